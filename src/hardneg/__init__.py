@@ -1,0 +1,98 @@
+"""hardneg chooses the negatives in contrastive learning.
+
+The names below are the public contract. They are imported when first used, so that ``import hardneg`` and
+``hardneg --help`` stay light.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+__version__ = "0.1.0"
+
+_homes = {
+    "types": ["NEVER", "Keys", "LogWeights", "Scores"],
+    "score": ["checks", "cross_views", "from_matrix", "same_label_positives", "score", "two_views"],
+    "negatives": [
+        "BelowPositive",
+        "ClippedTilt",
+        "From",
+        "Hardening",
+        "Negatives",
+        "OtherCluster",
+        "OtherLabel",
+        "Rank",
+        "Ring",
+        "SameCluster",
+        "Threshold",
+        "Tilt",
+        "Uniform",
+        "draw",
+        "parse",
+        "register_hardening",
+        "registered_negatives",
+        "to_text",
+    ],
+    "objectives": ["info_nce", "jsd", "log_expect_exp", "reduce", "surrogate"],
+    "audit": ["Diagnosis", "assumption_1", "diagnose"],
+    "losses": ["ContrastiveLoss"],
+}
+_home_of = {name: home for home, names in _homes.items() for name in names}
+_modules = ["papers", "schedules"]
+
+__all__ = ["__version__", *_home_of, *_modules]
+
+
+def __getattr__(name: str) -> Any:
+    if name in _home_of:
+        return getattr(importlib.import_module(f"hardneg.{_home_of[name]}"), name)
+    if name in _modules:
+        return importlib.import_module(f"hardneg.{name}")
+    raise AttributeError(f"module 'hardneg' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)
+
+
+if TYPE_CHECKING:
+    from hardneg import papers as papers
+    from hardneg import schedules as schedules
+    from hardneg.audit import Diagnosis as Diagnosis
+    from hardneg.audit import assumption_1 as assumption_1
+    from hardneg.audit import diagnose as diagnose
+    from hardneg.losses import ContrastiveLoss as ContrastiveLoss
+    from hardneg.negatives import BelowPositive as BelowPositive
+    from hardneg.negatives import ClippedTilt as ClippedTilt
+    from hardneg.negatives import From as From
+    from hardneg.negatives import Hardening as Hardening
+    from hardneg.negatives import Negatives as Negatives
+    from hardneg.negatives import OtherCluster as OtherCluster
+    from hardneg.negatives import OtherLabel as OtherLabel
+    from hardneg.negatives import Rank as Rank
+    from hardneg.negatives import Ring as Ring
+    from hardneg.negatives import SameCluster as SameCluster
+    from hardneg.negatives import Threshold as Threshold
+    from hardneg.negatives import Tilt as Tilt
+    from hardneg.negatives import Uniform as Uniform
+    from hardneg.negatives import draw as draw
+    from hardneg.negatives import parse as parse
+    from hardneg.negatives import register_hardening as register_hardening
+    from hardneg.negatives import registered_negatives as registered_negatives
+    from hardneg.negatives import to_text as to_text
+    from hardneg.objectives import info_nce as info_nce
+    from hardneg.objectives import jsd as jsd
+    from hardneg.objectives import log_expect_exp as log_expect_exp
+    from hardneg.objectives import reduce as reduce
+    from hardneg.objectives import surrogate as surrogate
+    from hardneg.score import checks as checks
+    from hardneg.score import cross_views as cross_views
+    from hardneg.score import from_matrix as from_matrix
+    from hardneg.score import same_label_positives as same_label_positives
+    from hardneg.score import score as score
+    from hardneg.score import two_views as two_views
+    from hardneg.types import NEVER as NEVER
+    from hardneg.types import Keys as Keys
+    from hardneg.types import LogWeights as LogWeights
+    from hardneg.types import Scores as Scores

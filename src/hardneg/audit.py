@@ -1,0 +1,130 @@
+"""How hard, how false and how many the negatives really are."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+from typing import Annotated
+
+import torch
+from torch import Tensor
+
+from hardneg.negatives.base import Negatives
+from hardneg.objectives import debiased, log_expect_exp
+from hardneg.types import NEVER, LogWeights, Scores
+
+PerAnchor = Annotated[Tensor, "b"]
+
+
+@dataclass(frozen=True, eq=False)
+class Diagnosis:
+    """What q does to each anchor. NaN where a question has no answer: no negative, or no labels."""
+
+    hardness: PerAnchor
+    """Mean plain similarity of the negatives under q."""
+    uniform_hardness: PerAnchor
+    """The same for all valid candidates alike: what hardness is to be compared with."""
+    effective_number: PerAnchor
+    """1 / sum q^2: how many equal negatives would be as concentrated."""
+    false_negatives: PerAnchor
+    """Share of q on candidates with the anchor's label; NaN without labels."""
+    attracted: PerAnchor
+    """Share of the negatives that the loss pulls closer instead of pushing away."""
+    effective_temperature: PerAnchor
+    """Temperature / (1 + beta), beta being the slope of the log-weights over the scores."""
+    clamped: Annotated[Tensor, "b p"]
+    """Where the debiased mean was floored."""
+    empty: PerAnchor
+    """Anchors without a negative."""
+    no_positive: PerAnchor
+    """Anchors without a positive."""
+
+    def summary(self) -> dict[str, float]:
+        """The mean of each over the anchors for which it is defined."""
+        return {field.name: _mean(getattr(self, field.name)) for field in fields(self)}
+
+
+def diagnose(scores: Scores, log_w: LogWeights, *, tau_plus: float = 0.0) -> Diagnosis:
+    """How hard, how false and how many the negatives of each anchor are.
+
+    The gradient of the weights, where there is one, tells which negatives are attracted; on tensors without a graph
+    the weights are taken to follow the scores, as HCL's do, unless they do not change with them.
+
+    >>> from hardneg import Tilt, two_views
+    >>> z = torch.nn.functional.normalize(torch.randn(8, 4), dim=-1)
+    >>> scores = two_views(z, z, temperature=0.5)
+    >>> diagnosis = diagnose(scores, Tilt(1.0).log_weights(scores))
+    >>> round(diagnosis.summary()["effective_temperature"], 4)
+    0.25
+    """
+    repulsion = _repulsion(scores, log_w)
+    with torch.no_grad():
+        log_w = log_w.detach()
+        supported = log_w != NEVER
+        some = supported.any(-1)
+        q = torch.softmax(torch.where(some[:, None], log_w, 0.0), dim=-1)
+        similarity = scores.candidates * scores.temperature
+        slope = _slope(scores.candidates, log_w, q)
+        if repulsion is None:
+            p = torch.softmax(scores.candidates + torch.where(some[:, None], log_w, 0.0), dim=-1)
+            repulsion = p + slope[:, None] * (p - q)
+        count = supported.sum(-1).to(q.dtype)
+        num_valid = scores.num_valid().to(q.dtype)
+        log_mean = log_expect_exp(scores.candidates, log_w)[:, None]
+        pairs = scores.positive_valid & some[:, None]
+        return Diagnosis(
+            hardness=_where(some, (q * similarity).sum(-1)),
+            uniform_hardness=_where(num_valid > 0, (scores.valid * similarity).sum(-1) / num_valid),
+            effective_number=_where(some, 1.0 / q.square().sum(-1)),
+            false_negatives=_where(some, _false_share(scores, q)),
+            attracted=_where(some, ((repulsion < 0) & supported).sum(-1) / count),
+            effective_temperature=_where(some, scores.temperature / (1.0 + slope)),
+            clamped=pairs & debiased(log_mean, scores.positives, tau_plus, scores.temperature)[1]
+            if tau_plus
+            else torch.zeros_like(pairs),
+            empty=~some,
+            no_positive=~scores.positive_valid.any(-1),
+        )
+
+
+def assumption_1(scores: Scores, hardening: Negatives) -> Annotated[Tensor, ""]:
+    """Share of anchors that satisfy H-SCL's Assumption 1: E[e^s] over hard candidates of the anchor's own label is at
+    least that over hard candidates of other labels. Anchors without one of the two are left out (NaN if all are)."""
+    same = scores.same_label("assumption_1")
+    log_w = hardening.log_weights(scores)
+    collision = log_expect_exp(scores.candidates, log_w.masked_fill(~same, NEVER))
+    true_negative = log_expect_exp(scores.candidates, log_w.masked_fill(same, NEVER))
+    defined = (collision != NEVER) & (true_negative != NEVER)
+    return ((collision >= true_negative) & defined).sum() / defined.sum()
+
+
+def _repulsion(scores: Scores, log_w: LogWeights) -> Tensor | None:
+    """The gradient of log E_q[e^s] by each candidate's score, through the weights if they carry one."""
+    if not (torch.is_grad_enabled() and scores.candidates.requires_grad):
+        return None
+    total = log_expect_exp(scores.candidates, log_w)
+    total = torch.where(total == NEVER, 0.0, total).sum()
+    return torch.autograd.grad(total, scores.candidates, retain_graph=True)[0].detach()
+
+
+def _slope(candidates: Tensor, log_w: Tensor, q: Tensor) -> Tensor:
+    """Least-squares slope of log w over s, weighted by q: beta for a tilt, 0 for a mask."""
+    finite = torch.where(log_w == NEVER, 0.0, log_w)
+    s = candidates - (q * candidates).sum(-1, keepdim=True)
+    w = finite - (q * finite).sum(-1, keepdim=True)
+    variance = (q * s * s).sum(-1)
+    tiny = torch.finfo(q.dtype).eps * (1.0 + candidates.abs().amax(-1)) ** 2 if q.shape[1] else variance
+    return torch.where(variance > tiny, (q * s * w).sum(-1) / variance.clamp(min=torch.finfo(q.dtype).tiny), 0.0)
+
+
+def _false_share(scores: Scores, q: Tensor) -> Tensor:
+    if scores.anchor_tags.labels is None or scores.candidate_tags.labels is None:
+        return q.new_full((q.shape[0],), float("nan"))
+    return (q * scores.same_label("diagnose")).sum(-1)
+
+
+def _where(condition: Tensor, value: Tensor) -> Tensor:
+    return torch.where(condition, value, float("nan"))
+
+
+def _mean(values: Tensor) -> float:
+    return values.double().nanmean().item()

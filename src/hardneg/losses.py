@@ -1,0 +1,150 @@
+"""ContrastiveLoss: the objective with its options bound; what a trainer calls."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import normalize
+
+from hardneg.audit import Diagnosis, diagnose
+from hardneg.negatives import Negatives, Uniform, parse
+from hardneg.notices import argument_error, check_range, warn_once
+from hardneg.objectives import NumNegatives, info_nce, reduce
+from hardneg.schedules import adaptive
+from hardneg.score import Pools, cross_views, same_label_positives, score, two_views
+from hardneg.types import Keys, LogWeights, Scores
+
+
+class ContrastiveLoss(nn.Module):
+    """InfoNCE with any negatives; a scalar.
+
+    negatives: a distribution, or its text: ``"OtherLabel() * Tilt(1.0)"``.
+    views: ``"two"`` (SimCLR: both views are anchors and candidates) or ``"cross"`` (SimCSE, CLIP: z1 against z2).
+        With ``pool``, z1 is compared with the pool only and z2 is its positive.
+    positives: ``"view"``, the other view; ``"label"``, all candidates of the anchor's label too (SupCon, H-SCL).
+        Labels are otherwise read by the distribution only.
+    temperature: a number, or a tensor or parameter to be learnt.
+    The other options are those of ``info_nce`` and ``reduce``.
+
+    A schedule inside the negatives needs ``set_progress(step, total)`` before each step or epoch.
+
+    >>> loss = ContrastiveLoss("Tilt(1.0)", temperature=0.5, tau_plus=0.1)
+    >>> z1, z2 = torch.randn(16, 8), torch.randn(16, 8)
+    >>> loss(z1, z2).shape
+    torch.Size([])
+    """
+
+    def __init__(
+        self,
+        negatives: Negatives | str = Uniform(),
+        temperature: float | Tensor = 0.5,
+        tau_plus: float = 0.0,
+        views: str = "two",
+        *,
+        positives: str = "view",
+        num_negatives: NumNegatives = "support",
+        positives_in_denominator: str = "own",
+        reduction: str = "anchors",
+        normalize: bool = True,
+    ) -> None:
+        super().__init__()
+        for name, value, known in (
+            ("views", views, ("two", "cross")),
+            ("positives", positives, ("view", "label")),
+            ("positives_in_denominator", positives_in_denominator, ("own", "all", "none")),
+            ("reduction", reduction, ("anchors", "pairs", "none")),
+        ):
+            if value not in known:
+                raise argument_error("ContrastiveLoss", f"{name} in {known}", name, value)
+        check_range("ContrastiveLoss", "tau_plus", tau_plus, 0.0, 1.0, open_high=True)
+        if not isinstance(temperature, Tensor) and not temperature > 0:
+            raise argument_error("ContrastiveLoss", "a temperature above 0", "temperature", temperature)
+        self.negatives = parse(negatives) if isinstance(negatives, str) else negatives
+        self.temperature = temperature
+        self.tau_plus = tau_plus
+        self.views, self.positives = views, positives
+        self.num_negatives, self.positives_in_denominator = num_negatives, positives_in_denominator
+        self.reduction, self.normalize = reduction, normalize
+        self.step = 0
+        self.total: int | None = None
+        self._current = self.negatives
+        self._calls = 0
+
+    def set_progress(self, step: int, total: int | None = None) -> None:
+        """Evaluates the schedules; outside any compiled graph, so that new numbers do not recompile it."""
+        self.step, self.total = step, total
+        self._current = self.negatives.at(step, total)
+
+    def scores(
+        self, z1: Tensor, z2: Tensor, ids: Tensor | None = None, labels: Tensor | None = None, pool: Pools | None = None
+    ) -> Scores:
+        """The scores that the loss is computed from."""
+        if self.normalize:
+            z1, z2 = (normalize(z.to(torch.promote_types(z.dtype, torch.float32)), dim=-1) for z in (z1, z2))
+        if pool is not None:
+            scores = score(Keys(z1, ids, labels), Keys(z2, None, labels), pool, self.temperature)
+        else:
+            build = two_views if self.views == "two" else cross_views
+            scores = build(z1, z2, self.temperature, ids, labels)
+        return same_label_positives(scores) if self.positives == "label" else scores
+
+    def forward(
+        self, z1: Tensor, z2: Tensor, ids: Tensor | None = None, labels: Tensor | None = None, pool: Pools | None = None
+    ) -> Tensor:
+        scores = self.scores(z1, z2, ids, labels, pool)
+        log_w = self._current.log_weights(scores)
+        if not torch.compiler.is_compiling():
+            self._warn(scores, log_w)
+        losses = info_nce(
+            scores,
+            log_w,
+            num_negatives=self.num_negatives,
+            tau_plus=self.tau_plus,
+            positives_in_denominator=self.positives_in_denominator,
+        )
+        return reduce(losses, scores, self.reduction)
+
+    def diagnose(
+        self, z1: Tensor, z2: Tensor, ids: Tensor | None = None, labels: Tensor | None = None, pool: Pools | None = None
+    ) -> Diagnosis:
+        """How hard, how false and how many the negatives of this batch are."""
+        scores = self.scores(z1, z2, ids, labels, pool)
+        return diagnose(scores, self._current.log_weights(scores), tau_plus=self.tau_plus)
+
+    def extra_repr(self) -> str:
+        return f"{self.negatives!r}, temperature={self.temperature}, tau_plus={self.tau_plus}, views={self.views!r}"
+
+    def get_extra_state(self) -> dict[str, Any]:
+        return {"step": self.step, "total": self.total, "adaptive": [s.state_dict() for s in self._adaptive()]}
+
+    def set_extra_state(self, state: dict[str, Any]) -> None:
+        for schedule, saved in zip(self._adaptive(), state["adaptive"], strict=True):
+            schedule.load_state_dict(saved)
+        self.set_progress(state["step"], state["total"])
+
+    def _adaptive(self) -> list[adaptive]:
+        return [schedule for schedule in self.negatives.schedules() if isinstance(schedule, adaptive)]
+
+    def _warn(self, scores: Scores, log_w: LogWeights) -> None:
+        """Looks at calls 1, 2, 4, 8 ... only: each look waits for the GPU."""
+        self._calls += 1
+        if self._calls & (self._calls - 1):
+            return
+        with torch.no_grad():
+            found = diagnose(scores, log_w, tau_plus=self.tau_plus)
+            empty, clamped = found.empty.float().mean().item(), found.clamped.float().mean().item()
+        if empty > 0.5:
+            warn_once(
+                "empty",
+                f"{empty:.0%} of the anchors have no negative under {self._current!r} and cost nothing. "
+                "Widen the band, add a pool, or use a larger batch with more labels in it.",
+            )
+        if clamped > 0.5:
+            warn_once(
+                "clamped",
+                f"{clamped:.0%} of the debiased terms are at their floor, where negatives have no gradient: "
+                f"tau_plus={self.tau_plus} is too large for temperature={float(self.temperature):.3g}. "
+                "Lower tau_plus or raise the temperature.",
+            )

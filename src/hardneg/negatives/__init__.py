@@ -1,0 +1,33 @@
+"""Distributions of negatives, one small file per idea. Importing this registers them in the grammar."""
+
+from hardneg.negatives.bands import BelowPositive, Rank, Ring, Threshold
+from hardneg.negatives.base import Negatives, Product, Uniform, keep, registered_negatives
+from hardneg.negatives.clusters import OtherCluster, SameCluster
+from hardneg.negatives.draw import draw
+from hardneg.negatives.hardening import Hardening, register_hardening
+from hardneg.negatives.labels import From, OtherLabel
+from hardneg.negatives.spec import parse, to_text
+from hardneg.negatives.tilt import ClippedTilt, Tilt
+
+__all__ = [
+    "BelowPositive",
+    "ClippedTilt",
+    "From",
+    "Hardening",
+    "Negatives",
+    "OtherCluster",
+    "OtherLabel",
+    "Product",
+    "Rank",
+    "Ring",
+    "SameCluster",
+    "Threshold",
+    "Tilt",
+    "Uniform",
+    "draw",
+    "keep",
+    "parse",
+    "register_hardening",
+    "registered_negatives",
+    "to_text",
+]

@@ -1,0 +1,85 @@
+"""Any hardening function eta of H-SCL (Jiang et al. 2024, definition 1): log w = log eta(score).
+
+eta is non-negative and non-decreasing in the tempered score g = similarity / temperature.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from hardneg.negatives.base import Negatives
+from hardneg.notices import argument_error, check_range
+from hardneg.schedules import Number, Schedule
+from hardneg.types import NEVER, LogWeights, Scores
+
+LogEta = Callable[[Tensor], Tensor]
+NamedLogEta = Callable[[Tensor, float], Tensor]
+
+
+def _exponential(score: Tensor, beta: float) -> Tensor:
+    """eta(x) = e^(beta x); the same as Tilt(beta)."""
+    return beta * score
+
+
+def _threshold(score: Tensor, tau: float) -> Tensor:
+    """eta(x) = 1[e^x >= tau]; tau = e^(l / temperature) for a cosine l."""
+    limit = math.log(tau) if tau > 0 else NEVER
+    return torch.zeros_like(score).masked_fill(score < limit, NEVER)
+
+
+def _sigmoid(score: Tensor, slope: float) -> Tensor:
+    """eta(x) = 1 / (1 + e^(-slope x)): a threshold at 0 with soft edges."""
+    return torch.nn.functional.logsigmoid(slope * score)
+
+
+_named: dict[str, NamedLogEta] = {"exponential": _exponential, "threshold": _threshold, "sigmoid": _sigmoid}
+
+
+def register_hardening(name: str, log_eta: NamedLogEta) -> None:
+    """Makes ``Hardening(name, parameter)`` known to the grammar; ``log_eta(score, parameter)`` gives log eta."""
+    _named[name] = log_eta
+
+
+@dataclass(frozen=True, repr=False)
+class Hardening(Negatives):
+    """log w = log eta(score), with eta registered by name or given as a Python function of the scores.
+
+    >>> Hardening("exponential", 2.0)
+    Hardening('exponential', parameter=2.0)
+    """
+
+    log_eta: str | LogEta
+    parameter: Number = 1.0
+    examples: ClassVar = ('Hardening("exponential")', 'Hardening("threshold", 0.9)', 'Hardening("sigmoid", 3.0)')
+
+    def __post_init__(self) -> None:
+        check_range("Hardening", "parameter", self.parameter, 0.0, math.inf, open_high=True)
+        if isinstance(self.log_eta, str) and self.log_eta not in _named:
+            raise argument_error("Hardening", f"a function or one of {sorted(_named)}", "log_eta", self.log_eta)
+        if not isinstance(self.parameter, Schedule):
+            _check_non_decreasing(self)
+
+    def log_weights(self, scores: Scores) -> LogWeights:
+        return self._of(scores.candidates).masked_fill(~scores.valid, NEVER)
+
+    def _of(self, score: Tensor) -> Tensor:
+        if isinstance(self.log_eta, str):
+            return _named[self.log_eta](score, self.parameter)  # type: ignore[arg-type]
+        return self.log_eta(score)
+
+
+def _check_non_decreasing(hardening: Hardening) -> None:
+    with torch.no_grad():
+        on_grid = hardening._of(torch.linspace(-20.0, 20.0, 401))
+    if on_grid.shape != (401,) or torch.isnan(on_grid).any():
+        raise argument_error("Hardening", "log eta for every score", "log_eta", hardening.log_eta)
+    above = on_grid[on_grid != NEVER]
+    lost = (on_grid[1:] == NEVER) & (on_grid[:-1] != NEVER)
+    if lost.any() or (above.diff() < -1e-5).any():
+        raise argument_error("Hardening", "a non-decreasing eta", "log_eta", hardening.log_eta)

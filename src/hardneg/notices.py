@@ -1,0 +1,39 @@
+"""Warnings said once, and the one sentence of all argument errors."""
+
+from __future__ import annotations
+
+import math
+import warnings
+from typing import Any
+
+_said: set[str] = set()
+
+
+class HardnegWarning(UserWarning):
+    """Something that hurts training and has a fix, which the message names."""
+
+
+def warn_once(key: str, message: str) -> None:
+    if key not in _said:
+        _said.add(key)
+        warnings.warn(message, HardnegWarning, stacklevel=3)
+
+
+def forget_warnings() -> None:
+    """Lets every warning be said again, for tests and notebooks."""
+    _said.clear()
+
+
+def argument_error(who: str, what: str, name: str, value: Any) -> ValueError:
+    return ValueError(f"{who} needs {what}, got {name}={value!r}.")
+
+
+def check_range(who: str, name: str, value: Any, low: float, high: float, *, open_high: bool = False) -> None:
+    """Raises unless ``low <= value <= high`` (or ``< high``); what is not yet a number, like a schedule, passes."""
+    if isinstance(value, bool) or (not isinstance(value, (int, float)) and not hasattr(value, "__mul__")):
+        raise argument_error(who, "a number", name, value)
+    if not isinstance(value, (int, float)):
+        return
+    if math.isnan(value) or value < low or value > high or (open_high and value == high):
+        bracket = ")" if open_high or high == math.inf else "]"
+        raise argument_error(who, f"{name} in [{low}, {high}{bracket}", name, value)

@@ -1,0 +1,159 @@
+"""Each paper in one expression: a callable that returns a scalar, with the values of the authors' code unless said.
+
+Vectors are taken as given: pass unit vectors. docs/papers.md says where paper and code differ.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Annotated
+
+import torch
+from torch import Tensor
+
+from hardneg.losses import ContrastiveLoss
+from hardneg.negatives import Negatives, OtherLabel, Ring, Threshold, Tilt, Uniform
+from hardneg.objectives import info_nce, jsd, reduce
+from hardneg.schedules import Number
+from hardneg.score import Pools, cross_views, from_matrix, score
+from hardneg.types import Keys
+
+Loss = Callable[..., Tensor]
+Views = Annotated[Tensor, "b d"]
+
+
+def simclr(temperature: float = 0.5) -> ContrastiveLoss:
+    """NT-Xent (Chen et al. 2020), the mean over 2b anchors; Google's code returns twice that.
+
+    >>> z1, z2 = torch.nn.functional.normalize(torch.randn(2, 8, 4), dim=-1)
+    >>> simclr()(z1, z2).ndim
+    0
+    """
+    return ContrastiveLoss(Uniform(), temperature, normalize=False)
+
+
+def debiased(temperature: float = 0.5, tau_plus: float = 0.1) -> ContrastiveLoss:
+    """Debiased contrastive learning (Chuang et al. 2020), one positive."""
+    return ContrastiveLoss(Uniform(), temperature, tau_plus, normalize=False)
+
+
+def hcl(temperature: float = 0.5, tau_plus: float = 0.1, beta: Number = 1.0) -> ContrastiveLoss:
+    """Hard negatives by tilting, debiased (Robinson et al. 2021); the gradient flows through the weights."""
+    return ContrastiveLoss(Tilt(beta), temperature, tau_plus, normalize=False)
+
+
+def supcon(temperature: float = 0.07) -> ContrastiveLoss:
+    """SupCon's L_out (Khosla et al. 2020), without the authors' factor temperature / 0.07."""
+    return ContrastiveLoss(
+        OtherLabel(), temperature, positives="label", positives_in_denominator="all", normalize=False
+    )
+
+
+def scl(temperature: float = 0.5) -> ContrastiveLoss:
+    """The SCL that H-SCL compares with: all same-label positives in a pooled mean, M = 2b - 2; not SupCon."""
+    return _pooled(OtherLabel(), temperature)
+
+
+def hscl(temperature: float = 0.5, beta: Number = 1.0, detach: bool = False) -> ContrastiveLoss:
+    """H-SCL(beta) (Jiang et al. 2024): tilted negatives of other labels."""
+    return _pooled(OtherLabel() * Tilt(beta, detach=detach), temperature)
+
+
+def hscl_threshold(temperature: float = 0.5, threshold: Number = 0.0) -> ContrastiveLoss:
+    """H-SCL(tau), the threshold being the cosine l of tau = e^(l / temperature); the authors published no code.
+
+    The paper's schedule: ``linear(start, end, inclusive=True)`` over the epochs.
+    """
+    return _pooled(OtherLabel() * Threshold(threshold), temperature)
+
+
+def moco(temperature: float = 0.07) -> Loss:
+    """MoCo (He et al. 2020): q against a queue, k its positive; the caller pushes k after the loss."""
+    return _against_pool(Uniform(), temperature)
+
+
+def ring(temperature: float = 0.07, inner: Number = 0.1, outer: Number = 1.0, dynamic_inner: bool = True) -> Loss:
+    """MoCoRing (Wu et al. 2021): the queue within a ring of ranks. The paper anneals: ``outer=linear(1.0, 0.1)``."""
+    return _against_pool(Ring(inner, outer, dynamic_inner), temperature)
+
+
+def moco_v3(temperature: float = 0.2) -> Loss:
+    """MoCo v3 (Chen et al. 2021), one direction: 2 temperature * InfoNCE of q against the keys of the batch.
+
+    The paper adds the swapped direction: ``loss(q1, k2) + loss(q2, k1)``.
+    """
+    inner: Loss = ContrastiveLoss(Uniform(), temperature, views="cross", normalize=False)
+
+    def loss(q: Views, k: Views, ids: Tensor | None = None) -> Tensor:
+        return 2.0 * temperature * inner(q, k.detach(), ids)
+
+    return loss
+
+
+def simcse(temperature: float = 0.05, hard_negative_weight: float = 0.0) -> Loss:
+    """SimCSE (Gao et al. 2021): cross views, and with ``hard`` one explicit negative per row, shared by all rows.
+
+    ``hard_negative_weight`` is added to the logit of a row's own hard negative, as in the authors' code.
+    """
+
+    def loss(z1: Views, z2: Views, hard: Views | None = None) -> Tensor:
+        extra = () if hard is None else Keys(hard, source="mined")
+        scores = cross_views(z1, z2, temperature, extra=extra)
+        log_w = Uniform().log_weights(scores)
+        if hard is not None and hard_negative_weight:
+            own = torch.eye(len(z1), len(hard), dtype=log_w.dtype, device=log_w.device)
+            log_w = log_w + torch.nn.functional.pad(hard_negative_weight * own, (len(z2), 0))
+        return reduce(info_nce(scores, log_w, num_negatives="mass"), scores)
+
+    return loss
+
+
+def graphcl(temperature: float = 0.2) -> ContrastiveLoss:
+    """GraphCL (You et al. 2020): one direction, the positive not in the denominator, so it can be negative."""
+    return ContrastiveLoss(Uniform(), temperature, views="cross", positives_in_denominator="none", normalize=False)
+
+
+def infograph(negatives: Negatives = Uniform(), tau_plus: float = 0.0) -> Loss:
+    """InfoGraph's JSD (Sun et al. 2020): nodes against the graphs of the batch, raw dot products.
+
+    ``negatives=ClippedTilt(beta), tau_plus=...`` is HCL on graphs with the paper's sign.
+    """
+
+    def loss(
+        local: Annotated[Tensor, "b d"], pooled: Annotated[Tensor, "n d"], batch: Annotated[Tensor, "b"]
+    ) -> Tensor:
+        graphs = Keys(pooled, torch.arange(len(pooled), device=pooled.device))
+        scores = score(Keys(local, batch), pooled[batch], graphs, temperature=1.0)
+        return reduce(jsd(scores, negatives.log_weights(scores), tau_plus=tau_plus), scores)
+
+    return loss
+
+
+def quick_thoughts(context_size: int = 1) -> Loss:
+    """Quick-thoughts (Logeswaran and Lee 2018): row i of u predicts its neighbours i +- context_size in v.
+
+    Raw dot products of consecutive sentences. The sentence itself stays in the softmax with a logit of 0.
+    """
+
+    def loss(u: Views, v: Views) -> Tensor:
+        distance = (torch.arange(len(u))[:, None] - torch.arange(len(v))).abs().to(u.device)
+        similarity = (u @ v.T).masked_fill(distance == 0, 0.0)
+        scores = from_matrix(similarity, (distance > 0) & (distance <= context_size))
+        return reduce(info_nce(scores, Uniform().log_weights(scores), positives_in_denominator="all"), scores)
+
+    return loss
+
+
+def _pooled(negatives: Negatives, temperature: float) -> ContrastiveLoss:
+    return ContrastiveLoss(
+        negatives, temperature, positives="label", num_negatives="candidates", reduction="pairs", normalize=False
+    )
+
+
+def _against_pool(negatives: Negatives, temperature: float) -> Loss:
+    inner: Loss = ContrastiveLoss(negatives, temperature, normalize=False)
+
+    def loss(q: Views, k: Views, pool: Pools, ids: Tensor | None = None) -> Tensor:
+        return inner(q, k.detach(), ids, pool=pool)
+
+    return loss

@@ -1,0 +1,184 @@
+"""The vocabulary: keys (vectors with ids), scores, and log-weights.
+
+Shape letters, used in every signature and checked in the tests:
+
+    b anchors    p positives of an anchor    n candidates    d features
+    k private candidates or draws            r clusterings
+
+A shape like ``"b|1 n"`` means that the first axis is b, or 1 where all anchors share the candidates.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Annotated
+
+import torch
+from torch import Tensor
+
+from hardneg.schedules import Number
+
+NEVER = float("-inf")
+"""The log-weight of a candidate that is not a negative."""
+
+LogWeights = Annotated[Tensor, "b n"]
+PairLosses = Annotated[Tensor, "b p"]
+AnyKeys = Annotated[Tensor, "n d | b k d"]
+
+
+@dataclass(frozen=True, eq=False)
+class Tags:
+    """What is known of rows besides their vectors; None where nothing is known.
+
+    Rows with the same id are the same instance. A negative id matches nothing.
+    """
+
+    ids: Tensor | None = None  # [n] or [b, k]
+    labels: Tensor | None = None  # [n] or [b, k]
+    clusters: Tensor | None = None  # [n], [n, r], [b, k] or [b, k, r]
+
+
+@dataclass(frozen=True, eq=False)
+class Keys:
+    """Vectors with their ids: the anchors, or candidates from anywhere.
+
+    ``vectors`` is [n, d], or [b, k, d] for candidates private to each anchor. ``ids=None`` means distinct rows that
+    match nothing anywhere; the same id means the same instance, which is never its own negative.
+
+    >>> import torch
+    >>> keys = Keys(torch.eye(3), ids=torch.tensor([7, 8, 9]), source="queue")
+    >>> len(keys), keys.dim
+    (3, 3)
+    """
+
+    vectors: AnyKeys
+    ids: Tensor | None = None
+    labels: Tensor | None = None
+    clusters: Tensor | None = None
+    source: str | None = None
+
+    def __post_init__(self) -> None:
+        if self.vectors.ndim not in (2, 3) or not self.vectors.is_floating_point():
+            raise ValueError(
+                "Keys needs floating point vectors [n, d] or [b, k, d], got "
+                f"vectors={tuple(self.vectors.shape)} of {self.vectors.dtype}."
+            )
+        rows = self.vectors.shape[:-1]
+        for name in ("ids", "labels", "clusters"):
+            value = getattr(self, name)
+            if value is None:
+                continue
+            shape = value.shape[: len(rows)] if name == "clusters" else value.shape
+            if shape != rows:
+                raise ValueError(
+                    f"Keys needs one of {name} per vector, shape {tuple(rows)}, got {name}={tuple(value.shape)}."
+                )
+            if value.is_floating_point():
+                raise ValueError(f"Keys needs whole numbers as {name}, got {name} of {value.dtype}; use {name}.long().")
+
+    def __len__(self) -> int:
+        return self.vectors.shape[-2]
+
+    @property
+    def dim(self) -> int:
+        return self.vectors.shape[-1]
+
+    @property
+    def private(self) -> bool:
+        """Whether each anchor has its own candidates."""
+        return self.vectors.ndim == 3
+
+    @property
+    def tags(self) -> Tags:
+        return Tags(self.ids, self.labels, self.clusters)
+
+
+@dataclass(frozen=True, eq=False)
+class Scores:
+    """Similarity / temperature of each anchor with its positives and its candidates; higher is closer.
+
+    ``valid`` says which candidates may be negatives at all. A distribution gives log-weights over the valid ones.
+    """
+
+    positives: Annotated[Tensor, "b p"]
+    candidates: Annotated[Tensor, "b n"]
+    positive_valid: Annotated[Tensor, "b p"]
+    valid: Annotated[Tensor, "b n"]
+    temperature: float | Tensor
+    anchor_tags: Tags
+    candidate_tags: Tags  # its tensors are [b|1, n] or, for clusters, [b|1, n, r]
+    source: Annotated[Tensor, "n"]  # index into source_names
+    source_names: tuple[str, ...]
+
+    def narrowed(self, mask: Annotated[Tensor, "b|1 n"]) -> Scores:
+        """The same scores with fewer candidates."""
+        return replace(self, valid=self.valid & mask)
+
+    def tempered(self, similarity: Number | Tensor) -> Tensor:
+        """A plain similarity on the scale of the scores, divided exactly as they were."""
+        return self.candidates.new_ones(()) * similarity / self.temperature  # type: ignore[operator]
+
+    def num_valid(self) -> Annotated[Tensor, "b"]:
+        return self.valid.sum(-1)
+
+    def other_instance(self) -> Annotated[Tensor, "b n"]:
+        """True where a candidate does not carry the anchor's id."""
+        if self.anchor_tags.ids is None or self.candidate_tags.ids is None:
+            return torch.ones_like(self.valid)
+        return ~same_id(self.anchor_tags.ids, self.candidate_tags.ids)
+
+    def same_label(self, who: str) -> Annotated[Tensor, "b n"]:
+        anchor, candidate = self._pair(who, "labels")
+        return (anchor[:, None] == candidate).expand_as(self.valid)
+
+    def same_cluster(self, who: str) -> Annotated[Tensor, "b n"]:
+        """True where anchor and candidate share a cluster in at least one of the clusterings."""
+        anchor, candidate = self._pair(who, "clusters")
+        if anchor.ndim == 1:
+            return (anchor[:, None] == candidate).expand_as(self.valid)
+        return (anchor[:, None, :] == candidate).any(-1).expand_as(self.valid)
+
+    def of_source(self, who: str, source: str) -> Annotated[Tensor, "n"]:
+        if source not in self.source_names:
+            raise ValueError(
+                f"{who} needs a source among {self.source_names}, got source={source!r}; "
+                "name it where the candidates come in: Keys(..., source=...)."
+            )
+        return self.source == self.source_names.index(source)
+
+    def take(self, index: Annotated[Tensor, "b k"]) -> Scores:
+        """The drawn candidates only, one row of indices per anchor; -1 takes nothing.
+
+        A candidate drawn twice counts twice.
+        """
+        drawn, slot = index >= 0, index.clamp(min=0)
+
+        def pick(tag: Tensor | None) -> Tensor | None:
+            if tag is None:
+                return None
+            rows = tag.expand(index.shape[0], *tag.shape[1:])
+            if rows.ndim == 3:
+                return rows.gather(1, slot[:, :, None].expand(-1, -1, rows.shape[2]))
+            return rows.gather(1, slot)
+
+        tags = self.candidate_tags
+        return replace(
+            self,
+            candidates=self.candidates.gather(1, slot),
+            valid=self.valid.gather(1, slot) & drawn,
+            candidate_tags=Tags(pick(tags.ids), pick(tags.labels), pick(tags.clusters)),
+            source=self.source.new_zeros(index.shape[1]),
+            source_names=("drawn",),
+        )
+
+    def _pair(self, who: str, name: str) -> tuple[Tensor, Tensor]:
+        anchor, candidate = getattr(self.anchor_tags, name), getattr(self.candidate_tags, name)
+        if anchor is None or candidate is None:
+            side = "the anchors" if anchor is None else "every candidate"
+            raise ValueError(f"{who} needs {name} of {side}, got None; pass {name}=... with the vectors.")
+        return anchor, candidate
+
+
+def same_id(anchor: Annotated[Tensor, "b"], candidate: Annotated[Tensor, "b|1 n"]) -> Annotated[Tensor, "b n"]:
+    """True where both carry the same id; a negative id is nobody's."""
+    return (anchor[:, None] == candidate) & (anchor >= 0)[:, None]
