@@ -11,12 +11,10 @@ A shape like ``"b|1 n"`` means that the first axis is b, or 1 where all anchors 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Annotated
+from typing import Annotated, Any
 
 import torch
 from torch import Tensor
-
-from hardneg.schedules import Number
 
 NEVER = float("-inf")
 """The log-weight of a candidate that is not a negative."""
@@ -114,9 +112,9 @@ class Scores:
         """The same scores with fewer candidates."""
         return replace(self, valid=self.valid & mask)
 
-    def tempered(self, similarity: Number | Tensor) -> Tensor:
+    def tempered(self, similarity: Any) -> Tensor:
         """A plain similarity on the scale of the scores, divided exactly as they were."""
-        return self.candidates.new_ones(()) * similarity / self.temperature  # type: ignore[operator]
+        return self.candidates.new_ones(()) * similarity / self.temperature
 
     def num_valid(self) -> Annotated[Tensor, "b"]:
         return self.valid.sum(-1)
