@@ -114,7 +114,8 @@ class Scores:
 
     def tempered(self, similarity: Any) -> Tensor:
         """A plain similarity on the scale of the scores, divided exactly as they were."""
-        return self.candidates.new_ones(()) * similarity / self.temperature
+        scaled: Tensor = self.candidates.new_ones(()) * similarity / self.temperature
+        return scaled
 
     def num_valid(self) -> Annotated[Tensor, "b"]:
         return self.valid.sum(-1)
