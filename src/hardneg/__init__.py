@@ -13,7 +13,7 @@ __version__ = "0.1.0"
 
 _homes = {
     "types": ["NEVER", "Keys", "LogWeights", "Scores"],
-    "score": ["checks", "cross_views", "from_matrix", "same_label_positives", "score", "two_views"],
+    "scoring": ["checks", "cross_views", "from_matrix", "same_label_positives", "score", "two_views"],
     "negatives": [
         "BelowPositive",
         "ClippedTilt",
@@ -35,7 +35,7 @@ _homes = {
         "to_text",
     ],
     "objectives": ["info_nce", "jsd", "log_expect_exp", "reduce", "surrogate"],
-    "audit": ["Diagnosis", "assumption_1", "diagnose"],
+    "auditing": ["Diagnosis", "assumption_1", "diagnose"],
     "losses": ["ContrastiveLoss"],
 }
 _home_of = {name: home for home, names in _homes.items() for name in names}
@@ -59,9 +59,9 @@ def __dir__() -> list[str]:
 if TYPE_CHECKING:
     from hardneg import papers as papers
     from hardneg import schedules as schedules
-    from hardneg.audit import Diagnosis as Diagnosis
-    from hardneg.audit import assumption_1 as assumption_1
-    from hardneg.audit import diagnose as diagnose
+    from hardneg.auditing import Diagnosis as Diagnosis
+    from hardneg.auditing import assumption_1 as assumption_1
+    from hardneg.auditing import diagnose as diagnose
     from hardneg.losses import ContrastiveLoss as ContrastiveLoss
     from hardneg.negatives import BelowPositive as BelowPositive
     from hardneg.negatives import ClippedTilt as ClippedTilt
@@ -86,12 +86,12 @@ if TYPE_CHECKING:
     from hardneg.objectives import log_expect_exp as log_expect_exp
     from hardneg.objectives import reduce as reduce
     from hardneg.objectives import surrogate as surrogate
-    from hardneg.score import checks as checks
-    from hardneg.score import cross_views as cross_views
-    from hardneg.score import from_matrix as from_matrix
-    from hardneg.score import same_label_positives as same_label_positives
-    from hardneg.score import score as score
-    from hardneg.score import two_views as two_views
+    from hardneg.scoring import checks as checks
+    from hardneg.scoring import cross_views as cross_views
+    from hardneg.scoring import from_matrix as from_matrix
+    from hardneg.scoring import same_label_positives as same_label_positives
+    from hardneg.scoring import score as score
+    from hardneg.scoring import two_views as two_views
     from hardneg.types import NEVER as NEVER
     from hardneg.types import Keys as Keys
     from hardneg.types import LogWeights as LogWeights

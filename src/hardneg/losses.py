@@ -8,12 +8,12 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import normalize
 
-from hardneg.audit import Diagnosis, diagnose
+from hardneg.auditing import Diagnosis, diagnose
 from hardneg.negatives import Negatives, Uniform, parse
 from hardneg.notices import argument_error, check_range, warn_once
 from hardneg.objectives import NumNegatives, info_nce, reduce
 from hardneg.schedules import adaptive
-from hardneg.score import Pools, cross_views, same_label_positives, score, two_views
+from hardneg.scoring import Pools, cross_views, same_label_positives, score, two_views
 from hardneg.types import Keys, LogWeights, Scores
 
 

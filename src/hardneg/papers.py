@@ -15,7 +15,7 @@ from hardneg.losses import ContrastiveLoss
 from hardneg.negatives import Negatives, OtherLabel, Ring, Threshold, Tilt, Uniform
 from hardneg.objectives import info_nce, jsd, reduce
 from hardneg.schedules import Number
-from hardneg.score import Pools, cross_views, from_matrix, score
+from hardneg.scoring import Pools, cross_views, from_matrix, score
 from hardneg.types import Keys
 
 Loss = Callable[..., Tensor]
