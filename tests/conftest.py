@@ -1,0 +1,56 @@
+"""Shared by all tests: one thread, fixed seeds, warnings that can be heard again, and unit vectors to score."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterator
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+from torch.nn.functional import normalize
+
+from hardneg.notices import forget_warnings
+
+torch.set_num_threads(1)
+
+UnitVectors = Callable[..., Tensor]
+
+
+@pytest.fixture(autouse=True)
+def fixed_seeds() -> None:
+    random.seed(0)
+    np.random.seed(0)
+    torch.manual_seed(0)
+
+
+@pytest.fixture(autouse=True)
+def heard_again() -> Iterator[None]:
+    """What was said once in one test is said again in the next."""
+    forget_warnings()
+    yield
+    forget_warnings()
+
+
+@pytest.fixture
+def generator() -> torch.Generator:
+    return torch.Generator().manual_seed(0)
+
+
+@pytest.fixture
+def unit_vectors() -> UnitVectors:
+    """``unit_vectors(8, 4, seed=1)`` gives [8, 4]; rows of unit norm in float64, the same for the same arguments."""
+    return make_unit_vectors
+
+
+@pytest.fixture
+def two_unit_views() -> tuple[Tensor, Tensor]:
+    """Two correlated views of 8 instances with 6 features, [8, 6] each, in float64."""
+    first = make_unit_vectors(8, 6, seed=1)
+    return first, normalize(0.8 * first + 0.6 * make_unit_vectors(8, 6, seed=2), dim=-1)
+
+
+def make_unit_vectors(*shape: int, seed: int = 0, dtype: torch.dtype = torch.float64) -> Tensor:
+    noise = torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+    return normalize(noise, dim=-1).to(dtype)
