@@ -17,7 +17,7 @@ from torch import Tensor
 
 from hardneg.negatives.base import Negatives, keep
 from hardneg.notices import argument_error, check_range
-from hardneg.schedules import Number
+from hardneg.schedules import Number, Schedule
 from hardneg.types import NEVER, LogWeights, Scores
 
 
@@ -59,14 +59,28 @@ class Ring(Negatives):
     def __post_init__(self) -> None:
         check_range("Ring", "inner", self.inner, 0.0, 1.0)
         check_range("Ring", "outer", self.outer, 0.0, 1.0)
+        if not isinstance(self.inner, Schedule) and not isinstance(self.outer, Schedule):
+            # Made here, outside any compiled graph, so that an annealed ring does not recompile it at each step: the
+            # edges are tensors, and the sizes of the selections come from a few steps (_reach).
+            largest_inner = self.inner * self.outer if self.dynamic_inner else self.inner
+            reach = (_reach(largest_inner), _reach(self.outer), _reach(1.0 - self.outer))
+            object.__setattr__(self, "_reach", reach)
+            object.__setattr__(self, "_edges", torch.tensor([self.inner, self.outer], dtype=torch.float64).unbind())
 
     def log_weights(self, scores: Scores) -> LogWeights:
+        if self._reach is None:
+            float(self.inner), float(self.outer)  # the one that is a schedule says so
+        assert self._reach is not None
+        inner, outer = self._edges
         n = scores.valid.shape[1]
         count = scores.num_valid().double()
-        stop = (self.outer * count).long()
-        start = (self.inner * (stop if self.dynamic_inner else count)).long()
-        most_inner = int(self.inner * (int(self.outer * n) if self.dynamic_inner else n))
-        return _rank_window(scores, start, stop, most_inner, int(self.outer * n))
+        stop = (outer * count).long()
+        start = (inner * (stop if self.dynamic_inner else count)).long()
+        skipped, closest, farthest = (min(int(reach * n) + 1, n) if reach else 0 for reach in self._reach)
+        return _rank_window(scores, start, stop, skipped, closest, farthest)
+
+    _reach: ClassVar[tuple[float, float, float] | None] = None
+    _edges: ClassVar[tuple[Tensor, Tensor]]
 
 
 @dataclass(frozen=True, repr=False)
@@ -88,10 +102,10 @@ class Rank(Negatives):
     def log_weights(self, scores: Scores) -> LogWeights:
         n = scores.valid.shape[1]
         count = scores.num_valid()
-        stop = count if self.stop is None else count.clamp(max=self.stop)
-        return _rank_window(
-            scores, count.clamp(max=self.start), stop, min(self.start, n), n if self.stop is None else min(self.stop, n)
-        )
+        start = count.clamp(max=self.start)
+        if self.stop is None:
+            return _rank_window(scores, start, count, min(self.start, n), n, 0)
+        return _rank_window(scores, start, count.clamp(max=self.stop), min(self.start, n), min(self.stop, n), n)
 
 
 @dataclass(frozen=True, repr=False)
@@ -125,20 +139,23 @@ class BelowPositive(Negatives):
         return keep(scores, ~outside)
 
 
-def _rank_window(scores: Scores, start: Tensor, stop: Tensor, most_start: int, most_stop: int) -> LogWeights:
+def _rank_window(scores: Scores, start: Tensor, stop: Tensor, skipped: int, closest: int, farthest: int) -> LogWeights:
     """Ranks start_i <= rank < stop_i of each row, by selection from whichever end is nearer; never a whole sort.
 
-    ``most_*`` bound the row's values, because a selection needs its size before the rows are seen. Equal scores are
-    told apart by position, so the number kept is exact also where embeddings collapse.
+    A selection needs its size before the rows are seen: at most ``skipped`` candidates come before the window, at
+    most ``closest`` before its end, at most ``farthest`` after it. Equal scores are told apart by position, so the
+    number kept is exact also where embeddings collapse.
     """
-    n = scores.valid.shape[1]
-    rest = scores.valid & ~_extreme(scores, scores.valid, start, most_start, largest=True)
-    if most_stop <= n // 2:
-        return keep(scores, rest & _extreme(scores, rest, stop - start, most_stop, largest=True))
-    if most_stop == n:
-        return keep(scores, rest & (start < stop)[:, None])
-    too_far = _extreme(scores, rest, scores.num_valid() - stop, min(n - most_stop + 1, n), largest=False)
+    rest = scores.valid & ~_extreme(scores, scores.valid, start, skipped, largest=True)
+    if closest <= farthest:
+        return keep(scores, _extreme(scores, rest, stop - start, closest, largest=True))
+    too_far = _extreme(scores, rest, scores.num_valid() - stop, farthest, largest=False)
     return keep(scores, rest & ~too_far & (start < stop)[:, None])
+
+
+def _reach(fraction: float) -> float:
+    """The fraction rounded up to one of a few, so that a schedule meets few of them."""
+    return next(reach for reach in (0.0, 0.125, 0.5, 1.0) if fraction <= reach)
 
 
 def _extreme(scores: Scores, among: Tensor, count: Tensor, most: int, largest: bool) -> Tensor:

@@ -29,7 +29,7 @@ def _exponential(score: Tensor, beta: float) -> Tensor:
 
 def _threshold(score: Tensor, tau: float) -> Tensor:
     """eta(x) = 1[e^x >= tau]; tau = e^(l / temperature) for a cosine l."""
-    limit = math.log(tau) if tau > 0 else NEVER
+    limit = (score.new_ones(()) * tau).log()
     return torch.zeros_like(score).masked_fill(score < limit, NEVER)
 
 
