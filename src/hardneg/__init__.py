@@ -13,12 +13,23 @@ __version__ = "0.1.0"
 
 _homes = {
     "types": ["NEVER", "Keys", "LogWeights", "Scores"],
-    "scoring": ["checks", "cross_views", "from_matrix", "same_label_positives", "score", "two_views"],
+    "scoring": [
+        "beside",
+        "checks",
+        "cross_views",
+        "from_matrix",
+        "more_positives",
+        "same_label_positives",
+        "score",
+        "two_views",
+    ],
     "negatives": [
         "BelowPositive",
         "ClippedTilt",
         "From",
         "Hardening",
+        "Known",
+        "KnownPairs",
         "Negatives",
         "OtherCluster",
         "OtherLabel",
@@ -34,7 +45,7 @@ _homes = {
         "registered_negatives",
         "to_text",
     ],
-    "objectives": ["info_nce", "jsd", "log_expect_exp", "reduce", "surrogate"],
+    "objectives": ["info_nce", "jsd", "log_expect_exp", "reduce", "sigmoid", "surrogate"],
     "auditing": ["Diagnosis", "assumption_1", "diagnose"],
     "losses": ["ContrastiveLoss"],
 }
@@ -67,6 +78,8 @@ if TYPE_CHECKING:
     from hardneg.negatives import ClippedTilt as ClippedTilt
     from hardneg.negatives import From as From
     from hardneg.negatives import Hardening as Hardening
+    from hardneg.negatives import Known as Known
+    from hardneg.negatives import KnownPairs as KnownPairs
     from hardneg.negatives import Negatives as Negatives
     from hardneg.negatives import OtherCluster as OtherCluster
     from hardneg.negatives import OtherLabel as OtherLabel
@@ -85,10 +98,13 @@ if TYPE_CHECKING:
     from hardneg.objectives import jsd as jsd
     from hardneg.objectives import log_expect_exp as log_expect_exp
     from hardneg.objectives import reduce as reduce
+    from hardneg.objectives import sigmoid as sigmoid
     from hardneg.objectives import surrogate as surrogate
+    from hardneg.scoring import beside as beside
     from hardneg.scoring import checks as checks
     from hardneg.scoring import cross_views as cross_views
     from hardneg.scoring import from_matrix as from_matrix
+    from hardneg.scoring import more_positives as more_positives
     from hardneg.scoring import same_label_positives as same_label_positives
     from hardneg.scoring import score as score
     from hardneg.scoring import two_views as two_views

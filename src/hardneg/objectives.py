@@ -117,6 +117,21 @@ def jsd(scores: Scores, log_w: LogWeights, *, tau_plus: float = 0.0) -> PairLoss
     return _only_real_pairs(negative + softplus(-scores.positives) - 2.0 * math.log(2.0), scores, log_w)
 
 
+def sigmoid(
+    scores: Scores, log_w: LogWeights, *, bias: float | Tensor = 0.0, num_negatives: NumNegatives = "support"
+) -> PairLosses:
+    """SigLIP (Zhai et al. 2023): -log sigmoid(a + bias) - M E_q[log sigmoid(-s - bias)].
+
+    Each pair is a yes-or-no question. The authors sum over the negatives and average over the anchors, learn the
+    temperature and start the bias at -10.
+    """
+    some = (log_w != NEVER).any(-1)
+    q = torch.softmax(torch.where(some[:, None], log_w, 0.0), dim=-1)
+    number = torch.where(some, _log_number(scores, log_w, num_negatives), 0.0).exp()
+    negative = number * (q * softplus(scores.candidates + bias)).sum(-1)
+    return _only_real_pairs(softplus(-scores.positives - bias) + negative[:, None], scores, log_w)
+
+
 def surrogate(scores: Scores, log_w: LogWeights, *, log_norm: Annotated[Tensor, "b"] | None = None) -> PairLosses:
     """-a + sum_j stop_gradient(w_j / norm) s_j: the gradient of a global loss, without its value.
 

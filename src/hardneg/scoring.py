@@ -15,7 +15,7 @@ from typing import Annotated, Protocol
 import torch
 from torch import Tensor
 
-from hardneg.types import Keys, Scores, Tags, same_id
+from hardneg.types import Guide, Keys, Scores, Tags, same_id
 
 _checking = False
 
@@ -139,16 +139,64 @@ def from_matrix(
 def same_label_positives(scores: Scores) -> Scores:
     """Every candidate with the anchor's label becomes one more positive, and is no longer a negative.
 
-    The positives are the anchor's own first, then one column per candidate, masked. Candidates with the anchor's own
-    id stay out, so an instance that is twice in the batch is counted once.
+    Candidates with the anchor's own id stay out, so an instance that is twice in the batch is counted once.
     """
-    same = scores.same_label("same_label_positives") & scores.valid
+    return more_positives(scores, scores.same_label("same_label_positives"))
+
+
+def more_positives(scores: Scores, mask: Annotated[Tensor, "b n"]) -> Scores:
+    """The valid candidates in the mask become positives, and are no longer negatives.
+
+    The positives are the anchor's own first, then one column per candidate, of which the mask says which are real.
+    """
+    added = mask & scores.valid
+    guide = scores.guide
     return replace(
         scores,
         positives=torch.cat([scores.positives, scores.candidates], dim=1),
-        positive_valid=torch.cat([scores.positive_valid, same], dim=1),
-        valid=scores.valid & ~same,
+        positive_valid=torch.cat([scores.positive_valid, added], dim=1),
+        valid=scores.valid & ~added,
+        guide=guide and Guide(torch.cat([guide.positives, guide.candidates], dim=1), guide.candidates),
     )
+
+
+def beside(scores: Scores, *others: Scores) -> Scores:
+    """Candidates of several scores side by side, with the positives of the first.
+
+    For denominators whose parts have different anchors: query-query and document-document blocks beside the
+    query-document one. All have the same number of rows and temperature; tags that a part lacks are lost.
+    """
+    parts = [scores, *others]
+    if any(part.candidates.shape[0] != scores.candidates.shape[0] for part in parts):
+        raise ValueError(f"beside needs the same anchors, got rows={[part.candidates.shape[0] for part in parts]}.")
+    names = tuple(dict.fromkeys(name for part in parts for name in part.source_names))
+    codes = [
+        torch.tensor([names.index(name) for name in part.source_names], device=part.source.device) for part in parts
+    ]
+    return replace(
+        scores,
+        candidates=torch.cat([part.candidates for part in parts], dim=1),
+        valid=torch.cat([part.valid for part in parts], dim=1),
+        candidate_tags=Tags(*(_beside_tags(parts, name) for name in ("ids", "labels", "clusters"))),
+        source=torch.cat([code[part.source] for code, part in zip(codes, parts, strict=True)]),
+        source_names=names,
+        guide=_beside_guides(parts),
+    )
+
+
+def _beside_tags(parts: list[Scores], name: str) -> Tensor | None:
+    tags = [getattr(part.candidate_tags, name) for part in parts]
+    if any(tag is None for tag in tags):
+        return None
+    rows = parts[0].candidates.shape[0]
+    return torch.cat([tag.expand(rows, *tag.shape[1:]) for tag in tags], dim=1)
+
+
+def _beside_guides(parts: list[Scores]) -> Guide | None:
+    guides = [part.guide for part in parts if part.guide is not None]
+    if len(guides) < len(parts):
+        return None
+    return Guide(guides[0].positives, torch.cat([guide.candidates for guide in guides], dim=1))
 
 
 def _assemble(

@@ -92,6 +92,14 @@ class Keys:
 
 
 @dataclass(frozen=True, eq=False)
+class Guide:
+    """The plain similarities of the same pairs under another model, which judges who is a false negative."""
+
+    positives: Annotated[Tensor, "b p"]
+    candidates: Annotated[Tensor, "b n"]
+
+
+@dataclass(frozen=True, eq=False)
 class Scores:
     """Similarity / temperature of each anchor with its positives and its candidates; higher is closer.
 
@@ -107,10 +115,22 @@ class Scores:
     candidate_tags: Tags  # its tensors are [b|1, n] or, for clusters, [b|1, n, r]
     source: Annotated[Tensor, "n"]  # index into source_names
     source_names: tuple[str, ...]
+    guide: Guide | None = None
 
     def narrowed(self, mask: Annotated[Tensor, "b|1 n"]) -> Scores:
         """The same scores with fewer candidates."""
         return replace(self, valid=self.valid & mask)
+
+    def guided(self, other: Scores) -> Scores:
+        """With the similarities of another model as a second channel: the same call with that model's vectors."""
+        if other.candidates.shape != self.candidates.shape or other.positives.shape != self.positives.shape:
+            raise ValueError(
+                f"guided needs scores of the same pairs, {tuple(self.candidates.shape)} candidates and "
+                f"{tuple(self.positives.shape)} positives, got {tuple(other.candidates.shape)} and "
+                f"{tuple(other.positives.shape)}."
+            )
+        plain = Guide(other.positives * other.temperature, other.candidates * other.temperature)
+        return replace(self, guide=Guide(plain.positives.detach(), plain.candidates.detach()))
 
     def tempered(self, similarity: Any) -> Tensor:
         """A plain similarity on the scale of the scores, divided exactly as they were."""
@@ -168,6 +188,7 @@ class Scores:
             candidate_tags=Tags(pick(tags.ids), pick(tags.labels), pick(tags.clusters)),
             source=self.source.new_zeros(index.shape[1]),
             source_names=("drawn",),
+            guide=self.guide and Guide(self.guide.positives, self.guide.candidates.gather(1, slot)),
         )
 
     def _pair(self, who: str, name: str) -> tuple[Tensor, Tensor]:

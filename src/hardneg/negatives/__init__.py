@@ -5,6 +5,7 @@ from hardneg.negatives.base import Negatives, Product, Uniform, keep, registered
 from hardneg.negatives.clusters import OtherCluster, SameCluster
 from hardneg.negatives.draw import draw
 from hardneg.negatives.hardening import Hardening, register_hardening
+from hardneg.negatives.known import Known, KnownPairs
 from hardneg.negatives.labels import From, OtherLabel
 from hardneg.negatives.spec import parse, to_text
 from hardneg.negatives.tilt import ClippedTilt, Tilt
@@ -14,6 +15,8 @@ __all__ = [
     "ClippedTilt",
     "From",
     "Hardening",
+    "Known",
+    "KnownPairs",
     "Negatives",
     "OtherCluster",
     "OtherLabel",

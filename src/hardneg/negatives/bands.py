@@ -113,30 +113,46 @@ class BelowPositive(Negatives):
     """Candidates clearly less similar than the anchor's lowest-scored positive, in plain similarity.
 
     ``relative`` keeps s <= s_pos - relative * |s_pos|, ``absolute`` keeps s <= s_pos - absolute, both keep both: the
-    rules and names of sentence-transformers. Negative margins are legal.
+    rules and names of sentence-transformers. Negative margins are legal. ``by="guide"`` asks another model
+    (``scores.guided``): ``BelowPositive(absolute=0.0, by="guide")`` is GISTEmbed's filter.
     """
 
     relative: Number | None = None
     absolute: Number | None = None
+    by: str = "score"
     masks: ClassVar = True
     examples: ClassVar = ("BelowPositive(0.05)", "BelowPositive(absolute=0.1)", "BelowPositive(0.5, absolute=-0.1)")
 
     def __post_init__(self) -> None:
         if self.relative is None and self.absolute is None:
             raise argument_error("BelowPositive", "relative or absolute", "relative", None)
+        if self.by not in ("score", "guide"):
+            raise argument_error("BelowPositive", "by 'score' or 'guide'", "by", self.by)
         for name in ("relative", "absolute"):
             if getattr(self, name) is not None:
                 check_range("BelowPositive", name, getattr(self, name), -math.inf, math.inf)
 
     def log_weights(self, scores: Scores) -> LogWeights:
-        lowest = scores.positives.masked_fill(~scores.positive_valid, math.inf).amin(dim=1, keepdim=True).detach()
+        positives, candidates, unit = self._channel(scores)
+        lowest = positives.masked_fill(~scores.positive_valid, math.inf).amin(dim=1, keepdim=True)
         outside = torch.zeros_like(scores.valid)
         if self.relative is not None:
             limit = torch.where(lowest == math.inf, lowest, lowest - self.relative * lowest.abs())
-            outside = outside | (scores.candidates > limit)
+            outside = outside | (candidates > limit)
         if self.absolute is not None:
-            outside = outside | (scores.candidates > lowest - scores.tempered(self.absolute))
+            outside = outside | (candidates > lowest - self.absolute * unit)
         return keep(scores, ~outside)
+
+    def _channel(self, scores: Scores) -> tuple[Tensor, Tensor, Tensor]:
+        """The scores to judge by, and what a similarity of 1 is on their scale."""
+        if self.by == "score":
+            return scores.positives.detach(), scores.candidates.detach(), scores.tempered(1.0).detach()
+        if scores.guide is None:
+            raise ValueError(
+                "BelowPositive needs a second model's similarities, got by='guide' and none; "
+                "use scores.guided(two_views(guide_z1, guide_z2, temperature=1.0))."
+            )
+        return scores.guide.positives, scores.guide.candidates, scores.guide.candidates.new_ones(())
 
 
 def _rank_window(scores: Scores, start: Tensor, stop: Tensor, skipped: int, closest: int, farthest: int) -> LogWeights:

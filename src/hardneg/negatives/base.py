@@ -30,10 +30,13 @@ class Negatives(ABC):
     """Whether a candidate's weight depends on which other candidates are valid."""
     masks: ClassVar[bool] = False
     """Whether it only removes candidates."""
+    textual: ClassVar[bool] = True
+    """Whether it can be written in the grammar; not if it is made of tensors."""
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
-        _registry[cls.__name__] = cls
+        if cls.textual:
+            _registry[cls.__name__] = cls
 
     @abstractmethod
     def log_weights(self, scores: Scores) -> LogWeights: ...
@@ -70,7 +73,7 @@ def _schedules(factor: Negatives) -> Iterator[tuple[str, Schedule]]:
 
 def registered_negatives() -> dict[str, type[Negatives]]:
     """Every distribution that the grammar knows, by name."""
-    return {name: cls for name, cls in _registry.items() if cls is not Product}
+    return dict(_registry)
 
 
 def keep(scores: Scores, mask: Tensor) -> LogWeights:
@@ -88,6 +91,7 @@ class Product(Negatives):
     """
 
     _factors: tuple[Negatives, ...]
+    textual: ClassVar = False  # written with *, not by its name
 
     def log_weights(self, scores: Scores) -> LogWeights:
         total = self._factors[0].log_weights(scores)

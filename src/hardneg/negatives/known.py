@@ -1,0 +1,77 @@
+"""Judged pairs: relevance judgements, an LLM judge, RLHN: what is known of single (anchor, candidate) pairs.
+
+Built from tensors, so it works everywhere and cannot be written as text.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Annotated, ClassVar
+
+import torch
+from torch import Tensor
+
+from hardneg.negatives.base import Negatives
+from hardneg.types import NEVER, LogWeights, Scores
+
+
+class KnownPairs:
+    """A set of (anchor id, candidate id) pairs with a value each, looked up by binary search.
+
+    >>> pairs = KnownPairs(torch.tensor([3, 3]), torch.tensor([7, 9]))
+    >>> len(pairs)
+    2
+    """
+
+    def __init__(
+        self,
+        anchor_ids: Annotated[Tensor, "m"],
+        candidate_ids: Annotated[Tensor, "m"],
+        values: Annotated[Tensor, "m"] | float = NEVER,
+    ) -> None:
+        if anchor_ids.ndim != 1 or anchor_ids.shape != candidate_ids.shape:
+            raise ValueError(
+                "KnownPairs needs one candidate id per anchor id, got "
+                f"anchor_ids={tuple(anchor_ids.shape)} and candidate_ids={tuple(candidate_ids.shape)}."
+            )
+        if bool((anchor_ids < 0).any()) or bool((candidate_ids < 0).any()):
+            raise ValueError("KnownPairs needs ids of 0 or more, got a negative one, which matches nothing.")
+        self.span = int(candidate_ids.max()) + 1 if len(candidate_ids) else 1
+        order = torch.argsort(anchor_ids * self.span + candidate_ids)
+        self.keys = (anchor_ids * self.span + candidate_ids)[order]
+        self.values = torch.as_tensor(values, dtype=torch.float64).expand(len(order))[order]
+
+    def __len__(self) -> int:
+        return len(self.keys)
+
+    def look_up(self, scores: Scores) -> tuple[Annotated[Tensor, "b n"], Annotated[Tensor, "b n"]]:
+        """Which pairs of the scores are known, and their value (0 where not)."""
+        anchors, candidates = scores.anchor_tags.ids, scores.candidate_tags.ids
+        if anchors is None or candidates is None:
+            raise ValueError("Known needs ids of anchors and candidates, got None; pass ids=... with the vectors.")
+        if not len(self):
+            return torch.zeros_like(scores.valid), torch.zeros_like(scores.candidates)
+        key = anchors[:, None] * self.span + candidates
+        keys = self.keys.to(key.device)
+        slot = torch.searchsorted(keys, key).clamp(max=len(keys) - 1)
+        in_range = (anchors >= 0)[:, None] & (candidates >= 0) & (candidates < self.span)
+        known = ((keys[slot] == key) & in_range).expand_as(scores.valid)
+        value = self.values.to(key.device, scores.candidates.dtype)[slot]
+        return known, torch.where(known, value, 0.0)
+
+
+@dataclass(frozen=True, repr=False)
+class Known(Negatives):
+    """Log-weights of judged pairs; NEVER (the default of KnownPairs) makes a pair no negative; others stay at 0.
+
+    Pairs judged positive: ``more_positives(scores, pairs.look_up(scores)[0])``.
+    """
+
+    pairs: KnownPairs
+    textual: ClassVar = False
+
+    def log_weights(self, scores: Scores) -> LogWeights:
+        return self.pairs.look_up(scores)[1].masked_fill(~scores.valid, NEVER)
+
+    def __repr__(self) -> str:
+        return f"Known(<{len(self.pairs)} pairs>)"
