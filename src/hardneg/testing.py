@@ -1,0 +1,350 @@
+"""The conformance suite: what every distribution of negatives must do, for the ones here and for yours.
+
+from hardneg.testing import check_negatives
+check_negatives(MyNegatives)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Annotated
+
+import torch
+from torch import Tensor
+from torch.nn.functional import normalize, pad
+
+from hardneg.negatives import Negatives, OtherLabel, Product, parse
+from hardneg.objectives import info_nce
+from hardneg.scoring import score
+from hardneg.types import NEVER, Keys, LogWeights, PairLosses, Scores, Tags
+
+Problem = str | None
+Rule = Callable[[Negatives], Problem]
+
+
+def check_negatives(negatives: Negatives | type[Negatives], *, compile: bool = True) -> None:
+    """Raises AssertionError, with a sentence that says what to fix, unless the distribution keeps every rule.
+
+    A class is checked over its ``examples``, or its default construction where it has none; an instance as it is. Its
+    schedules are taken at step 0 of 10. ``compile=False`` leaves out torch.compile, which takes most of the time and
+    resets torch's compiler.
+
+    >>> from hardneg import Tilt
+    >>> check_negatives(Tilt, compile=False)
+    """
+    for each in [negatives] if isinstance(negatives, Negatives) else _examples(negatives):
+        for rule in rules_of_text:
+            _apply(rule, each)
+        for rule in rules_of_weights:
+            if compile or rule is not compiles:
+                _apply(rule, each.at(0, 10))
+
+
+def _examples(cls: type[Negatives]) -> list[Negatives]:
+    try:
+        return [parse(text) for text in cls.examples] or [cls()]
+    except Exception as error:
+        raise AssertionError(
+            f"{cls.__name__} cannot be built ({error}); give every field a default, or list calls of the grammar in "
+            f"examples: ClassVar = ('{cls.__name__}(...)',)."
+        ) from error
+
+
+def _apply(rule: Rule, negatives: Negatives) -> None:
+    try:
+        problem = rule(negatives)
+    except Exception as error:
+        raise AssertionError(
+            f"{type(negatives).__name__} raises {type(error).__name__} ({error}). The rule: {rule.__doc__}"
+        ) from error
+    if problem:
+        raise AssertionError(f"{negatives!r} {problem}.")
+
+
+def reads_back(negatives: Negatives) -> Problem:
+    """parse(repr(q)) == q: a @dataclass(frozen=True, repr=False) of numbers, strings and schedules."""
+    again = parse(repr(negatives))
+    return None if again == negatives else f"reads back as {again!r}, which is not equal; leave eq to the dataclass"
+
+
+def evaluates_schedules(negatives: Negatives) -> Problem:
+    """.at(step, total) gives the distribution with numbers for its schedules; do not override it."""
+    now = negatives.at(0, 10)
+    if isinstance(now, Negatives) and not now.schedules():
+        return None
+    return f"gives {now!r} for .at(0, 10), which still has schedules; do not override at()"
+
+
+def has_shape_and_dtype(negatives: Negatives) -> Problem:
+    """log_weights is [b, n] in the dtype of the scores, for shared candidates and for private ones."""
+    for dtype in (torch.float32, torch.float64, torch.bfloat16):
+        for private in (False, True):
+            scores = make_scores(dtype, private=private)
+            log_w = negatives.log_weights(scores)
+            if log_w.shape != scores.valid.shape:
+                return (
+                    f"gives shape {tuple(log_w.shape)} for scores {tuple(scores.valid.shape)}; the tags of shared "
+                    "candidates are [1, n], so end with .expand_as(scores.valid)"
+                )
+            if log_w.dtype != scores.candidates.dtype:
+                return (
+                    f"gives {log_w.dtype} for scores of {scores.candidates.dtype}; make new tensors with "
+                    "scores.candidates.new_zeros(...)"
+                )
+    return None
+
+
+def never_takes_invalid(negatives: Negatives) -> Problem:
+    """A candidate that is not valid has the log-weight NEVER."""
+    scores = make_scores()
+    scores = scores.narrowed(torch.arange(scores.valid.shape[1]) % 3 != 0)  # for more reasons than its id
+    if (negatives.log_weights(scores)[~scores.valid] == NEVER).all():
+        return None
+    return "gives weight to invalid candidates; end with .masked_fill(~scores.valid, NEVER)"
+
+
+def is_a_function(negatives: Negatives) -> Problem:
+    """The same scores give the same log-weights, and stay as they are."""
+    scores = make_scores()
+    first = negatives.log_weights(scores)
+    if not torch.equal(scores.candidates, make_scores().candidates):
+        return "writes into the scores; use operations without a trailing _, such as masked_fill"
+    if not torch.allclose(first, negatives.log_weights(scores), rtol=0.0, atol=0.0, equal_nan=True):
+        return "gives two different answers to the same scores; give the weights, and let hardneg.draw draw from them"
+    return None
+
+
+def has_sound_values(negatives: Negatives) -> Problem:
+    """A log-weight is finite or NEVER; with masks = True it is 0 or NEVER."""
+    log_w = negatives.log_weights(make_scores())
+    if (torch.isnan(log_w) | (log_w == torch.inf)).any():
+        return "gives NaN or +inf for finite scores; a log-weight is finite or NEVER, which is -inf"
+    if all(factor.masks for factor in negatives.factors) and (log_w[log_w != NEVER] != 0).any():
+        return "says masks = True but weighs what it keeps; give 0 or NEVER, or leave masks = False"
+    return None
+
+
+def ignores_order_of_anchors(negatives: Negatives) -> Problem:
+    """Permuting the anchors permutes the rows."""
+    scores = make_scores(private=True)
+    order = torch.tensor([3, 5, 0, 4, 1, 2])
+    plain, permuted = negatives.log_weights(scores), negatives.log_weights(take_rows(scores, order))
+    if _close(_log_q(plain)[order], _log_q(permuted)):
+        return None
+    return "gives an anchor other weights when the anchors change places; use its tags, not its row number"
+
+
+def ignores_order_of_candidates(negatives: Negatives) -> Problem:
+    """Permuting the candidates changes neither the loss nor the kept scores."""
+    scores = make_scores()
+    order = torch.randperm(scores.valid.shape[1], generator=torch.Generator().manual_seed(1))
+    if _same_choice(negatives, scores, take_columns(scores, order)):
+        return None
+    return "chooses others when the candidates change places; use scores and tags, not column numbers"
+
+
+def ignores_invalid(negatives: Negatives) -> Problem:
+    """Invalid candidates change nothing, whatever their scores."""
+    scores = make_scores()
+    n = scores.valid.shape[1]
+    more = take_columns(scores, torch.tensor([0, n - 1, n // 2, *range(n)]))
+    extra = torch.arange(n + 3) < 3
+    beyond = torch.tensor([4.0, -4.0, 0.0, *[0.0] * n], dtype=scores.candidates.dtype)
+    more = replace(more, candidates=torch.where(extra, beyond, more.candidates), valid=more.valid & ~extra)
+    if _same_choice(negatives, scores, more):
+        return None
+    return "changes when invalid candidates are added; leave them out of means, maxima, ranks and counts"
+
+
+def survives_empty_row(negatives: Negatives) -> Problem:
+    """An anchor without a valid candidate costs nothing and has a zero gradient."""
+    scores = make_scores().narrowed(torch.arange(6)[:, None] != 2)
+    inputs = _leaves(scores)
+    losses = _losses(negatives, replace(scores, positives=inputs[0], candidates=inputs[1]))
+    if not (losses[2] == 0).all():
+        return f"costs {losses[2].tolist()} for an anchor without candidates; give NEVER in the whole row"
+    gradients = torch.autograd.grad(losses.sum(), inputs)
+    if all(bool(torch.isfinite(g).all()) and bool((g[2] == 0).all()) for g in gradients):
+        return None
+    return (
+        "gives an anchor without candidates a gradient that is not zero; put a harmless number into the row with "
+        "torch.where before a division, a softmax or a log, not after it"
+    )
+
+
+def survives_no_candidates(negatives: Negatives) -> Problem:
+    """Scores [b, 0] cost nothing; a maximum of nothing needs a case of its own."""
+    losses = _losses(negatives, take_columns(make_scores(), torch.tensor([], dtype=torch.long)))
+    return None if (losses == 0).all() else "has a cost without any candidate, for scores [b, 0]"
+
+
+def shows_nan(negatives: Negatives) -> Problem:
+    """NaN in a valid supported candidate gives a NaN loss, never a finite one."""
+    scores = make_scores()
+    supported = negatives.log_weights(scores) != NEVER
+    for poisoned in (supported, supported & (supported.cumsum(-1) == 1)):
+        losses = _losses(negatives, replace(scores, candidates=scores.candidates.masked_fill(poisoned, torch.nan)))
+        if not torch.isnan(losses[poisoned.any(-1)[:, None] & scores.positive_valid]).all():
+            return "hides NaN in a candidate's score; ask who is outside, ~(score < limit), not score >= limit"
+    return None
+
+
+def agrees_in_low_precision(negatives: Negatives) -> Problem:
+    """float32 agrees with float64 on the same scores at temperature 0.01, also for vectors of bfloat16."""
+    for dtype in (torch.float32, torch.bfloat16):
+        scores = make_scores(dtype, temperature=0.01)
+        wide = replace(scores, positives=scores.positives.double(), candidates=scores.candidates.double())
+        if not _same_choice(negatives, wide, scores):
+            return (
+                f"differs between float32 and float64 at temperature 0.01 (vectors of {dtype}); stay in log-space: "
+                "no exp of a score, no log of a weight"
+            )
+    return None
+
+
+def composes(negatives: Negatives) -> Problem:
+    """OtherLabel() * q and q * OtherLabel() have a finite loss."""
+    scores = make_scores()
+    other, row = scores.valid & ~scores.same_label("check_negatives"), torch.arange(6)[:, None]
+    few = (row > 1) | ~other | (row == 0) & (other.cumsum(-1) == 1)  # OtherLabel leaves anchor 0 one, anchor 1 none
+    for product in (OtherLabel() * negatives, Product((*negatives.factors, OtherLabel()))):
+        if not torch.isfinite(_losses(product, scores.narrowed(few))).all():
+            return (
+                f"has a loss that is not finite in {product!r}, where anchors are left with one candidate or none; "
+                "look for a division by a count or by a spread"
+            )
+    return None
+
+
+def compiles(negatives: Negatives) -> Problem:
+    """torch.compile(fullgraph=True) takes it: no .item(), no if on the values of a tensor, no loop over rows."""
+
+    def loss(positives: Tensor, candidates: Tensor) -> PairLosses:
+        return _losses(negatives, replace(scores, positives=positives, candidates=candidates))
+
+    scores = make_scores()
+    inputs = _leaves(scores)
+    torch.compiler.reset()  # every distribution is compiled inside this one function, whose cache is limited
+    compiled = torch.compile(loss, fullgraph=True, backend="aot_eager")(*inputs)
+    eager = loss(*inputs)
+    gradients = [torch.autograd.grad(losses.sum(), inputs) for losses in (eager, compiled)]
+    if _close(eager, compiled) and all(_close(one, other) for one, other in zip(*gradients, strict=True)):
+        return None
+    return "has another loss or gradient when compiled; keep no state in log_weights"
+
+
+rules_of_text: tuple[Rule, ...] = (reads_back, evaluates_schedules)
+rules_of_weights: tuple[Rule, ...] = (
+    has_shape_and_dtype,
+    never_takes_invalid,
+    is_a_function,
+    has_sound_values,
+    ignores_order_of_anchors,
+    ignores_order_of_candidates,
+    ignores_invalid,
+    survives_empty_row,
+    survives_no_candidates,
+    shows_nan,
+    agrees_in_low_precision,
+    composes,
+    compiles,
+)
+
+
+def make_scores(dtype: torch.dtype = torch.float64, *, temperature: float = 0.5, private: bool = False) -> Scores:
+    """Scores with all that a distribution may read: labels, clusters, ids, sources, several positives, duplicates.
+
+    Six anchors, of which the last has no positive, against six candidates of the source "batch", themselves among
+    them, and eight of "mined", shared or private, one of which is anchor 3 again. Similarities reach from -1 to 1.
+    """
+    random = torch.Generator().manual_seed(0)
+
+    def unit(*shape: int) -> Tensor:
+        return normalize(torch.randn(*shape, 8, generator=random, dtype=torch.float64), dim=-1).to(dtype)
+
+    ids, labels = torch.arange(6), torch.tensor([0, 0, 1, 1, 2, 2])
+    clusters = torch.tensor([[0, 1], [0, 2], [1, 1], [1, 2], [0, 1], [2, 2]])
+    anchors, mined = unit(6), unit(8)
+    mined[0] = mined[1] = anchors[4]  # equal scores and tags: which of the two is taken is free
+    mined[4] = -anchors[0]
+    mined_ids, mined_labels = torch.tensor([20, 21, 3, 23, 24, 25, 26, 27]), torch.tensor([1, 1, 1, 0, 2, 0, 1, 2])
+    mined_clusters = torch.tensor([[0, 1], [0, 1], [1, 1], [2, 2], [1, 0], [0, 0], [2, 1], [0, 2]])
+    if private:
+        mined, mined_ids, mined_labels, mined_clusters = (
+            each.expand(6, *each.shape) for each in (mined, mined_ids, mined_labels, mined_clusters)
+        )
+    return score(
+        Keys(anchors, ids, labels, clusters),
+        unit(6, 2),
+        [
+            Keys(unit(6), ids, labels, clusters, source="batch"),
+            Keys(mined, mined_ids, mined_labels, mined_clusters, source="mined"),
+        ],
+        temperature,
+        positive_mask=torch.tensor([[1, 1], [1, 0], [1, 1], [1, 1], [0, 1], [0, 0]]).bool(),
+    )
+
+
+def take_rows(scores: Scores, index: Annotated[Tensor, "b"]) -> Scores:
+    """The scores of these anchors, in this order."""
+
+    def rows(tag: Tensor | None) -> Tensor | None:
+        return tag if tag is None or len(tag) == 1 else tag[index]
+
+    return replace(
+        scores,
+        positives=scores.positives[index],
+        candidates=scores.candidates[index],
+        positive_valid=scores.positive_valid[index],
+        valid=scores.valid[index],
+        anchor_tags=_each_tag(scores.anchor_tags, rows),
+        candidate_tags=_each_tag(scores.candidate_tags, rows),
+    )
+
+
+def take_columns(scores: Scores, index: Annotated[Tensor, "n"]) -> Scores:
+    """The scores of these candidates, in this order."""
+    return replace(
+        scores,
+        candidates=scores.candidates[:, index],
+        valid=scores.valid[:, index],
+        candidate_tags=_each_tag(scores.candidate_tags, lambda tag: None if tag is None else tag[:, index]),
+        source=scores.source[index],
+    )
+
+
+def _each_tag(tags: Tags, change: Callable[[Tensor | None], Tensor | None]) -> Tags:
+    return Tags(change(tags.ids), change(tags.labels), change(tags.clusters))
+
+
+def _leaves(scores: Scores) -> tuple[Tensor, Tensor]:
+    return scores.positives.clone().requires_grad_(), scores.candidates.clone().requires_grad_()
+
+
+def _losses(negatives: Negatives, scores: Scores) -> PairLosses:
+    return info_nce(scores, negatives.log_weights(scores))
+
+
+def _log_q(log_w: LogWeights) -> LogWeights:
+    """The weights without the constant of each row."""
+    some = (log_w != NEVER).any(-1, keepdim=True)
+    return torch.where(some, torch.log_softmax(torch.where(some, log_w, 0.0), dim=-1), NEVER)
+
+
+def _same_choice(negatives: Negatives, first: Scores, second: Scores) -> bool:
+    """Whether both have the same loss and keep the same scores."""
+    log_w, other = negatives.log_weights(first), negatives.log_weights(second)
+    kept, other_kept = _kept(first, log_w), _kept(second, other)
+    kept = pad(kept, (0, other_kept.shape[1] - kept.shape[1]), value=NEVER)
+    return _close(kept, other_kept) and _close(info_nce(first, log_w), info_nce(second, other))
+
+
+def _kept(scores: Scores, log_w: LogWeights) -> Annotated[Tensor, "b n"]:
+    return scores.candidates.masked_fill(log_w == NEVER, NEVER).sort(dim=-1, descending=True).values
+
+
+def _close(first: Tensor, second: Tensor) -> bool:
+    """Within a thousand roundings of the narrower dtype, relative to numbers of size 1 or more."""
+    tolerance = 1000 * max(torch.finfo(first.dtype).eps, torch.finfo(second.dtype).eps)
+    return torch.allclose(first.double(), second.double(), rtol=tolerance, atol=tolerance)
