@@ -1,0 +1,343 @@
+"""Data sets: what is read equals what was written, splits are fixed, and every wrong input is told at the door."""
+
+from __future__ import annotations
+
+import gzip
+import os
+import pickle
+import sys
+import tarfile
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from hardneg.data import ImageData, check_name, from_pairs, load, named_data
+
+DATA = Path(os.environ.get("HARDNEG_DATA") or "../shared/data")
+needs_cifar = pytest.mark.skipif(
+    not (DATA / "cifar10").is_dir(), reason="needs the CIFAR packs: set HARDNEG_DATA to their folder"
+)
+
+
+def random_images(*shape: int, seed: int = 0) -> np.ndarray:
+    return np.random.RandomState(seed).randint(0, 256, shape).astype(np.uint8)
+
+
+def image_data(n: int = 4, **changes: object) -> ImageData:
+    fields = {
+        "images": torch.zeros(n, 1, 8, 8, dtype=torch.uint8),
+        "labels": torch.arange(n) % 2,
+        "ids": torch.arange(n),
+        "name": "x",
+        "classes": ("a", "b"),
+    }
+    return ImageData(**(fields | changes))
+
+
+class TestImageData:
+    @pytest.mark.parametrize(
+        ("changes", "message"),
+        [
+            ({"images": torch.zeros(4, 1, 8, 8)}, "uint8 images"),
+            ({"images": torch.zeros(4, 8, 8, dtype=torch.uint8)}, "uint8 images"),
+            ({"images": torch.zeros(4, 2, 8, 8, dtype=torch.uint8)}, "1 or 3"),
+            ({"labels": torch.arange(3)}, "one per image"),
+            ({"labels": torch.zeros(4)}, "int64 labels"),
+            ({"labels": torch.tensor([0, 1, 2, 0])}, r"labels in \[0, 2\), got labels from 0 to 2"),
+            ({"labels": torch.tensor([0, 1, -1, 0])}, "from -1"),
+            ({"ids": torch.tensor([0, 1, 1, 1])}, "distinct ids, got 2 repeated"),
+        ],
+    )
+    def test_wrong_values_are_told(self, changes: dict[str, object], message: str) -> None:
+        with pytest.raises(ValueError, match=message):
+            image_data(**changes)
+
+    def test_no_images_are_told(self) -> None:
+        with pytest.raises(ValueError, match="at least one image"):
+            image_data(0, labels=None)
+
+    def test_labels_are_needed_by_who_asks(self) -> None:
+        with pytest.raises(ValueError, match="The probe needs labels, got none in 'x'"):
+            image_data(labels=None).labelled("The probe")
+        with pytest.raises(ValueError, match="at least two classes, got one"):
+            image_data(labels=torch.zeros(4, dtype=torch.int64)).labelled("The probe")
+        assert image_data().labelled("The probe").tolist() == [0, 1, 0, 1]
+
+    def test_take_keeps_rows_together(self) -> None:
+        data = load("digits", "all")
+        some = data.take(torch.tensor([5, 0, 9]))
+        assert some.ids.tolist() == [5, 0, 9]
+        assert torch.equal(some.images[0], data.images[5])
+        assert some.labels is not None
+        assert data.labels is not None
+        assert torch.equal(some.labels, data.labels[[5, 0, 9]])
+
+    def test_held_out_is_a_stratified_partition(self) -> None:
+        data = load("digits", "train")
+        rest, held = data.held_out(0.25, seed=3)
+        assert len(held) == 360
+        assert sorted([*rest.ids.tolist(), *held.ids.tolist()]) == sorted(data.ids.tolist())
+        share = held.labels.bincount() / data.labels.bincount()  # type: ignore[union-attr]
+        assert ((share - 0.25).abs() * data.labels.bincount() <= 1.0).all()  # type: ignore[union-attr]
+        assert not torch.equal(held.ids, data.held_out(0.25, seed=4)[1].ids)
+
+    def test_held_out_works_without_labels_and_says_when_it_cannot(self) -> None:
+        rest, held = image_data(10, labels=None).held_out(0.3)
+        assert (len(rest), len(held)) == (7, 3)
+        with pytest.raises(ValueError, match="needs more images, got 1"):
+            image_data(1, labels=None).held_out(0.3)
+        with pytest.raises(ValueError, match="share"):
+            image_data(10).held_out(1.0)
+
+
+class TestNamed:
+    def test_digits_split_is_fixed(self) -> None:
+        train, test = load("digits", "train"), load("digits", "test")
+        assert (len(train), len(test)) == (1437, 360)
+        assert not set(train.ids.tolist()) & set(test.ids.tolist())
+        assert test.ids[:8].tolist() == DIGITS_TEST_IDS
+        assert min(test.labels.bincount().tolist()) >= 35  # type: ignore[union-attr]
+
+    def test_digits_pixels_are_those_of_sklearn(self) -> None:
+        from sklearn.datasets import load_digits
+
+        data = load("digits", "all")
+        assert np.abs(data.images[:, 0].numpy() * (16 / 255) - load_digits().images).max() < 0.04
+        assert data.labels.tolist() == load_digits().target.tolist()  # type: ignore[union-attr]
+
+    def test_digits_without_sklearn_names_the_extra(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setitem(sys.modules, "sklearn.datasets", None)
+        with pytest.raises(ImportError, match=r"pip install 'hardneg\[eval\]'"):
+            load("digits")
+
+    def test_unknown_names_and_splits_are_told(self) -> None:
+        for name in ("mnist", "folder", "folder:", "digits:x", "zip:x"):
+            with pytest.raises(ValueError, match="needs a data set among digits, fashion-mnist, cifar10, cifar100"):
+                check_name(name)
+        for name in (*named_data(), "folder:x", "npz:y", "hf:z"):
+            check_name(name)
+        with pytest.raises(ValueError, match="a split among"):
+            load("digits", "valid")
+        with pytest.raises(ValueError, match="size"):
+            load("digits", size=32)
+
+    @pytest.mark.parametrize("name", ["fashion-mnist", "cifar10", "cifar100"])
+    def test_missing_data_says_how_to_get_it(self, name: str, tmp_path: Path) -> None:
+        with pytest.raises(FileNotFoundError, match=r"apt install|download=True") as error:
+            load(name, root=tmp_path)
+        assert str(tmp_path) in str(error.value)
+
+    @pytest.mark.parametrize("packed", [True, False])
+    def test_fashion_mnist_reads_idx(self, packed: bool, tmp_path: Path) -> None:
+        images = random_images(6, 28, 28)
+        labels = np.arange(6).astype(np.uint8)
+        write_idx(tmp_path / "train-images-idx3-ubyte", images, packed)
+        write_idx(tmp_path / "train-labels-idx1-ubyte", labels, packed)
+        data = load("fashion-mnist", "train", tmp_path)
+        assert np.array_equal(data.images[:, 0].numpy(), images)
+        assert data.classes[data.labels[0]] == "T-shirt/top"  # type: ignore[index]
+
+    def test_fashion_mnist_torn_file_is_told(self, tmp_path: Path) -> None:
+        write_idx(tmp_path / "t10k-images-idx3-ubyte", random_images(6, 28, 28), False)
+        write_idx(tmp_path / "t10k-labels-idx1-ubyte", np.zeros(6, np.uint8), False)
+        path = tmp_path / "t10k-images-idx3-ubyte"
+        path.write_bytes(path.read_bytes()[:-5])
+        with pytest.raises(ValueError, match="whole IDX file"):
+            load("fashion-mnist", "test", tmp_path)
+
+    @pytest.mark.parametrize("packed", [True, False])
+    @pytest.mark.parametrize("name", ["cifar10", "cifar100"])
+    def test_cifar_reads_the_original_archive(self, name: str, packed: bool, tmp_path: Path) -> None:
+        images, labels = write_cifar(tmp_path, name, packed)
+        train, test = load(name, "train", tmp_path), load(name, "test", tmp_path)
+        assert np.array_equal(torch.cat([train.images, test.images]).flatten(1).numpy(), images)
+        assert torch.cat([train.labels, test.labels]).tolist() == labels  # type: ignore[list-item]
+        assert test.ids[0] == 50_000
+        assert train.classes[1] == "class 1"
+
+    def test_cifar_pickles_run_no_code(self, tmp_path: Path) -> None:
+        write_cifar(tmp_path, "cifar10", packed=False)
+        (tmp_path / "cifar-10-batches-py" / "test_batch").write_bytes(pickle.dumps({b"data": os.getcwd}))
+        with pytest.raises(pickle.UnpicklingError, match=r"needs arrays in a CIFAR file, got posix\.getcwd"):
+            load("cifar10", "test", tmp_path)
+
+    @needs_cifar
+    def test_cifar10_pack(self) -> None:
+        data = load("cifar10", "test", DATA)
+        assert data.images.shape == (10_000, 3, 32, 32)
+        assert data.labels.bincount().tolist() == [1000] * 10  # type: ignore[union-attr]
+        assert data.classes[int(data.labels[0])] == "cat"  # type: ignore[index]
+        assert data.origin == "JPEG q95 copy"
+        mean = data.images.double().mean((0, 2, 3)) / 255
+        assert torch.allclose(mean, torch.tensor([0.4942, 0.4851, 0.4504], dtype=torch.float64), atol=2e-3)
+        # Neighbouring pixels of a photograph are alike; tiles cut at the wrong place would not be.
+        smooth = data.images.double().diff(dim=3).abs().mean((0, 1, 2))
+        assert smooth.max() < 1.3 * smooth.mean()
+
+
+class TestFiles:
+    @pytest.mark.parametrize("shape", [(10, 6, 7), (10, 6, 7, 3), (10, 3, 6, 7), (10, 1, 6, 7)])
+    def test_npz_of_every_layout(self, shape: tuple[int, ...], tmp_path: Path) -> None:
+        images = random_images(*shape)
+        np.savez(tmp_path / "x.npz", images=images, labels=np.array(list("abababcacb")))
+        data = load(f"npz:{tmp_path / 'x.npz'}", "all")
+        as_tensor = torch.from_numpy(images)
+        expected = {3: lambda x: x[:, None], 4: lambda x: x.permute(0, 3, 1, 2) if x.shape[3] == 3 else x}[len(shape)]
+        assert torch.equal(data.images, expected(as_tensor))
+        assert data.classes == ("a", "b", "c")
+        assert data.labels.tolist() == [0, 1, 0, 1, 0, 1, 2, 0, 2, 1]  # type: ignore[union-attr]
+
+    def test_npz_with_its_own_test_split(self, tmp_path: Path) -> None:
+        np.savez(
+            tmp_path / "x.npz", images=random_images(5, 8, 8), labels=[3, 4, 3, 4, 3],
+            test_images=random_images(2, 8, 8), test_labels=[4, 9],
+        )  # fmt: skip
+        test = load(f"npz:{tmp_path / 'x.npz'}", "test")
+        assert test.ids.tolist() == [5, 6]
+        assert test.classes == ("3", "4", "9")
+        assert test.labels.tolist() == [1, 2]  # type: ignore[union-attr]
+        assert load(f"npz:{tmp_path / 'x.npz'}", "all").ids.tolist() == list(range(7))
+
+    def test_npz_without_labels_can_be_trained_on_but_not_evaluated(self, tmp_path: Path) -> None:
+        np.savez(tmp_path / "x.npz", images=random_images(10, 8, 8))
+        data = load(f"npz:{tmp_path / 'x.npz'}", "train")
+        assert len(data) == 8
+        assert data.labels is None
+
+    @pytest.mark.parametrize(
+        ("arrays", "message"),
+        [
+            ({"pictures": random_images(4, 8, 8)}, "array `images`"),
+            ({"images": np.zeros((4, 8, 8))}, r"uint8 images .* of float64; use \(images \* 255\)"),
+            ({"images": random_images(4, 8, 8, 5)}, "1 or 3 channels"),
+            ({"images": random_images(4, 8, 8), "labels": np.zeros(3, int)}, "one per image"),
+            ({"images": random_images(4, 8, 8), "labels": np.zeros((4, 2), int)}, "one label per image"),
+            ({"images": np.array([np.zeros((2, 2)), np.zeros((3, 3))], dtype=object)}, "all images of one size"),
+        ],
+    )
+    def test_npz_that_cannot_be_used_is_told(self, arrays: dict[str, np.ndarray], message: str, tmp_path: Path) -> None:
+        np.savez(tmp_path / "x.npz", **arrays)  # type: ignore[arg-type]
+        with pytest.raises(ValueError, match=message):
+            load(f"npz:{tmp_path / 'x.npz'}", "all")
+
+    def test_missing_files_are_told(self, tmp_path: Path) -> None:
+        for name in (f"npz:{tmp_path}/none.npz", f"folder:{tmp_path}/none", f"folder:{tmp_path}"):
+            with pytest.raises(FileNotFoundError, match="load needs"):
+                load(name)
+
+    def test_folder_of_classes(self, tmp_path: Path) -> None:
+        images = write_folder(tmp_path, {"cat": 3, "dog": 4})
+        data = load(f"folder:{tmp_path}", "all")
+        assert data.classes == ("cat", "dog")
+        assert data.labels.tolist() == [0, 0, 0, 1, 1, 1, 1]  # type: ignore[union-attr]
+        assert np.array_equal(data.images.permute(0, 2, 3, 1).numpy(), images)
+
+    def test_folder_with_splits_shares_classes_and_ids(self, tmp_path: Path) -> None:
+        write_folder(tmp_path / "train", {"cat": 3, "dog": 2})
+        write_folder(tmp_path / "test", {"bird": 1, "dog": 2})
+        test = load(f"folder:{tmp_path}", "test")
+        assert test.classes == ("bird", "cat", "dog")
+        assert test.labels.tolist() == [0, 2, 2]  # type: ignore[union-attr]
+        assert test.ids.tolist() == [5, 6, 7]
+
+    def test_folder_of_unequal_sizes_needs_a_size(self, tmp_path: Path) -> None:
+        write_folder(tmp_path, {"cat": 3})
+        write_folder(tmp_path, {"dog": 2}, shape=(9, 15, 3))
+        with pytest.raises(ValueError, match=r"one size, got \(12, 10\) in .*cat.* and \(9, 15\) in .*dog.*; size=64"):
+            load(f"folder:{tmp_path}")
+        assert load(f"folder:{tmp_path}", "all", size=8).size == (8, 8)
+
+    def test_folder_with_grey_and_coloured_images_is_coloured(self, tmp_path: Path) -> None:
+        write_folder(tmp_path, {"grey": 2}, shape=(12, 10))
+        assert load(f"folder:{tmp_path}", "all").in_channels == 1
+        write_folder(tmp_path, {"colour": 1})
+        data = load(f"folder:{tmp_path}", "all")
+        assert data.in_channels == 3
+        assert torch.equal(data.images[1, 0], data.images[1, 2])
+
+    def test_folder_without_classes_has_no_labels_and_loose_images_are_told(self, tmp_path: Path) -> None:
+        write_folder(tmp_path, {".": 4})
+        assert load(f"folder:{tmp_path}", "all").labels is None
+        write_folder(tmp_path, {"cat": 2})
+        with pytest.raises(ValueError, match="got 4 beside the class folders"):
+            load(f"folder:{tmp_path}")
+
+    def test_broken_image_is_named(self, tmp_path: Path) -> None:
+        write_folder(tmp_path, {"cat": 2})
+        (tmp_path / "cat" / "torn.png").write_bytes(b"no image")
+        with pytest.raises(ValueError, match=r"readable images, got .*torn\.png"):
+            load(f"folder:{tmp_path}")
+
+    def test_folder_without_pillow_names_the_extra(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        write_folder(tmp_path, {"cat": 2})
+        monkeypatch.setitem(sys.modules, "PIL", None)
+        with pytest.raises(ImportError, match=r"pip install 'hardneg\[vision\]'"):
+            load(f"folder:{tmp_path}")
+
+    def test_pairs_such_as_a_torchvision_data_set(self) -> None:
+        image = pytest.importorskip("PIL.Image")
+        pixels = random_images(3, 8, 8, 3)
+        data = from_pairs([(image.fromarray(p), i) for i, p in enumerate(pixels)], "mine")
+        assert np.array_equal(data.images.permute(0, 2, 3, 1).numpy(), pixels)
+        assert data.labels.tolist() == [0, 1, 2]  # type: ignore[union-attr]
+        assert from_pairs([(p, 0) for p in pixels], "arrays").images.shape == (3, 3, 8, 8)
+
+    def test_hub_data_through_datasets(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        datasets = pytest.importorskip("datasets", reason="needs the package datasets")
+        monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "cache")
+        for split, counts in {"train": {"cat": 3, "dog": 2}, "test": {"cat": 1, "dog": 1}}.items():
+            images = write_folder(tmp_path / "images" / split, counts)
+        data = load(f"hf:{tmp_path}/images", "test")
+        assert np.array_equal(data.images.permute(0, 2, 3, 1).numpy(), images)
+        assert data.ids.tolist() == [5, 6]
+        assert data.classes == ("cat", "dog")
+
+    def test_hub_without_datasets_says_so(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setitem(sys.modules, "datasets", None)
+        with pytest.raises(ImportError, match="pip install datasets"):
+            load("hf:uoft-cs/cifar10")
+
+
+DIGITS_TEST_IDS = [4, 5, 6, 9, 14, 17, 18, 19]  # results of different versions compare only on one split
+
+
+def write_idx(path: Path, array: np.ndarray, packed: bool) -> None:
+    raw = bytes([0, 0, 8, array.ndim]) + np.array(array.shape, ">i4").tobytes() + array.tobytes()
+    path.with_name(path.name + ".gz" * packed).write_bytes(gzip.compress(raw) if packed else raw)
+
+
+def write_cifar(root: Path, name: str, packed: bool) -> tuple[np.ndarray, list[int]]:
+    """The authors' layout with few images: pickles of Python 2, keys as bytes."""
+    ten = name == "cifar10"
+    folder = root / ("cifar-10-batches-py" if ten else "cifar-100-python")
+    folder.mkdir()
+    files = [*(f"data_batch_{i}" for i in range(1, 6)), "test_batch"] if ten else ["train", "test"]
+    images, labels = random_images(2 * len(files), 3072), list(range(2 * len(files)))
+    labels = [label % 10 for label in labels]
+    for i, file in enumerate(files):
+        rows = slice(2 * i, 2 * i + 2)
+        content = {b"data": images[rows], b"labels" if ten else b"fine_labels": labels[rows]}
+        (folder / file).write_bytes(pickle.dumps(content, protocol=2))
+    names = {b"label_names" if ten else b"fine_label_names": [b"class %d" % i for i in range(10 if ten else 100)]}
+    (folder / ("batches.meta" if ten else "meta")).write_bytes(pickle.dumps(names, protocol=2))
+    if packed:
+        with tarfile.open(root / f"cifar-{10 if ten else 100}-python.tar.gz", "w:gz") as tar:
+            tar.add(folder, folder.name)
+        for path in [*folder.iterdir()]:
+            path.unlink()
+        folder.rmdir()
+    return images, labels
+
+
+def write_folder(root: Path, counts: dict[str, int], shape: tuple[int, ...] = (12, 10, 3)) -> np.ndarray:
+    image = pytest.importorskip("PIL.Image", reason="needs Pillow")
+    pixels = random_images(sum(counts.values()), *shape)
+    number = 0
+    for label, count in counts.items():
+        (root / label).mkdir(parents=True, exist_ok=True)
+        for _ in range(count):
+            image.fromarray(pixels[number]).save(root / label / f"{number:03}.png")
+            number += 1
+    return pixels
