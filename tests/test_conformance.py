@@ -42,11 +42,17 @@ def test_registered(name: str) -> None:
         "Ring(0.1, outer=linear(1.0, 0.1), dynamic_inner=True)",
         "Tilt(5.0, source='mined')",
         "OtherLabel() * Rank(1, 4) * Tilt(2.0, detach=True)",
+        "BelowPositive(absolute=0.05, by='guide') * Tilt(1.0)",
         "From('mined') * BelowPositive(absolute=0.1) * Hardening('sigmoid', 3.0)",
     ],
 )
 def test_instances_and_products(text: str) -> None:
     check_negatives(hn.parse(text))
+
+
+def test_what_cannot_be_written_as_text() -> None:
+    pairs = hn.KnownPairs(torch.tensor([0, 1, 4]), torch.tensor([20, 2, 26]), torch.tensor([NEVER, 1.5, -2.0]))
+    check_negatives(hn.OtherLabel() * hn.Known(pairs))
 
 
 def test_warned_order_is_no_failure() -> None:
@@ -66,6 +72,7 @@ def test_scores_have_all_there_is_to_read() -> None:
     assert invalid == [[0, 0], [1, 1], [2, 2], [3, 3], [3, 8], [4, 4], [5, 5]]
     assert torch.equal(scores.candidates[:, 6], scores.candidates[:, 7])
     assert scores.positive_valid.sum(-1).tolist() == [2, 1, 2, 2, 1, 0]
+    assert torch.equal(scores.guide.candidates[:, 6], scores.guide.candidates[:, 7])
     assert make_scores(private=True).candidate_tags.labels.shape == (6, 14)
     assert make_scores(torch.bfloat16).candidates.dtype == torch.float32
 
@@ -77,6 +84,7 @@ def test_take_rows_and_columns() -> None:
     assert some.anchor_tags.labels.tolist() == [2, 0]
     assert some.candidate_tags.labels.tolist() == [[2, 1], [2, 1]]
     assert some.source.tolist() == [1, 0]
+    assert torch.equal(some.guide.candidates, scores.guide.candidates[[4, 1]][:, [13, 2]])
 
 
 def broken(rule: str, message: str) -> Callable[[Callable[[], type]], Callable[[], type]]:

@@ -17,7 +17,7 @@ from torch.nn.functional import normalize, pad
 from hardneg.negatives import Negatives, OtherLabel, Product, parse
 from hardneg.objectives import info_nce
 from hardneg.scoring import score
-from hardneg.types import NEVER, Keys, LogWeights, PairLosses, Scores, Tags
+from hardneg.types import NEVER, Guide, Keys, LogWeights, PairLosses, Scores, Tags
 
 Problem = str | None
 Rule = Callable[[Negatives], Problem]
@@ -63,7 +63,9 @@ def _apply(rule: Rule, negatives: Negatives) -> None:
 
 
 def reads_back(negatives: Negatives) -> Problem:
-    """parse(repr(q)) == q: a @dataclass(frozen=True, repr=False) of numbers, strings and schedules."""
+    """parse(repr(q)) == q: a @dataclass(frozen=True, repr=False) of numbers and names, unless textual = False."""
+    if not all(factor.textual for factor in negatives.factors):
+        return None
     again = parse(repr(negatives))
     return None if again == negatives else f"reads back as {again!r}, which is not equal; leave eq to the dataclass"
 
@@ -253,7 +255,7 @@ rules_of_weights: tuple[Rule, ...] = (
 
 
 def make_scores(dtype: torch.dtype = torch.float64, *, temperature: float = 0.5, private: bool = False) -> Scores:
-    """Scores with all that a distribution may read: labels, clusters, ids, sources, several positives, duplicates.
+    """Scores with all that a distribution may read: labels, clusters, ids, sources, a guide, several positives, twins.
 
     Six anchors, of which the last has no positive, against six candidates of the source "batch", themselves among
     them, and eight of "mined", shared or private, one of which is anchor 3 again. Similarities reach from -1 to 1.
@@ -274,7 +276,7 @@ def make_scores(dtype: torch.dtype = torch.float64, *, temperature: float = 0.5,
         mined, mined_ids, mined_labels, mined_clusters = (
             each.expand(6, *each.shape) for each in (mined, mined_ids, mined_labels, mined_clusters)
         )
-    return score(
+    scores = score(
         Keys(anchors, ids, labels, clusters),
         unit(6, 2),
         [
@@ -284,6 +286,9 @@ def make_scores(dtype: torch.dtype = torch.float64, *, temperature: float = 0.5,
         temperature,
         positive_mask=torch.tensor([[1, 1], [1, 0], [1, 1], [1, 1], [0, 1], [0, 0]]).bool(),
     )
+    guide = torch.rand(6, 16, generator=random, dtype=torch.float64).to(scores.candidates)
+    guide[:, 9] = guide[:, 8]  # the twins have equal similarities there too
+    return replace(scores, guide=Guide(guide[:, :2], guide[:, 2:]))
 
 
 def take_rows(scores: Scores, index: Annotated[Tensor, "b"]) -> Scores:
@@ -300,6 +305,7 @@ def take_rows(scores: Scores, index: Annotated[Tensor, "b"]) -> Scores:
         valid=scores.valid[index],
         anchor_tags=_each_tag(scores.anchor_tags, rows),
         candidate_tags=_each_tag(scores.candidate_tags, rows),
+        guide=scores.guide and Guide(scores.guide.positives[index], scores.guide.candidates[index]),
     )
 
 
@@ -311,6 +317,7 @@ def take_columns(scores: Scores, index: Annotated[Tensor, "n"]) -> Scores:
         valid=scores.valid[:, index],
         candidate_tags=_each_tag(scores.candidate_tags, lambda tag: None if tag is None else tag[:, index]),
         source=scores.source[index],
+        guide=scores.guide and Guide(scores.guide.positives, scores.guide.candidates[:, index]),
     )
 
 
