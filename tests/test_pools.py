@@ -150,13 +150,23 @@ def test_bank_draws_others_uniformly_with_replacement() -> None:
 def test_bank_draws_without_replacement() -> None:
     bank = Bank(8, 3)
     bank.push(rows(1, 3, 4, 6))
-    drawn = bank.draw(torch.tensor([3, 0]), k=5, replace=False).ids
-    assert sorted(drawn[0].tolist()) == [-1, -1, 1, 4, 6]
-    assert sorted(drawn[1].tolist()) == [-1, 1, 3, 4, 6]
+    drawn = bank.draw(torch.tensor([3, 0]), k=5, replace=False).ids  # the first has three others only
+    assert sorted(drawn[0].tolist()) == [1, 4, 6]
+    assert len(set(drawn[1].tolist())) == 3
+    assert set(drawn[1].tolist()) <= {1, 3, 4, 6}
     first = torch.stack([bank.draw(torch.tensor([3]), k=2, replace=False).ids[0] for _ in range(3000)])
     assert (first[:, 0] != first[:, 1]).all()
     share = first.flatten().bincount(minlength=8) / first.numel()
     torch.testing.assert_close(share, torch.tensor([0, 1, 0, 0, 1, 0, 1, 0]) / 3, atol=0.03, rtol=0)
+
+
+def test_nobody_to_draw_gives_no_candidates() -> None:
+    bank = Bank(8, 3)
+    for replace in (True, False):
+        assert bank.draw(torch.tensor([3, 0]), k=4, replace=replace).vectors.shape == (2, 0, 3)
+    bank.push(rows(3))
+    assert bank.draw(torch.tensor([3, 0]), k=4).vectors.shape == (2, 0, 3)
+    assert bank.draw(torch.tensor([0]), k=4).ids.tolist() == [[3, 3, 3, 3]]
 
 
 def test_draws_come_from_seed_and_step() -> None:

@@ -11,12 +11,18 @@ from typing import Annotated
 import torch
 from torch import Tensor
 
+from hardneg.cache import Cache, Encode, cache_loss
+from hardneg.clustering import Clusters
+from hardneg.global_losses import EMC2, SogCLR
 from hardneg.losses import ContrastiveLoss
-from hardneg.negatives import Negatives, OtherLabel, Ring, Threshold, Tilt, Uniform
+from hardneg.nce import CMC, InstanceDiscrimination
+from hardneg.negatives import Negatives, OtherLabel, Rank, Ring, Threshold, Tilt, Uniform
+from hardneg.neighbours import neighbour_nce
 from hardneg.objectives import info_nce, jsd, reduce
+from hardneg.pools import Bank
 from hardneg.schedules import Number
 from hardneg.scoring import Pools, cross_views, from_matrix, score
-from hardneg.types import Keys
+from hardneg.types import NEVER, Keys
 
 Loss = Callable[..., Tensor]
 Views = Annotated[Tensor, "b d"]
@@ -140,6 +146,97 @@ def quick_thoughts(context_size: int = 1) -> Loss:
         similarity = (u @ v.T).masked_fill(distance == 0, 0.0)
         scores = from_matrix(similarity, (distance > 0) & (distance <= context_size))
         return reduce(info_nce(scores, Uniform().log_weights(scores), positives_in_denominator="all"), scores)
+
+    return loss
+
+
+def sogclr(num_instances: int, temperature: float = 0.1, gamma: float = 0.9) -> SogCLR:
+    """SogCLR (Yuan et al. 2022): the global loss through running normalisers by id; call with ``ids``.
+
+    The value is the authors' surrogate, two directions added and not divided by the temperature; ``last["real_loss"]``
+    is the loss. Each instance's first visit is handled by itself. Image and text: ``SogCLR(..., bimodal=True)``.
+
+    >>> z1, z2 = torch.nn.functional.normalize(torch.randn(2, 8, 4), dim=-1)
+    >>> sogclr(num_instances=100)(z1, z2, ids=torch.arange(8)).ndim
+    0
+    """
+    return SogCLR(num_instances, temperature, gamma)
+
+
+def emc2(num_instances: int, temperature: float = 0.07, burn_in: float = 0.5, *, remember: Bank | None = None) -> EMC2:
+    """EMC2 (Yau et al. 2024): the global loss through Markov chains by id; call with ``ids``.
+
+    Proposals are drawn with replacement, and states are rescored where they are at hand, as the paper says and its code
+    does not. ``remember`` keeps the states outside the batch in the gradient. The value is a surrogate.
+    """
+    return EMC2(num_instances, temperature, burn_in, remember=remember)
+
+
+def instance_discrimination(
+    num_instances: int, dim: int, num_draws: int = 4096, temperature: float = 0.07, momentum: float = 0.5
+) -> InstanceDiscrimination:
+    """Instance discrimination (Wu et al. 2018): ``loss(z, ids)``, binary NCE against a bank that it keeps itself."""
+    return InstanceDiscrimination(num_instances, dim, num_draws, temperature, momentum)
+
+
+def cmc(num_instances: int, dim: int, num_draws: int = 16384, temperature: float = 0.07, momentum: float = 0.5) -> CMC:
+    """CMC with two views (Tian et al. 2019): ``loss(z1, z2, ids)``, each against the other's bank."""
+    return CMC(num_instances, dim, num_draws, temperature, momentum)
+
+
+def local_aggregation(temperature: float = 0.07, num_background: int = 4096) -> Loss:
+    """Local Aggregation (Zhuang et al. 2019): ``loss(z, ids, bank, clusters)``; the caller pushes z, after the loss.
+
+    The background is the closest entries of the bank, the anchor's own among them; those that share a cluster with it
+    are close, and -log(close / background) is the loss. The authors add 1e-7 inside the logarithm.
+    """
+
+    def loss(z: Views, ids: Tensor, bank: Bank, clusters: Clusters) -> Tensor:
+        # No ids on the anchors: the own entry is a candidate here.
+        anchors = Keys(z, clusters=clusters.of(ids))
+        scores = score(anchors, bank.of(ids).vectors, clusters.tag(bank.keys()), temperature)
+        background = Rank(0, num_background).log_weights(scores)
+        close = scores.same_cluster("local_aggregation") & (background != NEVER)
+        return reduce(neighbour_nce(scores, background, close, own=False), scores)
+
+    return loss
+
+
+def ring_neighbours(
+    temperature: float = 0.07,
+    inner: float = 0.1,
+    outer: float = 1.0,
+    dynamic_inner: bool = True,
+    pooling: str = "sum",
+) -> Loss:
+    """Ring with neighbours as extra positives (Wu et al. 2021): the candidates closer than the ring join the positive.
+
+    With ``clusters`` at the call, the pool's members of the anchor's cluster join it instead (Ring + C_i). ``pooling``
+    of the numerator: ``"sum"`` or ``"geometric"``, the authors' ``logsumexp_inner=False``.
+    """
+    ring, ball = Ring(inner, outer, dynamic_inner), Ring(0.0, outer)
+
+    def loss(q: Views, k: Views, pool: Pools, ids: Tensor | None = None, clusters: Clusters | None = None) -> Tensor:
+        tags = None if clusters is None or ids is None else clusters.of(ids)
+        scores = score(Keys(q, ids, clusters=tags), k.detach(), pool, temperature)
+        log_w = ring.log_weights(scores)
+        if clusters is None:
+            close = (ball.log_weights(scores) != NEVER) & (log_w == NEVER)
+        else:
+            close = scores.same_cluster("ring_neighbours") & scores.valid
+        return reduce(neighbour_nce(scores, log_w, close, pooling=pooling), scores)
+
+    return loss
+
+
+def negative_cache(temperature: float = 0.07, num_draws: int = 1, how: str = "gumbel") -> Loss:
+    """The negative cache (Lindgren et al. 2021): ``loss(q, k, cache, encode, ids)``; the caller pushes and refreshes.
+
+    Negatives are retrieved with stale scores and encoded afresh: ``encode(ids)`` gives their vectors with gradient.
+    """
+
+    def loss(q: Views, k: Views, cache: Cache, encode: Encode, ids: Tensor | None = None) -> Tensor:
+        return cache_loss(Keys(q, ids), k, cache, encode, temperature, k=num_draws, how=how).losses.mean()
 
     return loss
 

@@ -179,22 +179,22 @@ class Bank(Stateful):
     ) -> Keys:
         """k instances for each anchor, uniform over the visited ones other than itself; [b, k, d].
 
-        Without a generator the draw comes from the bank's seed and step, which it advances. Without replacement an
-        anchor that has fewer than k gets id -1 for the rest.
+        Without a generator the draw comes from the bank's seed and step, which it advances. Where an anchor has fewer
+        than k others to draw without replacement, or none at all, k becomes what every anchor has.
         """
         if k < 1:
             raise argument_error("Bank.draw", "k of 1 or more", "k", k)
         if generator is None:
             generator = self.generator()
             self.step += 1
-        pool = self.visited.nonzero().squeeze(1).cpu()
-        anchors = ids.cpu()
+        pool, anchors = self.visited.nonzero().squeeze(1).cpu(), ids.cpu()
         own = torch.searchsorted(pool, anchors)
-        inside = (own < len(pool)) & (pool[own.clamp(max=max(len(pool) - 1, 0))] == anchors if len(pool) else False)
-        rows = _with_replacement if replace else _without_replacement
-        index = rows(own, len(pool) - inside.long(), inside, k, generator)
-        drawn = torch.where(index >= 0, pool[index.clamp(min=0)] if len(pool) else -1, -1)
-        return self.of(drawn.to(self.pushed_at.device))
+        inside = self.visited.cpu()[anchors.clamp(min=0)] & (anchors >= 0)
+        room = len(pool) - inside.long()
+        fewest = int(room.min()) if len(room) else 0
+        k = min(k, fewest) if not replace or fewest == 0 else k
+        index = (_with_replacement if replace else _without_replacement)(own, room, inside, k, generator)
+        return self.of(pool[index].to(self.pushed_at.device))
 
     def age(self) -> Annotated[Tensor, "n"]:
         """How many pushes ago each visited instance was last updated."""
@@ -210,8 +210,7 @@ class Bank(Stateful):
 def _with_replacement(own: Tensor, room: Tensor, inside: Tensor, k: int, generator: torch.Generator) -> Tensor:
     uniforms = torch.rand(len(own), k, generator=generator, dtype=torch.float64)
     index = (uniforms * room[:, None]).long()
-    index = index + (inside[:, None] & (index >= own[:, None]))  # steps over the anchor itself
-    return torch.where(room[:, None] > 0, index, -1)
+    return index + (inside[:, None] & (index >= own[:, None]))  # steps over the anchor itself
 
 
 def _without_replacement(own: Tensor, room: Tensor, inside: Tensor, k: int, generator: torch.Generator) -> Tensor:
@@ -223,10 +222,8 @@ def _without_replacement(own: Tensor, room: Tensor, inside: Tensor, k: int, gene
         mine = slice(start, start + rows)
         keys = torch.rand(len(own[mine]), total, generator=generator, dtype=torch.float64)
         here = inside[mine].nonzero().squeeze(1)
-        keys[here, own[mine][here]] = -1.0
-        best = keys.topk(min(k, total), dim=-1)
-        index = torch.where(best.values >= 0, best.indices, -1)
-        parts.append(torch.nn.functional.pad(index, (0, k - index.shape[1]), value=-1))
+        keys[here, own[mine][here]] = -1.0  # the anchor itself comes last
+        parts.append(keys.topk(k, dim=-1).indices)
     return torch.cat(parts)
 
 
