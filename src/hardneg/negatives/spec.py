@@ -86,7 +86,8 @@ def _call(name: str, values: list[Any], options: dict[str, Any], names: Mapping[
     for value in [*values, *options.values()]:
         if isinstance(value, Negatives):
             raise ValueError(f"{name} needs numbers and names as arguments, got {value!r}; join with '*'.")
-        if isinstance(value, Schedule) and issubclass(names[name], Schedule):  # type: ignore[arg-type]
+        target = names[name]
+        if isinstance(value, Schedule) and isinstance(target, type) and issubclass(target, Schedule):
             raise ValueError(f"{name} needs numbers as arguments, got the schedule {value!r}.")
     try:
         return names[name](*values, **options)
