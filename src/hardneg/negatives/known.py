@@ -36,6 +36,7 @@ class KnownPairs:
             )
         if bool((anchor_ids < 0).any()) or bool((candidate_ids < 0).any()):
             raise ValueError("KnownPairs needs ids of 0 or more, got a negative one, which matches nothing.")
+        self.anchor_ids, self.candidate_ids = anchor_ids, candidate_ids
         self.span = int(candidate_ids.max()) + 1 if len(candidate_ids) else 1
         order = torch.argsort(anchor_ids * self.span + candidate_ids)
         self.keys = (anchor_ids * self.span + candidate_ids)[order]
