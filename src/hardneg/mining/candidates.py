@@ -1,0 +1,255 @@
+"""Candidates of a block of queries as Scores: from the exact search, from FAISS, from several retrievers, rescored."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from typing import Annotated
+
+import torch
+from torch import Tensor
+from torch.nn.functional import normalize
+
+from hardneg.mining.filters import Filters, near_positive_block, near_positive_listed
+from hardneg.mining.pairs import Pairs, Positives, RowsOf, as_pairs, read_positives
+from hardneg.mining.reach import reach_of
+from hardneg.mining.search import Corpus, FaissIndex, Retriever, Search, most_numbers, most_scores, nearest
+from hardneg.mining.select import Candidates, Rule
+from hardneg.types import NEVER, Keys, Scores, Tags
+
+Rescore = Callable[[Annotated[Tensor, "m"], Annotated[Tensor, "m"]], Tensor]
+"""(positions of queries, rows of the corpus) -> one score for each pair."""
+
+
+class Finder:
+    """Finds candidates, takes out what can never be a negative, and scores the rest."""
+
+    def __init__(
+        self,
+        queries: Keys,
+        corpus: Keys,
+        positives: Positives,
+        rule: Rule,
+        temperature: float,
+        near_positive: float | None,
+        search: Search,
+        rescore: Rescore | None,
+    ) -> None:
+        self.queries, self.keys, self.rule, self.search = queries, corpus, rule, search
+        self.temperature, self.near_positive, self.rescore = temperature, near_positive, rescore
+        self.device = torch.device(search.device) if search.device else corpus.vectors.device
+        self.corpus = Corpus(corpus.vectors, self.device, search.rows_of_block(), queries.vectors.dtype)
+        nothing = torch.zeros(0)
+        self._last_positives = (nothing, (nothing, nothing))
+        self.reach = reach_of(rule.negatives, rule.k, rule.draw)
+        rows_of = RowsOf(corpus.ids, len(corpus))
+        pairs = read_positives(positives, len(queries), rows_of)
+        self.positives = pairs.to(self.device)
+        self.excluded = _with_own(pairs, queries.ids, corpus.ids, rows_of).to(self.device)
+        self.retrievers = (corpus.source or "corpus", *(other.name for other in search.also))
+        self.index = FaissIndex(self.corpus, search) if search.kind != "exact" else None
+        if self.index is not None and self.reach.size is None and not self.listed:
+            raise ValueError(
+                f"Search({search.kind!r}) needs an expression that the nearest candidates decide, got "
+                f"{rule.negatives!r} with draw={rule.draw!r}; begin with Rank(0, stop) or search='exact'."
+            )
+
+    @property
+    def listed(self) -> bool:
+        """Whether candidates are fixed lists (a union of retrievers, rescored) instead of the whole corpus."""
+        return bool(self.search.also) or self.rescore is not None
+
+    def attempts(self, filter_first: bool) -> Iterator[tuple[int | None, bool]]:
+        """(how many candidates, whether the leading factors filter inside the search), deeper and deeper.
+
+        None is the whole row. The last attempt always decides.
+        """
+        n, size = len(self.corpus), self.reach.size
+        if self.listed:
+            yield self.search.candidates, False
+            return
+        if size is None:
+            yield None, False
+            return
+        size *= 4 if self.rule.near_negative is not None else 1
+        filters = any(factor.masks for factor in self.rule.negatives.factors[: self.reach.num_leading])
+        filters = (filters or self.near_positive is not None) and self.index is None
+        if not (filters and filter_first):
+            yield (2 * size + 8 if filters else size), False
+        while size < n:
+            yield size, filters
+            size *= 4
+        yield n, False
+
+    def queries_at_once(self, size: int | None) -> int:
+        width = len(self.corpus) if size is None else size * (1 + len(self.search.also))
+        return max(1, most_scores // max(width, 1))
+
+    def find(self, query: Annotated[Tensor, "b"], size: int | None, filtered: bool) -> tuple[Candidates, Tensor]:
+        """Candidates of these queries, and how many were at hand, after the guard, after factors already applied."""
+        query = query.to(self.device)
+        if size is None:
+            return self._whole_rows(query)
+        if self.listed:
+            return self._listed(query, size)
+        keep = Filters(self, query) if filtered else None
+        values, rows = self._nearest(query, size, keep)
+        whole = (rows[:, -1] < 0) | (rows.shape[1] >= len(self.corpus))
+        valid = rows >= 0
+        after = valid if filtered else valid & ~near_positive_listed(self, query, rows)
+        seen = _counts(valid, after) if keep is None else keep.seen
+        scores = self._scores(query, values.masked_fill(~valid, 0.0), after, self._tags(rows.clamp(min=0)))
+        return Candidates(scores, values, rows, query, whole), seen
+
+    def directions(self, rows: Tensor) -> Tensor:
+        return normalize(self.corpus.rows(rows), dim=-1)
+
+    def outcome(self, candidates: Candidates, slots: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Rows, plain similarities and retrievers of the chosen; -1, NEVER and 0 where short."""
+        none, slot = slots < 0, slots.clamp(min=0)
+        rows = candidates.row_numbers().gather(1, slot).masked_fill(none, -1)
+        scores = candidates.similarity.gather(1, slot).masked_fill(none, NEVER)
+        found_by = (~none).long()
+        if candidates.lists:
+            inside = [(rows[:, :, None] == each[:, None, :]).any(2) & ~none for each in candidates.lists]
+            found_by = torch.stack([each.long() << i for i, each in enumerate(inside)]).sum(0)
+        return rows.cpu(), scores.cpu(), found_by.cpu()
+
+    def ids_of(self, rows: Tensor) -> Tensor:
+        if self.keys.ids is None:
+            return rows
+        return self.keys.ids.cpu()[rows.clamp(min=0)].masked_fill(rows < 0, -1)
+
+    def positive_scores(self, query: Tensor) -> tuple[Annotated[Tensor, "b p"], Annotated[Tensor, "b p"]]:
+        """Similarities of these queries with their positives, and which are real; kept for the blocks of a search."""
+        if self._last_positives[0] is not query:
+            self._last_positives = (query, self._positive_scores(query))
+        return self._last_positives[1]
+
+    def _positive_scores(self, query: Tensor) -> tuple[Tensor, Tensor]:
+        place, rows = self.positives.of(query)
+        flat = self.pair_scores(query[place], rows)
+        count = torch.bincount(place, minlength=len(query))
+        column = torch.arange(len(place), device=self.device) - (count.cumsum(0) - count)[place]
+        width = max(int(count.max()) if len(count) else 0, 1)
+        scores = torch.zeros(len(query), width, dtype=self.corpus.dtype, device=self.device)
+        real = torch.zeros(len(query), width, dtype=torch.bool, device=self.device)
+        scores[place, column], real[place, column] = flat, True
+        return scores, real
+
+    def pair_scores(self, query: Annotated[Tensor, "m"], rows: Annotated[Tensor, "m"]) -> Annotated[Tensor, "m"]:
+        """Similarity, or the rescorer's score, of each pair."""
+        if self.rescore is not None:
+            scores = self.rescore(query.cpu(), rows.cpu()).to(self.device, self.corpus.dtype)
+            if scores.shape != rows.shape or not bool(scores.isfinite().all()):
+                raise ValueError(
+                    f"rescore needs one finite score for each of {len(rows)} pairs, got shape {tuple(scores.shape)}."
+                )
+            return scores
+        at_once = max(1, most_numbers // self.queries.dim)
+        parts = [
+            (self.vectors(q) * self.corpus.rows(r)).sum(-1)
+            for q, r in zip(torch.split(query, at_once), torch.split(rows, at_once), strict=True)
+        ]
+        return torch.cat(parts) if parts else self.corpus.vectors.new_zeros(0, dtype=self.corpus.dtype)
+
+    def vectors(self, query: Tensor) -> Annotated[Tensor, "b d"]:
+        return self.queries.vectors[query.to(self.queries.vectors.device)].to(self.device, self.corpus.dtype)
+
+    def block_scores(self, query: Tensor, similarity: Tensor, valid: Tensor, low: int, high: int) -> Scores:
+        """Scores against the rows low to high - 1 of the corpus, which all these queries share."""
+
+        def part(tag: Tensor | None) -> Tensor | None:
+            return None if tag is None else tag[low:high].to(self.device)[None]
+
+        tags = self.keys.tags
+        shared = Tags(part(tags.ids), part(tags.labels), part(tags.clusters))
+        return self._scores(query, similarity, valid, shared)
+
+    def _nearest(self, query: Tensor, size: int, keep: Filters | None = None) -> tuple[Tensor, Tensor]:
+        if self.index is not None:
+            return self.index.nearest(self.vectors(query), size, self.excluded.of(query))
+        return nearest(self.corpus, self.vectors(query), size, self.excluded.of(query), keep)
+
+    def _whole_rows(self, query: Tensor) -> tuple[Candidates, Tensor]:
+        vectors, excluded = self.vectors(query), self.excluded.of(query)
+        blocks = self.corpus.blocks()
+        similarity = torch.cat([self.corpus.scores(vectors, excluded, low, high) for low, high in blocks], 1)
+        valid = similarity != NEVER
+        near = [near_positive_block(self, query, low, high) for low, high in blocks]
+        after = valid & ~torch.cat([each.expand(len(query), -1) for each in near], 1)
+        scores = self.block_scores(query, similarity.masked_fill(~valid, 0.0), after, 0, len(self.corpus))
+        whole = torch.ones(len(query), dtype=torch.bool, device=self.device)
+        return Candidates(scores, similarity, None, query, whole, ordered=False), _counts(valid, after)
+
+    def _listed(self, query: Tensor, size: int) -> tuple[Candidates, Tensor]:
+        """The union of what several retrievers found, each candidate once, under the first that found it."""
+        lists = [self._nearest(query, size)[1], *(self._other(other, query, size) for other in self.search.also)]
+        rows = torch.cat(lists, 1)
+        valid = (rows >= 0) & ~_repeated(rows)
+        place, column = valid.nonzero().unbind(1)
+        similarity = torch.full(rows.shape, NEVER, dtype=self.corpus.dtype, device=self.device)
+        similarity[place, column] = self.pair_scores(query[place], rows[place, column])
+        after = valid & ~near_positive_listed(self, query, rows)
+        scores = self._scores(query, similarity.masked_fill(~valid, 0.0), after, self._tags(rows.clamp(min=0)))
+        codes = [torch.full((each.shape[1],), i, device=self.device) for i, each in enumerate(lists)]
+        scores = replace(scores, source=torch.cat(codes), source_names=self.retrievers)
+        whole = torch.ones(len(query), dtype=torch.bool, device=self.device)
+        return Candidates(scores, similarity, rows, query, whole, False, tuple(lists)), _counts(valid, after)
+
+    def _other(self, retriever: Retriever, query: Tensor, size: int) -> Tensor:
+        rows = retriever(query.cpu(), size).to(self.device)
+        place, banned = self.excluded.of(query)
+        n = len(self.corpus)
+        taken = torch.isin(torch.arange(len(query), device=self.device)[:, None] * n + rows, place * n + banned)
+        return rows.masked_fill(taken, -1)
+
+    def _scores(self, query: Tensor, similarity: Tensor, valid: Tensor, tags: Tags) -> Scores:
+        positives, real = self.positive_scores(query)
+        mine = self.queries
+
+        def own(tag: Tensor | None) -> Tensor | None:
+            return None if tag is None else tag[query.to(tag.device)].to(self.device)
+
+        tempered = similarity if self.temperature == 1.0 else similarity / self.temperature
+        return Scores(
+            positives=positives / self.temperature,
+            candidates=tempered,
+            positive_valid=real,
+            valid=valid,
+            temperature=self.temperature,
+            anchor_tags=Tags(own(mine.ids), own(mine.labels), own(mine.clusters)),
+            candidate_tags=tags,
+            source=torch.zeros(similarity.shape[1], dtype=torch.long, device=self.device),
+            source_names=self.retrievers[:1],
+        )
+
+    def _tags(self, rows: Annotated[Tensor, "b m"]) -> Tags:
+        def of(tag: Tensor | None) -> Tensor | None:
+            return None if tag is None else tag[rows.to(tag.device)].to(self.device)
+
+        return Tags(of(self.keys.ids), of(self.keys.labels), of(self.keys.clusters))
+
+
+def _with_own(positives: Pairs, query_ids: Tensor | None, corpus_ids: Tensor | None, rows_of: RowsOf) -> Pairs:
+    """What can never be a negative: the positives, and the row with the query's own id."""
+    if query_ids is None or corpus_ids is None:
+        return positives
+    ids = query_ids.cpu()
+    own = torch.where(ids >= 0, rows_of(ids), -1)
+    query = torch.repeat_interleave(torch.arange(len(positives)), positives.count())
+    real = (own >= 0).nonzero()[:, 0]
+    return as_pairs(torch.cat([query, real]), torch.cat([positives.rows, own[real]]), len(positives))
+
+
+def _counts(*masks: Tensor) -> Annotated[Tensor, "b f"]:
+    return torch.stack([mask.sum(1) for mask in masks], 1)
+
+
+def _repeated(rows: Annotated[Tensor, "b m"]) -> Annotated[Tensor, "b m"]:
+    """True where the same row stands further left already."""
+    order = rows.argsort(dim=1, stable=True)
+    ordered = rows.gather(1, order)
+    again = torch.zeros_like(ordered, dtype=torch.bool)
+    again[:, 1:] = ordered[:, 1:] == ordered[:, :-1]
+    return torch.zeros_like(again).scatter(1, order, again)

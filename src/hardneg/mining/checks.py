@@ -1,0 +1,65 @@
+"""What is checked at the door of mining."""
+
+from __future__ import annotations
+
+import math
+
+from torch import Tensor
+
+from hardneg.mining.reach import batch_dependent
+from hardneg.mining.select import Rule
+from hardneg.notices import argument_error, check_range
+from hardneg.types import Keys
+
+_rows_at_once = 65536
+
+
+def check_inputs(queries: Keys, corpus: Keys, rule: Rule, temperature: float, near_positive: float | None) -> None:
+    for name, keys in (("queries", queries), ("corpus", corpus)):
+        if keys.private:
+            raise ValueError(f"mine needs {name} [n, d], got vectors={tuple(keys.vectors.shape)}.")
+    if queries.dim != corpus.dim:
+        raise ValueError(
+            f"mine needs queries and corpus of the same dimension, got {queries.dim} and {corpus.dim} features."
+        )
+    if not len(corpus):
+        raise ValueError("mine needs a corpus with at least one row, got none.")
+    for name, keys in (("queries", queries), ("corpus", corpus)):
+        check_finite(name, keys.vectors)
+    check_rule(rule, temperature, near_positive)
+
+
+def check_rule(rule: Rule, temperature: float, near_positive: float | None) -> None:
+    if isinstance(rule.k, bool) or not isinstance(rule.k, int) or rule.k < 1:
+        raise argument_error("mine", "k of 1 or more", "k", rule.k)
+    if rule.draw not in ("top", "gumbel", "categorical"):
+        raise argument_error("mine", "draw 'top', 'gumbel' or 'categorical'", "draw", rule.draw)
+    check_range("mine", "temperature", temperature, 0.0, math.inf, open_high=True)
+    if temperature == 0:
+        raise argument_error("mine", "a temperature above 0", "temperature", temperature)
+    for name, value in (("near_positive", near_positive), ("near_negative", rule.near_negative)):
+        if value is not None:
+            check_range("mine", name, value, -1.0, 1.0)
+    if rule.near_negative is not None and rule.draw == "categorical":
+        raise ValueError("mine needs draw 'top' or 'gumbel' with near_negative: categorical draws repeat candidates.")
+    if rule.negatives.schedules():
+        raise ValueError(
+            f"mine needs numbers in {rule.negatives!r}, got a schedule; evaluate it first: negatives.at(step, total)."
+        )
+    factor = batch_dependent(rule.negatives)
+    if factor is not None and rule.draw != "top":
+        raise ValueError(f"mine needs weights that no batch decides, got {factor!r}; use Tilt(beta).")
+
+
+def check_finite(name: str, vectors: Tensor) -> None:
+    """Raises for NaN and infinite numbers, naming the first row; the sum of a block is finite if all of it is."""
+    for low in range(0, len(vectors), _rows_at_once):
+        part = vectors[low : low + _rows_at_once]
+        if not math.isfinite(float(part.double().sum() if part.dtype.itemsize < 4 else part.sum())):
+            bad = ~part.isfinite().all(1)
+            if bool(bad.any()):
+                first = low + int(bad.int().argmax())
+                raise ValueError(
+                    f"mine needs finite vectors, got NaN or inf in {name}: first in row {first}, "
+                    f"{int(bad.sum())} rows in its block; look at the encoder's output."
+                )

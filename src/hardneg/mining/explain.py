@@ -1,0 +1,71 @@
+"""What each factor removed, and why queries came out short."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Annotated, Any
+
+import torch
+from torch import Tensor
+
+from hardneg.negatives import Negatives
+
+
+@dataclass
+class Explanation:
+    """Counts over the candidates looked at: the nearest that the expression needs, not always the whole corpus.
+
+    ``short`` queries have fewer than k negatives; ``why`` counts them by the step after which fewer than k candidates
+    were left.
+    """
+
+    steps: tuple[str, ...]
+    queries: int = 0
+    short: int = 0
+    empty: int = 0
+    looked_at: int = 0
+    removed: list[int] = field(default_factory=list)
+    why: dict[str, int] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, negatives: Negatives, near_positive: float | None, near_negative: float | None) -> Explanation:
+        factors = [f"{i + 1}. {factor!r}" for i, factor in enumerate(negatives.factors)]
+        steps = (f"near_positive={near_positive}", *factors, f"near_negative={near_negative}")
+        return cls(steps, removed=[0] * len(steps))
+
+    def count(self, left: Annotated[Tensor, "b f"], removed: Annotated[Tensor, "b f"], chosen: Tensor, k: int) -> None:
+        """left: at hand, then after each step; removed: by each step; chosen: the number of negatives, [b]."""
+        self.queries += len(chosen)
+        self.looked_at += int(left[:, 0].sum())
+        self.removed = [had + int(more) for had, more in zip(self.removed, removed.sum(0), strict=True)]
+        short = chosen < k
+        self.short += int(short.sum())
+        self.empty += int((chosen == 0).sum())
+        few = left[short] < k  # at hand, after the guard, after each factor
+        first = torch.where(few.any(1), few.int().argmax(1), few.shape[1])
+        reasons = ("too few candidates", *self.steps)
+        for place, number in enumerate(torch.bincount(first, minlength=len(reasons)).tolist()):
+            if number:
+                self.why[reasons[place]] = self.why.get(reasons[place], 0) + number
+
+    def add(self, other: Explanation) -> None:
+        for name in ("queries", "short", "empty", "looked_at"):
+            setattr(self, name, getattr(self, name) + getattr(other, name))
+        self.removed = [a + b for a, b in zip(self.removed, other.removed, strict=True)]
+        for reason, number in other.why.items():
+            self.why[reason] = self.why.get(reason, 0) + number
+
+    def rows(self) -> list[tuple[str, int, int]]:
+        """(step, candidates removed, queries short because of it), for a table; unused guards are left out."""
+        used = [(step, gone) for step, gone in zip(self.steps, self.removed, strict=True) if not step.endswith("=None")]
+        return [(step, gone, self.why.get(step, 0)) for step, gone in used]
+
+    def as_dict(self) -> dict[str, Any]:
+        return {
+            "queries": self.queries,
+            "looked_at": self.looked_at,
+            "removed": {step: gone for step, gone, _ in self.rows()},
+            "short": self.short,
+            "empty": self.empty,
+            "why_short": dict(self.why),
+        }

@@ -1,0 +1,123 @@
+"""Which corpus rows belong to which query: positives given as ids in any of the usual shapes, kept as sorted pairs."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Annotated, Any
+
+import torch
+from torch import Tensor
+
+from hardneg.notices import argument_error
+
+Positives = Tensor | Sequence[Any]
+"""Corpus ids: [q], [q, p] padded with -1, or one list per query."""
+
+
+@dataclass(frozen=True, eq=False)
+class Pairs:
+    """(query, row) pairs sorted by query, then by row; those of query i are ``rows[start[i]:start[i + 1]]``."""
+
+    start: Annotated[Tensor, "q+1"]
+    rows: Annotated[Tensor, "m"]
+
+    def __len__(self) -> int:
+        return len(self.start) - 1
+
+    def of(self, queries: Annotated[Tensor, "b"]) -> tuple[Annotated[Tensor, "m"], Annotated[Tensor, "m"]]:
+        """The pairs of these queries: position within ``queries``, and row."""
+        begin = self.start[queries]
+        count = self.start[queries + 1] - begin
+        place = torch.repeat_interleave(torch.arange(len(queries), device=queries.device), count)
+        offset = torch.arange(len(place), device=queries.device) - (count.cumsum(0) - count)[place]
+        return place, self.rows[begin[place] + offset]
+
+    def count(self) -> Annotated[Tensor, "q"]:
+        return self.start.diff()
+
+    def to(self, device: torch.device) -> Pairs:
+        return Pairs(self.start.to(device), self.rows.to(device))
+
+
+def as_pairs(query: Annotated[Tensor, "m"], row: Annotated[Tensor, "m"], num_queries: int) -> Pairs:
+    """Pairs in any order, repeated or not."""
+    both = torch.unique(torch.stack([query, row]), dim=1)  # sorted by query, then row
+    start = torch.zeros(num_queries + 1, dtype=torch.long)
+    start[1:] = torch.bincount(both[0], minlength=num_queries).cumsum(0)
+    return Pairs(start, both[1].contiguous())
+
+
+def read_positives(positives: Positives, num_queries: int, rows_of: RowsOf) -> Pairs:
+    """Positives as pairs of query and corpus row; every id must be in the corpus."""
+    query, ids = _flat(positives, num_queries)
+    rows = rows_of(ids)
+    if len(rows) and int(rows.min()) < 0:
+        place = int((rows < 0).nonzero()[0])
+        raise ValueError(
+            f"mine needs positives that are in the corpus, got id {int(ids[place])} of query {int(query[place])}; "
+            f"{int((rows < 0).sum())} of {len(rows)} positives are not among the corpus ids."
+        )
+    return as_pairs(query, rows, num_queries)
+
+
+class RowsOf:
+    """Ids to rows of the corpus; -1 where an id is not there."""
+
+    def __init__(self, ids: Tensor | None, num_rows: int) -> None:
+        self.num_rows = num_rows
+        self.sorted: Tensor | None = None
+        if ids is not None:
+            self.sorted, self.order = ids.cpu().sort()
+            same = self.sorted[1:] == self.sorted[:-1]
+            if bool(same.any()):
+                example = int(self.sorted[1:][same][0])
+                raise ValueError(
+                    f"mine needs distinct corpus ids, got id {example} more than once "
+                    f"({int(same.sum())} repeated in all); give each row its own id or drop the copies."
+                )
+
+    def __call__(self, ids: Annotated[Tensor, "m"]) -> Annotated[Tensor, "m"]:
+        if self.sorted is None:
+            return torch.where((ids >= 0) & (ids < self.num_rows), ids, -1)
+        place = torch.searchsorted(self.sorted, ids).clamp(max=self.num_rows - 1)
+        return torch.where(self.sorted[place] == ids, self.order[place], -1)
+
+
+def _flat(positives: Positives, num_queries: int) -> tuple[Tensor, Tensor]:
+    if isinstance(positives, Tensor):
+        return _flat_tensor(positives, num_queries)
+    if isinstance(positives, (str, bytes)) or not isinstance(positives, Sequence):
+        raise argument_error("mine", "positives as corpus ids: a tensor or one list per query", "positives", positives)
+    if len(positives) != num_queries:
+        raise ValueError(f"mine needs positives of {num_queries} queries, got {len(positives)} of them.")
+    if any(isinstance(each, str) for each in positives):
+        raise ValueError(
+            "mine needs corpus ids as positives, whole numbers, got text; `hardneg mine` reads text and any ids."
+        )
+    lists = [each if isinstance(each, (list, tuple)) else _as_list(each) for each in positives]
+    if any(isinstance(one, (bool, float, str)) for each in lists for one in each):
+        raise ValueError("mine needs corpus ids as positives, whole numbers, got other types in the lists.")
+    count = torch.tensor([len(each) for each in lists], dtype=torch.long)
+    flat = torch.tensor([int(one) for each in lists for one in each], dtype=torch.long)
+    query = torch.repeat_interleave(torch.arange(num_queries), count)
+    return query[flat != -1], flat[flat != -1]
+
+
+def _as_list(ids: Any) -> list[int]:
+    if isinstance(ids, Tensor):
+        return [int(one) for one in ids.flatten()]
+    if hasattr(ids, "__iter__"):
+        return list(ids)
+    return [ids]
+
+
+def _flat_tensor(positives: Tensor, num_queries: int) -> tuple[Tensor, Tensor]:
+    if positives.ndim not in (1, 2) or len(positives) != num_queries or positives.is_floating_point():
+        raise ValueError(
+            f"mine needs corpus ids [{num_queries}] or [{num_queries}, p] as positives, "
+            f"got positives={tuple(positives.shape)} of {positives.dtype}."
+        )
+    ids = positives.cpu().long().view(num_queries, -1)
+    real = ids != -1
+    return real.nonzero()[:, 0], ids[real]

@@ -1,0 +1,159 @@
+"""From candidates to the k chosen: the factors one after another, then the k most similar or a seeded draw."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Annotated
+
+import torch
+from torch import Tensor
+
+from hardneg.mining.noise import gumbel, uniform
+from hardneg.mining.reach import ends_here, support
+from hardneg.negatives import Negatives
+from hardneg.types import NEVER, Scores
+
+VectorsOf = Callable[[Tensor], Tensor]
+
+
+@dataclass(frozen=True, eq=False)
+class Candidates:
+    """Candidates of some queries, by row of the corpus; rows is None where the columns are the whole corpus."""
+
+    scores: Scores
+    similarity: Annotated[Tensor, "b m"]  # before the temperature
+    rows: Annotated[Tensor, "b m"] | None
+    query: Annotated[Tensor, "b"]  # position among all queries: what a draw depends on
+    whole: Annotated[Tensor, "b"]  # True where no further candidate exists
+    ordered: bool = True  # closest first
+    lists: tuple[Annotated[Tensor, "b c"], ...] = ()  # rows found by each of several retrievers
+
+    def row_numbers(self) -> Tensor:
+        if self.rows is not None:
+            return self.rows
+        b, n = self.scores.valid.shape
+        return torch.arange(n, device=self.query.device).expand(b, n)
+
+
+@dataclass(frozen=True, eq=False)
+class Selection:
+    """What was chosen, and how many candidates were left after each step."""
+
+    slots: Annotated[Tensor, "b k"]  # column of the candidates, -1 where short
+    decided: Annotated[Tensor, "b"]  # False where looking at more candidates could change the choice
+    left: Annotated[Tensor, "b f"]  # how many candidates were at hand, and were left after each factor
+    copies: Annotated[Tensor, "b"]  # how many were passed over as copies of a negative taken before
+
+
+@dataclass(frozen=True)
+class Rule:
+    """What to choose: the distribution, how many, and by which draw."""
+
+    negatives: Negatives
+    k: int
+    draw: str = "top"
+    seed: int = 0
+    near_negative: float | None = None
+
+
+def select(candidates: Candidates, rule: Rule, vectors_of: VectorsOf) -> Selection:
+    """The k negatives of each query, by the rule, among these candidates."""
+    scores = candidates.scores
+    log_w, left, ended = _weigh(scores, rule.negatives)
+    chosen = _order(candidates, log_w, rule)
+    copies = torch.zeros(len(chosen), dtype=torch.long, device=chosen.device)
+    if rule.near_negative is not None:
+        chosen, copies = _without_copies(chosen, candidates.row_numbers(), rule, vectors_of)
+    full = chosen[:, -1] >= 0 if rule.draw == "top" else torch.zeros_like(ended)
+    return Selection(chosen, full | ended | candidates.whole, torch.stack(left, 1), copies)
+
+
+def _weigh(scores: Scores, negatives: Negatives) -> tuple[Tensor, list[Tensor], Tensor]:
+    """The product's log-weights, the number left after each factor, and where no other candidate could pass."""
+    total = scores.candidates.new_zeros(scores.valid.shape).masked_fill(~scores.valid, NEVER)
+    ended = torch.zeros(len(total), dtype=torch.bool, device=total.device)
+    valid, left = scores.valid, [scores.valid.sum(1)]
+    for factor in negatives.factors:
+        total = total + factor.log_weights(scores.narrowed(valid))
+        after = support(total)
+        ended = ended | ends_here(factor, scores, valid, after)
+        valid = after
+        left.append(valid.sum(1))
+    return total, left, ended
+
+
+def _order(candidates: Candidates, log_w: Tensor, rule: Rule) -> Annotated[Tensor, "b k"]:
+    """Columns of the support in the order in which they are taken; -1 behind the last. More than k for the guard."""
+    if rule.draw == "categorical":
+        return _categorical(candidates, log_w, rule)
+    b, m = log_w.shape
+    wanted = rule.k if rule.near_negative is None else m
+    if rule.draw == "gumbel":
+        noise = gumbel(rule.seed, candidates.query, candidates.row_numbers())
+        key = log_w.double() + noise
+    elif candidates.ordered:
+        # Sorted already, closest first: the first of the support keep their order, also among equals.
+        key = torch.arange(m, 0, -1, device=log_w.device).expand(b, m).masked_fill(~support(log_w), 0)
+        best = key.topk(min(wanted, m), dim=1)
+        return _padded(torch.where(best.values > 0, best.indices, -1), rule.k)
+    else:
+        key = candidates.scores.candidates.masked_fill(~support(log_w), NEVER)
+    best = key.topk(min(wanted, m), dim=1)
+    return _padded(torch.where(best.values == NEVER, -1, best.indices), rule.k)
+
+
+def _categorical(candidates: Candidates, log_w: Tensor, rule: Rule) -> Annotated[Tensor, "b k"]:
+    """k draws with replacement by the inverse of the distribution function, candidates in the order of their rows."""
+    rows = candidates.row_numbers()
+    b, m = log_w.shape
+    if m == 0:
+        return torch.full((b, rule.k), -1, device=log_w.device)
+    by_row = None
+    if candidates.rows is not None:
+        by_row = torch.where(rows < 0, torch.iinfo(rows.dtype).max, rows).argsort(dim=1)
+        log_w = log_w.gather(1, by_row)
+    some = support(log_w).any(1, keepdim=True)
+    cumulative = torch.softmax(torch.where(some, log_w, 0.0).double(), dim=1).cumsum(1)
+    draws = uniform(rule.seed, candidates.query, torch.arange(rule.k, device=log_w.device).expand(b, -1))
+    place = torch.searchsorted(cumulative, draws * cumulative[:, -1:], right=True).clamp(max=m - 1)
+    if by_row is not None:
+        place = by_row.gather(1, place)
+    return torch.where(some, place, -1)
+
+
+def _without_copies(order: Tensor, rows: Tensor, rule: Rule, vectors_of: VectorsOf) -> tuple[Tensor, Tensor]:
+    """In the given order, passes over each candidate too similar to one already taken, until k are taken."""
+    taken = torch.full((len(order), rule.k), -1, device=order.device)
+    copies = torch.zeros(len(order), dtype=torch.long, device=order.device)
+    pending = torch.arange(len(order), device=order.device)
+    step = 4 * rule.k
+    for low in range(0, order.shape[1], step):
+        pending = pending[(taken[pending, -1] < 0) & (order[pending, low] >= 0)]
+        if not len(pending):
+            break
+        piece = order[pending, low : low + step]
+        taken[pending], passed = _extend(taken[pending], piece, rows[pending], rule, vectors_of)
+        copies[pending] += passed
+    return taken, copies
+
+
+def _extend(taken: Tensor, piece: Tensor, rows: Tensor, rule: Rule, vectors_of: VectorsOf) -> tuple[Tensor, Tensor]:
+    assert rule.near_negative is not None
+    both = torch.cat([taken, piece], 1)
+    vectors = vectors_of(rows.gather(1, both.clamp(min=0)))
+    alike = torch.bmm(vectors, vectors.transpose(1, 2)) >= rule.near_negative  # [b, k + s, k + s]
+    kept = torch.cat([taken >= 0, torch.zeros_like(piece, dtype=torch.bool)], 1)
+    passed = torch.zeros(len(both), dtype=torch.long, device=both.device)
+    for column in range(rule.k, both.shape[1]):
+        wanted = (both[:, column] >= 0) & (kept.sum(1) < rule.k)
+        copy = (alike[:, column] & kept).any(1)
+        kept[:, column] = wanted & ~copy
+        passed += wanted & copy
+    place = torch.arange(both.shape[1], 0, -1, device=both.device).expand_as(both).masked_fill(~kept, 0)
+    best = place.topk(rule.k, dim=1)
+    return torch.where(best.values > 0, both.gather(1, best.indices), -1), passed
+
+
+def _padded(slots: Tensor, k: int) -> Tensor:
+    return torch.nn.functional.pad(slots, (0, max(k - slots.shape[1], 0)), value=-1)
