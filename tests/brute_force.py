@@ -238,7 +238,7 @@ def _factor(q: hn.Negatives, rows: list[Row], alive: list[list[bool]]) -> Table:
     if isinstance(q, hn.ClippedTilt):
         return _clipped(q, rows, alive)
     if isinstance(q, (hn.Ring, hn.Rank)):
-        return [_ranked(q, row, living) for row, living in zip(rows, alive, strict=True)]
+        return [ranked(q, row, living) for row, living in zip(rows, alive, strict=True)]
     return [[_weight(q, row, j) for j in range(len(row.scores))] for row in rows]
 
 
@@ -289,7 +289,7 @@ def _hardened(log_eta: Any, parameter: float, s: Tensor) -> Weight:
     return w if number(w) > 0 else None
 
 
-def _ranked(q: hn.Ring | hn.Rank, row: Row, living: list[bool]) -> list[Weight]:
+def ranked(q: hn.Ring | hn.Rank, row: Row, living: list[bool]) -> list[Weight]:
     order = sorted((j for j in range(len(living)) if living[j]), key=lambda j: -number(row.scores[j]))
     if isinstance(q, hn.Rank):
         kept = order[q.start : q.stop]

@@ -1,6 +1,7 @@
 """Scores and the weights of every distribution against loops, value and gradient."""
 
 import math
+from dataclasses import replace
 
 import pytest
 import torch
@@ -163,7 +164,7 @@ def test_rows_with_different_valid_counts(text):
     log_w = hn.parse(text).log_weights(scores)
     for i in range(12):
         row = loops.Row(loops.Item(similarity[i]), [], [], list(similarity[i]), [], 1.0)
-        expected = loops._ranked(hn.parse(text), row, valid[i].tolist())
+        expected = loops.ranked(hn.parse(text), row, valid[i].tolist())
         assert (log_w[i] == 0).tolist() == [w is not None for w in expected]
 
 
@@ -251,3 +252,62 @@ def test_labels_of_every_candidate_are_needed():
     scores = hn.two_views(z, z, 0.5, labels=torch.arange(4), extra=torch.randn(2, 3))
     with pytest.raises(ValueError, match="OtherLabel needs labels of every candidate, got None"):
         hn.OtherLabel().log_weights(scores)
+
+
+@pytest.mark.parametrize(
+    "text", ["BelowPositive(absolute=0.0, by='guide')", "BelowPositive(0.3, absolute=-0.1, by='guide')"]
+)
+@pytest.mark.parametrize("name", ["two views", "several positives", "positives of the label"])
+def test_a_guide_judges_by_another_model(text, name):
+    """The same pairs under other vectors, at another temperature; the candidates' own scores do not matter."""
+    case, q = loops.CASES[name](), hn.parse(text)
+    generator = torch.Generator().manual_seed(11)
+    guide = [
+        torch.randn(x.shape, generator=generator, dtype=torch.float64)
+        for x in (case.scores.positives, case.scores.candidates)
+    ]
+    other = replace(case.scores, positives=guide[0] / 0.2, candidates=guide[1] / 0.2, temperature=0.2)
+    log_w = q.log_weights(case.scores.guided(other))
+    for i, row in enumerate(case.rows):
+        judged = [x for x, a in zip(guide[0][i].tolist(), row.positives, strict=True) if a is not None]
+        lowest = min(judged, default=math.inf)
+        limit = lowest - (q.absolute or 0.0)
+        if q.relative and judged:
+            limit = min(limit, lowest - q.relative * abs(lowest))
+        expected = [valid and s <= limit for s, valid in zip(guide[1][i].tolist(), row.valid, strict=True)]
+        assert (log_w[i] == 0).tolist() == expected
+    with pytest.raises(ValueError, match="BelowPositive needs a second model's similarities"):
+        q.log_weights(case.scores)
+
+
+def test_judged_pairs():
+    case = loops.CASES["several pools"]()
+    anchors, candidates = torch.tensor([0, 3, 3, 1, 7, 2]), torch.tensor([14, 21, 99, 2, 11, 22])
+    values = torch.tensor([hn.NEVER, 0.7, 1.0, -2.0, 3.0, 0.5])
+    log_w = (hn.Known(hn.KnownPairs(anchors, candidates, values)) * hn.Tilt(1.0)).log_weights(case.scores)
+    judged = dict(zip(zip(anchors.tolist(), candidates.tolist(), strict=True), values.tolist(), strict=True))
+    met = set()
+    for i, row in enumerate(case.rows):
+        for j, item in enumerate(row.candidates):
+            value = judged.get((row.anchor.id, item.id), 0.0) if row.valid[j] else hn.NEVER
+            met |= {(row.anchor.id, item.id)} & set(judged)
+            assert log_w[i, j].item() == pytest.approx(value + row.scores[j].item() if value != hn.NEVER else hn.NEVER)
+    assert len(met) == 4
+
+
+def test_more_positives_and_blocks_beside_each_other():
+    case = loops.CASES["several pools"]()
+    mask = torch.rand(case.scores.valid.shape) < 0.3
+    more = hn.more_positives(case.scores, mask)
+    assert torch.equal(more.valid, case.scores.valid & ~mask)
+    assert torch.equal(more.positive_valid[:, 1:], case.scores.valid & mask)
+    assert torch.equal(more.positives[:, 1:], case.scores.candidates)
+
+    anchors = hn.Keys(loops.random_keys(1, 5, 3), torch.arange(5), torch.tensor([0, 1, 2, 0, 1]))
+    parts = [loops.queue(), loops.mined()]
+    one = hn.score(anchors, loops.random_keys(2, 5, 3), parts, 0.4)
+    two = hn.beside(*(hn.score(anchors, loops.random_keys(2, 5, 3), part, 0.4) for part in parts))
+    for q in ("OtherLabel() * Tilt(1.0)", "From('mined')", "Ring(0.1, 0.6)"):
+        log_w = hn.parse(q).log_weights(one)
+        assert torch.equal(log_w, hn.parse(q).log_weights(two))
+        assert torch.equal(hn.info_nce(one, log_w), hn.info_nce(two, log_w))
