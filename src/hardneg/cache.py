@@ -18,7 +18,7 @@ from typing import Annotated, ClassVar
 import torch
 from torch import Tensor
 
-from hardneg.negatives import Negatives, Tilt, draw
+from hardneg.negatives import Negatives, Tilt, Uniform, draw
 from hardneg.notices import argument_error, check_range
 from hardneg.objectives import info_nce, surrogate
 from hardneg.scoring import score
@@ -150,20 +150,19 @@ def cache_loss(
     The drawn items are encoded once each, with gradient, and their fresh embeddings go back into the cache. ``drawn``
     gives the columns of ``cache.keys()``, if not to be drawn from the cache's seed and step.
     """
-    stale = score(anchors, positives, cache, temperature)
-    log_w = Tilt(0.0).log_weights(stale)
-    real = info_nce(stale, log_w).detach().squeeze(1)
+    held = cache.keys()
+    assert held.ids is not None
+    stale = score(anchors, positives, held, temperature)
+    real = info_nce(stale, Uniform().log_weights(stale)).detach().squeeze(1)
     if drawn is None:
         drawn = retrieve(stale, k, cache.generator(), how)
-    ids = stale.candidate_tags.ids
-    assert ids is not None
-    chosen = torch.where(drawn >= 0, ids.expand(len(drawn), -1).gather(1, drawn.clamp(min=0)), -1)
+    chosen = torch.cat([held.ids, held.ids.new_tensor([-1])])[drawn]  # -1 takes the last, which is nobody
+    if not bool((chosen >= 0).any()):
+        return CacheLoss(anchors.vectors.sum(-1) * 0.0, real, drawn)
     items, which = torch.unique(chosen[chosen >= 0], return_inverse=True)  # type: ignore[no-untyped-call]
-    if not len(items):
-        return CacheLoss(positives.sum(-1) * 0.0, real, drawn)
     encoded = encode(items)
     vectors = encoded.new_zeros(*chosen.shape, encoded.shape[1]).index_put((chosen >= 0,), encoded[which])
     fresh = score(anchors, positives, Keys(vectors, chosen, source="cache"), temperature).narrowed(chosen >= 0)
-    log_k = torch.zeros_like(fresh.candidates).masked_fill(~fresh.valid, NEVER)
-    cache.push(Keys(encoded.detach(), items))
-    return CacheLoss(-torch.expm1(-real) * surrogate(fresh, log_k).squeeze(1), real, drawn)
+    cache.push(Keys(encoded, items))
+    losses = surrogate(fresh, Uniform().log_weights(fresh)).squeeze(1)
+    return CacheLoss(-torch.expm1(-real) * losses, real, drawn)
