@@ -55,15 +55,14 @@ def repulsion_by_slope(rows, table):
 
 
 def slope_of(row, w):
-    """Least squares of log w over s under q."""
-    mass = sum(w.values())
+    """Least squares of log w over s on the support."""
     s = {j: loops.number(row.scores[j]) for j in w}
-    mean_s = sum(w[j] * s[j] for j in w) / mass
-    mean_w = sum(w[j] * math.log(w[j]) for j in w) / mass
-    variance = sum(w[j] * (s[j] - mean_s) ** 2 for j in w) / mass
+    mean_s = sum(s.values()) / len(w)
+    mean_w = sum(math.log(w[j]) for j in w) / len(w)
+    variance = sum((s[j] - mean_s) ** 2 for j in w)
     if variance < 1e-12:
         return 0.0
-    return sum(w[j] * (s[j] - mean_s) * (math.log(w[j]) - mean_w) for j in w) / mass / variance
+    return sum((s[j] - mean_s) * (math.log(w[j]) - mean_w) for j in w) / variance
 
 
 def of_row(row, line, repulsion, tau_plus):
@@ -101,6 +100,7 @@ def of_row(row, line, repulsion, tau_plus):
         **answers,
         "uniform_hardness": sum(similarity[j] for j in valid) / len(valid) if valid else math.nan,
         "clamped": clamped,
+        "real_pairs": [is_real and bool(support) for is_real in real],
         "empty": not support,
         "no_positive": not any(real),
     }
@@ -157,7 +157,6 @@ def test_diagnosing_leaves_the_graph_for_the_backward_pass():
     torch.testing.assert_close(z.grad, expected)
 
 
-@pytest.mark.xfail(strict=True, raises=RuntimeError, reason="_repulsion meets a graph that backward() has freed")
 def test_diagnosing_after_the_backward_pass():
     z = torch.randn(5, 3, requires_grad=True)
     scores = hn.two_views(z, z + 0.1, 0.5)
@@ -171,7 +170,6 @@ def test_effective_temperature_of_a_tilt_in_float32(temperature, beta):
     assert_effective_temperature(temperature, beta)
 
 
-@pytest.mark.xfail(strict=True, reason="under a concentrated q the weighted slope has no variance and becomes 0")
 @pytest.mark.parametrize(("temperature", "beta"), [(0.05, 5.0), (0.1, 20.0), (0.05, 50.0)])
 def test_effective_temperature_of_a_strong_tilt_in_float32(temperature, beta):
     assert_effective_temperature(temperature, beta)

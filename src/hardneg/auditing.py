@@ -33,14 +33,20 @@ class Diagnosis:
     """Temperature / (1 + beta), beta being the slope of the log-weights over the scores."""
     clamped: Annotated[Tensor, "b p"]
     """Where the debiased mean was floored."""
+    real_pairs: Annotated[Tensor, "b p"]
+    """Pairs that cost something: a valid positive, and an anchor with a negative."""
     empty: PerAnchor
     """Anchors without a negative."""
     no_positive: PerAnchor
     """Anchors without a positive."""
 
     def summary(self) -> dict[str, float]:
-        """The mean of each over the anchors for which it is defined."""
-        return {field.name: _mean(getattr(self, field.name)) for field in fields(self)}
+        """The mean of each over the anchors for which it is defined; of ``clamped``, over the real pairs."""
+        means = {field.name: _mean(getattr(self, field.name)) for field in fields(self)}
+        return means | {"clamped": self.clamped_share()}
+
+    def clamped_share(self) -> float:
+        return float(self.clamped.sum() / self.real_pairs.sum().clamp(min=1))
 
 
 def diagnose(scores: Scores, log_w: LogWeights, *, tau_plus: float = 0.0) -> Diagnosis:
@@ -63,7 +69,7 @@ def diagnose(scores: Scores, log_w: LogWeights, *, tau_plus: float = 0.0) -> Dia
         some = supported.any(-1)
         q = torch.softmax(torch.where(some[:, None], log_w, 0.0), dim=-1)
         similarity = scores.candidates * scores.temperature
-        slope = _slope(scores.candidates, log_w, q)
+        slope = _slope(scores.candidates, log_w)
         if repulsion is None:
             p = torch.softmax(scores.candidates + torch.where(some[:, None], log_w, 0.0), dim=-1)
             repulsion = p + slope[:, None] * (p - q)
@@ -81,6 +87,7 @@ def diagnose(scores: Scores, log_w: LogWeights, *, tau_plus: float = 0.0) -> Dia
             clamped=pairs & debiased(log_mean, scores.positives, tau_plus, scores.temperature)[1]
             if tau_plus
             else torch.zeros_like(pairs),
+            real_pairs=pairs,
             empty=~some,
             no_positive=~scores.positive_valid.any(-1),
         )
@@ -103,17 +110,21 @@ def _repulsion(scores: Scores, log_w: LogWeights) -> Tensor | None:
         return None
     total = log_expect_exp(scores.candidates, log_w)
     total = torch.where(total == NEVER, 0.0, total).sum()
-    return torch.autograd.grad(total, scores.candidates, retain_graph=True)[0].detach()
+    try:
+        return torch.autograd.grad(total, scores.candidates, retain_graph=True)[0].detach()
+    except RuntimeError:  # the graph of the weights is gone: the backward pass was before
+        return None
 
 
-def _slope(candidates: Tensor, log_w: Tensor, q: Tensor) -> Tensor:
-    """Least-squares slope of log w over s, weighted by q: beta for a tilt, 0 for a mask."""
-    finite = torch.where(log_w == NEVER, 0.0, log_w)
-    s = candidates - (q * candidates).sum(-1, keepdim=True)
-    w = finite - (q * finite).sum(-1, keepdim=True)
-    variance = (q * s * s).sum(-1)
-    tiny = torch.finfo(q.dtype).eps * (1.0 + candidates.abs().amax(-1)) ** 2 if q.shape[1] else variance
-    return torch.where(variance > tiny, (q * s * w).sum(-1) / variance.clamp(min=torch.finfo(q.dtype).tiny), 0.0)
+def _slope(candidates: Tensor, log_w: Tensor) -> Tensor:
+    """Least-squares slope of log w over s on q's support: beta for a tilt, 0 for a mask."""
+    on = (log_w != NEVER).to(candidates.dtype)
+    count = on.sum(-1, keepdim=True).clamp(min=1.0)
+    s, w = (torch.where(on > 0, values, 0.0) for values in (candidates, log_w))
+    s, w = (on * (values - values.sum(-1, keepdim=True) / count) for values in (s, w))
+    variance = s.square().sum(-1)
+    rounding = torch.finfo(s.dtype).eps * candidates.abs().sum(-1)
+    return torch.where(variance > rounding**2, (s * w).sum(-1) / variance, 0.0)
 
 
 def _false_share(scores: Scores, q: Tensor) -> Tensor:

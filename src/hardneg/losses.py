@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -13,7 +14,7 @@ from hardneg.negatives import Negatives, Uniform, parse
 from hardneg.notices import argument_error, check_range, warn_once
 from hardneg.objectives import NumNegatives, info_nce, reduce
 from hardneg.schedules import adaptive
-from hardneg.scoring import Pools, cross_views, same_label_positives, score, two_views
+from hardneg.scoring import Pools, as_keys, cross_views, same_label_positives, score, two_views
 from hardneg.types import Keys, LogWeights, Scores
 
 
@@ -26,6 +27,7 @@ class ContrastiveLoss(nn.Module):
     positives: ``"view"``, the other view; ``"label"``, all candidates of the anchor's label too (SupCon, H-SCL).
         Labels are otherwise read by the distribution only.
     temperature: a number, or a tensor or parameter to be learnt.
+    normalize: brings z1, z2 and the pool to unit norm. detach_keys: no gradient to z2 (MoCo's keys).
     The other options are those of ``info_nce`` and ``reduce``.
 
     A schedule inside the negatives needs ``set_progress(step, total)`` before each step or epoch.
@@ -48,6 +50,7 @@ class ContrastiveLoss(nn.Module):
         positives_in_denominator: str = "own",
         reduction: str = "anchors",
         normalize: bool = True,
+        detach_keys: bool = False,
     ) -> None:
         super().__init__()
         for name, value, known in (
@@ -66,7 +69,7 @@ class ContrastiveLoss(nn.Module):
         self.tau_plus = tau_plus
         self.views, self.positives = views, positives
         self.num_negatives, self.positives_in_denominator = num_negatives, positives_in_denominator
-        self.reduction, self.normalize = reduction, normalize
+        self.reduction, self.normalize, self.detach_keys = reduction, normalize, detach_keys
         self.step = 0
         self.total: int | None = None
         self._current = self.negatives
@@ -81,10 +84,14 @@ class ContrastiveLoss(nn.Module):
         self, z1: Tensor, z2: Tensor, ids: Tensor | None = None, labels: Tensor | None = None, pool: Pools | None = None
     ) -> Scores:
         """The scores that the loss is computed from."""
+        parts = None if pool is None else as_keys(pool)
         if self.normalize:
-            z1, z2 = (normalize(z.to(torch.promote_types(z.dtype, torch.float32)), dim=-1) for z in (z1, z2))
-        if pool is not None:
-            scores = score(Keys(z1, ids, labels), Keys(z2, None, labels), pool, self.temperature)
+            z1, z2 = _unit(z1), _unit(z2)
+            parts = parts and [replace(keys, vectors=_unit(keys.vectors)) for keys in parts]
+        if self.detach_keys:
+            z2 = z2.detach()
+        if parts is not None:
+            scores = score(Keys(z1, ids, labels), z2, parts, self.temperature)
         else:
             build = two_views if self.views == "two" else cross_views
             scores = build(z1, z2, self.temperature, ids, labels)
@@ -109,9 +116,11 @@ class ContrastiveLoss(nn.Module):
     def diagnose(
         self, z1: Tensor, z2: Tensor, ids: Tensor | None = None, labels: Tensor | None = None, pool: Pools | None = None
     ) -> Diagnosis:
-        """How hard, how false and how many the negatives of this batch are."""
-        scores = self.scores(z1, z2, ids, labels, pool)
-        return diagnose(scores, self._current.log_weights(scores), tau_plus=self.tau_plus)
+        """How hard, how false and how many the negatives of this batch are; exact also under ``no_grad``."""
+        with torch.enable_grad():  # whether the weights carry a gradient tells who is attracted
+            scores = self.scores(z1.detach(), z2.detach(), ids, labels, pool)
+            scores = replace(scores, candidates=scores.candidates.detach().requires_grad_())
+            return diagnose(scores, self._current.log_weights(scores), tau_plus=self.tau_plus)
 
     def extra_repr(self) -> str:
         return f"{self.negatives!r}, temperature={self.temperature}, tau_plus={self.tau_plus}, views={self.views!r}"
@@ -134,7 +143,7 @@ class ContrastiveLoss(nn.Module):
             return
         with torch.no_grad():
             found = diagnose(scores, log_w, tau_plus=self.tau_plus)
-            empty, clamped = found.empty.float().mean().item(), found.clamped.float().mean().item()
+            empty, clamped = found.empty.float().mean().item(), found.clamped_share()
         if empty > 0.5:
             warn_once(
                 "empty",
@@ -148,3 +157,7 @@ class ContrastiveLoss(nn.Module):
                 f"tau_plus={self.tau_plus} is too large for temperature={float(self.temperature):.3g}. "
                 "Lower tau_plus or raise the temperature.",
             )
+
+
+def _unit(vectors: Tensor) -> Tensor:
+    return normalize(vectors.to(torch.promote_types(vectors.dtype, torch.float32)), dim=-1)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import warnings
+from numbers import Real
 from typing import Any
 
 _said: set[str] = set()
@@ -28,12 +29,19 @@ def argument_error(who: str, what: str, name: str, value: Any) -> ValueError:
     return ValueError(f"{who} needs {what}, got {name}={value!r}.")
 
 
+def check_kind(who: str, name: str, value: Any, kind: type, what: str) -> None:
+    """Raises unless the value is of this kind; a flag is not a whole number."""
+    if not isinstance(value, kind) or (kind is int and isinstance(value, bool)):
+        raise argument_error(who, what, name, value)
+
+
 def check_range(who: str, name: str, value: Any, low: float, high: float, *, open_high: bool = False) -> None:
     """Raises unless ``low <= value <= high`` (or ``< high``); what is not yet a number, like a schedule, passes."""
-    if isinstance(value, bool) or (not isinstance(value, (int, float)) and not hasattr(value, "__mul__")):
+    if isinstance(value, bool) or not hasattr(value, "__float__"):
         raise argument_error(who, "a number", name, value)
-    if not isinstance(value, (int, float)):
+    if not isinstance(value, Real):
         return
+    value = float(value)
     if math.isnan(value) or value < low or value > high or (open_high and value == high):
         bracket = ")" if open_high or high == math.inf else "]"
         raise argument_error(who, f"{name} in [{low}, {high}{bracket}", name, value)

@@ -73,12 +73,14 @@ def hscl_threshold(temperature: float = 0.5, threshold: Number = 0.0) -> Contras
     return _pooled(OtherLabel() * Threshold(threshold), temperature)
 
 
-def moco(temperature: float = 0.07) -> Loss:
+def moco(temperature: float = 0.07) -> ContrastiveLoss:
     """MoCo (He et al. 2020): q against a queue, k its positive; the caller pushes k after the loss."""
     return _against_pool(Uniform(), temperature)
 
 
-def ring(temperature: float = 0.07, inner: Number = 0.1, outer: Number = 1.0, dynamic_inner: bool = True) -> Loss:
+def ring(
+    temperature: float = 0.07, inner: Number = 0.1, outer: Number = 1.0, dynamic_inner: bool = True
+) -> ContrastiveLoss:
     """MoCoRing (Wu et al. 2021): the queue within a ring of ranks. The paper anneals: ``outer=linear(1.0, 0.1)``."""
     return _against_pool(Ring(inner, outer, dynamic_inner), temperature)
 
@@ -247,10 +249,5 @@ def _pooled(negatives: Negatives, temperature: float) -> ContrastiveLoss:
     )
 
 
-def _against_pool(negatives: Negatives, temperature: float) -> Loss:
-    inner: Loss = ContrastiveLoss(negatives, temperature, normalize=False)
-
-    def loss(q: Views, k: Views, pool: Pools, ids: Tensor | None = None) -> Tensor:
-        return inner(q, k.detach(), ids, pool=pool)
-
-    return loss
+def _against_pool(negatives: Negatives, temperature: float) -> ContrastiveLoss:
+    return ContrastiveLoss(negatives, temperature, normalize=False, detach_keys=True)

@@ -58,10 +58,14 @@ def short_repr(value: Any) -> str:
     for field in fields(value):
         current = getattr(value, field.name)
         if field.default is MISSING:
-            parts.append(repr(current))
+            parts.append(_literal(current))
         elif current != field.default:
-            parts.append(f"{field.name}={current!r}")
+            parts.append(f"{field.name}={_literal(current)}")
     return f"{type(value).__name__}({', '.join(parts)})"
+
+
+def _literal(value: Any) -> str:
+    return repr(float(value)) if isinstance(value, float) else repr(value)  # numpy's floats have a repr of their own
 
 
 def _fraction(who: str, step: int, total: int | None, steps: int | None) -> float:

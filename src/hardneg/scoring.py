@@ -74,7 +74,7 @@ def two_views(
     """
     _check_views("two_views", z1, z2)
     batch = Keys(torch.cat([z1, z2]), _twice(_batch_ids(z1, ids)), _twice(labels), _twice(clusters), source="batch")
-    return _assemble(batch, torch.cat([z2, z1]), [batch, *_as_keys(extra, match_ids=ids is not None)], temperature)
+    return _assemble(batch, torch.cat([z2, z1]), [batch, *as_keys(extra, match_ids=ids is not None)], temperature)
 
 
 def cross_views(
@@ -92,7 +92,7 @@ def cross_views(
     batch_ids = _batch_ids(z1, ids)
     anchors = Keys(z1, batch_ids, labels, clusters)
     other = Keys(z2, batch_ids, labels, clusters, source="batch")
-    return _assemble(anchors, z2, [other, *_as_keys(extra, match_ids=ids is not None)], temperature)
+    return _assemble(anchors, z2, [other, *as_keys(extra, match_ids=ids is not None)], temperature)
 
 
 def score(
@@ -110,7 +110,7 @@ def score(
     which are concatenated. Ids are matched only where both sides have them.
     """
     anchors = anchors if isinstance(anchors, Keys) else Keys(anchors)
-    return _assemble(anchors, positives, _as_keys(pool), temperature, positive_mask)
+    return _assemble(anchors, positives, as_keys(pool), temperature, positive_mask)
 
 
 def from_matrix(
@@ -283,9 +283,10 @@ def _concatenated(parts: list[Tensor]) -> Tensor:
     return parts[0] if len(parts) == 1 else torch.cat(parts, dim=1)
 
 
-def _as_keys(pool: Pools, match_ids: bool = True) -> list[Keys]:
+def as_keys(pool: Pools, match_ids: bool = True) -> list[Keys]:
+    """The candidates of one or several pools; without ``match_ids``, their ids match nothing."""
     if isinstance(pool, (list, tuple)):
-        return [keys for part in pool for keys in _as_keys(part, match_ids)]
+        return [keys for part in pool for keys in as_keys(part, match_ids)]
     if isinstance(pool, Tensor):
         return [Keys(pool)]
     keys = pool if isinstance(pool, Keys) else pool.keys()  # type: ignore[union-attr]

@@ -170,6 +170,8 @@ class Scores:
 
         A candidate drawn twice counts twice.
         """
+        if not self.candidates.shape[1]:
+            return self._one_nobody().take(index)
         drawn, slot = index >= 0, index.clamp(min=0)
 
         def pick(tag: Tensor | None) -> Tensor | None:
@@ -189,6 +191,19 @@ class Scores:
             source=self.source.new_zeros(index.shape[1]),
             source_names=("drawn",),
             guide=self.guide and Guide(self.guide.positives, self.guide.candidates.gather(1, slot)),
+        )
+
+    def _one_nobody(self) -> Scores:
+        """A single invalid candidate in place of none, so that there is a column to point at."""
+        rows = self.candidates.shape[0]
+        return replace(
+            self,
+            candidates=self.candidates.new_zeros(rows, 1),
+            valid=self.valid.new_zeros(rows, 1),
+            candidate_tags=Tags(),
+            source=self.source.new_zeros(1),
+            source_names=("drawn",),
+            guide=self.guide and Guide(self.guide.positives, self.guide.candidates.new_zeros(rows, 1)),
         )
 
     def _pair(self, who: str, name: str) -> tuple[Tensor, Tensor]:

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from hardneg.negatives.base import Negatives, keep
-from hardneg.notices import argument_error, check_range
+from hardneg.notices import argument_error, check_kind, check_range
 from hardneg.schedules import Number, Schedule
 from hardneg.types import NEVER, LogWeights, Scores
 
@@ -59,6 +59,7 @@ class Ring(Negatives):
     def __post_init__(self) -> None:
         check_range("Ring", "inner", self.inner, 0.0, 1.0)
         check_range("Ring", "outer", self.outer, 0.0, 1.0)
+        check_kind("Ring", "dynamic_inner", self.dynamic_inner, bool, "True or False")
         if not isinstance(self.inner, Schedule) and not isinstance(self.outer, Schedule):
             # Made here, outside any compiled graph, so that an annealed ring does not recompile it at each step: the
             # edges are tensors, and the sizes of the selections come from a few steps (_reach).
@@ -94,6 +95,9 @@ class Rank(Negatives):
     examples: ClassVar = ("Rank(0, 5)", "Rank(2, 4)", "Rank(3)")
 
     def __post_init__(self) -> None:
+        check_kind("Rank", "start", self.start, int, "a whole number")
+        if self.stop is not None:
+            check_kind("Rank", "stop", self.stop, int, "a whole number")
         if self.start < 0:
             raise argument_error("Rank", "a start of 0 or more", "start", self.start)
         if self.stop is not None and self.stop <= self.start:

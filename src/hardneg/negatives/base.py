@@ -126,6 +126,6 @@ def _say_if_order_matters(factors: tuple[Negatives, ...]) -> None:
             name, mask = type(ranked).__name__, type(factors[last]).__name__
             warn_once(
                 f"order:{name}*{mask}",
-                f"{name} * {mask}: the order matters. {name} ranks all candidates and {mask} then removes some of "
-                f"those it chose; write {mask} * {name} to rank only what {mask} leaves.",
+                f"{name} * {mask}: the order matters. {name} looks at all candidates and {mask} then removes some of "
+                f"those it chose; write {mask} * {name} to let {name} see only what {mask} leaves.",
             )

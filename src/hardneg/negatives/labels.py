@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from hardneg.negatives.base import Negatives, keep
+from hardneg.notices import check_kind
 from hardneg.types import LogWeights, Scores
 
 
@@ -26,6 +27,9 @@ class From(Negatives):
     source: str
     masks: ClassVar = True
     examples: ClassVar = ('From("batch")',)
+
+    def __post_init__(self) -> None:
+        check_kind("From", "source", self.source, str, "the name of a source")
 
     def log_weights(self, scores: Scores) -> LogWeights:
         return keep(scores, scores.of_source("From", self.source))

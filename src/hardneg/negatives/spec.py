@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ast
 import difflib
+import math
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -55,13 +56,18 @@ def _evaluate(node: ast.expr, text: str, names: Mapping[str, Callable[..., Any]]
     match node:
         case ast.Constant(value=value):
             return value
-        case ast.UnaryOp(op=ast.USub(), operand=ast.Constant(value=int() | float() as value)):
-            return -value
+        case ast.Name(id="inf"):
+            return math.inf
+        case ast.UnaryOp(op=ast.USub(), operand=ast.Constant(value=int() | float()) | ast.Name(id="inf") as operand):
+            return -_evaluate(operand, text, names)
         case ast.BinOp(left=left, op=ast.Mult(), right=right):
             return _multiply(_evaluate(left, text, names), _evaluate(right, text, names), text)
         case ast.Call(func=ast.Name(id=name), args=args, keywords=keywords):
             values = [_evaluate(arg, text, names) for arg in args]
             options = {str(keyword.arg): _evaluate(keyword.value, text, names) for keyword in keywords}
+            if len(options) < len(keywords):
+                repeated = [keyword.arg for keyword in keywords]
+                raise ValueError(f"{name} needs each argument once, got {', '.join(map(str, repeated))} in {text!r}.")
             return _call(name, values, options, names)
         case ast.Name(id=name) if name in names:
             raise ValueError(f"{name} needs brackets in {text!r}: write {name}().")
@@ -92,4 +98,4 @@ def _call(name: str, values: list[Any], options: dict[str, Any], names: Mapping[
     try:
         return names[name](*values, **options)
     except TypeError as error:
-        raise ValueError(f"{name}: {str(error).replace('__init__() ', '')}.") from None
+        raise ValueError(f"{name}: {str(error).replace(f'{name}.__init__() ', '')}.") from None

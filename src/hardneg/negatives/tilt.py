@@ -14,7 +14,7 @@ from typing import ClassVar
 import torch
 
 from hardneg.negatives.base import Negatives
-from hardneg.notices import check_range
+from hardneg.notices import check_kind, check_range
 from hardneg.schedules import Number
 from hardneg.types import NEVER, LogWeights, Scores
 
@@ -30,6 +30,9 @@ class Tilt(Negatives):
 
     def __post_init__(self) -> None:
         check_range("Tilt", "beta", self.beta, 0.0, math.inf, open_high=True)
+        check_kind("Tilt", "detach", self.detach, bool, "True or False")
+        if self.source is not None:
+            check_kind("Tilt", "source", self.source, str, "the name of a source")
 
     def log_weights(self, scores: Scores) -> LogWeights:
         tilted = self.beta * (scores.candidates.detach() if self.detach else scores.candidates)
@@ -49,11 +52,13 @@ class ClippedTilt(Negatives):
     beta: Number
     bound: float = 2.0
     detach: bool = False
+    ranks: ClassVar = True  # the scale is that of the valid candidates
     examples: ClassVar = ("ClippedTilt(1.0)", "ClippedTilt(10.0, bound=1.0, detach=True)")
 
     def __post_init__(self) -> None:
         check_range("ClippedTilt", "beta", self.beta, 0.0, math.inf, open_high=True)
         check_range("ClippedTilt", "bound", self.bound, 0.0, math.inf, open_high=True)
+        check_kind("ClippedTilt", "detach", self.detach, bool, "True or False")
 
     def log_weights(self, scores: Scores) -> LogWeights:
         s = scores.candidates.detach() if self.detach else scores.candidates
