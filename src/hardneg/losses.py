@@ -12,7 +12,7 @@ from torch.nn.functional import normalize
 from hardneg.auditing import Diagnosis, diagnose
 from hardneg.negatives import Negatives, Uniform, parse
 from hardneg.notices import argument_error, check_range, warn_once
-from hardneg.objectives import NumNegatives, info_nce, reduce
+from hardneg.objectives import NumNegatives, check_num_negatives, info_nce, reduce
 from hardneg.schedules import adaptive
 from hardneg.scoring import Pools, as_keys, cross_views, same_label_positives, score, two_views
 from hardneg.types import Keys, LogWeights, Scores
@@ -62,6 +62,7 @@ class ContrastiveLoss(nn.Module):
             if value not in known:
                 raise argument_error("ContrastiveLoss", f"{name} in {known}", name, value)
         check_range("ContrastiveLoss", "tau_plus", tau_plus, 0.0, 1.0, open_high=True)
+        check_num_negatives("ContrastiveLoss", num_negatives)
         if not isinstance(temperature, Tensor) and not temperature > 0:
             raise argument_error("ContrastiveLoss", "a temperature above 0", "temperature", temperature)
         self.negatives = parse(negatives) if isinstance(negatives, str) else negatives

@@ -63,6 +63,7 @@ def info_nce(
     tensor([1.0986, 1.0986, 1.0986, 1.0986])
     """
     check_range("info_nce", "tau_plus", tau_plus, 0.0, 1.0, open_high=True)
+    check_num_negatives("info_nce", num_negatives)
     positives, candidates = scores.positives, scores.candidates
     if log_q is not None:
         positives, candidates = _without_sampling_bias(positives, candidates, log_q, tau_plus)
@@ -125,6 +126,7 @@ def sigmoid(
     Each pair is a yes-or-no question. The authors sum over the negatives and average over the anchors, learn the
     temperature and start the bias at -10.
     """
+    check_num_negatives("sigmoid", num_negatives)
     some = (log_w != NEVER).any(-1)
     q = torch.softmax(torch.where(some[:, None], log_w, 0.0), dim=-1)
     number = torch.where(some, _log_number(scores, log_w, num_negatives), 0.0).exp()
@@ -166,6 +168,14 @@ def reduce(
     raise argument_error("reduce", "reduction 'anchors', 'pairs' or 'none'", "reduction", reduction)
 
 
+def check_num_negatives(who: str, num_negatives: NumNegatives) -> None:
+    if isinstance(num_negatives, Tensor) or num_negatives in ("support", "candidates", "mass"):
+        return
+    if isinstance(num_negatives, str) or not num_negatives > 0:
+        what = "num_negatives 'support', 'candidates', 'mass' or a number above 0"
+        raise argument_error(who, what, "num_negatives", num_negatives)
+
+
 def _log_number(scores: Scores, log_w: LogWeights, num_negatives: NumNegatives) -> Tensor:
     if isinstance(num_negatives, str):
         if num_negatives == "support":
@@ -174,11 +184,9 @@ def _log_number(scores: Scores, log_w: LogWeights, num_negatives: NumNegatives) 
             return scores.other_instance().sum(-1).to(log_w.dtype).log()
         if num_negatives == "mass":
             return _masked_lse(log_w, log_w != NEVER)
-    elif isinstance(num_negatives, Tensor) or num_negatives > 0:
+    else:
         return (torch.ones_like(log_w[:, 0:1].sum(-1)) * num_negatives).log()
-    raise argument_error(
-        "info_nce", "num_negatives 'support', 'candidates', 'mass' or a number above 0", "num_negatives", num_negatives
-    )
+    raise AssertionError(num_negatives)
 
 
 def _only_real_pairs(losses: Tensor, scores: Scores, log_w: LogWeights) -> Tensor:

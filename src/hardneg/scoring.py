@@ -129,6 +129,7 @@ def from_matrix(
             "from_matrix needs similarity [b, n] and a bool mask of the same shape, got "
             f"similarity={tuple(similarity.shape)} and positives={tuple(positives.shape)} of {positives.dtype}."
         )
+    _check_temperature("from_matrix", temperature)
     with torch.autocast(similarity.device.type, enabled=False):
         scores = _not_infinite(_widen(similarity)) / temperature
     negative = ~positives if valid is None else valid & ~positives
@@ -210,6 +211,9 @@ def _assemble(
         own_vectors = _prepared(own).view(b, -1, own.dim)
         positive = _similarity(rows, own_vectors) / temperature
         candidates = _concatenated([_similarity(rows, _prepared(keys)) for keys in pool]) / temperature
+    if mask is not None and (mask.shape != positive.shape or mask.dtype != torch.bool):
+        got = f"{tuple(mask.shape)} of {mask.dtype}"
+        raise ValueError(f"score needs a bool positive_mask {tuple(positive.shape)}, got positive_mask={got}.")
     ids = _tag_of(pool, "ids", candidates, fill=-1)
     valid = torch.ones_like(candidates, dtype=torch.bool)
     if ids is not None and anchors.ids is not None:
@@ -312,8 +316,7 @@ def _check_views(who: str, z1: Tensor, z2: Tensor) -> None:
 def _check_parts(anchors: Keys, own: Keys, pool: list[Keys], temperature: float | Tensor) -> None:
     if anchors.private:
         raise ValueError(f"score needs anchors [b, d], got vectors={tuple(anchors.vectors.shape)}.")
-    if isinstance(temperature, (int, float)) and not temperature > 0:
-        raise ValueError(f"score needs a temperature above 0, got temperature={temperature}.")
+    _check_temperature("score", temperature)
     if own.vectors.shape[0] != len(anchors):
         raise ValueError(f"score needs positives of {len(anchors)} anchors, got positives={tuple(own.vectors.shape)}.")
     if not pool:
@@ -326,6 +329,11 @@ def _check_parts(anchors: Keys, own: Keys, pool: list[Keys], temperature: float 
             raise ValueError(
                 f"score needs private candidates of {len(anchors)} anchors, got {tuple(keys.vectors.shape)}."
             )
+
+
+def _check_temperature(who: str, temperature: float | Tensor) -> None:
+    if isinstance(temperature, (int, float)) and not temperature > 0:
+        raise ValueError(f"{who} needs a temperature above 0, got temperature={temperature}.")
 
 
 def _check_vectors(vectors: Tensor) -> None:
