@@ -1,0 +1,191 @@
+"""How good embeddings are: a linear probe and nearest neighbours, and what pairs.py says of their geometry.
+
+Plain functions on tensors, on any device, and seeded. Features are taken as an encoder gives them: the probe
+standardises them, the others use their directions.
+"""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy
+
+from hardneg.notices import argument_error
+from hardneg.pairs import Features, Labels, directions, similarity_histograms, uniformity
+
+PROBES = ("torch", "sklearn", "none")
+SPLIT_NAMES = ("train_x", "train_y", "test_x", "test_y")
+
+
+def evaluate_embeddings(
+    train_x: Features, train_y: Labels, test_x: Features, test_y: Labels, *,
+    k: int = 200, temperature: float = 0.5, probe: str = "torch", seed: int = 0, max_pairs: int = 2_000_000,
+) -> dict[str, Any]:  # fmt: skip
+    """All of the evaluations, as numbers and lists that JSON can hold; accuracies are fractions.
+
+    ``probe="none"`` leaves out the slowest. The histograms and uniformity are those of the test features: of all pairs,
+    or of ``max_pairs`` drawn ones where there are more.
+    """
+    check_split(train_x, train_y, test_x, test_y)
+    if probe not in PROBES:
+        raise argument_error("evaluate_embeddings", f"a probe among {PROBES}", "probe", probe)
+    split = (train_x, train_y, test_x, test_y)
+    result: dict[str, Any] = {
+        "knn": knn_accuracy(*split, k=k, temperature=temperature),
+        "1nn": knn_accuracy(*split, k=1),
+        "k": min(k, len(train_x)),
+        "uniformity": uniformity(test_x, max_pairs=max_pairs, seed=seed),
+        "num_train": len(train_x),
+        "num_test": len(test_x),
+    }
+    if probe != "none":
+        result["linear"] = (linear_probe if probe == "torch" else sklearn_probe)(*split, seed=seed)
+    histograms = similarity_histograms(test_x, test_y, max_pairs=max_pairs, seed=seed)
+    result["similarities"] = {name: _plain(value) for name, value in histograms._asdict().items()}
+    return result
+
+
+def linear_probe(
+    train_x: Features, train_y: Labels, test_x: Features, test_y: Labels, *,
+    epochs: int = 100, learning_rate: float = 1e-3, batch_size: int = 256, seed: int = 0,
+) -> float:  # fmt: skip
+    """Accuracy of a logistic regression on frozen, standardised features: a linear layer, Adam, mini-batches."""
+    check_split(train_x, train_y, test_x, test_y)
+    train, test = _standardised(train_x, test_x)
+    classes, targets = torch.unique(train_y, return_inverse=True)
+    targets = targets.to(train.device)
+    generator = torch.Generator(train.device).manual_seed(seed)
+    layer = nn.Linear(train.shape[1], len(classes), device=train.device)
+    nn.init.zeros_(layer.weight)
+    nn.init.zeros_(layer.bias)
+    optimizer = torch.optim.Adam(layer.parameters(), learning_rate, fused=True)
+    with torch.enable_grad():
+        for _ in range(epochs):
+            order = torch.randperm(len(train), generator=generator, device=train.device)
+            for rows in order.split(batch_size):  # type: ignore[no-untyped-call]
+                optimizer.zero_grad()
+                cross_entropy(layer(train[rows]), targets[rows]).backward()  # type: ignore[no-untyped-call]
+                optimizer.step()
+    with torch.no_grad():
+        predicted = classes.to(test.device)[layer(test).argmax(1)]
+    return _accuracy(predicted, test_y)
+
+
+def sklearn_probe(
+    train_x: Features, train_y: Labels, test_x: Features, test_y: Labels, *, strength: float = 1.0, seed: int = 0
+) -> float:
+    """Accuracy of scikit-learn's logistic regression, run to convergence: exact, for thousands of rows.
+
+    ``strength`` is its C, the inverse of the L2 penalty. The seed is not used, the optimum being unique.
+    """
+    try:
+        from sklearn.linear_model import LogisticRegression
+    except ImportError as error:
+        raise ImportError("sklearn_probe needs scikit-learn; pip install 'hardneg[eval]'.") from error
+    check_split(train_x, train_y, test_x, test_y)
+    train, test = (part.cpu().numpy() for part in _standardised(train_x, test_x))
+    model = LogisticRegression(C=strength, max_iter=5000).fit(train, train_y.cpu().numpy())
+    return _accuracy(torch.from_numpy(model.predict(test)), test_y.cpu())
+
+
+def knn_accuracy(
+    train_x: Features, train_y: Labels, test_x: Features, test_y: Labels, *,
+    k: int = 200, temperature: float = 0.5, block: int = 1024,
+) -> float:  # fmt: skip
+    """Accuracy of the vote of the k nearest by cosine, each with weight e^(cosine / temperature) (Wu et al. 2018)."""
+    check_split(train_x, train_y, test_x, test_y)
+    return _accuracy(knn_predict(train_x, train_y, test_x, k=k, temperature=temperature, block=block), test_y)
+
+
+def knn_predict(
+    train_x: Features, train_y: Labels, test_x: Features, *, k: int = 200, temperature: float = 0.5, block: int = 1024
+) -> Labels:
+    """The label with the heaviest vote for each test row; k is clipped to the number of train rows."""
+    if k < 1 or temperature <= 0:
+        raise argument_error(
+            "knn_predict", "k of at least 1 and a positive temperature", "(k, temperature)", (k, temperature)
+        )
+    bank, queries = directions(train_x), directions(test_x)
+    classes, targets = torch.unique(train_y.to(bank.device), return_inverse=True)
+    k = min(k, len(bank))
+    predicted = []
+    for start in range(0, len(queries), block):
+        similarity, nearest = (queries[start : start + block] @ bank.T).topk(k, dim=1)
+        # Minus the largest, which changes no vote: nothing overflows at a low temperature.
+        weights = ((similarity - similarity[:, :1]) / temperature).exp()
+        votes = weights.new_zeros(len(weights), len(classes)).scatter_add_(1, targets[nearest], weights)
+        predicted.append(classes[votes.argmax(1)])
+    return torch.cat(predicted)
+
+
+def save_embeddings(path: str | Path, train_x: Features, train_y: Labels, test_x: Features, test_y: Labels) -> None:
+    """Features and labels of both splits as one .npz file, which ``evaluate_file`` reads."""
+    check_split(train_x, train_y, test_x, test_y)
+    parts = zip(SPLIT_NAMES, (train_x, train_y, test_x, test_y), strict=True)
+    np.savez(Path(path), **{name: _as_array(part) for name, part in parts})  # type: ignore[arg-type]
+
+
+def load_embeddings(path: str | Path) -> tuple[Features, Labels, Features, Labels]:
+    """The four arrays of a saved .npz file, checked."""
+    if not Path(path).is_file():
+        raise FileNotFoundError(
+            f"load_embeddings needs an .npz file with {', '.join(SPLIT_NAMES)}, got no file {path}."
+        )
+    with np.load(Path(path)) as file:
+        missing = [name for name in SPLIT_NAMES if name not in file]
+        if missing:
+            raise ValueError(f"load_embeddings needs arrays {', '.join(SPLIT_NAMES)}, got none of {missing} in {path}.")
+        train_x, train_y, test_x, test_y = (torch.from_numpy(file[name]) for name in SPLIT_NAMES)
+    split = (train_x.float(), train_y.long(), test_x.float(), test_y.long())
+    check_split(*split)
+    return split
+
+
+def evaluate_file(path: str | Path, *, device: torch.device | str = "cpu", **options: Any) -> dict[str, Any]:
+    """``evaluate_embeddings`` of a saved .npz file."""
+    return evaluate_embeddings(*(part.to(device) for part in load_embeddings(path)), **options)
+
+
+def check_split(train_x: Features, train_y: Labels, test_x: Features, test_y: Labels) -> None:
+    """Raises unless both splits are finite features of one width with a label per row, of two classes or more."""
+    for name, x, y in (("train", train_x, train_y), ("test", test_x, test_y)):
+        if x.ndim != 2 or not len(x) or y.shape != x.shape[:1] or y.is_floating_point():
+            got = f"{name}_x={tuple(x.shape)} and {name}_y={tuple(y.shape)} of {y.dtype}"
+            raise ValueError(f"Evaluation needs features [n, d] and a whole-number label per row, got {got}.")
+        if not torch.isfinite(x).all():
+            raise ValueError(
+                f"Evaluation needs finite features, got {int((~torch.isfinite(x)).sum())} others in {name}_x."
+            )
+    if train_x.shape[1] != test_x.shape[1]:
+        raise argument_error("Evaluation", f"test features of width {train_x.shape[1]}", "test_x", tuple(test_x.shape))
+    if train_y.min() == train_y.max():
+        raise argument_error("Evaluation", "at least two classes", "train_y", f"all {int(train_y[0])}")
+
+
+def _standardised(train: Features, test: Features) -> tuple[Tensor, Tensor]:
+    """Both splits with the mean and deviation of the train split; a constant feature becomes 0."""
+    train, test = train.float(), test.float()
+    std, mean = torch.std_mean(train, dim=0, correction=0)
+    scale = torch.where(std > 1e-6 * (1.0 + mean.abs()), std, torch.inf)
+    return (train - mean) / scale, (test - mean) / scale
+
+
+def _accuracy(predicted: Labels, y: Labels) -> float:
+    return (predicted == y.to(predicted.device)).double().mean().item()
+
+
+def _as_array(part: Tensor) -> Any:
+    part = part.detach().cpu()
+    return (part.float() if part.is_floating_point() else part).numpy()
+
+
+def _plain(value: Tensor | float) -> Any:
+    """A list or a number; None for NaN, which JSON does not have."""
+    if isinstance(value, Tensor):
+        return value.tolist()
+    return None if math.isnan(value) else value

@@ -1,0 +1,117 @@
+"""The image operations of augmentation: float batches in [0, 1], one set of parameters per row, nothing random."""
+
+from __future__ import annotations
+
+from typing import Annotated, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.nn.functional import grid_sample, pad
+
+Images = Annotated[Tensor, "b c h w"]
+Planes = list[Annotated[Tensor, "b h w"]]
+"""The channels one by one: stacked in between, a compiler could not fuse what follows."""
+
+_GREY = (0.299, 0.587, 0.114)  # ITU-R 601, as in kornia; torchvision rounds the first to 0.2989
+
+
+class Parameters(NamedTuple):
+    """What was drawn for each row; rows are images, or images of the first view and then of the second."""
+
+    box: Annotated[Tensor, "4 b"]  # left, top, width, height of the crop in pixels
+    flip: Annotated[Tensor, "b"]  # bool
+    angle: Annotated[Tensor, "b"]  # radians
+    zoom: Annotated[Tensor, "b"]
+    shift: Annotated[Tensor, "2 b"]  # pixels to the right, pixels down
+    factors: Annotated[Tensor, "4 b"]  # brightness, contrast, saturation (1 changes nothing), hue (turns)
+    stage: Annotated[Tensor, "4 b"]  # when each of the four is applied, 0 to 3
+    grey: Annotated[Tensor, "b"]  # bool
+    sigma: Annotated[Tensor, "b"]  # pixels; 0 leaves the image sharp
+
+
+def resample(pixels: Images, parameters: Parameters, *, warped: bool) -> Planes:
+    """Crop, flip and, if ``warped``, rotation, zoom and shift, in one bilinear resampling to the size of the input.
+
+    A crop repeats its edge, as cropping and then resizing does; a warp shows black outside the image.
+    """
+    height, width = pixels.shape[2:]
+    left, top, box_width, box_height = (per_row(side) for side in parameters.box)
+    x = (torch.arange(width, device=pixels.device) + 0.5 - 0.5 * width).expand(1, height, width)
+    y = (torch.arange(height, device=pixels.device)[:, None] + 0.5 - 0.5 * height).expand(1, height, width)
+    x = torch.where(per_row(parameters.flip), -x, x)
+    if warped:
+        cos, sin = (per_row(f(parameters.angle) / parameters.zoom) for f in (torch.cos, torch.sin))
+        right, down = (per_row(side) for side in parameters.shift)
+        x, y = cos * (x - right) + sin * (y - down), cos * (y - down) - sin * (x - right)
+    column = left + (x / width + 0.5) * box_width - 0.5
+    row = top + (y / height + 0.5) * box_height - 0.5
+    if not warped:
+        column = column.clamp(left, left + box_width - 1.0)
+        row = row.clamp(top, top + box_height - 1.0)
+    shape = (len(pixels), height, width)
+    scaled = [(2.0 * column + 1.0) / width - 1.0, (2.0 * row + 1.0) / height - 1.0]
+    grid = torch.stack([axis.expand(shape) for axis in scaled], dim=-1)
+    return list(grid_sample(pixels, grid, padding_mode="zeros" if warped else "border", align_corners=False).unbind(1))
+
+
+def jitter(
+    planes: Planes, factors: Annotated[Tensor, "4 b"], stage: Annotated[Tensor, "4 b"], *, random_order: bool = True
+) -> Planes:
+    """Brightness, contrast, saturation and hue, each at its own stage, clamped to [0, 1] after each.
+
+    The first three are blends, f x + (1 - f) target, with black, the image's mean grey, and its grey. Without
+    ``random_order`` the stages are taken to be 0, 1, 2, 3.
+    """
+    for step in range(4):
+        if random_order or step < 3:
+            now = stage == step
+            factor = per_row(torch.where(now[:3], factors[:3], 1.0).prod(0))
+            grey = grey_of(planes)
+            mean = grey.mean((1, 2), keepdim=True)
+            target = (1.0 - factor) * (per_row(now[1]) * mean + per_row(now[2]) * grey)
+            planes = [(factor * plane + target).clamp(0.0, 1.0) for plane in planes]
+        if random_order or step == 3:
+            turned = shift_hue(planes, factors[3])
+            here = per_row(stage[3] == step)
+            planes = [torch.where(here, new, old) for new, old in zip(turned, planes, strict=True)]
+    return planes
+
+
+def shift_hue(planes: Planes, turns: Annotated[Tensor, "b"]) -> Planes:
+    """The hue of HSV turned by a fraction of a full turn; value and chroma stay."""
+    red, green, blue = planes
+    value, low = torch.maximum(torch.maximum(red, green), blue), torch.minimum(torch.minimum(red, green), blue)
+    chroma = value - low
+    divisor = torch.where(chroma > 0.0, chroma, 1.0)
+    below = torch.where(value == green, 2.0 + (blue - red) / divisor, 4.0 + (red - green) / divisor)
+    sextant = torch.where(value == red, (green - blue) / divisor, below) + per_row(6.0 * turns)
+    positions = [torch.remainder(sextant + offset, 6.0) for offset in (5.0, 3.0, 1.0)]
+    return [value - chroma * torch.minimum(k, 4.0 - k).clamp(0.0, 1.0) for k in positions]
+
+
+def grey_of(planes: Planes) -> Annotated[Tensor, "b h w"]:
+    red, green, blue = planes
+    return _GREY[0] * red + _GREY[1] * green + _GREY[2] * blue
+
+
+def blur(planes: Planes, sigma: Annotated[Tensor, "b"]) -> Planes:
+    """Gaussian blur with a kernel of a tenth of the size, at least 3 pixels wide, reflecting at the edges."""
+    return [_blurred(_blurred(plane, sigma, 1), sigma, 2) for plane in planes]
+
+
+def _blurred(plane: Annotated[Tensor, "b h w"], sigma: Tensor, dim: int) -> Tensor:
+    radius = blur_radius(plane.shape[dim])
+    weights = [torch.exp(-0.5 * (k / sigma.clamp(min=0.01)) ** 2) for k in range(-radius, radius + 1)]
+    total = torch.stack(weights).sum(0)
+    padded = pad(plane[:, None], (radius, radius, 0, 0) if dim == 2 else (0, 0, radius, radius), mode="reflect")[:, 0]
+    shifted = [padded.narrow(dim, k, plane.shape[dim]) for k in range(len(weights))]
+    blurred = sum(per_row(weight / total) * part for weight, part in zip(weights, shifted, strict=True))
+    return torch.where(per_row(sigma > 0.0), blurred, plane)
+
+
+def blur_radius(size: int) -> int:
+    return max(1, size // 20)
+
+
+def per_row(values: Annotated[Tensor, "b"]) -> Annotated[Tensor, "b 1 1"]:
+    return values[:, None, None]
