@@ -24,7 +24,8 @@ LAYERS: list[set[str]] = [
     | {"stateful", "cache", "clustering", "momentum", "neighbours", "walks"},
     {"losses", "planners", "sampler", "auditing", "batches", "global_losses", "nce", "refresh"},
     {"papers", "testing"},
-    {"mining", "evaluate", "report", "data", "augment", "pixels", "readers", "runs", "options"},
+    {"mining", "evaluate", "report", "data"}
+    | {"arms", "augment", "comparison", "encoders", "options", "pairs", "pixels", "readers", "runs", "training"},
     {"recipes", "integrations", "cli", "explain"},
 ]
 LAYER_OF = {module: number for number, layer in enumerate(LAYERS) for module in layer}
