@@ -6,6 +6,7 @@ All use directions only (rows are scaled to unit norm), and blocks, so that noth
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from typing import Annotated, NamedTuple
 
 import torch
@@ -44,10 +45,11 @@ def uniformity(
     """
     x = directions(x)
     _check_rows("uniformity", x, 2)
+    parts: Iterable[Tensor]
     if max_pairs is None or max_pairs >= len(x) * (len(x) - 1) // 2:
         parts = (_above_diagonal(x, start, block) for start in range(0, len(x), block))
     else:
-        parts = (part for part in [_cosines(x, *_drawn_pairs(len(x), max_pairs, seed, x.device), block)])
+        parts = [_cosines(x, *_drawn_pairs(len(x), max_pairs, seed, x.device), block)]
     # |a - b|^2 = 2 - 2 cos for unit vectors.
     sums = [(torch.logsumexp(scale * (2.0 * part.double() - 2.0), dim=0), len(part)) for part in parts if len(part)]
     total = torch.logsumexp(torch.stack([log_sum for log_sum, _ in sums]), dim=0)
