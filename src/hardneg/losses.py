@@ -138,9 +138,9 @@ class ContrastiveLoss(nn.Module):
         return [schedule for schedule in self.negatives.schedules() if isinstance(schedule, adaptive)]
 
     def _warn(self, scores: Scores, log_w: LogWeights) -> None:
-        """Looks at calls 1, 2, 4, 8 ... only: each look waits for the GPU."""
+        """Looks at calls 1, 2, 4, 8 ... only: each look waits for the GPU. A pool that is still empty is no fault."""
         self._calls += 1
-        if self._calls & (self._calls - 1):
+        if self._calls & (self._calls - 1) or not scores.candidates.shape[1]:
             return
         with torch.no_grad():
             found = diagnose(scores, log_w, tau_plus=self.tau_plus)

@@ -16,7 +16,7 @@ class TrainOptions:
 
     data: str = option("digits", "digits, fashion-mnist, cifar10, cifar100, folder:PATH or npz:PATH.")
     data_root: str | None = option(None, "Where the data set lies, if not in its usual place.")
-    encoder: str = option("auto", "auto, small, resnet18 or resnet50.")
+    encoder: str = option("auto", "auto, tiny, resnet18, resnet50 or torchvision:resnet18 ...")
     dim: int = option(128, "Features of the projection that the loss sees.", low=1)
     negatives: str = option("Uniform()", 'Negatives in the grammar, such as "Tilt(1.0)"; see: hardneg explain.')
     temperature: float = option(0.5, "Similarities are divided by this.", low=1e-4)
@@ -26,12 +26,15 @@ class TrainOptions:
     batch_size: int = option(256, "Images in a batch, over all ranks together.", low=2)
     learning_rate: float = option(1e-3, "Adam's step size.", low=0.0)
     weight_decay: float = option(1e-6, "Adam's weight decay.", low=0.0)
-    augment: str = option("auto", "auto, digits, cifar or none.")
+    augment: str = option("auto", "auto, tiny, grey or cifar.", among=("auto", "tiny", "grey", "cifar"))
     seed: int = option(0, "Of the weights, the batches and the augmentation.", low=0)
     precision: str = option("no", "no, bf16 or fp16.", among=("no", "bf16", "fp16"))
     device: str = option("auto", "auto, cpu or cuda.", among=("auto", "cpu", "cuda"))
     compile: bool = option(False, "Compile the training step (worth it on a GPU).")
     log_every: int = option(20, "Steps between records of loss and diagnostics.", low=1)
+    evaluate_on: str = option(
+        "test", "test, or validation: a fifth of the training images is held out.", among=("test", "validation")
+    )
     save_every: int = option(1, "Epochs between checkpoints.", low=1)
 
     def __post_init__(self) -> None:

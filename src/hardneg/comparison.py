@@ -1,0 +1,221 @@
+"""Comparisons: the same budget, seeds and initial weights for every arm, and what the difference is worth.
+
+Each run is a directory of its own (runs.py), so a killed comparison goes on with what is finished.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from hardneg.arms import Arm, parse_arm
+from hardneg.notices import argument_error
+from hardneg.options import TrainOptions
+from hardneg.runs import Run, environment, write_json
+
+METRIC = "knn"
+TITLES = {"knn": "200-NN accuracy", "1nn": "1-NN accuracy", "linear": "linear probe"}
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """What is to be run: arms, seeds, the options they share, and what is tuned."""
+
+    arms: tuple[str, ...]
+    seeds: int
+    common: dict[str, Any]
+    tune: tuple[str, tuple[float, ...]] | None = None
+    metric: str = METRIC
+
+    def __post_init__(self) -> None:
+        if len(self.arms) < 2:
+            raise argument_error("compare", "at least two arms", "arms", self.arms)
+        if len(set(self.arms)) < len(self.arms):
+            raise argument_error("compare", "arms that differ", "arms", self.arms)
+        if self.seeds < 2:
+            raise argument_error("compare", "at least two seeds, to tell a difference from noise", "seeds", self.seeds)
+        if self.metric not in TITLES:
+            raise argument_error("compare", f"a metric among {tuple(TITLES)}", "metric", self.metric)
+
+
+@dataclass(frozen=True)
+class Row:
+    """One arm's line of the table."""
+
+    arm: str
+    values: list[float]
+    mean: float
+    half_width: float  # of the 95 % interval of the mean
+    difference: float | None  # paired, against the first arm
+    difference_half_width: float | None
+    detectable: float | None  # the smallest difference seen four times in five with so many seeds
+    effective_temperature: float
+    false_negatives: float
+    hardness: float
+    clamped: float
+    steps: int
+    seconds: float
+
+
+def compare(comparison: Comparison, out: Path, *, jobs: int = 1, show: Callable[[str], None] = print) -> dict[str, Any]:
+    """Runs what is missing and writes comparison.json with the table and the sentences."""
+    arms = [parse_arm(text) for text in comparison.arms]
+    _check_same_comparison(comparison, out)
+    tuned = [_tuned(arm, comparison, out, jobs, show) for arm in arms] if comparison.tune else arms
+    results = _run_all(tuned, list(range(comparison.seeds)), comparison.common, out, jobs, show)
+    rows = _rows(tuned, results, comparison)
+    summary = {
+        "metric": comparison.metric,
+        "rows": [asdict(row) for row in rows],
+        "sentences": sentences(rows, comparison),
+        "notes": temperature_notes(tuned),
+        "tuned": {arm.text: arm.options.get(comparison.tune[0]) for arm in tuned} if comparison.tune else None,
+        "comparison": asdict(comparison),
+        **environment(),
+    }
+    write_json(out / "comparison.json", summary)
+    return summary
+
+
+def _check_same_comparison(comparison: Comparison, out: Path) -> None:
+    """A directory holds one comparison; the same one goes on where it stopped, with arms or seeds added at will."""
+    path = out / "request.json"
+    asked = json.loads(json.dumps({"common": comparison.common, "tune": comparison.tune, "metric": comparison.metric}))
+    if path.exists() and json.loads(path.read_text()) != asked:
+        raise ValueError(f"{out} holds a comparison with other options ({path}); use another --out.")
+    write_json(path, asked)
+
+
+def _run_all(
+    arms: list[Arm], seeds: list[int], common: dict[str, Any], out: Path, jobs: int, show: Callable[[str], None]
+) -> dict[tuple[str, int], dict[str, Any]]:
+    """Every arm with every seed, ``jobs`` at a time; a finished run is only read."""
+    wanted = [(arm, seed) for seed in seeds for arm in arms]
+    done = {"n": 0}
+
+    def one(arm: Arm, seed: int) -> dict[str, Any]:
+        run = Run(out / "runs" / f"{_folder(arm)}-seed{seed}")
+        result = run.result() or _in_a_process(arm.recipe, arm.complete(**common, seed=seed), run, jobs)
+        done["n"] += 1
+        show(f"[{done['n']}/{len(wanted)}] {arm.text}, seed {seed}")
+        return result
+
+    with ThreadPoolExecutor(jobs) as pool:
+        futures = {(arm.text, seed): pool.submit(one, arm, seed) for arm, seed in wanted}
+        try:
+            return {key: future.result() for key, future in futures.items()}
+        except BaseException:
+            pool.shutdown(wait=False, cancel_futures=True)
+            raise
+
+
+def _in_a_process(recipe: str, options: TrainOptions, run: Run, jobs: int) -> dict[str, Any]:
+    """A run in a process of its own, with its share of the cores."""
+    threads = str(max(1, (os.cpu_count() or 1) // jobs))
+    command = [sys.executable, "-m", "hardneg.recipes", recipe, str(run.path), json.dumps(options.as_dict())]
+    environ = {**os.environ, "OMP_NUM_THREADS": threads, "MKL_NUM_THREADS": threads}
+    answer = subprocess.run(command, env=environ, capture_output=True, text=True)
+    result = run.result()
+    if answer.returncode or result is None:
+        raise RuntimeError(f"{run.path.name} failed: {(answer.stderr or answer.stdout).strip().splitlines()[-1:]}")
+    return result
+
+
+def _tuned(arm: Arm, comparison: Comparison, out: Path, jobs: int, show: Callable[[str], None]) -> Arm:
+    """The arm with the best of the tuned values on the validation split; every arm gets the same tries."""
+    assert comparison.tune is not None
+    name, values = comparison.tune
+    tries = [replace(arm.with_option(name, value), text=f"{arm.text} {name}={value:g}") for value in values]
+    common = comparison.common | {"evaluate_on": "validation"}
+    results = _run_all(tries, [0], common, out / "tuning", jobs, show)
+    best = max(tries, key=lambda one: float(results[one.text, 0][comparison.metric]))
+    return replace(best, text=arm.text)
+
+
+def _folder(arm: Arm) -> str:
+    """A short name that is the same for the same arm."""
+    digest = hashlib.blake2b(json.dumps([arm.recipe, arm.options], sort_keys=True, default=str).encode(), digest_size=4)
+    return f"{arm.text.partition('(')[0]}-{digest.hexdigest()}"
+
+
+def sentences(rows: list[Row], comparison: Comparison) -> list[str]:
+    """What each difference is worth, in plain words."""
+    first, said = rows[0], []
+    for row in rows[1:]:
+        assert row.difference is not None and row.difference_half_width is not None and row.detectable is not None
+        points, width, seen = (100.0 * value for value in (row.difference, row.difference_half_width, row.detectable))
+        side = "above" if points > 0 else "below"
+        verdict = (
+            f"beyond noise (95 % interval {points - width:+.2f} to {points + width:+.2f})"
+            if abs(points) > width
+            else f"not beyond noise: with {comparison.seeds} seeds, differences under {seen:.2f} points are not seen reliably"
+        )
+        said.append(f"{row.arm} is {abs(points):.2f} points {side} {first.arm}: {verdict}.")
+    return said
+
+
+def temperature_notes(arms: list[Arm]) -> list[str]:
+    """A tilt acts like a lower temperature: says which tilted arm lacks its untilted twin."""
+    untilted = [(arm.recipe, arm.temperature) for arm in arms if arm.beta == 0.0]
+    return [
+        f"{arm.text} repels like temperature {arm.effective_temperature:.3g}; no untilted arm has that temperature, so "
+        "a gain over the others may be a gain of temperature. Add one, or use --tune temperature=..."
+        for arm in arms
+        if arm.beta > 0.0
+        and not any(
+            recipe == arm.recipe and abs(temperature - arm.effective_temperature) < 0.02 * temperature
+            for recipe, temperature in untilted
+        )
+    ]
+
+
+def paired(values: list[float], against: list[float]) -> tuple[float, float, float]:
+    """Mean of the paired differences, half its 95 % interval, and the difference seen with a power of 80 %."""
+    from scipy.stats import t
+
+    differences = np.asarray(values) - np.asarray(against)
+    n = len(differences)
+    error = float(differences.std(ddof=1)) / n**0.5
+    half = float(t.ppf(0.975, n - 1)) * error
+    return float(differences.mean()), half, half + float(t.ppf(0.8, n - 1)) * error
+
+
+def _rows(arms: list[Arm], results: dict[tuple[str, int], dict[str, Any]], comparison: Comparison) -> list[Row]:
+    rows: list[Row] = []
+    for arm in arms:
+        of_arm = [results[arm.text, seed] for seed in range(comparison.seeds)]
+        values = [float(result[comparison.metric]) for result in of_arm]
+        against = paired(values, rows[0].values) if rows else (None, None, None)
+        final = [result["final"] for result in of_arm]
+
+        def mean(name: str, final: list[dict[str, float]] = final) -> float:
+            return float(np.mean([record[name] for record in final]))
+
+        rows.append(
+            Row(
+                arm=arm.text,
+                values=values,
+                mean=float(np.mean(values)),
+                half_width=paired(values, [0.0] * len(values))[1],
+                difference=against[0],
+                difference_half_width=against[1],
+                detectable=against[2],
+                effective_temperature=arm.effective_temperature,
+                false_negatives=mean("false_negatives"),
+                hardness=mean("hardness"),
+                clamped=mean("clamped"),
+                steps=of_arm[0]["steps"],
+                seconds=float(np.mean([result["seconds"] for result in of_arm])),
+            )
+        )
+    return rows

@@ -1,0 +1,358 @@
+"""The loop that the recipes share: devices, ranks, checkpoints, records, and the evaluation at the end.
+
+A recipe gives a ``Method``: the encoder to train, and the loss of a batch. Augmentation is a pure function of
+(seed, epoch, id, view) and the batches of (seed, epoch, graphs), so a killed run continues bit by bit from its last
+checkpoint, and several ranks see what one would have seen.
+"""
+
+from __future__ import annotations
+
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import normalize
+
+from hardneg.auditing import Diagnosis
+from hardneg.augment import PRESETS, Augment, preset_for
+from hardneg.batches import BatchSpec, parse_batches
+from hardneg.data import ImageData, load
+from hardneg.encoders import Encoder, build_encoder, embed
+from hardneg.evaluate import evaluate_embeddings, save_embeddings
+from hardneg.graph import ProximityGraph
+from hardneg.options import TrainOptions
+from hardneg.refresh import Refresh
+from hardneg.runs import Run
+from hardneg.sampler import PlannedBatchSampler
+from hardneg.types import Keys
+
+if TYPE_CHECKING:
+    from accelerate import Accelerator
+
+Encode = Callable[[Tensor], Tensor]
+
+
+@dataclass(frozen=True, eq=False)
+class Batch:
+    """One rank's part of a global batch: two views of each image."""
+
+    views: Tensor  # [2b, c, h, w]: the first views, then the second ones
+    ids: Tensor  # [b], positions in the data set
+    labels: Tensor | None  # [b]
+
+
+class Method(nn.Module, ABC):
+    """What a recipe is. Everything that must survive a crash is in its ``state_dict``."""
+
+    encoder: nn.Module
+    """Trained and evaluated; ``encode`` below is the same, wrapped for the ranks."""
+
+    @abstractmethod
+    def loss_of(self, encode: Encode, batch: Batch) -> Tensor:
+        """The loss of a batch; remembers what ``diagnose`` and ``harvest`` ask for."""
+
+    @abstractmethod
+    def diagnose(self) -> Diagnosis:
+        """How hard and how false the negatives of the last batch were."""
+
+    @abstractmethod
+    def harvest(self) -> Keys:
+        """Unit vectors of the last global batch by id, for a graph."""
+
+    def set_progress(self, step: int, total: int) -> None:
+        """Evaluates the schedules before a step."""
+
+    def after_step(self) -> None:
+        """Updates what follows the weights: a momentum encoder, a queue."""
+
+
+Build = Callable[[Any, ImageData, int], Method]
+"""Makes the method from its options, the data and the total number of steps."""
+
+
+def train(
+    recipe: str, build: Build, options: TrainOptions, out: str | Path, *, resume: bool = False, quiet: bool = False
+) -> dict[str, Any]:
+    """Trains, evaluates and writes a run directory; returns the final figures.
+
+    A finished run is not trained again: with ``resume`` its figures are returned.
+    """
+    accelerator, spec = _accelerator(options), parse_batches(options.batches)
+    run = _open_run(accelerator, recipe, options, out, resume)
+    finished = run.result()
+    if finished is not None:
+        return finished
+    data = load(options.data, "train", options.data_root)
+    data, test = data.held_out() if options.evaluate_on == "validation" else (data, None)
+    test = test or load(options.data, "test", options.data_root)
+    _check_batch(options, data, accelerator.num_processes)
+    loop = Loop(accelerator, run, options, spec, data, build)
+    seconds = loop.run_all(quiet)
+    result = loop.evaluate(test) | {"seconds": round(seconds, 3), "steps": loop.total, "epochs": options.epochs}
+    if accelerator.is_main_process:
+        run.finish(result)
+    accelerator.wait_for_everyone()
+    return result
+
+
+def encoder_for(options: TrainOptions, data: ImageData) -> Encoder:
+    """The encoder that the options name; "auto" is the tiny one for images up to 28 pixels, else ResNet-18."""
+    name = options.encoder
+    if name == "auto":
+        name = "tiny" if max(data.size) <= 28 else "resnet18"
+    return build_encoder(name, data.in_channels, projection_dim=options.dim, seed=options.seed)
+
+
+class Loop:
+    """One training run: its modules, its position, and the steps between two checkpoints."""
+
+    def __init__(
+        self,
+        accelerator: Accelerator,
+        run: Run,
+        options: TrainOptions,
+        spec: BatchSpec,
+        data: ImageData,
+        build: Build,
+    ) -> None:
+        self.accelerator, self.disk, self.options, self.spec = accelerator, run, options, spec
+        self.data = data.to(accelerator.device)
+        self.sampler = _sampler(accelerator, options, spec, len(data))
+        self.total = options.epochs * len(self.sampler)
+        torch.manual_seed(options.seed)  # the same initial weights for every method that has this encoder
+        self.method = build(options, data, self.total).to(accelerator.device)
+        self.augment = _augment(options, data)
+        self.views = self.augment.compiled() if options.compile else self.augment.views
+        parameters = [p for p in self.method.parameters() if p.requires_grad]
+        optimizer = torch.optim.Adam(parameters, options.learning_rate, weight_decay=options.weight_decay)
+        self.encode, self.optimizer = accelerator.prepare(self.method.encoder, optimizer)
+        if options.compile:
+            self.encode = torch.compile(self.encode)
+        self.refresh = _refresh(self.sampler, spec, self._vectors, options.seed)
+        self.harvested = torch.zeros(0)
+        self.step, self.epoch, self.seconds = 0, 0, 0.0
+        self._restore()
+
+    def run_all(self, quiet: bool) -> float:
+        """All epochs that are left; returns the seconds of training, over all attempts."""
+        with _progress(quiet or not self.accelerator.is_main_process, self.total, self.step) as show:
+            for epoch in range(self.epoch, self.options.epochs):
+                begun = time.perf_counter()
+                for index in self._batches(epoch):
+                    self._one_step(epoch, index, show)
+                _synchronize(self.accelerator.device)
+                self.epoch, self.seconds = epoch + 1, self.seconds + time.perf_counter() - begun
+                if self.epoch % self.options.save_every == 0 or self.epoch == self.options.epochs:
+                    self._save()
+        return self.seconds
+
+    def _batches(self, epoch: int) -> Iterator[Tensor]:
+        self.sampler.set_epoch(epoch)
+        for batch in self.sampler:
+            index = torch.tensor(batch)
+            yield index.pin_memory().to(self.data.ids.device, non_blocking=True) if self.data.ids.is_cuda else index
+
+    def _one_step(self, epoch: int, index: Tensor, show: Callable[[dict[str, float]], None]) -> None:
+        options, method = self.options, self.method
+        method.set_progress(self.step, self.total)
+        first, second = self.views(self.data.images[index], self.data.ids[index], epoch, options.seed)
+        labels = None if self.data.labels is None else self.data.labels[index]
+        with self.accelerator.autocast():
+            loss = method.loss_of(self.encode, Batch(torch.cat([first, second]), index, labels))
+        self.optimizer.zero_grad(set_to_none=True)
+        self.accelerator.backward(loss)
+        self.optimizer.step()
+        method.after_step()
+        self.step += 1
+        self._keep_fresh(epoch)
+        if self.step % options.log_every == 0 or self.step == self.total:
+            self._record(epoch, loss, show)
+
+    def _keep_fresh(self, epoch: int) -> None:
+        """Keeps the embeddings of the batch and, every ``refresh`` steps after the warm-up, plans from them."""
+        if self.sampler.planner.needs == "nothing":
+            return
+        if not self.spec.encode:
+            keys = self.method.harvest()
+            if not len(self.harvested):
+                self.harvested = torch.zeros(len(self.data), keys.dim, device=keys.vectors.device)
+            assert keys.ids is not None
+            self.harvested[keys.ids] = keys.vectors.to(self.harvested)
+        if self.step == self.spec.warmup * len(self.sampler):
+            self.refresh.now(self.step)
+        elif epoch >= self.spec.warmup:
+            self.refresh(self.step)
+
+    def _vectors(self) -> Tensor:
+        if self.spec.encode:
+            return normalize(self._features(self.data), dim=-1)
+        return self.harvested
+
+    def _features(self, data: ImageData) -> Tensor:
+        return embed(self.method.encoder, data.images, self.augment.plain)  # type: ignore[arg-type]
+
+    def _record(self, epoch: int, loss: Tensor, show: Callable[[dict[str, float]], None]) -> None:
+        with torch.no_grad():
+            found = self.method.diagnose().summary()
+        record = {"step": self.step, "epoch": epoch, "loss": float(loss.detach()), **found}
+        show(record)
+        if self.accelerator.is_main_process:
+            self.disk.log(**record)
+
+    def evaluate(self, test: ImageData) -> dict[str, Any]:
+        """The figures of the trained encoder, and its embeddings beside them; every rank computes the same."""
+        records = self.disk.metrics()
+        figures: dict[str, Any] = {"final": records[-1]} if records else {}
+        if self.data.labels is None or test.labels is None:
+            return figures
+        test = test.to(self.accelerator.device)
+        split = self._features(self.data), self.data.labels, self._features(test), test.labels
+        if self.accelerator.is_main_process:
+            save_embeddings(self.disk.path / "embeddings.npz", *split)  # type: ignore[arg-type]
+        return figures | evaluate_embeddings(*split, seed=0)  # type: ignore[arg-type]
+
+    def _save(self) -> None:
+        if not self.accelerator.is_main_process:
+            return
+        self.disk.save(
+            {
+                "step": self.step,
+                "epoch": self.epoch,
+                "seconds": self.seconds,
+                "method": self.accelerator.unwrap_model(self.method).state_dict(),
+                "optimizer": self.optimizer.state_dict(),
+                "harvested": self.harvested,
+                "planned_from": _as_state(self.sampler.data),
+                "rng": torch.get_rng_state(),
+                "rng_cuda": torch.cuda.get_rng_state_all() if self.accelerator.device.type == "cuda" else [],
+            }
+        )
+
+    def _restore(self) -> None:
+        state = self.disk.load(self.accelerator.device)
+        if state is None:
+            self.disk.forget_after(0)
+            return
+        self.step, self.epoch, self.seconds = state["step"], state["epoch"], state["seconds"]
+        self.method.load_state_dict(state["method"])
+        self.optimizer.load_state_dict(state["optimizer"])
+        self.harvested = state["harvested"]
+        self.sampler.data = _from_state(state["planned_from"])
+        torch.set_rng_state(state["rng"].cpu())
+        if state["rng_cuda"]:
+            torch.cuda.set_rng_state_all([one.cpu() for one in state["rng_cuda"]])
+        if self.accelerator.is_main_process:
+            self.disk.forget_after(self.step)
+
+
+def _accelerator(options: TrainOptions) -> Accelerator:
+    try:
+        from accelerate import Accelerator
+    except ImportError as error:
+        raise ImportError("train needs accelerate; pip install 'hardneg[train]'.") from error
+    if options.device == "cuda" and not torch.cuda.is_available():
+        raise ValueError("train needs a CUDA device, got device='cuda' and none is visible; use --device cpu.")
+    return Accelerator(cpu=options.device == "cpu", mixed_precision=options.precision)
+
+
+def _open_run(accelerator: Accelerator, recipe: str, options: TrainOptions, out: str | Path, resume: bool) -> Run:
+    if accelerator.is_main_process:
+        Run.open(out, recipe, options.as_dict(), resume)
+    accelerator.wait_for_everyone()
+    return Run(Path(out))
+
+
+def _check_batch(options: TrainOptions, data: ImageData, ranks: int) -> None:
+    if options.batch_size > len(data):
+        raise ValueError(
+            f"train needs --batch-size of at most the {len(data)} images of {options.data}, "
+            f"got batch_size={options.batch_size}."
+        )
+    if options.batch_size % ranks:
+        raise ValueError(f"train needs --batch-size to divide over {ranks} ranks, got batch_size={options.batch_size}.")
+
+
+def _sampler(accelerator: Accelerator, options: TrainOptions, spec: BatchSpec, n: int) -> PlannedBatchSampler:
+    return PlannedBatchSampler(
+        spec.planner,
+        n,
+        options.batch_size // accelerator.num_processes,
+        seed=options.seed,
+        drop_last=True,
+        coverage=spec.coverage,
+        segment=spec.refresh,
+        warmup_epochs=spec.warmup,
+        total_epochs=options.epochs,
+        num_replicas=accelerator.num_processes,
+        rank=accelerator.process_index,
+    )
+
+
+def _augment(options: TrainOptions, data: ImageData) -> Augment:
+    name = preset_for(data.images) if options.augment == "auto" else options.augment
+    augment = PRESETS[name]
+    on_gpu = options.precision != "no"
+    return replace(
+        augment, dtype=torch.bfloat16 if options.precision == "bf16" else torch.float32, channels_last=on_gpu
+    )
+
+
+def _refresh(sampler: PlannedBatchSampler, spec: BatchSpec, vectors: Callable[[], Tensor], seed: int) -> Refresh:
+    planner = spec.planner
+    sizes = {name: getattr(planner, name) for name in ("num_neighbours", "num_candidates") if hasattr(planner, name)}
+    return Refresh(sampler, spec.refresh, vectors, seed=seed, **sizes)
+
+
+def _as_state(data: Any) -> dict[str, Tensor] | None:
+    if isinstance(data, ProximityGraph):
+        return {"neighbours": data.neighbours.int(), "similarities": data.similarities}
+    return None if data is None else {"vectors": data}
+
+
+def _from_state(state: dict[str, Tensor] | None) -> Any:
+    if state is None:
+        return None
+    if "vectors" in state:
+        return state["vectors"]
+    return ProximityGraph(state["neighbours"].cpu().long(), state["similarities"].cpu())
+
+
+def _synchronize(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+
+
+@contextmanager
+def _progress(quiet: bool, total: int, done: int) -> Iterator[Callable[[dict[str, float]], None]]:
+    """A bar with the loss, the hardness and the speed; records are shown as they come."""
+    if quiet:
+        yield lambda record: None
+        return
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+    columns = (
+        TextColumn("epoch {task.fields[epoch]}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TextColumn("loss {task.fields[loss]:.4f}  hardness {task.fields[hardness]:.3f}"),
+        TimeRemainingColumn(),
+    )
+    with Progress(*columns) as progress:
+        task = progress.add_task("", total=total, completed=done, epoch=0, loss=float("nan"), hardness=float("nan"))
+
+        def show(record: dict[str, float]) -> None:
+            progress.update(
+                task,
+                completed=int(record["step"]),
+                epoch=record["epoch"],
+                loss=record["loss"],
+                hardness=record["hardness"],
+            )
+
+        yield show
