@@ -54,6 +54,14 @@ def test_no_candidate_is_repeated(unit_vectors: UnitVectors) -> None:
         assert not bool((rows == torch.arange(n)[:, None]).any())
 
 
+def test_all_nodes_are_candidates_equally_often(unit_vectors: UnitVectors) -> None:
+    """Shared pools must not leave nodes out of all of them: nothing could reach those."""
+    for n, m in ((720, 200), (1797, 1000), (3000, 20)):
+        counts = torch.bincount(candidates_of(n, m, seed=0, vectors=unit_vectors(n, 3)).flatten(), minlength=n)
+        assert int(counts.min()) > m / 2
+        assert int(counts.max()) < 2 * m
+
+
 def test_neighbours_are_the_closest_candidates(unit_vectors: UnitVectors) -> None:
     vectors = unit_vectors(700, 6)
     candidates = candidates_of(700, 50, seed=3, vectors=vectors)

@@ -5,7 +5,8 @@ the authors' code draws with replacement and allows the node, hence self loops a
 
 A random block of nodes shares one pool of M + 1 candidates, so that the scores are one matrix product instead of a
 gather per node. A node in the pool leaves itself out; any other leaves out one candidate at random. Either way its own
-candidates are a uniform M-subset of the others; only nodes of the same block depend on each other.
+candidates are a uniform M-subset of the others; what is lost is only the independence of different nodes. Pools are cut
+from permutations, so that all nodes are candidates equally often.
 """
 
 from __future__ import annotations
@@ -24,7 +25,8 @@ from torch import Tensor
 
 from hardneg.notices import argument_error
 
-_block = 256  # nodes that share a pool: a larger block is not faster, and ties more nodes together
+_block = 256  # nodes that share a pool, at most: a larger block is not faster, and ties more nodes together
+_pools_per_node = 8  # a node is in M / block pools: with fewer than this, many nodes would be nobody's neighbour
 _chunk_scores = 2**22  # scores held at once by the exact graph
 
 
@@ -158,18 +160,24 @@ Rows = Iterator[tuple[Tensor, Tensor, Tensor]]  # nodes [b], their neighbours [b
 
 
 def _sampled(vectors: Tensor, k: int, m: int, generator: torch.Generator | None) -> Rows:
-    n = len(vectors)
+    """Blocks of nodes against their pools, several blocks at once: a batched matrix product."""
+    n, d = vectors.shape
     device = generator.device if generator is not None else None
+    block = min(_block, max(1, m // _pools_per_node))
     order = torch.randperm(n, generator=generator, device=device).cpu()
-    for nodes in torch.split(order, _block):
-        pool = _distinct(n, m + 1, generator)
-        left_out = torch.randint(m + 1, (len(nodes),), generator=generator, device=device).cpu()
+    blocks = torch.cat([order, order[: -n % block]]).view(-1, block)  # the last one is filled up
+    pools, left = _Pools(n, m + 1, generator), n
+    for nodes in torch.split(blocks, max(1, _chunk_scores // ((m + 1) * (block + d)))):
+        pool = pools.take(len(nodes))
+        left_out = torch.randint(m + 1, nodes.shape, generator=generator, device=device).cpu()
         slot = torch.searchsorted(pool, nodes).clamp(max=m)
-        own = torch.where(pool[slot] == nodes, slot, left_out)
-        scores = vectors[nodes.to(vectors.device)] @ vectors[pool.to(vectors.device)].T
-        scores[torch.arange(len(nodes)), own.to(scores.device)] = -torch.inf
-        values, index = _top(scores, k)
-        yield nodes, pool[index], values
+        own = torch.where(pool.gather(1, slot) == nodes, slot, left_out)
+        scores = torch.bmm(vectors[nodes.to(vectors.device)], vectors[pool.to(vectors.device)].transpose(1, 2))
+        scores.scatter_(2, own.to(scores.device)[:, :, None], -torch.inf)
+        values, index = _top(scores.view(-1, m + 1), k)
+        neighbours = pool.gather(1, index.view(len(nodes), -1)).view(-1, k)
+        yield nodes.view(-1)[:left], neighbours[:left], values[:left]
+        left -= nodes.numel()
 
 
 def _exact(vectors: Tensor, k: int) -> Rows:
@@ -194,18 +202,34 @@ def _top(scores: Tensor, k: int) -> tuple[Tensor, Tensor]:
     return values, torch.from_numpy(chosen).gather(1, order)
 
 
-def _distinct(n: int, size: int, generator: torch.Generator | None) -> Annotated[Tensor, "size"]:
-    """A uniform set of ``size`` of the n numbers, sorted."""
-    device = generator.device if generator is not None else None
-    if 4 * size >= n:
-        return torch.randperm(n, generator=generator, device=device)[:size].cpu().sort().values
-    drawn = torch.empty(0, dtype=torch.long)
-    while True:
-        more = torch.randint(n, (size + size // 4 + 8,), generator=generator, device=device).cpu()
-        drawn = torch.cat([drawn, more])
-        values, first = np.unique(drawn.numpy(), return_index=True)
-        if len(values) >= size:  # the first `size` distinct draws are a uniform set; the smallest would not be
-            return torch.from_numpy(values[np.argsort(first, kind="stable")[:size]]).sort().values
+class _Pools:
+    """Uniform sets of ``size`` of the n nodes, sorted: a stream of permutations cut into pieces.
+
+    So all nodes are candidates equally often. Pools drawn independently would leave some nodes out of all of them, and
+    no walk could ever reach those. Nothing here looks at a node's number, so each pool by itself is uniform.
+    """
+
+    def __init__(self, n: int, size: int, generator: torch.Generator | None) -> None:
+        self.n, self.size, self.generator = n, size, generator
+        self._stream = torch.empty(0, dtype=torch.long)
+
+    def take(self, count: int) -> Annotated[Tensor, "count size"]:
+        parts, missing = [], count
+        while missing:
+            if len(self._stream) < self.size:
+                self._stream = self._continued(self._stream)
+            whole = min(missing, len(self._stream) // self.size)
+            parts.append(self._stream[: whole * self.size].view(whole, self.size).sort(dim=1).values)
+            self._stream = self._stream[whole * self.size :]
+            missing -= whole
+        return torch.cat(parts)
+
+    def _continued(self, rest: Tensor) -> Tensor:
+        """The nodes left of the last permutation, then all nodes once, those left over last: no pool has one twice."""
+        device = self.generator.device if self.generator is not None else None
+        order = torch.randperm(self.n, generator=self.generator, device=device).cpu()
+        is_rest = torch.zeros(self.n, dtype=torch.bool).index_fill_(0, rest, True)[order]
+        return torch.cat([rest, order[~is_rest], order[is_rest]])
 
 
 def _collected(rows: Rows, vectors: Tensor, k: int) -> tuple[Tensor, Tensor]:

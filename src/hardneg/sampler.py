@@ -75,7 +75,7 @@ class PlannedBatchSampler(BatchSampler):
         self.seed, self.segment = seed, segment
         self.warmup_epochs, self.total_epochs, self.plan_file = warmup_epochs, total_epochs, plan_file
         self.sampler = self  # Lightning calls set_epoch on batch_sampler.sampler only
-        self.epoch, self._passed = 0, False
+        self.epoch, self._position, self._passed = 0, 0, False
         self._plan, self._resumed = self._epoch_rules.empty_plan(0), None
         self._prepared: tuple[Any, Any, Any] = (None, None, None)
         self._data: Any = None
@@ -109,8 +109,22 @@ class PlannedBatchSampler(BatchSampler):
         self._plan = self._resumed = plan
         self.epoch, self._passed = plan.epoch, False
 
+    def resume(self, plan: Plan | str | Path, position: int) -> None:
+        """The next pass over the plan's epoch begins at batch ``position``: the number of batches trained on so far.
+
+        For loaders without a state of their own. (The HF Trainer skips by itself: assign ``plan`` only.)
+        """
+        self.plan = plan if isinstance(plan, Plan) else Plan.load(plan)
+        if not 0 <= position <= len(self):
+            raise argument_error(
+                type(self).__name__, f"a position of at most {len(self)} batches", "position", position
+            )
+        self._position = position
+
     def set_epoch(self, epoch: int) -> None:
         """The epoch of the next pass; costs nothing, and may be called any number of times."""
+        if epoch != self.epoch:
+            self._position = 0
         self.epoch, self._passed = epoch, False
 
     def __len__(self) -> int:
@@ -120,7 +134,7 @@ class PlannedBatchSampler(BatchSampler):
     def __iter__(self) -> PlanIterator:
         if self._passed:
             self.set_epoch(self.epoch + 1)
-        return PlanIterator(self, self.epoch)
+        return PlanIterator(self, self.epoch, self._position)
 
     def _begun(self, epoch: int) -> Plan:
         """The plan of an epoch before its first pass: empty, or as far as the resumed plan goes."""
@@ -212,15 +226,16 @@ class ProximityBatchSampler(PlannedBatchSampler):
 class PlanIterator(Iterator[list[int]]):
     """One pass over an epoch. Its state is small, and torchdata's StatefulDataLoader saves and loads it."""
 
-    def __init__(self, sampler: PlannedBatchSampler, epoch: int) -> None:
+    def __init__(self, sampler: PlannedBatchSampler, epoch: int, position: int = 0) -> None:
         self._sampler = sampler
-        self._begin(epoch)
+        self._begin(epoch, position)
 
     def __iter__(self) -> PlanIterator:
         return self
 
     def __next__(self) -> list[int]:
         sampler = self._sampler
+        sampler._position = 0  # not earlier: a loader with workers makes two iterators and uses the second
         if self._position == len(sampler):
             if sampler.epoch == self._plan.epoch:
                 sampler._passed = True
@@ -244,9 +259,7 @@ class PlanIterator(Iterator[list[int]]):
                 type(sampler).__name__, f"the seed {state['seed']} of the saved state", "seed", sampler.seed
             )
         sampler.set_epoch(state["epoch"])
-        self._begin(state["epoch"])
-        while self._position < state["position"]:
-            self._advance()
+        self._begin(state["epoch"], state["position"])
         if self._hash.hexdigest() != state["digest"]:
             raise ValueError(
                 f"{type(sampler).__name__} needs the plan of the interrupted run to resume epoch {state['epoch']} at "
@@ -254,10 +267,12 @@ class PlanIterator(Iterator[list[int]]):
                 "sampler.plan = Plan.load(path)."
             )
 
-    def _begin(self, epoch: int) -> None:
+    def _begin(self, epoch: int, position: int) -> None:
         self._plan, self._position, self._room = self._sampler._begun(epoch), 0, None
         self._hash = batch_hash(self._plan)
         self._sampler._plan = self._plan
+        while self._position < position:
+            self._advance()
 
     def _advance(self) -> Any:
         if self._position == len(self._plan):

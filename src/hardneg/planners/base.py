@@ -16,8 +16,8 @@ from torch import Tensor
 
 from hardneg.graph import ProximityGraph
 from hardneg.notices import argument_error
-from hardneg.planners.plan import Nodes, Plan, Segment
-from hardneg.planners.room import Guard, Room, Tally, coverages
+from hardneg.planners.plan import Plan, Segment
+from hardneg.planners.room import Guard, Room, coverages
 from hardneg.schedules import Schedule, value_of
 
 _registry: dict[str, type[Planner]] = {}
@@ -136,20 +136,19 @@ class Epoch:
 
     def extended(self, plan: Plan, room: Room, planner: Planner, data: Any, prepared: Any, count: int) -> Plan:
         """The plan with ``count`` more batches, a pure function of its batches, the data, the seed and the epoch."""
-        room.tally = Tally()
+        room.begin_segment()
         rng = np.random.default_rng([self.seed, 2, plan.epoch, len(plan)])
-        batches: list[Nodes] = []
         for _ in range(count):
             room.open()
             planner.fill(prepared, room, rng)
             room.fill()
-            batches.append(room.close())
+            room.close()
         tally = room.tally
         filled = tally.filled if planner.offers else 0
         segment = Segment(
             len(plan), count, text_of(planner), digest_of(data), filled, tally.forced, tally.repeated, tally.refused
         )
-        return plan.extended(batches, segment)
+        return plan.extended(room.closed, segment)
 
 
 def text_of(planner: Planner) -> str:

@@ -64,5 +64,6 @@ def cut(graph: ProximityGraph, num_parts: int, seed: int = 0) -> NDArray[np.int6
     source, flat = source[keep], target.reshape(-1)[keep]
     both = np.unique(np.stack([np.r_[source, flat], np.r_[flat, source]], axis=1), axis=0)
     starts = np.searchsorted(both[:, 0], np.arange(n + 1))
-    _, parts = metis.part_graph(num_parts, xadj=starts, adjncy=both[:, 1], options=metis.Options(seed=seed))
+    edges = metis.CSRAdjacency(starts, both[:, 1])
+    _, parts = metis.part_graph(num_parts, edges, options=metis.Options(seed=seed))
     return np.asarray(parts, dtype=np.int64)

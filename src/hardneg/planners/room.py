@@ -79,6 +79,7 @@ class Room:
         self.taken = np.zeros(self.num_instances, dtype=np.uint8)
         self._pointer = 0
         self._batch: list[Nodes] = []
+        self.closed: list[Nodes] = []  # the batches of this segment
         self.missing = 0
         self._crowd = None
         if self.guard is not None and self.guard.groups is not None:
@@ -89,6 +90,9 @@ class Room:
     @property
     def covering(self) -> bool:
         return self.coverage == "once"
+
+    def begin_segment(self) -> None:
+        self.tally, self.closed = Tally(), []
 
     def replay(self, batch: Nodes) -> None:
         """A batch of this epoch that was planned before: its instances are taken."""
@@ -146,15 +150,20 @@ class Room:
                 if not self.missing:
                     break
         self.tally.filled += before - self.missing
+        if self.missing and self.covering:
+            self._swap()
         if self.missing:
             self._repeat()
 
-    def close(self) -> Nodes:
-        batch = np.concatenate(self._batch) if self._batch else np.empty(0, dtype=np.int64)
+    def close(self) -> None:
+        batch = self._members()
         if not self.covering:
             self.taken[batch] = 0
         self.num_closed += 1
-        return batch
+        self.closed.append(batch)
+
+    def _members(self) -> Nodes:
+        return np.concatenate(self._batch) if self._batch else np.empty(0, dtype=np.int64)
 
     def _take(self, nodes: Nodes, force: bool = False) -> None:
         if not len(nodes):
@@ -182,9 +191,35 @@ class Room:
             place += len(nodes)
             yield nodes[self.taken[nodes] == 0]
 
+    def _swap(self) -> None:
+        """Free nodes that this batch refuses go into earlier batches of the segment, and members of those come here."""
+        for node in np.flatnonzero(self.taken == 0).astype(np.int64):
+            for batch in self.closed:
+                if not self.missing:
+                    return
+                against = np.flatnonzero(self._conflicts(node, batch))
+                places = np.arange(len(batch)) if len(against) == 0 else against
+                if len(against) > 1 or not len(welcome := self._allowed(batch[places])):
+                    continue
+                self._take(welcome[:1])
+                if self._crowd is not None:
+                    self._crowd.leave(welcome[:1], np.array([node]))
+                self.taken[node] = 1
+                batch[batch == welcome[0]] = node
+                self.tally.filled += 1
+                break
+
+    def _conflicts(self, node: np.int64, batch: Nodes) -> NDArray[np.bool_]:
+        conflict = np.zeros(len(batch), dtype=bool)
+        if self._crowd is not None:
+            conflict |= self._crowd.same(node, batch)
+        if self._vectors is not None:
+            assert self.guard is not None
+            conflict |= self._vectors[batch] @ self._vectors[node] > self.guard.near_duplicate
+        return conflict
+
     def _repeat(self) -> None:
-        own = np.concatenate(self._batch) if self._batch else np.empty(0, dtype=np.int64)
-        again = self.order[~np.isin(self.order, own)]
+        again = self.order[~np.isin(self.order, self._members())]
         again = np.roll(again, self.num_closed)
         again = self._allowed(again)[: self.missing] if self.guard is not None else again[: self.missing]
         if len(again) < self.missing:
@@ -215,7 +250,7 @@ class Room:
         offered = self._vectors[nodes]
         keep = np.ones(len(nodes), dtype=bool)
         if self._batch:
-            keep = ~(offered @ self._vectors[np.concatenate(self._batch)].T > limit).any(1)
+            keep = ~(offered @ self._vectors[self._members()].T > limit).any(1)
         close = np.triu(offered @ offered.T > limit, 1)
         for row in np.flatnonzero(close.any(1)):
             if keep[row]:
@@ -244,6 +279,16 @@ class _Crowd:
         group = group[group >= 0]
         self._inside[group] = True
         np.subtract.at(self._left, group, 1)
+
+    def leave(self, back: Nodes, instead: Nodes) -> None:
+        """A node that entered this batch had been counted before; the one that took its old place had not."""
+        for nodes, change in ((back, 1), (instead, -1)):
+            group = self._group[nodes]
+            self._left[group[group >= 0]] += change
+
+    def same(self, node: np.int64, batch: Nodes) -> NDArray[np.bool_]:
+        same: NDArray[np.bool_] = (self._group[batch] == self._group[node]) & (self._group[node] >= 0)
+        return same
 
     def allowed(self, nodes: Nodes) -> Nodes:
         group = self._group[nodes]
