@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
+from typing import Annotated, Any
 
 import torch
 from torch import Tensor, nn
@@ -16,6 +16,8 @@ from hardneg.objectives import NumNegatives, check_num_negatives, info_nce, redu
 from hardneg.schedules import adaptive
 from hardneg.scoring import Pools, as_keys, cross_views, same_label_positives, score, two_views
 from hardneg.types import Keys, LogWeights, Scores
+
+Views = Annotated[Tensor, "b d"]
 
 
 class ContrastiveLoss(nn.Module):
@@ -82,7 +84,13 @@ class ContrastiveLoss(nn.Module):
         self._current = self.negatives.at(step, total)
 
     def scores(
-        self, z1: Tensor, z2: Tensor, ids: Tensor | None = None, labels: Tensor | None = None, pool: Pools | None = None
+        self,
+        z1: Views,
+        z2: Views,
+        ids: Tensor | None = None,
+        labels: Tensor | None = None,
+        pool: Pools | None = None,
+        clusters: Tensor | None = None,
     ) -> Scores:
         """The scores that the loss is computed from."""
         parts = None if pool is None else as_keys(pool)
@@ -92,16 +100,22 @@ class ContrastiveLoss(nn.Module):
         if self.detach_keys:
             z2 = z2.detach()
         if parts is not None:
-            scores = score(Keys(z1, ids, labels), z2, parts, self.temperature)
+            scores = score(Keys(z1, ids, labels, clusters), z2, parts, self.temperature)
         else:
             build = two_views if self.views == "two" else cross_views
-            scores = build(z1, z2, self.temperature, ids, labels)
+            scores = build(z1, z2, self.temperature, ids, labels, clusters=clusters)
         return same_label_positives(scores) if self.positives == "label" else scores
 
     def forward(
-        self, z1: Tensor, z2: Tensor, ids: Tensor | None = None, labels: Tensor | None = None, pool: Pools | None = None
+        self,
+        z1: Views,
+        z2: Views,
+        ids: Tensor | None = None,
+        labels: Tensor | None = None,
+        pool: Pools | None = None,
+        clusters: Tensor | None = None,
     ) -> Tensor:
-        scores = self.scores(z1, z2, ids, labels, pool)
+        scores = self.scores(z1, z2, ids, labels, pool, clusters)
         log_w = self._current.log_weights(scores)
         if not torch.compiler.is_compiling():
             self._warn(scores, log_w)
@@ -115,11 +129,17 @@ class ContrastiveLoss(nn.Module):
         return reduce(losses, scores, self.reduction)
 
     def diagnose(
-        self, z1: Tensor, z2: Tensor, ids: Tensor | None = None, labels: Tensor | None = None, pool: Pools | None = None
+        self,
+        z1: Views,
+        z2: Views,
+        ids: Tensor | None = None,
+        labels: Tensor | None = None,
+        pool: Pools | None = None,
+        clusters: Tensor | None = None,
     ) -> Diagnosis:
         """How hard, how false and how many the negatives of this batch are; exact also under ``no_grad``."""
         with torch.enable_grad():  # whether the weights carry a gradient tells who is attracted
-            scores = self.scores(z1.detach(), z2.detach(), ids, labels, pool)
+            scores = self.scores(z1.detach(), z2.detach(), ids, labels, pool, clusters)
             scores = replace(scores, candidates=scores.candidates.detach().requires_grad_())
             return diagnose(scores, self._current.log_weights(scores), tau_plus=self.tau_plus)
 
@@ -145,7 +165,7 @@ class ContrastiveLoss(nn.Module):
         with torch.no_grad():
             found = diagnose(scores, log_w, tau_plus=self.tau_plus)
             empty, clamped = found.empty.float().mean().item(), found.clamped_share()
-        if empty > 0.5:
+        if empty > 0.5 and self.positives_in_denominator != "all":  # there the positives stand against each other
             warn_once(
                 "empty",
                 f"{empty:.0%} of the anchors have no negative under {self._current!r} and cost nothing. "

@@ -74,7 +74,10 @@ def info_nce(
     if positives_in_denominator == "own":
         losses = -logsigmoid(positives - log_negative)
     elif positives_in_denominator == "all":
-        losses = torch.logaddexp(_masked_lse(positives, scores.positive_valid)[:, None], log_negative) - positives
+        some = scores.positive_valid.any(-1, keepdim=True)
+        log_positive = torch.where(some, _masked_lse(positives, scores.positive_valid)[:, None], 0.0)
+        # Not logaddexp(...) - positives, which would lose a loss that is small beside its scores.
+        losses = softplus(log_negative - log_positive) + (log_positive - positives)
     elif positives_in_denominator == "none":
         losses = log_negative - positives
     else:
@@ -142,8 +145,8 @@ def surrogate(scores: Scores, log_w: LogWeights, *, log_norm: Annotated[Tensor, 
     """
     some = (log_w != NEVER).any(-1)
     safe = torch.where(some[:, None], log_w, 0.0)
-    norm = torch.logsumexp(safe, dim=-1) if log_norm is None else log_norm
-    share = (safe - norm[:, None]).exp().detach()
+    share = torch.softmax(safe, dim=-1) if log_norm is None else (safe - log_norm[:, None]).exp()
+    share = share.detach()
     return _only_real_pairs((share * scores.candidates).sum(-1)[:, None] - scores.positives, scores, log_w)
 
 

@@ -21,7 +21,7 @@ from hardneg.neighbours import neighbour_nce
 from hardneg.objectives import info_nce, jsd, reduce
 from hardneg.pools import Bank
 from hardneg.schedules import Number
-from hardneg.scoring import Pools, cross_views, from_matrix, score
+from hardneg.scoring import Pools, cross_views, from_matrix, score, widened
 from hardneg.types import NEVER, Keys
 
 Loss = Callable[..., Tensor]
@@ -145,7 +145,8 @@ def quick_thoughts(context_size: int = 1) -> Loss:
 
     def loss(u: Views, v: Views) -> Tensor:
         distance = (torch.arange(len(u))[:, None] - torch.arange(len(v))).abs().to(u.device)
-        similarity = (u @ v.T).masked_fill(distance == 0, 0.0)
+        with torch.autocast(u.device.type, enabled=False):
+            similarity = (widened(u) @ widened(v).T).masked_fill(distance == 0, 0.0)
         scores = from_matrix(similarity, (distance > 0) & (distance <= context_size))
         return reduce(info_nce(scores, Uniform().log_weights(scores), positives_in_denominator="all"), scores)
 

@@ -73,6 +73,7 @@ def two_views(
     [6, 6, 6, 6, 6, 6, 6, 6]
     """
     _check_views("two_views", z1, z2)
+    z1, z2 = widened(z1), widened(z2)  # once, so that the gradients of half precision vectors add up in float32
     batch = Keys(torch.cat([z1, z2]), _twice(_batch_ids(z1, ids)), _twice(labels), _twice(clusters), source="batch")
     return _assemble(batch, torch.cat([z2, z1]), [batch, *as_keys(extra, match_ids=ids is not None)], temperature)
 
@@ -89,6 +90,7 @@ def cross_views(
 ) -> Scores:
     """SimCSE, CLIP, GraphCL: b anchors of one view against the other view only."""
     _check_views("cross_views", z1, z2)
+    z1, z2 = widened(z1), widened(z2)
     batch_ids = _batch_ids(z1, ids)
     anchors = Keys(z1, batch_ids, labels, clusters)
     other = Keys(z2, batch_ids, labels, clusters, source="batch")
@@ -131,7 +133,7 @@ def from_matrix(
         )
     _check_temperature("from_matrix", temperature)
     with torch.autocast(similarity.device.type, enabled=False):
-        scores = _not_infinite(_widen(similarity)) / temperature
+        scores = _not_infinite(widened(similarity)) / temperature
     negative = ~positives if valid is None else valid & ~positives
     source = torch.zeros(similarity.shape[1], dtype=torch.long, device=similarity.device)
     return Scores(scores, scores, positives, negative, temperature, Tags(), Tags(), source, ("matrix",))
@@ -245,13 +247,14 @@ def _similarity(rows: Tensor, vectors: Tensor) -> Tensor:
 
 
 def _prepared(keys: Keys) -> Tensor:
-    vectors = _widen(keys.vectors)
+    vectors = widened(keys.vectors)
     if _checking and not torch.compiler.is_compiling():
         _check_vectors(vectors)
     return _not_infinite(vectors)
 
 
-def _widen(vectors: Tensor) -> Tensor:
+def widened(vectors: Tensor) -> Tensor:
+    """As float32 at least."""
     return vectors.to(torch.promote_types(vectors.dtype, torch.float32))
 
 
