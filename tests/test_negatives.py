@@ -191,7 +191,6 @@ def test_nothing_is_said_where_order_does_not_matter():
         hn.parse(text)
 
 
-@pytest.mark.xfail(strict=True, reason="_say_if_order_matters looks at the last factor of the product only")
 def test_order_matters_is_said_for_bracketed_products_too():
     forget_warnings()
     with pytest.warns(HardnegWarning, match=r"Ring \* OtherLabel: the order matters"):
@@ -213,7 +212,7 @@ def test_order_matters_is_said_for_bracketed_products_too():
         (lambda: hn.Rank(3, 3), "Rank needs a stop above start=3, got stop=3"),
         (lambda: hn.BelowPositive(), "BelowPositive needs relative or absolute"),
         (lambda: hn.Threshold(math.nan), "Threshold needs similarity"),
-        (lambda: hn.Hardening("cubic"), r"Hardening needs a function or one of \['exponential', .*got log_eta='cubic'"),
+        (lambda: hn.Hardening("cubic"), r"Hardening needs a function or one of .*'exponential', .*got log_eta='cubic'"),
         (lambda: hn.Hardening(lambda s: -s), "Hardening needs a non-decreasing eta"),
         (lambda: hn.Hardening(lambda s: torch.where(s > 0, hn.NEVER, 0.0)), "Hardening needs a non-decreasing eta"),
         (lambda: hn.Hardening(lambda s: s.sqrt()), "Hardening needs log eta for every score"),
@@ -224,7 +223,6 @@ def test_wrong_numbers_are_refused_at_the_door(make, message):
         make()
 
 
-@pytest.mark.xfail(strict=True, reason="check_range takes whatever has __mul__ for a number to come")
 @pytest.mark.parametrize("wrong", ["1.0", [1.0], (1.0,), 1j, hn.Uniform()], ids=repr)
 def test_what_is_not_a_number_is_refused_at_the_door(wrong):
     with pytest.raises(ValueError, match="Tilt needs a number, got beta="):

@@ -73,7 +73,7 @@ class ContrastiveLoss(nn.Module):
         self.views, self.positives = views, positives
         self.num_negatives, self.positives_in_denominator = num_negatives, positives_in_denominator
         self.reduction, self.normalize, self.detach_keys = reduction, normalize, detach_keys
-        self.step = 0
+        self.step: int | None = None  # None: no progress was set
         self.total: int | None = None
         self._current = self.negatives
         self._calls = 0
@@ -152,7 +152,8 @@ class ContrastiveLoss(nn.Module):
     def set_extra_state(self, state: dict[str, Any]) -> None:
         for schedule, saved in zip(self._adaptive(), state["adaptive"], strict=True):
             schedule.load_state_dict(saved)
-        self.set_progress(state["step"], state["total"])
+        if state["step"] is not None:
+            self.set_progress(state["step"], state["total"])
 
     def _adaptive(self) -> list[adaptive]:
         return [schedule for schedule in self.negatives.schedules() if isinstance(schedule, adaptive)]

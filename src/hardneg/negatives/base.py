@@ -119,11 +119,10 @@ class Uniform(Negatives):
 
 
 def _say_if_order_matters(factors: tuple[Negatives, ...]) -> None:
-    last = len(factors) - 1
-    if factors[last].masks and not factors[last].ranks:
-        ranked = next((factor for factor in factors[:last] if factor.ranks), None)
-        if ranked is not None:
-            name, mask = type(ranked).__name__, type(factors[last]).__name__
+    for position, factor in enumerate(factors):
+        ranked = next((before for before in factors[:position] if before.ranks), None)
+        if ranked is not None and factor.masks and not factor.ranks:
+            name, mask = type(ranked).__name__, type(factor).__name__
             warn_once(
                 f"order:{name}*{mask}",
                 f"{name} * {mask}: the order matters. {name} looks at all candidates and {mask} then removes some of "
