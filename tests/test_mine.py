@@ -304,6 +304,26 @@ def test_faiss(kind: str) -> None:
         mine(queries, corpus, positives, "Ring(0.1, 0.2)", 5, search=kind)
 
 
+@pytest.mark.parametrize(
+    "text", ['BelowPositive(absolute=0.0, by="guide")', 'BelowPositive(0.1, by="guide") * Ring(0.0, 0.5)']
+)
+def test_a_guide_judges_the_false_negatives(text: str) -> None:
+    queries, corpus, positives = make_data()
+    turn = torch.randn(12, 5, generator=torch.Generator().manual_seed(9), dtype=torch.float64)
+    guide = (queries.vectors @ turn, corpus.vectors @ turn)
+    mined = mine(queries, corpus, positives, text, 5, guide=guide, search=Search(query_block=16, corpus_block=33))
+    row_of = {int(identity): r for r, identity in enumerate(corpus.ids)}  # type: ignore[arg-type]
+    for i in range(len(queries)):
+        judged = guide[1] @ guide[0][i]
+        lowest = min((float(judged[row_of[p]]) for p in positives[i]), default=math.inf)
+        limit = lowest - 0.1 * abs(lowest) if "0.1" in text and lowest < math.inf else lowest
+        order, _ = oracle(queries, corpus, positives, "Uniform()", 5)[i]
+        kept = [r for r in order if float(judged[r]) <= limit]
+        if "Ring" in text:
+            kept = kept[: int(0.5 * len(kept))]
+        assert rows_of(mined, i) == kept[:5]
+
+
 def test_half_precision_and_memory_mapped_corpus(tmp_path) -> None:  # type: ignore[no-untyped-def]
     import numpy as np
 

@@ -11,11 +11,12 @@ from torch import Tensor
 from torch.nn.functional import normalize
 
 from hardneg.mining.filters import Filters, near_positive_block, near_positive_listed
+from hardneg.mining.guide import GuideModel, pair_products, rows_of_vectors
 from hardneg.mining.pairs import Pairs, Positives, RowsOf, as_pairs, read_positives
-from hardneg.mining.reach import reach_of
-from hardneg.mining.search import Corpus, FaissIndex, Retriever, Search, most_numbers, most_scores, nearest
+from hardneg.mining.reach import may_remove, reach_of
+from hardneg.mining.search import Corpus, FaissIndex, Retriever, Search, most_scores, nearest
 from hardneg.mining.select import Candidates, Rule
-from hardneg.types import NEVER, Keys, Scores, Tags
+from hardneg.types import NEVER, Guide, Keys, Scores, Tags
 
 Rescore = Callable[[Annotated[Tensor, "m"], Annotated[Tensor, "m"]], Tensor]
 """(positions of queries, rows of the corpus) -> one score for each pair."""
@@ -34,11 +35,14 @@ class Finder:
         near_positive: float | None,
         search: Search,
         rescore: Rescore | None,
+        guide: tuple[Tensor, Tensor] | None,
     ) -> None:
         self.queries, self.keys, self.rule, self.search = queries, corpus, rule, search
         self.temperature, self.near_positive, self.rescore = temperature, near_positive, rescore
         self.device = torch.device(search.device) if search.device else corpus.vectors.device
-        self.corpus = Corpus(corpus.vectors, self.device, search.rows_of_block(), queries.vectors.dtype)
+        block = search.rows_of_block()
+        self.corpus = Corpus(corpus.vectors, self.device, block, queries.vectors.dtype, search.cosine)
+        self.guide = None if guide is None else GuideModel(*guide, queries, self.corpus)
         nothing = torch.zeros(0)
         self._last_positives = (nothing, (nothing, nothing))
         self.reach = reach_of(rule.negatives, rule.k, rule.draw)
@@ -72,7 +76,7 @@ class Finder:
             yield None, False
             return
         size *= 4 if self.rule.near_negative is not None else 1
-        filters = any(factor.masks for factor in self.rule.negatives.factors[: self.reach.num_leading])
+        filters = any(may_remove(factor) for factor in self.rule.negatives.factors[: self.reach.num_leading])
         filters = (filters or self.near_positive is not None) and self.index is None
         if not (filters and filter_first):
             yield (2 * size + 8 if filters else size), False
@@ -98,7 +102,7 @@ class Finder:
         valid = rows >= 0
         after = valid if filtered else valid & ~near_positive_listed(self, query, rows)
         seen = _counts(valid, after) if keep is None else keep.seen
-        scores = self._scores(query, values.masked_fill(~valid, 0.0), after, self._tags(rows.clamp(min=0)))
+        scores = self._listed_scores(query, values.masked_fill(~valid, 0.0), after, rows)
         return Candidates(scores, values, rows, query, whole), seen
 
     def directions(self, rows: Tensor) -> Tensor:
@@ -123,12 +127,12 @@ class Finder:
     def positive_scores(self, query: Tensor) -> tuple[Annotated[Tensor, "b p"], Annotated[Tensor, "b p"]]:
         """Similarities of these queries with their positives, and which are real; kept for the blocks of a search."""
         if self._last_positives[0] is not query:
-            self._last_positives = (query, self._positive_scores(query))
+            self._last_positives = (query, self._padded_positives(query, self.pair_scores))
         return self._last_positives[1]
 
-    def _positive_scores(self, query: Tensor) -> tuple[Tensor, Tensor]:
+    def _padded_positives(self, query: Tensor, score: Callable[[Tensor, Tensor], Tensor]) -> tuple[Tensor, Tensor]:
         place, rows = self.positives.of(query)
-        flat = self.pair_scores(query[place], rows)
+        flat = score(query[place], rows)
         count = torch.bincount(place, minlength=len(query))
         column = torch.arange(len(place), device=self.device) - (count.cumsum(0) - count)[place]
         width = max(int(count.max()) if len(count) else 0, 1)
@@ -146,15 +150,10 @@ class Finder:
                     f"rescore needs one finite score for each of {len(rows)} pairs, got shape {tuple(scores.shape)}."
                 )
             return scores
-        at_once = max(1, most_numbers // self.queries.dim)
-        parts = [
-            (self.vectors(q) * self.corpus.rows(r)).sum(-1)
-            for q, r in zip(torch.split(query, at_once), torch.split(rows, at_once), strict=True)
-        ]
-        return torch.cat(parts) if parts else self.corpus.vectors.new_zeros(0, dtype=self.corpus.dtype)
+        return pair_products(self.queries.vectors, self.corpus, query, rows)
 
     def vectors(self, query: Tensor) -> Annotated[Tensor, "b d"]:
-        return self.queries.vectors[query.to(self.queries.vectors.device)].to(self.device, self.corpus.dtype)
+        return rows_of_vectors(self.queries.vectors, query, self.corpus)
 
     def block_scores(self, query: Tensor, similarity: Tensor, valid: Tensor, low: int, high: int) -> Scores:
         """Scores against the rows low to high - 1 of the corpus, which all these queries share."""
@@ -164,7 +163,24 @@ class Finder:
 
         tags = self.keys.tags
         shared = Tags(part(tags.ids), part(tags.labels), part(tags.clusters))
-        return self._scores(query, similarity, valid, shared)
+        scores = self._scores(query, similarity, valid, shared)
+        if self.guide is None:
+            return scores
+        return replace(scores, guide=Guide(self._guide_positives(query), self.guide.block(query, low, high)))
+
+    def _listed_scores(
+        self, query: Tensor, similarity: Tensor, valid: Tensor, rows: Annotated[Tensor, "b m"]
+    ) -> Scores:
+        scores = self._scores(query, similarity, valid, self._tags(rows.clamp(min=0)))
+        if self.guide is None:
+            return scores
+        place = torch.arange(len(rows), device=self.device)[:, None].expand_as(rows)
+        guided = self.guide.pairs(query[place.flatten()], rows.flatten()).view_as(similarity)
+        return replace(scores, guide=Guide(self._guide_positives(query), guided))
+
+    def _guide_positives(self, query: Tensor) -> Annotated[Tensor, "b p"]:
+        assert self.guide is not None
+        return self._padded_positives(query, self.guide.pairs)[0]
 
     def _nearest(self, query: Tensor, size: int, keep: Filters | None = None) -> tuple[Tensor, Tensor]:
         if self.index is not None:
@@ -191,7 +207,7 @@ class Finder:
         similarity = torch.full(rows.shape, NEVER, dtype=self.corpus.dtype, device=self.device)
         similarity[place, column] = self.pair_scores(query[place], rows[place, column])
         after = valid & ~near_positive_listed(self, query, rows)
-        scores = self._scores(query, similarity.masked_fill(~valid, 0.0), after, self._tags(rows.clamp(min=0)))
+        scores = self._listed_scores(query, similarity.masked_fill(~valid, 0.0), after, rows)
         codes = [torch.full((each.shape[1],), i, device=self.device) for i, each in enumerate(lists)]
         scores = replace(scores, source=torch.cat(codes), source_names=self.retrievers)
         whole = torch.ones(len(query), dtype=torch.bool, device=self.device)

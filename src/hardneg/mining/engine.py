@@ -56,6 +56,7 @@ def mine(
     near_negative: float | None = None,
     search: Search | str = "exact",
     rescore: Rescore | None = None,
+    guide: tuple[Tensor, Tensor] | None = None,
     progress: Callable[[int], None] | None = None,
 ) -> Mined:
     """k negatives from the corpus for each query, by any distribution, as in training.
@@ -70,6 +71,7 @@ def mine(
     search: how candidates are found; see ``Search``.
     rescore: ``rescore(query_rows [m], corpus_rows [m]) -> scores [m]``, a cross-encoder for example: it scores the
         nearest ``search.candidates`` of each query and the positives, and its scores replace the similarities.
+    guide: another model's vectors of the queries and of the corpus, for ``BelowPositive(..., by="guide")``.
 
     Similarity is the dot product of the vectors as given: normalise them for the cosine.
 
@@ -79,7 +81,7 @@ def mine(
     """
     rule = Rule(parse(negatives) if isinstance(negatives, str) else negatives, k, draw, seed, near_negative)
     search = Search(search) if isinstance(search, str) else search
-    miner = Miner(queries, corpus, positives, rule, temperature, near_positive, search, rescore)
+    miner = Miner(queries, corpus, positives, rule, temperature, near_positive, search, rescore, guide)
     parts = []
     for low, high in miner.blocks():
         parts.append(miner.block(low, high))
@@ -111,10 +113,11 @@ class Miner:
         near_positive: float | None = None,
         search: Search = Search(),
         rescore: Rescore | None = None,
+        guide: tuple[Tensor, Tensor] | None = None,
     ) -> None:
         check_inputs(queries, corpus, rule, temperature, near_positive)
         self.rule = rule
-        self.finder = Finder(queries, corpus, positives, rule, temperature, near_positive, search, rescore)
+        self.finder = Finder(queries, corpus, positives, rule, temperature, near_positive, search, rescore, guide)
         self._filter_first: bool | None = None
 
     def blocks(self) -> list[tuple[int, int]]:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from hardneg.negatives import ClippedTilt, Hardening, Negatives, Rank, Threshold
+from hardneg.negatives import ClippedTilt, Hardening, Negatives, Rank, Threshold, Tilt, Uniform
 from hardneg.types import NEVER, Scores
 
 
@@ -50,9 +50,12 @@ def _shown(factor: Negatives, wanted: int | None) -> int | None:
         if factor.stop is None:
             return None if wanted is None else factor.start + wanted
         return factor.stop if wanted is None else min(factor.stop, factor.start + wanted)
-    if factor.ranks or factor.masks or isinstance(factor, Hardening):
-        return None  # it may remove any number of those it sees
-    return wanted
+    return None if may_remove(factor) else wanted
+
+
+def may_remove(factor: Negatives) -> bool:
+    """Whether a factor can take out candidates; any that is not known to keep them all."""
+    return not isinstance(factor, (Uniform, Tilt, ClippedTilt))
 
 
 def ends_here(factor: Negatives, scores: Scores, before: Tensor, after: Tensor) -> Tensor:

@@ -11,7 +11,9 @@ from typing import Annotated, Any, Protocol
 
 import torch
 from torch import Tensor
+from torch.nn.functional import normalize
 
+from hardneg.mining.extras import needed
 from hardneg.notices import argument_error
 from hardneg.types import NEVER
 
@@ -40,9 +42,12 @@ class Search:
     """How candidates are found. ``"exact"``, or through FAISS ``"flat"``, ``"ivf"``, ``"hnsw"`` (extra ``ann``).
 
     query_block, corpus_block: sizes of the blocks of one matrix product; corpus_block=0 fits it to a block of scores
-    of some 80 MB. device: where the products run; None is where the corpus is. num_probes: cells visited by ivf,
-    candidates kept by hnsw (16 times as many). also: other retrievers, whose candidates join the nearest ones; then,
-    and where candidates are rescored, each retriever gives ``candidates`` of them.
+        of some 80 MB.
+    device: where the products run; None is where the corpus is.
+    num_probes: cells visited by ivf; hnsw keeps 16 times as many candidates.
+    cosine: vectors are taken at unit length, block by block.
+    also: other retrievers, whose candidates join the nearest ones. Then, and where candidates are rescored, each
+        retriever gives ``candidates`` of them.
     """
 
     kind: str = "exact"
@@ -51,6 +56,7 @@ class Search:
     device: str | None = None
     num_probes: int = 16
     candidates: int = 100
+    cosine: bool = False
     also: tuple[Retriever, ...] = ()
 
     def __post_init__(self) -> None:
@@ -70,12 +76,18 @@ class Corpus:
     """The corpus by blocks, in float32 or wider on the device; memory-mapped and half precision vectors are welcome."""
 
     def __init__(
-        self, vectors: Annotated[Tensor, "n d"], device: torch.device, block: int, like: torch.dtype = torch.float32
+        self,
+        vectors: Annotated[Tensor, "n d"],
+        device: torch.device,
+        block: int,
+        like: torch.dtype = torch.float32,
+        cosine: bool = False,
     ) -> None:
         # On another device the whole corpus is moved there, as it is; on the CPU it may stay on disk.
         self.vectors = vectors.to(device)
         self.device = device
         self.block = block
+        self.cosine = cosine
         self.dtype = torch.promote_types(torch.promote_types(vectors.dtype, like), torch.float32)
 
     def __len__(self) -> int:
@@ -84,14 +96,19 @@ class Corpus:
     def rows(self, index: Tensor) -> Tensor:
         """Vectors of these rows, [*index.shape, d]; any row for a negative index."""
         flat = index.clamp(min=0).flatten().to(self.vectors.device)
-        return self.vectors[flat].to(self.device, self.dtype).view(*index.shape, self.vectors.shape[1])
+        return self.prepared(self.vectors[flat]).view(*index.shape, self.vectors.shape[1])
 
     def blocks(self) -> list[tuple[int, int]]:
         n = len(self)
         return [(low, min(low + self.block, n)) for low in range(0, n, self.block)]
 
     def part(self, low: int, high: int) -> Tensor:
-        return self.vectors[low:high].to(self.device, self.dtype)
+        return self.prepared(self.vectors[low:high])
+
+    def prepared(self, vectors: Annotated[Tensor, "m d"]) -> Annotated[Tensor, "m d"]:
+        """Vectors of queries or documents as they are compared."""
+        wide = vectors.to(self.device, self.dtype)
+        return normalize(wide, dim=-1) if self.cosine else wide
 
     def scores(
         self, queries: Tensor, excluded: tuple[Tensor, Tensor], low: int, high: int, out: Tensor | None = None
@@ -170,7 +187,7 @@ class FaissIndex:
     """FAISS behind ``nearest``: flat (exact), ivf or hnsw (approximate), inner product."""
 
     def __init__(self, corpus: Corpus, search: Search) -> None:
-        faiss = _faiss()
+        faiss = needed("faiss", "ann", f"Search({search.kind!r})")
         dim = corpus.vectors.shape[1]
         self.corpus = corpus
         if search.kind == "flat":
@@ -201,11 +218,3 @@ class FaissIndex:
     @staticmethod
     def _plain(vectors: Tensor) -> Any:
         return vectors.detach().cpu().float().contiguous().numpy()
-
-
-def _faiss() -> Any:
-    try:
-        import faiss
-    except ImportError:
-        raise ImportError("Search through FAISS needs the extra 'ann': pip install 'hardneg[ann]'.") from None
-    return faiss

@@ -1,0 +1,127 @@
+"""Texts to embeddings, each text once: any sentence-transformers model or Python function, kept on disk by content.
+
+The cache is a folder of pieces of some thousand texts, named by the hash of the encoder and of the texts in them. A
+killed run finds the pieces it had; changed texts or another encoder make other names.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib
+import json
+import os
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from hardneg.mining.ranks import Ranks
+from hardneg.runs import write_atomically
+
+Encode = Callable[[list[str]], Any]
+_piece = 4096
+
+
+@dataclass(frozen=True)
+class Encoder:
+    """A function from texts to vectors and a name that changes when the function does."""
+
+    name: str
+    encode: Encode
+
+
+def load_callable(text: str) -> Callable[..., Any]:
+    """The function that ``module:function`` names; the current folder counts."""
+    module, _, name = text.partition(":")
+    if not module or not name:
+        raise ValueError(f"mine needs a function as 'module:function', got {text!r}.")
+    if "" not in sys.path:
+        sys.path.insert(0, "")
+    try:
+        found = getattr(importlib.import_module(module), name)
+    except (ImportError, AttributeError) as error:
+        raise ValueError(f"mine needs a function that exists, got {text!r}: {error}.") from None
+    if not callable(found):
+        raise ValueError(f"mine needs a function, got {text!r}, which is not one.")
+    return found  # type: ignore[no-any-return]
+
+
+def encoder_of_function(text: str) -> Encoder:
+    function = load_callable(text)
+    file = getattr(sys.modules.get(function.__module__), "__file__", None)
+    source = Path(file).read_bytes() if file else b""
+    return Encoder(f"{text} {hashlib.sha256(source).hexdigest()}", function)
+
+
+def encoders_of_model(path: str, batch_size: int, device: str | None) -> tuple[Encoder, Encoder]:
+    """How a sentence-transformers model encodes queries and documents, with its own prompts for each."""
+    try:
+        from sentence_transformers import SentenceTransformer
+    except ImportError:
+        raise ImportError("--model needs sentence-transformers: pip install 'hardneg[text]'.") from None
+    model = SentenceTransformer(path, device=device)
+    name = f"{path} {_fingerprint(Path(path))}"
+
+    def encoded(encode: Callable[..., Any]) -> Encode:
+        return lambda texts: encode(texts, batch_size=batch_size, show_progress_bar=False, convert_to_numpy=True)
+
+    of_query = getattr(model, "encode_query", model.encode)
+    of_document = getattr(model, "encode_document", model.encode)
+    return Encoder(f"{name} query", encoded(of_query)), Encoder(f"{name} document", encoded(of_document))
+
+
+def embed(
+    texts: Sequence[str],
+    encoder: Encoder,
+    cache: Path,
+    ranks: Ranks,
+    progress: Callable[[int], None] | None = None,
+) -> Tensor:
+    """Embeddings of the texts from the cache, encoding what is not there; several ranks share the work."""
+    cache.mkdir(parents=True, exist_ok=True)
+    pieces = [list(texts[low : low + _piece]) for low in range(0, len(texts), _piece)]
+    names = [_name(encoder, piece) for piece in pieces]
+    for number, (piece, name) in enumerate(zip(pieces, names, strict=True)):
+        path = cache / f"{name}.npy"
+        if number % ranks.size == ranks.rank and not path.exists():
+            vectors = _encoded(encoder, piece)
+            write_atomically(path, lambda file, vectors=vectors: np.save(file, vectors))  # type: ignore[misc]
+        if progress is not None:
+            progress(len(piece))
+    ranks.wait()
+    parts = [np.load(cache / f"{name}.npy", mmap_mode="c") for name in names]
+    if len({part.shape[1] for part in parts}) > 1:
+        raise ValueError(f"mine needs embeddings of one dimension, got {sorted({part.shape[1] for part in parts})}.")
+    return torch.from_numpy(parts[0] if len(parts) == 1 else np.concatenate(parts))
+
+
+def _encoded(encoder: Encoder, texts: list[str]) -> Any:
+    vectors = encoder.encode(texts)
+    if isinstance(vectors, Tensor):
+        vectors = vectors.detach().float().cpu().numpy()
+    vectors = np.asarray(vectors)
+    if vectors.ndim != 2 or len(vectors) != len(texts) or vectors.dtype.kind != "f":
+        raise ValueError(
+            f"The encoder needs to give floats [{len(texts)}, d] for {len(texts)} texts, "
+            f"got shape {vectors.shape} of {vectors.dtype}."
+        )
+    return vectors.astype(np.float32, copy=False)
+
+
+def _name(encoder: Encoder, texts: list[str]) -> str:
+    content = json.dumps([encoder.name, texts], ensure_ascii=False).encode("utf-8", "surrogatepass")
+    return hashlib.sha256(content).hexdigest()[:32]
+
+
+def _fingerprint(path: Path) -> str:
+    """What changes when the files of a local model do; a model of a hub is its name."""
+    if not path.exists():
+        return "hub"
+    files = [path] if path.is_file() else sorted(file for file in path.rglob("*") if file.is_file())
+    stats = [(str(file), os.stat(file).st_size, os.stat(file).st_mtime_ns) for file in files]
+    return hashlib.sha256(repr(stats).encode()).hexdigest()

@@ -1,0 +1,35 @@
+"""Candidates that share words with the query: BM25 through bm25s, the extra ``lexical``."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Annotated
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from hardneg.mining.extras import needed
+
+
+class Lexical:
+    """BM25 over the texts of the corpus, as one more retriever of ``Search(also=...)``."""
+
+    name = "bm25"
+
+    def __init__(self, queries: Sequence[str], corpus: Sequence[str]) -> None:
+        self.bm25s = needed("bm25s", "lexical", "BM25")
+        self.queries, self.size = queries, len(corpus)
+        tokens = self.bm25s.tokenize(list(corpus), show_progress=False, return_ids=False)
+        self.index = self.bm25s.BM25()
+        if not any(tokens):
+            raise ValueError("BM25 needs words in the corpus, got none.")
+        self.index.index(tokens, show_progress=False)
+
+    def __call__(self, queries: Annotated[Tensor, "b"], size: int) -> Annotated[Tensor, "b size"]:
+        size = min(size, self.size)
+        texts = [self.queries[int(query)] for query in queries]
+        tokens = self.bm25s.tokenize(texts, show_progress=False, return_ids=False)
+        rows, scores = self.index.retrieve(tokens, k=size, show_progress=False, n_threads=0)
+        rows = np.asarray(rows, dtype=np.int64)
+        return torch.from_numpy(np.where(np.asarray(scores) > 0, rows, -1))

@@ -1,0 +1,302 @@
+"""From tables to what is mined: queries, corpus and positives, with a documented and counted rule for each oddity.
+
+- Rows of queries with the same id (or, without ids, the same text) are one query with several positives.
+- Documents with the same text are one document, under the first of their ids: the text of a positive is never a
+  negative under another id, and no text is a negative twice.
+- A document with the text of the query itself is never its negative.
+- Empty texts are left out, and positives that point to them.
+- A string where positives are meant is one positive, never a list of characters.
+- Queries that are left without a positive are left out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from hardneg.mining.tables import Table
+
+_query_ids = ("id", "_id", "query_id", "query-id", "qid")
+_query_texts = ("query", "anchor", "question", "text", "sentence1", "image")
+_positives = ("positive", "positives", "pos", "positive_ids", "answer", "sentence2")
+_corpus_ids = ("id", "_id", "doc_id", "corpus_id", "corpus-id", "docid", "document_id")
+_corpus_texts = ("text", "document", "passage", "positive", "answer", "contents", "image")
+
+
+@dataclass(frozen=True)
+class Columns:
+    """Names of columns; None looks for the usual ones. Several joined by ``+`` are one text: ``title+text``."""
+
+    query: str | None = None
+    query_id: str | None = None
+    positive: str | None = None
+    corpus: str | None = None
+    corpus_id: str | None = None
+    label: str | None = None
+
+
+@dataclass
+class Side:
+    """Queries or documents: ids as they came, texts and embeddings where there are any, rows as in the file."""
+
+    ids: list[Any]
+    texts: list[str] | None = None
+    vectors: Tensor | None = None
+    labels: list[Any] | None = None
+    named: bool = True  # False where ids are only positions
+
+    def only(self, rows: list[int]) -> Side:
+        keep = torch.tensor(rows, dtype=torch.long)
+        everything = len(rows) == len(self.ids) and rows == list(range(len(rows)))
+        return Side(
+            [self.ids[row] for row in rows],
+            None if self.texts is None else [self.texts[row] for row in rows],
+            self.vectors if self.vectors is None or everything else self.vectors[keep],
+            None if self.labels is None else [self.labels[row] for row in rows],
+            self.named,
+        )
+
+    def __len__(self) -> int:
+        return len(self.ids)
+
+
+@dataclass
+class Problem:
+    """What is mined: positives by row of the corpus; ``own`` is the row of a query that is itself a document, or -1."""
+
+    queries: Side
+    corpus: Side
+    positives: list[list[int]]
+    own: list[int]
+    counts: dict[str, int] = field(default_factory=dict)
+
+
+def side_of_table(table: Table, text: str | None, identity: str | None, label: str | None, kind: str) -> Side:
+    """Ids, texts and labels of a table, by the names given or the usual ones."""
+    texts, ids = (_query_texts, _query_ids) if kind == "queries" else (_corpus_texts, _corpus_ids)
+    names = text.split("+") if text else [name for name in texts if name in table][:1]
+    for name in [*names, *([identity] if identity else []), *([label] if label else [])]:
+        if name not in table:
+            raise ValueError(f"mine needs the column {name!r} in the {kind}, got columns {sorted(table)}.")
+    id_name = identity or next((name for name in ids if name in table), None)
+    size = len(next(iter(table.values())))
+    return Side(
+        list(range(size)) if id_name is None else _checked_ids(table[id_name], id_name, kind),
+        _texts([table[name] for name in names], names, kind) if names else None,
+        labels=table[label] if label else None,
+        named=id_name is not None,
+    )
+
+
+def positive_column(table: Table, given: str | None, needed: bool) -> list[list[Any]] | None:
+    """The positives of each row as lists; a single value is one positive."""
+    name = given or next((name for name in _positives if name in table), None)
+    if name is None or name not in table:
+        if given or needed:
+            raise ValueError(
+                f"mine needs a column of positives ({given or ', '.join(_positives)}), got {sorted(table)}."
+            )
+        return None
+    return [_as_list(value, name, row) for row, value in enumerate(table[name])]
+
+
+def build_problem(
+    queries: Side,
+    corpus: Side | None,
+    positives: Sequence[list[Any]] | None,
+    judged: Sequence[tuple[Any, Any]] = (),
+    *,
+    same: bool = False,
+    drop_missing: bool = False,
+) -> Problem:
+    """Puts queries, corpus and positives together.
+
+    positives: ids of documents or their texts, for each row of the queries; judged: (query id, document id) pairs.
+    Without a corpus the positives' texts are the corpus. ``same``: the queries are the corpus, row by row.
+    drop_missing: whether a positive that is nowhere in the corpus is left out and counted, or an error.
+    """
+    counts: dict[str, int] = {}
+    given = [list(each) for each in positives] if positives is not None else [[] for _ in queries.ids]
+    if corpus is None:
+        if positives is None:
+            raise ValueError("mine needs a corpus, or a column of positives to be the corpus, got neither.")
+        corpus = _positives_as_corpus(given)
+    documents, row_of = _documents(corpus, counts)
+    row_of_positive = row_of
+    if not same and any(given):
+        documents, row_of_positive = _positives_by(given, documents, row_of, corpus, counts)
+    if judged and not (queries.named and corpus.named):
+        raise ValueError("mine needs ids of queries and corpus for judged pairs, got a table without a column of ids.")
+    groups, first = _group_queries(queries, counts)
+    rows: list[list[int]] = [[] for _ in first]
+    missing = 0
+    for group, wanted in zip(groups, given, strict=True):
+        for one in wanted:
+            row = row_of_positive.get(_key(one), -1)
+            missing += row == -1
+            if group >= 0 and row >= 0:
+                rows[group].append(row)
+    missing += _add_judged(judged, queries, groups, row_of, rows)
+    if missing and not drop_missing:
+        raise ValueError(
+            f"mine needs positives that are in the corpus, got {missing} that are not; "
+            "check the ids, or leave them out with --missing-positives drop."
+        )
+    counts["positives_not_in_corpus"] = missing
+    return _finished(queries, documents, rows, first, row_of if same else None, counts)
+
+
+def _finished(
+    queries: Side, documents: Side, rows: list[list[int]], first: list[int], same: dict[Any, int] | None, counts: Any
+) -> Problem:
+    kept = [group for group, own in enumerate(rows) if own]
+    counts["queries_without_positive"] = len(first) - len(kept)
+    if not kept:
+        raise ValueError("mine needs at least one query with a positive in the corpus, got none.")
+    asked = queries.only([first[group] for group in kept])
+    own = [-1] * len(kept)
+    if same is not None:
+        own = [same.get(_key(one), -1) for one in asked.ids]
+    elif asked.texts is not None and documents.texts is not None:
+        where = {text: row for row, text in enumerate(documents.texts)}
+        own = [where.get(text, -1) for text in asked.texts]
+    counts.update(queries=len(kept), corpus=len(documents), queries_that_are_documents=sum(row >= 0 for row in own))
+    return Problem(asked, documents, [list(dict.fromkeys(rows[group])) for group in kept], own, counts)
+
+
+def _documents(corpus: Side, counts: dict[str, int]) -> tuple[Side, dict[Any, int]]:
+    """The corpus without copies and empty texts, and the row of every id."""
+    row_of: dict[Any, int] = {}
+    row_of_text: dict[str | None, int] = {}
+    text_of: dict[Any, str | None] = {}
+    rows: list[int] = []
+    repeated = copies = empty = 0
+    for row, identity in enumerate(corpus.ids):
+        key = _key(identity)
+        text = None if corpus.texts is None else corpus.texts[row]
+        if key in text_of:
+            if text is None or text_of[key] != text:
+                raise ValueError(f"mine needs distinct ids in the corpus, got id {identity!r} for different documents.")
+            repeated += 1
+            continue
+        text_of[key] = text
+        if text is not None and not text.strip():
+            empty += 1
+        elif text is not None and text in row_of_text:
+            copies += 1
+            row_of[key] = row_of_text[text]
+        else:
+            row_of[key] = row_of_text[text] = len(rows)
+            rows.append(row)
+    counts.update(repeated_documents=repeated, copies_of_documents=copies, empty_documents=empty)
+    if not rows:
+        raise ValueError("mine needs a corpus with at least one document, got none.")
+    return corpus.only(rows), row_of
+
+
+def _group_queries(queries: Side, counts: dict[str, int]) -> tuple[list[int], list[int]]:
+    """The query of each row, -1 for an empty text, and the first row of each query."""
+    groups: list[int] = []
+    first: list[int] = []
+    where: dict[Hashable, int] = {}
+    empty = 0
+    for row in range(len(queries)):
+        text = None if queries.texts is None else queries.texts[row]
+        if text is not None and not text.strip():
+            empty += 1
+            groups.append(-1)
+            continue
+        key = _key(queries.ids[row]) if queries.named or text is None else text
+        if key not in where:
+            where[key] = len(first)
+            first.append(row)
+        elif text is not None and queries.texts is not None and queries.texts[first[where[key]]] != text:
+            raise ValueError(
+                f"mine needs one text for each query id, got id {queries.ids[row]!r} with different texts."
+            )
+        groups.append(where[key])
+    counts.update(empty_queries=empty, rows_of_queries=len(queries))
+    return groups, first
+
+
+def _positives_as_corpus(given: list[list[Any]]) -> Side:
+    texts = list(dict.fromkeys(one for each in given for one in each))
+    if any(not isinstance(one, str) for one in texts):
+        raise ValueError("mine needs texts as positives where they are the corpus, got other types; give a corpus.")
+    return Side(list(range(len(texts))), texts, named=False)
+
+
+def _positives_by(
+    given: list[list[Any]], documents: Side, row_of: dict[Any, int], corpus: Side, counts: dict[str, int]
+) -> tuple[Side, dict[Any, int]]:
+    """Whether positives are ids or texts: ids if any is one; texts that the corpus lacks are added to it."""
+    flat = [one for each in given for one in each]
+    are_ids = corpus.named and any(_key(one) in row_of for one in flat)
+    if are_ids or documents.texts is None or not all(isinstance(one, str) for one in flat):
+        return documents, row_of
+    where = {text: row for row, text in enumerate(documents.texts)}
+    new = [text for text in dict.fromkeys(flat) if text not in where and text.strip()]
+    counts["positives_added_to_corpus"] = len(new)
+    if new and documents.vectors is not None:
+        raise ValueError(
+            f"mine needs embeddings of every document, got {len(new)} positives that are not in the corpus; "
+            "add them to the corpus, or refer to documents by id."
+        )
+    if new:
+        # Their ids are their texts, unless ids are only positions.
+        ids = new if documents.named else list(range(len(documents), len(documents) + len(new)))
+        labels = None if documents.labels is None else [*documents.labels, *[None] * len(new)]
+        documents = Side([*documents.ids, *ids], [*documents.texts, *new], None, labels, documents.named)
+    assert documents.texts is not None
+    return documents, {_key(text): row for row, text in enumerate(documents.texts)}
+
+
+def _add_judged(
+    judged: Sequence[tuple[Any, Any]], queries: Side, groups: list[int], row_of: dict[Any, int], rows: list[list[int]]
+) -> int:
+    """Adds judged pairs of these queries; pairs of other queries (another split) are none of this run's business."""
+    group_of = {_key(identity): group for identity, group in zip(queries.ids, groups, strict=True)}
+    missing = 0
+    for query, document in judged:
+        group, row = group_of.get(_key(query), -1), row_of.get(_key(document), -1)
+        if group >= 0:
+            missing += row < 0
+            if row >= 0:
+                rows[group].append(row)
+    return missing
+
+
+def _as_list(value: Any, name: str, row: int) -> list[Any]:
+    if value is None:
+        return []
+    values = list(value) if isinstance(value, (list, tuple)) else [value]
+    for one in values:
+        if isinstance(one, bool) or not isinstance(one, (str, int)):
+            raise ValueError(f"mine needs positives that are ids or texts, got {one!r} in column {name!r}, row {row}.")
+    return values
+
+
+def _texts(columns: list[list[Any]], names: list[str], kind: str) -> list[str]:
+    for name, column in zip(names, columns, strict=True):
+        for row, value in enumerate(column):
+            if not isinstance(value, str):
+                raise ValueError(f"mine needs text in the {kind}, got {value!r} in column {name!r}, row {row}.")
+    return columns[0] if len(columns) == 1 else [" ".join(parts).strip() for parts in zip(*columns, strict=True)]
+
+
+def _checked_ids(ids: list[Any], name: str, kind: str) -> list[Any]:
+    for row, one in enumerate(ids):
+        if isinstance(one, bool) or not isinstance(one, (str, int)):
+            raise ValueError(
+                f"mine needs ids that are numbers or texts in the {kind}, got {one!r} in {name!r}, row {row}."
+            )
+    return ids
+
+
+def _key(one: Any) -> str:
+    """Ids are matched as text: 12 in one file is "12" in another."""
+    return one if isinstance(one, str) else str(one)

@@ -1,0 +1,43 @@
+"""Several processes on one job: torchrun or accelerate launch start them, files carry the results."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from datetime import timedelta
+
+import torch
+
+
+@dataclass(frozen=True)
+class Ranks:
+    """This process among the processes of the job; they must see the same folders."""
+
+    rank: int = 0
+    size: int = 1
+
+    def wait(self) -> None:
+        """Until every rank is here."""
+        if self.size > 1:
+            torch.distributed.barrier()
+
+    @property
+    def first(self) -> bool:
+        return self.rank == 0
+
+
+def join_ranks() -> Ranks:
+    """The ranks that torchrun announces in the environment; one process without it."""
+    size = int(os.environ.get("WORLD_SIZE", "1"))
+    if size == 1:
+        return Ranks()
+    if not torch.distributed.is_initialized():
+        torch.distributed.init_process_group("gloo", timeout=timedelta(days=7))
+    return Ranks(torch.distributed.get_rank(), torch.distributed.get_world_size())
+
+
+def device_of_rank() -> str | None:
+    """The GPU of this process, if there is one."""
+    if not torch.cuda.is_available():
+        return None
+    return f"cuda:{int(os.environ.get('LOCAL_RANK', '0')) % torch.cuda.device_count()}"
