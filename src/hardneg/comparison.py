@@ -12,7 +12,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +20,7 @@ import numpy as np
 
 from hardneg.arms import Arm, parse_arm
 from hardneg.notices import argument_error
-from hardneg.options import TrainOptions
+from hardneg.options import RECIPES, TrainOptions
 from hardneg.runs import Run, environment, write_json
 
 METRIC = "knn"
@@ -85,6 +85,31 @@ def compare(comparison: Comparison, out: Path, *, jobs: int = 1, show: Callable[
     }
     write_json(out / "comparison.json", summary)
     return summary
+
+
+def read_tune(text: str) -> tuple[str, tuple[float, ...]]:
+    """``temperature=0.1,0.2`` as an option and its values."""
+    name, _, values = text.partition("=")
+    try:
+        return name.strip(), tuple(float(value) for value in values.split(","))
+    except ValueError:
+        raise argument_error("compare", "--tune like temperature=0.1,0.2", "tune", text) from None
+
+
+def read_options(texts: list[str]) -> dict[str, Any]:
+    """``name=value`` as options of train; numbers and true or false are read as such."""
+    options: dict[str, Any] = {}
+    known = {field.name for recipe in RECIPES.values() for field in fields(recipe)}
+    for text in texts:
+        name, _, value = text.partition("=")
+        name = name.strip().replace("-", "_")
+        if name not in known:
+            raise argument_error("compare", f"--option among {', '.join(sorted(known))}", "option", text)
+        try:
+            options[name] = json.loads(value)
+        except json.JSONDecodeError:
+            options[name] = value.strip()
+    return options
 
 
 def _check_same_comparison(comparison: Comparison, out: Path) -> None:
@@ -152,13 +177,15 @@ def sentences(rows: list[Row], comparison: Comparison) -> list[str]:
     """What each difference is worth, in plain words."""
     first, said = rows[0], []
     for row in rows[1:]:
-        assert row.difference is not None and row.difference_half_width is not None and row.detectable is not None
+        assert row.difference is not None
+        assert row.difference_half_width is not None
+        assert row.detectable is not None
         points, width, seen = (100.0 * value for value in (row.difference, row.difference_half_width, row.detectable))
         side = "above" if points > 0 else "below"
         verdict = (
             f"beyond noise (95 % interval {points - width:+.2f} to {points + width:+.2f})"
             if abs(points) > width
-            else f"not beyond noise: with {comparison.seeds} seeds, differences under {seen:.2f} points are not seen reliably"
+            else f"not beyond noise (with {comparison.seeds} seeds, less than {seen:.2f} points is not seen reliably)"
         )
         said.append(f"{row.arm} is {abs(points):.2f} points {side} {first.arm}: {verdict}.")
     return said

@@ -1,4 +1,4 @@
-"""``python -m hardneg.recipes RECIPE OUT OPTIONS_AS_JSON``: one run in a process of its own, resumed if it was begun."""
+"""``python -m hardneg.recipes RECIPE OUT OPTIONS_AS_JSON``: one run in a process of its own, resumed if begun."""
 
 from __future__ import annotations
 
