@@ -52,7 +52,7 @@ class Options:
     seeds: int = 3
     epochs: int = 20
     batch_size: int = 128
-    learning_rate: float = 2e-3
+    learning_rate: float = 5e-3
     train_images: int = 1300
     neighbours: int = 10
     shift: float = 0.2  # of half the image's width

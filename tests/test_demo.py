@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib.util
 import json
-import math
 import os
 import subprocess
 import sys
@@ -17,7 +16,7 @@ import torch
 import hardneg as hn
 
 ROOT = Path(__file__).resolve().parent.parent
-SMALL = {"seeds": 1, "epochs": 2, "batch_size": 64, "train_images": 256, "neighbours": 5}
+SMALL = {"seeds": 1, "epochs": 5, "batch_size": 64, "train_images": 512, "neighbours": 5}
 needs_extras = pytest.mark.skipif(
     importlib.util.find_spec("sklearn") is None or importlib.util.find_spec("matplotlib") is None,
     reason="the demo needs the extras eval and report",
@@ -58,19 +57,19 @@ def test_the_demo_trains_and_leaves_its_figures(tmp_path):
     assert results["versions"]["torch"] == torch.__version__
     assert results["versions"]["hardneg"] == hn.__version__
     assert "experiments/demo.py" in results["command"]
-    assert "--train-images=256" in results["command"]
+    assert "--train-images=512" in results["command"]
     assert results["options"] | SMALL == results["options"]
     assert [arm["name"] for arm in results["arms"]] == ["SimCLR 0.5", "SimCLR 0.25", "HCL 0.5"]
     untuned, untilted, tilted = (arm["runs"][0] for arm in results["arms"])
 
     for run in (untuned, untilted, tilted):
-        final = run["final"]
-        assert final["knn"] > 0.5  # chance is 0.1
-        assert final["knn_as_given"] > 0.7
-        assert 0 < final["loss"] < math.log(2 * SMALL["batch_size"]) + 2
+        first, final = run["history"][0], run["final"]
+        assert first["knn"] == untuned["history"][0]["knn"]  # the same weights to begin with
+        assert final["knn"] > first["knn"] + 0.03  # measured: 0.07 to 0.11
+        assert final["knn"] > 0.65  # chance is 0.1
+        assert [seen["epoch"] for seen in run["history"]] == [0, 2, 4, 5]
+        assert final["loss"] < run["history"][1]["loss"]
         assert final["cpu_seconds"] > 0
-        assert run["history"][0]["knn"] == untuned["history"][0]["knn"]  # the same weights to begin with
-        assert final["knn"] != run["history"][0]["knn"]  # and not to end with
 
     assert untuned["final"]["effective_temperature"] == pytest.approx(0.5)
     assert untilted["final"]["effective_temperature"] == pytest.approx(0.25)
@@ -78,8 +77,8 @@ def test_the_demo_trains_and_leaves_its_figures(tmp_path):
     for run in (untuned, untilted):
         assert run["final"]["hardness"] == pytest.approx(run["final"]["uniform_hardness"])
         assert run["final"]["clamped"] == 0
-    assert tilted["final"]["hardness"] > tilted["final"]["uniform_hardness"]
-    assert tilted["final"]["false_negatives"] > untuned["final"]["false_negatives"]
+    assert tilted["final"]["hardness"] > tilted["final"]["uniform_hardness"] + 0.1
+    assert tilted["final"]["false_negatives"] > 1.5 * untuned["final"]["false_negatives"]
     assert tilted["tilts"][3]["beta"] == 1.0
     assert tilted["tilts"][3]["hardness"] == pytest.approx(tilted["final"]["hardness"], rel=1e-5)
 
