@@ -248,8 +248,10 @@ def _write_dataset(path: Path, result: Result, layout: Layout) -> int:
     shutil.rmtree(new, ignore_errors=True)
     try:
         dataset.save_to_disk(str(new))
-    except BaseException:
+    except BaseException as error:
         shutil.rmtree(new, ignore_errors=True)
+        if isinstance(error, OSError):
+            raise OSError(error.errno, f"{path} could not be written ({error}); what was there is unchanged") from error
         raise
     if path.exists():
         os.replace(path, old)
