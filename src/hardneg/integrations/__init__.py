@@ -1,0 +1,1 @@
+"""One optional dependency per file."""
