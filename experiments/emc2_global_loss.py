@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import math
 import platform
 import subprocess
 import sys
@@ -178,7 +177,7 @@ def summarise(curves: list[dict[str, list[float]]]) -> dict[str, float]:
     tail = max(len(curves[0]["step"]) // 5, 1)
     losses = torch.tensor([curve["loss"][-tail:] for curve in curves]).mean(1)
     squared = torch.tensor([curve["squared_gradient"][-tail:] for curve in curves]).mean(1)
-    deviation = losses.std().item() if len(curves) > 1 else math.nan
+    deviation = losses.std(correction=min(1, len(curves) - 1)).item()
     return {"loss": losses.mean().item(), "loss_deviation": deviation, "squared_gradient": squared.mean().item()}
 
 

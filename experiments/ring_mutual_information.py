@@ -117,7 +117,10 @@ def read_off(critic: Critic, percent: int, options: Options) -> dict[str, float]
 
 def summarise(runs: list[dict[str, float]]) -> dict[str, float]:
     values = {name: torch.tensor([run[name] for run in runs], dtype=torch.float64) for name in runs[0]}
-    spread = {f"{name}_deviation_over_seeds": value.std().item() for name, value in values.items() if "_" not in name}
+    spread = {
+        f"{name}_deviation_over_seeds": values[name].std(correction=min(1, len(runs) - 1)).item()
+        for name in ("new", "trained")
+    }
     return {name: value.mean().item() for name, value in values.items()} | spread
 
 

@@ -159,6 +159,20 @@ def test_all_state_is_in_the_state_dict(name: str) -> None:
     assert torch.equal(module(*batch(11)), before(*batch(11)))
 
 
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+@pytest.mark.parametrize("name", STATEFUL)
+def test_a_gpu_gives_the_same_run(name: str) -> None:
+    """The same draws and, up to rounding, the same losses and state as on the CPU."""
+    torch.manual_seed(0)
+    here = STATEFUL[name]()
+    there = copy.deepcopy(here).cuda()
+    for step in range(6):
+        expected, found = here(*batch(step)), there(*(value.cuda() for value in batch(step)))
+        torch.testing.assert_close(found.cpu(), expected, rtol=1e-3, atol=1e-4)
+    for key, value in here.state_dict().items():
+        torch.testing.assert_close(there.state_dict()[key].cpu(), value, rtol=1e-3, atol=1e-4)
+
+
 def test_double_precision_state_resumes_exactly() -> None:
     queue = Queue(4, 3)
     queue.push(make_unit_vectors(3, 3))
