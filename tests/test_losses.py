@@ -306,3 +306,44 @@ def test_wrong_inputs_are_named(call, message):
 def test_wrong_temperature_of_a_matrix_and_wrong_mask_are_refused(call):
     with pytest.raises(ValueError, match=r"temperature|positive_mask"):
         call()
+
+
+def test_keys_without_a_gradient():
+    z1, z2 = views()
+    for options in ({"views": "cross"}, {"views": "two"}):
+        loss = hn.ContrastiveLoss("Tilt(1.0)", detach_keys=True, **options)
+        plain = hn.ContrastiveLoss("Tilt(1.0)", **options)
+        assert_same(loss(z1, z2), plain(z1, z2.detach()), [z1])
+        assert torch.autograd.grad(loss(z1, z2), z2, allow_unused=True)[0] is None
+    pool = unit_pool()
+    ours, plain = hn.ContrastiveLoss(detach_keys=True)(z1, z2, pool=pool), hn.ContrastiveLoss()(z1, z2, pool=pool)
+    assert_same(ours, plain, [z1])
+    assert torch.autograd.grad(ours, z2, allow_unused=True)[0] is None
+
+
+def test_clusters_are_read_by_factors():
+    z1, z2 = views()
+    clusters = torch.tensor([[0, 1], [0, 2], [1, 1], [2, 0], [1, 2], [2, 2]])
+    n1, n2 = normalize(z1, dim=-1), normalize(z2, dim=-1)
+    for views_option, build in (("two", hn.two_views), ("cross", hn.cross_views)):
+        scores = build(n1, n2, 0.5, clusters=clusters)
+        expected = hn.info_nce(scores, hn.SameCluster().log_weights(scores)).mean()
+        ours = hn.ContrastiveLoss("SameCluster()", views=views_option)(z1, z2, clusters=clusters)
+        assert_same(ours, expected, [z1, z2])
+    pool = hn.Keys(unit_pool().vectors, clusters=torch.arange(14).view(7, 2) % 3)
+    scores = hn.score(hn.Keys(n1, clusters=clusters), n2, pool, 0.5)
+    expected = hn.info_nce(scores, hn.OtherCluster().log_weights(scores)).mean()
+    assert_same(hn.ContrastiveLoss("OtherCluster()")(z1, z2, pool=pool, clusters=clusters), expected, [z1, z2])
+
+
+@pytest.mark.parametrize("text", ["Tilt(2.0)", "Tilt(2.0, detach=True)", "Ring(0.0, 0.5)"])
+def test_its_diagnosis_is_exact_without_a_graph(text):
+    z1, z2 = views()
+    loss = hn.ContrastiveLoss(text, tau_plus=0.1)
+    scores = loss.scores(z1, z2, labels=LABELS)
+    expected = hn.diagnose(scores, loss.negatives.log_weights(scores), tau_plus=0.1)
+    with torch.no_grad():
+        ours = loss.diagnose(z1, z2, labels=LABELS)
+    for field, value in vars(expected).items():
+        torch.testing.assert_close(getattr(ours, field), value, equal_nan=True)
+    assert (ours.attracted.sum() > 0) == (text == "Tilt(2.0)")
