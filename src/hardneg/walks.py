@@ -5,17 +5,16 @@ nothing new, so each one here moves at least once and then goes on with probabil
 visits has exactly the distribution of Algorithm 3, no step is lost waiting at the start, and restart = 1, where the
 algorithm as printed never ends, becomes its limit (the start and its neighbours, as the paper describes it).
 
-The inner loop is one function: compiled by numba where the extra ``walks`` is installed, plain Python on memoryviews
-and blocks of numpy draws where it is not. Both read the same draws and so visit the same nodes.
+Excursions are made several at a time, in turns, since each move waits for memory and different excursions do not wait
+for each other. The inner loop is compiled by numba where the extra ``walks`` is installed; where it is not, the same
+function runs as plain Python on memoryviews and blocks of numpy draws. Both read the same draws and so visit the same
+nodes. (Numpy operations over all excursions at once are no faster than that: there are some thirty of them.)
 """
 
 from __future__ import annotations
 
-import importlib
 from collections import deque
-from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cache
 from typing import Annotated, Any
 
 import numpy as np
@@ -25,6 +24,7 @@ from torch import Tensor
 
 from hardneg.graph import ProximityGraph, as_graph, optional
 from hardneg.notices import argument_error, check_range
+from hardneg.walk_loop import compiled_loop, walk_on
 
 kinds = ("restart", "random", "breadth_first", "depth_first")
 steps_by = ("uniform", "similarity")
@@ -84,22 +84,8 @@ def walks(
         raise argument_error("walk", f"at least 1 and at most {len(graph)} nodes", "size", size)
     if not all(0 <= start < len(graph) for start in starts):
         raise argument_error("walk", f"a start in [0, {len(graph)})", "start", starts)
-    rng = numpy_generator(generator)
     walker = Walker(graph, kind=kind, steps=steps, compiled=compiled)
-    free = np.zeros(len(graph), dtype=np.uint8)
-    nodes, filled = np.empty((len(starts), size), dtype=np.int64), np.zeros(len(starts), dtype=np.int64)
-    for row, start in enumerate(starts):
-        walker.begin(start, restart)
-        nodes[row, 0], count = start, 1
-        while count < size:
-            found = walker.more(size - count, free, rng)
-            nodes[row, count : count + len(found)] = found
-            count += len(found)
-            if count < size:
-                rest = np.setdiff1d(np.arange(len(graph)), nodes[row, :count])
-                nodes[row, count] = rest[rng.integers(len(rest))]
-                walker.jump(int(nodes[row, count]))
-                count, filled[row] = count + 1, filled[row] + 1
+    nodes, filled = walker.independent(starts, size, restart, numpy_generator(generator))
     return Walks(torch.from_numpy(nodes), torch.from_numpy(filled))
 
 
@@ -127,28 +113,61 @@ class Walker:
         self.restart = 0.0
         self.patience = patience
         self.num_neighbours = graph.num_neighbours
-        self._neighbours = np.ascontiguousarray(graph.neighbours.numpy(), dtype=np.int32).reshape(-1)
-        self._degrees = graph.degrees.numpy().astype(np.int32)
+        self._neighbours = np.ascontiguousarray(graph.neighbours.numpy(), dtype=np.int64).reshape(-1)
+        self._degrees = graph.degrees.numpy()
         self._cumulative = _cumulative(graph) if steps == "similarity" else np.empty(0, dtype=np.float64)
         self._seen = np.zeros(len(graph), dtype=np.int32)  # the number of the walk that saw the node last
-        self._state = np.zeros(4, dtype=np.int64)  # number of the walk, its start, its place, moves since a new node
+        self._number, self._start, self._place = 0, 0, 0
         self._frontier: deque[int] = deque()
         if compiled:
             optional("numba", "walks(compiled=True)", extra="walks")
         self._loop = None if compiled is False else compiled_loop()
 
+    def independent(
+        self, starts: Any, size: int, restart: float, rng: np.random.Generator
+    ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """Whole walks that ignore each other: their nodes [w, size], and how many of each were filled in [w]."""
+        count, moves = len(starts), max(size + size // 4, 64)
+        nodes, filled = np.empty((count, size), dtype=np.int64), np.zeros(count, dtype=np.int64)
+        nodes[:, 0] = starts
+        none_taken = np.zeros(len(self._seen), dtype=np.uint8)
+        self.begin(int(starts[0]), restart)
+        at_once = self.kind in ("restart", "random") and self.restart * moves >= 1.0
+        lengths = rng.geometric(self.restart, (count, int(self.restart * moves))) if at_once else None
+        totals = lengths.sum(1) if lengths is not None else np.zeros(count, dtype=np.int64)
+        draws, ends = rng.random(int(totals.sum())), np.cumsum(totals).tolist()
+        for row, start in enumerate(nodes[:, 0].tolist()):
+            self.begin(start, restart)
+            found = 1
+            if lengths is not None and size > 1 and self._degrees[start]:
+                counts = np.zeros(2, dtype=np.int64)
+                own = draws[ends[row] - int(totals[row]) : ends[row]]
+                self._run(lengths[row], own, none_taken, nodes[row, 1:], counts)
+                found += int(counts[0])
+            while found < size:
+                more = self.more(size - found, none_taken, rng)
+                nodes[row, found : found + len(more)] = more
+                found += len(more)
+                if found < size:
+                    rest = np.setdiff1d(np.arange(len(none_taken)), nodes[row, :found])
+                    nodes[row, found] = rest[rng.integers(len(rest))]
+                    self.jump(int(nodes[row, found]))
+                    found, filled[row] = found + 1, filled[row] + 1
+        return nodes, filled
+
     def begin(self, start: int, restart: float) -> None:
         """A new walk, which has seen its start only."""
-        check_range("walk", "restart", restart, 0.0, 1.0)
+        if not 0.0 <= restart <= 1.0:
+            check_range("walk", "restart", restart, 0.0, 1.0)
         self.restart = 0.0 if self.kind == "random" else float(restart)
-        self._state[0] += 1
+        self._number += 1
         self._frontier.clear()
         self.jump(start)
 
     def jump(self, node: int) -> None:
         """The same walk goes on from a new start."""
-        self._seen[node] = self._state[0]
-        self._state[1:] = node, node, 0
+        self._seen[node] = self._number
+        self._start = self._place = node
         self._frontier.append(node)
 
     def more(self, want: int, taken: NDArray[np.uint8], rng: np.random.Generator, patience: int | None = None) -> Nodes:
@@ -162,28 +181,44 @@ class Walker:
         if patience is None:
             patience = 10_000 + 50 * want
         found = np.empty(want, dtype=np.int64)
-        count = 0
-        self._state[3] = 0
-        while count < want and self._state[3] < patience:
-            draws = rng.random(min(max(2 * (want - count), 64), 8192))
-            count = self._advance(taken, found, count, draws, patience)
-        return found[:count]
+        counts = np.zeros(2, dtype=np.int64)  # nodes found, moves since the last one
+        while counts[0] < want and counts[1] < patience and self._degrees[self._start]:
+            self._advance(min(max(want + want // 4, 64), 8192), rng, taken, found, counts)
+        return found[: counts[0]]
 
-    def _advance(self, taken: Any, found: Any, count: int, draws: Any, patience: int) -> int:
-        arrays: list[Any] = [self._neighbours, self._degrees, self._cumulative, self._seen, taken, found]
-        state: Any = self._state
+    def _advance(self, moves: int, rng: np.random.Generator, taken: Any, found: Any, counts: Any) -> None:
+        """Some excursions, about as many as ``moves`` allow.
+
+        One that is longer than that is cut and goes on next time, which changes nothing: its length has no memory.
+        """
+        if self.restart * moves >= 1.0:
+            lengths: Any = rng.geometric(self.restart, int(self.restart * moves))
+            cut = False
+        else:
+            length = rng.geometric(self.restart) if self.restart else moves + 1
+            cut = length > moves
+            lengths = np.array([min(length, moves)])
+        last = self._run(lengths, rng.random(int(lengths.sum())), taken, found, counts)
+        self._place = last if cut else self._start
+
+    def _run(self, lengths: Any, draws: Any, taken: Any, found: Any, counts: Any) -> int:
+        """The inner loop; returns the node it ends at."""
+        total = len(draws)
+        work: Any = np.empty(total + 3 * len(lengths) + 3, dtype=np.int64)
+        work[0], work[1], work[2] = self._start, self._place, self._number
+        tables = (self._neighbours, self._degrees, self._cumulative, self._seen)
         if self._loop is not None:
-            return int(self._loop(*arrays, count, state, draws, self.restart, patience))
-        # Items of a memoryview are plain numbers, five times as fast to read one by one as those of an array.
-        views = [memoryview(array) for array in arrays]
-        loop: Any = _advance
-        return int(loop(*views, count, memoryview(state), draws.tolist(), self.restart, patience))
+            self._loop(*tables, taken, found, counts, lengths, draws, work)
+        else:
+            # Items of a memoryview are plain numbers, five times as fast to read one by one as those of an array.
+            walk_on(*(memoryview(a) for a in (*tables, taken, found, counts, lengths, draws, work)))  # type: ignore[arg-type]
+        return int(work[total + 2])
 
     def _search(self, want: int, taken: NDArray[np.uint8], rng: np.random.Generator, patience: int | None) -> Nodes:
         """Breadth first takes the oldest open node and its closest neighbours; depth first the newest, at random."""
         found: list[int] = []
         table = self._neighbours.reshape(-1, self.num_neighbours)
-        number = int(self._state[0])
+        number = self._number
         idle, patience = 0, patience if patience is not None else len(self._seen) + 1
         while self._frontier and len(found) < want and idle < patience:
             before = len(found)
@@ -205,80 +240,6 @@ class Walker:
                     found.append(node)
             idle = 0 if len(found) > before else idle + 1
         return np.array(found, dtype=np.int64)
-
-
-def _advance(
-    neighbours: Any,
-    degrees: Any,
-    cumulative: Any,
-    seen: Any,
-    taken: Any,
-    found: Any,
-    count: int,
-    state: Any,
-    draws: Any,
-    restart: float,
-    patience: int,
-) -> int:
-    """Moves once per draw until ``found`` is full, patience ends or the draws do; returns how many were found."""
-    number, start, node, stale = state[0], state[1], state[2], state[3]
-    width = len(neighbours) // len(degrees)
-    want = len(found)
-    for u in draws:
-        if node != start:
-            # One draw decides both: what is left of it after the restart decision is uniform again.
-            if u < restart:
-                node = start
-                u = u / restart
-            else:
-                u = (u - restart) / (1.0 - restart)
-        degree = degrees[node]
-        if degree == 0:
-            if node == start:
-                stale = patience
-                break
-            node = start
-            stale += 1
-            continue
-        first = node * width
-        if len(cumulative) > 0:
-            step, high = 0, degree - 1
-            target = u * cumulative[first + degree - 1]
-            while step < high:
-                middle = (step + high) // 2
-                if cumulative[first + middle] > target:
-                    high = middle
-                else:
-                    step = middle + 1
-        else:
-            step = min(int(u * degree), degree - 1)
-        node = neighbours[first + step]
-        if seen[node] != number:
-            seen[node] = number
-            if taken[node] == 0:
-                found[count] = node
-                count += 1
-                stale = 0
-                if count == want:
-                    break
-                continue
-        stale += 1
-        if stale >= patience:
-            break
-    state[2] = node
-    state[3] = stale
-    return count
-
-
-@cache
-def compiled_loop() -> Callable[..., int] | None:
-    """The inner loop compiled by numba, or None where numba is not installed."""
-    try:
-        numba: Any = importlib.import_module("numba")
-    except ImportError:
-        return None
-    compiled: Callable[..., int] = numba.njit(cache=True, nogil=True)(_advance)
-    return compiled
 
 
 def numpy_generator(generator: torch.Generator | None) -> np.random.Generator:

@@ -41,6 +41,14 @@ class Planner:
         """Offers nodes to the open batch; places it leaves open are filled uniformly."""
         raise NotImplementedError
 
+    def fill_all(self, prepared: Any, room: Room, count: int, rng: np.random.Generator) -> None:
+        """The next ``count`` batches, one after the other."""
+        for _ in range(count):
+            room.open()
+            self.fill(prepared, room, rng)
+            room.fill()
+            room.close()
+
     def at(self, step: int, total: int | None) -> Planner:
         """The same planner with every schedule at its number."""
         changed: dict[str, Any] = {}
@@ -138,11 +146,7 @@ class Epoch:
         """The plan with ``count`` more batches, a pure function of its batches, the data, the seed and the epoch."""
         room.begin_segment()
         rng = np.random.default_rng([self.seed, 2, plan.epoch, len(plan)])
-        for _ in range(count):
-            room.open()
-            planner.fill(prepared, room, rng)
-            room.fill()
-            room.close()
+        planner.fill_all(prepared, room, count, rng)
         tally = room.tally
         filled = tally.filled if planner.offers else 0
         segment = Segment(

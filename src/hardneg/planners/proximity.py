@@ -58,9 +58,20 @@ class Proximity(Planner):
             graph = build_graph(data, k, m, torch_generator(rng))
         return Walker(graph, kind=self.kind, steps=self.steps, patience=self.patience)
 
-    def fill(self, prepared: Walker, room: Room, rng: np.random.Generator) -> None:
+    def fill_all(self, prepared: Walker, room: Room, count: int, rng: np.random.Generator) -> None:
         if isinstance(self.restart, Schedule):
             raise ValueError(f"Proximity needs a number, got restart={self.restart!r}; use planner.at(step, total).")
+        if room.covering or room.guard is not None:
+            super().fill_all(prepared, room, count, rng)
+            return
+        first, sizes = room.num_closed, room.sizes[room.num_closed : room.num_closed + count]
+        starts = room.order[np.arange(first, first + count) % room.num_instances]
+        nodes, filled = prepared.independent(starts, max(sizes), self.restart, rng)
+        room.tally.filled += int(filled.sum())
+        room.add(batch[:size] for batch, size in zip(nodes, sizes, strict=True))
+
+    def fill(self, prepared: Walker, room: Room, rng: np.random.Generator) -> None:
+        assert not isinstance(self.restart, Schedule)
         walker = prepared
         node = room.start()
         if node is None:

@@ -6,7 +6,7 @@ planner leaves open is filled with uniform draws. So coverage and the guard hold
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Annotated
 
@@ -113,10 +113,10 @@ class Room:
         """A uniform free node to begin the batch with, taken; None where forced members filled the batch."""
         if not self.missing:
             return None
-        if not self.covering:
-            accepted = self.offer(self.order[self.num_closed % self.num_instances][None])
-            if len(accepted):
-                return int(accepted[0])
+        if not self.covering and self.missing == self.sizes[self.num_closed]:
+            first = self.order[self.num_closed % self.num_instances, None]
+            self._take(first)
+            return int(first[0])
         return self.draw()
 
     def draw(self) -> int | None:
@@ -154,6 +154,14 @@ class Room:
             self._swap()
         if self.missing:
             self._repeat()
+
+    def add(self, batches: Iterable[Nodes]) -> None:
+        """Whole batches that need no look at coverage or a guard."""
+        assert not self.covering
+        assert self.guard is None
+        for batch in batches:
+            self.closed.append(batch)
+            self.num_closed += 1
 
     def close(self) -> None:
         batch = self._members()

@@ -1,0 +1,148 @@
+"""One epoch's plan of every planner: how hard its batches are against how false (ProSampler, Fig. 4).
+
+    python experiments/plan_frontier.py            # scikit-learn's digits, and CIFAR-10 where HARDNEG_DATA has it
+
+Vectors are centred pixels (after PCA for CIFAR-10) of unit norm: no training, so the figures compare planners and say
+nothing about a trained encoder. Writes runs/plan_frontier/<data>.json and <data>.png.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from rich.console import Console
+from rich.table import Table
+from torch import Tensor
+from torch.nn.functional import normalize
+
+from hardneg.planners import Communities, NearestNeighbours, Planner, Proximity, SingleSource, Strata, Uniform
+
+ROOT = Path(__file__).resolve().parent.parent
+
+
+def digits() -> tuple[Tensor, Tensor]:
+    from sklearn.datasets import load_digits
+
+    pixels, labels = load_digits(return_X_y=True)
+    pixels = torch.from_numpy(pixels).float()
+    return normalize(pixels - pixels.mean(0), dim=1), torch.from_numpy(labels)
+
+
+def cifar10(root: Path) -> tuple[Tensor, Tensor]:
+    """The training images, as 64 principal components."""
+    from PIL import Image
+
+    folder = root / "cifar10"
+    parts = []
+    for part in range(5):
+        montage = np.asarray(Image.open(folder / f"train_{part}.jpg").convert("RGB"))
+        parts.append(montage.reshape(100, 32, 100, 32, 3).transpose(0, 2, 1, 3, 4).reshape(10_000, -1))
+    pixels = torch.from_numpy(np.concatenate(parts)).float() / 255
+    pixels -= pixels.mean(0)
+    axes = torch.linalg.eigh(pixels.T @ pixels).eigenvectors[:, -64:]
+    labels = torch.from_numpy(np.load(folder / "labels.npz")["y_train"].astype(np.int64))
+    return normalize(pixels @ axes, dim=1), labels
+
+
+def planners(labels: Tensor, num_candidates: int) -> Iterator[tuple[str, Planner]]:
+    """Every planner, ProSampler at several restarts; single-source batches by the label are the other end."""
+    yield "uniform", Uniform()
+    for restart in (0.05, 0.1, 0.2, 0.5, 0.7):
+        yield f"ProSampler, restart {restart}", Proximity(restart, num_candidates=num_candidates)
+    yield "ProSampler, by similarity", Proximity(0.1, steps="similarity", num_candidates=num_candidates)
+    for kind in ("random", "depth_first", "breadth_first"):
+        yield kind.replace("_", " "), Proximity(kind=kind, num_candidates=num_candidates)
+    yield "kNN graph, restart 0.1", Proximity(0.1, num_candidates=None)
+    yield "k-means strata", Strata()
+    yield "communities", Communities()
+    yield "kNN", NearestNeighbours()
+    yield "single source (label)", SingleSource(labels)
+
+
+def measure(vectors: Tensor, labels: Tensor, batch_size: int, num_candidates: int, seeds: int) -> list[dict[str, Any]]:
+    rows = []
+    for name, planner in planners(labels, num_candidates):
+        try:
+            plans = [planner.plan(vectors, batch_size, torch.Generator().manual_seed(s)) for s in range(seeds)]
+        except ImportError as missing:
+            print(f"{name}: left out. {missing}")
+            continue
+        found = [plan.describe(vectors, labels) for plan in plans]
+        row: dict[str, Any] = {"planner": name}
+        for key in ("similarity", "false_negatives", "coverage", "filled"):
+            values = [getattr(description, key) for description in found]
+            row[key], row[f"{key}_std"] = float(np.mean(values)), float(np.std(values))
+        rows.append(row)
+    return rows
+
+
+def check_order(rows: list[dict[str, Any]]) -> None:
+    """Uniform, ProSampler and kNN come in that order of hardness."""
+    by_name = {row["planner"]: row for row in rows}
+    chain = [by_name[name] for name in ("uniform", "ProSampler, restart 0.1", "kNN")]
+    for key in ("similarity", "false_negatives"):
+        values = [row[key] for row in chain]
+        if not values[0] < values[1] < values[2]:
+            raise SystemExit(f"uniform, ProSampler, kNN are not in this order of {key}: {values}")
+
+
+def show(data: str, rows: list[dict[str, Any]]) -> None:
+    table = Table("planner", "similarity", "false negatives", "filled", title=data)
+    for row in sorted(rows, key=lambda row: row["similarity"]):
+        table.add_row(
+            row["planner"], f"{row['similarity']:.3f}", f"{row['false_negatives']:.1%}", f"{row['filled']:.1%}"
+        )
+    Console(width=100).print(table)
+
+
+def plot(data: str, rows: list[dict[str, Any]], path: Path) -> None:
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    figure, axes = pyplot.subplots(figsize=(8, 5.5))
+    for row in rows:
+        family = "tab:red" if "ProSampler" in row["planner"] else "tab:blue"
+        axes.plot(row["similarity"], 100 * row["false_negatives"], "o", color=family)
+        axes.annotate(row["planner"], (row["similarity"], 100 * row["false_negatives"]), fontsize=8, xytext=(5, -3),
+                      textcoords="offset points")  # fmt: skip
+    axes.set(xlabel="similarity within a batch", ylabel="false negatives (same label), %", title=f"One epoch on {data}")
+    figure.tight_layout()
+    figure.savefig(path, dpi=150)
+    pyplot.close(figure)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--out", type=Path, default=ROOT / "runs/plan_frontier")
+    parser.add_argument("--seeds", type=int, default=3)
+    options = parser.parse_args()
+    options.out.mkdir(parents=True, exist_ok=True)
+    root = Path(os.environ.get("HARDNEG_DATA", "../shared/data"))
+    settings: list[tuple[str, Any, int, int]] = [("digits", digits, 64, 500)]
+    if (root / "cifar10" / "train_0.jpg").exists():
+        settings.append(("cifar10", lambda: cifar10(root), 256, 1000))
+    else:
+        print("CIFAR-10 is not there: set HARDNEG_DATA to a folder with cifar10/.")
+    commit = subprocess.run(["git", "rev-parse", "HEAD"], capture_output=True, text=True, cwd=ROOT).stdout.strip()
+    for data, load, batch_size, num_candidates in settings:
+        vectors, labels = load()
+        rows = measure(vectors, labels, batch_size, num_candidates, options.seeds if data == "digits" else 1)
+        show(data, rows)
+        result = {"commit": commit, "data": data, "batch_size": batch_size, "num_candidates": num_candidates}
+        (options.out / f"{data}.json").write_text(json.dumps({**result, "rows": rows}, indent=2) + "\n")
+        plot(data, rows, options.out / f"{data}.png")
+        check_order(rows)
+
+
+if __name__ == "__main__":
+    main()
