@@ -19,17 +19,22 @@ _ROUNDS = 10
 
 def philox(counter: Annotated[Tensor, "4 *"], key: Annotated[Tensor, "2"]) -> Annotated[Tensor, "4 *"]:
     """Four words of 32 bits for each counter of four words and a key of two, all held in int64."""
-    ones = (1,) * (counter.ndim - 1)
-    multipliers = _pair(_MULTIPLIERS, key).view(2, *ones)
-    steps = torch.arange(_ROUNDS, device=key.device)[:, None] * _pair(_KEY_STEPS, key)
-    even, odd = counter[0::2], counter[1::2]
-    for round_key in ((key + steps) & _WORD).view(_ROUNDS, 2, *ones).unbind():
-        # In halves of 16 bits nothing exceeds 2 ** 49: a signed overflow is undefined in compiled code.
-        low_half = (even & 0xFFFF) * multipliers
-        middle = (even >> 16) * multipliers + (low_half >> 16)
-        high, low = middle >> 16, ((middle & 0xFFFF) << 16) | (low_half & 0xFFFF)
-        even, odd = high.flip(0) ^ odd ^ round_key, low.flip(0)
-    return torch.stack([even, odd], dim=1).flatten(0, 1)
+    first, second, third, fourth = counter.unbind()
+    for i in range(_ROUNDS):
+        first_key, second_key = ((word + i * step) & _WORD for word, step in zip(key.unbind(), _KEY_STEPS, strict=True))
+        high, low = _product(first, _MULTIPLIERS[0])
+        other_high, other_low = _product(third, _MULTIPLIERS[1])
+        first, second = other_high ^ second ^ first_key, other_low
+        third, fourth = high ^ fourth ^ second_key, low
+    return torch.stack([first, second, third, fourth])
+
+
+def _product(word: Tensor, multiplier: int) -> tuple[Tensor, Tensor]:
+    """The high and low word of a product. In halves of 16 bits nothing exceeds 2 ** 49: a signed overflow is undefined
+    in compiled code. The multiplier is a scalar: as a part of an index it would be narrowed to 32 bits on a GPU."""
+    low_half = (word & 0xFFFF) * multiplier
+    middle = (word >> 16) * multiplier + (low_half >> 16)
+    return middle >> 16, ((middle & 0xFFFF) << 16) | (low_half & 0xFFFF)
 
 
 def uniforms(
@@ -58,8 +63,3 @@ def uniforms(
 def _scalar(value: int | Tensor, like: Tensor) -> Tensor:
     # A fill and not a copy from the host, which a GPU would wait for.
     return value if isinstance(value, Tensor) else torch.full((), value, dtype=torch.int64, device=like.device)
-
-
-def _pair(values: tuple[int, int], like: Tensor) -> Annotated[Tensor, "2"]:
-    first, second = values
-    return torch.arange(2, device=like.device) * (second - first) + first

@@ -94,7 +94,12 @@ def train(
     _check_batch(options, data, accelerator.num_processes)
     loop = Loop(accelerator, run, options, spec, data, build)
     seconds = loop.run_all(quiet)
-    result = loop.evaluate(test) | {"seconds": round(seconds, 3), "steps": loop.total, "epochs": options.epochs}
+    result = loop.evaluate(test) | {
+        "seconds": round(seconds, 3),
+        "epoch_seconds": loop.epoch_seconds,
+        "steps": loop.total,
+        "epochs": options.epochs,
+    }
     if accelerator.is_main_process:
         run.finish(result)
     accelerator.wait_for_everyone()
@@ -125,18 +130,23 @@ class Loop:
         self.data = data.to(accelerator.device)
         self.sampler = _sampler(accelerator, options, spec, len(data))
         self.total = options.epochs * len(self.sampler)
-        torch.manual_seed(options.seed)  # the same initial weights for every method that has this encoder
+        torch.manual_seed(options.seed)
         self.method = build(options, data, self.total).to(accelerator.device)
+        on_gpu = accelerator.device.type == "cuda"
+        if on_gpu:
+            torch.backends.cudnn.benchmark = True
+            self.method.encoder.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
         self.augment = _augment(options, data)
         self.views = self.augment.compiled() if options.compile else self.augment.views
         parameters = [p for p in self.method.parameters() if p.requires_grad]
-        optimizer = torch.optim.Adam(parameters, options.learning_rate, weight_decay=options.weight_decay)
+        optimizer = torch.optim.Adam(parameters, options.learning_rate, weight_decay=options.weight_decay, fused=on_gpu)
         self.encode, self.optimizer = accelerator.prepare(self.method.encoder, optimizer)
         if options.compile:
             self.encode = torch.compile(self.encode)
         self.refresh = _refresh(self.sampler, spec, self._vectors, options.seed)
         self.harvested = torch.zeros(0)
-        self.step, self.epoch, self.seconds = 0, 0, 0.0
+        self.step, self.epoch = 0, 0
+        self.epoch_seconds: list[float] = []
         self._restore()
 
     def run_all(self, quiet: bool) -> float:
@@ -147,10 +157,11 @@ class Loop:
                 for index in self._batches(epoch):
                     self._one_step(epoch, index, show)
                 _synchronize(self.accelerator.device)
-                self.epoch, self.seconds = epoch + 1, self.seconds + time.perf_counter() - begun
+                self.epoch = epoch + 1
+                self.epoch_seconds.append(round(time.perf_counter() - begun, 4))
                 if self.epoch % self.options.save_every == 0 or self.epoch == self.options.epochs:
                     self._save()
-        return self.seconds
+        return sum(self.epoch_seconds)
 
     def _batches(self, epoch: int) -> Iterator[Tensor]:
         self.sampler.set_epoch(epoch)
@@ -224,7 +235,7 @@ class Loop:
             {
                 "step": self.step,
                 "epoch": self.epoch,
-                "seconds": self.seconds,
+                "epoch_seconds": self.epoch_seconds,
                 "method": self.accelerator.unwrap_model(self.method).state_dict(),
                 "optimizer": self.optimizer.state_dict(),
                 "harvested": self.harvested,
@@ -239,7 +250,7 @@ class Loop:
         if state is None:
             self.disk.forget_after(0)
             return
-        self.step, self.epoch, self.seconds = state["step"], state["epoch"], state["seconds"]
+        self.step, self.epoch, self.epoch_seconds = state["step"], state["epoch"], state["epoch_seconds"]
         self.method.load_state_dict(state["method"])
         self.optimizer.load_state_dict(state["optimizer"])
         self.harvested = state["harvested"]
@@ -296,11 +307,7 @@ def _sampler(accelerator: Accelerator, options: TrainOptions, spec: BatchSpec, n
 
 def _augment(options: TrainOptions, data: ImageData) -> Augment:
     name = preset_for(data.images) if options.augment == "auto" else options.augment
-    augment = PRESETS[name]
-    on_gpu = options.precision != "no"
-    return replace(
-        augment, dtype=torch.bfloat16 if options.precision == "bf16" else torch.float32, channels_last=on_gpu
-    )
+    return replace(PRESETS[name], channels_last=options.device != "cpu" and torch.cuda.is_available())
 
 
 def _refresh(sampler: PlannedBatchSampler, spec: BatchSpec, vectors: Callable[[], Tensor], seed: int) -> Refresh:
