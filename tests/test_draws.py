@@ -2,6 +2,7 @@
 
 import itertools
 import math
+import sys
 
 import pytest
 import torch
@@ -91,6 +92,16 @@ def test_weights_far_apart(method):
     log_w = torch.tensor([[1e4, -1e4, 0.0], [-3e38, -1e38, -2e38]])
     drawn = hn.draw(log_w.expand(2, 3), 1, seeded(), method)
     assert drawn[:, 0].tolist() == [0, 1]
+
+
+@pytest.mark.parametrize("uniform", [0.0, 0.5, 1.0 - 2.0**-53])
+def test_the_ends_of_the_unit_interval_stay_in_the_support(uniform, monkeypatch):
+    """Random numbers on the edge between two candidates, where one in 2^53 draws falls."""
+    module = sys.modules["hardneg.negatives.draw"]
+    monkeypatch.setattr(module, "_uniform", lambda shape, _: torch.full(shape, uniform, dtype=torch.float64))
+    log_w = torch.tensor([[hn.NEVER, 0.0, hn.NEVER, 0.0, hn.NEVER]])
+    assert hn.draw(log_w, 1, seeded()).tolist() == [[1 if uniform == 0.0 else 3]]
+    assert sorted(hn.draw(log_w, 3, seeded(), "gumbel")[0].tolist()) == [-1, 1, 3]
 
 
 def test_wrong_options_are_named():
