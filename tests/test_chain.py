@@ -179,6 +179,9 @@ def test_states_outside_the_batch_are_counted_reported_or_kept_by_a_bank_or_a_ca
 
     with_callback = run_small_batches(EMC2(40, 0.1), z1, z2, 60, encode=encode)
     assert sum(alone[30:]) / 30 > 0.1
+    with hn.checks():
+        run_small_batches(EMC2(40, 0.1, remember=Bank(40, 6)), z1, z2, 10)
+        run_small_batches(EMC2(40, 0.1), z1, z2, 10, encode=encode)
     assert max(with_bank) == max(with_callback) == 0.0
     assert len(asked) > 10
 

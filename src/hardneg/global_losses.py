@@ -146,7 +146,8 @@ class EMC2(nn.Module):
         if ids is None:
             raise ValueError("EMC2 needs the ids of the rows, got ids=None; pass the positions in the data set.")
         slots = self._slots(ids)
-        scores, proposable = self._scores(z1, z2, ids, pool, self._states(slots, ids, pool, encode))
+        states = None if pool is not None else self._states(slots, ids, encode)
+        scores, proposable = self._scores(z1, z2, ids, pool, states)
         walk = self.chain.walk(scores, slots, num_steps=self.num_steps, proposable=proposable)
         losses = surrogate(scores, walk.log_visits, log_norm=walk.log_norm)
         real = _real(scores, Uniform().log_weights(scores.narrowed(proposable)))
@@ -160,22 +161,25 @@ class EMC2(nn.Module):
             return self.chain.slots(ids)
         return torch.cat([self.chain.slots(ids, 0), self.chain.slots(ids, 1)])
 
-    def _states(self, slots: Tensor, ids: Tensor, pool: Pools | None, encode: Encode | None) -> Keys | None:
+    def _states(self, slots: Tensor, ids: Tensor, encode: Encode | None) -> Keys | None:
         """Each chain's state as a candidate of its own, [b, 1, d]; id -1 where there is none or it is in the batch."""
-        if pool is not None or (encode is None and self.remember is None):
-            return None
         states = self.chain.states_of(slots)
         states = torch.where(torch.isin(states, ids), -1, states)
-        if encode is None:
-            assert self.remember is not None
-            return replace(self.remember.of(states[:, None]), source="state", labels=None)
-        pairs = torch.stack([states, self.chain.twins_of(slots)], dim=1)
-        away, which = torch.unique(pairs[states >= 0], dim=0, return_inverse=True)  # type: ignore[no-untyped-call]
-        if not len(away):
+        if encode is not None:
+            pairs = torch.stack([states, self.chain.twins_of(slots)], dim=1)[states >= 0]
+            away, which = torch.unique(pairs, dim=0, return_inverse=True)  # type: ignore[no-untyped-call]
+            known, vectors = states >= 0, encode(away[:, 0], away[:, 1])[which] if len(away) else None
+        elif self.remember is not None:
+            kept = self.remember.of(states)
+            assert kept.ids is not None
+            known, vectors = kept.ids >= 0, kept.vectors[kept.ids >= 0]
+        else:
             return None
-        fresh = encode(away[:, 0], away[:, 1])
-        vectors = fresh.new_zeros(len(states), fresh.shape[1]).index_put((states >= 0,), fresh[which])
-        return Keys(vectors[:, None], states[:, None], source="state")
+        if vectors is None or not len(vectors):
+            return None
+        # A row without one shows the first of them and is masked: a unit vector like the others, for hn.checks().
+        rows = vectors[:1].detach().repeat(len(states), 1).index_put((known,), vectors)
+        return Keys(rows[:, None], torch.where(known, states, -1)[:, None], source="state")
 
     def _scores(
         self, z1: Views, z2: Views, ids: Tensor, pool: Pools | None, states: Keys | None

@@ -113,7 +113,8 @@ class BankContrast(nn.Module):
         assert own.ids is not None
         assert others.ids is not None
         known = (own.ids >= 0)[:, None]
-        scores = score(Keys(z, ids), own.vectors, others, self.temperature, positive_mask=known)
+        entries = torch.where(known, own.vectors, z.detach())  # masked; a unit vector all the same, for hn.checks()
+        scores = score(Keys(z, ids), entries, others, self.temperature, positive_mask=known)
         scores = scores.narrowed(others.ids >= 0)
         log_w = Uniform().log_weights(scores)
         if self.objective == "softmax":
