@@ -231,6 +231,21 @@ def test_what_is_not_finite_in_a_positive_or_a_private_candidate_is_never_hidden
                 assert losses[2].isnan().all()
 
 
+@pytest.mark.parametrize("place", [0, 1], ids=["z1", "z2"])
+def test_an_anchor_without_a_negative_does_not_hide_it_either(place):
+    """A batch of one, and a batch of one class: the pairs that cost nothing cost NaN if they are NaN."""
+    for b in (1, 4):
+        inputs = [vectors(b, 3), vectors(b, 3, seed=1)]
+        inputs[place][0, 0] = math.nan
+        scores = hn.two_views(*inputs, 0.5, labels=torch.zeros(b).long())
+        log_w = hn.OtherLabel().log_weights(scores)
+        for name, objective in OBJECTIVES.items():
+            losses = objective(scores, log_w)
+            assert losses[[0, b]].isnan().all(), name
+            if b > 1 and "all" not in name:
+                assert (losses[1:b] == 0).all(), name
+
+
 def test_contrastive_loss_never_hides_what_is_not_finite():
     for value in (math.nan, math.inf):
         for place in (0, 1, 2):
