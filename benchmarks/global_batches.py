@@ -4,9 +4,10 @@
 
 The graph: 50,000 x 128, M = 1000, K = 100, against independent gathers (each node its own random candidates, vectors
 gathered, scored and sorted), with the best of three chunk sizes. The walks: a whole epoch's plan at restart 0.1, with
-batches of 256 and of 2048, against as many walks the authors' way (row to a list, ``torch.rand(1)`` per step), for those
-that ignore each other ("free", as theirs) and those that take each instance once. The scale: 100,000 and 1,000,000 x 64, M = 200, K = 32, each in a fresh process, for time and peak memory. Ours and theirs take turns; the best of the
-rounds counts, on the clock and in processor time (other work on the machine disturbs the first more than the second).
+batches of 256 and of 2048, against as many walks the authors' way (row to a list, ``torch.rand(1)`` per step): walks
+that ignore each other ("free", as theirs) and walks that take each instance once. The scale: 100,000 and 1,000,000
+vectors of 64, M = 200, K = 32, each in a fresh process, for time and peak memory. Ours and theirs take turns; the best
+of the rounds counts, on the clock and in processor time (other work on the machine disturbs the first more).
 """
 
 from __future__ import annotations

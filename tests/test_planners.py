@@ -278,3 +278,18 @@ def test_bad_input_is_refused() -> None:
         Proximity(restart=-0.1)
     with pytest.raises(ValueError, match="vectors of 300 instances"):
         Uniform().plan(300, 10).describe(vectors[:5])
+
+
+def test_digits_come_in_the_order_of_the_paper() -> None:
+    """The frontier of experiments/plan_frontier.py, its three main points (ProSampler, Fig. 4)."""
+    datasets = pytest.importorskip("sklearn.datasets", reason="the extra `eval` is not installed")
+    pixels, labels = (torch.from_numpy(part) for part in datasets.load_digits(return_X_y=True))
+    vectors = torch.nn.functional.normalize(pixels.float() - pixels.float().mean(0), dim=1)
+    found = [
+        planner.plan(vectors, 64, seeded(0)).describe(vectors, labels)
+        for planner in (Uniform(), Proximity(0.1, num_candidates=500), NearestNeighbours())
+    ]
+    for name, gap in (("similarity", 0.02), ("false_negatives", 0.01)):
+        uniform, proximity, knn = (getattr(description, name) for description in found)
+        assert uniform + gap < proximity < knn - gap
+    assert all(description.coverage == 1.0 for description in found)

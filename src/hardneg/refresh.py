@@ -104,7 +104,7 @@ class Refresh:
             return
         m = min(self.num_candidates, len(vectors) - 1) if self.num_candidates is not None else None
         k = min(self.num_neighbours, m if m is not None else len(vectors) - 1)
-        generator = torch.Generator().manual_seed(hash((self.seed, step)) % 2**62)
+        generator = torch.Generator().manual_seed(self.seed * 2**31 + step)
         self.sampler.data = build_graph(vectors, k, m, generator)
 
 

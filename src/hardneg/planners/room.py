@@ -124,10 +124,10 @@ class Room:
         if not self.missing:
             return None
         for nodes in self._uniform(at_once=1 if self.guard is None else 64):
-            for node in nodes:
-                accepted = self.offer(node[None])
-                if len(accepted):
-                    return int(node)
+            allowed = self._allowed(nodes)[:1]
+            if len(allowed):
+                self._take(allowed)
+                return int(allowed[0])
         return None
 
     def offer(self, nodes: Nodes) -> Nodes:
