@@ -435,15 +435,17 @@ def test_clamping_above_a_half_is_said_once_with_its_fix():
     assert "Lower tau_plus or raise the temperature" in str(said[0].message)
 
 
-def test_nothing_is_said_below_a_half():
-    z1, z2 = vectors(8, 4), -vectors(8, 4)
-    z2[:3] = z1[:3]
+@pytest.mark.parametrize("same", [3, 4, 5])
+def test_a_half_is_the_limit(same):
+    """Of eight positives some are the anchor itself, at the floor, and the others are opposite to it."""
+    z1, z2 = vectors(8, 16), -vectors(8, 16)
+    z2[:same] = z1[:same]
     loss = clamping_loss()
-    share = loss.diagnose(z1, z2).clamped.double().mean().item()
-    assert 0.2 < share <= 0.5
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
+    assert loss.diagnose(z1, z2).summary()["clamped"] == pytest.approx(same / 8)
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
         loss(z1, z2)
+    assert ["62% of the debiased" in str(each.message) for each in said] == [True] * (same > 4)
 
 
 def test_clamping_is_a_share_of_the_real_pairs_also_with_several_positives():
