@@ -127,15 +127,15 @@ def embed(
 
 
 class TinyBackbone(nn.Module):
-    """Four 3 x 3 convolutions, the second and third of stride 2, and the mean over places; for 8 x 8 and larger."""
+    """Three 3 x 3 convolutions, the last two of stride 2, and the mean over places; for images of 8 x 8 and more."""
 
     feature_dim = 128
 
     def __init__(self, in_channels: int, norm: Norm) -> None:
         super().__init__()
-        widths = [in_channels, 32, 64, 128, self.feature_dim]
+        widths = [in_channels, 32, 64, self.feature_dim]
         layers: list[nn.Module] = []
-        for i, stride in enumerate((1, 2, 2, 1)):
+        for i, stride in enumerate((1, 2, 2)):
             layers += [_conv(widths[i], widths[i + 1], 3, stride), norm(widths[i + 1]), nn.ReLU(inplace=True)]
         self.layers = nn.Sequential(*layers)
 
