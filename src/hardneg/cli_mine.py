@@ -15,9 +15,7 @@ _input, _rule, _search, _output = "What is mined", "Which negatives", "How candi
 
 
 def mine(
-    queries: Annotated[
-        str, typer.Argument(help="Queries: .parquet .jsonl .csv .tsv, a data set, or embeddings.")
-    ],
+    queries: Annotated[str, typer.Argument(help="Queries: .parquet .jsonl .csv .tsv, a data set, or embeddings.")],
     out: Annotated[str, typer.Option("--out", "-o", help=".parquet, .jsonl, or a folder for datasets.")],
     corpus: Annotated[str | None, typer.Option(help="Documents; none: the positives.", rich_help_panel=_input)] = None,
     judgements: Annotated[
@@ -75,7 +73,7 @@ def mine(
     candidates: Annotated[
         int, typer.Option(min=1, help="Of each retriever, with --bm25 or --rescore.", rich_help_panel=_search)
     ] = 100,
-    query_block: Annotated[int, typer.Option(min=1, help="Queries at a time.", rich_help_panel=_search)] = 1024,
+    query_block: Annotated[int, typer.Option(min=0, help="Queries at a time; 0: fitting.", rich_help_panel=_search)] = 0,
     device: Annotated[str | None, typer.Option(help="cpu, cuda ...", rich_help_panel=_search)] = None,
     format: Annotated[
         str, typer.Option(help="triplet, n-tuple, labeled-pair, labeled-list or ids.", rich_help_panel=_output)

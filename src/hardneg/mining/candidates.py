@@ -40,7 +40,7 @@ class Finder:
         self.queries, self.keys, self.rule, self.search = queries, corpus, rule, search
         self.temperature, self.near_positive, self.rescore = temperature, near_positive, rescore
         self.device = torch.device(search.device) if search.device else corpus.vectors.device
-        block = search.rows_of_block()
+        self.query_block, block = search.blocks(self.device)
         self.corpus = Corpus(corpus.vectors, self.device, block, queries.vectors.dtype, search.cosine)
         self.guide = None if guide is None else GuideModel(*guide, queries, self.corpus)
         nothing = torch.zeros(0)

@@ -121,7 +121,7 @@ class Miner:
         self._filter_first: bool | None = None
 
     def blocks(self) -> list[tuple[int, int]]:
-        step, total = self.finder.search.query_block, len(self.finder.queries)
+        step, total = self.finder.query_block, len(self.finder.queries)
         return [(low, min(low + step, total)) for low in range(0, total, step)]
 
     def block(self, low: int, high: int) -> MinedBlock:

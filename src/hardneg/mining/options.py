@@ -44,7 +44,7 @@ class MineOptions:
     scores: bool = False
     missing_positives: str = "error"
     cache: str | None = None
-    query_block: int = 1024
+    query_block: int = 0
     device: str | None = None
 
     def rule(self) -> Rule:

@@ -21,7 +21,8 @@ Mask = Callable[[Annotated[Tensor, "b m"], int, int], Annotated[Tensor, "b m"]]
 """(scores of a block of the corpus, its first row, its end) -> True where a candidate may stay."""
 
 
-_block_bytes = 80 << 20
+_queries = {"cpu": 512, "cuda": 4096}
+_block_bytes = {"cpu": 20 << 20, "cuda": 1 << 30}  # on a CPU what its caches still help with
 most_scores = 1 << 25  # scores, and numbers of gathered vectors, held at a time
 most_numbers = 1 << 24
 
@@ -41,8 +42,7 @@ class Retriever(Protocol):
 class Search:
     """How candidates are found. ``"exact"``, or through FAISS ``"flat"``, ``"ivf"``, ``"hnsw"`` (extra ``ann``).
 
-    query_block, corpus_block: sizes of the blocks of one matrix product; corpus_block=0 fits it to a block of scores
-        of some 80 MB.
+    query_block, corpus_block: sizes of the blocks of one matrix product; 0 fits them to the device.
     device: where the products run; None is where the corpus is.
     num_probes: cells visited by ivf; hnsw keeps 16 times as many candidates.
     cosine: vectors are taken at unit length, block by block.
@@ -51,7 +51,7 @@ class Search:
     """
 
     kind: str = "exact"
-    query_block: int = 1024
+    query_block: int = 0
     corpus_block: int = 0
     device: str | None = None
     num_probes: int = 16
@@ -62,14 +62,14 @@ class Search:
     def __post_init__(self) -> None:
         if self.kind not in ("exact", "flat", "ivf", "hnsw"):
             raise argument_error("Search", "kind 'exact', 'flat', 'ivf' or 'hnsw'", "kind", self.kind)
-        for name in ("query_block", "num_probes", "candidates"):
-            if getattr(self, name) < 1:
-                raise argument_error("Search", f"{name} of 1 or more", name, getattr(self, name))
-        if self.corpus_block < 0:
-            raise argument_error("Search", "corpus_block of 0 or more", "corpus_block", self.corpus_block)
+        for name, least in (("query_block", 0), ("corpus_block", 0), ("num_probes", 1), ("candidates", 1)):
+            if getattr(self, name) < least:
+                raise argument_error("Search", f"{name} of {least} or more", name, getattr(self, name))
 
-    def rows_of_block(self) -> int:
-        return self.corpus_block or max(1024, _block_bytes // (4 * self.query_block))
+    def blocks(self, device: torch.device) -> tuple[int, int]:
+        """Queries and documents of one matrix product."""
+        queries = self.query_block or _queries.get(device.type, 512)
+        return queries, self.corpus_block or max(1024, _block_bytes.get(device.type, 20 << 20) // (4 * queries))
 
 
 class Corpus:
