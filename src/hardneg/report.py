@@ -246,7 +246,7 @@ def page(story: Story) -> str:
 
 
 def _title(story: Story) -> str:
-    data = str(story.options.get("data", "this data"))
+    data = Path(str(story.options.get("data", "this data")).rpartition(":")[2]).name
     if story.kind == "run":
         return f"One run of {story.facts.get('recipe', 'train')} on {data}"
     return f"Which negatives are best for {data}?"
@@ -304,7 +304,7 @@ def _verdict(story: Story) -> str:
         if twins.arm in groups["above"] and not twins.beyond_noise:
             said.append(
                 f"But {_badge(twins.arm)} gains nothing clear over {_badge(twins.plain)}, which has its effective "
-                "temperature: a lower temperature does as much."
+                "temperature: a lower temperature may do as much."
             )
     return " ".join(said)
 
@@ -406,7 +406,8 @@ def _dots_of(arm: ArmRuns, story: Story) -> Dots:
     numbers = seeds if story.kind != "comparison" and len(seeds) == len(values) else range(len(values))
     percents = {seed: 100.0 * value for seed, value in zip(numbers, values, strict=True)}
     wide = 100.0 * half if _known(half) else None
-    return Dots(f"{arm.letter}  {arm.text}", arm.text, arm.number, percents, 100.0 * arm.row["mean"], wide)
+    name = arm.text if len(arm.text) <= 38 else f"{arm.text[:35]}..."  # as much as a phone has room for
+    return Dots(f"{arm.letter}  {name}", arm.text, arm.number, percents, 100.0 * arm.row["mean"], wide)
 
 
 def _table(story: Story) -> str:

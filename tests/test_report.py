@@ -1,0 +1,457 @@
+"""The report: its figures are those of the files, nothing is fetched, and what is missing is said."""
+
+from __future__ import annotations
+
+import base64
+import json
+import re
+import struct
+import zlib
+from dataclasses import asdict
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from hardneg.arms import parse_arm
+from hardneg.charts import Line, line_chart, thinned, ticks
+from hardneg.comparison import Comparison, Row, paired, sentences, temperature_notes
+from hardneg.png import encode_png, thumbnail
+from hardneg.report import write_report
+
+ARMS = (
+    "simclr(temperature=0.5)",
+    "simclr(temperature=0.25)",
+    "hcl(beta=1, tau_plus=0.1)",
+    "hcl(beta=3) @ proximity(num_candidates=500)",
+)
+ACCURACY = {ARMS[0]: [0.80, 0.82, 0.81], ARMS[1]: [0.85, 0.86, 0.865], ARMS[2]: [0.855, 0.859, 0.864]}
+ACCURACY[ARMS[3]] = [0.79, 0.83, 0.815]
+NUM_TEST = 40
+
+
+class Page(HTMLParser):
+    """The words of the page by the id of the table or element they are in, and every tag with its attributes."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.tags: list[tuple[str, dict[str, str | None]]] = []
+        self.cells: dict[str, list[list[str]]] = {}
+        self.words = ""
+        self.open: list[str] = []
+        self._table: str | None = None
+        self._cell = False
+        self.feed(text)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append((tag, dict(attrs)))
+        if tag not in ("meta", "img", "circle", "line", "path", "polyline"):
+            self.open.append(tag)
+        if tag == "table":
+            self._table = dict(attrs).get("id")
+        if self._table is not None and tag == "tr":
+            self.cells.setdefault(self._table, []).append([])
+        if self._table is not None and tag in ("td", "th"):
+            self.cells[self._table][-1].append("")
+            self._cell = True
+
+    def handle_endtag(self, tag: str) -> None:
+        if tag in ("circle", "line", "path", "polyline"):
+            return
+        assert self.open.pop() == tag, f"</{tag}> closes another element"
+        self._cell = self._cell and tag not in ("td", "th")
+        self._table = None if tag == "table" else self._table
+
+    def handle_data(self, data: str) -> None:
+        if "style" not in self.open:
+            self.words += data
+        if self._cell and self._table is not None:
+            self.cells[self._table][-1][-1] += data
+
+    def with_class(self, name: str) -> list[dict[str, str | None]]:
+        return [attributes for _, attributes in self.tags if name in (attributes.get("class") or "").split()]
+
+
+def read(path: Path) -> Page:
+    return Page(path.read_text())
+
+
+def make_data(folder: Path) -> str:
+    rng = np.random.default_rng(0)
+    labels = np.arange(NUM_TEST) % 4
+    images = rng.integers(0, 255, (NUM_TEST, 8, 8), dtype=np.uint8)
+    np.savez(folder / "data.npz", images=images, labels=labels, test_images=images, test_labels=labels)
+    return f"npz:{folder / 'data.npz'}"
+
+
+def make_run(
+    path: Path, arm: str, seed: int, data: str, *, accuracy: float = 0.8, common: Any = None
+) -> dict[str, Any]:
+    parsed = parse_arm(arm)
+    options = parsed.complete(**{"data": data, "epochs": 2, **(common or {})}, seed=seed).as_dict()
+    path.mkdir(parents=True)
+    config = {"recipe": parsed.recipe, "options": options, "command": "hardneg train", "python": "3.11", "versions": {}}
+    (path / "config.json").write_text(json.dumps(config))
+    shift = ARMS.index(arm) if arm in ARMS else 0
+    records = [
+        {
+            "step": 10 * i, "epoch": 0, "loss": 5.0 - 0.1 * i + 0.01 * seed, "hardness": 0.1 + 0.05 * shift,
+            "uniform_hardness": 0.1, "effective_number": 510.0 - 100.0 * shift - i,
+            "false_negatives": 0.1 + 0.02 * shift, "attracted": 0.0, "clamped": 0.03 * shift,
+            "effective_temperature": parsed.effective_temperature, "empty": 0.0,
+        }
+        for i in range(1, 6)
+    ]  # fmt: skip
+    (path / "metrics.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records))
+    labels = torch.arange(NUM_TEST) % 4
+    features = torch.eye(4)[labels] + 0.1 * torch.randn(NUM_TEST, 4, generator=torch.Generator().manual_seed(seed))
+    np.savez(path / "embeddings.npz", train_x=features, train_y=labels, test_x=features, test_y=labels)
+    histogram = {"edges": [-1.0, -0.5, 0.0, 0.5, 1.0], "same": [0, 0, 10, 30], "other": [0, 30, 30, 0]}
+    result = {
+        "final": records[-1], "knn": accuracy, "1nn": accuracy + 0.01, "linear": accuracy + 0.02, "k": 40,
+        "uniformity": -1.5, "steps": 50, "seconds": 12.0 + seed, "epochs": 2,
+        "similarities": histogram | {"same_mean": 0.6, "other_mean": 0.05},
+    }  # fmt: skip
+    (path / "result.json").write_text(json.dumps(result))
+    return result
+
+
+def make_comparison(path: Path, arms: tuple[str, ...] = ARMS, seeds: int = 3) -> dict[str, Any]:
+    path.mkdir(parents=True, exist_ok=True)
+    common = {"data": make_data(path), "epochs": 2, "batch_size": 16}
+    rows: list[Row] = []
+    for number, arm in enumerate(arms):
+        values = ACCURACY[arm][:seeds]
+        results = [
+            make_run(path / "runs" / f"arm{number}-seed{seed}", arm, seed, common["data"], accuracy=v, common=common)
+            for seed, v in enumerate(values)
+        ]
+        final = results[0]["final"]
+        against = paired(values, rows[0].values) if rows else (None, None, None)
+        half = paired(values, [0.0] * len(values))[1]
+        effective = parse_arm(arm).effective_temperature
+        shown = final["false_negatives"], final["hardness"], final["clamped"]
+        rows.append(Row(arm, values, float(np.mean(values)), half, *against, effective, *shown, 50, 13.0))
+    comparison = Comparison(arms, seeds, common)
+    summary = {
+        "metric": "knn", "rows": [asdict(row) for row in rows], "sentences": sentences(rows, comparison),
+        "notes": temperature_notes([parse_arm(arm) for arm in arms]), "tuned": None, "comparison": asdict(comparison),
+        "command": 'hardneg compare --arm "simclr()" --epochs 2', "python": "3.11.7", "versions": {"torch": "2.99"},
+        "machine": "a machine", "device": "cpu", "commit": "abc1234",
+    }  # fmt: skip
+    (path / "comparison.json").write_text(json.dumps(summary))
+    return summary
+
+
+@pytest.fixture(scope="module")
+def comparison(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Any]]:
+    path = tmp_path_factory.mktemp("comparison")
+    return path, make_comparison(path)
+
+
+@pytest.fixture(scope="module")
+def compared(comparison: tuple[Path, dict[str, Any]]) -> Page:
+    written = write_report(comparison[0])
+    assert written == comparison[0] / "report.html"
+    return read(written)
+
+
+def test_every_figure_of_the_table_is_that_of_the_json(comparison: tuple[Path, dict[str, Any]], compared: Page) -> None:
+    head, *lines = compared.cells["results"]
+    assert len(lines) == len(ARMS)
+    for row, line in zip(comparison[1]["rows"], lines, strict=True):
+        cell = dict(zip(head, line, strict=True))
+        assert row["arm"] in cell["arm"]
+        assert cell["200-NN accuracy of every seed, %"].split() == [f"{100 * value:.2f}" for value in row["values"]]
+        assert cell["mean, %"] == f"{100 * row['mean']:.2f} ± {100 * row['half_width']:.2f}"
+        assert cell["effective temperature"] == f"{row['effective_temperature']:.3g}"
+        assert cell["false negatives"] == f"{100 * row['false_negatives']:.1f} %"
+        assert cell["hardness"] == f"{row['hardness']:.3f}"
+        assert cell["clamped"] == f"{100 * row['clamped']:.1f} %"
+        assert (cell["steps"], cell["seconds"]) == (str(row["steps"]), f"{row['seconds']:.0f}")
+        if row["difference"] is None:
+            assert cell["against the first, points"] == ""
+            continue
+        beyond = abs(row["difference"]) > row["difference_half_width"]
+        points = f"{100 * row['difference']:+.2f} ± {100 * row['difference_half_width']:.2f}"
+        assert cell["against the first, points"] == f"{points} {'beyond' if beyond else 'within'} noise"
+
+
+def test_the_other_measures_are_means_over_the_seeds(compared: Page) -> None:
+    head, *lines = compared.cells["measures"]
+    assert head == ["arm", "200-NN accuracy, %", "1-NN accuracy, %", "linear probe, %", "uniformity"]
+    for arm, line in zip(ARMS, lines, strict=True):
+        mean = 100 * float(np.mean(ACCURACY[arm]))
+        assert line[1:] == [f"{mean:.2f}", f"{mean + 1:.2f}", f"{mean + 2:.2f}", "-1.50"]
+
+
+def test_the_answer_says_the_sentences_the_notes_and_the_twin(
+    comparison: tuple[Path, dict[str, Any]], compared: Page
+) -> None:
+    for said in [*comparison[1]["sentences"], *comparison[1]["notes"]]:
+        assert said in compared.words
+    assert len(comparison[1]["notes"]) == 1, "only the arm without an untilted twin is noted"
+    difference, half, _ = paired(ACCURACY[ARMS[2]], ACCURACY[ARMS[1]])
+    assert f"C is {100 * difference:+.2f} ± {100 * half:.2f} points from B, not beyond noise" in compared.words
+    assert "But C gains nothing clear over B" in compared.words
+    assert "Better beyond noise: B simclr(temperature=0.25) (+4.83 points)" in compared.words
+    assert "No difference beyond noise: D" in compared.words
+
+
+def test_the_question_names_the_data_without_its_folder(compared: Page) -> None:
+    assert "Which negatives are best for data.npz?" in compared.words
+
+
+def test_the_command_and_the_versions_are_there(comparison: tuple[Path, dict[str, Any]], compared: Page) -> None:
+    assert comparison[1]["command"] in compared.words
+    assert ["torch", "2.99"] in compared.cells["versions"]
+    assert ["commit", "abc1234"] in compared.cells["versions"]
+
+
+def test_the_dots_are_every_seed_in_order_of_their_values(compared: Page) -> None:
+    dots = [float((dot["cx"] or "").rstrip("%")) for dot in compared.with_class("dot")]
+    values = [value for arm in ARMS for value in ACCURACY[arm]]
+    assert len(dots) == len(values)
+    slope, offset = np.polyfit(values, dots, 1)
+    assert slope > 0
+    assert np.allclose(np.polyval([slope, offset], values), dots, atol=0.02), "the axis is linear"
+
+
+def test_curves_that_never_change_are_named_and_not_drawn(compared: Page) -> None:
+    names = [attributes.get("aria-label") or "" for tag, attributes in compared.tags if tag == "svg"]
+    drawn = [name.partition(" over training")[0] for name in names if "over training" in name]
+    assert drawn == [
+        "Loss", "Hardness of the negatives", "False negatives in the batch", "Effective number of negatives", "Clamped",
+    ]  # fmt: skip
+    assert "attracted negatives (0 %), anchors without a negative (0 %)" in compared.words
+    loss = next(name for name in names if name.startswith("Loss"))
+    assert f"{ARMS[0]} ends at 4.51" in loss, "the mean over seeds of 4.50, 4.51 and 4.52"
+    dashed = compared.with_class("dashed")
+    assert len(dashed) == 3, "uniform hardness is drawn for the arms whose hardness differs from it"
+
+
+def test_histograms_say_how_well_classes_are_apart(compared: Page) -> None:
+    # 40 same-class pairs: 30 above all 60 others, 10 in one bin with 30 of them and above the other 30.
+    apart = (30 * 60 + 10 * (30 + 15)) / (40 * 60)
+    assert compared.words.count(f"than an other-class pair {100 * apart:.1f} % of the time") == len(ARMS)
+
+
+def test_pictures_mark_the_false_negatives_and_only_those(compared: Page) -> None:
+    pictures = [attributes for tag, attributes in compared.tags if tag == "img"]
+    anchors = [one for one in pictures if "shown" in (one["class"] or "")]
+    assert len(anchors) == 4, "one of each class"
+    assert len(pictures) == 4 + 4 * (2 * (8 + 4) + 8), (
+        "nearest and nearest of other classes of two arms, and random ones"
+    )
+    # The features are tight clusters, one a class: all that are nearest are false.
+    nearest = [one for one in pictures if "similarity" in (one["alt"] or "")]
+    false = [one for one in nearest if "false negative" in (one["alt"] or "")]
+    assert len(false) == 4 * 2 * 8
+    assert all(
+        ("false negative" in (one["alt"] or "")) == ((one["class"] or "").split()[0] == "false") for one in nearest
+    )
+    assert "90 % in A and 90 % in C are of its own class; among random ones 23 %" in compared.words, "9 of 10"
+
+
+def test_nothing_is_fetched_and_everything_has_a_text(comparison: tuple[Path, dict[str, Any]], compared: Page) -> None:
+    text = (comparison[0] / "report.html").read_text()
+    assert not re.search(r"https?:|//[a-z]|@import|url\(|<script|<link", text)
+    assert "default-src 'none'" in text
+    for tag, attributes in compared.tags:
+        assert not any(name in attributes for name in ("href", "srcset", "onclick", "onload"))
+        if tag == "img":
+            assert (attributes["src"] or "").startswith("data:image/png;base64,")
+            assert attributes["alt"]
+        if tag == "svg":
+            assert attributes["role"] == "img"
+            assert attributes["aria-label"]
+    assert compared.open == [], "every element is closed"
+
+
+def test_text_is_escaped(tmp_path: Path) -> None:
+    summary = make_comparison(tmp_path, ARMS[:2])
+    evil = "<script>alert('x')</script> & \"quoted\""
+    summary["rows"][0]["arm"] = evil
+    summary |= {"sentences": [evil], "notes": [evil], "command": evil, "machine": evil, "versions": {evil: evil}}
+    (tmp_path / "comparison.json").write_text(json.dumps(summary))
+    written = write_report(tmp_path)
+    page = read(written)
+    assert "<script" not in written.read_text()
+    assert not any(tag == "script" for tag, _ in page.tags)
+    assert page.words.count(evil) >= 5
+    assert [evil, evil] in page.cells["versions"]
+
+
+def test_a_single_run(tmp_path: Path) -> None:
+    result = make_run(tmp_path / "run", ARMS[2], 0, make_data(tmp_path), accuracy=0.8125)
+    written = write_report(tmp_path / "run", tmp_path / "pages" / "one.html")
+    assert written == tmp_path / "pages" / "one.html"
+    page = read(written)
+    head, line = page.cells["results"]
+    cell = dict(zip(head, line, strict=True))
+    assert "against the first, points" not in cell
+    assert (cell["mean, %"], cell["effective temperature"], cell["steps"]) == ("81.25", "0.25", "50")
+    assert cell["false negatives"] == f"{100 * result['final']['false_negatives']:.1f} %"
+    assert "Not complete" not in page.words
+    assert not page.with_class("dot")
+    assert sum(tag == "img" for tag, _ in page.tags) == 4 + 4 * (8 + 4 + 8)
+
+
+def test_missing_and_unfinished_runs_are_named(tmp_path: Path) -> None:
+    make_comparison(tmp_path, ARMS[:3])
+    for name in ("config.json", "result.json", "metrics.jsonl", "embeddings.npz"):
+        (tmp_path / "runs" / "arm0-seed1" / name).unlink()
+    (tmp_path / "runs" / "arm1-seed2" / "result.json").unlink()
+    (tmp_path / "runs" / "arm2-seed0" / "metrics.jsonl").unlink()
+    page = read(write_report(tmp_path))
+    assert f"{ARMS[0]}, seed 1: no run directory with these options" in page.words
+    assert f"{ARMS[1]}, seed 2: not finished (last record at step 50)" in page.words
+    assert f"{ARMS[2]}, seed 0: no records over training (metrics.jsonl)" in page.words
+    assert len(page.cells["results"]) == 1 + 3, "the table is that of comparison.json all the same"
+
+
+def test_a_comparison_that_was_stopped_shows_what_is_finished(tmp_path: Path) -> None:
+    make_comparison(tmp_path, ARMS[:2])
+    (tmp_path / "comparison.json").unlink()
+    (tmp_path / "runs" / "arm1-seed1" / "result.json").unlink()
+    page = read(write_report(tmp_path))
+    assert "not finished, so there is no answer yet" in page.words
+    head, first, second = page.cells["results"]
+    column = head.index("200-NN accuracy of every seed, %")
+    assert first[column].split() == ["80.00", "82.00", "81.00"]
+    assert second[column].split() == ["85.00", "86.50"]
+    assert "simclr(temperature=0.25), seed 1: not finished" in page.words
+    titles = re.findall(r"<title>(simclr\(temperature=0.25\), seed \d): ", (tmp_path / "report.html").read_text())
+    assert titles == ["simclr(temperature=0.25), seed 0", "simclr(temperature=0.25), seed 2"]
+
+
+def test_tuned_arms_find_their_runs_and_say_what_was_taken(tmp_path: Path) -> None:
+    summary = make_comparison(tmp_path, ARMS[:2])
+    # The second arm took 0.1, so that the runs at 0.25 are not its own.
+    summary["tuned"] = {ARMS[0]: 0.5, ARMS[1]: 0.1}
+    summary["comparison"]["tune"] = ["temperature", [0.1, 0.5]]
+    (tmp_path / "comparison.json").write_text(json.dumps(summary))
+    words = read(write_report(tmp_path)).words
+    assert f"temperature of 0.1, 0.5; taken: {ARMS[0]}: 0.5, {ARMS[1]}: 0.1" in words
+    assert f"{ARMS[1]}, seed 0: no run directory with these options" in words
+    assert f"{ARMS[0]}, seed 0: no run" not in words
+
+
+@pytest.mark.parametrize(
+    ("lost", "said"),
+    [
+        ("embeddings", "no finished run has saved its embeddings"),
+        ("images", "No images are shown"),
+        ("other images", "are not of the images of"),
+    ],
+)
+def test_without_embeddings_or_images_the_section_says_so(tmp_path: Path, lost: str, said: str) -> None:
+    make_run(tmp_path / "run", ARMS[0], 0, make_data(tmp_path))
+    if lost == "embeddings":
+        (tmp_path / "run" / "embeddings.npz").unlink()
+    elif lost == "images":
+        (tmp_path / "data.npz").unlink()
+    else:
+        images = np.zeros((8, 8, 8), np.uint8)
+        labels = np.arange(8) % 2
+        np.savez(tmp_path / "data.npz", images=images, labels=labels, test_images=images, test_labels=labels)
+    page = read(write_report(tmp_path / "run"))
+    assert said in page.words
+    assert not any(tag == "img" for tag, _ in page.tags)
+
+
+def test_a_run_that_has_only_begun_or_has_no_labels(tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    result = make_run(run, ARMS[0], 0, make_data(tmp_path))
+    (run / "result.json").write_text(json.dumps({key: result[key] for key in ("final", "steps", "seconds", "epochs")}))
+    assert "There is no accuracy" in read(write_report(run)).words
+    for name in ("result.json", "metrics.jsonl", "embeddings.npz"):
+        (run / name).unlink()
+    page = read(write_report(run))
+    assert "not finished (last record at step 0)" in page.words
+    assert "No run has records over training" in page.words
+    assert "No finished run has similarities of labelled pairs" in page.words
+
+
+def test_not_a_number_is_left_out(tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    result = make_run(run, ARMS[0], 0, make_data(tmp_path))
+    records = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    for record in records:
+        record["false_negatives"] = float("nan")
+    (run / "metrics.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records))
+    (run / "result.json").write_text(json.dumps(result | {"final": records[-1]}))
+    written = write_report(run)
+    head, line = read(written).cells["results"]
+    assert line[head.index("false negatives")] == "n/a"
+    assert "nan" not in written.read_text().lower().replace("base64", "").split('<h2 class="h">the hardest')[0]
+
+
+def test_what_is_neither_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"report needs a run .* or a comparison"):
+        write_report(tmp_path)
+    with pytest.raises(ValueError, match=r"report needs a run .* or a comparison"):
+        write_report(tmp_path / "nowhere")
+    (tmp_path / "comparison.json").write_text('{"rows": [')
+    with pytest.raises(ValueError, match=r"report needs JSON in .*comparison.json"):
+        write_report(tmp_path)
+    (tmp_path / "comparison.json").write_text('{"rows": []}')
+    with pytest.raises(ValueError, match=r"comparison\.json with rows"):
+        write_report(tmp_path)
+
+
+@pytest.mark.parametrize("channels", [1, 3])
+def test_png_holds_every_pixel(channels: int) -> None:
+    pixels = np.random.default_rng(0).integers(0, 256, (5, 7, channels), dtype=np.uint8)
+    data = encode_png(pixels)
+    at, chunks = 8, {}
+    while at < len(data):
+        (length,) = struct.unpack(">I", data[at : at + 4])
+        kind, content = data[at + 4 : at + 8], data[at + 8 : at + 8 + length]
+        assert struct.unpack(">I", data[at + 8 + length : at + 12 + length]) == (zlib.crc32(kind + content),)
+        chunks[kind] = content
+        at += 12 + length
+    assert list(chunks) == [b"IHDR", b"IDAT", b"IEND"]
+    assert struct.unpack(">IIBB", chunks[b"IHDR"][:10]) == (7, 5, 8, {1: 0, 3: 2}[channels])
+    rows = np.frombuffer(zlib.decompress(chunks[b"IDAT"]), np.uint8).reshape(5, 1 + 7 * channels)
+    assert (rows[:, 0] == 0).all()
+    assert (rows[:, 1:].reshape(5, 7, channels) == pixels).all()
+    with pytest.raises(ValueError, match="encode_png needs uint8"):
+        encode_png(pixels[..., :1].repeat(2, axis=2))
+
+
+def test_large_images_are_shrunk_and_small_ones_kept() -> None:
+    def size(uri: str) -> tuple[int, int]:
+        data = base64.b64decode(uri.partition("base64,")[2])
+        width, height = struct.unpack(">II", data[16:24])
+        return width, height
+
+    assert size(thumbnail(torch.zeros(3, 96, 192, dtype=torch.uint8))) == (48, 24)
+    assert size(thumbnail(torch.zeros(1, 8, 8, dtype=torch.uint8))) == (8, 8)
+
+
+def test_ticks_are_round_and_inside() -> None:
+    assert ticks(0.03, 0.27) == [0.05, 0.1, 0.15, 0.2, 0.25]
+    assert ticks(89.3, 92.9, 5) == [90.0, 91.0, 92.0]
+    assert ticks(0, 9750) == [0, 2000, 4000, 6000, 8000]
+
+
+def test_long_lines_are_thinned_and_keep_their_end_and_their_mean() -> None:
+    points = [(float(i), float(i % 2)) for i in range(1001)]
+    thin = thinned(points, 100)
+    assert len(thin) <= 100
+    assert thin[-1] == points[-1]
+    assert all(abs(value - 0.5) < 0.06 for _, value in thin[:-1])
+    assert thinned(points[:50], 100) == points[:50]
+
+
+def test_labels_at_the_ends_of_lines_do_not_cover_each_other() -> None:
+    lines = [Line(letter, letter, i, [(0.0, 1.0), (1.0, 0.001 * i)]) for i, letter in enumerate("ABCDE")]
+    chart = line_chart("loss", lines, "nats", str)
+    places = sorted(float(y) for y in re.findall(r'class="end c\d" x="[\d.]+" y="([\d.]+)"', chart))
+    assert len(places) == 5
+    assert min(np.diff(places)) >= 12.9
+    assert places[-1] <= 216 - 30
