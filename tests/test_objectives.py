@@ -213,9 +213,6 @@ def test_no_digit_is_lost_far_from_zero(name, far):
     assert_exact(name, far)
 
 
-@pytest.mark.xfail(
-    strict=True, reason="torch's softplus(x) is x itself above its threshold of 20: 6e-11 off in float64"
-)
 @pytest.mark.parametrize("far", [20.5, 25.0])
 @pytest.mark.parametrize("name", ["all", "jsd", "sigmoid"])
 def test_no_digit_is_lost_above_the_threshold_of_softplus(name, far):

@@ -48,9 +48,21 @@ _homes = {
     "objectives": ["info_nce", "jsd", "log_expect_exp", "reduce", "sigmoid", "surrogate"],
     "auditing": ["Diagnosis", "assumption_1", "diagnose"],
     "losses": ["ContrastiveLoss"],
+    "pools": ["Bank", "Queue"],
+    "cache": ["Cache"],
+    "chain": ["Chain"],
+    "partition": ["Partition"],
+    "momentum": ["MomentumEncoder"],
+    "clustering": ["Clusters"],
+    "distributed": ["gather"],
+    "graph": ["ProximityGraph", "build_graph"],
+    "walks": ["walk"],
+    "planners": ["Guard", "Plan"],
+    "sampler": ["PlannedBatchSampler", "ProximityBatchSampler"],
+    "mining": ["mine"],
 }
 _home_of = {name: home for home, names in _homes.items() for name in names}
-_modules = ["papers", "schedules"]
+_modules = ["papers", "planners", "schedules"]
 
 __all__ = ["__version__", *_home_of, *_modules]
 
@@ -69,11 +81,20 @@ def __dir__() -> list[str]:
 
 if TYPE_CHECKING:
     from hardneg import papers as papers
+    from hardneg import planners as planners
     from hardneg import schedules as schedules
     from hardneg.auditing import Diagnosis as Diagnosis
     from hardneg.auditing import assumption_1 as assumption_1
     from hardneg.auditing import diagnose as diagnose
+    from hardneg.cache import Cache as Cache
+    from hardneg.chain import Chain as Chain
+    from hardneg.clustering import Clusters as Clusters
+    from hardneg.distributed import gather as gather
+    from hardneg.graph import ProximityGraph as ProximityGraph
+    from hardneg.graph import build_graph as build_graph
     from hardneg.losses import ContrastiveLoss as ContrastiveLoss
+    from hardneg.mining import mine as mine
+    from hardneg.momentum import MomentumEncoder as MomentumEncoder
     from hardneg.negatives import BelowPositive as BelowPositive
     from hardneg.negatives import ClippedTilt as ClippedTilt
     from hardneg.negatives import From as From
@@ -100,6 +121,13 @@ if TYPE_CHECKING:
     from hardneg.objectives import reduce as reduce
     from hardneg.objectives import sigmoid as sigmoid
     from hardneg.objectives import surrogate as surrogate
+    from hardneg.partition import Partition as Partition
+    from hardneg.planners import Guard as Guard
+    from hardneg.planners import Plan as Plan
+    from hardneg.pools import Bank as Bank
+    from hardneg.pools import Queue as Queue
+    from hardneg.sampler import PlannedBatchSampler as PlannedBatchSampler
+    from hardneg.sampler import ProximityBatchSampler as ProximityBatchSampler
     from hardneg.scoring import beside as beside
     from hardneg.scoring import checks as checks
     from hardneg.scoring import cross_views as cross_views
@@ -112,3 +140,4 @@ if TYPE_CHECKING:
     from hardneg.types import Keys as Keys
     from hardneg.types import LogWeights as LogWeights
     from hardneg.types import Scores as Scores
+    from hardneg.walks import walk as walk

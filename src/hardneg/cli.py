@@ -11,6 +11,7 @@ from typing import Annotated, Any, get_type_hints
 
 import typer
 
+from hardneg.cli_mine import mine
 from hardneg.options import RECIPES, TrainOptions
 
 app = typer.Typer(
@@ -25,6 +26,7 @@ train_app = typer.Typer(
     no_args_is_help=True, help="Train an encoder of images and evaluate it; see: train simclr --help"
 )
 app.add_typer(train_app, name="train")
+app.command()(mine)
 
 
 @app.callback(invoke_without_command=True)

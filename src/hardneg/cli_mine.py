@@ -73,7 +73,9 @@ def mine(
     candidates: Annotated[
         int, typer.Option(min=1, help="Of each retriever, with --bm25 or --rescore.", rich_help_panel=_search)
     ] = 100,
-    query_block: Annotated[int, typer.Option(min=0, help="Queries at a time; 0: fitting.", rich_help_panel=_search)] = 0,
+    query_block: Annotated[
+        int, typer.Option(min=0, help="Queries at a time; 0: what fits.", rich_help_panel=_search)
+    ] = 0,
     device: Annotated[str | None, typer.Option(help="cpu, cuda ...", rich_help_panel=_search)] = None,
     format: Annotated[
         str, typer.Option(help="triplet, n-tuple, labeled-pair, labeled-list or ids.", rich_help_panel=_output)

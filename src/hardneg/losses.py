@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from typing import Annotated, Any
 
@@ -65,10 +66,13 @@ class ContrastiveLoss(nn.Module):
                 raise argument_error("ContrastiveLoss", f"{name} in {known}", name, value)
         check_range("ContrastiveLoss", "tau_plus", tau_plus, 0.0, 1.0, open_high=True)
         check_num_negatives("ContrastiveLoss", num_negatives)
-        if not isinstance(temperature, Tensor) and not temperature > 0:
+        if not isinstance(temperature, Tensor) and not 0 < temperature < math.inf:
             raise argument_error("ContrastiveLoss", "a temperature above 0", "temperature", temperature)
         self.negatives = parse(negatives) if isinstance(negatives, str) else negatives
-        self.temperature = temperature
+        if isinstance(temperature, Tensor) and not temperature.requires_grad:
+            self.register_buffer("temperature", temperature)
+        else:
+            self.temperature = temperature
         self.tau_plus = tau_plus
         self.views, self.positives = views, positives
         self.num_negatives, self.positives_in_denominator = num_negatives, positives_in_denominator

@@ -16,7 +16,7 @@ from typing import Annotated
 
 import torch
 from torch import Tensor
-from torch.nn.functional import logsigmoid, softplus
+from torch.nn.functional import logsigmoid
 
 from hardneg.notices import argument_error, check_range
 from hardneg.types import NEVER, LogWeights, PairLosses, Scores
@@ -77,7 +77,7 @@ def info_nce(
         some = scores.positive_valid.any(-1, keepdim=True)
         log_positive = torch.where(some, _masked_lse(positives, scores.positive_valid)[:, None], 0.0)
         # Not logaddexp(...) - positives, which would lose a loss that is small beside its scores.
-        losses = softplus(log_negative - log_positive) + (log_positive - positives)
+        losses = _softplus(log_negative - log_positive) + (log_positive - positives)
     elif positives_in_denominator == "none":
         losses = log_negative - positives
     else:
@@ -116,9 +116,9 @@ def jsd(scores: Scores, log_w: LogWeights, *, tau_plus: float = 0.0) -> PairLoss
     check_range("jsd", "tau_plus", tau_plus, 0.0, 1.0, open_high=True)
     some = (log_w != NEVER).any(-1)
     q = torch.softmax(torch.where(some[:, None], log_w, 0.0), dim=-1)
-    negative = (q * softplus(scores.candidates)).sum(-1)[:, None]
-    negative = (negative - tau_plus * softplus(scores.positives)) / (1.0 - tau_plus)
-    return _only_real_pairs(negative + softplus(-scores.positives) - 2.0 * math.log(2.0), scores, log_w)
+    negative = (q * _softplus(scores.candidates)).sum(-1)[:, None]
+    negative = (negative - tau_plus * _softplus(scores.positives)) / (1.0 - tau_plus)
+    return _only_real_pairs(negative + _softplus(-scores.positives) - 2.0 * math.log(2.0), scores, log_w)
 
 
 def sigmoid(
@@ -133,8 +133,8 @@ def sigmoid(
     some = (log_w != NEVER).any(-1)
     q = torch.softmax(torch.where(some[:, None], log_w, 0.0), dim=-1)
     number = torch.where(some, _log_number(scores, log_w, num_negatives), 0.0).exp()
-    negative = number * (q * softplus(scores.candidates + bias)).sum(-1)
-    return _only_real_pairs(softplus(-scores.positives - bias) + negative[:, None], scores, log_w)
+    negative = number * (q * _softplus(scores.candidates + bias)).sum(-1)
+    return _only_real_pairs(_softplus(-scores.positives - bias) + negative[:, None], scores, log_w)
 
 
 def surrogate(scores: Scores, log_w: LogWeights, *, log_norm: Annotated[Tensor, "b"] | None = None) -> PairLosses:
@@ -221,6 +221,11 @@ def _log1m_exp(x: Tensor) -> Tensor:
         torch.log(-torch.expm1(torch.where(close, x, -1.0))),
         torch.log1p(-torch.exp(torch.where(close, -1.0, x))),
     )
+
+
+def _softplus(x: Tensor) -> Tensor:
+    """log(1 + e^x); torch's own softplus drops the digits of e^-x above 20."""
+    return -logsigmoid(-x)
 
 
 def _at_least_tiny(total: Tensor) -> Tensor:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import MISSING, dataclass, fields
+from numbers import Integral, Real
 from typing import Any, ClassVar, NoReturn
 
 from hardneg.notices import argument_error, check_range
@@ -65,7 +66,10 @@ def short_repr(value: Any) -> str:
 
 
 def _literal(value: Any) -> str:
-    return repr(float(value)) if isinstance(value, float) else repr(value)  # numpy's floats have a repr of their own
+    """numpy's numbers have a repr of their own."""
+    if isinstance(value, Real) and not isinstance(value, bool):
+        return repr(int(value)) if isinstance(value, Integral) else repr(float(value))
+    return repr(value)
 
 
 def _fraction(who: str, step: int, total: int | None, steps: int | None) -> float:

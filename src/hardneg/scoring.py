@@ -7,6 +7,7 @@ cannot hide in a finite loss.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -64,7 +65,7 @@ def two_views(
     """SimCLR: 2b anchors, each against both views of all other instances.
 
     The positive of a row is the other view of the same row. ``extra`` candidates (a queue, mined negatives) stand
-    beside the batch.
+    beside the batch; private ones are [2b, k, d].
 
     >>> import torch
     >>> z = torch.nn.functional.normalize(torch.randn(4, 8), dim=-1)
@@ -205,12 +206,11 @@ def _beside_guides(parts: list[Scores]) -> Guide | None:
 def _assemble(
     anchors: Keys, positives: Keys | Tensor, pool: list[Keys], temperature: float | Tensor, mask: Tensor | None = None
 ) -> Scores:
-    b = len(anchors)
     own = positives if isinstance(positives, Keys) else Keys(positives)
     _check_parts(anchors, own, pool, temperature)
     with torch.autocast(anchors.vectors.device.type, enabled=False):
         rows = _prepared(anchors)
-        own_vectors = _prepared(own).view(b, -1, own.dim)
+        own_vectors = _prepared(own) if own.private else _prepared(own)[:, None]
         positive = _similarity(rows, own_vectors) / temperature
         candidates = _concatenated([_similarity(rows, _prepared(keys)) for keys in pool]) / temperature
     if mask is not None and (mask.shape != positive.shape or mask.dtype != torch.bool):
@@ -221,7 +221,7 @@ def _assemble(
     if ids is not None and anchors.ids is not None:
         valid = ~same_id(anchors.ids, ids)
     if ids is not None and own.ids is not None:
-        for column in own.ids.view(b, -1).unbind(1):
+        for column in own.ids.unbind(1) if own.private else (own.ids,):
             valid = valid & ~same_id(column, ids)
     names = tuple(dict.fromkeys(keys.source or "pool" for keys in pool))
     return Scores(
@@ -335,7 +335,7 @@ def _check_parts(anchors: Keys, own: Keys, pool: list[Keys], temperature: float 
 
 
 def _check_temperature(who: str, temperature: float | Tensor) -> None:
-    if isinstance(temperature, (int, float)) and not temperature > 0:
+    if isinstance(temperature, (int, float)) and not 0 < temperature < math.inf:
         raise ValueError(f"{who} needs a temperature above 0, got temperature={temperature}.")
 
 

@@ -37,7 +37,8 @@ class Threshold(Negatives):
         check_range("Threshold", "similarity", self.similarity, -math.inf, math.inf)
 
     def log_weights(self, scores: Scores) -> LogWeights:
-        return keep(scores, ~(scores.candidates < scores.tempered(self.similarity)))
+        rounding = 4.0 * torch.finfo(scores.candidates.dtype).eps  # the cosine of opposite vectors may be below -1
+        return keep(scores, ~(scores.candidates < scores.tempered(self.similarity) - scores.tempered(rounding)))
 
 
 @dataclass(frozen=True, repr=False)

@@ -48,7 +48,9 @@ def _categorical(log_w: Tensor, k: int, generator: torch.Generator) -> Tensor:
     # right=True steps over candidates of weight 0; the product stays below the total because uniforms are below 1.
     index = torch.searchsorted(cumulative, uniforms * cumulative[:, -1:], right=True)
     last = n - 1 - (q > 0).flip(-1).int().argmax(-1, keepdim=True)
-    return torch.where(some, torch.minimum(index, last), -1)
+    index = torch.where(some, torch.minimum(index, last), -1)
+    unknown = torch.isnan(log_w)  # drawn, so that it stays visible in the loss
+    return torch.where(unknown.any(-1, keepdim=True), unknown.int().argmax(-1, keepdim=True), index)
 
 
 def _gumbel_top_k(log_w: Tensor, k: int, generator: torch.Generator) -> Tensor:
