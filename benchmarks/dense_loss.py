@@ -188,7 +188,7 @@ def provenance(options: argparse.Namespace) -> dict[str, Any]:
         "command": shlex.join(["python", "benchmarks/dense_loss.py", *sys.argv[1:]]),
         "options": {name: value for name, value in vars(options).items() if name not in ("job", "out")},
         "commit": git("rev-parse", "HEAD"),
-        "uncommitted": bool(git("status", "--porcelain", "--", "src", "benchmarks/dense_loss.py")),
+        "uncommitted": (git("status", "--porcelain", "--", "src", "benchmarks/dense_loss.py") or "").splitlines(),
         "versions": {"python": platform.python_version()} | {name: version(name) for name in packages},
         "machine": {
             "system": platform.system(),
