@@ -293,10 +293,11 @@ def test_a_single_run(tmp_path: Path) -> None:
     head, line = page.cells["results"]
     cell = dict(zip(head, line, strict=True))
     assert "against the first, points" not in cell
-    assert (cell["mean, %"], cell["effective temperature"], cell["steps"]) == ("81.25", "0.25", "50")
+    assert (cell["200-NN accuracy, %"], cell["effective temperature"], cell["steps"]) == ("81.25", "0.25", "50")
     assert cell["false negatives"] == f"{100 * result['final']['false_negatives']:.1f} %"
     assert "Not complete" not in page.words
     assert not page.with_class("dot")
+    assert not page.with_class("badge"), "a run alone needs no letter"
     assert sum(tag == "img" for tag, _ in page.tags) == 4 + 4 * (8 + 4 + 8)
 
 

@@ -53,9 +53,12 @@ class ArmRuns:
     text: str
     row: Table
     seeds: list[SeedRun] = field(default_factory=list)
+    alone: bool = False  # a single run has no letter
 
     @property
     def letter(self) -> str:
+        if self.alone:
+            return ""
         return chr(ord("A") + self.number) if self.number < 26 else str(self.number + 1)
 
     def finished(self) -> list[dict[str, Any]]:
@@ -103,7 +106,7 @@ def read_story(path: Path) -> Story:
         return _read_comparison(path)
     if (path / "config.json").is_file():
         one = _read_run(path)
-        arm = ArmRuns(0, _arm_text(one.config, None), _row_of([one], METRIC), [one])
+        arm = ArmRuns(0, _arm_text(one.config, None), _row_of([one], METRIC), [one], alone=True)
         return Story(path, "run", METRIC, [arm], _missing_parts([arm], None), one.config)
     if any((path / "runs").glob("*/config.json")):
         return _read_unfinished(path)
@@ -227,7 +230,7 @@ def page(story: Story) -> str:
     sections = [
         _answer(story, title),
         _results(story),
-        _words(),
+        _words(story),
         _curves(story),
         _histograms(story),
         _pictures(story),
@@ -291,7 +294,7 @@ def _verdict(story: Story) -> str:
     if story.kind == "run":
         if not _known(first.row["mean"]):
             return "There is no accuracy: the run is not finished, or its data has no labels."
-        return f"{measure.capitalize()} on images that it was not trained on: <b>{_percent(first.row['mean'])}</b>."
+        return f"On images that it was not trained on, {measure}: <b>{_percent(first.row['mean'])}</b>."
     groups: dict[str, list[ArmRuns]] = {"above": [], "below": [], "alike": []}
     for arm in story.arms[1:]:
         groups[_standing(arm.row)].append(arm)
@@ -419,8 +422,10 @@ def _table(story: Story) -> str:
         ("false", "false negatives"), ("hardness", "hardness"),
         ("clamped", "clamped"), ("steps", "steps"), ("seconds", "seconds"),
     ]  # fmt: skip
-    if len(story.arms) == 1:
-        heads = [head for head in heads if head[0] != "against"]
+    if story.kind == "run":
+        heads = [
+            (key, f"{metric}, %" if key == "mean" else name) for key, name in heads if key not in ("seeds", "against")
+        ]
     head = "".join(f'<th scope="col" role="columnheader">{escape(name)}</th>' for _, name in heads)
     body = ""
     for arm in story.arms:
@@ -434,8 +439,8 @@ def _table(story: Story) -> str:
     tuned = story.facts.get("tuned")
     tried = story.facts.get("comparison", {}).get("tune")
     note = (
-        "False negatives, hardness and clamped are of the last batch that was recorded, mean over seeds; seconds are "
-        "those of training."
+        "False negatives, hardness and clamped are those of the last batch that was recorded, seconds those of training"
+        + ("." if story.kind == "run" else "; all are means over the seeds.")
     )
     if tuned and tried:
         chosen = ", ".join(f"{text}: {value}" for text, value in tuned.items())
@@ -483,15 +488,16 @@ def _measures(story: Story) -> str:
         for name in names:
             values = [float(r[name]) * (100.0 if name in TITLES else 1.0) for r in arm.finished() if name in r]
             cells += f"<td>{sum(values) / len(values):.2f}</td>" if values else f"<td>{ABSENT}</td>"
-        body += f'<tr><th scope="row">{_badge(arm)}</th>{cells}</tr>'
+        body += f'<tr><th scope="row">{_badge(arm) or "this run"}</th>{cells}</tr>'
     return (
         '<h3>Other measures of the same features</h3><table class="plain" id="measures"><thead><tr>'
         f'<th scope="col">arm</th>{head}</tr></thead><tbody>{body}</tbody></table>'
-        '<p class="small">Means over the seeds that are finished. '
+        f'<p class="small">{"" if story.kind == "run" else "Means over the seeds that are finished. "}'
         "Uniformity says how evenly the features fill the sphere of directions: lower is more even.</p>"
     )
 
 
+NOISE = "± and noise"
 WORDS = {
     "Negative": "An image that another image, the <em>anchor</em>, is pushed away from.",
     "Hardness": "How alike an anchor and its negatives are: the mean cosine similarity, weighted as the arm weights "
@@ -505,13 +511,14 @@ WORDS = {
     "than is possible, the result is clamped to the least possible value, and the negatives of that pair push no more.",
     "Effective number of negatives": "How many equally weighted negatives would be as concentrated (1 / sum of the "
     "squared weights). Close to the number in the batch: all count. Small: a few decide.",
-    "± and noise": "95 % intervals over the seeds. A difference is taken seed by seed; it is beyond noise where its "
+    NOISE: "95 % intervals over the seeds. A difference is taken seed by seed; it is beyond noise where its "
     "interval leaves out 0.",
 }
 
 
-def _words() -> str:
-    rows = "".join(f"<div><dt>{escape(word)}</dt><dd>{meaning}</dd></div>" for word, meaning in WORDS.items())
+def _words(story: Story) -> str:
+    told = {word: WORDS[word] for word in WORDS if story.kind != "run" or word != NOISE}
+    rows = "".join(f"<div><dt>{escape(word)}</dt><dd>{meaning}</dd></div>" for word, meaning in told.items())
     return f'<section><h2 class="h">The words on this page</h2><dl class="words">{rows}</dl></section>'
 
 
@@ -584,7 +591,8 @@ def _curves(story: Story) -> str:
     if not cards and not constant:
         return _said_instead("Over training", "No run has records over training (metrics.jsonl).")
     shown = f'<p class="small">Not drawn, as it never changes: {escape(", ".join(constant))}.</p>' if constant else ""
-    told = "Thick: the mean over seeds; thin: every seed. Long runs are averaged over neighbouring records."
+    seeds = "" if story.kind == "run" else "Thick: the mean over seeds; thin: every seed. "
+    told = f"{seeds}Long runs are averaged over neighbouring records."
     return (
         f'<section><h2 class="h">Over training</h2>{_legend(story)}<p class="small">{told}</p>'
         f'<div class="grid">{"".join(cards)}</div>{shown}</section>'
@@ -712,7 +720,7 @@ def _pictures(story: Story) -> str:
         return _said_instead(title, f"No images are shown: {error}")
     assert data.labels is not None
     chance = float(torch.bincount(data.labels).double().square().sum() - len(data)) / (len(data) * (len(data) - 1))
-    near = _listed([f"{100 * one.near:.0f} % in {_badge(one.arm)}" for one in shown])
+    near = _listed([f"{100 * one.near:.0f} %{_in(one.arm)}" for one in shown])
     cards = "".join(_anchor_card(i, int(anchor), data, shown) for i, anchor in enumerate(anchors))
     return (
         f'<section><h2 class="h">{title}</h2><p>For some test images, those that are nearest in the trained features: '
@@ -851,11 +859,17 @@ def _legend(story: Story) -> str:
 
 
 def _badge(arm: ArmRuns) -> str:
+    if not arm.letter:
+        return ""
     return f'<span class="badge b{arm.number % 8}" title="{escape(arm.text, quote=True)}">{arm.letter}</span>'
 
 
 def _named(arm: ArmRuns) -> str:
     return f"{_badge(arm)} <code>{escape(arm.text)}</code>"
+
+
+def _in(arm: ArmRuns) -> str:
+    return f" in {_badge(arm)}" if arm.letter else ""
 
 
 def _known(value: Any) -> TypeGuard[float]:
