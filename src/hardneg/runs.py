@@ -52,7 +52,7 @@ def write_json(path: Path, value: Any) -> None:
 def environment() -> dict[str, Any]:
     """The command and the versions, for reports and manifests."""
     return {
-        "command": shlex.join([Path(sys.argv[0]).name, *sys.argv[1:]]),
+        "command": _command(),
         "commit": _commit(),
         "python": platform.python_version(),
         "machine": f"{platform.machine()}, {os.cpu_count()} cores",
@@ -138,6 +138,13 @@ class Run:
             return None
         state: dict[str, Any] = torch.load(self.checkpoint_path, map_location=device, weights_only=True)
         return state
+
+
+def _command() -> str:
+    program = Path(sys.argv[0])
+    if program.name == "__main__.py":
+        return shlex.join(["python", "-m", f"hardneg.{program.parent.name}", *sys.argv[1:]])
+    return shlex.join([program.name, *sys.argv[1:]])
 
 
 def _commit() -> str | None:
