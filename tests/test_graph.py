@@ -99,14 +99,17 @@ def golden_graph(spec: dict) -> ProximityGraph:
     return among_candidates(*golden_points(spec), 5)
 
 
-def test_exact_graph_is_that_of_brute_force(unit_vectors: UnitVectors, monkeypatch: pytest.MonkeyPatch) -> None:
-    vectors = unit_vectors(300, 5)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_exact_graph_is_that_of_brute_force(
+    dtype: torch.dtype, unit_vectors: UnitVectors, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    vectors = unit_vectors(300, 5, dtype=dtype)
     scores = (vectors @ vectors.T).fill_diagonal_(-torch.inf)
     expected = scores.topk(8)
     graph = build_graph(vectors, 8, None)
     assert torch.equal(graph.neighbours, expected.indices)
     torch.testing.assert_close(graph.similarities, expected.values)
-    monkeypatch.setattr(graph_module, "_chunk_scores", 300 * 7)  # chunks of 7 rows, the last one smaller
+    monkeypatch.setattr(graph_module, "_chunk_scores", 300 * 17)  # chunks of 17 rows, the last one smaller
     chunked = build_graph(vectors, 8, None)
     assert torch.equal(chunked.neighbours, graph.neighbours)
 
@@ -128,6 +131,15 @@ def test_faiss_finds_the_exact_graph_of_few_vectors(unit_vectors: UnitVectors) -
     found, right = build_graph(many, 10, None, search="faiss"), build_graph(many, 10, None)
     recall = np.mean([len(np.intersect1d(a, b)) / 10 for a, b in zip(found.neighbours, right.neighbours, strict=True)])
     assert recall > 0.95
+
+
+def test_selection_is_that_of_topk_for_all_signs() -> None:
+    generator = torch.Generator().manual_seed(0)
+    scores = torch.randn(40, 300, generator=generator) * 10.0 ** torch.randint(-30, 30, (40, 300), generator=generator)
+    scores[:, 7], scores[0] = -torch.inf, -scores[0].abs()
+    values, index = graph_module._top(scores, 20)
+    assert torch.equal(values, scores.topk(20).values)
+    assert torch.equal(scores.gather(1, index), values)
 
 
 def test_same_seed_same_graph_and_another_seed_another(unit_vectors: UnitVectors) -> None:

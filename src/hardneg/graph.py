@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import hashlib
 import importlib
+import sys
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -21,13 +22,14 @@ from typing import Annotated, Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from hardneg.notices import argument_error
 
 _block = 256  # nodes that share a pool, at most: a larger block is not faster, and ties more nodes together
 _pools_per_node = 8  # a node is in M / block pools: with fewer than this, many nodes would be nobody's neighbour
-_chunk_scores = 2**22  # scores held at once by the exact graph
+_chunk_scores = 2**22  # numbers held at once: more is not faster
 
 
 @dataclass(frozen=True, eq=False)
@@ -182,7 +184,7 @@ def _sampled(vectors: Tensor, k: int, m: int, generator: torch.Generator | None)
 
 def _exact(vectors: Tensor, k: int) -> Rows:
     n = len(vectors)
-    for nodes in torch.split(torch.arange(n), max(1, _chunk_scores // n)):
+    for nodes in torch.split(torch.arange(n), max(16, _chunk_scores // n)):
         scores = vectors[nodes.to(vectors.device)] @ vectors.T
         scores[torch.arange(len(nodes)), nodes.to(scores.device)] = -torch.inf
         values, index = _top(scores, k)
@@ -190,16 +192,27 @@ def _exact(vectors: Tensor, k: int) -> Rows:
 
 
 def _top(scores: Tensor, k: int) -> tuple[Tensor, Tensor]:
-    if scores.device.type != "cpu" or scores.shape[1] <= 2 * k:
+    plain = scores.device.type != "cpu" or scores.dtype != torch.float32 or sys.byteorder != "little"
+    if plain or scores.shape[1] <= 2 * k:
         values, index = scores.topk(k)
         return values.cpu(), index.cpu()
-    # numpy's selection is vectorised: 3x as fast as torch.topk for 100 of 1,000 on the CPU.
-    array = scores.numpy()
-    chosen = np.argpartition(array, array.shape[1] - k, axis=1)[:, array.shape[1] - k :]
-    values, order = torch.from_numpy(np.take_along_axis(array, chosen, axis=1)).sort(
-        dim=1, descending=True, stable=True
-    )
-    return values, torch.from_numpy(chosen).gather(1, order)
+    # Score and column in one whole number, because numpy selects and sorts those with vector instructions: twice as
+    # fast as torch.topk for 100 of 1,000. The bits of floats are in their order once those of negatives are flipped.
+    packed = np.empty(scores.shape, dtype=np.int64)
+    halves = packed.view(np.int32).reshape(*scores.shape, 2)
+    halves[..., 0] = np.arange(scores.shape[1], dtype=np.int32)
+    _flip(scores.contiguous().numpy().view(np.int32), out=halves[..., 1])
+    packed.partition(packed.shape[1] - k, axis=1)
+    best = np.sort(packed[:, packed.shape[1] - k :], axis=1)[:, ::-1]
+    bits = np.empty(best.shape, dtype=np.int32)
+    _flip((best >> 32).astype(np.int32), out=bits)
+    return torch.from_numpy(bits.view(np.float32)), torch.from_numpy(best & 0xFFFFFFFF)
+
+
+def _flip(bits: NDArray[np.int32], out: NDArray[np.int32]) -> None:
+    np.right_shift(bits, 31, out=out)
+    np.bitwise_and(out, 0x7FFFFFFF, out=out)
+    np.bitwise_xor(out, bits, out=out)
 
 
 class _Pools:
