@@ -58,6 +58,7 @@ class Options:
     gamma: float = 0.9  # SogCLR
     refresh: float = 0.1  # share of the negative cache encoded afresh in each step
     evaluations: int = 25
+    only: str = ""  # names of methods, joined by ;
 
 
 Step = Callable[[nn.Module, Tensor], Tensor]
@@ -236,12 +237,12 @@ def main() -> None:
     out.mkdir(parents=True, exist_ok=True)
     start, curves, results = time.perf_counter(), {}, {}
     views = two_augmentations(options.items)
-    for name in methods(views, options, 0):
+    for name in [name for name in methods(views, options, 0) if not options.only or name in options.only.split(";")]:
         curves[name] = [train(name, seed, views, options) for seed in range(options.seeds)]
         results[name] = summarise(curves[name])
         print(f"{name}: {results[name]['loss']:.4f} ({time.perf_counter() - start:.0f} s)", flush=True)
     record: dict[str, Any] = {"options": asdict(options), "results": results, "curves": curves}
-    record |= {"seconds": time.perf_counter() - start, "commit": commit(), "torch": torch.__version__}
+    record |= {"cpu_seconds": time.process_time(), "commit": commit(), "torch": torch.__version__}
     record |= {"machine": platform.processor() or platform.machine(), "hardneg": hn.__version__}
     (out / "results.json").write_text(json.dumps(record, indent=1))
     plot(curves, options, out / "emc2_global_loss.png")
