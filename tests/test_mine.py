@@ -373,7 +373,7 @@ def test_nearest_sorts_equal_scores_by_row() -> None:
         ({"corpus": Keys(torch.eye(3))}, "same dimension"),
         ({"corpus": Keys(torch.eye(4) / 0)}, "finite vectors, got NaN or inf in corpus: first in row 0"),
         ({"corpus": Keys(torch.eye(4), ids=torch.tensor([1, 2, 2, 3]))}, "distinct corpus ids, got id 2"),
-        ({"search": "magic"}, "kind 'exact', 'flat', 'ivf' or 'hnsw'"),
+        ({"search": "magic"}, "kind 'exact', 'flat', 'ivf', 'hnsw' or 'also'"),
         ({"near_negative": 0.9, "draw": "categorical"}, "categorical draws repeat"),
     ],
 )

@@ -334,6 +334,21 @@ def test_rescoring_and_words(job: MineOptions) -> None:
         assert scores == sorted(scores, reverse=True)
 
 
+def test_words_alone_need_no_embeddings(job: MineOptions) -> None:
+    pytest.importorskip("bm25s", reason="needs the extra 'lexical'")
+    run(replace(job, search="bm25", encoder=None, negatives="Rank(1, 20)", k=3))
+    queries, corpus = make_rows()
+    text_of = {row["id"]: row["text"] for row in corpus}
+    rows = lines(job.out)
+    assert sum(len(row["negative_ids"]) for row in rows) > 40
+    for query, row in zip(queries, rows, strict=True):
+        assert row["scores"] == sorted(row["scores"], reverse=True)
+        for one in row["negative_ids"]:
+            assert set(query["query"].split()) & set(text_of[one].split())
+    with pytest.raises(ValueError, match="needs embeddings for near_positive"):
+        run(replace(job, search="bm25", encoder=None, near_positive=0.9))
+
+
 def test_the_cache_encodes_once(job: MineOptions, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     import test_mine_files as me
 

@@ -65,7 +65,7 @@ def mine(
     near_negative: Annotated[
         float | None, typer.Option(help="... of a negative taken before it.", rich_help_panel=_rule)
     ] = None,
-    search: Annotated[str, typer.Option(help="exact, flat, ivf or hnsw.", rich_help_panel=_search)] = "exact",
+    search: Annotated[str, typer.Option(help="exact, flat, ivf, hnsw or bm25.", rich_help_panel=_search)] = "exact",
     bm25: Annotated[bool, typer.Option("--bm25", help="Candidates by words, too.", rich_help_panel=_search)] = False,
     rescore: Annotated[
         str | None, typer.Option(help="module:function from (query, document) pairs.", rich_help_panel=_search)

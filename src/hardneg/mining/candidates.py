@@ -50,8 +50,9 @@ class Finder:
         pairs = read_positives(positives, len(queries), rows_of)
         self.positives = pairs.to(self.device)
         self.excluded = _with_own(pairs, queries.ids, corpus.ids, rows_of).to(self.device)
-        self.retrievers = (corpus.source or "corpus", *(other.name for other in search.also))
-        self.index = FaissIndex(self.corpus, search) if search.kind != "exact" else None
+        near = () if search.kind == "also" else (corpus.source or "corpus",)
+        self.retrievers = (*near, *(other.name for other in search.also))
+        self.index = FaissIndex(self.corpus, search) if search.kind in ("flat", "ivf", "hnsw") else None
         if self.index is not None and self.reach.size is None and not self.listed:
             raise ValueError(
                 f"Search({search.kind!r}) needs an expression that the nearest candidates decide, got "
@@ -200,7 +201,8 @@ class Finder:
 
     def _listed(self, query: Tensor, size: int) -> tuple[Candidates, Tensor]:
         """The union of what several retrievers found, each candidate once, under the first that found it."""
-        lists = [self._nearest(query, size)[1], *(self._other(other, query, size) for other in self.search.also)]
+        lists = [] if self.search.kind == "also" else [self._nearest(query, size)[1]]
+        lists += [self._other(other, query, size) for other in self.search.also]
         rows = torch.cat(lists, 1)
         valid = (rows >= 0) & ~_repeated(rows)
         place, column = valid.nonzero().unbind(1)

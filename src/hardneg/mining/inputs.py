@@ -84,6 +84,8 @@ def _judged(path: str) -> list[tuple[Any, Any]]:
 def embeddings(options: MineOptions, problem: Problem, ranks: Ranks, progress: Progress) -> tuple[Tensor, Tensor]:
     """Vectors of the queries and of the corpus, given or encoded."""
     sides = (problem.queries, problem.corpus)
+    if options.search == "bm25":  # nothing is compared by vectors; one number stands for each
+        return torch.ones(len(sides[0]), 1), torch.ones(len(sides[1]), 1)
     encoders: tuple[Encoder, Encoder] | None = None
     if any(side.vectors is None for side in sides):
         encoders = load_encoders(options)
@@ -115,9 +117,15 @@ def make_miner(options: MineOptions, problem: Problem, queries: Tensor, corpus: 
     if options.similarity == "cosine":
         for name, vectors in (("queries", queries), ("corpus", corpus)):
             _check_directions(name, vectors)
-    also = (Lexical(_texts(problem.queries, "--bm25"), _texts(problem.corpus, "--bm25")),) if options.bm25 else ()
+    only_words = options.search == "bm25"
+    also: tuple[Lexical, ...] = ()
+    if options.bm25 or only_words:
+        also = (Lexical(_texts(problem.queries, "BM25"), _texts(problem.corpus, "BM25")),)
+    rescore = None if options.rescore is None else _rescorer(options.rescore, problem)
+    if only_words and rescore is None:
+        rescore = also[0].scores
     search = Search(
-        options.search,
+        "also" if only_words else options.search,
         options.query_block,
         device=options.device or device_of_rank(),
         candidates=options.candidates,
@@ -133,7 +141,7 @@ def make_miner(options: MineOptions, problem: Problem, queries: Tensor, corpus: 
         options.temperature,
         options.near_positive,
         search,
-        None if options.rescore is None else _rescorer(options.rescore, problem),
+        rescore,
     )
 
 

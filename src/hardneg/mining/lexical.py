@@ -26,10 +26,23 @@ class Lexical:
             raise ValueError("BM25 needs words in the corpus, got none.")
         self.index.index(tokens, show_progress=False)
 
+    def scores(self, queries: Annotated[Tensor, "m"], rows: Annotated[Tensor, "m"]) -> Annotated[Tensor, "m"]:
+        """The BM25 score of each pair."""
+        out = torch.zeros(len(rows))
+        asked, place = torch.unique(queries, return_inverse=True)
+        for number, words in enumerate(self._tokens(asked)):
+            mine = (place == number).nonzero()[:, 0]
+            if words:
+                out[mine] = torch.from_numpy(np.asarray(self.index.get_scores(words), dtype=np.float32))[rows[mine]]
+        return out
+
+    def _tokens(self, queries: Tensor) -> list[list[str]]:
+        texts = [self.queries[int(query)] for query in queries]
+        tokens: list[list[str]] = self.bm25s.tokenize(texts, show_progress=False, return_ids=False)
+        return tokens
+
     def __call__(self, queries: Annotated[Tensor, "b"], size: int) -> Annotated[Tensor, "b size"]:
         size = min(size, self.size)
-        texts = [self.queries[int(query)] for query in queries]
-        tokens = self.bm25s.tokenize(texts, show_progress=False, return_ids=False)
-        rows, scores = self.index.retrieve(tokens, k=size, show_progress=False, n_threads=0)
+        rows, scores = self.index.retrieve(self._tokens(queries), k=size, show_progress=False, n_threads=0)
         rows = np.asarray(rows, dtype=np.int64)
         return torch.from_numpy(np.where(np.asarray(scores) > 0, rows, -1))

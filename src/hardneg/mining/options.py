@@ -56,7 +56,10 @@ def check_options(options: MineOptions) -> None:
     check_output(Path(options.out))
     check_rule(options.rule(), options.temperature, options.near_positive)
     Layout(options.format, scores=options.scores)
-    Search(options.search, query_block=options.query_block, candidates=options.candidates)
+    if options.search != "bm25":
+        Search(options.search, query_block=options.query_block, candidates=options.candidates)
+    elif options.near_positive is not None or options.near_negative is not None:
+        raise ValueError("mine needs embeddings for near_positive and near_negative, got search='bm25'.")
     for name, known in (("similarity", ("cosine", "dot")), ("missing_positives", ("error", "drop"))):
         if getattr(options, name) not in known:
             raise ValueError(f"mine needs {name} in {known}, got {name}={getattr(options, name)!r}.")

@@ -40,7 +40,8 @@ class Retriever(Protocol):
 
 @dataclass(frozen=True)
 class Search:
-    """How candidates are found. ``"exact"``, or through FAISS ``"flat"``, ``"ivf"``, ``"hnsw"`` (extra ``ann``).
+    """How candidates are found. ``"exact"``, or through FAISS ``"flat"``, ``"ivf"``, ``"hnsw"`` (extra ``ann``), or by
+    the retrievers of ``also`` alone.
 
     query_block, corpus_block: sizes of the blocks of one matrix product; 0 fits them to the device.
     device: where the products run; None is where the corpus is.
@@ -60,8 +61,10 @@ class Search:
     also: tuple[Retriever, ...] = ()
 
     def __post_init__(self) -> None:
-        if self.kind not in ("exact", "flat", "ivf", "hnsw"):
-            raise argument_error("Search", "kind 'exact', 'flat', 'ivf' or 'hnsw'", "kind", self.kind)
+        if self.kind not in ("exact", "flat", "ivf", "hnsw", "also"):
+            raise argument_error("Search", "kind 'exact', 'flat', 'ivf', 'hnsw' or 'also'", "kind", self.kind)
+        if self.kind == "also" and not self.also:
+            raise argument_error("Search", "retrievers in also with kind 'also'", "also", self.also)
         for name, least in (("query_block", 0), ("corpus_block", 0), ("num_probes", 1), ("candidates", 1)):
             if getattr(self, name) < least:
                 raise argument_error("Search", f"{name} of {least} or more", name, getattr(self, name))
