@@ -34,7 +34,7 @@ ARMS = {
     "random": {"negatives": "Uniform()", "draw": "gumbel"},
     "mined": {"negatives": "BelowPositive(relative=0.05)", "draw": "top"},
 }
-GRID = [(rate, epochs) for rate in (1e-3, 3e-3, 1e-2) for epochs in (3,)]
+GRID = [(rate, epochs) for rate in (3e-3, 1e-2, 3e-2, 1e-1) for epochs in (3,)]
 
 
 def static_model() -> Any:

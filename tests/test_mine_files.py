@@ -365,6 +365,15 @@ def test_the_cache_encodes_once(job: MineOptions, tmp_path: Path, monkeypatch: p
     assert calls == [20, 60, 20]
 
 
+def test_many_pieces_are_joined_on_disk(job: MineOptions, monkeypatch: pytest.MonkeyPatch) -> None:
+    from hardneg.mining import encode as module
+
+    monkeypatch.setattr(module, "_piece", 7)
+    monkeypatch.setattr(module, "_in_memory", 0)
+    run(job)
+    assert [row["negative_ids"] for row in lines(job.out)] == expected()
+
+
 def test_unicode_and_long_text(job: MineOptions, tmp_path: Path) -> None:
     queries, corpus = make_rows()
     odd = ["Größe 猫 🐈 \u202e \x00 a", "x" * 300_000, 'quote " comma, \t tab', "line\nbreak \r\n \u2028 end"]

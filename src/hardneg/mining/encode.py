@@ -25,6 +25,7 @@ from hardneg.runs import write_atomically
 
 Encode = Callable[[list[str]], Any]
 _piece = 4096
+_in_memory = 1 << 30
 
 
 @dataclass(frozen=True)
@@ -97,7 +98,26 @@ def embed(
     parts = [np.load(cache / f"{name}.npy", mmap_mode="c") for name in names]
     if len({part.shape[1] for part in parts}) > 1:
         raise ValueError(f"mine needs embeddings of one dimension, got {sorted({part.shape[1] for part in parts})}.")
-    return torch.from_numpy(parts[0] if len(parts) == 1 else np.concatenate(parts))
+    if sum(part.nbytes for part in parts) < _in_memory:
+        return torch.from_numpy(parts[0] if len(parts) == 1 else np.concatenate(parts))
+    whole = cache / f"whole-{hashlib.sha256(repr(names).encode()).hexdigest()[:32]}.npy"
+    if ranks.first and not whole.exists():
+        _join_on_disk(parts, whole)
+    ranks.wait()
+    return torch.from_numpy(np.load(whole, mmap_mode="c"))
+
+
+def _join_on_disk(parts: list[Any], path: Path) -> None:
+    """One file from its pieces, for vectors that may not fit into memory."""
+    partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
+    shape = (sum(len(part) for part in parts), parts[0].shape[1])
+    joined = np.lib.format.open_memmap(partial, mode="w+", dtype=np.float32, shape=shape)
+    low = 0
+    for part in parts:
+        joined[low : low + len(part)] = part
+        low += len(part)
+    joined.flush()
+    os.replace(partial, path)
 
 
 def _encoded(encoder: Encoder, texts: list[str]) -> Any:

@@ -61,6 +61,7 @@ def run(options: MineOptions, progress: Progress = quiet) -> Summary | None:
     if ranks.first:
         shutil.rmtree(work)
         _remove_partials(out)
+    ranks.leave()
     return summary
 
 

@@ -21,6 +21,10 @@ class Ranks:
         if self.size > 1:
             torch.distributed.barrier()
 
+    def leave(self) -> None:
+        if self.size > 1 and torch.distributed.is_initialized():
+            torch.distributed.destroy_process_group()
+
     @property
     def first(self) -> bool:
         return self.rank == 0
