@@ -67,7 +67,7 @@ def test_defaults_are_not_written():
         ("import os", "is not an expression like"),
         ("x = Tilt(1.0)", "is not an expression like"),
         ("Tilt(1.0); Tilt(2.0)", "is not an expression like"),
-        ("Tilt", r"Tilt needs brackets in 'Tilt': write Tilt\(\)"),
+        ("Tilt", r"Tilt needs brackets in 'Tilt': write Tilt\(1.0\)"),
         ("OtherLabel * Tilt(1.0)", "OtherLabel needs brackets"),
         ("1.0", "parse needs a distribution such as"),
         ("'Tilt(1.0)'", "parse needs a distribution such as"),

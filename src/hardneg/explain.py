@@ -34,19 +34,25 @@ def explain_expression(text: str, temperature: float) -> None:
 
 def _remarks(negatives: Negatives, temperature: float) -> list[str]:
     said = []
-    for factor in negatives.factors:
-        if isinstance(factor, Tilt) and factor.source is None and not isinstance(factor.beta, Schedule) and factor.beta:
-            effective = temperature / (1.0 + factor.beta)
-            said.append(
-                f"A tilt is a temperature in disguise: at temperature {temperature:g} this repels like temperature "
-                f"{effective:.4g}"
-                + ("." if factor.detach else ", before the gradient through the weights is counted.")
-                + f" Compare it with an untilted run at {effective:.4g}."
-            )
+    begin, end = negatives.at(0, 100), negatives.at(100, 100)
+    betas = [_tilt(at) for at in (begin, end)]
+    if any(betas):
+        effective = [f"{temperature / (1.0 + beta):.4g}" for beta in betas]
+        shown = effective[0] if betas[0] == betas[1] else " to ".join(effective)
+        detached = all(f.detach for f in negatives.factors if isinstance(f, Tilt))
+        said.append(
+            f"A tilt is a temperature in disguise: at temperature {temperature:g} this repels like temperature {shown}"
+            + ("." if detached else ", before the gradient through the weights is counted.")
+            + f" Compare it with an untilted run at {shown}."
+        )
     if negatives.schedules():
-        begin, end = negatives.at(0, 100), negatives.at(100, 100)
         said.append(f"At the start of training: {begin!r}. At the end: {end!r}.")
     return said
+
+
+def _tilt(negatives: Negatives) -> float:
+    """The betas of its tilts add up."""
+    return sum(float(f.beta) for f in negatives.factors if isinstance(f, Tilt) and f.source is None)  # type: ignore[arg-type]
 
 
 def _table(title: str, classes: Mapping[str, type[Negatives] | type[Schedule]]) -> Table:
@@ -59,4 +65,4 @@ def _table(title: str, classes: Mapping[str, type[Negatives] | type[Schedule]]) 
 
 
 def _first_line(cls: type) -> str:
-    return (inspect.getdoc(cls) or "").split("\n\n")[0].replace("\n", " ")
+    return (inspect.getdoc(cls) or "").split("\n\n")[0].replace("\n", " ").replace("``", "")

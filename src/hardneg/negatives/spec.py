@@ -70,7 +70,7 @@ def _evaluate(node: ast.expr, text: str, names: Mapping[str, Callable[..., Any]]
                 raise ValueError(f"{name} needs each argument once, got {', '.join(map(str, repeated))} in {text!r}.")
             return _call(name, values, options, names)
         case ast.Name(id=name) if name in names:
-            raise ValueError(f"{name} needs brackets in {text!r}: write {name}().")
+            raise ValueError(f"{name} needs brackets in {text!r}: write {_example(name, names)}.")
         case _:
             raise ValueError(
                 f"{ast.unparse(node)!r} in {text!r} is not part of the grammar: "
@@ -98,4 +98,10 @@ def _call(name: str, values: list[Any], options: dict[str, Any], names: Mapping[
     try:
         return names[name](*values, **options)
     except TypeError as error:
-        raise ValueError(f"{name}: {str(error).replace(f'{name}.__init__() ', '')}.") from None
+        reason = str(error).replace(f"{name}.__init__() ", "")
+        raise ValueError(f"{name}: {reason}; write it like {_example(name, names)}.") from None
+
+
+def _example(name: str, names: Mapping[str, Callable[..., Any]]) -> str:
+    examples = getattr(names[name], "examples", ())
+    return examples[0] if examples else f"{name}()"
