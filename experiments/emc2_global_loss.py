@@ -210,7 +210,7 @@ def plot(curves: dict[str, list[dict[str, list[float]]]], options: Options, path
     axes[0].set(ylabel="global loss (exact)", xlabel="SGD steps")
     axes[1].set(ylabel="squared norm of its gradient", xlabel="SGD steps", yscale="log")
     axes[0].set_title(f"{options.items} digits, two fixed views, batch {options.batch_size}", loc="left")
-    axes[1].set_title(f"mean of {options.seeds} seeds", loc="left")
+    axes[1].set_title("one seed" if options.seeds == 1 else f"mean of {options.seeds} seeds", loc="left")
     for axis in axes:
         axis.spines[["top", "right"]].set_visible(False)
     figure.legend(*axes[0].get_legend_handles_labels(), loc="outside lower center", ncols=4, frameon=False)
