@@ -22,14 +22,14 @@ def walk_on(
 ) -> None:
     """Makes excursions of these lengths, one draw per move, and adds their new and free nodes to ``found``, in order.
 
-    ``work`` begins with the start, the place of the first excursion and the number of the walk. Behind that comes the
-    path of all excursions, one after the other; then for each its node, its place in the path and its end there.
+    ``work`` begins with the start, the place of the first excursion, the number of the walk and the width of the table
+    of neighbours. Behind that comes the path of all excursions, one after the other; then for each its node, its place
+    in the path and its end there. ``degrees`` is empty where every row is full, which saves a look into memory.
     """
-    start, number = work[0], work[2]
-    width = len(neighbours) // len(degrees)
+    start, number, width = work[0], work[2], work[3]
     lanes = len(lengths)
-    nodes, places, ends = len(draws) + 3, len(draws) + 3 + lanes, len(draws) + 3 + 2 * lanes
-    place = 3
+    nodes, places, ends = len(draws) + 4, len(draws) + 4 + lanes, len(draws) + 4 + 2 * lanes
+    place = 4
     for i in range(lanes):
         work[nodes + i] = start
         work[places + i] = place
@@ -41,13 +41,15 @@ def walk_on(
         i = 0
         while i < alive:
             node, place = work[nodes + i], work[places + i]
-            degree = degrees[node]
+            degree = width
+            if len(degrees) > 0:
+                degree = degrees[node]
             if degree == 0:  # nowhere to go: the excursion ends early, and stands at its start
                 for rest in range(place, work[ends + i]):
                     work[rest] = start
                 place = work[ends + i]
             else:
-                first, u = node * width, draws[place - 3]
+                first, u = node * width, draws[place - 4]
                 if len(cumulative) > 0:
                     step, high = 0, degree - 1
                     target = u * cumulative[first + degree - 1]
@@ -72,7 +74,7 @@ def walk_on(
                 work[places + i] = work[places + alive]
                 work[ends + i] = work[ends + alive]
     count, stale = counts[0], counts[1]
-    for place in range(3, len(draws) + 3):
+    for place in range(4, len(draws) + 4):
         node = work[place]
         stale += 1
         if seen[node] != number:

@@ -115,6 +115,7 @@ class Walker:
         self.num_neighbours = graph.num_neighbours
         self._neighbours = np.ascontiguousarray(graph.neighbours.numpy(), dtype=np.int64).reshape(-1)
         self._degrees = graph.degrees.numpy()
+        self._full, self._no_degrees = bool((self._degrees == graph.num_neighbours).all()), self._degrees[:0].copy()
         self._cumulative = _cumulative(graph) if steps == "similarity" else np.empty(0, dtype=np.float64)
         self._seen = np.zeros(len(graph), dtype=np.int32)  # the number of the walk that saw the node last
         self._number, self._start, self._place = 0, 0, 0
@@ -204,15 +205,16 @@ class Walker:
     def _run(self, lengths: Any, draws: Any, taken: Any, found: Any, counts: Any) -> int:
         """The inner loop; returns the node it ends at."""
         total = len(draws)
-        work: Any = np.empty(total + 3 * len(lengths) + 3, dtype=np.int64)
-        work[0], work[1], work[2] = self._start, self._place, self._number
-        tables = (self._neighbours, self._degrees, self._cumulative, self._seen)
+        work: Any = np.empty(total + 3 * len(lengths) + 4, dtype=np.int64)
+        work[0], work[1], work[2], work[3] = self._start, self._place, self._number, self.num_neighbours
+        degrees = self._no_degrees if self._full else self._degrees
+        tables = (self._neighbours, degrees, self._cumulative, self._seen)
         if self._loop is not None:
             self._loop(*tables, taken, found, counts, lengths, draws, work)
         else:
             # Items of a memoryview are plain numbers, five times as fast to read one by one as those of an array.
             walk_on(*(memoryview(a) for a in (*tables, taken, found, counts, lengths, draws, work)))  # type: ignore[arg-type]
-        return int(work[total + 2])
+        return int(work[total + 3])
 
     def _search(self, want: int, taken: NDArray[np.uint8], rng: np.random.Generator, patience: int | None) -> Nodes:
         """Breadth first takes the oldest open node and its closest neighbours; depth first the newest, at random."""
