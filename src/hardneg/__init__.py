@@ -50,7 +50,10 @@ _homes = {
     "losses": ["ContrastiveLoss"],
     "pools": ["Bank", "Queue"],
     "cache": ["Cache"],
-    "chain": ["Chain"],
+    "chain": ["Chain", "metropolis_hastings"],
+    "global_losses": ["EMC2", "SogCLR"],
+    "nce": ["CMC", "InstanceDiscrimination", "binary_nce"],
+    "neighbours": ["neighbour_nce"],
     "partition": ["Partition"],
     "momentum": ["MomentumEncoder"],
     "clustering": ["Clusters"],
@@ -88,13 +91,19 @@ if TYPE_CHECKING:
     from hardneg.auditing import diagnose as diagnose
     from hardneg.cache import Cache as Cache
     from hardneg.chain import Chain as Chain
+    from hardneg.chain import metropolis_hastings as metropolis_hastings
     from hardneg.clustering import Clusters as Clusters
     from hardneg.distributed import gather as gather
+    from hardneg.global_losses import EMC2 as EMC2
+    from hardneg.global_losses import SogCLR as SogCLR
     from hardneg.graph import ProximityGraph as ProximityGraph
     from hardneg.graph import build_graph as build_graph
     from hardneg.losses import ContrastiveLoss as ContrastiveLoss
     from hardneg.mining import mine as mine
     from hardneg.momentum import MomentumEncoder as MomentumEncoder
+    from hardneg.nce import CMC as CMC
+    from hardneg.nce import InstanceDiscrimination as InstanceDiscrimination
+    from hardneg.nce import binary_nce as binary_nce
     from hardneg.negatives import BelowPositive as BelowPositive
     from hardneg.negatives import ClippedTilt as ClippedTilt
     from hardneg.negatives import From as From
@@ -115,6 +124,7 @@ if TYPE_CHECKING:
     from hardneg.negatives import register_hardening as register_hardening
     from hardneg.negatives import registered_negatives as registered_negatives
     from hardneg.negatives import to_text as to_text
+    from hardneg.neighbours import neighbour_nce as neighbour_nce
     from hardneg.objectives import info_nce as info_nce
     from hardneg.objectives import jsd as jsd
     from hardneg.objectives import log_expect_exp as log_expect_exp
