@@ -433,7 +433,7 @@ CASES: dict[str, Callable[[], Case]] = {
     "two views beside a queue": lambda: _both_views(ids=_ids, extra=[queue(), hn.Keys(random_keys(7, 2, 3))]),
     "two views beside a queue, no ids": lambda: _both_views(extra=[queue()]),
     "cross views": lambda: _one_view(),
-    "cross views, ids": lambda: _one_view(ids=torch.tensor([3, 5, 3, 3, 8, -2])),
+    "cross views, ids": lambda: _one_view(ids=torch.tensor([3, 5, 3, 3, 8, 6])),
     "shared pool": lambda: _against([queue()], random_keys(8, 5, 3)),
     "private pool": lambda: _against([mined()], random_keys(8, 5, 3)),
     "pool as a tensor": lambda: _against([random_keys(6, 7, 3)], random_keys(8, 5, 3)),

@@ -457,3 +457,38 @@ def test_clamping_is_a_share_of_the_real_pairs_also_with_several_positives():
     assert diagnosis.summary()["clamped"] == 1.0
     with pytest.warns(HardnegWarning, match="100% of the debiased"):
         loss(z, z, labels=labels)
+
+
+def test_a_negative_id_in_the_batch_is_still_the_row_itself():
+    z1, z2 = vectors(4, 3), vectors(4, 3, seed=1)
+    pool = hn.Keys(vectors(2, 3, seed=2), torch.tensor([-1, 7]))
+    unknown = torch.tensor([-1, -1, 7, -1])
+    assert hn.two_views(z1, z2, 0.5, ids=unknown, extra=pool).num_valid().tolist() == [8, 8, 7, 8] * 2
+    assert hn.cross_views(z1, z2, 0.5, ids=unknown, extra=pool).num_valid().tolist() == [5, 5, 4, 5]
+
+
+def test_clusterings_of_different_number_are_refused_and_one_is_one():
+    z = vectors(4, 3)
+    anchors = hn.Keys(z, clusters=torch.tensor([[0], [0], [1], [1]]))
+    flat = hn.Keys(z, clusters=torch.tensor([0, 0, 1, 1]))
+    kept = hn.SameCluster().log_weights(hn.score(anchors, z, flat, 0.5)) == 0
+    assert kept.tolist() == [[True, True, False, False]] * 2 + [[False, False, True, True]] * 2
+    with pytest.raises(ValueError, match="same number of clusterings"):
+        hn.SameCluster().log_weights(hn.score(anchors, z, hn.Keys(z, clusters=torch.zeros(4, 2).long()), 0.5))
+
+
+def test_moco_needs_a_pool_and_known_pairs_need_ids():
+    z = vectors(4, 3)
+    with pytest.raises(ValueError, match="needs a pool"):
+        hn.papers.moco()(z, z)
+    with pytest.raises(ValueError, match="needs ids"):
+        hn.Known(hn.KnownPairs(torch.tensor([0]), torch.tensor([2]))).log_weights(hn.two_views(z, z, 0.5))
+
+
+def test_an_empty_row_of_a_surrogate_has_no_gradient_also_with_an_empty_norm():
+    z = vectors(3, 3).requires_grad_()
+    scores = hn.two_views(z, z + 0.1, 0.5)
+    log_w = hn.Tilt(1.0).log_weights(scores).masked_fill(torch.arange(6)[:, None] == 0, hn.NEVER)
+    norm = torch.logsumexp(log_w.detach(), 1)
+    hn.surrogate(scores, log_w, log_norm=norm).sum().backward()
+    assert torch.isfinite(z.grad).all()

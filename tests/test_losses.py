@@ -248,7 +248,7 @@ def test_a_copy_has_its_own_schedules():
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"views": "three"}, r"ContrastiveLoss needs views in \('two', 'cross'\), got views='three'"),
+        ({"views": "three"}, r"ContrastiveLoss needs views in \('two', 'cross', 'pool'\), got views='three'"),
         ({"positives": "labels"}, r"ContrastiveLoss needs positives in .* got positives='labels'"),
         ({"positives_in_denominator": True}, r"ContrastiveLoss needs positives_in_denominator in .*=True"),
         ({"reduction": "mean"}, r"ContrastiveLoss needs reduction in .* got reduction='mean'"),

@@ -45,6 +45,10 @@ class Diagnosis:
         means = {field.name: _mean(getattr(self, field.name)) for field in fields(self)}
         return means | {"clamped": self.clamped_share()}
 
+    @property
+    def attracted_share(self) -> PerAnchor:
+        return self.attracted
+
     def clamped_share(self) -> float:
         return float(self.clamped.sum() / self.real_pairs.sum().clamp(min=1))
 
@@ -112,6 +116,8 @@ def _repulsion(scores: Scores, log_w: LogWeights) -> Tensor | None:
     total = torch.where(total == NEVER, 0.0, total).sum()
     try:
         return torch.autograd.grad(total, scores.candidates, retain_graph=True)[0].detach()
+    except torch.OutOfMemoryError:
+        raise
     except RuntimeError:  # the graph of the weights is gone: the backward pass was before
         return None
 

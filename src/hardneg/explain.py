@@ -34,7 +34,8 @@ def explain_expression(text: str, temperature: float) -> None:
 
 def _remarks(negatives: Negatives, temperature: float) -> list[str]:
     said = []
-    begin, end = negatives.at(0, 100), negatives.at(100, 100)
+    total = max([getattr(schedule, "steps", None) or 100 for schedule in negatives.schedules()], default=100)
+    begin, end = negatives.at(0, total), negatives.at(total, total)
     betas = [_tilt(at) for at in (begin, end)]
     if any(betas):
         effective = [f"{temperature / (1.0 + beta):.4g}" for beta in betas]

@@ -26,7 +26,7 @@ class ContrastiveLoss(nn.Module):
 
     negatives: a distribution, or its text: ``"OtherLabel() * Tilt(1.0)"``.
     views: ``"two"`` (SimCLR: both views are anchors and candidates) or ``"cross"`` (SimCSE, CLIP: z1 against z2).
-        With ``pool``, z1 is compared with the pool only and z2 is its positive.
+        With ``pool``, z1 is compared with the pool only and z2 is its positive; ``"pool"`` (MoCo) insists on one.
     positives: ``"view"``, the other view; ``"label"``, all candidates of the anchor's label too (SupCon, H-SCL).
         Labels are otherwise read by the distribution only.
     temperature: a number, or a tensor or parameter to be learnt.
@@ -57,7 +57,7 @@ class ContrastiveLoss(nn.Module):
     ) -> None:
         super().__init__()
         for name, value, known in (
-            ("views", views, ("two", "cross")),
+            ("views", views, ("two", "cross", "pool")),
             ("positives", positives, ("view", "label")),
             ("positives_in_denominator", positives_in_denominator, ("own", "all", "none")),
             ("reduction", reduction, ("anchors", "pairs", "none")),
@@ -66,9 +66,12 @@ class ContrastiveLoss(nn.Module):
                 raise argument_error("ContrastiveLoss", f"{name} in {known}", name, value)
         check_range("ContrastiveLoss", "tau_plus", tau_plus, 0.0, 1.0, open_high=True)
         check_num_negatives("ContrastiveLoss", num_negatives)
-        if not isinstance(temperature, Tensor) and not 0 < temperature < math.inf:
+        number = isinstance(temperature, (int, float)) and not isinstance(temperature, bool)
+        if not isinstance(temperature, Tensor) and not (number and 0 < temperature < math.inf):
             raise argument_error("ContrastiveLoss", "a temperature above 0", "temperature", temperature)
         self.negatives = parse(negatives) if isinstance(negatives, str) else negatives
+        if not isinstance(self.negatives, Negatives):
+            raise argument_error("ContrastiveLoss", "a distribution such as Tilt(1.0)", "negatives", negatives)
         if isinstance(temperature, Tensor) and not temperature.requires_grad:
             self.register_buffer("temperature", temperature)
         else:
@@ -97,6 +100,8 @@ class ContrastiveLoss(nn.Module):
         clusters: Tensor | None = None,
     ) -> Scores:
         """The scores that the loss is computed from."""
+        if self.views == "pool" and pool is None:
+            raise ValueError("ContrastiveLoss needs a pool of candidates, got pool=None; pass pool=queue.")
         parts = None if pool is None else as_keys(pool)
         if self.normalize:
             z1, z2 = _unit(z1), _unit(z2)
@@ -144,7 +149,7 @@ class ContrastiveLoss(nn.Module):
         """How hard, how false and how many the negatives of this batch are; exact also under ``no_grad``."""
         with torch.enable_grad():  # whether the weights carry a gradient tells who is attracted
             scores = self.scores(z1.detach(), z2.detach(), ids, labels, pool, clusters)
-            scores = replace(scores, candidates=scores.candidates.detach().requires_grad_())
+            scores = scores.changed(candidates=scores.candidates.detach().requires_grad_())
             return diagnose(scores, self._current.log_weights(scores), tau_plus=self.tau_plus)
 
     def extra_repr(self) -> str:
@@ -172,13 +177,13 @@ class ContrastiveLoss(nn.Module):
             empty, clamped = found.empty.float().mean().item(), found.clamped_share()
         if empty > 0.5 and self.positives_in_denominator != "all":  # there the positives stand against each other
             warn_once(
-                "empty",
+                f"empty:{self._current!r}",
                 f"{empty:.0%} of the anchors have no negative under {self._current!r} and cost nothing. "
                 "Widen the band, add a pool, or use a larger batch with more labels in it.",
             )
         if clamped > 0.5:
             warn_once(
-                "clamped",
+                f"clamped:{self.tau_plus}:{float(self.temperature)}",
                 f"{clamped:.0%} of the debiased terms are at their floor, where negatives have no gradient: "
                 f"tau_plus={self.tau_plus} is too large for temperature={float(self.temperature):.3g}. "
                 "Lower tau_plus or raise the temperature.",

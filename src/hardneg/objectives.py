@@ -146,7 +146,7 @@ def surrogate(scores: Scores, log_w: LogWeights, *, log_norm: Annotated[Tensor, 
     some = (log_w != NEVER).any(-1)
     safe = torch.where(some[:, None], log_w, 0.0)
     share = torch.softmax(safe, dim=-1) if log_norm is None else (safe - log_norm[:, None]).exp()
-    share = share.detach()
+    share = torch.where(some[:, None], share, 0.0).detach()
     return _only_real_pairs((share * scores.candidates).sum(-1)[:, None] - scores.positives, scores, log_w)
 
 
@@ -172,10 +172,14 @@ def reduce(
 
 
 def check_num_negatives(who: str, num_negatives: NumNegatives) -> None:
-    if isinstance(num_negatives, Tensor) or num_negatives in ("support", "candidates", "mass"):
-        return
-    if isinstance(num_negatives, str) or not num_negatives > 0:
-        what = "num_negatives 'support', 'candidates', 'mass' or a number above 0"
+    if isinstance(num_negatives, Tensor):
+        fine = num_negatives.ndim <= 1
+    elif isinstance(num_negatives, str):
+        fine = num_negatives in ("support", "candidates", "mass")
+    else:
+        fine = isinstance(num_negatives, (int, float)) and not isinstance(num_negatives, bool) and num_negatives > 0
+    if not fine:
+        what = "num_negatives 'support', 'candidates', 'mass', a number above 0 or a tensor [] or [b]"
         raise argument_error(who, what, "num_negatives", num_negatives)
 
 

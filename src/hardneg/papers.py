@@ -144,7 +144,7 @@ def quick_thoughts(context_size: int = 1) -> Loss:
     """
 
     def loss(u: Views, v: Views) -> Tensor:
-        distance = (torch.arange(len(u))[:, None] - torch.arange(len(v))).abs().to(u.device)
+        distance = (torch.arange(len(u), device=u.device)[:, None] - torch.arange(len(v), device=u.device)).abs()
         with torch.autocast(u.device.type, enabled=False):
             similarity = (widened(u) @ widened(v).T).masked_fill(distance == 0, 0.0)
         scores = from_matrix(similarity, (distance > 0) & (distance <= context_size))
@@ -251,4 +251,4 @@ def _pooled(negatives: Negatives, temperature: float) -> ContrastiveLoss:
 
 
 def _against_pool(negatives: Negatives, temperature: float) -> ContrastiveLoss:
-    return ContrastiveLoss(negatives, temperature, normalize=False, detach_keys=True)
+    return ContrastiveLoss(negatives, temperature, views="pool", normalize=False, detach_keys=True)

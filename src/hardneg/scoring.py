@@ -76,7 +76,8 @@ def two_views(
     _check_views("two_views", z1, z2)
     z1, z2 = widened(z1), widened(z2)  # once, so that the gradients of half precision vectors add up in float32
     batch = Keys(torch.cat([z1, z2]), _twice(_batch_ids(z1, ids)), _twice(labels), _twice(clusters), source="batch")
-    return _assemble(batch, torch.cat([z2, z1]), [batch, *as_keys(extra, match_ids=ids is not None)], temperature)
+    parts = [batch, *as_keys(extra, match_ids=ids is not None)]
+    return _assemble(batch, torch.cat([z2, z1]), parts, temperature).changed(ids_given=ids is not None)
 
 
 def cross_views(
@@ -95,7 +96,8 @@ def cross_views(
     batch_ids = _batch_ids(z1, ids)
     anchors = Keys(z1, batch_ids, labels, clusters)
     other = Keys(z2, batch_ids, labels, clusters, source="batch")
-    return _assemble(anchors, z2, [other, *as_keys(extra, match_ids=ids is not None)], temperature)
+    parts = [other, *as_keys(extra, match_ids=ids is not None)]
+    return _assemble(anchors, z2, parts, temperature).changed(ids_given=ids is not None)
 
 
 def score(
@@ -155,8 +157,7 @@ def more_positives(scores: Scores, mask: Annotated[Tensor, "b n"]) -> Scores:
     """
     added = mask & scores.valid
     guide = scores.guide
-    return replace(
-        scores,
+    return scores.changed(
         positives=torch.cat([scores.positives, scores.candidates], dim=1),
         positive_valid=torch.cat([scores.positive_valid, added], dim=1),
         valid=scores.valid & ~added,
@@ -177,8 +178,7 @@ def beside(scores: Scores, *others: Scores) -> Scores:
     codes = [
         torch.tensor([names.index(name) for name in part.source_names], device=part.source.device) for part in parts
     ]
-    return replace(
-        scores,
+    return scores.changed(
         candidates=torch.cat([part.candidates for part in parts], dim=1),
         valid=torch.cat([part.valid for part in parts], dim=1),
         candidate_tags=Tags(*(_beside_tags(parts, name) for name in ("ids", "labels", "clusters"))),
@@ -301,8 +301,14 @@ def as_keys(pool: Pools, match_ids: bool = True) -> list[Keys]:
 
 
 def _batch_ids(z: Tensor, ids: Tensor | None) -> Tensor:
-    # Without ids the rows are distinct: numbered here, and kept apart from the ids of any pool (match_ids=False).
-    return torch.arange(z.shape[0], device=z.device) if ids is None else ids
+    """An id for every row: without ids the rows are numbered, and kept apart from the ids of any pool by match_ids.
+
+    A row with a negative id is nobody's either, but it is itself: it gets a number that no data set has.
+    """
+    rows = torch.arange(z.shape[0], device=z.device)
+    if ids is None:
+        return rows
+    return torch.where(ids < 0, rows + 2**62, ids) if ids.shape == rows.shape else ids  # Keys refuses other shapes
 
 
 def _twice(tag: Tensor | None) -> Tensor | None:

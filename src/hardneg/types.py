@@ -10,7 +10,7 @@ A shape like ``"b|1 n"`` means that the first axis is b, or 1 where all anchors 
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields
 from typing import Annotated, Any
 
 import torch
@@ -116,10 +116,15 @@ class Scores:
     source: Annotated[Tensor, "n"]  # index into source_names
     source_names: tuple[str, ...]
     guide: Guide | None = None
+    ids_given: bool = True  # False: rows were numbered to tell them apart, and mean nothing outside the batch
+
+    def changed(self, **changes: Any) -> Scores:
+        """A copy with some fields changed; dataclasses.replace, which torch 2.6 does not compile."""
+        return Scores(**{name: changes.get(name, getattr(self, name)) for name in _fields_of_scores})
 
     def narrowed(self, mask: Annotated[Tensor, "b|1 n"]) -> Scores:
         """The same scores with fewer candidates."""
-        return replace(self, valid=self.valid & mask)
+        return self.changed(valid=self.valid & mask)
 
     def guided(self, other: Scores) -> Scores:
         """With the similarities of another model as a second channel: the same call with that model's vectors."""
@@ -130,7 +135,7 @@ class Scores:
                 f"{tuple(other.positives.shape)}."
             )
         plain = Guide(other.positives * other.temperature, other.candidates * other.temperature)
-        return replace(self, guide=Guide(plain.positives.detach(), plain.candidates.detach()))
+        return self.changed(guide=Guide(plain.positives.detach(), plain.candidates.detach()))
 
     def tempered(self, similarity: Any) -> Tensor:
         """A plain similarity on the scale of the scores, divided exactly as they were."""
@@ -153,8 +158,11 @@ class Scores:
     def same_cluster(self, who: str) -> Annotated[Tensor, "b n"]:
         """True where anchor and candidate share a cluster in at least one of the clusterings."""
         anchor, candidate = self._pair(who, "clusters")
-        if anchor.ndim == 1:
-            return (anchor[:, None] == candidate).expand_as(self.valid)
+        anchor = anchor[:, None] if anchor.ndim == 1 else anchor  # [b, r]
+        candidate = candidate[..., None] if candidate.ndim == 2 else candidate  # [b|1, n, r]
+        if anchor.shape[-1] != candidate.shape[-1]:
+            counts = f"{anchor.shape[-1]} of the anchors and {candidate.shape[-1]} of the candidates"
+            raise ValueError(f"{who} needs the same number of clusterings on both sides, got {counts}.")
         return (anchor[:, None, :] == candidate).any(-1).expand_as(self.valid)
 
     def of_source(self, who: str, source: str) -> Annotated[Tensor, "n"]:
@@ -183,8 +191,7 @@ class Scores:
             return rows.gather(1, slot)
 
         tags = self.candidate_tags
-        return replace(
-            self,
+        return self.changed(
             candidates=self.candidates.gather(1, slot),
             valid=self.valid.gather(1, slot) & drawn,
             candidate_tags=Tags(pick(tags.ids), pick(tags.labels), pick(tags.clusters)),
@@ -196,8 +203,7 @@ class Scores:
     def _one_nobody(self) -> Scores:
         """A single invalid candidate in place of none, so that there is a column to point at."""
         rows = self.candidates.shape[0]
-        return replace(
-            self,
+        return self.changed(
             candidates=self.candidates.new_zeros(rows, 1),
             valid=self.valid.new_zeros(rows, 1),
             candidate_tags=Tags(),
@@ -212,6 +218,9 @@ class Scores:
             side = "the anchors" if anchor is None else "every candidate"
             raise ValueError(f"{who} needs {name} of {side}, got None; pass {name}=... with the vectors.")
         return anchor, candidate
+
+
+_fields_of_scores = tuple(field.name for field in fields(Scores))
 
 
 def same_id(anchor: Annotated[Tensor, "b"], candidate: Annotated[Tensor, "b|1 n"]) -> Annotated[Tensor, "b n"]:

@@ -48,7 +48,7 @@ class KnownPairs:
     def look_up(self, scores: Scores) -> tuple[Annotated[Tensor, "b n"], Annotated[Tensor, "b n"]]:
         """Which pairs of the scores are known, and their value (0 where not)."""
         anchors, candidates = scores.anchor_tags.ids, scores.candidate_tags.ids
-        if anchors is None or candidates is None:
+        if anchors is None or candidates is None or not scores.ids_given:
             raise ValueError("Known needs ids of anchors and candidates, got None; pass ids=... with the vectors.")
         if not len(self):
             return torch.zeros_like(scores.valid), torch.zeros_like(scores.candidates)
