@@ -7,7 +7,8 @@ The static vectors of wordllama (256 of each of 32,000 tokens) are fine-tuned on
 (anchor, positive, negative_1 ... negative_5) rows that `hardneg mine` wrote: five random documents, or the five most
 similar at least 5% below the positive. Every arm chooses its learning rate on a fifth of the
 training queries, with seed 0; then nDCG@10 of the 300 test queries over three seeds (order of the rows, and the draw of
-the random documents), and a paired bootstrap over the test queries.
+the random documents), and a paired bootstrap over the test queries. 181 of the 283 documents that answer test queries
+also answer training queries, so that all arms gain much; the question is which gains more.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ ARMS = {
     "random": {"negatives": "Uniform()", "draw": "gumbel"},
     "mined": {"negatives": "BelowPositive(relative=0.05)", "draw": "top"},
 }
-GRID = [(rate, epochs) for rate in (3e-3, 1e-2, 3e-2, 1e-1) for epochs in (3,)]
+GRID = [(rate, epochs) for rate in (1e-2, 3e-2, 1e-1, 3e-1) for epochs in (3,)]
 
 
 def static_model() -> Any:
