@@ -219,7 +219,7 @@ class Walker:
     def _search(self, want: int, taken: NDArray[np.uint8], rng: np.random.Generator, patience: int | None) -> Nodes:
         """Breadth first takes the oldest open node and its closest neighbours; depth first the newest, at random."""
         found: list[int] = []
-        table = self._neighbours.reshape(-1, self.num_neighbours)
+        table = self._neighbours.reshape(len(taken), self.num_neighbours)  # also where no node has a neighbour
         number = self._number
         idle, patience = 0, patience if patience is not None else len(self._seen) + 1
         while self._frontier and len(found) < want and idle < patience:
