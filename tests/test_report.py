@@ -17,10 +17,11 @@ import pytest
 import torch
 
 from hardneg.arms import parse_arm
-from hardneg.charts import Line, line_chart, thinned, ticks
 from hardneg.comparison import Comparison, Row, paired, sentences, temperature_notes
-from hardneg.png import encode_png, thumbnail
 from hardneg.report import write_report
+from hardneg.report.axes import ticks
+from hardneg.report.line_chart import Line, line_chart, thinned
+from hardneg.report.png import encode_png, thumbnail
 
 ARMS = (
     "simclr(temperature=0.5)",

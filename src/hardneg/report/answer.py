@@ -1,0 +1,104 @@
+"""The top of the page: the question, the answer in a sentence, and what was done."""
+
+from __future__ import annotations
+
+from html import escape
+from pathlib import Path
+
+from hardneg.comparison import TITLES
+from hardneg.report.figures import badge, listed, named, percent
+from hardneg.report.story import ArmRuns, Story, known
+from hardneg.report.twins import standing, twins_of
+
+
+def title_of(story: Story) -> str:
+    data = Path(str(story.options.get("data", "this data")).rpartition(":")[2]).name
+    if story.kind == "run":
+        return f"One run of {story.facts.get('recipe', 'train')} on {data}"
+    return f"Which negatives are best for {data}?"
+
+
+def answer_section(story: Story) -> str:
+    parts = [f"<header><h1>{escape(title_of(story))}</h1>", f'<p class="lead">{_verdict(story)}</p>', _setting(story)]
+    if story.missing:
+        rows = "".join(f"<li>{escape(one)}</li>" for one in story.missing)
+        parts.append(
+            '<div class="box warn" role="note"><h2>Not complete</h2><p>This page shows what is there.</p>'
+            f"<ul>{rows}</ul></div>"
+        )
+    said = _sentences(story) + [twins.sentence() for twins in twins_of(story)]
+    if said:
+        rows = "".join(f"<li>{one}</li>" for one in said)
+        many = (
+            f'<p class="small">Each interval stands for itself: each of the {len(said)} comparisons has a chance of '
+            "one in twenty to look real when nothing is.</p>"
+            if len(story.arms) > 2
+            else ""
+        )
+        parts.append(f'<div class="box"><h2>The answer, arm by arm</h2><ul class="said">{rows}</ul>{many}</div>')
+    if story.facts.get("notes"):
+        rows = "".join(f"<li>{escape(one)}</li>" for one in story.facts["notes"])
+        parts.append(f'<div class="box warn" role="note"><h2>Mind the temperature</h2><ul>{rows}</ul></div>')
+    return "".join(parts) + "</header>"
+
+
+def _sentences(story: Story) -> list[str]:
+    """Those of comparison.json as they are, each behind the letter of its arm."""
+    said, arms = story.facts.get("sentences", []), story.arms[1:]
+    letters = [f"{badge(arm)} " for arm in arms] if len(said) == len(arms) else [""] * len(said)
+    return [letter + escape(one) for letter, one in zip(letters, said, strict=True)]
+
+
+SIDES = {"above": "Better beyond noise", "below": "Worse beyond noise", "alike": "No difference beyond noise"}
+
+
+def _verdict(story: Story) -> str:
+    """The answer in one or two sentences."""
+    first, measure = story.arms[0], escape(TITLES.get(story.metric, story.metric))
+    if story.kind == "unfinished":
+        return "This comparison is not finished, so there is no answer yet. Below is what is measured so far."
+    if story.kind == "run":
+        if not known(first.row["mean"]):
+            return "There is no accuracy: the run is not finished, or its data has no labels."
+        return f"On images that it was not trained on, {measure}: <b>{percent(first.row['mean'])}</b>."
+    groups: dict[str, list[ArmRuns]] = {"above": [], "below": [], "alike": []}
+    for arm in story.arms[1:]:
+        groups[standing(arm.row)].append(arm)
+    said = [f"Against {named(first)}, in {measure}, with {len(first.row['values'])} seeds:"]
+    for side, word in SIDES.items():
+        if groups[side]:
+            points = [f"{named(a)} ({100 * a.row['difference']:+.2f} points)" for a in groups[side]]
+            said.append(f'<span class="side">{word}: {listed(points)}.</span>')
+    for twins in twins_of(story):
+        if twins.arm in groups["above"] and not twins.beyond_noise:
+            said.append(
+                f"But {badge(twins.arm)} gains nothing clear over {badge(twins.plain)}, which has its effective "
+                "temperature: a lower temperature may do as much."
+            )
+    return " ".join(said)
+
+
+def _setting(story: Story) -> str:
+    """What was done, for a reader who has not read the papers."""
+    options, first = story.options, story.arms[0]
+    finished = next((result for arm in story.arms for result in arm.finished()), {})
+    measures = {
+        "knn": f"each test image takes the class that its {finished.get('k', 200)} nearest training images vote for",
+        "1nn": "each test image takes the class of its nearest training image",
+        "linear": "a logistic regression is fitted to the features, which stay as they are",
+    }
+    held = ' <span class="small">(the one that the others are held against)</span>' if len(story.arms) > 1 else ""
+    arms = "".join(f"<li>{named(arm)}{held if arm is first else ''}</li>" for arm in story.arms)
+    budget = [
+        f"{options['epochs']} passes over the training images" if "epochs" in options else "",
+        f"batches of {options['batch_size']}" if "batch_size" in options else "",
+    ]
+    same = " Data, budget, seeds and initial weights are the same for all." if len(story.arms) > 1 else ""
+    return (
+        "<p>Contrastive learning trains an encoder of images by pulling two altered views of one image together and "
+        "pushing other images, its <em>negatives</em>, away. Which images are the negatives, and how hard each of them "
+        f"pushes, is what is chosen here.{same}</p>"
+        f'<ul class="arms">{arms}</ul>'
+        f"<p>Training: {escape(', '.join(part for part in budget if part) or 'see the options below')}. "
+        f"Measured by {escape(TITLES.get(story.metric, story.metric))}: {escape(measures.get(story.metric, ''))}.</p>"
+    )

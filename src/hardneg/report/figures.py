@@ -1,0 +1,47 @@
+"""How figures and arms are written on the page."""
+
+from __future__ import annotations
+
+from html import escape
+from typing import Any
+
+from hardneg.report.story import ArmRuns, Story, known
+
+ABSENT = "n/a"
+
+
+def two_digits(value: float) -> str:
+    return f"{value:.2f}"
+
+
+def percent(value: Any, digits: int = 2, unit: str = " %") -> str:
+    return f"{100 * value:.{digits}f}{unit}" if known(value) else ABSENT
+
+
+def points(value: float, half: float) -> str:
+    return f"{100 * value:+.2f} ± {100 * half:.2f}"
+
+
+def listed(parts: list[str]) -> str:
+    return parts[0] if len(parts) == 1 else f"{', '.join(parts[:-1])} and {parts[-1]}"
+
+
+def badge(arm: ArmRuns) -> str:
+    if not arm.letter:
+        return ""
+    return f'<span class="badge b{arm.number % 8}" title="{escape(arm.text, quote=True)}">{arm.letter}</span>'
+
+
+def named(arm: ArmRuns) -> str:
+    return f"{badge(arm)} <code>{escape(arm.text)}</code>"
+
+
+def in_arm(arm: ArmRuns) -> str:
+    return f" in {badge(arm)}" if arm.letter else ""
+
+
+def legend(story: Story) -> str:
+    if len(story.arms) == 1:
+        return ""
+    keys = "".join(f"<span>{named(arm)}</span>" for arm in story.arms)
+    return f'<p class="legend">{keys}</p>'

@@ -1,0 +1,117 @@
+"""Run directories and comparisons as they are on disk; parts that are missing are named, not fatal."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from hardneg.arms import Arm, parse_arm
+from hardneg.comparison import METRIC
+from hardneg.report.story import ArmRuns, SeedRun, Story, Table, known, missing_parts
+from hardneg.runs import Run
+
+
+def read_story(path: Path) -> Story:
+    """What is there of a run or a comparison; parts that are missing are named, not fatal."""
+    if (path / "comparison.json").is_file():
+        return _read_comparison(path)
+    if (path / "config.json").is_file():
+        one = _read_run(path)
+        arm = ArmRuns(0, arm_text(one.config, None), row_of([one], METRIC), [one], alone=True)
+        return Story(path, "run", METRIC, [arm], missing_parts([arm], None), one.config)
+    if any((path / "runs").glob("*/config.json")):
+        return _read_unfinished(path)
+    what = "a run (a directory with config.json) or a comparison (one with comparison.json or runs/)"
+    raise ValueError(f"report needs {what}, got path={str(path)!r}.")
+
+
+def _read_comparison(path: Path) -> Story:
+    facts = _read_json(path / "comparison.json")
+    if not isinstance(facts, dict) or not isinstance(facts.get("rows"), list) or not facts["rows"]:
+        raise ValueError(f"report needs a comparison.json with rows, got {path / 'comparison.json'}; compare again.")
+    runs = [_read_run(one.parent) for one in sorted((path / "runs").glob("*/config.json"))]
+    seeds = int(facts.get("comparison", {}).get("seeds", len(facts["rows"][0]["values"])))
+    arms = []
+    for number, row in enumerate(facts["rows"]):
+        wanted = wanted_arm(row["arm"], facts)
+        found = [one for one in runs if wanted is not None and one.seed < seeds and _is_of(one, wanted, facts)]
+        arms.append(ArmRuns(number, row["arm"], row, sorted(found, key=lambda one: one.seed)))
+    return Story(path, "comparison", facts.get("metric", METRIC), arms, missing_parts(arms, seeds), facts)
+
+
+def _read_unfinished(path: Path) -> Story:
+    """Runs of a comparison that was stopped: what is finished, under names made of the options that differ."""
+    groups: dict[str, list[SeedRun]] = {}
+    for one in sorted((path / "runs").glob("*/config.json")):
+        groups.setdefault(one.parent.name.rpartition("-seed")[0] or one.parent.name, []).append(_read_run(one.parent))
+    request = _read_json(path / "request.json") if (path / "request.json").is_file() else {}
+    metric = request.get("metric", METRIC) if isinstance(request, dict) else METRIC
+    every = [run.config.get("options", {}) for runs in groups.values() for run in runs]
+    differing = [
+        name for name in every[0] if name != "seed" and any(other.get(name) != every[0][name] for other in every)
+    ]
+    arms = []
+    for number, runs in enumerate(groups.values()):
+        runs = sorted(runs, key=lambda one: one.seed)
+        arms.append(ArmRuns(number, arm_text(runs[0].config, differing), row_of(runs, metric), runs))
+    seeds = max(one.seed for arm in arms for one in arm.seeds) + 1
+    return Story(path, "unfinished", metric, arms, missing_parts(arms, seeds), arms[0].seeds[0].config)
+
+
+def _read_run(path: Path) -> SeedRun:
+    run = Run(path)
+    config = _read_json(run.config_path)
+    result = _read_json(run.result_path) if run.result_path.is_file() else None
+    return SeedRun(int(config.get("options", {}).get("seed", 0)), run, config, result, run.metrics())
+
+
+def _read_json(path: Path) -> Any:
+    try:
+        return json.loads(path.read_text())
+    except ValueError as error:
+        raise ValueError(f"report needs JSON in {path}, got a file that cannot be read ({error}).") from None
+
+
+def wanted_arm(text: str, facts: dict[str, Any]) -> Arm | None:
+    """The arm with its tuned value; None where this version cannot read it."""
+    try:
+        arm = parse_arm(text)
+    except (ValueError, TypeError):
+        return None
+    tune, tuned = facts.get("comparison", {}).get("tune"), facts.get("tuned")
+    return arm.with_option(tune[0], tuned[text]) if tune and tuned and text in tuned else arm
+
+
+def _is_of(one: SeedRun, arm: Arm, facts: dict[str, Any]) -> bool:
+    """Whether the run has the recipe and the options of the arm; options that a later version added do not count."""
+    common = facts.get("comparison", {}).get("common", {})
+    try:
+        wanted = json.loads(json.dumps(arm.complete(**common, seed=one.seed).as_dict(), default=str))
+    except (ValueError, TypeError):
+        return False
+    options = one.config.get("options", {})
+    return one.config.get("recipe") == arm.recipe and all(options[k] == v for k, v in wanted.items() if k in options)
+
+
+def arm_text(config: dict[str, Any], names: list[str] | None) -> str:
+    options = config.get("options", {})
+    names = ["temperature", "negatives", "tau_plus", "batches"] if names is None else names
+    return f"{config.get('recipe', 'run')}({', '.join(f'{n}={options[n]!r}' for n in names if n in options)})"
+
+
+def row_of(runs: list[SeedRun], metric: str) -> Table:
+    """The line of an arm outside of a finished comparison: means of what is there, and no intervals."""
+    results = [one.result for one in runs if one.result is not None]
+    final = [result["final"] for result in results if "final" in result]
+
+    def mean(values: Iterable[Any]) -> float | None:
+        there = [float(v) for v in values if known(v)]
+        return sum(there) / len(there) if there else None
+
+    values = [float(result[metric]) for result in results if metric in result]
+    row: Table = {"values": values, "mean": mean(values), "steps": results[0].get("steps") if results else None}
+    row["seconds"] = mean(result.get("seconds") for result in results)
+    names = ("effective_temperature", "false_negatives", "hardness", "clamped")
+    return row | {name: mean(record.get(name) for record in final) for name in names}
