@@ -25,7 +25,7 @@ LAYERS: list[set[str]] = [
     {"losses", "planners", "sampler", "auditing", "batches", "global_losses", "nce", "refresh"},
     {"papers", "testing"},
     {"mining", "evaluate", "report", "data"}
-    | {"arms", "augment", "comparison", "encoders", "pairs", "pixels", "readers", "runs", "training"},
+    | {"arms", "augment", "boards", "comparison", "encoders", "pairs", "pixels", "readers", "runs", "training"},
     {"recipes", "integrations", "cli", "cli_mine", "comparison_table", "explain"},
 ]
 LAYER_OF = {module: number for number, layer in enumerate(LAYERS) for module in layer}

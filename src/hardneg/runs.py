@@ -5,23 +5,32 @@ run/
   metrics.jsonl    one line per record
   checkpoint.pt    the newest state; replaced atomically, so that a crash or a full disk leaves the old one
   result.json      written last: its presence says that the run is finished
+  events.out...    the records for TensorBoard, if it is installed
 """
 
 from __future__ import annotations
 
 import json
+import math
 import os
 import platform
 import shlex
 import subprocess
 import sys
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, TextIO
 
 import torch
+
+from hardneg.boards import leave_board, show_on_board
+
+FIGURES = ("knn", "1nn", "linear", "uniformity")
+"""Those of the result that TensorBoard shows beside the records."""
 
 
 def write_atomically(path: Path, write: Callable[[BinaryIO], object]) -> None:
@@ -34,19 +43,34 @@ def write_atomically(path: Path, write: Callable[[BinaryIO], object]) -> None:
             file.flush()
             os.fsync(file.fileno())
         partial.replace(path)
-    except OSError as error:
+    except BaseException as error:
         partial.unlink(missing_ok=True)
-        raise OSError(
-            error.errno, f"{path} could not be written ({error.strerror}); what was there before is unchanged"
-        ) from error
-    except BaseException:
-        partial.unlink(missing_ok=True)
-        raise
+        cause = _disk_error(error)
+        if cause is None:
+            raise
+        what = f"{path} could not be written ({cause.strerror}); what was there before is unchanged"
+        raise OSError(cause.errno, f"{what}; make room, then use --resume") from error
+
+
+def _disk_error(error: BaseException | None) -> OSError | None:
+    """The error of the disk; torch.save may bring it as the context of an error of its own."""
+    while error is not None and not isinstance(error, OSError):
+        error = error.__cause__ or error.__context__
+    return error
 
 
 def write_json(path: Path, value: Any) -> None:
-    text = json.dumps(value, indent=1, default=str) + "\n"
+    text = json.dumps(_without_nan(value), indent=1, default=str, allow_nan=False) + "\n"
     write_atomically(path, lambda file: file.write(text.encode()))
+
+
+def _without_nan(value: Any) -> Any:
+    """None for what is not finite, which JSON does not have."""
+    if isinstance(value, dict):
+        return {name: _without_nan(one) for name, one in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_without_nan(one) for one in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def environment() -> dict[str, Any]:
@@ -71,7 +95,7 @@ class Run:
     def open(cls, path: Path | str, recipe: str, options: dict[str, Any], resume: bool) -> Run:
         """Starts a run, or goes on with the one that is there if it was started with the same options."""
         run, asked = cls(Path(path)), {"recipe": recipe, "options": options}
-        if not run.config_path.exists():
+        if not run.begun():
             write_json(run.config_path, {**asked, **environment()})
             return run
         before = run.config()
@@ -101,6 +125,24 @@ class Run:
     def result_path(self) -> Path:
         return self.path / "result.json"
 
+    def begun(self) -> bool:
+        """Whether there is anything to lose: a run that failed at the door may be started with other options."""
+        return self.checkpoint_path.exists() or self.result_path.exists() or bool(self.metrics())
+
+    @contextmanager
+    def alone(self, patience: float = 10.0) -> Iterator[None]:
+        """Keeps other processes off the directory; waits ``patience`` seconds for one that is about to end."""
+        self.path.mkdir(parents=True, exist_ok=True)
+        with (self.path / ".lock").open("w") as file:
+            until = time.monotonic() + patience
+            while not _lock(file):
+                if time.monotonic() > until:
+                    raise ValueError(f"{self.path} is in use by another process; wait for it, or use another --out.")
+                time.sleep(0.05)
+            for left in self.path.glob(".*.partial"):  # of a process that was killed while it wrote
+                left.unlink(missing_ok=True)
+            yield
+
     def config(self) -> dict[str, Any]:
         if not self.config_path.exists():
             raise ValueError(f"{self.path} is not a run: it has no config.json.")
@@ -109,35 +151,79 @@ class Run:
 
     def result(self) -> dict[str, Any] | None:
         """The final figures, or None while the run is not finished."""
-        return json.loads(self.result_path.read_text()) if self.result_path.exists() else None
+        if not self.result_path.exists():
+            return None
+        result: dict[str, Any] = json.loads(self.result_path.read_text())
+        return result
 
     def finish(self, result: dict[str, Any]) -> None:
         write_json(self.result_path, result)
+        show_on_board(self.path, result.get("steps", 0), {name: result[name] for name in FIGURES if name in result})
+        leave_board(self.path)
+
+    @property
+    def metrics_path(self) -> Path:
+        return self.path / "metrics.jsonl"
 
     def log(self, **record: Any) -> None:
-        with (self.path / "metrics.jsonl").open("a") as file:
-            file.write(json.dumps(record) + "\n")
+        try:
+            with self.metrics_path.open("a") as file:
+                file.write(json.dumps(_without_nan(record), allow_nan=False) + "\n")
+        except OSError as error:
+            what = f"{self.metrics_path} could not be written ({error.strerror}); make room, then use --resume"
+            raise OSError(error.errno, what) from error
+        show_on_board(self.path, record.get("step", 0), record)
 
     def metrics(self) -> list[dict[str, Any]]:
-        path = self.path / "metrics.jsonl"
-        lines = path.read_text().splitlines() if path.exists() else []
+        """The records; None where a question had no answer, such as the share of false negatives without labels."""
+        lines = self.metrics_path.read_text().splitlines() if self.metrics_path.exists() else []
         return [json.loads(line) for line in lines if line.endswith("}")]  # a killed writer may leave half a line
 
     def forget_after(self, step: int) -> None:
         """Drops the records that a resumed run will write again."""
+        leave_board(self.path)
         kept = [record for record in self.metrics() if record.get("step", 0) <= step]
         text = "".join(json.dumps(record) + "\n" for record in kept)
-        write_atomically(self.path / "metrics.jsonl", lambda file: file.write(text.encode()))
+        write_atomically(self.metrics_path, lambda file: file.write(text.encode()))
 
     def save(self, state: dict[str, Any]) -> None:
+        """Replaces the checkpoint; it says whose it is, so that one copied from elsewhere is told apart."""
+        state = state | {"of": self._asked()}
         write_atomically(self.checkpoint_path, lambda file: torch.save(state, file))
 
     def load(self, device: torch.device | str = "cpu") -> dict[str, Any] | None:
         """The newest checkpoint, or None."""
-        if not self.checkpoint_path.exists():
+        path = self.checkpoint_path
+        if not path.exists():
             return None
-        state: dict[str, Any] = torch.load(self.checkpoint_path, map_location=device, weights_only=True)
+        try:
+            state: dict[str, Any] = torch.load(path, map_location=device, weights_only=True)
+            of = state["of"]
+        except Exception as error:
+            raise ValueError(
+                f"{path} cannot be read as a checkpoint ({type(error).__name__}); "
+                "put back a copy of it, or delete it to train from the beginning."
+            ) from error
+        if of != self._asked():
+            raise ValueError(f"{path} is the checkpoint of another run ({of}); delete it to train from the beginning.")
         return state
+
+    def _asked(self) -> str:
+        config = self.config()
+        return f"{config['recipe']}: {json.dumps(config['options'], sort_keys=True)}"
+
+
+def _lock(file: TextIO) -> bool:
+    """Whether the file is now locked for this process. Where the system or the disk has no locks, it counts as so."""
+    try:
+        import fcntl
+
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    except (ImportError, OSError):
+        return True
+    return True
 
 
 def _command() -> str:
