@@ -73,9 +73,13 @@ class ImageData:
         """The labels, or an error that says who needs them: none, or one class only, cannot be evaluated."""
         if self.labels is None:
             raise ValueError(f"{who} needs labels, got none in {self.name!r}; use class folders or an array `labels`.")
-        if self.labels.min() == self.labels.max():
+        if self.num_labels() < 2:
             raise ValueError(f"{who} needs at least two classes, got one in {self.name!r}: {self.classes}.")
         return self.labels
+
+    def num_labels(self) -> int:
+        """How many classes its images really have: 0 without labels, and 1 is too few to evaluate."""
+        return 0 if self.labels is None else len(torch.unique(self.labels))
 
     def take(self, index: Annotated[Tensor, "m"]) -> ImageData:
         labels = None if self.labels is None else self.labels[index]

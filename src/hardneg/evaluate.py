@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import numpy as np
 import torch
@@ -123,11 +123,13 @@ def knn_predict(
     return torch.cat(predicted)
 
 
-def save_embeddings(path: str | Path, train_x: Features, train_y: Labels, test_x: Features, test_y: Labels) -> None:
-    """Features and labels of both splits as one .npz file, which ``evaluate_file`` reads."""
+def save_embeddings(
+    path: str | Path | BinaryIO, train_x: Features, train_y: Labels, test_x: Features, test_y: Labels
+) -> None:
+    """Features and labels of both splits as one .npz file (or into an open one), which ``evaluate_file`` reads."""
     check_split(train_x, train_y, test_x, test_y)
     parts = zip(SPLIT_NAMES, (train_x, train_y, test_x, test_y), strict=True)
-    np.savez(Path(path), **{name: _as_array(part) for name, part in parts})  # type: ignore[arg-type]
+    np.savez(path, **{name: _as_array(part) for name, part in parts})  # type: ignore[arg-type]
 
 
 def load_embeddings(path: str | Path) -> tuple[Features, Labels, Features, Labels]:

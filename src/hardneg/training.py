@@ -10,10 +10,10 @@ from __future__ import annotations
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -23,12 +23,13 @@ from hardneg.auditing import Diagnosis
 from hardneg.augment import PRESETS, Augment, preset_for
 from hardneg.batches import BatchSpec, parse_batches
 from hardneg.data import ImageData, load
-from hardneg.encoders import Encoder, build_encoder, embed
+from hardneg.encoders import Encoder, build_encoder, embed, has_batch_statistics
 from hardneg.evaluate import evaluate_embeddings, save_embeddings
 from hardneg.graph import ProximityGraph
+from hardneg.notices import warn_once
 from hardneg.options import TrainOptions
 from hardneg.refresh import Refresh
-from hardneg.runs import Run
+from hardneg.runs import Run, write_atomically
 from hardneg.sampler import PlannedBatchSampler
 from hardneg.types import Keys
 
@@ -84,26 +85,36 @@ def train(
     A finished run is not trained again: with ``resume`` its figures are returned.
     """
     accelerator, spec = _accelerator(options), parse_batches(options.batches)
-    run = _open_run(accelerator, recipe, options, out, resume)
-    finished = run.result()
-    if finished is not None:
-        return finished
-    data = load(options.data, "train", options.data_root)
-    data, test = data.held_out() if options.evaluate_on == "validation" else (data, None)
-    test = test or load(options.data, "test", options.data_root)
-    _check_batch(options, data, accelerator.num_processes)
-    loop = Loop(accelerator, run, options, spec, data, build)
-    seconds = loop.run_all(quiet)
-    result = loop.evaluate(test) | {
-        "seconds": round(seconds, 3),
-        "epoch_seconds": loop.epoch_seconds,
-        "steps": loop.total,
-        "epochs": options.epochs,
-    }
-    if accelerator.is_main_process:
-        run.finish(result)
-    accelerator.wait_for_everyone()
+    run = Run(Path(out))
+    with run.alone() if accelerator.is_main_process else nullcontext():
+        if accelerator.is_main_process:
+            Run.open(out, recipe, options.as_dict(), resume)
+        accelerator.wait_for_everyone()
+        finished = run.result()
+        if finished is not None:
+            return finished
+        data, test = _splits(options)
+        _check_batch(options, data, accelerator.num_processes)
+        loop = Loop(accelerator, run, options, spec, data, build)
+        seconds = loop.run_all(quiet)
+        result = loop.evaluate(test) | {
+            "seconds": round(seconds, 3),
+            "epoch_seconds": loop.epoch_seconds,
+            "steps": loop.total,
+            "epochs": options.epochs,
+        }
+        if accelerator.is_main_process:
+            run.finish(result)
+        accelerator.wait_for_everyone()
     return result
+
+
+def _splits(options: TrainOptions) -> tuple[ImageData, ImageData]:
+    """What is trained on and what is evaluated on."""
+    data = load(options.data, "train", options.data_root)
+    if options.evaluate_on == "validation":
+        return data.held_out()
+    return data, load(options.data, "test", options.data_root)
 
 
 def encoder_for(options: TrainOptions, data: ImageData) -> Encoder:
@@ -131,7 +142,7 @@ class Loop:
         self.sampler = _sampler(accelerator, options, spec, len(data))
         self.total = options.epochs * len(self.sampler)
         torch.manual_seed(options.seed)
-        self.method = build(options, data, self.total).to(accelerator.device)
+        self.method = _synchronised(build(options, data, self.total).to(accelerator.device), accelerator)
         on_gpu = accelerator.device.type == "cuda"
         if on_gpu:
             torch.backends.cudnn.benchmark = True
@@ -203,9 +214,13 @@ class Loop:
             self.refresh(self.step)
 
     def _vectors(self) -> Tensor:
-        if self.spec.encode:
-            return normalize(self._features(self.data), dim=-1)
-        return self.harvested
+        """What the ranks plan from, the same on all of them; a copy, since training goes on harvesting."""
+        if not self.spec.encode:
+            return self.harvested.clone()
+        vectors = normalize(self._features(self.data), dim=-1)
+        if self.accelerator.num_processes > 1:  # batch statistics that are not synchronised differ between ranks
+            torch.distributed.broadcast(vectors, src=0)
+        return vectors
 
     def _features(self, data: ImageData) -> Tensor:
         return embed(self.method.encoder, data.images, self.augment.plain)  # type: ignore[arg-type]
@@ -213,7 +228,8 @@ class Loop:
     def _record(self, epoch: int, loss: Tensor, show: Callable[[dict[str, float]], None]) -> None:
         with torch.no_grad():
             found = self.method.diagnose().summary()
-        record = {"step": self.step, "epoch": epoch, "loss": float(loss.detach()), **found}
+            loss = self.accelerator.reduce(loss.detach(), "mean")  # MoCo's is that of the rank's own anchors
+        record = {"step": self.step, "epoch": epoch, "loss": float(loss), **found}
         show(record)
         if self.accelerator.is_main_process:
             self.disk.log(**record)
@@ -222,12 +238,12 @@ class Loop:
         """The figures of the trained encoder, and its embeddings beside them; every rank computes the same."""
         records = self.disk.metrics()
         figures: dict[str, Any] = {"final": records[-1]} if records else {}
-        if self.data.labels is None or test.labels is None:
+        if self.data.labels is None or test.labels is None or self.data.num_labels() < 2:
             return figures
         test = test.to(self.accelerator.device)
         split = self._features(self.data), self.data.labels, self._features(test), test.labels
         if self.accelerator.is_main_process:
-            save_embeddings(self.disk.path / "embeddings.npz", *split)  # type: ignore[arg-type]
+            write_atomically(self.disk.path / "embeddings.npz", lambda file: save_embeddings(file, *split))  # type: ignore[arg-type]
         return figures | evaluate_embeddings(*split, seed=0)  # type: ignore[arg-type]
 
     def _save(self) -> None:
@@ -242,6 +258,7 @@ class Loop:
                 "optimizer": self.optimizer.state_dict(),
                 "harvested": self.harvested,
                 "planned_from": _as_state(self.sampler.data),
+                "scaler": self.accelerator.scaler.state_dict() if self.accelerator.scaler is not None else {},
                 "rng": torch.get_rng_state(),
                 "rng_cuda": torch.cuda.get_rng_state_all() if self.accelerator.device.type == "cuda" else [],
             }
@@ -249,8 +266,9 @@ class Loop:
 
     def _restore(self) -> None:
         state = self.disk.load(self.accelerator.device)
+        if self.accelerator.is_main_process:
+            self.disk.forget_after(state["step"] if state else 0)
         if state is None:
-            self.disk.forget_after(0)
             return
         self.step, self.epoch, self.epoch_seconds = state["step"], state["epoch"], state["epoch_seconds"]
         self.method.load_state_dict(state["method"])
@@ -260,8 +278,8 @@ class Loop:
         torch.set_rng_state(state["rng"].cpu())
         if state["rng_cuda"]:
             torch.cuda.set_rng_state_all([one.cpu() for one in state["rng_cuda"]])
-        if self.accelerator.is_main_process:
-            self.disk.forget_after(self.step)
+        if state["scaler"] and self.accelerator.scaler is not None:
+            self.accelerator.scaler.load_state_dict(state["scaler"])
 
 
 def _accelerator(options: TrainOptions) -> Accelerator:
@@ -274,11 +292,19 @@ def _accelerator(options: TrainOptions) -> Accelerator:
     return Accelerator(cpu=options.device == "cpu", mixed_precision=options.precision)
 
 
-def _open_run(accelerator: Accelerator, recipe: str, options: TrainOptions, out: str | Path, resume: bool) -> Run:
+def _synchronised(method: Method, accelerator: Accelerator) -> Method:
+    """Batch statistics over all ranks where the backend has them (CUDA); elsewhere each rank has its own."""
+    if accelerator.num_processes == 1 or not has_batch_statistics(method):
+        return method
+    if accelerator.device.type == "cuda":
+        return cast(Method, nn.SyncBatchNorm.convert_sync_batchnorm(method))  # type: ignore[no-untyped-call]
     if accelerator.is_main_process:
-        Run.open(out, recipe, options.as_dict(), resume)
-    accelerator.wait_for_everyone()
-    return Run(Path(out))
+        warn_once(
+            "training.batch_statistics",
+            f"The encoder has batch statistics, which {accelerator.num_processes} ranks without CUDA cannot share: "
+            "each normalises by its own part of the batch. Use an encoder without them (tiny), or one process.",
+        )
+    return method
 
 
 def _check_batch(options: TrainOptions, data: ImageData, ranks: int) -> None:

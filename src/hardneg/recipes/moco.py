@@ -47,7 +47,9 @@ class MoCoV2(Method):
         return loss
 
     def diagnose(self) -> Diagnosis:
-        return self.loss.diagnose(*self.last)
+        q, k, ids, labels, pool = self.last
+        of_all = gather(Keys(q.detach(), ids, labels))
+        return self.loss.diagnose(of_all.vectors, gather(Keys(k)).vectors, of_all.ids, of_all.labels, pool)
 
     def harvest(self) -> Keys:
         return self.keys
