@@ -457,3 +457,61 @@ def test_labels_at_the_ends_of_lines_do_not_cover_each_other() -> None:
     assert len(places) == 5
     assert min(np.diff(places)) >= 12.9
     assert places[-1] <= 216 - 30
+
+
+def test_several_paths_are_arms_of_one_page(tmp_path: Path) -> None:
+    data = make_data(tmp_path)
+    for seed, accuracy in enumerate((0.80, 0.82)):
+        make_run(tmp_path / "runs" / f"plain{seed}", ARMS[0], seed, data, accuracy=accuracy)
+    make_run(tmp_path / "runs" / "tilted", ARMS[2], 0, data, accuracy=0.84)
+    paths = [tmp_path / "runs" / name for name in ("plain0", "tilted", "plain1")]
+    written = write_report(paths)
+    assert written == tmp_path / "runs" / "report.html"
+    page = read(written)
+    assert "Runs on data.npz, side by side" in page.words
+    assert "2 arms from 3 directories" in page.words
+    head, first, second = page.cells["results"]
+    column = head.index("200-NN accuracy of every seed, %")
+    assert "against the first, points" not in head
+    assert first[column].split() == ["80.00", "82.00"], "runs that differ in the seed only are one arm"
+    assert second[column].split() == ["84.00"]
+    assert "simclr(negatives='Uniform()', tau_plus=0.0)" in first[0]
+    assert "simclr(negatives='Tilt(1)', tau_plus=0.1)" in second[0]
+    assert "The seeds are not the same in all arms." in page.words
+    assert "held against" not in page.words
+    assert "Data, budget, seeds and initial weights are the same" not in page.words
+    loss = next(a["aria-label"] or "" for tag, a in page.tags if tag == "svg" and "Loss" in (a["aria-label"] or ""))
+    assert loss.count("ends at") == 2
+
+
+def test_a_comparison_and_a_run_on_one_page(tmp_path: Path) -> None:
+    summary = make_comparison(tmp_path / "compare", ARMS[:2])
+    make_run(tmp_path / "long", ARMS[0], 0, make_data(tmp_path), accuracy=0.9, common={"epochs": 9})
+    page = read(write_report([tmp_path / "compare", tmp_path / "long"], tmp_path / "both.html"))
+    _, *lines = page.cells["results"]
+    column = page.cells["results"][0].index("mean, %")
+    means = [f"{100 * row['mean']:.2f}" for row in summary["rows"]]
+    assert [line[column] for line in lines] == [*means, "90.00"]
+    assert [ARMS[0] in lines[0][0], ARMS[1] in lines[1][0]] == [True, True]
+    assert "epochs differs: 2, 9." in page.words
+    assert "data differs: " in page.words
+    for command in (summary["command"], "hardneg train"):
+        assert command in page.words
+    assert "3.11.7, 3.11" in dict(map(tuple, page.cells["versions"]))["python"]
+
+
+def test_the_same_arm_of_two_comparisons_is_told_apart(tmp_path: Path) -> None:
+    for name in ("monday", "tuesday"):
+        make_comparison(tmp_path / name, ARMS[:2])
+    lines = read(write_report([tmp_path / "monday", tmp_path / "tuesday"])).cells["results"][1:]
+    assert [line[0].split(" in ")[-1] for line in lines] == ["monday", "monday", "tuesday", "tuesday"]
+
+
+def test_paths_that_are_no_runs_are_named(tmp_path: Path) -> None:
+    make_run(tmp_path / "run", ARMS[0], 0, make_data(tmp_path))
+    with pytest.raises(ValueError, match=r"got path='.*nowhere', which is not there"):
+        write_report([tmp_path / "run", tmp_path / "nowhere"])
+    with pytest.raises(ValueError, match="paths that differ"):
+        write_report([tmp_path / "run", tmp_path / "." / "run"])
+    with pytest.raises(ValueError, match="at least one run"):
+        write_report([])

@@ -137,19 +137,23 @@ def evaluate(
 
 @app.command()
 def report(
-    path: Annotated[Path, typer.Argument(help="A run directory, or that of a comparison.")],
-    out: Annotated[Path | None, typer.Option(help="The HTML file; report.html beside the runs by default.")] = None,
+    paths: Annotated[list[Path], typer.Argument(help="Run directories and comparisons, one or several.")],
+    out: Annotated[Path | None, typer.Option(help="The HTML file; by default report.html in the directory.")] = None,
 ) -> None:
-    """Write one self-contained HTML page about a run or a comparison.
+    """Write one self-contained HTML page about runs and comparisons.
 
-    Example:
+    Several paths become arms of one page, side by side; without --out it lies beside the first of them.
+
+    Examples:
 
       hardneg report runs/compare
+
+      hardneg report runs/simclr runs/moco --out both.html
     """
     with errors_for_people():
         from hardneg.report import write_report
 
-        typer.echo(f"report: {write_report(path, out)}")
+        typer.echo(f"report: {write_report(paths, out)}")
 
 
 def _train_command(recipe: str, options: type[TrainOptions]) -> Callable[..., None]:

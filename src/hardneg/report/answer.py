@@ -15,6 +15,8 @@ def title_of(story: Story) -> str:
     data = Path(str(story.options.get("data", "this data")).rpartition(":")[2]).name
     if story.kind == "run":
         return f"One run of {story.facts.get('recipe', 'train')} on {data}"
+    if story.kind == "several":
+        return f"Runs on {data}, side by side" if "data" in story.options else "Runs side by side"
     return f"Which negatives are best for {data}?"
 
 
@@ -38,8 +40,12 @@ def answer_section(story: Story) -> str:
         parts.append(f'<div class="box"><h2>The answer, arm by arm</h2><ul class="said">{rows}</ul>{many}</div>')
     if story.facts.get("notes"):
         rows = "".join(f"<li>{escape(one)}</li>" for one in story.facts["notes"])
-        parts.append(f'<div class="box warn" role="note"><h2>Mind the temperature</h2><ul>{rows}</ul></div>')
+        parts.append(f'<div class="box warn" role="note"><h2>{_head_of_notes(story)}</h2><ul>{rows}</ul></div>')
     return "".join(parts) + "</header>"
+
+
+def _head_of_notes(story: Story) -> str:
+    return "More than the negatives differs" if story.kind == "several" else "Mind the temperature"
 
 
 def _sentences(story: Story) -> list[str]:
@@ -61,6 +67,11 @@ def _verdict(story: Story) -> str:
         if not known(first.row["mean"]):
             return "There is no accuracy: the run is not finished, or its data has no labels."
         return f"On images that it was not trained on, {measure}: <b>{percent(first.row['mean'])}</b>."
+    if story.kind == "several":
+        return (
+            f"{len(story.arms)} arms from {len(story.parts)} directories, as they are. They were not run as one "
+            "comparison, so no difference is judged here; <code>hardneg compare</code> does that."
+        )
     groups: dict[str, list[ArmRuns]] = {"above": [], "below": [], "alike": []}
     for arm in story.arms[1:]:
         groups[standing(arm.row)].append(arm)
@@ -87,13 +98,16 @@ def _setting(story: Story) -> str:
         "1nn": "each test image takes the class of its nearest training image",
         "linear": "a logistic regression is fitted to the features, which stay as they are",
     }
-    held = ' <span class="small">(the one that the others are held against)</span>' if len(story.arms) > 1 else ""
+    held = (
+        ' <span class="small">(the one that the others are held against)</span>' if story.kind == "comparison" else ""
+    )
     arms = "".join(f"<li>{named(arm)}{held if arm is first else ''}</li>" for arm in story.arms)
     budget = [
         f"{options['epochs']} passes over the training images" if "epochs" in options else "",
         f"batches of {options['batch_size']}" if "batch_size" in options else "",
     ]
-    same = " Data, budget, seeds and initial weights are the same for all." if len(story.arms) > 1 else ""
+    compared = story.kind in ("comparison", "unfinished")
+    same = " Data, budget, seeds and initial weights are the same for all." if compared else ""
     return (
         "<p>Contrastive learning trains an encoder of images by pulling two altered views of one image together and "
         "pushing other images, its <em>negatives</em>, away. Which images are the negatives, and how hard each of them "

@@ -56,14 +56,20 @@ def pictures_section(story: Story) -> str:
 
 
 def _arms_to_show(story: Story) -> list[tuple[ArmRuns, SeedRun]]:
-    """The first arm and the best of the others, each with its first seed that has embeddings."""
+    """The first arm and the best of the others on the same images, each with its first seed that has embeddings."""
     there = []
     for arm in story.arms:
         runs = [one for one in arm.seeds if (one.run.path / "embeddings.npz").is_file() and one.result is not None]
         if runs:
             there.append((arm, runs[0]))
-    others = sorted(there[1:], key=lambda one: -(one[0].row["mean"] or 0.0))
+    alike = [one for one in there[1:] if _images_of(one[1]) == _images_of(there[0][1])]
+    others = sorted(alike, key=lambda one: -(one[0].row["mean"] or 0.0))
     return there[:1] + others[:1]
+
+
+def _images_of(one: SeedRun) -> tuple[Any, ...]:
+    options = one.config.get("options", {})
+    return tuple(options.get(name) for name in ("data", "data_root", "evaluate_on"))
 
 
 def _evaluated_images(options: dict[str, Any]) -> ImageData:

@@ -11,11 +11,11 @@ from hardneg.report.story import ArmRuns, Story
 
 
 def provenance_section(story: Story) -> str:
-    facts = story.facts
-    versions = {**(facts.get("versions") or {}), "python": facts.get("python"), "commit": facts.get("commit")}
-    rows = [("machine", facts.get("machine")), ("device", facts.get("device"))]
-    rows += versions.items()
-    listed = "".join(f"<tr><th scope=row>{escape(str(k))}</th><td>{escape(str(v))}</td></tr>" for k, v in rows if v)
+    facts = [part.facts for part in story.parts or [story]]
+    commands = "\n".join(str(one.get("command", "not recorded")) for one in facts)
+    listed = "".join(
+        f"<tr><th scope=row>{escape(name)}</th><td>{escape(value)}</td></tr>" for name, value in _versions(facts)
+    )
     shared = "".join(
         f"<tr><th scope=row>{escape(k)}</th><td>{escape(json.dumps(v))}</td></tr>" for k, v in story.options.items()
     )
@@ -25,12 +25,23 @@ def provenance_section(story: Story) -> str:
     folders = ", ".join(one.run.path.name for arm in story.arms for one in arm.seeds)
     return (
         '<section><h2 class="h">How to get this again</h2>'
-        f'<pre tabindex="0"><code id="command">{escape(str(facts.get("command", "not recorded")))}</code></pre>'
+        f'<pre tabindex="0"><code id="command">{escape(commands)}</code></pre>'
         f'<div class="two"><div><h3>Versions</h3><table class=plain id="versions">{listed}</table></div>'
         f"<div>{differing}<details><summary>Options of all runs</summary><table class=plain>{shared}</table></details>"
         f'<details><summary>Run directories</summary><p class="small">{escape(folders or "none")}</p></details>'
         "</div></div></section>"
     )
+
+
+def _versions(facts: list[dict[str, Any]]) -> list[tuple[str, str]]:
+    """The machine and the versions; where the paths differ, all that there were."""
+    seen: dict[str, dict[str, None]] = {}
+    for one in facts:
+        versions = {**(one.get("versions") or {}), "python": one.get("python"), "commit": one.get("commit")}
+        for name, value in {"machine": one.get("machine"), "device": one.get("device"), **versions}.items():
+            if value:
+                seen.setdefault(name, {})[str(value)] = None
+    return [(name, ", ".join(values)) for name, values in seen.items()]
 
 
 def _own_options(arm: ArmRuns, shared: dict[str, Any]) -> str:

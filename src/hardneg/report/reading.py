@@ -24,7 +24,8 @@ def read_story(path: Path) -> Story:
     if any((path / "runs").glob("*/config.json")):
         return _read_unfinished(path)
     what = "a run (a directory with config.json) or a comparison (one with comparison.json or runs/)"
-    raise ValueError(f"report needs {what}, got path={str(path)!r}.")
+    why = "" if path.exists() else ", which is not there"
+    raise ValueError(f"report needs {what}, got path={str(path)!r}{why}.")
 
 
 def _read_comparison(path: Path) -> Story:
@@ -48,10 +49,7 @@ def _read_unfinished(path: Path) -> Story:
         groups.setdefault(one.parent.name.rpartition("-seed")[0] or one.parent.name, []).append(_read_run(one.parent))
     request = _read_json(path / "request.json") if (path / "request.json").is_file() else {}
     metric = request.get("metric", METRIC) if isinstance(request, dict) else METRIC
-    every = [run.config.get("options", {}) for runs in groups.values() for run in runs]
-    differing = [
-        name for name in every[0] if name != "seed" and any(other.get(name) != every[0][name] for other in every)
-    ]
+    differing = differing_options([run for runs in groups.values() for run in runs])
     arms = []
     for number, runs in enumerate(groups.values()):
         runs = sorted(runs, key=lambda one: one.seed)
@@ -93,6 +91,13 @@ def _is_of(one: SeedRun, arm: Arm, facts: dict[str, Any]) -> bool:
         return False
     options = one.config.get("options", {})
     return one.config.get("recipe") == arm.recipe and all(options[k] == v for k, v in wanted.items() if k in options)
+
+
+def differing_options(runs: list[SeedRun]) -> list[str]:
+    """The options, other than the seed, that are not the same in all runs."""
+    every = [run.config.get("options", {}) for run in runs]
+    names = dict.fromkeys(name for options in every for name in options)
+    return [name for name in names if name != "seed" and any(other.get(name) != every[0].get(name) for other in every)]
 
 
 def arm_text(config: dict[str, Any], names: list[str] | None) -> str:

@@ -49,11 +49,12 @@ class Story:
     """All that the page tells."""
 
     path: Path
-    kind: str  # "run", "comparison", or "unfinished" for a comparison without comparison.json
+    kind: str  # "run", "comparison", "unfinished" (a comparison without comparison.json) or "several"
     metric: str
     arms: list[ArmRuns]
     missing: list[str]
     facts: dict[str, Any]  # comparison.json, or config.json of a single run
+    parts: list[Story] = field(default_factory=list)  # of several paths, each by itself
 
     @property
     def options(self) -> dict[str, Any]:

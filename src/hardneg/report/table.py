@@ -21,8 +21,9 @@ def results_section(story: Story) -> str:
         plot = dot_plot(f"{measure} of every seed", rows, f"{measure}, %  (the axis does not start at 0)", two_digits)
         figures += (
             f'<figure class="card wide">{plot}<figcaption>Every dot is one seed, the upright bar the mean, the flat '
-            "bar its 95 % interval (it may go on beyond the picture). Thin lines join runs with the same seed, which "
-            "began with the same weights: what counts is whether they lean the same way.</figcaption></figure>"
+            "bar its 95 % interval, where it is known (it may go on beyond the picture). Thin lines join runs with the "
+            "same seed, which began with the same weights: what counts is whether they lean the same way."
+            "</figcaption></figure>"
         )
     title = "Every arm, every seed" if several else "Figures"
     return f'<section><h2 class="h">{title}</h2>{figures}{_measures(story)}</section>'
@@ -48,9 +49,9 @@ def _table(story: Story) -> str:
         ("clamped", "clamped"), ("steps", "steps"), ("seconds", "seconds"),
     ]  # fmt: skip
     if story.kind == "run":
-        heads = [
-            (key, f"{metric}, %" if key == "mean" else name) for key, name in heads if key not in ("seeds", "against")
-        ]
+        heads = [(key, f"{metric}, %" if key == "mean" else name) for key, name in heads if key != "seeds"]
+    if story.kind in ("run", "several"):
+        heads = [(key, name) for key, name in heads if key != "against"]
     head = "".join(f'<th scope="col" role="columnheader">{escape(name)}</th>' for _, name in heads)
     body = ""
     for arm in story.arms:

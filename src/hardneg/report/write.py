@@ -6,6 +6,7 @@ fetched: the charts are inline SVG, the images data URIs.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 from hardneg.report.answer import answer_section, title_of
@@ -14,7 +15,7 @@ from hardneg.report.histograms import histograms_section
 from hardneg.report.page import page
 from hardneg.report.pictures import pictures_section
 from hardneg.report.provenance import provenance_section
-from hardneg.report.reading import read_story
+from hardneg.report.side_by_side import read_stories
 from hardneg.report.table import results_section
 from hardneg.report.words import words_section
 from hardneg.runs import write_atomically
@@ -30,11 +31,14 @@ SECTIONS = (
 )
 
 
-def write_report(path: str | Path, out: str | Path | None = None) -> Path:
-    """Writes one HTML page about a run directory or a comparison directory, and returns where it is."""
-    path = Path(path)
-    story = read_story(path)
-    file = path / "report.html" if out is None else Path(out)
+def write_report(paths: str | Path | Sequence[str | Path], out: str | Path | None = None) -> Path:
+    """Writes one HTML page about run directories and comparisons, and returns where it is.
+
+    The file is ``report.html`` in the directory, and beside the first one where there are several.
+    """
+    places = [Path(paths)] if isinstance(paths, (str, Path)) else [Path(path) for path in paths]
+    story = read_stories(places)
+    file = Path(out) if out is not None else places[0] if len(places) == 1 else places[0].resolve().parent
     if file.is_dir():
         file = file / "report.html"
     text = page(title_of(story), "\n".join(section(story) for section in SECTIONS))
