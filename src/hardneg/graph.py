@@ -30,6 +30,7 @@ from hardneg.notices import argument_error
 _block = 256  # nodes that share a pool, at most: a larger block is not faster, and ties more nodes together
 _pools_per_node = 8  # a node is in M / block pools: with fewer than this, many nodes would be nobody's neighbour
 _chunk_scores = 2**22  # numbers held at once: more is not faster
+_region_bytes = 2**24  # of the vectors that a part of the nodes takes its candidates from
 
 
 @dataclass(frozen=True, eq=False)
@@ -162,24 +163,49 @@ Rows = Iterator[tuple[Tensor, Tensor, Tensor]]  # nodes [b], their neighbours [b
 
 
 def _sampled(vectors: Tensor, k: int, m: int, generator: torch.Generator | None) -> Rows:
+    """A random part of the nodes meets a random region of candidates, one that the processor's cache can hold.
+
+    A pool of a random region is a random pool. Gathering the pools from all of a large data set instead would wait for
+    the memory at each vector, and the time per node would grow with n.
+    """
+    n = len(vectors)
+    regions = max(1, n // max(m + 1, _region_bytes // (vectors.element_size() * vectors.shape[1])))
+    device = generator.device if generator is not None else None
+    order = torch.randperm(n, generator=generator, device=device).cpu()
+    if regions == 1:
+        yield from _against_region(order, torch.arange(n), vectors, vectors, k, m, generator)
+        return
+    others = torch.randperm(n, generator=generator, device=device).cpu()
+    for nodes, region in zip(order.tensor_split(regions), others.tensor_split(regions), strict=True):
+        region = region.sort().values
+        yield from _against_region(nodes, region, vectors, _rows(vectors, region), k, m, generator)
+
+
+def _against_region(
+    order: Tensor, region: Tensor, vectors: Tensor, held: Tensor, k: int, m: int, generator: torch.Generator | None
+) -> Rows:
     """Blocks of nodes against their pools, several blocks at once: a batched matrix product."""
-    n, d = vectors.shape
     device = generator.device if generator is not None else None
     block = min(_block, max(1, m // _pools_per_node))
-    order = torch.randperm(n, generator=generator, device=device).cpu()
-    blocks = torch.cat([order, order[: -n % block]]).view(-1, block)  # the last one is filled up
-    pools, left = _Pools(n, m + 1, generator), n
-    for nodes in torch.split(blocks, max(1, _chunk_scores // ((m + 1) * (block + d)))):
-        pool = pools.take(len(nodes))
+    blocks = torch.cat([order, order[: -len(order) % block]]).view(-1, block)  # the last one is filled up
+    pools, left = _Pools(len(region), m + 1, generator), len(order)
+    for nodes in torch.split(blocks, max(1, _chunk_scores // ((m + 1) * (block + vectors.shape[1])))):
+        local = pools.take(len(nodes))
+        pool = region[local]
         left_out = torch.randint(m + 1, nodes.shape, generator=generator, device=device).cpu()
         slot = torch.searchsorted(pool, nodes).clamp(max=m)
         own = torch.where(pool.gather(1, slot) == nodes, slot, left_out)
-        scores = torch.bmm(vectors[nodes.to(vectors.device)], vectors[pool.to(vectors.device)].transpose(1, 2))
+        scores = torch.bmm(_rows(vectors, nodes), _rows(held, local).transpose(1, 2))
         scores.scatter_(2, own.to(scores.device)[:, :, None], -torch.inf)
         values, index = _top(scores.view(-1, m + 1), k)
         neighbours = pool.gather(1, index.view(len(nodes), -1)).view(-1, k)
         yield nodes.view(-1)[:left], neighbours[:left], values[:left]
         left -= nodes.numel()
+
+
+def _rows(vectors: Tensor, index: Tensor) -> Tensor:
+    """``vectors[index]``, twice as fast."""
+    return vectors.index_select(0, index.to(vectors.device).view(-1)).view(*index.shape, -1)
 
 
 def _exact(vectors: Tensor, k: int) -> Rows:
