@@ -19,9 +19,10 @@ from typing import Any
 import numpy as np
 
 from hardneg.arms import Arm, parse_arm
+from hardneg.data import load
 from hardneg.notices import argument_error
 from hardneg.options import RECIPES, TrainOptions
-from hardneg.runs import Run, environment, write_json
+from hardneg.runs import LEAVES_WITH_STDIN, Run, environment, write_json
 
 METRIC = "knn"
 TITLES = {"knn": "200-NN accuracy", "1nn": "1-NN accuracy", "linear": "linear probe"}
@@ -69,7 +70,8 @@ class Row:
 
 def compare(comparison: Comparison, out: Path, *, jobs: int = 1, show: Callable[[str], None] = print) -> dict[str, Any]:
     """Runs what is missing and writes comparison.json with the table and the sentences."""
-    arms = [parse_arm(text) for text in comparison.arms]
+    arms = [_arm(text, comparison) for text in comparison.arms]
+    _check_arms(arms, comparison)
     _check_same_comparison(comparison, out)
     tuned = [_tuned(arm, comparison, out, jobs, show) for arm in arms] if comparison.tune else arms
     results = _run_all(tuned, list(range(comparison.seeds)), comparison.common, out, jobs, show)
@@ -112,6 +114,28 @@ def read_options(texts: list[str]) -> dict[str, Any]:
     return options
 
 
+def _arm(text: str, comparison: Comparison) -> Arm:
+    """The arm with those common options that say which temperature it has in effect."""
+    arm = parse_arm(text)
+    common = {name: comparison.common[name] for name in ("temperature", "negatives") if name in comparison.common}
+    return replace(arm, options=common | arm.options)
+
+
+def _check_arms(arms: list[Arm], comparison: Comparison) -> None:
+    """Raises, before anything is trained, unless the arms differ and what is asked of them can be answered."""
+    known = {_folder(arm): arm.text for arm in arms}
+    for arm in arms:
+        if known[_folder(arm)] != arm.text:
+            raise ValueError(
+                f"compare needs arms that differ, got the same options in {known[_folder(arm)]!r} and {arm.text!r}."
+            )
+        if comparison.tune and comparison.tune[0] not in {field.name for field in fields(RECIPES[arm.recipe])}:
+            raise argument_error("compare", f"--tune with an option of {arm.recipe}", "tune", comparison.tune[0])
+    everything = [arm.complete(**comparison.common) for arm in arms]
+    for data, root in {(options.data, options.data_root) for options in everything}:
+        load(data, "train", root).labelled("compare")
+
+
 def _check_same_comparison(comparison: Comparison, out: Path) -> None:
     """A directory holds one comparison; the same one goes on where it stopped, with arms or seeds added at will."""
     path = out / "request.json"
@@ -125,7 +149,8 @@ def _run_all(
     arms: list[Arm], seeds: list[int], common: dict[str, Any], out: Path, jobs: int, show: Callable[[str], None]
 ) -> dict[tuple[str, int], dict[str, Any]]:
     """Every arm with every seed, ``jobs`` at a time; a finished run is only read."""
-    wanted = [(arm, seed) for seed in seeds for arm in arms]
+    # Arms may become the same by tuning: they share their runs.
+    wanted = {(_folder(arm), seed): arm for seed in seeds for arm in arms}
     done = {"n": 0}
 
     def one(arm: Arm, seed: int) -> dict[str, Any]:
@@ -136,20 +161,26 @@ def _run_all(
         return result
 
     with ThreadPoolExecutor(jobs) as pool:
-        futures = {(arm.text, seed): pool.submit(one, arm, seed) for arm, seed in wanted}
+        futures = {key: pool.submit(one, arm, key[1]) for key, arm in wanted.items()}
         try:
-            return {key: future.result() for key, future in futures.items()}
+            results = {key: future.result() for key, future in futures.items()}
+            return {(arm.text, seed): results[_folder(arm), seed] for seed in seeds for arm in arms}
         except BaseException:
             pool.shutdown(wait=False, cancel_futures=True)
             raise
 
 
 def _in_a_process(recipe: str, options: TrainOptions, run: Run, jobs: int) -> dict[str, Any]:
-    """A run in a process of its own, with its share of the cores."""
+    """A run in a process of its own, with its share of the cores; it ends with this one, however this one ends."""
     threads = str(max(1, (os.cpu_count() or 1) // jobs))
     command = [sys.executable, "-m", "hardneg.recipes", recipe, str(run.path), json.dumps(options.as_dict())]
-    environ = {**os.environ, "OMP_NUM_THREADS": threads, "MKL_NUM_THREADS": threads}
-    answer = subprocess.run(command, env=environ, capture_output=True, text=True)
+    environ = {**os.environ, "OMP_NUM_THREADS": threads, "MKL_NUM_THREADS": threads, LEAVES_WITH_STDIN: "1"}
+    here, there = os.pipe()
+    try:
+        answer = subprocess.run(command, env=environ, stdin=here, capture_output=True, text=True)
+    finally:
+        os.close(here)
+        os.close(there)
     result = run.result()
     if answer.returncode or result is None:
         raise RuntimeError(f"{run.path.name} failed: {(answer.stderr or answer.stdout).strip().splitlines()[-1:]}")
@@ -160,7 +191,11 @@ def _tuned(arm: Arm, comparison: Comparison, out: Path, jobs: int, show: Callabl
     """The arm with the best of the tuned values on the validation split; every arm gets the same tries."""
     assert comparison.tune is not None
     name, values = comparison.tune
-    tries = [replace(arm.with_option(name, value), text=f"{arm.text} {name}={value:g}") for value in values]
+    whole = isinstance(getattr(RECIPES[arm.recipe], name), int)
+    tries = [
+        replace(arm.with_option(name, int(value) if whole else value), text=f"{arm.text} {name}={value:g}")
+        for value in values
+    ]
     common = comparison.common | {"evaluate_on": "validation"}
     results = _run_all(tries, [0], common, out / "tuning", jobs, show)
     best = max(tries, key=lambda one: float(results[one.text, 0][comparison.metric]))
@@ -226,7 +261,7 @@ def _rows(arms: list[Arm], results: dict[tuple[str, int], dict[str, Any]], compa
         final = [result["final"] for result in of_arm]
 
         def mean(name: str, final: list[dict[str, float]] = final) -> float:
-            return float(np.mean([record[name] for record in final]))
+            return float(np.mean([np.nan if record[name] is None else record[name] for record in final]))
 
         rows.append(
             Row(

@@ -33,6 +33,10 @@ FIGURES = ("knn", "1nn", "linear", "uniformity")
 """Those of the result that TensorBoard shows beside the records."""
 
 
+LEAVES_WITH_STDIN = "HARDNEG_LEAVES_WITH_STDIN"
+"""Set for a process that is to end when its standard input is closed: when the one that started it is gone."""
+
+
 def write_atomically(path: Path, write: Callable[[BinaryIO], object]) -> None:
     """Writes beside the file, then replaces it: readers see the old content or the new, never a part."""
     path.parent.mkdir(parents=True, exist_ok=True)

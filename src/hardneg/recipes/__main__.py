@@ -3,15 +3,26 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
+from threading import Thread
 
 from hardneg.options import RECIPES
 from hardneg.recipes import run_recipe
+from hardneg.runs import LEAVES_WITH_STDIN
 
 
 def main() -> None:
+    if LEAVES_WITH_STDIN in os.environ:
+        Thread(target=_leave_with_stdin, daemon=True).start()
     recipe, out, options = sys.argv[1:]
     run_recipe(recipe, RECIPES[recipe](**json.loads(options)), out, resume=True, quiet=True)
+
+
+def _leave_with_stdin() -> None:
+    """A comparison that was killed must not leave a run behind that trains beside the next attempt."""
+    os.read(0, 1)
+    os._exit(1)
 
 
 if __name__ == "__main__":
