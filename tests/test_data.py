@@ -108,7 +108,7 @@ class TestNamed:
         assert data.labels.tolist() == load_digits().target.tolist()  # type: ignore[union-attr]
 
     def test_digits_without_sklearn_names_the_extra(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setitem(sys.modules, "sklearn.datasets", None)
+        monkeypatch.setitem(sys.modules, "sklearn", None)
         with pytest.raises(ImportError, match=r"pip install 'hardneg\[eval\]'"):
             load("digits")
 

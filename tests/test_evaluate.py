@@ -193,17 +193,20 @@ class TestTogether:
     def test_all_evaluations_as_json(self, digits: Split) -> None:
         result = evaluate_embeddings(*digits, probe="sklearn")
         assert json.loads(json.dumps(result, allow_nan=False)) == result
-        assert result["knn"] == knn_accuracy(*digits)
+        assert result["knn"] == knn_accuracy(*digits, k=143) != knn_accuracy(*digits)
         assert result["1nn"] == knn_accuracy(*digits, k=1)
         assert result["linear"] == sklearn_probe(*digits)
         assert result["uniformity"] == uniformity(digits[2])
         assert result["similarities"]["same_mean"] > result["similarities"]["other_mean"]
-        assert (result["k"], result["num_train"], result["num_test"]) == (200, 1437, 360)
+        assert (result["k"], result["num_train"], result["num_test"]) == (143, 1437, 360), (
+            "200 is more than a class has"
+        )
+        assert evaluate_embeddings(*digits, k=20, probe="none")["k"] == 20
 
     def test_few_rows_clip_k_and_lone_classes_have_no_mean(self) -> None:
         x = torch.randn(5, 3)
         result = evaluate_embeddings(x, torch.arange(5), x, torch.arange(5), probe="none")
-        assert result["k"] == 5
+        assert result["k"] == 1
         assert result["1nn"] == 1.0
         assert result["similarities"]["same_mean"] is None
         json.dumps(result, allow_nan=False)

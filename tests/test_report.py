@@ -112,7 +112,7 @@ def make_run(
     np.savez(path / "embeddings.npz", train_x=features, train_y=labels, test_x=features, test_y=labels)
     histogram = {"edges": [-1.0, -0.5, 0.0, 0.5, 1.0], "same": [0, 0, 10, 30], "other": [0, 30, 30, 0]}
     result = {
-        "final": records[-1], "knn": accuracy, "1nn": accuracy + 0.01, "linear": accuracy + 0.02, "k": 40,
+        "final": records[-1], "knn": accuracy, "1nn": accuracy + 0.01, "linear": accuracy + 0.02, "k": 10,
         "uniformity": -1.5, "steps": 50, "seconds": 12.0 + seed, "epochs": 2,
         "similarities": histogram | {"same_mean": 0.6, "other_mean": 0.05},
     }  # fmt: skip
@@ -166,7 +166,7 @@ def test_every_figure_of_the_table_is_that_of_the_json(comparison: tuple[Path, d
     for row, line in zip(comparison[1]["rows"], lines, strict=True):
         cell = dict(zip(head, line, strict=True))
         assert row["arm"] in cell["arm"]
-        assert cell["200-NN accuracy of every seed, %"].split() == [f"{100 * value:.2f}" for value in row["values"]]
+        assert cell["10-NN accuracy of every seed, %"].split() == [f"{100 * value:.2f}" for value in row["values"]]
         assert cell["mean, %"] == f"{100 * row['mean']:.2f} ± {100 * row['half_width']:.2f}"
         assert cell["effective temperature"] == f"{row['effective_temperature']:.3g}"
         assert cell["false negatives"] == f"{100 * row['false_negatives']:.1f} %"
@@ -183,7 +183,7 @@ def test_every_figure_of_the_table_is_that_of_the_json(comparison: tuple[Path, d
 
 def test_the_other_measures_are_means_over_the_seeds(compared: Page) -> None:
     head, *lines = compared.cells["measures"]
-    assert head == ["arm", "200-NN accuracy, %", "1-NN accuracy, %", "linear probe, %", "uniformity"]
+    assert head == ["arm", "10-NN accuracy, %", "1-NN accuracy, %", "linear probe, %", "uniformity"]
     for arm, line in zip(ARMS, lines, strict=True):
         mean = 100 * float(np.mean(ACCURACY[arm]))
         assert line[1:] == [f"{mean:.2f}", f"{mean + 1:.2f}", f"{mean + 2:.2f}", "-1.50"]
@@ -294,7 +294,7 @@ def test_a_single_run(tmp_path: Path) -> None:
     head, line = page.cells["results"]
     cell = dict(zip(head, line, strict=True))
     assert "against the first, points" not in cell
-    assert (cell["200-NN accuracy, %"], cell["effective temperature"], cell["steps"]) == ("81.25", "0.25", "50")
+    assert (cell["10-NN accuracy, %"], cell["effective temperature"], cell["steps"]) == ("81.25", "0.25", "50")
     assert cell["false negatives"] == f"{100 * result['final']['false_negatives']:.1f} %"
     assert "Not complete" not in page.words
     assert not page.with_class("dot")
@@ -322,7 +322,7 @@ def test_a_comparison_that_was_stopped_shows_what_is_finished(tmp_path: Path) ->
     page = read(write_report(tmp_path))
     assert "not finished, so there is no answer yet" in page.words
     head, first, second = page.cells["results"]
-    column = head.index("200-NN accuracy of every seed, %")
+    column = head.index("10-NN accuracy of every seed, %")
     assert first[column].split() == ["80.00", "82.00", "81.00"]
     assert second[column].split() == ["85.00", "86.50"]
     assert "simclr(temperature=0.25), seed 1: not finished" in page.words
@@ -471,7 +471,7 @@ def test_several_paths_are_arms_of_one_page(tmp_path: Path) -> None:
     assert "Runs on data.npz, side by side" in page.words
     assert "2 arms from 3 directories" in page.words
     head, first, second = page.cells["results"]
-    column = head.index("200-NN accuracy of every seed, %")
+    column = head.index("10-NN accuracy of every seed, %")
     assert "against the first, points" not in head
     assert first[column].split() == ["80.00", "82.00"], "runs that differ in the seed only are one arm"
     assert second[column].split() == ["84.00"]

@@ -119,7 +119,7 @@ def compare(
 def evaluate(
     path: Annotated[Path, typer.Argument(help="A run directory, or a file of saved embeddings (npz).")],
 ) -> None:
-    """Evaluate saved embeddings: linear probe, 200-NN, 1-NN, uniformity.
+    """Evaluate saved embeddings: linear probe, kNN (k = 200, or the size of a class), 1-NN, uniformity.
 
     Example:
 

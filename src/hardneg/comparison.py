@@ -25,7 +25,12 @@ from hardneg.options import RECIPES, TrainOptions
 from hardneg.runs import LEAVES_WITH_STDIN, Run, environment, write_json
 
 METRIC = "knn"
-TITLES = {"knn": "200-NN accuracy", "1nn": "1-NN accuracy", "linear": "linear probe"}
+TITLES = {"knn": "kNN accuracy", "1nn": "1-NN accuracy", "linear": "linear probe"}
+
+
+def measure(name: str, k: int | None = None) -> str:
+    """How a measure is called: kNN by its k, where that is known."""
+    return f"{k}-NN accuracy" if name == "knn" and k else TITLES.get(name, name)
 
 
 @dataclass(frozen=True)
@@ -78,6 +83,7 @@ def compare(comparison: Comparison, out: Path, *, jobs: int = 1, show: Callable[
     rows = _rows(tuned, results, comparison)
     summary = {
         "metric": comparison.metric,
+        "k": next(iter(results.values())).get("k"),
         "rows": [asdict(row) for row in rows],
         "sentences": sentences(rows, comparison),
         "notes": temperature_notes(tuned),

@@ -9,7 +9,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from hardneg.comparison import TITLES, Comparison, compare
+from hardneg.comparison import TITLES, Comparison, compare, measure
 
 
 def compare_and_show(comparison: Comparison, out: Path, jobs: int) -> None:
@@ -38,7 +38,9 @@ def compare_and_show(comparison: Comparison, out: Path, jobs: int) -> None:
 
 
 def comparison_table(summary: dict[str, Any]) -> Table:
-    table = Table(title=f"{TITLES[summary['metric']]}, %, every seed and the mean", title_justify="left")
+    table = Table(
+        title=f"{measure(summary['metric'], summary.get('k'))}, %, every seed and the mean", title_justify="left"
+    )
     for name in ("arm", "seeds", "mean", "against the first", "eff. temp.", "false neg.", "hardness", "clamped", "s"):
         table.add_column(name, justify="left" if name == "arm" else "right")
     for row in summary["rows"]:
@@ -63,7 +65,7 @@ def show_evaluation(result: dict[str, Any]) -> None:
         if name in result:
             value = result[name]
             share = name in TITLES
-            table.add_row(TITLES.get(name, name), f"{100 * value:.2f} %" if share else f"{value:.4g}")
+            table.add_row(measure(name, result.get("k")), f"{100 * value:.2f} %" if share else f"{value:.4g}")
     Console().print(table)
 
 

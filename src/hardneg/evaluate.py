@@ -28,17 +28,19 @@ def evaluate_embeddings(
 ) -> dict[str, Any]:  # fmt: skip
     """All of the evaluations, as numbers and lists that JSON can hold; accuracies are fractions.
 
-    ``probe="none"`` leaves out the slowest. The histograms and uniformity are those of the test features: of all pairs,
-    or of ``max_pairs`` drawn ones where there are more.
+    ``k`` is at most the mean size of a class in the train split, since a vote of more must go to other classes; the
+    result says which k it was. ``probe="none"`` leaves out the slowest. The histograms and uniformity are those of the
+    test features: of all pairs, or of ``max_pairs`` drawn ones where there are more.
     """
     check_split(train_x, train_y, test_x, test_y)
     if probe not in PROBES:
         raise argument_error("evaluate_embeddings", f"a probe among {PROBES}", "probe", probe)
     split = (train_x, train_y, test_x, test_y)
+    k = max(1, min(k, len(train_x) // len(torch.unique(train_y))))
     result: dict[str, Any] = {
         "knn": knn_accuracy(*split, k=k, temperature=temperature),
         "1nn": knn_accuracy(*split, k=1),
-        "k": min(k, len(train_x)),
+        "k": k,
         "uniformity": uniformity(test_x, max_pairs=max_pairs, seed=seed),
         "num_train": len(train_x),
         "num_test": len(test_x),

@@ -5,8 +5,7 @@ from __future__ import annotations
 from html import escape
 from pathlib import Path
 
-from hardneg.comparison import TITLES
-from hardneg.report.figures import badge, listed, named, percent
+from hardneg.report.figures import badge, listed, measure_in, named, percent
 from hardneg.report.story import ArmRuns, Story, known
 from hardneg.report.twins import standing, twins_of
 
@@ -60,7 +59,7 @@ SIDES = {"above": "Better beyond noise", "below": "Worse beyond noise", "alike":
 
 def _verdict(story: Story) -> str:
     """The answer in one or two sentences."""
-    first, measure = story.arms[0], escape(TITLES.get(story.metric, story.metric))
+    first, measure = story.arms[0], escape(measure_in(story, story.metric))
     if story.kind == "unfinished":
         return "This comparison is not finished, so there is no answer yet. Below is what is measured so far."
     if story.kind == "run":
@@ -114,5 +113,5 @@ def _setting(story: Story) -> str:
         f"pushes, is what is chosen here.{same}</p>"
         f'<ul class="arms">{arms}</ul>'
         f"<p>Training: {escape(', '.join(part for part in budget if part) or 'see the options below')}. "
-        f"Measured by {escape(TITLES.get(story.metric, story.metric))}: {escape(measures.get(story.metric, ''))}.</p>"
+        f"Measured by {escape(measure_in(story, story.metric))}: {escape(measures.get(story.metric, ''))}.</p>"
     )

@@ -5,6 +5,7 @@ from __future__ import annotations
 from html import escape
 from typing import Any
 
+from hardneg.comparison import measure
 from hardneg.report.story import ArmRuns, Story, known
 
 ABSENT = "n/a"
@@ -20,6 +21,12 @@ def percent(value: Any, digits: int = 2, unit: str = " %") -> str:
 
 def points(value: float, half: float) -> str:
     return f"{100 * value:+.2f} ± {100 * half:.2f}"
+
+
+def measure_in(story: Story, name: str) -> str:
+    """How a measure is called on the page; kNN by its k where that is the same in all runs."""
+    known_k = {result.get("k") for arm in story.arms for result in arm.finished()}
+    return measure(name, known_k.pop() if len(known_k) == 1 else None)
 
 
 def listed(parts: list[str]) -> str:

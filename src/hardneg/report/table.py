@@ -6,7 +6,7 @@ from html import escape
 
 from hardneg.comparison import TITLES
 from hardneg.report.dot_plot import Dots, dot_plot
-from hardneg.report.figures import ABSENT, badge, named, percent, points, two_digits
+from hardneg.report.figures import ABSENT, badge, measure_in, named, percent, points, two_digits
 from hardneg.report.story import ArmRuns, Story, Table, known
 from hardneg.report.twins import standing
 
@@ -16,7 +16,7 @@ def results_section(story: Story) -> str:
     figures = _table(story)
     measured = [arm for arm in story.arms if arm.row["values"]]
     if measured and several:
-        measure = TITLES.get(story.metric, story.metric)
+        measure = measure_in(story, story.metric)
         rows = [_dots_of(arm, story) for arm in measured]
         plot = dot_plot(f"{measure} of every seed", rows, f"{measure}, %  (the axis does not start at 0)", two_digits)
         figures += (
@@ -41,7 +41,7 @@ def _dots_of(arm: ArmRuns, story: Story) -> Dots:
 
 def _table(story: Story) -> str:
     """The table of the comparison; on a narrow screen every arm becomes a card."""
-    metric = TITLES.get(story.metric, story.metric)
+    metric = measure_in(story, story.metric)
     heads = [
         ("arm", "arm"), ("seeds", f"{metric} of every seed, %"), ("mean", "mean, %"),
         ("against", "against the first, points"), ("temperature", "effective temperature"),
@@ -107,7 +107,7 @@ def _measures(story: Story) -> str:
     names = [n for n in (*TITLES, "uniformity") if any(n in r for arm in story.arms for r in arm.finished())]
     if not names:
         return ""
-    head = "".join(f'<th scope="col">{escape(TITLES.get(n, n))}{", %" if n in TITLES else ""}</th>' for n in names)
+    head = "".join(f'<th scope="col">{escape(measure_in(story, n))}{", %" if n in TITLES else ""}</th>' for n in names)
     body = ""
     for arm in story.arms:
         cells = ""
