@@ -21,7 +21,7 @@ LAYERS: list[set[str]] = [
     {"schedules"},
     {"scoring", "negatives", "objectives"},
     {"pools", "chain", "partition", "graph", "kernels", "distributed"}
-    | {"stateful", "cache", "clustering", "momentum", "neighbours", "walk_loop", "walks"},
+    | {"stateful", "cache", "clustering", "momentum", "neighbours", "walk_lanes", "walk_loop", "walks"},
     {"losses", "planners", "sampler", "auditing", "batches", "global_losses", "nce", "refresh"},
     {"papers", "testing"},
     {"mining", "evaluate", "report", "data"}

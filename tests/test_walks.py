@@ -16,6 +16,7 @@ from torch import Tensor
 from golden_inputs import cases_of
 from hardneg import walks as walks_module
 from hardneg.graph import ProximityGraph, build_graph
+from hardneg.planners import Proximity
 from hardneg.walks import Walks, walk, walks
 from test_graph import golden_graph
 
@@ -126,12 +127,25 @@ def test_order_of_visits_is_that_of_algorithm_3(compiled: bool) -> None:
 
 @pytest.mark.skipif(not has_numba, reason="the extra `walks` is not installed")
 @pytest.mark.parametrize("steps", ["uniform", "similarity"])
-@pytest.mark.parametrize("restart", [0.0, 0.15, 1.0])
-def test_compiled_and_plain_visit_the_same_nodes(restart: float, steps: str, unit_vectors: UnitVectors) -> None:
+@pytest.mark.parametrize("restart", [0.0, 0.15, 0.6, 1.0])
+@pytest.mark.parametrize("ragged", [False, True])
+def test_compiled_and_numpy_visit_the_same_nodes(
+    restart: float, steps: str, ragged: bool, unit_vectors: UnitVectors, monkeypatch: pytest.MonkeyPatch
+) -> None:
     graph = build_graph(unit_vectors(400, 6), 9, 60, seeded(0))
-    results = [walks(graph, range(4), 70, restart, seeded(5), steps=steps, compiled=c) for c in (True, False)]
-    assert torch.equal(results[0].nodes, results[1].nodes)
-    assert torch.equal(results[0].filled, results[1].filled)
+    if ragged:  # rows of 0 to 9 neighbours
+        cut = torch.arange(9) >= torch.randint(10, (400, 1), generator=seeded(1))
+        graph = ProximityGraph(graph.neighbours.masked_fill(cut, -1), graph.similarities.masked_fill(cut, 0.0))
+    for size in (70, 300):
+        results = [walks(graph, range(4), size, restart, seeded(5), steps=steps, compiled=c) for c in (True, False)]
+        assert torch.equal(results[0].nodes, results[1].nodes)
+        assert torch.equal(results[0].filled, results[1].filled)
+    planner = Proximity(restart=restart, steps=steps)
+    for coverage in ("once", "free"):
+        compiled = planner.plan(graph, 64, seeded(2), coverage=coverage)
+        with monkeypatch.context() as without_numba:
+            without_numba.setattr(walks_module, "compiled_loop", lambda: None)
+            assert planner.plan(graph, 64, seeded(2), coverage=coverage).digest() == compiled.digest()
 
 
 walk_cases = [case for case in cases_of("batchsampler") if "inclusion_prob" in case]

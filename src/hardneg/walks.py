@@ -6,15 +6,17 @@ visits has exactly the distribution of Algorithm 3, no step is lost waiting at t
 algorithm as printed never ends, becomes its limit (the start and its neighbours, as the paper describes it).
 
 Excursions are made several at a time, in turns, since each move waits for memory and different excursions do not wait
-for each other. The inner loop is compiled by numba where the extra ``walks`` is installed; where it is not, the same
-function runs as plain Python on memoryviews and blocks of numpy draws. Both read the same draws and so visit the same
-nodes. (Numpy operations over all excursions at once are no faster than that: there are some thirty of them.)
+for each other. The inner loop is compiled by numba where the extra ``walks`` is installed; where it is not, numpy moves
+all excursions at once (of whole batches, where these ignore each other). A few long excursions leave numpy nothing to
+do at once: then the loop runs as plain Python. All three read the same draws and so visit the same nodes.
 """
 
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from typing import Annotated, Any
 
 import numpy as np
@@ -24,12 +26,17 @@ from torch import Tensor
 
 from hardneg.graph import ProximityGraph, as_graph, optional
 from hardneg.notices import argument_error, check_range
+from hardneg.walk_lanes import Tables, collect, paths
 from hardneg.walk_loop import compiled_loop, walk_on
 
 kinds = ("restart", "random", "breadth_first", "depth_first")
 steps_by = ("uniform", "similarity")
 
 Nodes = NDArray[np.int64]
+Visit = Callable[[Any, Any, Any], Any]
+"""Adds what some excursions find to ``found``: called with taken, found and counts."""
+
+_lanes = 20  # excursions from which numpy is faster than plain Python
 
 
 def walk(
@@ -113,16 +120,20 @@ class Walker:
         self.restart = 0.0
         self.patience = patience
         self.num_neighbours = graph.num_neighbours
-        self._neighbours = np.ascontiguousarray(graph.neighbours.numpy(), dtype=np.int64).reshape(-1)
         self._degrees = graph.degrees.numpy()
-        self._full, self._no_degrees = bool((self._degrees == graph.num_neighbours).all()), self._degrees[:0].copy()
-        self._cumulative = _cumulative(graph) if steps == "similarity" else np.empty(0, dtype=np.float64)
+        self._tables = Tables(
+            np.ascontiguousarray(graph.neighbours.numpy(), dtype=np.int64).reshape(-1),
+            self._degrees[:0].copy() if bool((self._degrees == graph.num_neighbours).all()) else self._degrees,
+            _cumulative(graph) if steps == "similarity" else np.empty(0, dtype=np.float64),
+            graph.num_neighbours,
+        )
         self._seen = np.zeros(len(graph), dtype=np.int32)  # the number of the walk that saw the node last
         self._number, self._start, self._place = 0, 0, 0
         self._frontier: deque[int] = deque()
         if compiled:
             optional("numba", "walks(compiled=True)", extra="walks")
         self._loop = None if compiled is False else compiled_loop()
+        self._scratch = np.empty(len(graph) if self._loop is None else 0, dtype=np.int64)
 
     def independent(
         self, starts: Any, size: int, restart: float, rng: np.random.Generator
@@ -133,17 +144,12 @@ class Walker:
         nodes[:, 0] = starts
         none_taken = np.zeros(len(self._seen), dtype=np.uint8)
         self.begin(int(starts[0]), restart)
-        at_once = self.kind in ("restart", "random") and self.restart * moves >= 1.0
-        lengths = rng.geometric(self.restart, (count, int(self.restart * moves))) if at_once else None
-        totals = lengths.sum(1) if lengths is not None else np.zeros(count, dtype=np.int64)
-        draws, ends = rng.random(int(totals.sum())), np.cumsum(totals).tolist()
-        for row, start in enumerate(nodes[:, 0].tolist()):
-            self.begin(start, restart)
+        for row, visited in enumerate(self._first_excursions(nodes[:, 0], moves if size > 1 else 0, rng)):
+            self.begin(int(nodes[row, 0]), restart)
             found = 1
-            if lengths is not None and size > 1 and self._degrees[start]:
+            if visited is not None:
                 counts = np.zeros(2, dtype=np.int64)
-                own = draws[ends[row] - int(totals[row]) : ends[row]]
-                self._run(lengths[row], own, none_taken, nodes[row, 1:], counts)
+                visited(none_taken, nodes[row, 1:], counts)
                 found += int(counts[0])
             while found < size:
                 more = self.more(size - found, none_taken, rng)
@@ -155,6 +161,23 @@ class Walker:
                     self.jump(int(nodes[row, found]))
                     found, filled[row] = found + 1, filled[row] + 1
         return nodes, filled
+
+    def _first_excursions(self, starts: Nodes, moves: int, rng: np.random.Generator) -> Iterator[Visit | None]:
+        """For each start about as many excursions as ``moves`` allow, all drawn, and in numpy made, at once."""
+        if self.kind not in ("restart", "random") or self.restart * moves < 1.0:
+            yield from [None] * len(starts)
+            return
+        lengths = rng.geometric(self.restart, (len(starts), int(self.restart * moves)))
+        ends = np.cumsum(lengths.sum(1))[:-1]
+        draws = np.split(rng.random(int(lengths.sum())), ends)
+        if self._loop is not None:
+            for own, drawn, start in zip(lengths, draws, starts.tolist(), strict=True):
+                yield partial(self._run, own, drawn) if self._degrees[start] else None
+            return
+        homes = np.repeat(starts, lengths.shape[1])
+        path = paths(self._tables, homes, homes, lengths.reshape(-1), np.concatenate(draws))
+        for own, start in zip(np.split(path, ends), starts.tolist(), strict=True):
+            yield partial(self._collect, own) if self._degrees[start] else None
 
     def begin(self, start: int, restart: float) -> None:
         """A new walk, which has seen its start only."""
@@ -183,12 +206,15 @@ class Walker:
             patience = 10_000 + 50 * want
         found = np.empty(want, dtype=np.int64)
         counts = np.zeros(2, dtype=np.int64)  # nodes found, moves since the last one
+        made = 0
         while counts[0] < want and counts[1] < patience and self._degrees[self._start]:
-            self._advance(min(max(want + want // 4, 64), 8192), rng, taken, found, counts)
+            # As many moves as the rest should take at the rate so far: the fewer turns, the more is done at once.
+            wanted = (want - counts[0]) * (made / max(counts[0], 1) if made else 1.0)
+            made += self._advance(int(min(max(1.25 * wanted, 64), max(patience, 64), 8192)), rng, taken, found, counts)
         return found[: counts[0]]
 
-    def _advance(self, moves: int, rng: np.random.Generator, taken: Any, found: Any, counts: Any) -> None:
-        """Some excursions, about as many as ``moves`` allow.
+    def _advance(self, moves: int, rng: np.random.Generator, taken: Any, found: Any, counts: Any) -> int:
+        """Some excursions, about as many as ``moves`` allow; returns how many moves they made.
 
         One that is longer than that is cut and goes on next time, which changes nothing: its length has no memory.
         """
@@ -201,14 +227,20 @@ class Walker:
             lengths = np.array([min(length, moves)])
         last = self._run(lengths, rng.random(int(lengths.sum())), taken, found, counts)
         self._place = last if cut else self._start
+        return int(lengths.sum())
 
     def _run(self, lengths: Any, draws: Any, taken: Any, found: Any, counts: Any) -> int:
-        """The inner loop; returns the node it ends at."""
+        """Excursions of these lengths; returns the node where the last one ends."""
+        if self._loop is None and len(lengths) >= _lanes:
+            begins = np.full(len(lengths), self._start)
+            begins[0] = self._place
+            path = paths(self._tables, begins, np.full(len(lengths), self._start), lengths, draws)
+            self._collect(path, taken, found, counts)
+            return int(path[-1])
         total = len(draws)
         work: Any = np.empty(total + 3 * len(lengths) + 4, dtype=np.int64)
         work[0], work[1], work[2], work[3] = self._start, self._place, self._number, self.num_neighbours
-        degrees = self._no_degrees if self._full else self._degrees
-        tables = (self._neighbours, degrees, self._cumulative, self._seen)
+        tables = (*self._tables[:3], self._seen)
         if self._loop is not None:
             self._loop(*tables, taken, found, counts, lengths, draws, work)
         else:
@@ -216,10 +248,13 @@ class Walker:
             walk_on(*(memoryview(a) for a in (*tables, taken, found, counts, lengths, draws, work)))  # type: ignore[arg-type]
         return int(work[total + 3])
 
+    def _collect(self, path: Nodes, taken: Any, found: Any, counts: Any) -> None:
+        collect(path, self._number, self._seen, taken, found, counts, self._scratch)
+
     def _search(self, want: int, taken: NDArray[np.uint8], rng: np.random.Generator, patience: int | None) -> Nodes:
         """Breadth first takes the oldest open node and its closest neighbours; depth first the newest, at random."""
         found: list[int] = []
-        table = self._neighbours.reshape(len(taken), self.num_neighbours)  # also where no node has a neighbour
+        table = self._tables.neighbours.reshape(len(taken), self.num_neighbours)  # also where no node has a neighbour
         number = self._number
         idle, patience = 0, patience if patience is not None else len(self._seen) + 1
         while self._frontier and len(found) < want and idle < patience:

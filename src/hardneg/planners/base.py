@@ -103,7 +103,7 @@ class Epoch:
     """What the batches of every epoch have in common: how many, how large, and what they promise.
 
     As many batches as a plain epoch over ``num_instances`` has, whatever the planner. With several replicas a last,
-    smaller batch is cut to a multiple of their number, so that all get the same.
+    smaller batch is cut to a multiple of their number once it is planned, so that all get the same.
     """
 
     num_instances: int
@@ -128,8 +128,8 @@ class Epoch:
     @property
     def sizes(self) -> list[int]:
         whole, rest = divmod(self.num_instances, self.batch_size)
-        rest -= rest % self.num_replicas
-        return [self.batch_size] * whole + ([rest] if rest and not self.drop_last else [])
+        has_rest = rest >= self.num_replicas and not self.drop_last
+        return [self.batch_size] * whole + ([rest] if has_rest else [])
 
     def empty_plan(self, epoch: int) -> Plan:
         return Plan(self.num_instances, self.batch_size, len(self.sizes), epoch, self.seed)
@@ -152,7 +152,7 @@ class Epoch:
         segment = Segment(
             len(plan), count, text_of(planner), digest_of(data), filled, tally.forced, tally.repeated, tally.refused
         )
-        return plan.extended(room.closed, segment)
+        return plan.extended([batch[: len(batch) - len(batch) % self.num_replicas] for batch in room.closed], segment)
 
 
 def text_of(planner: Planner) -> str:
