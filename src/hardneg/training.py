@@ -7,6 +7,7 @@ checkpoint, and several ranks see what one would have seen.
 
 from __future__ import annotations
 
+import os
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
@@ -289,7 +290,16 @@ def _accelerator(options: TrainOptions) -> Accelerator:
         raise ImportError("train needs accelerate; pip install 'hardneg[train]'.") from error
     if options.device == "cuda" and not torch.cuda.is_available():
         raise ValueError("train needs a CUDA device, got device='cuda' and none is visible; use --device cpu.")
-    return Accelerator(cpu=options.device == "cpu", mixed_precision=options.precision)
+    ranks = int(os.environ.get("WORLD_SIZE", 1))
+    # Without cpu=True and without a GPU, Accelerate would take each of the ranks for a run of its own.
+    on_cpu = options.device == "cpu" or (ranks > 1 and not torch.cuda.is_available())
+    accelerator = Accelerator(cpu=on_cpu, mixed_precision=options.precision)
+    if accelerator.num_processes != ranks:
+        raise ValueError(
+            f"train needs Accelerate to see the {ranks} ranks of the launcher, got {accelerator.num_processes}; use "
+            "torchrun --nproc_per_node N, or accelerate launch --multi_gpu --num_processes N (also on CPUs)."
+        )
+    return accelerator
 
 
 def _synchronised(method: Method, accelerator: Accelerator) -> Method:
