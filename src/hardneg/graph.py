@@ -54,11 +54,13 @@ class ProximityGraph:
             raise argument_error("ProximityGraph", "whole numbers [n, K]", "neighbours", shape)
         if self.similarities.shape != self.neighbours.shape:
             raise argument_error("ProximityGraph", f"shape {shape}", "similarities", tuple(self.similarities.shape))
-        if self.neighbours.numel() and not -1 <= int(self.neighbours.min()) <= int(self.neighbours.max()) < len(self):
-            low, high = int(self.neighbours.min()), int(self.neighbours.max())
+        if not self.neighbours.numel():
+            return
+        low, high = map(int, self.neighbours.aminmax())
+        if not -1 <= low <= high < len(self):
             raise argument_error("ProximityGraph", f"nodes in [0, {len(self)})", "neighbours", (low, high))
-        absent = self.neighbours < 0
-        if bool((absent[:, :-1] & ~absent[:, 1:]).any()):
+        absent = self.neighbours < 0 if low < 0 else None
+        if absent is not None and bool((absent[:, :-1] & ~absent[:, 1:]).any()):
             raise ValueError("ProximityGraph needs the -1 of a short row at its end, got one before a neighbour.")
 
     def __len__(self) -> int:
@@ -77,11 +79,10 @@ class ProximityGraph:
     @cached_property
     def digest(self) -> str:
         """Sixteen hex digits that name this graph in a plan."""
-        hashed = hashlib.blake2b(digest_size=8)
-        hashed.update(np.array(self.neighbours.shape).tobytes())
-        hashed.update(np.ascontiguousarray(self.neighbours.numpy()).tobytes())
-        hashed.update(np.ascontiguousarray(self.similarities.numpy()).tobytes())
-        return hashed.hexdigest()
+        hashed = hashlib.sha256(np.array(self.neighbours.shape).tobytes())
+        for part in (self.neighbours.numpy().astype(np.int32), self.similarities.numpy()):
+            hashed.update(np.ascontiguousarray(part))
+        return hashed.hexdigest()[:16]
 
     @classmethod
     def from_lists(cls, rows: Sequence[Sequence[int]], name: str = "given") -> ProximityGraph:
@@ -177,7 +178,7 @@ def _sampled(vectors: Tensor, k: int, m: int, generator: torch.Generator | None)
         return
     others = torch.randperm(n, generator=generator, device=device).cpu()
     for nodes, region in zip(order.tensor_split(regions), others.tensor_split(regions), strict=True):
-        region = region.sort().values
+        region = region.sort().values.to(vectors.device)
         yield from _against_region(nodes, region, vectors, _rows(vectors, region), k, m, generator)
 
 
@@ -185,18 +186,18 @@ def _against_region(
     order: Tensor, region: Tensor, vectors: Tensor, held: Tensor, k: int, m: int, generator: torch.Generator | None
 ) -> Rows:
     """Blocks of nodes against their pools, several blocks at once: a batched matrix product."""
-    device = generator.device if generator is not None else None
     block = min(_block, max(1, m // _pools_per_node))
     blocks = torch.cat([order, order[: -len(order) % block]]).view(-1, block)  # the last one is filled up
     pools, left = _Pools(len(region), m + 1, generator), len(order)
+    region = region.to(vectors.device)
     for nodes in torch.split(blocks, max(1, _chunk_scores // ((m + 1) * (block + vectors.shape[1])))):
-        local = pools.take(len(nodes))
-        pool = region[local]
-        left_out = torch.randint(m + 1, nodes.shape, generator=generator, device=device).cpu()
+        local = pools.take(len(nodes)).to(vectors.device)
+        left_out = torch.randint(m + 1, nodes.shape, generator=generator, device=pools.device)
+        nodes, pool = nodes.to(vectors.device), region[local]
         slot = torch.searchsorted(pool, nodes).clamp(max=m)
-        own = torch.where(pool.gather(1, slot) == nodes, slot, left_out)
+        own = torch.where(pool.gather(1, slot) == nodes, slot, left_out.to(vectors.device))
         scores = torch.bmm(_rows(vectors, nodes), _rows(held, local).transpose(1, 2))
-        scores.scatter_(2, own.to(scores.device)[:, :, None], -torch.inf)
+        scores.scatter_(2, own[:, :, None], -torch.inf)
         values, index = _top(scores.view(-1, m + 1), k)
         neighbours = pool.gather(1, index.view(len(nodes), -1)).view(-1, k)
         yield nodes.view(-1)[:left], neighbours[:left], values[:left]
@@ -205,14 +206,14 @@ def _against_region(
 
 def _rows(vectors: Tensor, index: Tensor) -> Tensor:
     """``vectors[index]``, twice as fast."""
-    return vectors.index_select(0, index.to(vectors.device).view(-1)).view(*index.shape, -1)
+    return vectors.index_select(0, index.view(-1)).view(*index.shape, -1)
 
 
 def _exact(vectors: Tensor, k: int) -> Rows:
     n = len(vectors)
-    for nodes in torch.split(torch.arange(n), max(16, _chunk_scores // n)):
-        scores = vectors[nodes.to(vectors.device)] @ vectors.T
-        scores[torch.arange(len(nodes)), nodes.to(scores.device)] = -torch.inf
+    for nodes in torch.split(torch.arange(n, device=vectors.device), max(16, _chunk_scores // n)):
+        scores = vectors[nodes] @ vectors.T
+        scores.scatter_(1, nodes[:, None], -torch.inf)
         values, index = _top(scores, k)
         yield nodes, index, values
 
@@ -221,7 +222,7 @@ def _top(scores: Tensor, k: int) -> tuple[Tensor, Tensor]:
     plain = scores.device.type != "cpu" or scores.dtype != torch.float32 or sys.byteorder != "little"
     if plain or scores.shape[1] <= 2 * k:
         values, index = scores.topk(k)
-        return values.cpu(), index.cpu()
+        return values, index
     # Score and column in one whole number, because numpy selects and sorts those with vector instructions: twice as
     # fast as torch.topk for 100 of 1,000. The bits of floats are in their order once those of negatives are flipped.
     packed = np.empty(scores.shape, dtype=np.int64)
@@ -250,6 +251,7 @@ class _Pools:
 
     def __init__(self, n: int, size: int, generator: torch.Generator | None) -> None:
         self.n, self.size, self.generator = n, size, generator
+        self.device = generator.device if generator is not None else None
         self._stream = torch.empty(0, dtype=torch.long)
 
     def take(self, count: int) -> Annotated[Tensor, "count size"]:
@@ -265,19 +267,19 @@ class _Pools:
 
     def _continued(self, rest: Tensor) -> Tensor:
         """The nodes left of the last permutation, then all nodes once, those left over last: no pool has one twice."""
-        device = self.generator.device if self.generator is not None else None
-        order = torch.randperm(self.n, generator=self.generator, device=device).cpu()
+        order = torch.randperm(self.n, generator=self.generator, device=self.device).cpu()
         is_rest = torch.zeros(self.n, dtype=torch.bool).index_fill_(0, rest, True)[order]
         return torch.cat([rest, order[~is_rest], order[is_rest]])
 
 
 def _collected(rows: Rows, vectors: Tensor, k: int) -> tuple[Tensor, Tensor]:
-    neighbours = torch.empty(len(vectors), k, dtype=torch.long)
-    similarities = torch.empty(len(vectors), k, dtype=vectors.dtype)
+    """All rows, made where the vectors are and brought to the CPU at the end: a GPU is waited for once."""
+    neighbours = torch.empty(len(vectors), k, dtype=torch.int32, device=vectors.device)
+    similarities = torch.empty(len(vectors), k, dtype=vectors.dtype, device=vectors.device)
     for nodes, index, values in rows:
-        neighbours[nodes] = index
+        neighbours[nodes] = index.to(torch.int32)
         similarities[nodes] = values
-    return neighbours, similarities
+    return neighbours.cpu().long(), similarities.cpu()
 
 
 def _with_faiss(vectors: Tensor, k: int) -> tuple[Tensor, Tensor]:
