@@ -98,16 +98,11 @@ def train(
         _check_batch(options, data, accelerator.num_processes)
         loop = Loop(accelerator, run, options, spec, data, build)
         seconds = loop.run_all(quiet)
-        result = loop.evaluate(test) | {
-            "seconds": round(seconds, 3),
-            "epoch_seconds": loop.epoch_seconds,
-            "steps": loop.total,
-            "epochs": options.epochs,
-        }
+        times = {"seconds": round(seconds, 3), "epoch_seconds": loop.epoch_seconds}
         if accelerator.is_main_process:
-            run.finish(result)
+            run.finish(loop.evaluate(test) | times | {"steps": loop.total, "epochs": options.epochs})
         accelerator.wait_for_everyone()
-    return result
+    return run.result() or {}  # nothing on a machine that does not see the disk of the first rank
 
 
 def _splits(options: TrainOptions) -> tuple[ImageData, ImageData]:
@@ -236,15 +231,14 @@ class Loop:
             self.disk.log(**record)
 
     def evaluate(self, test: ImageData) -> dict[str, Any]:
-        """The figures of the trained encoder, and its embeddings beside them; every rank computes the same."""
+        """The figures of the trained encoder, and its embeddings beside them; the first rank's work."""
         records = self.disk.metrics()
         figures: dict[str, Any] = {"final": records[-1]} if records else {}
         if self.data.labels is None or test.labels is None or self.data.num_labels() < 2:
             return figures
         test = test.to(self.accelerator.device)
         split = self._features(self.data), self.data.labels, self._features(test), test.labels
-        if self.accelerator.is_main_process:
-            write_atomically(self.disk.path / "embeddings.npz", lambda file: save_embeddings(file, *split))  # type: ignore[arg-type]
+        write_atomically(self.disk.path / "embeddings.npz", lambda file: save_embeddings(file, *split))  # type: ignore[arg-type]
         return figures | evaluate_embeddings(*split, seed=0)  # type: ignore[arg-type]
 
     def _save(self) -> None:

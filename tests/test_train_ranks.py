@@ -1,0 +1,161 @@
+"""Two processes launched by Accelerate train as one does: the same global batches, losses, keys and parameters."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from hardneg.runs import Run
+from training_ranks import run_job
+from training_runs import BATCH_SIZE, few_digits, short
+
+pytest.importorskip("accelerate", reason="training needs the extra train")
+
+ULP = 2.0**-23
+LEARNING_RATE = 3e-4
+NUM_IMAGES, STEPS = 160, 160 // BATCH_SIZE
+# A loss is a mean of 64 logarithms of sums of 62 terms, in float32. Two ranks make the vectors in batches of half the
+# size, whose convolutions may add in another order, and add the gradients of the halves: single ulps, which ten small
+# steps do not amplify much. (Many large ones do.) Wrong scales, anchors or batches would show in the second digit.
+LOSS_TOLERANCE = 32 * ULP
+# A gradient of the first convolution is a sum over 320 views of 64 places: sqrt(320 x 64) ulps if errors are random.
+GRADIENT_TOLERANCE = (320 * 64) ** 0.5 * ULP
+# Adam divides each gradient by its own size, so a parameter whose gradient is noise moves by noise of size one. As a
+# share of the way that the parameters can have gone, step by step, the deviation stays small.
+PARAMETER_TOLERANCE = 0.01
+
+PROXIMITY = "proximity(num_candidates=150, num_neighbours=8, restart=0.3, refresh=4"
+SAME_BATCHES = ("uniform", "debiased tilt", "proximity", "moco v2", "supervised")
+
+
+def jobs_of(data: str) -> list[dict[str, Any]]:
+    def job(name: str, recipe: str = "simclr", **options: Any) -> dict[str, Any]:
+        return {"name": name, "recipe": recipe, "options": short(data, learning_rate=LEARNING_RATE, **options)}
+
+    return [
+        job("uniform"),
+        job("debiased tilt", negatives="Tilt(1.0)", tau_plus=0.05),
+        job("proximity", batches=f"{PROXIMITY})") | {"fixed_vectors": True},
+        job("moco v2", "moco", queue=100),  # not a multiple of the batch
+        job("supervised", "supervised", negatives="OtherLabel() * Tilt(1.0)", reduction="pairs"),
+        job("first step", "moco", version="v3", batch_size=NUM_IMAGES, epochs=1),
+        job("harvested", batches=f"{PROXIMITY})"),
+        job("batch statistics", batches=f"{PROXIMITY}, encode=True)") | {"batch_statistics": True},
+    ]
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    folder = tmp_path_factory.mktemp("ranks")
+    jobs = jobs_of(few_digits(folder / "digits.npz", NUM_IMAGES))
+    (folder / "jobs.json").write_text(json.dumps(jobs))
+    flags = "--multi_gpu --num_processes 2 --num_machines 1 --main_process_port 0 --mixed_precision no"
+    script = Path(__file__).with_name("training_ranks.py")
+    command = [sys.executable, "-m", "accelerate.commands.launch", *flags.split(), "--dynamo_backend", "no"]
+    launched = subprocess.Popen(
+        [*command, str(script), str(folder / "jobs.json"), str(folder / "two")],
+        env=os.environ | {"OMP_NUM_THREADS": "1"}, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    for job in jobs:
+        if "batch_statistics" not in job:
+            run_job(job, folder / "one")
+    out, errors = launched.communicate(timeout=300)
+    assert launched.returncode == 0, errors
+    return {"one": folder / "one", "two": folder / "two", "errors": errors + out}
+
+
+def column(path: Path, name: str) -> np.ndarray:
+    return np.array([record[name] for record in Run(path).metrics()], dtype=float)
+
+
+def tensors(path: Path) -> dict[str, np.ndarray]:
+    state = Run(path).load()
+    assert state is not None
+    return {name: value.numpy() for name, value in state["method"].items() if isinstance(value, torch.Tensor)}
+
+
+def batches(path: Path) -> list[list[int]]:
+    """The global batches, the ranks one after the other."""
+    ranks = [json.loads(file.read_text()) for file in sorted(path.glob("batches-*.json"))]
+    return [[i for _, index in parts for i in index] for parts in zip(*ranks, strict=True)]
+
+
+@pytest.mark.parametrize("name", SAME_BATCHES)
+def test_losses_and_diagnostics_are_those_of_one_process(runs: dict[str, Any], name: str) -> None:
+    one, two = runs["one"] / name, runs["two"] / name
+    assert batches(one) == batches(two)
+    assert len(list(two.glob("batches-*.json"))) == 2
+    losses = column(one, "loss")
+    assert len(losses) == 2 * STEPS
+    assert np.ptp(losses) > 0.1  # it does train
+    assert np.allclose(column(two, "loss"), losses, rtol=LOSS_TOLERANCE, atol=0)
+    for diagnostic in ("hardness", "uniform_hardness", "effective_number", "false_negatives", "clamped", "empty"):
+        # Similarities are of size 1, whatever their mean; numbers and shares follow their own size.
+        expected = column(one, diagnostic)
+        tolerance = 100 * ULP * max(1.0, np.nanmax(np.abs(expected)))
+        assert np.allclose(column(two, diagnostic), expected, rtol=0, atol=tolerance, equal_nan=True), diagnostic
+
+
+@pytest.mark.parametrize("name", SAME_BATCHES)
+def test_parameters_and_queue_are_those_of_one_process(runs: dict[str, Any], name: str) -> None:
+    one, two = tensors(runs["one"] / name), tensors(runs["two"] / name)
+    assert one.keys() == two.keys()
+    way = LEARNING_RATE * 2 * STEPS
+    for key, expected in one.items():
+        if expected.dtype.kind == "f":
+            deviation = np.sqrt(np.mean((two[key].astype(float) - expected) ** 2))
+            assert deviation < PARAMETER_TOLERANCE * way, key
+        else:
+            assert np.array_equal(two[key], expected), key  # the ids in the queue, its pointer, the steps taken
+    if name == "moco v2":
+        ids = [key for key in one if key.startswith("queue") and one[key].dtype.kind == "i" and one[key].size == 100]
+        assert ids
+        # The queue holds the last hundred keys of the global batches, whichever rank made them.
+        assert set(one[ids[0]].tolist()) == set(np.concatenate(batches(runs["two"] / name))[-100:])
+
+
+def test_the_first_gradient_of_moco_v3_is_that_of_one_process(runs: dict[str, Any]) -> None:
+    """Its losses part later, without fault: where a rectifier is near 0, the last bit decides."""
+    states = [Run(runs[ranks] / "first step").load() for ranks in ("one", "two")]
+    one, two = ([slot["exp_avg"].double() for slot in state["optimizer"]["state"].values()] for state in states)
+    assert len(one) == len(two) > 10
+    for left, right in zip(one, two, strict=True):
+        assert left.norm() > 0
+        assert (left - right).norm() < GRADIENT_TOLERANCE * left.norm()
+
+
+@pytest.mark.parametrize("name", ["harvested", "batch statistics"])
+def test_the_ranks_plan_the_same_hard_batches(runs: dict[str, Any], name: str) -> None:
+    """A graph of trained vectors follows their last bit, so it is not that of one process; the ranks agree on it."""
+    found = batches(runs["two"] / name)
+    assert len(found) == 2 * STEPS
+    for epoch in (found[:STEPS], found[STEPS:]):
+        assert sorted(np.concatenate(epoch)) == list(range(NUM_IMAGES))
+        assert all(len(batch) == BATCH_SIZE for batch in epoch)
+    hardness = column(runs["two"] / name, "uniform_hardness")
+    plain = column(runs["two"] / "uniform", "uniform_hardness")
+    if name == "harvested":
+        assert np.allclose(column(runs["two"] / name, "loss")[:STEPS], column(runs["two"] / "uniform", "loss")[:STEPS])
+        assert hardness[STEPS:].mean() > plain[STEPS:].mean() + 0.05
+
+
+def test_batch_statistics_that_ranks_cannot_share_are_said(runs: dict[str, Any]) -> None:
+    assert runs["errors"].count("cannot share: each normalises by its own part of the batch") == 1
+    assert "Use an encoder without them" in runs["errors"]
+
+
+def test_the_result_of_two_ranks_is_that_of_one(runs: dict[str, Any]) -> None:
+    one, two = (Run(runs[ranks] / "uniform").result() for ranks in ("one", "two"))
+    assert one is not None
+    assert two is not None
+    assert one.keys() == two.keys()
+    assert abs(one["uniformity"] - two["uniformity"]) < 1e-3
+    assert abs(one["knn"] - two["knn"]) <= 1 / one["num_test"]  # a tie may fall either way
