@@ -269,3 +269,21 @@ def test_refresh_gives_vectors_where_vectors_are_needed(unit_vectors: UnitVector
     Refresh(sampler, 1, lambda: vectors).now()
     assert sampler.data is vectors
     assert Proximity.needs == "graph"
+
+
+def test_a_segment_planned_in_pieces_keeps_its_graph(graph: ProximityGraph, unit_vectors: UnitVectors) -> None:
+    other = graph_of(unit_vectors(N, 6, seed=8), seed=0)
+    sampler = ProximityBatchSampler(N, 8, restart=0.2, seed=3, graph=graph, segment=6, ahead=2)
+    batches = []
+    for batch in sampler:
+        batches.append(batch)
+        if len(batches) == 3:
+            sampler.graph = other
+    assert sorted(i for batch in batches for i in batch) == list(range(N))
+    made_by = [(s.first, s.count, s.graph) for s in sampler.plan.segments]
+    assert made_by[:4] == [(0, 2, graph.digest), (2, 2, graph.digest), (4, 2, graph.digest), (6, 2, other.digest)]
+    again = ProximityBatchSampler(N, 8, restart=0.2, seed=3, graph=graph, segment=6, ahead=2)
+    assert list(again)[:6] == batches[:6], "what is planned depends on the graph at the segment's begin only"
+    assert list(again)[6:] != batches[6:]
+    with pytest.raises(ValueError, match="no plan_file with it, got ahead=2"):
+        ProximityBatchSampler(N, 8, ahead=2, plan_file="plan.npz")

@@ -81,7 +81,7 @@ class ProximityGraph:
         """Sixteen hex digits that name this graph in a plan."""
         hashed = hashlib.sha256(np.array(self.neighbours.shape).tobytes())
         for part in (self.neighbours.numpy().astype(np.int32), self.similarities.numpy()):
-            hashed.update(np.ascontiguousarray(part))
+            hashed.update(np.ascontiguousarray(part).data)
         return hashed.hexdigest()[:16]
 
     @classmethod

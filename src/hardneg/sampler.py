@@ -24,6 +24,9 @@ from hardneg.planners.room import Guard, Room
 from hardneg.planners.uniform import Uniform
 from hardneg.schedules import Number
 
+Source = tuple[Planner, Any, Any]
+"""A planner, its data, and what it prepared from them."""
+
 
 class PlannedBatchSampler(BatchSampler):
     """Any planner behind torch's BatchSampler.
@@ -38,6 +41,10 @@ class PlannedBatchSampler(BatchSampler):
     epoch either way. ``warmup_epochs`` are uniform. Schedules of the planner run over ``total_epochs``. ``plan_file``
     is rewritten whenever a segment is planned, so that a killed run finds its plan there. Without ``set_epoch``, each
     full pass is followed by the next epoch.
+
+    ``ahead`` plans only so many batches of a segment at a time, between the steps of a GPU that has work queued, where
+    a whole segment would keep it waiting. What is not planned yet cannot be saved with the plan: it is for runs that
+    are saved at the ends of epochs.
     """
 
     sampler: Any
@@ -60,10 +67,14 @@ class PlannedBatchSampler(BatchSampler):
         num_replicas: int | None = None,
         rank: int | None = None,
         plan_file: str | Path | None = None,
+        ahead: int | None = None,
     ) -> None:
         self.num_replicas, self.rank = _ranks(type(self).__name__, num_replicas, rank)
         if segment < 1:
             raise argument_error(type(self).__name__, "segments of at least one batch", "segment", segment)
+        if ahead is not None and (ahead < 1 or plan_file is not None):
+            what = "ahead of at least one batch, and no plan_file with it"
+            raise argument_error(type(self).__name__, what, "ahead", ahead)
         size = batch_size * self.num_replicas
         self._epoch_rules = Epoch(num_instances, size, coverage, drop_last, guard, seed, self.num_replicas)
         self.planner, self.num_instances, self.batch_size, self.drop_last = (
@@ -72,7 +83,7 @@ class PlannedBatchSampler(BatchSampler):
             batch_size,
             drop_last,
         )
-        self.seed, self.segment = seed, segment
+        self.seed, self.segment, self.ahead = seed, segment, ahead
         self.warmup_epochs, self.total_epochs, self.plan_file = warmup_epochs, total_epochs, plan_file
         self.sampler = self  # Lightning calls set_epoch on batch_sampler.sampler only
         self.epoch, self._position, self._passed = 0, 0, False
@@ -142,11 +153,15 @@ class PlannedBatchSampler(BatchSampler):
             return self._resumed
         return self._epoch_rules.empty_plan(epoch)
 
-    def _continued(self, plan: Plan, room: Room) -> Plan:
-        """The plan with one more segment, from the data as it is now."""
-        planner, data = self._planner_for(plan.epoch)
-        count = min(self.segment - len(plan) % self.segment, len(self) - len(plan))
-        plan = self._epoch_rules.extended(plan, room, planner, data, self._prepare(planner, data), count)
+    def _source(self, epoch: int) -> Source:
+        """What the next segment is planned from: the data as it is now."""
+        planner, data = self._planner_for(epoch)
+        return planner, data, self._prepare(planner, data)
+
+    def _continued(self, plan: Plan, room: Room, source: Source) -> Plan:
+        """The plan with one more segment, or with a piece of it."""
+        count = min(self.segment - len(plan) % self.segment, len(self) - len(plan), self.ahead or len(self))
+        plan = self._epoch_rules.extended(plan, room, *source, count)
         if self.plan_file is not None and self.rank == 0:
             plan.save(self.plan_file)
         self._plan = plan
@@ -268,7 +283,7 @@ class PlanIterator(Iterator[list[int]]):
             )
 
     def _begin(self, epoch: int, position: int) -> None:
-        self._plan, self._position, self._room = self._sampler._begun(epoch), 0, None
+        self._plan, self._position, self._room, self._source = self._sampler._begun(epoch), 0, None, None
         self._hash = batch_hash(self._plan)
         self._sampler._plan = self._plan
         while self._position < position:
@@ -276,15 +291,19 @@ class PlanIterator(Iterator[list[int]]):
 
     def _advance(self) -> Any:
         if self._position == len(self._plan):
+            sampler = self._sampler
             if self._room is None:
-                self._room = self._sampler._epoch_rules.room(self._plan)
-            self._plan = self._sampler._continued(self._plan, self._room)
+                self._room = sampler._epoch_rules.room(self._plan)
+            if self._source is None or self._position % sampler.segment == 0:
+                self._source = sampler._source(self._plan.epoch)
+            self._plan = sampler._continued(self._plan, self._room, self._source)
         batch = self._plan[self._position]
         self._hash.update(batch.tobytes())
         self._position += 1
         return batch
 
     _room: Room | None
+    _source: Source | None
 
 
 def _ranks(who: str, num_replicas: int | None, rank: int | None) -> tuple[int, int]:

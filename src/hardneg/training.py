@@ -334,6 +334,7 @@ def _sampler(accelerator: Accelerator, options: TrainOptions, spec: BatchSpec, n
         total_epochs=options.epochs,
         num_replicas=accelerator.num_processes,
         rank=accelerator.process_index,
+        ahead=8,
     )
 
 
