@@ -63,6 +63,7 @@ _homes = {
     "planners": ["Guard", "Plan"],
     "sampler": ["PlannedBatchSampler", "ProximityBatchSampler"],
     "mining": ["mine"],
+    "audits": ["Audit", "audit"],
 }
 _home_of = {name: home for home, names in _homes.items() for name in names}
 _modules = ["papers", "planners", "schedules"]
@@ -89,6 +90,8 @@ if TYPE_CHECKING:
     from hardneg.auditing import Diagnosis as Diagnosis
     from hardneg.auditing import assumption_1 as assumption_1
     from hardneg.auditing import diagnose as diagnose
+    from hardneg.audits import Audit as Audit
+    from hardneg.audits import audit as audit
     from hardneg.cache import Cache as Cache
     from hardneg.chain import Chain as Chain
     from hardneg.chain import metropolis_hastings as metropolis_hastings

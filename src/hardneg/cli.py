@@ -11,6 +11,7 @@ from typing import Annotated, Any, get_type_hints
 
 import typer
 
+from hardneg.cli_audit import audit
 from hardneg.cli_mine import mine
 from hardneg.options import RECIPES, TrainOptions
 
@@ -27,6 +28,7 @@ train_app = typer.Typer(
 )
 app.add_typer(train_app, name="train")
 app.command()(mine)
+app.command()(audit)
 
 
 @app.callback(invoke_without_command=True)

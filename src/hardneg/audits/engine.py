@@ -1,0 +1,245 @@
+"""hn.audit: the rules one after the other over chunks of anchors, each against all candidates.
+
+Exact: everything, where every anchor is looked at. With a sample of anchors, means over anchors are unbiased and carry
+a standard error; hubness is unbiased; the hub share is too large and the coverage too small, the more so the fewer
+anchors there are. The candidates are never sampled: ranks and quantiles are those of the whole corpus.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Annotated, Any
+
+import torch
+from torch import Tensor
+
+from hardneg.audits.asked import asked_by_audit
+from hardneg.audits.measure import Chunk, Tally
+from hardneg.audits.result import Audit, Row
+from hardneg.audits.rules import Expressions, Rule, check_rules, default_rules, given_rules, thresholds
+from hardneg.audits.settings import Settings, with_frontier
+from hardneg.audits.subject import Subject, make_subject
+from hardneg.audits.suggest import Search, suggestions
+from hardneg.audits.tags import Tag
+from hardneg.mining.engine import Mined
+from hardneg.mining.pairs import Positives
+from hardneg.types import Keys
+
+_chunk = 1 << 19  # scores at a time: what a processor's cache holds
+_diagnosed = 1 << 19  # scores that diagnose looks at, which costs more than all the rest
+_least_diagnosed = 32
+
+
+def audit(
+    embeddings: Tensor | Keys | None = None,
+    expressions: Expressions = (),
+    *,
+    corpus: Tensor | Keys | None = None,
+    positives: Positives | str | None = None,
+    judgements: Positives | None = None,
+    labels: Tag = None,
+    groups: Tag = None,
+    mined: Mined | Annotated[Tensor, "q k"] | str | Path | None = None,
+    temperature: float = 0.5,
+    tau_plus: float = 0.0,
+    near_duplicate: float = 0.95,
+    num_anchors: int = 512,
+    seed: int = 0,
+    wanted_false_negatives: float | None = None,
+    frontier: bool = True,
+    normalize: bool = True,
+    progress: Callable[[int, int], None] | None = None,
+) -> Audit:
+    """How hard, how false and how concentrated the negatives of each expression are on these embeddings.
+
+    embeddings: the anchors [a, d], a tensor or Keys; they are the candidates, too, unless there is a ``corpus``.
+    positives: vectors of a second view [a, d]; ids of candidates as in ``mine``; ``"label"``: one row of the same
+        label stands in; None: the first judgement of each query, or no positive.
+    labels, groups, judgements: what false negatives are known by. Labels and groups of a corpus are those of its Keys
+        (``labels``, ``clusters``); judgements are relevant ids for each query as in ``mine``, the best first.
+    mined: negatives of each query, as ``mine`` gives them or as ids [q, k]; or the path of a mined file, which then
+        needs nothing else (see docs/audit.md).
+    temperature, tau_plus: of the loss; tilts weigh by exp(beta * similarity / temperature).
+    near_duplicate: cosine from which a candidate is a copy of the anchor or of a positive.
+    num_anchors: how many are looked at, drawn with ``seed``; all of them if there are no more.
+    wanted_false_negatives: search for the hardest rules that stay at or below this share.
+    frontier: also measure a default set of rules; False for logging in training.
+    normalize: take the vectors at unit length; False takes the dot product as it is.
+
+    >>> z = torch.nn.functional.normalize(torch.randn(64, 8), dim=-1)
+    >>> found = audit(z, ["Uniform()", "Tilt(2.0)"], labels=torch.arange(64) % 4, frontier=False)
+    >>> round(found.row("Uniform()").false_negatives, 4)  # 15 of the 63 others
+    0.2381
+    >>> found.row("Tilt(2.0)").similarity > found.random_similarity
+    True
+    """
+    settings = Settings(temperature, tau_plus, near_duplicate, num_anchors, seed, wanted_false_negatives, frontier)
+    if isinstance(mined, (str, Path)):
+        from hardneg.audits.files import AuditOptions, audit_files
+
+        if embeddings is not None or corpus is not None:
+            raise ValueError("audit needs the path of a mined file alone, or tensors, got both; see AuditOptions.")
+        texts = tuple(rule.name for rule in given_rules(expressions))
+        return audit_files(AuditOptions(str(mined), expressions=texts, settings=settings), progress=progress)
+    if embeddings is None:
+        raise ValueError("audit needs embeddings, or the path of a mined file as mined=..., got neither.")
+    with asked_by_audit(), torch.no_grad():
+        subject = make_subject(
+            embeddings,
+            corpus,
+            positives=positives,
+            judgements=judgements,
+            labels=labels,
+            groups=groups,
+            normalize=normalize,
+            seed=seed,
+        )
+        listed = None if mined is None else listed_rows(subject, mined)
+        return audit_subject(subject, given_rules(expressions), settings, listed=listed, progress=progress)
+
+
+def audit_subject(
+    subject: Subject,
+    given: Sequence[Rule],
+    settings: Settings,
+    *,
+    listed: Annotated[Tensor, "a k"] | None = None,
+    progress: Callable[[int, int], None] | None = None,
+) -> Audit:
+    """The audit of what was put together, with the lists of a mined file as one more rule."""
+    rows = sampled_anchors(subject, settings)
+    rules = [Rule("mined", "mined", listed=listed)] if listed is not None else []
+    rules += given
+    if settings.frontier:
+        some = rows[: min(64, max(1, _chunk // len(subject.candidates)))]
+        rules += default_rules(subject.has_positives, thresholds(subject.scores(some, 1.0)), rules)
+    tags = (subject.anchor_tags, subject.candidate_tags)
+    check_rules(
+        rules,
+        positives=subject.has_positives,
+        labels=all(tag.labels is not None for tag in tags),
+        groups=all(tag.clusters is not None for tag in tags),
+    )
+    if not rules:
+        raise ValueError("audit needs at least one expression, got none and frontier=False.")
+    if settings.wanted_false_negatives is not None and not subject.judges:
+        raise ValueError(
+            "audit needs labels, groups or judgements to suggest rules at a share of false negatives, got none."
+        )
+    passes = 1 if settings.wanted_false_negatives is None else 2
+    tell = _told(progress, passes * len(rows))
+    found, random, own, diagnosed = measured(subject, rules, rows, settings, tell)
+    ideas: list[Any] = []
+    if settings.wanted_false_negatives is not None:
+        search = Search(subject, settings.wanted_false_negatives, settings.temperature)
+        for chunk in chunks(subject, rows, settings):
+            search.add(chunk)
+            tell(len(chunk.rows))
+
+        def measure(rules: list[Rule]) -> list[Row]:
+            return measured(subject, rules, rows, settings, lambda done: None)[0]
+
+        ideas, extra = suggestions(search, measure)
+        names = {row.expression for row in found}
+        found += [row for row in extra if row.expression not in names]
+    return Audit(
+        rows=with_frontier(found),
+        suggestions=tuple(ideas),
+        num_anchors=len(rows),
+        num_anchors_in_all=len(subject.askable_rows()),
+        num_candidates=len(subject.candidates),
+        num_diagnosed=diagnosed,
+        judges=subject.judges,
+        positives=_positives_told(subject),
+        temperature=settings.temperature,
+        tau_plus=settings.tau_plus,
+        near_duplicate=settings.near_duplicate,
+        wanted_false_negatives=settings.wanted_false_negatives,
+        seed=settings.seed,
+        random_similarity=random,
+        positive_similarity=own,
+        notes=_notes(subject, settings),
+    )
+
+
+def sampled_anchors(subject: Subject, settings: Settings) -> Annotated[Tensor, "m"]:
+    """Anchors without replacement, in the order in which they were drawn."""
+    rows = subject.askable_rows()
+    order = torch.randperm(len(rows), generator=torch.Generator().manual_seed(settings.seed))
+    return rows[order[: settings.num_anchors]].to(subject.anchors.device)
+
+
+def chunks(subject: Subject, rows: Tensor, settings: Settings) -> Iterator[Chunk]:
+    size = max(1, _chunk // len(subject.candidates))
+    seen = 0
+    for part in rows.split(size):  # type: ignore[no-untyped-call]
+        first = seen < max(_least_diagnosed, _diagnosed // len(subject.candidates))
+        yield Chunk.of(subject, part, settings.temperature, settings.near_duplicate, first)
+        seen += len(part)
+
+
+def measured(
+    subject: Subject, rules: Sequence[Rule], rows: Tensor, settings: Settings, tell: Callable[[int], None]
+) -> tuple[list[Row], float, float, int]:
+    """The rows of the rules, mean similarities of all candidates and of the positives, and how many were diagnosed."""
+    tallies = [Tally(rule, len(subject.candidates)) for rule in rules]
+    random, own, diagnosed = [], [], 0
+    for chunk in chunks(subject, rows, settings):
+        for tally in tallies:
+            tally.add(chunk, settings.tau_plus)
+        scores = chunk.scores
+        count = scores.num_valid()
+        mean = (chunk.similarity * scores.valid).sum(-1).double() / count
+        random.append(mean[count > 0])
+        own.append(scores.positives[scores.positive_valid].double() * settings.temperature)
+        diagnosed += len(chunk.rows) if chunk.diagnosed else 0
+        tell(len(chunk.rows))
+    size = len(subject.askable_rows())
+    found = [tally.row(subject, size, settings.tau_plus) for tally in tallies]
+    return found, float(torch.cat(random).mean()), float(torch.cat(own).mean()), diagnosed
+
+
+def listed_rows(subject: Subject, mined: Mined | Tensor) -> Annotated[Tensor, "a k"]:
+    """The negatives of each anchor as rows of the candidates, -1 where short."""
+    if isinstance(mined, Mined):
+        rows = mined.rows
+    else:
+        ids = subject.candidate_tags.ids
+        from hardneg.mining.pairs import RowsOf
+
+        if mined.ndim != 2 or mined.is_floating_point():
+            raise ValueError(f"audit needs ids [q, k] as mined, got {tuple(mined.shape)} of {mined.dtype}.")
+        rows = RowsOf(ids, len(subject.candidates))(mined.cpu().flatten()).view(mined.shape)
+        if bool(((rows < 0) & (mined.cpu() != -1)).any()):
+            raise ValueError("audit needs mined ids that are in the corpus (or -1 where short), got others.")
+    if len(rows) != len(subject.anchors):
+        raise ValueError(f"audit needs mined negatives of {len(subject.anchors)} anchors, got {len(rows)}.")
+    return rows
+
+
+def _positives_told(subject: Subject) -> str:
+    if subject.views is not None:
+        return "a second view of each anchor"
+    return "none" if subject.pairs is None else "rows of the candidates"
+
+
+def _notes(subject: Subject, settings: Settings) -> tuple[str, ...]:
+    notes = []
+    if not subject.judges:
+        notes.append("No labels, groups or judgements: which negatives are false is not known.")
+    if not subject.has_positives:
+        notes.append("No positives: BelowPositive and the clamped share have no answer.")
+    left = len(subject.anchors) - len(subject.askable_rows())
+    if left:
+        notes.append(f"{left:,} queries without a judgement were left out.")
+    labels = subject.anchor_tags.labels
+    if labels is not None and bool((labels < 0).any()):
+        notes.append(f"{int((labels < 0).sum()):,} anchors have no label and do not count for false negatives.")
+    if "judgements" in subject.judges:
+        notes.append("Judgements are incomplete: what nobody judged counts as no false negative.")
+    return tuple(notes)
+
+
+def _told(progress: Callable[[int, int], None] | None, total: int) -> Callable[[int], None]:
+    return (lambda done: None) if progress is None else (lambda done: progress(done, total))

@@ -1,0 +1,152 @@
+"""What `hardneg audit` reads: embeddings with ids and labels, judgements, the splits of a run."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from torch import Tensor
+
+from hardneg.evaluate import load_embeddings
+from hardneg.mining.problem import side_of_table
+from hardneg.mining.tables import read_table, read_vectors, suffix_of, vector_suffixes
+
+if TYPE_CHECKING:
+    from hardneg.audits.files import AuditOptions
+
+_judged_query = ("query-id", "query_id", "qid", "query")
+_judged_document = ("corpus-id", "corpus_id", "doc_id", "docid", "document_id")
+_judged_score = ("score", "relevance", "label")
+
+
+@dataclass(frozen=True, eq=False)
+class Documents:
+    """Queries or documents: names, and texts, vectors, labels and groups where there are any."""
+
+    ids: Sequence[Any]
+    named: bool
+    texts: list[str] | None = None
+    vectors: Tensor | None = None
+    labels: Sequence[Any] | None = None
+    groups: Sequence[Any] | None = None
+
+
+def side_of(options: AuditOptions, kind: str, path: str | None, beside: str | None) -> Documents:
+    """One side from a file of embeddings, a table, or a table with embeddings beside it.
+
+    For queries, ``path`` holds the embeddings and ``beside`` names the rows; for a corpus, ``path`` is the table and
+    ``beside`` the embeddings.
+    """
+    table_path, vectors_path = (beside, path) if kind == "queries" else (path, beside)
+    if vectors_path is not None and suffix_of(Path(vectors_path)) not in vector_suffixes and table_path is None:
+        table_path = vectors_path
+    if table_path is not None and suffix_of(Path(table_path)) in vector_suffixes:
+        table_path, vectors_path = None, vectors_path or table_path
+    vectors, ids = (None, None) if vectors_path is None else read_vectors(vectors_path, options.embedding_column)
+    tags = {} if vectors_path is None else _arrays(Path(vectors_path), options)
+    if table_path is None:
+        assert vectors is not None
+        return Documents(ids or range(len(vectors)), ids is not None, None, vectors, **tags)
+    table = read_table(table_path)
+    columns = options.columns
+    text, identity = (columns.query, columns.query_id) if kind == "queries" else (columns.corpus, columns.corpus_id)
+    side = side_of_table(table, text, identity, None, kind)
+    if vectors is not None and len(vectors) != len(side):
+        raise ValueError(f"audit needs one embedding for each row of the {kind}, got {len(vectors)} for {len(side)}.")
+    for word, column in (("labels", options.label_column), ("groups", options.group_column)):
+        if column is not None and column in table:
+            tags[word] = table[column]
+        elif column is not None and word not in tags and getattr(options, word) is None:
+            raise ValueError(f"audit needs the column {column!r} in {table_path}, got columns {sorted(table)}.")
+    return Documents(side.ids, side.named, side.texts, vectors, **tags)
+
+
+def _arrays(path: Path, options: AuditOptions) -> dict[str, Any]:
+    """Labels and groups that lie in the same .npz as the embeddings."""
+    if path.suffix != ".npz":
+        return {}
+    wanted = {"labels": options.label_column or "labels", "groups": options.group_column or "groups"}
+    with np.load(path) as file:
+        return {word: file[name] for word, name in wanted.items() if name in file.files}
+
+
+def split_of_run(path: Path, split: str) -> tuple[Tensor, Tensor]:
+    """The features and labels that a training run left."""
+    train_x, train_y, test_x, test_y = load_embeddings(path / "embeddings.npz")
+    return (train_x, train_y) if split == "train" else (test_x, test_y)
+
+
+def read_tags(what: str, path: str, column: str | None) -> Sequence[Any]:
+    """Labels or groups from .npy, .npz, a table, or a text file with one in each line."""
+    file = Path(path)
+    if not file.exists():
+        raise FileNotFoundError(f"audit needs a file of {what} that exists, got {path}.")
+    if file.suffix == ".npy":
+        return list(_flat(np.load(file), what, path))
+    if file.suffix == ".npz":
+        with np.load(file) as arrays:
+            name = column or (what if what in arrays.files else arrays.files[0])
+            if name not in arrays.files:
+                raise ValueError(f"audit needs an array {name!r} of {what} in {path}, got {arrays.files}.")
+            return list(_flat(arrays[name], what, path))
+    if file.suffix == ".txt":
+        return file.read_text(encoding="utf-8").splitlines()
+    table = read_table(path)
+    found = column or next((name for name in (what, what[:-1], "class", "y") if name in table), None)
+    if found is None and len(table) == 1:
+        found = next(iter(table))
+    if found is None or found not in table:
+        raise ValueError(f"audit needs a column of {what} in {path}, got columns {sorted(table)}; name it.")
+    return table[found]
+
+
+def _flat(array: Any, what: str, path: str) -> Any:
+    if array.ndim != 1 or array.dtype.kind not in "iuUSb":
+        raise ValueError(
+            f"audit needs {what} [n] of whole numbers or texts in {path}, got {array.shape} {array.dtype}."
+        )
+    return array
+
+
+def read_judgements(path: str) -> list[tuple[str, str]]:
+    """(query, document) pairs judged above 0, the best grade first; the usual names, or the first two columns."""
+    table = read_table(path)
+    names = list(table)
+    if len(names) < 2:
+        raise ValueError(f"audit needs query ids and document ids in {path}, got columns {names}.")
+    query = next((name for name in _judged_query if name in table), names[0])
+    document = next((name for name in _judged_document if name in table), names[1])
+    grade = next((name for name in _judged_score if name in table), None)
+    try:
+        grades = [1.0] * len(table[query]) if grade is None else [float(value) for value in table[grade]]
+    except (TypeError, ValueError) as error:
+        raise ValueError(f"audit needs numbers as {grade!r} in {path}, got {error}.") from None
+    rows = sorted(zip(grades, table[query], table[document], strict=True), key=lambda row: -row[0])
+    return [(str(q), str(d)) for score, q, d in rows if score > 0]
+
+
+def rows_by_name(side: Documents) -> dict[str, int]:
+    """Ids are matched as text: 12 in one file is "12" in another."""
+    rows = {str(name): row for row, name in enumerate(side.ids)}
+    if len(rows) < len(side.ids):
+        raise ValueError(f"audit needs distinct ids, got {len(side.ids) - len(rows)} repeated.")
+    return rows
+
+
+def judged_lists(
+    judged: Sequence[tuple[str, str]], queries: Mapping[str, int], documents: Mapping[str, int], size: int
+) -> list[list[int]]:
+    """The judged rows of each query; pairs of other queries, or of documents that are not there, do not count."""
+    lists: list[list[int]] = [[] for _ in range(size)]
+    for query, document in judged:
+        if query in queries and document in documents:
+            lists[queries[query]].append(documents[document])
+    if not any(lists):
+        raise ValueError(
+            f"audit needs judgements of these queries and documents, got {len(judged)} pairs of which none match; "
+            "check the ids (without ids, rows are numbered from 0)."
+        )
+    return lists

@@ -1,0 +1,280 @@
+"""Who is compared with whom: anchors, candidates, positives, and what is known to be a false negative.
+
+A candidate is known to be false if it has the anchor's label or group, or is judged relevant to it. Positives and
+rows with the anchor's own id are never candidates. What the positive of an anchor is:
+
+- what ``positives`` says: vectors of a second view [n, d], or ids of candidates;
+- with judgements only, the first one of each query: the rule is told one, the others are what it may walk into;
+- ``positives="label"``: one row of the same label, drawn with the seed, for supervised training;
+- else there is none, and what needs one (BelowPositive, the clamped share) has no answer.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Annotated, Any
+
+import torch
+from torch import Tensor
+from torch.nn.functional import normalize as to_unit
+
+from hardneg.audits.tags import Tag, numbered
+from hardneg.mining.checks import check_finite
+from hardneg.mining.pairs import Pairs, Positives, RowsOf, as_pairs, read_positives
+from hardneg.scoring import widened
+from hardneg.types import Keys, Scores, Tags, same_id
+
+
+@dataclass(frozen=True, eq=False)
+class Subject:
+    """What is audited; positives are second views, or pairs of anchor and candidate row."""
+
+    anchors: Annotated[Tensor, "a d"]
+    candidates: Annotated[Tensor, "n d"]
+    directions: Annotated[Tensor, "n d"]  # the candidates at unit length
+    anchor_tags: Tags
+    candidate_tags: Tags
+    views: Annotated[Tensor, "a d"] | None = None
+    pairs: Pairs | None = None
+    judged: Pairs | None = None
+    askable: Annotated[Tensor, "m"] | None = None  # anchors that may be looked at; None: all
+    unit: bool = True
+    source: str = "pool"
+    names: tuple[Any, ...] | None = None  # of the candidates, in the result
+
+    @property
+    def has_positives(self) -> bool:
+        return self.views is not None or self.pairs is not None
+
+    @property
+    def judges(self) -> tuple[str, ...]:
+        """What false negatives are known by."""
+        known = {"labels": "labels", "groups": "clusters"}
+        found = [word for word, tag in known.items() if self._both(tag)]
+        return (*found, "judgements") if self.judged is not None else tuple(found)
+
+    def askable_rows(self) -> Annotated[Tensor, "m"]:
+        return torch.arange(len(self.anchors)) if self.askable is None else self.askable
+
+    def name_of(self, row: int) -> Any:
+        if self.names is not None:
+            return self.names[row]
+        return row if self.candidate_tags.ids is None else int(self.candidate_tags.ids[row])
+
+    def scores(self, rows: Annotated[Tensor, "b"], temperature: float) -> Scores:
+        """Scores of some anchors against all candidates."""
+        anchors = self.anchors[rows]
+        similarity = anchors @ self.candidates.T
+        positives, real = self._positives(anchors, rows)
+        tags = Tags(*(None if tag is None else tag[rows] for tag in _all(self.anchor_tags)))
+        valid = torch.ones_like(similarity, dtype=torch.bool)
+        if tags.ids is not None and self.candidate_tags.ids is not None:
+            valid &= ~same_id(tags.ids, self.candidate_tags.ids[None])
+        if self.pairs is not None:
+            valid[self.pairs.of(rows)] = False
+        return Scores(
+            positives / temperature,
+            similarity / temperature,
+            real,
+            valid,
+            temperature,
+            tags,
+            Tags(*(None if tag is None else tag[None] for tag in _all(self.candidate_tags))),
+            torch.zeros(len(self.candidates), dtype=torch.long, device=similarity.device),
+            (self.source,),
+        )
+
+    def known_false(self, rows: Annotated[Tensor, "b"], scores: Scores) -> Annotated[Tensor, "b n"]:
+        """Candidates that are known not to be negatives of these anchors."""
+        false = torch.zeros_like(scores.valid)
+        if self._both("labels"):
+            false |= scores.same_label("audit")
+        if self._both("clusters"):
+            false |= scores.same_cluster("audit")
+        if self.judged is not None:
+            false[self.judged.of(rows)] = True
+            if self.pairs is not None:
+                false[self.pairs.of(rows)] = True
+        return false
+
+    def is_known(self, rows: Annotated[Tensor, "b"]) -> Annotated[Tensor, "b"]:
+        """Anchors about which any judge says something: an unlabelled one has no known false negatives."""
+        known = torch.zeros(len(rows), dtype=torch.bool, device=rows.device)
+        for word, tag in (("labels", self.anchor_tags.labels), ("clusters", self.anchor_tags.clusters)):
+            if self._both(word) and tag is not None:
+                known |= tag[rows] >= 0
+        return known | True if self.judged is not None else known
+
+    def near(self, rows: Annotated[Tensor, "b"], scores: Scores, cosine: float) -> Annotated[Tensor, "b n"]:
+        """Candidates whose cosine with the anchor or with one of its positives is at least this."""
+        close = scores.candidates >= scores.tempered(cosine)
+        if not self.unit:
+            close = to_unit(self.anchors[rows], dim=-1) @ self.directions.T >= cosine
+        if self.views is not None:
+            close |= to_unit(self.views[rows], dim=-1) @ self.directions.T >= cosine
+        elif self.pairs is not None:
+            place, column, row = self._columns(rows)
+            for number in range(int(column.max()) + 1 if len(column) else 0):
+                one = column == number
+                close[place[one]] |= self.directions[row[one]] @ self.directions.T >= cosine
+        return close
+
+    def _positives(self, anchors: Tensor, rows: Tensor) -> tuple[Tensor, Tensor]:
+        """Plain similarities [b, p] and which are real; one that is not, where there are none."""
+        if self.views is not None:
+            own = (anchors * self.views[rows]).sum(-1, keepdim=True)
+            return own, torch.ones_like(own, dtype=torch.bool)
+        if self.pairs is None:
+            return anchors.new_zeros(len(rows), 1), torch.zeros(len(rows), 1, dtype=torch.bool, device=anchors.device)
+        place, column, row = self._columns(rows)
+        own = anchors.new_zeros(len(rows), int(column.max()) + 1 if len(column) else 1)
+        real = torch.zeros_like(own, dtype=torch.bool)
+        own[place, column] = (anchors[place] * self.candidates[row]).sum(-1)
+        real[place, column] = True
+        return own, real
+
+    def _columns(self, rows: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """The positives of these anchors: whose, its how manieth, and which candidate."""
+        assert self.pairs is not None
+        place, row = self.pairs.of(rows)
+        count = torch.bincount(place, minlength=len(rows))
+        return place, torch.arange(len(place), device=place.device) - (count.cumsum(0) - count)[place], row
+
+    def _both(self, name: str) -> bool:
+        return getattr(self.anchor_tags, name) is not None and getattr(self.candidate_tags, name) is not None
+
+
+def make_subject(
+    embeddings: Tensor | Keys,
+    corpus: Tensor | Keys | None,
+    *,
+    positives: Positives | str | None = None,
+    judgements: Positives | None = None,
+    labels: Tag = None,
+    groups: Tag = None,
+    normalize: bool = True,
+    seed: int = 0,
+) -> Subject:
+    """Checks everything at the door and puts it together."""
+    anchors = _keys("embeddings", embeddings, labels, groups)
+    if corpus is None:
+        anchors = anchors if anchors.ids is not None else replace(anchors, ids=torch.arange(len(anchors)))
+        candidates = anchors
+    else:
+        candidates = _keys("corpus", corpus, None, None)
+    if anchors.dim != candidates.dim:
+        raise ValueError(
+            f"audit needs embeddings and corpus of one dimension, got {anchors.dim} and {candidates.dim} features."
+        )
+    ready = {id(keys): _prepared(name, keys.vectors, normalize) for name, keys in _named(anchors, candidates)}
+    subject = Subject(
+        ready[id(anchors)],
+        ready[id(candidates)],
+        ready[id(candidates)] if normalize else to_unit(ready[id(candidates)], dim=-1),
+        anchors.tags,
+        candidates.tags,
+        unit=normalize,
+        source=candidates.source or "pool",
+    )
+    rows_of = None if corpus is None and not isinstance(embeddings, Keys) else candidates.ids
+    return _with_positives(subject, positives, judgements, rows_of, normalize, seed)
+
+
+def _with_positives(
+    subject: Subject,
+    positives: Positives | str | None,
+    judgements: Positives | None,
+    ids: Tensor | None,
+    normalize: bool,
+    seed: int,
+) -> Subject:
+    size = len(subject.anchors)
+    if judgements is not None:
+        judged = read_positives(judgements, size, RowsOf(ids, len(subject.candidates)))
+        some = judged.count().nonzero()[:, 0]
+        if not len(some):
+            raise ValueError("audit needs at least one judged document, got judgements of none.")
+        subject = replace(subject, judged=judged, askable=some)
+        if positives is None:
+            first = _flat_first(judgements, size)
+            return replace(subject, pairs=read_positives(first, size, RowsOf(ids, len(subject.candidates))))
+    if positives is None:
+        return subject
+    if isinstance(positives, str):
+        if positives != "label":
+            raise ValueError(f'audit needs positives as vectors, ids or "label", got positives={positives!r}.')
+        return replace(subject, pairs=_same_label(subject, seed))
+    if isinstance(positives, Tensor) and positives.is_floating_point():
+        if positives.shape != subject.anchors.shape:
+            got, wanted = tuple(positives.shape), tuple(subject.anchors.shape)
+            raise ValueError(f"audit needs a second view {wanted} as positives, got positives={got}.")
+        return replace(subject, views=_prepared("positives", positives, normalize))
+    return replace(subject, pairs=read_positives(positives, size, RowsOf(ids, len(subject.candidates))))
+
+
+def _flat_first(judgements: Positives, size: int) -> list[list[Any]]:
+    """The first judged document of each query; lists are the best first."""
+    lists = judgements.view(size, -1).tolist() if isinstance(judgements, Tensor) else judgements
+    real = [[int(one) for one in (each if hasattr(each, "__iter__") else [each]) if int(one) != -1] for each in lists]
+    return [each[:1] for each in real]
+
+
+def _same_label(subject: Subject, seed: int) -> Pairs:
+    """One other row of the same label for each anchor that has one, drawn with the seed."""
+    own, labels = subject.anchor_tags.labels, subject.candidate_tags.labels
+    if own is None or labels is None:
+        raise ValueError('audit needs labels of anchors and candidates for positives="label", got none.')
+    random = torch.Generator().manual_seed(seed)
+    order = torch.randperm(len(labels), generator=random)
+    order = order[labels[order].argsort(stable=True)]  # rows by label, shuffled within each
+    found = labels[order]
+    low, high = torch.searchsorted(found, own), torch.searchsorted(found, own, right=True)
+    place = (torch.rand(len(own), generator=random, dtype=torch.float64) * (high - low)).long()
+    ids = subject.candidate_tags.ids
+    chosen = order[(low + place).clamp(max=len(order) - 1)]
+    if subject.anchor_tags.ids is not None and ids is not None:
+        again = order[(low + (place + 1) % (high - low).clamp(min=1)).clamp(max=len(order) - 1)]
+        chosen = torch.where(ids[chosen] == subject.anchor_tags.ids, again, chosen)
+        some = (high > low) & (ids[chosen] != subject.anchor_tags.ids)
+    else:
+        some = high > low
+    anchors = torch.arange(len(own))
+    return as_pairs(anchors[some], chosen[some], len(own))
+
+
+def _keys(name: str, given: Tensor | Keys, labels: Tag, groups: Tag) -> Keys:
+    keys = given if isinstance(given, Keys) else None
+    if keys is None:
+        if not isinstance(given, Tensor) or given.ndim != 2 or not given.is_floating_point():
+            got = f"{tuple(given.shape)} of {given.dtype}" if isinstance(given, Tensor) else repr(type(given).__name__)
+            raise ValueError(f"audit needs {name} as floats [n, d], got {name}={got}.")
+        keys = Keys(given)
+    if keys.private or not len(keys):
+        raise ValueError(f"audit needs {name} [n, d] with at least one row, got {tuple(keys.vectors.shape)}.")
+    for word, tag in (("labels", labels), ("groups", groups)):
+        if tag is not None:
+            number = numbered(word, tag, len(keys)).to(keys.vectors.device)
+            keys = replace(keys, labels=number) if word == "labels" else replace(keys, clusters=number)
+    return keys
+
+
+def _named(anchors: Keys, candidates: Keys) -> list[tuple[str, Keys]]:
+    return [("embeddings", anchors)] if anchors is candidates else [("embeddings", anchors), ("corpus", candidates)]
+
+
+def _prepared(name: str, vectors: Tensor, normalize: bool) -> Tensor:
+    check_finite(name, vectors)
+    wide = widened(vectors.detach())
+    if not normalize:
+        return wide
+    zero = (wide == 0).all(1)
+    if bool(zero.any()):
+        raise ValueError(
+            f"audit needs vectors with a direction, got {int(zero.sum())} zero vectors in {name}, "
+            f"first in row {int(zero.int().argmax())}; leave those rows out or use normalize=False."
+        )
+    return to_unit(wide, dim=-1)
+
+
+def _all(tags: Tags) -> tuple[Tensor | None, ...]:
+    return tags.ids, tags.labels, tags.clusters
