@@ -3,7 +3,8 @@
     load("digits", "train")                 8 x 8 grey digits, inside scikit-learn
     load("fashion-mnist", "test")           IDX files
     load("cifar10", "train", root="data")   montages, the original archive, or where torchvision put it; cifar100 alike
-    load("folder:photos", size=64)          class folders, or train/ and test/ with class folders
+    load("folder:photos@64")                class folders, or train/ and test/ with class folders; @64 or size=64
+                                            makes the images 64 x 64
     load("npz:images.npz")                  arrays images and labels; test_images and test_labels if there are
     load("hf:uoft-cs/cifar10")              a data set of the Hugging Face hub or its cache, through `datasets`
 
@@ -13,6 +14,7 @@ Ids are unique over both splits. Where a data set has no test split, a fixed fif
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -110,6 +112,8 @@ def load(name: str, split: str = "train", root: str | Path | None = None, *, siz
     if split not in SPLITS:
         raise argument_error("load", f"a split among {SPLITS}", "split", split)
     kind, _, path = name.partition(":")
+    if kind in ("folder", "hf") and (square := re.fullmatch(r"(.+)@(\d+)", path)):
+        path, size = square[1], int(square[2])
     if size is not None and (kind not in ("folder", "hf") or size < 4):
         raise argument_error("load", "a size of at least 4 pixels, and that for folder: and hf: only", "size", size)
     if kind == "folder":
@@ -132,8 +136,10 @@ def check_name(name: str) -> None:
     """Raises unless ``load`` would know the name; reads nothing, so that a command line can ask first."""
     kind, colon, path = name.partition(":")
     if not (kind in ("folder", "npz", "hf") and path) and not (kind in NAMED and not colon):
-        what = f"a data set among {', '.join(NAMED)}, folder:PATH, npz:PATH, hf:NAME"
-        raise argument_error("load", what, "name", name)
+        raise ValueError(
+            f"load needs a data set among {', '.join(NAMED)}, folder:PATH, npz:PATH, hf:NAME, got name={name!r}; "
+            "digits needs no files, and images of your own are folder:PATH, with a folder for each class."
+        )
 
 
 def from_pairs(pairs: Iterable[tuple[Any, int]], name: str, *, size: int | None = None) -> ImageData:

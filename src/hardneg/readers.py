@@ -346,7 +346,7 @@ def same_shape(images: list[Array], where: list[str]) -> Array:
         if image.shape != images[0].shape:
             raise ValueError(
                 f"load needs images of one size, got {images[0].shape[:2]} in {where[0]} and {image.shape[:2]} in "
-                f"{place}; size=64 makes all of them 64 x 64."
+                f"{place}; size=64, or folder:PATH@64 on the command line, makes all of them 64 x 64."
             )
     return np.stack(images)
 

@@ -7,6 +7,7 @@ checkpoint, and several ranks see what one would have seen.
 
 from __future__ import annotations
 
+import math
 import os
 import time
 from abc import ABC, abstractmethod
@@ -23,10 +24,11 @@ from torch.nn.functional import normalize
 from hardneg.auditing import Diagnosis
 from hardneg.augment import PRESETS, Augment, preset_for
 from hardneg.batches import BatchSpec, parse_batches
-from hardneg.data import ImageData, load
-from hardneg.encoders import Encoder, build_encoder, embed, has_batch_statistics
+from hardneg.data import ImageData, check_name, load
+from hardneg.encoders import Encoder, build_encoder, check_encoder, embed, has_batch_statistics
 from hardneg.evaluate import evaluate_embeddings, save_embeddings
 from hardneg.graph import ProximityGraph
+from hardneg.negatives import parse
 from hardneg.notices import warn_once
 from hardneg.options import TrainOptions
 from hardneg.refresh import Refresh
@@ -83,9 +85,11 @@ def train(
 ) -> dict[str, Any]:
     """Trains, evaluates and writes a run directory; returns the final figures.
 
-    A finished run is not trained again: with ``resume`` its figures are returned.
+    A finished run is not trained again: with ``resume`` its figures are returned. Without labels, or with one class
+    only, there is nothing to evaluate: the run then ends with its losses and diagnostics.
     """
-    accelerator, spec = _accelerator(options), parse_batches(options.batches)
+    spec = _check_words(options)
+    accelerator = _accelerator(options)
     run = Run(Path(out))
     with run.alone() if accelerator.is_main_process else nullcontext():
         if accelerator.is_main_process:
@@ -110,7 +114,20 @@ def _splits(options: TrainOptions) -> tuple[ImageData, ImageData]:
     data = load(options.data, "train", options.data_root)
     if options.evaluate_on == "validation":
         return data.held_out()
-    return data, load(options.data, "test", options.data_root)
+    test = load(options.data, "test", options.data_root)
+    if data.images.shape[1:] != test.images.shape[1:]:
+        shapes = f"{tuple(data.images.shape[1:])} and {tuple(test.images.shape[1:])}"
+        raise ValueError(f"train needs train and test images of one size, got {shapes} in {options.data!r}.")
+    return data, test
+
+
+def _check_words(options: TrainOptions) -> BatchSpec:
+    """Raises for names and expressions that nobody knows, before anything is loaded or written."""
+    check_name(options.data)
+    if options.encoder != "auto":
+        check_encoder(options.encoder)
+    parse(options.negatives)
+    return parse_batches(options.batches)
 
 
 def encoder_for(options: TrainOptions, data: ImageData) -> Encoder:
@@ -160,6 +177,8 @@ class Loop:
 
     def run_all(self, quiet: bool) -> float:
         """All epochs that are left; returns the seconds of training, over all attempts."""
+        if self.step == 0 and self.spec.encode and self.spec.warmup == 0:
+            self.refresh.now()
         with _progress(quiet or not self.accelerator.is_main_process, self.total, self.step) as show:
             for epoch in range(self.epoch, self.options.epochs):
                 begun = time.perf_counter()
@@ -204,7 +223,8 @@ class Loop:
                 self.harvested = torch.zeros(len(self.data), keys.dim, device=keys.vectors.device)
             assert keys.ids is not None
             self.harvested[keys.ids] = keys.vectors.to(self.harvested)
-        if self.step == self.spec.warmup * len(self.sampler):
+        # Without a warm-up, the first epoch is uniform until a refresh, since nothing is known of the images before.
+        if self.step == max(1, self.spec.warmup) * len(self.sampler):
             self.refresh.now(self.step)
         elif epoch >= self.spec.warmup:
             self.refresh(self.step)
@@ -226,6 +246,11 @@ class Loop:
             found = self.method.diagnose().summary()
             loss = self.accelerator.reduce(loss.detach(), "mean")  # MoCo's is that of the rank's own anchors
         record = {"step": self.step, "epoch": epoch, "loss": float(loss), **found}
+        if not math.isfinite(record["loss"]):
+            raise ValueError(
+                f"train needs a finite loss, got loss={record['loss']} at step {self.step}; lower --learning-rate, "
+                "raise --temperature, or use --precision no. The last checkpoint is from before."
+            )
         show(record)
         if self.accelerator.is_main_process:
             self.disk.log(**record)
