@@ -78,7 +78,7 @@ def content(path: Path) -> dict[str, bytes]:
 @pytest.mark.parametrize("name", ["cifar", "mnist", "folder:", "digits:there", ""])
 def test_an_unknown_data_set_lists_the_known_ones(name: str, tmp_path: Path) -> None:
     with pytest.raises(
-        ValueError, match="digits, fashion-mnist, cifar10, cifar100, folder:PATH.* digits needs no files"
+        ValueError, match=r"digits, fashion-mnist, cifar10, cifar100, folder:PATH.* digits needs no files"
     ):
         run("simclr", tmp_path / "run", short(name))
     assert not (tmp_path / "run").exists()
@@ -252,7 +252,7 @@ def test_a_checkpoint_copied_from_another_run_is_refused(data: str, begun: Path,
     run("moco", tmp_path / "moco", options_of(data, epochs=1))
     shutil.copy(tmp_path / "moco" / "checkpoint.pt", begun / "checkpoint.pt")
     before = content(begun)
-    with pytest.raises(ValueError, match="is the checkpoint of another run .*moco.*delete it to train from the beginn"):
+    with pytest.raises(ValueError, match=r"is the checkpoint of another run .*moco.*delete it to train"):
         run("simclr", begun, options_of(data), resume=True)
     assert content(begun) == before
     (begun / "checkpoint.pt").unlink()
