@@ -30,6 +30,7 @@ from hardneg.notices import argument_error
 _block = 256  # nodes that share a pool, at most: a larger block is not faster, and ties more nodes together
 _pools_per_node = 8  # a node is in M / block pools: with fewer than this, many nodes would be nobody's neighbour
 _chunk_scores = 2**22  # numbers held at once: more is not faster
+_whole = {2: torch.int16, 4: torch.int32, 8: torch.int64}
 _region_bytes = 2**24  # of the vectors that a part of the nodes takes its candidates from
 
 
@@ -79,9 +80,13 @@ class ProximityGraph:
     @cached_property
     def digest(self) -> str:
         """Sixteen hex digits that name this graph in a plan."""
-        hashed = hashlib.sha256(np.array(self.neighbours.shape).tobytes())
-        for part in (self.neighbours.numpy().astype(np.int32), self.similarities.numpy()):
-            hashed.update(np.ascontiguousarray(part).data)
+        # Rows are folded by the powers of an odd number, in whole numbers that wrap around, because hashing every byte takes as long
+        # as building the graph on a GPU.
+        weights = torch.full((self.num_neighbours,), 0x9E3779B97F4A7C1).cumprod(0)
+        hashed = hashlib.sha256(repr((tuple(self.neighbours.shape), self.similarities.dtype)).encode())
+        bits = self.similarities.contiguous().view(_whole[self.similarities.element_size()])
+        for part in (self.neighbours, bits):
+            hashed.update(torch.mv(part, weights.to(part.dtype)).numpy().data)
         return hashed.hexdigest()[:16]
 
     @classmethod
@@ -191,7 +196,7 @@ def _against_region(
     pools, left = _Pools(len(region), m + 1, generator), len(order)
     region = region.to(vectors.device)
     for nodes in torch.split(blocks, max(1, _chunk_scores // ((m + 1) * (block + vectors.shape[1])))):
-        local = pools.take(len(nodes)).to(vectors.device)
+        local = pools.take(len(nodes)).to(vectors.device).sort(dim=1).values
         left_out = torch.randint(m + 1, nodes.shape, generator=generator, device=pools.device)
         nodes, pool = nodes.to(vectors.device), region[local]
         slot = torch.searchsorted(pool, nodes).clamp(max=m)
@@ -243,7 +248,7 @@ def _flip(bits: NDArray[np.int32], out: NDArray[np.int32]) -> None:
 
 
 class _Pools:
-    """Uniform sets of ``size`` of the n nodes, sorted: a stream of permutations cut into pieces.
+    """Uniform sets of ``size`` of the n nodes: a stream of permutations cut into pieces.
 
     So all nodes are candidates equally often. Pools drawn independently would leave some nodes out of all of them, and
     no walk could ever reach those. Nothing here looks at a node's number, so each pool by itself is uniform.
@@ -260,7 +265,7 @@ class _Pools:
             if len(self._stream) < self.size:
                 self._stream = self._continued(self._stream)
             whole = min(missing, len(self._stream) // self.size)
-            parts.append(self._stream[: whole * self.size].view(whole, self.size).sort(dim=1).values)
+            parts.append(self._stream[: whole * self.size].view(whole, self.size))
             self._stream = self._stream[whole * self.size :]
             missing -= whole
         return torch.cat(parts)
