@@ -4,8 +4,14 @@ BIN := .venv/bin
 
 .PHONY: demo test check format bench clean
 
-demo: .venv/installed
-	$(BIN)/python experiments/demo.py --out runs/demo
+# Given again, it shows the finished comparison; `make clean` forgets it.
+demo: .venv/demo
+	$(BIN)/hardneg compare --data digits --seeds 3 --epochs 15 --batch-size 128 --jobs 2 --out runs/demo \
+	  --arm "simclr(temperature=0.5)" \
+	  --arm "simclr(temperature=0.25)" \
+	  --arm "hcl(temperature=0.5, beta=1, tau_plus=0.1)" \
+	  --arm "simclr(temperature=0.5) @ proximity(num_candidates=200, refresh=11)" \
+	  --arm "supcon(temperature=0.5)"
 
 test: .venv/installed check
 	$(BIN)/python -m pytest -n 2
@@ -23,8 +29,14 @@ bench: .venv/installed
 	$(BIN)/pip install --quiet -c constraints.txt -e '.[bench]'
 	$(BIN)/python benchmarks/dense_loss.py
 
+# Less than for the tests, and so quicker: the demo needs scikit-learn and accelerate.
+.venv/demo: pyproject.toml constraints.txt
+	test -x $(BIN)/python || $(PYTHON) -m venv .venv
+	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[eval,train]'
+	touch $@
+
 .venv/installed: pyproject.toml constraints.txt
-	$(PYTHON) -m venv .venv
+	test -x $(BIN)/python || $(PYTHON) -m venv .venv
 	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
 	touch $@
 

@@ -8,7 +8,6 @@ import re
 import struct
 import zlib
 from dataclasses import asdict
-from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +21,7 @@ from hardneg.report import write_report
 from hardneg.report.axes import ticks
 from hardneg.report.line_chart import Line, line_chart, thinned
 from hardneg.report.png import encode_png, thumbnail
+from html_page import Page
 
 ARMS = (
     "simclr(temperature=0.5)",
@@ -32,48 +32,6 @@ ARMS = (
 ACCURACY = {ARMS[0]: [0.80, 0.82, 0.81], ARMS[1]: [0.85, 0.86, 0.865], ARMS[2]: [0.855, 0.859, 0.864]}
 ACCURACY[ARMS[3]] = [0.79, 0.83, 0.815]
 NUM_TEST = 40
-
-
-class Page(HTMLParser):
-    """The words of the page by the id of the table or element they are in, and every tag with its attributes."""
-
-    def __init__(self, text: str) -> None:
-        super().__init__()
-        self.tags: list[tuple[str, dict[str, str | None]]] = []
-        self.cells: dict[str, list[list[str]]] = {}
-        self.words = ""
-        self.open: list[str] = []
-        self._table: str | None = None
-        self._cell = False
-        self.feed(text)
-
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        self.tags.append((tag, dict(attrs)))
-        if tag not in ("meta", "img", "circle", "line", "path", "polyline"):
-            self.open.append(tag)
-        if tag == "table":
-            self._table = dict(attrs).get("id")
-        if self._table is not None and tag == "tr":
-            self.cells.setdefault(self._table, []).append([])
-        if self._table is not None and tag in ("td", "th"):
-            self.cells[self._table][-1].append("")
-            self._cell = True
-
-    def handle_endtag(self, tag: str) -> None:
-        if tag in ("circle", "line", "path", "polyline"):
-            return
-        assert self.open.pop() == tag, f"</{tag}> closes another element"
-        self._cell = self._cell and tag not in ("td", "th")
-        self._table = None if tag == "table" else self._table
-
-    def handle_data(self, data: str) -> None:
-        if "style" not in self.open:
-            self.words += data
-        if self._cell and self._table is not None:
-            self.cells[self._table][-1][-1] += data
-
-    def with_class(self, name: str) -> list[dict[str, str | None]]:
-        return [attributes for _, attributes in self.tags if name in (attributes.get("class") or "").split()]
 
 
 def read(path: Path) -> Page:

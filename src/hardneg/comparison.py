@@ -95,6 +95,11 @@ def compare(comparison: Comparison, out: Path, *, jobs: int = 1, show: Callable[
     return summary
 
 
+def letter_of(number: int) -> str:
+    """The short name of an arm in tables and charts: A, B, ... Z, 27, 28 ..."""
+    return chr(ord("A") + number) if number < 26 else str(number + 1)
+
+
 def read_tune(text: str) -> tuple[str, tuple[float, ...]]:
     """``temperature=0.1,0.2`` as an option and its values."""
     name, _, values = text.partition("=")
@@ -228,7 +233,8 @@ def sentences(rows: list[Row], comparison: Comparison) -> list[str]:
             if abs(points) > width
             else f"not beyond noise (with {comparison.seeds} seeds, less than {seen:.2f} points is not seen reliably)"
         )
-        said.append(f"{row.arm} is {abs(points):.2f} points {side} {first.arm}: {verdict}.")
+        where = f"{abs(points):.2f} points {side}" if abs(points) >= 0.005 else "level with"
+        said.append(f"{row.arm} is {where} {first.arm}: {verdict}.")
     return said
 
 

@@ -9,7 +9,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from hardneg.comparison import TITLES, Comparison, compare, measure
+from hardneg.comparison import TITLES, Comparison, compare, letter_of, measure
 
 
 def compare_and_show(comparison: Comparison, out: Path, jobs: int) -> None:
@@ -31,32 +31,43 @@ def compare_and_show(comparison: Comparison, out: Path, jobs: int) -> None:
             progress.advance(task)
 
         summary = compare(comparison, out, jobs=jobs, show=show)
+    show_comparison(summary, console)
+    console.print(Text(f"report: {write_report(out)}"), soft_wrap=True)
+
+
+def show_comparison(summary: dict[str, Any], console: Console) -> None:
+    """The arms by their letters, the table, and what the differences are worth."""
+    for letter, row in zip(_letters(summary), summary["rows"], strict=True):
+        console.print(Text(f"{letter}  {row['arm']}"))
     console.print(comparison_table(summary))
     for sentence in [*summary["sentences"], *summary["notes"]]:
         console.print(Text(sentence))
-    console.print(f"report: {write_report(out)}")
 
 
 def comparison_table(summary: dict[str, Any]) -> Table:
-    table = Table(
-        title=f"{measure(summary['metric'], summary.get('k'))}, %, every seed and the mean", title_justify="left"
-    )
-    for name in ("arm", "seeds", "mean", "against the first", "eff. temp.", "false neg.", "hardness", "clamped", "s"):
-        table.add_column(name, justify="left" if name == "arm" else "right")
-    for row in summary["rows"]:
-        against = "" if row["difference"] is None else _interval(row["difference"], row["difference_half_width"])
+    """One line for each arm, narrow enough for 80 columns with three seeds."""
+    title = f"{measure(summary['metric'], summary.get('k'))}, %: every seed, and means with 95 % intervals"
+    table = Table(title=title, title_justify="left", box=None, pad_edge=False, padding=(0, 2, 0, 0))
+    heads = ("", "\nseeds", "\nmean", "against\nthe first", "eff.\ntemp.", "false\nneg. %", "hard-\nness")
+    for name in (*heads, "clam-\nped %", "\nsec."):
+        table.add_column(name, justify="right" if name else "left", no_wrap="seeds" not in name)
+    for letter, row in zip(_letters(summary), summary["rows"], strict=True):
         table.add_row(
-            Text(row["arm"]),
+            letter,
             " ".join(f"{100 * value:.1f}" for value in row["values"]),
             _interval(row["mean"], row["half_width"], sign=False),
-            against,
+            "" if row["difference"] is None else _interval(row["difference"], row["difference_half_width"]),
             f"{row['effective_temperature']:.3g}",
-            f"{100 * row['false_negatives']:.1f} %",
+            f"{100 * row['false_negatives']:.1f}",
             f"{row['hardness']:.3f}",
-            f"{100 * row['clamped']:.0f} %",
+            f"{100 * row['clamped']:.0f}",
             f"{row['seconds']:.0f}",
         )
     return table
+
+
+def _letters(summary: dict[str, Any]) -> list[str]:
+    return [letter_of(number) for number in range(len(summary["rows"]))]
 
 
 def show_evaluation(result: dict[str, Any]) -> None:
@@ -70,4 +81,4 @@ def show_evaluation(result: dict[str, Any]) -> None:
 
 
 def _interval(value: float, half: float, sign: bool = True) -> str:
-    return f"{100 * value:{'+' if sign else ''}.2f} ± {100 * half:.2f}"
+    return f"{100 * value:{'+' if sign else ''}.1f} ± {100 * half:.1f}"

@@ -88,19 +88,23 @@ def _verdict(story: Story) -> str:
     return " ".join(said)
 
 
+def _aside(arm: ArmRuns, story: Story) -> str:
+    """What must be known of an arm to read its figures rightly."""
+    said = ["the one that the others are held against"] if story.kind == "comparison" and arm is story.arms[0] else []
+    said += ["it is told the class of every training image"] if arm.uses_labels else []
+    return f' <span class="small">({"; ".join(said)})</span>' if said else ""
+
+
 def _setting(story: Story) -> str:
     """What was done, for a reader who has not read the papers."""
-    options, first = story.options, story.arms[0]
+    options = story.options
     finished = next((result for arm in story.arms for result in arm.finished()), {})
     measures = {
         "knn": f"each test image takes the class that its {finished.get('k', 200)} nearest training images vote for",
         "1nn": "each test image takes the class of its nearest training image",
         "linear": "a logistic regression is fitted to the features, which stay as they are",
     }
-    held = (
-        ' <span class="small">(the one that the others are held against)</span>' if story.kind == "comparison" else ""
-    )
-    arms = "".join(f"<li>{named(arm)}{held if arm is first else ''}</li>" for arm in story.arms)
+    arms = "".join(f"<li>{named(arm)}{_aside(arm, story)}</li>" for arm in story.arms)
     budget = [
         f"{options['epochs']} passes over the training images" if "epochs" in options else "",
         f"batches of {options['batch_size']}" if "batch_size" in options else "",

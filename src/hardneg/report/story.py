@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeGuard
 
+from hardneg.comparison import letter_of
 from hardneg.runs import Run
 
 Table = dict[str, Any]
@@ -36,9 +37,11 @@ class ArmRuns:
 
     @property
     def letter(self) -> str:
-        if self.alone:
-            return ""
-        return chr(ord("A") + self.number) if self.number < 26 else str(self.number + 1)
+        return "" if self.alone else letter_of(self.number)
+
+    @property
+    def uses_labels(self) -> bool:
+        return any(one.config.get("recipe") == "supervised" for one in self.seeds)
 
     def finished(self) -> list[dict[str, Any]]:
         return [one.result for one in self.seeds if one.result is not None]

@@ -23,7 +23,7 @@ WORDS = {
     "Effective number of negatives": "How many equally weighted negatives would be as concentrated (1 / sum of the "
     "squared weights). Close to the number in the batch: all count. Small: a few decide.",
     NOISE: "95 % intervals over the seeds. A difference is taken seed by seed; it is beyond noise where its "
-    "interval leaves out 0.",
+    "interval leaves out 0. It tells of chance in training, not of which images happen to be in the test set.",
 }
 
 
