@@ -8,6 +8,7 @@ anchors there are. The candidates are never sampled: ranks and quantiles are tho
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -15,6 +16,7 @@ import torch
 from torch import Tensor
 
 from hardneg.audits.asked import asked_by_audit
+from hardneg.audits.findings import find_in_rows
 from hardneg.audits.measure import Chunk, Tally
 from hardneg.audits.result import Audit, Row
 from hardneg.audits.rules import Expressions, Rule, check_rules, default_rules, given_rules, thresholds
@@ -23,12 +25,13 @@ from hardneg.audits.subject import Subject, make_subject
 from hardneg.audits.suggest import Search, suggestions
 from hardneg.audits.tags import Tag
 from hardneg.mining.engine import Mined
-from hardneg.mining.pairs import Positives
+from hardneg.mining.pairs import Positives, RowsOf
 from hardneg.types import Keys
 
 _chunk = 1 << 19  # scores at a time: what a processor's cache holds
 _diagnosed = 1 << 19  # scores that diagnose looks at, which costs more than all the rest
 _least_diagnosed = 32
+_for_thresholds = 1 << 22
 
 
 def audit(
@@ -96,7 +99,8 @@ def audit(
             seed=seed,
         )
         listed = None if mined is None else listed_rows(subject, mined)
-        return audit_subject(subject, given_rules(expressions), settings, listed=listed, progress=progress)
+        found = audit_subject(subject, given_rules(expressions), settings, listed=listed, progress=progress)
+        return found if listed is None else replace(found, mined=find_in_rows(subject, listed))
 
 
 def audit_subject(
@@ -112,7 +116,7 @@ def audit_subject(
     rules = [Rule("mined", "mined", listed=listed)] if listed is not None else []
     rules += given
     if settings.frontier:
-        some = rows[: min(64, max(1, _chunk // len(subject.candidates)))]
+        some = rows[: min(64, max(1, _for_thresholds // len(subject.candidates)))]
         rules += default_rules(subject.has_positives, thresholds(subject.scores(some, 1.0)), rules)
     tags = (subject.anchor_tags, subject.candidate_tags)
     check_rules(
@@ -130,6 +134,8 @@ def audit_subject(
     passes = 1 if settings.wanted_false_negatives is None else 2
     tell = _told(progress, passes * len(rows))
     found, random, own, diagnosed = measured(subject, rules, rows, settings, tell)
+    # On few candidates a default rule may leave nobody a negative; that is no news.
+    found = [row for row in found if row.kind != "default" or row.without_negatives < 1]
     ideas: list[Any] = []
     if settings.wanted_false_negatives is not None:
         search = Search(subject, settings.wanted_false_negatives, settings.temperature)
@@ -206,8 +212,6 @@ def listed_rows(subject: Subject, mined: Mined | Tensor) -> Annotated[Tensor, "a
         rows = mined.rows
     else:
         ids = subject.candidate_tags.ids
-        from hardneg.mining.pairs import RowsOf
-
         if mined.ndim != 2 or mined.is_floating_point():
             raise ValueError(f"audit needs ids [q, k] as mined, got {tuple(mined.shape)} of {mined.dtype}.")
         rows = RowsOf(ids, len(subject.candidates))(mined.cpu().flatten()).view(mined.shape)

@@ -13,6 +13,7 @@ from torch.nn.functional import normalize
 from hardneg.audits.lists import Lists
 from hardneg.audits.measure import NUM_HUBS
 from hardneg.audits.result import Example, Hub, MinedFindings
+from hardneg.audits.subject import Subject
 
 _same_vector = 1.0 - 1e-6  # the cosine of a vector with itself, after rounding
 _most_examples = 5
@@ -106,17 +107,22 @@ def _hubs(count: Counter[Any], num_documents: int | None) -> tuple[Hub, ...]:
     return tuple(Hub(name, number / total, number / total * size) for name, number in count.most_common(NUM_HUBS))
 
 
-def lists_of_rows(
-    names: Sequence[Any] | None, listed: Annotated[Tensor, "q k"], positives: Sequence[Sequence[int]]
-) -> Lists:
-    """Mined rows in memory as lists of names (rows, where there are none)."""
-
-    def named(rows: Sequence[int]) -> list[Any]:
-        return [row if names is None else names[row] for row in rows if row >= 0]
-
-    rows = listed.tolist()
-    own = [named(each) for each in positives] if positives else [[] for _ in rows]
-    return Lists(list(range(len(rows))), own, [named(each) for each in rows], listed.shape[1])
+def find_in_rows(subject: Subject, listed: Annotated[Tensor, "q k"]) -> MinedFindings:
+    """Looks at lists in memory: rows of the candidates, under the names these have."""
+    own: list[list[int]] = [[] for _ in range(len(listed))]
+    if subject.pairs is not None:
+        for query, row in zip(*(each.tolist() for each in subject.pairs.of(torch.arange(len(listed)))), strict=True):
+            own[query].append(row)
+    rows = [[row for row in each if row >= 0] for each in listed.tolist()]
+    name = {row: subject.name_of(row) for each in (*own, *rows) for row in each}
+    lists = Lists(
+        list(range(len(rows))),
+        [[name[row] for row in each] for each in own],
+        [[name[row] for row in each] for each in rows],
+        listed.shape[1],
+    )
+    row_of = {named: row for row, named in name.items()}
+    return find(lists, row_of=row_of, vectors=subject.candidates, num_documents=len(subject.candidates))
 
 
 def as_rows(lists: Lists, row_of: Mapping[Any, int]) -> Annotated[Tensor, "q k"]:

@@ -61,6 +61,7 @@ def _spots(audit: Audit) -> list[Spot]:
             f"{row.expression}: similarity {number(row.similarity)}, {percent(row.false_negatives)} false",
             row.similarity,
             row.false_negatives,
+            0.0 if math.isnan(row.false_negatives_error) else row.false_negatives_error,
             _colour(row),
             row.on_frontier,
             row.kind in ("given", "mined"),
@@ -86,7 +87,7 @@ def _frontier(audit: Audit) -> str:
         "Each dot is a rule, with its number in the table below. To the right negatives are harder, upwards more of "
         "them "
         "are false. Filled dots on the dashed line are the frontier: no other rule has negatives as similar with fewer "
-        "false ones. A thick rim: a rule you asked about."
+        "false ones. A rim: a rule you asked about. Vertical lines: one standard error."
     )
     return (
         '<section><h2 class="h">The hardness-falseness frontier</h2>'

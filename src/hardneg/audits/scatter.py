@@ -19,13 +19,15 @@ Box = tuple[float, float, float, float]
 STYLE = """
 svg .spot{fill:currentColor;fill-opacity:.16;stroke:currentColor;stroke-width:1.6}
 svg .front .spot{fill-opacity:1}svg .front text.number{fill:var(--card)}svg text.number{fill:var(--ink);
-font-size:10.5px;font-weight:700}svg .asked .spot{stroke-width:3.4}svg text.rule{fill:var(--ink);font-size:11.5px;
+font-size:10.5px;font-weight:700}svg .rim{fill:none;stroke:var(--ink);stroke-width:2}
+svg text.rule{fill:var(--ink);font-size:11.5px;
 font-family:ui-monospace,SFMono-Regular,Menlo,Consolas,monospace}svg .best{fill:none;stroke:var(--ink);
 stroke-width:1.4;stroke-dasharray:5 4;opacity:.65}svg .random{stroke:var(--dim);stroke-width:1.2;stroke-dasharray:2 4}
 .narrow{display:none}.num{display:inline-block;min-width:1.9em;text-align:center;font-weight:700;font-size:.8rem;
 border:1.6px solid currentColor;border-radius:1em;margin-right:.5em;line-height:1.5}
 .num.front{background:currentColor}.num.front b{color:var(--card)}.num b{font-weight:700;color:var(--ink)}
-#results td{white-space:nowrap}
+@media(min-width:761px){#results td{white-space:nowrap}
+#results th:first-child{min-width:15.5em}}
 @media(max-width:760px){.wide-chart{display:none}.narrow{display:block}}
 """
 
@@ -39,6 +41,7 @@ class Spot:
     told: str
     x: float
     y: float
+    error: float
     colour: int
     front: bool
     asked: bool
@@ -57,7 +60,7 @@ def scatter(spots: Sequence[Spot], random: float, *, width: int, height: int, na
         path = " ".join(f"{x(spot.x):.1f},{y(spot.y):.1f}" for spot in front)
         body.append(f'<polyline class="best" points="{path}"/>')
     drawn = sorted(spots, key=lambda spot: (spot.asked, spot.front))
-    body += [_dot(spot, x(spot.x), y(spot.y)) for spot in drawn]
+    body += [_dot(spot, x, y, RADIUS if named else RADIUS - 2) for spot in drawn]
     if named:
         body.append(_names(drawn[::-1], x, y, width, height))
     told = "; ".join(f"{spot.number}: {spot.told}" for spot in spots)
@@ -68,13 +71,21 @@ def scatter(spots: Sequence[Spot], random: float, *, width: int, height: int, na
     )
 
 
-def _dot(spot: Spot, x: float, y: float) -> str:
+def _dot(spot: Spot, x_axis: Axis, y_axis: Axis, radius: float) -> str:
+    x, y = x_axis(spot.x), y_axis(spot.y)
+    low, high = y_axis(spot.y - spot.error), y_axis(spot.y + spot.error)
+    rim = f'<circle class="rim" cx="{x:.1f}" cy="{y:.1f}" r="{radius + 4}"/>' if spot.asked else ""
     kinds = " ".join(word for word, on in (("front", spot.front), ("asked", spot.asked)) if on)
     return (
         f'<g class="c{spot.colour} {kinds}"><title>{escape(spot.told)}</title>'
-        f'<circle class="spot" cx="{x:.1f}" cy="{y:.1f}" r="{RADIUS}"/>'
+        f'{rim}{_error(spot, x, low, high)}<circle class="spot" cx="{x:.1f}" cy="{y:.1f}" r="{radius}"/>'
         f'<text class="number" x="{x:.1f}" y="{y + 3.7:.1f}" text-anchor="middle">{spot.number}</text></g>'
     )
+
+
+def _error(spot: Spot, x: float, low: float, high: float) -> str:
+    """One standard error either way."""
+    return f'<line class="interval" x1="{x:.1f}" x2="{x:.1f}" y1="{low:.1f}" y2="{high:.1f}"/>' if spot.error else ""
 
 
 def _random(value: float, x: Axis, y: Axis) -> str:

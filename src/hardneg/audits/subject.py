@@ -166,7 +166,8 @@ def make_subject(
         raise ValueError(
             f"audit needs embeddings and corpus of one dimension, got {anchors.dim} and {candidates.dim} features."
         )
-    ready = {id(keys): _prepared(name, keys.vectors, normalize) for name, keys in _named(anchors, candidates)}
+    wide = torch.promote_types(anchors.vectors.dtype, candidates.vectors.dtype)
+    ready = {id(keys): _prepared(name, keys.vectors, normalize, wide) for name, keys in _named(anchors, candidates)}
     subject = Subject(
         ready[id(anchors)],
         ready[id(candidates)],
@@ -208,7 +209,7 @@ def _with_positives(
         if positives.shape != subject.anchors.shape:
             got, wanted = tuple(positives.shape), tuple(subject.anchors.shape)
             raise ValueError(f"audit needs a second view {wanted} as positives, got positives={got}.")
-        return replace(subject, views=_prepared("positives", positives, normalize))
+        return replace(subject, views=_prepared("positives", positives, normalize, subject.anchors.dtype))
     return replace(subject, pairs=read_positives(positives, size, RowsOf(ids, len(subject.candidates))))
 
 
@@ -262,9 +263,9 @@ def _named(anchors: Keys, candidates: Keys) -> list[tuple[str, Keys]]:
     return [("embeddings", anchors)] if anchors is candidates else [("embeddings", anchors), ("corpus", candidates)]
 
 
-def _prepared(name: str, vectors: Tensor, normalize: bool) -> Tensor:
+def _prepared(name: str, vectors: Tensor, normalize: bool, dtype: torch.dtype) -> Tensor:
     check_finite(name, vectors)
-    wide = widened(vectors.detach())
+    wide = widened(vectors.detach().to(dtype))
     if not normalize:
         return wide
     zero = (wide == 0).all(1)

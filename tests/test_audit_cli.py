@@ -1,0 +1,271 @@
+"""`hardneg audit` from end to end: every kind of input, and one set of numbers in JSON, table and page."""
+
+from __future__ import annotations
+
+import json
+import re
+from html import unescape
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from typer.testing import CliRunner
+
+import hardneg as hn
+from hardneg.audits.files import AuditOptions, audit_files
+from hardneg.audits.settings import Settings
+from hardneg.audits.terminal import ABSENT, COLUMNS
+from hardneg.cli import app
+from hardneg.evaluate import save_embeddings
+from test_audit import make_data
+from test_mine_files import write_lines
+
+
+@pytest.fixture
+def files(tmp_path: Path) -> dict[str, str]:
+    z, views, labels = make_data(60)
+    np.save(tmp_path / "z.npy", z.float().numpy())
+    np.save(tmp_path / "views.npy", views.float().numpy())
+    np.save(tmp_path / "labels.npy", labels.numpy())
+    return {name: str(tmp_path / f"{name}.npy") for name in ("z", "views", "labels")}
+
+
+def call(*arguments: str) -> Any:
+    return CliRunner().invoke(app, ["audit", *arguments], env={"COLUMNS": "250"})
+
+
+class Cells(HTMLParser):
+    """The rows of #results as lists of texts."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.rows: list[list[str]] = []
+        self.inside = self.cell = False
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        if tag == "table":
+            self.inside = ("id", "results") in attrs
+        elif tag == "tr" and self.inside:
+            self.rows.append([])
+        elif tag in ("td", "th") and self.inside:
+            self.rows[-1].append("")
+            self.cell = True
+
+    def handle_endtag(self, tag: str) -> None:
+        self.cell = self.cell and tag not in ("td", "th")
+        self.inside = self.inside and tag != "table"
+
+    def handle_data(self, data: str) -> None:
+        if self.cell:
+            self.rows[-1][-1] += data
+
+
+def test_from_end_to_end(files: dict[str, str], tmp_path: Path) -> None:
+    """JSON, terminal and page say the same numbers, and those are hn.audit's."""
+    out = tmp_path / "out"
+    result = call(
+        files["z"], "--labels", files["labels"], "--positives", files["views"], "-e", "Tilt(3.0)", "-e",
+        "BelowPositive(0.1)", "--temperature", "0.3", "--tau-plus", "0.1", "--wanted-false-negatives", "0.3",
+        "--num-anchors", "50", "--seed", "3", "--out", str(out),
+    )  # fmt: skip
+    assert result.exit_code == 0, result.output
+    told = json.loads((out / "audit.json").read_text(), parse_constant=pytest.fail)
+    z, views, labels = (torch.from_numpy(np.load(files[name])) for name in ("z", "views", "labels"))
+    found = hn.audit(
+        z, ["Tilt(3.0)", "BelowPositive(0.1)"], labels=labels, positives=views, temperature=0.3, tau_plus=0.1,
+        wanted_false_negatives=0.3, num_anchors=50, seed=3,
+    )  # fmt: skip
+    same = found.to_dict()
+    for name in ("rows", "suggestions", "num_anchors", "random_similarity", "positive_similarity", "exact"):
+        assert told[name] == same[name], name
+    page = Cells()
+    html = (out / "audit.html").read_text()
+    page.feed(html)
+    header, *cells = page.rows
+    shown = {name: show for name, show in COLUMNS.items() if name in header}
+    assert header == ["rule", *shown]
+    assert len(cells) == len(found.rows) == len(told["rows"])
+    terminal = unescape(result.output)
+    for number, (row, line) in enumerate(zip(found.rows, cells, strict=True), 1):
+        assert line[0] == f"{number}{row.expression}"
+        assert line[1:] == [show(row) for show in shown.values()]
+        [printed] = [
+            each for each in terminal.splitlines() if re.match(rf"│ [* ] {re.escape(row.expression)} +│", each)
+        ][:1]
+        assert [cell.strip() for cell in printed.split("│")[2:-1]] == line[1:]
+    for one in told["suggestions"]:
+        assert (one["expression"] or one["family"]) in unescape(html)
+        assert one["told"] in unescape(html)
+    assert "http" not in html.replace('http-equiv="Content-Security-Policy"', "")
+    assert html.count("<svg") == 2
+    assert "audit.html" in result.output
+    assert [path.name for path in sorted(out.iterdir())] == ["audit.html", "audit.json"]  # nothing half written
+
+
+def test_a_run_directory(tmp_path: Path) -> None:
+    z, _, labels = make_data(60)
+    save_embeddings(tmp_path / "embeddings.npz", z[:40], labels[:40], z[40:], labels[40:])
+    for split, size in (("test", 20), ("train", 40)):
+        result = call(str(tmp_path), "--split", split, "-o", str(tmp_path / split), "--no-frontier", "-e", "Uniform()")
+        assert result.exit_code == 0, result.output
+        told = json.loads((tmp_path / split / "audit.json").read_text())
+        assert told["num_candidates"] == size
+        assert told["rows"][0]["false_negatives"] == pytest.approx(
+            hn.audit((z[40:] if split == "test" else z[:40]).float(), "Uniform()", frontier=False,
+                     labels=labels[40:] if split == "test" else labels[:40]).rows[0].false_negatives
+        )  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", ["npz", "parquet", "jsonl", "safetensors", "txt", "csv"])
+def test_labels_and_embeddings_in_any_format(kind: str, files: dict[str, str], tmp_path: Path) -> None:
+    z, labels = np.load(files["z"]), np.load(files["labels"])
+    words = [f"class {label}" for label in labels]
+    path, more = str(tmp_path / f"data.{kind}"), []
+    if kind == "npz":
+        np.savez(path, vectors=z, labels=labels)
+    elif kind == "safetensors":
+        save = pytest.importorskip("safetensors.numpy", reason="needs safetensors").save_file
+        save({"vectors": z}, path)
+        more = ["--labels", files["labels"]]
+    elif kind == "txt":
+        (tmp_path / "labels.txt").write_text("\n".join(words))
+        path, more = files["z"], ["--labels", str(tmp_path / "labels.txt")]
+    elif kind == "csv":
+        (tmp_path / "labels.csv").write_text("name,label\n" + "".join(f"{i},{word}\n" for i, word in enumerate(words)))
+        path, more = files["z"], ["--labels", str(tmp_path / "labels.csv")]
+    else:
+        rows = [{"id": f"x{i}", "embedding": z[i].tolist(), "kind": word} for i, word in enumerate(words)]
+        if kind == "jsonl":
+            write_lines(Path(path), rows)
+        else:
+            pyarrow = pytest.importorskip("pyarrow", reason="needs the extra 'mine'")
+            pytest.importorskip("pyarrow.parquet").write_table(pyarrow.Table.from_pylist(rows), path)
+        more = ["--label-column", "kind"]
+    result = call(path, *more, "-e", "Rank(0, 3)", "--no-frontier", "-o", str(tmp_path / "out"))
+    assert result.exit_code == 0, result.output
+    told = json.loads((tmp_path / "out" / "audit.json").read_text())
+    wanted = hn.audit(torch.from_numpy(z), "Rank(0, 3)", labels=torch.from_numpy(labels), frontier=False).rows[0]
+    assert told["rows"][0]["false_negatives"] == pytest.approx(wanted.false_negatives, abs=1e-9)
+    if kind in ("jsonl", "parquet"):
+        assert str(told["rows"][0]["hubs"][0]["id"]).startswith("x")
+
+
+def test_queries_and_a_corpus_with_judgements(tmp_path: Path) -> None:
+    z, _, _ = make_data(60)
+    np.save(tmp_path / "q.npy", z[:5].float().numpy())
+    np.save(tmp_path / "d.npy", z[5:].float().numpy())
+    queries = write_lines(tmp_path / "queries.jsonl", [{"id": f"q{i}", "text": f"query {i}"} for i in range(5)])
+    corpus = write_lines(tmp_path / "corpus.jsonl", [{"id": i * 10, "text": f"text {i}"} for i in range(55)])
+    judged = [(f"q{i}", 10 * (i + j), 1 + j) for i in range(4) for j in range(3)] + [("q0", 540, 0)]
+    lines = "".join(f"{q}\t{d}\t{s}\n" for q, d, s in judged)
+    (tmp_path / "qrels.tsv").write_text(f"query-id\tcorpus-id\tscore\n{lines}")
+    result = call(
+        str(tmp_path / "q.npy"), "--queries", queries, "--corpus", corpus, "--corpus-embeddings",
+        str(tmp_path / "d.npy"), "--judgements", str(tmp_path / "qrels.tsv"), "-o", str(tmp_path / "out"),
+    )  # fmt: skip
+    assert result.exit_code == 0, result.output
+    told = json.loads((tmp_path / "out" / "audit.json").read_text())
+    best_first = [[i + 2, i + 1, i] for i in range(4)] + [[]]
+    wanted = hn.audit(z[:5].float(), corpus=z[5:].float(), judgements=best_first)
+    assert [row["false_negatives"] for row in told["rows"]] == [row.false_negatives for row in wanted.rows]
+    assert told["num_anchors"] == 4
+    assert any(row["expression"].startswith("BelowPositive") for row in told["rows"])
+
+
+def write_wrong(tmp_path: Path) -> dict[str, str]:
+    z = np.random.default_rng(0).standard_normal((6, 3)).astype(np.float32)
+    bad = z.copy()
+    bad[2, 1] = np.nan
+    arrays = {
+        "z": z,
+        "nan": bad,
+        "five": np.arange(5),
+        "flat": np.arange(6.0),
+        "narrow": z[:, :2],
+        "y": np.arange(6) % 2,
+    }
+    for name, array in arrays.items():
+        np.save(tmp_path / f"{name}.npy", array)
+    (tmp_path / "none.tsv").write_text("query-id\tcorpus-id\tscore\nx\ty\t1\n")
+    (tmp_path / "half.parquet").write_bytes(b"PAR1")
+    write_lines(tmp_path / "table.jsonl", [{"id": 1, "text": "a"}])
+    return {"dir": str(tmp_path), **{name: str(tmp_path / f"{name}.npy") for name in arrays}}
+
+
+WRONG: list[tuple[list[str], str]] = [
+    (["{dir}/nowhere.npy"], "exists, got"),
+    (["{nan}"], "audit needs finite vectors, got NaN or inf in embeddings: first in row 2"),
+    (["{flat}"], "embeddings [n, d]"),
+    (["{z}", "--labels", "{five}"], "for each of 6 rows, got 5 labels"),
+    (["{z}", "--labels", "{dir}/nowhere.npy"], "file of labels that exists"),
+    (["{z}", "--labels", "{z}"], "labels [n] of whole numbers"),
+    (["{z}", "--positives", "{narrow}"], "second view (6, 3)"),
+    (["{z}", "-e", "BelowPositive(0.1)"], "needs positives, and embeddings alone have none"),
+    (["{z}", "-e", "Tlit(1.0)"], "Did you mean Tilt?"),
+    (["{z}", "--judgements", "{dir}/none.tsv"], "of which none match"),
+    (["{z}", "--corpus-embeddings", "{z}"], "give --judgements"),
+    (["{z}", "--corpus-embeddings", "{narrow}", "--judgements", "{dir}/none.tsv"], "none match"),
+    (["{z}", "--wanted-false-negatives", "0.02"], "needs labels, groups or judgements"),
+    (["{z}", "--wanted-false-negatives", "2"], "wanted_false_negatives"),
+    (["{z}", "--similarity", "l2"], "similarity in"),
+    (["{z}", "--out", "{z}"], "needs a folder as --out"),
+    (["{dir}/table.jsonl"], "or a mined file, got"),
+    (["{dir}/half.parquet"], "Parquet"),
+    (["{z}", "--temperature", "0"], "temperature above 0"),
+]
+
+
+@pytest.mark.parametrize(("arguments", "message"), WRONG, ids=[str(number) for number in range(len(WRONG))])
+def test_wrong_input_is_one_sentence_and_writes_nothing(arguments: list[str], message: str, tmp_path: Path) -> None:
+    known = write_wrong(tmp_path)
+    out = [] if "--out" in arguments else ["--out", str(tmp_path / "out")]
+    result = call(*(each.format(**known) for each in arguments), *out)
+    assert result.exit_code == 2, result.output
+    assert message in " ".join(result.output.split())
+    assert "Traceback" not in result.output
+    assert not (tmp_path / "out").exists()
+
+
+def test_python_reads_a_mined_file_as_the_command_does(tmp_path: Path) -> None:
+    rows = [{"anchor": f"a{i}", "positive": f"p{i}", "negative": f"p{(i + 1) % 4}"} for i in range(4)]
+    mined = write_lines(tmp_path / "mined.jsonl", rows)
+    found = hn.audit(mined=mined, num_anchors=7)
+    again = audit_files(AuditOptions(mined, settings=Settings(num_anchors=7)))
+    assert found.mined == again.mined
+    assert found.mined is not None
+    assert found.mined.negatives == 4
+    assert call(mined, "-o", str(tmp_path / "out")).exit_code == 0
+
+
+def test_help_teaches() -> None:
+    text = " ".join(call("--help").output.split())
+    for part in (
+        "Examples:",
+        "hardneg audit mined.parquet",
+        "--wanted-false-negatives",
+        "--expression",
+        "--judgements",
+    ):
+        assert part in text
+
+
+def test_the_page_escapes_names(tmp_path: Path) -> None:
+    rows = [{"anchor": "<b>a</b>", "positive": "<script>p</script>", "negative": "<SCRIPT>p</script>"}]
+    mined = write_lines(tmp_path / "mined.jsonl", rows)
+    html = hn.audit(mined=mined).write_html(tmp_path / "a.html").read_text()
+    assert "<script>" not in html.lower()
+    assert "&lt;script&gt;p" in html.lower()
+
+
+def test_absent_columns_are_left_out(files: dict[str, str], tmp_path: Path) -> None:
+    assert call(files["z"], "-o", str(tmp_path / "out")).exit_code == 0
+    html = (tmp_path / "out" / "audit.html").read_text()
+    page = Cells()
+    page.feed(html)
+    assert "false negatives" not in page.rows[0]
+    assert "clamped" not in page.rows[0]
+    assert not any(ABSENT in cell for row in page.rows for cell in row)
+    assert "it is not known which negatives are false" in html

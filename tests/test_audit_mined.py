@@ -1,0 +1,168 @@
+"""Audits of mined files: planted faults are found in every format, with the manifest, with other tables, and alone."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from hardneg.audits.files import AuditOptions, audit_files
+from hardneg.audits.lists import Lists, read_lists
+from hardneg.audits.settings import Settings
+from hardneg.mining.job import run
+from hardneg.mining.options import MineOptions
+from test_mine_files import encode, make_rows, write_lines
+
+pytest.importorskip("pyarrow", reason="needs the extra 'mine'")
+FORMATS = ("triplet", "n-tuple", "labeled-pair", "labeled-list", "ids")
+QUIET = Settings(frontier=False)
+
+
+@pytest.fixture
+def tables(tmp_path: Path) -> dict[str, str]:
+    queries, corpus = make_rows()
+    np.save(tmp_path / "q.npy", encode([row["query"] for row in queries]))
+    np.save(tmp_path / "d.npy", encode([row["text"] for row in corpus]))
+    return {
+        "queries": write_lines(tmp_path / "queries.jsonl", queries),
+        "corpus": write_lines(tmp_path / "corpus.jsonl", corpus),
+        "query_embeddings": str(tmp_path / "q.npy"),
+        "corpus_embeddings": str(tmp_path / "d.npy"),
+    }
+
+
+def mine_into(tables: dict[str, str], out: Path, **changes: Any) -> str:
+    options = {"negatives": "Rank(1, 40)", "k": 4, **changes}
+    run(MineOptions(out=str(out), **tables, **options))
+    return str(out)
+
+
+@pytest.mark.parametrize("suffix", [".parquet", ".jsonl", ""])
+@pytest.mark.parametrize("kind", FORMATS)
+def test_every_format_says_the_same(kind: str, suffix: str, tables: dict[str, str], tmp_path: Path) -> None:
+    if suffix == "":
+        pytest.importorskip("datasets", reason="needs the extra 'text'")
+    mined = mine_into(tables, tmp_path / f"mined{suffix}", format=kind)
+    found = audit_files(AuditOptions(mined, settings=QUIET))
+    told = found.mined
+    assert told is not None
+    assert (told.queries, told.negatives, told.wanted, told.short) == (20, 80, 4, 0)
+    assert (told.equal_to_positive, told.positive_under_another_id, told.repeated) == (0, 0, 0)
+    assert told.queries_without == 0
+    assert told.documents_in_corpus == 60
+    row = found.row("mined")
+    lists = read_lists(mined)
+    vectors = {row["text"]: v for row, v in zip(*_texts(tables, "corpus"), strict=True)}
+    vectors |= {row["id"]: v for row, v in zip(*_texts(tables, "corpus"), strict=True)}
+    asked = {row["query"]: v for row, v in zip(*_texts(tables, "queries"), strict=True)}
+    asked |= {row["id"]: v for row, v in zip(*_texts(tables, "queries"), strict=True)}
+    similar = [
+        float(np.mean([asked[query] @ vectors[name] for name in names]))
+        for query, names in zip(lists.queries, lists.negatives, strict=True)
+    ]
+    assert row.similarity == pytest.approx(np.mean(similar), abs=1e-5)
+    assert row.effective_number == pytest.approx(4)
+
+
+def _texts(tables: dict[str, str], side: str) -> tuple[list[dict[str, Any]], np.ndarray]:
+    rows = [json.loads(line) for line in Path(tables[side]).read_text().splitlines()]
+    vectors = np.load(tables["query_embeddings" if side == "queries" else "corpus_embeddings"]).astype(np.float64)
+    return rows, vectors / np.linalg.norm(vectors, axis=1, keepdims=True)
+
+
+def test_planted_faults_are_found(tables: dict[str, str], tmp_path: Path) -> None:
+    """A copy of the positive under another id, by text; one by its vector; the positive itself; one twice."""
+    rows, vectors = _texts(tables, "corpus")
+    rows += [{"id": "copy", "text": "  " + rows[0]["text"].upper()}, {"id": "twin", "text": "other words"}]
+    write_lines(Path(tables["corpus"]), rows)
+    np.save(tables["corpus_embeddings"], np.concatenate([vectors, -vectors[:1], 3 * vectors[2:3]]))
+    theirs = [
+        {"query_id": "q0", "positive_ids": ["d0"], "negative_ids": ["d5", "copy", "d7"]},
+        {"query_id": "q1", "positive_ids": ["d1", "d21"], "negative_ids": ["d21", "d8", "d8"]},
+        {"query_id": "q2", "positive_ids": ["d2"], "negative_ids": ["twin", "d30"]},
+    ]
+    mined = write_lines(tmp_path / "theirs.jsonl", theirs)
+    found = audit_files(AuditOptions(mined, settings=QUIET, **tables))
+    told = found.mined
+    assert told is not None
+    assert told.positive_under_another_id == 2
+    assert told.equal_to_positive == 1
+    assert told.repeated == 1
+    assert told.short == 1  # the longest list has three
+    assert [(one.query, one.negative, one.equals) for one in told.examples] == [
+        ("q0", "copy", "d0"),
+        ("q1", "d21", "d21"),
+        ("q2", "twin", "d2"),
+    ]
+    assert told.compared_by == ("ids", "texts", "vectors")
+    # By text alone the twin is not seen; by names alone neither is the copy.
+    words = audit_files(AuditOptions(mined, settings=QUIET, corpus=tables["corpus"], queries=tables["queries"])).mined
+    assert words is not None
+    assert (words.positive_under_another_id, words.compared_by) == (1, ("ids", "texts"))
+    alone = audit_files(AuditOptions(mined, settings=QUIET))
+    assert alone.mined is not None
+    assert (alone.mined.positive_under_another_id, alone.mined.equal_to_positive) == (0, 1)
+    assert alone.rows == ()
+    assert "no manifest" in " ".join(alone.notes)
+    assert found.row("mined").near_duplicates == pytest.approx((0 + 1 / 3 + 1 / 2) / 3)  # the positive and the twin
+
+
+def test_judgements_tell_false_negatives_of_a_file(tables: dict[str, str], tmp_path: Path) -> None:
+    mined = mine_into(tables, tmp_path / "mined.parquet", format="ids")
+    lists = read_lists(mined)
+    judged = [(f"q{i}", lists.negatives[i][0], 1) for i in range(10)] + [("q3", "d3", 0), ("nobody", "d1", 1)]
+    file = tmp_path / "qrels.tsv"
+    file.write_text("query-id\tcorpus-id\tscore\n" + "".join(f"{q}\t{d}\t{s}\n" for q, d, s in judged))
+    found = audit_files(AuditOptions(mined, settings=QUIET, judgements=str(file)))
+    assert found.num_anchors == 10  # the queries that were judged
+    assert found.row("mined").false_negatives == pytest.approx(1 / 4)
+    assert found.judges == ("judgements",)
+
+
+def test_a_moved_corpus_leaves_what_the_file_says(tables: dict[str, str], tmp_path: Path) -> None:
+    mined = mine_into(tables, tmp_path / "mined.jsonl")
+    Path(tables["corpus"]).unlink()
+    found = audit_files(AuditOptions(mined, settings=QUIET))
+    assert found.rows == ()
+    assert found.mined is not None
+    assert found.mined.negatives == 80
+    assert "could not be read" in " ".join(found.notes)
+    assert "wished" not in found.table()
+    assert found.write_html(tmp_path / "audit.html").stat().st_size > 5000
+
+
+def test_lists_count_what_is_repeated_for_each_positive_once(tmp_path: Path) -> None:
+    rows = [
+        {"anchor": "a", "positive": p, "negative": n} for p in ("p", "r") for n in ("x", "y", "y" if p == "p" else "z")
+    ]
+    lists = read_lists(write_lines(tmp_path / "t.jsonl", rows))
+    assert lists == Lists(["a"], [["p", "r"]], [["x", "y", "y", "z"]])
+    scored = [{"anchor": "a", "positive": ["p", "x", "y"], "scores": [0.9, 0.5, 0.4]}]
+    assert read_lists(write_lines(tmp_path / "s.jsonl", scored)) == Lists(["a"], [["p"]], [["x", "y"]])
+
+
+@pytest.mark.parametrize(
+    ("rows", "message"),
+    [
+        ([{"anchor": "a", "positive": "p", "score": 0.5}], "none says which"),
+        ([{"anchor": "a", "negative": "p"}], "audit needs a mined file"),
+        ([{"negative_ids": ["d1"]}], "query_id beside negative_ids"),
+    ],
+)
+def test_files_that_hold_no_lists(rows: list[dict[str, Any]], message: str, tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=message):
+        read_lists(write_lines(tmp_path / "wrong.jsonl", rows))
+
+
+def test_foreign_documents_are_counted(tables: dict[str, str], tmp_path: Path) -> None:
+    theirs = [{"query_id": f"q{i}", "positive_ids": [f"d{i}"], "negative_ids": [f"d{i + 1}", "gone"]} for i in range(3)]
+    mined = write_lines(tmp_path / "theirs.jsonl", theirs)
+    found = audit_files(AuditOptions(mined, settings=QUIET, **tables))
+    assert "1 documents of the mined file are not among those given." in found.notes
+    assert found.row("mined").effective_number == pytest.approx(1)
+    lost = [{"query_id": "q0", "positive_ids": ["x"], "negative_ids": ["y"]}]
+    with pytest.raises(ValueError, match="documents of the mined file among those given, got none of 2"):
+        audit_files(AuditOptions(write_lines(tmp_path / "lost.jsonl", lost), settings=QUIET, **tables))
