@@ -80,8 +80,8 @@ class ProximityGraph:
     @cached_property
     def digest(self) -> str:
         """Sixteen hex digits that name this graph in a plan."""
-        # Rows are folded by the powers of an odd number, in whole numbers that wrap around, because hashing every byte takes as long
-        # as building the graph on a GPU.
+        # Rows are folded by the powers of an odd number, in whole numbers that wrap around, because hashing every byte
+        # takes as long as building the graph on a GPU.
         weights = torch.full((self.num_neighbours,), 0x9E3779B97F4A7C1).cumprod(0)
         hashed = hashlib.sha256(repr((tuple(self.neighbours.shape), self.similarities.dtype)).encode())
         bits = self.similarities.contiguous().view(_whole[self.similarities.element_size()])
