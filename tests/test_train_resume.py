@@ -96,18 +96,20 @@ def test_three_kills_change_nothing(recipe: str, options: dict[str, Any], data: 
 
 
 @pytest.mark.parametrize(
-    "batches",
+    "options",
     [
-        "knn(refresh=3)",
-        "strata(refresh=3)",
-        "communities(refresh=3)",
-        f"{PROXIMITY[:-1]}, encode=True, coverage='free')",
+        {"batches": "knn(refresh=3)"},
+        {"batches": "strata(refresh=3)"},
+        {"batches": "communities(refresh=3)"},
+        {"batches": f"{PROXIMITY[:-1]}, encode=True, warmup=0, coverage='free')"},
+        {"negatives": "Tilt(adaptive(0.0, 1.0, rate=0.25))"},
     ],
+    ids=["knn", "strata", "communities", "encoded", "adaptive"],
 )
-def test_batches_of_every_planner_go_on(
-    batches: str, data: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_batches_of_every_planner_and_adaptive_schedules_go_on(
+    options: dict[str, Any], data: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    options = options_of(data, batches=batches, epochs=3)
+    options = options_of(data, epochs=3, **options)
     run("simclr", tmp_path / "whole", options)
     step = Loop._one_step
 
@@ -123,6 +125,10 @@ def test_batches_of_every_planner_go_on(
     assert steps_of(tmp_path / "stopped") == 2 * STEPS + 2
     run("simclr", tmp_path / "stopped", options, resume=True)
     assert_same(everything(tmp_path / "stopped"), everything(tmp_path / "whole"))
+    if "negatives" in options:
+        # The mean loss of the second epoch is below that of the first, so the third begins with beta = 0.25.
+        found = [record["effective_temperature"] for record in Run(tmp_path / "whole").metrics()]
+        assert found == pytest.approx([0.5] * 2 * STEPS + [0.4] * STEPS, rel=1e-4)
 
 
 def test_a_finished_run_is_not_trained_again(data: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

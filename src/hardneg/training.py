@@ -28,12 +28,14 @@ from hardneg.data import ImageData, check_name, load
 from hardneg.encoders import Encoder, build_encoder, check_encoder, embed, has_batch_statistics
 from hardneg.evaluate import evaluate_embeddings, save_embeddings
 from hardneg.graph import ProximityGraph
+from hardneg.losses import ContrastiveLoss
 from hardneg.negatives import parse
 from hardneg.notices import warn_once
 from hardneg.options import TrainOptions
 from hardneg.refresh import Refresh
 from hardneg.runs import Run, write_atomically
 from hardneg.sampler import PlannedBatchSampler
+from hardneg.schedules import adaptive
 from hardneg.types import Keys
 
 if TYPE_CHECKING:
@@ -171,6 +173,9 @@ class Loop:
             self.encode = torch.compile(self.encode, mode="reduce-overhead" if graphs else "default")
         self.refresh = _refresh(self.sampler, spec, self._vectors, options.seed)
         self.harvested = torch.zeros(0)
+        losses = [part for part in self.method.modules() if isinstance(part, ContrastiveLoss)]
+        self.adaptive = [s for one in losses for s in one.negatives.schedules() if isinstance(s, adaptive)]
+        self.epoch_loss = torch.zeros((), device=accelerator.device)
         self.step, self.epoch = 0, 0
         self.epoch_seconds: list[float] = []
         self._restore()
@@ -184,6 +189,7 @@ class Loop:
                 begun = time.perf_counter()
                 for index in self._batches(epoch):
                     self._one_step(epoch, index, show)
+                self._adapt()
                 _synchronize(self.accelerator.device)
                 self.epoch = epoch + 1
                 self.epoch_seconds.append(round(time.perf_counter() - begun, 4))
@@ -209,9 +215,16 @@ class Loop:
         self.optimizer.step()
         method.after_step()
         self.step += 1
+        self.epoch_loss += loss.detach()
         self._keep_fresh(epoch)
         if self.step % options.log_every == 0 or self.step == self.total:
             self._record(epoch, loss, show)
+
+    def _adapt(self) -> None:
+        """Adaptive schedules move by whether the mean loss of the epoch fell."""
+        for schedule in self.adaptive:
+            schedule.observe(-float(self.accelerator.reduce(self.epoch_loss, "mean")) / len(self.sampler))
+        self.epoch_loss = torch.zeros((), device=self.accelerator.device)
 
     def _keep_fresh(self, epoch: int) -> None:
         """Keeps the embeddings of the batch and, every ``refresh`` steps after the warm-up, plans from them."""
