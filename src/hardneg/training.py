@@ -63,6 +63,10 @@ class Method(nn.Module, ABC):
     def loss_of(self, encode: Encode, batch: Batch) -> Tensor:
         """The loss of a batch; remembers what ``diagnose`` and ``harvest`` ask for."""
 
+    def recorded(self, loss: Tensor) -> Tensor:
+        """The loss to record, where that of ``loss_of`` is a surrogate whose value means nothing."""
+        return loss
+
     @abstractmethod
     def diagnose(self) -> Diagnosis:
         """How hard and how false the negatives of the last batch were."""
@@ -215,7 +219,7 @@ class Loop:
         self.optimizer.step()
         method.after_step()
         self.step += 1
-        self.epoch_loss += loss.detach()
+        self.epoch_loss += method.recorded(loss).detach()
         self._keep_fresh(epoch)
         if self.step % options.log_every == 0 or self.step == self.total:
             self._record(epoch, loss, show)
@@ -257,7 +261,8 @@ class Loop:
     def _record(self, epoch: int, loss: Tensor, show: Callable[[dict[str, float]], None]) -> None:
         with torch.no_grad():
             found = self.method.diagnose().summary()
-            loss = self.accelerator.reduce(loss.detach(), "mean")  # MoCo's is that of the rank's own anchors
+            # MoCo's is that of the rank's own anchors.
+            loss = self.accelerator.reduce(self.method.recorded(loss).detach(), "mean")
         record = {"step": self.step, "epoch": epoch, "loss": float(loss), **found}
         if not math.isfinite(record["loss"]):
             raise ValueError(
