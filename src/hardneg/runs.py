@@ -231,9 +231,11 @@ def _lock(file: TextIO) -> bool:
 
 
 def _command() -> str:
-    program = Path(sys.argv[0])
-    if program.name == "__main__.py":
-        return shlex.join(["python", "-m", f"hardneg.{program.parent.name}", *sys.argv[1:]])
+    program, package = Path(sys.argv[0]), Path(__file__).parent
+    if program.suffix == ".py" and package in program.parents:  # by python -m, also on every rank of a launcher
+        parts = program.relative_to(package.parent).with_suffix("").parts
+        module = ".".join(part for part in parts if part != "__main__")
+        return shlex.join(["python", "-m", module, *sys.argv[1:]])
     return shlex.join([program.name, *sys.argv[1:]])
 
 
