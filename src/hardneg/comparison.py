@@ -33,6 +33,10 @@ def measure(name: str, k: int | None = None) -> str:
     return f"{k}-NN accuracy" if name == "knn" and k else TITLES.get(name, name)
 
 
+class RunFailed(RuntimeError):  # noqa: N818, what it says
+    """A run of a comparison ended without figures; the others are kept."""
+
+
 @dataclass(frozen=True)
 class Comparison:
     """What is to be run: arms, seeds, the options they share, and what is tuned."""
@@ -194,7 +198,8 @@ def _in_a_process(recipe: str, options: TrainOptions, run: Run, jobs: int) -> di
         os.close(there)
     result = run.result()
     if answer.returncode or result is None:
-        raise RuntimeError(f"{run.path.name} failed: {(answer.stderr or answer.stdout).strip().splitlines()[-1:]}")
+        said = (answer.stderr or answer.stdout).strip().splitlines() or ["it said nothing"]
+        raise RunFailed(f"{run.path} failed: {said[-1]}")
     return result
 
 

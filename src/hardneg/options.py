@@ -2,44 +2,55 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import asdict, dataclass, field, fields
-from typing import Any
+from typing import Any, get_args, get_type_hints
+
+DATA, NEGATIVES, TRAINING, RUN = "Data and encoder", "Negatives", "Training", "The run"
+"""The panels of the help."""
 
 
-def option(default: Any, help: str, *, low: float | None = None, high: float | None = None, among: Any = None) -> Any:
-    return field(default=default, metadata={"help": help, "low": low, "high": high, "among": among})
+def option(
+    default: Any, help: str, panel: str, *, low: float | None = None, high: float | None = None, among: Any = None
+) -> Any:
+    return field(default=default, metadata={"help": help, "panel": panel, "low": low, "high": high, "among": among})
 
 
 @dataclass(frozen=True)
 class TrainOptions:
     """What every recipe takes."""
 
-    data: str = option("digits", "digits, fashion-mnist, cifar10, cifar100, folder:PATH or npz:PATH.")
-    data_root: str | None = option(None, "Where the data set lies, if not in its usual place.")
-    encoder: str = option("auto", "auto, tiny, resnet18, resnet50 or torchvision:resnet18 ...")
-    dim: int = option(128, "Features of the projection that the loss sees.", low=1)
-    negatives: str = option("Uniform()", 'Negatives in the grammar, such as "Tilt(1.0)"; see: hardneg explain.')
-    temperature: float = option(0.5, "Similarities are divided by this.", low=1e-4)
-    tau_plus: float = option(0.0, "Share of false negatives to correct for (DCL, HCL).", low=0.0, high=0.999)
-    batches: str = option("uniform()", 'Who shares a batch: uniform(), "proximity(num_candidates=500)", "knn()".')
-    epochs: int = option(50, "Passes over the data.", low=1)
-    batch_size: int = option(256, "Images in a batch, over all ranks together.", low=2)
-    learning_rate: float = option(1e-3, "Adam's step size.", low=0.0)
-    weight_decay: float = option(1e-6, "Adam's weight decay.", low=0.0)
-    augment: str = option("auto", "auto, tiny, grey or cifar.", among=("auto", "tiny", "grey", "cifar"))
-    seed: int = option(0, "Of the weights, the batches and the augmentation.", low=0)
-    precision: str = option("no", "no, bf16 or fp16.", among=("no", "bf16", "fp16"))
-    device: str = option("auto", "auto, cpu or cuda.", among=("auto", "cpu", "cuda"))
-    compile: bool = option(False, "Compile the training step (worth it on a GPU).")
-    log_every: int = option(20, "Steps between records of loss and diagnostics.", low=1)
-    evaluate_on: str = option(
-        "test", "test, or validation: a fifth of the training images is held out.", among=("test", "validation")
+    data: str = option("digits", "digits, fashion-mnist, cifar10, cifar100, folder:PATH, npz:PATH or hf:NAME.", DATA)
+    data_root: str | None = option(None, "Where the data set lies, if not in its usual place.", DATA)
+    encoder: str = option("auto", "auto (tiny up to 28 pixels), tiny, resnet18, resnet50, torchvision:resnet18.", DATA)
+    dim: int = option(128, "Features of the projection that the loss sees.", DATA, low=1)
+    negatives: str = option(
+        "Uniform()", 'Negatives in the grammar, such as "Tilt(1.0)"; see: hardneg explain.', NEGATIVES
     )
-    save_every: int = option(1, "Epochs between checkpoints.", low=1)
+    temperature: float = option(0.5, "Similarities are divided by this.", NEGATIVES, low=1e-4)
+    tau_plus: float = option(0.0, "Share of false negatives to correct for (DCL, HCL).", NEGATIVES, low=0.0, high=0.999)
+    batches: str = option(
+        "uniform()", 'Who shares a batch: uniform(), "proximity(num_candidates=500)", "knn()" ...', NEGATIVES
+    )
+    epochs: int = option(50, "Passes over the data.", TRAINING, low=1)
+    batch_size: int = option(256, "Images in a batch, over all ranks together.", TRAINING, low=2)
+    learning_rate: float = option(1e-3, "Adam's step size.", TRAINING, low=0.0)
+    weight_decay: float = option(1e-6, "Adam's weight decay.", TRAINING, low=0.0)
+    augment: str = option("auto", "Strength of the views.", DATA, among=("auto", "tiny", "grey", "cifar"))
+    seed: int = option(0, "Of the weights, the batches and the augmentation.", RUN, low=0)
+    precision: str = option("no", "Mixed precision.", RUN, among=("no", "bf16", "fp16"))
+    device: str = option("auto", "Where to train.", RUN, among=("auto", "cpu", "cuda"))
+    compile: bool = option(False, "Compile the training step (worth it on a GPU).", RUN)
+    log_every: int = option(20, "Steps between records of loss and diagnostics.", RUN, low=1)
+    evaluate_on: str = option(
+        "test", "validation holds out a fifth of the training images.", RUN, among=("test", "validation")
+    )
+    save_every: int = option(1, "Epochs between checkpoints.", RUN, low=1)
 
     def __post_init__(self) -> None:
+        kinds = get_type_hints(type(self))
         for one in fields(self):
-            check_option(type(self).__name__, one.name, getattr(self, one.name), one.metadata)
+            check_option("train", one.name, getattr(self, one.name), kinds[one.name], one.metadata)
 
     def as_dict(self) -> dict[str, Any]:
         return asdict(self)
@@ -47,41 +58,92 @@ class TrainOptions:
 
 @dataclass(frozen=True)
 class SimCLROptions(TrainOptions):
-    """Two views of each image, both against all others of the batch."""
+    """Two views of each image, both against all others of the batch: SimCLR, DCL, HCL."""
 
-    positives_in_denominator: str = option("own", "own, all or none.", among=("own", "all", "none"))
-    num_negatives: str = option("support", "support, candidates or mass.", among=("support", "candidates", "mass"))
+    positives_in_denominator: str = option(
+        "own", "Which positives the denominator has.", NEGATIVES, among=("own", "all", "none")
+    )
+    num_negatives: str = option(
+        "support",
+        "What the mean of the negatives is multiplied by.",
+        NEGATIVES,
+        among=("support", "candidates", "mass"),
+    )
 
 
 @dataclass(frozen=True)
 class SupervisedOptions(SimCLROptions):
     """All images of the same label are positives: SupCon, SCL, H-SCL."""
 
-    negatives: str = option("OtherLabel()", 'Negatives in the grammar, such as "OtherLabel() * Tilt(1.0)".')
-    reduction: str = option("anchors", "anchors (SupCon) or pairs (H-SCL).", among=("anchors", "pairs"))
+    negatives: str = option("OtherLabel()", 'Negatives in the grammar, such as "OtherLabel() * Tilt(1.0)".', NEGATIVES)
+    reduction: str = option("anchors", "anchors (SupCon) or pairs (H-SCL).", NEGATIVES, among=("anchors", "pairs"))
 
 
 @dataclass(frozen=True)
 class MoCoOptions(TrainOptions):
-    """A momentum encoder; v2 against a queue of its keys, v3 against the keys of the batch."""
+    """A momentum encoder: v2 against a queue of its keys (MoCo, Ring), v3 against the keys of the batch."""
 
-    temperature: float = option(0.2, "Similarities are divided by this.", low=1e-4)
-    version: str = option("v2", "v2 (queue) or v3 (batch, symmetric, predictor).", among=("v2", "v3"))
-    queue: int = option(4096, "Keys in the queue (v2).", low=1)
-    momentum: float = option(0.99, "Of the momentum encoder; v3 takes it to 1 by a cosine.", low=0.0, high=1.0)
+    temperature: float = option(0.2, "Similarities are divided by this.", NEGATIVES, low=1e-4)
+    version: str = option("v2", "v2 (queue) or v3 (batch, symmetric, predictor).", NEGATIVES, among=("v2", "v3"))
+    queue: int = option(4096, "Keys in the queue (v2).", NEGATIVES, low=1)
+    momentum: float = option(
+        0.99, "Of the momentum encoder; v3 takes it to 1 by a cosine.", TRAINING, low=0.0, high=1.0
+    )
 
 
-def check_option(who: str, name: str, value: Any, rules: Any) -> None:
+@dataclass(frozen=True)
+class SogCLROptions(TrainOptions):
+    """Two views of each image, both against all of the data set through running normalisers: SogCLR."""
+
+    temperature: float = option(0.1, "Similarities are divided by this.", NEGATIVES, low=1e-4)
+    gamma: float = option(0.9, "Share of the new in the running normalisers.", NEGATIVES, low=0.0, high=1.0)
+
+
+@dataclass(frozen=True)
+class EMC2Options(TrainOptions):
+    """Two views of each image, both against negatives that Markov chains draw from all of the data set: EMC2."""
+
+    temperature: float = option(0.07, "Similarities are divided by this.", NEGATIVES, low=1e-4)
+    burn_in: float = option(0.5, "Share of each walk that is not counted.", NEGATIVES, low=0.0, high=0.999)
+    num_steps: int = option(0, "Steps of a chain in each batch; 0: as many as candidates.", NEGATIVES, low=0)
+    remember: bool = option(True, "States outside the batch repel with their last embedding.", NEGATIVES)
+
+
+def check_option(who: str, name: str, value: Any, kind: Any, rules: Any) -> None:
     """Raises before anything is loaded, naming the option and what it allows."""
     flag = "--" + name.replace("_", "-")
-    if rules.get("among") and value not in rules["among"]:
+    if rules["among"] and value not in rules["among"]:
         raise ValueError(f"{who} needs {flag} to be one of {', '.join(rules['among'])}, got {name}={value!r}.")
-    low, high = rules.get("low"), rules.get("high")
-    if (low is None and high is None) or value is None:
+    if not _is(kind, value):
+        raise ValueError(f"{who} needs {flag} to be {_called(kind)}, got {name}={value!r}.")
+    low, high = rules["low"], rules["high"]
+    if low is None:
         return
-    if not isinstance(value, (int, float)) or (low is not None and value < low) or (high is not None and value > high):
-        allowed = f"at least {low}" if high is None else f"between {low} and {high}"
+    if not low <= value <= (math.inf if high is None else high) or value == math.inf:
+        allowed = f"of at least {low:g}" if high is None else f"between {low:g} and {high:g}"
         raise ValueError(f"{who} needs {flag} {allowed}, got {name}={value!r}.")
+
+
+def from_text(kind: Any, value: Any) -> Any:
+    """A value of a YAML file as a flag would have read it: YAML takes 1e-3 for a word and no for False."""
+    if isinstance(value, str) and kind in (int, float):
+        try:
+            return kind(value)
+        except ValueError:
+            return value
+    return {True: "yes", False: "no"}[value] if kind is str and isinstance(value, bool) else value
+
+
+def _is(kind: Any, value: Any) -> bool:
+    if get_args(kind):
+        return any(_is(one, value) for one in get_args(kind))
+    if isinstance(value, bool) or kind is bool:
+        return kind is bool and isinstance(value, bool)
+    return isinstance(value, (int, float) if kind is float else kind)
+
+
+def _called(kind: Any) -> str:
+    return {int: "a whole number", float: "a number", bool: "true or false"}.get(kind, "text")
 
 
 RECIPES: dict[str, type[TrainOptions]] = {
