@@ -30,7 +30,7 @@ from hardneg.types import Keys
 
 _chunk = 1 << 19  # scores at a time: what a processor's cache holds
 _diagnosed = 1 << 19  # scores that diagnose looks at, which costs more than all the rest
-_least_diagnosed = 32
+_least_diagnosed = 16
 _for_thresholds = 1 << 22
 
 
@@ -195,9 +195,9 @@ def measured(
         for tally in tallies:
             tally.add(chunk, settings.tau_plus)
         scores = chunk.scores
-        count = scores.num_valid()
-        mean = (chunk.similarity * scores.valid).sum(-1).double() / count
-        random.append(mean[count > 0])
+        some = scores.valid.any(-1)
+        mean = (chunk.similarity * scores.valid).sum(-1).double() / chunk.num_valid
+        random.append(mean[some])
         own.append(scores.positives[scores.positive_valid].double() * settings.temperature)
         diagnosed += len(chunk.rows) if chunk.diagnosed else 0
         tell(len(chunk.rows))

@@ -34,15 +34,21 @@ class Chunk:
     similarity: Annotated[Tensor, "b n"]
     false: Annotated[Tensor, "b n"] | None
     known: Annotated[Tensor, "b"]
-    near: Annotated[Tensor, "b n"]
+    asked: Annotated[Tensor, "b n 3"]  # similarity, whether near, whether false: one product with q means all three
+    num_valid: Annotated[Tensor, "b"]
     diagnosed: bool
 
     @classmethod
     def of(cls, subject: Subject, rows: Tensor, temperature: float, near: float, diagnosed: bool = False) -> Chunk:
         scores = subject.scores(rows, temperature)
         false = subject.known_false(rows, scores) if subject.judges else None
-        close = subject.near(rows, scores, near)
-        return cls(rows, scores, scores.candidates * temperature, false, subject.is_known(rows), close, diagnosed)
+        similarity = scores.candidates * temperature
+        asked = torch.stack([similarity, subject.near(rows, scores, near).to(similarity)], dim=-1)
+        if false is not None:
+            asked = torch.cat([asked, false[..., None].to(asked)], dim=-1)
+        # A listed negative may be no valid candidate; an even choice is then one of all.
+        count = scores.num_valid().clamp(min=1)
+        return cls(rows, scores, similarity, false, subject.is_known(rows), asked, count, diagnosed)
 
 
 @dataclass
@@ -61,16 +67,21 @@ class Tally:
     def add(self, chunk: Chunk, tau_plus: float) -> None:
         scores = chunk.scores
         log_w = self.rule.log_weights(scores, chunk.rows)
-        some = (log_w != NEVER).any(-1)
-        q = torch.softmax(torch.where(some[:, None], log_w, 0.0), dim=-1) * some[:, None]
-        square = q.square().sum(-1)
+        some = log_w.amax(-1) != NEVER
+        if not bool(some.all()):
+            log_w = torch.where(some[:, None], log_w, 0.0)
+        q = torch.softmax(log_w, dim=-1)
+        if not bool(some.all()):
+            q, log_w = q * some[:, None], log_w.masked_fill(~some[:, None], NEVER)
+        square = torch.linalg.vector_norm(q, dim=-1).square()
         self.anchors, self.empty = self.anchors + len(some), self.empty + int((~some).sum())
-        self._keep("similarity", (q * chunk.similarity).sum(-1), some)
-        self._keep("effective", 1.0 / square, some)
-        self._keep("near", (q * chunk.near).sum(-1), some)
+        means = torch.bmm(q[:, None], chunk.asked)[:, 0]
+        self._keep("similarity", means[:, 0], some)
+        self._keep("near", means[:, 1], some)
         if chunk.false is not None:
-            self._keep("false", (q * chunk.false).sum(-1), some & chunk.known)
-        self._count_items(q, scores)
+            self._keep("false", means[:, 2], some & chunk.known)
+        self._keep("effective", 1.0 / square, some)
+        self._count_items(q, chunk)
         self.squares += float(square.double().sum())
         if tau_plus and bool(scores.positive_valid.any()):
             log_mean = log_expect_exp(scores.candidates, log_w)[:, None]
@@ -85,11 +96,9 @@ class Tally:
     def _keep(self, name: str, value: Tensor, where: Tensor) -> None:
         self.values[name].append(value[where].double())
 
-    def _count_items(self, q: Tensor, scores: Scores) -> None:
-        mass = q.sum(0, dtype=torch.float64)
-        # A listed negative may be no valid candidate; an even choice is then one of all.
-        even = EVEN_SHARE / scores.num_valid().clamp(min=1).to(q.dtype)
-        reached = (q >= even[:, None]).any(0)
+    def _count_items(self, q: Tensor, chunk: Chunk) -> None:
+        mass = q.sum(0).double()
+        reached = (q * (chunk.num_valid[:, None] / EVEN_SHARE)).amax(0) >= 1.0
         self.mass = mass if self.mass is None else self.mass + mass
         self.reached = reached if self.reached is None else self.reached | reached
 
