@@ -7,13 +7,18 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
+from hardneg.data import ImageData
+from hardneg.options import MoCoOptions
+from hardneg.recipes.moco import MoCoV2
 from hardneg.runs import Run
+from hardneg.training import _synchronised
 from training_ranks import run_job
 from training_runs import BATCH_SIZE, few_digits, short
 
@@ -159,3 +164,17 @@ def test_the_result_of_two_ranks_is_that_of_one(runs: dict[str, Any]) -> None:
     assert one.keys() == two.keys()
     assert abs(one["uniformity"] - two["uniformity"]) < 1e-3
     assert abs(one["knn"] - two["knn"]) <= 1 / one["num_test"]  # a tie may fall either way
+
+
+def test_batch_statistics_are_synchronised_where_there_is_cuda() -> None:
+    images = torch.zeros(4, 3, 8, 8, dtype=torch.uint8)
+    data = ImageData(images, None, torch.arange(4), "black")
+    method = MoCoV2(MoCoOptions(encoder="resnet18"), data, total=1)
+    names = set(method.state_dict())
+    two = SimpleNamespace(num_processes=2, device=torch.device("cuda"), is_main_process=True)
+    changed = _synchronised(method, two)
+    for part in (changed.encoder, changed.slow):  # the momentum encoder, too
+        kinds = [type(module) for module in part.modules()]
+        assert torch.nn.SyncBatchNorm in kinds
+        assert not {torch.nn.BatchNorm1d, torch.nn.BatchNorm2d} & set(kinds)
+    assert set(changed.state_dict()) == names  # a checkpoint of one process fits
