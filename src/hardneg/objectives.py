@@ -163,11 +163,12 @@ def reduce(
     per_anchor = losses.sum(-1) / valid.sum(-1).clamp(min=1.0)
     if reduction == "none":
         return per_anchor if weights is None else weights * per_anchor
-    importance = torch.ones_like(per_anchor) if weights is None else weights
     if reduction == "anchors":
-        return (importance * per_anchor).sum() / _at_least_tiny(importance.sum())
+        return per_anchor.mean() if weights is None else (weights * per_anchor).sum() / _at_least_tiny(weights.sum())
     if reduction == "pairs":
-        return (importance * losses.sum(-1)).sum() / _at_least_tiny((importance * valid.sum(-1)).sum())
+        if weights is None:
+            return losses.sum() / valid.sum().clamp(min=1.0)
+        return (weights * losses.sum(-1)).sum() / _at_least_tiny((weights * valid.sum(-1)).sum())
     raise argument_error("reduce", "reduction 'anchors', 'pairs' or 'none'", "reduction", reduction)
 
 
