@@ -24,6 +24,7 @@ from hardneg.cli import app
 from hardneg.comparison import Comparison, RunFailed
 from hardneg.options import RECIPES, TrainOptions
 
+ROOT = Path(__file__).resolve().parent.parent
 yaml = pytest.importorskip("yaml", reason="configuration files need the extra train")
 OTHER = {
     "data": "npz:other.npz", "data_root": "there", "encoder": "resnet18", "dim": 64, "negatives": "Ring(0.1, 0.5)",
@@ -31,6 +32,7 @@ OTHER = {
     "weight_decay": 1e-5, "augment": "tiny", "seed": 7, "precision": "bf16", "device": "cpu", "compile": True,
     "log_every": 5, "evaluate_on": "validation", "save_every": 2, "positives_in_denominator": "all",
     "num_negatives": "mass", "reduction": "pairs", "version": "v3", "queue": 128, "momentum": 0.9,
+    "gamma": 0.5, "burn_in": 0.25, "num_steps": 100, "forget": True,
 }  # fmt: skip
 """A value for every option that is not its default."""
 
@@ -296,7 +298,7 @@ def examples(*verb: str) -> list[list[str]]:
 def test_the_examples_of_train_are_understood(recipe: str, asked: list[Any], tmp_path: Path) -> None:
     (tmp_path / "run.yaml").write_text("epochs: 3\n")
     commands = examples("train", recipe)
-    assert len(commands) >= 3
+    assert commands
     for command in commands:
         command = [str(tmp_path / word) if word == "run.yaml" else word for word in command]
         done = hardneg(*command)
@@ -330,3 +332,41 @@ def processor_seconds(*arguments: str) -> float:
     subprocess.run([sys.executable, *arguments], capture_output=True, check=True)
     after = os.times()
     return after.children_user + after.children_system - before.children_user - before.children_system
+
+
+# The page
+
+
+def test_the_arms_and_lines_of_the_page_are_understood(asked: list[Any]) -> None:
+    page = (ROOT / "docs" / "training.md").read_text()
+    arms = [
+        arm for row in re.findall(r"^\| (`.*?) \| .* \|$", page, re.MULTILINE) for arm in re.findall("`(.*?)`", row)
+    ]
+    arms = [arm for arm in arms if re.match(r"[a-z_0-9]+\(", arm) and not arm.startswith(("proximity", "evaluate"))]
+    assert len(arms) >= 12
+    for arm in arms:
+        parse_arm(arm).complete()
+    lines = re.findall(r"^\| [^|`]+ \| `((?:simclr|supervised|moco)\b.*?)`", page, re.MULTILINE)
+    assert len(lines) >= 9
+    for line in lines:
+        done = hardneg("train", *shlex.split(line))
+        assert done.exit_code == 0, done.stderr
+        training._check_words(asked[-1][1])
+
+
+def test_the_figures_of_the_page_are_those_of_the_benchmarks() -> None:
+    page = (ROOT / "docs" / "training.md").read_text()
+    results = ROOT / "benchmarks" / "results"
+    epochs = json.loads((results / "training_gpu.json").read_text())["figures"]
+    for name, row in (
+        ("uniform", "uniform"),
+        ("harvested", ".*on harvested embeddings"),
+        ("encoded", "the same, enc.*"),
+    ):
+        (shown,) = re.findall(rf"^\| {row} \| ([\d.]+) \|$", page, re.MULTILINE)
+        assert shown == f"{epochs[name]['median']:.2f}"
+    fifty = json.loads((results / "cifar10_fifty.json").read_text())["runs"]
+    rows = {f"simclr-{t}": f"SimCLR, temperature {t}" for t in (0.5, 0.25, 0.1)} | {"hcl": "HCL, temperature 0.5.*"}
+    for name, row in rows.items():
+        (shown,) = re.findall(rf"^\| {row} \| ([\d.]+) \| ([\d.]+) \|$", page, re.MULTILINE)
+        assert shown == (f"{100 * fifty[name]['linear']:.1f}", f"{100 * fifty[name]['knn']:.1f}")

@@ -41,6 +41,12 @@ EXAMPLES = {
 
   hardneg train moco --version v3 --batch-size 1024 --momentum 0.99
 """,
+    "sogclr": """
+  hardneg train sogclr --data cifar10 --batch-size 128 --gamma 0.9 --epochs 100
+""",
+    "emc2": """
+  hardneg train emc2 --data cifar10 --batch-size 128 --burn-in 0.5 --epochs 100
+""",
 }
 
 train_app = typer.Typer(
@@ -70,7 +76,8 @@ def _command(recipe: str, options: type[TrainOptions]) -> Callable[..., None]:
     ]
     command.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
     command.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
-    command.__doc__ = f"{options.__doc__}\n\nExamples:\n{EXAMPLES[recipe]}"
+    plain = f"\n  hardneg train {recipe} --data digits --epochs 20\n"
+    command.__doc__ = f"{options.__doc__}\n\nExamples:\n{EXAMPLES.get(recipe, plain)}"
     return command
 
 

@@ -22,7 +22,7 @@ code{font:.88em/1.4 ui-monospace,SFMono-Regular,Menlo,Consolas,monospace;overflo
 pre{background:var(--soft);border:1px solid var(--rule);border-radius:8px;padding:12px 14px;white-space:pre-wrap;
   margin:.5em 0}ul{padding-left:1.2em;margin:.4em 0}li{margin:.25em 0}ul.arms,ul.said{list-style:none;padding:0}
 ul.said li{margin:.5em 0}figcaption{margin-top:6px}
-.row{display:flex;gap:8px;align-items:baseline;min-width:190px}
+.row{display:flex;gap:8px;align-items:baseline;min-width:min(250px,70vw)}
 .box{background:var(--card);border:1px solid var(--rule);border-radius:10px;padding:14px 18px;margin:16px 0}
 .box p,.box li{max-width:95ch}
 .warn{background:var(--warn);border-color:var(--edge)}
