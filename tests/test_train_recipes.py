@@ -15,7 +15,7 @@ from hardneg.auditing import Diagnosis
 from hardneg.evaluate import evaluate_file
 from hardneg.runs import Run
 from hardneg.training import Loop
-from training_runs import BATCH_SIZE, NUM_IMAGES, STEPS, few_digits, run, short
+from training_runs import BATCH_SIZE, NUM_IMAGES, STEPS, assert_same, everything, few_digits, run, short
 
 pytest.importorskip("accelerate", reason="training needs the extra train")
 
@@ -104,6 +104,57 @@ def test_the_run_directory_evaluates(trained: dict[tuple[str, str], Trained], me
     assert again["num_train"] == NUM_IMAGES
     assert again["knn"] > 0.3  # chance is 0.1
     assert again["linear"] > 0.5
+
+
+@pytest.mark.parametrize(
+    ("recipe", "options"),
+    [
+        ("sogclr", {}),
+        ("sogclr", {"negatives": "Tilt(1.0)", "batches": PROXIMITY}),
+        ("emc2", {}),
+        ("emc2", {"forget": True}),
+    ],
+    ids=["sogclr", "sogclr tilt", "emc2", "emc2 forgets"],
+)
+def test_losses_over_the_whole_data_set(recipe: str, options: dict[str, Any], tmp_path: Path) -> None:
+    data = few_digits(tmp_path / "digits.npz", 160)
+    whole = short(data, learning_rate=2e-3, temperature=0.2, **options)
+    result = run(recipe, tmp_path / "run", whole)
+    records = Run(tmp_path / "run").metrics()
+    assert result["linear"] > 0.5
+    assert all(record.keys() == COLUMNS for record in records)
+    beta = 1.0 if "negatives" in options else 0.0
+    assert records[-1]["effective_temperature"] == pytest.approx(0.2 / (1.0 + beta), rel=1e-4)
+    # What is recorded is the loss of the batch without the positive in the denominator, not the surrogate's value.
+    losses = [record["loss"] for record in records]
+    assert losses[0] == pytest.approx(np.log(2 * BATCH_SIZE - 2), abs=1.0)  # all alike at the start
+    assert min(losses) < losses[0] - 0.3
+
+    stop = Loop._save
+    with pytest.MonkeyPatch.context() as patch:
+
+        def saved(self: Loop) -> None:
+            stop(self)
+            raise KeyboardInterrupt
+
+        patch.setattr(Loop, "_save", saved)
+        with pytest.raises(KeyboardInterrupt):
+            run(recipe, tmp_path / "stopped", whole)
+    run(recipe, tmp_path / "stopped", whole, resume=True)
+    assert_same(everything(tmp_path / "stopped"), everything(tmp_path / "run"))
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"tau_plus": 0.1}, "needs tau_plus=0, got tau_plus=0.1"),
+        ({"negatives": "Tilt(1.0)"}, r"needs Uniform\(\), got"),
+    ],
+)
+def test_emc2_draws_its_own_negatives(options: dict[str, Any], message: str, tmp_path: Path) -> None:
+    data = few_digits(tmp_path / "digits.npz", 160)
+    with pytest.raises(ValueError, match=message):
+        run("emc2", tmp_path / "run", short(data, **options))
 
 
 def candidates_of(method: str) -> float | None:

@@ -106,7 +106,7 @@ class EMC2Options(TrainOptions):
     temperature: float = option(0.07, "Similarities are divided by this.", NEGATIVES, low=1e-4)
     burn_in: float = option(0.5, "Share of each walk that is not counted.", NEGATIVES, low=0.0, high=0.999)
     num_steps: int = option(0, "Steps of a chain in each batch; 0: as many as candidates.", NEGATIVES, low=0)
-    remember: bool = option(True, "States outside the batch repel with their last embedding.", NEGATIVES)
+    forget: bool = option(False, "Keep no embeddings: a chain outside the batch does not repel.", NEGATIVES)
 
 
 def check_option(who: str, name: str, value: Any, kind: Any, rules: Any) -> None:
@@ -150,4 +150,6 @@ RECIPES: dict[str, type[TrainOptions]] = {
     "simclr": SimCLROptions,
     "supervised": SupervisedOptions,
     "moco": MoCoOptions,
+    "sogclr": SogCLROptions,
+    "emc2": EMC2Options,
 }

@@ -1,0 +1,38 @@
+"""EMC2 (Yau et al. 2024): SimCLR against all images of the data set, whose negatives Markov chains draw.
+
+One chain for each view of each image walks towards the softmax over all negatives. A state outside the batch repels
+with its last embedding; with ``forget`` none are kept, and it only counts in the normaliser.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from hardneg.data import ImageData
+from hardneg.global_losses import EMC2
+from hardneg.negatives import Uniform, parse
+from hardneg.options import EMC2Options
+from hardneg.pools import Bank
+from hardneg.recipes.sogclr import GlobalMethod
+from hardneg.training import train
+
+
+class EMC2Method(GlobalMethod):
+    def __init__(self, options: EMC2Options, data: ImageData, total: int) -> None:
+        super().__init__(options, data)
+        if parse(options.negatives) != Uniform():
+            raise ValueError(f"emc2 draws its negatives itself and needs Uniform(), got {options.negatives!r}.")
+        bank = None if options.forget else Bank(len(data), options.dim)
+        self.loss: EMC2 = EMC2(
+            len(data),
+            options.temperature,
+            options.burn_in,
+            remember=bank,
+            num_steps=options.num_steps or None,
+            seed=options.seed,
+        )
+
+
+def main(options: EMC2Options, out: str | Path, **how: Any) -> dict[str, Any]:
+    return train("emc2", EMC2Method, options, out, **how)

@@ -1,0 +1,68 @@
+"""SogCLR (Yuan et al. 2022): SimCLR against all images of the data set, through a running normaliser for each.
+
+The gradient is that of the global loss, the surrogate's value means nothing: the loss that is recorded is the real one
+of the batch. Other ``negatives`` than uniform ones say which candidates count and how.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn.functional import normalize
+
+from hardneg.auditing import Diagnosis
+from hardneg.data import ImageData
+from hardneg.distributed import gather
+from hardneg.global_losses import EMC2, SogCLR
+from hardneg.losses import ContrastiveLoss
+from hardneg.negatives import parse
+from hardneg.options import SogCLROptions, TrainOptions
+from hardneg.training import Batch, Encode, Method, encoder_for, train
+from hardneg.types import Keys
+
+
+class GlobalMethod(Method):
+    """A loss over the whole data set: every rank computes that of all gathered rows, and so keeps the same state."""
+
+    loss: SogCLR | EMC2
+
+    def __init__(self, options: TrainOptions, data: ImageData) -> None:
+        super().__init__()
+        if options.tau_plus:
+            raise ValueError(f"A loss over the whole data set needs tau_plus=0, got tau_plus={options.tau_plus}.")
+        self.encoder = encoder_for(options, data)
+        self.of_batch = ContrastiveLoss(options.negatives, options.temperature, normalize=False)
+
+    def loss_of(self, encode: Encode, batch: Batch) -> Tensor:
+        z1, z2 = normalize(encode(batch.views).float(), dim=-1).chunk(2)  # [b, d] each
+        self.first, self.second = (gather(Keys(z, batch.ids, batch.labels)) for z in (z1, z2))
+        surrogate: Tensor = self.loss(self.first.vectors, self.second.vectors, ids=self.first.ids)
+        return surrogate
+
+    def recorded(self, loss: Tensor) -> Tensor:
+        return self.loss.last["real_loss"]
+
+    def diagnose(self) -> Diagnosis:
+        return self.of_batch.diagnose(self.first.vectors, self.second.vectors, self.first.ids, self.first.labels)
+
+    def harvest(self) -> Keys:
+        both = torch.cat([self.first.vectors, self.second.vectors], dim=1).detach()
+        return Keys(normalize(both, dim=-1), self.first.ids)
+
+
+class SogCLRMethod(GlobalMethod):
+    def __init__(self, options: SogCLROptions, data: ImageData, total: int) -> None:
+        super().__init__(options, data)
+        self.negatives = parse(options.negatives)
+        self.loss: SogCLR = SogCLR(len(data), options.temperature, options.gamma, negatives=self.negatives)
+
+    def set_progress(self, step: int, total: int) -> None:
+        self.loss.negatives = self.negatives.at(step, total)
+        self.of_batch.set_progress(step, total)
+
+
+def main(options: SogCLROptions, out: str | Path, **how: Any) -> dict[str, Any]:
+    return train("sogclr", SogCLRMethod, options, out, **how)
