@@ -38,7 +38,7 @@ GRADIENT_TOLERANCE = (320 * 64) ** 0.5 * ULP
 PARAMETER_TOLERANCE = 0.001
 
 PROXIMITY = "proximity(num_candidates=150, num_neighbours=8, restart=0.3, refresh=4"
-SAME_BATCHES = ("uniform", "debiased tilt", "proximity", "moco v2", "supervised")
+SAME_BATCHES = ("uniform", "debiased tilt", "proximity", "moco v2", "supervised", "sogclr")
 
 
 def jobs_of(data: str) -> list[dict[str, Any]]:
@@ -51,6 +51,7 @@ def jobs_of(data: str) -> list[dict[str, Any]]:
         job("proximity", batches=f"{PROXIMITY})") | {"fixed_vectors": True},
         job("moco v2", "moco", queue=100),  # not a multiple of the batch
         job("supervised", "supervised", negatives="OtherLabel() * Tilt(1.0)", reduction="pairs"),
+        job("sogclr", "sogclr", temperature=0.3),
         job("first step", "moco", version="v3", batch_size=NUM_IMAGES, epochs=1),
         job("harvested", batches=f"{PROXIMITY})"),
         job("batch statistics", batches=f"{PROXIMITY}, encode=True)") | {"batch_statistics": True},
