@@ -188,7 +188,8 @@ class Loop:
         """All epochs that are left; returns the seconds of training, over all attempts."""
         if self.step == 0 and self.spec.encode and self.spec.warmup == 0:
             self.refresh.now()
-        with _progress(quiet or not self.accelerator.is_main_process, self.total, self.step) as show:
+        silent, batch_size = quiet or not self.accelerator.is_main_process, self.options.batch_size
+        with _progress(silent, self.total, self.step, batch_size) as show:
             for epoch in range(self.epoch, self.options.epochs):
                 begun = time.perf_counter()
                 for index in self._batches(epoch):
@@ -412,7 +413,7 @@ def _synchronize(device: torch.device) -> None:
 
 
 @contextmanager
-def _progress(quiet: bool, total: int, done: int) -> Iterator[Callable[[dict[str, float]], None]]:
+def _progress(quiet: bool, total: int, done: int, batch_size: int) -> Iterator[Callable[[dict[str, float]], None]]:
     """A bar with the loss, the hardness and the speed; records are shown as they come."""
     if quiet:
         yield lambda record: None
@@ -424,10 +425,12 @@ def _progress(quiet: bool, total: int, done: int) -> Iterator[Callable[[dict[str
         BarColumn(),
         MofNCompleteColumn(),
         TextColumn("loss {task.fields[loss]:.4f}  hardness {task.fields[hardness]:.3f}"),
+        TextColumn("{task.fields[speed]:.0f} images/s"),
         TimeRemainingColumn(),
     )
+    nothing: dict[str, Any] = {"epoch": 0, "loss": math.nan, "hardness": math.nan, "speed": math.nan}
     with Progress(*columns) as progress:
-        task = progress.add_task("", total=total, completed=done, epoch=0, loss=float("nan"), hardness=float("nan"))
+        task, begun = progress.add_task("", total=total, completed=done, **nothing), time.perf_counter()
 
         def show(record: dict[str, float]) -> None:
             progress.update(
@@ -436,6 +439,7 @@ def _progress(quiet: bool, total: int, done: int) -> Iterator[Callable[[dict[str
                 epoch=record["epoch"],
                 loss=record["loss"],
                 hardness=record["hardness"],
+                speed=(record["step"] - done) * batch_size / (time.perf_counter() - begun),
             )
 
         yield show
