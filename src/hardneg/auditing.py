@@ -10,7 +10,7 @@ from torch import Tensor
 
 from hardneg.negatives.base import Negatives
 from hardneg.objectives import debiased, log_expect_exp
-from hardneg.types import NEVER, LogWeights, Scores
+from hardneg.types import NEVER, LogWeights, Scores, with_support
 
 PerAnchor = Annotated[Tensor, "b"]
 
@@ -70,12 +70,12 @@ def diagnose(scores: Scores, log_w: LogWeights, *, tau_plus: float = 0.0) -> Dia
     with torch.no_grad():
         log_w = log_w.detach()
         supported = log_w != NEVER
-        some = supported.any(-1)
-        q = torch.softmax(torch.where(some[:, None], log_w, 0.0), dim=-1)
+        some, safe = supported.any(-1), with_support(log_w)[1]
+        q = torch.softmax(safe, dim=-1)
         similarity = scores.candidates * scores.temperature
         slope = _slope(scores.candidates, log_w)
         if repulsion is None:
-            p = torch.softmax(scores.candidates + torch.where(some[:, None], log_w, 0.0), dim=-1)
+            p = torch.softmax(scores.candidates + safe, dim=-1)
             repulsion = p + slope[:, None] * (p - q)
         count = supported.sum(-1).to(q.dtype)
         num_valid = scores.num_valid().to(q.dtype)

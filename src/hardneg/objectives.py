@@ -19,7 +19,7 @@ from torch import Tensor
 from torch.nn.functional import logsigmoid
 
 from hardneg.notices import argument_error, check_range
-from hardneg.types import NEVER, LogWeights, PairLosses, Scores
+from hardneg.types import NEVER, LogWeights, PairLosses, Scores, with_support
 
 NumNegatives = str | float | Tensor
 
@@ -30,9 +30,9 @@ def log_expect_exp(candidates: Annotated[Tensor, "b n"], log_w: LogWeights) -> A
     The weights are normalised first: s + log q stays of the size of s, where s + log w would lose the digits of s
     under a large tilt.
     """
-    some = (log_w != NEVER).any(-1)
-    log_q = torch.log_softmax(torch.where(some[:, None], log_w, 0.0), dim=-1)
-    return torch.where(some, torch.logsumexp(candidates + log_q, dim=-1), NEVER)
+    some, log_w = with_support(log_w)
+    log_q = torch.log_softmax(log_w, dim=-1)
+    return torch.where(some[:, 0], torch.logsumexp(candidates + log_q, dim=-1), NEVER)
 
 
 def info_nce(
@@ -114,8 +114,7 @@ def jsd(scores: Scores, log_w: LogWeights, *, tau_plus: float = 0.0) -> PairLoss
     negative term to (E_q[softplus(s)] - tau_plus softplus(a)) / (1 - tau_plus).
     """
     check_range("jsd", "tau_plus", tau_plus, 0.0, 1.0, open_high=True)
-    some = (log_w != NEVER).any(-1)
-    q = torch.softmax(torch.where(some[:, None], log_w, 0.0), dim=-1)
+    q = torch.softmax(with_support(log_w)[1], dim=-1)
     negative = (q * _softplus(scores.candidates)).sum(-1)[:, None]
     negative = (negative - tau_plus * _softplus(scores.positives)) / (1.0 - tau_plus)
     return _only_real_pairs(negative + _softplus(-scores.positives) - 2.0 * math.log(2.0), scores, log_w)
@@ -130,9 +129,9 @@ def sigmoid(
     temperature and start the bias at -10.
     """
     check_num_negatives("sigmoid", num_negatives)
-    some = (log_w != NEVER).any(-1)
-    q = torch.softmax(torch.where(some[:, None], log_w, 0.0), dim=-1)
-    number = torch.where(some, _log_number(scores, log_w, num_negatives), 0.0).exp()
+    some, safe = with_support(log_w)
+    q = torch.softmax(safe, dim=-1)
+    number = torch.where(some[:, 0], _log_number(scores, log_w, num_negatives), 0.0).exp()
     negative = number * (q * _softplus(scores.candidates + bias)).sum(-1)
     return _only_real_pairs(_softplus(-scores.positives - bias) + negative[:, None], scores, log_w)
 
@@ -143,10 +142,9 @@ def surrogate(scores: Scores, log_w: LogWeights, *, log_norm: Annotated[Tensor, 
     SogCLR: log_w = Tilt(1.0), log_norm = log u + log N. EMC2: log_w = log of the visits, log_norm = log of all visits.
     Without log_norm the weights are normalised over the row: the gradient of -a + LSE(s) for Tilt(1.0).
     """
-    some = (log_w != NEVER).any(-1)
-    safe = torch.where(some[:, None], log_w, 0.0)
+    some, safe = with_support(log_w)
     share = torch.softmax(safe, dim=-1) if log_norm is None else (safe - log_norm[:, None]).exp()
-    share = torch.where(some[:, None], share, 0.0).detach()
+    share = torch.where(some, share, 0.0).detach()
     return _only_real_pairs((share * scores.candidates).sum(-1)[:, None] - scores.positives, scores, log_w)
 
 

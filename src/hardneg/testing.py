@@ -17,7 +17,7 @@ from torch.nn.functional import normalize, pad
 from hardneg.negatives import Negatives, OtherLabel, Product, parse
 from hardneg.objectives import info_nce
 from hardneg.scoring import score
-from hardneg.types import NEVER, Guide, Keys, LogWeights, PairLosses, Scores, Tags
+from hardneg.types import NEVER, Guide, Keys, LogWeights, PairLosses, Scores, Tags, with_support
 
 Problem = str | None
 Rule = Callable[[Negatives], Problem]
@@ -335,8 +335,8 @@ def _losses(negatives: Negatives, scores: Scores) -> PairLosses:
 
 def _log_q(log_w: LogWeights) -> LogWeights:
     """The weights without the constant of each row."""
-    some = (log_w != NEVER).any(-1, keepdim=True)
-    return torch.where(some, torch.log_softmax(torch.where(some, log_w, 0.0), dim=-1), NEVER)
+    some, safe = with_support(log_w)
+    return torch.where(some, torch.log_softmax(safe, dim=-1), NEVER)
 
 
 def _same_choice(negatives: Negatives, first: Scores, second: Scores) -> bool:

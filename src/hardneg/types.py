@@ -21,6 +21,14 @@ NEVER = float("-inf")
 
 LogWeights = Annotated[Tensor, "b n"]
 PairLosses = Annotated[Tensor, "b p"]
+
+
+def with_support(log_w: LogWeights) -> tuple[Annotated[Tensor, "b 1"], LogWeights]:
+    """Which rows have a negative, and the weights with zeros in the other rows, where a softmax would be NaN."""
+    some = (log_w != NEVER).any(-1, keepdim=True)
+    return some, torch.where(some, log_w, 0.0)
+
+
 AnyKeys = Annotated[Tensor, "n d | b k d"]
 
 

@@ -12,7 +12,7 @@ from torch import Tensor
 from hardneg.mining.noise import gumbel, uniform
 from hardneg.mining.reach import ends_here, support
 from hardneg.negatives import Negatives
-from hardneg.types import NEVER, Scores
+from hardneg.types import NEVER, Scores, with_support
 
 VectorsOf = Callable[[Tensor], Tensor]
 
@@ -113,8 +113,8 @@ def _categorical(candidates: Candidates, log_w: Tensor, rule: Rule) -> Annotated
     if candidates.rows is not None:
         by_row = torch.where(rows < 0, torch.iinfo(rows.dtype).max, rows).argsort(dim=1)
         log_w = log_w.gather(1, by_row)
-    some = support(log_w).any(1, keepdim=True)
-    cumulative = torch.softmax(torch.where(some, log_w, 0.0).double(), dim=1).cumsum(1)
+    some, safe = with_support(log_w)
+    cumulative = torch.softmax(safe.double(), dim=1).cumsum(1)
     draws = uniform(rule.seed, candidates.query, torch.arange(rule.k, device=log_w.device).expand(b, -1))
     place = torch.searchsorted(cumulative, draws * cumulative[:, -1:], right=True).clamp(max=m - 1)
     if by_row is not None:

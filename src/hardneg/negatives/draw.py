@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from hardneg.notices import argument_error
-from hardneg.types import NEVER, LogWeights
+from hardneg.types import NEVER, LogWeights, with_support
 
 
 def draw(
@@ -42,8 +42,8 @@ def _categorical(log_w: Tensor, k: int, generator: torch.Generator) -> Tensor:
     uniforms = _uniform((b, k), generator).to(log_w.device)
     if n == 0:
         return torch.full((b, k), -1, device=log_w.device)
-    some = (log_w != NEVER).any(-1, keepdim=True)
-    q = torch.softmax(torch.where(some, log_w, 0.0).double(), dim=-1)
+    some, safe = with_support(log_w)
+    q = torch.softmax(safe.double(), dim=-1)
     cumulative = q.cumsum(-1)
     # right=True steps over candidates of weight 0; the product stays below the total because uniforms are below 1.
     index = torch.searchsorted(cumulative, uniforms * cumulative[:, -1:], right=True)
