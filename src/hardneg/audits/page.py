@@ -12,6 +12,7 @@ from hardneg.audits.scatter import STYLE, Spot, scatter
 from hardneg.audits.sentences import ESTIMATES, WORDS, lead, said_of
 from hardneg.audits.terminal import ABSENT, COLUMNS, findings, number, percent, sampled, short, times, with_error
 from hardneg.report.page import page
+from hardneg.report.style import STYLE as PAGE_STYLE
 
 FAMILIES = ("Tilt", "Ring", "Rank", "BelowPositive", "Threshold", "Uniform")
 
@@ -93,6 +94,15 @@ def _frontier(audit: Audit) -> str:
         '<section><h2 class="h">The hardness-falseness frontier</h2>'
         f'<figure class="card wide">{wide}{narrow}<figcaption>{told}</figcaption></figure></section>'
     )
+
+
+def frontier_svg(audit: Audit) -> str:
+    """The frontier as a file of its own, light and dark, for documents that are not this page."""
+    drawn = scatter(_spots(audit), audit.random_similarity, width=1080, height=520, named=True, kind="")
+    style = f"{PAGE_STYLE}{STYLE}svg{{font-family:system-ui,sans-serif}}svg .paper{{fill:var(--card)}}"
+    head, body = drawn.split(">", 1)
+    paper = '<rect class="paper" width="100%" height="100%"/>'
+    return f'{head} xmlns="http://www.w3.org/2000/svg"><style>{style}</style>{paper}{body}\n'
 
 
 def _suggested(audit: Audit) -> str:

