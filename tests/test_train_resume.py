@@ -52,7 +52,7 @@ def train_slowly(recipe: str, out: Path, options: dict[str, Any]) -> None:
     run(recipe, out, options, resume=True)
 
 
-def kill_when(child: Any, ready: Callable[[], bool], seconds: float = 120.0) -> None:
+def kill_when(child: Any, ready: Callable[[], bool], seconds: float = 240.0) -> None:
     until = time.monotonic() + seconds
     while not ready():
         assert child.is_alive(), "it ended before it was killed"
@@ -167,7 +167,7 @@ def table_of(out: Path) -> dict[str, Any]:
 def test_a_killed_comparison_ends_with_the_same_table(
     data: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    common = options_of(data, epochs=8)
+    common = options_of(data, epochs=6)
     comparison = Comparison(("simclr()", f"hcl(beta=1) @ {PROXIMITY}"), 2, common)
     whole, killed = tmp_path / "whole", tmp_path / "killed"
     with monkeypatch.context() as patch:
@@ -195,11 +195,11 @@ def test_a_killed_comparison_ends_with_the_same_table(
     assert len(finished) == 1
     before = {file: (file.stat().st_mtime_ns, file.stat().st_ino) for file in finished[0].parent.iterdir()}
     (begun,) = [one.parent for one in runs.glob("*/config.json") if one.parent != finished[0].parent]
-    assert 0 < steps_of(begun) < 8 * STEPS
+    assert 0 < steps_of(begun) < 6 * STEPS
 
     child = CONTEXT.Process(target=compare_as_asked, args=(comparison, killed))
     child.start()
-    child.join(120)
+    child.join(400)  # three runs, each in a process that begins with importing torch
     assert child.exitcode == 0
     assert table_of(killed) == table_of(whole)
     for one in (whole / "runs").iterdir():
