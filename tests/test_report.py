@@ -433,8 +433,8 @@ def test_several_paths_are_arms_of_one_page(tmp_path: Path) -> None:
     assert "against the first, points" not in head
     assert first[column].split() == ["80.00", "82.00"], "runs that differ in the seed only are one arm"
     assert second[column].split() == ["84.00"]
-    assert "simclr(negatives='Uniform()', tau_plus=0.0)" in first[0]
-    assert "simclr(negatives='Tilt(1)', tau_plus=0.1)" in second[0]
+    assert first[0].endswith("simclr(temperature=0.5)"), "what is as usual is not said"
+    assert second[0].endswith("simclr(temperature=0.5, negatives='Tilt(1)', tau_plus=0.1)")
     assert "The seeds are not the same in all arms." in page.words
     assert "held against" not in page.words
     assert "Data, budget, seeds and initial weights are the same" not in page.words
@@ -448,7 +448,7 @@ def test_a_comparison_and_a_run_on_one_page(tmp_path: Path) -> None:
     page = read(write_report([tmp_path / "compare", tmp_path / "long"], tmp_path / "both.html"))
     _, *lines = page.cells["results"]
     column = page.cells["results"][0].index("mean, %")
-    means = [f"{100 * row['mean']:.2f}" for row in summary["rows"]]
+    means = [f"{100 * row['mean']:.2f} ± {100 * row['half_width']:.2f}" for row in summary["rows"]]
     assert [line[column] for line in lines] == [*means, "90.00"]
     assert [ARMS[0] in lines[0][0], ARMS[1] in lines[1][0]] == [True, True]
     assert "epochs differs: 2, 9." in page.words

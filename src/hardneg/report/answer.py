@@ -98,9 +98,9 @@ def _aside(arm: ArmRuns, story: Story) -> str:
 def _setting(story: Story) -> str:
     """What was done, for a reader who has not read the papers."""
     options = story.options
-    finished = next((result for arm in story.arms for result in arm.finished()), {})
+    counts = sorted({str(result.get("k", 200)) for arm in story.arms for result in arm.finished()}) or ["200"]
     measures = {
-        "knn": f"each test image takes the class that its {finished.get('k', 200)} nearest training images vote for",
+        "knn": f"each test image takes the class that its {' or '.join(counts)} nearest training images vote for",
         "1nn": "each test image takes the class of its nearest training image",
         "linear": "a logistic regression is fitted to the features, which stay as they are",
     }

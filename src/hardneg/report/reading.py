@@ -9,6 +9,7 @@ from typing import Any
 
 from hardneg.arms import Arm, parse_arm
 from hardneg.comparison import METRIC
+from hardneg.options import RECIPES
 from hardneg.report.story import ArmRuns, SeedRun, Story, Table, known, missing_parts
 from hardneg.runs import Run
 
@@ -19,7 +20,9 @@ def read_story(path: Path) -> Story:
         return _read_comparison(path)
     if (path / "config.json").is_file():
         one = _read_run(path)
-        arm = ArmRuns(0, arm_text(one.config, None), row_of([one], METRIC), [one], alone=True)
+        arm = ArmRuns(
+            0, arm_text(one.config, ["negatives", "tau_plus", "batches"]), row_of([one], METRIC), [one], alone=True
+        )
         return Story(path, "run", METRIC, [arm], missing_parts([arm], None), one.config)
     if any((path / "runs").glob("*/config.json")):
         return _read_unfinished(path)
@@ -100,10 +103,13 @@ def differing_options(runs: list[SeedRun]) -> list[str]:
     return [name for name in names if name != "seed" and any(other.get(name) != every[0].get(name) for other in every)]
 
 
-def arm_text(config: dict[str, Any], names: list[str] | None) -> str:
-    options = config.get("options", {})
-    names = ["temperature", "negatives", "tau_plus", "batches"] if names is None else names
-    return f"{config.get('recipe', 'run')}({', '.join(f'{n}={options[n]!r}' for n in names if n in options)})"
+def arm_text(config: dict[str, Any], names: list[str]) -> str:
+    """The run as an arm: its temperature, and those of the named options that are not the recipe's defaults."""
+    recipe, options = config.get("recipe", "run"), config.get("options", {})
+    usual = RECIPES[recipe]().as_dict() if recipe in RECIPES else {}
+    told = [name for name in names if name in options and (name not in usual or options[name] != usual[name])]
+    told = [name for name in dict.fromkeys(["temperature", *told]) if name in options]
+    return f"{recipe}({', '.join(f'{name}={options[name]!r}' for name in told)})"
 
 
 def row_of(runs: list[SeedRun], metric: str) -> Table:

@@ -9,7 +9,7 @@ from typing import Any
 
 from hardneg.comparison import METRIC
 from hardneg.report.reading import arm_text, differing_options, read_story, row_of
-from hardneg.report.story import ArmRuns, SeedRun, Story, missing_parts
+from hardneg.report.story import ArmRuns, SeedRun, Story
 
 SHARED = ("data", "evaluate_on", "encoder", "augment", "epochs", "batch_size", "learning_rate", "weight_decay")
 """What a comparison holds equal: where these differ, figures tell of more than the negatives."""
@@ -26,7 +26,7 @@ def read_stories(paths: Sequence[Path]) -> Story:
         return parts[0]
     metric = next((part.metric for part in parts if part.kind != "run"), METRIC)
     arms = _arms(parts, metric)
-    missing = missing_parts(arms, None)
+    missing = [one for part in parts for one in part.missing]
     return Story(paths[0].parent, "several", metric, arms, missing, {"notes": _unlike(arms)}, parts)
 
 
@@ -38,12 +38,14 @@ def _arms(parts: list[Story], metric: str) -> list[ArmRuns]:
         for arm in part.arms:
             text = arm_text(arm.seeds[0].config, differing) if part.kind != "comparison" else arm.text
             key = _key(arm) if part.kind == "run" else f"{part.path}/{arm.number}"
-            groups.setdefault(key, (text, [], arm.row if part.metric == metric else {}))[1].extend(arm.seeds)
+            row = arm.row if part.kind == "comparison" and part.metric == metric else {}
+            groups.setdefault(key, (text, [], row))[1].extend(arm.seeds)
     arms = []
     for number, (text, runs, row) in enumerate(groups.values()):
         runs = sorted(runs, key=lambda one: one.seed)
+        # The first arm of this page is not the one that the differences of a comparison are against.
         told = {name: value for name, value in row.items() if not name.startswith("difference")}
-        arms.append(ArmRuns(number, text, row_of(runs, metric) if runs or not told else told, runs))
+        arms.append(ArmRuns(number, text, told or row_of(runs, metric), runs))
     return _told_apart(arms)
 
 
