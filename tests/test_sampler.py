@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -287,3 +288,17 @@ def test_a_segment_planned_in_pieces_keeps_its_graph(graph: ProximityGraph, unit
     assert list(again)[6:] != batches[6:]
     with pytest.raises(ValueError, match="no plan_file with it, got ahead=2"):
         ProximityBatchSampler(N, 8, ahead=2, plan_file="plan.npz")
+
+
+def test_a_graph_to_come_is_waited_for_by_the_next_segment(graph: ProximityGraph, unit_vectors: UnitVectors) -> None:
+    sampler = ProximityBatchSampler(N, 8, restart=0.2, seed=3, graph=graph, segment=6)
+    expected = list(sampler)
+    with ThreadPoolExecutor(1) as thread:
+        sampler.data = thread.submit(lambda: graph)
+        sampler.set_epoch(0)
+        assert list(sampler) == expected
+        assert sampler.graph is graph
+        sampler.data = thread.submit(lambda: graph_of(unit_vectors(N + 1, 6), seed=0))
+        sampler.set_epoch(1)
+        with pytest.raises(ValueError, match="a graph or vectors of its 130 instances"):
+            next(iter(sampler))

@@ -7,14 +7,16 @@ costs nothing and is a little stale. A pass of the encoder in eval mode is exact
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sized
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
+from functools import partial
 from typing import Annotated, Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import normalize as unit
 
-from hardneg.graph import build_graph
+from hardneg.graph import ProximityGraph, build_graph
 from hardneg.notices import argument_error
 from hardneg.sampler import PlannedBatchSampler
 from hardneg.scoring import HasKeys
@@ -71,7 +73,8 @@ class Refresh:
 
     ``vectors`` is called for the vectors, [n, d]: ``lambda: encode(model, loader)`` or ``lambda: harvested(bank, n)``.
     A planner that needs a graph gets one of ``num_neighbours`` and ``num_candidates``. Its randomness depends on the
-    seed and the step only, so a resumed run builds the same graph from the same vectors.
+    seed and the step only, so a resumed run builds the same graph from the same vectors. From vectors on a GPU the
+    graph is built beside the training, which goes on; the next segment waits for it.
     """
 
     def __init__(
@@ -88,6 +91,7 @@ class Refresh:
             raise argument_error("Refresh", "at least one step between refreshes", "every", every)
         self.sampler, self.every, self.vectors, self.seed = sampler, every, vectors, seed
         self.num_neighbours, self.num_candidates = num_neighbours, num_candidates
+        self._thread: ThreadPoolExecutor | None = None
 
     def __call__(self, step: int) -> bool:
         """Refreshes after steps every, 2 x every, ...; says whether it did."""
@@ -105,7 +109,24 @@ class Refresh:
         m = min(self.num_candidates, len(vectors) - 1) if self.num_candidates is not None else None
         k = min(self.num_neighbours, m if m is not None else len(vectors) - 1)
         generator = torch.Generator().manual_seed(self.seed * 2**31 + step)
-        self.sampler.data = build_graph(vectors, k, m, generator)
+        build = partial(build_graph, vectors, k, m, generator)
+        self.sampler.data = self._aside(build, vectors.device) if vectors.is_cuda else build()
+
+    def _aside(self, build: Callable[[], ProximityGraph], device: torch.device) -> Future[ProximityGraph]:
+        """The graph in a thread and a stream of its own, which begins when the vectors are there."""
+        stream, ready = torch.cuda.Stream(device), torch.cuda.Event()  # type: ignore[no-untyped-call]
+        ready.record(torch.cuda.current_stream(device))
+
+        def work() -> ProximityGraph:
+            with torch.cuda.stream(stream):
+                stream.wait_event(ready)
+                graph = build()
+                graph.digest  # noqa: B018, kept by the graph: the plan will ask for it
+                return graph
+
+        if self._thread is None:
+            self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="hardneg-graph")
+        return self._thread.submit(work)
 
 
 @contextmanager

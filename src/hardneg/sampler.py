@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator
+from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
 
@@ -94,15 +95,23 @@ class PlannedBatchSampler(BatchSampler):
 
     @property
     def data(self) -> Any:
-        """What the planner plans from; assign it to refresh: it takes effect with the next segment."""
+        """What the planner plans from; assign it to refresh: it takes effect with the next segment.
+
+        A Future of it may be assigned as well; the next segment waits for it.
+        """
+        if isinstance(self._data, Future):
+            self._data = self._checked(self._data.result())
         return self._data
 
     @data.setter
     def data(self, data: Any) -> None:
+        self._data = data if isinstance(data, Future) else self._checked(data)
+
+    def _checked(self, data: Any) -> Any:
         if data is not None and len(data) != self.num_instances:
             what = f"a graph or vectors of its {self.num_instances} instances"
             raise argument_error(type(self).__name__, what, "len(data)", len(data))
-        self._data = data
+        return data
 
     @property
     def plan(self) -> Plan:
@@ -170,7 +179,8 @@ class PlannedBatchSampler(BatchSampler):
     def _planner_for(self, epoch: int) -> tuple[Planner, Any]:
         if epoch < self.warmup_epochs:
             return Uniform(), self.num_instances
-        if self._data is None and self.planner.needs != "nothing":
+        data = self.data
+        if data is None and self.planner.needs != "nothing":
             if epoch > self.warmup_epochs:
                 warn_once(
                     "sampler.no_data",
@@ -178,8 +188,7 @@ class PlannedBatchSampler(BatchSampler):
                     "assign sampler.graph (or sampler.data), or raise warmup_epochs.",
                 )
             return Uniform(), self.num_instances
-        data = self.num_instances if self._data is None else self._data
-        return self.planner.at(epoch, self.total_epochs), data
+        return self.planner.at(epoch, self.total_epochs), self.num_instances if data is None else data
 
     def _prepare(self, planner: Planner, data: Any) -> Any:
         """Clusters, communities and walkers are worked out once for each data."""
