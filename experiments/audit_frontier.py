@@ -132,7 +132,7 @@ def main() -> None:
     }
     for name, make in audits.items():
         found = make()
-        found.provenance.update({**environment(), "input": f"{name}: experiments/audit_frontier.py"})
+        found.provenance.update({**environment(), "input": name})
         print(found.table())
         found.write_json(options.out / f"{name}.json")
         found.write_html(options.out / f"{name}.html")

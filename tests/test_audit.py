@@ -120,13 +120,14 @@ def test_attraction_temperature_and_clamping_are_those_of_diagnose(expression: s
 def test_chunks_and_float32_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     z, views, labels = make_data()
     whole = audit(z, positives=views, labels=labels, temperature=TEMPERATURE, tau_plus=0.05)
-    monkeypatch.setattr("hardneg.audits.engine._chunk", 3 * N)
+    monkeypatch.setattr("hardneg.audits.work._chunk", 3 * N)
     parts = audit(z, positives=views, labels=labels, temperature=TEMPERATURE, tau_plus=0.05)
     assert len(whole.rows) == len(parts.rows) > 15
     for one, other in zip(whole.rows, parts.rows, strict=True):
         assert _numbers(one) == pytest.approx(_numbers(other), abs=1e-9, nan_ok=True)
     monkeypatch.undo()
-    narrow = audit(z.float(), "Tilt(2.0)", positives=views.float(), labels=labels, temperature=TEMPERATURE)
+    told = {"temperature": TEMPERATURE, "tau_plus": 0.05}
+    narrow = audit(z.float(), "Tilt(2.0)", positives=views.float(), labels=labels, **told)
     assert _numbers(narrow.row("Tilt(2.0)")) == pytest.approx(_numbers(whole.row("Tilt(2.0)")), abs=1e-4, nan_ok=True)
 
 

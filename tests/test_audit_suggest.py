@@ -10,10 +10,10 @@ from torch import Tensor
 
 from conftest import make_unit_vectors
 from hardneg.audits import Audit, audit
-from hardneg.audits.engine import chunks, sampled_anchors
+from hardneg.audits.prepare import make_subject
 from hardneg.audits.settings import Settings
-from hardneg.audits.subject import make_subject
 from hardneg.audits.suggest import FRACTIONS, MARGINS, STRENGTHS, Search, _ordered, _texts, beta_of
+from hardneg.audits.work import chunks, sampled_anchors
 from hardneg.negatives import parse
 from test_audit import make_data
 

@@ -12,7 +12,6 @@ import torch
 from torch import Tensor
 
 from hardneg.audits.asked import asked_by_audit
-from hardneg.audits.engine import audit_subject
 from hardneg.audits.inputs import (
     Documents,
     judged_lists,
@@ -23,11 +22,13 @@ from hardneg.audits.inputs import (
     split_of_run,
 )  # fmt: skip
 from hardneg.audits.lists import is_mined
+from hardneg.audits.prepare import make_subject
 from hardneg.audits.result import Audit
 from hardneg.audits.rules import check_rules, given_rules
 from hardneg.audits.settings import Settings
-from hardneg.audits.subject import Subject, make_subject
+from hardneg.audits.subject import Subject
 from hardneg.audits.tags import numbered_both
+from hardneg.audits.work import audit_subject
 from hardneg.mining.problem import Columns
 from hardneg.mining.tables import read_table, read_vectors, suffix_of, vector_suffixes
 from hardneg.runs import environment

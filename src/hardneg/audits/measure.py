@@ -102,13 +102,10 @@ class Tally:
         self.mass = mass if self.mass is None else self.mass + mass
         self.reached = reached if self.reached is None else self.reached | reached
 
-    def row(self, subject: Subject, size: int, tau_plus: float) -> Row:
+    def row(self, subject: Subject, size: int) -> Row:
         assert self.mass is not None
         assert self.reached is not None
         similarity, false = self._mean("similarity", size), self._mean("false", size)
-        clamped = self._mean("clamped", size)[0]
-        if not tau_plus and subject.has_positives:
-            clamped = 0.0
         return Row(
             self.rule.name,
             self.rule.kind,
@@ -119,7 +116,7 @@ class Tally:
             self._hubness(),
             self._hub_share(),
             float(self.reached.double().mean()),
-            clamped,
+            self._mean("clamped", size)[0],
             self._mean("attracted", size)[0],
             self._mean("temperature", size)[0],
             self.empty / self.anchors,

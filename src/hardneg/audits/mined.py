@@ -12,13 +12,14 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from hardneg.audits.engine import audit_subject
 from hardneg.audits.findings import as_rows, find
 from hardneg.audits.inputs import Documents, judged_lists, read_judgements, side_of
 from hardneg.audits.lists import Lists, read_lists
+from hardneg.audits.prepare import make_subject
 from hardneg.audits.result import Audit, MinedFindings
 from hardneg.audits.rules import given_rules
-from hardneg.audits.subject import Subject, make_subject
+from hardneg.audits.subject import Subject
+from hardneg.audits.work import audit_subject
 from hardneg.mining.encode import embed, encoders_of_model
 from hardneg.mining.inputs import embeddings, load_problem
 from hardneg.mining.options import MineOptions

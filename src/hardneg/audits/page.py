@@ -86,9 +86,9 @@ def _frontier(audit: Audit) -> str:
     narrow = scatter(spots, audit.random_similarity, width=360, height=380, named=False, kind="narrow")
     told = (
         "Each dot is a rule, with its number in the table below. To the right negatives are harder, upwards more of "
-        "them "
-        "are false. Filled dots on the dashed line are the frontier: no other rule has negatives as similar with fewer "
-        "false ones. A rim: a rule you asked about. Vertical lines: one standard error."
+        "them are false. Filled dots on the dashed line are the frontier: no other rule has negatives as similar with "
+        "fewer false ones. A rim: a rule you asked about. Vertical lines: one standard error. The scale is stretched "
+        "towards 0."
     )
     return (
         '<section><h2 class="h">The hardness-falseness frontier</h2>'
@@ -121,11 +121,9 @@ def _suggested(audit: Audit) -> str:
     )
     wanted = f"{100 * audit.wanted_false_negatives:.4g} %"
     return (
-        f'<section><h2 class="h">Rules with at most {wanted} known false negatives</h2>'
-        f'<div class="box"><ul class="said">{rows}</ul><p class="small">Found on a grid, on the anchors looked at; the '
-        "grid is in the documentation. The wished share is met by the estimate, whose standard error is "
-        "given.</p></div>"
-        "</section>"
+        f'<section><h2 class="h">Rules with at most {wanted} known false negatives</h2><div class="box"><ul '
+        f'class="said">{rows}</ul><p class="small">Found on a grid, on the anchors looked at; the grid is in the '
+        "documentation. The wished share is met by the estimate, whose standard error is given.</p></div></section>"
     )
 
 
@@ -184,21 +182,20 @@ def _hubs(audit: Audit) -> str:
         return ""
     return (
         '<section><h2 class="h">Items that are everyone\'s negative</h2><p>A hub is chosen by many anchors, whatever '
-        "they "
-        "are. It may be a copy, a stub or a document on everything: worth a look.</p>"
-        f'<div class="grid">{cards}</div></section>'
+        "they are. It may be a copy, a stub or a document on everything: worth a look.</p><div "
+        f'class="grid">{cards}</div></section>'
     )
 
 
 def _hub_card(name: str, hubs: tuple[Hub, ...]) -> str:
     rows = "".join(
-        f"<tr><td>{escape(short(hub.id, 50))}</td><td>{percent(hub.share)}</td><td>{times(hub.times)} x</td></tr>"
+        f"<tr><td>{escape(short(hub.id, 50))}</td><td>{percent(hub.share)}</td><td>{times(hub.times)}</td></tr>"
         for hub in hubs[:5]
     )
+    head = "<th>item</th><th>share of all choices</th><th>times an even choice</th>"
     return (
-        f'<figure class="card"><h3><code>{escape(name)}</code></h3><table><thead><tr><th>item</th><th>of all '
-        f"choices</th>"
-        f"<th>an even choice</th></tr></thead><tbody>{rows}</tbody></table></figure>"
+        f'<figure class="card"><h3><code>{escape(name)}</code></h3><table><thead><tr>{head}</tr></thead>'
+        f"<tbody>{rows}</tbody></table></figure>"
     )
 
 

@@ -39,6 +39,7 @@ class Row:
     coverage: float
     """Share of items that some anchor chooses at least a tenth as often as an even choice would."""
     clamped: float
+    """Share of pairs whose debiased mean was floored; NaN without positives or with tau_plus 0."""
     attracted: float
     effective_temperature: float
     without_negatives: float

@@ -47,11 +47,30 @@ class Spot:
     asked: bool
 
 
+@dataclass(frozen=True)
+class RootAxis(Axis):
+    """Shares as their square roots: what happens below one percent is seen, too."""
+
+    def __call__(self, value: float) -> float:
+        share = math.sqrt(min(max(value, 0.0) / self.high, 1.0))
+        return self.start + (self.end - self.start) * share
+
+    def ticks(self, most: int = 5) -> list[float]:
+        """1, 2 and 5 times powers of ten from the top down, as far as they stand apart; and 0."""
+        power = math.floor(math.log10(self.high))
+        wanted = [factor * 10.0 ** (power - down) for down in range(5) for factor in (5.0, 2.0, 1.0)]
+        kept = [0.0]
+        for value in (value for value in wanted if value <= self.high):
+            if all(abs(self(value) - self(other)) >= abs(self.end - self.start) / (2.2 * most) for other in kept):
+                kept.append(value)
+        return sorted(kept)
+
+
 def scatter(spots: Sequence[Spot], random: float, *, width: int, height: int, named: bool, kind: str) -> str:
     """Similarity to the right, known false negatives upwards; the rules that no other beats are filled and joined."""
     reach = [spot.x for spot in spots] + ([] if math.isnan(random) else [random])
     x = Axis(*padded(reach), _left, width - _right)
-    y = Axis(*padded([*(spot.y for spot in spots), 0.0], floor=0.0), height - _bottom, _top)
+    y = RootAxis(0.0, 1.08 * max(*(spot.y + spot.error for spot in spots), 1e-4), height - _bottom, _top)
     body = [_grid(x, y, width, height)]
     if not math.isnan(random):
         body.append(_random(random, x, y))

@@ -13,15 +13,13 @@ WORDS: dict[str, tuple[str | None, str]] = {
     "Rule": (
         None,
         "How negatives are chosen. <code>Uniform()</code>: all alike. <code>Tilt(beta)</code>: the more similar, the "
-        "more "
-        "weight. <code>Ring</code>, <code>Rank</code>, <code>Threshold</code>: a band of similarities. "
+        "more weight. <code>Ring</code>, <code>Rank</code>, <code>Threshold</code>: a band of similarities. "
         "<code>BelowPositive</code>: clearly less similar than the positive.",
     ),
     "Similarity": (
         "similarity",
         "How alike an anchor and its negatives are, weighted as the rule weights them: hard negatives are similar "
-        "ones. "
-        "1 is the same direction, 0 unrelated.",
+        "ones. 1 is the same direction, 0 unrelated.",
     ),
     "False negative": (
         "false negatives",
@@ -39,20 +37,17 @@ WORDS: dict[str, tuple[str | None, str]] = {
     "Hubness": (
         "hubness",
         "How many times as often two anchors draw the same negative as they would by an even choice. 1: no hubs. 50: "
-        "the "
-        "same items are everyone's negatives.",
+        "the same items are everyone's negatives.",
     ),
     "Coverage": (
         "coverage",
         "Share of the items that are anyone's negative at all: chosen by some anchor at least a tenth as often as by "
-        "an "
-        "even choice. Small: most of the data is never pushed away.",
+        "an even choice. Small: most of the data is never pushed away.",
     ),
     "Effective temperature": (
         "effective temperature",
         "Similarities are divided by a temperature; a tilt pushes much like a lower one. A plain rule at that "
-        "temperature "
-        "is the fair comparison.",
+        "temperature is the fair comparison.",
     ),
     "Attracted": (
         "attracted",
@@ -69,10 +64,9 @@ WORDS: dict[str, tuple[str | None, str]] = {
 
 ESTIMATES = (
     "Not every anchor was looked at. Means over anchors are estimates, ± one standard error where it is given; "
-    "hubness is "
-    "an unbiased estimate; the coverage of all anchors is at least what is shown, and single hubs may owe their "
-    "place to "
-    "the draw of the anchors. Every anchor was compared with all candidates, so ranks and rings are exact."
+    "hubness is an unbiased estimate; the coverage of all anchors is at least what is shown, and single hubs may owe "
+    "their place to the draw of the anchors. Every anchor was compared with all candidates, so ranks and rings are "
+    "exact."
 )
 
 
@@ -111,8 +105,7 @@ def _middle(known: list[Row], even: Row | None, hardest: Row) -> str:
         return " That is no more than an even choice has."
     return (
         f" The hardest with no more false ones than an even choice is <code>{escape(best.expression)}</code>: "
-        f"similarity "
-        f"{number(best.similarity)}, {percent(best.false_negatives)} false."
+        f"similarity {number(best.similarity)}, {percent(best.false_negatives)} false."
     )
 
 
@@ -123,7 +116,7 @@ def said_of(row: Row, audit: Audit) -> str:
         return f"{name}: no anchor has a negative."
     parts = [
         f"{name}: negatives of similarity {number(row.similarity)} against {number(audit.random_similarity)} of "
-        f"random ones"
+        "random ones"
     ]
     if not math.isnan(row.false_negatives):
         parts.append(f"{with_error(row.false_negatives, row.false_negatives_error)} of them known to be false")

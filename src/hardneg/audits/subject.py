@@ -1,28 +1,20 @@
 """Who is compared with whom: anchors, candidates, positives, and what is known to be a false negative.
 
 A candidate is known to be false if it has the anchor's label or group, or is judged relevant to it. Positives and
-rows with the anchor's own id are never candidates. What the positive of an anchor is:
-
-- what ``positives`` says: vectors of a second view [n, d], or ids of candidates;
-- with judgements only, the first one of each query: the rule is told one, the others are what it may walk into;
-- ``positives="label"``: one row of the same label, drawn with the seed, for supervised training;
-- else there is none, and what needs one (BelowPositive, the clamped share) has no answer.
+rows with the anchor's own id are never candidates.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Annotated, Any
 
 import torch
 from torch import Tensor
 from torch.nn.functional import normalize as to_unit
 
-from hardneg.audits.tags import Tag, numbered
-from hardneg.mining.checks import check_finite
-from hardneg.mining.pairs import Pairs, Positives, RowsOf, as_pairs, read_positives
-from hardneg.scoring import widened
-from hardneg.types import Keys, Scores, Tags, same_id
+from hardneg.mining.pairs import Pairs
+from hardneg.types import Scores, Tags, same_id
 
 
 @dataclass(frozen=True, eq=False)
@@ -142,139 +134,6 @@ class Subject:
 
     def _both(self, name: str) -> bool:
         return getattr(self.anchor_tags, name) is not None and getattr(self.candidate_tags, name) is not None
-
-
-def make_subject(
-    embeddings: Tensor | Keys,
-    corpus: Tensor | Keys | None,
-    *,
-    positives: Positives | str | None = None,
-    judgements: Positives | None = None,
-    labels: Tag = None,
-    groups: Tag = None,
-    normalize: bool = True,
-    seed: int = 0,
-) -> Subject:
-    """Checks everything at the door and puts it together."""
-    anchors = _keys("embeddings", embeddings, labels, groups)
-    if corpus is None:
-        anchors = anchors if anchors.ids is not None else replace(anchors, ids=torch.arange(len(anchors)))
-        candidates = anchors
-    else:
-        candidates = _keys("corpus", corpus, None, None)
-    if anchors.dim != candidates.dim:
-        raise ValueError(
-            f"audit needs embeddings and corpus of one dimension, got {anchors.dim} and {candidates.dim} features."
-        )
-    wide = torch.promote_types(anchors.vectors.dtype, candidates.vectors.dtype)
-    ready = {id(keys): _prepared(name, keys.vectors, normalize, wide) for name, keys in _named(anchors, candidates)}
-    subject = Subject(
-        ready[id(anchors)],
-        ready[id(candidates)],
-        ready[id(candidates)] if normalize else to_unit(ready[id(candidates)], dim=-1),
-        anchors.tags,
-        candidates.tags,
-        unit=normalize,
-        source=candidates.source or "pool",
-    )
-    rows_of = None if corpus is None and not isinstance(embeddings, Keys) else candidates.ids
-    return _with_positives(subject, positives, judgements, rows_of, normalize, seed)
-
-
-def _with_positives(
-    subject: Subject,
-    positives: Positives | str | None,
-    judgements: Positives | None,
-    ids: Tensor | None,
-    normalize: bool,
-    seed: int,
-) -> Subject:
-    size = len(subject.anchors)
-    if judgements is not None:
-        judged = read_positives(judgements, size, RowsOf(ids, len(subject.candidates)))
-        some = judged.count().nonzero()[:, 0]
-        if not len(some):
-            raise ValueError("audit needs at least one judged document, got judgements of none.")
-        subject = replace(subject, judged=judged, askable=some)
-        if positives is None:
-            first = _flat_first(judgements, size)
-            return replace(subject, pairs=read_positives(first, size, RowsOf(ids, len(subject.candidates))))
-    if positives is None:
-        return subject
-    if isinstance(positives, str):
-        if positives != "label":
-            raise ValueError(f'audit needs positives as vectors, ids or "label", got positives={positives!r}.')
-        return replace(subject, pairs=_same_label(subject, seed))
-    if isinstance(positives, Tensor) and positives.is_floating_point():
-        if positives.shape != subject.anchors.shape:
-            got, wanted = tuple(positives.shape), tuple(subject.anchors.shape)
-            raise ValueError(f"audit needs a second view {wanted} as positives, got positives={got}.")
-        return replace(subject, views=_prepared("positives", positives, normalize, subject.anchors.dtype))
-    return replace(subject, pairs=read_positives(positives, size, RowsOf(ids, len(subject.candidates))))
-
-
-def _flat_first(judgements: Positives, size: int) -> list[list[Any]]:
-    """The first judged document of each query; lists are the best first."""
-    lists = judgements.view(size, -1).tolist() if isinstance(judgements, Tensor) else judgements
-    real = [[int(one) for one in (each if hasattr(each, "__iter__") else [each]) if int(one) != -1] for each in lists]
-    return [each[:1] for each in real]
-
-
-def _same_label(subject: Subject, seed: int) -> Pairs:
-    """One other row of the same label for each anchor that has one, drawn with the seed."""
-    own, labels = subject.anchor_tags.labels, subject.candidate_tags.labels
-    if own is None or labels is None:
-        raise ValueError('audit needs labels of anchors and candidates for positives="label", got none.')
-    random = torch.Generator().manual_seed(seed)
-    order = torch.randperm(len(labels), generator=random)
-    order = order[labels[order].argsort(stable=True)]  # rows by label, shuffled within each
-    found = labels[order]
-    low, high = torch.searchsorted(found, own), torch.searchsorted(found, own, right=True)
-    place = (torch.rand(len(own), generator=random, dtype=torch.float64) * (high - low)).long()
-    ids = subject.candidate_tags.ids
-    chosen = order[(low + place).clamp(max=len(order) - 1)]
-    if subject.anchor_tags.ids is not None and ids is not None:
-        again = order[(low + (place + 1) % (high - low).clamp(min=1)).clamp(max=len(order) - 1)]
-        chosen = torch.where(ids[chosen] == subject.anchor_tags.ids, again, chosen)
-        some = (high > low) & (ids[chosen] != subject.anchor_tags.ids)
-    else:
-        some = high > low
-    anchors = torch.arange(len(own))
-    return as_pairs(anchors[some], chosen[some], len(own))
-
-
-def _keys(name: str, given: Tensor | Keys, labels: Tag, groups: Tag) -> Keys:
-    keys = given if isinstance(given, Keys) else None
-    if keys is None:
-        if not isinstance(given, Tensor) or given.ndim != 2 or not given.is_floating_point():
-            got = f"{tuple(given.shape)} of {given.dtype}" if isinstance(given, Tensor) else repr(type(given).__name__)
-            raise ValueError(f"audit needs {name} as floats [n, d], got {name}={got}.")
-        keys = Keys(given)
-    if keys.private or not len(keys):
-        raise ValueError(f"audit needs {name} [n, d] with at least one row, got {tuple(keys.vectors.shape)}.")
-    for word, tag in (("labels", labels), ("groups", groups)):
-        if tag is not None:
-            number = numbered(word, tag, len(keys)).to(keys.vectors.device)
-            keys = replace(keys, labels=number) if word == "labels" else replace(keys, clusters=number)
-    return keys
-
-
-def _named(anchors: Keys, candidates: Keys) -> list[tuple[str, Keys]]:
-    return [("embeddings", anchors)] if anchors is candidates else [("embeddings", anchors), ("corpus", candidates)]
-
-
-def _prepared(name: str, vectors: Tensor, normalize: bool, dtype: torch.dtype) -> Tensor:
-    check_finite(name, vectors)
-    wide = widened(vectors.detach().to(dtype))
-    if not normalize:
-        return wide
-    zero = (wide == 0).all(1)
-    if bool(zero.any()):
-        raise ValueError(
-            f"audit needs vectors with a direction, got {int(zero.sum())} zero vectors in {name}, "
-            f"first in row {int(zero.int().argmax())}; leave those rows out or use normalize=False."
-        )
-    return to_unit(wide, dim=-1)
 
 
 def _all(tags: Tags) -> tuple[Tensor | None, ...]:

@@ -24,7 +24,11 @@ def count(value: float) -> str:
 
 
 def percent(value: float, digits: int = 2) -> str:
-    return ABSENT if math.isnan(value) else f"{100 * value:.{digits}f} %"
+    if math.isnan(value):
+        return ABSENT
+    if 0 < abs(value) < 0.5 * 10.0 ** -(digits + 1):  # what would be rounded to little or nothing
+        return f"{100 * value:.2g} %"
+    return f"{100 * value:.{digits}f} %"
 
 
 def with_error(value: float, error: float, show: Callable[[float], str] = percent) -> str:
@@ -82,8 +86,7 @@ def sampled(audit: Audit) -> str:
         return f"{random}{own}. All {audit.num_anchors:,} anchors were looked at: the figures are exact for this data."
     return (
         f"{random}{own}. {audit.num_anchors:,} of {audit.num_anchors_in_all:,} anchors were looked at, each against "
-        f"all "
-        f"{audit.num_candidates:,} candidates: ± is one standard error, coverage is a lower bound."
+        f"all {audit.num_candidates:,} candidates: ± is one standard error, coverage is a lower bound."
     )
 
 
