@@ -270,19 +270,22 @@ def interrupted_after(steps: int, step: Any) -> Any:
 
 
 @pytest.mark.skipif(os.name == "nt", reason="signals of POSIX")
-def test_a_real_sigint_ends_the_process_with_130(data: str, tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "hardneg.cli", *short(data, tmp_path / "run", epochs=100_000)]
+@pytest.mark.parametrize("verb", ["train", "compare"])
+def test_a_real_sigint_ends_the_process_with_130(verb: str, data: str, tmp_path: Path) -> None:
+    endless = {"data": data, "epochs": 100_000, "batch_size": 32, "out": tmp_path}
+    arms = {"train": ["simclr"], "compare": ["--arm", "simclr()", "--arm", "hcl()"]}
+    command = [sys.executable, "-m", "hardneg.cli", verb, *arms[verb], *flags(endless)]
     process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
     deadline = time.monotonic() + 120
-    while not (tmp_path / "run" / "checkpoint.pt").exists() and time.monotonic() < deadline:
+    while not any(tmp_path.rglob("checkpoint.pt")) and time.monotonic() < deadline:
         assert process.poll() is None, process.stderr
         time.sleep(0.05)
-    process.send_signal(signal.SIGINT)
+    process.send_signal(signal.SIGINT)  # to this process alone: the runs of a comparison are told by it
     _, said = process.communicate(timeout=60)
     assert process.returncode == 130
     assert "Traceback" not in said
-    assert "--resume" in said
-    assert (tmp_path / "run" / "checkpoint.pt").exists()
+    assert {"train": "with --resume", "compare": "give the same command again"}[verb] in said
+    assert any(tmp_path.rglob("checkpoint.pt"))
 
 
 # The help

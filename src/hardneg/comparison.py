@@ -182,7 +182,21 @@ def _run_all(
             return {(arm.text, seed): results[_folder(arm), seed] for seed in seeds for arm in arms}
         except BaseException:
             pool.shutdown(wait=False, cancel_futures=True)
+            for lifeline in list(_lifelines):
+                _let_go(lifeline)
             raise
+
+
+_lifelines: set[int] = set()
+"""The ends of pipes that runs hold on to: one whose pipe is closed leaves, so that Ctrl-C need not wait for it."""
+
+
+def _let_go(lifeline: int) -> None:
+    try:
+        _lifelines.remove(lifeline)
+    except KeyError:
+        return  # another thread was quicker
+    os.close(lifeline)
 
 
 def _in_a_process(recipe: str, options: TrainOptions, run: Run, jobs: int) -> dict[str, Any]:
@@ -191,11 +205,12 @@ def _in_a_process(recipe: str, options: TrainOptions, run: Run, jobs: int) -> di
     command = [sys.executable, "-m", "hardneg.recipes", recipe, str(run.path), json.dumps(options.as_dict())]
     environ = {**os.environ, "OMP_NUM_THREADS": threads, "MKL_NUM_THREADS": threads, LEAVES_WITH_STDIN: "1"}
     here, there = os.pipe()
+    _lifelines.add(there)
     try:
         answer = subprocess.run(command, env=environ, stdin=here, capture_output=True, text=True)
     finally:
         os.close(here)
-        os.close(there)
+        _let_go(there)
     result = run.result()
     if answer.returncode or result is None:
         said = (answer.stderr or answer.stdout).strip().splitlines() or ["it said nothing"]
