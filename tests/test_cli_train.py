@@ -301,7 +301,7 @@ def examples(*verb: str) -> list[list[str]]:
 def test_the_examples_of_train_are_understood(recipe: str, asked: list[Any], tmp_path: Path) -> None:
     (tmp_path / "run.yaml").write_text("epochs: 3\n")
     commands = examples("train", recipe)
-    assert len(commands) >= 2
+    assert commands
     for command in commands:
         command = [str(tmp_path / word) if word == "run.yaml" else word for word in command]
         done = hardneg(*command)
