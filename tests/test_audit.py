@@ -176,7 +176,23 @@ def test_groups_and_labels_are_both_judges_and_what_is_missing_is_neither() -> N
     only = audit(z, "Uniform()", labels=labels, frontier=False)
     assert only.rows[0].false_negatives == pytest.approx(1 / 5)  # over the four that have a label
     assert "2 anchors have no label" in " ".join(only.notes)
-    assert numbered("labels", torch.tensor([3, -1, 3, -1]), 4).tolist() == [0, -3, 0, -5]
+    assert numbered("labels", torch.tensor([3, -1, 3, -1]), 4).tolist() == [3, -3, 3, -5]
+
+
+def test_labels_of_queries_and_corpus_are_the_same_labels() -> None:
+    """Numbers are taken as they are; what is below 0 is like nothing, on either side."""
+    queries, corpus = make_unit_vectors(3, D, seed=1), make_unit_vectors(4, D, seed=2)
+    keys = hn.Keys(corpus, labels=torch.tensor([7, 5, -1, 7]))
+    found = audit(queries, ["Uniform()", "OtherLabel()"], corpus=keys, labels=torch.tensor([7, 5, -1]), frontier=False)
+    assert found.row("Uniform()").false_negatives == pytest.approx((2 / 4 + 1 / 4) / 2)
+    assert found.row("OtherLabel()").effective_number == pytest.approx((2 + 3 + 4) / 3)
+    assert audit(queries, "Uniform()", corpus=keys, labels=[7, 5, None], frontier=False).rows == found.rows[:1]
+    with pytest.raises(ValueError, match="whole numbers as labels beside a corpus"):
+        audit(queries, "Uniform()", corpus=keys, labels=["a", "b", "c"], frontier=False)
+    several = hn.Keys(corpus, clusters=torch.tensor([[1, 2], [3, 4], [5, 2], [-1, -1]]))
+    anchors = hn.Keys(queries, clusters=torch.tensor([[9, 2], [-1, -1], [3, 8]]))
+    by_group = audit(anchors, "Uniform()", corpus=several, frontier=False)
+    assert by_group.rows[0].false_negatives == pytest.approx((2 / 4 + 1 / 4) / 2)
 
 
 def test_same_label_stands_in_for_the_positive() -> None:

@@ -192,6 +192,7 @@ def write_wrong(tmp_path: Path) -> dict[str, str]:
     (tmp_path / "none.tsv").write_text("query-id\tcorpus-id\tscore\nx\ty\t1\n")
     (tmp_path / "half.parquet").write_bytes(b"PAR1")
     write_lines(tmp_path / "table.jsonl", [{"id": 1, "text": "a"}])
+    write_lines(tmp_path / "labelled.jsonl", [{"id": 1, "text": "a", "label": 1}])
     return {"dir": str(tmp_path), **{name: str(tmp_path / f"{name}.npy") for name in arrays}}
 
 
@@ -213,6 +214,7 @@ WRONG: list[tuple[list[str], str]] = [
     (["{z}", "--similarity", "l2"], "similarity in"),
     (["{z}", "--out", "{z}"], "needs a folder as --out"),
     (["{dir}/table.jsonl"], "or a mined file, got"),
+    (["{dir}/labelled.jsonl"], "or a mined file, got"),
     (["{dir}/half.parquet"], "Parquet"),
     (["{z}", "--temperature", "0"], "temperature above 0"),
 ]

@@ -91,7 +91,7 @@ def kind_of(options: AuditOptions) -> str:
     if suffix_of(path) in vector_suffixes:
         return "embeddings"
     names = list(read_table(path)) if path.is_dir() else _column_names(path)
-    if options.embedding_column is None and is_mined(names):
+    if options.embedding_column is None and (is_mined(names) or Path(f"{path}.manifest.json").exists()):
         return "mined"
     if options.embedding_column in names or {"embedding", "embeddings", "vector", "vectors"} & set(names):
         return "embeddings"

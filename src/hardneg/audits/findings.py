@@ -111,7 +111,8 @@ def find_in_rows(subject: Subject, listed: Annotated[Tensor, "q k"]) -> MinedFin
     """Looks at lists in memory: rows of the candidates, under the names these have."""
     own: list[list[int]] = [[] for _ in range(len(listed))]
     if subject.pairs is not None:
-        for query, row in zip(*(each.tolist() for each in subject.pairs.of(torch.arange(len(listed)))), strict=True):
+        everyone = torch.arange(len(listed), device=subject.pairs.rows.device)
+        for query, row in zip(*(each.tolist() for each in subject.pairs.of(everyone)), strict=True):
             own[query].append(row)
     rows = [[row for row in each if row >= 0] for each in listed.tolist()]
     name = {row: subject.name_of(row) for each in (*own, *rows) for row in each}

@@ -39,7 +39,9 @@ class Lists:
 def is_mined(columns: Iterable[str]) -> bool:
     """Whether a table with these columns holds mined negatives."""
     names = set(columns)
-    return bool(names & {"negative_ids", "negative", f"{_numbered}1", "label", "labels"}) and not names & {"embedding"}
+    if names & {"negative_ids", "negative", f"{_numbered}1"}:
+        return True
+    return "positive" in names and bool(names & {"label", "labels", "score", "scores"})
 
 
 def read_lists(path: str | Path, wanted: int | None = None) -> Lists:

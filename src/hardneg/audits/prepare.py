@@ -18,11 +18,11 @@ from torch import Tensor
 from torch.nn.functional import normalize as to_unit
 
 from hardneg.audits.subject import Subject
-from hardneg.audits.tags import Tag, numbered
+from hardneg.audits.tags import Tag, numbered, unlike
 from hardneg.mining.checks import check_finite
 from hardneg.mining.pairs import Pairs, Positives, RowsOf, as_pairs, read_positives
 from hardneg.scoring import widened
-from hardneg.types import Keys
+from hardneg.types import Keys, Tags
 
 
 def make_subject(
@@ -37,12 +37,12 @@ def make_subject(
     seed: int = 0,
 ) -> Subject:
     """Checks everything at the door and puts it together."""
-    anchors = _keys("embeddings", embeddings, labels, groups)
+    anchors = _keys("embeddings", embeddings, labels, groups, beside=corpus is not None)
     if corpus is None:
-        anchors = anchors if anchors.ids is not None else replace(anchors, ids=torch.arange(len(anchors)))
-        candidates = anchors
-    else:
-        candidates = _keys("corpus", corpus, None, None)
+        anchors = anchors if anchors.ids is not None else replace(anchors, ids=_arange(anchors))
+    candidates = anchors if corpus is None else _keys("corpus", corpus, None, None)
+    anchors = _told_apart(anchors, 0)
+    candidates = anchors if corpus is None else _told_apart(candidates, len(anchors))
     if anchors.dim != candidates.dim:
         raise ValueError(
             f"audit needs embeddings and corpus of one dimension, got {anchors.dim} and {candidates.dim} features."
@@ -59,7 +59,10 @@ def make_subject(
         source=candidates.source or "pool",
     )
     rows_of = None if corpus is None and not isinstance(embeddings, Keys) else candidates.ids
-    return _with_positives(subject, positives, judgements, rows_of, normalize, seed)
+    subject = _with_positives(subject, positives, judgements, rows_of, normalize, seed)
+    device = subject.anchors.device
+    pairs, judged = (None if each is None else each.to(device) for each in (subject.pairs, subject.judged))
+    return replace(subject, pairs=pairs, judged=judged)
 
 
 def _with_positives(
@@ -101,30 +104,40 @@ def _flat_first(judgements: Positives, size: int) -> list[list[Any]]:
     return [each[:1] for each in real]
 
 
+def _both(tags: tuple[Tags, Tags], name: str) -> tuple[Tensor | None, ...]:
+    return tuple(getattr(each, name) for each in tags)
+
+
+def _on_cpu(tag: Tensor | None) -> Tensor | None:
+    return None if tag is None else tag.cpu()
+
+
 def _same_label(subject: Subject, seed: int) -> Pairs:
     """One other row of the same label for each anchor that has one, drawn with the seed."""
-    own, labels = subject.anchor_tags.labels, subject.candidate_tags.labels
-    if own is None or labels is None:
+    tags = (subject.anchor_tags, subject.candidate_tags)
+    if any(each.labels is None for each in tags):
         raise ValueError('audit needs labels of anchors and candidates for positives="label", got none.')
+    own, labels, own_ids, ids = (_on_cpu(each) for name in ("labels", "ids") for each in _both(tags, name))
+    assert own is not None
+    assert labels is not None
     random = torch.Generator().manual_seed(seed)
     order = torch.randperm(len(labels), generator=random)
     order = order[labels[order].argsort(stable=True)]  # rows by label, shuffled within each
     found = labels[order]
     low, high = torch.searchsorted(found, own), torch.searchsorted(found, own, right=True)
     place = (torch.rand(len(own), generator=random, dtype=torch.float64) * (high - low)).long()
-    ids = subject.candidate_tags.ids
     chosen = order[(low + place).clamp(max=len(order) - 1)]
-    if subject.anchor_tags.ids is not None and ids is not None:
+    if own_ids is not None and ids is not None:
         again = order[(low + (place + 1) % (high - low).clamp(min=1)).clamp(max=len(order) - 1)]
-        chosen = torch.where(ids[chosen] == subject.anchor_tags.ids, again, chosen)
-        some = (high > low) & (ids[chosen] != subject.anchor_tags.ids)
+        chosen = torch.where(ids[chosen] == own_ids, again, chosen)
+        some = (high > low) & (ids[chosen] != own_ids)
     else:
         some = high > low
     anchors = torch.arange(len(own))
     return as_pairs(anchors[some], chosen[some], len(own))
 
 
-def _keys(name: str, given: Tensor | Keys, labels: Tag, groups: Tag) -> Keys:
+def _keys(name: str, given: Tensor | Keys, labels: Tag, groups: Tag, *, beside: bool = False) -> Keys:
     keys = given if isinstance(given, Keys) else None
     if keys is None:
         if not isinstance(given, Tensor) or given.ndim != 2 or not given.is_floating_point():
@@ -135,9 +148,19 @@ def _keys(name: str, given: Tensor | Keys, labels: Tag, groups: Tag) -> Keys:
         raise ValueError(f"audit needs {name} [n, d] with at least one row, got {tuple(keys.vectors.shape)}.")
     for word, tag in (("labels", labels), ("groups", groups)):
         if tag is not None:
-            number = numbered(word, tag, len(keys)).to(keys.vectors.device)
+            number = numbered(word, tag, len(keys), only_numbers=beside).to(keys.vectors.device)
             keys = replace(keys, labels=number) if word == "labels" else replace(keys, clusters=number)
     return keys
+
+
+def _arange(keys: Keys) -> Tensor:
+    return torch.arange(len(keys), device=keys.vectors.device)
+
+
+def _told_apart(keys: Keys, offset: int) -> Keys:
+    """Rows of which no label or group is known (below 0) are like no other row."""
+    labels, clusters = (None if tag is None else unlike(tag, offset) for tag in (keys.labels, keys.clusters))
+    return replace(keys, labels=labels, clusters=clusters)
 
 
 def _named(anchors: Keys, candidates: Keys) -> list[tuple[str, Keys]]:

@@ -160,7 +160,7 @@ def _places(spot: Spot, x: float, y: float) -> list[tuple[Box, str]]:
     """Right, left, then obliquely above and below."""
     long, away = _letter * len(spot.name), RADIUS + 4
     found: list[tuple[Box, str]] = []
-    for shift in (0.0, -13.0, 13.0, -24.0, 24.0):
+    for shift in (0.0, -12.0, 12.0):
         top = y - _line / 2 + shift
         found.append(((x + away, top, x + away + long, top + _line), "start"))
         found.append(((x - away - long, top, x - away, top + _line), "end"))

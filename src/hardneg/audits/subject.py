@@ -94,7 +94,7 @@ class Subject:
         known = torch.zeros(len(rows), dtype=torch.bool, device=rows.device)
         for word, tag in (("labels", self.anchor_tags.labels), ("clusters", self.anchor_tags.clusters)):
             if self._both(word) and tag is not None:
-                known |= tag[rows] >= 0
+                known |= (tag[rows] >= 0).view(len(rows), -1).any(1)
         return known | True if self.judged is not None else known
 
     def near(self, rows: Annotated[Tensor, "b"], scores: Scores, cosine: float) -> Annotated[Tensor, "b n"]:
