@@ -25,35 +25,35 @@ from training_runs import BATCH_SIZE, few_digits, short
 pytest.importorskip("accelerate", reason="training needs the extra train")
 
 ULP = 2.0**-23
-LEARNING_RATE = 3e-4
+LEARNING_RATE = 1e-5
 NUM_IMAGES, STEPS = 160, 160 // BATCH_SIZE
-# A loss is a mean of 64 logarithms of sums of 62 terms, in float32. Two ranks make the vectors in batches of half the
-# size, whose convolutions may add in another order, and add the gradients of the halves: single ulps, which ten small
-# steps do not amplify much. (Many large ones do.) Wrong scales, anchors or batches would show in the second digit.
+# Two ranks make the vectors in batches of half the size, whose convolutions may add in another order, and add the
+# gradients of the halves: errors of single ulps of float32. A rectifier that they push over 0 makes a step of it, which
+# Adam enlarges, since it divides each gradient by its own size: at a learning rate of 1e-3, one process whose first
+# weights are changed by one ulp parts from itself by up to 4e-3 within 20 steps. At 1e-5 and ten steps it does not.
+# These are some times the largest deviations of 16 such processes, for each of the methods below (3 ulps, 2e-3, 7e-3);
+# wrong scales, anchors or batches would show in the first two digits.
 LOSS_TOLERANCE = 16 * ULP
-# A gradient of the first convolution is a sum over 320 views of 64 places: sqrt(320 x 64) ulps if errors are random.
-GRADIENT_TOLERANCE = (320 * 64) ** 0.5 * ULP
-# Adam divides each gradient by its own size, so a parameter whose gradient is noise moves by noise of size one. As a
-# share of the way that the parameters can have gone, step by step, the deviation stays small.
-PARAMETER_TOLERANCE = 0.001
+GRADIENT_TOLERANCE = 0.01  # of Adam's first moment, which it does not show in its steps
+PARAMETER_TOLERANCE = 0.03  # of the way that Adam can have gone
 
 PROXIMITY = "proximity(num_candidates=150, num_neighbours=8, restart=0.3, refresh=4"
-SAME_BATCHES = ("uniform", "debiased tilt", "proximity", "moco v2", "supervised", "sogclr")
+SAME_BATCHES = ("uniform", "debiased tilt", "proximity", "moco v2", "moco v3", "supervised", "sogclr")
 
 
 def jobs_of(data: str) -> list[dict[str, Any]]:
     def job(name: str, recipe: str = "simclr", **options: Any) -> dict[str, Any]:
-        return {"name": name, "recipe": recipe, "options": short(data, learning_rate=LEARNING_RATE, **options)}
+        return {"name": name, "recipe": recipe, "options": short(data, **{"learning_rate": LEARNING_RATE, **options})}
 
     return [
         job("uniform"),
         job("debiased tilt", negatives="Tilt(1.0)", tau_plus=0.05),
         job("proximity", batches=f"{PROXIMITY})") | {"fixed_vectors": True},
         job("moco v2", "moco", queue=100),  # not a multiple of the batch
+        job("moco v3", "moco", version="v3"),
         job("supervised", "supervised", negatives="OtherLabel() * Tilt(1.0)", reduction="pairs"),
         job("sogclr", "sogclr", temperature=0.3),
-        job("first step", "moco", version="v3", batch_size=NUM_IMAGES, epochs=1),
-        job("harvested", batches=f"{PROXIMITY})"),
+        job("harvested", batches=f"{PROXIMITY})", learning_rate=1e-3),
         job("batch statistics", batches=f"{PROXIMITY}, encode=True)") | {"batch_statistics": True},
     ]
 
@@ -101,7 +101,7 @@ def test_losses_and_diagnostics_are_those_of_one_process(runs: dict[str, Any], n
     assert len(list(two.glob("batches-*.json"))) == 2
     losses = column(one, "loss")
     assert len(losses) == 2 * STEPS
-    assert np.ptp(losses) > 0.1  # it does train
+    assert np.ptp(losses) > 1000 * LOSS_TOLERANCE  # there is something to agree on
     assert np.allclose(column(two, "loss"), losses, rtol=LOSS_TOLERANCE, atol=0)
     for diagnostic in ("hardness", "uniform_hardness", "effective_number", "false_negatives", "clamped", "empty"):
         # Similarities are of size 1, whatever their mean; numbers and shares follow their own size.
@@ -128,9 +128,9 @@ def test_parameters_and_queue_are_those_of_one_process(runs: dict[str, Any], nam
         assert set(one[ids[0]].tolist()) == set(np.concatenate(batches(runs["two"] / name))[-100:])
 
 
-def test_the_first_gradient_of_moco_v3_is_that_of_one_process(runs: dict[str, Any]) -> None:
-    """Its losses part later, without fault: where a rectifier is near 0, the last bit decides."""
-    states = [Run(runs[ranks] / "first step").load() for ranks in ("one", "two")]
+@pytest.mark.parametrize("name", SAME_BATCHES)
+def test_gradients_are_those_of_one_process(runs: dict[str, Any], name: str) -> None:
+    states = [Run(runs[ranks] / name).load() for ranks in ("one", "two")]
     one, two = ([slot["exp_avg"].double() for slot in state["optimizer"]["state"].values()] for state in states)
     assert len(one) == len(two) > 10
     for left, right in zip(one, two, strict=True):
@@ -146,11 +146,13 @@ def test_the_ranks_plan_the_same_hard_batches(runs: dict[str, Any], name: str) -
     for epoch in (found[:STEPS], found[STEPS:]):
         assert sorted(np.concatenate(epoch)) == list(range(NUM_IMAGES))
         assert all(len(batch) == BATCH_SIZE for batch in epoch)
-    hardness = column(runs["two"] / name, "uniform_hardness")
-    plain = column(runs["two"] / "uniform", "uniform_hardness")
-    if name == "harvested":
-        assert np.allclose(column(runs["two"] / name, "loss")[:STEPS], column(runs["two"] / "uniform", "loss")[:STEPS])
-        assert hardness[STEPS:].mean() > plain[STEPS:].mean() + 0.05
+    with np.load(runs["two"] / name / "embeddings.npz") as file:
+        vectors = file["train_x"] / np.linalg.norm(file["train_x"], axis=1, keepdims=True)
+    warm, hard = (
+        np.mean([(vectors[batch] @ vectors[batch].T).mean() for batch in epoch])
+        for epoch in (found[:STEPS], found[STEPS:])
+    )
+    assert hard > warm
 
 
 def test_batch_statistics_that_ranks_cannot_share_are_said(runs: dict[str, Any]) -> None:
