@@ -29,7 +29,7 @@ from hardneg.notices import argument_error
 
 _block = 256  # nodes that share a pool, at most: a larger block is not faster, and ties more nodes together
 _pools_per_node = 8  # a node is in M / block pools: with fewer than this, many nodes would be nobody's neighbour
-_chunk_scores = 2**22  # numbers held at once: more is not faster
+_chunk_scores = (2**22, 2**26)  # numbers held at once, on a CPU and on a GPU: more is not faster
 _whole = {2: torch.int16, 4: torch.int32, 8: torch.int64}
 _region_bytes = 2**24  # of the vectors that a part of the nodes takes its candidates from
 
@@ -155,7 +155,7 @@ def among_candidates(
 
     Candidates are taken as they are, repeats and the node itself included, as in the authors' code.
     """
-    step = max(1, _chunk_scores // (candidates.shape[1] * vectors.shape[1]))
+    step = max(1, _chunk_scores[0] // (candidates.shape[1] * vectors.shape[1]))
     parts = []
     for start in range(0, len(vectors), step):
         own = candidates[start : start + step]
@@ -191,16 +191,18 @@ def _against_region(
     order: Tensor, region: Tensor, vectors: Tensor, held: Tensor, k: int, m: int, generator: torch.Generator | None
 ) -> Rows:
     """Blocks of nodes against their pools, several blocks at once: a batched matrix product."""
+    device = vectors.device
     block = min(_block, max(1, m // _pools_per_node))
     blocks = torch.cat([order, order[: -len(order) % block]]).view(-1, block)  # the last one is filled up
     pools, left = _Pools(len(region), m + 1, generator), len(order)
-    region = region.to(vectors.device)
-    for nodes in torch.split(blocks, max(1, _chunk_scores // ((m + 1) * (block + vectors.shape[1])))):
-        local = pools.take(len(nodes)).to(vectors.device).sort(dim=1).values
-        left_out = torch.randint(m + 1, nodes.shape, generator=generator, device=pools.device)
-        nodes, pool = nodes.to(vectors.device), region[local]
+    left_out = torch.randint(m + 1, blocks.shape, generator=generator, device=pools.device).to(device)
+    blocks, region = blocks.to(device), region.to(device)
+    step = max(1, _chunk_scores[device.type == "cuda"] // ((m + 1) * (block + vectors.shape[1])))
+    for nodes, unwanted in zip(torch.split(blocks, step), torch.split(left_out, step), strict=True):
+        local = pools.take(len(nodes)).to(device).sort(dim=1).values
+        pool = region[local]
         slot = torch.searchsorted(pool, nodes).clamp(max=m)
-        own = torch.where(pool.gather(1, slot) == nodes, slot, left_out.to(vectors.device))
+        own = torch.where(pool.gather(1, slot) == nodes, slot, unwanted)
         scores = torch.bmm(_rows(vectors, nodes), _rows(held, local).transpose(1, 2))
         scores.scatter_(2, own[:, :, None], -torch.inf)
         values, index = _top(scores.view(-1, m + 1), k)
@@ -216,7 +218,7 @@ def _rows(vectors: Tensor, index: Tensor) -> Tensor:
 
 def _exact(vectors: Tensor, k: int) -> Rows:
     n = len(vectors)
-    for nodes in torch.split(torch.arange(n, device=vectors.device), max(16, _chunk_scores // n)):
+    for nodes in torch.split(torch.arange(n, device=vectors.device), max(16, _chunk_scores[vectors.is_cuda] // n)):
         scores = vectors[nodes] @ vectors.T
         scores.scatter_(1, nodes[:, None], -torch.inf)
         values, index = _top(scores, k)
