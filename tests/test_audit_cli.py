@@ -17,7 +17,7 @@ from typer.testing import CliRunner
 import hardneg as hn
 from hardneg.audits.files import AuditOptions, audit_files
 from hardneg.audits.settings import Settings
-from hardneg.audits.terminal import ABSENT, COLUMNS
+from hardneg.audits.terminal import ABSENT, COLUMNS, as_text
 from hardneg.cli import app
 from hardneg.evaluate import save_embeddings
 from test_audit import make_data
@@ -252,6 +252,19 @@ def test_help_teaches() -> None:
         "--judgements",
     ):
         assert part in text
+
+
+@pytest.mark.parametrize("width", [80, 100, 140])
+def test_narrow_terminals_leave_columns_out_and_cut_no_number(width: int) -> None:
+    z, views, labels = make_data(60)
+    found = hn.audit(z, "OtherLabel() * Tilt(1.0)", labels=labels, positives=views, num_anchors=50)
+    text = as_text(found, width)
+    assert max(len(line) for line in text.splitlines()) <= width
+    for row in found.rows:
+        assert f"{row.similarity:.3f}" in text
+        assert COLUMNS["false negatives"](row) in text
+    assert ("coverage" in "".join(text.splitlines()[1:4])) == (width == 140)
+    assert "…" not in text
 
 
 def test_the_page_escapes_names(tmp_path: Path) -> None:

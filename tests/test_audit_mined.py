@@ -134,6 +134,20 @@ def test_a_moved_corpus_leaves_what_the_file_says(tables: dict[str, str], tmp_pa
     assert found.write_html(tmp_path / "audit.html").stat().st_size > 5000
 
 
+def test_texts_are_compared_where_the_encoder_is_gone(tables: dict[str, str], tmp_path: Path) -> None:
+    mined = mine_into(tables, tmp_path / "mined.jsonl", format="ids")
+    manifest = Path(f"{mined}.manifest.json")
+    told = json.loads(manifest.read_text())
+    told["options"] |= {"query_embeddings": None, "corpus_embeddings": None, "encoder": "no_such_module:encode"}
+    manifest.write_text(json.dumps(told))
+    found = audit_files(AuditOptions(mined, settings=QUIET))
+    assert found.mined is not None
+    assert found.mined.compared_by == ("ids", "texts")
+    assert found.mined.documents_in_corpus == 60
+    assert found.rows == ()
+    assert "not at hand" in " ".join(found.notes)
+
+
 def test_lists_count_what_is_repeated_for_each_positive_once(tmp_path: Path) -> None:
     rows = [
         {"anchor": "a", "positive": p, "negative": n} for p in ("p", "r") for n in ("x", "y", "y" if p == "p" else "z")

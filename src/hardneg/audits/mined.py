@@ -154,12 +154,15 @@ def _origin_of_manifest(told: dict[str, Any]) -> Origin:
     mined = MineOptions(**{**told, "columns": Columns(**told["columns"])})
     try:
         problem = load_problem(mined)
-        queries, corpus = _documents(problem.queries), _documents(problem.corpus)
-        if mined.search == "bm25":
-            return Origin(queries, corpus, ("The file was mined by words alone.",))
-        vectors = embeddings(mined, problem, Ranks(), lambda what, steps: lambda done: None)
     except (OSError, ValueError, ImportError) as error:
         return Origin(notes=(f"What the manifest names could not be read: {error}",))
+    queries, corpus = _documents(problem.queries), _documents(problem.corpus)
+    if mined.search == "bm25":
+        return Origin(queries, corpus, ("The file was mined by words alone.",))
+    try:
+        vectors = embeddings(mined, problem, Ranks(), lambda what, steps: lambda done: None)
+    except (OSError, ValueError, ImportError) as error:
+        return Origin(queries, corpus, (f"The embeddings that the manifest names are not at hand: {error}",))
     return Origin(replace(queries, vectors=vectors[0]), replace(corpus, vectors=vectors[1]))
 
 

@@ -26,7 +26,7 @@ def count(value: float) -> str:
 def percent(value: float, digits: int = 2) -> str:
     if math.isnan(value):
         return ABSENT
-    if 0 < abs(value) < 0.5 * 10.0 ** -(digits + 1):  # what would be rounded to little or nothing
+    if 0 < abs(value) < 0.5 * 10.0 ** -(digits + 2):  # what would be rounded to nothing
         return f"{100 * value:.2g} %"
     return f"{100 * value:.{digits}f} %"
 
@@ -68,10 +68,16 @@ def show(audit: Audit, console: Console | None = None) -> None:
     """Prints the table, what was suggested and what was found in a mined file."""
     console = console or Console()
     if audit.rows:
-        console.print(_rows(audit))
+        table, left_out = _rows(audit, console.width)
+        console.print(table)
+        if left_out:
+            console.print(Text(f"Left out for lack of room: {', '.join(left_out)}.", style="dim"))
         console.print(Text(sampled(audit), style="dim"))
     if audit.suggestions:
         console.print(_suggested(audit))
+        for one in audit.suggestions:
+            if one.expression is None:
+                console.print(Text(f"{one.family}: {one.told}", style="dim"))
     if audit.mined is not None:
         console.print(_mined(audit.mined))
     for note in audit.notes:
@@ -90,28 +96,42 @@ def sampled(audit: Audit) -> str:
     )
 
 
-def _rows(audit: Audit) -> Table:
-    table = Table(title="Hardness against falseness; * no other rule beats it in both", title_justify="left")
-    table.add_column("expression", no_wrap=True)
-    shown = {name: show for name, show in COLUMNS.items() if any(show(row) != ABSENT for row in audit.rows)}
-    for name in shown:
-        table.add_column(name, justify="right")
-    for row in audit.rows:
-        mark = "* " if row.on_frontier else "  "
+def _rows(audit: Audit, width: int) -> tuple[Table, list[str]]:
+    """As many columns as the terminal has room for, the most telling first; and those that are left out."""
+    names = [("* " if row.on_frontier else "  ") + row.expression for row in audit.rows]
+    first = min(max(len(name) for name in names), max(30, width - 48))
+    title = "Hardness against falseness; * no other rule beats it in both"
+    table = Table(title=title, title_justify="left", padding=(0, 1))
+    table.add_column("expression", width=first)
+    room = width - first - 4
+    shown: list[Callable[[Row], str]] = []
+    left_out = []
+    for name, cell in COLUMNS.items():
+        cells = [cell(row) for row in audit.rows]
+        needed = max(*(len(each) for each in cells), *(len(word) for word in name.split()), 1) + 3
+        if all(each == ABSENT for each in cells):
+            continue
+        if needed > room:
+            left_out.append(name)
+        else:
+            table.add_column(name, justify="right", width=needed - 3)
+            shown.append(cell)
+            room -= needed
+    for row, name in zip(audit.rows, names, strict=True):
         style = "bold" if row.kind in ("given", "mined") else ""
-        table.add_row(Text(mark + row.expression, style=style), *(each(row) for each in shown.values()))
-    return table
+        table.add_row(Text(name, style=style), *(cell(row) for cell in shown))
+    return table, left_out
 
 
 def _suggested(audit: Audit) -> Table:
     wanted = audit.wanted_false_negatives
     assert wanted is not None
     table = Table(title=f"At most {100 * wanted:.4g} % false negatives", title_justify="left")
-    for name in ("family", "expression", "similarity", "false negatives", ""):
+    for name in ("family", "expression", "similarity", "false negatives"):
         table.add_column(name, justify="right" if name in ("similarity", "false negatives") else "left")
     for one in audit.suggestions:
         share = with_error(one.false_negatives, one.false_negatives_error)
-        table.add_row(Text(one.family), Text(one.expression or "none"), number(one.similarity), share, Text(one.told))
+        table.add_row(Text(one.family), Text(one.expression or "none"), number(one.similarity), share)
     return table
 
 
