@@ -88,11 +88,13 @@ def sampled(audit: Audit) -> str:
     """What is exact and what is estimated, in one or two sentences."""
     random = f"Random candidates have similarity {number(audit.random_similarity)}"
     own = "" if math.isnan(audit.positive_similarity) else f", positives {number(audit.positive_similarity)}"
+    few = f" Attraction and effective temperature are those of {audit.num_diagnosed:,} anchors."
+    few = few if audit.num_diagnosed < audit.num_anchors else ""
     if audit.exact:
-        return f"{random}{own}. All {audit.num_anchors:,} anchors were looked at: the figures are exact for this data."
+        return f"{random}{own}. All {audit.num_anchors:,} anchors were looked at: exact for this data.{few}"
     return (
         f"{random}{own}. {audit.num_anchors:,} of {audit.num_anchors_in_all:,} anchors were looked at, each against "
-        f"all {audit.num_candidates:,} candidates: ± is one standard error, coverage is a lower bound."
+        f"all {audit.num_candidates:,} candidates: ± is one standard error, coverage is a lower bound.{few}"
     )
 
 
