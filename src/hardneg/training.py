@@ -240,7 +240,7 @@ class Loop:
             if not len(self.harvested):
                 self.harvested = torch.zeros(len(self.data), keys.dim, device=keys.vectors.device)
             assert keys.ids is not None
-            self.harvested[keys.ids] = keys.vectors.to(self.harvested)
+            self.harvested.index_copy_(0, keys.ids, keys.vectors.to(self.harvested))
         # Without a warm-up, the first epoch is uniform until a refresh, since nothing is known of the images before.
         if self.step == max(1, self.spec.warmup) * len(self.sampler):
             self.refresh.now(self.step)
