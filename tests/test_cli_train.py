@@ -18,7 +18,7 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
-from hardneg import comparison_table, recipes, training
+from hardneg import comparison_table, recipes, training, training_setup
 from hardneg.arms import parse_arm
 from hardneg.cli import app
 from hardneg.comparison import Comparison, RunFailed
@@ -306,7 +306,7 @@ def test_the_examples_of_train_are_understood(recipe: str, asked: list[Any], tmp
         command = [str(tmp_path / word) if word == "run.yaml" else word for word in command]
         done = hardneg(*command)
         assert done.exit_code == 0, (command, done.stderr)
-        training._check_words(asked[-1][1])
+        training_setup.check_words(asked[-1][1])
     assert {one[0] for one in asked} == {recipe}
     assert len({str(one[1:]) for one in asked}) == len(asked), "no two examples are the same"
 
@@ -354,7 +354,7 @@ def test_the_arms_and_lines_of_the_page_are_understood(asked: list[Any]) -> None
     for line in lines:
         done = hardneg("train", *shlex.split(line))
         assert done.exit_code == 0, done.stderr
-        training._check_words(asked[-1][1])
+        training_setup.check_words(asked[-1][1])
 
 
 def test_the_figures_of_the_page_are_those_of_the_benchmarks() -> None:

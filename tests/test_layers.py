@@ -25,7 +25,19 @@ LAYERS: list[set[str]] = [
     {"losses", "planners", "sampler", "auditing", "batches", "global_losses", "nce", "refresh"},
     {"papers", "testing"},
     {"mining", "audits", "evaluate", "report", "data"}
-    | {"arms", "augment", "boards", "comparison", "encoders", "pairs", "pixels", "readers", "runs", "training"},
+    | {
+        "arms",
+        "augment",
+        "boards",
+        "comparison",
+        "encoders",
+        "pairs",
+        "pixels",
+        "readers",
+        "runs",
+        "training",
+        "training_setup",
+    },
     {"recipes", "integrations", "cli", "cli_audit", "cli_mine", "comparison_table", "explain"}
     | {"cli_compare", "cli_errors", "cli_train"},
 ]

@@ -18,7 +18,7 @@ from hardneg.data import ImageData
 from hardneg.options import MoCoOptions
 from hardneg.recipes.moco import MoCoV2
 from hardneg.runs import Run
-from hardneg.training import _synchronised
+from hardneg.training_setup import synchronised
 from training_ranks import run_job
 from training_runs import BATCH_SIZE, few_digits, short
 
@@ -175,7 +175,7 @@ def test_batch_statistics_are_synchronised_where_there_is_cuda() -> None:
     method = MoCoV2(MoCoOptions(encoder="resnet18"), data, total=1)
     names = set(method.state_dict())
     two = SimpleNamespace(num_processes=2, device=torch.device("cuda"), is_main_process=True)
-    changed = _synchronised(method, two)
+    changed = synchronised(method, two)
     for part in (changed.encoder, changed.slow):  # the momentum encoder, too
         kinds = [type(module) for module in part.modules()]
         assert torch.nn.SyncBatchNorm in kinds

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import normalize
 
-import hardneg.training
+import hardneg.training_setup
 from hardneg.encoders import build_encoder
 from hardneg.options import RECIPES
 from hardneg.recipes import run_recipe
@@ -39,7 +39,7 @@ def run_job(job: dict[str, Any], out: Path) -> None:
     with (
         patch.object(Loop, "_one_step", watched),
         patch.object(Loop, "_vectors", vectors),
-        patch.object(hardneg.training, "build_encoder", encoder),
+        patch.object(hardneg.training_setup, "build_encoder", encoder),
     ):
         run_recipe(job["recipe"], RECIPES[job["recipe"]](**job["options"]), out / job["name"], quiet=True)
     (out / job["name"] / f"batches-{rank}.json").write_text(json.dumps(seen))

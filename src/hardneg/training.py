@@ -8,34 +8,41 @@ checkpoint, and several ranks see what one would have seen.
 from __future__ import annotations
 
 import math
-import os
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass, replace
+from contextlib import nullcontext
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import normalize
 
 from hardneg.auditing import Diagnosis
-from hardneg.augment import PRESETS, Augment, preset_for
-from hardneg.batches import BatchSpec, parse_batches
-from hardneg.data import ImageData, check_name, load
-from hardneg.encoders import Encoder, build_encoder, check_encoder, embed, has_batch_statistics
+from hardneg.batches import BatchSpec
+from hardneg.data import ImageData
+from hardneg.encoders import embed
 from hardneg.evaluate import evaluate_embeddings, save_embeddings
-from hardneg.graph import ProximityGraph
 from hardneg.losses import ContrastiveLoss
-from hardneg.negatives import parse
-from hardneg.notices import warn_once
 from hardneg.options import TrainOptions
-from hardneg.refresh import Refresh
 from hardneg.runs import Run, write_atomically
-from hardneg.sampler import PlannedBatchSampler
 from hardneg.schedules import adaptive
+from hardneg.training_setup import (
+    accelerator_for,
+    as_state,
+    augment_for,
+    check_batch,
+    check_words,
+    from_state,
+    progress_bar,
+    refresh_for,
+    sampler_for,
+    splits,
+    synchronised,
+    synchronize,
+)
 from hardneg.types import Keys
 
 if TYPE_CHECKING:
@@ -94,8 +101,8 @@ def train(
     A finished run is not trained again: with ``resume`` its figures are returned. Without labels, or with one class
     only, there is nothing to evaluate: the run then ends with its losses and diagnostics.
     """
-    spec = _check_words(options)
-    accelerator = _accelerator(options)
+    spec = check_words(options)
+    accelerator = accelerator_for(options)
     run = Run(Path(out))
     with run.alone() if accelerator.is_main_process else nullcontext():
         if accelerator.is_main_process:
@@ -104,8 +111,8 @@ def train(
         finished = run.result()
         if finished is not None:
             return finished
-        data, test = _splits(options)
-        _check_batch(options, data, accelerator.num_processes)
+        data, test = splits(options)
+        check_batch(options, data, accelerator.num_processes)
         loop = Loop(accelerator, run, options, spec, data, build)
         seconds = loop.run_all(quiet)
         times = {"seconds": round(seconds, 3), "epoch_seconds": loop.epoch_seconds}
@@ -113,35 +120,6 @@ def train(
             run.finish(loop.evaluate(test) | times | {"steps": loop.total, "epochs": options.epochs})
         accelerator.wait_for_everyone()
     return run.result() or {}  # nothing on a machine that does not see the disk of the first rank
-
-
-def _splits(options: TrainOptions) -> tuple[ImageData, ImageData]:
-    """What is trained on and what is evaluated on."""
-    data = load(options.data, "train", options.data_root)
-    if options.evaluate_on == "validation":
-        return data.held_out()
-    test = load(options.data, "test", options.data_root)
-    if data.images.shape[1:] != test.images.shape[1:]:
-        shapes = f"{tuple(data.images.shape[1:])} and {tuple(test.images.shape[1:])}"
-        raise ValueError(f"train needs train and test images of one size, got {shapes} in {options.data!r}.")
-    return data, test
-
-
-def _check_words(options: TrainOptions) -> BatchSpec:
-    """Raises for names and expressions that nobody knows, before anything is loaded or written."""
-    check_name(options.data)
-    if options.encoder != "auto":
-        check_encoder(options.encoder)
-    parse(options.negatives)
-    return parse_batches(options.batches)
-
-
-def encoder_for(options: TrainOptions, data: ImageData) -> Encoder:
-    """The encoder that the options name; "auto" is the tiny one for images up to 28 pixels, else ResNet-18."""
-    name = options.encoder
-    if name == "auto":
-        name = "tiny" if max(data.size) <= 28 else "resnet18"
-    return build_encoder(name, data.in_channels, projection_dim=options.dim, seed=options.seed)
 
 
 class Loop:
@@ -158,15 +136,15 @@ class Loop:
     ) -> None:
         self.accelerator, self.disk, self.options, self.spec = accelerator, run, options, spec
         self.data = data.to(accelerator.device)
-        self.sampler = _sampler(accelerator, options, spec, len(data))
+        self.sampler = sampler_for(accelerator, options, spec, len(data))
         self.total = options.epochs * len(self.sampler)
         torch.manual_seed(options.seed)
-        self.method = _synchronised(build(options, data, self.total).to(accelerator.device), accelerator)
+        self.method = synchronised(build(options, data, self.total).to(accelerator.device), accelerator)
         on_gpu = accelerator.device.type == "cuda"
         if on_gpu:
             torch.backends.cudnn.benchmark = True
             self.method.encoder.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
-        self.augment = _augment(options, data)
+        self.augment = augment_for(options, data)
         self.views = self.augment.compiled() if options.compile else self.augment.views
         parameters = [p for p in self.method.parameters() if p.requires_grad]
         optimizer = torch.optim.Adam(parameters, options.learning_rate, weight_decay=options.weight_decay, fused=on_gpu)
@@ -175,7 +153,7 @@ class Loop:
             # On a GPU the step is bound by its launches, which CUDA graphs save: 1.6 s an epoch of CIFAR-10, not 3.4.
             graphs = on_gpu and accelerator.num_processes == 1
             self.encode = torch.compile(self.encode, mode="reduce-overhead" if graphs else "default")
-        self.refresh = _refresh(self.sampler, spec, self._vectors, options.seed)
+        self.refresh = refresh_for(self.sampler, spec, self._vectors, options.seed)
         self.harvested = torch.zeros(0)
         losses = [part for part in self.method.modules() if isinstance(part, ContrastiveLoss)]
         self.adaptive = [s for one in losses for s in one.negatives.schedules() if isinstance(s, adaptive)]
@@ -189,13 +167,13 @@ class Loop:
         if self.step == 0 and self.spec.encode and self.spec.warmup == 0:
             self.refresh.now()
         silent, batch_size = quiet or not self.accelerator.is_main_process, self.options.batch_size
-        with _progress(silent, self.total, self.step, batch_size) as show:
+        with progress_bar(silent, self.total, self.step, batch_size) as show:
             for epoch in range(self.epoch, self.options.epochs):
                 begun = time.perf_counter()
                 for index in self._batches(epoch):
                     self._one_step(epoch, index, show)
                 self._adapt()
-                _synchronize(self.accelerator.device)
+                synchronize(self.accelerator.device)
                 self.epoch = epoch + 1
                 self.epoch_seconds.append(round(time.perf_counter() - begun, 4))
                 if self.epoch % self.options.save_every == 0 or self.epoch == self.options.epochs:
@@ -296,7 +274,7 @@ class Loop:
                 "method": self.accelerator.unwrap_model(self.method).state_dict(),
                 "optimizer": self.optimizer.state_dict(),
                 "harvested": self.harvested,
-                "planned_from": _as_state(self.sampler.data),
+                "planned_from": as_state(self.sampler.data),
                 "scaler": self.accelerator.scaler.state_dict() if self.accelerator.scaler is not None else {},
                 "rng": torch.get_rng_state(),
                 "rng_cuda": torch.cuda.get_rng_state_all() if self.accelerator.device.type == "cuda" else [],
@@ -313,133 +291,9 @@ class Loop:
         self.method.load_state_dict(state["method"])
         self.optimizer.load_state_dict(state["optimizer"])
         self.harvested = state["harvested"]
-        self.sampler.data = _from_state(state["planned_from"])
+        self.sampler.data = from_state(state["planned_from"])
         torch.set_rng_state(state["rng"].cpu())
         if state["rng_cuda"]:
             torch.cuda.set_rng_state_all([one.cpu() for one in state["rng_cuda"]])
         if state["scaler"] and self.accelerator.scaler is not None:
             self.accelerator.scaler.load_state_dict(state["scaler"])
-
-
-def _accelerator(options: TrainOptions) -> Accelerator:
-    try:
-        from accelerate import Accelerator
-    except ImportError as error:
-        raise ImportError("train needs accelerate; pip install 'hardneg[train]'.") from error
-    if options.device == "cuda" and not torch.cuda.is_available():
-        raise ValueError("train needs a CUDA device, got device='cuda' and none is visible; use --device cpu.")
-    ranks = int(os.environ.get("WORLD_SIZE", 1))
-    # Without cpu=True and without a GPU, Accelerate would take each of the ranks for a run of its own.
-    on_cpu = options.device == "cpu" or (ranks > 1 and not torch.cuda.is_available())
-    accelerator = Accelerator(cpu=on_cpu, mixed_precision=options.precision)
-    if accelerator.num_processes != ranks:
-        raise ValueError(
-            f"train needs Accelerate to see the {ranks} ranks of the launcher, got {accelerator.num_processes}; use "
-            "torchrun --nproc_per_node N, or accelerate launch --multi_gpu --num_processes N (also on CPUs)."
-        )
-    return accelerator
-
-
-def _synchronised(method: Method, accelerator: Accelerator) -> Method:
-    """Batch statistics over all ranks where the backend has them (CUDA); elsewhere each rank has its own."""
-    if accelerator.num_processes == 1 or not has_batch_statistics(method):
-        return method
-    if accelerator.device.type == "cuda":
-        return cast(Method, nn.SyncBatchNorm.convert_sync_batchnorm(method))  # type: ignore[no-untyped-call]
-    if accelerator.is_main_process:
-        warn_once(
-            "training.batch_statistics",
-            f"The encoder has batch statistics, which {accelerator.num_processes} ranks without CUDA cannot share: "
-            "each normalises by its own part of the batch. Use an encoder without them (tiny), or one process.",
-        )
-    return method
-
-
-def _check_batch(options: TrainOptions, data: ImageData, ranks: int) -> None:
-    if options.batch_size > len(data):
-        raise ValueError(
-            f"train needs --batch-size of at most the {len(data)} images of {options.data}, "
-            f"got batch_size={options.batch_size}."
-        )
-    if options.batch_size % ranks:
-        raise ValueError(f"train needs --batch-size to divide over {ranks} ranks, got batch_size={options.batch_size}.")
-
-
-def _sampler(accelerator: Accelerator, options: TrainOptions, spec: BatchSpec, n: int) -> PlannedBatchSampler:
-    return PlannedBatchSampler(
-        spec.planner,
-        n,
-        options.batch_size // accelerator.num_processes,
-        seed=options.seed,
-        drop_last=True,
-        coverage=spec.coverage,
-        segment=spec.refresh,
-        warmup_epochs=spec.warmup,
-        total_epochs=options.epochs,
-        num_replicas=accelerator.num_processes,
-        rank=accelerator.process_index,
-        ahead=8,
-    )
-
-
-def _augment(options: TrainOptions, data: ImageData) -> Augment:
-    name = preset_for(data.images) if options.augment == "auto" else options.augment
-    return replace(PRESETS[name], channels_last=options.device != "cpu" and torch.cuda.is_available())
-
-
-def _refresh(sampler: PlannedBatchSampler, spec: BatchSpec, vectors: Callable[[], Tensor], seed: int) -> Refresh:
-    planner = spec.planner
-    sizes = {name: getattr(planner, name) for name in ("num_neighbours", "num_candidates") if hasattr(planner, name)}
-    return Refresh(sampler, spec.refresh, vectors, seed=seed, **sizes)
-
-
-def _as_state(data: Any) -> dict[str, Tensor] | None:
-    if isinstance(data, ProximityGraph):
-        return {"neighbours": data.neighbours.int(), "similarities": data.similarities}
-    return None if data is None else {"vectors": data}
-
-
-def _from_state(state: dict[str, Tensor] | None) -> Any:
-    if state is None:
-        return None
-    if "vectors" in state:
-        return state["vectors"]
-    return ProximityGraph(state["neighbours"].cpu().long(), state["similarities"].cpu())
-
-
-def _synchronize(device: torch.device) -> None:
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
-
-
-@contextmanager
-def _progress(quiet: bool, total: int, done: int, batch_size: int) -> Iterator[Callable[[dict[str, float]], None]]:
-    """A bar with the loss, the hardness and the speed; records are shown as they come."""
-    if quiet:
-        yield lambda record: None
-        return
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-
-    columns = (
-        TextColumn("epoch {task.fields[epoch]}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TextColumn("loss {task.fields[loss]:.4f}  hardness {task.fields[hardness]:.3f}"),
-        TextColumn("{task.fields[speed]:.0f} images/s"),
-        TimeRemainingColumn(),
-    )
-    nothing: dict[str, Any] = {"epoch": 0, "loss": math.nan, "hardness": math.nan, "speed": math.nan}
-    with Progress(*columns) as progress:
-        task, begun = progress.add_task("", total=total, completed=done, **nothing), time.perf_counter()
-
-        def show(record: dict[str, float]) -> None:
-            progress.update(
-                task,
-                completed=int(record["step"]),
-                epoch=record["epoch"],
-                loss=record["loss"],
-                hardness=record["hardness"],
-                speed=(record["step"] - done) * batch_size / (time.perf_counter() - begun),
-            )
-
-        yield show

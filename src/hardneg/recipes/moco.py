@@ -23,7 +23,8 @@ from hardneg.momentum import MomentumEncoder
 from hardneg.options import MoCoOptions
 from hardneg.pools import Queue
 from hardneg.schedules import cosine
-from hardneg.training import Batch, Encode, Method, encoder_for, train
+from hardneg.training import Batch, Encode, Method, train
+from hardneg.training_setup import encoder_for
 from hardneg.types import Keys
 
 

@@ -17,7 +17,8 @@ from hardneg.data import ImageData
 from hardneg.distributed import gather
 from hardneg.losses import ContrastiveLoss
 from hardneg.options import SimCLROptions
-from hardneg.training import Batch, Encode, Method, encoder_for, train
+from hardneg.training import Batch, Encode, Method, train
+from hardneg.training_setup import encoder_for
 from hardneg.types import Keys
 
 

@@ -20,7 +20,8 @@ from hardneg.global_losses import EMC2, SogCLR
 from hardneg.losses import ContrastiveLoss
 from hardneg.negatives import parse
 from hardneg.options import SogCLROptions, TrainOptions
-from hardneg.training import Batch, Encode, Method, encoder_for, train
+from hardneg.training import Batch, Encode, Method, train
+from hardneg.training_setup import encoder_for
 from hardneg.types import Keys
 
 

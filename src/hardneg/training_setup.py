@@ -1,0 +1,183 @@
+"""What a training run is made of, from its options: data, encoder, sampler, augmentation, ranks, and a progress bar."""
+
+from __future__ import annotations
+
+import math
+import os
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, TypeVar, cast
+
+import torch
+from torch import Tensor, nn
+
+from hardneg.augment import PRESETS, Augment, preset_for
+from hardneg.batches import BatchSpec, parse_batches
+from hardneg.data import ImageData, check_name, load
+from hardneg.encoders import Encoder, build_encoder, check_encoder, has_batch_statistics
+from hardneg.graph import ProximityGraph
+from hardneg.negatives import parse
+from hardneg.notices import warn_once
+from hardneg.options import TrainOptions
+from hardneg.refresh import Refresh
+from hardneg.sampler import PlannedBatchSampler
+
+if TYPE_CHECKING:
+    from accelerate import Accelerator
+
+Model = TypeVar("Model", bound=nn.Module)
+
+
+def splits(options: TrainOptions) -> tuple[ImageData, ImageData]:
+    """What is trained on and what is evaluated on."""
+    data = load(options.data, "train", options.data_root)
+    if options.evaluate_on == "validation":
+        return data.held_out()
+    test = load(options.data, "test", options.data_root)
+    if data.images.shape[1:] != test.images.shape[1:]:
+        shapes = f"{tuple(data.images.shape[1:])} and {tuple(test.images.shape[1:])}"
+        raise ValueError(f"train needs train and test images of one size, got {shapes} in {options.data!r}.")
+    return data, test
+
+
+def check_words(options: TrainOptions) -> BatchSpec:
+    """Raises for names and expressions that nobody knows, before anything is loaded or written."""
+    check_name(options.data)
+    if options.encoder != "auto":
+        check_encoder(options.encoder)
+    parse(options.negatives)
+    return parse_batches(options.batches)
+
+
+def encoder_for(options: TrainOptions, data: ImageData) -> Encoder:
+    """The encoder that the options name; "auto" is the tiny one for images up to 28 pixels, else ResNet-18."""
+    name = options.encoder
+    if name == "auto":
+        name = "tiny" if max(data.size) <= 28 else "resnet18"
+    return build_encoder(name, data.in_channels, projection_dim=options.dim, seed=options.seed)
+
+
+def accelerator_for(options: TrainOptions) -> Accelerator:
+    try:
+        from accelerate import Accelerator
+    except ImportError as error:
+        raise ImportError("train needs accelerate; pip install 'hardneg[train]'.") from error
+    if options.device == "cuda" and not torch.cuda.is_available():
+        raise ValueError("train needs a CUDA device, got device='cuda' and none is visible; use --device cpu.")
+    ranks = int(os.environ.get("WORLD_SIZE", 1))
+    # Without cpu=True and without a GPU, Accelerate would take each of the ranks for a run of its own.
+    on_cpu = options.device == "cpu" or (ranks > 1 and not torch.cuda.is_available())
+    accelerator = Accelerator(cpu=on_cpu, mixed_precision=options.precision)
+    if accelerator.num_processes != ranks:
+        raise ValueError(
+            f"train needs Accelerate to see the {ranks} ranks of the launcher, got {accelerator.num_processes}; use "
+            "torchrun --nproc_per_node N, or accelerate launch --multi_gpu --num_processes N (also on CPUs)."
+        )
+    return accelerator
+
+
+def synchronised(method: Model, accelerator: Accelerator) -> Model:
+    """Batch statistics over all ranks where the backend has them (CUDA); elsewhere each rank has its own."""
+    if accelerator.num_processes == 1 or not has_batch_statistics(method):
+        return method
+    if accelerator.device.type == "cuda":
+        return cast(Model, nn.SyncBatchNorm.convert_sync_batchnorm(method))  # type: ignore[no-untyped-call]
+    if accelerator.is_main_process:
+        warn_once(
+            "training.batch_statistics",
+            f"The encoder has batch statistics, which {accelerator.num_processes} ranks without CUDA cannot share: "
+            "each normalises by its own part of the batch. Use an encoder without them (tiny), or one process.",
+        )
+    return method
+
+
+def check_batch(options: TrainOptions, data: ImageData, ranks: int) -> None:
+    if options.batch_size > len(data):
+        raise ValueError(
+            f"train needs --batch-size of at most the {len(data)} images of {options.data}, "
+            f"got batch_size={options.batch_size}."
+        )
+    if options.batch_size % ranks:
+        raise ValueError(f"train needs --batch-size to divide over {ranks} ranks, got batch_size={options.batch_size}.")
+
+
+def sampler_for(accelerator: Accelerator, options: TrainOptions, spec: BatchSpec, n: int) -> PlannedBatchSampler:
+    return PlannedBatchSampler(
+        spec.planner,
+        n,
+        options.batch_size // accelerator.num_processes,
+        seed=options.seed,
+        drop_last=True,
+        coverage=spec.coverage,
+        segment=spec.refresh,
+        warmup_epochs=spec.warmup,
+        total_epochs=options.epochs,
+        num_replicas=accelerator.num_processes,
+        rank=accelerator.process_index,
+        ahead=8,
+    )
+
+
+def augment_for(options: TrainOptions, data: ImageData) -> Augment:
+    name = preset_for(data.images) if options.augment == "auto" else options.augment
+    return replace(PRESETS[name], channels_last=options.device != "cpu" and torch.cuda.is_available())
+
+
+def refresh_for(sampler: PlannedBatchSampler, spec: BatchSpec, vectors: Callable[[], Tensor], seed: int) -> Refresh:
+    planner = spec.planner
+    sizes = {name: getattr(planner, name) for name in ("num_neighbours", "num_candidates") if hasattr(planner, name)}
+    return Refresh(sampler, spec.refresh, vectors, seed=seed, **sizes)
+
+
+def as_state(data: Any) -> dict[str, Tensor] | None:
+    if isinstance(data, ProximityGraph):
+        return {"neighbours": data.neighbours.int(), "similarities": data.similarities}
+    return None if data is None else {"vectors": data}
+
+
+def from_state(state: dict[str, Tensor] | None) -> Any:
+    if state is None:
+        return None
+    if "vectors" in state:
+        return state["vectors"]
+    return ProximityGraph(state["neighbours"].cpu().long(), state["similarities"].cpu())
+
+
+def synchronize(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+
+
+@contextmanager
+def progress_bar(quiet: bool, total: int, done: int, batch_size: int) -> Iterator[Callable[[dict[str, float]], None]]:
+    """A bar with the loss, the hardness and the speed; records are shown as they come."""
+    if quiet:
+        yield lambda record: None
+        return
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+    columns = (
+        TextColumn("epoch {task.fields[epoch]}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TextColumn("loss {task.fields[loss]:.4f}  hardness {task.fields[hardness]:.3f}"),
+        TextColumn("{task.fields[speed]:.0f} images/s"),
+        TimeRemainingColumn(),
+    )
+    nothing: dict[str, Any] = {"epoch": 0, "loss": math.nan, "hardness": math.nan, "speed": math.nan}
+    with Progress(*columns) as progress:
+        task, begun = progress.add_task("", total=total, completed=done, **nothing), time.perf_counter()
+
+        def show(record: dict[str, float]) -> None:
+            progress.update(
+                task,
+                completed=int(record["step"]),
+                epoch=record["epoch"],
+                loss=record["loss"],
+                hardness=record["hardness"],
+                speed=(record["step"] - done) * batch_size / (time.perf_counter() - begun),
+            )
+
+        yield show
