@@ -28,6 +28,9 @@ format: .venv/installed
 bench: .venv/installed
 	$(BIN)/pip install --quiet -c constraints.txt -e '.[bench]'
 	$(BIN)/python benchmarks/dense_loss.py
+	$(BIN)/python benchmarks/global_batches.py
+	$(BIN)/python benchmarks/mining.py --large
+	$(BIN)/python benchmarks/audit.py
 
 # Less than for the tests, and so quicker: the demo needs scikit-learn and accelerate.
 .venv/demo: pyproject.toml constraints.txt
