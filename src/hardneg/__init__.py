@@ -61,6 +61,7 @@ _homes = {
     "graph": ["ProximityGraph", "build_graph"],
     "walks": ["walk"],
     "planners": ["Guard", "Plan"],
+    "refresh": ["Refresh", "encode", "harvested"],
     "sampler": ["PlannedBatchSampler", "ProximityBatchSampler"],
     "mining": ["mine"],
     "audits": ["Audit", "audit"],
@@ -139,6 +140,9 @@ if TYPE_CHECKING:
     from hardneg.planners import Plan as Plan
     from hardneg.pools import Bank as Bank
     from hardneg.pools import Queue as Queue
+    from hardneg.refresh import Refresh as Refresh
+    from hardneg.refresh import encode as encode
+    from hardneg.refresh import harvested as harvested
     from hardneg.sampler import PlannedBatchSampler as PlannedBatchSampler
     from hardneg.sampler import ProximityBatchSampler as ProximityBatchSampler
     from hardneg.scoring import beside as beside

@@ -16,7 +16,7 @@ from typing import Annotated, Any
 import torch
 from torch import Tensor
 
-from hardneg.notices import argument_error, check_range
+from hardneg.notices import argument_error, check_range, optional
 from hardneg.philox import uniforms
 from hardneg.pixels import Images, Parameters, Planes, blur, blur_radius, grey_of, jitter, per_row, resample
 
@@ -182,10 +182,7 @@ def from_transform(transform: Callable[[Tensor], Tensor]) -> Views:
 
 def kornia_transform(augment: Augment, size: tuple[int, int]) -> Callable[[Tensor], Tensor]:
     """The same augmentation from kornia's modules, with kornia's own randomness."""
-    try:
-        import kornia.augmentation as K
-    except ImportError as error:
-        raise ImportError("kornia_transform needs kornia; pip install 'hardneg[vision]'.") from error
+    K = optional("kornia.augmentation", "kornia_transform", extra="vision")  # noqa: N806
     steps: list[Any] = [
         K.RandomResizedCrop(size, augment.crop_scale, augment.crop_ratio, align_corners=False),
         K.RandomHorizontalFlip(p=augment.flip_probability),

@@ -9,6 +9,8 @@ from typing import Any
 
 import typer
 
+from hardneg.notices import optional
+
 
 @contextmanager
 def errors_for_people(go_on: str = "") -> Iterator[None]:
@@ -31,10 +33,7 @@ def errors_for_people(go_on: str = "") -> Iterator[None]:
 
 def read_yaml(path: Path) -> dict[str, Any]:
     """A file of ``name: value`` lines; names may be written like flags, with dashes."""
-    try:
-        import yaml
-    except ImportError as error:
-        raise ImportError("--config needs pyyaml; pip install 'hardneg[train]'.") from error
+    yaml = optional("yaml", "--config", extra="train")
     try:
         values = yaml.safe_load(path.read_text()) or {}
     except yaml.YAMLError as error:

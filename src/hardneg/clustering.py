@@ -8,7 +8,7 @@ from typing import Annotated
 import torch
 from torch import Tensor
 
-from hardneg.notices import argument_error
+from hardneg.notices import argument_error, optional
 from hardneg.pools import Bank
 from hardneg.stateful import Stateful, check_count, check_ids
 from hardneg.types import Keys
@@ -67,9 +67,6 @@ class Clusters(Stateful):
 
 
 def _k_means(vectors: Tensor, num_clusters: int, seed: int) -> Tensor:
-    try:
-        from sklearn.cluster import KMeans
-    except ImportError as error:
-        raise ImportError("Clusters.refresh needs scikit-learn: pip install 'hardneg[eval]'.") from error
+    KMeans = optional("sklearn.cluster", "Clusters.refresh", extra="eval").KMeans  # noqa: N806
     found = KMeans(num_clusters, n_init=1, random_state=seed).fit(vectors.float().cpu().numpy())
     return torch.from_numpy(found.labels_).long()

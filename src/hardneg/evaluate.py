@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
-from hardneg.notices import argument_error
+from hardneg.notices import argument_error, optional
 from hardneg.pairs import Features, Labels, directions, similarity_histograms, uniformity
 
 PROBES = ("torch", "sklearn", "none")
@@ -85,10 +85,7 @@ def sklearn_probe(
 
     ``strength`` is its C, the inverse of the L2 penalty. The seed is not used, the optimum being unique.
     """
-    try:
-        from sklearn.linear_model import LogisticRegression
-    except ImportError as error:
-        raise ImportError("sklearn_probe needs scikit-learn; pip install 'hardneg[eval]'.") from error
+    LogisticRegression = optional("sklearn.linear_model", "sklearn_probe", extra="eval").LogisticRegression  # noqa: N806
     check_split(train_x, train_y, test_x, test_y)
     train, test = (part.cpu().numpy() for part in _standardised(train_x, test_x))
     model = LogisticRegression(C=strength, max_iter=5000).fit(train, train_y.cpu().numpy())

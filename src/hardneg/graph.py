@@ -12,7 +12,6 @@ from permutations, so that all nodes are candidates equally often.
 from __future__ import annotations
 
 import hashlib
-import importlib
 import sys
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -25,7 +24,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from hardneg.notices import argument_error
+from hardneg.notices import argument_error, optional
 
 _block = 256  # nodes that share a pool, at most: a larger block is not faster, and ties more nodes together
 _pools_per_node = 8  # a node is in M / block pools: with fewer than this, many nodes would be nobody's neighbour
@@ -306,14 +305,6 @@ def _with_faiss(vectors: Tensor, k: int) -> tuple[Tensor, Tensor]:
     neighbours = np.where(absent, -1, np.take_along_axis(found, order, axis=1))
     similarities = np.where(absent, 0.0, np.take_along_axis(values, order, axis=1)).astype(np.float32)
     return torch.from_numpy(neighbours), torch.from_numpy(similarities)
-
-
-def optional(module: str, who: str, extra: str) -> Any:
-    """A module that only an extra installs; without it, an error that names the extra."""
-    try:
-        return importlib.import_module(module)
-    except ImportError:
-        raise ImportError(f"{who} needs {module}: pip install 'hardneg[{extra}]'.") from None
 
 
 def as_graph(graph: Any) -> ProximityGraph:

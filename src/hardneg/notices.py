@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import math
 import warnings
 from numbers import Real
@@ -27,6 +28,23 @@ def forget_warnings() -> None:
 
 def argument_error(who: str, what: str, name: str, value: Any) -> ValueError:
     return ValueError(f"{who} needs {what}, got {name}={value!r}.")
+
+
+_packages = {"PIL": "Pillow", "faiss": "faiss-cpu", "sklearn": "scikit-learn", "yaml": "pyyaml"}
+
+
+def optional(module: str, who: str, extra: str) -> Any:
+    """A module that only an extra installs; without it, an error that names the extra."""
+    try:
+        return importlib.import_module(module)
+    except ImportError:
+        raise missing_extra(who, module, extra) from None
+
+
+def missing_extra(who: str, module: str, extra: str) -> ImportError:
+    name = module.split(".")[0]
+    package = _packages.get(name, name.replace("_", "-"))
+    return ImportError(f"{who} needs {package}: pip install 'hardneg[{extra}]'.")
 
 
 def check_kind(who: str, name: str, value: Any, kind: type, what: str) -> None:

@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
-from hardneg.notices import argument_error
+from hardneg.notices import argument_error, missing_extra, optional
 
 Array = NDArray[Any]
 
@@ -45,7 +45,7 @@ class Found(NamedTuple):
 def _read_digits(split: str, root: Path | None) -> Found:
     spec = importlib.util.find_spec("sklearn")
     if spec is None or spec.origin is None:
-        raise _missing_extra("digits", "scikit-learn", "eval") from None
+        raise missing_extra("digits", "sklearn", "eval")
     # The file alone: importing scikit-learn takes 2.5 s of processor time, as much as training for some epochs.
     with gzip.open(Path(spec.origin).parent / "datasets" / "data" / "digits.csv.gz", "rt") as file:
         table = np.loadtxt(file, delimiter=",", dtype=np.int64)
@@ -316,10 +316,7 @@ def _hub_part(path: str, rows: Any, size: int | None) -> Part:
 
 
 def _read_image(path: Path, size: int | None = None) -> Array:
-    try:
-        from PIL import Image
-    except ImportError as error:
-        raise _missing_extra(str(path), "Pillow", "vision") from error
+    Image = optional("PIL.Image", str(path), extra="vision")  # noqa: N806
     try:
         with Image.open(path) as image:
             return pixels(image, size)
@@ -349,7 +346,3 @@ def same_shape(images: list[Array], where: list[str]) -> Array:
                 f"{place}; size=64, or folder:PATH@64 on the command line, makes all of them 64 x 64."
             )
     return np.stack(images)
-
-
-def _missing_extra(who: str, package: str, extra: str) -> ImportError:
-    return ImportError(f"{who} needs {package}; pip install 'hardneg[{extra}]'.")

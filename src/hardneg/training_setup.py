@@ -19,7 +19,7 @@ from hardneg.data import ImageData, check_name, load
 from hardneg.encoders import Encoder, build_encoder, check_encoder, has_batch_statistics
 from hardneg.graph import ProximityGraph
 from hardneg.negatives import parse
-from hardneg.notices import warn_once
+from hardneg.notices import optional, warn_once
 from hardneg.options import TrainOptions
 from hardneg.refresh import Refresh
 from hardneg.sampler import PlannedBatchSampler
@@ -60,16 +60,13 @@ def encoder_for(options: TrainOptions, data: ImageData) -> Encoder:
 
 
 def accelerator_for(options: TrainOptions) -> Accelerator:
-    try:
-        from accelerate import Accelerator
-    except ImportError as error:
-        raise ImportError("train needs accelerate; pip install 'hardneg[train]'.") from error
+    accelerate = optional("accelerate", "train", extra="train")
     if options.device == "cuda" and not torch.cuda.is_available():
         raise ValueError("train needs a CUDA device, got device='cuda' and none is visible; use --device cpu.")
     ranks = int(os.environ.get("WORLD_SIZE", 1))
     # Without cpu=True and without a GPU, Accelerate would take each of the ranks for a run of its own.
     on_cpu = options.device == "cpu" or (ranks > 1 and not torch.cuda.is_available())
-    accelerator = Accelerator(cpu=on_cpu, mixed_precision=options.precision)
+    accelerator: Accelerator = accelerate.Accelerator(cpu=on_cpu, mixed_precision=options.precision)
     if accelerator.num_processes != ranks:
         raise ValueError(
             f"train needs Accelerate to see the {ranks} ranks of the launcher, got {accelerator.num_processes}; use "

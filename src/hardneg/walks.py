@@ -24,8 +24,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from hardneg.graph import ProximityGraph, as_graph, optional
-from hardneg.notices import argument_error, check_range
+from hardneg.graph import ProximityGraph, as_graph
+from hardneg.notices import argument_error, check_range, optional
 from hardneg.walk_lanes import Tables, collect, paths
 from hardneg.walk_loop import compiled_loop, walk_on
 

@@ -31,6 +31,7 @@ from hardneg.audits.tags import numbered_both
 from hardneg.audits.work import audit_subject
 from hardneg.mining.problem import Columns
 from hardneg.mining.tables import read_table, read_vectors, suffix_of, vector_suffixes
+from hardneg.notices import optional
 from hardneg.runs import environment
 from hardneg.types import Keys
 
@@ -102,10 +103,8 @@ def kind_of(options: AuditOptions) -> str:
 def _column_names(path: Path) -> list[str]:
     """The columns, without reading a large file twice where its format says them."""
     if suffix_of(path) == ".parquet":
-        from hardneg.mining.extras import needed
-
         try:
-            return list(needed("pyarrow.parquet", "mine", "Parquet").read_schema(path).names)
+            return list(optional("pyarrow.parquet", "Parquet", extra="mine").read_schema(path).names)
         except OSError as error:
             raise ValueError(f"audit needs a whole Parquet file, got {path}: {error}") from None
     if suffix_of(path) in (".jsonl", ".json"):

@@ -21,6 +21,7 @@ import torch
 from torch import Tensor
 
 from hardneg.mining.ranks import Ranks
+from hardneg.notices import optional
 from hardneg.runs import write_atomically
 
 Encode = Callable[[list[str]], Any]
@@ -61,10 +62,7 @@ def encoder_of_function(text: str) -> Encoder:
 
 def encoders_of_model(path: str, batch_size: int, device: str | None) -> tuple[Encoder, Encoder]:
     """How a sentence-transformers model encodes queries and documents, with its own prompts for each."""
-    try:
-        from sentence_transformers import SentenceTransformer
-    except ImportError:
-        raise ImportError("--model needs sentence-transformers: pip install 'hardneg[text]'.") from None
+    SentenceTransformer = optional("sentence_transformers", "--model", extra="text").SentenceTransformer  # noqa: N806
     model = SentenceTransformer(path, device=device)
     name = f"{path} {_fingerprint(Path(path))}"
 

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from hardneg.mining.extras import needed
+from hardneg.notices import optional
 
 
 class Lexical:
@@ -18,7 +18,7 @@ class Lexical:
     name = "bm25"
 
     def __init__(self, queries: Sequence[str], corpus: Sequence[str]) -> None:
-        self.bm25s = needed("bm25s", "lexical", "BM25")
+        self.bm25s = optional("bm25s", "BM25", extra="lexical")
         self.queries, self.size = queries, len(corpus)
         tokens = self.bm25s.tokenize(list(corpus), show_progress=False, return_ids=False)
         self.index = self.bm25s.BM25()

@@ -22,9 +22,8 @@ from typing import Any, BinaryIO
 import numpy as np
 from numpy.typing import NDArray
 
-from hardneg.mining.extras import needed
 from hardneg.mining.problem import Problem
-from hardneg.notices import argument_error
+from hardneg.notices import argument_error, optional
 from hardneg.runs import write_atomically
 
 formats = ("triplet", "n-tuple", "labeled-pair", "labeled-list", "ids")
@@ -196,15 +195,18 @@ def check_output(path: Path) -> None:
     if path.suffix in (".csv", ".tsv", ".json", ".npy"):
         raise ValueError(f"mine writes .parquet, .jsonl or a folder, got {path}.")
     if path.suffix == ".parquet":
-        needed("pyarrow", "mine", ".parquet")
+        optional("pyarrow", ".parquet", extra="mine")
     elif path.suffix != ".jsonl":
-        needed("datasets", "text", "A folder as output")
+        optional("datasets", "A folder as output", extra="text")
         if path.exists() and not (path / "dataset_info.json").exists():
             raise ValueError(f"mine replaces a data set only by a data set, got {path}, which is something else.")
 
 
 def _write_parquet(file: BinaryIO, result: Result, layout: Layout) -> None:
-    pyarrow, parquet = needed("pyarrow", "mine", ".parquet"), needed("pyarrow.parquet", "mine", ".parquet")
+    pyarrow, parquet = (
+        optional("pyarrow", ".parquet", extra="mine"),
+        optional("pyarrow.parquet", ".parquet", extra="mine"),
+    )
     writer = None
     for part in chunks_of(result, layout):
         table = pyarrow.table(part) if writer is None else pyarrow.table(part, schema=writer.schema)
@@ -243,7 +245,7 @@ def _write_lines(file: BinaryIO, result: Result, layout: Layout) -> None:
 
 
 def _write_dataset(path: Path, result: Result, layout: Layout) -> int:
-    dataset = needed("datasets", "text", "A folder as output").Dataset.from_dict(columns_of(result, layout))
+    dataset = optional("datasets", "A folder as output", extra="text").Dataset.from_dict(columns_of(result, layout))
     new, old = path.with_name(f".{path.name}.new"), path.with_name(f".{path.name}.old")
     shutil.rmtree(new, ignore_errors=True)
     try:

@@ -13,8 +13,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import normalize
 
-from hardneg.mining.extras import needed
-from hardneg.notices import argument_error
+from hardneg.notices import argument_error, optional
 from hardneg.types import NEVER
 
 Mask = Callable[[Annotated[Tensor, "b m"], int, int], Annotated[Tensor, "b m"]]
@@ -190,7 +189,7 @@ class FaissIndex:
     """FAISS behind ``nearest``: flat (exact), ivf or hnsw (approximate), inner product."""
 
     def __init__(self, corpus: Corpus, search: Search) -> None:
-        faiss = needed("faiss", "ann", f"Search({search.kind!r})")
+        faiss = optional("faiss", f"Search({search.kind!r})", extra="ann")
         dim = corpus.vectors.shape[1]
         self.corpus = corpus
         if search.kind == "flat":

@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from hardneg.mining.extras import needed
+from hardneg.notices import optional
 
 Table = dict[str, list[Any]]
 
@@ -62,7 +62,7 @@ def read_vectors(path: str | Path, column: str | None = None) -> tuple[Tensor, l
             arrays = {name: file[name] for name in file.files}
         return _named(arrays, path, column)
     if path.suffix == ".safetensors":
-        load = needed("safetensors.torch", "mine", "safetensors").load_file
+        load = optional("safetensors.torch", "safetensors", extra="mine").load_file
         return _named({name: tensor.numpy() for name, tensor in load(str(path)).items()}, path, column)
     table = read_table(path)
     name = column or next((name for name in ("embedding", "embeddings", "vector", "vectors") if name in table), None)
@@ -147,7 +147,7 @@ def _read_csv(path: Path, delimiter: str) -> Table:
 
 
 def _read_parquet(path: Path) -> Table:
-    parquet = needed("pyarrow.parquet", "mine", "Parquet")
+    parquet = optional("pyarrow.parquet", "Parquet", extra="mine")
     try:
         table = parquet.read_table(path)
     except Exception as error:
@@ -160,7 +160,7 @@ def _read_folder(path: Path) -> Table:
         splits = json.loads((path / "dataset_dict.json").read_text())["splits"]
         raise ValueError(f"mine needs one split of {path}, got {splits}; give the folder of one: {path / splits[0]}.")
     if (path / "dataset_info.json").exists():
-        dataset = needed("datasets", "text", "A saved data set").load_from_disk(str(path))
+        dataset = optional("datasets", "A saved data set", extra="text").load_from_disk(str(path))
         return {name: list(dataset[name]) for name in dataset.column_names}
     files = sorted(file for file in path.rglob("*") if file.suffix.lower() in image_suffixes)
     if not files:

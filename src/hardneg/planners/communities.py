@@ -13,8 +13,8 @@ from typing import Any, ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from hardneg.graph import ProximityGraph, build_graph, optional
-from hardneg.notices import argument_error
+from hardneg.graph import ProximityGraph, build_graph
+from hardneg.notices import argument_error, optional
 from hardneg.planners.base import Planner
 from hardneg.planners.room import Room
 from hardneg.walks import torch_generator

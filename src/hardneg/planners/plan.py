@@ -16,8 +16,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from hardneg.graph import optional
-from hardneg.notices import argument_error
+from hardneg.notices import argument_error, optional
 
 Nodes = NDArray[np.int64]
 
