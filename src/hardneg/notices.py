@@ -36,6 +36,7 @@ _packages = {"PIL": "Pillow", "faiss": "faiss-cpu", "sklearn": "scikit-learn", "
 def optional(module: str, who: str, extra: str) -> Any:
     """A module that only an extra installs; without it, an error that names the extra."""
     try:
+        importlib.import_module(module.partition(".")[0])  # so that a part of it that lingers does not hide its absence
         return importlib.import_module(module)
     except ImportError:
         raise missing_extra(who, module, extra) from None
