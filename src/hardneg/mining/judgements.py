@@ -1,0 +1,123 @@
+"""What people know about queries and documents: judged pairs, and labels of any kind, for mining and for audits."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Annotated, Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from hardneg.mining.tables import Table, read_table
+
+Tag = Tensor | NDArray[Any] | Sequence[Any]
+
+_queries = ("query-id", "query_id", "qid", "query", "queryid", "topic")
+_documents = (
+    "corpus-id", "corpus_id", "doc_id", "doc-id", "docid", "document_id", "document-id", "passage_id", "passage-id",
+    "pid", "document", "doc", "passage",
+)  # fmt: skip
+_grades = ("score", "relevance", "rel", "grade", "judgement", "judgment", "label")
+
+
+def read_judgements(path: str, who: str = "mine") -> list[tuple[str, str]]:
+    """(query id, document id) of the pairs judged above 0, the best grade first; ids as text.
+
+    Columns go by the usual names. A table of two columns without a grade holds relevant pairs only; of more columns one
+    must be the grade, so that pairs judged irrelevant are not taken for relevant ones.
+    """
+    table = read_table(path, who)
+    query, document, grade = _columns(list(table), path, who)
+    grades = [1.0] * len(table[query]) if grade is None else _numbers(table, grade, path, who)
+    pairs = zip(_ids(table, query, path, who), _ids(table, document, path, who), strict=True)
+    rows = sorted(zip(grades, pairs, strict=True), key=lambda row: -row[0])
+    return [pair for value, pair in rows if value > 0]
+
+
+def _columns(names: list[str], path: str, who: str) -> tuple[str, str, str | None]:
+    query, document, grade = (
+        next((name for name in known if name in names), None) for known in (_queries, _documents, _grades)
+    )
+    if query is None and document is None:
+        raise ValueError(
+            f"{who} needs a header with the names of the columns (query-id, corpus-id, score) in {path}, got {names}."
+        )
+    rest = [name for name in names if name not in (query, document, grade)]
+    if (query is None or document is None) and len(rest) != 1:
+        missing, known = ("query", _queries) if query is None else ("document", _documents)
+        raise ValueError(
+            f"{who} needs a column of {missing} ids ({', '.join(known[:3])}) in {path}, got columns {names}."
+        )
+    query, document = query or rest[0], document or rest[0]
+    if grade is None and len(names) > 2:
+        raise ValueError(
+            f"{who} needs a column of grades ({', '.join(_grades)}) in {path}, got columns {names}; "
+            "name it so, or leave only the two columns of ids if every pair is relevant."
+        )
+    return query, document, grade
+
+
+def _numbers(table: Table, name: str, path: str, who: str) -> list[float]:
+    numbers = []
+    for row, value in enumerate(table[name]):
+        try:
+            numbers.append(float(value))
+        except (TypeError, ValueError):
+            numbers.append(math.nan)
+        if math.isnan(numbers[-1]):
+            raise ValueError(f"{who} needs numbers as {name!r} in {path}, got {value!r} in row {row}.")
+    return numbers
+
+
+def _ids(table: Table, name: str, path: str, who: str) -> list[str]:
+    for row, value in enumerate(table[name]):
+        if isinstance(value, bool) or not isinstance(value, (str, int)):
+            raise ValueError(f"{who} needs ids as {name!r} in {path}, got {value!r} in row {row}.")
+    return [str(value) for value in table[name]]
+
+
+def numbered_both(
+    name: str, first: Tag, second: Tag, sizes: tuple[int, int], who: str = "mine"
+) -> tuple[Annotated[Tensor, "n"], Annotated[Tensor, "m"]]:
+    """Two columns of labels as numbers, the same number for the same text: 1 in one file is "1" in another.
+
+    What is missing (None, NaN, an empty text, a number below 0) gets a number of its own, which no other row has.
+
+    >>> numbered_both("labels", ["cat", 1, None, None], ["1", 1.0, "dog"], (4, 3))
+    (tensor([ 0,  1, -4, -5]), tensor([1, 1, 2]))
+    """
+    both: list[Any] = []
+    for given, size in zip((first, second), sizes, strict=True):
+        both += _listed(name, given, size, who)
+    number: dict[str, int] = {}
+    out = []
+    for row, one in enumerate(both):
+        if not (one is None or isinstance(one, (str, int, float))):
+            raise ValueError(f"{who} needs {name} that are numbers or texts, got {one!r}.")
+        out.append(-2 - row if _is_missing(one) else number.setdefault(_as_text(one), len(number)))
+    together = torch.tensor(out, dtype=torch.long)
+    return together[: sizes[0]], together[sizes[0] :]
+
+
+def _listed(name: str, given: Tag, size: int, who: str) -> list[Any]:
+    if isinstance(given, str) or not hasattr(given, "__len__"):
+        raise ValueError(f"{who} needs one of {name} for each row, got {name}={given!r}.")
+    if isinstance(given, (Tensor, np.ndarray)) and given.ndim != 1:
+        raise ValueError(f"{who} needs one of {name} for each row, shape ({size},), got {name}={tuple(given.shape)}.")
+    if len(given) != size:
+        raise ValueError(f"{who} needs one of {name} for each of {size} rows, got {len(given)} {name}.")
+    return given.tolist() if isinstance(given, (Tensor, np.ndarray)) else list(given)
+
+
+def _is_missing(one: Any) -> bool:
+    if isinstance(one, (int, float)) and not isinstance(one, bool):
+        return one != one or one < 0
+    return one is None or one == ""
+
+
+def _as_text(one: Any) -> str:
+    """1.0, which whole numbers become where some are missing, is 1."""
+    return str(int(one)) if isinstance(one, float) and one.is_integer() else str(one)
