@@ -44,4 +44,4 @@ bench: .venv/installed
 	touch $@
 
 clean:
-	rm -rf .venv runs build .mypy_cache .pytest_cache .ruff_cache
+	rm -rf .venv runs/demo build .mypy_cache .pytest_cache .ruff_cache

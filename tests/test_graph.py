@@ -23,8 +23,14 @@ def candidates_of(n: int, m: int, seed: int, vectors: Tensor) -> Tensor:
     return build_graph(vectors, m, m, torch.Generator().manual_seed(seed)).neighbours
 
 
-@pytest.mark.parametrize(("n", "m"), [(9, 3), (40, 3)])  # candidates drawn by permutation, and by rejection
-def test_candidates_are_a_uniform_set_of_the_others(n: int, m: int, unit_vectors: UnitVectors) -> None:
+@pytest.mark.parametrize(("n", "m"), [(9, 3), (40, 3)])
+@pytest.mark.parametrize(("share", "region_bytes"), [(8, 2**24), (1, 2**24), (1, 4 * 4 * 4)])
+def test_candidates_are_a_uniform_set_of_the_others(
+    n: int, m: int, share: int, region_bytes: int, unit_vectors: UnitVectors, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By a pool for each node, by blocks of nodes that share one, and by pools from a region of the nodes."""
+    monkeypatch.setattr(graph_module, "_pools_per_node", share)
+    monkeypatch.setattr(graph_module, "_region_bytes", region_bytes)
     vectors, repeats = unit_vectors(n, 4), 1500
     together = np.zeros((n, n, n))
     for seed in range(repeats):

@@ -39,12 +39,12 @@ def run_rank(rank: int, world: int, folder: Path) -> None:
 
 
 def test_union_of_the_ranks_is_the_single_process_plan(tmp_path: Path) -> None:
-    context = multiprocessing.get_context("fork")
+    context = multiprocessing.get_context("spawn")  # a fork would inherit Accelerate's state from other tests
     processes = [context.Process(target=run_rank, args=(rank, 2, tmp_path)) for rank in range(2)]
     for process in processes:
         process.start()
     for process in processes:
-        process.join(60)
+        process.join(120)
     assert [process.exitcode for process in processes] == [0, 0]
     single = ProximityBatchSampler(N, 20, restart=0.2, seed=5, graph=graph())
     ranks = [torch.load(tmp_path / f"rank{rank}.pt") for rank in range(2)]

@@ -206,7 +206,7 @@ def test_supervised_training_and_comparing_need_two_classes(labels: Any, tmp_pat
         ({"negatives": "Tlit(1.0)"}, "Did you mean Tilt"),
         ({"batches": "proximty()"}, "proximity"),
         ({"encoder": "resnet19"}, "an encoder among tiny, resnet18"),
-        ({"learning_rate": 1e30}, "needs a finite loss, got loss=nan at step .; lower --learning-rate"),
+        ({"learning_rate": 1e30}, "needs finite losses and weights, got loss=nan at step .; lower --learning-rate"),
     ],
 )
 def test_options_that_cannot_be_name_themselves(

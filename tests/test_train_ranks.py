@@ -38,7 +38,7 @@ GRADIENT_TOLERANCE = 0.01  # of Adam's first moment, which it does not show in i
 PARAMETER_TOLERANCE = 0.03  # of the way that Adam can have gone
 
 PROXIMITY = "proximity(num_candidates=150, num_neighbours=8, restart=0.3, refresh=4"
-SAME_BATCHES = ("uniform", "debiased tilt", "proximity", "moco v2", "moco v3", "supervised", "sogclr")
+SAME_BATCHES = ("uniform", "debiased tilt", "proximity", "moco v2", "moco v3", "supervised", "sogclr", "emc2")
 
 
 def jobs_of(data: str) -> list[dict[str, Any]]:
@@ -53,6 +53,7 @@ def jobs_of(data: str) -> list[dict[str, Any]]:
         job("moco v3", "moco", version="v3"),
         job("supervised", "supervised", negatives="OtherLabel() * Tilt(1.0)", reduction="pairs"),
         job("sogclr", "sogclr", temperature=0.3),
+        job("emc2", "emc2", temperature=0.3),
         job("harvested", batches=f"{PROXIMITY})", learning_rate=1e-3),
         job("batch statistics", batches=f"{PROXIMITY}, encode=True)") | {"batch_statistics": True},
     ]

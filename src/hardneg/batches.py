@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from hardneg.negatives.spec import read_expression
 from hardneg.notices import argument_error
 from hardneg.planners import Communities, NearestNeighbours, Planner, Proximity, Strata, Uniform, falling
+from hardneg.planners.room import coverages
 from hardneg.schedules import Number, linear, registered_schedules
 
 
@@ -25,10 +26,12 @@ class BatchSpec:
     coverage: str = "once"
 
     def __post_init__(self) -> None:
-        if self.refresh < 1:
+        if not isinstance(self.refresh, int) or self.refresh < 1:
             raise argument_error("batches", "a refresh of at least one step", "refresh", self.refresh)
-        if self.warmup < 0:
+        if not isinstance(self.warmup, int) or self.warmup < 0:
             raise argument_error("batches", "a warmup of 0 or more epochs", "warmup", self.warmup)
+        if self.coverage not in coverages:
+            raise argument_error("batches", f"coverage among {coverages}", "coverage", self.coverage)
 
 
 def uniform() -> BatchSpec:

@@ -7,6 +7,7 @@ standardises them, the others use their directions.
 from __future__ import annotations
 
 import math
+import zipfile
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -137,14 +138,18 @@ def load_embeddings(path: str | Path) -> tuple[Features, Labels, Features, Label
         raise FileNotFoundError(
             f"load_embeddings needs an .npz file with {', '.join(SPLIT_NAMES)}, got no file {path}."
         )
-    with np.load(Path(path)) as file:
-        missing = [name for name in SPLIT_NAMES if name not in file]
-        if missing:
-            raise ValueError(f"load_embeddings needs arrays {', '.join(SPLIT_NAMES)}, got none of {missing} in {path}.")
-        train_x, train_y, test_x, test_y = (torch.from_numpy(file[name]) for name in SPLIT_NAMES)
-    split = (train_x.float(), train_y.long(), test_x.float(), test_y.long())
+    try:
+        with np.load(Path(path)) as file:
+            missing = [name for name in SPLIT_NAMES if name not in file]
+            found = {} if missing else {name: torch.from_numpy(file[name]) for name in SPLIT_NAMES}
+    except (ValueError, TypeError, EOFError, zipfile.BadZipFile) as error:
+        raise ValueError(f"load_embeddings needs a whole .npz file of plain arrays, got {path}: {error}.") from None
+    if missing:
+        raise ValueError(f"load_embeddings needs arrays {', '.join(SPLIT_NAMES)}, got none of {missing} in {path}.")
+    train_x, train_y, test_x, test_y = found.values()
+    split = (train_x.float(), train_y, test_x.float(), test_y)
     check_split(*split)
-    return split
+    return train_x.float(), train_y.long(), test_x.float(), test_y.long()
 
 
 def evaluate_file(path: str | Path, *, device: torch.device | str = "cpu", **options: Any) -> dict[str, Any]:

@@ -7,6 +7,7 @@ import importlib.util
 import os
 import pickle
 import tarfile
+import zipfile
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
@@ -229,6 +230,8 @@ def read_npz(path: Path) -> Found:
     try:
         with np.load(path) as file:
             arrays = {key: file[key] for key in ("images", "labels", "test_images", "test_labels") if key in file}
+    except zipfile.BadZipFile as error:
+        raise ValueError(f"load needs a whole .npz file, got {path}, which is damaged: {error}.") from error
     except ValueError as error:
         raise ValueError(f"load needs plain arrays, all images of one size, got objects in {path}.") from error
     if "images" not in arrays:
@@ -252,8 +255,10 @@ def read_folder(folder: Path, split: str, size: int | None) -> Found:
     if not folder.is_dir():
         raise FileNotFoundError(f"load needs a folder of images, got no folder {folder}.")
     train = folder / "train"
-    test = next((folder / name for name in ("test", "val") if (folder / name).is_dir()), None)
+    names = ("test", "val", "valid", "validation")
+    test = next((folder / name for name in names if (folder / name).is_dir()), None)
     if not train.is_dir() or test is None:
+        folder = train if train.is_dir() else folder
         return Found(_folder_part(folder, _class_names(folder), size))
     classes = sorted(set(_class_names(train)) | set(_class_names(test)))
     return Found(

@@ -27,12 +27,14 @@ from hardneg.encoders import embed
 from hardneg.evaluate import evaluate_embeddings, save_embeddings
 from hardneg.losses import ContrastiveLoss
 from hardneg.options import TrainOptions
+from hardneg.pairs import alignment
 from hardneg.runs import Run, write_atomically
 from hardneg.schedules import adaptive
 from hardneg.training_setup import (
     accelerator_for,
     as_state,
     augment_for,
+    check_agreed,
     check_batch,
     check_words,
     from_state,
@@ -109,6 +111,7 @@ def train(
             Run.open(out, recipe, options.as_dict(), resume)
         accelerator.wait_for_everyone()
         finished = run.result()
+        check_agreed(accelerator, finished is not None)
         if finished is not None:
             return finished
         data, test = splits(options)
@@ -161,9 +164,10 @@ class Loop:
         self.step, self.epoch = 0, 0
         self.epoch_seconds: list[float] = []
         self._restore()
+        check_agreed(accelerator, self.step)
 
     def run_all(self, quiet: bool) -> float:
-        """All epochs that are left; returns the seconds of training, over all attempts."""
+        """All epochs that are left; returns the seconds of training, over all attempts as far as they were saved."""
         if self.step == 0 and self.spec.encode and self.spec.warmup == 0:
             self.refresh.now()
         silent, batch_size = quiet or not self.accelerator.is_main_process, self.options.batch_size
@@ -244,13 +248,16 @@ class Loop:
             loss = self.accelerator.reduce(self.method.recorded(loss).detach(), "mean")
         record = {"step": self.step, "epoch": epoch, "loss": float(loss), **found}
         if not math.isfinite(record["loss"]):
-            raise ValueError(
-                f"train needs a finite loss, got loss={record['loss']} at step {self.step}; lower --learning-rate, "
-                "raise --temperature, or use --precision no. The last checkpoint is from before."
-            )
+            raise self._not_finite(f"loss={record['loss']}")
         show(record)
         if self.accelerator.is_main_process:
             self.disk.log(**record)
+
+    def _not_finite(self, what: str) -> ValueError:
+        return ValueError(
+            f"train needs finite losses and weights, got {what} at step {self.step}; lower --learning-rate, "
+            "raise --temperature, or use --precision no. The last checkpoint is from before."
+        )
 
     def evaluate(self, test: ImageData) -> dict[str, Any]:
         """The figures of the trained encoder, and its embeddings beside them; the first rank's work."""
@@ -261,9 +268,18 @@ class Loop:
         test = test.to(self.accelerator.device)
         split = self._features(self.data), self.data.labels, self._features(test), test.labels
         write_atomically(self.disk.path / "embeddings.npz", lambda file: save_embeddings(file, *split))  # type: ignore[arg-type]
-        return figures | evaluate_embeddings(*split, seed=0)  # type: ignore[arg-type]
+        return figures | evaluate_embeddings(*split, seed=0) | {"alignment": self._alignment(test)}  # type: ignore[arg-type]
+
+    def _alignment(self, data: ImageData) -> float:
+        """How far apart two views of an image are (Wang and Isola 2020), over the first 2,048 images at most."""
+        some = data.take(torch.arange(min(len(data), 2048), device=data.images.device))
+        views = self.augment.views(some.images, some.ids, self.options.epochs, self.options.seed)
+        first, second = (embed(self.method.encoder, view, lambda x: x) for view in views)  # type: ignore[arg-type]
+        return alignment(first, second)
 
     def _save(self) -> None:
+        if not all(bool(torch.isfinite(weights).all()) for weights in self.method.parameters()):
+            raise self._not_finite("weights that are not")
         if not self.accelerator.is_main_process:
             return
         self.disk.save(

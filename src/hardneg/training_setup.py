@@ -48,7 +48,13 @@ def check_words(options: TrainOptions) -> BatchSpec:
     if options.encoder != "auto":
         check_encoder(options.encoder)
     parse(options.negatives)
-    return parse_batches(options.batches)
+    spec = parse_batches(options.batches)
+    if spec.planner.needs != "nothing" and spec.warmup >= options.epochs:
+        raise ValueError(
+            f"train needs more epochs than the warm-up of its batches, which is uniform, got epochs={options.epochs} "
+            f"and warmup={spec.warmup}; write warmup={options.epochs - 1} into --batches, or train longer."
+        )
+    return spec
 
 
 def encoder_for(options: TrainOptions, data: ImageData) -> Encoder:
@@ -88,6 +94,14 @@ def synchronised(method: Model, accelerator: Accelerator) -> Model:
             "each normalises by its own part of the batch. Use an encoder without them (tiny), or one process.",
         )
     return method
+
+
+def check_agreed(accelerator: Accelerator, value: int) -> None:
+    """Raises unless all ranks found the same on the disk; one that does not see it would start anew."""
+    if accelerator.num_processes > 1:
+        found = accelerator.gather(torch.tensor([int(value)], device=accelerator.device))
+        if bool((found != found[0]).any()):
+            raise ValueError(f"train needs every rank to see the folder of --out, got ranks at {found.tolist()}.")
 
 
 def check_batch(options: TrainOptions, data: ImageData, ranks: int) -> None:

@@ -13,7 +13,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from hardneg.graph import ProximityGraph, build_graph
-from hardneg.notices import argument_error, check_range
+from hardneg.notices import argument_error, check_kind, check_range
 from hardneg.planners.base import Planner
 from hardneg.planners.room import Room
 from hardneg.schedules import Number, Schedule
@@ -45,6 +45,14 @@ class Proximity(Planner):
 
     def __post_init__(self) -> None:
         check_range("Proximity", "restart", self.restart, 0.0, 1.0)
+        for name in ("num_neighbours", "num_candidates"):
+            value = getattr(self, name)
+            if value is not None or name == "num_neighbours":
+                check_kind("Proximity", name, value, int, "a whole number")
+                check_range("Proximity", name, value, 1, float("inf"))
+        if self.num_candidates is not None and self.num_neighbours > self.num_candidates:
+            what = f"at most num_candidates={self.num_candidates} neighbours"
+            raise argument_error("Proximity", what, "num_neighbours", self.num_neighbours)
         if self.kind not in kinds:
             raise argument_error("Proximity", f"a kind among {kinds}", "kind", self.kind)
         if self.steps not in steps_by:

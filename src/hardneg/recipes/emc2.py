@@ -9,6 +9,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from torch import Tensor
+
 from hardneg.data import ImageData
 from hardneg.global_losses import EMC2
 from hardneg.negatives import Uniform, parse
@@ -32,6 +34,10 @@ class EMC2Method(GlobalMethod):
             num_steps=options.num_steps or None,
             seed=options.seed,
         )
+
+    def surrogate(self) -> Tensor:
+        loss: Tensor = self.loss(self.first.vectors, self.second.vectors, ids=self.first.ids)
+        return loss
 
 
 def main(options: EMC2Options, out: str | Path, **how: Any) -> dict[str, Any]:

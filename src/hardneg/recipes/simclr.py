@@ -22,6 +22,11 @@ from hardneg.training_setup import encoder_for
 from hardneg.types import Keys
 
 
+def harvest_of(first: Keys, second: Keys) -> Keys:
+    """Both views of each image, as one vector of unit norm."""
+    return Keys(torch.cat([first.vectors, second.vectors], dim=1).detach() * 0.5**0.5, first.ids)
+
+
 class SimCLR(Method):
     def __init__(self, options: SimCLROptions, data: ImageData, total: int) -> None:
         super().__init__()
@@ -45,8 +50,7 @@ class SimCLR(Method):
         return self.loss.diagnose(self.first.vectors, self.second.vectors, self.first.ids, self.first.labels)
 
     def harvest(self) -> Keys:
-        both = torch.cat([self.first.vectors, self.second.vectors], dim=1).detach()
-        return Keys(both * 0.5**0.5, self.first.ids)  # of unit norm, since both are
+        return harvest_of(self.first, self.second)
 
     def set_progress(self, step: int, total: int) -> None:
         self.loss.set_progress(step, total)

@@ -6,10 +6,10 @@ of the batch. Other ``negatives`` than uniform ones say which candidates count a
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from pathlib import Path
 from typing import Any
 
-import torch
 from torch import Tensor
 from torch.nn.functional import normalize
 
@@ -18,8 +18,8 @@ from hardneg.data import ImageData
 from hardneg.distributed import gather
 from hardneg.global_losses import EMC2, SogCLR
 from hardneg.losses import ContrastiveLoss
-from hardneg.negatives import parse
 from hardneg.options import SogCLROptions, TrainOptions
+from hardneg.recipes.simclr import harvest_of
 from hardneg.training import Batch, Encode, Method, train
 from hardneg.training_setup import encoder_for
 from hardneg.types import Keys
@@ -40,8 +40,11 @@ class GlobalMethod(Method):
     def loss_of(self, encode: Encode, batch: Batch) -> Tensor:
         z1, z2 = normalize(encode(batch.views).float(), dim=-1).chunk(2)  # [b, d] each
         self.first, self.second = (gather(Keys(z, batch.ids, batch.labels)) for z in (z1, z2))
-        surrogate: Tensor = self.loss(self.first.vectors, self.second.vectors, ids=self.first.ids)
-        return surrogate
+        return self.surrogate()
+
+    @abstractmethod
+    def surrogate(self) -> Tensor:
+        """What has the gradient of the global loss, of the gathered batch."""
 
     def recorded(self, loss: Tensor) -> Tensor:
         return self.loss.last["real_loss"]
@@ -50,15 +53,19 @@ class GlobalMethod(Method):
         return self.of_batch.diagnose(self.first.vectors, self.second.vectors, self.first.ids, self.first.labels)
 
     def harvest(self) -> Keys:
-        both = torch.cat([self.first.vectors, self.second.vectors], dim=1).detach()
-        return Keys(normalize(both, dim=-1), self.first.ids)
+        return harvest_of(self.first, self.second)
 
 
 class SogCLRMethod(GlobalMethod):
     def __init__(self, options: SogCLROptions, data: ImageData, total: int) -> None:
         super().__init__(options, data)
-        self.negatives = parse(options.negatives)
+        self.negatives = self.of_batch.negatives  # the same object, so that an adaptive schedule moves both
         self.loss: SogCLR = SogCLR(len(data), options.temperature, options.gamma, negatives=self.negatives)
+
+    def surrogate(self) -> Tensor:
+        first, second = self.first, self.second
+        loss: Tensor = self.loss(first.vectors, second.vectors, ids=first.ids, labels=first.labels)
+        return loss
 
     def set_progress(self, step: int, total: int) -> None:
         self.loss.negatives = self.negatives.at(step, total)

@@ -1,0 +1,104 @@
+"""What went wrong in training without a word: weights that are not finite, batches that never begin, lost schedules."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from hardneg.data import load
+from hardneg.evaluate import load_embeddings
+from hardneg.options import RECIPES
+from hardneg.recipes.sogclr import SogCLRMethod
+from hardneg.runs import Run
+from training_runs import few_digits, run, short
+
+pytest.importorskip("accelerate", reason="training needs the extra train")
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> str:
+    return few_digits(tmp_path_factory.mktemp("data") / "digits.npz")
+
+
+def test_weights_that_are_not_finite_are_never_saved(data: str, tmp_path: Path) -> None:
+    """Also where no loss is looked at before the end of an epoch."""
+    with pytest.raises(ValueError, match="finite losses and weights, got weights that are not at step"):
+        run("simclr", tmp_path / "run", short(data, learning_rate=1e30, log_every=1000))
+    assert Run(tmp_path / "run").load() is None
+
+
+def test_alignment_is_among_the_figures(data: str, tmp_path: Path) -> None:
+    result = run("simclr", tmp_path / "run", short(data))
+    assert 0.0 < result["alignment"] < 2.0
+    again = run("simclr", tmp_path / "again", short(data))
+    assert again["alignment"] == result["alignment"]
+
+
+def test_an_adaptive_schedule_moves_the_loss_of_sogclr(data: str) -> None:
+    options = RECIPES["sogclr"](**short(data, negatives="Tilt(adaptive(0.0, 1.0, rate=0.25))"))
+    method = SogCLRMethod(options, load(data, "train"), total=10)
+    (schedule,) = method.of_batch.negatives.schedules()
+    for reward in (0.0, 1.0, 2.0):
+        schedule.observe(reward)
+    method.set_progress(5, 10)
+    assert repr(method.loss.negatives) == repr(method.of_batch.negatives.at(5, 10))
+    assert repr(method.loss.negatives) != repr(SogCLRMethod(options, load(data, "train"), 10).negatives.at(5, 10))
+
+
+def test_sogclr_knows_labels(data: str, tmp_path: Path) -> None:
+    result = run("sogclr", tmp_path / "run", short(data, negatives="OtherLabel()"))
+    assert result["final"]["false_negatives"] == 0.0
+
+
+@pytest.mark.parametrize(
+    ("batches", "message"),
+    [
+        ("proximity(num_candidates=20, num_neighbours=5, warmup=2)", "more epochs than the warm-up .* epochs=2 and warmup"),
+        ("proximity(num_candidates=0)", "num_candidates"),
+        ("proximity(num_candidates=50)", "at most num_candidates=50 neighbours, got num_neighbours=100"),
+        ("knn(refresh=2.5)", "a refresh of at least one step, got refresh=2.5"),
+        ("knn(warmup=0.5)", "a warmup of 0 or more epochs, got warmup=0.5"),
+        ("knn(coverage='bogus')", "coverage among"),
+    ],
+)
+def test_batches_that_cannot_be_are_said_at_the_door(batches: str, message: str, tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=message):
+        run("simclr", tmp_path / "run", short("npz:nowhere.npz", batches=batches))
+
+
+def write_images(folder: Path) -> None:
+    image = pytest.importorskip("PIL.Image", reason="needs Pillow: pip install 'hardneg[vision]'")
+    folder.mkdir(parents=True)
+    for number in range(2):
+        image.fromarray(np.full((8, 8, 3), 40 * number, dtype=np.uint8)).save(folder / f"{number}.png")
+
+
+def test_names_of_splits_are_not_classes(tmp_path: Path) -> None:
+    for split in ("train", "valid"):
+        for name in ("cat", "dog"):
+            write_images(tmp_path / "both" / split / name)
+            write_images(tmp_path / "alone" / "train" / name) if split == "train" else None
+    assert load(f"folder:{tmp_path / 'both'}").classes == ("cat", "dog")
+    assert len(load(f"folder:{tmp_path / 'both'}", "test")) == 4
+    assert load(f"folder:{tmp_path / 'alone'}", "all").classes == ("cat", "dog")
+
+
+@pytest.mark.parametrize("content", [b"PK\x03\x04 cut", b"words"])
+def test_damaged_files_are_named(content: bytes, tmp_path: Path) -> None:
+    (tmp_path / "torn.npz").write_bytes(content)
+    with pytest.raises(ValueError, match=r"needs a whole \.npz file.*torn\.npz"):
+        load_embeddings(tmp_path / "torn.npz")
+    with pytest.raises(ValueError, match=r"torn\.npz"):
+        load(f"npz:{tmp_path / 'torn.npz'}")
+
+
+def test_labels_that_are_no_whole_numbers_are_refused(tmp_path: Path) -> None:
+    arrays: dict[str, Any] = {"train_x": torch.randn(4, 2).numpy(), "test_x": torch.randn(4, 2).numpy()}
+    labels = np.array([0.2, 0.7, 1.2, 1.7])
+    np.savez(tmp_path / "x.npz", train_y=labels, test_y=labels, **arrays)
+    with pytest.raises(ValueError, match="float64"):
+        load_embeddings(tmp_path / "x.npz")
