@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import math
+import re
 
 import pytest
 import torch
 from torch import Tensor
+from torch.nn.functional import normalize
 
 from conftest import make_unit_vectors
 from hardneg.audits import Audit, audit
 from hardneg.audits.prepare import make_subject
 from hardneg.audits.settings import Settings
-from hardneg.audits.suggest import FRACTIONS, MARGINS, STRENGTHS, Search, _ordered, _texts, beta_of
-from hardneg.audits.work import chunks, sampled_anchors
+from hardneg.audits.suggest import FRACTIONS, MARGINS, STRENGTHS, GridSearch, _none, _ordered, _texts, beta_of
+from hardneg.audits.survey import chunks, sampled_anchors
 from hardneg.negatives import parse
 from test_audit import make_data
 
@@ -46,7 +48,7 @@ def test_the_grid_is_what_the_expressions_do(name: str, data: tuple[Tensor, Tens
     z, views, labels = data
     settings = Settings(TEMPERATURE)
     subject = make_subject(z, None, positives=views, labels=labels)
-    search = Search(subject, 0.1, TEMPERATURE)
+    search = GridSearch(subject, 0.1, TEMPERATURE)
     for chunk in chunks(subject, sampled_anchors(subject, settings), settings):
         search.add(chunk)
     texts, curve = _texts(name, TEMPERATURE), search.curve(name)[0]
@@ -120,16 +122,44 @@ def test_what_is_suggested_is_on_the_page_and_in_the_table(data: tuple[Tensor, T
     assert "At most 30 % false negatives" in found.table()
 
 
-def test_first_crossing_counts_where_the_curve_turns_back() -> None:
-    """A tilt is suggested only if no weaker one is too false, whatever the stronger ones do."""
+def test_the_hardest_that_fits_is_suggested_where_the_share_falls_with_hardness() -> None:
+    """Every anchor's nearest candidate has another label: the hardest tilt has no false negative, weak ones many."""
+    centres = normalize(torch.randn(20, 8, generator=torch.Generator().manual_seed(0)).double(), dim=-1)
+    z = normalize(centres.repeat_interleave(2, 0) + 1e-3 * make_unit_vectors(40, 8, seed=1), dim=-1)
+    found = audit(z, labels=torch.arange(40) % 2, wanted_false_negatives=0.1, temperature=0.1)
+    for one in found.suggestions:
+        assert not one.told.startswith("None"), one
+        assert one.false_negatives <= 0.1
+    [tilt] = [one for one in found.suggestions if one.family == "Tilt"]
+    assert tilt.expression == f"Tilt({beta_of(STRENGTHS[-1], 0.1)})"
+    assert "does not grow steadily here: Tilt(" in tilt.told
+    told = float(tilt.told.split()[-2])
+    assert told > 10
+    rows = audit(z, tilt.told.split("here: ")[1].split(" is easier")[0], labels=torch.arange(40) % 2, temperature=0.1)
+    assert 100 * rows.rows[0].false_negatives == pytest.approx(told, abs=0.006)
 
-    class Turning(Search):
+
+def test_no_suggestion_contradicts_itself(data: tuple[Tensor, Tensor, Tensor]) -> None:
+    """Whatever is wished: either a member that meets it, or a reason that is true."""
+    for wanted in (0.0, 0.01, 0.1, 0.2, 0.25, 1 / 3, 0.9):
+        for one in suggested(data, wanted).suggestions:
+            if one.expression is not None:
+                assert one.false_negatives <= wanted
+            elif "least false member" in one.told:
+                assert float(re.findall(r"has ([0-9.]+) %", one.told)[0]) > 100 * wanted - 0.005
+
+
+def test_the_order_of_a_family_and_what_rounding_does() -> None:
+    class Flat(GridSearch):
         def curve(self, name: str) -> tuple[list[float], list[float]]:
-            false = [0.1] * len(STRENGTHS)
-            false[5] = 0.9
-            return false, [0.0] * len(STRENGTHS)
+            size = len(_texts(name, 1.0))
+            return [0.1] * 5 + [0.9] + [0.1] * (size - 6), [0.0] * size
 
-    search = Turning(make_subject(make_unit_vectors(4, 3), None), 0.2, 1.0)
-    assert _ordered("Tilt", search)[0][0] == f"Tilt({beta_of(STRENGTHS[4], 1.0)})"
+    search = Flat(make_subject(make_unit_vectors(4, 3), None), 0.2, 1.0)
+    tilts = _ordered("Tilt", search)
+    assert tilts[0] == f"Tilt({beta_of(STRENGTHS[-1], 1.0)})"
+    assert f"Tilt({beta_of(STRENGTHS[5], 1.0)})" not in tilts
+    assert _ordered("Ring(0.0, outer)", search)[0] == f"Ring(0.0, {FRACTIONS[0]})"
+    assert "by rounding" in _none("Tilt", search).told
     assert len(MARGINS) == 96
     assert torch.tensor(MARGINS).diff().min() > 0

@@ -6,8 +6,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from hardneg.cli_errors import errors_for_people
+
 if TYPE_CHECKING:
-    from hardneg.audits.files import AuditOptions
+    from hardneg.audits.options import AuditOptions
     from hardneg.audits.result import Audit
 
 _known, _mined, _rule, _look = "What is known", "What it was mined from", "Which rules", "How it looks"
@@ -15,7 +17,7 @@ _known, _mined, _rule, _look = "What is known", "What it was mined from", "Which
 
 def audit(
     input: Annotated[
-        str, typer.Argument(help="Embeddings (.npy .npz .safetensors, or a table), a run directory, or a mined file.")
+        str, typer.Argument(help="Embeddings (.npy .npz .safetensors, or a table), a run, or a mined file.")
     ],
     out: Annotated[str, typer.Option("--out", "-o", help="Folder for audit.html and audit.json.")] = "audit",
     labels: Annotated[
@@ -72,8 +74,13 @@ def audit(
     num_anchors: Annotated[int, typer.Option(help="How many anchors are looked at.", rich_help_panel=_look)] = 512,
     seed: Annotated[int, typer.Option(help="Of their draw.", rich_help_panel=_look)] = 0,
     near_duplicate: Annotated[float, typer.Option(help="Cosine of a copy.", rich_help_panel=_look)] = 0.95,
-    similarity: Annotated[str, typer.Option(help="cosine or dot.", rich_help_panel=_look)] = "cosine",
-    split: Annotated[str, typer.Option(help="train or test, of a run directory.", rich_help_panel=_look)] = "test",
+    similarity: Annotated[
+        str | None,
+        typer.Option(help="cosine or dot; that of a mined file's manifest, else cosine.", rich_help_panel=_look),
+    ] = None,
+    split: Annotated[
+        str | None, typer.Option(help="train or test, of a run; else test.", rich_help_panel=_look)
+    ] = None,
 ) -> None:
     """Say how hard and how false negatives are, before anyone trains on them: a table, a page and a JSON file.
 
@@ -95,17 +102,14 @@ def audit(
       hardneg audit theirs.jsonl --queries queries.jsonl --corpus corpus.jsonl --corpus-column title+text
     """
     told = dict(locals())
-    try:
+    with errors_for_people():
         options = _options(told)
         _check_out(out)
         _show(_audit(options), out)
-    except (ValueError, ImportError, OSError) as error:
-        typer.secho(str(error), fg="red", err=True)
-        raise typer.Exit(2) from None
 
 
 def _options(told: dict[str, Any]) -> AuditOptions:
-    from hardneg.audits.files import AuditOptions
+    from hardneg.audits.options import AuditOptions
     from hardneg.audits.settings import Settings
     from hardneg.mining.problem import Columns
 
@@ -131,8 +135,18 @@ def _audit(options: AuditOptions) -> Audit:
 
     parts = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
     with Progress(*parts, transient=True) as bars:
-        task = bars.add_task("anchors", total=None)
-        return audit_files(options, lambda done, total: bars.update(task, advance=done, total=total))
+        tasks: dict[str, Any] = {}
+
+        def looked_at(done: int, total: int) -> None:
+            if "anchors" not in tasks:
+                tasks["anchors"] = bars.add_task("anchors", total=total)
+            bars.advance(tasks["anchors"], done)
+
+        def encoding(what: str, steps: int) -> Any:
+            task = bars.add_task(what, total=steps)
+            return lambda done: bars.advance(task, done)
+
+        return audit_files(options, looked_at, encoding)
 
 
 def _show(found: Audit, out: str) -> None:

@@ -17,9 +17,9 @@ from hardneg.audits.result import Audit
 from hardneg.audits.rules import Expressions, given_rules
 from hardneg.audits.settings import Settings
 from hardneg.audits.subject import Subject
-from hardneg.audits.tags import Tag
-from hardneg.audits.work import audit_subject
+from hardneg.audits.survey import audit_subject
 from hardneg.mining.engine import Mined
+from hardneg.mining.judgements import Tag
 from hardneg.mining.pairs import Positives, RowsOf
 from hardneg.types import Keys
 
@@ -31,8 +31,8 @@ def audit(
     corpus: Tensor | Keys | None = None,
     positives: Positives | str | None = None,
     judgements: Positives | None = None,
-    labels: Tag = None,
-    groups: Tag = None,
+    labels: Tag | None = None,
+    groups: Tag | None = None,
     mined: Mined | Annotated[Tensor, "q k"] | str | Path | None = None,
     temperature: float = 0.5,
     tau_plus: float = 0.0,

@@ -30,20 +30,19 @@ def find(
 ) -> MinedFindings:
     """Looks at every list.
 
-    text_of: the text of each name; without it the names are compared as texts. row_of and vectors: where the vector of
-    a name is, for copies that no text shows.
+    text_of: the text of each name; without it the names are compared, as texts if they are. row_of and vectors: where
+    the vector of a name is, for copies that no text shows.
     """
-    length = lists.wanted or max((len(names) for names in lists.negatives), default=0)
     same, other, repeated = 0, 0, 0
     examples: list[Example] = []
     for query, positives, negatives in zip(lists.queries, lists.positives, lists.negatives, strict=True):
         own = set(positives)
-        content = {name: _content(name, text_of) for name in (*positives, *negatives)}
+        content = {name: _content(name, text_of, lists.are_texts) for name in (*positives, *negatives)}
         twin = {content[name]: name for name in positives}
-        alike = _same_vectors(positives, negatives, row_of, vectors)
+        alike, earlier = _same_vectors(positives, negatives, row_of, vectors)
         seen: set[str] = set()
         for name in negatives:
-            repeated += content[name] in seen
+            repeated += content[name] in seen or name in earlier
             seen.add(content[name])
             if name in own:
                 same += 1
@@ -58,12 +57,12 @@ def find(
         queries=len(lists.queries),
         negatives=count.total(),
         wanted=lists.wanted,
-        short=sum(len(names) < length for names in lists.negatives) + (queries_without or 0),
+        short=_short(lists, queries_without),
         queries_without=queries_without,
         equal_to_positive=same,
         positive_under_another_id=other,
         repeated=repeated,
-        compared_by=_compared(text_of, vectors),
+        compared_by=_compared(lists, text_of, vectors),
         documents=len(count),
         documents_in_corpus=num_documents,
         hubs=_hubs(count, num_documents),
@@ -71,33 +70,44 @@ def find(
     )
 
 
-def _content(name: Any, text_of: Mapping[Any, str] | None) -> str:
-    """What a document says, whatever its case and spaces; its name where that is not known."""
-    text = str(name) if text_of is None else text_of.get(name, f"\0{name}")
-    return " ".join(text.split()).casefold()
+def _short(lists: Lists, queries_without: int | None) -> int:
+    """Queries with fewer negatives than wanted; those without any are in the file as empty lists, or not at all."""
+    length = lists.wanted or max((len(names) for names in lists.negatives), default=0)
+    empty = sum(not names for names in lists.negatives) if length else 0
+    return sum(0 < len(names) < length for names in lists.negatives) + max(queries_without or 0, empty)
+
+
+def _content(name: Any, text_of: Mapping[Any, str] | None, is_text: bool) -> str:
+    """What a document says, whatever its case and spaces; its name, if that is no text, as it is."""
+    text = None if text_of is None else text_of.get(name)
+    if text is None and not is_text:
+        return f"\0{name}"
+    return " ".join((str(name) if text is None else text).split()).casefold()
 
 
 def _same_vectors(
     positives: Sequence[Any], negatives: Sequence[Any], row_of: Mapping[Any, int] | None, vectors: Tensor | None
-) -> dict[Any, Any]:
-    """The positive whose very vector a negative has, by name of the negative."""
+) -> tuple[dict[Any, Any], set[Any]]:
+    """The positive whose very vector a negative has, by name of the negative; negatives with that of an earlier one."""
     if row_of is None or vectors is None:
-        return {}
-    near = [name for name in positives if name in row_of]
-    far = [name for name in negatives if name in row_of]
-    if not near or not far:
-        return {}
-    first, second = (normalize(vectors[[row_of[name] for name in names]].double(), dim=-1) for names in (far, near))
-    equal = first @ second.T >= _same_vector
-    return {
-        name: near[int(hits.int().argmax())]
-        for name, hits in zip(far, equal, strict=True)
-        if bool(hits.any()) and row_of[name] != row_of[near[int(hits.int().argmax())]]
+        return {}, set()
+    near = [name for name in dict.fromkeys(positives) if name in row_of]
+    far = [name for name in dict.fromkeys(negatives) if name in row_of]
+    if not far:
+        return {}, set()
+    rows = torch.tensor([row_of[name] for name in (*near, *far)])
+    unit = normalize(vectors[rows].double(), dim=-1)
+    equal = (unit[len(near) :] @ unit.T >= _same_vector) & (rows[len(near) :, None] != rows)
+    twins, earlier = equal[:, : len(near)], equal[:, len(near) :].tril(-1).any(1)
+    alike = {
+        name: near[int(hits.int().argmax())] for name, hits in zip(far, twins, strict=True) if near and bool(hits.any())
     }
+    return alike, {name for name, is_copy in zip(far, earlier.tolist(), strict=True) if is_copy}
 
 
-def _compared(text_of: Mapping[Any, str] | None, vectors: Tensor | None) -> tuple[str, ...]:
-    by = ["names as they are in the file"] if text_of is None else ["ids", "texts"]
+def _compared(lists: Lists, text_of: Mapping[Any, str] | None, vectors: Tensor | None) -> tuple[str, ...]:
+    alone = "texts as they are in the file" if lists.are_texts else "ids"
+    by = [alone] if text_of is None else ["ids", "texts"]
     return (*by, "vectors") if vectors is not None else tuple(by)
 
 
@@ -121,6 +131,7 @@ def find_in_rows(subject: Subject, listed: Annotated[Tensor, "q k"]) -> MinedFin
         [[name[row] for row in each] for each in own],
         [[name[row] for row in each] for each in rows],
         listed.shape[1],
+        are_texts=False,
     )
     row_of = {named: row for row, named in name.items()}
     return find(lists, row_of=row_of, vectors=subject.candidates, num_documents=len(subject.candidates))

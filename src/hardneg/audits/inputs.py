@@ -2,24 +2,21 @@
 
 from __future__ import annotations
 
+import zipfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from torch import Tensor
 
-from hardneg.evaluate import load_embeddings
-from hardneg.mining.problem import side_of_table
+from hardneg.audits.options import AuditOptions
+from hardneg.evaluate import SPLIT_NAMES, load_embeddings
+from hardneg.mining.problem import Side, side_of_table
 from hardneg.mining.tables import read_table, read_vectors, suffix_of, vector_suffixes
 
-if TYPE_CHECKING:
-    from hardneg.audits.files import AuditOptions
-
-_judged_query = ("query-id", "query_id", "qid", "query")
-_judged_document = ("corpus-id", "corpus_id", "doc_id", "docid", "document_id")
-_judged_score = ("score", "relevance", "label")
+WHO = "audit"
 
 
 @dataclass(frozen=True, eq=False)
@@ -45,23 +42,44 @@ def side_of(options: AuditOptions, kind: str, path: str | None, beside: str | No
         table_path = vectors_path
     if table_path is not None and suffix_of(Path(table_path)) in vector_suffixes:
         table_path, vectors_path = None, vectors_path or table_path
-    vectors, ids = (None, None) if vectors_path is None else read_vectors(vectors_path, options.embedding_column)
+    vectors, ids = (None, None) if vectors_path is None else read_vectors(vectors_path, options.embedding_column, WHO)
     tags = {} if vectors_path is None else _arrays(Path(vectors_path), options)
     if table_path is None:
         assert vectors is not None
         return Documents(ids or range(len(vectors)), ids is not None, None, vectors, **tags)
-    table = read_table(table_path)
+    table = read_table(table_path, WHO)
     columns = options.columns
     text, identity = (columns.query, columns.query_id) if kind == "queries" else (columns.corpus, columns.corpus_id)
     side = side_of_table(table, text, identity, None, kind)
-    if vectors is not None and len(vectors) != len(side):
-        raise ValueError(f"audit needs one embedding for each row of the {kind}, got {len(vectors)} for {len(side)}.")
+    if vectors is not None:
+        rows = rows_beside(side, len(vectors), None if vectors_path == table_path else ids, kind)
+        if rows is not None:
+            vectors, tags = vectors[rows], {word: tag[rows] for word, tag in tags.items()}
     for word, column in (("labels", options.label_column), ("groups", options.group_column)):
         if column is not None and column in table:
             tags[word] = table[column]
-        elif column is not None and word not in tags and getattr(options, word) is None:
-            raise ValueError(f"audit needs the column {column!r} in {table_path}, got columns {sorted(table)}.")
     return Documents(side.ids, side.named, side.texts, vectors, **tags)
+
+
+def rows_beside(side: Side, size: int, ids: Sequence[Any] | None, kind: str) -> list[int] | None:
+    """Where the embedding of each row of a table is: by the ids that lie with the embeddings, else None, row by row."""
+    if ids is None:
+        if size != len(side):
+            raise ValueError(f"audit needs one embedding for each row of the {kind}, got {size} for {len(side)}.")
+        return None
+    where = {str(one): row for row, one in enumerate(ids)}
+    if len(where) < len(ids):
+        raise ValueError(
+            f"audit needs distinct ids in the embeddings of the {kind}, got {len(ids) - len(where)} twice."
+        )
+    lost = [one for one in side.ids if str(one) not in where]
+    if lost:
+        raise ValueError(
+            f"audit needs an embedding for each id of the {kind}, got none for {len(lost)} of {len(side)}, "
+            f"first {lost[0]!r}; the embeddings have ids of their own{'' if side.named else ', the table has none'}."
+        )
+    rows = [where[str(one)] for one in side.ids]
+    return None if rows == list(range(size)) else rows
 
 
 def _arrays(path: Path, options: AuditOptions) -> dict[str, Any]:
@@ -73,9 +91,29 @@ def _arrays(path: Path, options: AuditOptions) -> dict[str, Any]:
         return {word: file[name] for word, name in wanted.items() if name in file.files}
 
 
+def check_columns_found(options: AuditOptions, *sides: Documents) -> None:
+    """A column that was named must be there, unless it is that of a file of its own."""
+    for word, column in (("labels", options.label_column), ("groups", options.group_column)):
+        if column is None or getattr(options, word) is not None:
+            continue
+        if any(getattr(side, word) is None for side in sides):
+            where = options.input if len(sides) == 1 else "queries and corpus"
+            raise ValueError(f"audit needs the column or array {column!r} of {word} in {where}, got none.")
+
+
+def is_run(path: Path) -> bool:
+    """A run directory, or the embeddings.npz of one."""
+    if path.is_dir():
+        return (path / "embeddings.npz").exists()
+    if path.suffix != ".npz" or not zipfile.is_zipfile(path):
+        return False
+    with zipfile.ZipFile(path) as file:
+        return {f"{name}.npy" for name in SPLIT_NAMES} <= set(file.namelist())
+
+
 def split_of_run(path: Path, split: str) -> tuple[Tensor, Tensor]:
     """The features and labels that a training run left."""
-    train_x, train_y, test_x, test_y = load_embeddings(path / "embeddings.npz")
+    train_x, train_y, test_x, test_y = load_embeddings(path / "embeddings.npz" if path.is_dir() else path)
     return (train_x, train_y) if split == "train" else (test_x, test_y)
 
 
@@ -85,16 +123,16 @@ def read_tags(what: str, path: str, column: str | None) -> Sequence[Any]:
     if not file.exists():
         raise FileNotFoundError(f"audit needs a file of {what} that exists, got {path}.")
     if file.suffix == ".npy":
-        return list(_flat(np.load(file), what, path))
+        return _flat(np.load(file), what, path)
     if file.suffix == ".npz":
         with np.load(file) as arrays:
             name = column or (what if what in arrays.files else arrays.files[0])
             if name not in arrays.files:
                 raise ValueError(f"audit needs an array {name!r} of {what} in {path}, got {arrays.files}.")
-            return list(_flat(arrays[name], what, path))
+            return _flat(arrays[name], what, path)
     if file.suffix == ".txt":
         return file.read_text(encoding="utf-8").splitlines()
-    table = read_table(path)
+    table = read_table(path, WHO)
     found = column or next((name for name in (what, what[:-1], "class", "y") if name in table), None)
     if found is None and len(table) == 1:
         found = next(iter(table))
@@ -103,29 +141,13 @@ def read_tags(what: str, path: str, column: str | None) -> Sequence[Any]:
     return table[found]
 
 
-def _flat(array: Any, what: str, path: str) -> Any:
+def _flat(array: Any, what: str, path: str) -> list[Any]:
     if array.ndim != 1 or array.dtype.kind not in "iuUSb":
         raise ValueError(
             f"audit needs {what} [n] of whole numbers or texts in {path}, got {array.shape} {array.dtype}."
         )
-    return array
-
-
-def read_judgements(path: str) -> list[tuple[str, str]]:
-    """(query, document) pairs judged above 0, the best grade first; the usual names, or the first two columns."""
-    table = read_table(path)
-    names = list(table)
-    if len(names) < 2:
-        raise ValueError(f"audit needs query ids and document ids in {path}, got columns {names}.")
-    query = next((name for name in _judged_query if name in table), names[0])
-    document = next((name for name in _judged_document if name in table), names[1])
-    grade = next((name for name in _judged_score if name in table), None)
-    try:
-        grades = [1.0] * len(table[query]) if grade is None else [float(value) for value in table[grade]]
-    except (TypeError, ValueError) as error:
-        raise ValueError(f"audit needs numbers as {grade!r} in {path}, got {error}.") from None
-    rows = sorted(zip(grades, table[query], table[document], strict=True), key=lambda row: -row[0])
-    return [(str(q), str(d)) for score, q, d in rows if score > 0]
+    values: list[Any] = array.tolist()
+    return values
 
 
 def rows_by_name(side: Documents) -> dict[str, int]:

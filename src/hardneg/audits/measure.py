@@ -15,7 +15,7 @@ from torch import Tensor
 
 from hardneg.auditing import diagnose
 from hardneg.audits.result import Hub, Row
-from hardneg.audits.rules import Rule
+from hardneg.audits.rules import NamedRule
 from hardneg.audits.subject import Subject
 from hardneg.objectives import debiased, log_expect_exp
 from hardneg.types import NEVER, Scores
@@ -55,7 +55,7 @@ class Chunk:
 class Tally:
     """One rule over all chunks: a value for each anchor, and the mass of each item."""
 
-    rule: Rule
+    rule: NamedRule
     num_candidates: int
     values: dict[str, list[Tensor]] = field(default_factory=lambda: {name: [] for name in _sums})
     empty: int = 0

@@ -8,27 +8,27 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import MISSING, dataclass, fields, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from hardneg.audits.findings import as_rows, find
-from hardneg.audits.inputs import Documents, judged_lists, read_judgements, side_of
+from hardneg.audits.inputs import WHO, Documents, judged_lists, side_of
 from hardneg.audits.lists import Lists, read_lists
+from hardneg.audits.options import AuditOptions
 from hardneg.audits.prepare import make_subject
 from hardneg.audits.result import Audit, MinedFindings
 from hardneg.audits.rules import given_rules
 from hardneg.audits.subject import Subject
-from hardneg.audits.work import audit_subject
+from hardneg.audits.survey import audit_subject
 from hardneg.mining.encode import embed, encoders_of_model
+from hardneg.mining.inputs import Progress as Encoding
 from hardneg.mining.inputs import embeddings, load_problem
+from hardneg.mining.judgements import read_judgements
 from hardneg.mining.options import MineOptions
 from hardneg.mining.problem import Columns, Side
 from hardneg.mining.ranks import Ranks
 from hardneg.types import Keys
-
-if TYPE_CHECKING:
-    from hardneg.audits.files import AuditOptions
 
 
 @dataclass(frozen=True, eq=False)
@@ -40,12 +40,20 @@ class Origin:
     notes: tuple[str, ...] = ()
 
 
-def audit_mined(options: AuditOptions, progress: Callable[[int, int], None] | None = None) -> Audit:
+def audit_mined(
+    options: AuditOptions,
+    progress: Callable[[int, int], None] | None = None,
+    encoding: Encoding | None = None,
+) -> Audit:
     """What is wrong with the lists and, where vectors are known, how hard and false they are beside other rules."""
     manifest = read_manifest(options.input)
-    told = manifest.get("options", {})
-    lists = read_lists(options.input, told.get("k"))
-    origin = _given_origin(options, lists) if _names_origin(options) else _origin_of_manifest(told)
+    told = manifest.get("options")
+    told = told if isinstance(told, dict) else {}
+    options = replace(options, similarity=options.similarity or _similarity(told))
+    lists = read_lists(options.input, _whole(told.get("k")))
+    encoding = encoding or (lambda what, steps: lambda done: None)
+    named = options.names_origin
+    origin = _given_origin(options, lists, encoding) if named else _origin_of_manifest(told, encoding)
     corpus, queries = origin.corpus, origin.queries
     row_of = None if corpus is None else _rows_of(lists.documents(), corpus, "documents")
     where = None if queries is None else _rows_of(lists.queries, queries, "queries")
@@ -98,13 +106,13 @@ def _subject(
         # By id, or by the number of the row where there are none.
         asked = {str(queries.ids[row]): place for place, row in enumerate(rows)}
         documents = {str(name): row for row, name in enumerate(corpus.ids)}
-        judged = judged_lists(read_judgements(options.judgements), asked, documents, len(rows))
+        judged = judged_lists(read_judgements(options.judgements, WHO), asked, documents, len(rows))
     subject = make_subject(
         queries.vectors[rows],
         Keys(corpus.vectors),
         positives=positives if any(positives) else None,
         judgements=judged,
-        normalize=options.similarity == "cosine",
+        normalize=options.similarity != "dot",
         seed=options.settings.seed,
     )
     names = corpus.ids if corpus.named or corpus.texts is None else corpus.texts
@@ -123,47 +131,74 @@ def read_manifest(path: str) -> dict[str, Any]:
     return manifest if isinstance(manifest, dict) else {}
 
 
-def _names_origin(options: AuditOptions) -> bool:
-    return any(value is not None for value in (options.corpus, options.corpus_embeddings, options.queries))
+def _similarity(told: dict[str, Any]) -> str:
+    """That of the manifest; a cosine where it says none."""
+    return "dot" if told.get("similarity") == "dot" else "cosine"
 
 
-def _given_origin(options: AuditOptions, lists: Lists) -> Origin:
+def _whole(value: Any) -> int | None:
+    return value if isinstance(value, int) and not isinstance(value, bool) and value > 0 else None
+
+
+def _given_origin(options: AuditOptions, lists: Lists, encoding: Encoding) -> Origin:
     """Queries and corpus as the options say; texts are encoded where there is a model and there are no embeddings."""
-    corpus = None
-    if options.corpus is not None or options.corpus_embeddings is not None:
-        corpus = side_of(options, "corpus", options.corpus, options.corpus_embeddings)
+    corpus = side_of(options, "corpus", options.corpus, options.corpus_embeddings) if options.has_corpus else None
     queries = None
     if options.queries is not None or options.query_embeddings is not None:
         queries = side_of(options, "queries", options.query_embeddings, options.queries)
     elif all(isinstance(name, str) for name in lists.queries):
         queries = Documents(range(len(lists.queries)), False, [str(name) for name in lists.queries])
-    if options.model is not None and corpus is not None and queries is not None:
-        of_query, of_document = encoders_of_model(options.model, 64, None)
-        cache = Path(f"{options.input}.embeddings")
-        if queries.vectors is None and queries.texts is not None:
-            queries = replace(queries, vectors=embed(queries.texts, of_query, cache, Ranks()))
-        if corpus.vectors is None and corpus.texts is not None:
-            corpus = replace(corpus, vectors=embed(corpus.texts, of_document, cache, Ranks()))
-    return Origin(queries, corpus)
+    if options.model is None:
+        return Origin(queries, corpus)
+    sides = [side for side in (queries, corpus) if side is not None and side.vectors is None and side.texts is not None]
+    if corpus is None or queries is None or not sides:
+        raise ValueError(f"audit needs texts without embeddings for a model, got none for model={options.model!r}.")
+    cache, found = Path(f"{options.input}.embeddings"), []
+    encoders = encoders_of_model(options.model, 64, None)
+    for side, encoder, what in zip((queries, corpus), encoders, ("queries", "corpus"), strict=True):
+        if side.vectors is None and side.texts is not None:
+            done = encoding(f"encoding {what}", len(side.texts))
+            side = replace(side, vectors=embed(side.texts, encoder, cache, Ranks(), done))
+        found.append(side)
+    return Origin(found[0], found[1])
 
 
-def _origin_of_manifest(told: dict[str, Any]) -> Origin:
-    """What the manifest says the file was mined from, if it is still there; embeddings come from the miner's cache."""
+def _origin_of_manifest(told: dict[str, Any], encoding: Encoding) -> Origin:
+    """What the manifest says the file was mined from, if it is still there.
+
+    Embeddings come from the miner's cache; what is no longer in it is encoded again.
+    """
     if not told:
         return Origin(notes=("There is no manifest beside the file, and no corpus was named.",))
-    mined = MineOptions(**{**told, "columns": Columns(**told["columns"])})
     try:
+        mined, notes = _mine_options(told)
         problem = load_problem(mined)
-    except (OSError, ValueError, ImportError) as error:
+    except (OSError, ValueError, TypeError, ImportError) as error:
         return Origin(notes=(f"What the manifest names could not be read: {error}",))
     queries, corpus = _documents(problem.queries), _documents(problem.corpus)
     if mined.search == "bm25":
-        return Origin(queries, corpus, ("The file was mined by words alone.",))
+        return Origin(queries, corpus, (*notes, "The file was mined by words alone."))
     try:
-        vectors = embeddings(mined, problem, Ranks(), lambda what, steps: lambda done: None)
+        vectors = embeddings(mined, problem, Ranks(), encoding)
     except (OSError, ValueError, ImportError) as error:
-        return Origin(queries, corpus, (f"The embeddings that the manifest names are not at hand: {error}",))
-    return Origin(replace(queries, vectors=vectors[0]), replace(corpus, vectors=vectors[1]))
+        return Origin(queries, corpus, (*notes, f"The embeddings that the manifest names are not at hand: {error}"))
+    return Origin(replace(queries, vectors=vectors[0]), replace(corpus, vectors=vectors[1]), notes)
+
+
+def _mine_options(told: dict[str, Any]) -> tuple[MineOptions, tuple[str, ...]]:
+    """The options of a manifest, also one of another version: what it lacks is as usual, what is new is named."""
+    columns = told.get("columns")
+    columns = columns if isinstance(columns, dict) else {}
+    known = {"options": {one.name for one in fields(MineOptions)}, "columns": {one.name for one in fields(Columns)}}
+    needed = [one.name for one in fields(MineOptions) if one.default is MISSING and one.default_factory is MISSING]
+    missing = [name for name in needed if not isinstance(told.get(name), str)]
+    if missing:
+        raise ValueError(f"audit needs a manifest that names {' and '.join(missing)}, got one that does not.")
+    foreign = sorted({*(set(told) - known["options"]), *(set(columns) - known["columns"])})
+    notes = (f"The manifest has options that this version does not know: {', '.join(foreign)}.",) if foreign else ()
+    read = Columns(**{name: value for name, value in columns.items() if name in known["columns"]})
+    plain = {name: value for name, value in told.items() if name in known["options"]}
+    return MineOptions(**{**plain, "columns": read}), notes
 
 
 def _documents(side: Side) -> Documents:
@@ -191,8 +226,9 @@ def _lost(lists: Lists, where: dict[Any, int], row_of: dict[Any, int]) -> tuple[
 
 
 def _without(manifest: dict[str, Any], lists: Lists) -> int | None:
-    asked = manifest.get("counts", {}).get("queries")
-    return None if asked is None else max(0, int(asked) - sum(bool(each) for each in lists.negatives))
+    counts = manifest.get("counts")
+    asked = _whole(counts.get("queries")) if isinstance(counts, dict) else None
+    return None if asked is None else max(0, asked - sum(bool(each) for each in lists.negatives))
 
 
 def _lists_only(options: AuditOptions, found: MinedFindings, notes: Sequence[str]) -> Audit:

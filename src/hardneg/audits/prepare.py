@@ -18,11 +18,12 @@ from torch import Tensor
 from torch.nn.functional import normalize as to_unit
 
 from hardneg.audits.subject import Subject
-from hardneg.audits.tags import Tag, numbered, unlike
+from hardneg.audits.tags import numbered, unlike
 from hardneg.mining.checks import check_finite
+from hardneg.mining.judgements import Tag
 from hardneg.mining.pairs import Pairs, Positives, RowsOf, as_pairs, read_positives
 from hardneg.scoring import widened
-from hardneg.types import Keys, Tags
+from hardneg.types import Keys
 
 
 def make_subject(
@@ -31,8 +32,8 @@ def make_subject(
     *,
     positives: Positives | str | None = None,
     judgements: Positives | None = None,
-    labels: Tag = None,
-    groups: Tag = None,
+    labels: Tag | None = None,
+    groups: Tag | None = None,
     normalize: bool = True,
     seed: int = 0,
 ) -> Subject:
@@ -104,22 +105,13 @@ def _flat_first(judgements: Positives, size: int) -> list[list[Any]]:
     return [each[:1] for each in real]
 
 
-def _both(tags: tuple[Tags, Tags], name: str) -> tuple[Tensor | None, ...]:
-    return tuple(getattr(each, name) for each in tags)
-
-
-def _on_cpu(tag: Tensor | None) -> Tensor | None:
-    return None if tag is None else tag.cpu()
-
-
 def _same_label(subject: Subject, seed: int) -> Pairs:
     """One other row of the same label for each anchor that has one, drawn with the seed."""
     tags = (subject.anchor_tags, subject.candidate_tags)
     if any(each.labels is None for each in tags):
         raise ValueError('audit needs labels of anchors and candidates for positives="label", got none.')
-    own, labels, own_ids, ids = (_on_cpu(each) for name in ("labels", "ids") for each in _both(tags, name))
-    assert own is not None
-    assert labels is not None
+    own, labels = (each.labels.cpu() for each in tags if each.labels is not None)
+    own_ids, ids = (None if each.ids is None else each.ids.cpu() for each in tags)
     random = torch.Generator().manual_seed(seed)
     order = torch.randperm(len(labels), generator=random)
     order = order[labels[order].argsort(stable=True)]  # rows by label, shuffled within each
@@ -137,7 +129,7 @@ def _same_label(subject: Subject, seed: int) -> Pairs:
     return as_pairs(anchors[some], chosen[some], len(own))
 
 
-def _keys(name: str, given: Tensor | Keys, labels: Tag, groups: Tag, *, beside: bool = False) -> Keys:
+def _keys(name: str, given: Tensor | Keys, labels: Tag | None, groups: Tag | None, *, beside: bool = False) -> Keys:
     keys = given if isinstance(given, Keys) else None
     if keys is None:
         if not isinstance(given, Tensor) or given.ndim != 2 or not given.is_floating_point():

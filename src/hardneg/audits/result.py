@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from dataclasses import asdict, dataclass, field
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -170,6 +171,26 @@ class Audit:
 
         write_json(Path(path), self.to_dict())
         return Path(path)
+
+
+def with_frontier(rows: Sequence[Row]) -> tuple[Row, ...]:
+    """Marks the rules that no other beats: none has negatives at least as similar, at most as false, and one better."""
+
+    def beaten(place: int, row: Row) -> bool:
+        """Of rules that do the same, the first one stands for all."""
+        return any(
+            other.similarity >= row.similarity
+            and other.false_negatives <= row.false_negatives
+            and (other.similarity > row.similarity or other.false_negatives < row.false_negatives or before < place)
+            for before, other in enumerate(rows)
+            if not other.reads_judge
+        )
+
+    def placed(row: Row) -> bool:
+        known = not math.isnan(row.similarity) and not math.isnan(row.false_negatives)
+        return known and not row.reads_judge
+
+    return tuple(replace(row, on_frontier=placed(row) and not beaten(i, row)) for i, row in enumerate(rows))
 
 
 def _plain(value: Any) -> Any:

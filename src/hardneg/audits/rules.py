@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 from typing import Annotated
 
@@ -37,7 +38,7 @@ THRESHOLD_QUANTILES = (0.75, 0.95)
 
 
 @dataclass(frozen=True, eq=False)
-class Rule:
+class NamedRule:
     """A distribution under the name it has in the result, or a list of rows for each anchor."""
 
     name: str
@@ -62,28 +63,35 @@ class Rule:
         return torch.where(count > 0, count.log(), NEVER)  # a row that is listed twice counts twice
 
 
-def given_rules(expressions: Expressions) -> list[Rule]:
-    """The expressions as rules, each once, checked."""
+def given_rules(expressions: Expressions) -> list[NamedRule]:
+    """The expressions as rules, each once, checked; different ones of the same text are numbered: ``... (2)``."""
     several = [expressions] if isinstance(expressions, (str, Negatives)) else list(expressions)
-    rules: dict[str, Rule] = {}
+    rules: dict[Hashable, NamedRule] = {}
+    alike: Counter[str] = Counter()
     for one in several:
         if not isinstance(one, (str, Negatives)):
             raise ValueError(f"audit needs expressions as text or distributions, got {one!r}.")
         negatives = parse(one) if isinstance(one, str) else one
-        rules.setdefault(repr(negatives), Rule(repr(negatives), "given", negatives))
+        name = repr(negatives)
+        # The text of judged pairs says how many they are, not which.
+        key = name if all(factor.textual for factor in negatives.factors) else id(negatives)
+        if key not in rules:
+            alike[name] += 1
+            told = name if alike[name] == 1 else f"{name} ({alike[name]})"
+            rules[key] = NamedRule(told, "given", negatives)
     return list(rules.values())
 
 
-def default_rules(has_positives: bool, thresholds: Sequence[float], taken: Sequence[Rule]) -> list[Rule]:
+def default_rules(has_positives: bool, thresholds: Sequence[float], taken: Sequence[NamedRule]) -> list[NamedRule]:
     """The rest of the frontier: every family at several strengths, without those that were given."""
     texts = [*DEFAULTS, *(f"Threshold({value})" for value in dict.fromkeys(thresholds))]
     texts += BELOW_POSITIVE if has_positives else ()
     names = {rule.name for rule in taken}
-    rules = [Rule(repr(parse(text)), "default", parse(text)) for text in texts]
+    rules = [NamedRule(repr(parse(text)), "default", parse(text)) for text in texts]
     return [rule for rule in rules if rule.name not in names]
 
 
-def check_rules(rules: Sequence[Rule], *, positives: bool, labels: bool, groups: bool) -> None:
+def check_rules(rules: Sequence[NamedRule], *, positives: bool, labels: bool, groups: bool) -> None:
     """Says before the work what a rule lacks."""
     for rule in rules:
         if rule.negatives is None:

@@ -1,12 +1,10 @@
-"""How an audit looks at the data, and which rules none of the others beats."""
+"""How an audit looks at the data."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
-from hardneg.audits.result import Row
 from hardneg.notices import argument_error, check_range
 
 
@@ -32,23 +30,3 @@ class Settings:
             raise argument_error("audit", "num_anchors of 1 or more", "num_anchors", self.num_anchors)
         if self.wanted_false_negatives is not None:
             check_range("audit", "wanted_false_negatives", self.wanted_false_negatives, 0.0, 1.0)
-
-
-def with_frontier(rows: Sequence[Row]) -> tuple[Row, ...]:
-    """Marks the rules that no other beats: none has negatives at least as similar, at most as false, and one better."""
-
-    def beaten(place: int, row: Row) -> bool:
-        """Of rules that do the same, the first one stands for all."""
-        return any(
-            other.similarity >= row.similarity
-            and other.false_negatives <= row.false_negatives
-            and (other.similarity > row.similarity or other.false_negatives < row.false_negatives or before < place)
-            for before, other in enumerate(rows)
-            if not other.reads_judge
-        )
-
-    def placed(row: Row) -> bool:
-        known = not math.isnan(row.similarity) and not math.isnan(row.false_negatives)
-        return known and not row.reads_judge
-
-    return tuple(replace(row, on_frontier=placed(row) and not beaten(i, row)) for i, row in enumerate(rows))

@@ -98,17 +98,18 @@ class Subject:
         return known | True if self.judged is not None else known
 
     def near(self, rows: Annotated[Tensor, "b"], scores: Scores, cosine: float) -> Annotated[Tensor, "b n"]:
-        """Candidates whose cosine with the anchor or with one of its positives is at least this."""
-        close = scores.candidates >= scores.tempered(cosine)
+        """Candidates whose cosine with the anchor or with one of its positives is at least this, but for rounding."""
+        limit = cosine - 4.0 * torch.finfo(self.directions.dtype).eps  # the cosine of a copy may be just below 1
+        close = scores.candidates >= scores.tempered(limit)
         if not self.unit:
-            close = to_unit(self.anchors[rows], dim=-1) @ self.directions.T >= cosine
+            close = to_unit(self.anchors[rows], dim=-1) @ self.directions.T >= limit
         if self.views is not None:
-            close |= to_unit(self.views[rows], dim=-1) @ self.directions.T >= cosine
+            close |= to_unit(self.views[rows], dim=-1) @ self.directions.T >= limit
         elif self.pairs is not None:
             place, column, row = self._columns(rows)
             for number in range(int(column.max()) + 1 if len(column) else 0):
                 one = column == number
-                close[place[one]] |= self.directions[row[one]] @ self.directions.T >= cosine
+                close[place[one]] |= self.directions[row[one]] @ self.directions.T >= limit
         return close
 
     def _positives(self, anchors: Tensor, rows: Tensor) -> tuple[Tensor, Tensor]:

@@ -3,9 +3,8 @@
 Every row of scores is sorted once; rings, margins and rank windows are then windows of it, and tilts are weights over
 it, so that whole grids are searched in one pass. What is found is measured again as the expression it is.
 
-- ``Tilt(beta)``: beta / temperature from 1/2 to 512 in steps of a factor of 2^(1/4); the largest before the first that
-  is too false.
-- ``Ring(0.0, outer)``: FRACTIONS; the narrowest before the first that is too false.
+- ``Tilt(beta)``: beta / temperature from 1/2 to 512 in steps of a factor of 2^(1/4); the largest that is not too false.
+- ``Ring(0.0, outer)``: FRACTIONS; the narrowest that is not too false.
 - ``Ring(inner, outer)``: all pairs of FRACTIONS; the one with the most similar negatives.
 - ``BelowPositive(relative=margin)``, alone and with ``* Rank(0, 10)``: MARGINS; the smallest that is not too false.
 """
@@ -22,7 +21,7 @@ from torch import Tensor
 
 from hardneg.audits.measure import Chunk
 from hardneg.audits.result import Row, Suggestion
-from hardneg.audits.rules import Rule
+from hardneg.audits.rules import NamedRule
 from hardneg.audits.subject import Subject
 from hardneg.negatives import parse
 from hardneg.types import NEVER
@@ -36,9 +35,6 @@ STRENGTHS = tuple(2.0 ** (step / 4) for step in range(-4, 37))
 TOP = 10
 _tries = 4
 
-Point = tuple[str, float]
-"""An expression, and the mean similarity of its negatives."""
-
 
 def beta_of(strength: float, temperature: float) -> float:
     """Three digits of beta: nobody types more."""
@@ -46,7 +42,7 @@ def beta_of(strength: float, temperature: float) -> float:
 
 
 @dataclass
-class Search:
+class GridSearch:
     """Per family and member of its grid, the false share and the similarity of each anchor; NaN without negatives."""
 
     subject: Subject
@@ -134,44 +130,39 @@ def _tilted(chunk: Chunk, temperature: float) -> tuple[Tensor, Tensor]:
     return both[..., 0], both[..., 1]
 
 
-def suggestions(search: Search, measure: Callable[[list[Rule]], list[Row]]) -> tuple[list[Suggestion], list[Row]]:
+def suggestions(
+    search: GridSearch, measure: Callable[[list[NamedRule]], list[Row]]
+) -> tuple[list[Suggestion], list[Row]]:
     """The best member of every family, measured as the expression it is, and those rows."""
     found, rows = [], []
     families = {name: _ordered(name, search) for name in search.false}
-    first = measure([_rule(points[0][0]) for points in families.values() if points])
+    first = measure([_rule(texts[0]) for texts in families.values() if texts])
     known = {row.expression: row for row in first}
-    for name, points in families.items():
+    for name, texts in families.items():
         row = None
-        for text, _ in points[:_tries]:
+        for text in texts[:_tries]:
             row = known.get(repr(parse(text))) or measure([_rule(text)])[0]
             if row.false_negatives <= search.wanted:
                 break
             row = None  # rounding put it just above; the next one is easier
-        found.append(_told(name, row, search))
+        found.append(_none(name, search) if row is None else _told(name, row, search))
         if row is not None:
             rows.append(replace(row, kind="suggested"))
     return found, rows
 
 
-def _rule(text: str) -> Rule:
-    return Rule(repr(parse(text)), "suggested", parse(text))
+def _rule(text: str) -> NamedRule:
+    return NamedRule(repr(parse(text)), "suggested", parse(text))
 
 
-def _ordered(name: str, search: Search) -> list[Point]:
-    """The members that stay at or below the wished share, the one to suggest first."""
-    false, similarity = search.curve(name)
-    texts = _texts(name, search.temperature)
+def _ordered(name: str, search: GridSearch) -> list[str]:
+    """The members that stay at or below the wished share, the hardest first."""
+    members = list(zip(_texts(name, search.temperature), *search.curve(name), strict=True))
     if name == "Ring(inner, outer)":
-        good = [(text, s) for text, f, s in zip(texts, false, similarity, strict=True) if f <= search.wanted]
-        return sorted(good, key=lambda point: -point[1])
-    if name.startswith("Ring"):  # the widest first
-        texts, false, similarity = texts[::-1], false[::-1], similarity[::-1]
-    points = list(zip(texts, false, similarity, strict=True))
-    if name.startswith("BelowPositive"):
-        start = next((i for i, (_, f, _) in enumerate(points) if f <= search.wanted), len(points))
-        return [(text, s) for text, f, s in points[start:] if f <= search.wanted]
-    stop = next((i for i, (_, f, _) in enumerate(points) if not f <= search.wanted), len(points))
-    return [(text, s) for text, _, s in points[:stop]][::-1]
+        members.sort(key=lambda member: -member[2] if not math.isnan(member[2]) else math.inf)
+    elif name == "Tilt":
+        members.reverse()
+    return [text for text, false, _ in members if false <= search.wanted]
 
 
 def _texts(name: str, temperature: float) -> list[str]:
@@ -185,21 +176,44 @@ def _texts(name: str, temperature: float) -> list[str]:
     return [name.replace("relative", f"relative={margin}") for margin in MARGINS]
 
 
-def _told(name: str, row: Row | None, search: Search) -> Suggestion:
+def _none(name: str, search: GridSearch) -> Suggestion:
     wanted = f"{100 * search.wanted:.4g} %"
-    if row is None:
-        lowest = min((value for value in search.curve(name)[0] if not math.isnan(value)), default=math.nan)
-        told = f"None: the least false member of the grid has {100 * lowest:.2f} %, above the wished {wanted}."
-        return Suggestion(name, None, math.nan, math.nan, math.nan, told)
-    ends = {_last(name, search.temperature)}
-    more = " It is the hardest that was tried." if row.expression in ends else ""
+    lowest = min((value for value in search.curve(name)[0] if not math.isnan(value)), default=math.nan)
+    told = f"None: the least false member of the grid has {100 * lowest:.2f} %, above the wished {wanted}."
+    if lowest <= search.wanted:
+        told = f"None: those members of the grid that come closest to the wished {wanted} lie above it by rounding."
+    elif math.isnan(lowest):
+        told = "None: no member of the grid leaves an anchor a negative."
+    return Suggestion(name, None, math.nan, math.nan, math.nan, told)
+
+
+def _told(name: str, row: Row, search: GridSearch) -> Suggestion:
+    wanted = f"{100 * search.wanted:.4g} %"
     what = {
         "Tilt": "the largest beta",
         "Ring(0.0, outer)": "the narrowest ring around the anchor",
         "Ring(inner, outer)": "the ring with the most similar negatives that leaves the closest out",
     }.get(name, "the smallest margin below the positive")
-    told = f"{what[0].upper()}{what[1:]} with at most {wanted} false negatives.{more}"
+    told = f"{what[0].upper()}{what[1:]} with at most {wanted} false negatives."
+    if row.expression == _last(name, search.temperature):
+        told += " It is the hardest that was tried."
+    worse = _easier_and_falser(name, row.expression, search)
+    if worse is not None:
+        told += f" The share does not grow steadily here: {worse[0]} is easier and has {100 * worse[1]:.2f} %."
     return Suggestion(name, row.expression, row.similarity, row.false_negatives, row.false_negatives_error, told)
+
+
+def _easier_and_falser(name: str, expression: str, search: GridSearch) -> tuple[str, float] | None:
+    """The falsest of the easier members of a family, if it is too false."""
+    if name == "Ring(inner, outer)":
+        return None  # the family has no order but that of its similarity
+    members = [
+        (repr(parse(text)), f) for text, f in zip(_texts(name, search.temperature), search.curve(name)[0], strict=True)
+    ]
+    place = [text for text, _ in members].index(expression)
+    easier = members[:place] if name == "Tilt" else members[place + 1 :]
+    too_false = [member for member in easier if member[1] > search.wanted]
+    return max(too_false, key=lambda member: member[1], default=None)
 
 
 def _last(name: str, temperature: float) -> str:

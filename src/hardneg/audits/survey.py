@@ -14,11 +14,11 @@ import torch
 from torch import Tensor
 
 from hardneg.audits.measure import Chunk, Tally
-from hardneg.audits.result import Audit, Row
-from hardneg.audits.rules import Rule, check_rules, default_rules, thresholds
-from hardneg.audits.settings import Settings, with_frontier
+from hardneg.audits.result import Audit, Row, with_frontier
+from hardneg.audits.rules import NamedRule, check_rules, default_rules, thresholds
+from hardneg.audits.settings import Settings
 from hardneg.audits.subject import Subject
-from hardneg.audits.suggest import Search, suggestions
+from hardneg.audits.suggest import GridSearch, suggestions
 
 _chunk = 1 << 19  # scores at a time: what a processor's cache holds
 _diagnosed = 1 << 19  # scores that diagnose looks at, which costs more than all the rest
@@ -28,7 +28,7 @@ _for_thresholds = 1 << 22
 
 def audit_subject(
     subject: Subject,
-    given: Sequence[Rule],
+    given: Sequence[NamedRule],
     settings: Settings,
     *,
     listed: Annotated[Tensor, "a k"] | None = None,
@@ -36,7 +36,7 @@ def audit_subject(
 ) -> Audit:
     """The audit of what was put together, with the lists of a mined file as one more rule."""
     rows = sampled_anchors(subject, settings)
-    rules = [Rule("mined", "mined", listed=listed)] if listed is not None else []
+    rules = [NamedRule("mined", "mined", listed=listed)] if listed is not None else []
     rules += given
     if settings.frontier:
         some = rows[: min(64, max(1, _for_thresholds // len(subject.candidates)))]
@@ -61,12 +61,12 @@ def audit_subject(
     found = [row for row in found if row.kind != "default" or row.without_negatives < 1]
     ideas: list[Any] = []
     if settings.wanted_false_negatives is not None:
-        search = Search(subject, settings.wanted_false_negatives, settings.temperature)
+        search = GridSearch(subject, settings.wanted_false_negatives, settings.temperature)
         for chunk in chunks(subject, rows, settings):
             search.add(chunk)
             tell(len(chunk.rows))
 
-        def measure(rules: list[Rule]) -> list[Row]:
+        def measure(rules: list[NamedRule]) -> list[Row]:
             return measured(subject, rules, rows, settings, lambda done: None)[0]
 
         ideas, extra = suggestions(search, measure)
@@ -109,7 +109,7 @@ def chunks(subject: Subject, rows: Tensor, settings: Settings) -> Iterator[Chunk
 
 
 def measured(
-    subject: Subject, rules: Sequence[Rule], rows: Tensor, settings: Settings, tell: Callable[[int], None]
+    subject: Subject, rules: Sequence[NamedRule], rows: Tensor, settings: Settings, tell: Callable[[int], None]
 ) -> tuple[list[Row], float, float, int]:
     """The rows of the rules, mean similarities of all candidates and of the positives, and how many were diagnosed."""
     tallies = [Tally(rule, len(subject.candidates)) for rule in rules]
