@@ -21,7 +21,8 @@ from typer.testing import CliRunner
 from hardneg import comparison_table, recipes, training, training_setup
 from hardneg.arms import parse_arm
 from hardneg.cli import app
-from hardneg.comparison import Comparison, RunFailed
+from hardneg.comparison import Comparison
+from hardneg.comparison_runs import RunFailed
 from hardneg.options import RECIPES, TrainOptions
 
 ROOT = Path(__file__).resolve().parent.parent

@@ -12,9 +12,10 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from hardneg import comparison
+from hardneg import comparison, comparison_runs
 from hardneg.arms import parse_arm
 from hardneg.cli import app
+from hardneg.comparison_verdict import temperature_notes
 from hardneg.options import TrainOptions
 from hardneg.recipes import run_recipe
 from hardneg.runs import Run
@@ -50,7 +51,7 @@ def demo(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, dict[str, Any],
     for flag, value in short.items():
         arguments[arguments.index(flag) + 1] = value
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(comparison, "_in_a_process", in_this_process)
+        patch.setattr(comparison_runs, "in_a_process", in_this_process)
         done = CliRunner().invoke(app, arguments, env={"COLUMNS": "80", "NO_COLOR": "1"})
     assert done.exit_code == 0, done.output
     return done.output, json.loads((out / "comparison.json").read_text()), Page((out / "report.html").read_text())
@@ -63,7 +64,7 @@ def test_the_demo_has_four_arms_and_three_seeds_and_a_plain_twin_for_the_tilt() 
     assert values_of(arguments, "--seeds") == ["3"]
     assert any(arm.beta > 0 for arm in arms)
     assert any("@" in arm.text for arm in arms)
-    assert comparison.temperature_notes(arms) == []
+    assert temperature_notes(arms) == []
 
 
 def test_every_arm_and_seed_learns(demo: tuple[str, dict[str, Any], Page]) -> None:
@@ -80,8 +81,8 @@ def test_every_arm_and_seed_learns(demo: tuple[str, dict[str, Any], Page]) -> No
 def test_the_terminal_and_the_page_show_the_figures_of_the_json(demo: tuple[str, dict[str, Any], Page]) -> None:
     printed, summary, page = demo
     head, *lines = page.cells["results"]
-    assert len(lines) == len(summary["rows"])
-    for letter, row, line in zip("ABCDE", summary["rows"], lines, strict=False):
+    letters = [comparison.letter_of(number) for number in range(len(summary["rows"]))]
+    for letter, row, line in zip(letters, summary["rows"], lines, strict=True):
         mean, half = 100 * row["mean"], 100 * row["half_width"]
         (shown,) = re.findall(rf"^ ?{letter} +(\d.*?)\s*$", printed, re.MULTILINE)
         seeds = " ".join(f"{100 * value:.1f}" for value in row["values"])

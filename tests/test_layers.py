@@ -30,6 +30,8 @@ LAYERS: list[set[str]] = [
         "augment",
         "boards",
         "comparison",
+        "comparison_runs",
+        "comparison_verdict",
         "encoders",
         "pairs",
         "pixels",

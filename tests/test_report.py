@@ -16,7 +16,8 @@ import pytest
 import torch
 
 from hardneg.arms import parse_arm
-from hardneg.comparison import Comparison, Row, paired, sentences, temperature_notes
+from hardneg.comparison import Comparison
+from hardneg.comparison_verdict import Row, paired, sentences, temperature_notes
 from hardneg.report import write_report
 from hardneg.report.axes import ticks
 from hardneg.report.line_chart import Line, line_chart, thinned
@@ -96,7 +97,7 @@ def make_comparison(path: Path, arms: tuple[str, ...] = ARMS, seeds: int = 3) ->
         rows.append(Row(arm, values, float(np.mean(values)), half, *against, effective, *shown, 50, 13.0))
     comparison = Comparison(arms, seeds, common)
     summary = {
-        "metric": "knn", "rows": [asdict(row) for row in rows], "sentences": sentences(rows, comparison),
+        "metric": "knn", "rows": [asdict(row) for row in rows], "sentences": sentences(rows),
         "notes": temperature_notes([parse_arm(arm) for arm in arms]), "tuned": None, "comparison": asdict(comparison),
         "command": 'hardneg compare --arm "simclr()" --epochs 2', "python": "3.11.7", "versions": {"torch": "2.99"},
         "machine": "a machine", "device": "cpu", "commit": "abc1234",

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import torch
 
-import hardneg.comparison
+import hardneg.comparison_runs
 from hardneg.comparison import Comparison, compare
 from hardneg.recipes import run_recipe
 from hardneg.runs import Run
@@ -172,8 +172,8 @@ def test_a_killed_comparison_ends_with_the_same_table(
     whole, killed = tmp_path / "whole", tmp_path / "killed"
     with monkeypatch.context() as patch:
         patch.setattr(
-            hardneg.comparison,
-            "_in_a_process",
+            hardneg.comparison_runs,
+            "in_a_process",
             lambda recipe, options, one, jobs: run_recipe(recipe, options, one.path, quiet=True),
         )
         compare(comparison, whole, show=lambda line: None)

@@ -7,15 +7,19 @@ supervised(negatives="OtherLabel() * Tilt(1.0)") @ proximity(num_candidates=500)
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable
-from dataclasses import dataclass, fields, replace
-from typing import Any
+from dataclasses import dataclass, field, fields, replace
+from typing import Any, TypeGuard
 
 from hardneg.batches import parse_batches
-from hardneg.negatives import Tilt, parse
+from hardneg.negatives import Negatives, Tilt, Uniform, parse
 from hardneg.negatives.spec import read_expression
 from hardneg.options import RECIPES, TrainOptions
-from hardneg.schedules import Number, Schedule, registered_schedules
+from hardneg.schedules import Number, Schedule, adaptive, registered_schedules, value_of
+
+LONG = 100_000_000
+"""Steps of an imagined training, in which every schedule comes to its end."""
 
 
 @dataclass(frozen=True)
@@ -24,30 +28,72 @@ class Arm:
 
     text: str
     recipe: str
-    options: dict[str, Any]
+    options: dict[str, Any]  # those that it writes, and those that make it the paper it is
+    defaults: dict[str, Any] = field(default_factory=dict)  # the paper's values of what it could write and does not
+    own: tuple[str, ...] = ()  # which of its options make it the paper it is
 
     def complete(self, **common: Any) -> TrainOptions:
-        """The options of a run; those that the arm names win over the common ones."""
-        known = {field.name for field in fields(RECIPES[self.recipe])}
-        return RECIPES[self.recipe](**{k: v for k, v in common.items() if k in known} | self.options)
+        """The options of a run: what the arm writes wins over the common options, and those over the paper's values."""
+        known = {one.name for one in fields(RECIPES[self.recipe])}
+        usual = {name: value for name, value in (self.defaults | common).items() if name in known}
+        return RECIPES[self.recipe](**usual | self.options)
+
+    def under(self, common: dict[str, Any]) -> Arm:
+        """The arm with these common options where it writes nothing else."""
+        return replace(self, defaults=self.defaults | common)
 
     def with_option(self, name: str, value: Any) -> Arm:
         return replace(self, options=self.options | {name: value})
 
     @property
     def temperature(self) -> float:
-        return float(self.options.get("temperature", RECIPES[self.recipe].temperature))
+        return float(self.complete().temperature)
 
     @property
     def beta(self) -> float:
-        """The tilt of its negatives, at the start of training if it is scheduled."""
-        negatives = parse(self.options.get("negatives", RECIPES[self.recipe].negatives)).at(0, 1)
-        tilts = [f.beta for f in negatives.factors if isinstance(f, Tilt) and f.source is None]
-        return sum(float(beta) for beta in tilts)  # type: ignore[arg-type]
+        """The tilt of its negatives, at the strongest that its schedules come to."""
+        moments = range(0, LONG + 1, LONG // 100)
+        return max(sum(_strength(beta, step) for beta in self._tilts()) for step in moments)
+
+    @property
+    def tilt_moves(self) -> bool:
+        return any(isinstance(beta, Schedule) for beta in self._tilts())
 
     @property
     def effective_temperature(self) -> float:
         return self.temperature / (1.0 + self.beta)
+
+    def has_untilted_twin_in(self, other: Arm) -> bool:
+        """Whether the other repels alike by its temperature alone, and differs in nothing else but tau_plus."""
+        ratio = self.effective_temperature / other.temperature
+        return self.beta > 0.0 and other.beta == 0.0 and abs(ratio - 1.0) < 0.02 and self._beside() == other._beside()
+
+    def _negatives(self) -> Negatives:
+        return parse(self.complete().negatives)
+
+    def _tilts(self) -> list[Number]:
+        return [factor.beta for factor in self._negatives().factors if _tilts_all(factor)]
+
+    def _beside(self) -> tuple[str, TrainOptions, list[str]]:
+        """All but the temperature, the tilt and tau_plus, the correction that HCL adds to its tilt."""
+        others = replace(self.complete(), negatives="", temperature=1.0, tau_plus=0.0)
+        factors = [repr(one) for one in self._negatives().factors if not _tilts_all(one) and one != Uniform()]
+        return self.recipe, others, factors
+
+    def trains_like(self, other: Arm) -> bool:
+        """Whether both are the same training, however they are written."""
+        mine, theirs = (replace(arm.complete(), negatives="", batches="") for arm in (self, other))
+        alike = self.recipe == other.recipe and mine == theirs and self._negatives() == other._negatives()
+        return alike and parse_batches(self.complete().batches) == parse_batches(other.complete().batches)
+
+
+def _tilts_all(factor: Negatives) -> TypeGuard[Tilt]:
+    return isinstance(factor, Tilt) and factor.source is None
+
+
+def _strength(beta: Number, step: int) -> float:
+    """An adaptive schedule goes where the training sends it: its far end counts."""
+    return max(beta.start, beta.end) if isinstance(beta, adaptive) else value_of(beta, step, LONG)
 
 
 def parse_arm(text: str) -> Arm:
@@ -57,16 +103,40 @@ def parse_arm(text: str) -> Arm:
     'Tilt(1)'
     """
     method, at, batches = (part.strip() for part in text.partition("@"))
-    made = read_expression(method, {**_papers, **_recipes(), **registered_schedules()})
-    if not isinstance(made, tuple):
+    methods = {name: _reader(name, made) for name, made in (_papers | _recipes()).items()}
+    arm = read_expression(method, {**methods, **registered_schedules()})
+    if not isinstance(arm, Arm):
         raise ValueError(f"an arm needs a paper or a recipe such as 'simclr()', got {method!r}.")
-    recipe, options = made
     if at:
         parse_batches(batches)
-        options = options | {"batches": batches}
-    arm = Arm(text.strip(), recipe, options)
+        arm = arm.with_option("batches", batches)
+    arm = replace(arm, text=text.strip())
     parse(arm.complete().negatives)
     return arm
+
+
+def _reader(name: str, made: Callable[..., Made]) -> Callable[..., Arm]:
+    """Reads the call of a paper or recipe, and tells apart what is written, what is usual, and what makes the paper."""
+    parameters = inspect.signature(made).parameters
+
+    def read(*values: Any, **options: Any) -> Arm:
+        given = {*inspect.signature(made).bind(*values, **options).arguments, *options}
+        recipe, chosen = made(*values, **options)
+        _check_options(name, recipe, chosen)
+        usual = {one: value for one, value in chosen.items() if one in parameters and one not in given}
+        own = tuple(one for one in chosen if one not in parameters and one not in options)
+        return Arm("", recipe, {one: value for one, value in chosen.items() if one not in usual}, usual, own)
+
+    return read
+
+
+def _check_options(name: str, recipe: str, options: dict[str, Any]) -> None:
+    known = {one.name for one in fields(RECIPES[recipe])}
+    for option, value in options.items():
+        if option not in known:
+            raise ValueError(f"{name} needs options among {', '.join(sorted(known))}, got {option!r}.")
+        if isinstance(value, Schedule):
+            raise ValueError(f"{name} needs a number, got {option}={value!r}; schedules go into negatives.")
 
 
 Made = tuple[str, dict[str, Any]]
@@ -133,15 +203,6 @@ _papers: dict[str, Callable[..., Made]] = {
 
 def _recipes() -> dict[str, Callable[..., Made]]:
     def named(recipe: str) -> Callable[..., Made]:
-        def made(**options: Any) -> Made:
-            known = {field.name for field in fields(RECIPES[recipe])}
-            for name, value in options.items():
-                if name not in known:
-                    raise ValueError(f"{recipe} needs options among {', '.join(sorted(known))}, got {name!r}.")
-                if isinstance(value, Schedule):
-                    raise ValueError(f"{recipe} needs a number, got {name}={value!r}; schedules go into negatives.")
-            return recipe, options
-
-        return made
+        return lambda **options: (recipe, options)
 
     return {recipe: named(recipe) for recipe in RECIPES if recipe not in _papers}

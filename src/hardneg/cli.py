@@ -75,7 +75,10 @@ def evaluate(
 
         file = path / "embeddings.npz" if path.is_dir() else path
         if not file.exists():
-            raise ValueError(f"evaluate needs embeddings, got {file}, which is not there; train first.")
+            why = "train first"
+            if (path / "result.json").exists():
+                why = "the run is finished, but its data has no labels, or one class only, and nothing to evaluate"
+            raise ValueError(f"evaluate needs embeddings, got {file}, which is not there; {why}.")
         show_evaluation(evaluate_file(file))
 
 

@@ -28,7 +28,9 @@ def compare(
         str | None, typer.Option(help="Such as temperature=0.1,0.2,0.5: the same tries for every arm.")
     ] = None,
     jobs: Annotated[int, typer.Option(help="Runs side by side.", min=1)] = 1,
-    option: Annotated[list[str] | None, typer.Option(help="Any other option of train, as name=value.")] = None,
+    option: Annotated[
+        list[str] | None, typer.Option(help="Any other option of train, as name=value, for arms that do not write it.")
+    ] = None,
     config: Annotated[
         Path | None, typer.Option(help="A YAML file: arms as a list, and any option of compare or train.")
     ] = None,
@@ -50,7 +52,8 @@ def compare(
       hardneg compare --config comparison.yaml --jobs 2
     """
     with errors_for_people("Nothing is lost: give the same command again to go on."):
-        from hardneg.comparison import Comparison, RunFailed, read_options, read_tune
+        from hardneg.comparison import Comparison, read_options, read_tune
+        from hardneg.comparison_runs import RunFailed
         from hardneg.comparison_table import compare_and_show
 
         told: dict[str, Any] = {"data": data, "out": out, "seeds": seeds, "epochs": epochs, "batch_size": batch_size}

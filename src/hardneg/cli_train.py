@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import os
 from collections.abc import Callable
 from dataclasses import Field, fields
 from pathlib import Path
@@ -63,8 +64,10 @@ def _command(recipe: str, options: type[TrainOptions]) -> Callable[..., None]:
             from hardneg.comparison_table import show_evaluation
             from hardneg.recipes import run_recipe
 
-            show_evaluation(run_recipe(recipe, wanted, out, resume=resume))
-            typer.echo(f"run: {out}")
+            result = run_recipe(recipe, wanted, out, resume=resume)
+            if int(os.environ.get("RANK", 0)) == 0:  # of several ranks, the first speaks for all
+                show_evaluation(result)
+                typer.echo(f"run: {out}")
 
     hints = get_type_hints(options)
     parameters = [

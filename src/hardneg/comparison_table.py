@@ -11,6 +11,8 @@ from rich.text import Text
 
 from hardneg.comparison import TITLES, Comparison, compare, letter_of, measure
 
+OF_LAST_BATCH = "False negatives, hardness and clamped: of the last batch that was recorded"
+
 
 def compare_and_show(comparison: Comparison, out: Path, jobs: int) -> None:
     """Runs the comparison with a bar, prints the table and writes the report."""
@@ -40,6 +42,7 @@ def show_comparison(summary: dict[str, Any], console: Console) -> None:
     for letter, row in zip(_letters(summary), summary["rows"], strict=True):
         console.print(Text(f"{letter}  {row['arm']}"))
     console.print(comparison_table(summary))
+    console.print(Text(f"{OF_LAST_BATCH}; all are means over the seeds.", style="dim"))
     for sentence in [*summary["sentences"], *summary["notes"]]:
         console.print(Text(sentence))
 

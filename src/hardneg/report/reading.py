@@ -40,7 +40,7 @@ def _read_comparison(path: Path) -> Story:
     arms = []
     for number, row in enumerate(facts["rows"]):
         wanted = wanted_arm(row["arm"], facts)
-        found = [one for one in runs if wanted is not None and one.seed < seeds and _is_of(one, wanted, facts)]
+        found = [one for one in runs if wanted is not None and one.seed < seeds and _is_of(one, wanted)]
         arms.append(ArmRuns(number, row["arm"], row, sorted(found, key=lambda one: one.seed)))
     return Story(path, "comparison", facts.get("metric", METRIC), arms, missing_parts(arms, seeds), facts)
 
@@ -76,22 +76,21 @@ def _read_json(path: Path) -> Any:
 
 
 def wanted_arm(text: str, facts: dict[str, Any]) -> Arm | None:
-    """The arm with its tuned value; None where this version cannot read it."""
+    """The arm with the common options and its tuned value; None where this version cannot read it."""
+    asked, tuned = facts.get("comparison", {}), facts.get("tuned")
     try:
-        arm = parse_arm(text)
+        arm = parse_arm(text).under(asked.get("common", {}))
+        if asked.get("tune") and tuned and text in tuned:
+            arm = arm.with_option(asked["tune"][0], tuned[text])
+        arm.complete()
     except (ValueError, TypeError):
         return None
-    tune, tuned = facts.get("comparison", {}).get("tune"), facts.get("tuned")
-    return arm.with_option(tune[0], tuned[text]) if tune and tuned and text in tuned else arm
+    return arm
 
 
-def _is_of(one: SeedRun, arm: Arm, facts: dict[str, Any]) -> bool:
+def _is_of(one: SeedRun, arm: Arm) -> bool:
     """Whether the run has the recipe and the options of the arm; options that a later version added do not count."""
-    common = facts.get("comparison", {}).get("common", {})
-    try:
-        wanted = json.loads(json.dumps(arm.complete(**common, seed=one.seed).as_dict(), default=str))
-    except (ValueError, TypeError):
-        return False
+    wanted = json.loads(json.dumps(arm.complete(seed=one.seed).as_dict(), default=str))
     options = one.config.get("options", {})
     return one.config.get("recipe") == arm.recipe and all(options[k] == v for k, v in wanted.items() if k in options)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from hardneg.comparison import paired
+from hardneg.comparison_verdict import paired, resolution_of
 from hardneg.report.figures import badge, points
 from hardneg.report.reading import wanted_arm
 from hardneg.report.story import ArmRuns, Story, Table
@@ -19,6 +19,7 @@ class Twins:
     temperature: float
     difference: float
     half_width: float
+    moving: bool = False  # the tilt is scheduled
 
     @property
     def beyond_noise(self) -> bool:
@@ -26,8 +27,10 @@ class Twins:
 
     def sentence(self) -> str:
         verdict = "beyond noise" if self.beyond_noise else "not beyond noise"
+        where = ", where the tilt is strongest" if self.moving else ""
         return (
-            f"{badge(self.arm)} and {badge(self.plain)} repel alike (effective temperature {self.temperature:.3g}): "
+            f"{badge(self.arm)} and {badge(self.plain)} repel alike "
+            f"(effective temperature {self.temperature:.3g}{where}): "
             f"{badge(self.arm)} is {points(self.difference, self.half_width)} points from {badge(self.plain)}, "
             f"{verdict}. That is what is left when the temperature is taken into account."
         )
@@ -37,15 +40,14 @@ def twins_of(story: Story) -> list[Twins]:
     if story.kind != "comparison":
         return []
     parsed = [(arm, wanted_arm(arm.text, story.facts)) for arm in story.arms]
-    found = []
+    found, resolution = [], resolution_of(story.facts.get("num_test"))
     for arm, tilted in parsed:
         for other, plain in parsed:
-            if other is story.arms[0] or tilted is None or plain is None or tilted.recipe != plain.recipe:
+            if other is story.arms[0] or tilted is None or plain is None:
                 continue  # against the first arm there is a sentence already
-            ratio = tilted.effective_temperature / plain.effective_temperature
-            if tilted.beta > 0.0 and plain.beta == 0.0 and abs(ratio - 1.0) < 0.02:
-                difference, half, _ = paired(arm.row["values"], other.row["values"])
-                found.append(Twins(arm, other, plain.effective_temperature, difference, half))
+            if tilted.has_untilted_twin_in(plain):
+                difference, half, _ = paired(arm.row["values"], other.row["values"], resolution)
+                found.append(Twins(arm, other, plain.temperature, difference, half, tilted.tilt_moves))
     return found
 
 
