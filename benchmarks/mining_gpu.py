@@ -23,6 +23,7 @@ from torch.nn.functional import normalize
 
 import hardneg as hn
 from hardneg.mining import Search, mine
+from hardneg.runs import environment
 
 ROOT = Path(__file__).resolve().parent.parent
 K = 10
@@ -107,7 +108,7 @@ def main() -> None:
         found["peak_gib"] = torch.cuda.max_memory_allocated(device) / 2**30
     print(json.dumps(found, indent=1))
     options.out.parent.mkdir(parents=True, exist_ok=True)
-    options.out.write_text(json.dumps(found, indent=1) + "\n")
+    options.out.write_text(json.dumps(found | environment(), indent=1) + "\n")
 
 
 if __name__ == "__main__":

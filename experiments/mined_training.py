@@ -29,6 +29,7 @@ from rich.console import Console
 from hardneg.integrations.sentence_transformers import NegativesLoss
 from hardneg.mining.job import run
 from hardneg.mining.options import MineOptions
+from hardneg.runs import environment
 
 ARMS = {
     "in-batch only": None,
@@ -180,7 +181,7 @@ def main() -> None:
     found["against random"] = {arm: bootstrap(per_query[arm], per_query["random"]) for arm in ARMS if arm != "random"}
     console.print(found["against random"])
     options.out.parent.mkdir(parents=True, exist_ok=True)
-    options.out.write_text(json.dumps(found, indent=1) + "\n")
+    options.out.write_text(json.dumps(found | environment(), indent=1) + "\n")
 
 
 if __name__ == "__main__":

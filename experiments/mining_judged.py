@@ -31,6 +31,7 @@ from hardneg.mining import mine
 from hardneg.mining.encode import embed, encoders_of_model
 from hardneg.mining.ranks import Ranks
 from hardneg.notices import HardnegWarning
+from hardneg.runs import environment
 
 ROOT = Path(__file__).resolve().parent.parent
 K = 10
@@ -182,7 +183,7 @@ def main() -> None:
             table.add_row(row["choice"], row["expression"], *numbers)
         console.print(table)
     options.out.parent.mkdir(parents=True, exist_ok=True)
-    options.out.write_text(json.dumps(found, indent=1) + "\n")
+    options.out.write_text(json.dumps(found | environment(), indent=1) + "\n")
 
 
 if __name__ == "__main__":
