@@ -52,8 +52,8 @@ class Arm:
     @property
     def beta(self) -> float:
         """The tilt of its negatives, at the strongest that its schedules come to."""
-        moments = range(0, LONG + 1, LONG // 100)
-        return max(sum(_strength(beta, step) for beta in self._tilts()) for step in moments)
+        tilts, moments = self._tilts(), range(0, LONG + 1, LONG // 100)
+        return max(sum(_strength(beta, step) for beta in tilts) for step in moments)
 
     @property
     def tilt_moves(self) -> bool:

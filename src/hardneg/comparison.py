@@ -131,8 +131,8 @@ def check_arms(arms: list[Arm], comparison: Comparison) -> None:
 def _check_arm(arm: Arm, comparison: Comparison) -> None:
     for name in SHARED:
         if name in arm.options:
-            what = f"the same {name} for every arm (--option {name}=... sets it)"
-            raise ValueError(f"compare needs {what}, got {name}={arm.options[name]!r} in {arm.text!r}.")
+            got = f"{name}={arm.options[name]!r} in {arm.text!r}"
+            raise ValueError(f"compare needs the same {name} for every arm, got {got}; give it to compare, if at all.")
     for name in arm.own:
         if comparison.common.get(name, arm.options[name]) != arm.options[name]:
             told = f"--option {name}={comparison.common[name]}"

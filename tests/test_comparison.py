@@ -1,0 +1,388 @@
+"""What a comparison asks of its arms before it trains them, how it tunes them, and what its statistics are."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from typer.testing import CliRunner
+
+from hardneg import comparison_runs
+from hardneg.arms import parse_arm
+from hardneg.cli import app
+from hardneg.comparison import Comparison, check_arms, compare
+from hardneg.comparison_runs import RunFailed, folder_of, in_a_process, num_cores, run_all
+from hardneg.comparison_verdict import detectable_errors, paired, rows_of, sentences, temperature_notes
+from hardneg.options import RECIPES, TrainOptions
+from hardneg.report.reading import wanted_arm
+from hardneg.runs import Run
+from training_runs import few_digits, short
+
+Started = list[tuple[str, TrainOptions, Path]]
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> str:
+    return few_digits(tmp_path_factory.mktemp("comparison") / "digits.npz", 96)
+
+
+@pytest.fixture
+def started(monkeypatch: pytest.MonkeyPatch) -> Started:
+    """The runs that are asked for; each ends at once, the better the closer its temperature is to 0.2."""
+    seen: Started = []
+
+    def pretend(recipe: str, options: TrainOptions, run: Run, jobs: int) -> dict[str, Any]:
+        seen.append((recipe, options, run.path))
+        found = {"false_negatives": 0.1, "hardness": 0.2, "clamped": 0.0}
+        accuracy = round(0.9 - abs(options.temperature - 0.2) - 0.01 * options.seed, 3)
+        return {"knn": accuracy, "num_test": 100, "final": found, "steps": 3, "seconds": 1.0, "k": 5}
+
+    monkeypatch.setattr(comparison_runs, "in_a_process", pretend)
+    return seen
+
+
+def hardneg(*arguments: str) -> Any:
+    return CliRunner().invoke(app, list(arguments), env={"COLUMNS": "250", "NO_COLOR": "1"})
+
+
+def nothing(line: str) -> None:
+    """Shows no progress."""
+
+
+# Options: what an arm writes wins over --option, and that over the paper's values.
+
+
+@pytest.mark.parametrize(
+    ("arm", "common", "expected"),
+    [
+        ("simclr()", {"temperature": 0.1}, {"temperature": 0.1}),
+        ("simclr(temperature=0.3)", {"temperature": 0.1}, {"temperature": 0.3}),
+        ("hcl()", {"temperature": 0.1}, {"temperature": 0.1, "tau_plus": 0.1, "negatives": "Tilt(1.0)"}),
+        ("hcl(0.3)", {"temperature": 0.1, "tau_plus": 0.2}, {"temperature": 0.3, "tau_plus": 0.2}),
+        ("debiased(tau_plus=0.05)", {"tau_plus": 0.2}, {"tau_plus": 0.05, "temperature": 0.5}),
+        ("supcon()", {"temperature": 0.1}, {"temperature": 0.1, "positives_in_denominator": "all"}),
+        ("supcon()", {}, {"temperature": 0.07}),
+        ("moco()", {"temperature": 0.1, "queue": 64}, {"temperature": 0.1, "queue": 64}),
+        ("ring()", {"temperature": 0.1}, {"temperature": 0.1}),
+        ("simclr()", {"negatives": "Tilt(2.0)"}, {"negatives": "Tilt(2.0)"}),
+    ],
+)
+def test_common_options_stand_between_the_arm_and_its_paper(
+    arm: str, common: dict[str, Any], expected: dict[str, Any]
+) -> None:
+    for options in (parse_arm(arm).complete(**common), parse_arm(arm).under(common).complete()):
+        assert {name: getattr(options, name) for name in expected} == expected
+
+
+def test_the_effective_temperature_knows_the_common_options() -> None:
+    arms = [parse_arm(text).under({"temperature": 0.1}) for text in ("simclr()", "hcl()", "hcl(temperature=0.5)")]
+    assert [arm.effective_temperature for arm in arms] == [0.1, 0.05, 0.25]
+    facts = {"comparison": {"common": {"temperature": 0.1, "negatives": "Tilt(3.0)"}}}
+    read = wanted_arm("simclr()", facts)
+    assert read is not None
+    assert read.effective_temperature == 0.025
+
+
+# Refused before anything is trained
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (("--arm", "hcl(seed=7)"), "hcl: got an unexpected keyword argument 'seed'"),
+        (("--arm", "simclr(seed=7)"), "the same seed for every arm, got seed=7 in 'simclr(seed=7)'"),
+        (("--arm", "simclr(epochs=3)"), "compare needs the same epochs for every arm"),
+        (("--arm", "moco(batch_size=8)"), "got batch_size=8 in 'moco(batch_size=8)'"),
+        (("--arm", "simclr(evaluate_on='validation')"), "the same evaluate_on for every arm"),
+        (("--arm", "simclr(data='digits')"), "the same data for every arm"),
+        (("--arm", "hcl()", "--tune", "epochs=1,3"), "arms may differ in, not one of seed, data"),
+        (("--arm", "hcl()", "--tune", "temperature=0.5,-1"), "--temperature of at least 0.0001, got temperature=-1.0"),
+        (("--arm", "hcl()", "--tune", "dim=8.5"), "--dim to be a whole number, got dim=8.5"),
+        (("--arm", "hcl()", "--option", "seed=5"), "compare needs --seeds, how many, and no seed of its own"),
+        (("--arm", "hcl()", "--option", "encoder=resnet19"), "an encoder among tiny, resnet18"),
+        (("--arm", "hcl()", "--option", "batches=proximty()"), "Did you mean proximity?"),
+        (("--arm", "hcl()", "--option", "negatives=Tilt(2.0)"), "hcl() needs its own negatives, Tilt(1.0), got"),
+        (("--arm", "hcl()", "--option", "queue=64"), "--option that one of the arms takes, got option='queue'"),
+        (("--arm", "hcl()", "--batch-size", "100000"), "--batch-size of at most the 96 images"),
+        # Of 96 images a validation split leaves 76.
+        (("--arm", "hcl()", "--batch-size", "90", "--tune", "temperature=0.2"), "--batch-size of at most the 76"),
+        (("--arm", "hcl(temprature=1)"), "got an unexpected keyword argument 'temprature'"),
+        (("--arm", "simclr(temprature=1)"), "simclr needs options among augment"),
+        (("--arm", "ring(foo=1)"), "ring needs options among augment"),
+        (("--arm", "moco(temperature=linear(0.1, 0.2))"), "schedules go into negatives"),
+    ],
+)
+def test_what_cannot_be_compared_is_2_and_nothing_is_started(
+    arguments: tuple[str, ...], said: str, data: str, started: Started, tmp_path: Path
+) -> None:
+    usual = ("--arm", "simclr(temperature=0.4)", "--data", data, "--out", str(tmp_path / "out"))
+    batch = () if "--batch-size" in arguments else ("--batch-size", "32")
+    done = hardneg("compare", *usual, *arguments, *batch)
+    assert done.exit_code == 2, done.output
+    assert said in done.stderr, done.stderr
+    assert started == []
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("common", [{}, {"evaluate_on": "validation"}], ids=["test", "validation"])
+def test_a_test_split_without_labels_is_refused_where_it_is_needed(
+    common: dict[str, str], started: Started, tmp_path: Path
+) -> None:
+    images = np.random.default_rng(0).integers(0, 256, (64, 8, 8), dtype=np.uint8)
+    np.savez(tmp_path / "half.npz", images=images, labels=np.arange(64) % 4, test_images=images[:20])
+    comparison = Comparison(("simclr()", "hcl()"), 2, short(f"npz:{tmp_path / 'half.npz'}", **common))
+    if common:
+        compare(comparison, tmp_path / "out", show=nothing)
+        assert len(started) == 4
+        return
+    with pytest.raises(ValueError, match="compare, of its test images, needs labels, got none"):
+        compare(comparison, tmp_path / "out")
+    assert started == []
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "common"),
+    [
+        ("supcon(temperature=0.5)", "supervised(temperature=0.5, positives_in_denominator='all')", {}),
+        ("simclr()", "simclr(temperature=0.5)", {}),
+        ("simclr()", "simclr(temperature=0.3)", {"temperature": 0.3}),
+        ("simclr()", "debiased()", {"tau_plus": 0.1}),
+        ("hcl(beta=1)", "simclr(tau_plus=0.1, negatives='Tilt(1.0)')", {}),
+        ("simclr() @ knn()", "simclr() @ knn(refresh=100)", {}),
+    ],
+)
+def test_arms_that_train_alike_are_seen(first: str, second: str, common: dict[str, Any], data: str) -> None:
+    arms = [parse_arm(text).under(short(data, **common)) for text in (first, second)]
+    with pytest.raises(ValueError, match="arms that differ, got the same options in"):
+        check_arms(arms, Comparison((first, second), 2, short(data, **common)))
+
+
+def test_one_folder_for_one_training() -> None:
+    same = ("supcon(temperature=0.5)", "supervised(temperature=0.5, positives_in_denominator='all')")
+    assert len({folder_of(parse_arm(text)) for text in same}) == 1
+    others = ("supcon()", "scl()", "simclr()", "simclr() @ knn()", "hcl()", "moco()")
+    assert len({folder_of(parse_arm(text)) for text in (*same, *others)}) == 1 + len(others)
+
+
+# Tuning
+
+
+def test_every_arm_is_tuned_on_the_validation_split_and_then_trained_on_all(
+    data: str, started: Started, tmp_path: Path
+) -> None:
+    arms = ("simclr()", "hcl(beta=3)", "simclr(temperature=0.9, tau_plus=0.2)")
+    comparison = Comparison(arms, 2, short(data), ("temperature", (0.5, 0.25, 0.1)))
+    summary = compare(comparison, tmp_path, show=nothing)
+    tried = [options for _, options, path in started if "tuning" in path.parts]
+    trained = [options for _, options, path in started if "tuning" not in path.parts]
+    assert [(one.temperature, one.evaluate_on, one.seed) for one in tried] == 3 * [
+        (0.5, "validation", 0),
+        (0.25, "validation", 0),
+        (0.1, "validation", 0),
+    ]
+    assert sorted((one.tau_plus, one.seed) for one in trained) == sorted((t, s) for t in (0, 0.1, 0.2) for s in (0, 1))
+    assert {(one.temperature, one.evaluate_on) for one in trained} == {(0.25, "test")}, "0.25 was the best"
+    assert summary["tuned"] == dict.fromkeys(arms, 0.25)
+    assert [row["effective_temperature"] for row in summary["rows"]] == [0.25, 0.0625, 0.25]
+
+
+def test_a_tuned_comparison_on_digits(data: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In this process, with real training: every figure is found again in the runs."""
+    pytest.importorskip("accelerate", reason="training needs the extra train")
+    from hardneg.recipes import run_recipe
+
+    def here(recipe: str, options: TrainOptions, run: Run, jobs: int) -> dict[str, Any]:
+        return run_recipe(recipe, options, run.path, resume=True, quiet=True)
+
+    monkeypatch.setattr(comparison_runs, "in_a_process", here)
+    common = ("--data", data, "--epochs", "1", "--batch-size", "32", "--option", "dim=16", "--option", "device=cpu")
+    arms = ("--arm", "simclr()", "--arm", "hcl()", "--tune", "temperature=0.2,1.0", "--seeds", "2")
+    done = hardneg("compare", *arms, *common, "--out", str(tmp_path))
+    assert done.exit_code == 0, done.output
+    summary = json.loads((tmp_path / "comparison.json").read_text())
+    tries: dict[str, list[tuple[float, float]]] = {"Uniform()": [], "Tilt(1.0)": []}
+    for config in (tmp_path / "tuning").glob("runs/*/config.json"):
+        options = json.loads(config.read_text())["options"]
+        result = json.loads((config.parent / "result.json").read_text())
+        assert (result["num_train"], result["num_test"]) == (76, 20)
+        tries[options["negatives"]].append((result["knn"], options["temperature"]))
+    for row, found in zip(summary["rows"], tries.values(), strict=True):
+        assert sorted(temperature for _, temperature in found) == [0.2, 1.0]
+        assert (max(found)[0], summary["tuned"][row["arm"]]) in found
+    assert (len(list((tmp_path / "runs").iterdir())), summary["num_test"]) == (4, 120)
+    assert "of the last batch that was recorded" in done.output
+    page = (tmp_path / "report.html").read_text()
+    assert "no run directory with these options" not in page
+    assert "Tuned on a validation split" in page
+
+
+# Statistics
+
+FIRST = [0.812, 0.835, 0.790, 0.841, 0.828]
+OTHERS = [[0.829, 0.847, 0.818, 0.848, 0.851], [0.80, 0.85, 0.77, 0.86, 0.83], [0.81, 0.83, 0.78, 0.82, 0.81]]
+
+
+@pytest.mark.parametrize("values", OTHERS)
+@pytest.mark.parametrize("n", [2, 3, 5])
+def test_intervals_are_those_of_scipy(values: list[float], n: int) -> None:
+    stats = pytest.importorskip("scipy.stats", reason="intervals need the extra eval")
+    difference, half, _ = paired(values[:n], FIRST[:n])
+    test = stats.ttest_rel(values[:n], FIRST[:n])
+    expected = test.confidence_interval(0.95)
+    assert (difference - half, difference + half) == pytest.approx((expected.low, expected.high), rel=1e-10)
+    assert (abs(difference) > half) == (test.pvalue < 0.05)
+
+
+def test_fixed_numbers() -> None:
+    """By hand: the differences 1, 2 and 3 points have mean 2 and sd 1, and t(0.975; 2) is 4.302653."""
+    difference, half, seen = paired([0.81, 0.82, 0.83], [0.80, 0.80, 0.80])
+    assert difference == pytest.approx(0.02)
+    assert half == pytest.approx(0.01 * 4.302653 / 3**0.5, rel=1e-6)
+    assert seen == pytest.approx(0.01 * 5.6535 / 3**0.5, rel=1e-4)
+
+
+@pytest.mark.parametrize(("n", "factor"), [(2, 16.334), (3, 5.6535), (4, 4.2559), (5, 3.7611), (30, 2.8987)])
+def test_four_fifths_of_the_tests_see_the_detectable_difference(n: int, factor: float) -> None:
+    """The factors are known; and of 200,000 simulated t-tests 80 % see such a difference, to four errors."""
+    stats = pytest.importorskip("scipy.stats", reason="intervals need the extra eval")
+    assert detectable_errors(n) == pytest.approx(factor, rel=1e-4)
+    draws = np.random.default_rng(n).normal(factor / n**0.5, 1.0, (200_000, n))
+    seen = np.abs(draws.mean(1)) > stats.t.ppf(0.975, n - 1) * draws.std(1, ddof=1) / n**0.5
+    assert seen.mean() == pytest.approx(0.8, abs=4 * (0.8 * 0.2 / len(draws)) ** 0.5)
+
+
+def test_seeds_that_agree_by_rounding_are_not_certain() -> None:
+    values, against = [0.81, 0.82, 0.83], [0.80, 0.81, 0.82]
+    assert paired(values, against)[1] < 1e-12, "by the differences alone, one point would be certain"
+    difference, half, _ = paired(values, against, resolution=0.01)
+    assert half == pytest.approx(4.302653 * 0.01 / 18**0.5, rel=1e-6)
+    assert abs(difference) < half
+    assert paired(FIRST, OTHERS[0], 1e-4) == paired(FIRST, OTHERS[0]), "a difference that is not from rounding stays"
+
+
+def result(knn: float, num_test: int) -> dict[str, Any]:
+    final = {"false_negatives": 0.1, "hardness": None, "clamped": 0.0}
+    return {"knn": knn, "num_test": num_test, "final": final, "steps": 3, "seconds": 1.0}
+
+
+def test_verdicts_of_the_table_hold_against_scipy() -> None:
+    stats = pytest.importorskip("scipy.stats", reason="intervals need the extra eval")
+    arms = [parse_arm(text) for text in ("simclr()", "hcl()", "debiased()", "simclr(temperature=0.1)")]
+    rows = rows_of(arms, [[result(v, 10_000) for v in values] for values in (FIRST, *OTHERS)], "knn")
+    said = sentences(rows)
+    for row, values, sentence in zip(rows[1:], OTHERS, said, strict=True):
+        clear = stats.ttest_rel(values, FIRST).pvalue < 0.05
+        assert ("not beyond noise (with 5 seeds" in sentence) != clear
+        assert row.difference == pytest.approx(np.mean(values) - np.mean(FIRST))
+    assert "is 1.74 points above simclr(): beyond noise (95 % interval" in said[0]
+    assert np.isnan(rows[0].hardness)
+
+
+def test_the_table_knows_how_many_images_decide() -> None:
+    arms = [parse_arm("simclr()"), parse_arm("hcl()")]
+    results = [[result(v, 100) for v in (0.80, 0.81, 0.82)], [result(v, 100) for v in (0.81, 0.82, 0.83)]]
+    rows = rows_of(arms, results, "knn")
+    assert "1.00 points above simclr(): not beyond noise" in sentences(rows)[0]
+    assert rows[0].half_width > 0.0
+
+
+# Tilts and temperatures
+
+
+@pytest.mark.parametrize(
+    ("beta", "strongest"),
+    [
+        ("linear(0.0, 1.0)", 1.0),
+        ("linear(1.0, 0.0)", 1.0),
+        ("linear(0.0, 1.0, steps=100)", 1.0),
+        ("steps(0.0, 2.0)", 2.0),
+        ("adaptive(0.0, 1.0)", 1.0),
+        ("adaptive(1.0, 0.0)", 1.0),
+        ("0.0", 0.0),
+    ],
+)
+def test_a_scheduled_tilt_counts_at_its_strongest(beta: str, strongest: float) -> None:
+    arm = parse_arm(f"hcl(beta={beta})")
+    assert arm.beta == pytest.approx(strongest)
+    notes = temperature_notes([parse_arm("simclr(temperature=0.9)"), arm])
+    assert len(notes) == (strongest > 0)
+    assert all("where its tilt is strongest" in note for note in notes)
+
+
+TWINS = [
+    ("hcl(beta=1)", "simclr(temperature=0.25)", True),
+    ("hcl(beta=1)", "simclr(temperature=0.25) @ knn()", False),
+    ("hcl(beta=1) @ knn()", "simclr(temperature=0.25) @ knn()", True),
+    ("hcl(beta=1)", "simclr(temperature=0.25, negatives='Threshold(0.5)')", False),
+    ("simclr(negatives='Threshold(0.5) * Tilt(1.0)')", "simclr(temperature=0.25, negatives='Threshold(0.5)')", True),
+    ("hcl(beta=1)", "hcl(temperature=0.25, beta=linear(0.0, 1.0))", False),
+    ("hcl(beta=1)", "hcl(temperature=0.25, beta=adaptive(0.0, 1.0))", False),
+    ("hcl(beta=1)", "simclr(temperature=0.25, learning_rate=0.01)", False),
+    ("hscl(beta=1)", "scl(temperature=0.25)", True),
+    ("hscl(beta=1)", "supcon(temperature=0.25)", False),
+    ("hcl(beta=1)", "moco(temperature=0.25)", False),
+]
+
+
+@pytest.mark.parametrize(("tilted", "plain", "alike"), TWINS)
+def test_an_untilted_twin_differs_in_the_tilt_alone(tilted: str, plain: str, alike: bool) -> None:
+    arms = [parse_arm("simclr(temperature=0.9)"), parse_arm(tilted), parse_arm(plain)]
+    assert arms[1].has_untilted_twin_in(arms[2]) == alike
+    assert not arms[2].has_untilted_twin_in(arms[1])
+    noted = any(note.startswith(arms[1].text) for note in temperature_notes(arms))
+    assert noted != alike
+
+
+# Processes
+
+
+def child(code: int, said: str) -> Callable[..., Any]:
+    return lambda command, **how: subprocess.CompletedProcess(command, code, "", said)
+
+
+@pytest.mark.parametrize(
+    ("code", "said", "message"),
+    [
+        (3, "Traceback\n  ...\nValueError: too warm\n", "run failed, exit code 3: ValueError: too warm"),
+        (-9, "", "run failed, killed by SIGKILL, as when memory runs out: it said nothing"),
+        (0, "", "run failed, exit code 0: it said nothing"),
+    ],
+)
+def test_a_failed_run_says_how_it_ended(
+    code: int, said: str, message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(subprocess, "run", child(code, said))
+    with pytest.raises(RunFailed) as failed:
+        in_a_process("simclr", RECIPES["simclr"](), Run(tmp_path / "run"), jobs=1)
+    assert str(failed.value).endswith(message)
+
+
+def test_a_failure_is_said_at_once_and_finished_runs_are_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    begun: list[int] = []
+
+    def fail(recipe: str, options: TrainOptions, run: Run, jobs: int) -> dict[str, Any]:
+        begun.append(options.seed)
+        if options.seed == 1:
+            raise RunFailed("seed 1")
+        run.finish({"knn": 0.5})
+        return {"knn": 0.5}
+
+    monkeypatch.setattr(comparison_runs, "in_a_process", fail)
+    with pytest.raises(RunFailed, match="seed 1"):
+        run_all([parse_arm("simclr()")], list(range(50)), tmp_path, 1, nothing)
+    assert {0, 1} <= set(begun)
+    assert len(begun) < 50, "no more are begun"
+    assert (tmp_path / "runs" / f"{folder_of(parse_arm('simclr()'))}-seed0" / "result.json").exists()
+
+
+@pytest.mark.skipif(not hasattr(os, "sched_getaffinity"), reason="affinities of Linux")
+def test_the_share_of_the_cores_is_of_those_that_may_be_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "cpu_count", lambda: 64)
+    monkeypatch.setattr(os, "sched_getaffinity", lambda process: {3, 7, 8})
+    assert num_cores() == 3
