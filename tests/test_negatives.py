@@ -309,3 +309,8 @@ def test_more_positives_and_blocks_beside_each_other():
         log_w = hn.parse(q).log_weights(one)
         assert torch.equal(log_w, hn.parse(q).log_weights(two))
         assert torch.equal(hn.info_nce(one, log_w), hn.info_nce(two, log_w))
+
+
+def test_a_parameter_beside_a_function_is_refused() -> None:
+    with pytest.raises(ValueError, match="no parameter beside a function"):
+        hn.Hardening(lambda score: 2.0 * score, 2.0)

@@ -62,6 +62,9 @@ class Hardening(Negatives):
         check_range("Hardening", "parameter", self.parameter, 0.0, math.inf, open_high=True)
         if isinstance(self.log_eta, str) and self.log_eta not in _named:
             raise argument_error("Hardening", f"a function or one of {sorted(_named)}", "log_eta", self.log_eta)
+        if not isinstance(self.log_eta, str) and self.parameter != 1.0:
+            what = "no parameter beside a function of the scores (register_hardening takes one that has a parameter)"
+            raise argument_error("Hardening", what, "parameter", self.parameter)
         if not isinstance(self.parameter, Schedule):
             _check_non_decreasing(self)
 

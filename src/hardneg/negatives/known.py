@@ -53,12 +53,17 @@ class KnownPairs:
         if not len(self):
             return torch.zeros_like(scores.valid), torch.zeros_like(scores.candidates)
         key = anchors[:, None] * self.span + candidates
-        keys = self.keys.to(key.device)
+        keys, values = self._on(key.device)
         slot = torch.searchsorted(keys, key).clamp(max=len(keys) - 1)
         in_range = (anchors >= 0)[:, None] & (candidates >= 0) & (candidates < self.span)
         known = ((keys[slot] == key) & in_range).expand_as(scores.valid)
-        value = self.values.to(key.device, scores.candidates.dtype)[slot]
-        return known, torch.where(known, value, 0.0)
+        return known, torch.where(known, values[slot].to(scores.candidates.dtype), 0.0)
+
+    def _on(self, device: torch.device) -> tuple[Tensor, Tensor]:
+        """The table on this device, copied there once."""
+        if self.keys.device != device:
+            self.keys, self.values = self.keys.to(device), self.values.to(device)
+        return self.keys, self.values
 
 
 @dataclass(frozen=True, repr=False)
