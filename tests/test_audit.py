@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import json
 import math
+import subprocess
+import sys
 import time
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
@@ -265,7 +268,7 @@ def test_without_judges_and_positives_it_says_what_it_does_not_know() -> None:
     assert told["rows"][0]["similarity"] == found.rows[0].similarity
 
 
-def test_a_batch_takes_milliseconds_and_memory_is_bounded() -> None:
+def test_a_batch_takes_milliseconds() -> None:
     z, views, labels = (each[:256] for each in make_data(256))
     audit(z.float(), "Tilt(1.0)", positives=views.float(), labels=labels, frontier=False)
     took = []
@@ -274,6 +277,28 @@ def test_a_batch_takes_milliseconds_and_memory_is_bounded() -> None:
         audit(z.float(), "Tilt(1.0)", positives=views.float(), labels=labels, frontier=False)
         took.append(time.process_time() - begun)
     assert min(took) < 0.1
+
+
+PEAK = """
+import resource, torch
+import hardneg as hn
+
+def peak(num_anchors):
+    z = torch.randn(12_000, 8, generator=torch.Generator().manual_seed(0))
+    hn.audit(z, "Tilt(1.0)", labels=torch.arange(12_000) % 10, num_anchors=num_anchors, frontier=False)
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+
+torch.set_num_threads(1)
+print(peak(128), peak(2_048))
+"""
+
+
+def test_memory_does_not_grow_with_the_anchors() -> None:
+    """2,048 anchors against 12,000 candidates: their scores alone would take 94 MiB."""
+    out = subprocess.run([sys.executable, "-c", PEAK], capture_output=True, text=True, check=True, timeout=300)
+    few, many = (int(each) / 1024 for each in out.stdout.split())
+    assert few > 50  # MiB: the figure is one of memory
+    assert many - few < 30
 
 
 def test_mined_rows_are_one_more_rule() -> None:
@@ -347,6 +372,40 @@ def test_extremes() -> None:
     assert "100.00 %" in text
     keys = hn.Keys(make_unit_vectors(6, D), ids=torch.tensor([1, 1, 2, 2, 3, 3]))
     assert audit(keys, "Uniform()", frontier=False).rows[0].effective_number == pytest.approx(4)  # not oneself
+
+
+@pytest.mark.parametrize("unit", [True, False])
+def test_copies_are_near_duplicates_at_a_cosine_of_1(unit: bool) -> None:
+    """The cosine of a vector with its copy is 1 but for rounding, in float32 often below."""
+    z = torch.randn(150, 37, generator=torch.Generator().manual_seed(0))
+    assert not bool(((normalize(z, dim=-1) * normalize(z, dim=-1)).sum(-1) >= 1).all())  # the trap is there
+    found = audit(torch.cat([z, z]), "Rank(0, 1)", near_duplicate=1.0, frontier=False, normalize=unit, num_anchors=300)
+    nearest = (torch.cat([z, z]) @ torch.cat([z, z]).T).fill_diagonal_(-math.inf).argmax(1)
+    copies = float((nearest == (torch.arange(300) + 150) % 300).double().mean())
+    assert found.rows[0].near_duplicates == pytest.approx(1.0 if unit else copies)
+    twins = audit(z, "Rank(0, 1)", corpus=torch.cat([z, z]), positives=torch.arange(150), near_duplicate=1.0)
+    assert twins.row("Rank(stop=1)").near_duplicates == 1  # copies of the positive
+
+
+def test_two_sets_of_judged_pairs_are_two_rules() -> None:
+    """Their texts say how many pairs they know, which is the same; what they do is not."""
+    z = make_unit_vectors(6, D)
+    keys = hn.Keys(z, torch.arange(6))
+    everyone = torch.arange(6)
+    one, other = (hn.Known(hn.KnownPairs(everyone, (everyone + step) % 6)) for step in (1, 2))
+    found = audit(keys, [one, other, one, "Uniform()", hn.Uniform()], labels=everyone // 2, frontier=False)
+    assert [row.expression for row in found.rows] == [repr(one), f"{other!r} (2)", "Uniform()"]
+    # Without their next ones, anchors of even number have no mate of their own label among the four that are left.
+    assert [row.false_negatives for row in found.rows] == pytest.approx([0.5 / 4, 1 / 4, 1 / 5])
+
+
+def test_labels_may_be_numbers_of_any_kind() -> None:
+    z = make_unit_vectors(4, D)
+    wanted = audit(z, "Uniform()", labels=[0, 0, 1, 1], frontier=False).rows
+    for labels in (list(np.array([0, 0, 1, 1])), list(torch.tensor([5, 5, 2, 2])), np.array(["a", "a", "b", "b"])):
+        assert audit(z, "Uniform()", labels=labels, frontier=False).rows == wanted
+    with pytest.raises(ValueError, match="audit needs labels that are numbers or texts"):
+        audit(z, "Uniform()", labels=[[0], [0], [1], [1]], frontier=False)
 
 
 def test_dot_products_as_they_are() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 import re
 from html import unescape
@@ -173,6 +174,141 @@ def test_queries_and_a_corpus_with_judgements(tmp_path: Path) -> None:
     assert [row["false_negatives"] for row in told["rows"]] == [row.false_negatives for row in wanted.rows]
     assert told["num_anchors"] == 4
     assert any(row["expression"].startswith("BelowPositive") for row in told["rows"])
+
+
+def test_the_embeddings_file_of_a_run_is_the_run(tmp_path: Path) -> None:
+    z, _, labels = make_data(60)
+    file = tmp_path / "embeddings.npz"
+    save_embeddings(file, z[:40], labels[:40], z[40:], labels[40:])
+    told = {}
+    for name in (str(file), str(tmp_path)):
+        result = call(name, "--split", "train", "-o", str(tmp_path / "out"), "--num-anchors", "40")
+        assert result.exit_code == 0, result.output
+        told[name] = json.loads((tmp_path / "out" / "audit.json").read_text())["rows"]
+    assert told[str(file)] == told[str(tmp_path)]
+    # Named by its array it is any file of embeddings.
+    result = call(str(file), "--embedding-column", "test_x", "--label-column", "test_y", "-o", str(tmp_path / "test"))
+    assert result.exit_code == 0, result.output
+    rows = json.loads((tmp_path / "test" / "audit.json").read_text())["rows"]
+    assert rows == audit_files(AuditOptions(str(tmp_path))).to_dict()["rows"]
+
+
+def test_a_run_reads_other_labels_and_groups(tmp_path: Path) -> None:
+    z, _, labels = make_data(60)
+    save_embeddings(tmp_path / "embeddings.npz", z[:40], labels[:40], z[40:], labels[40:])
+    np.save(tmp_path / "coarse.npy", labels[40:].numpy() // 2)
+    np.save(tmp_path / "groups.npy", np.arange(20) // 2)
+    told = {"labels": str(tmp_path / "coarse.npy"), "groups": str(tmp_path / "groups.npy")}
+    options = AuditOptions(str(tmp_path), ("Uniform()",), Settings(frontier=False), **told)
+    found = audit_files(options)
+    wanted = hn.audit(z[40:].float(), "Uniform()", labels=labels[40:] // 2, groups=np.arange(20) // 2, frontier=False)
+    assert found.rows[0].false_negatives == wanted.rows[0].false_negatives
+    assert found.judges == ("labels", "groups")
+
+
+def test_embeddings_with_ids_are_matched_by_id_beside_a_table(tmp_path: Path) -> None:
+    """Rows of the table and of the embeddings in different orders, labels in either file."""
+    z, _, labels = make_data(60)
+    ids = [f"x{i}" for i in range(60)]
+    mixed = np.random.default_rng(0).permutation(60)
+    np.savez(
+        tmp_path / "z.npz", vectors=z.float().numpy()[mixed], ids=np.array(ids)[mixed], groups=labels.numpy()[mixed]
+    )
+    rows = [
+        {"id": name, "text": name, "kind": f"class {label}"} for name, label in zip(ids, labels.tolist(), strict=True)
+    ]
+    table = write_lines(tmp_path / "rows.jsonl", rows)
+    wanted = hn.audit(z.float(), "Rank(0, 3)", labels=labels, frontier=False).rows[0].false_negatives
+    for more in ({"label_column": "kind"}, {}):
+        options = AuditOptions(
+            str(tmp_path / "z.npz"), ("Rank(0, 3)",), Settings(frontier=False), queries=table, **more
+        )
+        found = audit_files(options)
+        assert found.rows[0].false_negatives == pytest.approx(wanted, abs=1e-12)
+        assert found.judges == (("labels", "groups") if more else ("groups",))
+    write_lines(tmp_path / "rows.jsonl", [*rows, {"id": "new", "text": "new", "kind": "?"}])
+    with pytest.raises(
+        ValueError, match=r"audit needs an embedding for each id of the queries, got none for 1 .*'new'"
+    ):
+        audit_files(options)
+    write_lines(tmp_path / "rows.jsonl", rows[:50])  # a part of them will do
+    assert audit_files(options).num_candidates == 50
+
+
+def test_labels_of_queries_and_corpus_need_no_judgements(tmp_path: Path) -> None:
+    z, _, labels = make_data(60)
+    np.savez(tmp_path / "q.npz", vectors=z[:10].float().numpy(), labels=labels[:10].numpy())
+    np.savez(
+        tmp_path / "d.npz", vectors=z[10:].float().numpy(), labels=np.array([str(one) for one in labels[10:].tolist()])
+    )
+    quiet = Settings(frontier=False)
+    found = audit_files(
+        AuditOptions(str(tmp_path / "q.npz"), ("Rank(0, 5)",), quiet, corpus_embeddings=str(tmp_path / "d.npz"))
+    )
+    keys = hn.Keys(z[10:].float(), labels=labels[10:])
+    wanted = hn.audit(z[:10].float(), "Rank(0, 5)", corpus=keys, labels=labels[:10], frontier=False)
+    assert found.rows[0].false_negatives == pytest.approx(wanted.rows[0].false_negatives, abs=1e-12)
+    assert found.judges == ("labels",)
+
+
+UNREAD: list[tuple[str, list[str], str]] = [
+    ("{z}", ["--model", "m"], "--model for embeddings,"),
+    ("{z}", ["--query-embeddings", "{z}"], "--query-embeddings for embeddings,"),
+    ("{z}", ["--split", "train"], "--split for embeddings,"),
+    ("{z}", ["--corpus-column", "text"], "--corpus-column for embeddings,"),
+    ("{z}", ["--corpus-embeddings", "{z}", "--labels", "{y}"], "--labels for embeddings beside a corpus"),
+    ("{z}", ["--corpus-embeddings", "{z}", "--groups", "{y}"], "--groups for embeddings beside a corpus"),
+    ("{z}", ["--corpus-embeddings", "{z}", "--positives", "{z}"], "--positives for embeddings beside a corpus"),
+    ("{run}", ["--queries", "{mined}"], "--queries for a run"),
+    ("{run}", ["--corpus", "{mined}"], "--corpus for a run"),
+    ("{run}", ["--label-column", "y"], "a file of labels for label_column='y'"),
+    ("{mined}", ["--labels", "{y}"], "--labels for a mined file"),
+    ("{mined}", ["--groups", "{y}"], "--groups for a mined file"),
+    ("{mined}", ["--positives", "{z}"], "--positives for a mined file"),
+    ("{mined}", ["--split", "test"], "--split for a mined file"),
+    ("{mined}", ["--model", "m"], "--model for a mined file of which no queries or corpus are named"),
+    ("{mined}", ["--corpus", "{mined}", "--label-column", "y"], "--label-column for a mined file"),
+    ("{z}", ["--label-column", "y"], "the column or array 'y' of labels in"),
+    ("{z}", ["--group-column", "y"], "the column or array 'y' of groups in"),
+]
+
+
+@pytest.mark.parametrize(("input", "more", "message"), UNREAD, ids=[each[2][:60] for each in UNREAD])
+def test_an_option_that_would_not_be_read_is_said(input: str, more: list[str], message: str, tmp_path: Path) -> None:
+    known = write_wrong(tmp_path)
+    z = np.load(known["z"])
+    (tmp_path / "run").mkdir()
+    save_embeddings(
+        tmp_path / "run" / "embeddings.npz", *(torch.from_numpy(each) for each in (z, np.arange(6) % 2) * 2)
+    )
+    known["run"] = str(tmp_path / "run")
+    known["mined"] = write_lines(tmp_path / "mined.jsonl", [{"anchor": "a", "positive": "p", "negative": "n"}])
+    assert call(input.format(**known), "-o", str(tmp_path / "fine")).exit_code == 0
+    result = call(input.format(**known), *(each.format(**known) for each in more), "-o", str(tmp_path / "out"))
+    assert result.exit_code == 2, result.output
+    assert message in " ".join(result.output.split())
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("name", ["mined.jsonl.gz", "table.csv.gz"])
+def test_a_cut_off_gzip_file_is_said(name: str, tmp_path: Path) -> None:
+    lines = "".join(json.dumps({"anchor": f"a{i}", "positive": f"p{i}", "negative": "n"}) + "\n" for i in range(5000))
+    packed = gzip.compress(lines.encode())
+    for size in (30, len(packed) // 2):
+        (tmp_path / name).write_bytes(packed[:size])
+        result = call(str(tmp_path / name), "-o", str(tmp_path / "out"))
+        assert result.exit_code == 2, result.output
+        assert f"audit needs a whole gzip file, got {tmp_path / name}" in " ".join(result.output.split())
+
+
+def test_what_the_disk_refuses_is_no_wrong_input(files: dict[str, str], tmp_path: Path, monkeypatch: Any) -> None:
+    def full(*_: Any) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("hardneg.audits.result.Audit.write_json", full)
+    result = call(files["z"], "-e", "Uniform()", "--no-frontier", "-o", str(tmp_path / "out"))
+    assert result.exit_code == 1
+    assert "No space left" in result.output
 
 
 def write_wrong(tmp_path: Path) -> dict[str, str]:

@@ -7,6 +7,7 @@ the mass of each item over A anchors: unbiased however few anchors are looked at
 from __future__ import annotations
 
 import math
+from array import array
 from dataclasses import dataclass, field
 from typing import Annotated
 
@@ -57,7 +58,7 @@ class Tally:
 
     rule: NamedRule
     num_candidates: int
-    values: dict[str, list[Tensor]] = field(default_factory=lambda: {name: [] for name in _sums})
+    values: dict[str, array[float]] = field(default_factory=lambda: {name: array("d") for name in _sums})
     empty: int = 0
     anchors: int = 0
     squares: float = 0.0
@@ -87,14 +88,15 @@ class Tally:
             log_mean = log_expect_exp(scores.candidates, log_w)[:, None]
             floored = debiased(log_mean, scores.positives, tau_plus, scores.temperature)[1]
             pairs = scores.positive_valid & some[:, None]
-            self.values["clamped"].append(floored[pairs].double())
+            self._keep("clamped", floored, pairs)
         if chunk.diagnosed:
             found = diagnose(scores, log_w)
             self._keep("attracted", found.attracted, some)
             self._keep("temperature", found.effective_temperature, some)
 
     def _keep(self, name: str, value: Tensor, where: Tensor) -> None:
-        self.values[name].append(value[where].double())
+        # Small tensors, if kept, would lie between the large ones that come and go, and memory would grow with them.
+        self.values[name].extend(value[where].double().tolist())
 
     def _count_items(self, q: Tensor, chunk: Chunk) -> None:
         mass = q.sum(0).double()
@@ -126,7 +128,7 @@ class Tally:
 
     def _mean(self, name: str, size: int) -> tuple[float, float]:
         """Mean over anchors and its standard error, as of a sample without replacement from ``size`` anchors."""
-        values = torch.cat(self.values[name]) if self.values[name] else torch.zeros(0)
+        values = torch.tensor(self.values[name].tolist(), dtype=torch.float64)
         if not len(values):
             return math.nan, math.nan
         left = math.sqrt(max(0.0, 1.0 - self.anchors / size))

@@ -43,13 +43,13 @@ def beta_of(strength: float, temperature: float) -> float:
 
 @dataclass
 class GridSearch:
-    """Per family and member of its grid, the false share and the similarity of each anchor; NaN without negatives."""
+    """Per family and member of its grid, sums of the false share and of the similarity over the anchors that it leaves
+    a negative, and how many these are."""
 
     subject: Subject
     wanted: float
     temperature: float
-    false: dict[str, list[Tensor]] = field(default_factory=dict)
-    similarity: dict[str, list[Tensor]] = field(default_factory=dict)
+    sums: dict[str, Annotated[Tensor, "3 g"]] = field(default_factory=dict)
 
     def add(self, chunk: Chunk) -> None:
         window = SortedRows(chunk)
@@ -58,12 +58,15 @@ class GridSearch:
         self._keep("Tilt", *_tilted(chunk, self.temperature), chunk.known)
 
     def _keep(self, name: str, false: Tensor, similarity: Tensor, known: Tensor) -> None:
-        self.false.setdefault(name, []).append(false[known].double())
-        self.similarity.setdefault(name, []).append(similarity[known].double())
+        some = ~false[known].isnan()
+        both = torch.stack([false[known], similarity[known]]).double().nan_to_num(0.0).sum(1)
+        found = torch.cat([both, some.double().sum(0, keepdim=True)])
+        self.sums[name] = self.sums[name] + found if name in self.sums else found
 
     def curve(self, name: str) -> tuple[list[float], list[float]]:
         """Mean false share and mean similarity at every member of the grid."""
-        return tuple(torch.cat(each[name]).nanmean(0).flatten().tolist() for each in (self.false, self.similarity))  # type: ignore[return-value]
+        false, similarity, count = self.sums[name]
+        return (false / count).tolist(), (similarity / count).tolist()
 
 
 class SortedRows:
@@ -135,7 +138,7 @@ def suggestions(
 ) -> tuple[list[Suggestion], list[Row]]:
     """The best member of every family, measured as the expression it is, and those rows."""
     found, rows = [], []
-    families = {name: _ordered(name, search) for name in search.false}
+    families = {name: _ordered(name, search) for name in search.sums}
     first = measure([_rule(texts[0]) for texts in families.values() if texts])
     known = {row.expression: row for row in first}
     for name, texts in families.items():

@@ -7,6 +7,7 @@ anchors there are. The candidates are never sampled: ranks and quantiles are tho
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Sequence
 from typing import Annotated, Any
 
@@ -113,20 +114,26 @@ def measured(
 ) -> tuple[list[Row], float, float, int]:
     """The rows of the rules, mean similarities of all candidates and of the positives, and how many were diagnosed."""
     tallies = [Tally(rule, len(subject.candidates)) for rule in rules]
-    random, own, diagnosed = [], [], 0
+    random: list[float] = []
+    own: list[float] = []
+    diagnosed = 0
     for chunk in chunks(subject, rows, settings):
         for tally in tallies:
             tally.add(chunk, settings.tau_plus)
         scores = chunk.scores
         some = scores.valid.any(-1)
         mean = (chunk.similarity * scores.valid).sum(-1).double() / chunk.num_valid
-        random.append(mean[some])
-        own.append(scores.positives[scores.positive_valid].double() * settings.temperature)
+        random += mean[some].tolist()
+        own += (scores.positives[scores.positive_valid].double() * settings.temperature).tolist()
         diagnosed += len(chunk.rows) if chunk.diagnosed else 0
         tell(len(chunk.rows))
     size = len(subject.askable_rows())
     found = [tally.row(subject, size) for tally in tallies]
-    return found, float(torch.cat(random).mean()), float(torch.cat(own).mean()), diagnosed
+    return found, _mean(random), _mean(own), diagnosed
+
+
+def _mean(values: list[float]) -> float:
+    return math.fsum(values) / len(values) if values else math.nan
 
 
 def _positives_told(subject: Subject) -> str:
