@@ -258,6 +258,26 @@ def test_ctrl_c_leaves_a_run_that_goes_on(data: str, tmp_path: Path, monkeypatch
     assert results[0]["knn"] == results[1]["knn"]
 
 
+@pytest.mark.parametrize(("rank", "printed"), [("0", "run: runs/simclr"), ("1", "")])
+def test_of_several_ranks_the_first_speaks(
+    rank: str, printed: str, asked: list[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("RANK", rank)
+    done = hardneg("train", "simclr")
+    assert len(asked) == 1
+    assert done.stdout.strip().endswith(printed)
+    assert bool(done.stdout.strip()) == bool(printed)
+
+
+def test_evaluate_says_why_a_finished_run_has_no_embeddings(tmp_path: Path) -> None:
+    begun = hardneg("evaluate", str(tmp_path))
+    assert (begun.exit_code, "which is not there; train first." in begun.stderr) == (2, True)
+    (tmp_path / "result.json").write_text("{}")
+    finished = hardneg("evaluate", str(tmp_path))
+    assert (finished.exit_code, "train first" in finished.stderr) == (2, False)
+    assert "the run is finished, but its data has no labels, or one class only" in finished.stderr
+
+
 def interrupted_after(steps: int, step: Any) -> Any:
     done: list[None] = []
 

@@ -95,4 +95,5 @@ def test_the_terminal_and_the_page_show_the_figures_of_the_json(demo: tuple[str,
         assert sentence in said
         assert sentence in page.words
     assert "report: " in printed
+    assert "False negatives, hardness and clamped: of the last batch that was recorded" in said
     assert "E supcon(temperature=0.5) (it is told the class of every training image)" in " ".join(page.words.split())

@@ -90,14 +90,14 @@ def make_comparison(path: Path, arms: tuple[str, ...] = ARMS, seeds: int = 3) ->
             for seed, v in enumerate(values)
         ]
         final = results[0]["final"]
-        against = paired(values, rows[0].values) if rows else (None, None, None)
-        half = paired(values, [0.0] * len(values))[1]
+        against = paired(values, rows[0].values, 1 / NUM_TEST) if rows else (None, None, None)
+        half = paired(values, [0.0] * len(values), 1 / NUM_TEST)[1]
         effective = parse_arm(arm).effective_temperature
         shown = final["false_negatives"], final["hardness"], final["clamped"]
         rows.append(Row(arm, values, float(np.mean(values)), half, *against, effective, *shown, 50, 13.0))
     comparison = Comparison(arms, seeds, common)
     summary = {
-        "metric": "knn", "rows": [asdict(row) for row in rows], "sentences": sentences(rows),
+        "metric": "knn", "num_test": NUM_TEST, "rows": [asdict(row) for row in rows], "sentences": sentences(rows),
         "notes": temperature_notes([parse_arm(arm) for arm in arms]), "tuned": None, "comparison": asdict(comparison),
         "command": 'hardneg compare --arm "simclr()" --epochs 2', "python": "3.11.7", "versions": {"torch": "2.99"},
         "machine": "a machine", "device": "cpu", "commit": "abc1234",
@@ -154,11 +154,50 @@ def test_the_answer_says_the_sentences_the_notes_and_the_twin(
     for said in [*comparison[1]["sentences"], *comparison[1]["notes"]]:
         assert said in compared.words
     assert len(comparison[1]["notes"]) == 1, "only the arm without an untilted twin is noted"
-    difference, half, _ = paired(ACCURACY[ARMS[2]], ACCURACY[ARMS[1]])
+    difference, half, _ = paired(ACCURACY[ARMS[2]], ACCURACY[ARMS[1]], 1 / NUM_TEST)
     assert f"C is {100 * difference:+.2f} ± {100 * half:.2f} points from B, not beyond noise" in compared.words
     assert "But C gains nothing clear over B" in compared.words
     assert "Better beyond noise: B simclr(temperature=0.25) (+4.83 points)" in compared.words
     assert "No difference beyond noise: D" in compared.words
+
+
+def page_of_twins(path: Path, tilted: str, plain: str, accuracies: tuple[list[float], list[float]]) -> str:
+    """What the page says of an arm and of its plain twin, behind a first arm that they are not held against."""
+    arms = (ARMS[0], plain, tilted)
+    summary = make_comparison(path, ARMS[:3])
+    for row, arm, values in zip(summary["rows"], arms, (ACCURACY[ARMS[0]], *accuracies), strict=True):
+        row |= {"arm": arm, "values": values}
+    (path / "comparison.json").write_text(json.dumps(summary))
+    return read(write_report(path)).words
+
+
+def test_twins_whose_seeds_agree_by_rounding_are_not_beyond_noise(tmp_path: Path) -> None:
+    one_image = [0.825, 0.85, 0.875], [0.85, 0.875, 0.9]  # of 40, in every seed
+    half = 4.302653 * 2.5 / 18**0.5  # t of 2 degrees, and the sd of rounding, 2.5 / sqrt(6) points, over sqrt(3)
+    said = f"C is +2.50 ± {half:.2f} points from B, not beyond noise"
+    assert said in page_of_twins(tmp_path, ARMS[2], ARMS[1], one_image)
+
+
+@pytest.mark.parametrize(
+    ("tilted", "plain", "said"),
+    [
+        (ARMS[2], ARMS[1], "repel alike (effective temperature 0.25):"),
+        (
+            "hcl(beta=linear(0.0, 1.0))",
+            ARMS[1],
+            "repel alike (effective temperature 0.25, where the tilt is strongest)",
+        ),
+        (ARMS[2], "simclr(temperature=0.25) @ knn()", ""),
+        (ARMS[2], "simclr(temperature=0.25, negatives='Threshold(0.5)')", ""),
+        (ARMS[2], "hcl(temperature=0.25, beta=linear(0.0, 1.0))", ""),
+    ],
+)
+def test_only_arms_that_differ_in_the_tilt_are_held_against_each_other(
+    tilted: str, plain: str, said: str, tmp_path: Path
+) -> None:
+    words = page_of_twins(tmp_path, tilted, plain, (ACCURACY[ARMS[1]], ACCURACY[ARMS[2]]))
+    assert said in words
+    assert ("repel alike" in words) == bool(said)
 
 
 def test_the_question_names_the_data_without_its_folder(compared: Page) -> None:
