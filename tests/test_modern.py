@@ -148,15 +148,29 @@ def test_additive_hardness_equals_sentence_transformers(texts: dict[str, Tensor]
 
 
 def test_percentage_of_the_positive_equals_a_loop(texts: dict[str, Tensor]) -> None:
-    q, d, hard = texts["q"], texts["d"], texts["hard"]
-    scores = hn.score(hn.Keys(q, IDS), d, hn.Keys(hard, source="mined"), TEMPERATURE)
+    """NV-Retriever as docs/recipes.md has it: at most 95 % of the positive's score, here on either side of the edge."""
+    q, d = texts["q"], normalize(texts["q"] + texts["d"], dim=-1)
+    pool = hn.Keys(torch.stack([share * d for share in (0.2, 0.94, 0.9499, 0.9501, 0.96, 1.1)], 1), source="mined")
+    scores = hn.score(hn.Keys(q, IDS), d, pool, TEMPERATURE)
+    assert bool((q * d).sum(1).min() > 0)
     expected = []
     for i in range(B):
         positive = q[i] @ d[i]
-        kept = [q[i] @ v / TEMPERATURE for v in hard[i] if q[i] @ v <= positive - 0.95 * positive.abs()]
+        kept = [q[i] @ v / TEMPERATURE for v in pool.vectors[i] if q[i] @ v <= 0.95 * positive]
+        assert len(kept) == 3
         expected.append(cross_entropy(positive / TEMPERATURE, kept))
-    assert 0 < sum(bool(value > 0) for value in expected) < B
-    assert_same(mean_nce(scores, hn.BelowPositive(relative=0.95)), torch.stack(expected).mean(), texts)
+    text = "Rank(0, 100) * BelowPositive(relative=0.05)"
+    for negatives in (hn.BelowPositive(relative=0.05), hn.parse(text)):
+        assert_same(mean_nce(scores, negatives), torch.stack(expected).mean(), texts)
+
+
+def test_the_margin_below_a_negative_score_is_below_it(texts: dict[str, Tensor]) -> None:
+    """0.95 times a score below 0 would be above it."""
+    q = texts["q"]
+    pool = hn.Keys(torch.stack([-share * q for share in (0.2, 0.96, 1.04, 1.06)], 1), source="mined")
+    scores = hn.score(hn.Keys(q, IDS), -q, pool, TEMPERATURE)
+    kept = hn.BelowPositive(relative=0.05).log_weights(scores) == 0
+    assert kept.tolist() == [[False, False, False, True]] * B
 
 
 def test_siglip_equals_a_loop(texts: dict[str, Tensor]) -> None:

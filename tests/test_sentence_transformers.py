@@ -62,12 +62,18 @@ def test_explicit_negatives_are_told_from_the_batch() -> None:
         loss.compute_loss_from_embeddings(columns(2))
 
 
-def test_labels_take_out_rows_of_the_same_group() -> None:
-    given, groups = columns(3), torch.tensor([0, 0, 1, 1, 2, 2, 3, 3, 3])
-    scores = NegativesLoss(torch.nn.Identity(), "OtherLabel()").scores(given, groups)
-    loss = NegativesLoss(torch.nn.Identity(), "OtherLabel()")
-    kept = loss.negatives.log_weights(scores) == 0
-    assert kept.sum(1).tolist() == [2 * (9 - 2) + 1] * 6 + [2 * (9 - 3) + 1] * 3
+@pytest.mark.parametrize("unknown", [3, -1])
+def test_labels_take_out_rows_of_the_same_group(unknown: int) -> None:
+    """Positives of the same group go; explicit negatives belong to no group, neither one's own nor those of others."""
+    given, groups = columns(3), torch.tensor([0, 0, 1, 1, 2, 2, unknown, unknown, unknown])
+    loss = NegativesLoss(torch.nn.Identity(), "OtherLabel()", temperature=0.1)
+    anchor, positive, negative = (torch.nn.functional.normalize(each, dim=-1) for each in given)
+    total = torch.zeros((), dtype=torch.float64)
+    for i in range(9):
+        others = [positive[j] for j in range(9) if groups[j] != groups[i]]
+        logits = torch.stack([anchor[i] @ each for each in (positive[i], *others, *negative)]) / 0.1
+        total = total - torch.log_softmax(logits, 0)[0] / 9
+    torch.testing.assert_close(loss.compute_loss_from_embeddings(given, groups), total)
 
 
 def test_errors_and_the_config() -> None:

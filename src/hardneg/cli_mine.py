@@ -6,6 +6,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from hardneg.cli_errors import errors_for_people
+
 if TYPE_CHECKING:
     from hardneg.mining.estimate import Estimate
     from hardneg.mining.job import Summary
@@ -100,7 +102,7 @@ def mine(
       torchrun --nproc-per-node 8 -m hardneg.cli mine ...   (the same output)
     """
     told = dict(locals())
-    try:
+    with errors_for_people("Run the same command again to go on."):
         options = _options(told)
         if dry_run:
             from hardneg.mining.estimate import estimate
@@ -108,9 +110,6 @@ def mine(
             _print_estimate(estimate(options))
             return
         _mine(options, explain)
-    except (ValueError, ImportError, OSError) as error:
-        typer.secho(str(error), fg="red", err=True)
-        raise typer.Exit(2) from None
 
 
 def _options(told: dict[str, Any]) -> MineOptions:

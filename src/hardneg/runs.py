@@ -10,6 +10,7 @@ run/
 
 from __future__ import annotations
 
+import errno
 import json
 import math
 import os
@@ -37,8 +38,16 @@ LEAVES_WITH_STDIN = "HARDNEG_LEAVES_WITH_STDIN"
 """Set for a process that is to end when its standard input is closed: when the one that started it is gone."""
 
 
-def write_atomically(path: Path, write: Callable[[BinaryIO], object]) -> None:
-    """Writes beside the file, then replaces it: readers see the old content or the new, never a part."""
+_no_room = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+
+
+def write_atomically(
+    path: Path, write: Callable[[BinaryIO], object], advice: str = "make room, then use --resume"
+) -> None:
+    """Writes beside the file, then replaces it: readers see the old content or the new, never a part.
+
+    ``advice`` says how to go on once a full disk has room again.
+    """
     path.parent.mkdir(parents=True, exist_ok=True)
     partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
     try:
@@ -52,8 +61,13 @@ def write_atomically(path: Path, write: Callable[[BinaryIO], object]) -> None:
         cause = _disk_error(error)
         if cause is None:
             raise
-        what = f"{path} could not be written ({cause.strerror}); what was there before is unchanged"
-        raise OSError(cause.errno, f"{what}; make room, then use --resume") from error
+        raise disk_failure(path, cause, advice) from error
+
+
+def disk_failure(path: Path, cause: OSError, advice: str) -> OSError:
+    """The error of the disk in a sentence, with the advice where there was no room."""
+    what = f"{path} could not be written ({cause.strerror or cause}); what was there before is unchanged"
+    return OSError(cause.errno, f"{what}; {advice}" if cause.errno in _no_room else what)
 
 
 def _disk_error(error: BaseException | None) -> OSError | None:
@@ -63,9 +77,9 @@ def _disk_error(error: BaseException | None) -> OSError | None:
     return error
 
 
-def write_json(path: Path, value: Any) -> None:
+def write_json(path: Path, value: Any, advice: str = "make room, then use --resume") -> None:
     text = json.dumps(_without_nan(value), indent=1, default=str, allow_nan=False) + "\n"
-    write_atomically(path, lambda file: file.write(text.encode()))
+    write_atomically(path, lambda file: file.write(text.encode()), advice)
 
 
 def _without_nan(value: Any) -> Any:

@@ -35,7 +35,8 @@ class NegativesLoss(nn.Module):
     temperature: 1 / scale of sentence-transformers.
     similarity: ``"cosine"`` or ``"dot"``.
     gather_across_devices: whether the documents of all ranks are candidates.
-    A column ``label`` is read as the group of a row, for ``OtherLabel()``; explicit negatives belong to none.
+    A column ``label`` is read as the group of an anchor and its positive, for ``OtherLabel()``; explicit negatives
+    belong to none, whoever's they are.
     The other options are those of ``info_nce``.
     """
 
@@ -86,16 +87,18 @@ class NegativesLoss(nn.Module):
             ]
         anchors, *documents = embeddings
         owner = self._owner(anchors)
-        group = labels if labels is not None and labels.ndim == 1 and not labels.is_floating_point() else None
+        group = labels.long() if labels is not None and labels.ndim == 1 and not labels.is_floating_point() else None
+        none = None if group is None else torch.full_like(group, torch.iinfo(torch.long).min)  # which nobody has
         # A document belongs to the anchor of its row, and is not that anchor's negative here.
-        batch = [Keys(each, owner, group, source="batch") for each in documents]
+        batch = [Keys(each, owner, none if i else group, source="batch") for i, each in enumerate(documents)]
         if self.gather_across_devices:
             batch = [gather(keys) for keys in batch]
         pool = batch
         if len(documents) > 1:
             own = torch.stack(documents[1:], dim=1)  # [b, k, d]
             nobody = torch.full(own.shape[:2], -1, device=own.device)
-            pool = [*batch, Keys(own, nobody, None if group is None else nobody, source="mined")]
+            groups = None if none is None else none[:, None].expand(own.shape[:2])
+            pool = [*batch, Keys(own, nobody, groups, source="mined")]
         return score(Keys(anchors, owner, group), documents[0], pool, self.temperature)
 
     def _owner(self, anchors: Tensor) -> Annotated[Tensor, "b"]:

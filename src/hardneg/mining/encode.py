@@ -6,6 +6,7 @@ killed run finds the pieces it had; changed texts or another encoder make other 
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import importlib
 import json
@@ -25,6 +26,8 @@ from hardneg.notices import optional
 from hardneg.runs import write_atomically
 
 Encode = Callable[[list[str]], Any]
+go_on = "make room, then run the same command again"
+"""What to do about a full disk: everything that was done so far is found again."""
 _piece = 4096
 _in_memory = 1 << 30
 
@@ -54,10 +57,21 @@ def load_callable(text: str) -> Callable[..., Any]:
 
 
 def encoder_of_function(text: str) -> Encoder:
+    return Encoder(f"{text} {hash_of_function(text)}", load_callable(text))
+
+
+def hash_of_function(text: str) -> str:
+    """What changes when the source of ``module:function`` does: of the module that it names, and of the one where a
+    function that is only imported there, or bound to arguments there, was written."""
     function = load_callable(text)
-    file = getattr(sys.modules.get(function.__module__), "__file__", None)
-    source = Path(file).read_bytes() if file else b""
-    return Encoder(f"{text} {hashlib.sha256(source).hexdigest()}", function)
+    while isinstance(function, functools.partial):
+        function = function.func
+    written = getattr(function, "__module__", None) or type(function).__module__
+    source = hashlib.sha256()
+    for module in (text.partition(":")[0], written):
+        file = getattr(sys.modules.get(module), "__file__", None)
+        source.update(Path(file).read_bytes() if file else b"")
+    return source.hexdigest()
 
 
 def encoders_of_model(path: str, batch_size: int, device: str | None) -> tuple[Encoder, Encoder]:
@@ -89,7 +103,7 @@ def embed(
         path = cache / f"{name}.npy"
         if number % ranks.size == ranks.rank and not path.exists():
             vectors = _encoded(encoder, piece)
-            write_atomically(path, lambda file, vectors=vectors: np.save(file, vectors))  # type: ignore[misc]
+            write_atomically(path, lambda file, vectors=vectors: np.save(file, vectors), go_on)  # type: ignore[misc]
         if progress is not None:
             progress(len(piece))
     ranks.wait()

@@ -35,6 +35,9 @@ def estimate(options: MineOptions) -> Estimate:
     problem = load_problem(options)
     seconds = 0.0
     sides = (problem.queries, problem.corpus)
+    if options.search == "bm25":  # as in the run itself, nothing is encoded
+        for side in sides:
+            side.vectors = torch.ones(len(side), 1)
     if any(side.vectors is None for side in sides):
         for side, encoder in zip(sides, load_encoders(options), strict=True):
             seconds += _encoding_seconds(side, encoder)
@@ -47,7 +50,7 @@ def estimate(options: MineOptions) -> Estimate:
     begin = time.perf_counter()
     miner.block(*blocks[0])
     mining = (time.perf_counter() - begin) * len(problem.queries) / (blocks[0][1] - blocks[0][0])
-    return Estimate(len(problem.queries), len(problem.corpus), seconds, mining, _peak(problem), problem.counts)
+    return Estimate(len(problem.queries), len(problem.corpus), seconds, mining, _peak(), problem.counts)
 
 
 def _encoding_seconds(side: Side, encoder: Encoder) -> float:
@@ -77,6 +80,6 @@ def _sample(problem: Problem) -> Problem:
     )
 
 
-def _peak(problem: Problem) -> int:
+def _peak() -> int:
     """The peak of this process, which held every table and vector and the blocks of a search."""
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024

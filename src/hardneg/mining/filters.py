@@ -10,6 +10,7 @@ from torch.nn.functional import normalize
 
 from hardneg.mining.reach import support
 from hardneg.mining.search import most_numbers, most_scores
+from hardneg.mining.select import is_copy
 from hardneg.types import NEVER
 
 if TYPE_CHECKING:
@@ -46,7 +47,7 @@ def near_positive_listed(finder: Finder, query: Tensor, rows: Annotated[Tensor, 
     at_once = max(1, most_numbers // (rows.shape[1] * finder.queries.dim))
     for where, row in zip(torch.split(place, at_once), torch.split(positive, at_once), strict=True):
         cosine = torch.bmm(finder.directions(rows[where]), finder.directions(row)[:, :, None])[:, :, 0]
-        hits.index_add_(0, where, (cosine >= finder.near_positive).int())
+        hits.index_add_(0, where, is_copy(cosine, finder.near_positive).int())
     return hits > 0
 
 
@@ -59,5 +60,5 @@ def near_positive_block(finder: Finder, query: Tensor, low: int, high: int) -> A
     place, positive = finder.positives.of(query)
     at_once = max(1, most_scores // (high - low))
     for where, row in zip(torch.split(place, at_once), torch.split(positive, at_once), strict=True):
-        hits.index_add_(0, where, (finder.directions(row) @ part.T >= finder.near_positive).int())
+        hits.index_add_(0, where, is_copy(finder.directions(row) @ part.T, finder.near_positive).int())
     return hits > 0

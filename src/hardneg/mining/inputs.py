@@ -3,21 +3,31 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from hardneg.mining.cells import checked_ids
 from hardneg.mining.encode import Encoder, embed, encoder_of_function, encoders_of_model, load_callable
 from hardneg.mining.engine import Miner
+from hardneg.mining.judgements import numbered_both, read_judgements
 from hardneg.mining.lexical import Lexical
 from hardneg.mining.options import MineOptions
 from hardneg.mining.problem import Problem, Side, build_problem, positive_column, side_of_table
 from hardneg.mining.ranks import Ranks, device_of_rank
 from hardneg.mining.search import Search
-from hardneg.mining.tables import column_of_vectors, read_table, read_vectors, suffix_of, vector_suffixes
+from hardneg.mining.tables import (
+    Table,
+    aligned,
+    column_of_vectors,
+    read_table,
+    read_vectors,
+    suffix_of,
+    vector_suffixes,
+)
 from hardneg.types import Keys
 
 Progress = Callable[[str, int], Callable[[int], None]]
@@ -25,60 +35,90 @@ Progress = Callable[[str, int], Callable[[int], None]]
 
 
 def load_problem(options: MineOptions) -> Problem:
-    """Queries, corpus and positives from the files."""
-    columns = options.columns
-    table = None if suffix_of(Path(options.queries)) in vector_suffixes else read_table(options.queries)
+    """Queries, corpus and positives from the files.
+
+    Queries that are the corpus, row by row, are never their own negatives: where both come from one file, and where
+    two files of embeddings carry ids, by id.
+    """
+    _check_all_are_read(options)
+    table = None if _holds_vectors(options.queries) else read_table(options.queries)
     queries = _side(table, options.queries, options.query_embeddings, options, "queries")
-    same = options.corpus == options.queries
-    corpus = queries if same else None
-    if options.corpus is not None and not same:
-        documents = None if suffix_of(Path(options.corpus)) in vector_suffixes else read_table(options.corpus)
-        corpus = _side(documents, options.corpus, options.corpus_embeddings, options, "corpus")
-    elif options.corpus is None and options.corpus_embeddings is not None:
-        corpus = _side(None, options.corpus_embeddings, None, options, "corpus")
+    same = _are_the_same(options)
+    corpus = _corpus(options, queries, same)
     needed = options.judgements is None
-    positives = None if table is None else positive_column(table, columns.positive, needed)
+    positives = None if table is None else positive_column(table, options.columns.positive, needed)
     if table is None and needed:
         raise ValueError("mine needs judgements (query id, document id) with embeddings only, got none.")
-    judged = [] if options.judgements is None else _judged(options.judgements)
+    judged = [] if options.judgements is None else read_judgements(options.judgements)
     drop = options.missing_positives == "drop"
+    if table is None and corpus is not None and corpus.texts is None:
+        same = same or (queries.own_ids and corpus.own_ids)
     return build_problem(queries, corpus, positives, judged, same=same, drop_missing=drop)
 
 
-def _side(table: Any, path: str, vectors_path: str | None, options: MineOptions, kind: str) -> Side:
+def _corpus(options: MineOptions, queries: Side, same: bool) -> Side | None:
+    if same:
+        given, own = options.corpus_embeddings, (options.query_embeddings, options.queries)
+        if options.corpus is None or given is None or any(_same_file(given, one) for one in own):
+            return queries
+        vectors, ids = read_vectors(given, options.embedding_column)  # the same rows, encoded as documents
+        return replace(queries, vectors=aligned(vectors, ids, queries.ids, "corpus", given))
+    if options.corpus is not None:
+        documents = None if _holds_vectors(options.corpus) else read_table(options.corpus)
+        return _side(documents, options.corpus, options.corpus_embeddings, options, "corpus")
+    if options.corpus_embeddings is not None:
+        return _side(None, options.corpus_embeddings, None, options, "corpus")
+    return None
+
+
+def _holds_vectors(path: str) -> bool:
+    return suffix_of(Path(path)) in vector_suffixes
+
+
+def _check_all_are_read(options: MineOptions) -> None:
+    """Raises for a file that nothing would be read from."""
+    for name, path, beside in (
+        ("queries", options.queries, options.query_embeddings),
+        ("corpus", options.corpus, options.corpus_embeddings),
+    ):
+        if path is not None and beside is not None and _holds_vectors(path) and not _same_file(path, beside):
+            raise ValueError(f"mine needs the embeddings of the {name} once, got {path} and {beside}.")
+
+
+def _are_the_same(options: MineOptions) -> bool:
+    """Whether queries and corpus are one file, in any spelling, and the same column of it."""
+    if options.corpus is None:
+        beside = options.corpus_embeddings
+        return any(_same_file(beside, one) for one in (options.queries, options.query_embeddings))
+    other = options.columns.corpus is not None and options.columns.corpus != options.columns.query
+    return _same_file(options.corpus, options.queries) and not other
+
+
+def _same_file(first: str | None, second: str | None) -> bool:
+    if first is None or second is None:
+        return False
+    return Path(first).resolve() == Path(second).resolve() or (
+        Path(first).exists() and Path(second).exists() and Path(first).samefile(second)
+    )
+
+
+def _side(table: Table | None, path: str, vectors_path: str | None, options: MineOptions, kind: str) -> Side:
     columns = options.columns
     if table is None:
         vectors, ids = read_vectors(path, options.embedding_column)
-        return Side(ids or list(range(len(vectors))), None, vectors)
+        if ids is None:
+            return Side(list(range(len(vectors))), None, vectors)
+        return Side(checked_ids(ids, "ids", kind, "mine"), None, vectors, own_ids=True)
     text, identity = (columns.query, columns.query_id) if kind == "queries" else (columns.corpus, columns.corpus_id)
     side = side_of_table(table, text, identity, columns.label, kind)
     if vectors_path is not None:
-        side.vectors = read_vectors(vectors_path, options.embedding_column)[0]
+        vectors, ids = read_vectors(vectors_path, options.embedding_column)
+        side.vectors = aligned(vectors, ids, side.ids, kind, vectors_path)
     elif options.embedding_column is not None and options.embedding_column in table:
         side.vectors = column_of_vectors(table[options.embedding_column], path)
-    if side.vectors is not None and len(side.vectors) != len(side):
-        raise ValueError(
-            f"mine needs one embedding for each row of the {kind}, got {len(side.vectors)} for {len(side)}."
-        )
     if side.vectors is None and side.texts is None:
         raise ValueError(f"mine needs texts or embeddings of the {kind}, got columns {sorted(table)}; name one.")
     return side
-
-
-def _judged(path: str) -> list[tuple[Any, Any]]:
-    """(query id, document id) of the rows judged above 0; the usual names, or the first two columns."""
-    table = read_table(path)
-    names = list(table)
-    if len(names) < 2:
-        raise ValueError(f"mine needs query ids and document ids in {path}, got columns {names}.")
-    query = next((n for n in ("query-id", "query_id", "qid", "query") if n in table), names[0])
-    document = next((n for n in ("corpus-id", "corpus_id", "doc_id", "docid", "document_id") if n in table), names[1])
-    score = next((n for n in ("score", "relevance", "label") if n in table), None)
-    try:
-        kept = [True] * len(table[query]) if score is None else [float(value) > 0 for value in table[score]]
-    except (TypeError, ValueError) as error:
-        raise ValueError(f"mine needs numbers as {score!r} in {path}, got {error}.") from None
-    return [(q, d) for q, d, keep in zip(table[query], table[document], kept, strict=True) if keep]
 
 
 def embeddings(options: MineOptions, problem: Problem, ranks: Ranks, progress: Progress) -> tuple[Tensor, Tensor]:
@@ -132,7 +172,7 @@ def make_miner(options: MineOptions, problem: Problem, queries: Tensor, corpus: 
         cosine=options.similarity == "cosine",
         also=also,
     )
-    labels = _numbered(problem)
+    labels = _labels(problem)
     return Miner(
         Keys(queries, torch.tensor(problem.own), labels[0]),
         Keys(corpus, torch.arange(len(corpus)), labels[1], source="embedding"),
@@ -163,14 +203,12 @@ def _texts(side: Side, who: str) -> list[str]:
     return side.texts
 
 
-def _numbered(problem: Problem) -> tuple[Tensor | None, Tensor | None]:
-    """Labels of any kind as numbers; a missing label is a label of its own."""
-    sides = (problem.queries.labels, problem.corpus.labels)
-    number: dict[Any, int] = {}
-    out: list[Tensor | None] = []
-    for labels in sides:
-        out.append(None if labels is None else torch.tensor([number.setdefault(one, len(number)) for one in labels]))
-    return out[0], out[1]
+def _labels(problem: Problem) -> tuple[Tensor | None, Tensor | None]:
+    """Labels of any kind as numbers; a missing one is like no other."""
+    first, second = problem.queries.labels, problem.corpus.labels
+    if first is None or second is None:
+        return None, None
+    return numbered_both("labels", first, second, (len(first), len(second)))
 
 
 def _check_directions(name: str, vectors: Tensor) -> None:

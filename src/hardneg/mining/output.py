@@ -22,12 +22,17 @@ from typing import Any, BinaryIO
 import numpy as np
 from numpy.typing import NDArray
 
+from hardneg.mining.encode import go_on
 from hardneg.mining.problem import Problem
 from hardneg.notices import argument_error, optional
-from hardneg.runs import write_atomically
+from hardneg.runs import disk_failure, write_atomically
 
 formats = ("triplet", "n-tuple", "labeled-pair", "labeled-list", "ids")
 _rows_at_once = 50_000
+_other_files = (
+    ".csv", ".tsv", ".txt", ".json", ".npy", ".npz", ".safetensors", ".arrow", ".feather", ".pkl", ".pt",
+    ".gz", ".zip", ".bz2", ".xz", ".zst",
+)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -178,44 +183,46 @@ def write_output(path: Path, result: Result, layout: Layout) -> int:
     """
     recover(path)
     path.parent.mkdir(parents=True, exist_ok=True)
-    written = 0
-    if path.suffix == ".parquet":
-        write_atomically(path, lambda file: _write_parquet(file, result, layout))
-    elif path.suffix == ".jsonl":
-        write_atomically(path, lambda file: _write_lines(file, result, layout))
-    else:
+    write = {".parquet": _write_parquet, ".jsonl": _write_lines}.get(path.suffix.lower())
+    if write is None:
         return _write_dataset(path, result, layout)
-    for part in chunks_of(result, layout):
-        written += len(next(iter(part.values())))
-    return written
+    counted: list[int] = []
+    write_atomically(path, lambda file: counted.append(write(file, result, layout)), go_on)
+    return counted[0]
 
 
 def check_output(path: Path) -> None:
     """Says before the work what would fail after it."""
-    if path.suffix in (".csv", ".tsv", ".json", ".npy"):
+    suffix = path.suffix.lower()
+    if suffix in _other_files:
         raise ValueError(f"mine writes .parquet, .jsonl or a folder, got {path}.")
-    if path.suffix == ".parquet":
+    if suffix == ".parquet":
         optional("pyarrow", ".parquet", extra="mine")
-    elif path.suffix != ".jsonl":
-        optional("datasets", "A folder as output", extra="text")
-        if path.exists() and not (path / "dataset_info.json").exists():
-            raise ValueError(f"mine replaces a data set only by a data set, got {path}, which is something else.")
+    if suffix in (".parquet", ".jsonl"):
+        if path.is_dir():
+            raise ValueError(f"mine needs a file as {suffix} output, got {path}, which is a folder.")
+        return
+    optional("datasets", "A folder as output", extra="text")
+    if path.exists() and not (path / "dataset_info.json").exists():
+        raise ValueError(f"mine replaces a data set only by a data set, got {path}, which is something else.")
 
 
-def _write_parquet(file: BinaryIO, result: Result, layout: Layout) -> None:
+def _write_parquet(file: BinaryIO, result: Result, layout: Layout) -> int:
     pyarrow, parquet = (
         optional("pyarrow", ".parquet", extra="mine"),
         optional("pyarrow.parquet", ".parquet", extra="mine"),
     )
-    writer = None
+    writer, written = None, 0
     for part in chunks_of(result, layout):
         table = pyarrow.table(part) if writer is None else pyarrow.table(part, schema=writer.schema)
         if writer is None:
             table = table.cast(_filled_schema(pyarrow, table.schema, layout))
             writer = parquet.ParquetWriter(file, table.schema)
         writer.write_table(table)
+        written += len(table)
     assert writer is not None
     writer.close()
+    return written
 
 
 def _filled_schema(pyarrow: Any, schema: Any, layout: Layout) -> Any:
@@ -236,12 +243,15 @@ def _filled_schema(pyarrow: Any, schema: Any, layout: Layout) -> Any:
     return pyarrow.schema(fields)
 
 
-def _write_lines(file: BinaryIO, result: Result, layout: Layout) -> None:
+def _write_lines(file: BinaryIO, result: Result, layout: Layout) -> int:
+    written = 0
     for part in chunks_of(result, layout):
         names = list(part)
         for values in zip(*part.values(), strict=True):
             line = json.dumps(dict(zip(names, values, strict=True)), ensure_ascii=False)
-            file.write(line.encode("utf-8", "surrogatepass") + b"\n")
+            file.write(line.encode() + b"\n")
+            written += 1
+    return written
 
 
 def _write_dataset(path: Path, result: Result, layout: Layout) -> int:
@@ -253,7 +263,7 @@ def _write_dataset(path: Path, result: Result, layout: Layout) -> int:
     except BaseException as error:
         shutil.rmtree(new, ignore_errors=True)
         if isinstance(error, OSError):
-            raise OSError(error.errno, f"{path} could not be written ({error}); what was there is unchanged") from error
+            raise disk_failure(path, error, go_on) from error
         raise
     if path.exists():
         os.replace(path, old)
@@ -263,7 +273,10 @@ def _write_dataset(path: Path, result: Result, layout: Layout) -> int:
 
 
 def recover(path: Path) -> None:
-    """Puts a folder back that a killed run had moved away a moment before it put the new one there."""
+    """Puts a folder back that a killed run had moved away a moment before it put the new one there, and removes one
+    that it had replaced and not yet removed."""
     old = path.with_name(f".{path.name}.old")
     if old.exists() and not path.exists():
         os.replace(old, path)
+    elif old.exists():
+        shutil.rmtree(old)

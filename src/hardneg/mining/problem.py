@@ -4,8 +4,9 @@
 - Documents with the same text are one document, under the first of their ids: the text of a positive is never a
   negative under another id, and no text is a negative twice.
 - A document with the text of the query itself is never its negative.
-- Empty texts are left out, and positives that point to them.
-- A string where positives are meant is one positive, never a list of characters.
+- Empty texts are left out; positives that point to them are not in the corpus, an error unless those are dropped.
+- A string where positives are meant is one positive, never a list of characters; one that writes out a list is refused.
+- Positives are ids or texts of the corpus; where some of the texts are not there, they are added to it.
 - Queries that are left without a positive are left out.
 """
 
@@ -18,12 +19,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from hardneg.mining.cells import as_list, checked_ids, checked_texts, key_of, of_one_kind
 from hardneg.mining.tables import Table
 
-_query_ids = ("id", "_id", "query_id", "query-id", "qid")
+_query_ids = ("id", "_id", "query_id", "query-id", "qid", "queryid")
 _query_texts = ("query", "anchor", "question", "text", "sentence1", "image")
 _positives = ("positive", "positives", "pos", "positive_ids", "answer", "sentence2")
-_corpus_ids = ("id", "_id", "doc_id", "corpus_id", "corpus-id", "docid", "document_id")
+_corpus_ids = ("id", "_id", "doc_id", "corpus_id", "corpus-id", "docid", "document_id", "pid", "passage_id")
 _corpus_texts = ("text", "document", "passage", "positive", "answer", "contents", "image")
 
 
@@ -48,6 +50,7 @@ class Side:
     vectors: Tensor | None = None
     labels: list[Any] | None = None
     named: bool = True  # False where ids are only positions
+    own_ids: bool = False  # True where a file of embeddings carries the ids
 
     def only(self, rows: list[int]) -> Side:
         keep = torch.tensor(rows, dtype=torch.long)
@@ -58,6 +61,7 @@ class Side:
             self.vectors if self.vectors is None or everything else self.vectors[keep],
             None if self.labels is None else [self.labels[row] for row in rows],
             self.named,
+            self.own_ids,
         )
 
     def __len__(self) -> int:
@@ -75,18 +79,20 @@ class Problem:
     counts: dict[str, int] = field(default_factory=dict)
 
 
-def side_of_table(table: Table, text: str | None, identity: str | None, label: str | None, kind: str) -> Side:
+def side_of_table(
+    table: Table, text: str | None, identity: str | None, label: str | None, kind: str, who: str = "mine"
+) -> Side:
     """Ids, texts and labels of a table, by the names given or the usual ones."""
     texts, ids = (_query_texts, _query_ids) if kind == "queries" else (_corpus_texts, _corpus_ids)
     names = text.split("+") if text else [name for name in texts if name in table][:1]
     for name in [*names, *([identity] if identity else []), *([label] if label else [])]:
         if name not in table:
-            raise ValueError(f"mine needs the column {name!r} in the {kind}, got columns {sorted(table)}.")
+            raise ValueError(f"{who} needs the column {name!r} in the {kind}, got columns {sorted(table)}.")
     id_name = identity or next((name for name in ids if name in table), None)
     size = len(next(iter(table.values())))
     return Side(
-        list(range(size)) if id_name is None else _checked_ids(table[id_name], id_name, kind),
-        _texts([table[name] for name in names], names, kind) if names else None,
+        list(range(size)) if id_name is None else checked_ids(table[id_name], id_name, kind, who),
+        checked_texts([table[name] for name in names], names, kind, who) if names else None,
         labels=table[label] if label else None,
         named=id_name is not None,
     )
@@ -101,7 +107,7 @@ def positive_column(table: Table, given: str | None, needed: bool) -> list[list[
                 f"mine needs a column of positives ({given or ', '.join(_positives)}), got {sorted(table)}."
             )
         return None
-    return [_as_list(value, name, row) for row, value in enumerate(table[name])]
+    return [as_list(value, name, row) for row, value in enumerate(table[name])]
 
 
 def build_problem(
@@ -133,21 +139,34 @@ def build_problem(
         raise ValueError("mine needs ids of queries and corpus for judged pairs, got a table without a column of ids.")
     groups, first = _group_queries(queries, counts)
     rows: list[list[int]] = [[] for _ in first]
-    missing = 0
-    for group, wanted in zip(groups, given, strict=True):
+    missing: list[tuple[Any, Any]] = []
+    for place, (group, wanted) in enumerate(zip(groups, given, strict=True)):
         for one in wanted:
-            row = row_of_positive.get(_key(one), -1)
-            missing += row == -1
-            if group >= 0 and row >= 0:
+            row = row_of_positive.get(key_of(one), -1)
+            if row == -1:
+                missing.append((queries.ids[place] if queries.named else place, one))
+            elif group >= 0:
                 rows[group].append(row)
     missing += _add_judged(judged, queries, groups, row_of, rows)
     if missing and not drop_missing:
-        raise ValueError(
-            f"mine needs positives that are in the corpus, got {missing} that are not; "
-            "check the ids, or leave them out with --missing-positives drop."
-        )
-    counts["positives_not_in_corpus"] = missing
+        raise ValueError(_missing_told(missing, corpus))
+    counts["positives_not_in_corpus"] = len(missing)
     return _finished(queries, documents, rows, first, row_of if same else None, counts)
+
+
+def _missing_told(missing: list[tuple[Any, Any]], corpus: Side) -> str:
+    """Says how many positives are nowhere, which is the first and whose, and why that may be."""
+    query, one = missing[0]
+    texts = corpus.texts or ()
+    empty = not key_of(one).strip() or any(
+        key_of(name) == key_of(one) and not text.strip() for name, text in zip(corpus.ids, texts, strict=False)
+    )
+    why = "which is an empty text; fill it in" if empty else "check the ids"
+    shown = repr(one) if len(repr(one)) < 60 else f"{repr(one)[:56]} ..."
+    return (
+        f"mine needs positives that are in the corpus, got {len(missing)} that are not, first {shown} of the query "
+        f"{query!r}, {why}, or leave them out with --missing-positives drop."
+    )
 
 
 def _finished(
@@ -160,7 +179,7 @@ def _finished(
     asked = queries.only([first[group] for group in kept])
     own = [-1] * len(kept)
     if same is not None:
-        own = [same.get(_key(one), -1) for one in asked.ids]
+        own = [same.get(key_of(one), -1) for one in asked.ids]
     elif asked.texts is not None and documents.texts is not None:
         where = {text: row for row, text in enumerate(documents.texts)}
         own = [where.get(text, -1) for text in asked.texts]
@@ -176,7 +195,7 @@ def _documents(corpus: Side, counts: dict[str, int]) -> tuple[Side, dict[Any, in
     rows: list[int] = []
     repeated = copies = empty = 0
     for row, identity in enumerate(corpus.ids):
-        key = _key(identity)
+        key = key_of(identity)
         text = None if corpus.texts is None else corpus.texts[row]
         if key in text_of:
             if text is None or text_of[key] != text:
@@ -210,7 +229,7 @@ def _group_queries(queries: Side, counts: dict[str, int]) -> tuple[list[int], li
             empty += 1
             groups.append(-1)
             continue
-        key = _key(queries.ids[row]) if queries.named or text is None else text
+        key = key_of(queries.ids[row]) if queries.named or text is None else text
         if key not in where:
             where[key] = len(first)
             first.append(row)
@@ -218,9 +237,17 @@ def _group_queries(queries: Side, counts: dict[str, int]) -> tuple[list[int], li
             raise ValueError(
                 f"mine needs one text for each query id, got id {queries.ids[row]!r} with different texts."
             )
+        elif text is None and not _same_vectors(queries, first[where[key]], row):
+            raise ValueError(
+                f"mine needs one embedding for each query id, got id {queries.ids[row]!r} with different ones."
+            )
         groups.append(where[key])
     counts.update(empty_queries=empty, rows_of_queries=len(queries))
     return groups, first
+
+
+def _same_vectors(side: Side, first: int, second: int) -> bool:
+    return side.vectors is None or torch.equal(side.vectors[first], side.vectors[second])
 
 
 def _positives_as_corpus(given: list[list[Any]]) -> Side:
@@ -233,13 +260,23 @@ def _positives_as_corpus(given: list[list[Any]]) -> Side:
 def _positives_by(
     given: list[list[Any]], documents: Side, row_of: dict[Any, int], corpus: Side, counts: dict[str, int]
 ) -> tuple[Side, dict[Any, int]]:
-    """Whether positives are ids or texts: ids if any is one; texts that the corpus lacks are added to it."""
+    """Whether positives are ids or texts: ids if any is one; texts that the corpus lacks are added to it.
+
+    Where none is an id and none a text of the corpus, they may be ids that were looked for in the wrong column: they
+    must not become documents.
+    """
     flat = [one for each in given for one in each]
-    are_ids = corpus.named and any(_key(one) in row_of for one in flat)
+    are_ids = corpus.named and any(key_of(one) in row_of for one in flat)
     if are_ids or documents.texts is None or not all(isinstance(one, str) for one in flat):
         return documents, row_of
     where = {text: row for row, text in enumerate(documents.texts)}
     new = [text for text in dict.fromkeys(flat) if text not in where and text.strip()]
+    if new and not any(text in where for text in flat):
+        raise ValueError(
+            f"mine needs positives that are ids or texts of the corpus, got none of {len(new)} there, such as "
+            f"{new[0][:60]!r}; name the columns with --corpus-id-column and --corpus-column, or leave --corpus out to "
+            "take the positives as the corpus."
+        )
     counts["positives_added_to_corpus"] = len(new)
     if new and documents.vectors is not None:
         raise ValueError(
@@ -247,56 +284,30 @@ def _positives_by(
             "add them to the corpus, or refer to documents by id."
         )
     if new:
-        # Their ids are their texts, unless ids are only positions.
-        ids = new if documents.named else list(range(len(documents), len(documents) + len(new)))
-        labels = None if documents.labels is None else [*documents.labels, *[None] * len(new)]
-        documents = Side([*documents.ids, *ids], [*documents.texts, *new], None, labels, documents.named)
+        documents = _with_texts(documents, new)
     assert documents.texts is not None
-    return documents, {_key(text): row for row, text in enumerate(documents.texts)}
+    return documents, {key_of(text): row for row, text in enumerate(documents.texts)}
+
+
+def _with_texts(documents: Side, new: list[str]) -> Side:
+    """The corpus and further texts, whose ids are their texts, unless ids are only positions."""
+    assert documents.texts is not None
+    ids = of_one_kind([*documents.ids, *new]) if documents.named else list(range(len(documents) + len(new)))
+    labels = None if documents.labels is None else [*documents.labels, *[None] * len(new)]
+    return Side(ids, [*documents.texts, *new], None, labels, documents.named)
 
 
 def _add_judged(
     judged: Sequence[tuple[Any, Any]], queries: Side, groups: list[int], row_of: dict[Any, int], rows: list[list[int]]
-) -> int:
-    """Adds judged pairs of these queries; pairs of other queries (another split) are none of this run's business."""
-    group_of = {_key(identity): group for identity, group in zip(queries.ids, groups, strict=True)}
-    missing = 0
+) -> list[tuple[Any, Any]]:
+    """Adds judged pairs of these queries and says which documents are nowhere; pairs of other queries (another split)
+    are none of this run's business."""
+    group_of = {key_of(identity): group for identity, group in zip(queries.ids, groups, strict=True)}
+    missing = []
     for query, document in judged:
-        group, row = group_of.get(_key(query), -1), row_of.get(_key(document), -1)
-        if group >= 0:
-            missing += row < 0
-            if row >= 0:
-                rows[group].append(row)
+        group, row = group_of.get(key_of(query), -1), row_of.get(key_of(document), -1)
+        if group >= 0 and row >= 0:
+            rows[group].append(row)
+        elif group >= 0:
+            missing.append((query, document))
     return missing
-
-
-def _as_list(value: Any, name: str, row: int) -> list[Any]:
-    if value is None:
-        return []
-    values = list(value) if isinstance(value, (list, tuple)) else [value]
-    for one in values:
-        if isinstance(one, bool) or not isinstance(one, (str, int)):
-            raise ValueError(f"mine needs positives that are ids or texts, got {one!r} in column {name!r}, row {row}.")
-    return values
-
-
-def _texts(columns: list[list[Any]], names: list[str], kind: str) -> list[str]:
-    for name, column in zip(names, columns, strict=True):
-        for row, value in enumerate(column):
-            if not isinstance(value, str):
-                raise ValueError(f"mine needs text in the {kind}, got {value!r} in column {name!r}, row {row}.")
-    return columns[0] if len(columns) == 1 else [" ".join(parts).strip() for parts in zip(*columns, strict=True)]
-
-
-def _checked_ids(ids: list[Any], name: str, kind: str) -> list[Any]:
-    for row, one in enumerate(ids):
-        if isinstance(one, bool) or not isinstance(one, (str, int)):
-            raise ValueError(
-                f"mine needs ids that are numbers or texts in the {kind}, got {one!r} in {name!r}, row {row}."
-            )
-    return ids
-
-
-def _key(one: Any) -> str:
-    """Ids are matched as text: 12 in one file is "12" in another."""
-    return one if isinstance(one, str) else str(one)

@@ -133,8 +133,8 @@ def nearest(
 ) -> tuple[Annotated[Tensor, "b m"], Annotated[Tensor, "b m"]]:
     """The ``size`` most similar rows of each query, closest first, and their similarities.
 
-    Where fewer are left after the exclusions, the similarity is NEVER and the row -1. Equal similarities are sorted
-    by row.
+    Where fewer are left after the exclusions, the similarity is NEVER and the row -1. Equal similarities in the list
+    are sorted by row; which of several equal ones come last into the list is left open, and may follow the blocks.
     """
     size = min(size, len(corpus))
     held = min(corpus.block, len(corpus)) * queries.shape[0]

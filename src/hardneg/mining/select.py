@@ -142,7 +142,7 @@ def _extend(taken: Tensor, piece: Tensor, rows: Tensor, rule: Rule, vectors_of: 
     assert rule.near_negative is not None
     both = torch.cat([taken, piece], 1)
     vectors = vectors_of(rows.gather(1, both.clamp(min=0)))
-    alike = torch.bmm(vectors, vectors.transpose(1, 2)) >= rule.near_negative  # [b, k + s, k + s]
+    alike = is_copy(torch.bmm(vectors, vectors.transpose(1, 2)), rule.near_negative)  # [b, k + s, k + s]
     kept = torch.cat([taken >= 0, torch.zeros_like(piece, dtype=torch.bool)], 1)
     passed = torch.zeros(len(both), dtype=torch.long, device=both.device)
     for column in range(rule.k, both.shape[1]):
@@ -153,6 +153,11 @@ def _extend(taken: Tensor, piece: Tensor, rows: Tensor, rule: Rule, vectors_of: 
     place = torch.arange(both.shape[1], 0, -1, device=both.device).expand_as(both).masked_fill(~kept, 0)
     best = place.topk(rule.k, dim=1)
     return torch.where(best.values > 0, both.gather(1, best.indices), -1), passed
+
+
+def is_copy(cosine: Tensor, limit: float) -> Tensor:
+    """Whether a cosine reaches the limit; that of a vector with its copy may be rounded to a little below 1."""
+    return cosine >= limit - 4.0 * torch.finfo(cosine.dtype).eps
 
 
 def _padded(slots: Tensor, k: int) -> Tensor:

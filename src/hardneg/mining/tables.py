@@ -9,7 +9,7 @@ import json
 import sys
 import zipfile
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Any
@@ -90,6 +90,29 @@ def read_vectors(path: str | Path, column: str | None = None, who: str = "mine")
     if name is None or name not in table:
         raise ValueError(f"{who} needs a column of embeddings in {path}, got columns {sorted(table)}; name it.")
     return column_of_vectors(table[name], path, who), table.get("id") or table.get("_id")
+
+
+def aligned(
+    vectors: Tensor, ids: list[Any] | None, wanted: Sequence[Any], kind: str, path: str | Path, who: str = "mine"
+) -> Tensor:
+    """The vectors in the order of the rows of a table: by id where their file has ids, by position where it has not."""
+    if ids is None:
+        if len(vectors) != len(wanted):
+            raise ValueError(
+                f"{who} needs one embedding for each row of the {kind}, got {len(vectors)} for {len(wanted)}."
+            )
+        return vectors
+    row_of = {str(one): row for row, one in enumerate(ids)}
+    if len(row_of) < len(ids):
+        raise ValueError(f"{who} needs distinct ids in {path}, got {len(ids) - len(row_of)} repeated.")
+    rows = [row_of.get(str(one), -1) for one in wanted]
+    if -1 in rows:
+        row = rows.index(-1)
+        raise ValueError(
+            f"{who} needs an embedding for each id of the {kind}, got none for {wanted[row]!r} (row {row}) among "
+            f"the ids in {path}, and {rows.count(-1)} missing in all."
+        )
+    return vectors if rows == list(range(len(vectors))) else vectors[torch.tensor(rows)]
 
 
 def _load_numpy(path: Path, who: str) -> Any:

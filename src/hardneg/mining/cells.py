@@ -1,0 +1,77 @@
+"""Cells of a table as texts, ids and positives; what is none of these is an error that names column and row."""
+
+from __future__ import annotations
+
+import ast
+from typing import Any
+
+
+def as_list(value: Any, name: str, row: int) -> list[Any]:
+    """The positives in a cell: a list of them, or one."""
+    if value is None:
+        return []
+    if isinstance(value, str) and _writes_a_list(value):
+        raise ValueError(
+            f"mine needs positives that are ids or texts, got the text {value[:60]!r} in column {name!r}, row {row}, "
+            "which writes out a list; keep lists in .jsonl or .parquet, or write one row for each positive."
+        )
+    values = list(value) if isinstance(value, (list, tuple)) else [value]
+    for one in values:
+        if isinstance(one, bool) or not isinstance(one, (str, int)):
+            raise ValueError(f"mine needs positives that are ids or texts, got {one!r} in column {name!r}, row {row}.")
+        _check_unicode(one, name, row, "mine")
+    return values
+
+
+def _writes_a_list(value: str) -> bool:
+    """Whether a text is a list as Python or JSON write it, which is what becomes of a list in a CSV."""
+    if not (value.startswith("[") and value.endswith("]")):
+        return False
+    try:
+        return isinstance(ast.literal_eval(value), list)
+    except (ValueError, SyntaxError, MemoryError, RecursionError):
+        return False
+
+
+def checked_texts(columns: list[list[Any]], names: list[str], kind: str, who: str) -> list[str]:
+    """The texts of each row; those of several columns joined."""
+    for name, column in zip(names, columns, strict=True):
+        for row, value in enumerate(column):
+            if not isinstance(value, str):
+                raise ValueError(f"{who} needs text in the {kind}, got {value!r} in column {name!r}, row {row}.")
+            _check_unicode(value, name, row, who)
+    return columns[0] if len(columns) == 1 else [" ".join(parts).strip() for parts in zip(*columns, strict=True)]
+
+
+def checked_ids(ids: list[Any], name: str, kind: str, who: str) -> list[Any]:
+    """Ids, all texts or all numbers."""
+    for row, one in enumerate(ids):
+        if isinstance(one, bool) or not isinstance(one, (str, int)):
+            raise ValueError(
+                f"{who} needs ids that are numbers or texts in the {kind}, got {one!r} in {name!r}, row {row}."
+            )
+        _check_unicode(one, name, row, who)
+    return of_one_kind(ids)
+
+
+def _check_unicode(value: str | int, name: str, row: int, who: str) -> None:
+    """Half a surrogate pair, which JSON can write and no file of text can hold, is found before the work."""
+    if isinstance(value, str) and not value.isascii():
+        try:
+            value.encode()
+        except UnicodeEncodeError as error:
+            what = f"{value[error.start]!r} in column {name!r}, row {row}"
+            raise ValueError(f"{who} needs text of whole characters, got half of one, {what}.") from None
+
+
+def of_one_kind(ids: list[Any]) -> list[Any]:
+    """Ids as they are if all are texts or all are numbers of 64 bits; as texts otherwise, so that a file holds them."""
+    texts = sum(isinstance(one, str) for one in ids)
+    if texts == len(ids) or (not texts and all(-(2**63) <= one < 2**63 for one in ids)):
+        return ids
+    return [str(one) for one in ids]
+
+
+def key_of(one: Any) -> str:
+    """Ids are matched as text: 12 in one file is "12" in another."""
+    return one if isinstance(one, str) else str(one)
