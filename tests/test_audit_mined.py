@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -110,6 +111,127 @@ def test_planted_faults_are_found(tables: dict[str, str], tmp_path: Path) -> Non
     assert found.row("mined").near_duplicates == pytest.approx((0 + 1 / 3 + 1 / 2) / 3)  # the positive and the twin
 
 
+def test_repeated_by_vector_and_short_lists_are_each_counted_once(tables: dict[str, str], tmp_path: Path) -> None:
+    rows, vectors = _texts(tables, "corpus")
+    write_lines(Path(tables["corpus"]), [*rows, {"id": "twin", "text": "other words"}])
+    np.save(tables["corpus_embeddings"], np.concatenate([vectors, 2 * vectors[5:6]]))
+    theirs = [
+        {"query_id": "q0", "positive_ids": ["d0"], "negative_ids": ["d5", "d6", "twin"]},  # d5's vector again
+        {"query_id": "q1", "positive_ids": ["d1"], "negative_ids": ["d7", "d7", "d8"]},
+        {"query_id": "q2", "positive_ids": ["d2"], "negative_ids": ["d9"]},
+        {"query_id": "q3", "positive_ids": ["d3"], "negative_ids": []},
+    ]
+    mined = write_lines(tmp_path / "theirs.jsonl", theirs)
+    told = audit_files(AuditOptions(mined, settings=QUIET, **tables)).mined
+    assert told is not None
+    assert (told.repeated, told.positive_under_another_id) == (2, 0)
+    assert (told.short, told.queries_without) == (2, None)
+    # The manifest says that five were asked for: one is not in the file at all, one has an empty list.
+    Path(f"{mined}.manifest.json").write_text(json.dumps({"counts": {"queries": 5}, "options": {"k": 3}}))
+    told = audit_files(AuditOptions(mined, settings=QUIET, **tables)).mined
+    assert told is not None
+    assert (told.short, told.queries_without) == (3, 2)
+    by_text = audit_files(AuditOptions(mined, settings=QUIET, corpus=tables["corpus"], queries=tables["queries"])).mined
+    assert by_text is not None
+    assert by_text.repeated == 1  # without vectors the twin is not seen
+
+
+def test_ids_are_compared_as_they_are_and_texts_whatever_their_case(tmp_path: Path) -> None:
+    by_id = [{"query_id": "q", "positive_ids": ["Ab1"], "negative_ids": ["ab1", "AB1"]}]
+    told = audit_files(AuditOptions(write_lines(tmp_path / "ids.jsonl", by_id), settings=QUIET)).mined
+    assert told is not None
+    assert (told.positive_under_another_id, told.repeated, told.compared_by) == (0, 0, ("ids",))
+    texts = [{"anchor": "q", "positive": "Some text", "negative_1": "some  TEXT", "negative_2": "Some Text"}]
+    told = audit_files(AuditOptions(write_lines(tmp_path / "texts.jsonl", texts), settings=QUIET)).mined
+    assert told is not None
+    assert (told.positive_under_another_id, told.repeated) == (2, 1)
+
+
+@pytest.mark.parametrize("similarity", ["cosine", "dot"])
+def test_the_similarity_is_that_of_the_manifest(similarity: str, tables: dict[str, str], tmp_path: Path) -> None:
+    vectors = np.load(tables["corpus_embeddings"])
+    np.save(tables["corpus_embeddings"], vectors * np.linspace(0.5, 3, len(vectors), dtype=np.float32)[:, None])
+    mined = mine_into(tables, tmp_path / "mined.parquet", format="ids", similarity=similarity, negatives="Rank(0, 40)")
+    lists = read_lists(mined)
+    documents, asked = np.load(tables["corpus_embeddings"]), np.load(tables["query_embeddings"])
+    if similarity == "cosine":
+        documents, asked = (each / np.linalg.norm(each, axis=1, keepdims=True) for each in (documents, asked))
+    rows = [[int(name[1:]) for name in names] for names in lists.negatives]
+    wanted = np.mean(
+        [asked[int(query[1:])] @ documents[own].mean(0) for query, own in zip(lists.queries, rows, strict=True)]
+    )
+    found = audit_files(AuditOptions(mined, settings=QUIET))
+    assert found.row("mined").similarity == pytest.approx(float(wanted), abs=1e-4)
+    other = {"cosine": "dot", "dot": "cosine"}[similarity]
+    forced = audit_files(AuditOptions(mined, settings=QUIET, similarity=other))
+    assert abs(forced.row("mined").similarity - float(wanted)) > 0.01  # the option wins
+
+
+def test_manifests_of_other_versions(tables: dict[str, str], tmp_path: Path) -> None:
+    mined = mine_into(tables, tmp_path / "mined.jsonl", format="ids")
+    manifest = Path(f"{mined}.manifest.json")
+    whole = json.loads(manifest.read_text())
+    usual = audit_files(AuditOptions(mined, settings=QUIET)).row("mined")
+
+    def audited(options: Any) -> Any:
+        manifest.write_text(json.dumps({**whole, "options": options}))
+        return audit_files(AuditOptions(mined, settings=QUIET))
+
+    newer = audited({**whole["options"], "sharpness": 3, "columns": {**whole["options"]["columns"], "title": None}})
+    assert newer.row("mined") == usual
+    assert "options that this version does not know: sharpness, title." in " ".join(newer.notes)
+    older = audited({name: value for name, value in whole["options"].items() if name not in ("columns", "draw")})
+    assert older.row("mined") == usual
+    for damaged in (
+        {"k": 4},
+        {**whole["options"], "queries": 3},
+        {**whole["options"], "columns": [1], "corpus": None},
+        [],
+    ):
+        found = audited(damaged)
+        assert found.mined is not None
+        assert found.mined.negatives == 80
+        assert found.notes
+    manifest.write_text("[]")
+    assert "no manifest" in " ".join(audit_files(AuditOptions(mined, settings=QUIET)).notes)
+
+
+def test_texts_that_must_be_encoded_again_are_told(tables: dict[str, str], tmp_path: Path) -> None:
+    paths = {name: tables[name] for name in ("queries", "corpus")}
+    mined = str(tmp_path / "mined.jsonl")
+    run(MineOptions(out=mined, **paths, encoder="test_mine_files:encode", negatives="Rank(1, 40)", k=4, format="ids"))
+    shutil.rmtree(f"{mined}.embeddings")
+    done: dict[str, list[int]] = {}
+
+    def encoding(what: str, steps: int) -> Any:
+        done[what] = [steps, 0]
+
+        def more(number: int) -> None:
+            done[what][1] += number
+
+        return more
+
+    found = audit_files(AuditOptions(mined, settings=QUIET), encoding=encoding)
+    assert done == {"encoding queries": [20, 20], "encoding corpus": [60, 60]}
+    assert found.row("mined").effective_number == pytest.approx(4)
+
+
+def test_columns_go_by_name_and_lists_are_lists(tmp_path: Path) -> None:
+    shuffled = [{"id": 7, "negative": "n", "positive": "p", "label": 1, "anchor": "a"}]
+    assert read_lists(write_lines(tmp_path / "named.jsonl", shuffled)) == Lists(["a"], [["p"]], [["n"]])
+    flag = [{"query": "a", "pos": ["p", "r"], "neg": ["x", "y", "x"]}, {"query": "b", "pos": ["p"], "neg": []}]
+    wanted = Lists(["a", "b"], [["p", "r"], ["p"]], [["x", "x", "y"], []])
+    assert read_lists(write_lines(tmp_path / "flag.jsonl", flag)) == wanted
+    found = audit_files(AuditOptions(str(tmp_path / "flag.jsonl"), settings=QUIET)).mined
+    assert found is not None
+    assert (found.negatives, found.repeated, found.short) == (3, 1, 1)
+    placed = [{"id": 7, "sentence": "a", "match": ["p"], "negative_2": "y", "negative_1": "x"}]
+    assert read_lists(write_lines(tmp_path / "placed.jsonl", placed)) == Lists(["a"], [["p"]], [["x", "y"]])
+    pairs = tmp_path / "pairs.csv"
+    pairs.write_text("anchor,positive,label\na,p,1\na,x,0\n")
+    assert read_lists(pairs) == Lists(["a"], [["p"]], [["x"]])
+
+
 def test_judgements_tell_false_negatives_of_a_file(tables: dict[str, str], tmp_path: Path) -> None:
     mined = mine_into(tables, tmp_path / "mined.parquet", format="ids")
     lists = read_lists(mined)
@@ -164,6 +286,11 @@ def test_lists_count_what_is_repeated_for_each_positive_once(tmp_path: Path) -> 
         ([{"anchor": "a", "positive": "p", "score": 0.5}], "none says which"),
         ([{"anchor": "a", "negative": "p"}], "audit needs a mined file"),
         ([{"negative_ids": ["d1"]}], "query_id beside negative_ids"),
+        ([{"anchor": ["a"], "positive": "p", "negative": "n"}], r"ids or texts in a mined file, got \['a'\] in row 0"),
+        ([{"anchor": "a", "positive": [["p"]], "negative": "n"}], "ids or texts in a mined file"),
+        ([{"query_id": {"x": 1}, "negative_ids": ["d1"]}], "ids or texts in a mined file"),
+        ([{"anchor": "a", "positive": ["p", "n"], "labels": [1]}], "numbers as labels of 2 documents"),
+        ([{"anchor": "a", "positive": "p", "label": "yes"}], "numbers as labels of 1 documents"),
     ],
 )
 def test_files_that_hold_no_lists(rows: list[dict[str, Any]], message: str, tmp_path: Path) -> None:
