@@ -8,6 +8,9 @@ trained on ImageNet, images enlarged to 96 pixels, features of the last layer av
 second view is the positive; the encoder never saw the labels. nfcorpus: all-MiniLM-L6-v2, the test queries; the best
 judged document of a query is its positive, the others are the false negatives. scifact: a file that `hardneg mine`
 writes with the static vectors of wordllama. Embeddings are kept under --cache.
+
+With --simclr, also the embeddings.npz of a run (`hardneg train simclr --data cifar10 --epochs 40 --temperature 0.25
+--precision bf16`): the 50,000 training images, 5,000 of them as anchors; what it says is counted again in float64.
 """
 
 from __future__ import annotations
@@ -81,6 +84,55 @@ def cifar(cache: Path) -> hn.Audit:
     )
 
 
+def simclr(file: Path) -> hn.Audit:
+    """The training set of a SimCLR run, at the temperature it was trained with; checked by a direct count."""
+    settings = Settings(temperature=0.25, num_anchors=5_000, wanted_false_negatives=0.15)
+    found = audit_files(AuditOptions(str(file), settings=settings, split="train"))
+    with np.load(file) as arrays:
+        vectors, labels = arrays["train_x"].astype(np.float64), arrays["train_y"]
+    order = torch.randperm(len(vectors), generator=torch.Generator().manual_seed(settings.seed))
+    counted = count_directly(
+        vectors, labels, order[: settings.num_anchors].numpy(), [row.expression for row in found.rows]
+    )
+    for row in found.rows:
+        if row.expression in counted:
+            measured = (row.similarity, row.false_negatives)
+            print(row.expression, *measured, "and in float64", *counted[row.expression])
+            assert np.allclose(measured, counted[row.expression], rtol=0, atol=1e-4), row.expression
+    return found
+
+
+def count_directly(
+    vectors: np.ndarray, labels: np.ndarray, anchors: np.ndarray, expressions: list[str]
+) -> dict[str, tuple[float, float]]:
+    """Mean similarity and share of the anchor's label for windows of ranks and for tilts, from sorted rows."""
+    unit = vectors / np.linalg.norm(vectors, axis=1, keepdims=True)
+    others = len(unit) - 1
+    windows, tilts = {}, {}
+    for text in expressions:
+        [rule] = hn.parse(text).factors
+        told = {
+            name: getattr(rule, name) for name in ("inner", "outer", "start", "stop", "beta") if hasattr(rule, name)
+        }
+        if "outer" in told:
+            windows[text] = (int(told["inner"] * others), int(told["outer"] * others))
+        elif "stop" in told:
+            windows[text] = (told["start"], told["stop"])
+        elif "beta" in told or text == "Uniform()":
+            tilts[text] = told.get("beta", 0.0)
+    sums = {text: np.zeros(2) for text in (*windows, *tilts)}
+    for anchor in anchors:
+        similarity = np.delete(unit @ unit[anchor], anchor)
+        order = np.argsort(-similarity, kind="stable")
+        both = np.stack([similarity, np.delete(labels, anchor) == labels[anchor]])[:, order]
+        for text, (low, high) in windows.items():
+            sums[text] += both[:, low:high].mean(1)
+        for text, beta in tilts.items():
+            weight = np.exp(beta * (both[0] - both[0, 0]) / 0.25)
+            sums[text] += both @ weight / weight.sum()
+    return {text: (float(each[0]) / len(anchors), float(each[1]) / len(anchors)) for text, each in sums.items()}
+
+
 def nfcorpus(data: Path, cache: Path) -> hn.Audit:
     judged = read_nfcorpus(data / "nfcorpus")
     queries, documents = encode(judged, cache)
@@ -112,7 +164,7 @@ def scifact(data: Path, out: Path) -> hn.Audit:
             cache=str(ROOT / "runs" / "static_embeddings"),
         )
     )
-    settings = Settings(temperature=0.05, wanted_false_negatives=0.001)
+    settings = Settings(temperature=0.05, wanted_false_negatives=0.001, num_anchors=10_000)
     return audit_files(AuditOptions(mined, judgements=str(folder / "qrels.tsv"), settings=settings))
 
 
@@ -123,6 +175,8 @@ def main() -> None:
     )
     parser.add_argument("--cache", type=Path, default=ROOT / "runs" / "embeddings")
     parser.add_argument("--out", type=Path, default=ROOT / "runs" / "audit_frontier")
+    parser.add_argument("--simclr", type=Path, help="embeddings.npz of a SimCLR run.")
+    parser.add_argument("--only", nargs="*", help="cifar10, nfcorpus, scifact, simclr; all where nothing is said.")
     parser.add_argument("--figures", type=Path, help="Also write the figures of docs/audit.md into this folder.")
     options = parser.parse_args()
     audits = {
@@ -130,7 +184,11 @@ def main() -> None:
         "nfcorpus": lambda: nfcorpus(options.data, options.cache),
         "scifact": lambda: scifact(options.data, options.out),
     }
+    if options.simclr is not None:
+        audits["simclr"] = lambda: simclr(options.simclr)
     for name, make in audits.items():
+        if options.only and name not in options.only:
+            continue
         found = make()
         found.provenance.update({**environment(), "input": name})
         print(found.table())

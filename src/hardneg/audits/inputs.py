@@ -9,12 +9,13 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 from torch import Tensor
 
 from hardneg.audits.options import AuditOptions
 from hardneg.evaluate import SPLIT_NAMES, load_embeddings
-from hardneg.mining.problem import Side, side_of_table
-from hardneg.mining.tables import read_table, read_vectors, suffix_of, vector_suffixes
+from hardneg.mining.problem import side_of_table
+from hardneg.mining.tables import aligned, read_table, read_vectors, suffix_of, vector_suffixes
 
 WHO = "audit"
 
@@ -50,36 +51,16 @@ def side_of(options: AuditOptions, kind: str, path: str | None, beside: str | No
     table = read_table(table_path, WHO)
     columns = options.columns
     text, identity = (columns.query, columns.query_id) if kind == "queries" else (columns.corpus, columns.corpus_id)
-    side = side_of_table(table, text, identity, None, kind)
+    side = side_of_table(table, text, identity, None, kind, WHO)
     if vectors is not None:
-        rows = rows_beside(side, len(vectors), None if vectors_path == table_path else ids, kind)
-        if rows is not None:
-            vectors, tags = vectors[rows], {word: tag[rows] for word, tag in tags.items()}
+        order = torch.arange(len(vectors))
+        rows = aligned(order, None if vectors_path == table_path else ids, side.ids, kind, str(vectors_path), WHO)
+        if rows is not order:
+            vectors, tags = vectors[rows], {word: tag[rows.numpy()] for word, tag in tags.items()}
     for word, column in (("labels", options.label_column), ("groups", options.group_column)):
         if column is not None and column in table:
             tags[word] = table[column]
     return Documents(side.ids, side.named, side.texts, vectors, **tags)
-
-
-def rows_beside(side: Side, size: int, ids: Sequence[Any] | None, kind: str) -> list[int] | None:
-    """Where the embedding of each row of a table is: by the ids that lie with the embeddings, else None, row by row."""
-    if ids is None:
-        if size != len(side):
-            raise ValueError(f"audit needs one embedding for each row of the {kind}, got {size} for {len(side)}.")
-        return None
-    where = {str(one): row for row, one in enumerate(ids)}
-    if len(where) < len(ids):
-        raise ValueError(
-            f"audit needs distinct ids in the embeddings of the {kind}, got {len(ids) - len(where)} twice."
-        )
-    lost = [one for one in side.ids if str(one) not in where]
-    if lost:
-        raise ValueError(
-            f"audit needs an embedding for each id of the {kind}, got none for {len(lost)} of {len(side)}, "
-            f"first {lost[0]!r}; the embeddings have ids of their own{'' if side.named else ', the table has none'}."
-        )
-    rows = [where[str(one)] for one in side.ids]
-    return None if rows == list(range(size)) else rows
 
 
 def _arrays(path: Path, options: AuditOptions) -> dict[str, Any]:
