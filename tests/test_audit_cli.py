@@ -266,6 +266,7 @@ UNREAD: list[tuple[str, list[str], str]] = [
     ("{mined}", ["--split", "test"], "--split for a mined file"),
     ("{mined}", ["--model", "m"], "--model for a mined file of which no queries or corpus are named"),
     ("{mined}", ["--corpus", "{mined}", "--label-column", "y"], "--label-column for a mined file"),
+    ("{z}", ["--query-id-column", "key"], "a table of queries for the column 'key'"),
     ("{z}", ["--label-column", "y"], "the column or array 'y' of labels in"),
     ("{z}", ["--group-column", "y"], "the column or array 'y' of groups in"),
 ]

@@ -45,12 +45,16 @@ def side_of(options: AuditOptions, kind: str, path: str | None, beside: str | No
         table_path, vectors_path = None, vectors_path or table_path
     vectors, ids = (None, None) if vectors_path is None else read_vectors(vectors_path, options.embedding_column, WHO)
     tags = {} if vectors_path is None else _arrays(Path(vectors_path), options)
-    if table_path is None:
-        assert vectors is not None
-        return Documents(ids or range(len(vectors)), ids is not None, None, vectors, **tags)
-    table = read_table(table_path, WHO)
     columns = options.columns
     text, identity = (columns.query, columns.query_id) if kind == "queries" else (columns.corpus, columns.corpus_id)
+    if table_path is None:
+        assert vectors is not None
+        if text is not None or identity is not None:
+            raise ValueError(
+                f"audit needs a table of {kind} for the column {text or identity!r}, got embeddings alone."
+            )
+        return Documents(ids or range(len(vectors)), ids is not None, None, vectors, **tags)
+    table = read_table(table_path, WHO)
     side = side_of_table(table, text, identity, None, kind, WHO)
     if vectors is not None:
         order = torch.arange(len(vectors))

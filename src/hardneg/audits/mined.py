@@ -5,16 +5,16 @@ What was mined from is taken from the options or, where they name nothing, from 
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import MISSING, dataclass, fields, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from hardneg.audits.findings import as_rows, find
 from hardneg.audits.inputs import WHO, Documents, judged_lists, side_of
 from hardneg.audits.lists import Lists, read_lists
+from hardneg.audits.manifest import mine_options, read_manifest, similarity_of, whole_number
 from hardneg.audits.options import AuditOptions
 from hardneg.audits.prepare import make_subject
 from hardneg.audits.result import Audit, MinedFindings
@@ -25,8 +25,7 @@ from hardneg.mining.encode import embed, encoders_of_model
 from hardneg.mining.inputs import Progress as Encoding
 from hardneg.mining.inputs import embeddings, load_problem
 from hardneg.mining.judgements import read_judgements
-from hardneg.mining.options import MineOptions
-from hardneg.mining.problem import Columns, Side
+from hardneg.mining.problem import Side
 from hardneg.mining.ranks import Ranks
 from hardneg.types import Keys
 
@@ -49,8 +48,8 @@ def audit_mined(
     manifest = read_manifest(options.input)
     told = manifest.get("options")
     told = told if isinstance(told, dict) else {}
-    options = replace(options, similarity=options.similarity or _similarity(told))
-    lists = read_lists(options.input, _whole(told.get("k")))
+    options = replace(options, similarity=options.similarity or similarity_of(told))
+    lists = read_lists(options.input, whole_number(told.get("k")))
     encoding = encoding or (lambda what, steps: lambda done: None)
     named = options.names_origin
     origin = _given_origin(options, lists, encoding) if named else _origin_of_manifest(told, encoding)
@@ -119,27 +118,6 @@ def _subject(
     return replace(subject, names=tuple(names)), lists
 
 
-def read_manifest(path: str) -> dict[str, Any]:
-    """The manifest that `hardneg mine` wrote beside its output, or nothing."""
-    file = Path(f"{path.rstrip('/')}.manifest.json")
-    if not file.exists():
-        return {}
-    try:
-        manifest = json.loads(file.read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise ValueError(f"audit needs a manifest in JSON, got {file}: {error}.") from None
-    return manifest if isinstance(manifest, dict) else {}
-
-
-def _similarity(told: dict[str, Any]) -> str:
-    """That of the manifest; a cosine where it says none."""
-    return "dot" if told.get("similarity") == "dot" else "cosine"
-
-
-def _whole(value: Any) -> int | None:
-    return value if isinstance(value, int) and not isinstance(value, bool) and value > 0 else None
-
-
 def _given_origin(options: AuditOptions, lists: Lists, encoding: Encoding) -> Origin:
     """Queries and corpus as the options say; texts are encoded where there is a model and there are no embeddings."""
     corpus = side_of(options, "corpus", options.corpus, options.corpus_embeddings) if options.has_corpus else None
@@ -171,7 +149,7 @@ def _origin_of_manifest(told: dict[str, Any], encoding: Encoding) -> Origin:
     if not told:
         return Origin(notes=("There is no manifest beside the file, and no corpus was named.",))
     try:
-        mined, notes = _mine_options(told)
+        mined, notes = mine_options(told)
         problem = load_problem(mined)
     except (OSError, ValueError, TypeError, ImportError) as error:
         return Origin(notes=(f"What the manifest names could not be read: {error}",))
@@ -183,22 +161,6 @@ def _origin_of_manifest(told: dict[str, Any], encoding: Encoding) -> Origin:
     except (OSError, ValueError, ImportError) as error:
         return Origin(queries, corpus, (*notes, f"The embeddings that the manifest names are not at hand: {error}"))
     return Origin(replace(queries, vectors=vectors[0]), replace(corpus, vectors=vectors[1]), notes)
-
-
-def _mine_options(told: dict[str, Any]) -> tuple[MineOptions, tuple[str, ...]]:
-    """The options of a manifest, also one of another version: what it lacks is as usual, what is new is named."""
-    columns = told.get("columns")
-    columns = columns if isinstance(columns, dict) else {}
-    known = {"options": {one.name for one in fields(MineOptions)}, "columns": {one.name for one in fields(Columns)}}
-    needed = [one.name for one in fields(MineOptions) if one.default is MISSING and one.default_factory is MISSING]
-    missing = [name for name in needed if not isinstance(told.get(name), str)]
-    if missing:
-        raise ValueError(f"audit needs a manifest that names {' and '.join(missing)}, got one that does not.")
-    foreign = sorted({*(set(told) - known["options"]), *(set(columns) - known["columns"])})
-    notes = (f"The manifest has options that this version does not know: {', '.join(foreign)}.",) if foreign else ()
-    read = Columns(**{name: value for name, value in columns.items() if name in known["columns"]})
-    plain = {name: value for name, value in told.items() if name in known["options"]}
-    return MineOptions(**{**plain, "columns": read}), notes
 
 
 def _documents(side: Side) -> Documents:
@@ -227,7 +189,7 @@ def _lost(lists: Lists, where: dict[Any, int], row_of: dict[Any, int]) -> tuple[
 
 def _without(manifest: dict[str, Any], lists: Lists) -> int | None:
     counts = manifest.get("counts")
-    asked = _whole(counts.get("queries")) if isinstance(counts, dict) else None
+    asked = whole_number(counts.get("queries")) if isinstance(counts, dict) else None
     return None if asked is None else max(0, asked - sum(bool(each) for each in lists.negatives))
 
 
