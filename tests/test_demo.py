@@ -97,3 +97,24 @@ def test_the_terminal_and_the_page_show_the_figures_of_the_json(demo: tuple[str,
     assert "report: " in printed
     assert "False negatives, hardness and clamped: of the last batch that was recorded" in said
     assert "E supcon(temperature=0.5) (it is told the class of every training image)" in " ".join(page.words.split())
+
+
+def test_the_readme_tells_what_the_demo_found() -> None:
+    """benchmarks/results/demo.json is the comparison.json of a whole demo."""
+    found = json.loads((MAKEFILE.parent / "benchmarks" / "results" / "demo.json").read_text())
+    arguments, asked = demo_command(), found["comparison"]
+    assert [row["arm"] for row in found["rows"]] == asked["arms"] == values_of(arguments, "--arm")
+    told = {"--seeds": asked["seeds"]} | {f"--{n.replace('_', '-')}": v for n, v in asked["common"].items()}
+    assert {flag: values_of(arguments, flag) for flag in told} == {flag: [str(value)] for flag, value in told.items()}
+    (story,) = re.findall(
+        r"with (\w+) seeds, no choice of unlabelled negatives is better beyond noise, and labels are worth about (\w+) "
+        r"points",
+        " ".join((MAKEFILE.parent / "README.md").read_text().split()),
+    )
+    labelled = [row for row in found["rows"] if parse_arm(row["arm"]).recipe == "supervised"]
+    others = [row for row in found["rows"][1:] if row not in labelled]
+    assert len(others) == 3
+    assert all(row["difference"] <= row["difference_half_width"] for row in others)
+    (worth,) = [row["difference"] for row in labelled if row["difference"] > row["difference_half_width"]]
+    words = ("none", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten")
+    assert story == (words[asked["seeds"]], words[round(100 * worth)])
