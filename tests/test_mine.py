@@ -354,6 +354,31 @@ def test_nearest_sorts_equal_scores_by_row() -> None:
     assert values[1, -1] == NEVER
 
 
+@pytest.mark.parametrize("size", [4, 19])
+def test_nearest_of_many_equal_scores_are_some_of_them(size: int) -> None:
+    """Which of the equal ones make the cut is open; that they are allowed, distinct and sorted by row is not."""
+    for block in (7, 20, 1000):
+        corpus = Corpus(torch.ones(500, 2), torch.device("cpu"), block)
+        excluded = (torch.zeros(400, dtype=torch.long), torch.arange(400))
+        values, rows = nearest(corpus, torch.ones(3, 2), size, excluded)
+        assert (values == 2.0).all()
+        assert (rows.diff(dim=1) > 0).all()
+        assert rows.min() >= 0
+        assert rows[0].min() >= 400
+
+
+@pytest.mark.parametrize("dim", [3, 48, 384])
+@pytest.mark.parametrize("text", ["Uniform()", "Ring(0.0, 0.9)", "BelowPositive(absolute=-0.5)"])
+def test_exact_copies_are_copies_at_one(dim: int, text: str) -> None:
+    """The cosine of a float32 vector with its copy is often a little below 1."""
+    v = normalize(torch.randn(150, dim, generator=torch.Generator().manual_seed(0)), dim=-1)
+    twice = Keys(torch.cat([v, v]))
+    mined = mine(Keys(v), twice, torch.arange(150), text, 5, near_positive=1.0, near_negative=1.0)
+    original = torch.where(mined.rows < 0, -1 - torch.arange(5), mined.rows % 150)
+    assert not (original == torch.arange(150)[:, None]).any()
+    assert all(len(set(row)) == 5 for row in original.tolist())
+
+
 @pytest.mark.parametrize(
     ("change", "message"),
     [

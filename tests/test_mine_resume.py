@@ -7,11 +7,14 @@ import multiprocessing
 import os
 import random
 import resource
+import shutil
 import signal
 import socket
+import sys
 import time
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -20,9 +23,10 @@ import torch
 
 from hardneg.mining.job import run
 from hardneg.mining.options import MineOptions
+from hardneg.mining.tables import read_table
 
 CONTEXT = multiprocessing.get_context("forkserver")
-CONTEXT.set_forkserver_preload(["hardneg.mining.job"])
+CONTEXT.set_forkserver_preload(["hardneg.mining.job", "datasets"])
 TEXTS = [f"document {i} {'word ' * (i % 7)}" for i in range(600)]
 
 
@@ -33,7 +37,10 @@ def encode(texts: list[str]) -> np.ndarray:
 
 
 def work(options: MineOptions) -> None:
+    from hardneg.mining import encode as module
+
     torch.set_num_threads(1)
+    module._piece = 20  # 24 pieces of queries and 30 of documents
     run(options)
 
 
@@ -63,37 +70,166 @@ def job(tmp_path: Path) -> MineOptions:
     )
 
 
-def content(options: MineOptions) -> tuple[bytes, dict[str, Any]]:
+def content(options: MineOptions) -> tuple[Any, dict[str, Any]]:
     manifest = json.loads(Path(f"{options.out}.manifest.json").read_text())
-    return Path(options.out).read_bytes(), {name: manifest[name] for name in ("counts", "explain", "statistics")}
+    return written(options), {name: manifest[name] for name in ("counts", "explain", "statistics")}
 
 
-def test_twenty_kills_and_the_same_output(job: MineOptions, tmp_path: Path) -> None:
-    plain = replace(job, out=str(tmp_path / "plain.jsonl"))
+def written(options: MineOptions) -> Any:
+    return Path(options.out).read_bytes() if Path(options.out).is_file() else read_table(options.out)
+
+
+def phase(options: MineOptions) -> str:
+    """What a run that was killed has been doing, by what it left."""
+    if len(list(Path(f"{options.out}.embeddings").glob("*.npy"))) < 54:
+        return "encoding"
+    return "mining" if len(list(Path(f"{options.out}.work").glob("block-*.npz"))) < 60 else "finishing"
+
+
+def killed_in(options: MineOptions, wanted: str, delays: random.Random) -> str | None:
+    """Starts the run and kills it a moment after it has come further in the wanted phase; None if it was done first."""
+    folder = Path(f"{options.out}.{ {'encoding': 'embeddings', 'mining': 'work'}[wanted] }")
+    before = len(list(folder.glob("*.np[yz]")))
+    child = CONTEXT.Process(target=work, args=(options,))
+    child.start()
+    while child.is_alive() and len(list(folder.glob("*.np[yz]"))) <= before:
+        time.sleep(0.002)
+    child.join(delays.uniform(0.0, 0.03))
+    if child.is_alive():
+        assert child.pid is not None
+        os.kill(child.pid, signal.SIGKILL)
+    child.join()
+    return phase(options) if child.exitcode == -signal.SIGKILL else None
+
+
+@pytest.mark.parametrize("name", ["mined.jsonl", "mined"])
+def test_twenty_kills_and_the_same_output(job: MineOptions, tmp_path: Path, name: str) -> None:
+    if name == "mined":
+        pytest.importorskip("datasets", reason="needs an extra")
+    job = replace(job, out=str(tmp_path / name))
+    plain = replace(job, out=str(tmp_path / f"plain-{name}"))
     assert finish(work, plain) == 0
-    begin = time.perf_counter()
-    assert finish(work, replace(plain, out=str(tmp_path / "again.jsonl"))) == 0
-    length = time.perf_counter() - begin
-    killed, delays = 0, random.Random(0)
+    phases, delays = [], random.Random(0)
     for _ in range(60):
-        child = CONTEXT.Process(target=work, args=(job,))
-        child.start()
-        child.join(delays.uniform(0.0, 0.6) * length)
-        if child.is_alive():
-            assert child.pid is not None
-            os.kill(child.pid, signal.SIGKILL)
-            child.join()
-            killed += 1
+        wanted = "encoding" if len(phases) < 8 and phase(job) == "encoding" else "mining"
+        found = killed_in(job, wanted, delays)
+        phases += [found] if found else []
         if Path(job.out).exists():  # whole, whenever it is there
-            assert Path(job.out).read_bytes() == Path(plain.out).read_bytes()
-            Path(job.out).unlink()
-        if killed == 20:
+            assert written(job) == written(plain)
+            shutil.rmtree(job.out) if Path(job.out).is_dir() else Path(job.out).unlink()
+        if len(phases) == 20:
             break
-    assert killed == 20
+    assert len(phases) == 20
+    assert phases.count("encoding") >= 5
+    assert phases.count("mining") >= 5
     assert finish(work, job) == 0
     assert content(job) == content(plain)
-    left = {path.name for path in tmp_path.iterdir()}
-    assert not [name for name in left if name.endswith((".partial", ".work"))]
+    left = [path.name for path in tmp_path.rglob("*")]
+    assert not [name for name in left if name.endswith((".partial", ".work", ".new", ".old"))]
+
+
+@pytest.mark.parametrize("after", [1, 2, 3])
+def test_a_kill_while_a_data_set_is_put_in_place(
+    job: MineOptions, tmp_path: Path, after: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Before the old folder is moved away, before the new one takes its place, and before the old one is removed."""
+    pytest.importorskip("datasets", reason="needs an extra")
+    from hardneg.mining import output
+
+    new = replace(job, out=str(tmp_path / "mined"), k=2)
+    plain = replace(new, out=str(tmp_path / "plain.jsonl"))
+    run(replace(new, k=4))
+    before = written(new)
+    steps: list[int] = []
+
+    def step(original: Any) -> Any:
+        def wrapped(*given: Any, **options: Any) -> Any:
+            steps.append(1)
+            if len(steps) == after:
+                raise KeyboardInterrupt
+            return original(*given, **options)
+
+        return wrapped
+
+    def rmtree(path: Path, **options: Any) -> None:
+        (step(shutil.rmtree) if path.name.endswith(".old") else shutil.rmtree)(path, **options)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(output, "os", SimpleNamespace(replace=step(os.replace)))
+        patched.setattr(output, "shutil", SimpleNamespace(rmtree=rmtree))
+        with pytest.raises(KeyboardInterrupt):
+            run(new)
+    run(plain)
+    if after < 3:
+        output.recover(Path(new.out))
+        assert written(new) == before
+    run(new)
+    assert written(new) == read_table(plain.out)
+    assert not [path.name for path in tmp_path.iterdir() if path.name.endswith((".old", ".new"))]
+
+
+def interrupted(job: MineOptions, monkeypatch: pytest.MonkeyPatch, blocks: int) -> None:
+    """A run that is stopped after some blocks."""
+    from hardneg.mining import job as module
+
+    done: list[int] = []
+    original = module._save
+
+    def save(*given: Any) -> None:
+        if len(done) == blocks:
+            raise KeyboardInterrupt
+        done.append(1)
+        original(*given)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(module, "_save", save)
+        with pytest.raises(KeyboardInterrupt):
+            run(job)
+
+
+def test_blocks_of_another_device_are_not_used(
+    job: MineOptions, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A GPU takes more queries at a time: the first block there is not the first block here."""
+    from hardneg.mining import search
+
+    job = replace(job, query_block=0)
+    plain = replace(job, out=str(tmp_path / "plain.jsonl"))
+    monkeypatch.setitem(search._queries, "cpu", 50)
+    run(plain)
+    monkeypatch.setitem(search._queries, "cpu", 200)
+    interrupted(job, monkeypatch, 1)
+    monkeypatch.setitem(search._queries, "cpu", 50)
+    run(job)
+    assert content(job) == content(plain)
+
+
+def test_blocks_of_another_rescorer_are_not_used(
+    job: MineOptions, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    module = tmp_path / "rescorer_of_this_test.py"
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.delitem(sys.modules, module.stem, raising=False)
+    source = "def scores(pairs):\n    return [float({} * len(d) % 17) for _, d in pairs]\n"
+    job = replace(job, rescore=f"{module.stem}:scores", negatives="Uniform()", draw="top", candidates=40)
+    module.write_text(source.format(1))
+    interrupted(job, monkeypatch, 30)
+    module.write_text(source.format(-1))
+    monkeypatch.delitem(sys.modules, module.stem, raising=False)
+    run(job)
+    plain = replace(job, out=str(tmp_path / "plain.jsonl"))
+    run(plain)
+    assert content(job) == content(plain)
+
+
+def test_blocks_that_do_not_fit_write_nothing(job: MineOptions, monkeypatch: pytest.MonkeyPatch) -> None:
+    from hardneg.mining import job as module
+
+    original = module._save
+    monkeypatch.setattr(module, "_save", lambda file, miner, low, high: original(file, miner, low, high - 1))
+    with pytest.raises(ValueError, match="holds blocks of 420 of 480 queries"):
+        run(job)
+    assert not Path(job.out).exists()
 
 
 def test_finished_blocks_are_not_mined_again(job: MineOptions, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -142,7 +278,8 @@ def limited(options: MineOptions, most: int) -> None:
     try:
         work(options)
     except OSError as error:
-        os._exit(7 if "unchanged" in str(error) else 8)
+        told = "what was there before is unchanged; make room, then run the same command again"
+        os._exit(7 if told in str(error) else 8)
 
 
 @pytest.mark.parametrize("name", ["mined.jsonl", "mined.parquet", "mined"])
