@@ -134,6 +134,15 @@ def test_chunks_and_float32_change_nothing(monkeypatch: pytest.MonkeyPatch) -> N
     assert _numbers(narrow.row("Tilt(2.0)")) == pytest.approx(_numbers(whole.row("Tilt(2.0)")), abs=1e-4, nan_ok=True)
 
 
+def test_a_tilt_over_many_candidates_loses_nothing_in_float32() -> None:
+    """Many small weights beside a few large ones: one long sum of float32 would drop them."""
+    z = torch.randn(80_000, 16, generator=torch.Generator().manual_seed(0), dtype=torch.float64) + 0.3
+    exact, narrow = (
+        audit(each, "Tilt(5.0)", temperature=0.25, num_anchors=8, frontier=False).rows[0] for each in (z, z.float())
+    )
+    assert narrow.similarity == pytest.approx(exact.similarity, abs=3e-6)
+
+
 def _numbers(row: Any) -> dict[str, float]:
     return {name: value for name, value in vars(row).items() if isinstance(value, float)}
 

@@ -23,6 +23,7 @@ from hardneg.types import NEVER, Scores
 
 NUM_HUBS = 10
 EVEN_SHARE = 0.1  # of an even choice's weight: from there on an item counts as someone's negative
+_piece = 2048
 _sums = ("similarity", "false", "near", "effective", "attracted", "temperature", "clamped")
 
 
@@ -76,7 +77,7 @@ class Tally:
             q, log_w = q * some[:, None], log_w.masked_fill(~some[:, None], NEVER)
         square = torch.linalg.vector_norm(q, dim=-1).square()
         self.anchors, self.empty = self.anchors + len(some), self.empty + int((~some).sum())
-        means = torch.bmm(q[:, None], chunk.asked)[:, 0]
+        means = _expected(q, chunk.asked)
         self._keep("similarity", means[:, 0], some)
         self._keep("near", means[:, 1], some)
         if chunk.false is not None:
@@ -149,6 +150,16 @@ class Tally:
         total = float(self.mass.sum())
         most = max(1, math.ceil(0.01 * self.num_candidates))
         return float(self.mass.topk(most).values.sum()) / total if total else math.nan
+
+
+def _expected(q: Annotated[Tensor, "b n"], asked: Annotated[Tensor, "b n k"]) -> Annotated[Tensor, "b k"]:
+    """E_q of each column, added up in pieces: in one long float32 sum the many small weights of a tilt are lost."""
+    parts = zip(q.split(_piece, 1), asked.split(_piece, 1), strict=True)  # type: ignore[no-untyped-call]
+    total = asked.new_zeros(len(q), asked.shape[-1], dtype=torch.float64)
+    for weights, values in parts:
+        total += torch.bmm(weights[:, None], values)[:, 0]
+    mass = q.sum(-1, keepdim=True, dtype=torch.float64)  # 1 but for rounding, 0 without negatives
+    return total / mass.clamp(min=0.5)
 
 
 def hubs_of(mass: Annotated[Tensor, "n"], subject: Subject) -> tuple[Hub, ...]:
