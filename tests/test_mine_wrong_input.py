@@ -357,6 +357,17 @@ def test_missing_positives_are_named(
         )
 
 
+def test_queries_of_the_same_text_share_their_positives(job: MineOptions, tmp_path: Path) -> None:
+    queries, _ = make_rows()
+    queries[1]["query"] = queries[0]["query"]
+    summary = run(replace(job, queries=write_lines(tmp_path / "q.jsonl", queries), negatives="Uniform()", k=58))
+    assert summary is not None
+    assert summary.counts["queries_of_the_same_text"] == 1
+    first, second, *_ = lines(job.out)
+    assert first["positive_ids"] == second["positive_ids"] == ["d0", "d1", "d21"]
+    assert not set(first["positive_ids"]) & {*first["negative_ids"], *second["negative_ids"]}
+
+
 def test_words_alone_can_be_estimated(job: MineOptions) -> None:
     pytest.importorskip("bm25s", reason="needs the extra 'lexical'")
     cost = estimate(replace(job, search="bm25", encoder=None))

@@ -1,6 +1,7 @@
 """From tables to what is mined: queries, corpus and positives, with a documented and counted rule for each oddity.
 
 - Rows of queries with the same id (or, without ids, the same text) are one query with several positives.
+- Queries of the same text under several ids share their positives: none of these is a negative of that text.
 - Documents with the same text are one document, under the first of their ids: the text of a positive is never a
   negative under another id, and no text is a negative twice.
 - A document with the text of the query itself is never its negative.
@@ -172,6 +173,7 @@ def _missing_told(missing: list[tuple[Any, Any]], corpus: Side) -> str:
 def _finished(
     queries: Side, documents: Side, rows: list[list[int]], first: list[int], same: dict[Any, int] | None, counts: Any
 ) -> Problem:
+    counts["queries_of_the_same_text"] = _share_positives(queries, first, rows)
     kept = [group for group, own in enumerate(rows) if own]
     counts["queries_without_positive"] = len(first) - len(kept)
     if not kept:
@@ -185,6 +187,20 @@ def _finished(
         own = [where.get(text, -1) for text in asked.texts]
     counts.update(queries=len(kept), corpus=len(documents), queries_that_are_documents=sum(row >= 0 for row in own))
     return Problem(asked, documents, [list(dict.fromkeys(rows[group])) for group in kept], own, counts)
+
+
+def _share_positives(queries: Side, first: list[int], rows: list[list[int]]) -> int:
+    """Gives queries of the same text each other's positives, and says how many there are beside the first of each."""
+    of_text: dict[str, list[int]] = {}
+    for group, row in enumerate(first):
+        if queries.texts is not None:
+            of_text.setdefault(queries.texts[row], []).append(group)
+    shared = [groups for groups in of_text.values() if len(groups) > 1]
+    for groups in shared:
+        every = [row for group in groups for row in rows[group]]
+        for group in groups:
+            rows[group] = every
+    return sum(len(groups) - 1 for groups in shared)
 
 
 def _documents(corpus: Side, counts: dict[str, int]) -> tuple[Side, dict[Any, int]]:
