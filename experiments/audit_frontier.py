@@ -98,7 +98,7 @@ def simclr(file: Path) -> hn.Audit:
         if row.expression in counted:
             measured = (row.similarity, row.false_negatives)
             print(row.expression, *measured, "and in float64", *counted[row.expression])
-            assert np.allclose(measured, counted[row.expression], rtol=0, atol=1e-4), row.expression
+            assert np.allclose(measured, counted[row.expression], rtol=0, atol=1e-5), row.expression
     return found
 
 
