@@ -296,13 +296,23 @@ def test_a_real_sigint_ends_the_process_with_130(verb: str, data: str, tmp_path:
     endless = {"data": data, "epochs": 100_000, "batch_size": 32, "out": tmp_path}
     arms = {"train": ["simclr"], "compare": ["--arm", "simclr()", "--arm", "hcl()"]}
     command = [sys.executable, "-m", "hardneg.cli", verb, *arms[verb], *flags(endless)]
-    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
-    deadline = time.monotonic() + 120
-    while not any(tmp_path.rglob("checkpoint.pt")) and time.monotonic() < deadline:
-        assert process.poll() is None, process.stderr
-        time.sleep(0.05)
-    process.send_signal(signal.SIGINT)  # to this process alone: the runs of a comparison are told by it
-    _, said = process.communicate(timeout=60)
+    process = subprocess.Popen(
+        command,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
+        # A test run in the background of a shell ignores Ctrl-C, and so would what it starts.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
+    )
+    try:
+        deadline = time.monotonic() + 120
+        while not any(tmp_path.rglob("checkpoint.pt")) and time.monotonic() < deadline:
+            assert process.poll() is None, process.stderr
+            time.sleep(0.05)
+        process.send_signal(signal.SIGINT)  # to this process alone: the runs of a comparison are told by it
+        _, said = process.communicate(timeout=60)
+    finally:
+        process.kill()
     assert process.returncode == 130
     assert "Traceback" not in said
     assert {"train": "with --resume", "compare": "give the same command again"}[verb] in said
