@@ -23,8 +23,9 @@ def candidates_of(n: int, m: int, seed: int, vectors: Tensor) -> Tensor:
     return build_graph(vectors, m, m, torch.Generator().manual_seed(seed)).neighbours
 
 
-@pytest.mark.parametrize(("n", "m"), [(9, 3), (40, 3)])
-@pytest.mark.parametrize(("share", "region_bytes"), [(8, 2**24), (1, 2**24), (1, 4 * 4 * 4)])
+@pytest.mark.parametrize(
+    ("n", "m", "share", "region_bytes"), [(9, 3, 8, 2**24), (40, 3, 1, 2**24), (9, 3, 1, 64), (40, 3, 1, 64)]
+)
 def test_candidates_are_a_uniform_set_of_the_others(
     n: int, m: int, share: int, region_bytes: int, unit_vectors: UnitVectors, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -16,7 +16,7 @@ from hardneg.comparison_runs import run_all
 from hardneg.comparison_verdict import rows_of, sentences, temperature_notes
 from hardneg.notices import argument_error
 from hardneg.options import RECIPES, TrainOptions
-from hardneg.runs import environment, write_json
+from hardneg.runs import environment, go_on, write_json
 from hardneg.training_setup import check_batch, check_words, splits
 
 METRIC = "knn"
@@ -75,7 +75,7 @@ def compare(comparison: Comparison, out: Path, *, jobs: int = 1, show: Callable[
         "comparison": asdict(comparison),
         **environment(),
     }
-    write_json(out / "comparison.json", summary)
+    write_json(out / "comparison.json", summary, go_on)
     return summary
 
 
@@ -157,7 +157,7 @@ def _check_same_comparison(comparison: Comparison, out: Path) -> None:
     asked = json.loads(json.dumps({"common": comparison.common, "tune": comparison.tune, "metric": comparison.metric}))
     if path.exists() and json.loads(path.read_text()) != asked:
         raise ValueError(f"{out} holds a comparison with other options ({path}); use another --out.")
-    write_json(path, asked)
+    write_json(path, asked, go_on)
 
 
 def _tuned(arm: Arm, comparison: Comparison, out: Path, jobs: int, show: Callable[[str], None]) -> Arm:

@@ -39,6 +39,8 @@ LEAVES_WITH_STDIN = "HARDNEG_LEAVES_WITH_STDIN"
 
 
 _no_room = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+go_on = "make room, then run the same command again"
+"""The advice of verbs that go on by themselves; runs have --resume."""
 
 
 def write_atomically(

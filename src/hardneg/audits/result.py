@@ -159,17 +159,17 @@ class Audit:
     def write_html(self, path: str | Path) -> Path:
         """One self-contained page; replaced as a whole or not at all."""
         from hardneg.audits.page import audit_page
-        from hardneg.runs import write_atomically
+        from hardneg.runs import go_on, write_atomically
 
         file = Path(path)
         text = audit_page(self)
-        write_atomically(file, lambda stream: stream.write(text.encode()))
+        write_atomically(file, lambda stream: stream.write(text.encode()), go_on)
         return file
 
     def write_json(self, path: str | Path) -> Path:
-        from hardneg.runs import write_json
+        from hardneg.runs import go_on, write_json
 
-        write_json(Path(path), self.to_dict())
+        write_json(Path(path), self.to_dict(), go_on)
         return Path(path)
 
 

@@ -23,11 +23,9 @@ from torch import Tensor
 
 from hardneg.mining.ranks import Ranks
 from hardneg.notices import optional
-from hardneg.runs import write_atomically
+from hardneg.runs import go_on, write_atomically
 
 Encode = Callable[[list[str]], Any]
-go_on = "make room, then run the same command again"
-"""What to do about a full disk: everything that was done so far is found again."""
 _piece = 4096
 _in_memory = 1 << 30
 

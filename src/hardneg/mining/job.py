@@ -16,7 +16,7 @@ import numpy as np
 import torch
 
 from hardneg import __version__
-from hardneg.mining.encode import go_on, hash_of_function
+from hardneg.mining.encode import hash_of_function
 from hardneg.mining.engine import MinedBlock, Miner
 from hardneg.mining.explain import Explanation
 from hardneg.mining.inputs import Progress, embeddings, load_problem, make_miner
@@ -25,7 +25,7 @@ from hardneg.mining.output import Layout, Result, write_output
 from hardneg.mining.problem import Problem
 from hardneg.mining.ranks import Ranks, join_ranks
 from hardneg.negatives import parse
-from hardneg.runs import environment, write_atomically, write_json
+from hardneg.runs import environment, go_on, write_atomically, write_json
 
 _ours = re.compile(r"job\.json|block-\d{6,}\.npz|\..*\.partial")
 

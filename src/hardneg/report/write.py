@@ -18,7 +18,7 @@ from hardneg.report.provenance import provenance_section
 from hardneg.report.side_by_side import read_stories
 from hardneg.report.table import results_section
 from hardneg.report.words import words_section
-from hardneg.runs import write_atomically
+from hardneg.runs import go_on, write_atomically
 
 SECTIONS = (
     answer_section,
@@ -42,5 +42,5 @@ def write_report(paths: str | Path | Sequence[str | Path], out: str | Path | Non
     if file.is_dir():
         file = file / "report.html"
     text = page(title_of(story), "\n".join(section(story) for section in SECTIONS))
-    write_atomically(file, lambda stream: stream.write(text.encode()))
+    write_atomically(file, lambda stream: stream.write(text.encode()), go_on)
     return file
