@@ -72,7 +72,7 @@ def make_run(
     histogram = {"edges": [-1.0, -0.5, 0.0, 0.5, 1.0], "same": [0, 0, 10, 30], "other": [0, 30, 30, 0]}
     result = {
         "final": records[-1], "knn": accuracy, "1nn": accuracy + 0.01, "linear": accuracy + 0.02, "k": 10,
-        "uniformity": -1.5, "steps": 50, "seconds": 12.0 + seed, "epochs": 2,
+        "alignment": 0.25, "uniformity": -1.5, "steps": 50, "seconds": 12.0 + seed, "epochs": 2,
         "similarities": histogram | {"same_mean": 0.6, "other_mean": 0.05},
     }  # fmt: skip
     (path / "result.json").write_text(json.dumps(result))
@@ -142,10 +142,10 @@ def test_every_figure_of_the_table_is_that_of_the_json(comparison: tuple[Path, d
 
 def test_the_other_measures_are_means_over_the_seeds(compared: Page) -> None:
     head, *lines = compared.cells["measures"]
-    assert head == ["arm", "10-NN accuracy, %", "1-NN accuracy, %", "linear probe, %", "uniformity"]
+    assert head == ["arm", "10-NN accuracy, %", "1-NN accuracy, %", "linear probe, %", "alignment", "uniformity"]
     for arm, line in zip(ARMS, lines, strict=True):
         mean = 100 * float(np.mean(ACCURACY[arm]))
-        assert line[1:] == [f"{mean:.2f}", f"{mean + 1:.2f}", f"{mean + 2:.2f}", "-1.50"]
+        assert line[1:] == [f"{mean:.2f}", f"{mean + 1:.2f}", f"{mean + 2:.2f}", "0.25", "-1.50"]
 
 
 def test_the_answer_says_the_sentences_the_notes_and_the_twin(

@@ -75,7 +75,7 @@ def _letters(summary: dict[str, Any]) -> list[str]:
 
 def show_evaluation(result: dict[str, Any]) -> None:
     table = Table(title="evaluation", title_justify="left", show_header=False)
-    for name in ("linear", "knn", "1nn", "uniformity", "steps", "seconds"):
+    for name in ("linear", "knn", "1nn", "alignment", "uniformity", "steps", "seconds"):
         if name in result:
             value = result[name]
             share = name in TITLES

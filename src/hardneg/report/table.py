@@ -104,7 +104,8 @@ def _against(row: Table) -> str:
 
 def _measures(story: Story) -> str:
     """The other evaluations, so that one measure does not decide alone."""
-    names = [n for n in (*TITLES, "uniformity") if any(n in r for arm in story.arms for r in arm.finished())]
+    known = {name for arm in story.arms for result in arm.finished() for name in result}
+    names = [name for name in (*TITLES, "alignment", "uniformity") if name in known]
     if not names:
         return ""
     head = "".join(f'<th scope="col">{escape(measure_in(story, n))}{", %" if n in TITLES else ""}</th>' for n in names)
@@ -119,5 +120,6 @@ def _measures(story: Story) -> str:
         '<h3>Other measures of the same features</h3><table class="plain" id="measures"><thead><tr>'
         f'<th scope="col">arm</th>{head}</tr></thead><tbody>{body}</tbody></table>'
         f'<p class="small">{"" if story.kind == "run" else "Means over the seeds that are finished. "}'
-        "Uniformity says how evenly the features fill the sphere of directions: lower is more even.</p>"
+        "Alignment is how far apart two views of one image are, uniformity how unevenly the features fill the sphere "
+        "of directions: lower is better in both.</p>"
     )
