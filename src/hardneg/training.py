@@ -272,9 +272,11 @@ class Loop:
 
     def _alignment(self, data: ImageData) -> float:
         """How far apart two views of an image are (Wang and Isola 2020), over the first 2,048 images at most."""
-        some = data.take(torch.arange(min(len(data), 2048), device=data.images.device))
-        views = self.augment.views(some.images, some.ids, self.options.epochs, self.options.seed)
-        first, second = (embed(self.method.encoder, view, lambda x: x) for view in views)  # type: ignore[arg-type]
+        pairs = []
+        for index in torch.arange(min(len(data), 2048), device=data.images.device).split(256):  # type: ignore[no-untyped-call]
+            views = self.augment.views(data.images[index], data.ids[index], self.options.epochs, self.options.seed)
+            pairs.append([embed(self.method.encoder, view, lambda x: x) for view in views])  # type: ignore[arg-type]
+        first, second = (torch.cat(parts) for parts in zip(*pairs, strict=True))
         return alignment(first, second)
 
     def _save(self) -> None:
