@@ -186,8 +186,9 @@ class Room:
     def _uniform(self, at_once: int) -> Iterator[Nodes]:
         """Free nodes in uniform order: along the epoch's permutation, or along one of the batch's own."""
         if self.covering:
-            while self._pointer < self.num_instances and self.taken[self.order[self._pointer]]:
-                self._pointer += 1
+            while len(ahead := self.order[self._pointer : self._pointer + 512]) and self.taken[ahead[0]]:
+                free = np.flatnonzero(self.taken[ahead] == 0)
+                self._pointer += int(free[0]) if len(free) else len(ahead)
             order, place = self.order, self._pointer
         else:
             rng = np.random.default_rng([*self.order[:4].tolist(), self.num_closed])
