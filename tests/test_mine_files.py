@@ -60,18 +60,22 @@ def write_lines(path: Path, rows: list[dict[str, Any]]) -> str:
     return str(path)
 
 
-@pytest.fixture
-def job(tmp_path: Path) -> MineOptions:
+def make_job(folder: Path) -> MineOptions:
     queries, corpus = make_rows()
     return MineOptions(
-        queries=write_lines(tmp_path / "queries.jsonl", queries),
-        corpus=write_lines(tmp_path / "corpus.jsonl", corpus),
-        out=str(tmp_path / "mined.jsonl"),
+        queries=write_lines(folder / "queries.jsonl", queries),
+        corpus=write_lines(folder / "corpus.jsonl", corpus),
+        out=str(folder / "mined.jsonl"),
         encoder="test_mine_files:encode",
         negatives="BelowPositive(relative=0.02)",
         k=3,
         format="ids",
     )
+
+
+@pytest.fixture
+def job(tmp_path: Path) -> MineOptions:
+    return make_job(tmp_path)
 
 
 def lines(path: str | Path) -> list[dict[str, Any]]:

@@ -24,23 +24,14 @@ from hardneg.mining.job import run
 from hardneg.mining.options import MineOptions
 from hardneg.mining.problem import Columns
 from hardneg.mining.tables import read_table
-from test_mine_files import as_csv, as_parquet, encode, expected, lines, make_rows, write_lines
+from test_mine_files import as_csv, as_parquet, encode, expected, lines, make_job, make_rows, write_lines
 
 pyarrow = pytest.importorskip("pyarrow", reason="needs the extra 'mine'")
 
 
 @pytest.fixture
 def job(tmp_path: Path) -> MineOptions:
-    queries, corpus = make_rows()
-    return MineOptions(
-        queries=write_lines(tmp_path / "queries.jsonl", queries),
-        corpus=write_lines(tmp_path / "corpus.jsonl", corpus),
-        out=str(tmp_path / "mined.jsonl"),
-        encoder="test_mine_files:encode",
-        negatives="BelowPositive(relative=0.02)",
-        k=3,
-        format="ids",
-    )
+    return make_job(tmp_path)
 
 
 @pytest.fixture

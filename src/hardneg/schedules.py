@@ -8,6 +8,7 @@ the whole training unless ``steps`` says how long it takes; after that it stays 
 from __future__ import annotations
 
 import math
+from abc import ABC, abstractmethod
 from dataclasses import MISSING, dataclass, fields
 from numbers import Integral, Real
 from typing import Any, ClassVar, NoReturn
@@ -17,7 +18,7 @@ from hardneg.notices import argument_error, check_range
 _registry: dict[str, type[Schedule]] = {}
 
 
-class Schedule:
+class Schedule(ABC):
     """A number for each step. Subclasses are frozen dataclasses that implement ``__call__``."""
 
     examples: ClassVar[tuple[str, ...]] = ()
@@ -26,8 +27,9 @@ class Schedule:
         super().__init_subclass__(**kwargs)
         _registry[cls.__name__] = cls
 
+    @abstractmethod
     def __call__(self, step: int, total: int | None = None) -> float:
-        raise NotImplementedError
+        """The number at this step."""
 
     def __repr__(self) -> str:
         return short_repr(self)

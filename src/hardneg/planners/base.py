@@ -7,6 +7,7 @@ guard, segments, resuming and describing come free.
 from __future__ import annotations
 
 import hashlib
+from abc import ABC, abstractmethod
 from dataclasses import dataclass, fields, replace
 from typing import Any, ClassVar
 
@@ -23,7 +24,7 @@ from hardneg.schedules import Schedule, value_of
 _registry: dict[str, type[Planner]] = {}
 
 
-class Planner:
+class Planner(ABC):
     """Subclasses are frozen dataclasses with a ``fill`` and, where something is worked out first, a ``prepare``."""
 
     offers: ClassVar[bool] = True  # False: leaves every batch to the room's uniform filling
@@ -37,9 +38,9 @@ class Planner:
         """What ``fill`` needs, worked out once for this data."""
         return data
 
+    @abstractmethod
     def fill(self, prepared: Any, room: Room, rng: np.random.Generator) -> None:
         """Offers nodes to the open batch; places it leaves open are filled uniformly."""
-        raise NotImplementedError
 
     def fill_all(self, prepared: Any, room: Room, count: int, rng: np.random.Generator) -> None:
         """The next ``count`` batches, one after the other."""
