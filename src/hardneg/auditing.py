@@ -45,10 +45,6 @@ class Diagnosis:
         means = {field.name: _mean(getattr(self, field.name)) for field in fields(self)}
         return means | {"clamped": self.clamped_share()}
 
-    @property
-    def attracted_share(self) -> PerAnchor:
-        return self.attracted
-
     def clamped_share(self) -> float:
         return float(self.clamped.sum() / self.real_pairs.sum().clamp(min=1))
 

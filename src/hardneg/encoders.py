@@ -10,8 +10,8 @@ The probe and kNN read ``features``, the loss reads the projection (SimCLR, Chen
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable
+from contextlib import nullcontext
 from functools import partial
 from typing import Annotated
 
@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from torch.nn.functional import relu
 
 from hardneg.notices import argument_error
+from hardneg.refresh import eval_mode
 
 Images = Annotated[Tensor, "b c h w"]
 Features = Annotated[Tensor, "b d"]
@@ -119,7 +120,7 @@ def embed(
     ``prepare`` makes of uint8 images what the encoder takes: ``Augment.plain``.
     """
     device = next(encoder.parameters()).device if device is None else torch.device(device)
-    with torch.inference_mode(), _evaluating(encoder):
+    with torch.inference_mode(), eval_mode(encoder):
         batches = (images[i : i + batch_size].to(device, non_blocking=True) for i in range(0, len(images), batch_size))
         parts = [encoder.features(prepare(batch)).float().to(images.device) for batch in batches]
     # A copy outside inference mode, which a later computation of gradients may use.
@@ -243,13 +244,3 @@ def _conv(in_channels: int, out_channels: int, size: int, stride: int = 1) -> nn
     conv = nn.Conv2d(in_channels, out_channels, size, stride, size // 2, bias=False)
     nn.init.kaiming_normal_(conv.weight, mode="fan_out", nonlinearity="relu")
     return conv
-
-
-@contextmanager
-def _evaluating(module: nn.Module) -> Iterator[None]:
-    training = module.training
-    module.eval()
-    try:
-        yield
-    finally:
-        module.train(training)

@@ -45,7 +45,7 @@ def encode(
     """
     device = device if device is not None else _device_of(model)
     rows = []
-    with _eval_mode(model):
+    with eval_mode(model):
         for batch in _shown(loader, progress):
             taken = inputs(batch)
             vectors = model(taken.to(device) if isinstance(taken, Tensor) else taken)
@@ -130,7 +130,8 @@ class Refresh:
 
 
 @contextmanager
-def _eval_mode(model: nn.Module) -> Iterator[None]:
+def eval_mode(model: nn.Module) -> Iterator[None]:
+    """Every module in eval mode, and afterwards in the mode it was in."""
     before = {module: module.training for module in model.modules()}
     model.eval()
     try:
