@@ -102,7 +102,9 @@ class Refresh:
 
     def now(self, step: int = 0) -> None:
         """Refreshes at once, for instance before the first hard epoch."""
-        vectors = self.vectors().clone()  # training goes on, perhaps in the same buffer
+        vectors = self.vectors()
+        if vectors.is_cuda:
+            vectors = vectors.clone()  # the graph is built while training goes on, perhaps in the same buffer
         if self.sampler.planner.needs != "graph":
             self.sampler.data = vectors
             return

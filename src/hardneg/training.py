@@ -230,9 +230,9 @@ class Loop:
             self.refresh(self.step)
 
     def _vectors(self) -> Tensor:
-        """What the ranks plan from, the same on all of them."""
+        """What the ranks plan from, the same on all of them; a copy, since training goes on harvesting."""
         if not self.spec.encode:
-            return self.harvested
+            return self.harvested.clone()
         vectors = normalize(self._features(self.data), dim=-1)
         if self.accelerator.num_processes > 1:  # batch statistics that are not synchronised differ between ranks
             torch.distributed.broadcast(vectors, src=0)
