@@ -6,7 +6,7 @@ BIN := .venv/bin
 
 # Given again, it shows the finished comparison; `make clean` forgets it.
 demo: .venv/demo
-	$(BIN)/hardneg compare --data digits --seeds 3 --epochs 15 --batch-size 128 --jobs 2 --out runs/demo \
+	$(BIN)/hardneg compare --data digits --seeds 3 --epochs 15 --batch-size 128 --out runs/demo \
 	  --arm "simclr(temperature=0.5)" \
 	  --arm "simclr(temperature=0.25)" \
 	  --arm "hcl(temperature=0.5, beta=1, tau_plus=0.1)" \

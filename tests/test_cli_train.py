@@ -120,7 +120,7 @@ def test_a_comparison_from_a_file(compared: list[Any], tmp_path: Path) -> None:
         assert done.exit_code == 0, done.stderr
     (by_file, where, jobs), (by_flag, _, _) = compared
     assert by_file == by_flag
-    assert (where, jobs) == (Path("runs/compare"), 1)
+    assert (where, jobs) == (Path("runs/compare"), None)
     hardneg("compare", "--config", str(tmp_path / "both.yaml"), "--seeds", "2", "--option", "encoder=resnet18")
     assert (compared[-1][0].seeds, compared[-1][0].common["encoder"]) == (2, "resnet18")
 

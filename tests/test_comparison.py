@@ -17,7 +17,8 @@ from hardneg import comparison_runs
 from hardneg.arms import parse_arm
 from hardneg.cli import app
 from hardneg.comparison import Comparison, check_arms, compare
-from hardneg.comparison_runs import RunFailed, folder_of, in_a_process, num_cores, run_all
+from hardneg.comparison_room import num_cores
+from hardneg.comparison_runs import RunFailed, folder_of, in_a_process, run_all
 from hardneg.comparison_verdict import detectable_errors, paired, rows_of, sentences, temperature_notes
 from hardneg.options import RECIPES, TrainOptions
 from hardneg.report.reading import wanted_arm
@@ -37,7 +38,7 @@ def started(monkeypatch: pytest.MonkeyPatch) -> Started:
     """The runs that are asked for; each ends at once, the better the closer its temperature is to 0.2."""
     seen: Started = []
 
-    def pretend(recipe: str, options: TrainOptions, run: Run, jobs: int) -> dict[str, Any]:
+    def pretend(recipe: str, options: TrainOptions, run: Run, environ: dict[str, str]) -> dict[str, Any]:
         seen.append((recipe, options, run.path))
         found = {"false_negatives": 0.1, "hardness": 0.2, "clamped": 0.0}
         accuracy = round(0.9 - abs(options.temperature - 0.2) - 0.01 * options.seed, 3)
@@ -178,7 +179,7 @@ def test_every_arm_is_tuned_on_the_validation_split_and_then_trained_on_all(
 ) -> None:
     arms = ("simclr()", "hcl(beta=3)", "simclr(temperature=0.9, tau_plus=0.2)")
     comparison = Comparison(arms, 2, short(data), ("temperature", (0.5, 0.25, 0.1)))
-    summary = compare(comparison, tmp_path, show=nothing)
+    summary = compare(comparison, tmp_path, jobs=1, show=nothing)
     tried = [options for _, options, path in started if "tuning" in path.parts]
     trained = [options for _, options, path in started if "tuning" not in path.parts]
     assert [(one.temperature, one.evaluate_on, one.seed) for one in tried] == 3 * [
@@ -197,13 +198,13 @@ def test_a_tuned_comparison_on_digits(data: str, tmp_path: Path, monkeypatch: py
     pytest.importorskip("accelerate", reason="training needs the extra train")
     from hardneg.recipes import run_recipe
 
-    def here(recipe: str, options: TrainOptions, run: Run, jobs: int) -> dict[str, Any]:
+    def here(recipe: str, options: TrainOptions, run: Run, environ: dict[str, str]) -> dict[str, Any]:
         return run_recipe(recipe, options, run.path, resume=True, quiet=True)
 
     monkeypatch.setattr(comparison_runs, "in_a_process", here)
     common = ("--data", data, "--epochs", "1", "--batch-size", "32", "--option", "dim=16", "--option", "device=cpu")
     arms = ("--arm", "simclr()", "--arm", "hcl()", "--tune", "temperature=0.2,1.0", "--seeds", "2")
-    done = hardneg("compare", *arms, *common, "--out", str(tmp_path))
+    done = hardneg("compare", *arms, *common, "--out", str(tmp_path), "--jobs", "1")
     assert done.exit_code == 0, done.output
     summary = json.loads((tmp_path / "comparison.json").read_text())
     tries: dict[str, list[tuple[float, float]]] = {"Uniform()": [], "Tilt(1.0)": []}
@@ -359,14 +360,14 @@ def test_a_failed_run_says_how_it_ended(
 ) -> None:
     monkeypatch.setattr(subprocess, "run", child(code, said))
     with pytest.raises(RunFailed) as failed:
-        in_a_process("simclr", RECIPES["simclr"](), Run(tmp_path / "run"), jobs=1)
+        in_a_process("simclr", RECIPES["simclr"](), Run(tmp_path / "run"), {})
     assert str(failed.value).endswith(message)
 
 
 def test_a_failure_is_said_at_once_and_finished_runs_are_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     begun: list[int] = []
 
-    def fail(recipe: str, options: TrainOptions, run: Run, jobs: int) -> dict[str, Any]:
+    def fail(recipe: str, options: TrainOptions, run: Run, environ: dict[str, str]) -> dict[str, Any]:
         begun.append(options.seed)
         if options.seed == 1:
             raise RunFailed("seed 1")

@@ -37,7 +37,7 @@ def values_of(arguments: list[str], flag: str) -> list[str]:
     return [value for name, value in pairwise(arguments) if name == flag]
 
 
-def in_this_process(recipe: str, options: TrainOptions, run: Run, jobs: int) -> dict[str, Any]:
+def in_this_process(recipe: str, options: TrainOptions, run: Run, environ: dict[str, str]) -> dict[str, Any]:
     """As a process of its own would, without the seconds that each needs to import torch."""
     return run_recipe(recipe, options, run.path, resume=True, quiet=True)
 
@@ -46,13 +46,13 @@ def in_this_process(recipe: str, options: TrainOptions, run: Run, jobs: int) -> 
 def demo(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, dict[str, Any], Page]:
     """What the demo prints, its comparison.json and its page; in the second epoch batches of neighbours begin."""
     out = tmp_path_factory.mktemp("demo")
-    short = {"--epochs": "2", "--seeds": "2", "--out": str(out), "--jobs": "1"}
+    short = {"--epochs": "2", "--seeds": "2", "--out": str(out)}
     arguments = demo_command()
     for flag, value in short.items():
         arguments[arguments.index(flag) + 1] = value
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(comparison_runs, "in_a_process", in_this_process)
-        done = CliRunner().invoke(app, arguments, env={"COLUMNS": "80", "NO_COLOR": "1"})
+        done = CliRunner().invoke(app, [*arguments, "--jobs", "1"], env={"COLUMNS": "80", "NO_COLOR": "1"})
     assert done.exit_code == 0, done.output
     return done.output, json.loads((out / "comparison.json").read_text()), Page((out / "report.html").read_text())
 

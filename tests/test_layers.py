@@ -30,6 +30,7 @@ LAYERS: list[set[str]] = [
         "augment",
         "boards",
         "comparison",
+        "comparison_room",
         "comparison_runs",
         "comparison_verdict",
         "encoders",
@@ -46,8 +47,8 @@ LAYERS: list[set[str]] = [
 LAYER_OF = {module: number for number, layer in enumerate(LAYERS) for module in layer}
 
 EXTRAS = {
-    "accelerate", "faiss", "kornia", "lightning", "matplotlib", "numba", "pytorch_lightning", "sentence_transformers",
-    "sklearn", "torch_geometric", "torchvision", "transformers",
+    "accelerate", "faiss", "kornia", "lightning", "matplotlib", "numba", "psutil", "pytorch_lightning",
+    "sentence_transformers", "sklearn", "torch_geometric", "torchvision", "transformers",
 }  # fmt: skip
 
 

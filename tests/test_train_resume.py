@@ -174,9 +174,9 @@ def test_a_killed_comparison_ends_with_the_same_table(
         patch.setattr(
             hardneg.comparison_runs,
             "in_a_process",
-            lambda recipe, options, one, jobs: run_recipe(recipe, options, one.path, quiet=True),
+            lambda recipe, options, one, environ: run_recipe(recipe, options, one.path, quiet=True),
         )
-        compare(comparison, whole, show=lambda line: None)
+        compare(comparison, whole, jobs=1, show=lambda line: None)
 
     runs = killed / "runs"
     child = CONTEXT.Process(target=compare_as_asked, args=(comparison, killed))

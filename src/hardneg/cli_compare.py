@@ -27,7 +27,14 @@ def compare(
     tune: Annotated[
         str | None, typer.Option(help="Such as temperature=0.1,0.2,0.5: the same tries for every arm.")
     ] = None,
-    jobs: Annotated[int, typer.Option(help="Runs side by side.", min=1)] = 1,
+    jobs: Annotated[
+        int | None,
+        typer.Option(
+            help="Most runs side by side, where memory allows; one for each core or two for each GPU if not given.",
+            min=1,
+            show_default=False,
+        ),
+    ] = None,
     option: Annotated[
         list[str] | None, typer.Option(help="Any other option of train, as name=value, for arms that do not write it.")
     ] = None,

@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, fields, replace
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -56,12 +57,18 @@ class Comparison:
             raise argument_error("compare", what, "tune", self.tune[0])
 
 
-def compare(comparison: Comparison, out: Path, *, jobs: int = 1, show: Callable[[str], None] = print) -> dict[str, Any]:
-    """Runs what is missing and writes comparison.json with the table and the sentences."""
+def compare(
+    comparison: Comparison, out: Path, *, jobs: int | None = None, show: Callable[[str], None] = print
+) -> dict[str, Any]:
+    """Runs what is missing and writes comparison.json with the table and the sentences.
+
+    At most ``jobs`` runs go side by side, by default one for each core or two for each GPU; fewer where memory does not
+    allow it.
+    """
     arms = [parse_arm(text).under(comparison.common) for text in comparison.arms]
     check_arms(arms, comparison)
     _check_same_comparison(comparison, out)
-    tuned = [_tuned(arm, comparison, out, jobs, show) for arm in arms] if comparison.tune else arms
+    tuned = _tuned(arms, comparison, out, jobs, show)
     results = run_all(tuned, list(range(comparison.seeds)), out, jobs, show)
     rows = rows_of(tuned, results, comparison.metric)
     summary = {
@@ -160,13 +167,19 @@ def _check_same_comparison(comparison: Comparison, out: Path) -> None:
     write_json(path, asked, go_on)
 
 
-def _tuned(arm: Arm, comparison: Comparison, out: Path, jobs: int, show: Callable[[str], None]) -> Arm:
-    """The arm with the best of the tuned values on the validation split; every arm gets the same tries."""
-    assert comparison.tune is not None
-    name, tries = comparison.tune[0], _tries(arm, comparison)
-    results = run_all(tries, [0], out / "tuning", jobs, show)
-    reached = [float(result[comparison.metric]) for (result,) in results]
-    return arm.with_option(name, tries[reached.index(max(reached))].options[name])
+def _tuned(
+    arms: list[Arm], comparison: Comparison, out: Path, jobs: int | None, show: Callable[[str], None]
+) -> list[Arm]:
+    """The arms with the best of the tuned values on the validation split; every arm gets the same tries."""
+    if comparison.tune is None:
+        return arms
+    name, tries = comparison.tune[0], [_tries(arm, comparison) for arm in arms]
+    results = iter(run_all([one for tried in tries for one in tried], [0], out / "tuning", jobs, show))
+    best = []
+    for tried in tries:
+        reached = [float(result[comparison.metric]) for (result,) in islice(results, len(tried))]
+        best.append(tried[reached.index(max(reached))].options[name])
+    return [arm.with_option(name, value) for arm, value in zip(arms, best, strict=True)]
 
 
 def _tries(arm: Arm, comparison: Comparison) -> list[Arm]:

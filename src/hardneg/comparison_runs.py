@@ -13,41 +13,79 @@ from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from hardneg.arms import Arm
+from hardneg.comparison_room import Room, num_cores, room_for
+from hardneg.notices import warn_once
 from hardneg.options import RECIPES, TrainOptions
 from hardneg.runs import LEAVES_WITH_STDIN, Run
+
+RUNS_ON_A_GPU = 2
+"""At once, unless told otherwise: one compiles, plans and evaluates while the other trains."""
 
 
 class RunFailed(RuntimeError):  # noqa: N818, what it says
     """A run of a comparison ended without figures; finished ones are kept, others go on from their checkpoints."""
 
 
-def run_all(
-    arms: list[Arm], seeds: list[int], out: Path, jobs: int, show: Callable[[str], None]
-) -> list[list[dict[str, Any]]]:
-    """For every arm the result with every seed, ``jobs`` runs at a time; a finished run is only read."""
-    # Arms may become the same by tuning: they share their runs.
-    wanted = {(folder_of(arm), seed): arm for seed in seeds for arm in arms}
-    done = {"n": 0}
+class OutOfMemory(RunFailed):
+    """One that memory did not hold."""
 
-    def one(arm: Arm, seed: int) -> dict[str, Any]:
-        run = Run(out / "runs" / f"{folder_of(arm)}-seed{seed}")
-        result = run.result() or in_a_process(arm.recipe, arm.complete(seed=seed), run, jobs)
-        done["n"] += 1
-        show(f"[{done['n']}/{len(wanted)}] {arm.text}, seed {seed}")
+
+def run_all(
+    arms: list[Arm], seeds: list[int], out: Path, jobs: int | None, show: Callable[[str], None]
+) -> list[list[dict[str, Any]]]:
+    """For every arm the result with every seed, at most ``jobs`` runs at a time; a finished run is only read."""
+    # Arms may become the same by tuning: they share their runs.
+    wanted = {f"{folder_of(arm)}-seed{seed}": (arm, seed) for seed in seeds for arm in arms}
+    runs = {name: Run(out / "runs" / name) for name in wanted}
+    on_gpu = torch.cuda.is_available() and any(arm.complete().device != "cpu" for arm in arms)
+    room = room_for(jobs or _usual_jobs(len(wanted), on_gpu), on_gpu=on_gpu)
+    room.learn(runs.values())
+    threads, done = max(1, num_cores() // room.jobs), 0
+
+    def one(name: str) -> dict[str, Any]:
+        nonlocal done
+        (arm, seed), run = wanted[name], runs[name]
+        result = run.result() or _where_it_fits(arm.recipe, arm.complete(seed=seed), run, room, threads)
+        done += 1
+        show(f"[{done}/{len(wanted)}] {arm.text}, seed {seed}")
         return result
 
-    with ThreadPoolExecutor(jobs) as pool:
-        futures = {key: pool.submit(one, arm, key[1]) for key, arm in wanted.items()}
+    with ThreadPoolExecutor(room.jobs) as pool:
+        futures = {name: pool.submit(one, name) for name in wanted}
         try:
             for ended in wait(futures.values(), return_when=FIRST_EXCEPTION).done:
                 ended.result()
         except BaseException:
             pool.shutdown(wait=False, cancel_futures=True)
+            room.close()
             for lifeline in list(_lifelines):
                 _let_go(lifeline)
             raise
-    return [[futures[folder_of(arm), seed].result() for seed in seeds] for arm in arms]
+    return [[futures[f"{folder_of(arm)}-seed{seed}"].result() for seed in seeds] for arm in arms]
+
+
+def _usual_jobs(runs: int, on_gpu: bool) -> int:
+    """By all runs, finished or not: how many threads each has must not depend on where a comparison was killed."""
+    return min(runs, RUNS_ON_A_GPU * torch.cuda.device_count() if on_gpu else num_cores())
+
+
+def _where_it_fits(recipe: str, options: TrainOptions, run: Run, room: Room, threads: int) -> dict[str, Any]:
+    while True:
+        with room.beside_others(run) as place:
+            at_once = room.jobs
+            try:
+                return in_a_process(recipe, options, run, {**place.environ, **_threads(threads)})
+            except OutOfMemory:
+                if not room.shrink(at_once):
+                    raise
+                warn_once(
+                    "compare.memory",
+                    f"Memory did not hold the runs side by side: they go on with {room.jobs} at a time. "
+                    "Use --jobs to begin with fewer.",
+                )
 
 
 def folder_of(arm: Arm) -> str:
@@ -70,33 +108,35 @@ def _let_go(lifeline: int) -> None:
     os.close(lifeline)
 
 
-def in_a_process(recipe: str, options: TrainOptions, run: Run, jobs: int) -> dict[str, Any]:
-    """A run in a process of its own, with its share of the cores; it ends with this one, however this one ends."""
-    threads = str(max(1, num_cores() // jobs))
+def in_a_process(recipe: str, options: TrainOptions, run: Run, environ: dict[str, str]) -> dict[str, Any]:
+    """A run in a process of its own; it ends with this one, however this one ends."""
     command = [sys.executable, "-m", "hardneg.recipes", recipe, str(run.path), json.dumps(options.as_dict())]
-    environ = {**os.environ, "OMP_NUM_THREADS": threads, "MKL_NUM_THREADS": threads, LEAVES_WITH_STDIN: "1"}
     here, there = os.pipe()
     _lifelines.add(there)
     try:
-        answer = subprocess.run(command, env=environ, stdin=here, capture_output=True, text=True)
+        whole = {**os.environ, **environ, LEAVES_WITH_STDIN: "1"}
+        answer = subprocess.run(command, env=whole, stdin=here, capture_output=True, text=True)
     finally:
         os.close(here)
         _let_go(there)
     result = run.result()
     if answer.returncode or result is None:
-        said = (answer.stderr or answer.stdout).strip().splitlines() or ["it said nothing"]
-        raise RunFailed(f"{run.path} failed, {_ended(answer.returncode)}: {said[-1]}")
+        said = ((answer.stderr or answer.stdout).strip().splitlines() or ["it said nothing"])[-1]
+        no_memory = answer.returncode == -signal.SIGKILL or any(words in said for words in _out_of_memory)
+        failure = OutOfMemory if no_memory else RunFailed
+        raise failure(f"{run.path} failed, {_ended(answer.returncode)}: {said}")
     return result
 
 
-def num_cores() -> int:
-    """The cores that this process may use, which in a container are often fewer than the machine has."""
-    have = os.cpu_count() or 1
-    return min(have, len(os.sched_getaffinity(0))) if hasattr(os, "sched_getaffinity") else have
+_out_of_memory = ("out of memory", "can't allocate memory", "MemoryError")
+
+
+def _threads(number: int) -> dict[str, str]:
+    return {"OMP_NUM_THREADS": str(number), "MKL_NUM_THREADS": str(number)}
 
 
 def _ended(code: int) -> str:
     if code >= 0:
         return f"exit code {code}"
-    hint = ", as when memory runs out" if code == -9 else ""
+    hint = ", as when memory runs out" if code == -signal.SIGKILL else ""
     return f"killed by {signal.Signals(-code).name}{hint}"

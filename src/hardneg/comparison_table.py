@@ -14,7 +14,7 @@ from hardneg.comparison import TITLES, Comparison, compare, letter_of, measure
 OF_LAST_BATCH = "False negatives, hardness and clamped: of the last batch that was recorded"
 
 
-def compare_and_show(comparison: Comparison, out: Path, jobs: int) -> None:
+def compare_and_show(comparison: Comparison, out: Path, jobs: int | None) -> None:
     """Runs the comparison with a bar, prints the table and writes the report."""
     from rich.progress import Progress
 

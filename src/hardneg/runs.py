@@ -4,6 +4,7 @@ run/
   config.json      the recipe, its options, the command and the versions
   metrics.jsonl    one line per record
   checkpoint.pt    the newest state; replaced atomically, so that a crash or a full disk leaves the old one
+  memory.json      bytes that the run holds, for a comparison that asks whether there is room for another
   result.json      written last: its presence says that the run is finished
   events.out...    the records for TensorBoard, if it is installed
 """
@@ -24,7 +25,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
-from typing import Any, BinaryIO, TextIO
+from typing import Any, BinaryIO, NamedTuple, TextIO
 
 import torch
 
@@ -105,6 +106,13 @@ def environment() -> dict[str, Any]:
     }
 
 
+class Memory(NamedTuple):
+    """Bytes: of the process, and of its GPU."""
+
+    host: int
+    device: int
+
+
 @dataclass(frozen=True)
 class Run:
     """One training run on disk."""
@@ -180,6 +188,14 @@ class Run:
         write_json(self.result_path, result)
         show_on_board(self.path, result.get("steps", 0), {name: result[name] for name in FIGURES if name in result})
         leave_board(self.path)
+
+    def took(self, memory: Memory) -> None:
+        write_json(self.path / "memory.json", memory._asdict())
+
+    def memory(self) -> Memory | None:
+        """What it held when it last said so, or None before its first epoch has ended."""
+        path = self.path / "memory.json"
+        return Memory(**json.loads(path.read_text())) if path.exists() else None
 
     @property
     def metrics_path(self) -> Path:

@@ -38,6 +38,7 @@ from hardneg.training_setup import (
     check_batch,
     check_words,
     from_state,
+    held_memory,
     progress_bar,
     refresh_for,
     sampler_for,
@@ -120,7 +121,9 @@ def train(
         seconds = loop.run_all(quiet)
         times = {"seconds": round(seconds, 3), "epoch_seconds": loop.epoch_seconds}
         if accelerator.is_main_process:
-            run.finish(loop.evaluate(test) | times | {"steps": loop.total, "epochs": options.epochs})
+            figures = loop.evaluate(test)
+            run.took(held_memory(accelerator.device))
+            run.finish(figures | times | {"steps": loop.total, "epochs": options.epochs})
         accelerator.wait_for_everyone()
     return run.result() or {}  # nothing on a machine that does not see the disk of the first rank
 
@@ -180,6 +183,8 @@ class Loop:
                 synchronize(self.accelerator.device)
                 self.epoch = epoch + 1
                 self.epoch_seconds.append(round(time.perf_counter() - begun, 4))
+                if self.epoch == 1 and self.accelerator.is_main_process:
+                    self.disk.took(held_memory(self.accelerator.device))
                 if self.epoch % self.options.save_every == 0 or self.epoch == self.options.epochs:
                     self._save()
         return sum(self.epoch_seconds)

@@ -22,12 +22,14 @@ from hardneg.negatives import parse
 from hardneg.notices import optional, warn_once
 from hardneg.options import TrainOptions
 from hardneg.refresh import Refresh
+from hardneg.runs import Memory
 from hardneg.sampler import PlannedBatchSampler
 
 if TYPE_CHECKING:
     from accelerate import Accelerator
 
 Model = TypeVar("Model", bound=nn.Module)
+CUDA_CONTEXT = 600 * 2**20  # bytes
 
 
 def splits(options: TrainOptions) -> tuple[ImageData, ImageData]:
@@ -159,6 +161,12 @@ def from_state(state: dict[str, Tensor] | None) -> Any:
 def synchronize(device: torch.device) -> None:
     if device.type == "cuda":
         torch.cuda.synchronize(device)
+
+
+def held_memory(device: torch.device) -> Memory:
+    """What this process holds now, and the most it has held of its GPU, with what CUDA keeps beside the tensors."""
+    host: int = optional("psutil", "train", extra="train").Process().memory_info().rss
+    return Memory(host, torch.cuda.max_memory_reserved(device) + CUDA_CONTEXT if device.type == "cuda" else 0)
 
 
 @contextmanager
