@@ -17,7 +17,7 @@ from hardneg import comparison_runs
 from hardneg.arms import parse_arm
 from hardneg.cli import app
 from hardneg.comparison import Comparison, check_arms, compare
-from hardneg.comparison_room import num_cores
+from hardneg.comparison_memory import num_cores
 from hardneg.comparison_runs import RunFailed, folder_of, in_a_process, run_all
 from hardneg.comparison_verdict import detectable_errors, paired, rows_of, sentences, temperature_notes
 from hardneg.options import RECIPES, TrainOptions

@@ -30,7 +30,7 @@ LAYERS: list[set[str]] = [
         "augment",
         "boards",
         "comparison",
-        "comparison_room",
+        "comparison_memory",
         "comparison_runs",
         "comparison_verdict",
         "encoders",

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 
 from hardneg.arms import Arm
-from hardneg.comparison_room import Room, num_cores, room_for
+from hardneg.comparison_memory import Machine, num_cores, this_machine
 from hardneg.notices import warn_once
 from hardneg.options import RECIPES, TrainOptions
 from hardneg.runs import LEAVES_WITH_STDIN, Run
@@ -41,26 +41,26 @@ def run_all(
     wanted = {f"{folder_of(arm)}-seed{seed}": (arm, seed) for seed in seeds for arm in arms}
     runs = {name: Run(out / "runs" / name) for name in wanted}
     on_gpu = torch.cuda.is_available() and any(arm.complete().device != "cpu" for arm in arms)
-    room = room_for(jobs or _usual_jobs(len(wanted), on_gpu), on_gpu=on_gpu)
-    room.learn(runs.values())
-    threads, done = max(1, num_cores() // room.jobs), 0
+    machine = this_machine(jobs or _usual_jobs(len(wanted), on_gpu), on_gpu=on_gpu)
+    machine.learn(runs.values())
+    threads, done = max(1, num_cores() // machine.jobs), 0
 
     def one(name: str) -> dict[str, Any]:
         nonlocal done
         (arm, seed), run = wanted[name], runs[name]
-        result = run.result() or _where_it_fits(arm.recipe, arm.complete(seed=seed), run, room, threads)
+        result = run.result() or _where_it_fits(arm.recipe, arm.complete(seed=seed), run, machine, threads)
         done += 1
         show(f"[{done}/{len(wanted)}] {arm.text}, seed {seed}")
         return result
 
-    with ThreadPoolExecutor(room.jobs) as pool:
+    with ThreadPoolExecutor(machine.jobs) as pool:
         futures = {name: pool.submit(one, name) for name in wanted}
         try:
             for ended in wait(futures.values(), return_when=FIRST_EXCEPTION).done:
                 ended.result()
         except BaseException:
             pool.shutdown(wait=False, cancel_futures=True)
-            room.close()
+            machine.close()
             for lifeline in list(_lifelines):
                 _let_go(lifeline)
             raise
@@ -72,18 +72,18 @@ def _usual_jobs(runs: int, on_gpu: bool) -> int:
     return min(runs, RUNS_ON_A_GPU * torch.cuda.device_count() if on_gpu else num_cores())
 
 
-def _where_it_fits(recipe: str, options: TrainOptions, run: Run, room: Room, threads: int) -> dict[str, Any]:
+def _where_it_fits(recipe: str, options: TrainOptions, run: Run, machine: Machine, threads: int) -> dict[str, Any]:
     while True:
-        with room.beside_others(run) as place:
-            at_once = room.jobs
+        with machine.beside_others(run) as place:
+            at_once = machine.jobs
             try:
                 return in_a_process(recipe, options, run, {**place.environ, **_threads(threads)})
             except OutOfMemory:
-                if not room.shrink(at_once):
+                if not machine.shrink(at_once):
                     raise
                 warn_once(
                     "compare.memory",
-                    f"Memory did not hold the runs side by side: they go on with {room.jobs} at a time. "
+                    f"Memory did not hold the runs side by side: they go on with {machine.jobs} at a time. "
                     "Use --jobs to begin with fewer.",
                 )
 

@@ -1,4 +1,4 @@
-"""Room for runs side by side: as many as were asked for, where the memory of the machine and of its GPUs allows."""
+"""Runs side by side on a machine: as many as were asked for, where its memory and that of its GPUs allow."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ FILLED = 0.9
 ASKED_EVERY = 0.5  # seconds
 
 
-class RoomClosed(RuntimeError):  # noqa: N818, what it says
+class NotBegun(RuntimeError):  # noqa: N818, what it says
     """A run that waited for room is not begun, since another failed or the comparison was stopped."""
 
 
@@ -38,7 +38,7 @@ class Place:
 
 
 @dataclass
-class Room:
+class Machine:
     """Lets a run begin beside others once one has said how much it takes (after its first epoch) and that is free."""
 
     jobs: int
@@ -86,7 +86,7 @@ class Room:
 
     def _place(self) -> Place | None:
         if self.closed:
-            raise RoomClosed("the comparison has ended")
+            raise NotBegun("the comparison has ended")
         place = min(self.places, key=lambda one: one.running)
         if not self.under_way:
             return place
@@ -97,9 +97,9 @@ class Room:
         return place if self.largest.host and fits and after <= self.jobs else None
 
 
-def room_for(jobs: int, *, on_gpu: bool) -> Room:
-    """The room that this machine has now."""
-    return Room(jobs, free_memory(), _gpus() if on_gpu else [Place()])
+def this_machine(jobs: int, *, on_gpu: bool) -> Machine:
+    """This machine and what it has free now."""
+    return Machine(jobs, free_memory(), _gpus() if on_gpu else [Place()])
 
 
 def free_memory() -> int:

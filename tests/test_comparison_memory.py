@@ -13,9 +13,9 @@ from typing import Any
 import pytest
 import torch
 
-from hardneg import comparison_room, comparison_runs
+from hardneg import comparison_memory, comparison_runs
 from hardneg.arms import parse_arm
-from hardneg.comparison_room import Place, Room, RoomClosed, free_memory
+from hardneg.comparison_memory import Machine, NotBegun, Place, free_memory
 from hardneg.comparison_runs import OutOfMemory, RunFailed, folder_of, in_a_process, run_all
 from hardneg.notices import HardnegWarning, forget_warnings
 from hardneg.options import RECIPES
@@ -29,7 +29,7 @@ GB = 2**30
 
 @pytest.fixture(autouse=True)
 def _asked_often(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(comparison_room, "ASKED_EVERY", 0.01)
+    monkeypatch.setattr(comparison_memory, "ASKED_EVERY", 0.01)
 
 
 def runs_that_hold(memory: Memory | None, number: int, path: Path) -> list[Run]:
@@ -41,14 +41,14 @@ def runs_that_hold(memory: Memory | None, number: int, path: Path) -> list[Run]:
     return runs
 
 
-def most_at_once(room: Room, runs: list[Run]) -> tuple[int, dict[str | None, int]]:
-    """How many of these were in the room at once, altogether and in each place; all must have been in."""
+def most_at_once(machine: Machine, runs: list[Run]) -> tuple[int, dict[str | None, int]]:
+    """How many of these were under way at once, altogether and in each place; all must have been."""
     lock, inside = threading.Lock(), []
-    most, places = 0, dict.fromkeys((place.gpu for place in room.places), 0)
+    most, places = 0, dict.fromkeys((place.gpu for place in machine.places), 0)
 
     def stay(one: Run) -> None:
         nonlocal most
-        with room.beside_others(one) as place:
+        with machine.beside_others(one) as place:
             with lock:
                 inside.append(place.gpu)
                 most = max(most, len(inside))
@@ -63,7 +63,7 @@ def most_at_once(room: Room, runs: list[Run]) -> tuple[int, dict[str | None, int
     for thread in threads:
         thread.join(20.0)
         assert not thread.is_alive()
-    assert not room.under_way
+    assert not machine.under_way
     return most, places
 
 
@@ -79,30 +79,30 @@ def most_at_once(room: Room, runs: list[Run]) -> tuple[int, dict[str | None, int
     ],
 )
 def test_as_many_as_memory_holds(jobs: int, free: int, holds: Memory | None, expected: int, tmp_path: Path) -> None:
-    room = Room(jobs, free, [Place()])
-    assert most_at_once(room, runs_that_hold(holds, 6, tmp_path))[0] == expected
+    machine = Machine(jobs, free, [Place()])
+    assert most_at_once(machine, runs_that_hold(holds, 6, tmp_path))[0] == expected
 
 
 def test_runs_are_shared_over_gpus_and_each_holds_what_fits(tmp_path: Path) -> None:
-    room = Room(8, 100 * GB, [Place("0", 8 * GB), Place("GPU-3f", 8 * GB)])
+    machine = Machine(8, 100 * GB, [Place("0", 8 * GB), Place("GPU-3f", 8 * GB)])
     runs = runs_that_hold(Memory(GB, 3 * GB), 8, tmp_path)
-    assert most_at_once(room, runs) == (4, {"0": 2, "GPU-3f": 2})
-    assert [place.environ for place in room.places] == [
+    assert most_at_once(machine, runs) == (4, {"0": 2, "GPU-3f": 2})
+    assert [place.environ for place in machine.places] == [
         {"CUDA_VISIBLE_DEVICES": "0"},
         {"CUDA_VISIBLE_DEVICES": "GPU-3f"},
     ]
 
 
 def test_a_run_begins_beside_another_once_that_has_said_what_it_holds(tmp_path: Path) -> None:
-    room = Room(2, 100 * GB, [Place()])
+    machine = Machine(2, 100 * GB, [Place()])
     first, second = runs_that_hold(None, 2, tmp_path)
     begun = threading.Event()
 
     def follow() -> None:
-        with room.beside_others(second):
+        with machine.beside_others(second):
             begun.set()
 
-    with room.beside_others(first):
+    with machine.beside_others(first):
         thread = threading.Thread(target=follow, daemon=True)
         thread.start()
         assert not begun.wait(0.2)
@@ -112,33 +112,35 @@ def test_a_run_begins_beside_another_once_that_has_said_what_it_holds(tmp_path: 
 
 
 def test_finished_runs_of_an_earlier_attempt_tell_what_a_run_holds(tmp_path: Path) -> None:
-    room = Room(3, 100 * GB, [Place("0", GB)])
-    room.learn(runs_that_hold(Memory(GB, 2), 1, tmp_path / "before") + runs_that_hold(Memory(3, 4), 1, tmp_path / "b"))
-    assert room.largest == Memory(GB, 4)
-    assert most_at_once(room, runs_that_hold(None, 3, tmp_path / "now"))[0] == 3
+    machine = Machine(3, 100 * GB, [Place("0", GB)])
+    machine.learn(
+        runs_that_hold(Memory(GB, 2), 1, tmp_path / "before") + runs_that_hold(Memory(3, 4), 1, tmp_path / "b")
+    )
+    assert machine.largest == Memory(GB, 4)
+    assert most_at_once(machine, runs_that_hold(None, 3, tmp_path / "now"))[0] == 3
 
 
-def test_who_waits_leaves_when_the_room_is_closed(tmp_path: Path) -> None:
-    room = Room(1, GB, [Place()])
+def test_who_waits_leaves_when_no_more_are_begun(tmp_path: Path) -> None:
+    machine = Machine(1, GB, [Place()])
     first, second = runs_that_hold(None, 2, tmp_path)
     left = threading.Event()
 
     def wait() -> None:
-        with pytest.raises(RoomClosed), room.beside_others(second):
+        with pytest.raises(NotBegun), machine.beside_others(second):
             pytest.fail("there was no room")
         left.set()
 
-    with room.beside_others(first):
+    with machine.beside_others(first):
         threading.Thread(target=wait, daemon=True).start()
         time.sleep(0.05)
-        room.close()
+        machine.close()
         assert left.wait(10.0)
 
 
 # Out of memory
 
 
-def pretending(room: Room, monkeypatch: pytest.MonkeyPatch, limit: int) -> list[int]:
+def pretending(machine: Machine, monkeypatch: pytest.MonkeyPatch, limit: int) -> list[int]:
     """Runs that die of memory where more than ``limit`` are under way; how many were, for each attempt."""
     seen: list[int] = []
 
@@ -146,15 +148,15 @@ def pretending(room: Room, monkeypatch: pytest.MonkeyPatch, limit: int) -> list[
         run.path.mkdir(parents=True, exist_ok=True)
         run.took(Memory(1, 0))
         time.sleep(0.1)  # all that are let in are in
-        seen.append(len(room.under_way))
-        if len(room.under_way) > limit:
+        seen.append(len(machine.under_way))
+        if len(machine.under_way) > limit:
             time.sleep(0.1)
             raise OutOfMemory("did not fit")
         run.finish({"knn": 0.5})
         return {"knn": 0.5}
 
     monkeypatch.setattr(comparison_runs, "in_a_process", crowded)
-    monkeypatch.setattr(comparison_runs, "room_for", lambda jobs, on_gpu: room)
+    monkeypatch.setattr(comparison_runs, "this_machine", lambda jobs, on_gpu: machine)
     return seen
 
 
@@ -162,22 +164,22 @@ def test_runs_that_memory_did_not_hold_go_on_with_fewer_beside_them(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     forget_warnings()
-    room = Room(3, 100 * GB, [Place()])
-    seen = pretending(room, monkeypatch, limit=1)
+    machine = Machine(3, 100 * GB, [Place()])
+    seen = pretending(machine, monkeypatch, limit=1)
     with pytest.warns(HardnegWarning, match="Memory did not hold the runs side by side"):
         results = run_all([parse_arm("simclr()")], list(range(5)), tmp_path, 3, lambda line: None)
     assert results == [5 * [{"knn": 0.5}]]
-    assert room.jobs == 1
+    assert machine.jobs == 1
     assert max(seen) > 1
     forget_warnings()
 
 
 def test_a_run_that_does_not_fit_alone_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     forget_warnings()
-    seen = pretending(room := Room(2, 100 * GB, [Place()]), monkeypatch, limit=0)
+    seen = pretending(machine := Machine(2, 100 * GB, [Place()]), monkeypatch, limit=0)
     with pytest.warns(HardnegWarning, match="Memory"), pytest.raises(RunFailed, match="did not fit"):
         run_all([parse_arm("simclr()")], [0], tmp_path, 2, lambda line: None)
-    assert (seen, room.jobs) == ([1, 1], 1)
+    assert (seen, machine.jobs) == ([1, 1], 1)
     forget_warnings()
 
 
@@ -211,7 +213,7 @@ def test_free_memory_is_that_of_the_container_where_it_has_less(
     machine = psutil.virtual_memory().total
     assert 0 < free_memory() <= machine
     monkeypatch.setattr(psutil, "virtual_memory", lambda: SimpleNamespace(available=10 * GB))
-    monkeypatch.setattr(comparison_room, "Path", lambda path: tmp_path)
+    monkeypatch.setattr(comparison_memory, "Path", lambda path: tmp_path)
     assert free_memory() == 10 * GB, "no limits to be seen"
     (tmp_path / "memory.current").write_text(f"{3 * GB}\n")
     (tmp_path / "memory.max").write_text("max\n")
@@ -234,9 +236,9 @@ def test_jobs_are_those_of_the_cores_or_two_for_each_gpu(tmp_path: Path, monkeyp
     """How many threads a run has depends on the comparison as a whole, so a resumed one has as many."""
     asked: list[tuple[int, bool]] = []
 
-    def remember(jobs: int, on_gpu: bool) -> Room:
+    def remember(jobs: int, on_gpu: bool) -> Machine:
         asked.append((jobs, on_gpu))
-        return Room(jobs, 100 * GB, [Place()])
+        return Machine(jobs, 100 * GB, [Place()])
 
     threads: list[str] = []
 
@@ -245,7 +247,7 @@ def test_jobs_are_those_of_the_cores_or_two_for_each_gpu(tmp_path: Path, monkeyp
         run.finish({})
         return {"knn": 1.0}
 
-    monkeypatch.setattr(comparison_runs, "room_for", remember)
+    monkeypatch.setattr(comparison_runs, "this_machine", remember)
     monkeypatch.setattr(comparison_runs, "in_a_process", ended)
     monkeypatch.setattr(comparison_runs, "num_cores", lambda: 16)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
