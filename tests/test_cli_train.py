@@ -295,7 +295,7 @@ def interrupted_after(steps: int, step: Any) -> Any:
 def test_a_real_sigint_ends_the_process_with_130(verb: str, data: str, tmp_path: Path) -> None:
     endless = {"data": data, "epochs": 100_000, "batch_size": 32, "out": tmp_path}
     arms = {"train": ["simclr"], "compare": ["--arm", "simclr()", "--arm", "hcl()"]}
-    command = [sys.executable, "-m", "hardneg.cli", verb, *arms[verb], *flags(endless)]
+    command = [sys.executable, "-m", "hardneg", verb, *arms[verb], *flags(endless)]
     process = subprocess.Popen(
         command,
         stdout=subprocess.DEVNULL,
@@ -357,7 +357,7 @@ def test_the_examples_of_compare_are_understood(compared: list[Any], tmp_path: P
 def test_help_takes_less_than_half_a_second() -> None:
     """Of processor time on an idle machine; on a busy one, where all takes longer, as compared with typer alone."""
     alone = min(processor_seconds("-c", "import typer.rich_utils") for _ in range(3))
-    ours = min(processor_seconds("-m", "hardneg.cli", "--help") for _ in range(3))
+    ours = min(processor_seconds("-m", "hardneg", "--help") for _ in range(3))
     assert ours < max(0.5, 3.5 * alone)
 
 

@@ -85,7 +85,7 @@ except SystemExit as end:
 
 
 def test_installed_command_answers() -> None:
-    run = subprocess.run([sys.executable, "-m", "hardneg.cli", "--help"], capture_output=True, text=True)
+    run = subprocess.run([sys.executable, "-m", "hardneg", "--help"], capture_output=True, text=True)
     assert run.returncode == 0, run.stderr
     assert "chooses the negatives" in run.stdout
 

@@ -34,6 +34,7 @@ LAYERS: list[set[str]] = [
         "comparison_runs",
         "comparison_verdict",
         "encoders",
+        "launches",
         "pairs",
         "pixels",
         "readers",
@@ -41,7 +42,7 @@ LAYERS: list[set[str]] = [
         "training",
         "training_setup",
     },
-    {"recipes", "integrations", "cli", "cli_audit", "cli_mine", "comparison_table", "explain"}
+    {"recipes", "integrations", "__main__", "cli", "cli_audit", "cli_mine", "comparison_table", "explain"}
     | {"cli_compare", "cli_errors", "cli_train"},
 ]
 LAYER_OF = {module: number for number, layer in enumerate(LAYERS) for module in layer}

@@ -16,7 +16,7 @@ from hardneg.recipes.sogclr import SogCLRMethod
 from hardneg.runs import Run
 from training_runs import few_digits, run, short
 
-pytest.importorskip("accelerate", reason="training needs the extra train")
+Accelerator = pytest.importorskip("accelerate", reason="training needs the extra train").Accelerator
 
 
 @pytest.fixture(scope="module")
@@ -36,6 +36,28 @@ def test_alignment_is_among_the_figures(data: str, tmp_path: Path) -> None:
     assert 0.0 < result["alignment"] < 2.0
     again = run("simclr", tmp_path / "again", short(data))
     assert again["alignment"] == result["alignment"]
+
+
+def test_runs_of_one_process_may_differ_in_precision(data: str, tmp_path: Path) -> None:
+    """Accelerate remembers the precision of a process, and refuses another: in a notebook, of the second run."""
+    state = pytest.importorskip("accelerate.state").AcceleratorState
+    before = dict(state._shared_state)
+    state._reset_state()
+    try:
+        losses = [
+            run("simclr", tmp_path / str(i), short(data, precision=precision, epochs=1))["final"]["loss"]
+            for i, precision in enumerate(("no", "bf16", "no"))
+        ]
+        state._reset_state()
+        Accelerator(cpu=True, mixed_precision="bf16")  # somebody else's is not forgotten
+        with pytest.raises(ValueError, match="already been initialized"):
+            run("simclr", tmp_path / "refused", short(data, precision="no"))
+    finally:
+        state._reset_state()
+        state._shared_state.update(before)
+    assert losses[0] == losses[2]
+    assert losses[1] == pytest.approx(losses[0], rel=0.1)
+    assert losses[1] != losses[0]
 
 
 def test_an_adaptive_schedule_moves_the_loss_of_sogclr(data: str) -> None:

@@ -105,7 +105,3 @@ def report(
 
 def main() -> None:
     app()
-
-
-if __name__ == "__main__":
-    main()

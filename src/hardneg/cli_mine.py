@@ -99,7 +99,7 @@ def mine(
 
       hardneg mine q.npy --corpus-embeddings d.npy --judgements pairs.csv --format ids -o mined.parquet
 
-      torchrun --nproc-per-node 8 -m hardneg.cli mine ...   (the same output)
+      torchrun --nproc-per-node 8 -m hardneg mine ...   (the same output)
     """
     told = dict(locals())
     with errors_for_people("Run the same command again to go on."):

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
+from hardneg.launches import InOneLaunch
 from hardneg.notices import argument_error, optional
 from hardneg.pairs import Features, Labels, directions, similarity_histograms, uniformity
 
@@ -66,14 +67,19 @@ def linear_probe(
     layer = nn.Linear(train.shape[1], len(classes), device=train.device)
     nn.init.zeros_(layer.weight)
     nn.init.zeros_(layer.bias)
-    optimizer = torch.optim.Adam(layer.parameters(), learning_rate, fused=True)
+    optimizer = torch.optim.Adam(layer.parameters(), learning_rate, fused=True, capturable=train.is_cuda)
+
+    def step(rows: Tensor) -> None:
+        optimizer.zero_grad()
+        cross_entropy(layer(train[rows]), targets[rows]).backward()  # type: ignore[no-untyped-call]
+        optimizer.step()
+
+    one_step = InOneLaunch(step) if train.is_cuda else step
     with torch.enable_grad():
         for _ in range(epochs):
             order = torch.randperm(len(train), generator=generator, device=train.device)
             for rows in order.split(batch_size):  # type: ignore[no-untyped-call]
-                optimizer.zero_grad()
-                cross_entropy(layer(train[rows]), targets[rows]).backward()  # type: ignore[no-untyped-call]
-                optimizer.step()
+                one_step(rows)
     with torch.no_grad():
         predicted = classes.to(test.device)[layer(test).argmax(1)]
     return _accuracy(predicted, test_y)

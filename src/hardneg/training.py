@@ -148,7 +148,7 @@ class Loop:
         self.method = synchronised(build(options, data, self.total).to(accelerator.device), accelerator)
         on_gpu = accelerator.device.type == "cuda"
         if on_gpu:
-            torch.backends.cudnn.benchmark = True
+            torch.backends.cudnn.benchmark = not torch.are_deterministic_algorithms_enabled()
             self.method.encoder.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
         self.augment = augment_for(options, data)
         self.views = self.augment.compiled() if options.compile else self.augment.views

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from accelerate import Accelerator
 
 Model = TypeVar("Model", bound=nn.Module)
+OURS = "hardneg"
 CUDA_CONTEXT = 600 * 2**20  # bytes
 
 
@@ -74,13 +75,25 @@ def accelerator_for(options: TrainOptions) -> Accelerator:
     ranks = int(os.environ.get("WORLD_SIZE", 1))
     # Without cpu=True and without a GPU, Accelerate would take each of the ranks for a run of its own.
     on_cpu = options.device == "cpu" or (ranks > 1 and not torch.cuda.is_available())
+    state = accelerate.state.AcceleratorState
+    _forget_another_run(state, options.precision, on_cpu)
+    ours = not state._shared_state
     accelerator: Accelerator = accelerate.Accelerator(cpu=on_cpu, mixed_precision=options.precision)
+    if ours:
+        state._shared_state[OURS] = True
     if accelerator.num_processes != ranks:
         raise ValueError(
             f"train needs Accelerate to see the {ranks} ranks of the launcher, got {accelerator.num_processes}; use "
             "torchrun --nproc_per_node N, or accelerate launch --multi_gpu --num_processes N (also on CPUs)."
         )
     return accelerator
+
+
+def _forget_another_run(state: Any, precision: str, on_cpu: bool) -> None:
+    """Accelerate keeps the precision and device of a process; those of an earlier run of ours need not be of this."""
+    now = state._shared_state
+    if now.get(OURS) and (now["_mixed_precision"] != precision or on_cpu != (now["device"].type == "cpu")):
+        state._reset_state(reset_partial_state=now["num_processes"] == 1)
 
 
 def synchronised(method: Model, accelerator: Accelerator) -> Model:
