@@ -20,7 +20,7 @@ from hardneg.recipes.moco import MoCoV2
 from hardneg.runs import Run
 from hardneg.training_setup import synchronised
 from training_ranks import run_job
-from training_runs import BATCH_SIZE, few_digits, short
+from training_runs import BATCH_SIZE, assert_same, everything, few_digits, short
 
 pytest.importorskip("accelerate", reason="training needs the extra train")
 
@@ -41,6 +41,13 @@ PROXIMITY = "proximity(num_candidates=150, num_neighbours=8, restart=0.3, refres
 SAME_BATCHES = ("uniform", "debiased tilt", "proximity", "moco v2", "moco v3", "supervised", "sogclr", "emc2")
 
 
+CUT: list[tuple[str, tuple[str, ...], dict[str, Any]]] = [
+    ("harvested", (), {"batches": f"{PROXIMITY})", "learning_rate": 1e-3}),
+    ("moco v2", ("moco",), {"queue": 100}),
+    ("emc2", ("emc2",), {"temperature": 0.3}),
+]
+
+
 def jobs_of(data: str) -> list[dict[str, Any]]:
     def job(name: str, recipe: str = "simclr", **options: Any) -> dict[str, Any]:
         return {"name": name, "recipe": recipe, "options": short(data, **{"learning_rate": LEARNING_RATE, **options})}
@@ -55,6 +62,7 @@ def jobs_of(data: str) -> list[dict[str, Any]]:
         job("sogclr", "sogclr", temperature=0.3),
         job("emc2", "emc2", temperature=0.3),
         job("harvested", batches=f"{PROXIMITY})", learning_rate=1e-3),
+        *(job(f"{name}, cut", *how, **options) | {"cut_at": STEPS + 2} for name, how, options in CUT),
         job("batch statistics", batches=f"{PROXIMITY}, encode=True)") | {"batch_statistics": True},
     ]
 
@@ -72,7 +80,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
         env=os.environ | {"OMP_NUM_THREADS": "1"}, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
     )  # fmt: skip
     for job in jobs:
-        if "batch_statistics" not in job:
+        if "batch_statistics" not in job and "cut_at" not in job:
             run_job(job, folder / "one")
     out, errors = launched.communicate(timeout=300)
     assert launched.returncode == 0, errors
@@ -159,6 +167,15 @@ def test_the_ranks_plan_the_same_hard_batches(runs: dict[str, Any], name: str) -
 def test_batch_statistics_that_ranks_cannot_share_are_said(runs: dict[str, Any]) -> None:
     assert runs["errors"].count("cannot share: each normalises by its own part of the batch") == 1
     assert "Use an encoder without them" in runs["errors"]
+
+
+@pytest.mark.parametrize("name", [name for name, _, _ in CUT])
+def test_two_ranks_resume_exactly(runs: dict[str, Any], name: str) -> None:
+    whole, cut = runs["two"] / name, runs["two"] / f"{name}, cut"
+    assert_same(everything(whole), everything(cut))
+    for rank in range(2):
+        seen, again = (json.loads((path / f"batches-{rank}.json").read_text()) for path in (whole, cut))
+        assert again == seen[: STEPS + 2] + seen[STEPS:], "two steps of the second epoch were lost, and done again"
 
 
 def test_the_result_of_two_ranks_is_that_of_one(runs: dict[str, Any]) -> None:

@@ -26,11 +26,22 @@ def pixels(loop: Loop) -> Tensor:
     return normalize(loop.data.images.flatten(1).float(), dim=1)
 
 
+class Cut(Exception):  # noqa: N818, what it says
+    """Training ends here, and is to go on from its checkpoint."""
+
+
 def run_job(job: dict[str, Any], out: Path) -> None:
-    """Trains, and leaves which positions this rank saw at each step in ``batches-RANK.json``."""
+    """Trains, and leaves which positions this rank saw at each step in ``batches-RANK.json``.
+
+    A job with ``cut_at`` is interrupted at that step on all ranks, and resumed.
+    """
     rank, seen, step = os.environ.get("RANK", "0"), [], Loop._one_step
+    cut = {"at": job.get("cut_at")}
 
     def watched(self: Loop, epoch: int, index: Tensor, *rest: Any) -> None:
+        if self.step == cut["at"]:
+            cut["at"] = None
+            raise Cut
         seen.append((epoch, index.tolist()))
         step(self, epoch, index, *rest)
 
@@ -41,7 +52,11 @@ def run_job(job: dict[str, Any], out: Path) -> None:
         patch.object(Loop, "_vectors", vectors),
         patch.object(hardneg.training_setup, "build_encoder", encoder),
     ):
-        run_recipe(job["recipe"], RECIPES[job["recipe"]](**job["options"]), out / job["name"], quiet=True)
+        options, where = RECIPES[job["recipe"]](**job["options"]), out / job["name"]
+        try:
+            run_recipe(job["recipe"], options, where, quiet=True)
+        except Cut:
+            run_recipe(job["recipe"], options, where, quiet=True, resume=True)
     (out / job["name"] / f"batches-{rank}.json").write_text(json.dumps(seen))
 
 

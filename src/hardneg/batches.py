@@ -12,7 +12,7 @@ from hardneg.negatives.spec import read_expression
 from hardneg.notices import argument_error
 from hardneg.planners import Communities, NearestNeighbours, Planner, Proximity, Strata, Uniform, falling
 from hardneg.planners.room import coverages
-from hardneg.schedules import Number, linear, registered_schedules
+from hardneg.schedules import Number, adaptive, linear, registered_schedules
 
 
 @dataclass(frozen=True)
@@ -32,6 +32,9 @@ class BatchSpec:
             raise argument_error("batches", "a warmup of 0 or more epochs", "warmup", self.warmup)
         if self.coverage not in coverages:
             raise argument_error("batches", f"coverage among {coverages}", "coverage", self.coverage)
+        for name, value in vars(self.planner).items():
+            if isinstance(value, adaptive):  # nobody would tell it how training goes
+                raise argument_error("batches", "a schedule of the epochs, such as linear(0.2, 0.05)", name, value)
 
 
 def uniform() -> BatchSpec:

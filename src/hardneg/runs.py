@@ -30,6 +30,7 @@ from typing import Any, BinaryIO, NamedTuple, TextIO
 import torch
 
 from hardneg.boards import leave_board, show_on_board
+from hardneg.options import RECIPES
 
 FIGURES = ("knn", "1nn", "linear", "uniformity")
 """Those of the result that TensorBoard shows beside the records."""
@@ -131,10 +132,12 @@ class Run:
             raise ValueError(f"{run.path} already holds a run; use --resume to go on with it, or another --out.")
         if before["recipe"] != recipe:
             raise ValueError(f"{run.path} holds a checkpoint of recipe {before['recipe']!r}, got {recipe!r}.")
+        # A run of an older version was at the defaults of the options that were added since.
+        then = json.loads(json.dumps(RECIPES[recipe]().as_dict() | before["options"], default=str))
         changed = {
-            name: (before["options"].get(name), value)
+            name: (then.get(name), value)
             for name, value in json.loads(json.dumps(options, default=str)).items()
-            if before["options"].get(name) != value
+            if then.get(name) != value
         }
         if changed:
             listed = ", ".join(f"{name}: {old!r} -> {new!r}" for name, (old, new) in changed.items())
@@ -233,11 +236,15 @@ class Run:
         if not path.exists():
             return None
         try:
-            state: dict[str, Any] = torch.load(path, map_location=device, weights_only=True)
+            # On the CPU, Accelerate's ranks are on "cpu:0", where torch.load can put nothing.
+            where = "cpu" if torch.device(device).type == "cpu" else device
+            state: dict[str, Any] = torch.load(path, map_location=where, weights_only=True)
             of = state["of"]
+        except torch.OutOfMemoryError:
+            raise
         except Exception as error:
             raise ValueError(
-                f"{path} cannot be read as a checkpoint ({type(error).__name__}); "
+                f"{path} cannot be read as a checkpoint ({type(error).__name__}: {str(error).partition(chr(10))[0]}); "
                 "put back a copy of it, or delete it to train from the beginning."
             ) from error
         if of != self._asked():

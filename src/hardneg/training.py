@@ -52,6 +52,8 @@ if TYPE_CHECKING:
     from accelerate import Accelerator
 
 Encode = Callable[[Tensor], Tensor]
+LEAD = 8
+"""Steps from the vectors of a graph to the batches planned from it, for a refresh every 100 steps."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -159,7 +161,10 @@ class Loop:
             # On a GPU the step is bound by its launches, which CUDA graphs save: 1.6 s an epoch of CIFAR-10, not 3.4.
             graphs = on_gpu and accelerator.num_processes == 1
             self.encode = torch.compile(self.encode, mode="reduce-overhead" if graphs else "default")
+        inside = {id(p) for p in self.method.encoder.parameters()}
+        self.outside = [p for p in parameters if id(p) not in inside]
         self.refresh = refresh_for(self.sampler, spec, self._vectors, options.seed)
+        self.refreshed = 0  # the step of the last refresh
         self.harvested = torch.zeros(0)
         losses = [part for part in self.method.modules() if isinstance(part, ContrastiveLoss)]
         self.adaptive = [s for one in losses for s in one.negatives.schedules() if isinstance(s, adaptive)]
@@ -204,6 +209,8 @@ class Loop:
             loss = method.loss_of(self.encode, Batch(torch.cat([first, second]), index, labels))
         self.optimizer.zero_grad(set_to_none=True)
         self.accelerator.backward(loss)
+        for parameter in self.outside:  # those of the encoder are averaged over the ranks by its wrapper
+            parameter.grad = None if parameter.grad is None else self.accelerator.reduce(parameter.grad, "mean")
         self.optimizer.step()
         method.after_step()
         self.step += 1
@@ -219,7 +226,7 @@ class Loop:
         self.epoch_loss = torch.zeros((), device=self.accelerator.device)
 
     def _keep_fresh(self, epoch: int) -> None:
-        """Keeps the embeddings of the batch and, every ``refresh`` steps after the warm-up, plans from them."""
+        """Keeps the embeddings of the batch and, every ``refresh`` steps after the warm-up, gives them to the plan."""
         if self.sampler.planner.needs == "nothing":
             return
         if not self.spec.encode:
@@ -229,10 +236,22 @@ class Loop:
             assert keys.ids is not None
             self.harvested.index_copy_(0, keys.ids, keys.vectors.to(self.harvested))
         # Without a warm-up, the first epoch is uniform until a refresh, since nothing is known of the images before.
-        if self.step == max(1, self.spec.warmup) * len(self.sampler):
+        first = self.step == max(1, self.spec.warmup) * len(self.sampler)
+        if first or (epoch >= self.spec.warmup and self._is_due(epoch)):
             self.refresh.now(self.step)
-        elif epoch >= self.spec.warmup:
-            self.refresh(self.step)
+            self.refreshed = self.step
+
+    def _is_due(self, epoch: int) -> bool:
+        """Shortly before the segment of the plan that begins nearest to ``refresh`` steps after the last one.
+
+        Shortly before, since on a GPU the graph is built while training goes on.
+        """
+        every, done = self.spec.refresh, self.step - epoch * len(self.sampler)
+        begun = (done - 1) // every * every
+        size = min(every, len(self.sampler) - begun)
+        left = begun + size - done
+        nearest = self.step - self.refreshed + min(every, len(self.sampler)) / 2 >= every
+        return nearest and left == min(LEAD, every // 12, size - 1) and self.step + left < self.total
 
     def _vectors(self) -> Tensor:
         """What the ranks plan from, the same on all of them; a copy, since training goes on harvesting."""
@@ -297,6 +316,7 @@ class Loop:
                 "method": self.accelerator.unwrap_model(self.method).state_dict(),
                 "optimizer": self.optimizer.state_dict(),
                 "harvested": self.harvested,
+                "refreshed": self.refreshed,
                 "planned_from": as_state(self.sampler.data),
                 "scaler": self.accelerator.scaler.state_dict() if self.accelerator.scaler is not None else {},
                 "rng": torch.get_rng_state(),
@@ -313,7 +333,7 @@ class Loop:
         self.step, self.epoch, self.epoch_seconds = state["step"], state["epoch"], state["epoch_seconds"]
         self.method.load_state_dict(state["method"])
         self.optimizer.load_state_dict(state["optimizer"])
-        self.harvested = state["harvested"]
+        self.harvested, self.refreshed = state["harvested"], state["refreshed"]
         self.sampler.data = from_state(state["planned_from"])
         torch.set_rng_state(state["rng"].cpu())
         if state["rng_cuda"]:

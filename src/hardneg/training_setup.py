@@ -81,6 +81,8 @@ def accelerator_for(options: TrainOptions) -> Accelerator:
     accelerator: Accelerator = accelerate.Accelerator(cpu=on_cpu, mixed_precision=options.precision)
     if ours:
         state._shared_state[OURS] = True
+    if accelerator.device.type == "cpu" and options.precision == "fp16":
+        raise ValueError("train needs --precision bf16 or no on a CPU, which has no fp16, got precision='fp16'.")
     if accelerator.num_processes != ranks:
         raise ValueError(
             f"train needs Accelerate to see the {ranks} ranks of the launcher, got {accelerator.num_processes}; use "

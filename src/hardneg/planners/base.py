@@ -169,7 +169,14 @@ def text_of(planner: Planner) -> str:
 def digest_of(data: Any) -> str:
     if isinstance(data, ProximityGraph):
         return data.digest
-    if isinstance(data, Tensor):
-        raw = data.detach().float().cpu().contiguous().numpy().tobytes()
-        return hashlib.blake2b(raw, digest_size=8).hexdigest()
-    return ""
+    return _digest_of_vectors(data) if isinstance(data, Tensor) else ""
+
+
+def _digest_of_vectors(vectors: Tensor) -> str:
+    """Kept with the tensor until it changes, since every piece of a plan asks for it."""
+    known = getattr(vectors, "_hardneg_digest", None)
+    if known is None or known[0] != vectors._version:
+        raw = vectors.detach().float().cpu().contiguous().numpy().tobytes()
+        known = (vectors._version, hashlib.blake2b(raw, digest_size=8).hexdigest())
+        vectors._hardneg_digest = known  # type: ignore[attr-defined]
+    return str(known[1])
