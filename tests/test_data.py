@@ -13,7 +13,9 @@ import numpy as np
 import pytest
 import torch
 
-from hardneg.data import ImageData, check_name, from_pairs, load, named_data
+from hardneg import image_files
+from hardneg.data import ImageData, check_name, from_pairs, load, load_splits, named_data
+from hardneg.notices import HardnegWarning, forget_warnings
 
 DATA = Path(os.environ.get("HARDNEG_DATA") or "../shared/data")
 needs_cifar = pytest.mark.skipif(
@@ -206,6 +208,34 @@ class TestFiles:
         assert len(data) == 8
         assert data.labels is None
 
+    @pytest.mark.parametrize("missing", [-1, -1.0, np.nan, "-1"])
+    def test_labels_below_0_are_all_of_a_split_or_none(self, missing: object, tmp_path: Path) -> None:
+        known = np.array([3, 5, 3, 5], dtype=np.array(missing).dtype)
+        arrays = {"images": random_images(4, 8, 8), "labels": known, "test_images": random_images(2, 8, 8)}
+        np.savez(tmp_path / "x.npz", **arrays, test_labels=[missing] * 2)  # type: ignore[arg-type]
+        train, test = load_splits(f"npz:{tmp_path / 'x.npz'}")
+        assert test.labels is None
+        assert train.labels.tolist() == [0, 1, 0, 1]  # type: ignore[union-attr]
+        assert [float(name) for name in train.classes] == [3, 5]
+        known[2] = missing
+        np.savez(tmp_path / "x.npz", **arrays)  # type: ignore[arg-type]
+        with pytest.raises(
+            ValueError, match=r"got 1 of 4 without one .* in labels of .*x\.npz; leave these images out"
+        ):
+            load(f"npz:{tmp_path / 'x.npz'}")
+
+    def test_pairs_and_folders_below_0_alike(self, tmp_path: Path) -> None:
+        pixels = random_images(3, 8, 8)
+        assert from_pairs([(p, -1) for p in pixels], "mine").labels is None
+        with pytest.raises(ValueError, match=r"got 2 of 3 without one .* in mine; leave these images out"):
+            from_pairs([(p, i - 2) for i, p in enumerate(pixels)], "mine")
+        write_folder(tmp_path, {"-1": 4})
+        data = load(f"folder:{tmp_path}", "all")
+        assert (data.labels, data.classes) == (None, ())
+        write_folder(tmp_path, {"cat": 2})
+        with pytest.raises(ValueError, match=r"got 4 of 6 without one .* in the class folders of"):
+            load(f"folder:{tmp_path}")
+
     @pytest.mark.parametrize(
         ("arrays", "message"),
         [
@@ -257,6 +287,40 @@ class TestFiles:
         assert data.in_channels == 3
         assert torch.equal(data.images[1, 0], data.images[1, 2])
 
+    @pytest.mark.parametrize("suffix", ["png", "tif", "pgm"])
+    @pytest.mark.parametrize("size", [None, 8])
+    def test_grey_of_16_bits_is_scaled_and_stays_grey(self, suffix: str, size: int | None, tmp_path: Path) -> None:
+        image = pytest.importorskip("PIL.Image", reason="needs Pillow")
+        deep = np.arange(64, dtype=np.uint16).reshape(8, 8) * 1040  # 0 to 65,520
+        image.fromarray(deep).save(tmp_path / f"ramp.{suffix}")
+        data = load(f"folder:{tmp_path}", "all", size=size)
+        assert data.images.shape == (1, 1, 8, 8)
+        assert np.abs(data.images[0, 0].numpy() - deep / 65535 * 255).max() <= 0.5
+
+    @pytest.mark.parametrize(("dtype", "mode"), [(np.int32, "I"), (np.float32, "F")])
+    def test_deeper_images_are_refused_by_name(self, dtype: type, mode: str, tmp_path: Path) -> None:
+        image = pytest.importorskip("PIL.Image", reason="needs Pillow")
+        image.fromarray(np.arange(64, dtype=dtype).reshape(8, 8)).save(tmp_path / "deep.tif")
+        with pytest.raises(ValueError, match=rf"8 or 16 bits, got mode '{mode}' in .*deep\.tif.*write it as 8 bits"):
+            load(f"folder:{tmp_path}")
+        with pytest.raises(ValueError, match="in item 0 of mine"):
+            from_pairs([(image.fromarray(np.zeros((8, 8), dtype)), 0)], "mine")
+
+    def test_12_bits_in_a_file_of_16_are_warned_of(self, tmp_path: Path) -> None:
+        image = pytest.importorskip("PIL.Image", reason="needs Pillow")
+        image.fromarray(np.full((8, 8), 4095, np.uint16)).save(tmp_path / "dark.png")
+        forget_warnings()
+        with pytest.warns(HardnegWarning, match=r"brightest pixel in .* is 16 of 255, so hardly anything is left"):
+            load(f"folder:{tmp_path}", "all")
+
+    def test_grey_with_transparency_stays_grey(self, tmp_path: Path) -> None:
+        image = pytest.importorskip("PIL.Image", reason="needs Pillow")
+        grey = random_images(8, 8)
+        image.merge("LA", [image.fromarray(grey), image.fromarray(random_images(8, 8, seed=1))]).save(
+            tmp_path / "x.png"
+        )
+        assert np.array_equal(load(f"folder:{tmp_path}", "all").images[0].numpy(), grey[None])
+
     def test_folder_without_classes_has_no_labels_and_loose_images_are_told(self, tmp_path: Path) -> None:
         write_folder(tmp_path, {".": 4})
         assert load(f"folder:{tmp_path}", "all").labels is None
@@ -294,10 +358,60 @@ class TestFiles:
         assert data.ids.tolist() == [5, 6]
         assert data.classes == ("cat", "dog")
 
+    def test_hub_rows_without_a_label(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        datasets = pytest.importorskip("datasets", reason="needs the package datasets")
+        features = datasets.Features({"image": datasets.Image(), "label": datasets.ClassLabel(names=["cat", "dog"])})
+
+        def found(labels: list[int | None]) -> None:
+            rows = {"image": list(random_images(4, 8, 8)), "label": labels}
+            split = datasets.Dataset.from_dict(rows, features=features)
+            monkeypatch.setattr(datasets, "load_dataset", lambda path: {"train": split})
+
+        found([-1, -1, None, -1])
+        assert load("hf:mine", "all").labels is None
+        found([0, 1, -1, None])
+        with pytest.raises(ValueError, match=r"got 2 of 4 without one .* in label of hf:mine; leave these images out"):
+            load("hf:mine", "all")
+
     def test_hub_without_datasets_says_so(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setitem(sys.modules, "datasets", None)
         with pytest.raises(ImportError, match="pip install datasets"):
             load("hf:uoft-cs/cifar10")
+
+
+class TestBothSplits:
+    def test_are_those_of_load(self, tmp_path: Path) -> None:
+        np.savez(tmp_path / "whole.npz", images=random_images(30, 8, 8), labels=np.arange(30) % 3)
+        np.savez(
+            tmp_path / "split.npz", images=random_images(5, 8, 8), labels=[0, 1, 0, 1, 0],
+            test_images=random_images(3, 8, 8, seed=1), test_labels=[1, 0, 1],
+        )  # fmt: skip
+        for name in ("digits", f"npz:{tmp_path / 'whole.npz'}", f"npz:{tmp_path / 'split.npz'}"):
+            for both, one in zip(load_splits(name), (load(name, "train"), load(name, "test")), strict=True):
+                for field in ("images", "labels", "ids"):
+                    assert torch.equal(getattr(both, field), getattr(one, field))
+                assert both.classes == one.classes
+
+    @pytest.mark.parametrize("split", [True, False])
+    def test_decode_each_image_once(self, split: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        for name in ("train", "test") if split else (".",):
+            write_folder(tmp_path / name, {"cat": 5, "dog": 5})
+        decoded: list[Path] = []
+        read = image_files.read_image
+
+        def counting(path: Path, size: int | None = None) -> np.ndarray:
+            decoded.append(path)
+            return read(path, size)
+
+        monkeypatch.setattr(image_files, "read_image", counting)
+        train, test = load_splits(f"folder:{tmp_path}@8")
+        assert (train.size, test.size) == ((8, 8), (8, 8))
+        assert len(decoded) == len(set(decoded)) == len(train) + len(test) == (20 if split else 10)
+
+    def test_of_two_sizes_are_told(self, tmp_path: Path) -> None:
+        np.savez(tmp_path / "x.npz", images=random_images(5, 8, 8), test_images=random_images(2, 9, 9))
+        with pytest.raises(ValueError, match=r"of one size, got \(1, 8, 8\) and \(1, 9, 9\) in 'npz:"):
+            load_splits(f"npz:{tmp_path / 'x.npz'}")
 
 
 DIGITS_TEST_IDS = [4, 5, 6, 9, 14, 17, 18, 19]  # results of different versions compare only on one split

@@ -34,6 +34,7 @@ LAYERS: list[set[str]] = [
         "comparison_runs",
         "comparison_verdict",
         "encoders",
+        "image_files",
         "launches",
         "pairs",
         "pixels",

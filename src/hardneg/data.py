@@ -9,6 +9,8 @@
     load("hf:uoft-cs/cifar10")              a data set of the Hugging Face hub or its cache, through `datasets`
 
 Ids are unique over both splits. Where a data set has no test split, a fixed fifth of it is one, stratified by label.
+Images have 8 bits: grey ones of 16 bits are scaled, those of more are refused. A label below 0 says that there is none:
+every image of a split has one, or none has. ``load_splits`` reads both splits at once.
 """
 
 from __future__ import annotations
@@ -24,8 +26,19 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from hardneg.image_files import (
+    Array,
+    Found,
+    Part,
+    known_labels,
+    pixels,
+    read_folder,
+    read_hub,
+    read_npz,
+    same_shape,
+)
 from hardneg.notices import argument_error
-from hardneg.readers import NAMED, Array, Found, Part, pixels, read_folder, read_hub, read_npz, same_shape
+from hardneg.readers import NAMED
 
 SPLITS = ("train", "test", "all")
 TEST_SHARE = 0.2
@@ -108,23 +121,43 @@ def load(name: str, split: str = "train", root: str | Path | None = None, *, siz
     >>> load("digits", "test").images.shape
     torch.Size([360, 1, 8, 8])
     """
-    check_name(name)
     if split not in SPLITS:
         raise argument_error("load", f"a split among {SPLITS}", "split", split)
+    found = _read(name, split, root, size)
+    if found.num_train is not None or split == "all":
+        return _chosen(name, found, split)
+    rest, held = _chosen(name, found, "all").held_out(TEST_SHARE, seed=0)
+    return rest if split == "train" else held
+
+
+def load_splits(name: str, root: str | Path | None = None, *, size: int | None = None) -> tuple[ImageData, ImageData]:
+    """The train and the test split as ``load`` gives them, of one size, from files that are read once.
+
+    >>> [len(data) for data in load_splits("digits")]
+    [1437, 360]
+    """
+    found = _read(name, "all", root, size)
+    if found.num_train is None:
+        return _chosen(name, found, "all").held_out(TEST_SHARE, seed=0)
+    train, test = _chosen(name, found, "train"), _chosen(name, found, "test")
+    if train.images.shape[1:] != test.images.shape[1:]:
+        shapes = f"{tuple(train.images.shape[1:])} and {tuple(test.images.shape[1:])}"
+        raise ValueError(f"load needs train and test images of one size, got {shapes} in {name!r}.")
+    return train, test
+
+
+def _read(name: str, split: str, root: str | Path | None, size: int | None) -> Found:
+    check_name(name)
     kind, _, path = name.partition(":")
     if kind in ("folder", "hf") and (square := re.fullmatch(r"(.+)@(\d+)", path)):
         path, size = square[1], int(square[2])
     if size is not None and (kind not in ("folder", "hf") or size < 4):
         raise argument_error("load", "a size of at least 4 pixels, and that for folder: and hf: only", "size", size)
     if kind == "folder":
-        found = read_folder(Path(path), split, size)
-    elif kind == "hf":
-        found = read_hub(path, split, size)
-    elif kind == "npz":
-        found = read_npz(Path(path))
-    else:
-        found = NAMED[kind](split, None if root is None else Path(root))
-    return _chosen(name, found, split)
+        return read_folder(Path(path), split, size)
+    if kind == "hf":
+        return read_hub(path, split, size)
+    return read_npz(Path(path)) if kind == "npz" else NAMED[kind](split, None if root is None else Path(root))
 
 
 def named_data() -> tuple[str, ...]:
@@ -145,22 +178,18 @@ def check_name(name: str) -> None:
 def from_pairs(pairs: Iterable[tuple[Any, int]], name: str, *, size: int | None = None) -> ImageData:
     """Any sequence of (PIL image or uint8 array, label), such as a torchvision data set, held in memory."""
     images, labels = zip(*pairs, strict=True)
-    arrays = same_shape([pixels(image, size) for image in images], [f"item {i} of {name}" for i in range(len(images))])
-    numbers = np.asarray(labels)
-    classes = [str(i) for i in range(int(numbers.max()) + 1)]
+    where = [f"item {i} of {name}" for i in range(len(images))]
+    arrays = same_shape([pixels(*item, size) for item in zip(images, where, strict=True)], where)
+    numbers = known_labels(np.asarray(labels), name)
+    classes = [] if numbers is None else [str(i) for i in range(int(numbers.max()) + 1)]
     return _chosen(name, Found(Part(arrays, numbers, classes), num_train=len(arrays)), "train")
 
 
 def _chosen(name: str, found: Found, split: str) -> ImageData:
-    """The split asked for; ids run on from the train split into the test split."""
-    parts = [(found.train, 0), (found.test, found.num_train or 0)]
-    if found.num_train is not None and split != "all":
-        parts = parts[:1] if split == "train" else parts[1:]
-    data = _joined(name, [(part, first) for part, first in parts if part is not None])
-    if found.num_train is not None or split == "all":
-        return data
-    rest, held = data.held_out(TEST_SHARE, seed=0)
-    return rest if split == "train" else held
+    """The parts asked for; ids run on from the train split into the test split."""
+    parts = {"train": [(found.train, 0)], "test": [(found.test, found.num_train or 0)]}
+    chosen = [*parts["train"], *parts["test"]] if split == "all" else parts[split]
+    return _joined(name, [(part, first) for part, first in chosen if part is not None])
 
 
 def _joined(name: str, parts: list[tuple[Part, int]]) -> ImageData:

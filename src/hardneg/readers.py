@@ -1,4 +1,4 @@
-"""What lies on a disk: the files of the named data sets, and a user's folders and arrays, read as NumPy arrays."""
+"""The named data sets as they lie on a disk, read as NumPy arrays."""
 
 from __future__ import annotations
 
@@ -7,40 +7,16 @@ import importlib.util
 import os
 import pickle
 import tarfile
-import zipfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
-from torch import Tensor
 
-from hardneg.notices import argument_error, missing_extra, optional
-
-Array = NDArray[Any]
-
-
-class Part(NamedTuple):
-    """One split as it was read: images [n, h, w], [n, h, w, c] or [n, c, h, w]."""
-
-    images: Array
-    labels: Array | None
-    classes: Sequence[str]
-    origin: str = ""
-
-
-class Found(NamedTuple):
-    """What a reader found: the splits asked for; without ``num_train`` there is one part only, to be split here."""
-
-    train: Part | None
-    test: Part | None = None
-    num_train: int | None = None
-
-
-# The named sets.
+from hardneg.image_files import Array, Found, Part, read_image
+from hardneg.notices import missing_extra
 
 
 def _read_digits(split: str, root: Path | None) -> Found:
@@ -194,7 +170,7 @@ def _cifar_montages(folder: Path, spec: Cifar, train: bool) -> Part:
     split = "train" if train else "test"
     files = sorted(folder.glob("train_*.jpg")) if train else [folder / "test.jpg"]
     with ThreadPoolExecutor() as pool:
-        squares = list(pool.map(_read_image, files))
+        squares = list(pool.map(read_image, files))
     for square, path in zip(squares, files, strict=True):
         if square.shape != (3200, 3200, 3):
             raise ValueError(f"load needs montages of 3200 x 3200 pixels in colour, got {square.shape} in {path}.")
@@ -219,135 +195,3 @@ def _roots(root: Path | None) -> list[Path]:
 
 def _listed(places: list[Path]) -> str:
     return ", ".join(str(place) for place in places)
-
-
-# Files of the user.
-
-
-def read_npz(path: Path) -> Found:
-    if not path.is_file():
-        raise FileNotFoundError(f"load needs an .npz file with arrays images and labels, got no file {path}.")
-    try:
-        with np.load(path) as file:
-            arrays = {key: file[key] for key in ("images", "labels", "test_images", "test_labels") if key in file}
-    except zipfile.BadZipFile as error:
-        raise ValueError(f"load needs a whole .npz file, got {path}, which is damaged: {error}.") from error
-    except ValueError as error:
-        raise ValueError(f"load needs plain arrays, all images of one size, got objects in {path}.") from error
-    if "images" not in arrays:
-        raise ValueError(f"load needs an array `images` [n, h, w], [n, c, h, w] or [n, h, w, c], got none in {path}.")
-    known = [arrays[key] for key in ("labels", "test_labels") if key in arrays]
-    if any(labels.ndim != 1 for labels in known):
-        raise ValueError(f"load needs one label per image, got labels={known[0].shape} in {path}.")
-    names, numbers = np.unique(np.concatenate(known), return_inverse=True) if known else ((), np.empty(0))
-    classes, cut = [str(name) for name in names], len(arrays.get("labels", ()))
-    train = Part(arrays["images"], numbers[:cut] if "labels" in arrays else None, classes)
-    if "test_images" not in arrays:
-        return Found(train)
-    test = Part(arrays["test_images"], numbers[cut:] if "test_labels" in arrays else None, classes)
-    return Found(train, test, num_train=len(train.images))
-
-
-_SUFFIXES = {".jpg", ".jpeg", ".png", ".bmp", ".gif", ".ppm", ".pgm", ".webp", ".tif", ".tiff"}
-
-
-def read_folder(folder: Path, split: str, size: int | None) -> Found:
-    if not folder.is_dir():
-        raise FileNotFoundError(f"load needs a folder of images, got no folder {folder}.")
-    train = folder / "train"
-    names = ("test", "val", "valid", "validation")
-    test = next((folder / name for name in names if (folder / name).is_dir()), None)
-    if not train.is_dir() or test is None:
-        folder = train if train.is_dir() else folder
-        return Found(_folder_part(folder, _class_names(folder), size))
-    classes = sorted(set(_class_names(train)) | set(_class_names(test)))
-    return Found(
-        _folder_part(train, classes, size) if split != "test" else None,
-        _folder_part(test, classes, size) if split != "train" else None,
-        num_train=len(_image_files(train)),
-    )
-
-
-def _class_names(folder: Path) -> list[str]:
-    return sorted(p.name for p in folder.iterdir() if p.is_dir() and not p.name.startswith("."))
-
-
-def _image_files(folder: Path) -> list[Path]:
-    return sorted(p for p in folder.rglob("*") if p.suffix.lower() in _SUFFIXES and not p.name.startswith("."))
-
-
-def _folder_part(folder: Path, classes: list[str], size: int | None) -> Part:
-    files = _image_files(folder)
-    if not files:
-        raise FileNotFoundError(f"load needs images ({', '.join(sorted(_SUFFIXES))}), got none in {folder}.")
-    of_file = [path.relative_to(folder).parts[0] for path in files]
-    loose = sum(name not in classes for name in of_file)
-    if classes and loose:
-        raise ValueError(f"load needs every image in a class folder, got {loose} beside the class folders in {folder}.")
-    with ThreadPoolExecutor() as pool:
-        images = same_shape(list(pool.map(partial(_read_image, size=size), files)), [str(path) for path in files])
-    return Part(images, np.array([classes.index(name) for name in of_file]) if classes else None, classes)
-
-
-def read_hub(path: str, split: str, size: int | None) -> Found:
-    try:
-        import datasets  # type: ignore[import-untyped]
-    except ImportError as error:
-        raise ImportError(f"hf:{path} needs the package datasets; pip install datasets.") from error
-    found = datasets.load_dataset(path)
-    train = found["train"] if "train" in found else next(iter(found.values()))
-    test = next((found[name] for name in ("test", "validation") if name in found and found[name] is not train), None)
-    if test is None:
-        return Found(_hub_part(path, train, size))
-    return Found(
-        _hub_part(path, train, size) if split != "test" else None,
-        _hub_part(path, test, size) if split != "train" else None,
-        num_train=len(train),
-    )
-
-
-def _hub_part(path: str, rows: Any, size: int | None) -> Part:
-    """The first column of images and the first of class labels."""
-    kinds = {name: type(feature).__name__ for name, feature in rows.features.items()}
-    image = next((name for name, kind in kinds.items() if kind == "Image"), None)
-    label = next((name for name, kind in kinds.items() if kind == "ClassLabel"), None)
-    if image is None:
-        raise ValueError(f"load needs a column of images in hf:{path}, got columns {kinds}.")
-    arrays = [pixels(picture, size) for picture in rows[image]]
-    images = same_shape(arrays, [f"row {i} of hf:{path}" for i in range(len(arrays))])
-    if label is None:
-        return Part(images, None, ())
-    return Part(images, np.asarray(rows[label]), rows.features[label].names)
-
-
-def _read_image(path: Path, size: int | None = None) -> Array:
-    Image = optional("PIL.Image", str(path), extra="vision")  # noqa: N806
-    try:
-        with Image.open(path) as image:
-            return pixels(image, size)
-    except OSError as error:
-        raise ValueError(f"load needs readable images, got {path}: {error}.") from error
-
-
-def pixels(image: Any, size: int | None) -> Array:
-    """An image as uint8 [h, w] or [h, w, 3]; ``size`` fits it into a square, cutting what is too long."""
-    if isinstance(image, np.ndarray | Tensor):
-        if size is not None:
-            raise argument_error("load", "PIL images to resize", "image", type(image).__name__)
-        return np.asarray(image)
-    from PIL import ImageOps
-
-    upright = ImageOps.exif_transpose(image).convert("L" if image.mode in ("1", "L") else "RGB")
-    return np.asarray(upright if size is None else ImageOps.fit(upright, (size, size)))
-
-
-def same_shape(images: list[Array], where: list[str]) -> Array:
-    if len({image.ndim for image in images}) > 1:  # a few grey images among coloured ones
-        images = [image if image.ndim == 3 else np.repeat(image[:, :, None], 3, axis=2) for image in images]
-    for image, place in zip(images, where, strict=True):
-        if image.shape != images[0].shape:
-            raise ValueError(
-                f"load needs images of one size, got {images[0].shape[:2]} in {where[0]} and {image.shape[:2]} in "
-                f"{place}; size=64, or folder:PATH@64 on the command line, makes all of them 64 x 64."
-            )
-    return np.stack(images)
