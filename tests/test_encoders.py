@@ -11,7 +11,15 @@ from torch import nn
 
 from hardneg.augment import TINY
 from hardneg.data import load
-from hardneg.encoders import Encoder, build_encoder, check_encoder, embed, has_batch_statistics, projection_head
+from hardneg.encoders import (
+    Encoder,
+    build_encoder,
+    check_embeds,
+    check_encoder,
+    embed,
+    has_batch_statistics,
+    projection_head,
+)
 
 
 def num_parameters(module: nn.Module) -> int:
@@ -145,3 +153,36 @@ def test_embed_is_the_features_in_evaluation_mode_and_restores_training() -> Non
         expected = encoder.eval().features(TINY.plain(data.images[:50]))
     torch.testing.assert_close(features, expected, rtol=0, atol=1e-5)
     (features * torch.ones(1, requires_grad=True)).sum().backward()  # not an inference tensor
+
+
+def test_a_module_without_features_is_embedded_by_what_it_gives() -> None:
+    images = load("digits", "test").images[:30]
+    module = nn.Sequential(nn.Flatten(), nn.Linear(64, 10), nn.Dropout(0.5)).train()
+    check_embeds(module, images, TINY.plain)
+    with torch.no_grad():
+        expected = module[1](TINY.plain(images).flatten(1))
+    torch.testing.assert_close(embed(module, images, TINY.plain, batch_size=7), expected, rtol=0, atol=1e-6)
+    assert module.training
+    assert embed(nn.Flatten(), images, TINY.plain).shape == (30, 64)
+
+
+def test_a_module_that_gives_no_vectors_is_told_before_training() -> None:
+    class WithMaps(nn.Module):
+        """As torchvision's VGG: its ``features`` are maps, and a part of it."""
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.features = nn.Conv2d(1, 4, 3)
+
+        def forward(self, images: torch.Tensor) -> torch.Tensor:
+            return self.features(images).mean((2, 3))
+
+    images = load("digits", "test").images
+    fix = r"from {}; wrap what gives them in hardneg\.encoders\.Encoder\(module, feature_dim, head\)"
+    with pytest.raises(
+        ValueError, match=r"features \[b, d\], got \(2, 4, 6, 6\) for 2 images " + fix.format("WithMaps")
+    ):
+        check_embeds(WithMaps(), images, TINY.plain)
+    with pytest.raises(ValueError, match=r"got \(2, 4, 6, 6\) for 2 images " + fix.format("Conv2d")):
+        check_embeds(nn.Conv2d(1, 4, 3), images, TINY.plain)
+    check_embeds(Encoder(WithMaps(), 4), images, TINY.plain)

@@ -211,6 +211,23 @@ class TestTogether:
         assert result["similarities"]["same_mean"] is None
         json.dumps(result, allow_nan=False)
 
+    @pytest.mark.parametrize("probe", ["torch", "sklearn"])
+    @pytest.mark.parametrize("num_train", [2, 3, 40])
+    @pytest.mark.parametrize("test_y", [[0], [0, 0], [0, 1], [7]])
+    def test_a_few_rows_are_evaluated_as_far_as_they_go(self, probe: str, num_train: int, test_y: list[int]) -> None:
+        train_y = torch.arange(num_train) % 2
+        x = torch.eye(2)[train_y] + 0.01 * torch.arange(num_train)[:, None]
+        labels = torch.tensor(test_y)
+        result = evaluate_embeddings(x, train_y, torch.eye(2)[labels % 2], labels, probe=probe)
+        assert json.loads(json.dumps(result, allow_nan=False)) == result
+        seen = float(7 not in test_y)
+        assert (result["1nn"], result["knn"], result["linear"]) == (seen, seen, seen)
+        assert (result["num_train"], result["num_test"]) == (num_train, len(test_y))
+        assert ("uniformity" in result, "similarities" in result) == (len(test_y) > 1, len(test_y) > 1)
+        if len(test_y) > 1:  # a distance of 0 or of sqrt(2)
+            assert result["uniformity"] == pytest.approx(-4.0 * (test_y == [0, 1]), abs=1e-6)
+            assert sum(result["similarities"]["same"]) + sum(result["similarities"]["other"]) == 1
+
     def test_saved_embeddings_give_the_same(self, digits: Split, tmp_path: Path) -> None:
         save_embeddings(tmp_path / "x.npz", *digits)
         for saved, part in zip(load_embeddings(tmp_path / "x.npz"), digits, strict=True):

@@ -6,6 +6,7 @@
     Encoder(any_module, feature_dim, head)      any module that gives [b, feature_dim]
 
 The probe and kNN read ``features``, the loss reads the projection (SimCLR, Chen et al. 2020). Neither is normalised.
+Of a module without ``features`` both read what it gives.
 """
 
 from __future__ import annotations
@@ -112,19 +113,43 @@ def has_batch_statistics(module: nn.Module) -> bool:
 
 
 def embed(
-    encoder: Encoder, images: Images, prepare: Callable[[Images], Images], *, batch_size: int = 512,
+    encoder: nn.Module, images: Images, prepare: Callable[[Images], Images], *, batch_size: int = 512,
     device: torch.device | str | None = None,
 ) -> Features:  # fmt: skip
     """Features of all images in evaluation mode, batch by batch, as float32 where the images are.
 
     ``prepare`` makes of uint8 images what the encoder takes: ``Augment.plain``.
     """
-    device = next(encoder.parameters()).device if device is None else torch.device(device)
+    device = _device_of(encoder, images) if device is None else torch.device(device)
+    represent = features_of(encoder)
     with torch.inference_mode(), eval_mode(encoder):
         batches = (images[i : i + batch_size].to(device, non_blocking=True) for i in range(0, len(images), batch_size))
-        parts = [encoder.features(prepare(batch)).float().to(images.device) for batch in batches]
+        parts = [represent(prepare(batch)).float().to(images.device) for batch in batches]
     # A copy outside inference mode, which a later computation of gradients may use.
     return torch.cat(parts).clone()
+
+
+def features_of(encoder: nn.Module) -> Callable[[Images], Features]:
+    """What an encoder is evaluated by: its ``features``, or what a module without them gives."""
+    represent: Callable[[Images], Features] = getattr(encoder, "features", encoder)
+    return represent
+
+
+def check_embeds(encoder: nn.Module, images: Images, prepare: Callable[[Images], Images]) -> None:
+    """Raises unless ``embed`` would get a vector for each image; tries two of them, before anything is trained."""
+    some = images[:2]
+    with torch.no_grad(), eval_mode(encoder):
+        found = features_of(encoder)(prepare(some.to(_device_of(encoder, images))))
+    if not isinstance(found, Tensor) or found.ndim != 2 or len(found) != len(some):
+        got = f"{tuple(found.shape)}" if isinstance(found, Tensor) else type(found).__name__
+        raise ValueError(
+            f"train needs an encoder that gives features [b, d], got {got} for {len(some)} images from "
+            f"{type(encoder).__name__}; wrap what gives them in hardneg.encoders.Encoder(module, feature_dim, head)."
+        )
+
+
+def _device_of(encoder: nn.Module, images: Images) -> torch.device:
+    return next((weights.device for weights in encoder.parameters()), images.device)
 
 
 class TinyBackbone(nn.Module):

@@ -32,7 +32,8 @@ def evaluate_embeddings(
 
     ``k`` is at most the mean size of a class in the train split, since a vote of more must go to other classes; the
     result says which k it was. ``probe="none"`` leaves out the slowest. The histograms and uniformity are those of the
-    test features: of all pairs, or of ``max_pairs`` drawn ones where there are more.
+    test features: of all pairs, or of ``max_pairs`` drawn ones where there are more. One test row has no pair, and the
+    result then has neither.
     """
     check_split(train_x, train_y, test_x, test_y)
     if probe not in PROBES:
@@ -43,14 +44,15 @@ def evaluate_embeddings(
         "knn": knn_accuracy(*split, k=k, temperature=temperature),
         "1nn": knn_accuracy(*split, k=1),
         "k": k,
-        "uniformity": uniformity(test_x, max_pairs=max_pairs, seed=seed),
         "num_train": len(train_x),
         "num_test": len(test_x),
     }
     if probe != "none":
         result["linear"] = (linear_probe if probe == "torch" else sklearn_probe)(*split, seed=seed)
-    histograms = similarity_histograms(test_x, test_y, max_pairs=max_pairs, seed=seed)
-    result["similarities"] = {name: _plain(value) for name, value in histograms._asdict().items()}
+    if len(test_x) > 1:
+        result["uniformity"] = uniformity(test_x, max_pairs=max_pairs, seed=seed)
+        histograms = similarity_histograms(test_x, test_y, max_pairs=max_pairs, seed=seed)
+        result["similarities"] = {name: _plain(value) for name, value in histograms._asdict().items()}
     return result
 
 
