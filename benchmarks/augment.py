@@ -27,7 +27,8 @@ from typing import Any
 
 import torch
 
-from hardneg.augment import CIFAR, Augment, Views, from_transform, kornia_transform
+from hardneg.augment import CIFAR, Augment, Views
+from hardneg.views import from_transform, kornia_transform
 
 ROOT = Path(__file__).resolve().parent.parent
 AGREEMENT = 2e-4  # of normalised pixels, whose unit is a quarter of the range
@@ -85,7 +86,7 @@ def build(
         variants["kornia"] = from_transform(kornia_transform(CIFAR, (32, 32)))
         found["kornia"] = {}
         if device == "cuda":
-            variants["kornia"] = from_transform(kornia_transform(CIFAR, (32, 32)).to(device))  # type: ignore[attr-defined]
+            variants["kornia"] = from_transform(kornia_transform(CIFAR, (32, 32)).to(device))
     except ImportError:
         print("  (kornia is not installed and left out)")
     return variants, found

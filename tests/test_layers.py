@@ -42,6 +42,7 @@ LAYERS: list[set[str]] = [
         "runs",
         "training",
         "training_setup",
+        "views",
     },
     {"recipes", "integrations", "__main__", "cli", "cli_audit", "cli_mine", "comparison_table", "explain"}
     | {"cli_compare", "cli_errors", "cli_train"},

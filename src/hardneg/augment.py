@@ -1,8 +1,7 @@
 """SimCLR's augmentation on the device: whole batches, parameters per image, few kernels when compiled.
 
 Every parameter is a pure function of (seed, epoch, id, view): the same for any order of batches, number of workers or
-ranks. Images stay uint8 until here. Anything with the signature ``(images, ids, epoch, seed) -> (view 1, view 2)`` may
-stand in for it; ``from_transform`` makes one of any transform of a batch.
+ranks. Images stay uint8 until here. Views by kornia or by any callable are in ``hardneg.views``.
 """
 
 from __future__ import annotations
@@ -16,9 +15,9 @@ from typing import Annotated, Any
 import torch
 from torch import Tensor
 
-from hardneg.notices import argument_error, check_range, optional
+from hardneg.notices import argument_error, check_range
 from hardneg.philox import uniforms
-from hardneg.pixels import Images, Parameters, Planes, blur, blur_radius, grey_of, jitter, per_row, resample
+from hardneg.pixels import Images, Parameters, Planes, blur, grey_of, jitter, per_row, resample
 
 Views = Callable[[Images, Tensor, int, int], tuple[Images, Images]]
 Range = tuple[float, float]
@@ -66,6 +65,8 @@ class Augment:
         _check_pair("blur_sigma", self.blur_sigma, 0.01, 100.0)
         check_range("Augment", "rotate", self.rotate, 0.0, 180.0)
         check_range("Augment", "shift", self.shift, 0.0, 1.0)
+        for name, length in (("jitter", 4), ("mean", None), ("std", None)):
+            _check_numbers(name, getattr(self, name), length)
         for name, value, high in zip(OPERATIONS, self.jitter, (1.0, 1.0, 1.0, 0.5), strict=True):
             check_range("Augment", f"jitter ({name})", value, 0.0, high)
         if self.order not in ("random", "fixed"):
@@ -86,7 +87,7 @@ class Augment:
         self, images: Images, ids: Annotated[Tensor, "b"], epoch: int | Tensor, seed: int | Tensor
     ) -> Annotated[Tensor, "2b c h w"]:
         """The first views of all images, then the second ones: what an encoder takes in one pass."""
-        _check_images(images, ids)
+        check_images(images, ids)
         return self._apply_both(images, self._draw_both(ids, epoch, seed, (images.shape[2], images.shape[3])))
 
     def plain(self, images: Images) -> Images:
@@ -124,8 +125,7 @@ class Augment:
 
     def apply(self, images: Images, parameters: Parameters) -> Images:
         """The transform with given parameters, one set per row."""
-        warped = self.rotate > 0.0 or self.shift > 0.0 or self.zoom != (1.0, 1.0)
-        planes = resample(images.to(torch.float32) / 255.0, parameters, warped=warped)
+        planes = resample(images.to(torch.float32) / 255.0, parameters, warped=self.warps)
         if len(planes) == 3:
             if self.jitter_probability > 0.0 and any(self.jitter):
                 planes = jitter(planes, parameters.factors, parameters.stage, random_order=self.order == "random")
@@ -135,6 +135,10 @@ class Augment:
         if self.blur_probability > 0.0:
             planes = blur(planes, parameters.sigma)
         return self._finished(planes)
+
+    @property
+    def warps(self) -> bool:
+        return self.rotate > 0.0 or self.shift > 0.0 or self.zoom != (1.0, 1.0)
 
     def _draw_both(
         self, ids: Annotated[Tensor, "b"], epoch: int | Tensor, seed: int | Tensor, size: tuple[int, int]
@@ -160,41 +164,6 @@ def preset_for(images: Images) -> str:
     if images.shape[1] == 3:
         return "cifar"
     return "tiny" if max(images.shape[2:]) <= 16 else "grey"
-
-
-def from_transform(transform: Callable[[Tensor], Tensor]) -> Views:
-    """Views from any transform of a float batch in [0, 1], such as kornia's or torchvision's.
-
-    Its own randomness is seeded from the seed, the epoch and the first id: repeatable for the same batches, but not
-    the same for other batches of the same images, as ``Augment`` is.
-    """
-
-    def views(images: Images, ids: Annotated[Tensor, "b"], epoch: int, seed: int) -> tuple[Images, Images]:
-        _check_images(images, ids)
-        word = int(uniforms(1, ids[:1], torch.zeros_like(ids[:1]), epoch, seed).item() * 2**24)
-        pixels = images.to(torch.float32) / 255.0
-        with torch.random.fork_rng([images.device] if images.is_cuda else []):
-            torch.manual_seed(word)
-            return transform(pixels), transform(pixels)
-
-    return views
-
-
-def kornia_transform(augment: Augment, size: tuple[int, int]) -> Callable[[Tensor], Tensor]:
-    """The same augmentation from kornia's modules, with kornia's own randomness."""
-    K = optional("kornia.augmentation", "kornia_transform", extra="vision")  # noqa: N806
-    steps: list[Any] = [
-        K.RandomResizedCrop(size, augment.crop_scale, augment.crop_ratio, align_corners=False),
-        K.RandomHorizontalFlip(p=augment.flip_probability),
-        K.ColorJitter(*augment.jitter, p=augment.jitter_probability),
-        K.RandomGrayscale(p=augment.grey_probability),
-    ]
-    if augment.blur_probability > 0.0:
-        kernel = tuple(2 * blur_radius(side) + 1 for side in size)
-        steps.append(K.RandomGaussianBlur(kernel, augment.blur_sigma, p=augment.blur_probability))
-    if augment.mean:
-        steps.append(K.Normalize(torch.tensor(augment.mean), torch.tensor(augment.std)))
-    return torch.nn.Sequential(*steps)
 
 
 def _crop_boxes(tries: Tensor, place: Tensor, scale: Range, ratio: Range, height: int, width: int) -> Tensor:
@@ -238,7 +207,7 @@ def _compiled(augment: Augment, options: tuple[tuple[str, Any], ...]) -> Views:
     apply = torch.compile(augment._apply_both, fullgraph=True, **dict(options))
 
     def views(images: Images, ids: Annotated[Tensor, "b"], epoch: int, seed: int) -> tuple[Images, Images]:
-        _check_images(images, ids)
+        check_images(images, ids)
         # As tensors, or every epoch would be a new graph.
         key = [torch.full((), value, dtype=torch.int64, device=images.device) for value in (epoch, seed)]
         first, second = apply(images, draw(ids, *key, (images.shape[2], images.shape[3]))).chunk(2)
@@ -247,12 +216,20 @@ def _compiled(augment: Augment, options: tuple[tuple[str, Any], ...]) -> Views:
     return views
 
 
+def _check_numbers(name: str, value: Any, length: int | None) -> None:
+    numbers = isinstance(value, tuple) and all(isinstance(one, int | float) for one in value)
+    if not numbers or len(value) != (len(value) if length is None else length):
+        what = f"{name} as {'numbers' if length is None else f'{length} numbers'} in brackets"
+        raise argument_error("Augment", what, name, value)
+
+
 def _check_pair(name: str, value: Range, low: float, high: float) -> None:
-    if len(value) != 2 or not low <= value[0] <= value[1] <= high:
+    _check_numbers(name, value, 2)
+    if not low <= value[0] <= value[1] <= high:
         raise argument_error("Augment", f"{name} from low to high within [{low}, {high}]", name, value)
 
 
-def _check_images(images: Tensor, ids: Tensor) -> None:
+def check_images(images: Tensor, ids: Tensor) -> None:
     if images.ndim != 4 or images.dtype != torch.uint8 or ids.shape != images.shape[:1]:
         shapes = f"images={tuple(images.shape)} of {images.dtype} and ids={tuple(ids.shape)}"
         raise ValueError(f"Augment needs uint8 images [b, c, h, w] and one id each, got {shapes}.")
