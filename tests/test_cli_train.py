@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import re
@@ -99,6 +100,21 @@ def test_flags_win_over_the_file(asked: list[Any], tmp_path: Path) -> None:
     hardneg("train", "simclr", "--config", str(tmp_path / "run.yaml"), "--temperature", "0.5", "--resume")
     [(recipe, options, out, resume)] = asked
     assert (recipe, options.temperature, options.seed, out, resume) == ("simclr", 0.5, 3, Path("runs/simclr"), True)
+
+
+def test_the_file_may_say_where_and_whether_to_go_on(asked: list[Any], tmp_path: Path) -> None:
+    (tmp_path / "run.yaml").write_text("out: runs/mine\nresume: true\n")
+    hardneg("train", "simclr", "--config", str(tmp_path / "run.yaml"))
+    hardneg("train", "simclr", "--config", str(tmp_path / "run.yaml"), "--out", "runs/other")
+    assert [(out, resume) for _, _, out, resume in asked] == [(Path("runs/mine"), True), (Path("runs/other"), True)]
+
+
+@pytest.mark.parametrize("verb", [("train", "simclr"), ("compare",)])
+def test_a_file_that_is_not_there_is_named(verb: tuple[str, ...], tmp_path: Path) -> None:
+    for path, what in ((tmp_path / "nope.yaml", "none"), (tmp_path, "a folder")):
+        done = hardneg(*verb, "--config", str(path))
+        assert done.exit_code == 2
+        assert f"--config needs a YAML file, got {path}, where there is {what}." in " ".join(done.stderr.split())
 
 
 def test_the_file_is_read_as_flags_are(asked: list[Any], tmp_path: Path) -> None:
@@ -221,10 +237,16 @@ def short(data: str, out: Path, **options: Any) -> list[str]:
     return ["train", "simclr", *flags(told | options)]
 
 
-def test_what_the_disk_refuses_is_1_and_what_is_wrong_is_2(data: str, tmp_path: Path) -> None:
-    (tmp_path / "file").write_text("not a directory")
-    refused = hardneg(*short(data, tmp_path / "file" / "run"))
-    assert (refused.exit_code, "file" in refused.stderr) == (1, True), refused.output
+def test_what_the_disk_refuses_is_1_and_what_is_wrong_is_2(
+    data: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(self: Path, **how: Any) -> None:
+        raise PermissionError(errno.EACCES, "Permission denied", str(self))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "mkdir", refuse)
+        refused = hardneg(*short(data, tmp_path / "mine" / "run"))
+    assert (refused.exit_code, "mine" in refused.stderr) == (1, True), refused.output
     missing = hardneg(*short("npz:nowhere.npz", tmp_path / "run"))
     assert (missing.exit_code, "nowhere.npz" in missing.stderr) == (2, True)
     for verb in ("evaluate", "report"):

@@ -276,6 +276,57 @@ def test_a_damaged_checkpoint_is_named_and_kept(damage: str, data: str, begun: P
     assert content(begun) == before
 
 
+@pytest.mark.parametrize(
+    ("name", "advice"),
+    [("result.json", "delete it to evaluate again from the checkpoint"), ("config.json", "put back a copy of it")],
+)
+def test_other_damaged_files_are_named(name: str, advice: str, data: str, whole: Path, tmp_path: Path) -> None:
+    shutil.copytree(whole, tmp_path / "run")
+    file = tmp_path / "run" / name
+    file.write_text(file.read_text()[:20])
+    with pytest.raises(ValueError, match=f"{name} is damaged; {advice}"):
+        run("simclr", tmp_path / "run", options_of(data), resume=True)
+    if name == "result.json":
+        file.unlink()
+        run("simclr", tmp_path / "run", options_of(data), resume=True)
+        assert_same(everything(tmp_path / "run"), everything(whole))
+
+
+def test_damaged_metrics_are_named_but_half_a_last_line_is_not(whole: Path, tmp_path: Path) -> None:
+    shutil.copytree(whole, tmp_path / "run")
+    file, good = tmp_path / "run" / "metrics.jsonl", Run(whole).metrics()
+    file.write_text(file.read_text() + '{"step": 99, "lo')
+    assert Run(tmp_path / "run").metrics() == good
+    file.write_text("{not json}\n" + file.read_text())
+    with pytest.raises(ValueError, match=r"metrics.jsonl is damaged; put back a copy"):
+        Run(tmp_path / "run").metrics()
+
+
+def test_a_file_in_the_place_of_a_folder_is_named(data: str, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("mine")
+    for out in (tmp_path / "file", tmp_path / "file" / "below"):
+        with pytest.raises(ValueError, match=r"--out needs a folder, got .*, where there is a file"):
+            run("simclr", out, options_of(data))
+    assert (tmp_path / "file").read_text() == "mine"
+
+
+def test_evaluate_says_why_there_are_no_embeddings(whole: Path, tmp_path: Path) -> None:
+    def said(path: Path) -> str:
+        done = CliRunner().invoke(app, ["evaluate", str(path)])
+        assert done.exit_code == 2
+        return " ".join(done.stderr.split())
+
+    shutil.copytree(whole, tmp_path / "run")
+    (tmp_path / "run" / "embeddings.npz").unlink()
+    assert "it was removed; delete result.json and train again with --resume" in said(tmp_path / "run")
+    (tmp_path / "run" / "result.json").write_text("{}")
+    assert "no labels, or one class only" in said(tmp_path / "run")
+    (tmp_path / "run" / "result.json").unlink()
+    assert "train first" in said(tmp_path / "run")
+    (tmp_path / "comparison.json").write_text("{}")
+    assert "this is a comparison: give one of its runs" in said(tmp_path)
+
+
 def test_a_run_in_use_is_left_alone(data: str, begun: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     alone = Run.alone
     monkeypatch.setattr(Run, "alone", lambda self: alone(self, patience=0.1))
@@ -283,6 +334,25 @@ def test_a_run_in_use_is_left_alone(data: str, begun: Path, monkeypatch: pytest.
     with Run(begun).alone(), pytest.raises(ValueError, match="in use by another process; wait for it, or use another"):
         run("simclr", begun, options_of(data), resume=True)
     assert content(begun) == before
+
+
+def test_ctrl_c_while_saving_is_ctrl_c(tmp_path: Path) -> None:
+    """torch.save makes an error of its own of what its file raises; the old file stays."""
+
+    class Interrupted:
+        def __init__(self, file: Any) -> None:
+            self.file = file
+
+        def write(self, data: Any) -> int:
+            raise KeyboardInterrupt
+
+        def flush(self) -> None:
+            self.file.flush()
+
+    (tmp_path / "state.pt").write_bytes(b"old")
+    with pytest.raises(KeyboardInterrupt):
+        write_atomically(tmp_path / "state.pt", lambda file: torch.save({"x": torch.zeros(9)}, Interrupted(file)))
+    assert [(one.name, one.read_bytes()) for one in tmp_path.iterdir()] == [("state.pt", b"old")]
 
 
 # A full disk.

@@ -75,11 +75,22 @@ def evaluate(
 
         file = path / "embeddings.npz" if path.is_dir() else path
         if not file.exists():
-            why = "train first"
-            if (path / "result.json").exists():
-                why = "the run is finished, but its data has no labels, or one class only, and nothing to evaluate"
-            raise ValueError(f"evaluate needs embeddings, got {file}, which is not there; {why}.")
+            raise ValueError(f"evaluate needs embeddings, got {file}, which is not there; {_why_not(path)}.")
         show_evaluation(evaluate_file(file))
+
+
+def _why_not(path: Path) -> str:
+    """Why there are no embeddings, and what to do."""
+    from hardneg.runs import Run
+
+    result = Run(path).result()
+    if (path / "comparison.json").exists():
+        return f"this is a comparison: give one of its runs, {path / 'runs'}/..."
+    if result is None:
+        return "train first"
+    if "knn" in result:
+        return "it was removed; delete result.json and train again with --resume, which only evaluates"
+    return "the run is finished, but its data has no labels, or one class only, and nothing to evaluate"
 
 
 @app.command()

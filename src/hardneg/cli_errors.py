@@ -34,6 +34,10 @@ def errors_for_people(go_on: str = "") -> Iterator[None]:
 def read_yaml(path: Path) -> dict[str, Any]:
     """A file of ``name: value`` lines; names may be written like flags, with dashes."""
     yaml = optional("yaml", "--config", extra="train")
+    if not path.is_file():
+        raise ValueError(
+            f"--config needs a YAML file, got {path}, where there is {'a folder' if path.exists() else 'none'}."
+        )
     try:
         values = yaml.safe_load(path.read_text()) or {}
     except yaml.YAMLError as error:

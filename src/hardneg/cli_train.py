@@ -58,8 +58,10 @@ train_app = typer.Typer(
 def _command(recipe: str, options: type[TrainOptions]) -> Callable[..., None]:
     def command(ctx: typer.Context, out: Path, resume: bool, config: Path | None, **values: Any) -> None:
         with errors_for_people("Nothing is lost: run the same command with --resume to go on."):
+            values |= {"out": out, "resume": resume}
             if config is not None:
                 values |= {name: v for name, v in _configured(config, options).items() if name not in given(ctx)}
+            out, resume = Path(values.pop("out")), values.pop("resume")
             wanted = options(**values)
             from hardneg.comparison_table import show_evaluation
             from hardneg.recipes import run_recipe
@@ -104,10 +106,15 @@ def _parameter(name: str, kind: Any, default: Any, **shown: Any) -> inspect.Para
 
 
 def _configured(path: Path, options: type[TrainOptions]) -> dict[str, Any]:
-    values, kinds = read_yaml(path), get_type_hints(options)
+    values, kinds = read_yaml(path), get_type_hints(options) | {"out": str, "resume": bool}
     unknown = [name for name in values if name not in kinds]
     if unknown:
         raise ValueError(f"--config needs options among {', '.join(kinds)}, got {', '.join(unknown)} in {path}.")
+    for name in ("out", "resume"):
+        if name in values and not isinstance(values[name], kinds[name]):
+            raise ValueError(
+                f"--config needs {name} to be a {kinds[name].__name__}, got {name}={values[name]!r} in {path}."
+            )
     return {name: from_text(kinds[name], value) for name, value in values.items()}
 
 

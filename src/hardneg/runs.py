@@ -62,10 +62,12 @@ def write_atomically(
         partial.replace(path)
     except BaseException as error:
         partial.unlink(missing_ok=True)
-        cause = _disk_error(error)
+        cause = _cause_of(error)
         if cause is None:
             raise
-        raise disk_failure(path, cause, advice) from error
+        if isinstance(cause, OSError):
+            raise disk_failure(path, cause, advice) from error
+        raise cause from error
 
 
 def disk_failure(path: Path, cause: OSError, advice: str) -> OSError:
@@ -74,9 +76,9 @@ def disk_failure(path: Path, cause: OSError, advice: str) -> OSError:
     return OSError(cause.errno, f"{what}; {advice}" if cause.errno in _no_room else what)
 
 
-def _disk_error(error: BaseException | None) -> OSError | None:
-    """The error of the disk; torch.save may bring it as the context of an error of its own."""
-    while error is not None and not isinstance(error, OSError):
+def _cause_of(error: BaseException | None) -> OSError | KeyboardInterrupt | None:
+    """The error of the disk, or Ctrl-C; torch.save may bring either as the context of an error of its own."""
+    while error is not None and not isinstance(error, (OSError, KeyboardInterrupt)):
         error = error.__cause__ or error.__context__
     return error
 
@@ -163,6 +165,8 @@ class Run:
     @contextmanager
     def alone(self, patience: float = 10.0) -> Iterator[None]:
         """Keeps other processes off the directory; waits ``patience`` seconds for one that is about to end."""
+        if any(part.is_file() for part in (self.path, *self.path.parents)):
+            raise ValueError(f"--out needs a folder, got {self.path}, where there is a file.")
         self.path.mkdir(parents=True, exist_ok=True)
         with (self.path / ".lock").open("w") as file:
             until = time.monotonic() + patience
@@ -177,14 +181,14 @@ class Run:
     def config(self) -> dict[str, Any]:
         if not self.config_path.exists():
             raise ValueError(f"{self.path} is not a run: it has no config.json.")
-        config: dict[str, Any] = json.loads(self.config_path.read_text())
+        config: dict[str, Any] = _read_json(self.config_path, "put back a copy of it, or use another --out")
         return config
 
     def result(self) -> dict[str, Any] | None:
         """The final figures, or None while the run is not finished."""
         if not self.result_path.exists():
             return None
-        result: dict[str, Any] = json.loads(self.result_path.read_text())
+        result: dict[str, Any] = _read_json(self.result_path, "delete it to evaluate again from the checkpoint")
         return result
 
     def finish(self, result: dict[str, Any]) -> None:
@@ -198,7 +202,7 @@ class Run:
     def memory(self) -> Memory | None:
         """What it held when it last said so, or None before its first epoch has ended."""
         path = self.path / "memory.json"
-        return Memory(**json.loads(path.read_text())) if path.exists() else None
+        return Memory(**_read_json(path, "delete it")) if path.exists() else None
 
     @property
     def metrics_path(self) -> Path:
@@ -216,7 +220,12 @@ class Run:
     def metrics(self) -> list[dict[str, Any]]:
         """The records; None where a question had no answer, such as the share of false negatives without labels."""
         lines = self.metrics_path.read_text().splitlines() if self.metrics_path.exists() else []
-        return [json.loads(line) for line in lines if line.endswith("}")]  # a killed writer may leave half a line
+        if lines and not lines[-1].endswith("}"):
+            lines.pop()  # a killed writer may leave half a line
+        try:
+            return [json.loads(line) for line in lines]
+        except json.JSONDecodeError:
+            raise ValueError(f"{self.metrics_path} is damaged; put back a copy of it, or delete it.") from None
 
     def forget_after(self, step: int) -> None:
         """Drops the records that a resumed run will write again."""
@@ -254,6 +263,13 @@ class Run:
     def _asked(self) -> str:
         config = self.config()
         return f"{config['recipe']}: {json.dumps(config['options'], sort_keys=True)}"
+
+
+def _read_json(path: Path, advice: str) -> Any:
+    try:
+        return json.loads(path.read_text())
+    except ValueError:
+        raise ValueError(f"{path} is damaged; {advice}.") from None
 
 
 def _lock(file: TextIO) -> bool:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import os
 import time
 from collections.abc import Callable, Iterator
@@ -193,25 +192,17 @@ def progress_bar(quiet: bool, total: int, done: int, batch_size: int) -> Iterato
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
     columns = (
-        TextColumn("epoch {task.fields[epoch]}"),
         BarColumn(),
         MofNCompleteColumn(),
-        TextColumn("loss {task.fields[loss]:.4f}  hardness {task.fields[hardness]:.3f}"),
-        TextColumn("{task.fields[speed]:.0f} images/s"),
+        TextColumn("steps  {task.fields[found]}"),
         TimeRemainingColumn(),
     )
-    nothing: dict[str, Any] = {"epoch": 0, "loss": math.nan, "hardness": math.nan, "speed": math.nan}
     with Progress(*columns) as progress:
-        task, begun = progress.add_task("", total=total, completed=done, **nothing), time.perf_counter()
+        task, begun = progress.add_task("", total=total, completed=done, found=""), time.perf_counter()
 
         def show(record: dict[str, float]) -> None:
-            progress.update(
-                task,
-                completed=int(record["step"]),
-                epoch=record["epoch"],
-                loss=record["loss"],
-                hardness=record["hardness"],
-                speed=(record["step"] - done) * batch_size / (time.perf_counter() - begun),
-            )
+            speed = (record["step"] - done) * batch_size / (time.perf_counter() - begun)
+            found = f"loss {record['loss']:.4f}  hardness {record['hardness']:.3f}  {speed:.0f} images/s"
+            progress.update(task, completed=int(record["step"]), found=f"epoch {record['epoch'] + 1}  {found}")
 
         yield show
