@@ -1,13 +1,15 @@
 """Contrastive Multiview Coding (Tian et al. 2019): two encoders, two aspects of one image, two banks, crossed.
 
-    python experiments/cmc.py                                    uniform noise, NCE
-    python experiments/cmc.py --negatives "Ring(0.0, 0.5)"       the closer half of the other aspect's bank
+    python experiments/cmc.py                                    uniform noise, binary NCE
+    python experiments/cmc.py --negatives "Ring(0.0, 0.5)"       the closer half of the other aspect's bank, softmax
     python experiments/cmc.py --data cifar10 --encoder resnet18  lightness against colour, as the authors
 
 The aspects of a colour image are L and ab of CIE Lab; those of a grey image are its intensities and its gradients,
 across and down. Each aspect is compared with the other one's past: its own instance is the positive, draws from the
-bank with the weights of the expression are the negatives. Both encoders' features together are judged by their nearest
-neighbours and a linear probe on images that they were not trained on, before and after.
+bank with the weights of the expression are the negatives. Binary NCE (--loss nce) takes its noise for uniform, also in
+the running Z, so it is the default for Uniform() only; other negatives go into a softmax over the positive and the
+draws (--loss softmax). Both encoders' features together are judged by their nearest neighbours and a linear probe on
+images that they were not trained on, before and after.
 
 Leaves in --out: metrics.jsonl, one line for each epoch, and result.json.
 """
@@ -26,9 +28,11 @@ from torch.nn.functional import normalize, pad
 
 import hardneg as hn
 from hardneg.augment import PRESETS, preset_for
-from hardneg.data import ImageData, load
+from hardneg.data import ImageData, load_splits
 from hardneg.encoders import Encoder, build_encoder, embed
 from hardneg.evaluate import evaluate_embeddings
+
+LOSSES = ("auto", "nce", "softmax")
 
 
 @dataclass(frozen=True)
@@ -36,7 +40,7 @@ class Options:
     out: str = "runs/cmc"
     data: str = "digits"
     encoder: str = "tiny"
-    loss: str = "nce"  # nce or softmax
+    loss: str = "auto"  # nce for uniform negatives, else softmax; or nce, softmax
     negatives: str = "Uniform()"
     num_draws: int = 128
     temperature: float = 0.2  # 0.07 for a million images
@@ -75,7 +79,7 @@ def draw_ids(
 ) -> Tensor | None:
     """Ids [b, k] of the negatives of each anchor, by its own weights over the whole bank; None while that is empty."""
     members, own = bank.keys(), bank.of(ids)
-    if len(members) <= len(ids):
+    if len(members) == 0:
         return None
     anchors = hn.Keys(z.detach(), ids)
     scores = hn.score(anchors, own.vectors, members, options.temperature, positive_mask=(own.ids >= 0)[:, None])
@@ -86,7 +90,10 @@ def draw_ids(
 def main() -> dict[str, Any]:
     options = read_options()
     negatives = hn.parse(options.negatives)
-    train, test = load(options.data, "train"), load(options.data, "test")
+    train, test = load_splits(options.data)
+    if options.batch_size > len(train):
+        most = f"at most the {len(train)} images of {options.data}"
+        arguments().error(f"--batch-size of {most} is needed, got {options.batch_size}.")
     augment = replace(PRESETS[preset_for(train.images)], mean=(), std=())  # aspects are taken of values in [0, 1]
     channels = (1, 2)
     encoders = [
@@ -148,15 +155,29 @@ def accuracy(encoders: list[Encoder], train: ImageData, test: ImageData) -> dict
     return {name: found[name] for name in ("knn", "1nn", "linear")}
 
 
-def read_options() -> Options:
+def arguments() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     for one in fields(Options):
         flag = "--" + one.name.replace("_", "-")
         parser.add_argument(flag, type=type(one.default), default=one.default, metavar="", help=f"{one.default}")
+    return parser
+
+
+def read_options() -> Options:
+    parser = arguments()
     options = Options(**vars(parser.parse_args()))
-    if options.loss not in ("nce", "softmax"):
-        parser.error(f"--loss is nce or softmax, got {options.loss}.")
-    return options
+    for name in ("epochs", "batch_size", "num_draws"):
+        if getattr(options, name) < 1:
+            parser.error(f"--{name.replace('_', '-')} of at least 1 is needed, got {getattr(options, name)}.")
+    if options.loss not in LOSSES:
+        parser.error(f"--loss is {', '.join(LOSSES[:-1])} or {LOSSES[-1]}, got {options.loss}.")
+    try:
+        uniform = hn.parse(options.negatives) == hn.Uniform()
+    except ValueError as error:
+        parser.error(f"--negatives: {error}")
+    if options.loss == "nce" and not uniform:
+        parser.error(f"--loss nce needs uniform noise, got --negatives {options.negatives}; use --loss softmax.")
+    return replace(options, loss="nce" if uniform else "softmax") if options.loss == "auto" else options
 
 
 if __name__ == "__main__":

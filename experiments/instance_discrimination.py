@@ -1,13 +1,15 @@
 """Instance discrimination (Wu et al. 2018): every image against its own past in a memory bank, with any negatives.
 
-    python experiments/instance_discrimination.py                                  uniform noise, NCE
+    python experiments/instance_discrimination.py                                  uniform noise, binary NCE
     python experiments/instance_discrimination.py --negatives "Ring(0.1, outer=linear(1.0, 0.2), dynamic_inner=True)"
     python experiments/instance_discrimination.py --negatives "SameCluster()" --clusters 20   (Ring's Cave negatives)
     python experiments/instance_discrimination.py --loss local-aggregation --clusters 100
 
 Negatives are drawn with replacement from the whole bank, with the weights of the expression: uniform ones as in the
-original, a ring by rank as in Ring's IRing. The bank remembers unit(momentum * old + (1 - momentum) * new). An encoder
-is judged by its nearest neighbours and a linear probe on images that it was not trained on, before and after.
+original, a ring by rank as in Ring's IRing. Binary NCE (--loss nce) takes its noise for uniform, also in the running Z,
+so it is the default for Uniform() only; other negatives go into a softmax over the own entry and the draws (--loss
+softmax), as in IRing. The bank remembers unit(momentum * old + (1 - momentum) * new). An encoder is judged by its
+nearest neighbours and a linear probe on images that it was not trained on, before and after.
 
 Leaves in --out: metrics.jsonl, one line for each epoch, and result.json.
 """
@@ -16,7 +18,7 @@ from __future__ import annotations
 
 import argparse
 import json
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -27,9 +29,11 @@ from torch.nn.functional import normalize
 import hardneg as hn
 from hardneg.augment import PRESETS, preset_for
 from hardneg.clustering import Clusters
-from hardneg.data import load
+from hardneg.data import load_splits
 from hardneg.encoders import build_encoder, embed
 from hardneg.evaluate import evaluate_embeddings
+
+LOSSES = ("auto", "nce", "softmax", "local-aggregation")
 
 
 @dataclass(frozen=True)
@@ -37,7 +41,7 @@ class Options:
     out: str = "runs/instance_discrimination"
     data: str = "digits"
     encoder: str = "tiny"
-    loss: str = "nce"  # nce, softmax or local-aggregation
+    loss: str = "auto"  # nce for uniform negatives, else softmax; or nce, softmax, local-aggregation
     negatives: str = "Uniform()"
     num_draws: int = 128
     temperature: float = 0.2  # 0.07 for a million images
@@ -56,7 +60,7 @@ def draw_ids(
 ) -> Tensor | None:  # fmt: skip
     """Ids [b, k] of the negatives of each anchor, by its own weights over the whole bank; None while that is empty."""
     members, anchors = bank.keys(), hn.Keys(z.detach(), ids)
-    if len(members) <= len(ids):
+    if len(members) == 0:
         return None
     if clusters is not None:
         members, anchors = clusters.tag(members), clusters.tag(anchors)
@@ -69,7 +73,10 @@ def draw_ids(
 def main() -> dict[str, Any]:
     options = read_options()
     negatives = hn.parse(options.negatives)
-    train, test = load(options.data, "train"), load(options.data, "test")
+    train, test = load_splits(options.data)
+    if options.batch_size > len(train):
+        most = f"at most the {len(train)} images of {options.data}"
+        arguments().error(f"--batch-size of {most} is needed, got {options.batch_size}.")
     labels = train.labelled("instance_discrimination.py")
     ids = torch.arange(len(train))  # of the bank
     augment = PRESETS[preset_for(train.images)]
@@ -142,17 +149,31 @@ def show(result: dict[str, Any]) -> None:
     print(f"figures: {result['options']['out']}")
 
 
-def read_options() -> Options:
+def arguments() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     for one in fields(Options):
         flag = "--" + one.name.replace("_", "-")
         parser.add_argument(flag, type=type(one.default), default=one.default, metavar="", help=f"{one.default}")
+    return parser
+
+
+def read_options() -> Options:
+    parser = arguments()
     options = Options(**vars(parser.parse_args()))
-    if options.loss not in ("nce", "softmax", "local-aggregation"):
-        parser.error(f"--loss is nce, softmax or local-aggregation, got {options.loss}.")
+    for name in ("epochs", "batch_size", "num_draws"):
+        if getattr(options, name) < 1:
+            parser.error(f"--{name.replace('_', '-')} of at least 1 is needed, got {getattr(options, name)}.")
+    if options.loss not in LOSSES:
+        parser.error(f"--loss is {', '.join(LOSSES[:-1])} or {LOSSES[-1]}, got {options.loss}.")
+    try:
+        uniform = hn.parse(options.negatives) == hn.Uniform()
+    except ValueError as error:
+        parser.error(f"--negatives: {error}")
+    if options.loss == "nce" and not uniform:
+        parser.error(f"--loss nce needs uniform noise, got --negatives {options.negatives}; use --loss softmax.")
     if options.clusters < 1 and (options.loss == "local-aggregation" or "Cluster" in options.negatives):
         parser.error("--clusters of at least 1 is needed for negatives by cluster and for local-aggregation.")
-    return options
+    return replace(options, loss="nce" if uniform else "softmax") if options.loss == "auto" else options
 
 
 if __name__ == "__main__":

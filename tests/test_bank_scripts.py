@@ -48,7 +48,8 @@ def loss_of_one_that_tells_nothing_apart(num_draws: int) -> float:
 def test_a_script_learns(name: str, directions: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     result, records = run(name, tmp_path, monkeypatch, "--epochs", "6")
     assert [record["epoch"] for record in records] == list(range(6))
-    assert records[0]["loss"] < 1.0, "the first epoch fills the bank and has nothing to compare with"
+    assert result["options"]["loss"] == "nce"
+    assert records[0]["loss"] == 0.0, "the first epoch fills the bank and has nothing to compare with"
     assert records[-1]["loss"] < 0.97 * directions * loss_of_one_that_tells_nothing_apart(128)
     assert records[-1]["loss"] < records[-2]["loss"] < records[-3]["loss"]
     for when in ("before", "after"):
@@ -59,9 +60,17 @@ def test_a_script_learns(name: str, directions: int, tmp_path: Path, monkeypatch
 def test_a_ring_is_falser_than_uniform_noise(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     few = ("--epochs", "3", "--num-draws", "64")
     _, uniform = run("instance_discrimination", tmp_path / "u", monkeypatch, *few)
-    _, ring = run("instance_discrimination", tmp_path / "r", monkeypatch, *few, "--negatives", "Ring(0.0, 0.1)")
+    result, ring = run("instance_discrimination", tmp_path / "r", monkeypatch, *few, "--negatives", "Ring(0.0, 0.1)")
+    assert result["options"]["loss"] == "softmax", "binary NCE is for uniform noise"
     assert uniform[-1]["false_negatives"] == pytest.approx(0.1, abs=0.01)
     assert ring[-1]["false_negatives"] > 1.15 * uniform[-1]["false_negatives"]
+
+
+def test_cmc_with_a_ring_is_a_softmax(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    result, records = run("cmc", tmp_path, monkeypatch, "--epochs", "2", "--negatives", "Ring(0.5, 1.0)")
+    assert result["options"]["loss"] == "softmax"
+    assert records[0]["loss"] == 0.0
+    assert 0.0 < records[1]["loss"] < 2 * math.log(1 + 128), "the farther half is easier than what tells nothing apart"
 
 
 @pytest.mark.parametrize("flags", [("--loss", "local-aggregation"), ("--negatives", "SameCluster()")])
@@ -105,6 +114,18 @@ def test_draws_are_from_the_ring_and_never_the_anchor(name: str, monkeypatch: py
     assert module.draw_ids(z, ids, hn.Bank(60, 8), *clusters, hn.Uniform(), options, generator) is None
 
 
+@pytest.mark.parametrize("name", ["instance_discrimination", "cmc"])
+def test_a_batch_of_all_that_the_bank_knows_draws_from_the_others(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    module = script(name, monkeypatch)
+    bank = hn.Bank(3, 8)
+    z, ids = normalize(torch.randn(3, 8), dim=-1), torch.arange(3)
+    bank.push(hn.Keys(z, ids))
+    clusters = (None,) if name == "instance_discrimination" else ()
+    drawn = module.draw_ids(z, ids, bank, *clusters, hn.Rank(0, 1), module.Options(), torch.Generator().manual_seed(0))
+    similarity = (z @ z.T).fill_diagonal_(-2.0)
+    assert torch.equal(drawn, similarity.argmax(1)[:, None].expand(3, 128)), "the closest of the others, each time"
+
+
 def test_aspects_of_an_image(monkeypatch: pytest.MonkeyPatch) -> None:
     cmc = script("cmc", monkeypatch)
     colours = torch.tensor([[1.0, 1.0, 1.0], [0.0, 0.0, 0.0], [1.0, 0.0, 0.0], [0.0, 0.0, 1.0], [0.5, 0.5, 0.5]])
@@ -125,9 +146,20 @@ def test_aspects_of_an_image(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(
     ("name", "flags", "said"),
     [
-        ("instance_discrimination", ("--loss", "mse"), "--loss is nce, softmax or local-aggregation, got mse"),
+        ("instance_discrimination", ("--loss", "mse"), "--loss is auto, nce, softmax or local-aggregation, got mse"),
         ("instance_discrimination", ("--negatives", "SameCluster()"), "--clusters of at least 1 is needed"),
-        ("cmc", ("--loss", "local-aggregation"), "--loss is nce or softmax"),
+        ("cmc", ("--loss", "local-aggregation"), "--loss is auto, nce or softmax"),
+        *(
+            (name, flags, said)
+            for name in ("instance_discrimination", "cmc")
+            for flags, said in [
+                (("--epochs", "0"), "--epochs of at least 1 is needed, got 0"),
+                (("--batch-size", "0"), "--batch-size of at least 1 is needed, got 0"),
+                (("--batch-size", "1438"), "--batch-size of at most the 1437 images of digits is needed, got 1438"),
+                (("--negatives", "Rung(0.1)"), "--negatives: 'Rung' is not known. Did you mean Ring?"),
+                (("--loss", "nce", "--negatives", "Ring(0.0, 0.5)"), "--loss nce needs uniform noise, got --negatives"),
+            ]
+        ),
     ],
 )
 def test_wrong_flags(name: str, flags: tuple[str, ...], said: str, monkeypatch: Any, capsys: Any) -> None:
