@@ -124,3 +124,48 @@ def test_labels_that_are_no_whole_numbers_are_refused(tmp_path: Path) -> None:
     np.savez(tmp_path / "x.npz", train_y=labels, test_y=labels, **arrays)
     with pytest.raises(ValueError, match="float64"):
         load_embeddings(tmp_path / "x.npz")
+
+
+def test_views_by_any_callable(data: str, tmp_path: Path) -> None:
+    """What training and evaluation see is what the callable gives; the same run with the same callable."""
+    seen: list[tuple[int, ...]] = []
+
+    def shifted(images: torch.Tensor, ids: torch.Tensor, epoch: int, seed: int) -> tuple[torch.Tensor, torch.Tensor]:
+        seen.append((len(images), epoch, seed))
+        floats = images.float() / 255.0
+        return floats, floats.roll(1 + epoch, dims=-1)
+
+    results = [run("simclr", tmp_path / str(i), short(data, seed=5), views=shifted) for i in range(2)]
+    assert results[0]["final"] == results[1]["final"]
+    assert {(epoch, seed) for size, epoch, seed in seen if size == 32} == {(0, 5), (1, 5)}
+    usual = run("simclr", tmp_path / "usual", short(data, seed=5))
+    assert usual["final"]["loss"] != results[0]["final"]["loss"]
+    with pytest.raises(ValueError, match=r"two views \[32, c, h, w\] from a callable, got"):
+        run("simclr", tmp_path / "three", short(data), views=lambda images, *rest: (images.float(),) * 3)
+
+
+class Plain(torch.nn.Module):
+    """An encoder of the user's, without ``features``."""
+
+    def __init__(self, shape: tuple[int, ...]) -> None:
+        super().__init__()
+        self.layer, self.shape = torch.nn.Linear(64, 16), shape
+
+    def forward(self, images: torch.Tensor) -> torch.Tensor:
+        return self.layer(images.flatten(1)).unflatten(1, self.shape)
+
+
+def test_any_module_is_an_encoder_and_a_wrong_one_is_told_at_once(data: str, tmp_path: Path) -> None:
+    from hardneg.recipes.simclr import SimCLR
+    from hardneg.training import train
+
+    def build(shape: tuple[int, ...], *what: Any) -> SimCLR:
+        method = SimCLR(*what)
+        method.encoder = Plain(shape)
+        return method
+
+    options = RECIPES["simclr"](**short(data))
+    result = train("simclr", lambda *what: build((16,), *what), options, tmp_path / "plain", quiet=True)
+    assert result["knn"] > 0.5
+    with pytest.raises(ValueError, match=r"an encoder that gives features \[b, d\], got \(2, 4, 4\) for 2 images"):
+        train("simclr", lambda *what: build((4, 4), *what), options, tmp_path / "square", quiet=True)

@@ -21,9 +21,10 @@ from torch import Tensor, nn
 from torch.nn.functional import normalize
 
 from hardneg.auditing import Diagnosis
+from hardneg.augment import Views
 from hardneg.batches import BatchSpec
 from hardneg.data import ImageData
-from hardneg.encoders import embed
+from hardneg.encoders import check_embeds, embed
 from hardneg.evaluate import evaluate_embeddings, save_embeddings
 from hardneg.losses import ContrastiveLoss
 from hardneg.options import TrainOptions
@@ -47,6 +48,7 @@ from hardneg.training_setup import (
     synchronize,
 )
 from hardneg.types import Keys
+from hardneg.views import Augmentation, as_augmentation
 
 if TYPE_CHECKING:
     from accelerate import Accelerator
@@ -99,12 +101,21 @@ Build = Callable[[Any, ImageData, int], Method]
 
 
 def train(
-    recipe: str, build: Build, options: TrainOptions, out: str | Path, *, resume: bool = False, quiet: bool = False
+    recipe: str,
+    build: Build,
+    options: TrainOptions,
+    out: str | Path,
+    *,
+    views: Views | Augmentation | None = None,
+    resume: bool = False,
+    quiet: bool = False,
 ) -> dict[str, Any]:
     """Trains, evaluates and writes a run directory; returns the final figures.
 
-    A finished run is not trained again: with ``resume`` its figures are returned. Without labels, or with one class
-    only, there is nothing to evaluate: the run then ends with its losses and diagnostics.
+    ``views(images, ids, epoch, seed)`` gives the two views of a batch in the place of the augmentation that the options
+    name; a run is resumed with the same. A finished run is not trained again: with ``resume`` its figures are returned.
+    Without labels, or with one class only, there is nothing to evaluate: the run then ends with its losses and
+    diagnostics.
     """
     spec = check_words(options)
     accelerator = accelerator_for(options)
@@ -119,7 +130,8 @@ def train(
             return finished
         data, test = splits(options)
         check_batch(options, data, accelerator.num_processes)
-        loop = Loop(accelerator, run, options, spec, data, build)
+        augment = augment_for(options, data) if views is None else as_augmentation(views)
+        loop = Loop(accelerator, run, options, spec, data, build, augment)
         seconds = loop.run_all(quiet)
         times = {"seconds": round(seconds, 3), "epoch_seconds": loop.epoch_seconds}
         if accelerator.is_main_process:
@@ -141,6 +153,7 @@ class Loop:
         spec: BatchSpec,
         data: ImageData,
         build: Build,
+        augment: Augmentation,
     ) -> None:
         self.accelerator, self.disk, self.options, self.spec = accelerator, run, options, spec
         self.data = data.to(accelerator.device)
@@ -152,8 +165,9 @@ class Loop:
         if on_gpu:
             torch.backends.cudnn.benchmark = not torch.are_deterministic_algorithms_enabled()
             self.method.encoder.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
-        self.augment = augment_for(options, data)
-        self.views = self.augment.compiled() if options.compile else self.augment.views
+        self.augment = augment
+        self.views = augment.compiled() if options.compile else augment.views
+        check_embeds(self.method.encoder, self.data.images, augment.plain)
         parameters = [p for p in self.method.parameters() if p.requires_grad]
         optimizer = torch.optim.Adam(parameters, options.learning_rate, weight_decay=options.weight_decay, fused=on_gpu)
         self.encode, self.optimizer = accelerator.prepare(self.method.encoder, optimizer)
@@ -263,7 +277,7 @@ class Loop:
         return vectors
 
     def _features(self, data: ImageData) -> Tensor:
-        return embed(self.method.encoder, data.images, self.augment.plain)  # type: ignore[arg-type]
+        return embed(self.method.encoder, data.images, self.augment.plain)
 
     def _record(self, epoch: int, loss: Tensor, show: Callable[[dict[str, float]], None]) -> None:
         with torch.no_grad():
@@ -299,7 +313,7 @@ class Loop:
         pairs = []
         for index in torch.arange(min(len(data), 2048), device=data.images.device).split(256):  # type: ignore[no-untyped-call]
             views = self.augment.views(data.images[index], data.ids[index], self.options.epochs, self.options.seed)
-            pairs.append([embed(self.method.encoder, view, lambda x: x) for view in views])  # type: ignore[arg-type]
+            pairs.append([embed(self.method.encoder, view, lambda x: x) for view in views])
         first, second = (torch.cat(parts) for parts in zip(*pairs, strict=True))
         return alignment(first, second)
 

@@ -6,15 +6,13 @@ import os
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import torch
 from torch import Tensor, nn
 
-from hardneg.augment import PRESETS, Augment, preset_for
 from hardneg.batches import BatchSpec, parse_batches
-from hardneg.data import ImageData, check_name, load
+from hardneg.data import ImageData, check_name, load, load_splits
 from hardneg.encoders import Encoder, build_encoder, check_encoder, has_batch_statistics
 from hardneg.graph import ProximityGraph
 from hardneg.negatives import parse
@@ -23,6 +21,7 @@ from hardneg.options import TrainOptions
 from hardneg.refresh import Refresh
 from hardneg.runs import Memory
 from hardneg.sampler import PlannedBatchSampler
+from hardneg.views import Augmentation, augment_for_text, check_augment
 
 if TYPE_CHECKING:
     from accelerate import Accelerator
@@ -34,19 +33,15 @@ CUDA_CONTEXT = 600 * 2**20  # bytes
 
 def splits(options: TrainOptions) -> tuple[ImageData, ImageData]:
     """What is trained on and what is evaluated on."""
-    data = load(options.data, "train", options.data_root)
     if options.evaluate_on == "validation":
-        return data.held_out()
-    test = load(options.data, "test", options.data_root)
-    if data.images.shape[1:] != test.images.shape[1:]:
-        shapes = f"{tuple(data.images.shape[1:])} and {tuple(test.images.shape[1:])}"
-        raise ValueError(f"train needs train and test images of one size, got {shapes} in {options.data!r}.")
-    return data, test
+        return load(options.data, "train", options.data_root).held_out()
+    return load_splits(options.data, options.data_root)
 
 
 def check_words(options: TrainOptions) -> BatchSpec:
     """Raises for names and expressions that nobody knows, before anything is loaded or written."""
     check_name(options.data)
+    check_augment(options.augment)
     if options.encoder != "auto":
         check_encoder(options.encoder)
     parse(options.negatives)
@@ -147,9 +142,9 @@ def sampler_for(accelerator: Accelerator, options: TrainOptions, spec: BatchSpec
     )
 
 
-def augment_for(options: TrainOptions, data: ImageData) -> Augment:
-    name = preset_for(data.images) if options.augment == "auto" else options.augment
-    return replace(PRESETS[name], channels_last=options.device != "cpu" and torch.cuda.is_available())
+def augment_for(options: TrainOptions, data: ImageData) -> Augmentation:
+    on_gpu = options.device != "cpu" and torch.cuda.is_available()
+    return augment_for_text(options.augment, data.images, channels_last=on_gpu)
 
 
 def refresh_for(sampler: PlannedBatchSampler, spec: BatchSpec, vectors: Callable[[], Tensor], seed: int) -> Refresh:
