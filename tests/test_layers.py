@@ -22,7 +22,7 @@ LAYERS: list[set[str]] = [
     {"scoring", "negatives", "objectives"},
     {"pools", "chain", "partition", "graph", "kernels", "distributed"}
     | {"stateful", "cache", "clustering", "momentum", "neighbours", "walk_lanes", "walk_loop", "walks"},
-    {"losses", "planners", "sampler", "auditing", "batches", "global_losses", "nce", "refresh"},
+    {"losses", "planners", "sampler", "auditing", "batches", "dry_run", "global_losses", "nce", "refresh"},
     {"papers", "testing"},
     {"mining", "audits", "evaluate", "report", "data"}
     | {

@@ -342,6 +342,19 @@ def test_momentum_encoder_is_mocos_update_and_keeps_its_own_statistics() -> None
     assert encoder[1].num_batches_tracked == 0
 
 
+def test_an_update_of_the_momentum_encoder_neither_copies_statistics_nor_waits_for_the_gpu() -> None:
+    encoder = nn.Sequential(nn.Linear(3, 3), nn.BatchNorm1d(3))
+    slow = MomentumEncoder(encoder, momentum=cosine(0.5, 1.0), total=4)
+    versions = [buffer._version for buffer in slow.module.buffers()]
+    slow.n_averaged = slow.n_averaged.to("meta")  # whose value cannot be asked for
+    before = slow.module[0].weight.clone()
+    with torch.no_grad():
+        encoder[0].weight.add_(1.0)
+    slow.update_parameters(encoder)
+    torch.testing.assert_close(slow.module[0].weight, before + 0.5)
+    assert [buffer._version for buffer in slow.module.buffers()] == versions
+
+
 def test_momentum_of_moco_v3_is_a_cosine_to_one() -> None:
     slow = MomentumEncoder(nn.Linear(2, 2), momentum=cosine(0.99, 1.0), total=100)
     for step in (0, 25, 100):

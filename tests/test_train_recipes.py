@@ -12,7 +12,9 @@ import pytest
 import torch
 
 from hardneg.auditing import Diagnosis
+from hardneg.dry_run import check_negatives
 from hardneg.evaluate import evaluate_file
+from hardneg.options import RECIPES
 from hardneg.runs import Run
 from hardneg.training import Loop
 from training_runs import BATCH_SIZE, NUM_IMAGES, STEPS, assert_same, everything, few_digits, run, short
@@ -145,16 +147,52 @@ def test_losses_over_the_whole_data_set(recipe: str, options: dict[str, Any], tm
 
 
 @pytest.mark.parametrize(
-    ("options", "message"),
+    ("recipe", "options", "message"),
     [
-        ({"tau_plus": 0.1}, "needs tau_plus=0, got tau_plus=0.1"),
-        ({"negatives": "Tilt(1.0)"}, r"needs Uniform\(\), got"),
+        ("emc2", {"tau_plus": 0.1}, "^emc2 needs --tau-plus of 0, .* got tau_plus=0.1"),
+        ("sogclr", {"tau_plus": 0.1}, "^sogclr needs --tau-plus of 0, .* got tau_plus=0.1"),
+        ("emc2", {"negatives": "Tilt(1.0)"}, r"^emc2 draws .* --negatives to be Uniform\(\), got negatives='Tilt"),
+        ("simclr", {"negatives": "SameCluster()"}, "--negatives for candidates of the batch, .* needs clusters"),
+        ("simclr", {"negatives": "From('queue')"}, r"--negatives .* From needs a source among \('batch',\)"),
+        ("moco", {"negatives": "From('batch')"}, r"--negatives .* From needs a source among \('queue',\)"),
+        ("moco", {"negatives": "From('queue')", "version": "v3"}, r"--negatives .* a source among \('batch',\)"),
+        ("sogclr", {"negatives": "BelowPositive(0.1, by='guide')"}, "--negatives .* a second model"),
     ],
 )
-def test_emc2_draws_its_own_negatives(options: dict[str, Any], message: str, tmp_path: Path) -> None:
-    data = few_digits(tmp_path / "digits.npz", 160)
+def test_negatives_that_a_recipe_cannot_weigh(recipe: str, options: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
-        run("emc2", tmp_path / "run", short(data, **options))
+        check_negatives(RECIPES[recipe](**options))
+
+
+@pytest.mark.parametrize(
+    ("recipe", "options"),
+    [
+        ("simclr", {"negatives": "From('batch') * OtherLabel() * Tilt(linear(0.0, 1.0))"}),
+        ("supervised", {}),
+        ("moco", {"negatives": "From('queue') * Ring(0.1, outer=adaptive(1.0, 0.1))"}),
+        ("moco", {"negatives": "From('batch')", "version": "v3"}),
+        ("emc2", {"negatives": " Uniform( ) "}),
+    ],
+)
+def test_negatives_that_a_recipe_weighs(recipe: str, options: dict[str, Any]) -> None:
+    check_negatives(RECIPES[recipe](**options))
+
+
+def test_negatives_by_label_need_labels() -> None:
+    check_negatives(RECIPES["simclr"](), labelled=False)
+    with pytest.raises(ValueError, match=r"--negatives for .* of the batch without labels, .* needs labels"):
+        check_negatives(RECIPES["simclr"](negatives="OtherLabel()"), labelled=False)
+
+
+def test_a_seed_has_a_highest_value(tmp_path: Path) -> None:
+    data = few_digits(tmp_path / "digits.npz", 64)
+    run(
+        "simclr",
+        tmp_path / "run",
+        short(data, seed=2**31 - 1, batches="proximity(num_candidates=20, num_neighbours=5)"),
+    )
+    with pytest.raises(ValueError, match="--seed between 0 and 2147483647, got seed=2147483648"):
+        RECIPES["simclr"](seed=2**31)
 
 
 def candidates_of(method: str) -> float | None:

@@ -33,9 +33,10 @@ class MomentumEncoder(AveragedModel):
 
     def __init__(self, encoder: nn.Module, momentum: Number = 0.999, total: int | None = None) -> None:
         check_range("MomentumEncoder", "momentum", momentum, 0.0, 1.0)
+        super().__init__(encoder)  # type: ignore[no-untyped-call]
         self.momentum, self.total = momentum, total
-        super().__init__(encoder, multi_avg_fn=self._average)  # type: ignore[no-untyped-call]
         self.n_averaged.add_(1)
+        self._updates: int | None = 0  # n_averaged - 1 without asking the GPU; None: ask it once
         self.requires_grad_(False)
 
     def momentum_at(self, step: int) -> float:
@@ -43,10 +44,14 @@ class MomentumEncoder(AveragedModel):
 
     @torch.no_grad()
     def update_parameters(self, model: nn.Module) -> None:
-        own = [buffer.clone() for buffer in self.module.buffers()]
-        super().update_parameters(model)  # type: ignore[no-untyped-call]
-        for buffer, value in zip(self.module.buffers(), own, strict=True):
-            buffer.copy_(value)
+        if self._updates is None:
+            self._updates = int(self.n_averaged) - 1
+        slow: list[Tensor] = list(self.module.parameters())
+        fast = [new.to(old.device) for old, new in zip(slow, model.parameters(), strict=True)]
+        torch._foreach_lerp_(slow, fast, 1.0 - self.momentum_at(self._updates))
+        self.n_averaged.add_(1)
+        self._updates += 1
 
-    def _average(self, slow: Any, fast: Any, steps: Tensor | int) -> None:
-        torch._foreach_lerp_(slow, fast, 1.0 - self.momentum_at(int(steps) - 1))
+    def _load_from_state_dict(self, *args: Any, **kwargs: Any) -> None:
+        super()._load_from_state_dict(*args, **kwargs)
+        self._updates = None

@@ -37,7 +37,7 @@ class TrainOptions:
     learning_rate: float = option(1e-3, "Adam's step size.", TRAINING, low=0.0)
     weight_decay: float = option(1e-6, "Adam's weight decay.", TRAINING, low=0.0)
     augment: str = option("auto", "Strength of the views.", DATA, among=("auto", "tiny", "grey", "cifar"))
-    seed: int = option(0, "Of the weights, the batches and the augmentation.", RUN, low=0)
+    seed: int = option(0, "Of the weights, the batches and the augmentation.", RUN, low=0, high=2**31 - 1)
     precision: str = option("no", "Mixed precision.", RUN, among=("no", "bf16", "fp16"))
     device: str = option("auto", "Where to train.", RUN, among=("auto", "cpu", "cuda"))
     compile: bool = option(False, "Compile the training step (worth it on a GPU).", RUN)
@@ -51,6 +51,14 @@ class TrainOptions:
         kinds = get_type_hints(type(self))
         for one in fields(self):
             check_option("train", one.name, getattr(self, one.name), kinds[one.name], one.metadata)
+
+    def check(self) -> None:
+        """Raises for options that do not go together; cheap, and before anything is loaded."""
+
+    @property
+    def source(self) -> str:
+        """What ``From(...)`` calls the candidates."""
+        return "batch"
 
     def as_dict(self) -> dict[str, Any]:
         return asdict(self)
@@ -90,6 +98,10 @@ class MoCoOptions(TrainOptions):
         0.99, "Of the momentum encoder; v3 takes it to 1 by a cosine.", TRAINING, low=0.0, high=1.0
     )
 
+    @property
+    def source(self) -> str:
+        return "queue" if self.version == "v2" else "batch"
+
 
 @dataclass(frozen=True)
 class SogCLROptions(TrainOptions):
@@ -97,6 +109,9 @@ class SogCLROptions(TrainOptions):
 
     temperature: float = option(0.1, "Similarities are divided by this.", NEGATIVES, low=1e-4)
     gamma: float = option(0.9, "Share of the new in the running normalisers.", NEGATIVES, low=0.0, high=1.0)
+
+    def check(self) -> None:
+        _check_not_debiased("sogclr", self.tau_plus)
 
 
 @dataclass(frozen=True)
@@ -107,6 +122,14 @@ class EMC2Options(TrainOptions):
     burn_in: float = option(0.5, "Share of each walk that is not counted.", NEGATIVES, low=0.0, high=0.999)
     num_steps: int = option(0, "Steps of a chain in each batch; 0: as many as candidates.", NEGATIVES, low=0)
     forget: bool = option(False, "Keep no embeddings: a chain outside the batch does not repel.", NEGATIVES)
+
+    def check(self) -> None:
+        _check_not_debiased("emc2", self.tau_plus)
+        if "".join(self.negatives.split()) != "Uniform()":
+            raise ValueError(
+                "emc2 draws its negatives itself and needs --negatives to be Uniform(), "
+                f"got negatives={self.negatives!r}."
+            )
 
 
 def check_option(who: str, name: str, value: Any, kind: Any, rules: Any) -> None:
@@ -120,8 +143,21 @@ def check_option(who: str, name: str, value: Any, kind: Any, rules: Any) -> None
     if low is None:
         return
     if not low <= value <= (math.inf if high is None else high) or value == math.inf:
-        allowed = f"of at least {low:g}" if high is None else f"between {low:g} and {high:g}"
+        allowed = f"of at least {shown(low)}" if high is None else f"between {shown(low)} and {shown(high)}"
         raise ValueError(f"{who} needs {flag} {allowed}, got {name}={value!r}.")
+
+
+def shown(bound: float) -> str:
+    """A bound as people write it: a whole number with all its digits."""
+    return f"{bound:g}" if isinstance(bound, float) else str(bound)
+
+
+def _check_not_debiased(recipe: str, tau_plus: float) -> None:
+    if tau_plus:
+        raise ValueError(
+            f"{recipe} needs --tau-plus of 0, since a loss over the whole data set has no correction for false "
+            f"negatives, got tau_plus={tau_plus}."
+        )
 
 
 def from_text(kind: Any, value: Any) -> Any:

@@ -13,7 +13,6 @@ from torch import Tensor
 
 from hardneg.data import ImageData
 from hardneg.global_losses import EMC2
-from hardneg.negatives import Uniform, parse
 from hardneg.options import EMC2Options
 from hardneg.pools import Bank
 from hardneg.recipes.sogclr import GlobalMethod
@@ -23,8 +22,6 @@ from hardneg.training import train
 class EMC2Method(GlobalMethod):
     def __init__(self, options: EMC2Options, data: ImageData, total: int) -> None:
         super().__init__(options, data)
-        if parse(options.negatives) != Uniform():
-            raise ValueError(f"emc2 draws its negatives itself and needs Uniform(), got {options.negatives!r}.")
         bank = None if options.forget else Bank(len(data), options.dim)
         self.loss: EMC2 = EMC2(
             len(data),

@@ -31,7 +31,10 @@ class SimCLR(Method):
     def __init__(self, options: SimCLROptions, data: ImageData, total: int) -> None:
         super().__init__()
         self.encoder = encoder_for(options, data)
-        self.loss = ContrastiveLoss(
+        self.loss = self.loss_for(options)
+
+    def loss_for(self, options: Any) -> ContrastiveLoss:
+        return ContrastiveLoss(
             options.negatives,
             options.temperature,
             options.tau_plus,

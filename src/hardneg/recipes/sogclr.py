@@ -32,8 +32,7 @@ class GlobalMethod(Method):
 
     def __init__(self, options: TrainOptions, data: ImageData) -> None:
         super().__init__()
-        if options.tau_plus:
-            raise ValueError(f"A loss over the whole data set needs tau_plus=0, got tau_plus={options.tau_plus}.")
+        options.check()
         self.encoder = encoder_for(options, data)
         self.of_batch = ContrastiveLoss(options.negatives, options.temperature, normalize=False)
 

@@ -21,7 +21,9 @@ class Supervised(SimCLR):
     def __init__(self, options: SupervisedOptions, data: ImageData, total: int) -> None:
         data.labelled("supervised")
         super().__init__(options, data, total)
-        self.loss = ContrastiveLoss(
+
+    def loss_for(self, options: SupervisedOptions) -> ContrastiveLoss:
+        return ContrastiveLoss(
             options.negatives,
             options.temperature,
             options.tau_plus,
