@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from torch.nn.functional import cross_entropy, normalize
 import hardneg as hn
 from hardneg.augment import PRESETS
 from hardneg.data import ImageData, load
+from hardneg.encoders import Encoder, build_encoder
 from hardneg.options import RECIPES
 from hardneg.recipes.emc2 import EMC2Method
 from hardneg.recipes.moco import MoCoV2, MoCoV3
@@ -333,29 +335,45 @@ def test_what_is_harvested_are_the_vectors_by_id(name: str) -> None:
 # What the loop gives to a recipe, and what it evaluates
 
 
-@pytest.fixture(scope="module")
-def trained(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Any], list[tuple[int, Batch]]]:
-    """A run of SimCLR, its figures, and the batches that it saw with their epochs."""
-    pytest.importorskip("accelerate", reason="training needs the extra train")
-    folder, seen = tmp_path_factory.mktemp("loop"), []
-    options = short(few_digits(folder / "digits.npz", 96), epochs=2, seed=3)
-    loss_of = SimCLR.loss_of
+@dataclass(frozen=True)
+class Watched:
+    """A run of SimCLR: its figures, the batches it was given with their epochs, and the images it was evaluated on."""
 
-    def watched(self: SimCLR, encode: Any, batch: Batch) -> Tensor:
-        seen.append((len(seen) // 3, batch))
+    folder: Path
+    result: dict[str, Any]
+    batches: list[tuple[int, Batch]]
+    evaluated: list[Tensor]
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> Watched:
+    pytest.importorskip("accelerate", reason="training needs the extra train")
+    folder = tmp_path_factory.mktemp("loop")
+    batches: list[tuple[int, Batch]] = []
+    evaluated: list[Tensor] = []
+    loss_of, features = SimCLR.loss_of, Encoder.features
+
+    def watched_loss(self: SimCLR, encode: Any, batch: Batch) -> Tensor:
+        batches.append((len(batches) // 3, batch))
         return loss_of(self, encode, batch)
 
+    def watched_features(self: Encoder, images: Tensor) -> Tensor:
+        if not self.training:
+            evaluated.append(images.clone())
+        return features(self, images)
+
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(SimCLR, "loss_of", watched)
-        result = run("simclr", folder / "run", options)
-    return folder, result, seen
+        patch.setattr(SimCLR, "loss_of", watched_loss)
+        patch.setattr(Encoder, "features", watched_features)
+        result = run("simclr", folder / "run", short(few_digits(folder / "digits.npz", 96), epochs=2, seed=3))
+    return Watched(folder, result, batches, evaluated)
 
 
 def encoder_of(folder: Path) -> nn.Module:
     """The trained encoder, in float64."""
     state = Run(folder / "run").load()
     assert state is not None
-    encoder = hn.encoders.build_encoder("tiny", 1, projection_dim=32)
+    encoder = build_encoder("tiny", 1, projection_dim=32)
     prefix = "encoder."
     encoder.load_state_dict(
         {name.removeprefix(prefix): value for name, value in state["method"].items() if name.startswith(prefix)}
@@ -363,11 +381,10 @@ def encoder_of(folder: Path) -> nn.Module:
     return encoder.double().eval()
 
 
-def test_a_recipe_sees_two_views_of_each_image(trained: tuple[Path, Any, list[tuple[int, Batch]]]) -> None:
-    folder, _, seen = trained
-    data = load(f"npz:{folder / 'digits.npz'}")
-    assert [epoch for epoch, _ in seen] == [0, 0, 0, 1, 1, 1]
-    for epoch, batch in seen:
+def test_a_recipe_sees_two_views_of_each_image(trained: Watched) -> None:
+    data = load(f"npz:{trained.folder / 'digits.npz'}")
+    assert [epoch for epoch, _ in trained.batches] == [0, 0, 0, 1, 1, 1]
+    for epoch, batch in trained.batches:
         views = PRESETS["tiny"].views(data.images[batch.ids], data.ids[batch.ids], epoch, 3)
         torch.testing.assert_close(batch.views, torch.cat(views))
         assert batch.labels is not None
@@ -376,21 +393,24 @@ def test_a_recipe_sees_two_views_of_each_image(trained: tuple[Path, Any, list[tu
         assert (first - second).abs().mean() > 0.01
 
 
-def test_what_is_evaluated_are_the_plain_images(trained: tuple[Path, Any, Any]) -> None:
-    folder, _, _ = trained
-    encoder = encoder_of(folder)
-    with np.load(folder / "digits.npz") as pixels, np.load(folder / "run" / "embeddings.npz") as found:
-        for split, name in (("train", "images"), ("test", "test_images")):
+def test_what_is_evaluated_are_the_plain_images(trained: Watched) -> None:
+    encoder = encoder_of(trained.folder)
+    with np.load(trained.folder / "digits.npz") as pixels, np.load(trained.folder / "run" / "embeddings.npz") as found:
+        for split, name, seen in zip(
+            ("train", "test"), ("images", "test_images"), trained.evaluated[-4:-2], strict=True
+        ):
             images = torch.from_numpy(pixels[name]).double()[:, None] / 255.0
-            wanted = encoder.features((images - 0.5) / 0.25).detach()  # as the preset for small grey images has it
-            np.testing.assert_allclose(found[f"{split}_x"], wanted, rtol=1e-4, atol=1e-5)
+            images = (images - 0.5) / 0.25  # as the preset for small grey images has it
+            # The normalisation inside the encoder hides a scale of the images, so these are looked at themselves.
+            torch.testing.assert_close(seen.double(), images, rtol=1e-5, atol=1e-5)
+            np.testing.assert_allclose(found[f"{split}_x"], encoder.features(images).detach(), rtol=1e-4, atol=1e-5)
 
 
-def test_alignment_is_of_two_views_of_the_test_images(trained: tuple[Path, dict[str, Any], Any]) -> None:
-    folder, result, _ = trained
-    encoder, test = encoder_of(folder), load(f"npz:{folder / 'digits.npz'}", "test")
+def test_alignment_is_of_two_views_of_the_test_images(trained: Watched) -> None:
+    encoder, test = encoder_of(trained.folder), load(f"npz:{trained.folder / 'digits.npz'}", "test")
     views = PRESETS["tiny"].views(test.images, test.ids, 2, 3)  # those of the epoch after the last
+    torch.testing.assert_close(trained.evaluated[-2:], list(views))
     first, second = (normalize(encoder.features(view.double()), dim=-1) for view in views)
     wanted = (first - second).square().sum(1).mean().item()
-    assert result["alignment"] == pytest.approx(wanted, rel=1e-4)
+    assert trained.result["alignment"] == pytest.approx(wanted, rel=1e-4)
     assert wanted > 0.01

@@ -86,7 +86,8 @@ def test_it_learns_and_leaves_a_whole_run(trained: dict[tuple[str, str], Trained
     assert np.isfinite(loss).all()
     # MoCo's queue is empty at step 1, which costs nothing. Hard batches cost more: the uniform epoch is looked at.
     begin, end = (1 if method == "moco v2" else 0), (STEPS if arm == "proximity" else 2 * STEPS)
-    assert loss[end - 2 : end].mean() < loss[begin] - 0.1
+    falls = 0.1 if method != "moco v3" else 0.1 / (4.0 * 0.4)  # of a loss that is 4 * temperature times as steep
+    assert loss[end - 2 : end].mean() < loss[begin] - falls
     assert [record["step"] for record in one.records] == list(range(1, 2 * STEPS + 1))
     assert [record["epoch"] for record in one.records] == [0] * STEPS + [1] * STEPS
     assert all(record.keys() == COLUMNS for record in one.records)
