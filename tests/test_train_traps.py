@@ -112,7 +112,7 @@ def test_names_of_splits_are_not_classes(tmp_path: Path) -> None:
 @pytest.mark.parametrize("content", [b"PK\x03\x04 cut", b"words"])
 def test_damaged_files_are_named(content: bytes, tmp_path: Path) -> None:
     (tmp_path / "torn.npz").write_bytes(content)
-    with pytest.raises(ValueError, match=r"needs a whole \.npz file.*torn\.npz"):
+    with pytest.raises(ValueError, match=r"load_embeddings needs an? .*\.npz file.*torn\.npz"):
         load_embeddings(tmp_path / "torn.npz")
     with pytest.raises(ValueError, match=r"torn\.npz"):
         load(f"npz:{tmp_path / 'torn.npz'}")
@@ -122,7 +122,7 @@ def test_labels_that_are_no_whole_numbers_are_refused(tmp_path: Path) -> None:
     arrays: dict[str, Any] = {"train_x": torch.randn(4, 2).numpy(), "test_x": torch.randn(4, 2).numpy()}
     labels = np.array([0.2, 0.7, 1.2, 1.7])
     np.savez(tmp_path / "x.npz", train_y=labels, test_y=labels, **arrays)
-    with pytest.raises(ValueError, match="float64"):
+    with pytest.raises(ValueError, match=r"needs .*whole.number"):
         load_embeddings(tmp_path / "x.npz")
 
 
