@@ -5,7 +5,10 @@ from __future__ import annotations
 import json
 import os
 import subprocess
-from collections.abc import Callable
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -16,11 +19,21 @@ from typer.testing import CliRunner
 from hardneg import comparison_runs
 from hardneg.arms import parse_arm
 from hardneg.cli import app
-from hardneg.comparison import Comparison, check_arms, compare
-from hardneg.comparison_memory import num_cores
-from hardneg.comparison_runs import RunFailed, folder_of, in_a_process, run_all
-from hardneg.comparison_verdict import detectable_errors, paired, rows_of, sentences, temperature_notes
+from hardneg.comparison import compare
+from hardneg.comparison_asked import Comparison
+from hardneg.comparison_checks import check_arms
+from hardneg.comparison_memory import Machine, NotBegun, Place, num_cores
+from hardneg.comparison_runs import Diverged, Lifelines, RunFailed, folder_of, in_a_process, run_all
+from hardneg.comparison_verdict import (
+    chance_of_one,
+    detectable_errors,
+    paired,
+    rows_of,
+    sentences,
+    temperature_notes,
+)
 from hardneg.options import RECIPES, TrainOptions
+from hardneg.report import write_report
 from hardneg.report.reading import wanted_arm
 from hardneg.runs import Run
 from training_runs import few_digits, short
@@ -90,6 +103,56 @@ def test_the_effective_temperature_knows_the_common_options() -> None:
     assert read.effective_temperature == 0.025
 
 
+# Files
+
+
+@pytest.mark.parametrize(
+    "tune",
+    ["temperature=0.25,1e-1", "'temperature=0.25, 0.1'", "{temperature: [0.25, 1e-1]}", "\n  temperature: [0.25, 0.1]"],
+)
+def test_a_file_may_tune_in_its_own_way(tune: str, data: str, started: Started, tmp_path: Path) -> None:
+    file = tmp_path / "comparison.yaml"
+    file.write_text(f"arms: [simclr(), hcl()]\ndata: {data}\nbatch-size: 32\ntune: {tune}\nout: {tmp_path / 'out'}\n")
+    done = hardneg("compare", "--config", str(file))
+    assert done.exit_code == 0, done.output
+    facts = json.loads((tmp_path / "out" / "comparison.json").read_text())
+    assert facts["comparison"]["tune"] == ["temperature", [0.25, 0.1]]
+    assert facts["tuned"] == {"simclr()": 0.25, "hcl()": 0.25}
+
+
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        ("arms: [1, 2]", "a list of arms, each as text, got arm=[1, 2] in"),
+        ("arms: simclr()", "a list of arms, each as text, got arm='simclr()' in"),
+        ("arms:", "a list of arms, each as text, got arm=None in"),
+        ("out: 5", "the path of a directory, got out=5 in"),
+        ("out:", "the path of a directory, got out=None in"),
+        ("seeds: two", "a whole number, got seeds='two' in"),
+        ("seeds: true", "a whole number, got seeds=True in"),
+        ("jobs: 0", "a whole number of at least 1, got jobs=0 in"),
+        ("metric: 3", "text, got metric=3 in"),
+        ("tune: [0.1]", "like {temperature: [0.1, 0.2]}, got tune=[0.1] in"),
+        ("tune: 3", "like {temperature: [0.1, 0.2]}, got tune=3 in"),
+        ("tune: {temperature: 0.1}", "like {temperature: [0.1, 0.2]}, got tune={'temperature': 0.1} in"),
+        ("tune: {temperature: []}", "like {temperature: [0.1, 0.2]}, got tune={'temperature': []} in"),
+        ("tune: {dim: [8], temperature: [0.1]}", "like {temperature: [0.1, 0.2]}, got tune={'dim'"),
+        ("tune: {temperature: [warm]}", "--tune like temperature=0.1,0.2, got tune='temperature=warm'"),
+        ("tune: {temperature: [true]}", "--tune like temperature=0.1,0.2, got tune='temperature=True'"),
+        ("data: 5", "--data to be text, got data=5"),
+        ("epochs: many", "--epochs to be a whole number, got epochs='many'"),
+    ],
+)
+def test_wrong_kinds_in_a_file_are_named(line: str, said: str, started: Started, tmp_path: Path) -> None:
+    file, name = tmp_path / "comparison.yaml", line.partition(":")[0]
+    usual = {"arms": "[simclr(), hcl()]", "out": tmp_path / "out"}
+    lines = [f"{key}: {value}" for key, value in usual.items() if key != name]
+    file.write_text("\n".join([*lines, line]))
+    done = hardneg("compare", "--config", str(file))
+    assert (done.exit_code, started) == (2, []), done.output
+    assert said in done.stderr, done.stderr
+
+
 # Refused before anything is trained
 
 
@@ -117,12 +180,30 @@ def test_the_effective_temperature_knows_the_common_options() -> None:
         (("--arm", "simclr(temprature=1)"), "simclr needs options among augment"),
         (("--arm", "ring(foo=1)"), "ring needs options among augment"),
         (("--arm", "moco(temperature=linear(0.1, 0.2))"), "schedules go into negatives"),
+        # What only a step of training would find
+        (("--arm", "emc2(negatives='Tilt(1.0)')"), "emc2(negatives='Tilt(1.0)') cannot be trained: emc2 draws"),
+        (("--arm", "sogclr(tau_plus=0.1)"), "sogclr(tau_plus=0.1) cannot be trained: sogclr needs --tau-plus of 0"),
+        (("--arm", "simclr(negatives='SameCluster()')"), "cannot be trained: train needs --negatives for candidates"),
+        (("--arm", "simclr(negatives=\"From('queue')\")"), "cannot be trained: train needs --negatives for candidates"),
+        (("--arm", "simclr(negatives=\"BelowPositive(0.1, by='guide')\")"), "cannot be trained: train needs"),
+        (("--arm", "hcl(beta=linear(1.0, -1.0))"), "cannot be trained: Tilt needs beta in [0.0, inf), got beta=-1.0"),
+        (("--arm", "hcl() @ proximity(restart=linear(0.1, 2.0), warmup=0)"), "Proximity needs restart in [0.0, 1.0]"),
+        (("--arm", "simclr(augment='cifar')"), "simclr(augment='cifar') cannot be trained: "),
+        (("--arm", "simclr(encoder='torchvision:resnet19')"), "cannot be trained: "),
+        (("--arm", "simclr(device='cpu', precision='fp16')"), "on a CPU, which has no fp16, got precision='fp16'"),
+        (("--arm", "sogclr()", "--tune", "tau_plus=0,0.1"), "arms that leave tau_plus to --tune, got tau_plus=0.2 in"),
+        (("--arm", "simclr(temperature=0.1)", "--tune", "temperature=0.1,0.2"), "got temperature=0.1 in 'simclr(temp"),
+        (("--arm", "hcl()", "--tune", "dim=8,8"), "--tune with values that differ"),
+        (("--arm", "hcl()", "--tune", "dim=8,16", "--option", "dim=8"), "dim to be either tuned or given for all arms"),
+        (("--arm", "hcl()", "--epochs", "9", "--option", "epochs=3"), "--epochs or --option epochs=..., not both"),
+        (("--arm", "hcl()", "--batch-size", "8", "--option", "batch-size=3"), "--batch-size or --option batch_size"),
+        (("--arm", "hcl()", "--option", "dim=8", "--option", "dim=16"), "one --option for dim"),
     ],
 )
 def test_what_cannot_be_compared_is_2_and_nothing_is_started(
     arguments: tuple[str, ...], said: str, data: str, started: Started, tmp_path: Path
 ) -> None:
-    usual = ("--arm", "simclr(temperature=0.4)", "--data", data, "--out", str(tmp_path / "out"))
+    usual = ("--arm", "simclr(tau_plus=0.2)", "--data", data, "--out", str(tmp_path / "out"))
     batch = () if "--batch-size" in arguments else ("--batch-size", "32")
     done = hardneg("compare", *usual, *arguments, *batch)
     assert done.exit_code == 2, done.output
@@ -164,6 +245,39 @@ def test_arms_that_train_alike_are_seen(first: str, second: str, common: dict[st
         check_arms(arms, Comparison((first, second), 2, short(data, **common)))
 
 
+@pytest.mark.parametrize(
+    ("first", "second", "tune"),
+    [
+        ("simclr()", "debiased()", ("tau_plus", (0.0, 0.1))),
+        ("supcon()", "supervised(positives_in_denominator='all')", ("temperature", (0.1, 0.2))),
+        ("hcl()", "simclr(negatives='Tilt(1.0)')", ("tau_plus", (0.0, 0.05))),
+    ],
+)
+def test_arms_that_tuning_would_make_alike_are_seen(
+    first: str, second: str, tune: tuple[str, tuple[float, ...]], data: str
+) -> None:
+    arms = [parse_arm(text).under(short(data)) for text in (first, second)]
+    check_arms(arms, Comparison((first, second), 2, short(data)))
+    with pytest.raises(ValueError, match=f"differ in more than the {tune[0]} that --tune gives them, got the same"):
+        check_arms(arms, Comparison((first, second), 2, short(data), tune))
+
+
+def test_a_tuned_value_that_an_arm_cannot_train_with_is_seen(data: str, started: Started, tmp_path: Path) -> None:
+    comparison = Comparison(("simclr()", "sogclr()"), 2, short(data), ("tau_plus", (0.0, 0.1)))
+    with pytest.raises(ValueError, match=r"sogclr\(\) tau_plus=0.1 cannot be trained: sogclr needs --tau-plus of 0"):
+        compare(comparison, tmp_path, show=nothing)
+    assert started == []
+
+
+def test_looking_at_the_arms_is_quick(data: str) -> None:
+    texts = ("simclr()", "hcl()", "moco()", "moco_v3()", "sogclr()", "emc2()", "hscl()", "simclr() @ knn()")
+    arms = [parse_arm(text).under(short(data)) for text in texts]
+    check_arms(arms[:2], Comparison(texts[:2], 2, short(data)))  # imports
+    begun = time.process_time()
+    check_arms(arms, Comparison(texts, 2, short(data)))
+    assert time.process_time() - begun < 0.2 * len(arms)
+
+
 def test_one_folder_for_one_training() -> None:
     same = ("supcon(temperature=0.5)", "supervised(temperature=0.5, positives_in_denominator='all')")
     assert len({folder_of(parse_arm(text)) for text in same}) == 1
@@ -177,7 +291,7 @@ def test_one_folder_for_one_training() -> None:
 def test_every_arm_is_tuned_on_the_validation_split_and_then_trained_on_all(
     data: str, started: Started, tmp_path: Path
 ) -> None:
-    arms = ("simclr()", "hcl(beta=3)", "simclr(temperature=0.9, tau_plus=0.2)")
+    arms = ("simclr()", "hcl(beta=3)", "simclr(tau_plus=0.2)")
     comparison = Comparison(arms, 2, short(data), ("temperature", (0.5, 0.25, 0.1)))
     summary = compare(comparison, tmp_path, jobs=1, show=nothing)
     tried = [options for _, options, path in started if "tuning" in path.parts]
@@ -190,7 +304,80 @@ def test_every_arm_is_tuned_on_the_validation_split_and_then_trained_on_all(
     assert sorted((one.tau_plus, one.seed) for one in trained) == sorted((t, s) for t in (0, 0.1, 0.2) for s in (0, 1))
     assert {(one.temperature, one.evaluate_on) for one in trained} == {(0.25, "test")}, "0.25 was the best"
     assert summary["tuned"] == dict.fromkeys(arms, 0.25)
+    assert summary["tries"] == {arm: [(0.5, 0.6), (0.25, 0.85), (0.1, 0.8)] for arm in arms}
     assert [row["effective_temperature"] for row in summary["rows"]] == [0.25, 0.0625, 0.25]
+
+
+def test_a_try_that_diverges_has_lost_and_ends_nothing(
+    data: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def diverge(recipe: str, options: TrainOptions, run: Run, environ: dict[str, str]) -> dict[str, Any]:
+        if options.learning_rate > 1.0 or (options.tau_plus and options.learning_rate > 0.1):
+            raise Diverged("not finite")
+        run.finish(found := result(1.0 - options.learning_rate, 100))
+        return found
+
+    monkeypatch.setattr(comparison_runs, "in_a_process", diverge)
+    lines: list[str] = []
+    arms, tries = ("simclr()", "debiased()"), ("learning_rate", (1e30, 0.2, 0.05))
+    summary = compare(Comparison(arms, 2, short(data), tries), tmp_path / "some", jobs=1, show=lines.append)
+    assert summary["tuned"] == dict.fromkeys(arms, 0.05)
+    assert summary["tries"]["debiased()"] == [(1e30, None), (0.2, None), (0.05, 0.95)]
+    assert [line for line in lines if "diverged" in line] == [
+        "[1/6] simclr() learning_rate=1e+30, seed 0: diverged",
+        "[4/6] debiased() learning_rate=1e+30, seed 0: diverged",
+        "[5/6] debiased() learning_rate=0.2, seed 0: diverged",
+    ]
+    page = write_report(tmp_path / "some").read_text()
+    assert "Diverged: simclr() with 1e+30, debiased() with 1e+30, debiased() with 0.2." in page
+    all_of_them = Comparison(arms, 2, short(data), ("learning_rate", (0.3, 0.2)))
+    with pytest.raises(RunFailed, match=r"debiased\(\) diverged with every learning_rate that was tried \(0.3, 0.2\)"):
+        compare(all_of_them, tmp_path / "all", jobs=1, show=nothing)
+    fixed = Comparison(arms, 2, short(data, learning_rate=0.5))
+    with pytest.raises(Diverged):  # what is compared must not
+        compare(fixed, tmp_path / "fixed", jobs=1, show=nothing)
+
+
+@pytest.mark.parametrize("batches", ["uniform()", "knn(warmup=1, refresh=1)"])
+def test_a_process_says_that_its_training_diverged(batches: str, data: str, tmp_path: Path) -> None:
+    pytest.importorskip("accelerate", reason="training needs the extra train")
+    # Records are rare: without a graph the weights are found out at the end of the epoch, with one the graph is.
+    wild = RECIPES["simclr"](**short(data, learning_rate=1e30, batches=batches, log_every=1000, epochs=3, save_every=3))
+    with pytest.raises(Diverged, match=r"failed, exit code 3: \w+ needs finite "):
+        in_a_process("simclr", wild, Run(tmp_path / "run"), {})
+
+
+def test_the_terminal_says_what_was_taken_and_who_knows_the_classes(
+    data: str, started: Started, tmp_path: Path
+) -> None:
+    arms = ("--arm", "simclr()", "--arm", "simclr(negatives='OtherLabel()')", "--arm", "supcon()", "--arm", "hcl()")
+    common = ("--data", data, "--batch-size", "32", "--tune", "temperature=0.5,0.25", "--out", str(tmp_path))
+    done = hardneg("compare", *arms, *common)
+    assert done.exit_code == 0, done.output
+    taken, told = "tuned to temperature=0.25", "it is told the class of every training image"
+    for line in (
+        f"A  simclr()  ({taken})",
+        f"B  simclr(negatives='OtherLabel()')  ({taken}; {told})",
+        f"C  supcon()  ({taken}; {told})",
+        f"D  hcl()  ({taken})",
+    ):
+        assert line in done.output
+    assert "Each of the 3 differences is judged by itself" in done.output
+    assert "--tune" not in done.output, "what was tuned need not be tuned"
+    facts = json.loads((tmp_path / "comparison.json").read_text())
+    assert [row["uses_labels"] for row in facts["rows"]] == [False, True, True, False]
+    assert (facts["notes"], facts["unlike"]) == ([], [])
+
+
+def test_what_differs_beside_the_negatives_is_said(data: str, started: Started, tmp_path: Path) -> None:
+    arms = ("simclr()", "hcl(beta=1)", "simclr(dim=16, learning_rate=0.1)")
+    compared = ("--option", "dim=32", "--data", data, "--batch-size", "32", "--out", str(tmp_path))
+    done = hardneg("compare", *(word for arm in arms for word in ("--arm", arm)), *compared)
+    assert done.exit_code == 0, done.output
+    assert "More than the negatives differs: dim differs: 32, 16." in done.output
+    assert "More than the negatives differs: learning_rate differs: 0.001, 0.1." in done.output
+    facts = json.loads((tmp_path / "comparison.json").read_text())
+    assert facts["unlike"] == ["dim differs: 32, 16.", "learning_rate differs: 0.001, 0.1."]
 
 
 def test_a_tuned_comparison_on_digits(data: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -276,12 +463,17 @@ def test_verdicts_of_the_table_hold_against_scipy() -> None:
     stats = pytest.importorskip("scipy.stats", reason="intervals need the extra eval")
     arms = [parse_arm(text) for text in ("simclr()", "hcl()", "debiased()", "simclr(temperature=0.1)")]
     rows = rows_of(arms, [[result(v, 10_000) for v in values] for values in (FIRST, *OTHERS)], "knn")
-    said = sentences(rows)
+    *said, last = sentences(rows)
     for row, values, sentence in zip(rows[1:], OTHERS, said, strict=True):
         clear = stats.ttest_rel(values, FIRST).pvalue < 0.05
         assert ("not beyond noise (with 5 seeds" in sentence) != clear
         assert row.difference == pytest.approx(np.mean(values) - np.mean(FIRST))
     assert "is 1.74 points above simclr(): beyond noise (95 % interval" in said[0]
+    assert last == (
+        "Each of the 3 differences is judged by itself: were there none at all, one or more would look beyond noise in "
+        "up to 15 % of such comparisons."
+    )
+    assert len(sentences(rows[:2])) == 1, "one difference is not several"
     assert np.isnan(rows[0].hardness)
 
 
@@ -290,7 +482,25 @@ def test_the_table_knows_how_many_images_decide() -> None:
     results = [[result(v, 100) for v in (0.80, 0.81, 0.82)], [result(v, 100) for v in (0.81, 0.82, 0.83)]]
     rows = rows_of(arms, results, "knn")
     assert "1.00 points above simclr(): not beyond noise" in sentences(rows)[0]
-    assert rows[0].half_width > 0.0
+
+
+def test_seeds_of_one_arm_that_agree_are_as_certain_as_the_images_allow() -> None:
+    """By hand: accuracies in steps of 0.01 have an sd of 0.01 / sqrt(12) by rounding alone."""
+    results = [[result(0.8, 100) for _ in range(3)], [result(v, 100) for v in (0.80, 0.82, 0.84)]]
+    rows = rows_of([parse_arm("simclr()"), parse_arm("hcl()")], results, "knn")
+    assert rows[0].half_width == pytest.approx(4.302653 * 0.01 / 12**0.5 / 3**0.5, rel=1e-6)
+    assert rows[1].half_width == pytest.approx(4.302653 * 0.02 / 3**0.5, rel=1e-6), "more than rounding stays"
+
+
+def test_several_differences_mislead_no_more_often_than_is_said() -> None:
+    """Four arms against a first, all equal, with three seeds, 20,000 times over."""
+    stats = pytest.importorskip("scipy.stats", reason="intervals need the extra eval")
+    draws = np.random.default_rng(0).normal(size=(20_000, 5, 3))
+    differences = draws[:, 1:] - draws[:, :1]
+    half = stats.t.ppf(0.975, 2) * differences.std(2, ddof=1) / 3**0.5
+    misled = (np.abs(differences.mean(2)) > half).any(1).mean()
+    assert 0.10 < misled <= chance_of_one(4) / 100
+    assert chance_of_one(30) == 100
 
 
 # Tilts and temperatures
@@ -329,6 +539,39 @@ TWINS = [
     ("hscl(beta=1)", "supcon(temperature=0.25)", False),
     ("hcl(beta=1)", "moco(temperature=0.25)", False),
 ]
+
+
+@pytest.mark.parametrize(
+    ("arms", "noted"),
+    [
+        (("simclr()", "hcl(beta=3)"), []),
+        (("simclr() @ knn()", "hcl(beta=3)"), ["hcl(beta=3)"]),
+        (("hcl()", "hcl(beta=3)"), ["hcl()", "hcl(beta=3)"]),
+    ],
+)
+def test_where_temperature_is_tuned_any_untilted_arm_is_a_twin(arms: tuple[str, ...], noted: list[str]) -> None:
+    tuned = [parse_arm(text).with_option("temperature", 0.1 * (i + 1)) for i, text in enumerate(arms)]
+    notes = temperature_notes(tuned, tuned=True)
+    assert [note.partition(" repels")[0] for note in notes] == noted
+    assert all(note.endswith("Add one.") for note in notes), "nobody is told to tune what was tuned"
+    assert all("--tune temperature" in note for note in temperature_notes(tuned))
+
+
+LABELS = [
+    ("simclr()", False),
+    ("supcon()", True),
+    ("supervised(negatives='Uniform()')", True),
+    ("simclr(negatives='OtherLabel()')", True),
+    ("moco(negatives='OtherLabel() * Tilt(1.0)')", True),
+    ("sogclr(negatives='Tilt(1.0) * OtherLabel()')", True),
+    ("moco(negatives='Ring(0.0, 0.5)')", False),
+    ("emc2()", False),
+]
+
+
+@pytest.mark.parametrize(("arm", "told"), LABELS)
+def test_who_is_told_the_classes(arm: str, told: bool) -> None:
+    assert parse_arm(arm).uses_labels == told
 
 
 @pytest.mark.parametrize(("tilted", "plain", "alike"), TWINS)
@@ -380,6 +623,64 @@ def test_a_failure_is_said_at_once_and_finished_runs_are_kept(tmp_path: Path, mo
     assert {0, 1} <= set(begun)
     assert len(begun) < 50, "no more are begun"
     assert (tmp_path / "runs" / f"{folder_of(parse_arm('simclr()'))}-seed0" / "result.json").exists()
+
+
+def test_no_run_begins_after_another_has_failed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The second one is let in by the machine, and has no lifeline yet when the first one fails."""
+    failed, begun = threading.Event(), []
+
+    def fail(recipe: str, options: TrainOptions, run: Run, environ: dict[str, str]) -> dict[str, Any]:
+        begun.append(options.seed)
+        if options.seed:
+            return {}
+        raise RunFailed("seed 0")
+
+    class Slow(Lifelines):
+        """Those after the first are made when all that there are have been cut."""
+
+        def one(self) -> Any:
+            if threading.current_thread() is not first[0]:
+                assert failed.wait(20.0)
+            return super().one()
+
+        def cut(self) -> None:
+            super().cut()
+            failed.set()
+
+    first: list[threading.Thread] = []
+    inside = threading.Barrier(2)
+
+    class Crowd(Machine):
+        """Both are in before either goes on."""
+
+        @contextmanager
+        def beside_others(self, run: Run) -> Iterator[Place]:
+            if run.path.name.endswith("seed0"):
+                first.append(threading.current_thread())
+            inside.wait(20.0)
+            yield self.places[0]
+
+    monkeypatch.setattr(comparison_runs, "in_a_process", fail)
+    monkeypatch.setattr(comparison_runs, "Lifelines", Slow)
+    monkeypatch.setattr(comparison_runs, "this_machine", lambda jobs, on_gpu: Crowd(2, 1, [Place()]))
+    with pytest.raises(RunFailed, match="seed 0"):
+        run_all([parse_arm("simclr()")], [0, 1], tmp_path, 2, nothing)
+    assert begun == [0]
+
+
+def test_a_lifeline_ends_when_all_are_cut() -> None:
+    lifelines = Lifelines()
+    with lifelines.one() as held, lifelines.one() as other:
+        os.set_blocking(held, False)
+        with pytest.raises(BlockingIOError):
+            os.read(held, 1)
+        lifelines.cut()
+        assert (os.read(held, 1), os.read(other, 1)) == (b"", b"")
+        with pytest.raises(NotBegun), lifelines.one():
+            pytest.fail("made after the others were cut")
+    for descriptor in (held, other):
+        with pytest.raises(OSError, match="Bad file descriptor"):
+            os.fstat(descriptor)
 
 
 @pytest.mark.skipif(not hasattr(os, "sched_getaffinity"), reason="affinities of Linux")

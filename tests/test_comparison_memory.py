@@ -15,7 +15,7 @@ import torch
 
 from hardneg import comparison_memory, comparison_runs
 from hardneg.arms import parse_arm
-from hardneg.comparison_memory import Machine, NotBegun, Place, free_memory
+from hardneg.comparison_memory import Machine, NotBegun, Place, free_memory, this_machine
 from hardneg.comparison_runs import OutOfMemory, RunFailed, folder_of, in_a_process, run_all
 from hardneg.notices import HardnegWarning, forget_warnings
 from hardneg.options import RECIPES
@@ -220,6 +220,28 @@ def test_free_memory_is_that_of_the_container_where_it_has_less(
     assert free_memory() == 10 * GB
     (tmp_path / "memory.max").write_text(f"{4 * GB}\n")
     assert free_memory() == GB
+    (tmp_path / "memory.stat").write_text(f"anon {GB}\nfile {2 * GB}\nactive_file 7\ninactive_file {GB + 5}\nslab 3\n")
+    assert free_memory() == 2 * GB + 5, "what was read and lies idle is given up"
+    (tmp_path / "memory.stat").write_text(f"anon {GB}\n")
+    assert free_memory() == GB
+
+
+@pytest.mark.parametrize(("visible", "names"), [(None, ["0", "1"]), ("GPU-3f, 2", ["GPU-3f", "2"])])
+def test_gpus_are_asked_by_a_process_of_its_own(
+    visible: str | None, names: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    if visible:
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+    monkeypatch.setattr(subprocess, "run", lambda *_, **__: subprocess.CompletedProcess([], 0, "10 20\n", ""))
+    assert this_machine(2, on_gpu=True).places == [Place(names[0], 10), Place(names[1], 20)]
+
+
+def test_gpus_that_cannot_be_asked_are_an_error_for_people(monkeypatch: pytest.MonkeyPatch) -> None:
+    said = "Traceback\nRuntimeError: CUDA unknown error\n"
+    monkeypatch.setattr(subprocess, "run", lambda *_, **__: subprocess.CompletedProcess([], 1, "", said))
+    with pytest.raises(OSError, match="GPUs that say what they have free, got 'RuntimeError: CUDA unknown error'; use"):
+        this_machine(2, on_gpu=True)
 
 
 def test_a_run_says_what_it_holds(tmp_path: Path) -> None:

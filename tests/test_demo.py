@@ -12,9 +12,10 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from hardneg import comparison, comparison_runs
+from hardneg import comparison_runs
 from hardneg.arms import parse_arm
 from hardneg.cli import app
+from hardneg.comparison_asked import letter_of
 from hardneg.comparison_verdict import temperature_notes
 from hardneg.options import TrainOptions
 from hardneg.recipes import run_recipe
@@ -81,7 +82,7 @@ def test_every_arm_and_seed_learns(demo: tuple[str, dict[str, Any], Page]) -> No
 def test_the_terminal_and_the_page_show_the_figures_of_the_json(demo: tuple[str, dict[str, Any], Page]) -> None:
     printed, summary, page = demo
     head, *lines = page.cells["results"]
-    letters = [comparison.letter_of(number) for number in range(len(summary["rows"]))]
+    letters = [letter_of(number) for number in range(len(summary["rows"]))]
     for letter, row, line in zip(letters, summary["rows"], lines, strict=True):
         mean, half = 100 * row["mean"], 100 * row["half_width"]
         (shown,) = re.findall(rf"^ ?{letter} +(\d.*?)\s*$", printed, re.MULTILINE)

@@ -27,9 +27,12 @@ LAYERS: list[set[str]] = [
     {"mining", "audits", "evaluate", "report", "data"}
     | {
         "arms",
+        "array_files",
         "augment",
         "boards",
         "comparison",
+        "comparison_asked",
+        "comparison_checks",
         "comparison_memory",
         "comparison_runs",
         "comparison_verdict",

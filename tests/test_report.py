@@ -16,8 +16,8 @@ import pytest
 import torch
 
 from hardneg.arms import parse_arm
-from hardneg.comparison import Comparison
-from hardneg.comparison_verdict import Row, paired, sentences, temperature_notes
+from hardneg.comparison_asked import Comparison
+from hardneg.comparison_verdict import Row, half_width, paired, sentences, temperature_notes
 from hardneg.report import write_report
 from hardneg.report.axes import ticks
 from hardneg.report.line_chart import Line, line_chart, thinned
@@ -91,7 +91,7 @@ def make_comparison(path: Path, arms: tuple[str, ...] = ARMS, seeds: int = 3) ->
         ]
         final = results[0]["final"]
         against = paired(values, rows[0].values, 1 / NUM_TEST) if rows else (None, None, None)
-        half = paired(values, [0.0] * len(values), 1 / NUM_TEST)[1]
+        half = half_width(values, 1 / NUM_TEST)
         effective = parse_arm(arm).effective_temperature
         shown = final["false_negatives"], final["hardness"], final["clamped"]
         rows.append(Row(arm, values, float(np.mean(values)), half, *against, effective, *shown, 50, 13.0))
@@ -159,6 +159,69 @@ def test_the_answer_says_the_sentences_the_notes_and_the_twin(
     assert "But C gains nothing clear over B" in compared.words
     assert "Better beyond noise: B simclr(temperature=0.25) (+4.83 points)" in compared.words
     assert "No difference beyond noise: D" in compared.words
+
+
+def test_several_differences_are_not_taken_for_one(
+    comparison: tuple[Path, dict[str, Any]], compared: Page, tmp_path: Path
+) -> None:
+    assert "With those of arms that repel alike, in up to 20 %." in compared.words, "three arms and a twin"
+    old = comparison[1] | {"sentences": comparison[1]["sentences"][:3]}  # of a version that did not say it
+    (tmp_path / "comparison.json").write_text(json.dumps(old))
+    assert comparison[1]["sentences"][3] in read(write_report(tmp_path)).words
+    make_comparison(tmp_path / "two", ARMS[:2])
+    assert "judged by itself" not in read(write_report(tmp_path / "two")).words
+
+
+TOLD = "(it is told the class of every training image)"
+
+
+@pytest.mark.parametrize(
+    ("arm", "told"),
+    [
+        ("supcon(temperature=0.1)", True),
+        ("simclr(negatives='OtherLabel()')", True),
+        ("moco(negatives='OtherLabel() * Tilt(1.0)')", True),
+        ("sogclr(negatives='Tilt(1.0) * OtherLabel()')", True),
+        ("moco(negatives='Ring(0.0, 0.5)')", False),
+    ],
+)
+def test_who_is_told_the_classes_is_said(arm: str, told: bool, tmp_path: Path) -> None:
+    make_run(tmp_path / "run", arm, 0, make_data(tmp_path))
+    assert (TOLD in read(write_report(tmp_path / "run")).words) == told
+
+
+def test_who_is_told_the_classes_is_known_without_the_runs(tmp_path: Path) -> None:
+    summary = make_comparison(tmp_path, ARMS[:2])
+    summary["rows"][1] |= {"arm": "from_another_version()", "uses_labels": True}
+    (tmp_path / "comparison.json").write_text(json.dumps(summary))
+    words = " ".join(read(write_report(tmp_path)).words.split())
+    assert f"B from_another_version() {TOLD}" in words
+    assert words.count(TOLD) == 1
+
+
+@pytest.mark.parametrize(
+    ("second", "unlike", "same_weights"),
+    [
+        ("hcl(beta=1)", [], True),
+        ("simclr(temperature=0.5, learning_rate=0.1)", ["learning_rate differs: 0.001, 0.1."], True),
+        ("simclr(temperature=0.5, dim=16)", ["dim differs: 128, 16."], False),
+        ("moco(encoder='resnet18', augment='grey')", ["encoder differs: auto, resnet18.", "augment differs:"], False),
+    ],
+)
+def test_only_what_is_so_is_said_to_be_the_same(
+    second: str, unlike: list[str], same_weights: bool, tmp_path: Path
+) -> None:
+    """Without comparison.json, by the options of the runs alone."""
+    data = make_data(tmp_path)
+    for number, arm in enumerate((ARMS[0], second)):
+        make_run(tmp_path / "compare" / "runs" / f"arm{number}-seed0", arm, 0, data)
+    words = read(write_report(tmp_path / "compare")).words
+    assert ("Data, budget, seeds and initial weights are the same for all." in words) == same_weights
+    assert ("Data, budget and seeds are the same for all." in words) != same_weights
+    assert ("which began with the same weights" in words) == same_weights
+    assert ("More than the negatives differs" in words) == bool(unlike)
+    for said in unlike:
+        assert said in words
 
 
 def page_of_twins(path: Path, tilted: str, plain: str, accuracies: tuple[list[float], list[float]]) -> str:

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field, fields, replace
 from typing import Any, TypeGuard
 
 from hardneg.batches import parse_batches
+from hardneg.dry_run import check_negatives
 from hardneg.negatives import Negatives, Tilt, Uniform, parse
 from hardneg.negatives.spec import read_expression
 from hardneg.options import RECIPES, TrainOptions
@@ -63,10 +64,14 @@ class Arm:
     def effective_temperature(self) -> float:
         return self.temperature / (1.0 + self.beta)
 
-    def has_untilted_twin_in(self, other: Arm) -> bool:
+    def has_untilted_twin_in(self, other: Arm, *, at_any_temperature: bool = False) -> bool:
         """Whether the other repels alike by its temperature alone, and differs in nothing else but tau_plus."""
-        ratio = self.effective_temperature / other.temperature
-        return self.beta > 0.0 and other.beta == 0.0 and abs(ratio - 1.0) < 0.02 and self._beside() == other._beside()
+        alike = at_any_temperature or abs(self.effective_temperature / other.temperature - 1.0) < 0.02
+        return self.beta > 0.0 and other.beta == 0.0 and alike and self._beside() == other._beside()
+
+    @property
+    def uses_labels(self) -> bool:
+        return uses_labels(self.recipe, self.complete().as_dict())
 
     def _negatives(self) -> Negatives:
         return parse(self.complete().negatives)
@@ -85,6 +90,22 @@ class Arm:
         mine, theirs = (replace(arm.complete(), negatives="", batches="") for arm in (self, other))
         alike = self.recipe == other.recipe and mine == theirs and self._negatives() == other._negatives()
         return alike and parse_batches(self.complete().batches) == parse_batches(other.complete().batches)
+
+
+def uses_labels(recipe: str, options: dict[str, Any]) -> bool:
+    """Whether training is told the class of every image: by the recipe, or by negatives that ask for labels."""
+    if recipe == "supervised":
+        return True
+    return not _can_weigh(recipe, options, labelled=False) and _can_weigh(recipe, options, labelled=True)
+
+
+def _can_weigh(recipe: str, options: dict[str, Any], *, labelled: bool) -> bool:
+    known = {one.name for one in fields(RECIPES[recipe])} if recipe in RECIPES else set()
+    try:
+        check_negatives(RECIPES[recipe](**{k: v for k, v in options.items() if k in known}), labelled)
+    except (KeyError, TypeError, ValueError):  # also options of another version
+        return False
+    return True
 
 
 def _tilts_all(factor: Negatives) -> TypeGuard[Tilt]:

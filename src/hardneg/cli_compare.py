@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any, get_type_hints
 
@@ -59,18 +60,20 @@ def compare(
       hardneg compare --config comparison.yaml --jobs 2
     """
     with errors_for_people("Nothing is lost: give the same command again to go on."):
-        from hardneg.comparison import Comparison, read_options, read_tune
+        from hardneg.comparison_asked import Comparison, read_options
         from hardneg.comparison_runs import RunFailed
         from hardneg.comparison_table import compare_and_show
 
         told: dict[str, Any] = {"data": data, "out": out, "seeds": seeds, "epochs": epochs, "batch_size": batch_size}
         told |= {"metric": metric, "tune": tune, "arm": arm or [], "jobs": jobs}
         others = read_options(option or [])
+        if twice := sorted(others.keys() & given(ctx)):
+            flag = "--" + twice[0].replace("_", "-")
+            raise ValueError(f"compare needs {flag} or --option {twice[0]}=..., not both; got two values.")
         if config is not None:
             told, others = _with_file(config, told, others, given(ctx))
         common = {name: told[name] for name in ("data", "epochs", "batch_size")} | others
-        tried = read_tune(told["tune"]) if told["tune"] else None
-        wanted = Comparison(tuple(told["arm"]), told["seeds"], common, tried, told["metric"])
+        wanted = Comparison(tuple(told["arm"]), told["seeds"], common, _tune(told["tune"]), told["metric"])
         try:
             compare_and_show(wanted, Path(told["out"]), told["jobs"])
         except RunFailed as error:
@@ -89,11 +92,56 @@ def _with_file(
     if unknown:
         known = ", ".join(sorted({*told, *kinds}))
         raise ValueError(f"--config needs options among {known}, got {', '.join(unknown)} in {path}.")
-    if not isinstance(values.get("arm", []), list):
-        raise ValueError(f"--config needs a list of arms, got arm={values['arm']!r} in {path}.")
-    for name in ("seeds", "jobs"):
-        if not isinstance(values.get(name, 1), int):
-            raise ValueError(f"--config needs a whole number, got {name}={values[name]!r} in {path}.")
+    for name, (what, right) in _kinds.items():
+        if name in values and not right(values[name]):
+            raise ValueError(f"--config needs {what}, got {name}={values[name]!r} in {path}.")
     read = {name: from_text(kinds.get(name), value) for name, value in values.items() if name not in on_the_line}
     told = told | {name: value for name, value in read.items() if name in told}
     return told, {name: value for name, value in read.items() if name not in told} | others
+
+
+def _is_text(value: Any) -> bool:
+    return isinstance(value, str)
+
+
+def _is_whole(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+def _is_tune(value: Any) -> bool:
+    """As on the command line, or one option with a list of values; None is no tuning."""
+    if isinstance(value, dict):
+        return len(value) == 1 and all(isinstance(one, list) and one for one in value.values())
+    return value is None or _is_text(value)
+
+
+def _is_directory(value: Any) -> bool:
+    return _is_text(value) and value != ""
+
+
+def _is_list_of_arms(value: Any) -> bool:
+    return isinstance(value, list) and all(map(_is_text, value))
+
+
+def _is_jobs(value: Any) -> bool:
+    return value is None or (_is_whole(value) and value > 0)
+
+
+_kinds: dict[str, tuple[str, Callable[[Any], bool]]] = {
+    "arm": ("a list of arms, each as text", _is_list_of_arms),
+    "seeds": ("a whole number", _is_whole),
+    "jobs": ("a whole number of at least 1", _is_jobs),
+    "out": ("the path of a directory", _is_directory),
+    "metric": ("text", _is_text),
+    "tune": ("an option and its values, like {temperature: [0.1, 0.2]}", _is_tune),
+}
+"""What the options of compare itself need in a file; those of train say it themselves."""
+
+
+def _tune(value: str | dict[str, list[Any]] | None) -> tuple[str, tuple[float, ...]] | None:
+    from hardneg.comparison_asked import read_tune
+
+    if isinstance(value, dict):
+        ((name, values),) = value.items()
+        value = f"{name}={','.join(map(str, values))}"
+    return read_tune(value) if value else None

@@ -107,9 +107,19 @@ def free_memory() -> int:
     free: int = optional("psutil", "compare", extra="train").virtual_memory().available
     limits = Path("/sys/fs/cgroup")
     try:
-        return min(free, int((limits / "memory.max").read_text()) - int((limits / "memory.current").read_text()))
+        most, held = (int((limits / name).read_text()) for name in ("memory.max", "memory.current"))
     except (OSError, ValueError):  # no such files, or "max"
         return free
+    return min(free, most - held + _cached(limits))
+
+
+def _cached(limits: Path) -> int:
+    """Bytes of files that were read and lie idle, which count as held and are given up where memory is wanted."""
+    try:
+        lines = (limits / "memory.stat").read_text().splitlines()
+    except OSError:
+        return 0
+    return next((int(line.split()[1]) for line in lines if line.startswith("inactive_file ")), 0)
 
 
 def num_cores() -> int:
@@ -121,6 +131,10 @@ def num_cores() -> int:
 def _gpus() -> list[Place]:
     """Asked by a process of its own, since the one that asks keeps some of the memory for as long as it lives."""
     ask = "import torch; print(*(torch.cuda.mem_get_info(i)[0] for i in range(torch.cuda.device_count())))"
-    said = subprocess.run([sys.executable, "-c", ask], capture_output=True, text=True, check=True).stdout.split()
+    answer = subprocess.run([sys.executable, "-c", ask], capture_output=True, text=True)
+    if answer.returncode:
+        why = (answer.stderr.strip().splitlines() or ["it said nothing"])[-1]
+        raise OSError(f"compare needs GPUs that say what they have free, got {why!r}; use --option device=cpu.")
+    said = answer.stdout.split()
     names = os.environ.get("CUDA_VISIBLE_DEVICES") or ",".join(map(str, range(len(said))))
     return [Place(name.strip(), int(free)) for name, free in zip(names.split(","), said, strict=False)]

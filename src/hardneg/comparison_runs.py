@@ -8,21 +8,25 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Iterator
 from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from hardneg.arms import Arm
-from hardneg.comparison_memory import Machine, num_cores, this_machine
+from hardneg.comparison_memory import Machine, NotBegun, num_cores, this_machine
 from hardneg.notices import warn_once
 from hardneg.options import RECIPES, TrainOptions
 from hardneg.runs import LEAVES_WITH_STDIN, Run
 
 RUNS_ON_A_GPU = 2
 """At once, unless told otherwise: one compiles, plans and evaluates while the other trains."""
+DIVERGED = 3
+"""The exit code of a run whose losses or weights were no longer finite."""
 
 
 class RunFailed(RuntimeError):  # noqa: N818, what it says
@@ -33,24 +37,75 @@ class OutOfMemory(RunFailed):
     """One that memory did not hold."""
 
 
+class Diverged(RunFailed):
+    """One whose losses or weights were no longer finite."""
+
+
+class Lifelines:
+    """Pipes that runs hold on to: one whose pipe is closed leaves, so that a failure or Ctrl-C need not wait for it."""
+
+    def __init__(self) -> None:
+        self._ends: set[int] = set()
+        self._cut = False
+        self._lock = threading.Lock()
+
+    @contextmanager
+    def one(self) -> Iterator[int]:
+        """The end of a pipe for the standard input of a run; none is made once the others were cut."""
+        with self._lock:
+            if self._cut:
+                raise NotBegun("the comparison has ended")
+            here, there = os.pipe()
+            self._ends.add(there)
+        try:
+            yield here
+        finally:
+            os.close(here)
+            with self._lock:
+                if there in self._ends:
+                    self._ends.remove(there)
+                    os.close(there)
+
+    def cut(self) -> None:
+        with self._lock:
+            self._cut = True
+            while self._ends:
+                os.close(self._ends.pop())
+
+
 def run_all(
-    arms: list[Arm], seeds: list[int], out: Path, jobs: int | None, show: Callable[[str], None]
+    arms: list[Arm],
+    seeds: list[int],
+    out: Path,
+    jobs: int | None,
+    show: Callable[[str], None],
+    *,
+    may_diverge: bool = False,
 ) -> list[list[dict[str, Any]]]:
-    """For every arm the result with every seed, at most ``jobs`` runs at a time; a finished run is only read."""
-    # Arms may become the same by tuning: they share their runs.
+    """For every arm the result with every seed, at most ``jobs`` runs at a time; a finished run is only read.
+
+    With ``may_diverge``, a run whose losses are no longer finite has an empty result and ends nothing.
+    """
     wanted = {f"{folder_of(arm)}-seed{seed}": (arm, seed) for seed in seeds for arm in arms}
     runs = {name: Run(out / "runs" / name) for name in wanted}
     on_gpu = torch.cuda.is_available() and any(arm.complete().device != "cpu" for arm in arms)
     machine = this_machine(jobs or _usual_jobs(len(wanted), on_gpu), on_gpu=on_gpu)
     machine.learn(runs.values())
-    threads, done = max(1, num_cores() // machine.jobs), 0
+    threads, done, lifelines = max(1, num_cores() // machine.jobs), 0, Lifelines()
 
     def one(name: str) -> dict[str, Any]:
         nonlocal done
         (arm, seed), run = wanted[name], runs[name]
-        result = run.result() or _where_it_fits(arm.recipe, arm.complete(seed=seed), run, machine, threads)
+        try:
+            result = run.result() or _where_it_fits(
+                arm.recipe, arm.complete(seed=seed), run, machine, threads, lifelines
+            )
+        except Diverged:
+            if not may_diverge:
+                raise
+            result = {}
         done += 1
-        show(f"[{done}/{len(wanted)}] {arm.text}, seed {seed}")
+        show(f"[{done}/{len(wanted)}] {arm.text}, seed {seed}{'' if result else ': diverged'}")
         return result
 
     with ThreadPoolExecutor(machine.jobs) as pool:
@@ -61,8 +116,7 @@ def run_all(
         except BaseException:
             pool.shutdown(wait=False, cancel_futures=True)
             machine.close()
-            for lifeline in list(_lifelines):
-                _let_go(lifeline)
+            lifelines.cut()
             raise
     return [[futures[f"{folder_of(arm)}-seed{seed}"].result() for seed in seeds] for arm in arms]
 
@@ -72,12 +126,15 @@ def _usual_jobs(runs: int, on_gpu: bool) -> int:
     return min(runs, RUNS_ON_A_GPU * torch.cuda.device_count() if on_gpu else num_cores())
 
 
-def _where_it_fits(recipe: str, options: TrainOptions, run: Run, machine: Machine, threads: int) -> dict[str, Any]:
+def _where_it_fits(
+    recipe: str, options: TrainOptions, run: Run, machine: Machine, threads: int, lifelines: Lifelines
+) -> dict[str, Any]:
     while True:
-        with machine.beside_others(run) as place:
+        with machine.beside_others(run) as place, lifelines.one() as lifeline:
             at_once = machine.jobs
+            environ = {**place.environ, **_threads(threads), LEAVES_WITH_STDIN: str(lifeline)}
             try:
-                return in_a_process(recipe, options, run, {**place.environ, **_threads(threads)})
+                return in_a_process(recipe, options, run, environ)
             except OutOfMemory:
                 if not machine.shrink(at_once):
                     raise
@@ -96,36 +153,24 @@ def folder_of(arm: Arm) -> str:
     return f"{arm.recipe}-{digest.hexdigest()}"
 
 
-_lifelines: set[int] = set()
-"""The ends of pipes that runs hold on to: one whose pipe is closed leaves, so that Ctrl-C need not wait for it."""
-
-
-def _let_go(lifeline: int) -> None:
-    try:
-        _lifelines.remove(lifeline)
-    except KeyError:
-        return  # another thread was quicker
-    os.close(lifeline)
-
-
 def in_a_process(recipe: str, options: TrainOptions, run: Run, environ: dict[str, str]) -> dict[str, Any]:
-    """A run in a process of its own; it ends with this one, however this one ends."""
+    """A run in a process of its own; where the environment names a lifeline, it ends when that is cut."""
     command = [sys.executable, "-m", "hardneg.recipes", recipe, str(run.path), json.dumps(options.as_dict())]
-    here, there = os.pipe()
-    _lifelines.add(there)
-    try:
-        whole = {**os.environ, **environ, LEAVES_WITH_STDIN: "1"}
-        answer = subprocess.run(command, env=whole, stdin=here, capture_output=True, text=True)
-    finally:
-        os.close(here)
-        _let_go(there)
+    lifeline = int(environ.get(LEAVES_WITH_STDIN, subprocess.DEVNULL))
+    answer = subprocess.run(command, env={**os.environ, **environ}, stdin=lifeline, capture_output=True, text=True)
     result = run.result()
     if answer.returncode or result is None:
         said = ((answer.stderr or answer.stdout).strip().splitlines() or ["it said nothing"])[-1]
-        no_memory = answer.returncode == -signal.SIGKILL or any(words in said for words in _out_of_memory)
-        failure = OutOfMemory if no_memory else RunFailed
-        raise failure(f"{run.path} failed, {_ended(answer.returncode)}: {said}")
+        raise _failure(answer.returncode, said)(f"{run.path} failed, {_ended(answer.returncode)}: {said}")
     return result
+
+
+def _failure(code: int, said: str) -> type[RunFailed]:
+    """What kind of failure it was. SIGKILL is how the system ends a process that memory does not hold."""
+    if code == DIVERGED:
+        return Diverged
+    no_memory = code == -signal.SIGKILL or any(words in said for words in _out_of_memory)
+    return OutOfMemory if no_memory else RunFailed
 
 
 _out_of_memory = ("out of memory", "can't allocate memory", "MemoryError")

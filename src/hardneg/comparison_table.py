@@ -9,8 +9,10 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from hardneg.comparison import TITLES, Comparison, compare, letter_of, measure
+from hardneg.comparison import compare
+from hardneg.comparison_asked import TITLES, Comparison, letter_of, measure
 
+TOLD = "it is told the class of every training image"
 OF_LAST_BATCH = "False negatives, hardness and clamped: of the last batch that was recorded"
 
 
@@ -40,11 +42,22 @@ def compare_and_show(comparison: Comparison, out: Path, jobs: int | None) -> Non
 def show_comparison(summary: dict[str, Any], console: Console) -> None:
     """The arms by their letters, the table, and what the differences are worth."""
     for letter, row in zip(_letters(summary), summary["rows"], strict=True):
-        console.print(Text(f"{letter}  {row['arm']}"))
+        console.print(Text(f"{letter}  {row['arm']}{_aside(summary, row)}"))
     console.print(comparison_table(summary))
     console.print(Text(f"{OF_LAST_BATCH}; all are means over the seeds.", style="dim"))
-    for sentence in [*summary["sentences"], *summary["notes"]]:
+    beside = [f"More than the negatives differs: {one}" for one in summary.get("unlike", [])]
+    for sentence in [*summary["sentences"], *summary["notes"], *beside]:
         console.print(Text(sentence))
+
+
+def _aside(summary: dict[str, Any], row: dict[str, Any]) -> str:
+    """What must be known of an arm to read its figures rightly: its tuned value, and whether it knows the classes."""
+    said = []
+    if summary.get("tuned"):
+        said.append(f"tuned to {summary['comparison']['tune'][0]}={summary['tuned'][row['arm']]:g}")
+    if row.get("uses_labels"):
+        said.append(TOLD)
+    return f"  ({'; '.join(said)})" if said else ""
 
 
 def comparison_table(summary: dict[str, Any]) -> Table:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from math import erfc
@@ -10,6 +11,10 @@ from typing import Any
 import numpy as np
 
 from hardneg.arms import Arm
+from hardneg.comparison_asked import SHARED
+
+BESIDE = ("encoder", "dim", "augment", "learning_rate", "weight_decay", "precision")
+"""What arms may write, and what makes a difference tell of more than their negatives."""
 
 
 @dataclass(frozen=True)
@@ -29,6 +34,7 @@ class Row:
     clamped: float
     steps: int
     seconds: float
+    uses_labels: bool = False  # it is told the class of every training image
 
 
 def rows_of(arms: list[Arm], results: list[list[dict[str, Any]]], metric: str) -> list[Row]:
@@ -43,7 +49,7 @@ def rows_of(arms: list[Arm], results: list[list[dict[str, Any]]], metric: str) -
                 arm=arm.text,
                 values=values,
                 mean=float(np.mean(values)),
-                half_width=paired(values, [0.0] * len(values), resolution)[1],
+                half_width=half_width(values, resolution),
                 difference=against[0],
                 difference_half_width=against[1],
                 detectable=against[2],
@@ -53,6 +59,7 @@ def rows_of(arms: list[Arm], results: list[list[dict[str, Any]]], metric: str) -
                 clamped=_mean_of_final(of_arm, "clamped"),
                 steps=of_arm[0]["steps"],
                 seconds=float(np.mean([result["seconds"] for result in of_arm])),
+                uses_labels=arm.uses_labels,
             )
         )
     return rows
@@ -71,15 +78,29 @@ def resolution_of(num_test: int | None) -> float:
 def paired(values: list[float], against: list[float], resolution: float = 0.0) -> tuple[float, float, float]:
     """Mean of the paired differences, half its 95 % interval, and the difference seen with a power of 80 %.
 
-    Accuracies are rounded to ``resolution``, which alone gives a difference of two the standard deviation
-    resolution / sqrt(6). Seeds that happen to agree do not say less than that.
+    Accuracies are rounded to ``resolution``, which alone gives one the standard deviation resolution / sqrt(12), and a
+    difference of two resolution / sqrt(6). Seeds that happen to agree do not say less than that.
     """
-    from scipy.stats import t
-
     differences = np.asarray(values) - np.asarray(against)
     n = len(differences)
-    error = max(float(differences.std(ddof=1)), resolution / 6.0**0.5) / n**0.5
-    return float(differences.mean()), float(t.ppf(0.975, n - 1)) * error, detectable_errors(n) * error
+    error = _error(differences, resolution / 6.0**0.5)
+    return float(differences.mean()), _t(n) * error, detectable_errors(n) * error
+
+
+def half_width(values: list[float], resolution: float = 0.0) -> float:
+    """Half the 95 % interval of the mean of accuracies, of which each is rounded to ``resolution``."""
+    return _t(len(values)) * _error(np.asarray(values), resolution / 12.0**0.5)
+
+
+def _error(values: np.ndarray[Any, Any], least: float) -> float:
+    """The standard error of the mean, from a standard deviation of at least so much."""
+    return max(float(values.std(ddof=1)), least) / float(len(values) ** 0.5)
+
+
+def _t(n: int) -> float:
+    from scipy.stats import t
+
+    return float(t.ppf(0.975, n - 1))
 
 
 @cache
@@ -112,7 +133,7 @@ def _upper_tail(z: float) -> float:
 
 
 def sentences(rows: list[Row]) -> list[str]:
-    """What each difference is worth, in plain words."""
+    """What each difference is worth, in plain words; and what several of them are worth together."""
     first, said = rows[0], []
     for row in rows[1:]:
         assert row.difference is not None
@@ -127,16 +148,46 @@ def sentences(rows: list[Row]) -> list[str]:
         )
         where = f"{abs(points):.2f} points {side}" if abs(points) >= 0.005 else "level with"
         said.append(f"{row.arm} is {where} {first.arm}: {verdict}.")
-    return said
+    return [*said, together(len(said))] if len(said) > 1 else said
 
 
-def temperature_notes(arms: list[Arm]) -> list[str]:
-    """A tilt acts like a lower temperature: says which tilted arm lacks its untilted twin."""
+def together(differences: int) -> str:
+    """Intervals of 95 % stand each for itself; the chances that they mislead add up at most (Bonferroni)."""
+    return (
+        f"Each of the {differences} differences is judged by itself: were there none at all, one or more would look "
+        f"beyond noise in up to {chance_of_one(differences)} % of such comparisons."
+    )
+
+
+def chance_of_one(differences: int) -> int:
+    return min(100, 5 * differences)
+
+
+def temperature_notes(arms: list[Arm], *, tuned: bool = False) -> list[str]:
+    """A tilt acts like a lower temperature: says which tilted arm lacks its untilted twin.
+
+    Where the temperature is ``tuned``, any untilted arm that is like it otherwise is at the best it could have.
+    """
+    missing = (
+        "no untilted arm that is like it otherwise had its temperature tuned beside it, so a gain over the others may "
+        "be a gain of temperature. Add one."
+        if tuned
+        else "no untilted arm that is like it otherwise has that temperature, so a gain over the others may be a gain "
+        "of temperature. Add one, or use --tune temperature=..."
+    )
     return [
         f"{arm.text} repels like temperature {arm.effective_temperature:.3g}"
-        f"{' where its tilt is strongest' if arm.tilt_moves else ''}; no untilted arm that is like it otherwise has "
-        "that temperature, so a gain over the others may be a gain of temperature. Add one, or use --tune "
-        "temperature=..."
+        f"{' where its tilt is strongest' if arm.tilt_moves else ''}; {missing}"
         for arm in arms
-        if arm.beta > 0.0 and not any(arm.has_untilted_twin_in(other) for other in arms)
+        if arm.beta > 0.0 and not any(arm.has_untilted_twin_in(other, at_any_temperature=tuned) for other in arms)
     ]
+
+
+def unlike(options: Sequence[Mapping[str, Any]]) -> dict[str, list[str]]:
+    """What differs between runs with these options beside the negatives and the seeds, and its values."""
+    values = {name: list(dict.fromkeys(str(one.get(name)) for one in options)) for name in (*SHARED, *BESIDE)}
+    return {name: found for name, found in values.items() if name != "seed" and len(found) > 1}
+
+
+def unlike_notes(options: Sequence[Mapping[str, Any]]) -> list[str]:
+    return [f"{name} differs: {', '.join(values)}." for name, values in unlike(options).items()]

@@ -7,16 +7,26 @@ import os
 import sys
 from threading import Thread
 
+from hardneg.comparison_runs import DIVERGED
 from hardneg.options import RECIPES
 from hardneg.recipes import run_recipe
 from hardneg.runs import LEAVES_WITH_STDIN
+
+NOT_FINITE = "needs finite "
+"""What every refusal of a NaN says, whether the loop, the graph or the evaluation meets it first."""
 
 
 def main() -> None:
     if LEAVES_WITH_STDIN in os.environ:
         Thread(target=_leave_with_stdin, daemon=True).start()
     recipe, out, options = sys.argv[1:]
-    run_recipe(recipe, RECIPES[recipe](**json.loads(options)), out, resume=True, quiet=True)
+    try:
+        run_recipe(recipe, RECIPES[recipe](**json.loads(options)), out, resume=True, quiet=True)
+    except ValueError as error:
+        if NOT_FINITE not in str(error):
+            raise
+        print(error, file=sys.stderr)
+        sys.exit(DIVERGED)
 
 
 def _leave_with_stdin() -> None:

@@ -5,9 +5,12 @@ from __future__ import annotations
 from html import escape
 from pathlib import Path
 
+from hardneg.comparison_verdict import chance_of_one, together
 from hardneg.report.figures import badge, listed, measure_in, named, percent
 from hardneg.report.story import ArmRuns, Story, known
 from hardneg.report.twins import standing, twins_of
+
+UNLIKE = "More than the negatives differs"
 
 
 def title_of(story: Story) -> str:
@@ -27,31 +30,39 @@ def answer_section(story: Story) -> str:
             '<div class="box warn" role="note"><h2>Not complete</h2><p>This page shows what is there.</p>'
             f"<ul>{rows}</ul></div>"
         )
-    said = _sentences(story) + [twins.sentence() for twins in twins_of(story)]
+    twins = [one.sentence() for one in twins_of(story)]
+    said = _sentences(story) + twins
     if said:
         rows = "".join(f"<li>{one}</li>" for one in said)
-        many = (
-            f'<p class="small">Each interval stands for itself: each of the {len(said)} comparisons has a chance of '
-            "one in twenty to look real when nothing is.</p>"
-            if len(story.arms) > 2
-            else ""
-        )
+        many = f'<p class="small">{escape(_together(story, len(twins)))}</p>' if len(said) > 1 else ""
         parts.append(f'<div class="box"><h2>The answer, arm by arm</h2><ul class="said">{rows}</ul>{many}</div>')
-    if story.facts.get("notes"):
-        rows = "".join(f"<li>{escape(one)}</li>" for one in story.facts["notes"])
-        parts.append(f'<div class="box warn" role="note"><h2>{_head_of_notes(story)}</h2><ul>{rows}</ul></div>')
+    for head, notes in _notes(story).items():
+        if notes:
+            rows = "".join(f"<li>{escape(one)}</li>" for one in notes)
+            parts.append(f'<div class="box warn" role="note"><h2>{head}</h2><ul>{rows}</ul></div>')
     return "".join(parts) + "</header>"
 
 
-def _head_of_notes(story: Story) -> str:
-    return "More than the negatives differs" if story.kind == "several" else "Mind the temperature"
+def _notes(story: Story) -> dict[str, list[str]]:
+    notes = list(story.facts.get("notes", []))
+    if story.kind == "several":
+        return {UNLIKE: story.unlike + notes}
+    return {"Mind the temperature": notes, UNLIKE: [] if story.kind == "run" else story.unlike}
 
 
 def _sentences(story: Story) -> list[str]:
-    """Those of comparison.json as they are, each behind the letter of its arm."""
-    said, arms = story.facts.get("sentences", []), story.arms[1:]
+    """Those of comparison.json on the arms as they are, each behind the letter of its arm."""
+    arms = story.arms[1:]
+    said = story.facts.get("sentences", [])[: len(arms)]
     letters = [f"{badge(arm)} " for arm in arms] if len(said) == len(arms) else [""] * len(said)
     return [letter + escape(one) for letter, one in zip(letters, said, strict=True)]
+
+
+def _together(story: Story, twins: int) -> str:
+    """What comparison.json says of several differences, and of those that the page adds."""
+    of_arms = len(story.arms) - 1
+    more = f" With those of arms that repel alike, in up to {chance_of_one(of_arms + twins)} %." if twins else ""
+    return together(of_arms) + more
 
 
 SIDES = {"above": "Better beyond noise", "below": "Worse beyond noise", "alike": "No difference beyond noise"}
@@ -110,7 +121,8 @@ def _setting(story: Story) -> str:
         f"batches of {options['batch_size']}" if "batch_size" in options else "",
     ]
     compared = story.kind in ("comparison", "unfinished")
-    same = " Data, budget, seeds and initial weights are the same for all." if compared else ""
+    alike = "Data, budget, seeds and initial weights" if story.same_weights else "Data, budget and seeds"
+    same = f" {alike} are the same for all." if compared else ""
     return (
         "<p>Contrastive learning trains an encoder of images by pulling two altered views of one image together and "
         "pushing other images, its <em>negatives</em>, away. Which images are the negatives, and how hard each of them "

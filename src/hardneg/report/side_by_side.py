@@ -7,12 +7,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from hardneg.comparison import METRIC
+from hardneg.comparison_asked import METRIC
 from hardneg.report.reading import arm_text, differing_options, read_story, row_of
 from hardneg.report.story import ArmRuns, SeedRun, Story
-
-SHARED = ("data", "evaluate_on", "encoder", "augment", "epochs", "batch_size", "learning_rate", "weight_decay")
-"""What a comparison holds equal: where these differ, figures tell of more than the negatives."""
 
 
 def read_stories(paths: Sequence[Path]) -> Story:
@@ -27,7 +24,7 @@ def read_stories(paths: Sequence[Path]) -> Story:
     metric = next((part.metric for part in parts if part.kind != "run"), METRIC)
     arms = _arms(parts, metric)
     missing = [one for part in parts for one in part.missing]
-    return Story(paths[0].parent, "several", metric, arms, missing, {"notes": _unlike(arms)}, parts)
+    return Story(paths[0].parent, "several", metric, arms, missing, {"notes": _of_seeds(arms)}, parts)
 
 
 def _arms(parts: list[Story], metric: str) -> list[ArmRuns]:
@@ -67,14 +64,6 @@ def _told_apart(arms: list[ArmRuns]) -> list[ArmRuns]:
     return arms
 
 
-def _unlike(arms: list[ArmRuns]) -> list[str]:
-    """Which of the things that a comparison holds equal are not, and which seeds are not in all arms."""
-    runs = [one for arm in arms for one in arm.seeds]
-    said = []
-    for name in SHARED:
-        values = {str(one.config.get("options", {}).get(name)): None for one in runs}
-        if len(values) > 1:
-            said.append(f"{name} differs: {', '.join(values)}.")
-    if len({tuple(one.seed for one in arm.seeds) for arm in arms}) > 1:
-        said.append("The seeds are not the same in all arms.")
-    return said
+def _of_seeds(arms: list[ArmRuns]) -> list[str]:
+    alike = len({tuple(one.seed for one in arm.seeds) for arm in arms}) == 1
+    return [] if alike else ["The seeds are not the same in all arms."]

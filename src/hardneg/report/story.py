@@ -7,7 +7,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeGuard
 
-from hardneg.comparison import letter_of
+from hardneg.arms import uses_labels
+from hardneg.comparison_asked import letter_of
+from hardneg.comparison_verdict import unlike, unlike_notes
 from hardneg.runs import Run
 
 Table = dict[str, Any]
@@ -41,7 +43,10 @@ class ArmRuns:
 
     @property
     def uses_labels(self) -> bool:
-        return any(one.config.get("recipe") == "supervised" for one in self.seeds)
+        """As the table says; without one, or in one of an older version, by the options of the runs."""
+        return bool(self.row.get("uses_labels")) or any(
+            uses_labels(one.config.get("recipe", ""), one.config.get("options", {})) for one in self.seeds
+        )
 
     def finished(self) -> list[dict[str, Any]]:
         return [one.result for one in self.seeds if one.result is not None]
@@ -62,10 +67,23 @@ class Story:
     @property
     def options(self) -> dict[str, Any]:
         """Those that all runs share."""
-        every = [one.config.get("options", {}) for arm in self.arms for one in arm.seeds]
+        every = self._options_of_runs()
         if not every:
             return dict(self.facts.get("comparison", {}).get("common", {}))
         return {k: v for k, v in every[0].items() if all(k in other and other[k] == v for other in every)}
+
+    @property
+    def unlike(self) -> list[str]:
+        """What differs between the arms beside their negatives."""
+        return unlike_notes(self._options_of_runs())
+
+    @property
+    def same_weights(self) -> bool:
+        """Whether runs with the same seed began alike: the encoder and its projection are as large."""
+        return not {"encoder", "dim"} & unlike(self._options_of_runs()).keys()
+
+    def _options_of_runs(self) -> list[dict[str, Any]]:
+        return [one.config.get("options", {}) for arm in self.arms for one in arm.seeds]
 
 
 def known(value: Any) -> TypeGuard[float]:

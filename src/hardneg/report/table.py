@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from html import escape
 
-from hardneg.comparison import TITLES
+from hardneg.comparison_asked import TITLES
 from hardneg.report.dot_plot import Dots, dot_plot
 from hardneg.report.figures import ABSENT, badge, measure_in, named, percent, points, two_digits
 from hardneg.report.story import ArmRuns, Story, Table, known
@@ -22,8 +22,8 @@ def results_section(story: Story) -> str:
         figures += (
             f'<figure class="card wide">{plot}<figcaption>Every dot is one seed, the upright bar the mean, the flat '
             "bar its 95 % interval, where it is known (it may go on beyond the picture). Thin lines join runs with the "
-            "same seed, which began with the same weights: what counts is whether they lean the same way."
-            "</figcaption></figure>"
+            f"same seed{', which began with the same weights' if story.same_weights else ''}: what counts is whether "
+            "they lean the same way.</figcaption></figure>"
         )
     title = "Every arm, every seed" if several else "Figures"
     return f'<section><h2 class="h">{title}</h2>{figures}{_measures(story)}</section>'
@@ -70,8 +70,11 @@ def _table(story: Story) -> str:
     )
     if tuned and tried:
         chosen = ", ".join(f"{text}: {value}" for text, value in tuned.items())
-        tries = ", ".join(map(str, tried[1]))
-        note += f" Tuned on a validation split, with the same tries for all: {tried[0]} of {tries}; taken: {chosen}."
+        values = ", ".join(map(str, tried[1]))
+        note += f" Tuned on a validation split, with the same tries for all: {tried[0]} of {values}; taken: {chosen}."
+        tries_of = (story.facts.get("tries") or {}).items()
+        lost = [f"{text} with {value}" for text, tries in tries_of for value, reached in tries if reached is None]
+        note += f" Diverged: {', '.join(lost)}." if lost else ""
     return (
         f'<div class="scroll"><table role="table" id="results"><thead><tr role="row">{head}</tr></thead>'
         f'<tbody>{body}</tbody></table></div><p class="small">{escape(note)}</p>'
