@@ -15,6 +15,7 @@ import torch
 
 from hardneg import image_files
 from hardneg.data import ImageData, check_name, from_pairs, load, load_splits, named_data
+from hardneg.evaluate import evaluate_embeddings
 from hardneg.notices import HardnegWarning, forget_warnings
 
 DATA = Path(os.environ.get("HARDNEG_DATA") or "../shared/data")
@@ -129,6 +130,7 @@ class TestNamed:
     def test_missing_data_says_how_to_get_it(self, name: str, tmp_path: Path) -> None:
         with pytest.raises(FileNotFoundError, match=r"apt install|download=True") as error:
             load(name, root=tmp_path)
+        assert "--data-root FOLDER (in Python root=FOLDER)" in str(error.value)
         assert str(tmp_path) in str(error.value)
 
     @pytest.mark.parametrize("packed", [True, False])
@@ -243,14 +245,71 @@ class TestFiles:
             ({"images": np.zeros((4, 8, 8))}, r"uint8 images .* of float64; use \(images \* 255\)"),
             ({"images": random_images(4, 8, 8, 5)}, "1 or 3 channels"),
             ({"images": random_images(4, 8, 8), "labels": np.zeros(3, int)}, "one per image"),
-            ({"images": random_images(4, 8, 8), "labels": np.zeros((4, 2), int)}, "one label per image"),
-            ({"images": np.array([np.zeros((2, 2)), np.zeros((3, 3))], dtype=object)}, "all images of one size"),
+            (
+                {"images": random_images(4, 8, 8), "labels": np.zeros((4, 2), int)},
+                r"labels \[n\], one for each row, got labels=\(4, 2\)",
+            ),
+            (
+                {"images": np.array([np.zeros((2, 2)), np.zeros((3, 3))], dtype=object)},
+                "in images of .*all images need one",
+            ),
+            (
+                {"images": random_images(4, 8, 8), "labels": np.array(list("abab"), dtype=object)},
+                r"plain arrays, got objects in labels of .*x\.npz; np\.array\(labels, dtype=str\)",
+            ),
+            (
+                {"images": random_images(4, 8, 8), "labels": np.array([0, 0.5, 1.5, 1])},
+                r"whole numbers or text, got 2 of 4 that are not, such as 0\.5, in labels of",
+            ),
+            ({"images": random_images(4, 8, 8), "labels": np.array([0, np.inf, 1, 1])}, "got 1 of 4 .* such as inf"),
+            ({"images": random_images(4, 8, 8), "labels": np.array([0, np.nan, 1, 1])}, "got 1 of 4 without one"),
+            ({"images": random_images(4, 8, 8), "labels": np.zeros(4, "M8[s]")}, "or text, got datetime64"),
         ],
     )
     def test_npz_that_cannot_be_used_is_told(self, arrays: dict[str, np.ndarray], message: str, tmp_path: Path) -> None:
         np.savez(tmp_path / "x.npz", **arrays)  # type: ignore[arg-type]
-        with pytest.raises(ValueError, match=message):
+        with pytest.raises(ValueError, match=message) as error:
             load(f"npz:{tmp_path / 'x.npz'}", "all")
+        assert "pickle" not in str(error.value)
+
+    @pytest.mark.parametrize(
+        ("content", "message"),
+        [
+            (
+                "npy",
+                r"array `images` in an \.npz file, .* which is a \.npy file of one array; np\.savez\(PATH, ",
+            ),
+            (b"just a text", "which is something else; np.savez"),
+            (b"", "which is something else; np.savez"),
+            (b"PK\x03\x04 and then nothing", "a whole .npz file, got .* which is damaged"),
+        ],
+    )
+    def test_files_that_are_no_npz_are_told(self, content: str | bytes, message: str, tmp_path: Path) -> None:
+        path = tmp_path / "x.npz"
+        with open(path, "wb") as file:
+            if isinstance(content, str):
+                np.save(file, random_images(4, 8, 8))
+            else:
+                file.write(content)
+        with pytest.raises(ValueError, match=message) as error:
+            load(f"npz:{path}")
+        assert "pickle" not in str(error.value)
+
+    def test_a_torn_array_is_told(self, tmp_path: Path) -> None:
+        path = tmp_path / "x.npz"
+        np.savez(path, images=random_images(4, 8, 8))
+        raw = bytearray(path.read_bytes())
+        raw[200] ^= 255  # a pixel: the checksum no longer fits
+        path.write_bytes(raw)
+        with pytest.raises(ValueError, match=r"a whole \.npz file, got .*x\.npz, which is damaged: .*CRC"):
+            load(f"npz:{path}")
+
+    @pytest.mark.parametrize("dtype", [float, "S1", bool, np.uint8])
+    def test_labels_of_other_types_are_whole_numbers_or_text(self, dtype: object, tmp_path: Path) -> None:
+        np.savez(tmp_path / "x.npz", images=random_images(4, 8, 8), labels=np.array([0, 1, 1, 0]).astype(dtype))
+        data = load(f"npz:{tmp_path / 'x.npz'}", "all")
+        assert data.classes == ("0", "1")
+        assert data.labels.tolist() == [0, 1, 1, 0]  # type: ignore[union-attr]
 
     def test_missing_files_are_told(self, tmp_path: Path) -> None:
         for name in (f"npz:{tmp_path}/none.npz", f"folder:{tmp_path}/none", f"folder:{tmp_path}"):
@@ -283,9 +342,16 @@ class TestFiles:
         write_folder(tmp_path, {"grey": 2}, shape=(12, 10))
         assert load(f"folder:{tmp_path}", "all").in_channels == 1
         write_folder(tmp_path, {"colour": 1})
-        data = load(f"folder:{tmp_path}", "all")
+        forget_warnings()
+        with pytest.warns(
+            HardnegWarning, match=r"^1 of 3 images are in colour, such as .*colour.*000\.png.* read as RGB"
+        ):
+            data = load(f"folder:{tmp_path}", "all")
         assert data.in_channels == 3
         assert torch.equal(data.images[1, 0], data.images[1, 2])
+        write_folder(tmp_path, {"colour": 3})
+        forget_warnings()
+        assert load(f"folder:{tmp_path}", "all").in_channels == 3, "a few grey ones among coloured ones are usual"
 
     @pytest.mark.parametrize("suffix", ["png", "tif", "pgm"])
     @pytest.mark.parametrize("size", [None, 8])
@@ -313,13 +379,27 @@ class TestFiles:
         with pytest.warns(HardnegWarning, match=r"brightest pixel in .* is 16 of 255, so hardly anything is left"):
             load(f"folder:{tmp_path}", "all")
 
-    def test_grey_with_transparency_stays_grey(self, tmp_path: Path) -> None:
+    @pytest.mark.parametrize("mode", ["RGBA", "LA", "P", "palette alpha", "L key", "RGB key", "1 key", "I;16 key"])
+    @pytest.mark.parametrize("size", [None, 8])
+    def test_transparent_pixels_are_white(self, mode: str, size: int | None, tmp_path: Path) -> None:
+        """Left half transparent over a dark colour, right half opaque of the same colour."""
         image = pytest.importorskip("PIL.Image", reason="needs Pillow")
-        grey = random_images(8, 8)
-        image.merge("LA", [image.fromarray(grey), image.fromarray(random_images(8, 8, seed=1))]).save(
-            tmp_path / "x.png"
-        )
-        assert np.array_equal(load(f"folder:{tmp_path}", "all").images[0].numpy(), grey[None])
+        shown = write_half_transparent(tmp_path / "x.png", mode)
+        with image.open(tmp_path / "x.png") as written:
+            assert written.mode == {"palette alpha": "P"}.get(mode, mode.split()[0])
+        data = load(f"folder:{tmp_path}", "all", size=size)
+        assert data.in_channels == (1 if mode.startswith(("L", "1", "I")) else 3)
+        left, right = data.images[0, :, :, :4], data.images[0, :, :, 4:]
+        assert (left == 255).all()
+        assert (right == torch.tensor(shown, dtype=torch.uint8)[:, None, None]).all()
+
+    def test_half_transparent_pixels_are_mixed_with_white(self) -> None:
+        image = pytest.importorskip("PIL.Image", reason="needs Pillow")
+        grey, alpha = random_images(8, 8), random_images(8, 8, seed=1)
+        layered = image.merge("LA", [image.fromarray(grey), image.fromarray(alpha)])
+        for each in (layered, layered.convert("RGBA")):
+            found = from_pairs([(each, 0)], "mine").images[0].numpy()
+            assert np.abs(found - (255.0 + (grey - 255.0) * (alpha / 255.0))).max() <= 1.0
 
     def test_folder_without_classes_has_no_labels_and_loose_images_are_told(self, tmp_path: Path) -> None:
         write_folder(tmp_path, {".": 4})
@@ -333,6 +413,22 @@ class TestFiles:
         (tmp_path / "cat" / "torn.png").write_bytes(b"no image")
         with pytest.raises(ValueError, match=r"readable images, got .*torn\.png"):
             load(f"folder:{tmp_path}")
+
+    @pytest.mark.parametrize("num_broken", [2, 7])
+    def test_broken_images_of_both_splits_are_told_together(self, num_broken: int, tmp_path: Path) -> None:
+        for split in ("train", "test"):
+            write_folder(tmp_path / split, {"cat": 2, "dog": 1})
+        for i in range(1, num_broken):
+            (tmp_path / "train" / "dog" / f"torn{i}.png").write_bytes(b"no image")
+        whole = (tmp_path / "test" / "cat" / "000.png").read_bytes()
+        (tmp_path / "test" / "cat" / "000.png").write_bytes(whole[: len(whole) // 2])
+        with pytest.raises(ValueError, match=rf"got {num_broken} of {5 + num_broken} that are not in") as error:
+            load_splits(f"folder:{tmp_path}")
+        message = str(error.value)
+        assert "train/dog/torn1.png" in message
+        assert ("test/cat/000.png" in message) == (num_broken == 2)
+        assert (" and 2 more. " in message) == (num_broken == 7)
+        assert "Of the first: load needs readable images, got" in message
 
     def test_folder_without_pillow_names_the_extra(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         write_folder(tmp_path, {"cat": 2})
@@ -413,6 +509,28 @@ class TestBothSplits:
         with pytest.raises(ValueError, match=r"of one size, got \(1, 8, 8\) and \(1, 9, 9\) in 'npz:"):
             load_splits(f"npz:{tmp_path / 'x.npz'}")
 
+    @pytest.mark.parametrize("kind", ["npz", "folder"])
+    def test_classes_of_test_images_only_are_warned_of_once(self, kind: str, tmp_path: Path) -> None:
+        if kind == "npz":
+            name = f"npz:{tmp_path / 'x.npz'}"
+            np.savez(
+                tmp_path / "x.npz", images=random_images(5, 8, 8), labels=list("ababa"),
+                test_images=random_images(4, 8, 8), test_labels=list("aBBC"),
+            )  # fmt: skip
+        else:
+            name = f"folder:{tmp_path}"
+            write_folder(tmp_path / "train", {"a": 3, "b": 2})
+            write_folder(tmp_path / "test", {"a": 1, "B": 2, "C": 1})
+        forget_warnings()
+        with pytest.warns(HardnegWarning, match=r"^3 of 4 test images are of classes .* \(B, C\)") as said:
+            train, test = load_splits(name)
+        assert len(said) == 1
+        assert train.labels is not None
+        assert test.labels is not None
+        # Training ends with the evaluation of the same labels, which says it no second time: a warning is an error.
+        result = evaluate_embeddings(torch.eye(5), train.labels, torch.eye(5)[:4], test.labels, probe="none")
+        assert result["num_test"] == 4
+
 
 DIGITS_TEST_IDS = [4, 5, 6, 9, 14, 17, 18, 19]  # results of different versions compare only on one split
 
@@ -455,3 +573,33 @@ def write_folder(root: Path, counts: dict[str, int], shape: tuple[int, ...] = (1
             image.fromarray(pixels[number]).save(root / label / f"{number:03}.png")
             number += 1
     return pixels
+
+
+def write_half_transparent(path: Path, mode: str) -> list[int]:
+    """8 x 8 pixels whose left half cannot be seen; returns the colour of the right half."""
+    image = pytest.importorskip("PIL.Image", reason="needs Pillow")
+    alpha = np.zeros((8, 8), np.uint8)
+    alpha[:, 4:] = 255
+    seen = alpha > 0
+    if mode in ("RGBA", "LA"):
+        colour = [200, 10, 30][: len(mode) - 1]
+        layers = [image.fromarray(np.full((8, 8), value, np.uint8)) for value in colour]
+        image.merge(mode, [*layers, image.fromarray(alpha)]).save(path)
+        return colour
+    if mode.startswith(("P", "palette")):
+        indexed = image.fromarray(seen.astype(np.uint8)).convert("P")
+        indexed.putpalette([9, 99, 199, 200, 10, 30])
+        indexed.save(path, transparency=0 if mode == "P" else bytes([0, 255]))
+        return [200, 10, 30]
+    if mode == "RGB key":
+        pixels = np.where(seen[:, :, None], [200, 10, 30], [9, 99, 199]).astype(np.uint8)
+        image.fromarray(pixels).save(path, transparency=(9, 99, 199))
+        return [200, 10, 30]
+    if mode == "1 key":
+        image.fromarray(seen).save(path, transparency=0)
+        return [255]
+    if mode == "L key":
+        image.fromarray(np.where(seen, 60, 20).astype(np.uint8)).save(path, transparency=20)
+        return [60]
+    image.fromarray(np.where(seen, 60 * 257, 20 * 257 + 3).astype(np.uint16)).save(path, transparency=20 * 257 + 3)
+    return [60]

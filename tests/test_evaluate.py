@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import sys
+from contextlib import nullcontext
 from pathlib import Path
 
 import numpy as np
@@ -24,6 +25,7 @@ from hardneg.evaluate import (
     save_embeddings,
     sklearn_probe,
 )
+from hardneg.notices import HardnegWarning, forget_warnings
 from hardneg.pairs import _drawn_of_kind, alignment, similarity_histograms, uniformity
 
 Split = tuple[Tensor, Tensor, Tensor, Tensor]
@@ -218,7 +220,9 @@ class TestTogether:
         train_y = torch.arange(num_train) % 2
         x = torch.eye(2)[train_y] + 0.01 * torch.arange(num_train)[:, None]
         labels = torch.tensor(test_y)
-        result = evaluate_embeddings(x, train_y, torch.eye(2)[labels % 2], labels, probe=probe)
+        forget_warnings()
+        with pytest.warns(HardnegWarning, match=r"1 of 1 test images .* \(7\)") if 7 in test_y else nullcontext():
+            result = evaluate_embeddings(x, train_y, torch.eye(2)[labels % 2], labels, probe=probe)
         assert json.loads(json.dumps(result, allow_nan=False)) == result
         seen = float(7 not in test_y)
         assert (result["1nn"], result["knn"], result["linear"]) == (seen, seen, seen)
@@ -235,11 +239,66 @@ class TestTogether:
         assert evaluate_file(tmp_path / "x.npz", probe="none", k=5) == evaluate_embeddings(*digits, probe="none", k=5)
 
     def test_saved_embeddings_that_are_not_are_told(self, tmp_path: Path) -> None:
-        with pytest.raises(FileNotFoundError, match="train_x, train_y, test_x, test_y, got no file"):
+        with pytest.raises(
+            FileNotFoundError, match=r"the arrays train_x, train_y, test_x, test_y in an \.npz file, got no file"
+        ):
             load_embeddings(tmp_path / "none.npz")
         np.savez(tmp_path / "x.npz", train_x=np.zeros((2, 2)), test_y=np.zeros(2))
-        with pytest.raises(ValueError, match=r"got none of \['train_y', 'test_x'\]"):
+        with pytest.raises(ValueError, match=r"got .*x\.npz, which lacks train_y, test_x\.$"):
             load_embeddings(tmp_path / "x.npz")
+        np.save(tmp_path / "a.npy", np.zeros((2, 2)))
+        with pytest.raises(ValueError, match=r"a\.npy, which is a \.npy file of one array; np\.savez\(PATH, train_x="):
+            evaluate_file(tmp_path / "a.npy")
+        (tmp_path / "text.npz").write_text("just a text")
+        with pytest.raises(ValueError, match=r"text\.npz, which is something else; np\.savez") as error:
+            evaluate_file(tmp_path / "text.npz")
+        assert "pickle" not in str(error.value)
+
+    @pytest.mark.parametrize(
+        ("changes", "message"),
+        [
+            ({"test_y": np.array(["a", "b"], object)}, r"objects in test_y of .*; np\.array\(test_y, dtype=str\)"),
+            (
+                {"train_x": np.array([[1], None], object)},
+                r"objects in train_x of .*; np\.array.*dtype=float\)",
+            ),
+            ({"train_x": np.array([["1"], ["2"]])}, "needs numbers in train_x, got <U1 in"),
+            ({"train_y": np.array([0.5, 1.0])}, r"got 1 of 2 that are not, such as 0\.5, in train_y of"),
+            ({"train_y": np.array([np.nan, 1.0])}, "whole-number label"),
+            ({"train_y": np.array([7, 7])}, r"two classes in train_y, got one: every label is 7\.$"),
+            ({"train_y": np.array([["a"], ["b"]])}, r"labels \[n\], one for each row"),
+        ],
+    )
+    def test_arrays_that_cannot_be_used_are_named(
+        self, changes: dict[str, np.ndarray], message: str, tmp_path: Path
+    ) -> None:
+        arrays = {"train_x": np.eye(2), "train_y": np.arange(2), "test_x": np.eye(2), "test_y": np.arange(2)}
+        np.savez(tmp_path / "x.npz", **(arrays | changes))  # type: ignore[arg-type]
+        with pytest.raises(ValueError, match=message) as error:
+            evaluate_file(tmp_path / "x.npz")
+        assert "pickle" not in str(error.value)
+
+    @pytest.mark.parametrize("dtype", [str, "S1", float, bool, np.uint8, ">i4"])
+    def test_labels_of_every_plain_type_are_evaluated(self, dtype: object, tmp_path: Path) -> None:
+        train_y, test_y = np.array([1, 0, 1, 0]), np.array([0, 1])
+        x = np.eye(2, dtype=">f8")
+        np.savez(
+            tmp_path / "x.npz", train_x=x[train_y], train_y=train_y.astype(dtype), test_x=x[test_y],
+            test_y=test_y.astype(dtype),
+        )  # fmt: skip
+        assert [part.tolist() for part in load_embeddings(tmp_path / "x.npz")[1::2]] == [[1, 0, 1, 0], [0, 1]]
+        result = evaluate_file(tmp_path / "x.npz", probe="none")
+        assert (result["1nn"], result["knn"]) == (1.0, 1.0)
+
+    def test_classes_that_training_lacks_are_warned_of_by_name(self, tmp_path: Path) -> None:
+        x, names = np.eye(8), np.array(list("abcdefgh"))
+        np.savez(tmp_path / "x.npz", train_x=x[:2], train_y=names[:2], test_x=x, test_y=names)
+        forget_warnings()
+        match = r"^6 of 8 test images are of classes that no training image has \(c, d, e, f, g and 1 more\)"
+        with pytest.warns(HardnegWarning, match=match) as said:
+            result = evaluate_file(tmp_path / "x.npz", probe="none")
+        assert len(said) == 1
+        assert result["1nn"] == 0.25
 
     @pytest.mark.parametrize(
         ("change", "message"),

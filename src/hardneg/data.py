@@ -9,8 +9,9 @@
     load("hf:uoft-cs/cifar10")              a data set of the Hugging Face hub or its cache, through `datasets`
 
 Ids are unique over both splits. Where a data set has no test split, a fixed fifth of it is one, stratified by label.
-Images have 8 bits: grey ones of 16 bits are scaled, those of more are refused. A label below 0 says that there is none:
-every image of a split has one, or none has. ``load_splits`` reads both splits at once.
+Images have 8 bits: grey ones of 16 bits are scaled, those of more are refused; what is transparent is seen on white.
+Labels are whole numbers or text; one below 0 says that there is none: every image of a split has one, or none has.
+``load_splits`` reads both splits at once.
 """
 
 from __future__ import annotations
@@ -26,17 +27,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from hardneg.image_files import (
-    Array,
-    Found,
-    Part,
-    known_labels,
-    pixels,
-    read_folder,
-    read_hub,
-    read_npz,
-    same_shape,
-)
+from hardneg.array_files import Array, known_labels, warn_of_unseen_classes
+from hardneg.image_files import Found, Part, pixels, read_folder, read_hub, read_npz, same_shape
 from hardneg.notices import argument_error
 from hardneg.readers import NAMED
 
@@ -138,11 +130,14 @@ def load_splits(name: str, root: str | Path | None = None, *, size: int | None =
     """
     found = _read(name, "all", root, size)
     if found.num_train is None:
-        return _chosen(name, found, "all").held_out(TEST_SHARE, seed=0)
-    train, test = _chosen(name, found, "train"), _chosen(name, found, "test")
+        train, test = _chosen(name, found, "all").held_out(TEST_SHARE, seed=0)
+    else:
+        train, test = _chosen(name, found, "train"), _chosen(name, found, "test")
     if train.images.shape[1:] != test.images.shape[1:]:
         shapes = f"{tuple(train.images.shape[1:])} and {tuple(test.images.shape[1:])}"
         raise ValueError(f"load needs train and test images of one size, got {shapes} in {name!r}.")
+    if train.labels is not None and test.labels is not None:
+        warn_of_unseen_classes(train.labels, test.labels, test.classes)
     return train, test
 
 

@@ -7,7 +7,6 @@ standardises them, the others use their directions.
 from __future__ import annotations
 
 import math
-import zipfile
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -16,6 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
+from hardneg.array_files import Array, plain_labels, read_arrays, warn_of_unseen_classes
 from hardneg.launches import InOneLaunch
 from hardneg.notices import argument_error, optional
 from hardneg.pairs import Features, Labels, directions, similarity_histograms, uniformity
@@ -38,6 +38,7 @@ def evaluate_embeddings(
     check_split(train_x, train_y, test_x, test_y)
     if probe not in PROBES:
         raise argument_error("evaluate_embeddings", f"a probe among {PROBES}", "probe", probe)
+    warn_of_unseen_classes(train_y, test_y)
     split = (train_x, train_y, test_x, test_y)
     k = max(1, min(k, len(train_x) // len(torch.unique(train_y))))
     result: dict[str, Any] = {
@@ -141,28 +142,39 @@ def save_embeddings(
 
 
 def load_embeddings(path: str | Path) -> tuple[Features, Labels, Features, Labels]:
-    """The four arrays of a saved .npz file, checked."""
-    if not Path(path).is_file():
-        raise FileNotFoundError(
-            f"load_embeddings needs an .npz file with {', '.join(SPLIT_NAMES)}, got no file {path}."
-        )
-    try:
-        with np.load(Path(path)) as file:
-            missing = [name for name in SPLIT_NAMES if name not in file]
-            found = {} if missing else {name: torch.from_numpy(file[name]) for name in SPLIT_NAMES}
-    except (ValueError, TypeError, EOFError, zipfile.BadZipFile) as error:
-        raise ValueError(f"load_embeddings needs a whole .npz file of plain arrays, got {path}: {error}.") from None
-    if missing:
-        raise ValueError(f"load_embeddings needs arrays {', '.join(SPLIT_NAMES)}, got none of {missing} in {path}.")
-    train_x, train_y, test_x, test_y = found.values()
-    split = (train_x.float(), train_y, test_x.float(), test_y)
-    check_split(*split)
-    return train_x.float(), train_y.long(), test_x.float(), test_y.long()
+    """The four arrays of a saved .npz file, checked; labels that are text become their numbers in the alphabet."""
+    return _read_embeddings(Path(path))[0]
 
 
 def evaluate_file(path: str | Path, *, device: torch.device | str = "cpu", **options: Any) -> dict[str, Any]:
     """``evaluate_embeddings`` of a saved .npz file."""
-    return evaluate_embeddings(*(part.to(device) for part in load_embeddings(path)), **options)
+    split, classes = _read_embeddings(Path(path))
+    warn_of_unseen_classes(split[1], split[3], classes)
+    return evaluate_embeddings(*(part.to(device) for part in split), **options)
+
+
+def _read_embeddings(path: Path) -> tuple[tuple[Features, Labels, Features, Labels], list[str]]:
+    """The split, and the names of its classes where its labels are text."""
+    who = "load_embeddings"
+    plain = {"x": "float", "y": "str"}
+    advice = {name: f"np.array({name}, dtype={plain[name[-1]]}) has none" for name in SPLIT_NAMES}
+    found = read_arrays(who, path, advice, needed=SPLIT_NAMES)
+    for name in ("train_x", "test_x"):
+        if found[name].dtype.kind not in "biuf":
+            raise ValueError(f"{who} needs numbers in {name}, got {found[name].dtype} in {path}.")
+    labels = [plain_labels(who, found[name], f"{name} of {path}") for name in ("train_y", "test_y")]
+    classes: list[str] = []
+    if any(part.dtype.kind == "U" for part in labels):
+        names, numbers = np.unique(np.concatenate(labels), return_inverse=True)
+        classes, labels = [str(name) for name in names], np.split(numbers, [len(labels[0])])
+    train_y, test_y = (torch.from_numpy(part) for part in labels)
+    split = _as_features(found["train_x"]), train_y, _as_features(found["test_x"]), test_y
+    check_split(*split)
+    return split, classes
+
+
+def _as_features(array: Array) -> Features:
+    return torch.from_numpy(np.ascontiguousarray(array, dtype=np.float32))
 
 
 def check_split(train_x: Features, train_y: Labels, test_x: Features, test_y: Labels) -> None:
@@ -178,7 +190,9 @@ def check_split(train_x: Features, train_y: Labels, test_x: Features, test_y: La
     if train_x.shape[1] != test_x.shape[1]:
         raise argument_error("Evaluation", f"test features of width {train_x.shape[1]}", "test_x", tuple(test_x.shape))
     if train_y.min() == train_y.max():
-        raise argument_error("Evaluation", "at least two classes", "train_y", f"all {int(train_y[0])}")
+        raise ValueError(
+            f"Evaluation needs at least two classes in train_y, got one: every label is {int(train_y[0])}."
+        )
 
 
 def _standardised(train: Features, test: Features) -> tuple[Tensor, Tensor]:

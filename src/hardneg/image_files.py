@@ -2,21 +2,16 @@
 
 from __future__ import annotations
 
-import re
-import zipfile
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 from torch import Tensor
 
+from hardneg.array_files import Array, known_labels, read_arrays, says_none
 from hardneg.notices import argument_error, optional, warn_once
-
-Array = NDArray[Any]
 
 
 class Part(NamedTuple):
@@ -36,18 +31,16 @@ class Found(NamedTuple):
     num_train: int | None = None
 
 
+_NPZ = {
+    "images": "all images need one size",
+    "labels": "np.array(labels, dtype=str) makes text of them",
+    "test_images": "all images need one size",
+    "test_labels": "np.array(labels, dtype=str) makes text of them",
+}
+
+
 def read_npz(path: Path) -> Found:
-    if not path.is_file():
-        raise FileNotFoundError(f"load needs an .npz file with arrays images and labels, got no file {path}.")
-    try:
-        with np.load(path) as file:
-            arrays = {key: file[key] for key in ("images", "labels", "test_images", "test_labels") if key in file}
-    except zipfile.BadZipFile as error:
-        raise ValueError(f"load needs a whole .npz file, got {path}, which is damaged: {error}.") from error
-    except ValueError as error:
-        raise ValueError(f"load needs plain arrays, all images of one size, got objects in {path}.") from error
-    if "images" not in arrays:
-        raise ValueError(f"load needs an array `images` [n, h, w], [n, c, h, w] or [n, h, w, c], got none in {path}.")
+    arrays = read_arrays("load", path, _NPZ, needed=("images",))
     labels, test_labels = (
         known_labels(arrays[key], f"{key} of {path}") if key in arrays else None for key in ("labels", "test_labels")
     )
@@ -61,24 +54,8 @@ def read_npz(path: Path) -> Found:
     return Found(train, test, num_train=len(train.images))
 
 
-def known_labels(labels: Array, where: str) -> Array | None:
-    """The labels, or None where no image has one: a number below 0, also as text, and NaN say that there is none."""
-    if labels.ndim != 1:
-        raise ValueError(f"load needs one label per image, got labels={labels.shape} in {where}.")
-    if labels.dtype.kind in "US":
-        missing = np.isin(labels, [name for name in np.unique(labels) if _NEGATIVE.fullmatch(str(name))])
-    else:
-        missing = ~(labels >= 0)
-    if missing.any() and not missing.all():
-        raise ValueError(
-            f"load needs a label for every image or for none, got {missing.sum()} of {len(labels)} without one (below "
-            f"0) in {where}; leave these images out, or take all labels away to train without them."
-        )
-    return None if missing.any() else labels
-
-
-_NEGATIVE = re.compile(r"-\d+(\.\d+)?")
 _SUFFIXES = {".jpg", ".jpeg", ".png", ".bmp", ".gif", ".ppm", ".pgm", ".webp", ".tif", ".tiff"}
+_SHOWN = 5
 
 
 def read_folder(folder: Path, split: str, size: int | None) -> Found:
@@ -88,14 +65,26 @@ def read_folder(folder: Path, split: str, size: int | None) -> Found:
     names = ("test", "val", "valid", "validation")
     test = next((folder / name for name in names if (folder / name).is_dir()), None)
     if not train.is_dir() or test is None:
-        folder = train if train.is_dir() else folder
-        return Found(_folder_part(folder, _class_names(folder), size))
-    classes = sorted(set(_class_names(train)) | set(_class_names(test)))
-    return Found(
-        _folder_part(train, classes, size) if split != "test" else None,
-        _folder_part(test, classes, size) if split != "train" else None,
-        num_train=len(_image_files(train)),
-    )
+        whole = train if train.is_dir() else folder
+        return Found(_folder_parts([whole], folder, size)[whole])
+    parts = _folder_parts([train, test], folder, size, left_out={"train": test, "test": train}.get(split))
+    return Found(parts.get(train), parts.get(test), num_train=len(_image_files(train)))
+
+
+def _folder_parts(places: list[Path], folder: Path, size: int | None, left_out: Path | None = None) -> dict[Path, Part]:
+    """The splits in these places, but for one of them, with the classes of all."""
+    classes = sorted({name for place in places for name in _class_names(place)})
+    listed = {place: _classes_of_files(place, classes) for place in places if place != left_out}
+    decoded = _decoded([path for files in listed.values() for path in files], folder, size)
+    known = [name for name in classes if not says_none(name)]
+    parts = {}
+    for place, files in listed.items():
+        images = same_shape([decoded.pop(path) for path in files], [str(path) for path in files])
+        _warn_if_dark(images, place)
+        labels = known_labels(np.array([*files.values()]), f"the class folders of {place}") if classes else None
+        numbers = None if labels is None else np.array([known.index(name) for name in labels])
+        parts[place] = Part(images, numbers, known)
+    return parts
 
 
 def _class_names(folder: Path) -> list[str]:
@@ -106,20 +95,40 @@ def _image_files(folder: Path) -> list[Path]:
     return sorted(p for p in folder.rglob("*") if p.suffix.lower() in _SUFFIXES and not p.name.startswith("."))
 
 
-def _folder_part(folder: Path, classes: list[str], size: int | None) -> Part:
+def _classes_of_files(folder: Path, classes: list[str]) -> dict[Path, str]:
+    """Each image file with its class, where there are any."""
     files = _image_files(folder)
     if not files:
         raise FileNotFoundError(f"load needs images ({', '.join(sorted(_SUFFIXES))}), got none in {folder}.")
-    of_file = [path.relative_to(folder).parts[0] for path in files]  # the class, where there are any
-    loose = sum(name not in classes for name in of_file)
+    found = {path: path.relative_to(folder).parts[0] for path in files}
+    loose = sum(name not in classes for name in found.values())
     if classes and loose:
         raise ValueError(f"load needs every image in a class folder, got {loose} beside the class folders in {folder}.")
+    return found
+
+
+def _decoded(files: list[Path], folder: Path, size: int | None) -> dict[Path, Array]:
+    """All of the images; those that cannot be read are told together, so that one round mends them."""
+
+    def decoded(path: Path) -> Array | ValueError:
+        try:
+            return read_image(path, size)
+        except ValueError as error:
+            return error
+
     with ThreadPoolExecutor() as pool:
-        images = same_shape(list(pool.map(partial(read_image, size=size), files)), [str(path) for path in files])
-    _warn_if_dark(images, folder)
-    known = [name for name in classes if not _NEGATIVE.fullmatch(name)]
-    labels = known_labels(np.array(of_file), f"the class folders of {folder}") if classes else None
-    return Part(images, None if labels is None else np.array([known.index(name) for name in labels]), known)
+        found = dict(zip(files, pool.map(decoded, files), strict=True))
+    broken = {path: error for path, error in found.items() if isinstance(error, ValueError)}
+    if len(broken) > 1:
+        names = [str(path.relative_to(folder)) for path in broken]
+        more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
+        raise ValueError(
+            f"load needs readable images, got {len(broken)} of {len(files)} that are not in {folder}: "
+            f"{', '.join(names[:_SHOWN])}{more}. Of the first: {next(iter(broken.values()))}"
+        )
+    for error in broken.values():
+        raise error
+    return {path: image for path, image in found.items() if not isinstance(image, ValueError)}
 
 
 def _warn_if_dark(images: Array, folder: Path) -> None:
@@ -169,7 +178,7 @@ def read_image(path: Path, size: int | None = None) -> Array:
     try:
         with Image.open(path) as image:
             return pixels(image, str(path), size)
-    except OSError as error:
+    except (OSError, EOFError, SyntaxError, Image.DecompressionBombError) as error:
         raise ValueError(f"load needs readable images, got {path}: {error}.") from error
 
 
@@ -181,9 +190,22 @@ def pixels(image: Any, where: str, size: int | None = None) -> Array:
         return np.asarray(image)
     from PIL import ImageOps
 
-    upright = _eight_bits(ImageOps.exif_transpose(image), image.format, where)
-    upright = upright.convert("L" if upright.mode in ("1", "L", "LA") else "RGB")
+    upright = _on_white(_eight_bits(ImageOps.exif_transpose(image), image.format, where))
     return np.asarray(upright if size is None else ImageOps.fit(upright, (size, size)))
+
+
+def _on_white(image: Any) -> Any:
+    """Grey or RGB, seen on white where it is transparent: what lies under the mask was never meant to be seen."""
+    from PIL import Image
+
+    grey = image.mode in ("1", "L", "LA", "La")
+    opaque, layered = ("L", "LA") if grey else ("RGB", "RGBA")
+    if not image.mode.endswith(("A", "a")) and "transparency" not in image.info:
+        return image.convert(opaque)
+    image = image.convert(layered)
+    white = Image.new(opaque, image.size, "white")
+    white.paste(image.convert(opaque), mask=image.getchannel("A"))
+    return white
 
 
 def _eight_bits(image: Any, format: str | None, where: str) -> Any:
@@ -201,11 +223,14 @@ def _eight_bits(image: Any, format: str | None, where: str) -> Any:
         )
     from PIL import Image
 
-    return Image.fromarray(np.rint(np.asarray(image) / 257.0).astype(np.uint8))
+    deep = np.asarray(image)
+    see_through = deep == image.info.get("transparency", -1)  # the one grey that PNG may call transparent
+    return Image.fromarray(np.where(see_through, 255, np.rint(deep / 257.0)).astype(np.uint8))
 
 
 def same_shape(images: list[Array], where: list[str]) -> Array:
     if len({image.ndim for image in images}) > 1:  # a few grey images among coloured ones
+        _warn_of_few_colours(images, where)
         images = [image if image.ndim == 3 else np.repeat(image[:, :, None], 3, axis=2) for image in images]
     for image, place in zip(images, where, strict=True):
         if image.shape != images[0].shape:
@@ -214,3 +239,14 @@ def same_shape(images: list[Array], where: list[str]) -> Array:
                 f"{place}; size=64, or folder:PATH@64 on the command line, makes all of them 64 x 64."
             )
     return np.stack(images)
+
+
+def _warn_of_few_colours(images: list[Array], where: list[str]) -> None:
+    """One coloured file among grey ones makes all of them three channels, of another preset of views."""
+    coloured = [place for image, place in zip(images, where, strict=True) if image.ndim == 3]
+    if 2 * len(coloured) < len(images):
+        warn_once(
+            f"image_files.colour.{coloured[0]}",
+            f"{len(coloured)} of {len(images)} images are in colour, such as {coloured[0]}, and the others grey: all "
+            "are read as RGB. Write these as grey images, if they are meant to be.",
+        )

@@ -15,7 +15,8 @@ from typing import Any, BinaryIO, NamedTuple
 
 import numpy as np
 
-from hardneg.image_files import Array, Found, Part, read_image
+from hardneg.array_files import Array
+from hardneg.image_files import Found, Part, read_image
 from hardneg.notices import missing_extra
 
 
@@ -53,7 +54,7 @@ def _find_idx(places: list[Path], name: str) -> Path:
                 return path
     raise FileNotFoundError(
         f"load needs the file {name}[.gz] of fashion-mnist, got none in {_listed(places)}; "
-        "apt install dataset-fashion-mnist, or root=FOLDER with the four IDX files."
+        "apt install dataset-fashion-mnist, or --data-root FOLDER (in Python root=FOLDER) with the four IDX files."
     )
 
 
@@ -116,8 +117,8 @@ def _read_cifar(name: str, split: str, root: Path | None) -> Found:
                 )
     raise FileNotFoundError(
         f"load needs {spec.archive}, its folder {spec.folder} or the montages of {name}, got none in {_listed(roots)}; "
-        f"root=FOLDER (or HARDNEG_DATA) says where, torchvision.datasets.{name.upper()}(FOLDER, download=True) puts it "
-        f"there, or use hf:uoft-cs/{name} with `datasets` installed."
+        f"--data-root FOLDER (in Python root=FOLDER) or HARDNEG_DATA says where, torchvision.datasets.{name.upper()}"
+        f"(FOLDER, download=True) puts it there, or use hf:uoft-cs/{name} with `datasets` installed."
     )
 
 
