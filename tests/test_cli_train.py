@@ -151,7 +151,6 @@ WRONG = [
     ("--learning-rate inf", "--learning-rate", "of at least 0"),
     ("--tau-plus 1", "--tau-plus", "between 0 and 0.999"),
     ("--precision half", "--precision", "no, bf16, fp16"),
-    ("--augment strong", "--augment", "auto, tiny, grey, cifar"),
     ("--num-negatives some", "--num-negatives", "support, candidates, mass"),
     ("--tempratur 1", "--tempratur", "--temperature"),
 ]
@@ -175,6 +174,27 @@ def test_wrong_values_are_named_before_anything_is_loaded() -> None:
         assert (said_of, exit_code, printed) == (words, 2, "")
         assert option in said
         assert allowed in said, said
+
+
+@pytest.mark.parametrize(
+    ("option", "value", "allowed"),
+    [
+        ("augment", "strong", "auto, cifar, grey, tiny or kornia"),
+        ("augment", "cifar(blur=1)", "blur_probability"),
+        ("negatives", "SameCluster()", "candidates of the batch"),
+        ("batches", "near()", "proximity"),
+        ("encoder", "vgg", "resnet18"),
+    ],
+)
+def test_wrong_words_are_named_before_data_is_loaded(option: str, value: str, allowed: str, tmp_path: Path) -> None:
+    """The data is not there, and is not asked for."""
+    done = hardneg("train", "simclr", f"--{option}", value, "--data", "npz:nowhere.npz", "--out", str(tmp_path / "run"))
+    said = " ".join(done.stderr.split())
+    assert done.exit_code == 2
+    assert value.partition("(")[0] in said
+    assert allowed in said
+    assert "nowhere" not in said
+    assert not (tmp_path / "run").exists()
 
 
 @pytest.mark.parametrize(

@@ -169,3 +169,19 @@ def test_any_module_is_an_encoder_and_a_wrong_one_is_told_at_once(data: str, tmp
     assert result["knn"] > 0.5
     with pytest.raises(ValueError, match=r"an encoder that gives features \[b, d\], got \(2, 4, 4\) for 2 images"):
         train("simclr", lambda *what: build((4, 4), *what), options, tmp_path / "square", quiet=True)
+
+
+def test_a_queue_that_is_still_empty_knows_labels(data: str, tmp_path: Path) -> None:
+    """MoCo with negatives of other labels, from its first step on."""
+    result = run("moco", tmp_path / "run", short(data, negatives="OtherLabel() * Tilt(1.0)"))
+    assert result["final"]["false_negatives"] == 0.0
+    assert result["final"]["effective_number"] > 100
+
+
+@pytest.mark.parametrize("recipe", ["simclr", "moco"])
+def test_negatives_that_need_labels_are_refused_where_there_are_none(recipe: str, tmp_path: Path) -> None:
+    np.savez(tmp_path / "data.npz", images=np.random.default_rng(0).integers(0, 255, (64, 8, 8), dtype=np.uint8))
+    options = short(f"npz:{tmp_path / 'data.npz'}", negatives="OtherLabel()")
+    with pytest.raises(ValueError, match=r"train needs --negatives for candidates of the .* without labels, got negat"):
+        run(recipe, tmp_path / "run", options)
+    assert Run(tmp_path / "run").metrics() == []

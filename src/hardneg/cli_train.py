@@ -12,7 +12,7 @@ from typing import Annotated, Any, get_type_hints
 import typer
 
 from hardneg.cli_errors import errors_for_people, given, read_yaml
-from hardneg.options import RECIPES, RUN, TrainOptions, from_text
+from hardneg.options import RECIPES, RUN, TrainOptions, from_text, shown
 
 EXAMPLES = {
     "simclr": """
@@ -97,7 +97,9 @@ def _of_option(one: Field[Any], kind: Any) -> inspect.Parameter:
 
 def _allowed(low: float | None, high: float | None) -> str:
     """Said in the help; checked by the options themselves, so that a file is held to the same."""
-    return "" if low is None else f" At least {low:g}." if high is None else f" From {low:g} to {high:g}."
+    return (
+        "" if low is None else f" At least {shown(low)}." if high is None else f" From {shown(low)} to {shown(high)}."
+    )
 
 
 def _parameter(name: str, kind: Any, default: Any, **shown: Any) -> inspect.Parameter:

@@ -36,7 +36,9 @@ class TrainOptions:
     batch_size: int = option(256, "Images in a batch, over all ranks together.", TRAINING, low=2)
     learning_rate: float = option(1e-3, "Adam's step size.", TRAINING, low=0.0)
     weight_decay: float = option(1e-6, "Adam's weight decay.", TRAINING, low=0.0)
-    augment: str = option("auto", "Strength of the views.", DATA, among=("auto", "tiny", "grey", "cifar"))
+    augment: str = option(
+        "auto", 'The views: auto, tiny, grey, cifar or kornia, or with values "cifar(blur_probability=0.5)".', DATA
+    )
     seed: int = option(0, "Of the weights, the batches and the augmentation.", RUN, low=0, high=2**31 - 1)
     precision: str = option("no", "Mixed precision.", RUN, among=("no", "bf16", "fp16"))
     device: str = option("auto", "Where to train.", RUN, among=("auto", "cpu", "cuda"))

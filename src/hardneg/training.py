@@ -24,6 +24,7 @@ from hardneg.auditing import Diagnosis
 from hardneg.augment import Views
 from hardneg.batches import BatchSpec
 from hardneg.data import ImageData
+from hardneg.dry_run import check_negatives
 from hardneg.encoders import check_embeds, embed
 from hardneg.evaluate import evaluate_embeddings, save_embeddings
 from hardneg.losses import ContrastiveLoss
@@ -130,6 +131,7 @@ def train(
             return finished
         data, test = splits(options)
         check_batch(options, data, accelerator.num_processes)
+        check_negatives(options, labelled=data.labels is not None)
         augment = augment_for(options, data) if views is None else as_augmentation(views)
         loop = Loop(accelerator, run, options, spec, data, build, augment)
         seconds = loop.run_all(quiet)

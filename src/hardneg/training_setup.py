@@ -13,9 +13,9 @@ from torch import Tensor, nn
 
 from hardneg.batches import BatchSpec, parse_batches
 from hardneg.data import ImageData, check_name, load, load_splits
+from hardneg.dry_run import check_negatives
 from hardneg.encoders import Encoder, build_encoder, check_encoder, has_batch_statistics
 from hardneg.graph import ProximityGraph
-from hardneg.negatives import parse
 from hardneg.notices import optional, warn_once
 from hardneg.options import TrainOptions
 from hardneg.refresh import Refresh
@@ -44,7 +44,7 @@ def check_words(options: TrainOptions) -> BatchSpec:
     check_augment(options.augment)
     if options.encoder != "auto":
         check_encoder(options.encoder)
-    parse(options.negatives)
+    check_negatives(options)
     spec = parse_batches(options.batches)
     if spec.planner.needs != "nothing" and spec.warmup >= options.epochs:
         raise ValueError(
