@@ -1,5 +1,6 @@
 """The grammar: distributions as text, its errors, and what it refuses to execute."""
 
+import inspect
 import math
 
 import numpy as np
@@ -7,7 +8,8 @@ import pytest
 import torch
 
 import hardneg as hn
-from hardneg.schedules import adaptive, constant, cosine, exponential, linear, steps
+from hardneg.negatives.spec import read_expression
+from hardneg.schedules import adaptive, constant, cosine, exponential, linear, registered_schedules, steps
 
 READ = {
     "Uniform()": hn.Uniform(),
@@ -57,12 +59,18 @@ def test_defaults_are_not_written():
         ("OtherLabels() * Tilt(1.0)", r"Did you mean OtherLabel\?"),
         ("Tilt(liner(1.0, 0.0))", r"'liner' is not known. Did you mean linear\?"),
         ("Zebra(1.0)", r"^'Zebra' is not known. Known: "),
-        ("Tilt()", "Tilt: .*missing 1 required positional argument: 'beta'"),
-        ("Tilt(linear(1.0))", "linear: .*missing 1 required positional argument: 'end'"),
-        ("Tilt(gamma=1.0)", "Tilt: .*unexpected keyword argument 'gamma'"),
-        ("Uniform(1.0)", "Uniform: .*takes 1 positional argument but 2 were given"),
+        ("Tilt(Zebra(1.0))", r"^'Zebra' is not known. Known inside of brackets: adaptive, constant.*, steps\.$"),
+        ("Tilt()", "Tilt: missing a required argument: 'beta'; it takes beta, detach=False"),
+        ("Tilt(linear(1.0))", r"linear: missing a required argument: 'end'; .* as in linear\(1\.0, 0\.1\)\.$"),
+        (
+            "Tilt(gamma=1.0)",
+            r"^Tilt: got an unexpected keyword argument 'gamma'; it takes beta, detach=False, source=None, as in "
+            r"Tilt\(1\.0\)\.$",
+        ),
+        ("Tilt(1.0, beta=1.0)", "^Tilt: multiple values for argument 'beta'; it takes beta, detach=False"),
+        ("Uniform(1.0)", r"^Uniform: too many positional arguments; it takes no arguments, as in Uniform\(\)\.$"),
         ("Tilt(1.0", "is not an expression like"),
-        ("", "is not an expression like"),
+        ("", r"^'' is not an expression like 'OtherLabel\(\) \* Tilt\(1\.0\)': it is empty\.$"),
         ("Tilt(1.0) *", "is not an expression like"),
         ("import os", "is not an expression like"),
         ("x = Tilt(1.0)", "is not an expression like"),
@@ -105,6 +113,47 @@ def test_defaults_are_not_written():
 def test_errors_say_what_is_wrong(text, message):
     with pytest.raises(ValueError, match=message):
         hn.parse(text)
+
+
+def test_unknown_names_list_what_fits_there():
+    """Distributions outside of brackets, schedules inside."""
+    with pytest.raises(ValueError, match="Known: ") as outside:
+        hn.parse("Zebra()")
+    with pytest.raises(ValueError, match="Known inside of brackets: ") as inside:
+        hn.parse("Tilt(Zebra())")
+    listed = [{*str(error.value).rstrip(".").split(": ")[1].split(", ")} for error in (outside, inside)]
+    assert listed == [{*hn.registered_negatives()}, {*registered_schedules()}]
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        (
+            "arm(foo=2)",
+            r"^arm: got an unexpected keyword argument 'foo'; it takes beta=1\.0, name='x', as in arm\(\)\.$",
+        ),
+        ("ram()", r"^'ram' is not known\. Did you mean arm\? Known: arm, free\.$"),
+        ("arm(liner(1.0, 0.0))", r"^'liner' is not known\. Did you mean linear\? Known inside of brackets: linear\.$"),
+        ("free(1, 2)", r"^free: not today; write it like free\(\)\.$"),
+        ("", r"^'' is not an expression like 'arm\(\)': it is empty\.$"),
+        ("arm() + arm()", r"use calls with plain values, such as 'arm\(\)'\.$"),
+    ],
+)
+def test_other_names_have_the_same_errors(text, message):
+    """Arms, batches and views are read alike; a wrapper passes its signature on."""
+
+    def arm(*values, **options):
+        return inspect.signature(made).bind(*values, **options)
+
+    def made(beta=1.0, name="x"):
+        return beta, name
+
+    def free(*values):
+        raise TypeError("not today")
+
+    arm.__signature__ = inspect.signature(made)
+    with pytest.raises(ValueError, match=message):
+        read_expression(text, {"arm": arm, "free": free, "linear": linear})
 
 
 @pytest.mark.parametrize(

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ast
 import difflib
+import inspect
 import math
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -43,28 +44,34 @@ def to_text(negatives: Negatives) -> str:
     )
 
 
-def read_expression(text: str, names: Mapping[str, Callable[..., Any]]) -> Any:
-    """Reads a product of calls of these names with literal arguments."""
+Names = Mapping[str, Callable[..., Any]]
+
+
+def read_expression(text: str, names: Names) -> Any:
+    """Reads a product of calls of these names with literal arguments; the schedules among them stand in arguments."""
     try:
         tree = ast.parse(text.strip(), mode="eval")
     except SyntaxError as error:
-        raise ValueError(f"{text!r} is not an expression like 'OtherLabel() * Tilt(1.0)': {error.msg}.") from None
-    return _evaluate(tree.body, text, names)
+        reason = error.msg if text.strip() else "it is empty"
+        raise ValueError(f"{text!r} is not an expression like {_usual(names)!r}: {reason}.") from None
+    return _evaluate(tree.body, text, names, inside=False)
 
 
-def _evaluate(node: ast.expr, text: str, names: Mapping[str, Callable[..., Any]]) -> Any:
+def _evaluate(node: ast.expr, text: str, names: Names, *, inside: bool) -> Any:
     match node:
         case ast.Constant(value=value):
             return value
         case ast.Name(id="inf"):
             return math.inf
         case ast.UnaryOp(op=ast.USub(), operand=ast.Constant(value=int() | float()) | ast.Name(id="inf") as operand):
-            return -_evaluate(operand, text, names)
+            return -_evaluate(operand, text, names, inside=inside)
         case ast.BinOp(left=left, op=ast.Mult(), right=right):
-            return _multiply(_evaluate(left, text, names), _evaluate(right, text, names), text)
+            first, second = (_evaluate(side, text, names, inside=inside) for side in (left, right))
+            return _multiply(first, second, text)
         case ast.Call(func=ast.Name(id=name), args=args, keywords=keywords):
-            values = [_evaluate(arg, text, names) for arg in args]
-            options = {str(keyword.arg): _evaluate(keyword.value, text, names) for keyword in keywords}
+            _check_known(name, names, inside)
+            values = [_evaluate(arg, text, names, inside=True) for arg in args]
+            options = {str(keyword.arg): _evaluate(keyword.value, text, names, inside=True) for keyword in keywords}
             if len(options) < len(keywords):
                 repeated = [keyword.arg for keyword in keywords]
                 raise ValueError(f"{name} needs each argument once, got {', '.join(map(str, repeated))} in {text!r}.")
@@ -72,9 +79,11 @@ def _evaluate(node: ast.expr, text: str, names: Mapping[str, Callable[..., Any]]
         case ast.Name(id=name) if name in names:
             raise ValueError(f"{name} needs brackets in {text!r}: write {_example(name, names)}.")
         case _:
+            usual = _usual(names)
+            joined = ", joined by '*'" if "*" in usual else ""
             raise ValueError(
                 f"{ast.unparse(node)!r} in {text!r} is not part of the grammar: "
-                "use calls with plain values, joined by '*', such as 'OtherLabel() * Tilt(1.0)'."
+                f"use calls with plain values{joined}, such as {usual!r}."
             )
 
 
@@ -84,24 +93,66 @@ def _multiply(left: Any, right: Any, text: str) -> Any:
     raise ValueError(f"'*' joins distributions, such as 'OtherLabel() * Tilt(1.0)', got text={text!r}.")
 
 
-def _call(name: str, values: list[Any], options: dict[str, Any], names: Mapping[str, Callable[..., Any]]) -> Any:
-    if name not in names:
-        close = difflib.get_close_matches(name, names, n=1)
-        hint = f" Did you mean {close[0]}?" if close else ""
-        raise ValueError(f"{name!r} is not known.{hint} Known: {', '.join(sorted(names))}.")
+def _check_known(name: str, names: Names, inside: bool) -> None:
+    """Raises for an unknown name, with those that fit there: schedules inside of brackets, the others outside."""
+    if name in names:
+        return
+    fitting = sorted(each for each in names if _is_kind(names[each], Schedule) == inside)
+    close = difflib.get_close_matches(name, fitting, n=1)
+    hint = f" Did you mean {close[0]}?" if close else ""
+    known = f"Known{' inside of brackets' * inside}: {', '.join(fitting) or 'numbers and text'}"
+    raise ValueError(f"{name!r} is not known.{hint} {known}.")
+
+
+def _call(name: str, values: list[Any], options: dict[str, Any], names: Names) -> Any:
     for value in [*values, *options.values()]:
         if isinstance(value, Negatives):
             raise ValueError(f"{name} needs numbers and names as arguments, got {value!r}; join with '*'.")
-        target = names[name]
-        if isinstance(value, Schedule) and isinstance(target, type) and issubclass(target, Schedule):
+        if isinstance(value, Schedule) and _is_kind(names[name], Schedule):
             raise ValueError(f"{name} needs numbers as arguments, got the schedule {value!r}.")
     try:
+        _check_arguments(name, values, options, names)
         return names[name](*values, **options)
     except TypeError as error:
         reason = str(error).replace(f"{name}.__init__() ", "")
-        raise ValueError(f"{name}: {reason}; write it like {_example(name, names)}.") from None
+        raise ValueError(f"{name}: {reason}; {_taken(name, names)}.") from None
 
 
-def _example(name: str, names: Mapping[str, Callable[..., Any]]) -> str:
+def _check_arguments(name: str, values: list[Any], options: dict[str, Any], names: Names) -> None:
+    """Raises a TypeError as a call would; of a wrong name it tells before it tells of the one that is then missing."""
+    signature = inspect.signature(names[name])
+    if not _open_ended(signature) and (unknown := [each for each in options if each not in signature.parameters]):
+        raise TypeError(f"got an unexpected keyword argument {unknown[0]!r}")
+    signature.bind(*values, **options)
+
+
+def _open_ended(signature: inspect.Signature) -> bool:
+    return any(each.kind in (each.VAR_POSITIONAL, each.VAR_KEYWORD) for each in signature.parameters.values())
+
+
+def _taken(name: str, names: Names) -> str:
+    """What a call takes, with the usual values: ``it takes beta, detach=False, as in Tilt(1.0)``."""
+    signature, example = inspect.signature(names[name]), _example(name, names)
+    if _open_ended(signature):
+        return f"write it like {example}"
+    parameters = [
+        each.name if each.default is each.empty else f"{each.name}={each.default!r}"
+        for each in signature.parameters.values()
+    ]
+    return f"it takes {', '.join(parameters) or 'no arguments'}, as in {example}"
+
+
+def _usual(names: Names) -> str:
+    """An expression of the kind that these names are for."""
+    if any(_is_kind(each, Negatives) for each in names.values()):
+        return "OtherLabel() * Tilt(1.0)"
+    return _example(next(iter(names)), names)
+
+
+def _example(name: str, names: Names) -> str:
     examples = getattr(names[name], "examples", ())
     return examples[0] if examples else f"{name}()"
+
+
+def _is_kind(named: Callable[..., Any], kind: type) -> bool:
+    return isinstance(named, type) and issubclass(named, kind)
