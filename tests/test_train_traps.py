@@ -112,7 +112,7 @@ def test_names_of_splits_are_not_classes(tmp_path: Path) -> None:
 @pytest.mark.parametrize("content", [b"PK\x03\x04 cut", b"words"])
 def test_damaged_files_are_named(content: bytes, tmp_path: Path) -> None:
     (tmp_path / "torn.npz").write_bytes(content)
-    with pytest.raises(ValueError, match=r"load_embeddings needs an? .*\.npz file.*torn\.npz"):
+    with pytest.raises(ValueError, match=r"load_embeddings needs .*\.npz file.*torn\.npz"):
         load_embeddings(tmp_path / "torn.npz")
     with pytest.raises(ValueError, match=r"torn\.npz"):
         load(f"npz:{tmp_path / 'torn.npz'}")
@@ -185,3 +185,11 @@ def test_negatives_that_need_labels_are_refused_where_there_are_none(recipe: str
     with pytest.raises(ValueError, match=r"train needs --negatives for candidates of the .* without labels, got negat"):
         run(recipe, tmp_path / "run", options)
     assert Run(tmp_path / "run").metrics() == []
+
+
+@pytest.mark.parametrize(
+    "options", [{"negatives": "Tilt(linear(1.0, -1.0))"}, {"batches": "proximity(restart=linear(0.1, 2.0))"}]
+)
+def test_a_schedule_that_would_end_badly_is_refused_at_the_door(options: dict[str, str], tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"(Tilt|Proximity) needs (beta|restart) in \[0"):
+        run("simclr", tmp_path / "run", short("npz:nowhere.npz", **options))

@@ -88,22 +88,22 @@ def _command(recipe: str, options: type[TrainOptions]) -> Callable[..., None]:
 
 def _of_option(one: Field[Any], kind: Any) -> inspect.Parameter:
     rules = one.metadata
-    shown: dict[str, Any] = {"help": rules["help"] + _allowed(rules["low"], rules["high"])}
-    shown["rich_help_panel"] = rules["panel"]
+    told: dict[str, Any] = {"help": rules["help"] + _allowed(rules["low"], rules["high"])}
+    told["rich_help_panel"] = rules["panel"]
     if rules["among"]:
-        shown["metavar"] = f"[{'|'.join(rules['among'])}]"
-    return _parameter(one.name, kind, one.default, **shown)
+        told["metavar"] = f"[{'|'.join(rules['among'])}]"
+    return _parameter(one.name, kind, one.default, **told)
 
 
 def _allowed(low: float | None, high: float | None) -> str:
     """Said in the help; checked by the options themselves, so that a file is held to the same."""
-    return (
-        "" if low is None else f" At least {shown(low)}." if high is None else f" From {shown(low)} to {shown(high)}."
-    )
+    if low is None:
+        return ""
+    return f" At least {shown(low)}." if high is None else f" From {shown(low)} to {shown(high)}."
 
 
-def _parameter(name: str, kind: Any, default: Any, **shown: Any) -> inspect.Parameter:
-    annotation = Annotated[kind, typer.Option(**shown)]
+def _parameter(name: str, kind: Any, default: Any, **told: Any) -> inspect.Parameter:
+    annotation = Annotated[kind, typer.Option(**told)]
     return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation)
 
 

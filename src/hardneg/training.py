@@ -131,9 +131,9 @@ def train(
             return finished
         data, test = splits(options)
         check_batch(options, data, accelerator.num_processes)
-        check_negatives(options, labelled=data.labels is not None)
         augment = augment_for(options, data) if views is None else as_augmentation(views)
         loop = Loop(accelerator, run, options, spec, data, build, augment)
+        check_negatives(options, labelled=data.labels is not None)  # after the recipe has said whether it needs labels
         seconds = loop.run_all(quiet)
         times = {"seconds": round(seconds, 3), "epoch_seconds": loop.epoch_seconds}
         if accelerator.is_main_process:
@@ -294,9 +294,10 @@ class Loop:
             self.disk.log(**record)
 
     def _not_finite(self, what: str) -> ValueError:
+        before = " The last checkpoint is from before." if self.disk.checkpoint_path.exists() else ""
         return ValueError(
             f"train needs finite losses and weights, got {what} at step {self.step}; lower --learning-rate, "
-            "raise --temperature, or use --precision no. The last checkpoint is from before."
+            f"raise --temperature, or use --precision no.{before}"
         )
 
     def evaluate(self, test: ImageData) -> dict[str, Any]:

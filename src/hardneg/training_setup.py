@@ -16,6 +16,7 @@ from hardneg.data import ImageData, check_name, load, load_splits
 from hardneg.dry_run import check_negatives
 from hardneg.encoders import Encoder, build_encoder, check_encoder, has_batch_statistics
 from hardneg.graph import ProximityGraph
+from hardneg.negatives import parse
 from hardneg.notices import optional, warn_once
 from hardneg.options import TrainOptions
 from hardneg.refresh import Refresh
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
     from accelerate import Accelerator
 
 Model = TypeVar("Model", bound=nn.Module)
+LONG = 10**9  # steps
 OURS = "hardneg"
 CUDA_CONTEXT = 600 * 2**20  # bytes
 
@@ -44,8 +46,11 @@ def check_words(options: TrainOptions) -> BatchSpec:
     check_augment(options.augment)
     if options.encoder != "auto":
         check_encoder(options.encoder)
+    check_device(options)
     check_negatives(options)
     spec = parse_batches(options.batches)
+    for schedules in (parse(options.negatives), spec.planner):
+        schedules.at(LONG, LONG)  # where they end
     if spec.planner.needs != "nothing" and spec.warmup >= options.epochs:
         raise ValueError(
             f"train needs more epochs than the warm-up of its batches, which is uniform, got epochs={options.epochs} "
@@ -62,10 +67,16 @@ def encoder_for(options: TrainOptions, data: ImageData) -> Encoder:
     return build_encoder(name, data.in_channels, projection_dim=options.dim, seed=options.seed)
 
 
-def accelerator_for(options: TrainOptions) -> Accelerator:
-    accelerate = optional("accelerate", "train", extra="train")
+def check_device(options: TrainOptions) -> None:
     if options.device == "cuda" and not torch.cuda.is_available():
         raise ValueError("train needs a CUDA device, got device='cuda' and none is visible; use --device cpu.")
+    has_half = options.device != "cpu" and (torch.cuda.is_available() or torch.backends.mps.is_available())
+    if options.precision == "fp16" and not has_half:
+        raise ValueError("train needs --precision bf16 or no on a CPU, which has no fp16, got precision='fp16'.")
+
+
+def accelerator_for(options: TrainOptions) -> Accelerator:
+    accelerate = optional("accelerate", "train", extra="train")
     ranks = int(os.environ.get("WORLD_SIZE", 1))
     # Without cpu=True and without a GPU, Accelerate would take each of the ranks for a run of its own.
     on_cpu = options.device == "cpu" or (ranks > 1 and not torch.cuda.is_available())
@@ -75,8 +86,6 @@ def accelerator_for(options: TrainOptions) -> Accelerator:
     accelerator: Accelerator = accelerate.Accelerator(cpu=on_cpu, mixed_precision=options.precision)
     if ours:
         state._shared_state[OURS] = True
-    if accelerator.device.type == "cpu" and options.precision == "fp16":
-        raise ValueError("train needs --precision bf16 or no on a CPU, which has no fp16, got precision='fp16'.")
     if accelerator.num_processes != ranks:
         raise ValueError(
             f"train needs Accelerate to see the {ranks} ranks of the launcher, got {accelerator.num_processes}; use "
