@@ -25,8 +25,8 @@ _SHOWN = 5
 
 def read_arrays(who: str, path: Path, advice: Mapping[str, str], *, needed: Sequence[str]) -> dict[str, Array]:
     """Those of the arrays that an .npz file has; ``advice`` names each and says how one of objects becomes plain."""
-    arrays = "the arrays " + ", ".join(needed) if len(needed) > 1 else f"an array `{needed[0]}`"
-    what = f"{who} needs {arrays} in an .npz file"
+    arrays = f"for each of {', '.join(needed)}" if len(needed) > 1 else f"`{needed[0]}`"
+    what = f"{who} needs an array {arrays} in an .npz file"
     if not path.is_file():
         raise FileNotFoundError(f"{what}, got no file {path}.")
     with open(path, "rb") as file:
