@@ -9,11 +9,13 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from rich.console import Console
 from typer.testing import CliRunner
 
 from hardneg import comparison_runs
@@ -21,9 +23,11 @@ from hardneg.arms import parse_arm
 from hardneg.cli import app
 from hardneg.comparison import compare
 from hardneg.comparison_asked import Comparison
+from hardneg.comparison_cautions import cautions
 from hardneg.comparison_checks import check_arms
 from hardneg.comparison_memory import Machine, NotBegun, Place, num_cores
 from hardneg.comparison_runs import Diverged, Lifelines, RunFailed, folder_of, in_a_process, run_all
+from hardneg.comparison_table import show_comparison, show_evaluation
 from hardneg.comparison_verdict import (
     chance_of_one,
     detectable_errors,
@@ -32,10 +36,12 @@ from hardneg.comparison_verdict import (
     sentences,
     temperature_notes,
 )
+from hardneg.notices import HardnegWarning, forget_warnings
 from hardneg.options import RECIPES, TrainOptions
 from hardneg.report import write_report
 from hardneg.report.reading import wanted_arm
 from hardneg.runs import Run
+from html_page import Page
 from training_runs import few_digits, short
 
 Started = list[tuple[str, TrainOptions, Path]]
@@ -209,6 +215,7 @@ def test_what_cannot_be_compared_is_2_and_nothing_is_started(
     assert done.exit_code == 2, done.output
     assert said in done.stderr, done.stderr
     assert started == []
+    assert "runs" not in done.stdout, "no bar before a refusal"
     assert not (tmp_path / "out").exists()
 
 
@@ -237,6 +244,9 @@ def test_a_test_split_without_labels_is_refused_where_it_is_needed(
         ("simclr()", "debiased()", {"tau_plus": 0.1}),
         ("hcl(beta=1)", "simclr(tau_plus=0.1, negatives='Tilt(1.0)')", {}),
         ("simclr() @ knn()", "simclr() @ knn(refresh=100)", {}),
+        ("simclr()", "simclr(encoder='tiny')", {}),
+        ("simclr()", "simclr(augment='tiny')", {}),
+        ("moco(temperature=1)", "moco(temperature=1.0, augment='auto')", {"encoder": "tiny"}),
     ],
 )
 def test_arms_that_train_alike_are_seen(first: str, second: str, common: dict[str, Any], data: str) -> None:
@@ -278,11 +288,59 @@ def test_looking_at_the_arms_is_quick(data: str) -> None:
     assert time.process_time() - begun < 0.2 * len(arms)
 
 
-def test_one_folder_for_one_training() -> None:
-    same = ("supcon(temperature=0.5)", "supervised(temperature=0.5, positives_in_denominator='all')")
+def test_what_auto_is_taken_for_depends_on_the_images(tmp_path: Path) -> None:
+    images = np.random.default_rng(0).integers(0, 256, (64, 32, 32, 3), dtype=np.uint8)
+    np.savez(tmp_path / "large.npz", images=images, labels=np.arange(64) % 4)
+    texts, common = ("simclr()", "simclr(encoder='tiny')"), short(f"npz:{tmp_path / 'large.npz'}")
+    check_arms([parse_arm(text).under(common) for text in texts], Comparison(texts, 2, common))
+
+
+def test_a_try_may_be_as_the_arm_is(data: str) -> None:
+    texts, common = ("simclr()", "hcl()"), short(data, evaluate_on="validation")
+    tune = ("temperature", (0.5, 0.25))
+    check_arms([parse_arm(text).under(common) for text in texts], Comparison(texts, 2, common, tune))
+
+
+@pytest.mark.parametrize(
+    "same",
+    [
+        ("supcon(temperature=0.5)", "supervised(temperature=0.5, positives_in_denominator='all')"),
+        ("hcl(beta=1, tau_plus=0.1)", "hcl()", "simclr(tau_plus=0.1, negatives='Tilt(beta=1)')"),
+        ("simclr(negatives='Rank(10, 20)')", "simclr(negatives='Rank(stop=20, start=10)')"),
+        ("simclr(negatives='Uniform( )')", "simclr()", "simclr(temperature=0.5) @ uniform()"),
+        ("moco(temperature=1) @ proximity(500)", "moco(temperature=1.0) @ proximity(num_candidates=500)"),
+    ],
+)
+def test_one_folder_for_one_training(same: tuple[str, ...]) -> None:
     assert len({folder_of(parse_arm(text)) for text in same}) == 1
+
+
+def test_a_folder_for_each_training() -> None:
+    same = ("supcon(temperature=0.5)",)
     others = ("supcon()", "scl()", "simclr()", "simclr() @ knn()", "hcl()", "moco()")
     assert len({folder_of(parse_arm(text)) for text in (*same, *others)}) == 1 + len(others)
+
+
+def test_arms_written_otherwise_find_their_runs(data: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Finished ones are only read, one that was killed goes on, and the page knows them all."""
+    pytest.importorskip("accelerate", reason="training needs the extra train")
+    from hardneg.recipes import run_recipe
+
+    trained: list[str] = []
+
+    def here(recipe: str, options: TrainOptions, run: Run, environ: dict[str, str]) -> dict[str, Any]:
+        trained.append(run.path.name)
+        return run_recipe(recipe, options, run.path, resume=True, quiet=True)
+
+    monkeypatch.setattr(comparison_runs, "in_a_process", here)
+    common = short(data, epochs=1)
+    compare(Comparison(("simclr()", "hcl(beta=1, tau_plus=0.1)"), 2, common), tmp_path, jobs=1, show=nothing)
+    assert len(trained) == 4
+    (tmp_path / "runs" / trained[-1] / "result.json").unlink()
+    compare(Comparison(("simclr(negatives='Uniform( )')", "hcl()"), 2, common), tmp_path, jobs=1, show=nothing)
+    assert trained[4:] == [trained[3]]
+    assert len(list((tmp_path / "runs").iterdir())) == 4
+    assert "no run directory with these options" not in write_report(tmp_path).read_text()
 
 
 # Tuning
@@ -583,6 +641,176 @@ def test_an_untilted_twin_differs_in_the_tilt_alone(tilted: str, plain: str, ali
     assert noted != alike
 
 
+@pytest.mark.parametrize(
+    ("arm", "exact"),
+    [
+        ("hcl(beta=1)", False),
+        ("hscl(beta=1)", False),
+        ("hscl(beta=1, detach=True)", True),
+        ("simclr(negatives='Tilt(1.0, detach=True) * Tilt(0.5)')", False),
+        ("simclr(negatives='Tilt(1.0, detach=True)')", True),
+    ],
+)
+def test_a_note_says_where_a_tilt_is_not_quite_a_temperature(arm: str, exact: bool) -> None:
+    (note,) = temperature_notes([parse_arm("simclr(temperature=0.9)"), parse_arm(arm)])
+    assert ("before the gradient through its weights is counted; no untilted arm" in note) != exact
+
+
+def test_a_difference_of_nothing_has_no_minus(capsys: pytest.CaptureFixture[str]) -> None:
+    rows = rows_of(
+        [parse_arm("simclr()"), parse_arm("hcl()")],
+        [[result(v, 10**6) for v in (0.80004, 0.80004)], [result(v, 10**6) for v in (0.80003, 0.80004)]],
+        "knn",
+    )
+    assert rows[1].difference is not None
+    assert rows[1].difference < 0.0
+    summary = {"metric": "knn", "rows": [asdict(row) for row in rows], "sentences": sentences(rows), "notes": []}
+    show_comparison(summary, Console(width=120))
+    said = capsys.readouterr().out
+    assert "+0.0 ± " in said
+    assert "-0.0" not in said.replace("-0.01 to", "")
+    assert " n/a " in said, "a hardness that nobody knows"
+
+
+# Without accuracies
+
+
+@pytest.mark.parametrize(
+    ("labels", "test_labels", "said"),
+    [
+        (None, None, "There is no accuracy: its training images have no labels."),
+        (0, 0, "There is no accuracy: its images are of one class."),
+        (4, None, "There is no accuracy: the images to evaluate it on have no labels."),
+    ],
+)
+def test_the_terminal_and_the_page_say_why_there_is_no_accuracy(
+    labels: int | None, test_labels: int | None, said: str, tmp_path: Path
+) -> None:
+    pytest.importorskip("accelerate", reason="training needs the extra train")
+    arrays: dict[str, Any] = {"images": np.random.default_rng(0).integers(0, 256, (48, 8, 8), dtype=np.uint8)}
+    arrays["test_images"] = arrays["images"][:16]
+    if labels is not None:
+        arrays["labels"] = np.arange(48) % max(1, labels)
+    if test_labels is not None:
+        arrays["test_labels"] = np.zeros(16, int)
+    np.savez(tmp_path / "data.npz", **arrays)
+    options = ("--data", f"npz:{tmp_path / 'data.npz'}", "--epochs", "1", "--batch-size", "16", "--device", "cpu")
+    done = hardneg("train", "simclr", *options, "--out", str(tmp_path / "run"))
+    assert done.exit_code == 0, done.output
+    assert said in done.output
+    page = Page(write_report(tmp_path / "run").read_text()).words
+    assert said in page
+    assert "Measured by" not in page
+
+
+def test_one_neighbour_is_told_once(capsys: pytest.CaptureFixture[str]) -> None:
+    show_evaluation({"knn": 0.75, "1nn": 0.75, "linear": 0.5, "k": 1, "steps": 3})
+    said = capsys.readouterr().out
+    assert said.count("1-NN accuracy") == 1
+    show_evaluation({"knn": 0.75, "1nn": 0.75, "k": 5})
+    assert [name in capsys.readouterr().out for name in ("5-NN accuracy",)] == [True]
+
+
+# What an arm must be believed with caution for
+
+
+def test_negatives_that_were_not_there_are_said(data: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def bare(recipe: str, options: TrainOptions, run: Run, environ: dict[str, str]) -> dict[str, Any]:
+        found = result(0.5, 100)
+        found["final"] |= {"empty": 0.96 if "Ring" in options.negatives else 0.1, "clamped": 2.0 * options.tau_plus}
+        if "Ring" in options.negatives:
+            found["final"] |= {"hardness": None, "false_negatives": None}
+        return found
+
+    monkeypatch.setattr(comparison_runs, "in_a_process", bare)
+    arms = ("simclr()", "simclr(negatives='Ring(0.4, 0.5)')", "debiased(tau_plus=0.35)", "debiased(tau_plus=0.2)")
+    common = ("--data", data, "--batch-size", "32", "--out", str(tmp_path))
+    done = hardneg("compare", *(word for arm in arms for word in ("--arm", arm)), *common)
+    assert done.exit_code == 0, done.output
+    empty, clamped = json.loads((tmp_path / "comparison.json").read_text())["cautions"]
+    assert empty.startswith("simclr(negatives='Ring(0.4, 0.5)'): 96% of the anchors had no negative in the last batch")
+    assert clamped.startswith("debiased(tau_plus=0.35): 70% of its pairs were clamped")
+    page = " ".join(Page((tmp_path / "report.html").read_text()).words.split())
+    for said in (empty, clamped):
+        assert said in done.output
+        assert said in page
+
+
+@pytest.mark.parametrize(("denominator", "said"), [("own", 1), ("all", 0)])
+def test_supcon_needs_no_negatives(denominator: str, said: int) -> None:
+    options = parse_arm(f"supervised(positives_in_denominator={denominator!r})").complete().as_dict()
+    assert len(cautions("it", options, [{"empty": 1.0, "clamped": None}])) == said
+
+
+def test_warnings_of_the_runs_are_told_once_for_each_arm(
+    data: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Those that a process writes to its standard error, also when the comparison goes on with runs that are there."""
+
+    def process(command: list[str], **how: Any) -> Any:
+        if command[0] == "git":
+            return subprocess.CompletedProcess(command, 0, "", "")
+        path, options = command[4:]
+        Run(Path(path)).finish(result(0.5, 100))
+        told = json.loads(options)
+        said = (
+            f"losses.py:3: HardnegWarning: {told['seed'] + 1} images are odd.\n  warn_once(\na.py:1: UserWarning: no."
+        )
+        return subprocess.CompletedProcess(command, 0, "", said if told["negatives"] == "Tilt(1.0)" else "")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(subprocess, "run", process)
+        patch.setattr(comparison_runs, "this_machine", lambda jobs, on_gpu: Machine(1, 1, [Place()]))
+        summary = compare(Comparison(("simclr()", "hcl()"), 3, short(data)), tmp_path, show=nothing)
+    assert summary["cautions"] == ["hcl(): 1 images are odd."]
+    again = compare(Comparison(("hcl()", "simclr()"), 3, short(data)), tmp_path, show=nothing)
+    assert again["cautions"] == summary["cautions"]
+
+
+# Threads
+
+
+@pytest.mark.parametrize(
+    ("told", "jobs", "expected"), [("3", 1, 3), ("3,1", None, 3), (None, 2, 8), (None, None, 4), ("no", 16, 1)]
+)
+def test_a_run_has_the_threads_that_are_told_or_its_share_of_the_cores(
+    told: str | None, jobs: int | None, expected: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(comparison_runs, "num_cores", lambda: 16)
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    if told is not None:
+        monkeypatch.setenv("OMP_NUM_THREADS", told)
+    assert comparison_runs.usual_threads([parse_arm("simclr(device='cpu')")] * 2, 2, jobs) == expected
+
+
+def test_all_runs_of_a_comparison_have_the_same_threads(
+    data: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[str] = []
+
+    def remember(recipe: str, options: TrainOptions, run: Run, environ: dict[str, str]) -> dict[str, Any]:
+        seen.append(environ["OMP_NUM_THREADS"])
+        run.finish(found := result(0.5, 100))
+        return found
+
+    monkeypatch.setattr(comparison_runs, "in_a_process", remember)
+    monkeypatch.setattr(comparison_runs, "num_cores", lambda: 8)
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    tune = ("temperature", (0.1, 0.2))
+    first = compare(Comparison(("simclr()", "hcl()"), 2, short(data), tune), tmp_path, jobs=2, show=nothing)
+    more = Comparison(("simclr()", "hcl()", "debiased()"), 3, short(data), tune)
+    compare(more, tmp_path, jobs=1, show=nothing)
+    assert (first["threads"], set(seen), len(seen)) == (4, {"4"}, 4 + 4 + 2 + 5)
+    forget_warnings()
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    with pytest.warns(HardnegWarning, match="OMP_NUM_THREADS=1 is not followed: this comparison was begun with 4"):
+        compare(more, tmp_path, jobs=1, show=nothing)
+    forget_warnings()
+    (tmp_path / "request.json").write_text('{"common": ')
+    with pytest.raises(ValueError, match=r"request.json is damaged; delete it if"):
+        compare(more, tmp_path, show=nothing)
+
+
 # Processes
 
 
@@ -605,6 +833,32 @@ def test_a_failed_run_says_how_it_ended(
     with pytest.raises(RunFailed) as failed:
         in_a_process("simclr", RECIPES["simclr"](), Run(tmp_path / "run"), {})
     assert str(failed.value).endswith(message)
+
+
+@pytest.mark.parametrize(
+    ("code", "said", "advice"),
+    [
+        (1, "ValueError: too warm.", "too warm. Mend this arm or leave it out, and give the command again: finished"),
+        (-9, "", "as when memory runs out: it said nothing. Use a smaller --batch-size, or free memory"),
+        (
+            1,
+            "OSError: [Errno 28] it could not be written (No space left on device); make room, then use --resume",
+            "(No space left on device); make room, then give the same command again. Finished runs are kept.",
+        ),
+    ],
+)
+def test_a_failed_run_says_whose_it_was_and_what_to_do(
+    code: int, said: str, advice: str, data: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(subprocess, "run", child(code, said))
+    monkeypatch.setattr(comparison_runs, "this_machine", lambda jobs, on_gpu: Machine(1, 1, [Place()]))
+    monkeypatch.setattr("hardneg.runs._commit", lambda: None)  # asks a process, too
+    common = ("--data", data, "--batch-size", "32", "--out", str(tmp_path))
+    done = hardneg("compare", "--arm", "simclr()", "--arm", "hcl()", *common)
+    assert done.exit_code == 1, done.output
+    assert done.stderr.startswith("simclr(), seed 0: ")
+    assert advice in done.stderr
+    assert "--resume" not in done.stderr
 
 
 def test_a_failure_is_said_at_once_and_finished_runs_are_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

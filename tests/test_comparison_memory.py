@@ -272,6 +272,7 @@ def test_jobs_are_those_of_the_cores_or_two_for_each_gpu(tmp_path: Path, monkeyp
     monkeypatch.setattr(comparison_runs, "this_machine", remember)
     monkeypatch.setattr(comparison_runs, "in_a_process", ended)
     monkeypatch.setattr(comparison_runs, "num_cores", lambda: 16)
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 3)
     on_cpu, anywhere = parse_arm("simclr(device='cpu')"), parse_arm("simclr()")

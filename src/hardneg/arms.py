@@ -17,6 +17,7 @@ from hardneg.dry_run import check_negatives
 from hardneg.negatives import Negatives, Tilt, Uniform, parse
 from hardneg.negatives.spec import read_expression
 from hardneg.options import RECIPES, TrainOptions
+from hardneg.same_training import plainly
 from hardneg.schedules import Number, Schedule, adaptive, registered_schedules, value_of
 
 LONG = 100_000_000
@@ -53,12 +54,17 @@ class Arm:
     @property
     def beta(self) -> float:
         """The tilt of its negatives, at the strongest that its schedules come to."""
-        tilts, moments = self._tilts(), range(0, LONG + 1, LONG // 100)
+        tilts, moments = [tilt.beta for tilt in self._tilts()], range(0, LONG + 1, LONG // 100)
         return max(sum(_strength(beta, step) for beta in tilts) for step in moments)
 
     @property
+    def repels_so_exactly(self) -> bool:
+        """Whether it repels just as at its effective temperature: no gradient goes through the weights of its tilt."""
+        return all(tilt.detach for tilt in self._tilts())
+
+    @property
     def tilt_moves(self) -> bool:
-        return any(isinstance(beta, Schedule) for beta in self._tilts())
+        return any(isinstance(tilt.beta, Schedule) for tilt in self._tilts())
 
     @property
     def effective_temperature(self) -> float:
@@ -76,8 +82,8 @@ class Arm:
     def _negatives(self) -> Negatives:
         return parse(self.complete().negatives)
 
-    def _tilts(self) -> list[Number]:
-        return [factor.beta for factor in self._negatives().factors if _tilts_all(factor)]
+    def _tilts(self) -> list[Tilt]:
+        return [factor for factor in self._negatives().factors if _tilts_all(factor)]
 
     def _beside(self) -> tuple[str, TrainOptions, list[str]]:
         """All but the temperature, the tilt and tau_plus, the correction that HCL adds to its tilt."""
@@ -87,9 +93,8 @@ class Arm:
 
     def trains_like(self, other: Arm) -> bool:
         """Whether both are the same training, however they are written."""
-        mine, theirs = (replace(arm.complete(), negatives="", batches="") for arm in (self, other))
-        alike = self.recipe == other.recipe and mine == theirs and self._negatives() == other._negatives()
-        return alike and parse_batches(self.complete().batches) == parse_batches(other.complete().batches)
+        mine, theirs = (plainly(arm.complete().as_dict()) for arm in (self, other))
+        return self.recipe == other.recipe and mine == theirs
 
 
 def uses_labels(recipe: str, options: dict[str, Any]) -> bool:

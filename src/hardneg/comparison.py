@@ -7,18 +7,24 @@ from __future__ import annotations
 
 import json
 import math
+import os
 from collections.abc import Callable
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from itertools import islice
 from pathlib import Path
 from typing import Any
 
 from hardneg.arms import Arm, parse_arm
 from hardneg.comparison_asked import Comparison
+from hardneg.comparison_cautions import cautions, warnings_of
 from hardneg.comparison_checks import check_arms
-from hardneg.comparison_runs import RunFailed, run_all
+from hardneg.comparison_runs import RunFailed, run_all, run_of, usual_threads
 from hardneg.comparison_verdict import rows_of, sentences, temperature_notes, unlike_notes
+from hardneg.notices import warn_once
 from hardneg.runs import environment, go_on, write_json
+
+Results = list[list[dict[str, Any]]]
+"""For every arm the figures of every seed."""
 
 
 def compare(
@@ -29,12 +35,35 @@ def compare(
     At most ``jobs`` runs go side by side, by default one for each core or two for each GPU; fewer where memory does not
     allow it.
     """
+    return carry_out(prepare(comparison, out, jobs), show)
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """A comparison whose arms can all be trained, and where and how they will be."""
+
+    comparison: Comparison
+    arms: list[Arm]
+    out: Path
+    jobs: int | None
+    threads: int  # of every run: results depend on it in their last bits, and bits grow
+
+    def run(self, arms: list[Arm], seeds: int, out: Path, show: Callable[[str], None], **how: bool) -> Results:
+        return run_all(arms, list(range(seeds)), out, self.jobs, show, threads=self.threads, **how)
+
+
+def prepare(comparison: Comparison, out: Path, jobs: int | None = None) -> Prepared:
+    """Raises for what cannot be compared, before anything is trained or shown."""
     arms = [parse_arm(text).under(comparison.common) for text in comparison.arms]
     check_arms(arms, comparison)
-    _check_same_comparison(comparison, out)
-    tries = _tries(arms, comparison, out, jobs, show)
+    return Prepared(comparison, arms, out, jobs, _threads(arms, comparison, out, jobs))
+
+
+def carry_out(prepared: Prepared, show: Callable[[str], None]) -> dict[str, Any]:
+    comparison, arms, out = prepared.comparison, prepared.arms, prepared.out
+    tries = _tries(prepared, show)
     tuned = _best(arms, tries, comparison)
-    results = run_all(tuned, list(range(comparison.seeds)), out, jobs, show)
+    results = prepared.run(tuned, comparison.seeds, out, show)
     rows = rows_of(tuned, results, comparison.metric)
     option = comparison.tune[0] if comparison.tune else None
     summary = {
@@ -44,38 +73,68 @@ def compare(
         "rows": [asdict(row) for row in rows],
         "sentences": sentences(rows),
         "notes": temperature_notes(tuned, tuned=option == "temperature"),
+        "cautions": _cautions(tuned, results, out),
         "unlike": unlike_notes([arm.complete().as_dict() for arm in tuned]),
         "tuned": {arm.text: arm.options[option] for arm in tuned} if option else None,
         "tries": {arm.text: tried for arm, tried in zip(arms, tries, strict=True)} if option else None,
         "comparison": asdict(comparison),
+        "threads": prepared.threads,
         **environment(),
     }
     write_json(out / "comparison.json", summary, go_on)
     return summary
 
 
-def _check_same_comparison(comparison: Comparison, out: Path) -> None:
-    """A directory holds one comparison; the same one goes on where it stopped, with arms or seeds added at will."""
-    path = out / "request.json"
+def _threads(arms: list[Arm], comparison: Comparison, out: Path, jobs: int | None) -> int:
+    """Those of every run: the number with which the comparison was begun, also where it goes on with other ``jobs``.
+
+    A directory holds one comparison; the same one goes on where it stopped, with arms or seeds added at will.
+    """
+    path, threads = out / "request.json", usual_threads(arms, comparison.seeds, jobs)
     asked = json.loads(json.dumps({"common": comparison.common, "tune": comparison.tune, "metric": comparison.metric}))
-    if path.exists() and json.loads(path.read_text()) != asked:
+    before = _read_request(path) if path.exists() else asked
+    begun_with = before.get("threads")
+    if before | asked != before:
         raise ValueError(f"{out} holds a comparison with other options ({path}); use another --out.")
-    write_json(path, asked, go_on)
+    if begun_with not in (None, threads) and "OMP_NUM_THREADS" in os.environ:
+        warn_once(
+            "compare.threads",
+            f"OMP_NUM_THREADS={threads} is not followed: this comparison was begun with {begun_with} for each run, on "
+            "which its figures depend. Use another --out to begin anew.",
+        )
+    threads = begun_with or threads
+    write_json(path, asked | {"threads": threads}, go_on)
+    return threads
+
+
+def _read_request(path: Path) -> dict[str, Any]:
+    try:
+        return dict(json.loads(path.read_text()))
+    except (TypeError, ValueError):
+        raise ValueError(f"{path} is damaged; delete it if the comparison is the same, or use another --out.") from None
+
+
+def _cautions(arms: list[Arm], results: Results, out: Path) -> list[str]:
+    said: list[str] = []
+    for arm, of_arm in zip(arms, results, strict=True):
+        runs = [run_of(arm, seed, out) for seed in range(len(of_arm))]
+        warned = [one for run in runs for one in warnings_of(run)]
+        said += cautions(arm.text, arm.complete().as_dict(), [one["final"] for one in of_arm], warned)
+    return said
 
 
 Tries = list[tuple[float, float | None]]
 """The tuned values of an arm and what each reached on the validation split; None where training diverged."""
 
 
-def _tries(
-    arms: list[Arm], comparison: Comparison, out: Path, jobs: int | None, show: Callable[[str], None]
-) -> list[Tries]:
+def _tries(prepared: Prepared, show: Callable[[str], None]) -> list[Tries]:
     """For every arm the same tries, with one seed; one that diverges has lost, and ends nothing."""
+    arms, comparison = prepared.arms, prepared.comparison
     if comparison.tune is None:
         return [[] for _ in arms]
     every = [comparison.tries(arm) for arm in arms]
     runs = [one for tried in every for one in tried]
-    results = iter(run_all(runs, [0], out / "tuning", jobs, show, may_diverge=True))
+    results = iter(prepared.run(runs, 1, prepared.out / "tuning", show, may_diverge=True))
     reached = ((result or {}).get(comparison.metric) for (result,) in results)
     name = comparison.tune[0]
     return [

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
@@ -19,6 +20,22 @@ TITLES = {"knn": "kNN accuracy", "1nn": "1-NN accuracy", "linear": "linear probe
 def measure(name: str, k: int | None = None) -> str:
     """How a measure is called: kNN by its k, where that is known."""
     return f"{k}-NN accuracy" if name == "knn" and k else TITLES.get(name, name)
+
+
+def measures_in(result: Mapping[str, Any]) -> list[str]:
+    """The accuracies that are there; that of one neighbour once where the vote is of one, too."""
+    return [name for name in TITLES if name in result and not (name == "1nn" and result.get("k") == 1)]
+
+
+def why_no_accuracy(result: Mapping[str, Any]) -> str:
+    """Of a finished run without an accuracy. Its last record knows: false negatives are counted by labels."""
+    final = result.get("final") or {}
+    false, empty = final.get("false_negatives"), final.get("empty") or 0.0
+    if false is None and empty < 1.0:
+        return "its training images have no labels"
+    if false is not None and false < 1.0:
+        return "the images to evaluate it on have no labels"
+    return "its images have no labels" if false is None else "its images are of one class"
 
 
 def letter_of(number: int) -> str:

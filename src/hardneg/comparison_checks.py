@@ -5,19 +5,18 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import fields
 from itertools import combinations
+from typing import Any
 
 import torch
 
-from hardneg.arms import LONG, Arm
-from hardneg.batches import parse_batches
+from hardneg.arms import Arm
 from hardneg.comparison_asked import SHARED, Comparison
 from hardneg.data import ImageData, check_name
-from hardneg.dry_run import check_negatives
 from hardneg.encoders import build_encoder
-from hardneg.negatives import parse
 from hardneg.notices import argument_error
 from hardneg.options import RECIPES, TrainOptions
-from hardneg.training_setup import augment_for, check_batch, check_words, splits
+from hardneg.same_training import plainly
+from hardneg.training_setup import augment_for, check_batch, check_words, encoder_for, splits
 
 
 def check_arms(arms: list[Arm], comparison: Comparison) -> None:
@@ -32,10 +31,11 @@ def check_arms(arms: list[Arm], comparison: Comparison) -> None:
     check_name(arms[0].complete().data)
     every = [one for arm in arms for one in (arm, *comparison.tries(arm))]
     for arm in every:
-        for check in (check_words, check_negatives, _check_ends, _check_encoder, _check_device):
+        for check in (check_words, _check_encoder):
             _of(arm, check)
     for split in sorted({arm.complete().evaluate_on for arm in every}):
-        _check_with_data([arm for arm in every if arm.complete().evaluate_on == split], split)
+        train = _check_with_data([arm for arm in every if arm.complete().evaluate_on == split], split)
+        _check_chosen([arm for arm in arms if arm.complete().evaluate_on == split], train)
 
 
 def _check_options(arm: Arm, comparison: Comparison) -> None:
@@ -64,8 +64,15 @@ def _check_difference(one: Arm, other: Arm, comparison: Comparison) -> None:
     pairs = [(one, other), *zip(comparison.tries(one), comparison.tries(other), strict=True)]
     if not any(first.trains_like(second) for first, second in pairs):
         return
-    tuned = f" in more than the {comparison.tune[0]} that --tune gives them" if comparison.tune else ""
-    raise ValueError(f"compare needs arms that differ{tuned}, got the same options in {one.text!r} and {other.text!r}.")
+    raise _alike(
+        one, other, f" in more than the {comparison.tune[0]} that --tune gives them" if comparison.tune else ""
+    )
+
+
+def _alike(one: Arm, other: Arm, tuned: str = "") -> ValueError:
+    return ValueError(
+        f"compare needs arms that differ{tuned}, got the same options in {one.text!r} and {other.text!r}."
+    )
 
 
 def _of(arm: Arm, check: Callable[[TrainOptions], object]) -> None:
@@ -76,12 +83,6 @@ def _of(arm: Arm, check: Callable[[TrainOptions], object]) -> None:
         raise type(error)(f"{arm.text} cannot be trained: {error}") from None
 
 
-def _check_ends(options: TrainOptions) -> None:
-    """Raises for schedules that would leave what is allowed at the end of training."""
-    parse(options.negatives).at(LONG, LONG)
-    parse_batches(options.batches).planner.at(LONG, LONG)
-
-
 def _check_encoder(options: TrainOptions) -> None:
     """Raises unless torchvision is there and knows its encoder; ours are known by their names."""
     if ":" in options.encoder:
@@ -89,17 +90,8 @@ def _check_encoder(options: TrainOptions) -> None:
             build_encoder(options.encoder, 3, projection_dim=options.dim)
 
 
-def _check_device(options: TrainOptions) -> None:
-    """Raises for what only the start of a run would find missing."""
-    gpu = torch.cuda.is_available()
-    if options.device == "cuda" and not gpu:
-        raise ValueError("train needs a CUDA device, got device='cuda' and none is visible; use --option device=cpu.")
-    if options.precision == "fp16" and (options.device == "cpu" or not gpu):
-        raise ValueError("train needs --precision bf16 or no on a CPU, which has no fp16, got precision='fp16'.")
-
-
-def _check_with_data(arms: list[Arm], split: str) -> None:
-    """Raises unless both splits have labels, the train split a batch, and every arm views of such images."""
+def _check_with_data(arms: list[Arm], split: str) -> ImageData:
+    """The train split; raises unless both have labels, it has a batch, and every arm has views of such images."""
     shared = arms[0].complete()  # the data is the same for all of them: each split is read once
     train, test = splits(shared)
     train.labelled("compare")
@@ -107,7 +99,23 @@ def _check_with_data(arms: list[Arm], split: str) -> None:
     check_batch(shared, train, 1)
     for arm in arms:
         _of(arm, lambda options: _check_views(options, train))
+    return train
 
 
 def _check_views(options: TrainOptions, data: ImageData) -> None:
     augment_for(options, data).views(data.images[:1], data.ids[:1], 0, options.seed)
+
+
+def _check_chosen(arms: list[Arm], data: ImageData) -> None:
+    """Raises for arms of which one writes what "auto" makes of the other."""
+    chosen = [(arm, _chosen(arm.complete(), data)) for arm in arms]
+    for (one, mine), (other, theirs) in combinations(chosen, 2):
+        if one.recipe == other.recipe and mine == theirs:
+            raise _alike(one, other)
+
+
+def _chosen(options: TrainOptions, data: ImageData) -> dict[str, Any]:
+    """The options with what "auto" stands for with such images."""
+    with torch.device("meta"):
+        encoder = repr(encoder_for(options, data))
+    return plainly(options.as_dict()) | {"encoder": encoder, "augment": repr(augment_for(options, data))}

@@ -12,16 +12,19 @@ import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from hardneg.arms import Arm
+from hardneg.comparison_cautions import keep_warnings
 from hardneg.comparison_memory import Machine, NotBegun, num_cores, this_machine
 from hardneg.notices import warn_once
 from hardneg.options import RECIPES, TrainOptions
 from hardneg.runs import LEAVES_WITH_STDIN, Run
+from hardneg.same_training import EXPRESSIONS, plainly
 
 RUNS_ON_A_GPU = 2
 """At once, unless told otherwise: one compiles, plans and evaluates while the other trains."""
@@ -32,9 +35,19 @@ DIVERGED = 3
 class RunFailed(RuntimeError):  # noqa: N818, what it says
     """A run of a comparison ended without figures; finished ones are kept, others go on from their checkpoints."""
 
+    advice = "Mend this arm or leave it out, and give the command again: finished runs are kept."
+
 
 class OutOfMemory(RunFailed):
     """One that memory did not hold."""
+
+    advice = "Use a smaller --batch-size, or free memory and give the same command again: finished runs are kept."
+
+
+class NoRoom(RunFailed):
+    """One whose files the disk did not hold; it says itself what to do."""
+
+    advice = "Finished runs are kept."
 
 
 class Diverged(RunFailed):
@@ -81,28 +94,30 @@ def run_all(
     show: Callable[[str], None],
     *,
     may_diverge: bool = False,
+    threads: int | None = None,
 ) -> list[list[dict[str, Any]]]:
     """For every arm the result with every seed, at most ``jobs`` runs at a time; a finished run is only read.
 
-    With ``may_diverge``, a run whose losses are no longer finite has an empty result and ends nothing.
+    Each run has so many ``threads``, by default its share of the cores. With ``may_diverge``, a run whose losses are no
+    longer finite has an empty result and ends nothing.
     """
-    wanted = {f"{folder_of(arm)}-seed{seed}": (arm, seed) for seed in seeds for arm in arms}
-    runs = {name: Run(out / "runs" / name) for name in wanted}
-    on_gpu = torch.cuda.is_available() and any(arm.complete().device != "cpu" for arm in arms)
+    every = [(arm, seed, run_of(arm, seed, out)) for seed in seeds for arm in arms]
+    wanted = {run.path.name: (arm, seed) for arm, seed, run in every}
+    runs = {run.path.name: run for _, _, run in every}
+    on_gpu = _on_gpu(arms)
     machine = this_machine(jobs or _usual_jobs(len(wanted), on_gpu), on_gpu=on_gpu)
     machine.learn(runs.values())
-    threads, done, lifelines = max(1, num_cores() // machine.jobs), 0, Lifelines()
+    threads, done, lifelines = threads or usual_threads(arms, len(seeds), jobs), 0, Lifelines()
 
     def one(name: str) -> dict[str, Any]:
         nonlocal done
         (arm, seed), run = wanted[name], runs[name]
         try:
-            result = run.result() or _where_it_fits(
-                arm.recipe, arm.complete(seed=seed), run, machine, threads, lifelines
-            )
-        except Diverged:
-            if not may_diverge:
-                raise
+            options = _as_begun(arm.complete(seed=seed), run)
+            result = run.result() or _where_it_fits(arm.recipe, options, run, machine, threads, lifelines)
+        except RunFailed as error:
+            if not (may_diverge and isinstance(error, Diverged)):
+                raise type(error)(f"{arm.text}, seed {seed}: {error.args[0].rstrip('.')}. {error.advice}") from None
             result = {}
         done += 1
         show(f"[{done}/{len(wanted)}] {arm.text}, seed {seed}{'' if result else ': diverged'}")
@@ -118,11 +133,23 @@ def run_all(
             machine.close()
             lifelines.cut()
             raise
-    return [[futures[f"{folder_of(arm)}-seed{seed}"].result() for seed in seeds] for arm in arms]
+    return [[futures[run_of(arm, seed, out).path.name].result() for seed in seeds] for arm in arms]
+
+
+def usual_threads(arms: list[Arm], seeds: int, jobs: int | None) -> int:
+    """As many as OMP_NUM_THREADS says, or the share of the cores that a run has beside the others."""
+    told = os.environ.get("OMP_NUM_THREADS", "").partition(",")[0].strip()
+    if told.isdecimal() and int(told):
+        return int(told)
+    return max(1, num_cores() // (jobs or _usual_jobs(len(arms) * seeds, _on_gpu(arms))))
+
+
+def _on_gpu(arms: list[Arm]) -> bool:
+    return torch.cuda.is_available() and any(arm.complete().device != "cpu" for arm in arms)
 
 
 def _usual_jobs(runs: int, on_gpu: bool) -> int:
-    """By all runs, finished or not: how many threads each has must not depend on where a comparison was killed."""
+    """By all runs, finished or not."""
     return min(runs, RUNS_ON_A_GPU * torch.cuda.device_count() if on_gpu else num_cores())
 
 
@@ -145,12 +172,22 @@ def _where_it_fits(
                 )
 
 
+def run_of(arm: Arm, seed: int, out: Path) -> Run:
+    return Run(out / "runs" / f"{folder_of(arm)}-seed{seed}")
+
+
 def folder_of(arm: Arm) -> str:
     """A short name that is the same for the same training; options that a later version adds do not change it."""
-    usual = RECIPES[arm.recipe]().as_dict()
-    told = {name: value for name, value in arm.complete().as_dict().items() if value != usual[name]}
+    usual, chosen = (plainly(options.as_dict()) for options in (RECIPES[arm.recipe](), arm.complete()))
+    told = {name: value for name, value in chosen.items() if value != usual[name]}
     digest = hashlib.blake2b(json.dumps([arm.recipe, told], sort_keys=True).encode(), digest_size=4)
     return f"{arm.recipe}-{digest.hexdigest()}"
+
+
+def _as_begun(options: TrainOptions, run: Run) -> TrainOptions:
+    """The options in the words with which the run was begun, of the same training: it goes on with no others."""
+    begun = run.config().get("options", {}) if run.config_path.exists() else {}
+    return replace(options, **{name: begun[name] for name in EXPRESSIONS if name in begun})
 
 
 def in_a_process(recipe: str, options: TrainOptions, run: Run, environ: dict[str, str]) -> dict[str, Any]:
@@ -161,7 +198,9 @@ def in_a_process(recipe: str, options: TrainOptions, run: Run, environ: dict[str
     result = run.result()
     if answer.returncode or result is None:
         said = ((answer.stderr or answer.stdout).strip().splitlines() or ["it said nothing"])[-1]
+        said = said.replace("use --resume", "give the same command again")  # compare resumes by itself
         raise _failure(answer.returncode, said)(f"{run.path} failed, {_ended(answer.returncode)}: {said}")
+    keep_warnings(run, answer.stderr)
     return result
 
 
@@ -169,6 +208,8 @@ def _failure(code: int, said: str) -> type[RunFailed]:
     """What kind of failure it was. SIGKILL is how the system ends a process that memory does not hold."""
     if code == DIVERGED:
         return Diverged
+    if "make room" in said:
+        return NoRoom
     no_memory = code == -signal.SIGKILL or any(words in said for words in _out_of_memory)
     return OutOfMemory if no_memory else RunFailed
 

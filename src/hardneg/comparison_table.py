@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import Any
 
@@ -9,8 +10,8 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from hardneg.comparison import compare
-from hardneg.comparison_asked import TITLES, Comparison, letter_of, measure
+from hardneg.comparison import carry_out, prepare
+from hardneg.comparison_asked import Comparison, letter_of, measure, measures_in, why_no_accuracy
 
 TOLD = "it is told the class of every training image"
 OF_LAST_BATCH = "False negatives, hardness and clamped: of the last batch that was recorded"
@@ -20,11 +21,9 @@ def compare_and_show(comparison: Comparison, out: Path, jobs: int | None) -> Non
     """Runs the comparison with a bar, prints the table and writes the report."""
     from rich.progress import Progress
 
-    from hardneg.arms import parse_arm
     from hardneg.report import write_report
 
-    for arm in comparison.arms:
-        parse_arm(arm)  # wrong arms are named before anything runs
+    prepared = prepare(comparison, out, jobs)  # before the bar, which would stand above what is wrong
     console = Console()
     with Progress(console=console) as progress:
         tuned = len(comparison.tune[1]) if comparison.tune else 0
@@ -34,7 +33,7 @@ def compare_and_show(comparison: Comparison, out: Path, jobs: int | None) -> Non
             progress.console.print(Text(line, style="dim"))
             progress.advance(task)
 
-        summary = compare(comparison, out, jobs=jobs, show=show)
+        summary = carry_out(prepared, show)
     show_comparison(summary, console)
     console.print(Text(f"report: {write_report(out)}"), soft_wrap=True)
 
@@ -46,7 +45,7 @@ def show_comparison(summary: dict[str, Any], console: Console) -> None:
     console.print(comparison_table(summary))
     console.print(Text(f"{OF_LAST_BATCH}; all are means over the seeds.", style="dim"))
     beside = [f"More than the negatives differs: {one}" for one in summary.get("unlike", [])]
-    for sentence in [*summary["sentences"], *summary["notes"], *beside]:
+    for sentence in [*summary["sentences"], *summary.get("cautions", []), *summary["notes"], *beside]:
         console.print(Text(sentence))
 
 
@@ -74,9 +73,9 @@ def comparison_table(summary: dict[str, Any]) -> Table:
             _interval(row["mean"], row["half_width"], sign=False),
             "" if row["difference"] is None else _interval(row["difference"], row["difference_half_width"]),
             f"{row['effective_temperature']:.3g}",
-            f"{100 * row['false_negatives']:.1f}",
-            f"{row['hardness']:.3f}",
-            f"{100 * row['clamped']:.0f}",
+            _known(100 * row["false_negatives"], 1),
+            _known(row["hardness"], 3),
+            _known(100 * row["clamped"], 0),
             f"{row['seconds']:.0f}",
         )
     return table
@@ -87,14 +86,24 @@ def _letters(summary: dict[str, Any]) -> list[str]:
 
 
 def show_evaluation(result: dict[str, Any]) -> None:
+    """The figures of a run or of embeddings; where there is no accuracy, why."""
     table = Table(title="evaluation", title_justify="left", show_header=False)
-    for name in ("linear", "knn", "1nn", "alignment", "uniformity", "steps", "seconds"):
+    accuracies = measures_in(result)
+    for name in sorted(accuracies, key=("linear", "knn", "1nn").index):
+        table.add_row(measure(name, result.get("k")), f"{100 * result[name]:.2f} %")
+    for name in ("alignment", "uniformity", "steps", "seconds"):
         if name in result:
-            value = result[name]
-            share = name in TITLES
-            table.add_row(measure(name, result.get("k")), f"{100 * value:.2f} %" if share else f"{value:.4g}")
-    Console().print(table)
+            table.add_row(name, f"{result[name]:.4g}")
+    console = Console()
+    console.print(table)
+    if not accuracies:
+        console.print(Text(f"There is no accuracy: {why_no_accuracy(result)}."))
 
 
 def _interval(value: float, half: float, sign: bool = True) -> str:
-    return f"{100 * value:{'+' if sign else ''}.1f} ± {100 * half:.1f}"
+    return f"{100 * value:{'+z' if sign else ''}.1f} ± {100 * half:.1f}"
+
+
+def _known(value: float, digits: int) -> str:
+    """Not what an arm without negatives or without labels has no figure for."""
+    return f"{value:.{digits}f}" if math.isfinite(value) else "n/a"

@@ -15,6 +15,8 @@ from hardneg.comparison_asked import SHARED
 
 BESIDE = ("encoder", "dim", "augment", "learning_rate", "weight_decay", "precision")
 """What arms may write, and what makes a difference tell of more than their negatives."""
+BUT = ", before the gradient through its weights is counted"
+"""A tilt repels like a lower temperature exactly where its weights carry no gradient: Tilt(..., detach=True)."""
 
 
 @dataclass(frozen=True)
@@ -142,7 +144,7 @@ def sentences(rows: list[Row]) -> list[str]:
         points, width, seen = (100.0 * value for value in (row.difference, row.difference_half_width, row.detectable))
         side = "above" if points > 0 else "below"
         verdict = (
-            f"beyond noise (95 % interval {points - width:+.2f} to {points + width:+.2f})"
+            f"beyond noise (95 % interval {points - width:+z.2f} to {points + width:+z.2f})"
             if abs(points) > width
             else f"not beyond noise (with {len(row.values)} seeds, less than {seen:.2f} points is not seen reliably)"
         )
@@ -177,7 +179,7 @@ def temperature_notes(arms: list[Arm], *, tuned: bool = False) -> list[str]:
     )
     return [
         f"{arm.text} repels like temperature {arm.effective_temperature:.3g}"
-        f"{' where its tilt is strongest' if arm.tilt_moves else ''}; {missing}"
+        f"{' where its tilt is strongest' if arm.tilt_moves else ''}{BUT * (not arm.repels_so_exactly)}; {missing}"
         for arm in arms
         if arm.beta > 0.0 and not any(arm.has_untilted_twin_in(other, at_any_temperature=tuned) for other in arms)
     ]
