@@ -18,10 +18,12 @@ import torch
 from hardneg.arms import parse_arm
 from hardneg.comparison_asked import Comparison
 from hardneg.comparison_verdict import Row, half_width, paired, sentences, temperature_notes
+from hardneg.report import separation as separation_module
 from hardneg.report import write_report
 from hardneg.report.axes import ticks
 from hardneg.report.line_chart import Line, line_chart, thinned
 from hardneg.report.png import encode_png, thumbnail
+from hardneg.report.separation import separation
 from html_page import Page
 
 ARMS = (
@@ -244,12 +246,17 @@ def test_twins_whose_seeds_agree_by_rounding_are_not_beyond_noise(tmp_path: Path
 @pytest.mark.parametrize(
     ("tilted", "plain", "said"),
     [
-        (ARMS[2], ARMS[1], "repel alike (effective temperature 0.25):"),
+        (
+            ARMS[2],
+            ARMS[1],
+            "repel alike (effective temperature 0.25, before the gradient through its weights is counted):",
+        ),
         (
             "hcl(beta=linear(0.0, 1.0))",
             ARMS[1],
-            "repel alike (effective temperature 0.25, where the tilt is strongest)",
+            "repel alike (effective temperature 0.25, where the tilt is strongest, before the gradient through",
         ),
+        ("simclr(negatives='Tilt(1.0, detach=True)')", ARMS[1], "repel alike (effective temperature 0.25):"),
         (ARMS[2], "simclr(temperature=0.25) @ knn()", ""),
         (ARMS[2], "simclr(temperature=0.25, negatives='Threshold(0.5)')", ""),
         (ARMS[2], "hcl(temperature=0.25, beta=linear(0.0, 1.0))", ""),
@@ -295,10 +302,44 @@ def test_curves_that_never_change_are_named_and_not_drawn(compared: Page) -> Non
     assert len(dashed) == 3, "uniform hardness is drawn for the arms whose hardness differs from it"
 
 
-def test_histograms_say_how_well_classes_are_apart(compared: Page) -> None:
-    # 40 same-class pairs: 30 above all 60 others, 10 in one bin with 30 of them and above the other 30.
-    apart = (30 * 60 + 10 * (30 + 15)) / (40 * 60)
-    assert compared.words.count(f"than an other-class pair {100 * apart:.1f} % of the time") == len(ARMS)
+def share_by_loops(x: torch.Tensor, y: torch.Tensor) -> float:
+    x = torch.nn.functional.normalize(x.double(), dim=1)
+    pairs = [(float(x[i] @ x[j]), bool(y[i] == y[j])) for i in range(len(x)) for j in range(i)]
+    same, other = ([cosine for cosine, alike in pairs if alike == kind] for kind in (True, False))
+    wins = [(a > b) + 0.5 * (a == b) for a in same for b in other]
+    return sum(wins) / len(wins)
+
+
+def test_pairs_of_one_class_are_counted_against_those_of_two(monkeypatch: pytest.MonkeyPatch) -> None:
+    x = torch.randn(24, 3, generator=torch.Generator().manual_seed(0)) + torch.eye(3)[torch.arange(24) % 3]
+    y = torch.arange(24) % 3
+    found = separation(x, y)
+    assert found == pytest.approx(share_by_loops(x, y), abs=1e-9)
+    assert separation(torch.eye(4), torch.tensor([0, 0, 1, 1])) == 0.5, "all are as unlike"
+    assert separation(x, torch.zeros(24)) is None
+    assert separation(x, torch.arange(24)) is None
+    monkeypatch.setattr(separation_module, "MOST_IMAGES", 20)
+    some = separation(x, y)
+    assert some != found
+    assert some == separation(x, y), "the same are drawn"
+
+
+def test_histograms_say_how_well_classes_are_apart_in_each_seed(tmp_path: Path) -> None:
+    """Cosines of one seed are far above those of the other: pairs of both together would say something else."""
+    make_comparison(tmp_path, ARMS[:2], seeds=2)
+    labels, shares = torch.arange(NUM_TEST) % 4, []
+    for seed in (0, 1):
+        noise = torch.randn(NUM_TEST, 4, generator=torch.Generator().manual_seed(seed))
+        features = torch.eye(4)[labels] + (0.3 + 0.5 * seed) * noise + 6.0 * seed
+        split = {"train_x": features, "train_y": labels, "test_x": features, "test_y": labels}
+        np.savez(tmp_path / "runs" / f"arm0-seed{seed}" / "embeddings.npz", **split)
+        shares.append(share_by_loops(features, labels))
+    (tmp_path / "runs" / "arm1-seed1" / "embeddings.npz").unlink()
+    (tmp_path / "runs" / "arm1-seed0" / "embeddings.npz").write_text("damaged")
+    words = read(write_report(tmp_path)).words
+    assert 0.5 < shares[1] + 0.1 < shares[0] < 0.98
+    assert f"than an other-class pair {50 * sum(shares):.1f} % of the time." in words
+    assert words.count("than an other-class pair") == 1, "what has no embeddings has no such figure"
 
 
 def test_pictures_mark_the_false_negatives_and_only_those(compared: Page) -> None:
@@ -437,6 +478,114 @@ def test_a_run_that_has_only_begun_or_has_no_labels(tmp_path: Path) -> None:
     assert "not finished (last record at step 0)" in page.words
     assert "No run has records over training" in page.words
     assert "No finished run has similarities of labelled pairs" in page.words
+
+
+def test_an_unfinished_run_shows_what_it_has(tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    make_run(run, ARMS[2], 0, make_data(tmp_path))
+    (run / "result.json").unlink()
+    page = read(write_report(run))
+    head, line = page.cells["results"]
+    cell = dict(zip(head, line, strict=True))
+    figures = (cell["effective temperature"], cell["false negatives"], cell["hardness"], cell["clamped"], cell["steps"])
+    assert figures == ("0.25", "14.0 %", "0.200", "6.0 %", "50")
+    assert cell["kNN accuracy, %"] == cell["seconds"] == "n/a"
+    assert "This run is not finished, so there is no accuracy yet." in page.words
+    assert "Measured by" not in page.words
+
+
+def test_a_finished_seed_is_not_mixed_with_one_that_is_under_way(tmp_path: Path) -> None:
+    make_comparison(tmp_path, ARMS[:2])
+    (tmp_path / "comparison.json").unlink()
+    for seed in (0, 1):
+        (tmp_path / "runs" / f"arm0-seed{seed}" / "result.json").unlink()
+        (tmp_path / "runs" / f"arm0-seed{seed}" / "metrics.jsonl").write_text('{"step": 20, "hardness": 0.9}\n')
+    head, first, _ = read(write_report(tmp_path)).cells["results"]
+    assert (first[head.index("hardness")], first[head.index("steps")]) == ("0.100", "50")
+
+
+def with_records(run: Path, number: int) -> None:
+    """The run as if it had recorded so often."""
+    lines = (run / "metrics.jsonl").read_text().splitlines()
+    (run / "metrics.jsonl").write_text("\n".join(lines[-number:]) + "\n")
+
+
+def test_one_record_is_no_curve(tmp_path: Path) -> None:
+    make_comparison(tmp_path, ARMS[:2], seeds=2)
+    for run in (tmp_path / "runs").iterdir():
+        with_records(run, 1)
+    page = read(write_report(tmp_path))
+    assert (
+        "Every run has one record only, of step 50, so there is no curve to draw. A smaller --log-every" in page.words
+    )
+    assert "never changes" not in page.words
+    assert not any("over training" in (a.get("aria-label") or "") for tag, a in page.tags if tag == "svg")
+    alone = read(write_report(tmp_path / "runs" / "arm0-seed0"))
+    assert "The run has one record only, of step 50" in alone.words
+    make_run(tmp_path / "longer", ARMS[0], 0, make_data(tmp_path))
+    assert "one record only" not in read(write_report(tmp_path / "longer")).words
+
+
+@pytest.mark.parametrize("split", ["test", "validation"])
+def test_the_split_that_is_evaluated_is_named(split: str, tmp_path: Path) -> None:
+    make_run(tmp_path / "run", ARMS[0], 0, make_data(tmp_path), common={"evaluate_on": split})
+    words = read(write_report(tmp_path / "run")).words
+    assert f"each {split} image takes the class that its 10 nearest training images vote for" in words
+    assert f"How alike pairs of {split} images are" in words
+    assert ("The validation images are a fifth of the training images" in words) == (split == "validation")
+    other = {"test": "validation", "validation": "test"}[split]
+    assert f"{other} image takes" not in words
+    assert f"pairs of {other} images" not in words
+
+
+def test_it_is_said_which_arms_are_shown(compared: Page, tmp_path: Path) -> None:
+    assert "Shown are A, the first arm (seed 0) and C, the best of the others (seed 0)." in compared.words
+    make_run(tmp_path / "run", ARMS[0], 0, make_data(tmp_path))
+    assert "the first arm" not in read(write_report(tmp_path / "run")).words
+
+
+def test_measures_are_not_called_better_than_they_are(compared: Page) -> None:
+    assert "lower is better" not in compared.words
+    assert "lower is closer" in compared.words
+    assert "lower is more even" in compared.words
+
+
+def test_one_neighbour_and_one_pass(tmp_path: Path) -> None:
+    result = make_run(tmp_path / "run", ARMS[0], 0, make_data(tmp_path), common={"epochs": 1})
+    (tmp_path / "run" / "result.json").write_text(json.dumps(result | {"k": 1, "1nn": result["knn"]}))
+    page = read(write_report(tmp_path / "run"))
+    assert page.cells["measures"][0].count("1-NN accuracy, %") == 1
+    assert "Training: 1 pass over the training images" in page.words
+
+
+def test_the_words_say_where_a_tilt_is_not_quite_a_temperature(compared: Page) -> None:
+    assert "(1 + beta), before the gradient through its weights is counted" in compared.words
+
+
+def test_a_difference_that_rounds_to_nothing_has_no_minus(tmp_path: Path) -> None:
+    summary = make_comparison(tmp_path, ARMS[:2])
+    summary["rows"][1]["difference"] = -1e-6
+    (tmp_path / "comparison.json").write_text(json.dumps(summary))
+    words = read(write_report(tmp_path)).words
+    assert "(+0.00 points)" in words
+    assert "-0.00" not in words
+
+
+def test_a_run_without_negatives_and_its_warnings_are_told(tmp_path: Path) -> None:
+    result = make_run(tmp_path / "run", ARMS[0], 0, make_data(tmp_path))
+    result["final"]["empty"] = 1.0
+    (tmp_path / "run" / "result.json").write_text(json.dumps(result))
+    (tmp_path / "run" / "warnings.json").write_text('["2 images are odd."]')
+    words = read(write_report(tmp_path / "run")).words
+    assert "Mind what was trained" in words
+    assert f"{ARMS[0]}: 100% of the anchors had no negative in the last batch" in words
+    assert f"{ARMS[0]}: 2 images are odd." in words
+
+
+def test_the_threads_of_the_runs_are_there(tmp_path: Path) -> None:
+    summary = make_comparison(tmp_path, ARMS[:2]) | {"threads": 3}
+    (tmp_path / "comparison.json").write_text(json.dumps(summary))
+    assert ["threads of a run", "3"] in read(write_report(tmp_path)).cells["versions"]
 
 
 def test_not_a_number_is_left_out(tmp_path: Path) -> None:

@@ -5,12 +5,16 @@ from __future__ import annotations
 from html import escape
 from pathlib import Path
 
+from hardneg.comparison_asked import why_no_accuracy
 from hardneg.comparison_verdict import chance_of_one, together
-from hardneg.report.figures import badge, listed, measure_in, named, percent
+from hardneg.report.figures import badge, evaluated_in, listed, measure_in, named, percent, signed
 from hardneg.report.story import ArmRuns, Story, known
 from hardneg.report.twins import standing, twins_of
 
 UNLIKE = "More than the negatives differs"
+HELD_OUT = (
+    " The validation images are a fifth of the training images, held out of training; the test images were not used."
+)
 
 
 def title_of(story: Story) -> str:
@@ -44,10 +48,10 @@ def answer_section(story: Story) -> str:
 
 
 def _notes(story: Story) -> dict[str, list[str]]:
-    notes = list(story.facts.get("notes", []))
+    notes, mind = list(story.facts.get("notes", [])), {"Mind what was trained": story.cautions}
     if story.kind == "several":
-        return {UNLIKE: story.unlike + notes}
-    return {"Mind the temperature": notes, UNLIKE: [] if story.kind == "run" else story.unlike}
+        return mind | {UNLIKE: story.unlike + notes}
+    return mind | {"Mind the temperature": notes, UNLIKE: [] if story.kind == "run" else story.unlike}
 
 
 def _sentences(story: Story) -> list[str]:
@@ -74,8 +78,10 @@ def _verdict(story: Story) -> str:
     if story.kind == "unfinished":
         return "This comparison is not finished, so there is no answer yet. Below is what is measured so far."
     if story.kind == "run":
+        if not first.finished():
+            return "This run is not finished, so there is no accuracy yet. Below is what it has recorded so far."
         if not known(first.row["mean"]):
-            return "There is no accuracy: the run is not finished, or its data has no labels."
+            return escape(f"There is no accuracy: {why_no_accuracy(first.finished()[0])}.")
         return f"On images that it was not trained on, {measure}: <b>{percent(first.row['mean'])}</b>."
     if story.kind == "several":
         return (
@@ -88,7 +94,7 @@ def _verdict(story: Story) -> str:
     said = [f"Against {named(first)}, in {measure}, with {len(first.row['values'])} seeds:"]
     for side, word in SIDES.items():
         if groups[side]:
-            points = [f"{named(a)} ({100 * a.row['difference']:+.2f} points)" for a in groups[side]]
+            points = [f"{named(a)} ({signed(a.row['difference'])} points)" for a in groups[side]]
             said.append(f'<span class="side">{word}: {listed(points)}.</span>')
     for twins in twins_of(story):
         if twins.arm in groups["above"] and not twins.beyond_noise:
@@ -110,24 +116,31 @@ def _setting(story: Story) -> str:
     """What was done, for a reader who has not read the papers."""
     options = story.options
     counts = sorted({str(result.get("k", 200)) for arm in story.arms for result in arm.finished()}) or ["200"]
+    split = evaluated_in(story)
     measures = {
-        "knn": f"each test image takes the class that its {' or '.join(counts)} nearest training images vote for",
-        "1nn": "each test image takes the class of its nearest training image",
+        "knn": f"each {split} image takes the class that its {' or '.join(counts)} nearest training images vote for",
+        "1nn": f"each {split} image takes the class of its nearest training image",
         "linear": "a logistic regression is fitted to the features, which stay as they are",
     }
     arms = "".join(f"<li>{named(arm)}{_aside(arm, story)}</li>" for arm in story.arms)
     budget = [
-        f"{options['epochs']} passes over the training images" if "epochs" in options else "",
+        f"{_passes(options['epochs'])} over the training images" if "epochs" in options else "",
         f"batches of {options['batch_size']}" if "batch_size" in options else "",
     ]
     compared = story.kind in ("comparison", "unfinished")
     alike = "Data, budget, seeds and initial weights" if story.same_weights else "Data, budget and seeds"
+    measured = f" Measured by {measure_in(story, story.metric)}: {measures.get(story.metric, '')}."
+    measured = (measured + HELD_OUT * ("validation" in split)) if any(arm.row["values"] for arm in story.arms) else ""
     same = f" {alike} are the same for all." if compared else ""
     return (
         "<p>Contrastive learning trains an encoder of images by pulling two altered views of one image together and "
         "pushing other images, its <em>negatives</em>, away. Which images are the negatives, and how hard each of them "
         f"pushes, is what is chosen here.{same}</p>"
         f'<ul class="arms">{arms}</ul>'
-        f"<p>Training: {escape(', '.join(part for part in budget if part) or 'see the options below')}. "
-        f"Measured by {escape(measure_in(story, story.metric))}: {escape(measures.get(story.metric, ''))}.</p>"
+        f"<p>Training: {escape(', '.join(part for part in budget if part) or 'see the options below')}."
+        f"{escape(measured)}</p>"
     )
+
+
+def _passes(epochs: int) -> str:
+    return "1 pass" if epochs == 1 else f"{epochs} passes"

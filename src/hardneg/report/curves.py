@@ -66,6 +66,9 @@ CURVES = (
 
 
 def curves_section(story: Story) -> str:
+    records = [one.metrics for arm in story.arms for one in arm.seeds if one.metrics]
+    if records and max(map(len, records)) == 1:
+        return said_instead("Over training", _one_record(records))
     cards, constant = [], []
     for curve in CURVES:
         lines = [line for arm in story.arms if (line := _line(curve, arm)) is not None]
@@ -85,6 +88,14 @@ def curves_section(story: Story) -> str:
     return (
         f'<section><h2 class="h">Over training</h2>{legend(story)}<p class="small">{told}</p>'
         f'<div class="grid">{"".join(cards)}</div>{shown}</section>'
+    )
+
+
+def _one_record(records: list[list[dict[str, Any]]]) -> str:
+    steps = sorted({str(of_run[0].get("step", "?")) for of_run in records}, key=len)
+    return (
+        f"{'The run has' if len(records) == 1 else 'Every run has'} one record only, of step {' or '.join(steps)}, so "
+        "there is no curve to draw. A smaller --log-every (--option log_every=... of compare) gives more."
     )
 
 

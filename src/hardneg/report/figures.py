@@ -20,7 +20,19 @@ def percent(value: Any, digits: int = 2, unit: str = " %") -> str:
 
 
 def points(value: float, half: float) -> str:
-    return f"{100 * value:+.2f} ± {100 * half:.2f}"
+    return f"{signed(value)} ± {100 * half:.2f}"
+
+
+def signed(value: float) -> str:
+    """In points; what rounds to nothing has no minus."""
+    return f"{100 * value:+z.2f}"
+
+
+def evaluated_in(story: Story) -> str:
+    """The split whose images are evaluated; both where runs that were made apart differ in it."""
+    runs = [one.config.get("options", {}) for arm in story.arms for one in arm.seeds]
+    every = runs or [story.facts.get("comparison", {}).get("common", {})]
+    return " or ".join(sorted({str(one.get("evaluate_on", "test")) for one in every}))
 
 
 def measure_in(story: Story, name: str) -> str:

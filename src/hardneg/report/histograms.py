@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from hardneg.report.figures import named
+from hardneg.report.figures import evaluated_in, named
 from hardneg.report.histogram_chart import histogram_chart
 from hardneg.report.page import card, said_instead
+from hardneg.report.separation import MOST_IMAGES, separation_of
 from hardneg.report.story import ArmRuns, Story, known
 
 
@@ -20,8 +21,11 @@ def histograms_section(story: Story) -> str:
     highest = max(max(*same, *other) for _, _, _, same, other in shares)
     cards = []
     for arm, counts, edges, same, other in shares:
+        share = separation_of(arm)
         told = (
-            f"A same-class pair is more alike than an other-class pair {100 * _separation(counts):.1f} % of the time."
+            f"A same-class pair is more alike than an other-class pair {100 * share:.1f} % of the time{_drawn(arm)}."
+            if share is not None
+            else ""
         )
         chart = histogram_chart(arm.text, edges, same, other, (counts["other_mean"], counts["same_mean"]), highest)
         cards.append(card(named(arm), told, chart, plain=False))
@@ -29,10 +33,15 @@ def histograms_section(story: Story) -> str:
         '<p class="legend"><span class="key same"></span> same class <span class="key other"></span> other classes</p>'
     )
     return (
-        f'<section><h2 class="h">{title}</h2><p>How alike pairs of test images are in the trained features. The '
-        f"less the two overlap, the better. Labels only tell which pairs are which.</p>{key}"
+        f'<section><h2 class="h">{title}</h2><p>How alike pairs of {evaluated_in(story)} images are in the '
+        f"trained features. The less the two overlap, the better. Labels only tell which pairs are which.</p>{key}"
         f'<div class="grid">{"".join(cards)}</div></section>'
     )
+
+
+def _drawn(arm: ArmRuns) -> str:
+    many = any((result.get("num_test") or 0) > MOST_IMAGES for result in arm.finished())
+    return f", among {MOST_IMAGES:,} images drawn from them" if many else ""
 
 
 def _counts(arm: ArmRuns) -> dict[str, Any] | None:
@@ -65,12 +74,3 @@ def _shares(counts: dict[str, Any], low: float, high: float) -> tuple[list[float
     inside = [i for i in range(len(edges) - 1) if edges[i] >= low - 1e-9 and edges[i + 1] <= high + 1e-9]
     same, other = ([counts[kind][i] / sum(counts[kind]) for i in inside] for kind in ("same", "other"))
     return [edges[i] for i in inside] + [edges[inside[-1] + 1]], same, other
-
-
-def _separation(counts: dict[str, Any]) -> float:
-    """How often a same-class pair is more alike than an other-class pair; pairs in one bin count half."""
-    below, wins = 0.0, 0.0
-    for same, other in zip(counts["same"], counts["other"], strict=True):
-        wins += same * (below + 0.5 * other)
-        below += other
-    return float(wins / (sum(counts["same"]) * sum(counts["other"])))

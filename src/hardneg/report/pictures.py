@@ -12,7 +12,7 @@ from torch import Tensor
 from hardneg.data import ImageData, load
 from hardneg.evaluate import load_embeddings
 from hardneg.pairs import directions
-from hardneg.report.figures import badge, in_arm, listed
+from hardneg.report.figures import badge, evaluated_in, in_arm, listed
 from hardneg.report.page import said_instead
 from hardneg.report.png import thumbnail
 from hardneg.report.story import ArmRuns, SeedRun, Story
@@ -45,12 +45,14 @@ def pictures_section(story: Story) -> str:
     assert data.labels is not None
     chance = float(torch.bincount(data.labels).double().square().sum() - len(data)) / (len(data) * (len(data) - 1))
     near = listed([f"{100 * one.near:.0f} %{in_arm(one.arm)}" for one in shown])
+    split = evaluated_in(story)
     cards = "".join(_anchor_card(i, int(anchor), data, shown) for i, anchor in enumerate(anchors))
     return (
-        f'<section><h2 class="h">{title}</h2><p>For some test images, those that are nearest in the trained features: '
-        "these are the hardest negatives that a batch could hold. Those in a red frame with a cross are false "
-        f"negatives: they are of the same class. Among the {COUNTED} nearest of a test image, {near} are of "
-        f"its own class; among random ones {100 * chance:.0f} %. That is why harder negatives are also falser ones.</p>"
+        f'<section><h2 class="h">{title}</h2><p>For some {split} images, those that are nearest in the trained '
+        "features: these are the hardest negatives that a batch could hold. Those in a red frame with a cross are "
+        f"false negatives: they are of the same class. Among the {COUNTED} nearest of a {split} image, {near} are of "
+        f"its own class; among random ones {100 * chance:.0f} %. That is why harder negatives are also falser "
+        f"ones.{_who(arms)}</p>"
         f'<div class="anchors">{cards}</div></section>'
     )
 
@@ -65,6 +67,15 @@ def _arms_to_show(story: Story) -> list[tuple[ArmRuns, SeedRun]]:
     alike = [one for one in there[1:] if _images_of(one[1]) == _images_of(there[0][1])]
     others = sorted(alike, key=lambda one: -(one[0].row["mean"] or 0.0))
     return there[:1] + others[:1]
+
+
+def _who(arms: list[tuple[ArmRuns, SeedRun]]) -> str:
+    """Which arms are shown, and why not all: the page would be long, and few would look at more."""
+    if arms[0][0].alone:
+        return ""
+    shown = f" Shown {'is' if len(arms) == 1 else 'are'} {badge(arms[0][0])}, the first arm (seed {arms[0][1].seed})"
+    others = [f" and {badge(arm)}, the best of the others (seed {one.seed})" for arm, one in arms[1:]]
+    return f"{shown}{''.join(others)}."
 
 
 def _images_of(one: SeedRun) -> tuple[Any, ...]:

@@ -38,7 +38,8 @@ def _versions(facts: list[dict[str, Any]]) -> list[tuple[str, str]]:
     seen: dict[str, dict[str, None]] = {}
     for one in facts:
         versions = {**(one.get("versions") or {}), "python": one.get("python"), "commit": one.get("commit")}
-        for name, value in {"machine": one.get("machine"), "device": one.get("device"), **versions}.items():
+        where = {"machine": one.get("machine"), "device": one.get("device"), "threads of a run": one.get("threads")}
+        for name, value in {**where, **versions}.items():
             if value:
                 seen.setdefault(name, {})[str(value)] = None
     return [(name, ", ".join(values)) for name, values in seen.items()]

@@ -12,6 +12,7 @@ from hardneg.comparison_asked import METRIC
 from hardneg.options import RECIPES
 from hardneg.report.story import ArmRuns, SeedRun, Story, Table, known, missing_parts
 from hardneg.runs import Run
+from hardneg.same_training import plainly
 
 
 def read_story(path: Path) -> Story:
@@ -90,9 +91,14 @@ def wanted_arm(text: str, facts: dict[str, Any]) -> Arm | None:
 
 def _is_of(one: SeedRun, arm: Arm) -> bool:
     """Whether the run has the recipe and the options of the arm; options that a later version added do not count."""
+    if one.config.get("recipe") != arm.recipe:
+        return False
     wanted = json.loads(json.dumps(arm.complete(seed=one.seed).as_dict(), default=str))
-    options = one.config.get("options", {})
-    return one.config.get("recipe") == arm.recipe and all(options[k] == v for k, v in wanted.items() if k in options)
+    try:
+        mine, theirs = plainly(wanted), plainly(one.config.get("options", {}))
+    except ValueError:  # an expression of another version
+        return False
+    return all(theirs[name] == value for name, value in mine.items() if name in theirs)
 
 
 def differing_options(runs: list[SeedRun]) -> list[str]:
@@ -111,17 +117,27 @@ def arm_text(config: dict[str, Any], names: list[str]) -> str:
     return f"{recipe}({', '.join(f'{name}={options[name]!r}' for name in told)})"
 
 
+def _steps(runs: list[SeedRun]) -> int | None:
+    """Those of training; of runs that are all unfinished, the last that one of them has recorded."""
+    finished = [one.result.get("steps") for one in runs if one.result is not None]
+    return (
+        finished[0] if finished else max((one.metrics[-1].get("step", 0) for one in runs if one.metrics), default=None)
+    )
+
+
 def row_of(runs: list[SeedRun], metric: str) -> Table:
     """The line of an arm outside of a finished comparison: means of what is there, and no intervals."""
     results = [one.result for one in runs if one.result is not None]
     final = [result["final"] for result in results if "final" in result]
+    if not results:  # none is finished: what they have come to
+        final = [one.metrics[-1] for one in runs if one.metrics]
 
     def mean(values: Iterable[Any]) -> float | None:
         there = [float(v) for v in values if known(v)]
         return sum(there) / len(there) if there else None
 
     values = [float(result[metric]) for result in results if metric in result]
-    row: Table = {"values": values, "mean": mean(values), "steps": results[0].get("steps") if results else None}
+    row: Table = {"values": values, "mean": mean(values), "steps": _steps(runs)}
     row["seconds"] = mean(result.get("seconds") for result in results)
     names = ("effective_temperature", "false_negatives", "hardness", "clamped")
     return row | {name: mean(record.get(name) for record in final) for name in names}

@@ -9,6 +9,7 @@ from typing import Any, TypeGuard
 
 from hardneg.arms import uses_labels
 from hardneg.comparison_asked import letter_of
+from hardneg.comparison_cautions import cautions, warnings_of
 from hardneg.comparison_verdict import unlike, unlike_notes
 from hardneg.runs import Run
 
@@ -48,6 +49,11 @@ class ArmRuns:
             uses_labels(one.config.get("recipe", ""), one.config.get("options", {})) for one in self.seeds
         )
 
+    def cautions(self) -> list[str]:
+        finals = [result["final"] for result in self.finished() if "final" in result]
+        options = self.seeds[0].config.get("options", {}) if self.seeds else {}
+        return cautions(self.text, options, finals, [said for one in self.seeds for said in warnings_of(one.run)])
+
     def finished(self) -> list[dict[str, Any]]:
         return [one.result for one in self.seeds if one.result is not None]
 
@@ -76,6 +82,13 @@ class Story:
     def unlike(self) -> list[str]:
         """What differs between the arms beside their negatives."""
         return unlike_notes(self._options_of_runs())
+
+    @property
+    def cautions(self) -> list[str]:
+        """As comparison.json says; without it, by the last records and the warnings of the runs."""
+        if "cautions" in self.facts:
+            return list(self.facts["cautions"])
+        return [one for arm in self.arms for one in arm.cautions()]
 
     @property
     def same_weights(self) -> bool:

@@ -109,6 +109,8 @@ def _measures(story: Story) -> str:
     """The other evaluations, so that one measure does not decide alone."""
     known = {name for arm in story.arms for result in arm.finished() for name in result}
     names = [name for name in (*TITLES, "alignment", "uniformity") if name in known]
+    if all(result.get("k") == 1 for arm in story.arms for result in arm.finished()):
+        names = [name for name in names if name != "1nn"]  # the vote of one neighbour is the same
     if not names:
         return ""
     head = "".join(f'<th scope="col">{escape(measure_in(story, n))}{", %" if n in TITLES else ""}</th>' for n in names)
@@ -117,12 +119,13 @@ def _measures(story: Story) -> str:
         cells = ""
         for name in names:
             values = [float(r[name]) * (100.0 if name in TITLES else 1.0) for r in arm.finished() if name in r]
-            cells += f"<td>{sum(values) / len(values):.2f}</td>" if values else f"<td>{ABSENT}</td>"
+            cells += f"<td>{sum(values) / len(values):z.2f}</td>" if values else f"<td>{ABSENT}</td>"
         body += f'<tr><th scope="row">{badge(arm) or "this run"}</th>{cells}</tr>'
     return (
         '<h3>Other measures of the same features</h3><table class="plain" id="measures"><thead><tr>'
         f'<th scope="col">arm</th>{head}</tr></thead><tbody>{body}</tbody></table>'
         f'<p class="small">{"" if story.kind == "run" else "Means over the seeds that are finished. "}'
-        "Alignment is how far apart two views of one image are, uniformity how unevenly the features fill the sphere "
-        "of directions: lower is better in both.</p>"
+        "Alignment is how far apart two views of one image are: lower is closer. Uniformity is how unevenly the "
+        "features fill the sphere of directions: lower is more even. Neither is good by itself: labels, which draw "
+        "classes together, leave the sphere less even.</p>"
     )

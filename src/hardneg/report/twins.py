@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from hardneg.comparison_verdict import paired, resolution_of
+from hardneg.arms import Arm
+from hardneg.comparison_verdict import BUT, paired, resolution_of
 from hardneg.report.figures import badge, points
 from hardneg.report.reading import wanted_arm
 from hardneg.report.story import ArmRuns, Story, Table
@@ -20,6 +21,7 @@ class Twins:
     difference: float
     half_width: float
     moving: bool = False  # the tilt is scheduled
+    exact: bool = True  # no gradient goes through its weights
 
     @property
     def beyond_noise(self) -> bool:
@@ -27,7 +29,7 @@ class Twins:
 
     def sentence(self) -> str:
         verdict = "beyond noise" if self.beyond_noise else "not beyond noise"
-        where = ", where the tilt is strongest" if self.moving else ""
+        where = (", where the tilt is strongest" if self.moving else "") + BUT * (not self.exact)
         return (
             f"{badge(self.arm)} and {badge(self.plain)} repel alike "
             f"(effective temperature {self.temperature:.3g}{where}): "
@@ -47,8 +49,12 @@ def twins_of(story: Story) -> list[Twins]:
                 continue  # against the first arm there is a sentence already
             if tilted.has_untilted_twin_in(plain):
                 difference, half, _ = paired(arm.row["values"], other.row["values"], resolution)
-                found.append(Twins(arm, other, plain.temperature, difference, half, tilted.tilt_moves))
+                found.append(Twins(arm, other, plain.temperature, difference, half, *_how(tilted)))
     return found
+
+
+def _how(tilted: Arm) -> tuple[bool, bool]:
+    return tilted.tilt_moves, tilted.repels_so_exactly
 
 
 def standing(row: Table) -> str:

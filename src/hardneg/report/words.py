@@ -16,8 +16,10 @@ WORDS = {
     "False negative": "A negative of the anchor's own class. It is pushed away although it belongs near. The harder "
     "the negatives, the more of them tend to be false. Labels are used to count them.",
     "Effective temperature": "Similarities are divided by a temperature; the lower it is, the more the nearest "
-    "negatives push. Preferring hard negatives by a tilt <em>beta</em> pushes much like the temperature divided by "
-    "(1 + beta). So a tilted arm is only worth its name if it beats a plain one at that lower temperature.",
+    "negatives push. Preferring hard negatives by a tilt <em>beta</em> pushes like the temperature divided by "
+    "(1 + beta), before the gradient through its weights is counted; without that gradient (detach=True) exactly so. "
+    "With it, easy negatives may even be pulled closer. So a tilted arm is only worth its name if it beats a plain one "
+    "at that lower temperature.",
     "Clamped": "Some arms subtract an estimate of the false negatives (<em>tau_plus</em>). Where that would leave less "
     "than is possible, the result is clamped to the least possible value, and the negatives of that pair push no more.",
     "Effective number of negatives": "How many equally weighted negatives would be as concentrated (1 / sum of the "
