@@ -174,6 +174,9 @@ class Loop:
         optimizer = torch.optim.Adam(parameters, options.learning_rate, weight_decay=options.weight_decay, fused=on_gpu)
         self.encode, self.optimizer = accelerator.prepare(self.method.encoder, optimizer)
         if options.compile:
+            # What an earlier run of this process has compiled holds its memory, slows every call by its guards, and
+            # after eight of them nothing more would be compiled.
+            torch.compiler.reset()
             # On a GPU the step is bound by its launches, which CUDA graphs save: 1.6 s an epoch of CIFAR-10, not 3.4.
             graphs = on_gpu and accelerator.num_processes == 1
             self.encode = torch.compile(self.encode, mode="reduce-overhead" if graphs else "default")
