@@ -6,8 +6,10 @@ import re
 import shlex
 import subprocess
 import sys
+from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from typer.main import get_command
 from typer.testing import CliRunner
@@ -188,3 +190,22 @@ def test_an_unknown_verb_is_refused_and_points_to_the_help():
     assert result.exit_code == 2
     assert "explian" in result.stderr
     assert "--help" in result.stderr
+
+
+def test_a_warning_of_ours_is_a_sentence_without_the_place_in_the_source(tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+    images = rng.integers(0, 255, (60, 8, 8), dtype=np.uint8)
+    np.savez(
+        tmp_path / "data.npz",
+        images=images,
+        labels=np.arange(60) % 3,
+        test_images=images,
+        test_labels=np.arange(60) % 4,
+    )
+    command = ["-m", "hardneg", "train", "simclr", "--data", f"npz:{tmp_path / 'data.npz'}", "--epochs", "1"]
+    more = ["--batch-size", "32", "--dim", "8", "--device", "cpu", "--out", str(tmp_path / "run")]
+    done = subprocess.run([sys.executable, *command, *more], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    (note,) = [line for line in done.stderr.splitlines() if line.startswith("Note: ")]
+    assert "15 of 60 test images are of classes that no training image has (3)" in note
+    assert ".py:" not in done.stderr

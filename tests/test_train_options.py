@@ -43,7 +43,7 @@ NOTHING: dict[str, tuple[Any, str]] = {
 """Options that change nothing of the result, another value, and why."""
 
 NOT_RUN = {
-    "compile": "the same up to rounding, after a minute of compiling; tests/test_train_gpu.py compares them",
+    "compile": "the same up to rounding, after a minute of compiling: benchmarks/training_gpu.py trains so",
 }
 
 REFUSED = {("sogclr", "tau_plus"), ("emc2", "tau_plus"), ("emc2", "negatives")}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from pathlib import Path
 from typing import Annotated
 
@@ -9,7 +10,7 @@ import typer
 
 from hardneg.cli_audit import audit
 from hardneg.cli_compare import compare
-from hardneg.cli_errors import errors_for_people
+from hardneg.cli_errors import errors_for_people, warning_for_people
 from hardneg.cli_mine import mine
 from hardneg.cli_train import train_app
 
@@ -29,6 +30,7 @@ app.command()(compare)
 
 @app.callback(invoke_without_command=True)
 def root(version: Annotated[bool, typer.Option("--version", help="Print the version.")] = False) -> None:
+    warnings.formatwarning = warning_for_people
     if version:
         from hardneg import __version__
 

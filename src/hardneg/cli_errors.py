@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -9,7 +10,7 @@ from typing import Any
 
 import typer
 
-from hardneg.notices import optional
+from hardneg.notices import HardnegWarning, optional
 
 
 @contextmanager
@@ -29,6 +30,16 @@ def errors_for_people(go_on: str = "") -> Iterator[None]:
     except KeyboardInterrupt:
         _say(f"Stopped. {go_on}".strip())
         raise typer.Exit(130) from None
+
+
+_as_python_does = warnings.formatwarning
+
+
+def warning_for_people(message: Warning | str, category: type[Warning], *where: Any, **line: Any) -> str:
+    """Ours without the place in the source, which is not where the fix is."""
+    if issubclass(category, HardnegWarning):
+        return f"Note: {message}\n"
+    return _as_python_does(message, category, *where, **line)
 
 
 def read_yaml(path: Path) -> dict[str, Any]:
