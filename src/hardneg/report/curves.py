@@ -68,7 +68,7 @@ CURVES = (
 def curves_section(story: Story) -> str:
     records = [one.metrics for arm in story.arms for one in arm.seeds if one.metrics]
     if records and max(map(len, records)) == 1:
-        return said_instead("Over training", _one_record(records))
+        return said_instead("Over training", _one_record(records, alone=story.kind == "run"))
     cards, constant = [], []
     for curve in CURVES:
         lines = [line for arm in story.arms if (line := _line(curve, arm)) is not None]
@@ -91,11 +91,11 @@ def curves_section(story: Story) -> str:
     )
 
 
-def _one_record(records: list[list[dict[str, Any]]]) -> str:
+def _one_record(records: list[list[dict[str, Any]]], alone: bool) -> str:
     steps = sorted({str(of_run[0].get("step", "?")) for of_run in records}, key=len)
     return (
-        f"{'The run has' if len(records) == 1 else 'Every run has'} one record only, of step {' or '.join(steps)}, so "
-        "there is no curve to draw. A smaller --log-every (--option log_every=... of compare) gives more."
+        f"{'The run has' if alone else 'Every run has'} one record only, of step {' or '.join(steps)}, so "
+        f"there is no curve to draw. {'--log-every 1' if alone else '--option log_every=1'} gives one for each step."
     )
 
 

@@ -42,7 +42,8 @@ def _read_comparison(path: Path) -> Story:
     for number, row in enumerate(facts["rows"]):
         wanted = wanted_arm(row["arm"], facts)
         found = [one for one in runs if wanted is not None and one.seed < seeds and _is_of(one, wanted)]
-        arms.append(ArmRuns(number, row["arm"], row, sorted(found, key=lambda one: one.seed)))
+        by_seed = {one.seed: one for one in found}  # an older version may have trained it twice, written otherwise
+        arms.append(ArmRuns(number, row["arm"], row, [by_seed[seed] for seed in sorted(by_seed)]))
     return Story(path, "comparison", facts.get("metric", METRIC), arms, missing_parts(arms, seeds), facts)
 
 

@@ -22,7 +22,7 @@ code{font:.88em/1.4 ui-monospace,SFMono-Regular,Menlo,Consolas,monospace;overflo
 pre{background:var(--soft);border:1px solid var(--rule);border-radius:8px;padding:12px 14px;white-space:pre-wrap;
   margin:.5em 0}ul{padding-left:1.2em;margin:.4em 0}li{margin:.25em 0}ul.arms,ul.said{list-style:none;padding:0}
 ul.said li{margin:.5em 0}figcaption{margin-top:6px}
-.row{display:flex;gap:8px;align-items:baseline;min-width:min(250px,70vw)}
+.row{display:flex;gap:8px;align-items:baseline;min-width:min(190px,70vw)}
 .box{background:var(--card);border:1px solid var(--rule);border-radius:10px;padding:14px 18px;margin:16px 0}
 .box p,.box li{max-width:95ch}
 .warn{background:var(--warn);border-color:var(--edge)}
@@ -34,16 +34,18 @@ ul.said li{margin:.5em 0}figcaption{margin-top:6px}
 .c6{color:var(--c6)}.c7{color:var(--c7)}
 .scroll{overflow-x:auto;background:var(--card);border:1px solid var(--rule);border-radius:10px}
 table{border-collapse:collapse;font-size:.88rem;font-variant-numeric:tabular-nums;width:100%}
-th,td{padding:8px 10px;text-align:right;vertical-align:top;border-bottom:1px solid var(--rule)}
+th,td{padding:8px 8px;text-align:right;vertical-align:top;border-bottom:1px solid var(--rule)}
 tbody tr:last-child>*{border-bottom:0}
 thead th{font-weight:500;color:var(--dim);font-size:.78rem;line-height:1.3;vertical-align:bottom}
 th:first-child,td:first-child{text-align:left}tbody th{font-weight:400}td.mean,td.against{white-space:nowrap}
-td.seeds{min-width:170px}
+td.seeds{min-width:145px}
 td.seeds span{display:inline-block;margin-left:.45em}
+.sideways{overflow-x:auto}
 .tag{display:block;font-size:.75rem;color:var(--dim)}
 .tag.above,.tag.below{color:var(--ink);font-weight:700}table.plain{width:auto;background:none}
 table.plain th,table.plain td{text-align:left;padding:4px 16px 4px 0;overflow-wrap:anywhere}
-#measures td,#measures thead th+th{text-align:right}#measures th{overflow-wrap:normal}
+#measures td,#measures thead th+th{text-align:right}#measures th,#measures td{overflow-wrap:normal}
+#measures td{white-space:nowrap}
 .card{background:var(--card);border:1px solid var(--rule);border-radius:10px;padding:14px 14px 10px;margin:0;
   min-width:0}
 .card.wide{margin:16px 0;padding:16px 22px 12px}.card h3 code{font-weight:500}
@@ -87,15 +89,20 @@ img.tiny{image-rendering:pixelated}
 .two{display:grid;grid-template-columns:repeat(auto-fit,minmax(min(100%,420px),1fr));gap:6px 30px;margin-top:12px}
 details{margin:8px 0}
 summary{cursor:pointer;font-weight:600;font-size:.93rem}
-@media(max-width:760px){
+@media(max-width:1100px){
+#results th,#results td{padding:8px 5px}#results{font-size:.82rem}#results .row{min-width:110px}
+#results td.seeds{min-width:56px}#results thead th{font-size:.72rem}}
+@media(max-width:860px){
 main{padding:16px 14px 40px}.card.wide{padding:14px 16px 10px}
 #results,#results tbody,#results tr,#results th,#results td{display:block}#results thead{display:none}
 #results tr{padding:12px 14px;border-bottom:1px solid var(--rule)}#results tr:last-child{border-bottom:0}
-#results th{padding:0 0 6px;border:0}
-#results td{display:flex;justify-content:space-between;gap:14px;border:0;padding:3px 0;white-space:normal}
+#results{font-size:.88rem}#results th{padding:0 0 6px;border:0}
+#results td{display:flex;justify-content:space-between;gap:14px;border:0;padding:3px 0;min-width:0;white-space:normal}
 #results td::before{content:attr(data-label);color:var(--dim);text-align:left;flex:1 1 45%}
 #results td.seeds{display:block;text-align:right}#results td.seeds::before{display:block}
-#results td:empty{display:none}#results .tag{display:block}#measures th,#measures td{padding-right:9px}
+#results td:empty{display:none}#results .sideways{overflow-x:auto}
+.tag{display:block}#measures th,#measures td{padding-right:8px}
+#measures td{font-size:.82rem}#measures thead th{font-size:.68rem}
 .anchor{flex-direction:column;gap:10px}
 .who{width:auto;display:flex;align-items:center;gap:12px}.who img{margin:0;width:64px;height:64px}
 .strip figure{width:37px}

@@ -122,8 +122,8 @@ def _measures(story: Story) -> str:
             cells += f"<td>{sum(values) / len(values):z.2f}</td>" if values else f"<td>{ABSENT}</td>"
         body += f'<tr><th scope="row">{badge(arm) or "this run"}</th>{cells}</tr>'
     return (
-        '<h3>Other measures of the same features</h3><table class="plain" id="measures"><thead><tr>'
-        f'<th scope="col">arm</th>{head}</tr></thead><tbody>{body}</tbody></table>'
+        '<h3>Other measures of the same features</h3><div class="sideways"><table class="plain" id="measures"><thead>'
+        f'<tr><th scope="col">arm</th>{head}</tr></thead><tbody>{body}</tbody></table></div>'
         f'<p class="small">{"" if story.kind == "run" else "Means over the seeds that are finished. "}'
         "Alignment is how far apart two views of one image are: lower is closer. Uniformity is how unevenly the "
         "features fill the sphere of directions: lower is more even. Neither is good by itself: labels, which draw "
