@@ -742,6 +742,18 @@ def test_supcon_needs_no_negatives(denominator: str, said: int) -> None:
     assert len(cautions("it", options, [{"empty": 1.0, "clamped": None}])) == said
 
 
+def test_what_the_figures_say_is_not_said_again_by_the_warnings() -> None:
+    """A loss warns by its first batches, the caution is of the last one; what only the former saw is still said."""
+    no_negative, at_floor = (
+        "97% of the anchors have no negative under Ring(inner=0.5, outer=0.1) and cost nothing.",
+        "92% of the debiased terms are at their floor, where negatives have no gradient.",
+    )
+    last = [{"empty": 0.9, "clamped": 0.1}]
+    (figures, warned) = cautions("it", {}, last, [no_negative, at_floor, at_floor.replace("92", "93")])
+    assert figures.startswith("it: 90% of the anchors had no negative")
+    assert warned == f"it: {at_floor}"
+
+
 def test_warnings_of_the_runs_are_told_once_for_each_arm(
     data: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

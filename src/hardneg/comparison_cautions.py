@@ -12,26 +12,27 @@ from hardneg.runs import Run, go_on, write_json
 MOST = 0.5
 """The share of anchors without a negative, or of clamped pairs, above which there is a caution; train warns alike."""
 _warning = re.compile(r"^.*\bHardnegWarning: (.+)$", re.MULTILINE)
-_said_by_figures = re.compile(r"of the anchors have no negative under|of the debiased terms are at their floor")
+_at_training = {"empty": "of the anchors have no negative under", "clamped": "of the debiased terms are at their floor"}
 
 
 def cautions(
     arm: str, options: Mapping[str, Any], finals: Sequence[Mapping[str, Any]], warned: Iterable[str] = ()
 ) -> list[str]:
     """Sentences on the arm by its last records, one for each seed, and by what its runs warned of."""
-    said = []
+    said: dict[str, str] = {}
     empty, clamped = (_mean(final.get(name) for final in finals) for name in ("empty", "clamped"))
     if empty > MOST and options.get("positives_in_denominator") != "all":  # there positives stand against each other
-        said.append(
+        said["empty"] = (
             f"{arm}: {empty:.0%} of the anchors had no negative in the last batch that was recorded, and taught "
             "nothing. Its accuracy tells little about its negatives: widen them, or use larger batches."
         )
     if clamped > MOST:
-        said.append(
+        said["clamped"] = (
             f"{arm}: {clamped:.0%} of its pairs were clamped in the last batch that was recorded, and their negatives "
             "pushed no more. Lower tau_plus or raise the temperature."
         )
-    return said + [f"{arm}: {one}" for one in _told_once(warned) if not _said_by_figures.search(one) or not said]
+    warned = [one for one in _told_once(warned) if not any(_at_training[name] in one for name in said)]
+    return [*said.values(), *(f"{arm}: {one}" for one in warned)]
 
 
 def keep_warnings(run: Run, stderr: str) -> None:
