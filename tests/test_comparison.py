@@ -427,6 +427,14 @@ def test_the_terminal_says_what_was_taken_and_who_knows_the_classes(
     assert (facts["notes"], facts["unlike"]) == ([], [])
 
 
+def test_the_terminal_names_the_validation_split(data: str, started: Started, tmp_path: Path) -> None:
+    common = ("--arm", "simclr()", "--arm", "hcl()", "--data", data, "--batch-size", "32")
+    for split, told in (("test", False), ("validation", True)):
+        done = hardneg("compare", *common, "--option", f"evaluate_on={split}", "--out", str(tmp_path / split))
+        assert done.exit_code == 0, done.output
+        assert ("5-NN accuracy on the validation split, %" in done.output) == told
+
+
 def test_what_differs_beside_the_negatives_is_said(data: str, started: Started, tmp_path: Path) -> None:
     arms = ("simclr()", "hcl(beta=1)", "simclr(dim=16, learning_rate=0.1)")
     compared = ("--option", "dim=32", "--data", data, "--batch-size", "32", "--out", str(tmp_path))

@@ -126,8 +126,10 @@ def run_all(
     with ThreadPoolExecutor(machine.jobs) as pool:
         futures = {name: pool.submit(one, name) for name in wanted}
         try:
-            for ended in wait(futures.values(), return_when=FIRST_EXCEPTION).done:
-                ended.result()
+            ended = wait(futures.values(), return_when=FIRST_EXCEPTION).done
+            for one_run in futures.values():  # of several that failed, the first one is told
+                if one_run in ended:
+                    one_run.result()
         except BaseException:
             pool.shutdown(wait=False, cancel_futures=True)
             machine.close()

@@ -61,7 +61,9 @@ def _aside(summary: dict[str, Any], row: dict[str, Any]) -> str:
 
 def comparison_table(summary: dict[str, Any]) -> Table:
     """One line for each arm, narrow enough for 80 columns with three seeds."""
-    title = f"{measure(summary['metric'], summary.get('k'))}, %: every seed, and means with 95 % intervals"
+    held_out = summary.get("comparison", {}).get("common", {}).get("evaluate_on") == "validation"
+    split = " on the validation split" * held_out
+    title = f"{measure(summary['metric'], summary.get('k'))}{split}, %: every seed, and means with 95 % intervals"
     table = Table(title=title, title_justify="left", box=None, pad_edge=False, padding=(0, 2, 0, 0))
     heads = ("", "\nseeds", "\nmean", "against\nthe first", "eff.\ntemp.", "false\nneg. %", "hard-\nness")
     for name in (*heads, "clam-\nped %", "\nsec."):
