@@ -25,8 +25,9 @@ from hardneg.comparison import compare
 from hardneg.comparison_asked import Comparison
 from hardneg.comparison_cautions import cautions
 from hardneg.comparison_checks import check_arms
+from hardneg.comparison_lifelines import Lifelines
 from hardneg.comparison_memory import Machine, NotBegun, Place, num_cores
-from hardneg.comparison_runs import Diverged, Lifelines, RunFailed, folder_of, in_a_process, run_all
+from hardneg.comparison_runs import Diverged, RunFailed, folder_of, in_a_process, run_all
 from hardneg.comparison_table import show_comparison, show_evaluation
 from hardneg.comparison_verdict import (
     chance_of_one,

@@ -34,6 +34,7 @@ LAYERS: list[set[str]] = [
         "comparison_asked",
         "comparison_cautions",
         "comparison_checks",
+        "comparison_lifelines",
         "comparison_memory",
         "comparison_runs",
         "comparison_verdict",

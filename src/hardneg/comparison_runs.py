@@ -8,10 +8,8 @@ import os
 import signal
 import subprocess
 import sys
-import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
-from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -20,7 +18,8 @@ import torch
 
 from hardneg.arms import Arm
 from hardneg.comparison_cautions import keep_warnings
-from hardneg.comparison_memory import Machine, NotBegun, num_cores, this_machine
+from hardneg.comparison_lifelines import Lifelines
+from hardneg.comparison_memory import Machine, num_cores, this_machine
 from hardneg.notices import warn_once
 from hardneg.options import RECIPES, TrainOptions
 from hardneg.runs import LEAVES_WITH_STDIN, Run
@@ -52,38 +51,6 @@ class NoRoom(RunFailed):
 
 class Diverged(RunFailed):
     """One whose losses or weights were no longer finite."""
-
-
-class Lifelines:
-    """Pipes that runs hold on to: one whose pipe is closed leaves, so that a failure or Ctrl-C need not wait for it."""
-
-    def __init__(self) -> None:
-        self._ends: set[int] = set()
-        self._cut = False
-        self._lock = threading.Lock()
-
-    @contextmanager
-    def one(self) -> Iterator[int]:
-        """The end of a pipe for the standard input of a run; none is made once the others were cut."""
-        with self._lock:
-            if self._cut:
-                raise NotBegun("the comparison has ended")
-            here, there = os.pipe()
-            self._ends.add(there)
-        try:
-            yield here
-        finally:
-            os.close(here)
-            with self._lock:
-                if there in self._ends:
-                    self._ends.remove(there)
-                    os.close(there)
-
-    def cut(self) -> None:
-        with self._lock:
-            self._cut = True
-            while self._ends:
-                os.close(self._ends.pop())
 
 
 def run_all(
