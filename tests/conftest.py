@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
+import os
 import random
+import sys
 from collections.abc import Callable, Iterator
 
 import numpy as np
 import pytest
 import torch
+from hypothesis import settings
 from torch import Tensor
 from torch.nn.functional import normalize
 
 from hardneg.notices import forget_warnings
 
 torch.set_num_threads(1)
+settings.register_profile("steady", derandomize=True)  # the same examples in every run of the tests
+settings.register_profile("search", derandomize=False)
+settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "steady"))
 
 UnitVectors = Callable[..., Tensor]
 
@@ -31,6 +37,14 @@ def heard_again() -> Iterator[None]:
     forget_warnings()
     yield
     forget_warnings()
+
+
+@pytest.fixture(autouse=True, scope="module")
+def forgotten_accelerators() -> None:
+    """Accelerate keeps the precision and device of a process; those of other tests are not this one's."""
+    state = sys.modules.get("accelerate.state")
+    if state is not None:
+        state.AcceleratorState._reset_state(reset_partial_state=True)
 
 
 @pytest.fixture

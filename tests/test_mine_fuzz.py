@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import event, given, note, settings
+from hypothesis import event, example, given, note, settings
 from hypothesis import strategies as st
 
 from hardneg.mining import job as module
@@ -222,6 +222,7 @@ def check(case: Case, truth: Truth, counts: dict[str, int], table: dict[str, lis
 
 @settings(max_examples=200, deadline=None)
 @given(st.integers(0, 2**32))
+@example(4637)  # an empty query with a positive that is nowhere
 def test_a_sentence_or_a_right_file(seed: int) -> None:
     case = make_case(seed)
     note(case)

@@ -142,11 +142,11 @@ def build_problem(
     rows: list[list[int]] = [[] for _ in first]
     missing: list[tuple[Any, Any]] = []
     for place, (group, wanted) in enumerate(zip(groups, given, strict=True)):
-        for one in wanted:
+        for one in wanted if group >= 0 else ():
             row = row_of_positive.get(key_of(one), -1)
             if row == -1:
                 missing.append((queries.ids[place] if queries.named else place, one))
-            elif group >= 0:
+            else:
                 rows[group].append(row)
     missing += _add_judged(judged, queries, groups, row_of, rows)
     if missing and not drop_missing:
