@@ -19,11 +19,11 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
-from hardneg import comparison_table, recipes, training, training_setup
+from hardneg import recipes, training, training_setup
 from hardneg.arms import parse_arm
 from hardneg.cli import app
-from hardneg.comparison import Comparison
-from hardneg.comparison_runs import RunFailed
+from hardneg.comparisons import Comparison, table
+from hardneg.comparisons.runs import RunFailed
 from hardneg.options import RECIPES, TrainOptions
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -59,7 +59,7 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, TrainOptions, Path
 @pytest.fixture
 def compared(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Comparison, Path, int]]:
     seen: list[tuple[Comparison, Path, int]] = []
-    monkeypatch.setattr(comparison_table, "compare_and_show", lambda *what: seen.append(what))
+    monkeypatch.setattr(table, "compare_and_show", lambda *what: seen.append(what))
     return seen
 
 
@@ -278,7 +278,7 @@ def test_a_failed_run_of_a_comparison_is_1(monkeypatch: pytest.MonkeyPatch, tmp_
     def fail(*_: Any) -> None:
         raise RunFailed("runs/simclr-0 failed: MemoryError")
 
-    monkeypatch.setattr(comparison_table, "compare_and_show", fail)
+    monkeypatch.setattr(table, "compare_and_show", fail)
     done = hardneg("compare", "--arm", "simclr()", "--arm", "hcl()", "--out", str(tmp_path))
     assert (done.exit_code, done.stderr.strip()) == (1, "runs/simclr-0 failed: MemoryError")
 

@@ -18,18 +18,18 @@ import pytest
 from rich.console import Console
 from typer.testing import CliRunner
 
-from hardneg import comparison_runs
 from hardneg.arms import parse_arm
 from hardneg.cli import app
-from hardneg.comparison import compare
-from hardneg.comparison_asked import Comparison
-from hardneg.comparison_cautions import cautions
-from hardneg.comparison_checks import check_arms
-from hardneg.comparison_lifelines import Lifelines
-from hardneg.comparison_memory import Machine, NotBegun, Place, num_cores
-from hardneg.comparison_runs import Diverged, RunFailed, folder_of, in_a_process, run_all
-from hardneg.comparison_table import show_comparison, show_evaluation
-from hardneg.comparison_verdict import (
+from hardneg.comparisons import compare
+from hardneg.comparisons import runs as comparison_runs
+from hardneg.comparisons.asked import Comparison
+from hardneg.comparisons.cautions import cautions
+from hardneg.comparisons.checks import check_arms
+from hardneg.comparisons.lifelines import Lifelines
+from hardneg.comparisons.memory import Machine, NotBegun, Place, num_cores
+from hardneg.comparisons.runs import Diverged, RunFailed, folder_of, in_a_process, run_all
+from hardneg.comparisons.table import show_comparison, show_evaluation
+from hardneg.comparisons.verdict import (
     chance_of_one,
     detectable_errors,
     paired,

@@ -13,10 +13,11 @@ from typing import Any
 import pytest
 import torch
 
-from hardneg import comparison_memory, comparison_runs
 from hardneg.arms import parse_arm
-from hardneg.comparison_memory import Machine, NotBegun, Place, free_memory, this_machine
-from hardneg.comparison_runs import OutOfMemory, RunFailed, folder_of, in_a_process, run_all
+from hardneg.comparisons import memory as comparison_memory
+from hardneg.comparisons import runs as comparison_runs
+from hardneg.comparisons.memory import Machine, NotBegun, Place, free_memory, this_machine
+from hardneg.comparisons.runs import OutOfMemory, RunFailed, folder_of, in_a_process, run_all
 from hardneg.notices import HardnegWarning, forget_warnings
 from hardneg.options import RECIPES
 from hardneg.runs import Memory, Run

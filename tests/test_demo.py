@@ -12,11 +12,11 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from hardneg import comparison_runs
 from hardneg.arms import parse_arm
 from hardneg.cli import app
-from hardneg.comparison_asked import letter_of
-from hardneg.comparison_verdict import temperature_notes
+from hardneg.comparisons import runs as comparison_runs
+from hardneg.comparisons.asked import letter_of
+from hardneg.comparisons.verdict import temperature_notes
 from hardneg.options import TrainOptions
 from hardneg.recipes import run_recipe
 from hardneg.runs import Run

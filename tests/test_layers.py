@@ -30,14 +30,7 @@ LAYERS: list[set[str]] = [
         "array_files",
         "augment",
         "boards",
-        "comparison",
-        "comparison_asked",
-        "comparison_cautions",
-        "comparison_checks",
-        "comparison_lifelines",
-        "comparison_memory",
-        "comparison_runs",
-        "comparison_verdict",
+        "comparisons",
         "encoders",
         "image_files",
         "launches",
@@ -50,7 +43,7 @@ LAYERS: list[set[str]] = [
         "training_setup",
         "views",
     },
-    {"recipes", "integrations", "__main__", "cli", "cli_audit", "cli_mine", "comparison_table", "explain"}
+    {"recipes", "integrations", "__main__", "cli", "cli_audit", "cli_mine", "explain"}
     | {"cli_compare", "cli_errors", "cli_train"},
 ]
 LAYER_OF = {module: number for number, layer in enumerate(LAYERS) for module in layer}

@@ -19,8 +19,8 @@ import pytest
 import torch
 
 from hardneg.arms import parse_arm
-from hardneg.comparison_asked import Comparison
-from hardneg.comparison_verdict import Row, half_width, paired, sentences, temperature_notes
+from hardneg.comparisons.asked import Comparison
+from hardneg.comparisons.verdict import Row, half_width, paired, sentences, temperature_notes
 from hardneg.report import separation as separation_module
 from hardneg.report import write_report
 from hardneg.report.axes import ticks

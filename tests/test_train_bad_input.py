@@ -17,7 +17,7 @@ import torch
 from typer.testing import CliRunner
 
 from hardneg.cli import app
-from hardneg.comparison import Comparison, compare
+from hardneg.comparisons import Comparison, compare
 from hardneg.data import ImageData
 from hardneg.runs import Run, write_atomically
 from hardneg.training import Loop
@@ -26,7 +26,7 @@ from training_runs import assert_same, everything, few_digits, run, short
 pytest.importorskip("accelerate", reason="training needs the extra train")
 
 CONTEXT = multiprocessing.get_context("forkserver")
-CONTEXT.set_forkserver_preload(["hardneg.comparison", "hardneg.recipes.moco", "accelerate", "torch._dynamo"])
+CONTEXT.set_forkserver_preload(["hardneg.comparisons", "hardneg.recipes.moco", "accelerate", "torch._dynamo"])
 NUM_IMAGES = 96
 
 

@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 import torch
 
-import hardneg.comparison_runs
-from hardneg.comparison import Comparison, compare
+import hardneg.comparisons.runs
+from hardneg.comparisons import Comparison, compare
 from hardneg.recipes import run_recipe
 from hardneg.runs import Run
 from hardneg.training import Loop
@@ -23,7 +23,7 @@ from training_runs import BATCH_SIZE, assert_same, everything, few_digits, run, 
 pytest.importorskip("accelerate", reason="training needs the extra train")
 
 CONTEXT = multiprocessing.get_context("forkserver")
-CONTEXT.set_forkserver_preload(["hardneg.comparison", "hardneg.recipes.moco", "accelerate", "torch._dynamo"])
+CONTEXT.set_forkserver_preload(["hardneg.comparisons", "hardneg.recipes.moco", "accelerate", "torch._dynamo"])
 NUM_IMAGES, STEPS = 160, 160 // BATCH_SIZE
 EPOCHS = 4
 PROXIMITY = "proximity(num_candidates=100, num_neighbours=8, restart=0.3, refresh=3)"
@@ -172,7 +172,7 @@ def test_a_killed_comparison_ends_with_the_same_table(
     whole, killed = tmp_path / "whole", tmp_path / "killed"
     with monkeypatch.context() as patch:
         patch.setattr(
-            hardneg.comparison_runs,
+            hardneg.comparisons.runs,
             "in_a_process",
             lambda recipe, options, one, environ: run_recipe(recipe, options, one.path, quiet=True),
         )

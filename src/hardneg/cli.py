@@ -72,7 +72,7 @@ def evaluate(
       hardneg evaluate runs/simclr
     """
     with errors_for_people():
-        from hardneg.comparison_table import show_evaluation
+        from hardneg.comparisons.table import show_evaluation
         from hardneg.evaluate import evaluate_file
 
         file = path / "embeddings.npz" if path.is_dir() else path

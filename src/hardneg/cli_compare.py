@@ -1,4 +1,4 @@
-"""`hardneg compare`: the arguments of the verb; what it does is in hardneg.comparison."""
+"""`hardneg compare`: the arguments of the verb; what it does is in hardneg.comparisons."""
 
 from __future__ import annotations
 
@@ -60,9 +60,9 @@ def compare(
       hardneg compare --config comparison.yaml --jobs 2
     """
     with errors_for_people("Nothing is lost: give the same command again to go on."):
-        from hardneg.comparison_asked import Comparison, read_options
-        from hardneg.comparison_runs import RunFailed
-        from hardneg.comparison_table import compare_and_show
+        from hardneg.comparisons.asked import Comparison, read_options
+        from hardneg.comparisons.runs import RunFailed
+        from hardneg.comparisons.table import compare_and_show
 
         told: dict[str, Any] = {"data": data, "out": out, "seeds": seeds, "epochs": epochs, "batch_size": batch_size}
         told |= {"metric": metric, "tune": tune, "arm": arm or [], "jobs": jobs}
@@ -139,7 +139,7 @@ _kinds: dict[str, tuple[str, Callable[[Any], bool]]] = {
 
 
 def _tune(value: str | dict[str, list[Any]] | None) -> tuple[str, tuple[float, ...]] | None:
-    from hardneg.comparison_asked import read_tune
+    from hardneg.comparisons.asked import read_tune
 
     if isinstance(value, dict):
         ((name, values),) = value.items()

@@ -63,7 +63,7 @@ def _command(recipe: str, options: type[TrainOptions]) -> Callable[..., None]:
                 values |= {name: v for name, v in _configured(config, options).items() if name not in given(ctx)}
             out, resume = Path(values.pop("out")), values.pop("resume")
             wanted = options(**values)
-            from hardneg.comparison_table import show_evaluation
+            from hardneg.comparisons.table import show_evaluation
             from hardneg.recipes import run_recipe
 
             result = run_recipe(recipe, wanted, out, resume=resume)

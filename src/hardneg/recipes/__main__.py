@@ -7,7 +7,7 @@ import os
 import sys
 from threading import Thread
 
-from hardneg.comparison_runs import DIVERGED
+from hardneg.comparisons.runs import DIVERGED
 from hardneg.options import RECIPES
 from hardneg.recipes import run_recipe
 from hardneg.runs import LEAVES_WITH_STDIN

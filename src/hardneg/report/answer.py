@@ -5,8 +5,8 @@ from __future__ import annotations
 from html import escape
 from pathlib import Path
 
-from hardneg.comparison_asked import why_no_accuracy
-from hardneg.comparison_verdict import chance_of_one, together
+from hardneg.comparisons.asked import why_no_accuracy
+from hardneg.comparisons.verdict import chance_of_one, together
 from hardneg.report.figures import badge, evaluated_in, listed, measure_in, named, percent, signed
 from hardneg.report.story import ArmRuns, Story, known
 from hardneg.report.twins import standing, twins_of

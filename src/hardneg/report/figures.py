@@ -5,7 +5,7 @@ from __future__ import annotations
 from html import escape
 from typing import Any
 
-from hardneg.comparison_asked import measure
+from hardneg.comparisons.asked import measure
 from hardneg.report.story import ArmRuns, Story, known
 
 ABSENT = "n/a"

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from hardneg.arms import Arm, parse_arm
-from hardneg.comparison_asked import METRIC
+from hardneg.comparisons.asked import METRIC
 from hardneg.options import RECIPES
 from hardneg.report.story import ArmRuns, SeedRun, Story, Table, known, missing_parts
 from hardneg.runs import Run

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from hardneg.comparison_asked import METRIC
+from hardneg.comparisons.asked import METRIC
 from hardneg.report.reading import arm_text, differing_options, read_story, row_of
 from hardneg.report.story import ArmRuns, SeedRun, Story
 

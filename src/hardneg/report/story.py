@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Any, TypeGuard
 
 from hardneg.arms import uses_labels
-from hardneg.comparison_asked import letter_of
-from hardneg.comparison_cautions import cautions, warnings_of
-from hardneg.comparison_verdict import unlike, unlike_notes
+from hardneg.comparisons.asked import letter_of
+from hardneg.comparisons.cautions import cautions, warnings_of
+from hardneg.comparisons.verdict import unlike, unlike_notes
 from hardneg.runs import Run
 
 Table = dict[str, Any]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from html import escape
 
-from hardneg.comparison_asked import TITLES
+from hardneg.comparisons.asked import TITLES
 from hardneg.report.dot_plot import Dots, dot_plot
 from hardneg.report.figures import ABSENT, badge, measure_in, named, percent, points, two_digits
 from hardneg.report.story import ArmRuns, Story, Table, known

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from hardneg.arms import Arm
-from hardneg.comparison_verdict import BUT, paired, resolution_of
+from hardneg.comparisons.verdict import BUT, paired, resolution_of
 from hardneg.report.figures import badge, points
 from hardneg.report.reading import wanted_arm
 from hardneg.report.story import ArmRuns, Story, Table

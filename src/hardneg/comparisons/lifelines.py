@@ -7,7 +7,7 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from hardneg.comparison_memory import NotBegun
+from hardneg.comparisons.memory import NotBegun
 
 
 class Lifelines:

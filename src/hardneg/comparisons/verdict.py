@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from hardneg.arms import Arm
-from hardneg.comparison_asked import SHARED
+from hardneg.comparisons.asked import SHARED
 
 BESIDE = ("encoder", "dim", "augment", "learning_rate", "weight_decay", "precision")
 """What arms may write, and what makes a difference tell of more than their negatives."""

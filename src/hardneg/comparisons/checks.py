@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from hardneg.arms import Arm
-from hardneg.comparison_asked import SHARED, Comparison
+from hardneg.comparisons.asked import SHARED, Comparison
 from hardneg.data import ImageData, check_name
 from hardneg.encoders import build_encoder
 from hardneg.notices import argument_error

@@ -17,9 +17,9 @@ from typing import Any
 import torch
 
 from hardneg.arms import Arm
-from hardneg.comparison_cautions import keep_warnings
-from hardneg.comparison_lifelines import Lifelines
-from hardneg.comparison_memory import Machine, num_cores, this_machine
+from hardneg.comparisons.cautions import keep_warnings
+from hardneg.comparisons.lifelines import Lifelines
+from hardneg.comparisons.memory import Machine, num_cores, this_machine
 from hardneg.notices import warn_once
 from hardneg.options import RECIPES, TrainOptions
 from hardneg.runs import LEAVES_WITH_STDIN, Run

@@ -15,11 +15,11 @@ from pathlib import Path
 from typing import Any
 
 from hardneg.arms import Arm, parse_arm
-from hardneg.comparison_asked import Comparison
-from hardneg.comparison_cautions import cautions, warnings_of
-from hardneg.comparison_checks import check_arms
-from hardneg.comparison_runs import RunFailed, run_all, run_of, usual_threads
-from hardneg.comparison_verdict import rows_of, sentences, temperature_notes, unlike_notes
+from hardneg.comparisons.asked import Comparison
+from hardneg.comparisons.cautions import cautions, warnings_of
+from hardneg.comparisons.checks import check_arms
+from hardneg.comparisons.runs import RunFailed, run_all, run_of, usual_threads
+from hardneg.comparisons.verdict import rows_of, sentences, temperature_notes, unlike_notes
 from hardneg.notices import warn_once
 from hardneg.runs import environment, go_on, write_json
 
