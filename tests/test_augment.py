@@ -434,6 +434,8 @@ class TestByText:
             ("cifar(blur_probability=2)", r"needs blur_probability in \[0.0, 1.0\], got blur_probability=2"),
             ("cifar(crop_scale=0.5)", "needs crop_scale as 2 numbers in brackets, got crop_scale=0.5"),
             ("cifar(crop_scale=(a, b))", r"\(a, b\) needs numbers in its brackets"),
+            ("cifar(order='(x')", r"\(x needs numbers in its brackets"),
+            ("cifar(order='({[]: 1})')", r"\(\{\[\]: 1\}\) needs numbers in its brackets"),
             ("cifar(", "is not an expression"),
             ("0.5", "that is no augmentation"),
             ("", "is not an expression"),

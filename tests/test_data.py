@@ -264,6 +264,15 @@ class TestFiles:
             ({"images": random_images(4, 8, 8), "labels": np.array([0, np.inf, 1, 1])}, "got 1 of 4 .* such as inf"),
             ({"images": random_images(4, 8, 8), "labels": np.array([0, np.nan, 1, 1])}, "got 1 of 4 without one"),
             ({"images": random_images(4, 8, 8), "labels": np.zeros(4, "M8[s]")}, "or text, got datetime64"),
+            (
+                {"images": random_images(4, 8, 8), "labels": np.array([b"a", b"\xe9t\xe9", b"a", b"b"])},
+                r"UTF-8 where they are bytes, got b'\\xe9t\\xe9' in labels of .*x\.npz; np\.char\.decode",
+            ),
+            (
+                {"images": random_images(4, 8, 8), "labels": np.array([0, 1, 2**63, 2**64 - 1], np.uint64)},
+                r"from -2\*\*63 to 2\*\*63 - 1, got 2 of 4 .* such as 9223372036854775808, in labels of .*x\.npz\.$",
+            ),
+            ({"images": random_images(4, 8, 8), "labels": np.array([0, 1, 1e30, 2])}, r"got 1 of 4 .* such as 1e\+30"),
         ],
     )
     def test_npz_that_cannot_be_used_is_told(self, arrays: dict[str, np.ndarray], message: str, tmp_path: Path) -> None:
@@ -281,6 +290,8 @@ class TestFiles:
             ),
             (b"just a text", "which is something else; np.savez"),
             (b"", "which is something else; np.savez"),
+            (b"PK", "which is something else; np.savez"),
+            (b"PKZIP is what wrote this", "which is something else; np.savez"),
             (b"PK\x03\x04 and then nothing", "a whole .npz file, got .* which is damaged"),
         ],
     )
@@ -301,8 +312,41 @@ class TestFiles:
         raw = bytearray(path.read_bytes())
         raw[200] ^= 255  # a pixel: the checksum no longer fits
         path.write_bytes(raw)
-        with pytest.raises(ValueError, match=r"a whole \.npz file, got .*x\.npz, which is damaged: .*CRC"):
+        with pytest.raises(ValueError, match=r"a whole \.npz file, got .*x\.npz, whose images is damaged: .*CRC"):
             load(f"npz:{path}")
+
+    @pytest.mark.parametrize(
+        ("mark", "offset", "value", "message"),
+        [
+            (b"PK\x01\x02", 8, 1, "whose images is damaged: .*encrypted"),  # the flags of the member
+            (b"PK\x05\x06", 16, 255, "whose images is damaged: "),  # where the list of members begins
+            (b"PK\x01\x02", 45, 255, "whose images is damaged: "),  # where the member begins
+            ("é".encode(), 1, 0, "which is damaged: "),  # the name of a member, no longer UTF-8
+        ],
+    )
+    def test_torn_lists_of_arrays_are_told(
+        self, mark: bytes, offset: int, value: int, message: str, tmp_path: Path
+    ) -> None:
+        path = tmp_path / "x.npz"
+        np.savez(path, é=np.zeros(1), images=np.zeros((4, 8, 8), np.uint8))
+        raw = bytearray(path.read_bytes())
+        raw[raw.rindex(mark) + offset] = value
+        path.write_bytes(raw)
+        with pytest.raises(ValueError, match=r"^load needs a whole \.npz file, got .*x\.npz, " + message):
+            load(f"npz:{path}")
+
+    def test_an_npz_without_members_lacks_its_arrays(self, tmp_path: Path) -> None:
+        np.savez(tmp_path / "x.npz")
+        with pytest.raises(ValueError, match=r"array `images` .*x\.npz, which lacks images\.$"):
+            load(f"npz:{tmp_path / 'x.npz'}")
+
+    def test_labels_up_to_the_largest_are_kept_apart(self, tmp_path: Path) -> None:
+        """2**63 - 1 and 2**63 - 2 are one number in float64."""
+        labels = np.array([2**63 - 1, 2**63 - 2, 0, 2**63 - 1], np.uint64)
+        np.savez(tmp_path / "x.npz", images=random_images(4, 8, 8), labels=labels)
+        data = load(f"npz:{tmp_path / 'x.npz'}", "all")
+        assert data.classes == ("0", "9223372036854775806", "9223372036854775807")
+        assert data.labels.tolist() == [2, 1, 0, 2]  # type: ignore[union-attr]
 
     @pytest.mark.parametrize("dtype", [float, "S1", bool, np.uint8])
     def test_labels_of_other_types_are_whole_numbers_or_text(self, dtype: object, tmp_path: Path) -> None:
@@ -408,6 +452,23 @@ class TestFiles:
         with pytest.raises(ValueError, match="got 4 beside the class folders"):
             load(f"folder:{tmp_path}")
 
+    def test_hidden_files_and_folders_below_the_root_are_skipped(self, tmp_path: Path) -> None:
+        root = tmp_path / ".cache" / "mine"  # what is hidden above the root does not matter
+        images = write_folder(root, {"cat": 3, "dog": 2})
+        write_folder(root, {"cat/.ipynb_checkpoints": 1, ".thumbs": 1, ".thumbs/small": 1, "dog/far/.deep/down": 1})
+        (root / "cat" / "._000.png").write_bytes(b"no image")
+        data = load(f"folder:{root}", "all")
+        assert (data.classes, data.labels.tolist()) == (("cat", "dog"), [0, 0, 0, 1, 1])  # type: ignore[union-attr]
+        assert np.array_equal(data.images.permute(0, 2, 3, 1).numpy(), images)
+
+    def test_hidden_files_take_no_ids_and_are_no_images(self, tmp_path: Path) -> None:
+        write_folder(tmp_path / "train", {"cat": 2, "cat/.old": 3})
+        write_folder(tmp_path / "test", {"cat": 2, ".old": 1})
+        assert load(f"folder:{tmp_path}", "test").ids.tolist() == [2, 3]
+        write_folder(tmp_path / "empty", {".old": 3})
+        with pytest.raises(FileNotFoundError, match=r"needs images .* got none in .*empty"):
+            load(f"folder:{tmp_path / 'empty'}")
+
     def test_broken_image_is_named(self, tmp_path: Path) -> None:
         write_folder(tmp_path, {"cat": 2})
         (tmp_path / "cat" / "torn.png").write_bytes(b"no image")
@@ -506,8 +567,11 @@ class TestBothSplits:
 
     def test_of_two_sizes_are_told(self, tmp_path: Path) -> None:
         np.savez(tmp_path / "x.npz", images=random_images(5, 8, 8), test_images=random_images(2, 9, 9))
-        with pytest.raises(ValueError, match=r"of one size, got \(1, 8, 8\) and \(1, 9, 9\) in 'npz:"):
+        message = r"^load needs train and test images of one size, got \(1, 8, 8\) and \(1, 9, 9\) in 'npz:.*x\.npz'\.$"
+        with pytest.raises(ValueError, match=message):
             load_splits(f"npz:{tmp_path / 'x.npz'}")
+        with pytest.raises(ValueError, match=message):
+            load(f"npz:{tmp_path / 'x.npz'}", "all")
 
     @pytest.mark.parametrize("kind", ["npz", "folder"])
     def test_classes_of_test_images_only_are_warned_of_once(self, kind: str, tmp_path: Path) -> None:

@@ -249,10 +249,11 @@ class TestTogether:
         np.save(tmp_path / "a.npy", np.zeros((2, 2)))
         with pytest.raises(ValueError, match=r"a\.npy, which is a \.npy file of one array; np\.savez\(PATH, train_x="):
             evaluate_file(tmp_path / "a.npy")
-        (tmp_path / "text.npz").write_text("just a text")
-        with pytest.raises(ValueError, match=r"text\.npz, which is something else; np\.savez") as error:
-            evaluate_file(tmp_path / "text.npz")
-        assert "pickle" not in str(error.value)
+        for text in ("just a text", "PK"):
+            (tmp_path / "text.npz").write_text(text)
+            with pytest.raises(ValueError, match=r"text\.npz, which is something else; np\.savez") as error:
+                evaluate_file(tmp_path / "text.npz")
+            assert "pickle" not in str(error.value)
 
     @pytest.mark.parametrize(
         ("changes", "message"),
@@ -267,6 +268,11 @@ class TestTogether:
             ({"train_y": np.array([np.nan, 1.0])}, "whole-number label"),
             ({"train_y": np.array([7, 7])}, r"two classes in train_y, got one: every label is 7\.$"),
             ({"train_y": np.array([["a"], ["b"]])}, r"labels \[n\], one for each row"),
+            (
+                {"test_y": np.array([b"a", b"\xff"])},
+                r"^load_embeddings .*UTF-8.* got b'\\xff' in test_y of .*x\.npz",
+            ),
+            ({"test_y": np.array([0, 2**63], np.uint64)}, r"2\*\*63 - 1, got 1 of 2 .* in test_y of .*x\.npz"),
         ],
     )
     def test_arrays_that_cannot_be_used_are_named(

@@ -18,7 +18,10 @@ from hardneg.notices import warn_once
 
 Array = NDArray[Any]
 
-_ZIP, _NPY = b"PK", b"\x93NUMPY"
+_ZIP, _NPY = (b"PK\x03\x04", b"PK\x05\x06"), b"\x93NUMPY"  # a zip file with members and one without any
+# What zipfile and NumPy raise for a file with wrong bytes: an offset before the start of the file is an OSError, and a
+# member that claims to be encrypted a RuntimeError.
+_DAMAGE = (zipfile.BadZipFile, zlib.error, EOFError, OSError, RuntimeError, ValueError)
 _NEGATIVE = re.compile(r"-\d+(\.\d+)?")
 _SHOWN = 5
 
@@ -27,6 +30,20 @@ def read_arrays(who: str, path: Path, advice: Mapping[str, str], *, needed: Sequ
     """Those of the arrays that an .npz file has; ``advice`` names each and says how one of objects becomes plain."""
     arrays = f"for each of {', '.join(needed)}" if len(needed) > 1 else f"`{needed[0]}`"
     what = f"{who} needs an array {arrays} in an .npz file"
+    _check_kind(what, path, needed)
+    try:
+        archive = np.load(path, allow_pickle=False)
+    except _DAMAGE as error:
+        raise ValueError(f"{who} needs a whole .npz file, got {path}, which is damaged: {error}.") from None
+    with archive:
+        found = {name: _plain(who, archive, name, path, advice[name]) for name in advice if name in archive}
+    if missing := [name for name in needed if name not in found]:
+        raise ValueError(f"{what}, got {path}, which lacks {', '.join(missing)}.")
+    return found
+
+
+def _check_kind(what: str, path: Path, needed: Sequence[str]) -> None:
+    """Raises for a file that is no .npz, which NumPy would take for a pickle and advise to run the code in it."""
     if not path.is_file():
         raise FileNotFoundError(f"{what}, got no file {path}.")
     with open(path, "rb") as file:
@@ -35,20 +52,12 @@ def read_arrays(who: str, path: Path, advice: Mapping[str, str], *, needed: Sequ
         kind = "a .npy file of one array" if head == _NPY else "something else"
         call = ", ".join(f"{name}=..." for name in needed)
         raise ValueError(f"{what}, got {path}, which is {kind}; np.savez(PATH, {call}) writes one.")
-    try:
-        with np.load(path, allow_pickle=False) as archive:
-            found = {name: _plain(who, archive, name, path, advice[name]) for name in advice if name in archive}
-    except (zipfile.BadZipFile, zlib.error, EOFError, NotImplementedError) as error:
-        raise ValueError(f"{who} needs a whole .npz file, got {path}, which is damaged: {error}.") from None
-    if missing := [name for name in needed if name not in found]:
-        raise ValueError(f"{what}, got {path}, which lacks {', '.join(missing)}.")
-    return found
 
 
 def _plain(who: str, archive: Any, name: str, path: Path, advice: str) -> Array:
     try:
         array = archive[name]
-    except ValueError as error:  # NumPy's own advice is to run the code in the file
+    except _DAMAGE as error:  # NumPy's own advice is to run the code in the file
         if "Object arrays" in str(error):
             raise ValueError(f"{who} needs plain arrays, got objects in {name} of {path}; {advice}.") from None
         raise ValueError(f"{who} needs a whole .npz file, got {path}, whose {name} is damaged: {error}.") from None
@@ -64,16 +73,33 @@ def plain_labels(who: str, labels: Array, where: str) -> Array:
     if labels.dtype.kind not in "biufUS":
         raise ValueError(f"{who} needs labels that are whole numbers or text, got {labels.dtype} in {where}.")
     if labels.dtype.kind == "S":
-        return np.char.decode(labels, "utf-8")
+        return _decoded(who, labels, where)
     if labels.dtype.kind == "f":
-        known = labels[~np.isnan(labels)]
-        if len(odd := known[~np.isfinite(known) | (known != np.rint(known))]):
-            raise ValueError(
-                f"{who} needs labels that are whole numbers or text, got {len(odd)} of {len(labels)} that are not, "
-                f"such as {odd[0]}, in {where}."
-            )
-        return labels if len(known) < len(labels) else labels.astype(np.int64)
-    return labels.astype(np.int64) if labels.dtype.kind in "biu" else labels
+        odd = ~np.isnan(labels) & (np.isinf(labels) | (labels != np.rint(labels)))
+        _check_none(who, labels, odd, "that are whole numbers or text", where)
+    if labels.dtype.kind in "uf":  # int64 would wrap them, and they would seem to be below 0
+        wide = labels.astype(np.result_type(labels, np.float64)) if labels.dtype.kind == "f" else labels
+        _check_none(who, labels, (wide >= 2**63) | (wide < -(2**63)), "from -2**63 to 2**63 - 1", where)
+    has_nan = labels.dtype.kind == "f" and np.isnan(labels).any()
+    return labels if has_nan or labels.dtype.kind == "U" else labels.astype(np.int64)
+
+
+def _decoded(who: str, labels: Array, where: str) -> Array:
+    try:
+        return np.char.decode(labels, "utf-8")
+    except UnicodeDecodeError as error:
+        raise ValueError(
+            f"{who} needs labels that are UTF-8 where they are bytes, got {error.object!r} in {where}; "
+            "np.char.decode(labels, ENCODING) makes text of them."
+        ) from None
+
+
+def _check_none(who: str, labels: Array, odd: Array, what: str, where: str) -> None:
+    if odd.any():
+        raise ValueError(
+            f"{who} needs labels {what}, got {odd.sum()} of {len(labels)} that are not, such as {labels[odd][0]}, in "
+            f"{where}."
+        )
 
 
 def known_labels(labels: Array, where: str) -> Array | None:

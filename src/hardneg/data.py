@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any
@@ -133,9 +133,7 @@ def load_splits(name: str, root: str | Path | None = None, *, size: int | None =
         train, test = _chosen(name, found, "all").held_out(TEST_SHARE, seed=0)
     else:
         train, test = _chosen(name, found, "train"), _chosen(name, found, "test")
-    if train.images.shape[1:] != test.images.shape[1:]:
-        shapes = f"{tuple(train.images.shape[1:])} and {tuple(test.images.shape[1:])}"
-        raise ValueError(f"load needs train and test images of one size, got {shapes} in {name!r}.")
+    _check_one_size(name, [train.images.shape[1:], test.images.shape[1:]])
     if train.labels is not None and test.labels is not None:
         warn_of_unseen_classes(train.labels, test.labels, test.classes)
     return train, test
@@ -189,9 +187,7 @@ def _chosen(name: str, found: Found, split: str) -> ImageData:
 
 def _joined(name: str, parts: list[tuple[Part, int]]) -> ImageData:
     arrays = [_channels_first(name, part.images) for part, _ in parts]
-    if len({array.shape[1:] for array in arrays}) > 1:
-        shapes = " and ".join(str(array.shape[1:]) for array in arrays)
-        raise ValueError(f"load needs train and test images of one size, got {shapes} in {name!r}.")
+    _check_one_size(name, [array.shape[1:] for array in arrays])
     labels = [part.labels for part, _ in parts if part.labels is not None]
     ids = [torch.arange(first, first + len(part.images)) for part, first in parts]
     return ImageData(
@@ -202,6 +198,12 @@ def _joined(name: str, parts: list[tuple[Part, int]]) -> ImageData:
         classes=tuple(str(c) for c in parts[0][0].classes),
         origin=parts[0][0].origin,
     )
+
+
+def _check_one_size(name: str, shapes: Sequence[tuple[int, ...]]) -> None:
+    if len(set(shapes)) > 1:
+        found = " and ".join(str(tuple(shape)) for shape in shapes)
+        raise ValueError(f"load needs train and test images of one size, got {found} in {name!r}.")
 
 
 def _channels_first(name: str, images: Array) -> Array:

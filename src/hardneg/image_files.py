@@ -92,7 +92,9 @@ def _class_names(folder: Path) -> list[str]:
 
 
 def _image_files(folder: Path) -> list[Path]:
-    return sorted(p for p in folder.rglob("*") if p.suffix.lower() in _SUFFIXES and not p.name.startswith("."))
+    found = (p for p in folder.rglob("*") if p.suffix.lower() in _SUFFIXES)
+    # Only below the folder: whoever keeps data in ~/.cache means it.
+    return sorted(p for p in found if not any(part.startswith(".") for part in p.relative_to(folder).parts))
 
 
 def _classes_of_files(folder: Path, classes: list[str]) -> dict[Path, str]:

@@ -214,5 +214,5 @@ def _out_of_quotes(value: Any) -> Any:
         return value
     try:
         return ast.literal_eval(value)
-    except ValueError:
+    except (ValueError, SyntaxError, TypeError):
         raise ValueError(f"{value} needs numbers in its brackets.") from None
