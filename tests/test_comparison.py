@@ -688,7 +688,7 @@ def test_a_difference_of_nothing_has_no_minus(capsys: pytest.CaptureFixture[str]
     ("labels", "test_labels", "said"),
     [
         (None, None, "There is no accuracy: its training images have no labels."),
-        (0, 0, "There is no accuracy: its images are of one class."),
+        (0, 0, "There is no accuracy: its training images are of one class."),
         (4, None, "There is no accuracy: the images to evaluate it on have no labels."),
     ],
 )
@@ -766,24 +766,24 @@ def test_what_the_figures_say_is_not_said_again_by_the_warnings() -> None:
 def test_warnings_of_the_runs_are_told_once_for_each_arm(
     data: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Those that a process writes to its standard error, also when the comparison goes on with runs that are there."""
+    """Those that a run leaves beside its files, also when the comparison goes on with runs that are there."""
 
     def process(command: list[str], **how: Any) -> Any:
         if command[0] == "git":
             return subprocess.CompletedProcess(command, 0, "", "")
         path, options = command[4:]
-        Run(Path(path)).finish(result(0.5, 100))
-        told = json.loads(options)
-        said = (
-            f"losses.py:3: HardnegWarning: {told['seed'] + 1} images are odd.\n  warn_once(\na.py:1: UserWarning: no."
-        )
-        return subprocess.CompletedProcess(command, 0, "", said if told["negatives"] == "Tilt(1.0)" else "")
+        run, told = Run(Path(path)), json.loads(options)
+        run.finish(result(0.5, 100))
+        run.warn(f"{told['seed'] + 7} classes are unseen.")
+        if told["negatives"] == "Tilt(1.0)":
+            run.warn(f"{told['seed'] + 1} images are odd.")
+        return subprocess.CompletedProcess(command, 0, "", "")
 
     with monkeypatch.context() as patch:
         patch.setattr(subprocess, "run", process)
         patch.setattr(comparison_runs, "this_machine", lambda jobs, on_gpu: Machine(1, 1, [Place()]))
         summary = compare(Comparison(("simclr()", "hcl()"), 3, short(data)), tmp_path, show=nothing)
-    assert summary["cautions"] == ["hcl(): 1 images are odd."]
+    assert summary["cautions"] == ["All arms: 7 classes are unseen.", "hcl(): 1 images are odd."]
     again = compare(Comparison(("hcl()", "simclr()"), 3, short(data)), tmp_path, show=nothing)
     assert again["cautions"] == summary["cautions"]
 
@@ -963,3 +963,50 @@ def test_the_share_of_the_cores_is_of_those_that_may_be_used(monkeypatch: pytest
     monkeypatch.setattr(os, "cpu_count", lambda: 64)
     monkeypatch.setattr(os, "sched_getaffinity", lambda process: {3, 7, 8})
     assert num_cores() == 3
+
+
+def test_the_thread_of_a_failed_run_begins_no_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not even by the thread of the one that failed, before the others are told."""
+    begun: list[int] = []
+
+    def fail(recipe: str, options: TrainOptions, run: Run, environ: dict[str, str]) -> dict[str, Any]:
+        begun.append(options.seed)
+        raise RunFailed("at once")
+
+    monkeypatch.setattr(comparison_runs, "in_a_process", fail)
+    monkeypatch.setattr(comparison_runs, "this_machine", lambda jobs, on_gpu: Machine(1, 1, [Place()]))
+    for attempt in range(10):
+        begun.clear()
+        with pytest.raises(RunFailed, match=r"simclr\(\), seed 0: at once"):
+            run_all([parse_arm("simclr()")], list(range(30)), tmp_path / str(attempt), 1, nothing)
+        assert begun == [0]
+
+
+def test_a_killed_run_has_no_last_words(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What it wrote before, such as a warning of somebody else's, is not why it was killed."""
+    monkeypatch.setattr(subprocess, "run", child(-9, "a.py:3: UserWarning: odd\n  warn_once("))
+    with pytest.raises(RunFailed, match="as when memory runs out: it said nothing"):
+        in_a_process("simclr", RECIPES["simclr"](), Run(tmp_path / "run"), {})
+
+
+def test_a_file_in_the_place_of_the_folder_is_named(data: str, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("mine")
+    done = hardneg("compare", "--arm", "simclr()", "--arm", "hcl()", "--data", data, "--out", str(tmp_path / "file"))
+    assert done.exit_code == 2
+    assert "--out needs a folder, got" in done.stderr
+    assert (tmp_path / "file").read_text() == "mine"
+
+
+def test_a_run_of_a_comparison_keeps_what_it_warns_of(tmp_path: Path) -> None:
+    """In its own process, and also if that is killed or runs again."""
+    pytest.importorskip("accelerate", reason="training needs the extra train")
+    data = few_digits(tmp_path / "digits.npz", 96)
+    # Of 32 anchors in a batch, a ring of the closest twentieth leaves one candidate or none.
+    options = short(data, epochs=1, negatives="Ring(0.05, 0.051)")
+    run = Run(tmp_path / "run")
+    comparison_runs.in_a_process("simclr", RECIPES["simclr"](**options), run, {"OMP_NUM_THREADS": "1"})
+    (said,) = run.warnings()
+    assert "of the anchors have no negative under" in said
+    run.warn(said)
+    run.warn("another")
+    assert run.warnings() == [said, "another"]

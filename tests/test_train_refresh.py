@@ -22,6 +22,20 @@ from training_runs import STEPS, few_digits, run, short
 pytest.importorskip("accelerate", reason="training needs the extra train")
 
 
+@pytest.fixture
+def refreshed_at(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """The steps at which training refreshes."""
+    seen: list[int] = []
+    now = Refresh.now
+
+    def remember(self: Refresh, step: int = 0) -> None:
+        seen.append(step)
+        now(self, step)
+
+    monkeypatch.setattr(Refresh, "now", remember)
+    return seen
+
+
 class Batches:
     def __init__(self, number: int) -> None:
         self.number = number
@@ -59,22 +73,14 @@ def test_refreshes_come_about_as_often_as_asked_and_are_fresh_when_used(batches:
     assert sum(gaps) / len(gaps) == pytest.approx(every, rel=0.12)
 
 
-def test_training_refreshes_then(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    seen: list[int] = []
-    now = Refresh.now
-
-    def remember(self: Refresh, step: int = 0) -> None:
-        seen.append(step)
-        now(self, step)
-
-    monkeypatch.setattr(Refresh, "now", remember)
+def test_training_refreshes_then(refreshed_at: list[int], tmp_path: Path) -> None:
     batches = "proximity(num_candidates=60, num_neighbours=8, refresh=24, warmup=1)"
     run("simclr", tmp_path / "run", short(few_digits(tmp_path / "digits.npz"), epochs=9, batches=batches))
-    assert seen == refreshes(STEPS, 24, 9)
-    assert len(seen) == 4
+    assert refreshed_at == refreshes(STEPS, 24, 9)
+    assert len(refreshed_at) == 4
     state = Run(tmp_path / "run").load()
     assert state is not None
-    assert state["refreshed"] == seen[-1]
+    assert state["refreshed"] == refreshed_at[-1]
 
 
 def test_vectors_are_hashed_once_for_all_pieces_of_a_plan(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -117,3 +123,34 @@ def test_a_run_of_an_older_version_goes_on(tmp_path: Path) -> None:
         Run.open(tmp_path, "simclr", now | {"save_every": 2}, resume=True)
     with pytest.raises(ValueError, match=r"started with other options \(epochs: 3 -> 4\)"):
         Run.open(tmp_path, "simclr", now | {"epochs": 4}, resume=True)
+
+
+def test_vectors_of_inference_mode_are_planned_from() -> None:
+    with torch.inference_mode():
+        vectors = torch.nn.functional.normalize(torch.randn(120, 4), dim=1)
+    sampler = PlannedBatchSampler(parse_batches("knn()").planner, 120, 10, vectors, seed=0, ahead=2)
+    assert sorted(i for batch in sampler for i in batch) == list(range(120))
+    assert base.digest_of(vectors) == base.digest_of(vectors.clone())
+
+
+def test_a_checkpoint_from_before_refreshes_were_counted_goes_on(tmp_path: Path) -> None:
+    data = few_digits(tmp_path / "digits.npz", 64)
+    options = short(data, epochs=2, batches="proximity(num_candidates=60, num_neighbours=8, refresh=1)")
+    run("simclr", tmp_path / "run", options | {"epochs": 2})
+    disk = Run(tmp_path / "run")
+    state = disk.load()
+    assert state is not None
+    del state["refreshed"]
+    disk.save(state)
+    disk.result_path.unlink()
+    assert run("simclr", tmp_path / "run", options, resume=True)["steps"] == 4
+
+
+@pytest.mark.parametrize(("epochs", "expected"), [(1, [8]), (2, [8, 18])])
+def test_without_a_warmup_nothing_is_refreshed_twice_or_for_nothing(
+    epochs: int, expected: list[int], refreshed_at: list[int], tmp_path: Path
+) -> None:
+    """Of ten steps an epoch, segments of eight and two: none at the end of the first epoch, or of training."""
+    data = few_digits(tmp_path / "digits.npz")
+    run("simclr", tmp_path / "run", short(data, epochs=epochs, batches="knn(refresh=8, warmup=0)"))
+    assert refreshed_at == expected

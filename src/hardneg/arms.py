@@ -18,10 +18,7 @@ from hardneg.negatives import Negatives, Tilt, Uniform, parse
 from hardneg.negatives.spec import read_expression
 from hardneg.options import RECIPES, TrainOptions
 from hardneg.same_training import plainly
-from hardneg.schedules import Number, Schedule, adaptive, registered_schedules, value_of
-
-LONG = 100_000_000
-"""Steps of an imagined training, in which every schedule comes to its end."""
+from hardneg.schedules import LONG, Number, Schedule, adaptive, registered_schedules, value_of
 
 
 @dataclass(frozen=True)

@@ -4,6 +4,8 @@ run/
   config.json      the recipe, its options, the command and the versions
   metrics.jsonl    one line per record
   checkpoint.pt    the newest state; replaced atomically, so that a crash or a full disk leaves the old one
+  embeddings.npz   features and labels of both splits, where there are labels
+  warnings.json    what a run of a comparison warned of
   memory.json      bytes that the run holds, for a comparison that asks whether there is room for another
   result.json      written last: its presence says that the run is finished
   events.out...    the records for TensorBoard, if it is installed
@@ -40,6 +42,10 @@ LEAVES_WITH_STDIN = "HARDNEG_LEAVES_WITH_STDIN"
 """Set for a process that is to end when its standard input is closed: when the one that started it is gone."""
 
 
+DIVERGED = 3
+"""The exit code of a process whose run's losses or weights were no longer finite."""
+
+
 _no_room = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 go_on = "make room, then run the same command again"
 """The advice of verbs that go on by themselves; runs have --resume."""
@@ -68,6 +74,11 @@ def write_atomically(
         if isinstance(cause, OSError):
             raise disk_failure(path, cause, advice) from error
         raise cause from error
+
+
+def check_folder(path: Path) -> None:
+    if any(part.is_file() for part in (path, *path.parents)):
+        raise ValueError(f"--out needs a folder, got {path}, where there is a file.")
 
 
 def disk_failure(path: Path, cause: OSError, advice: str) -> OSError:
@@ -165,8 +176,7 @@ class Run:
     @contextmanager
     def alone(self, patience: float = 10.0) -> Iterator[None]:
         """Keeps other processes off the directory; waits ``patience`` seconds for one that is about to end."""
-        if any(part.is_file() for part in (self.path, *self.path.parents)):
-            raise ValueError(f"--out needs a folder, got {self.path}, where there is a file.")
+        check_folder(self.path)
         self.path.mkdir(parents=True, exist_ok=True)
         with (self.path / ".lock").open("w") as file:
             until = time.monotonic() + patience
@@ -195,6 +205,18 @@ class Run:
         write_json(self.result_path, result)
         show_on_board(self.path, result.get("steps", 0), {name: result[name] for name in FIGURES if name in result})
         leave_board(self.path)
+
+    def warn(self, text: str) -> None:
+        """Puts a warning beside the other files: what a process says is gone when a comparison goes on."""
+        if text not in (told := self.warnings()):
+            write_json(self.path / "warnings.json", [*told, text])
+
+    def warnings(self) -> list[str]:
+        path = self.path / "warnings.json"
+        try:
+            return [str(one) for one in json.loads(path.read_text())] if path.exists() else []
+        except ValueError:
+            return []  # nothing that is worth an error
 
     def took(self, memory: Memory) -> None:
         write_json(self.path / "memory.json", memory._asdict())

@@ -15,6 +15,8 @@ from typing import Any, ClassVar, NoReturn
 
 from hardneg.notices import argument_error, check_range
 
+LONG = 100_000_000
+"""Steps of an imagined training, in which every schedule comes to its end."""
 _registry: dict[str, type[Schedule]] = {}
 
 

@@ -183,7 +183,7 @@ class Loop:
         inside = {id(p) for p in self.method.encoder.parameters()}
         self.outside = [p for p in parameters if id(p) not in inside]
         self.refresh = refresh_for(self.sampler, spec, self._vectors, options.seed)
-        self.refreshed = 0  # the step of the last refresh
+        self.refreshed: int | None = None  # the step of the last refresh
         self.harvested = torch.zeros(0)
         losses = [part for part in self.method.modules() if isinstance(part, ContrastiveLoss)]
         self.adaptive = [s for one in losses for s in one.negatives.schedules() if isinstance(s, adaptive)]
@@ -197,6 +197,7 @@ class Loop:
         """All epochs that are left; returns the seconds of training, over all attempts as far as they were saved."""
         if self.step == 0 and self.spec.encode and self.spec.warmup == 0:
             self.refresh.now()
+            self.refreshed = 0
         silent, batch_size = quiet or not self.accelerator.is_main_process, self.options.batch_size
         with progress_bar(silent, self.total, self.step, batch_size) as show:
             for epoch in range(self.epoch, self.options.epochs):
@@ -255,7 +256,7 @@ class Loop:
             assert keys.ids is not None
             self.harvested.index_copy_(0, keys.ids, keys.vectors.to(self.harvested))
         # Without a warm-up, the first epoch is uniform until a refresh, since nothing is known of the images before.
-        first = self.step == max(1, self.spec.warmup) * len(self.sampler)
+        first = self.refreshed is None and self.step == max(1, self.spec.warmup) * len(self.sampler) < self.total
         if first or (epoch >= self.spec.warmup and self._is_due(epoch)):
             self.refresh.now(self.step)
             self.refreshed = self.step
@@ -269,7 +270,7 @@ class Loop:
         begun = (done - 1) // every * every
         size = min(every, len(self.sampler) - begun)
         left = begun + size - done
-        nearest = self.step - self.refreshed + min(every, len(self.sampler)) / 2 >= every
+        nearest = self.step - (self.refreshed or 0) + min(every, len(self.sampler)) / 2 >= every
         return nearest and left == min(LEAD, every // 12, size - 1) and self.step + left < self.total
 
     def _vectors(self) -> Tensor:
@@ -307,8 +308,8 @@ class Loop:
         """The figures of the trained encoder, and its embeddings beside them; the first rank's work."""
         records = self.disk.metrics()
         figures: dict[str, Any] = {"final": records[-1]} if records else {}
-        if self.data.labels is None or test.labels is None or self.data.num_labels() < 2:
-            return figures
+        if why := _no_accuracy(self.data, test):
+            return figures | {"no_accuracy": why}
         test = test.to(self.accelerator.device)
         split = self._features(self.data), self.data.labels, self._features(test), test.labels
         write_atomically(self.disk.path / "embeddings.npz", lambda file: save_embeddings(file, *split))  # type: ignore[arg-type]
@@ -353,10 +354,19 @@ class Loop:
         self.step, self.epoch, self.epoch_seconds = state["step"], state["epoch"], state["epoch_seconds"]
         self.method.load_state_dict(state["method"])
         self.optimizer.load_state_dict(state["optimizer"])
-        self.harvested, self.refreshed = state["harvested"], state["refreshed"]
+        self.harvested, self.refreshed = state["harvested"], state.get("refreshed")
         self.sampler.data = from_state(state["planned_from"])
         torch.set_rng_state(state["rng"].cpu())
         if state["rng_cuda"]:
             torch.cuda.set_rng_state_all([one.cpu() for one in state["rng_cuda"]])
         if state["scaler"] and self.accelerator.scaler is not None:
             self.accelerator.scaler.load_state_dict(state["scaler"])
+
+
+def _no_accuracy(data: ImageData, test: ImageData) -> str:
+    """Why there is nothing to evaluate, if so."""
+    if data.labels is None:
+        return "its training images have no labels"
+    if test.labels is None:
+        return "the images to evaluate it on have no labels"
+    return "its training images are of one class" if data.num_labels() < 2 else ""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import time
 from collections.abc import Callable, Iterator
@@ -22,13 +23,13 @@ from hardneg.options import TrainOptions
 from hardneg.refresh import Refresh
 from hardneg.runs import Memory
 from hardneg.sampler import PlannedBatchSampler
+from hardneg.schedules import LONG
 from hardneg.views import Augmentation, augment_for_text, check_augment
 
 if TYPE_CHECKING:
     from accelerate import Accelerator
 
 Model = TypeVar("Model", bound=nn.Module)
-LONG = 10**9  # steps
 OURS = "hardneg"
 CUDA_CONTEXT = 600 * 2**20  # bytes
 
@@ -46,6 +47,9 @@ def check_words(options: TrainOptions) -> BatchSpec:
     check_augment(options.augment)
     if options.encoder != "auto":
         check_encoder(options.encoder)
+    if ":" in options.encoder:  # whether torchvision is there and knows it
+        with torch.device("meta"):
+            build_encoder(options.encoder, 3, projection_dim=options.dim)
     check_device(options)
     check_negatives(options)
     spec = parse_batches(options.batches)
@@ -206,7 +210,8 @@ def progress_bar(quiet: bool, total: int, done: int, batch_size: int) -> Iterato
 
         def show(record: dict[str, float]) -> None:
             speed = (record["step"] - done) * batch_size / (time.perf_counter() - begun)
-            found = f"loss {record['loss']:.4f}  hardness {record['hardness']:.3f}  {speed:.0f} images/s"
+            hardness = f"hardness {record['hardness']:.3f}  " if math.isfinite(record["hardness"]) else ""
+            found = f"loss {record['loss']:.4f}  {hardness}{speed:.0f} images/s"
             progress.update(task, completed=int(record["step"]), found=f"epoch {record['epoch'] + 1}  {found}")
 
         yield show

@@ -28,14 +28,8 @@ def measures_in(result: Mapping[str, Any]) -> list[str]:
 
 
 def why_no_accuracy(result: Mapping[str, Any]) -> str:
-    """Of a finished run without an accuracy. Its last record knows: false negatives are counted by labels."""
-    final = result.get("final") or {}
-    false, empty = final.get("false_negatives"), final.get("empty") or 0.0
-    if false is None and empty < 1.0:
-        return "its training images have no labels"
-    if false is not None and false < 1.0:
-        return "the images to evaluate it on have no labels"
-    return "its images have no labels" if false is None else "its images are of one class"
+    """Of a finished run without an accuracy, as it says itself."""
+    return str(result.get("no_accuracy", "its images have no labels, or are of one class"))
 
 
 def letter_of(number: int) -> str:

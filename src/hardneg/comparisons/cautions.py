@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from hardneg.runs import Run, go_on, write_json
-
 MOST = 0.5
 """The share of anchors without a negative, or of clamped pairs, above which there is a caution; train warns alike."""
-_warning = re.compile(r"^.*\bHardnegWarning: (.+)$", re.MULTILINE)
 _at_training = {"empty": "of the anchors have no negative under", "clamped": "of the debiased terms are at their floor"}
 
 
@@ -35,23 +31,20 @@ def cautions(
     return [*said.values(), *(f"{arm}: {one}" for one in warned)]
 
 
-def keep_warnings(run: Run, stderr: str) -> None:
-    """Puts what a run warned of beside its other files, since what a process says is gone when a comparison goes on."""
-    if found := _warning.findall(stderr):
-        write_json(run.path / "warnings.json", _told_once([*warnings_of(run), *found]), go_on)
-
-
-def warnings_of(run: Run) -> list[str]:
-    path = run.path / "warnings.json"
-    try:
-        return [str(one) for one in json.loads(path.read_text())] if path.exists() else []
-    except ValueError:
-        return []  # nothing that is worth an error
+def of_all(warned: Sequence[Sequence[str]]) -> tuple[list[str], list[list[str]]]:
+    """What the runs of all arms warned of, such as of their data, once; and what is left for each arm."""
+    shared = set.intersection(*(set(map(_without_numbers, one)) for one in warned))
+    left = [[said for said in one if _without_numbers(said) not in shared] for one in warned]
+    return _told_once(said for said in warned[0] if _without_numbers(said) in shared), left
 
 
 def _told_once(warnings: Iterable[str]) -> list[str]:
     """One of those that differ in their numbers only, as those of several seeds do."""
-    return list({re.sub(r"[\d.]+", "#", one): one for one in reversed(list(warnings))}.values())[::-1]
+    return list({_without_numbers(one): one for one in reversed(list(warnings))}.values())[::-1]
+
+
+def _without_numbers(text: str) -> str:
+    return re.sub(r"[\d.]+", "#", text)
 
 
 def _mean(values: Iterable[Any]) -> float:

@@ -12,7 +12,6 @@ import torch
 from hardneg.arms import Arm
 from hardneg.comparisons.asked import SHARED, Comparison
 from hardneg.data import ImageData, check_name
-from hardneg.encoders import build_encoder
 from hardneg.notices import argument_error
 from hardneg.options import RECIPES, TrainOptions
 from hardneg.same_training import plainly
@@ -31,8 +30,7 @@ def check_arms(arms: list[Arm], comparison: Comparison) -> None:
     check_name(arms[0].complete().data)
     every = [one for arm in arms for one in (arm, *comparison.tries(arm))]
     for arm in every:
-        for check in (check_words, _check_encoder):
-            _of(arm, check)
+        _of(arm, check_words)
     for split in sorted({arm.complete().evaluate_on for arm in every}):
         train = _check_with_data([arm for arm in every if arm.complete().evaluate_on == split], split)
         _check_chosen([arm for arm in arms if arm.complete().evaluate_on == split], train)
@@ -81,13 +79,6 @@ def _of(arm: Arm, check: Callable[[TrainOptions], object]) -> None:
         check(arm.complete())
     except (ValueError, ImportError) as error:
         raise type(error)(f"{arm.text} cannot be trained: {error}") from None
-
-
-def _check_encoder(options: TrainOptions) -> None:
-    """Raises unless torchvision is there and knows its encoder; ours are known by their names."""
-    if ":" in options.encoder:
-        with torch.device("meta"):
-            build_encoder(options.encoder, 3, projection_dim=options.dim)
 
 
 def _check_with_data(arms: list[Arm], split: str) -> ImageData:

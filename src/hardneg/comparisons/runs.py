@@ -11,24 +11,22 @@ import sys
 from collections.abc import Callable
 from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
 from dataclasses import replace
+from itertools import count
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from hardneg.arms import Arm
-from hardneg.comparisons.cautions import keep_warnings
 from hardneg.comparisons.lifelines import Lifelines
-from hardneg.comparisons.memory import Machine, num_cores, this_machine
+from hardneg.comparisons.memory import Machine, NotBegun, num_cores, this_machine
 from hardneg.notices import warn_once
 from hardneg.options import RECIPES, TrainOptions
-from hardneg.runs import LEAVES_WITH_STDIN, Run
+from hardneg.runs import DIVERGED, LEAVES_WITH_STDIN, Run
 from hardneg.same_training import EXPRESSIONS, plainly
 
 RUNS_ON_A_GPU = 2
 """At once, unless told otherwise: one compiles, plans and evaluates while the other trains."""
-DIVERGED = 3
-"""The exit code of a run whose losses or weights were no longer finite."""
 
 
 class RunFailed(RuntimeError):  # noqa: N818, what it says
@@ -74,29 +72,29 @@ def run_all(
     on_gpu = _on_gpu(arms)
     machine = this_machine(jobs or _usual_jobs(len(wanted), on_gpu), on_gpu=on_gpu)
     machine.learn(runs.values())
-    threads, done, lifelines = threads or usual_threads(arms, len(seeds), jobs), 0, Lifelines()
+    threads, numbers, lifelines = threads or usual_threads(arms, len(seeds), jobs), count(1), Lifelines()
 
     def one(name: str) -> dict[str, Any]:
-        nonlocal done
         (arm, seed), run = wanted[name], runs[name]
         try:
             options = _as_begun(arm.complete(seed=seed), run)
             result = run.result() or _where_it_fits(arm.recipe, options, run, machine, threads, lifelines)
         except RunFailed as error:
             if not (may_diverge and isinstance(error, Diverged)):
+                machine.close()  # before this thread is free to begin another
                 raise type(error)(f"{arm.text}, seed {seed}: {error.args[0].rstrip('.')}. {error.advice}") from None
             result = {}
-        done += 1
-        show(f"[{done}/{len(wanted)}] {arm.text}, seed {seed}{'' if result else ': diverged'}")
+        show(f"[{next(numbers)}/{len(wanted)}] {arm.text}, seed {seed}{'' if result else ': diverged'}")
         return result
 
     with ThreadPoolExecutor(machine.jobs) as pool:
-        futures = {name: pool.submit(one, name) for name in wanted}
         try:
+            futures = {name: pool.submit(one, name) for name in wanted}
             ended = wait(futures.values(), return_when=FIRST_EXCEPTION).done
-            for one_run in futures.values():  # of several that failed, the first one is told
-                if one_run in ended:
-                    one_run.result()
+            failed = [run for run in futures.values() if run in ended and run.exception()]
+            # Of several that failed, the first one is told; those that were not begun for it are none.
+            for run in sorted(failed, key=lambda one: isinstance(one.exception(), NotBegun)):
+                run.result()
         except BaseException:
             pool.shutdown(wait=False, cancel_futures=True)
             machine.close()
@@ -166,10 +164,10 @@ def in_a_process(recipe: str, options: TrainOptions, run: Run, environ: dict[str
     answer = subprocess.run(command, env={**os.environ, **environ}, stdin=lifeline, capture_output=True, text=True)
     result = run.result()
     if answer.returncode or result is None:
-        said = ((answer.stderr or answer.stdout).strip().splitlines() or ["it said nothing"])[-1]
+        lines = (answer.stderr or answer.stdout).strip().splitlines() if answer.returncode >= 0 else []
+        said = (lines or ["it said nothing"])[-1]  # a signal leaves no last words: the last line may be of any time
         said = said.replace("use --resume", "give the same command again")  # compare resumes by itself
         raise _failure(answer.returncode, said)(f"{run.path} failed, {_ended(answer.returncode)}: {said}")
-    keep_warnings(run, answer.stderr)
     return result
 
 

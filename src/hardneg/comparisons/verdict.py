@@ -187,8 +187,13 @@ def temperature_notes(arms: list[Arm], *, tuned: bool = False) -> list[str]:
 
 def unlike(options: Sequence[Mapping[str, Any]]) -> dict[str, list[str]]:
     """What differs between runs with these options beside the negatives and the seeds, and its values."""
-    values = {name: list(dict.fromkeys(str(one.get(name)) for one in options)) for name in (*SHARED, *BESIDE)}
+    values = {name: list(dict.fromkeys(_shown(one.get(name)) for one in options)) for name in (*SHARED, *BESIDE)}
     return {name: found for name, found in values.items() if name != "seed" and len(found) > 1}
+
+
+def _shown(value: Any) -> str:
+    """1 as 1.0 is."""
+    return f"{value:g}" if isinstance(value, int | float) and not isinstance(value, bool) else str(value)
 
 
 def unlike_notes(options: Sequence[Mapping[str, Any]]) -> list[str]:

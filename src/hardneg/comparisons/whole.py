@@ -16,12 +16,12 @@ from typing import Any
 
 from hardneg.arms import Arm, parse_arm
 from hardneg.comparisons.asked import Comparison
-from hardneg.comparisons.cautions import cautions, warnings_of
+from hardneg.comparisons.cautions import cautions, of_all
 from hardneg.comparisons.checks import check_arms
 from hardneg.comparisons.runs import RunFailed, run_all, run_of, usual_threads
 from hardneg.comparisons.verdict import rows_of, sentences, temperature_notes, unlike_notes
 from hardneg.notices import warn_once
-from hardneg.runs import environment, go_on, write_json
+from hardneg.runs import check_folder, environment, go_on, write_json
 
 Results = list[list[dict[str, Any]]]
 """For every arm the figures of every seed."""
@@ -55,6 +55,7 @@ class Prepared:
 def prepare(comparison: Comparison, out: Path, jobs: int | None = None) -> Prepared:
     """Raises for what cannot be compared, before anything is trained or shown."""
     arms = [parse_arm(text).under(comparison.common) for text in comparison.arms]
+    check_folder(out)
     check_arms(arms, comparison)
     return Prepared(comparison, arms, out, jobs, _threads(arms, comparison, out, jobs))
 
@@ -115,11 +116,11 @@ def _read_request(path: Path) -> dict[str, Any]:
 
 
 def _cautions(arms: list[Arm], results: Results, out: Path) -> list[str]:
-    said: list[str] = []
-    for arm, of_arm in zip(arms, results, strict=True):
-        runs = [run_of(arm, seed, out) for seed in range(len(of_arm))]
-        warned = [one for run in runs for one in warnings_of(run)]
-        said += cautions(arm.text, arm.complete().as_dict(), [one["final"] for one in of_arm], warned)
+    seeds = range(len(results[0]))
+    shared, warned = of_all([[one for seed in seeds for one in run_of(arm, seed, out).warnings()] for arm in arms])
+    said = [f"All arms: {one}" for one in shared]
+    for arm, of_arm, own in zip(arms, results, warned, strict=True):
+        said += cautions(arm.text, arm.complete().as_dict(), [one["final"] for one in of_arm], own)
     return said
 
 

@@ -174,9 +174,10 @@ def digest_of(data: Any) -> str:
 
 def _digest_of_vectors(vectors: Tensor) -> str:
     """Kept with the tensor until it changes, since every piece of a plan asks for it."""
-    known = getattr(vectors, "_hardneg_digest", None)
-    if known is None or known[0] != vectors._version:
+    version = None if vectors.is_inference() else vectors._version  # which tensors of inference mode do not have
+    known = getattr(vectors, "_hardneg_digest", (None, ""))
+    if version is None or known[0] != version:
         raw = vectors.detach().float().cpu().contiguous().numpy().tobytes()
-        known = (vectors._version, hashlib.blake2b(raw, digest_size=8).hexdigest())
+        known = (version, hashlib.blake2b(raw, digest_size=8).hexdigest())
         vectors._hardneg_digest = known  # type: ignore[attr-defined]
     return str(known[1])

@@ -9,7 +9,7 @@ from typing import Any, TypeGuard
 
 from hardneg.arms import uses_labels
 from hardneg.comparisons.asked import letter_of
-from hardneg.comparisons.cautions import cautions, warnings_of
+from hardneg.comparisons.cautions import cautions
 from hardneg.comparisons.verdict import unlike, unlike_notes
 from hardneg.runs import Run
 
@@ -52,7 +52,7 @@ class ArmRuns:
     def cautions(self) -> list[str]:
         finals = [result["final"] for result in self.finished() if "final" in result]
         options = self.seeds[0].config.get("options", {}) if self.seeds else {}
-        return cautions(self.text, options, finals, [said for one in self.seeds for said in warnings_of(one.run)])
+        return cautions(self.text, options, finals, [said for one in self.seeds for said in one.run.warnings()])
 
     def finished(self) -> list[dict[str, Any]]:
         return [one.result for one in self.seeds if one.result is not None]
