@@ -419,3 +419,22 @@ def test_absent_columns_are_left_out(files: dict[str, str], tmp_path: Path) -> N
     assert "clamped" not in page.rows[0]
     assert not any(ABSENT in cell for row in page.rows for cell in row)
     assert "it is not known which negatives are false" in html
+
+
+@pytest.mark.parametrize("name", ["objects.npy", "objects.npz", "words.npy", "cut.npz"])
+def test_arrays_that_numpy_cannot_read_are_told_without_its_advice(name: str, tmp_path: Path) -> None:
+    """NumPy would have people run the code in the file."""
+    np.save(tmp_path / "x.npy", np.random.default_rng(0).normal(size=(40, 4)).astype(np.float32))
+    objects = np.array(["a", 1] * 20, dtype=object)
+    np.save(tmp_path / "objects.npy", objects)
+    np.savez(tmp_path / "objects.npz", labels=objects)
+    (tmp_path / "words.npy").write_text("words")
+    np.savez(tmp_path / "cut.npz", labels=np.arange(40))
+    (tmp_path / "cut.npz").write_bytes((tmp_path / "cut.npz").read_bytes()[:60])
+    for arguments in ([str(tmp_path / "x.npy"), "--labels", str(tmp_path / name)], [str(tmp_path / name)]):
+        done = CliRunner().invoke(app, ["audit", *arguments, "--out", str(tmp_path / "out")])
+        said = " ".join(done.stderr.split())
+        assert done.exit_code == 2, done.output
+        assert "audit needs" in said
+        assert name in said
+        assert "pickle" not in said

@@ -54,6 +54,11 @@ def _check_kind(what: str, path: Path, needed: Sequence[str]) -> None:
         raise ValueError(f"{what}, got {path}, which is {kind}; np.savez(PATH, {call}) writes one.")
 
 
+def whats_wrong(error: Exception) -> str:
+    """Why NumPy could not read a file, without its advice to run the code in it."""
+    return "it holds Python objects, or is no NumPy file" if "allow_pickle" in str(error) else str(error)
+
+
 def _plain(who: str, archive: Any, name: str, path: Path, advice: str) -> Array:
     try:
         array = archive[name]

@@ -40,7 +40,9 @@ class TrainOptions:
         "auto", 'The views: auto, tiny, grey, cifar or kornia, or with values "cifar(blur_probability=0.5)".', DATA
     )
     seed: int = option(0, "Of the weights, the batches and the augmentation.", RUN, low=0, high=2**31 - 1)
-    precision: str = option("no", "Mixed precision.", RUN, among=("no", "bf16", "fp16"))
+    precision: str = option(
+        "no", "Mixed precision, for GPUs: on most CPUs bf16 is slower.", RUN, among=("no", "bf16", "fp16")
+    )
     device: str = option("auto", "Where to train.", RUN, among=("auto", "cpu", "cuda"))
     compile: bool = option(False, "Compile the training step (worth it on a GPU).", RUN)
     log_every: int = option(20, "Steps between records of loss and diagnostics.", RUN, low=1)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import zipfile
+import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,6 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from hardneg.array_files import whats_wrong
 from hardneg.audits.options import AuditOptions
 from hardneg.evaluate import SPLIT_NAMES, load_embeddings
 from hardneg.mining.problem import side_of_table
@@ -102,19 +104,28 @@ def split_of_run(path: Path, split: str) -> tuple[Tensor, Tensor]:
     return (train_x, train_y) if split == "train" else (test_x, test_y)
 
 
+def _tags_in_arrays(what: str, path: Path, column: str | None) -> Sequence[Any]:
+    if path.suffix == ".npy":
+        return _flat(np.load(path), what, str(path))
+    with np.load(path) as arrays:
+        name = column or (what if what in arrays.files else arrays.files[0])
+        if name not in arrays.files:
+            raise ValueError(f"audit needs an array {name!r} of {what} in {path}, got {arrays.files}.")
+        return _flat(arrays[name], what, str(path))
+
+
 def read_tags(what: str, path: str, column: str | None) -> Sequence[Any]:
     """Labels or groups from .npy, .npz, a table, or a text file with one in each line."""
     file = Path(path)
     if not file.exists():
         raise FileNotFoundError(f"audit needs a file of {what} that exists, got {path}.")
-    if file.suffix == ".npy":
-        return _flat(np.load(file), what, path)
-    if file.suffix == ".npz":
-        with np.load(file) as arrays:
-            name = column or (what if what in arrays.files else arrays.files[0])
-            if name not in arrays.files:
-                raise ValueError(f"audit needs an array {name!r} of {what} in {path}, got {arrays.files}.")
-            return _flat(arrays[name], what, path)
+    if file.suffix in (".npy", ".npz"):
+        try:
+            return _tags_in_arrays(what, file, column)
+        except (ValueError, EOFError, zipfile.BadZipFile, zlib.error) as error:
+            if str(error).startswith("audit needs"):
+                raise
+            raise ValueError(f"audit needs {what} as plain arrays, got {path}: {whats_wrong(error)}.") from None
     if file.suffix == ".txt":
         return file.read_text(encoding="utf-8").splitlines()
     table = read_table(path, WHO)

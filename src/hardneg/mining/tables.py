@@ -18,6 +18,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from hardneg.array_files import whats_wrong
 from hardneg.notices import optional
 
 Table = dict[str, list[Any]]
@@ -122,7 +123,7 @@ def _load_numpy(path: Path, who: str) -> Any:
         with np.load(path) as file:
             return {name: file[name] for name in file.files}
     except (ValueError, EOFError, zipfile.BadZipFile, zlib.error) as error:
-        raise ValueError(f"{who} needs a whole file of arrays of numbers, got {path}: {error}.") from None
+        raise ValueError(f"{who} needs a whole file of arrays of numbers, got {path}: {whats_wrong(error)}.") from None
 
 
 def _load_safetensors(path: Path, who: str) -> dict[str, Any]:
