@@ -42,9 +42,12 @@ def runs_that_hold(memory: Memory | None, number: int, path: Path) -> list[Run]:
     return runs
 
 
-def most_at_once(machine: Machine, runs: list[Run]) -> tuple[int, dict[str | None, int]]:
-    """How many of these were under way at once, altogether and in each place; all must have been."""
-    lock, inside = threading.Lock(), []
+def most_at_once(machine: Machine, runs: list[Run], expected: int) -> tuple[int, dict[str | None, int]]:
+    """How many of these were under way at once, altogether and in each place; all must have been.
+
+    They stay until as many as expected have been there, and then for long enough that one too many would be seen.
+    """
+    lock, inside, full = threading.Lock(), [], threading.Event()
     most, places = 0, dict.fromkeys((place.gpu for place in machine.places), 0)
 
     def stay(one: Run) -> None:
@@ -54,7 +57,10 @@ def most_at_once(machine: Machine, runs: list[Run]) -> tuple[int, dict[str | Non
                 inside.append(place.gpu)
                 most = max(most, len(inside))
                 places[place.gpu] = max(places[place.gpu], inside.count(place.gpu))
-            time.sleep(0.1)
+                if most >= expected:
+                    full.set()
+            full.wait(10.0)
+            time.sleep(0.05)
             with lock:
                 inside.remove(place.gpu)
 
@@ -81,13 +87,13 @@ def most_at_once(machine: Machine, runs: list[Run]) -> tuple[int, dict[str | Non
 )
 def test_as_many_as_memory_holds(jobs: int, free: int, holds: Memory | None, expected: int, tmp_path: Path) -> None:
     machine = Machine(jobs, free, [Place()])
-    assert most_at_once(machine, runs_that_hold(holds, 6, tmp_path))[0] == expected
+    assert most_at_once(machine, runs_that_hold(holds, 6, tmp_path), expected)[0] == expected
 
 
 def test_runs_are_shared_over_gpus_and_each_holds_what_fits(tmp_path: Path) -> None:
     machine = Machine(8, 100 * GB, [Place("0", 8 * GB), Place("GPU-3f", 8 * GB)])
     runs = runs_that_hold(Memory(GB, 3 * GB), 8, tmp_path)
-    assert most_at_once(machine, runs) == (4, {"0": 2, "GPU-3f": 2})
+    assert most_at_once(machine, runs, 4) == (4, {"0": 2, "GPU-3f": 2})
     assert [place.environ for place in machine.places] == [
         {"CUDA_VISIBLE_DEVICES": "0"},
         {"CUDA_VISIBLE_DEVICES": "GPU-3f"},
@@ -118,7 +124,7 @@ def test_finished_runs_of_an_earlier_attempt_tell_what_a_run_holds(tmp_path: Pat
         runs_that_hold(Memory(GB, 2), 1, tmp_path / "before") + runs_that_hold(Memory(3, 4), 1, tmp_path / "b")
     )
     assert machine.largest == Memory(GB, 4)
-    assert most_at_once(machine, runs_that_hold(None, 3, tmp_path / "now"))[0] == 3
+    assert most_at_once(machine, runs_that_hold(None, 3, tmp_path / "now"), 3)[0] == 3
 
 
 def test_who_waits_leaves_when_no_more_are_begun(tmp_path: Path) -> None:
@@ -148,7 +154,9 @@ def pretending(machine: Machine, monkeypatch: pytest.MonkeyPatch, limit: int) ->
     def crowded(recipe: str, options: Any, run: Run, environ: dict[str, str]) -> dict[str, Any]:
         run.path.mkdir(parents=True, exist_ok=True)
         run.took(Memory(1, 0))
-        time.sleep(0.1)  # all that are let in are in
+        until = time.monotonic() + 10.0
+        while not seen and len(machine.under_way) <= limit and time.monotonic() < until:
+            time.sleep(0.01)  # the first ones are there together
         seen.append(len(machine.under_way))
         if len(machine.under_way) > limit:
             time.sleep(0.1)
