@@ -39,7 +39,7 @@ def golden(family: str, **hyper: Any) -> pytest.MarkDecorator:
     return pytest.mark.parametrize("case", chosen, ids=[case["id"].split("/", 1)[1] for case in chosen])
 
 
-def check(case: Case, loss_of: Callable[..., Tensor], inputs: Inputs | None = None) -> None:
+def assert_agrees(case: Case, loss_of: Callable[..., Tensor], inputs: Inputs | None = None) -> None:
     """Compares the loss, and its gradient by every input that the authors' code has one for."""
     leaves = inputs_of(case) if inputs is None else inputs
     for name in case["grads"]:
@@ -68,9 +68,9 @@ def views(x: Inputs) -> tuple[Tensor, Tensor]:
 def test_simclr_ntxent(case: Case) -> None:
     simclr = papers.simclr(case["hyper"]["temperature"])
     if "googleTF" in case["id"]:  # the sum of both directions
-        check(case, lambda x: 2.0 * simclr(*views(unit(x))))
+        assert_agrees(case, lambda x: 2.0 * simclr(*views(unit(x))))
     else:
-        check(case, lambda x: simclr(*views(x)))
+        assert_agrees(case, lambda x: simclr(*views(x)))
 
 
 @golden("dcl")
@@ -88,14 +88,14 @@ def test_hcl(case: Case) -> None:
 
 @golden("hcl", estimator="easy")
 def test_hcl_easy_is_simclr(case: Case) -> None:
-    check(case, lambda x: papers.simclr(case["hyper"]["temperature"])(*views(x)))
+    assert_agrees(case, lambda x: papers.simclr(case["hyper"]["temperature"])(*views(x)))
 
 
 def check_clamped(case: Case, loss: hn.ContrastiveLoss) -> bool:
     """Parity, the clamped share, and whether the warning about it was heard."""
     with warnings.catch_warnings(record=True) as heard:
         warnings.simplefilter("always")
-        check(case, lambda x: loss(*views(x)))
+        assert_agrees(case, lambda x: loss(*views(x)))
     diagnosis = loss.diagnose(*views(inputs_of(case)))
     assert diagnosis.clamped.double().mean().item() == pytest.approx(case["fraction_anchors_clamped"])
     return any(issubclass(warning.category, HardnegWarning) for warning in heard)
@@ -106,7 +106,7 @@ def check_clamped(case: Case, loss: hn.ContrastiveLoss) -> bool:
 def test_supcon(case: Case) -> None:
     hyper = case["hyper"]
     factor = hyper["temperature"] / hyper["base_temperature"]
-    check(case, lambda x: factor * papers.supcon(hyper["temperature"])(*views(x), labels=x["labels"]))
+    assert_agrees(case, lambda x: factor * papers.supcon(hyper["temperature"])(*views(x), labels=x["labels"]))
 
 
 @golden("supcon", contrast_mode="one")
@@ -119,13 +119,13 @@ def test_supcon_with_anchors_of_the_first_view_only(case: Case) -> None:
         first_view = torch.cat([torch.ones(len(x["z1"])), torch.zeros(len(x["z2"]))]).double()
         return hyper["temperature"] / hyper["base_temperature"] * hn.reduce(losses, scores, weights=first_view)
 
-    check(case, loss_of)
+    assert_agrees(case, loss_of)
 
 
 @golden("supcon", n_views=1)
 def test_supcon_of_one_view_is_a_reference(case: Case) -> None:
     temperature = case["hyper"]["temperature"]
-    check(case, lambda x: supcon_of_one_view(x["z1"], x["labels"], temperature))
+    assert_agrees(case, lambda x: supcon_of_one_view(x["z1"], x["labels"], temperature))
 
 
 @golden("supcon", n_views=1)
@@ -146,14 +146,14 @@ def test_supcon_of_one_view_against_the_product(case: Case) -> None:
 
 @golden("h_scl", estimator="easy")
 def test_h_scl_easy(case: Case) -> None:
-    check(case, lambda x: papers.scl(case["hyper"]["temperature"])(*views(x), labels=x["labels"]))
+    assert_agrees(case, lambda x: papers.scl(case["hyper"]["temperature"])(*views(x), labels=x["labels"]))
 
 
 @golden("h_scl", estimator="hard", positives="all_same_label")
 def test_h_scl(case: Case) -> None:
     hyper = case["hyper"]
     loss = papers.hscl(hyper["temperature"], hyper["beta"], detach=not hyper["grad_through_weights"])
-    check(case, lambda x: loss(*views(x), labels=x["labels"]))
+    assert_agrees(case, lambda x: loss(*views(x), labels=x["labels"]))
 
 
 @golden("h_scl", estimator="hard", positives="other_view_only")
@@ -161,14 +161,14 @@ def test_h_scl_with_the_other_view_as_only_positive(case: Case) -> None:
     hyper = case["hyper"]
     tilted = hn.OtherLabel() * hn.Tilt(hyper["beta"], detach=not hyper["grad_through_weights"])
     loss = hn.ContrastiveLoss(tilted, hyper["temperature"], num_negatives="candidates", normalize=False)
-    check(case, lambda x: loss(*views(x), labels=x["labels"]))
+    assert_agrees(case, lambda x: loss(*views(x), labels=x["labels"]))
 
 
 @golden("h_scl", estimator="threshold")
 def test_h_scl_threshold(case: Case) -> None:
     hyper = case["hyper"]
     loss = papers.hscl_threshold(hyper["temperature"], hyper["cos_threshold"])
-    check(case, lambda x: loss(*views(x), labels=x["labels"]))
+    assert_agrees(case, lambda x: loss(*views(x), labels=x["labels"]))
     x = inputs_of(case)
     kept = loss.negatives.log_weights(loss.scores(*views(x), labels=x["labels"])) != hn.NEVER
     assert kept.sum(-1).tolist() == case["kept_negatives_per_anchor"]
@@ -176,14 +176,14 @@ def test_h_scl_threshold(case: Case) -> None:
 
 @golden("ring", kind="moco")
 def test_moco_of_the_ring_authors(case: Case) -> None:
-    check(case, lambda x: papers.moco(case["hyper"]["temperature"])(*views(unit(x)), pool=x["queue"]))
+    assert_agrees(case, lambda x: papers.moco(case["hyper"]["temperature"])(*views(unit(x)), pool=x["queue"]))
 
 
 @golden("ring", kind="moco_ring", self_negative=True)
 def test_ring(case: Case) -> None:
     hyper = case["hyper"]
     loss = papers.ring(hyper["temperature"], hyper["thres_inner"], hyper["thres_outer"], hyper["dynamic_inner"])
-    check(case, lambda x: loss(*views(unit(x)), pool=x["queue"]))
+    assert_agrees(case, lambda x: loss(*views(unit(x)), pool=x["queue"]))
     check_size_of_ring(case)
 
 
@@ -192,7 +192,7 @@ def test_ring_without_the_positive_in_the_denominator(case: Case) -> None:
     hyper = case["hyper"]
     ring = hn.Ring(hyper["thres_inner"], hyper["thres_outer"], hyper["dynamic_inner"])
     loss = hn.ContrastiveLoss(ring, hyper["temperature"], positives_in_denominator="none")
-    check(case, lambda x: loss(x["z1"], x["z2"], pool=x["queue"]))
+    assert_agrees(case, lambda x: loss(x["z1"], x["z2"], pool=x["queue"]))
     check_size_of_ring(case)
 
 
@@ -207,40 +207,40 @@ def check_size_of_ring(case: Case) -> None:
 def test_ball_is_a_ring_without_a_hole(case: Case) -> None:
     hyper = case["hyper"]
     loss = papers.ring(hyper["temperature"], inner=0.0, outer=hyper["thres_outer"])
-    check(case, lambda x: loss(*views(unit(x)), pool=x["queue"]))
+    assert_agrees(case, lambda x: loss(*views(unit(x)), pool=x["queue"]))
 
 
 @golden("moco", version="v2")
 def test_moco(case: Case) -> None:
-    check(case, lambda x: papers.moco(case["hyper"]["temperature"])(*views(unit(x)), pool=x["queue"]))
+    assert_agrees(case, lambda x: papers.moco(case["hyper"]["temperature"])(*views(unit(x)), pool=x["queue"]))
 
 
 @golden("moco", version="v3")
 def test_moco_v3(case: Case) -> None:
-    check(case, lambda x: papers.moco_v3(case["hyper"]["temperature"])(*views(unit(x))))
+    assert_agrees(case, lambda x: papers.moco_v3(case["hyper"]["temperature"])(*views(unit(x))))
 
 
 @golden("simcse", hard_negative=True)
 def test_simcse(case: Case) -> None:
     hyper = case["hyper"]
     loss = papers.simcse(hyper["temperature"], hyper["hard_negative_weight"])
-    check(case, lambda x: loss(*views(unit(x)), hard=unit(x)["z3"]))
+    assert_agrees(case, lambda x: loss(*views(unit(x)), hard=unit(x)["z3"]))
 
 
 @golden("graphcl")
 def test_graphcl(case: Case) -> None:
-    check(case, lambda x: papers.graphcl(case["hyper"]["temperature"])(*views(unit(x))))
+    assert_agrees(case, lambda x: papers.graphcl(case["hyper"]["temperature"])(*views(unit(x))))
 
 
 @golden("infograph", measure="JSD")
 def test_infograph(case: Case) -> None:
-    check(case, lambda x: papers.infograph()(x["l_enc"], x["g_enc"], x["batch"]))
+    assert_agrees(case, lambda x: papers.infograph()(x["l_enc"], x["g_enc"], x["batch"]))
 
 
 @golden("infograph", measure="JSD_hard")
 def test_hcl_on_graphs_is_a_reference(case: Case) -> None:
     hyper = case["hyper"]
-    check(
+    assert_agrees(
         case,
         lambda x: jsd_hard_of_hcl_graph(x["l_enc"], x["g_enc"], x["batch"], hyper["beta"], hyper["tau_plus"]),
     )
@@ -264,7 +264,7 @@ def test_quick_thoughts(case: Case) -> None:
     scale = case["hyper"]["scale"]
     x = inputs_of(case)
     raw = {"u": scale * x["z1"], "v": scale * x["z2"]}
-    check(case, lambda x: papers.quick_thoughts(case["hyper"]["context_size"])(x["u"], x["v"]), raw)
+    assert_agrees(case, lambda x: papers.quick_thoughts(case["hyper"]["context_size"])(x["u"], x["v"]), raw)
 
 
 def test_every_golden_case_is_covered() -> None:

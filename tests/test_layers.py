@@ -34,6 +34,7 @@ LAYERS: list[set[str]] = [
         "encoders",
         "image_files",
         "launches",
+        "method",
         "pairs",
         "pixels",
         "readers",

@@ -17,6 +17,7 @@ import hardneg as hn
 from hardneg.augment import PRESETS
 from hardneg.data import ImageData, load
 from hardneg.encoders import Encoder, build_encoder
+from hardneg.method import Batch, Method
 from hardneg.options import RECIPES
 from hardneg.recipes.emc2 import EMC2Method
 from hardneg.recipes.moco import MoCoV2, MoCoV3
@@ -24,7 +25,6 @@ from hardneg.recipes.simclr import SimCLR
 from hardneg.recipes.sogclr import SogCLRMethod
 from hardneg.recipes.supervised import Supervised
 from hardneg.runs import Run
-from hardneg.training import Batch, Method
 from hardneg.types import Keys
 from training_runs import few_digits, run, short
 

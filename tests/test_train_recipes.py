@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from hardneg.auditing import Diagnosis
-from hardneg.dry_run import check_negatives
+from hardneg.dry_run import try_negatives
 from hardneg.evaluate import evaluate_file
 from hardneg.options import RECIPES
 from hardneg.runs import Run
@@ -162,7 +162,7 @@ def test_losses_over_the_whole_data_set(recipe: str, options: dict[str, Any], tm
 )
 def test_negatives_that_a_recipe_cannot_weigh(recipe: str, options: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
-        check_negatives(RECIPES[recipe](**options))
+        try_negatives(RECIPES[recipe](**options))
 
 
 @pytest.mark.parametrize(
@@ -176,13 +176,13 @@ def test_negatives_that_a_recipe_cannot_weigh(recipe: str, options: dict[str, An
     ],
 )
 def test_negatives_that_a_recipe_weighs(recipe: str, options: dict[str, Any]) -> None:
-    check_negatives(RECIPES[recipe](**options))
+    try_negatives(RECIPES[recipe](**options))
 
 
 def test_negatives_by_label_need_labels() -> None:
-    check_negatives(RECIPES["simclr"](), labelled=False)
+    try_negatives(RECIPES["simclr"](), labelled=False)
     with pytest.raises(ValueError, match=r"--negatives for .* of the batch without labels, .* needs labels"):
-        check_negatives(RECIPES["simclr"](negatives="OtherLabel()"), labelled=False)
+        try_negatives(RECIPES["simclr"](negatives="OtherLabel()"), labelled=False)
 
 
 def test_a_seed_has_a_highest_value(tmp_path: Path) -> None:

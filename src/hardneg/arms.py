@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, fields, replace
 from typing import Any, TypeGuard
 
 from hardneg.batches import parse_batches
-from hardneg.dry_run import check_negatives
+from hardneg.dry_run import try_negatives
 from hardneg.negatives import Negatives, Tilt, Uniform, parse
 from hardneg.negatives.spec import read_expression
 from hardneg.options import RECIPES, TrainOptions
@@ -104,7 +104,7 @@ def uses_labels(recipe: str, options: dict[str, Any]) -> bool:
 def _can_weigh(recipe: str, options: dict[str, Any], *, labelled: bool) -> bool:
     known = {one.name for one in fields(RECIPES[recipe])} if recipe in RECIPES else set()
     try:
-        check_negatives(RECIPES[recipe](**{k: v for k, v in options.items() if k in known}), labelled)
+        try_negatives(RECIPES[recipe](**{k: v for k, v in options.items() if k in known}), labelled)
     except (KeyError, TypeError, ValueError):  # also options of another version
         return False
     return True

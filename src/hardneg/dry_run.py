@@ -10,14 +10,14 @@ from hardneg.scoring import score
 from hardneg.types import Keys
 
 
-def check_negatives(options: TrainOptions, labelled: bool = True) -> None:
+def try_negatives(options: TrainOptions, labelled: bool = True) -> None:
     """Raises for negatives that ask for what the recipe does not have: clusters, a second model, another source.
 
     labelled: whether the images have labels; before the data is loaded nobody knows, and they may.
 
     >>> from hardneg.options import SimCLROptions
-    >>> check_negatives(SimCLROptions(negatives="OtherLabel() * Tilt(1.0)"))
-    >>> check_negatives(SimCLROptions(negatives="From('queue')"))
+    >>> try_negatives(SimCLROptions(negatives="OtherLabel() * Tilt(1.0)"))
+    >>> try_negatives(SimCLROptions(negatives="From('queue')"))
     Traceback (most recent call last):
     ValueError: train needs --negatives for candidates of the batch, got negatives="From('queue')": From needs ...
     """

@@ -9,25 +9,23 @@ from __future__ import annotations
 
 import math
 import time
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn.functional import normalize
 
-from hardneg.auditing import Diagnosis
 from hardneg.augment import Views
 from hardneg.batches import BatchSpec
 from hardneg.data import ImageData
-from hardneg.dry_run import check_negatives
+from hardneg.dry_run import try_negatives
 from hardneg.encoders import check_embeds, embed
 from hardneg.evaluate import evaluate_embeddings, save_embeddings
 from hardneg.losses import ContrastiveLoss
+from hardneg.method import Batch, Build
 from hardneg.options import TrainOptions
 from hardneg.pairs import alignment
 from hardneg.runs import Run, write_atomically
@@ -48,57 +46,13 @@ from hardneg.training_setup import (
     synchronised,
     synchronize,
 )
-from hardneg.types import Keys
 from hardneg.views import Augmentation, as_augmentation
 
 if TYPE_CHECKING:
     from accelerate import Accelerator
 
-Encode = Callable[[Tensor], Tensor]
 LEAD = 8
 """Steps from the vectors of a graph to the batches planned from it, for a refresh every 100 steps."""
-
-
-@dataclass(frozen=True, eq=False)
-class Batch:
-    """One rank's part of a global batch: two views of each image."""
-
-    views: Tensor  # [2b, c, h, w]: the first views, then the second ones
-    ids: Tensor  # [b], positions in the data set
-    labels: Tensor | None  # [b]
-
-
-class Method(nn.Module, ABC):
-    """What a recipe is. Everything that must survive a crash is in its ``state_dict``."""
-
-    encoder: nn.Module
-    """Trained and evaluated; ``encode`` below is the same, wrapped for the ranks."""
-
-    @abstractmethod
-    def loss_of(self, encode: Encode, batch: Batch) -> Tensor:
-        """The loss of a batch; remembers what ``diagnose`` and ``harvest`` ask for."""
-
-    def recorded(self, loss: Tensor) -> Tensor:
-        """The loss to record, where that of ``loss_of`` is a surrogate whose value means nothing."""
-        return loss
-
-    @abstractmethod
-    def diagnose(self) -> Diagnosis:
-        """How hard and how false the negatives of the last batch were."""
-
-    @abstractmethod
-    def harvest(self) -> Keys:
-        """Unit vectors of the last global batch by id, for a graph."""
-
-    def set_progress(self, step: int, total: int) -> None:
-        """Evaluates the schedules before a step."""
-
-    def after_step(self) -> None:
-        """Updates what follows the weights: a momentum encoder, a queue."""
-
-
-Build = Callable[[Any, ImageData, int], Method]
-"""Makes the method from its options, the data and the total number of steps."""
 
 
 def train(
@@ -133,7 +87,7 @@ def train(
         check_batch(options, data, accelerator.num_processes)
         augment = augment_for(options, data) if views is None else as_augmentation(views)
         loop = Loop(accelerator, run, options, spec, data, build, augment)
-        check_negatives(options, labelled=data.labels is not None)  # after the recipe has said whether it needs labels
+        try_negatives(options, labelled=data.labels is not None)  # after the recipe has said whether it needs labels
         seconds = loop.run_all(quiet)
         times = {"seconds": round(seconds, 3), "epoch_seconds": loop.epoch_seconds}
         if accelerator.is_main_process:

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from hardneg.batches import BatchSpec, parse_batches
 from hardneg.data import ImageData, check_name, load, load_splits
-from hardneg.dry_run import check_negatives
+from hardneg.dry_run import try_negatives
 from hardneg.encoders import Encoder, build_encoder, check_encoder, has_batch_statistics
 from hardneg.graph import ProximityGraph
 from hardneg.negatives import parse
@@ -51,7 +51,7 @@ def check_words(options: TrainOptions) -> BatchSpec:
         with torch.device("meta"):
             build_encoder(options.encoder, 3, projection_dim=options.dim)
     check_device(options)
-    check_negatives(options)
+    try_negatives(options)
     spec = parse_batches(options.batches)
     for schedules in (parse(options.negatives), spec.planner):
         schedules.at(LONG, LONG)  # where they end

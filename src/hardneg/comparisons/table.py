@@ -11,7 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from hardneg.comparisons.asked import Comparison, letter_of, measure, measures_in, why_no_accuracy
-from hardneg.comparisons.whole import carry_out, prepare
+from hardneg.comparisons.comparing import carry_out, prepare
 
 TOLD = "it is told the class of every training image"
 OF_LAST_BATCH = "False negatives, hardness and clamped: of the last batch that was recorded"

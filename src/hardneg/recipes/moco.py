@@ -19,11 +19,12 @@ from hardneg.data import ImageData
 from hardneg.distributed import gather
 from hardneg.encoders import Encoder
 from hardneg.losses import ContrastiveLoss
+from hardneg.method import Batch, Encode, Method
 from hardneg.momentum import MomentumEncoder
 from hardneg.options import MoCoOptions
 from hardneg.pools import Queue
 from hardneg.schedules import cosine
-from hardneg.training import Batch, Encode, Method, train
+from hardneg.training import train
 from hardneg.training_setup import encoder_for
 from hardneg.types import Keys
 

@@ -16,8 +16,9 @@ from hardneg.auditing import Diagnosis
 from hardneg.data import ImageData
 from hardneg.distributed import gather
 from hardneg.losses import ContrastiveLoss
+from hardneg.method import Batch, Encode, Method
 from hardneg.options import SimCLROptions
-from hardneg.training import Batch, Encode, Method, train
+from hardneg.training import train
 from hardneg.training_setup import encoder_for
 from hardneg.types import Keys
 

@@ -18,9 +18,10 @@ from hardneg.data import ImageData
 from hardneg.distributed import gather
 from hardneg.global_losses import EMC2, SogCLR
 from hardneg.losses import ContrastiveLoss
+from hardneg.method import Batch, Encode, Method
 from hardneg.options import SogCLROptions, TrainOptions
 from hardneg.recipes.simclr import harvest_of
-from hardneg.training import Batch, Encode, Method, train
+from hardneg.training import train
 from hardneg.training_setup import encoder_for
 from hardneg.types import Keys
 
