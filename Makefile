@@ -20,6 +20,7 @@ check: .venv/installed
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+	$(BIN)/lint-imports --no-cache > /dev/null || $(BIN)/lint-imports --no-cache
 
 format: .venv/installed
 	$(BIN)/ruff format .

@@ -26,7 +26,7 @@ import torch
 from dense_loss import cpu_name, git, peak, reset_peak
 from torch import Tensor
 
-from hardneg.audits import Audit, audit
+from hardneg.auditing import Audit, audit
 
 ROOT = Path(__file__).resolve().parent.parent
 

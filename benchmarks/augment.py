@@ -27,8 +27,8 @@ from typing import Any
 
 import torch
 
-from hardneg.augment import CIFAR, Augment, Views
-from hardneg.views import from_transform, kornia_transform
+from hardneg.training.augmentation.augment import CIFAR, Augment, Views
+from hardneg.training.augmentation.views import from_transform, kornia_transform
 
 ROOT = Path(__file__).resolve().parent.parent
 AGREEMENT = 2e-4  # of normalised pixels, whose unit is a quarter of the range

@@ -35,9 +35,9 @@ from rich.table import Table
 from torch import Tensor
 from torch.nn.functional import normalize
 
-from hardneg.graph import ProximityGraph, build_graph
-from hardneg.planners import Proximity
-from hardneg.walks import Walker, compiled_loop
+from hardneg.batching.graph import ProximityGraph, build_graph
+from hardneg.batching.planners import Proximity
+from hardneg.batching.walks import Walker, compiled_loop
 
 ROOT = Path(__file__).resolve().parent.parent
 

@@ -22,8 +22,8 @@ from torch import Tensor
 from torch.nn.functional import normalize
 
 import hardneg as hn
+from hardneg.io.provenance import environment
 from hardneg.mining import Search, mine
-from hardneg.runs import environment
 
 ROOT = Path(__file__).resolve().parent.parent
 K = 10

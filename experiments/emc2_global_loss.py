@@ -31,10 +31,10 @@ from torch.nn.functional import affine_grid, grid_sample, normalize
 
 import hardneg as hn
 from hardneg import papers
-from hardneg.cache import Cache
-from hardneg.global_losses import EMC2, SogCLR
-from hardneg.pools import Bank
-from hardneg.types import Keys
+from hardneg.core.types import Keys
+from hardneg.losses.global_softmax import EMC2, SogCLR
+from hardneg.state.cache import Cache
+from hardneg.state.pools import Bank
 
 try:
     import matplotlib

@@ -27,11 +27,11 @@ from torch import Tensor
 from torch.nn.functional import normalize
 
 import hardneg as hn
-from hardneg.augment import PRESETS, preset_for
-from hardneg.clustering import Clusters
-from hardneg.data import load_splits
-from hardneg.encoders import build_encoder, embed
-from hardneg.evaluate import evaluate_embeddings
+from hardneg.state.clusters import Clusters
+from hardneg.training.augmentation.augment import PRESETS, preset_for
+from hardneg.training.data.images import load_splits
+from hardneg.training.encoders import build_encoder, embed
+from hardneg.training.evaluation.embeddings import evaluate_embeddings
 
 LOSSES = ("auto", "nce", "softmax", "local-aggregation")
 
@@ -55,7 +55,8 @@ class Options:
 
 
 def draw_ids(
-    z: Tensor, ids: Tensor, bank: hn.Bank, clusters: Clusters | None, negatives: hn.Negatives, options: Options,
+    z: Tensor, ids: Tensor, bank: hn.Bank, clusters: Clusters | None, negatives: hn.negatives.Negatives,
+    options: Options,
     generator: torch.Generator,
 ) -> Tensor | None:  # fmt: skip
     """Ids [b, k] of the negatives of each anchor, by its own weights over the whole bank; None while that is empty."""
@@ -89,7 +90,7 @@ def main() -> dict[str, Any]:
         aggregate = hn.papers.local_aggregation(temperature=options.temperature, num_background=options.num_draws)
     else:
         sizes = {"num_draws": options.num_draws, "temperature": options.temperature, "momentum": options.momentum}
-        loss = hn.InstanceDiscrimination(len(train), options.dim, objective=options.loss, **sizes)
+        loss = hn.losses.InstanceDiscrimination(len(train), options.dim, objective=options.loss, **sizes)
         bank = loss.bank
 
     def accuracy() -> dict[str, float]:

@@ -27,9 +27,9 @@ from mining_judged import ROOT, Judged, read_scifact
 from rich.console import Console
 
 from hardneg.integrations.sentence_transformers import NegativesLoss
+from hardneg.io.provenance import environment
 from hardneg.mining.job import run
 from hardneg.mining.options import MineOptions
-from hardneg.runs import environment
 
 ARMS = {
     "in-batch only": None,

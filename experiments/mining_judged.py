@@ -27,11 +27,11 @@ from torch import Tensor
 from torch.nn.functional import normalize
 
 import hardneg as hn
+from hardneg.core.errors import HardnegWarning
+from hardneg.io.provenance import environment
 from hardneg.mining import mine
 from hardneg.mining.encode import embed, encoders_of_model
 from hardneg.mining.ranks import Ranks
-from hardneg.notices import HardnegWarning
-from hardneg.runs import environment
 
 ROOT = Path(__file__).resolve().parent.parent
 K = 10

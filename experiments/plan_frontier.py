@@ -23,7 +23,7 @@ from rich.table import Table
 from torch import Tensor
 from torch.nn.functional import normalize
 
-from hardneg.planners import Communities, NearestNeighbours, Planner, Proximity, SingleSource, Strata, Uniform
+from hardneg.batching.planners import Communities, NearestNeighbours, Planner, Proximity, SingleSource, Strata, Uniform
 
 ROOT = Path(__file__).resolve().parent.parent
 

@@ -29,7 +29,7 @@ from rich.table import Table
 from torch import Tensor, nn
 
 import hardneg as hn
-from hardneg.types import Keys
+from hardneg.core.types import Keys
 
 try:
     import matplotlib
@@ -75,9 +75,9 @@ def sample(points: int, seed: int) -> tuple[Tensor, Tensor]:
     return x, RHO * x + math.sqrt(1.0 - RHO**2) * noise
 
 
-def weights(u: Tensor, v: Tensor, ids: Tensor, percent: int) -> hn.LogWeights:
+def weights(u: Tensor, v: Tensor, ids: Tensor, percent: int) -> hn.core.types.LogWeights:
     """q of each row over everyone: all others, or the closest 100 - percent of them. u is of the rows ids, v of all."""
-    negatives: hn.Negatives = hn.Ring(0.0, 1.0 - percent / 100.0) if percent else hn.Uniform()
+    negatives: hn.negatives.Negatives = hn.Ring(0.0, 1.0 - percent / 100.0) if percent else hn.Uniform()
     everyone = Keys(v.detach(), torch.arange(len(v)))
     return negatives.log_weights(hn.score(Keys(u.detach(), ids), v[ids].detach(), everyone, temperature=1.0))
 

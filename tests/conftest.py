@@ -14,7 +14,7 @@ from hypothesis import settings
 from torch import Tensor
 from torch.nn.functional import normalize
 
-from hardneg.notices import forget_warnings
+from hardneg.core.errors import forget_warnings
 
 torch.set_num_threads(1)
 settings.register_profile("steady", derandomize=True)  # the same examples in every run of the tests

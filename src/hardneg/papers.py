@@ -11,18 +11,18 @@ from typing import Annotated
 import torch
 from torch import Tensor
 
-from hardneg.cache import Cache, Encode, cache_loss
-from hardneg.clustering import Clusters
-from hardneg.global_losses import EMC2, SogCLR
-from hardneg.losses import ContrastiveLoss
-from hardneg.nce import CMC, InstanceDiscrimination
+from hardneg.core.objectives import info_nce, jsd, reduce
+from hardneg.core.schedules import Number
+from hardneg.core.scoring import Pools, cross_views, from_matrix, score, widened
+from hardneg.core.types import NEVER, Keys
+from hardneg.losses.bank import CMC, InstanceDiscrimination
+from hardneg.losses.contrastive import ContrastiveLoss
+from hardneg.losses.global_softmax import EMC2, SogCLR
+from hardneg.losses.neighbours import neighbour_nce
 from hardneg.negatives import Negatives, OtherLabel, Rank, Ring, Threshold, Tilt, Uniform
-from hardneg.neighbours import neighbour_nce
-from hardneg.objectives import info_nce, jsd, reduce
-from hardneg.pools import Bank
-from hardneg.schedules import Number
-from hardneg.scoring import Pools, cross_views, from_matrix, score, widened
-from hardneg.types import NEVER, Keys
+from hardneg.state.cache import Cache, Encode, cache_loss
+from hardneg.state.clusters import Clusters
+from hardneg.state.pools import Bank
 
 Loss = Callable[..., Tensor]
 Views = Annotated[Tensor, "b d"]

@@ -14,10 +14,10 @@ import torch
 from torch import Tensor
 from torch.nn.functional import normalize, pad
 
+from hardneg.core.objectives import info_nce
+from hardneg.core.scoring import score
+from hardneg.core.types import NEVER, Guide, Keys, LogWeights, PairLosses, Scores, Tags, with_support
 from hardneg.negatives import Negatives, OtherLabel, Product, parse
-from hardneg.objectives import info_nce
-from hardneg.scoring import score
-from hardneg.types import NEVER, Guide, Keys, LogWeights, PairLosses, Scores, Tags, with_support
 
 Problem = str | None
 Rule = Callable[[Negatives], Problem]

@@ -15,12 +15,12 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import normalize
 
-from hardneg.distributed import gather
+from hardneg.core.distributed import gather
+from hardneg.core.errors import argument_error, check_range
+from hardneg.core.objectives import NumNegatives, info_nce, reduce
+from hardneg.core.scoring import score
+from hardneg.core.types import Keys, Scores
 from hardneg.negatives import Negatives, Uniform, parse
-from hardneg.notices import argument_error, check_range
-from hardneg.objectives import NumNegatives, info_nce, reduce
-from hardneg.scoring import score
-from hardneg.types import Keys, Scores
 
 _other_rank = 1 << 32
 

@@ -10,13 +10,13 @@ import torch
 from torch import Tensor
 from torch.nn.functional import normalize
 
+from hardneg.core.types import NEVER, Guide, Keys, Scores, Tags
 from hardneg.mining.filters import Filters, near_positive_block, near_positive_listed
 from hardneg.mining.guide import GuideModel, pair_products, rows_of_vectors
 from hardneg.mining.pairs import Pairs, Positives, RowsOf, as_pairs, read_positives
-from hardneg.mining.reach import may_remove, reach_of
 from hardneg.mining.search import Corpus, FaissIndex, Retriever, Search, most_scores, nearest
+from hardneg.mining.search_depth import may_remove, reach_of
 from hardneg.mining.select import Candidates, Rule
-from hardneg.types import NEVER, Guide, Keys, Scores, Tags
 
 Rescore = Callable[[Annotated[Tensor, "m"], Annotated[Tensor, "m"]], Tensor]
 """(positions of queries, rows of the corpus) -> one score for each pair."""

@@ -6,10 +6,10 @@ import math
 
 from torch import Tensor
 
-from hardneg.mining.reach import batch_dependent
+from hardneg.core.errors import argument_error, check_range
+from hardneg.core.types import Keys
+from hardneg.mining.search_depth import batch_dependent
 from hardneg.mining.select import Rule
-from hardneg.notices import argument_error, check_range
-from hardneg.types import Keys
 
 _rows_at_once = 65536
 

@@ -21,9 +21,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from hardneg.core.errors import optional
+from hardneg.io.files import go_on, write_atomically
 from hardneg.mining.ranks import Ranks
-from hardneg.notices import optional
-from hardneg.runs import go_on, write_atomically
 
 Encode = Callable[[list[str]], Any]
 _piece = 4096

@@ -14,6 +14,7 @@ from typing import Annotated
 import torch
 from torch import Tensor
 
+from hardneg.core.types import NEVER, Keys
 from hardneg.mining.candidates import Finder, Rescore
 from hardneg.mining.checks import check_inputs
 from hardneg.mining.explain import Explanation
@@ -21,7 +22,6 @@ from hardneg.mining.pairs import Positives
 from hardneg.mining.search import Search
 from hardneg.mining.select import Candidates, Rule, Selection, select
 from hardneg.negatives import Negatives, parse
-from hardneg.types import NEVER, Keys
 
 _pilot = 256
 

@@ -8,10 +8,10 @@ import torch
 from torch import Tensor
 from torch.nn.functional import normalize
 
-from hardneg.mining.reach import support
+from hardneg.core.types import NEVER
 from hardneg.mining.search import most_numbers, most_scores
+from hardneg.mining.search_depth import support
 from hardneg.mining.select import is_copy
-from hardneg.types import NEVER
 
 if TYPE_CHECKING:
     from hardneg.mining.candidates import Finder

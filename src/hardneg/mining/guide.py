@@ -7,8 +7,8 @@ from typing import Annotated
 import torch
 from torch import Tensor
 
+from hardneg.core.types import Keys
 from hardneg.mining.search import Corpus, most_numbers
-from hardneg.types import Keys
 
 
 class GuideModel:

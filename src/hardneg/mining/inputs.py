@@ -10,6 +10,16 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from hardneg.core.types import Keys
+from hardneg.io.tables import (
+    Table,
+    aligned,
+    column_of_vectors,
+    read_table,
+    read_vectors,
+    suffix_of,
+    vector_suffixes,
+)
 from hardneg.mining.cells import checked_ids
 from hardneg.mining.encode import Encoder, embed, encoder_of_function, encoders_of_model, load_callable
 from hardneg.mining.engine import Miner
@@ -19,16 +29,6 @@ from hardneg.mining.options import MineOptions
 from hardneg.mining.problem import Problem, Side, build_problem, positive_column, side_of_table
 from hardneg.mining.ranks import Ranks, device_of_rank
 from hardneg.mining.search import Search
-from hardneg.mining.tables import (
-    Table,
-    aligned,
-    column_of_vectors,
-    read_table,
-    read_vectors,
-    suffix_of,
-    vector_suffixes,
-)
-from hardneg.types import Keys
 
 Progress = Callable[[str, int], Callable[[int], None]]
 """(what is done, how many steps) -> call it with the number of steps done."""

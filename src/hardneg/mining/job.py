@@ -16,6 +16,8 @@ import numpy as np
 import torch
 
 from hardneg import __version__
+from hardneg.io.files import go_on, write_atomically, write_json
+from hardneg.io.provenance import environment
 from hardneg.mining.encode import hash_of_function
 from hardneg.mining.engine import MinedBlock, Miner
 from hardneg.mining.explain import Explanation
@@ -25,7 +27,6 @@ from hardneg.mining.output import Layout, Result, write_output
 from hardneg.mining.problem import Problem
 from hardneg.mining.ranks import Ranks, join_ranks
 from hardneg.negatives import parse
-from hardneg.runs import environment, go_on, write_atomically, write_json
 
 _ours = re.compile(r"job\.json|block-\d{6,}\.npz|\..*\.partial")
 

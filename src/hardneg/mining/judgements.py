@@ -11,7 +11,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from hardneg.mining.tables import Table, read_table
+from hardneg.io.tables import Table, read_table
 
 Tag = Tensor | NDArray[Any] | Sequence[Any]
 

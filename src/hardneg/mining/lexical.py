@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from hardneg.notices import optional
+from hardneg.core.errors import optional
 
 
 class Lexical:

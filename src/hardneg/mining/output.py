@@ -22,9 +22,9 @@ from typing import Any, BinaryIO
 import numpy as np
 from numpy.typing import NDArray
 
+from hardneg.core.errors import argument_error, optional
+from hardneg.io.files import disk_failure, go_on, write_atomically
 from hardneg.mining.problem import Problem
-from hardneg.notices import argument_error, optional
-from hardneg.runs import disk_failure, go_on, write_atomically
 
 formats = ("triplet", "n-tuple", "labeled-pair", "labeled-list", "ids")
 _rows_at_once = 50_000

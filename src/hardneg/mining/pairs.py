@@ -9,7 +9,7 @@ from typing import Annotated, Any
 import torch
 from torch import Tensor
 
-from hardneg.notices import argument_error
+from hardneg.core.errors import argument_error
 
 Positives = Tensor | Sequence[Any]
 """Corpus ids: [q], [q, p] padded with -1, or one list per query."""

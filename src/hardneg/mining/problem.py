@@ -20,8 +20,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from hardneg.io.tables import Table
 from hardneg.mining.cells import as_list, checked_ids, checked_texts, key_of, of_one_kind
-from hardneg.mining.tables import Table
 
 _query_ids = ("id", "_id", "query_id", "query-id", "qid", "queryid")
 _query_texts = ("query", "anchor", "question", "text", "sentence1", "image")

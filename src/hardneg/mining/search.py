@@ -13,8 +13,8 @@ import torch
 from torch import Tensor
 from torch.nn.functional import normalize
 
-from hardneg.notices import argument_error, optional
-from hardneg.types import NEVER
+from hardneg.core.errors import argument_error, optional
+from hardneg.core.types import NEVER
 
 Mask = Callable[[Annotated[Tensor, "b m"], int, int], Annotated[Tensor, "b m"]]
 """(scores of a block of the corpus, its first row, its end) -> True where a candidate may stay."""

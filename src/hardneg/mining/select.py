@@ -9,10 +9,10 @@ from typing import Annotated
 import torch
 from torch import Tensor
 
+from hardneg.core.types import NEVER, Scores, with_support
 from hardneg.mining.noise import gumbel, uniform
-from hardneg.mining.reach import ends_here, support
+from hardneg.mining.search_depth import ends_here, support
 from hardneg.negatives import Negatives
-from hardneg.types import NEVER, Scores, with_support
 
 VectorsOf = Callable[[Tensor], Tensor]
 

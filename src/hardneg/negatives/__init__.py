@@ -3,11 +3,10 @@
 from hardneg.negatives.bands import BelowPositive, Rank, Ring, Threshold
 from hardneg.negatives.base import Negatives, Product, Uniform, keep, registered_negatives
 from hardneg.negatives.clusters import OtherCluster, SameCluster
-from hardneg.negatives.draw import draw
-from hardneg.negatives.hardening import Hardening, register_hardening
+from hardneg.negatives.grammar import parse, to_text
+from hardneg.negatives.hardening import Hardening, assumption_1, register_hardening
 from hardneg.negatives.known import Known, KnownPairs
 from hardneg.negatives.labels import From, OtherLabel
-from hardneg.negatives.spec import parse, to_text
 from hardneg.negatives.tilt import ClippedTilt, Tilt
 
 __all__ = [
@@ -27,7 +26,7 @@ __all__ = [
     "Threshold",
     "Tilt",
     "Uniform",
-    "draw",
+    "assumption_1",
     "keep",
     "parse",
     "register_hardening",

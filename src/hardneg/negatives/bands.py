@@ -15,10 +15,10 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
+from hardneg.core.errors import argument_error, check_kind, check_range
+from hardneg.core.schedules import Number, Schedule
+from hardneg.core.types import NEVER, LogWeights, Scores
 from hardneg.negatives.base import Negatives, keep
-from hardneg.notices import argument_error, check_kind, check_range
-from hardneg.schedules import Number, Schedule
-from hardneg.types import NEVER, LogWeights, Scores
 
 
 @dataclass(frozen=True, repr=False)

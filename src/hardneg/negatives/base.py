@@ -9,9 +9,9 @@ from typing import Any, ClassVar
 
 from torch import Tensor
 
-from hardneg.notices import warn_once
-from hardneg.schedules import Schedule, short_repr, value_of
-from hardneg.types import NEVER, LogWeights, Scores
+from hardneg.core.errors import warn_once
+from hardneg.core.schedules import Schedule, short_repr, value_of
+from hardneg.core.types import NEVER, LogWeights, Scores
 
 _registry: dict[str, type[Negatives]] = {}
 

@@ -8,8 +8,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
+from hardneg.core.types import LogWeights, Scores
 from hardneg.negatives.base import Negatives, keep
-from hardneg.types import LogWeights, Scores
 
 
 @dataclass(frozen=True, repr=False)

@@ -8,15 +8,16 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
 import torch
 from torch import Tensor
 
+from hardneg.core.errors import argument_error, check_range
+from hardneg.core.objectives import log_expect_exp
+from hardneg.core.schedules import Number, Schedule
+from hardneg.core.types import NEVER, LogWeights, Scores
 from hardneg.negatives.base import Negatives
-from hardneg.notices import argument_error, check_range
-from hardneg.schedules import Number, Schedule
-from hardneg.types import NEVER, LogWeights, Scores
 
 LogEta = Callable[[Tensor], Tensor]
 NamedLogEta = Callable[[Tensor, float], Tensor]
@@ -86,3 +87,14 @@ def _check_non_decreasing(hardening: Hardening) -> None:
     lost = (on_grid[1:] == NEVER) & (on_grid[:-1] != NEVER)
     if lost.any() or (above.diff() < -1e-5).any():
         raise argument_error("Hardening", "a non-decreasing eta", "log_eta", hardening.log_eta)
+
+
+def assumption_1(scores: Scores, hardening: Negatives) -> Annotated[Tensor, ""]:
+    """Share of anchors that satisfy H-SCL's Assumption 1: E[e^s] over hard candidates of the anchor's own label is at
+    least that over hard candidates of other labels. Anchors without one of the two are left out (NaN if all are)."""
+    same = scores.same_label("assumption_1")
+    log_w = hardening.log_weights(scores)
+    collision = log_expect_exp(scores.candidates, log_w.masked_fill(~same, NEVER))
+    true_negative = log_expect_exp(scores.candidates, log_w.masked_fill(same, NEVER))
+    defined = (collision != NEVER) & (true_negative != NEVER)
+    return ((collision >= true_negative) & defined).sum() / defined.sum()

@@ -11,8 +11,8 @@ from typing import Annotated, ClassVar
 import torch
 from torch import Tensor
 
+from hardneg.core.types import NEVER, LogWeights, Scores
 from hardneg.negatives.base import Negatives
-from hardneg.types import NEVER, LogWeights, Scores
 
 
 class KnownPairs:

@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
+from hardneg.core.errors import check_kind
+from hardneg.core.types import LogWeights, Scores
 from hardneg.negatives.base import Negatives, keep
-from hardneg.notices import check_kind
-from hardneg.types import LogWeights, Scores
 
 
 @dataclass(frozen=True, repr=False)

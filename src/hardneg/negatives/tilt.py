@@ -13,10 +13,10 @@ from typing import ClassVar
 
 import torch
 
+from hardneg.core.errors import check_kind, check_range
+from hardneg.core.schedules import Number
+from hardneg.core.types import NEVER, LogWeights, Scores
 from hardneg.negatives.base import Negatives
-from hardneg.notices import check_kind, check_range
-from hardneg.schedules import Number
-from hardneg.types import NEVER, LogWeights, Scores
 
 
 @dataclass(frozen=True, repr=False)

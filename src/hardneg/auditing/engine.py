@@ -1,0 +1,109 @@
+"""hn.audit: how hard, how false and how concentrated negatives are, from tensors."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Annotated
+
+import torch
+from torch import Tensor
+
+from hardneg.auditing.findings import find_in_rows
+from hardneg.auditing.prepare import make_subject
+from hardneg.auditing.request import asked_by_audit
+from hardneg.auditing.result import Audit
+from hardneg.auditing.rules import Expressions, given_rules
+from hardneg.auditing.settings import Settings
+from hardneg.auditing.subject import Subject
+from hardneg.auditing.survey import audit_subject
+from hardneg.core.types import Keys
+from hardneg.mining.engine import Mined
+from hardneg.mining.judgements import Tag
+from hardneg.mining.pairs import Positives, RowsOf
+
+
+def audit(
+    embeddings: Tensor | Keys | None = None,
+    expressions: Expressions = (),
+    *,
+    corpus: Tensor | Keys | None = None,
+    positives: Positives | str | None = None,
+    judgements: Positives | None = None,
+    labels: Tag | None = None,
+    groups: Tag | None = None,
+    mined: Mined | Annotated[Tensor, "q k"] | str | Path | None = None,
+    temperature: float = 0.5,
+    tau_plus: float = 0.0,
+    near_duplicate: float = 0.95,
+    num_anchors: int = 512,
+    seed: int = 0,
+    wanted_false_negatives: float | None = None,
+    frontier: bool = True,
+    normalize: bool = True,
+    progress: Callable[[int, int], None] | None = None,
+) -> Audit:
+    """How hard, how false and how concentrated the negatives of each expression are on these embeddings.
+
+    embeddings: the anchors [a, d], a tensor or Keys; they are the candidates, too, unless there is a ``corpus``.
+    positives: vectors of a second view [a, d]; ids of candidates as in ``mine``; ``"label"``: one row of the same
+        label stands in; None: the first judgement of each query, or no positive.
+    labels, groups, judgements: what false negatives are known by. Labels and groups of a corpus are those of its Keys
+        (``labels``, ``clusters``); judgements are relevant ids for each query as in ``mine``, the best first.
+    mined: negatives of each query, as ``mine`` gives them or as ids [q, k]; or the path of a mined file, which then
+        needs nothing else (see docs/audit.md).
+    temperature, tau_plus: of the loss; tilts weigh by exp(beta * similarity / temperature).
+    near_duplicate: cosine from which a candidate is a copy of the anchor or of a positive.
+    num_anchors: how many are looked at, drawn with ``seed``; all of them if there are no more.
+    wanted_false_negatives: search for the hardest rules that stay at or below this share.
+    frontier: also measure a default set of rules; False for logging in training.
+    normalize: take the vectors at unit length; False takes the dot product as it is.
+
+    >>> z = torch.nn.functional.normalize(torch.randn(64, 8), dim=-1)
+    >>> found = audit(z, ["Uniform()", "Tilt(2.0)"], labels=torch.arange(64) % 4, frontier=False)
+    >>> round(found.row("Uniform()").false_negatives, 4)  # 15 of the 63 others
+    0.2381
+    >>> found.row("Tilt(2.0)").similarity > found.random_similarity
+    True
+    """
+    settings = Settings(temperature, tau_plus, near_duplicate, num_anchors, seed, wanted_false_negatives, frontier)
+    if isinstance(mined, (str, Path)):
+        from hardneg.auditing.files import AuditOptions, audit_files
+
+        if embeddings is not None or corpus is not None:
+            raise ValueError("audit needs the path of a mined file alone, or tensors, got both; see AuditOptions.")
+        texts = tuple(rule.name for rule in given_rules(expressions))
+        return audit_files(AuditOptions(str(mined), expressions=texts, settings=settings), progress=progress)
+    if embeddings is None:
+        raise ValueError("audit needs embeddings, or the path of a mined file as mined=..., got neither.")
+    with asked_by_audit(), torch.no_grad():
+        subject = make_subject(
+            embeddings,
+            corpus,
+            positives=positives,
+            judgements=judgements,
+            labels=labels,
+            groups=groups,
+            normalize=normalize,
+            seed=seed,
+        )
+        listed = None if mined is None else listed_rows(subject, mined)
+        found = audit_subject(subject, given_rules(expressions), settings, listed=listed, progress=progress)
+        return found if listed is None else replace(found, mined=find_in_rows(subject, listed))
+
+
+def listed_rows(subject: Subject, mined: Mined | Tensor) -> Annotated[Tensor, "a k"]:
+    """The negatives of each anchor as rows of the candidates, -1 where short."""
+    if isinstance(mined, Mined):
+        rows = mined.rows
+    else:
+        ids = subject.candidate_tags.ids
+        if mined.ndim != 2 or mined.is_floating_point():
+            raise ValueError(f"audit needs ids [q, k] as mined, got {tuple(mined.shape)} of {mined.dtype}.")
+        rows = RowsOf(ids, len(subject.candidates))(mined.cpu().flatten()).view(mined.shape)
+        if bool(((rows < 0) & (mined.cpu() != -1)).any()):
+            raise ValueError("audit needs mined ids that are in the corpus (or -1 where short), got others.")
+    if len(rows) != len(subject.anchors):
+        raise ValueError(f"audit needs mined negatives of {len(subject.anchors)} anchors, got {len(rows)}.")
+    return rows

@@ -1,0 +1,144 @@
+"""What is wrong with mined lists: positives among the negatives, under any id, repeated and missing ones, hubs."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Any
+
+import torch
+from torch import Tensor
+from torch.nn.functional import normalize
+
+from hardneg.auditing.lists import Lists
+from hardneg.auditing.measure import NUM_HUBS
+from hardneg.auditing.result import Example, Hub, MinedFindings
+from hardneg.auditing.subject import Subject
+
+_same_vector = 1.0 - 1e-6  # the cosine of a vector with itself, after rounding
+_most_examples = 5
+
+
+def find(
+    lists: Lists,
+    *,
+    text_of: Mapping[Any, str] | None = None,
+    row_of: Mapping[Any, int] | None = None,
+    vectors: Annotated[Tensor, "n d"] | None = None,
+    num_documents: int | None = None,
+    queries_without: int | None = None,
+) -> MinedFindings:
+    """Looks at every list.
+
+    text_of: the text of each name; without it the names are compared, as texts if they are. row_of and vectors: where
+    the vector of a name is, for copies that no text shows.
+    """
+    same, other, repeated = 0, 0, 0
+    examples: list[Example] = []
+    for query, positives, negatives in zip(lists.queries, lists.positives, lists.negatives, strict=True):
+        own = set(positives)
+        content = {name: _content(name, text_of, lists.are_texts) for name in (*positives, *negatives)}
+        twin = {content[name]: name for name in positives}
+        alike, earlier = _same_vectors(positives, negatives, row_of, vectors)
+        seen: set[str] = set()
+        for name in negatives:
+            repeated += content[name] in seen or name in earlier
+            seen.add(content[name])
+            if name in own:
+                same += 1
+            elif content[name] in twin or name in alike:
+                other += 1
+            else:
+                continue
+            if len(examples) < _most_examples:
+                examples.append(Example(query, name, name if name in own else alike.get(name, twin.get(content[name]))))
+    count = Counter(name for names in lists.negatives for name in names)
+    return MinedFindings(
+        queries=len(lists.queries),
+        negatives=count.total(),
+        wanted=lists.wanted,
+        short=_short(lists, queries_without),
+        queries_without=queries_without,
+        equal_to_positive=same,
+        positive_under_another_id=other,
+        repeated=repeated,
+        compared_by=_compared(lists, text_of, vectors),
+        documents=len(count),
+        documents_in_corpus=num_documents,
+        hubs=_hubs(count, num_documents),
+        examples=tuple(examples),
+    )
+
+
+def _short(lists: Lists, queries_without: int | None) -> int:
+    """Queries with fewer negatives than wanted; those without any are in the file as empty lists, or not at all."""
+    length = lists.wanted or max((len(names) for names in lists.negatives), default=0)
+    empty = sum(not names for names in lists.negatives) if length else 0
+    return sum(0 < len(names) < length for names in lists.negatives) + max(queries_without or 0, empty)
+
+
+def _content(name: Any, text_of: Mapping[Any, str] | None, is_text: bool) -> str:
+    """What a document says, whatever its case and spaces; its name, if that is no text, as it is."""
+    text = None if text_of is None else text_of.get(name)
+    if text is None and not is_text:
+        return f"\0{name}"
+    return " ".join((str(name) if text is None else text).split()).casefold()
+
+
+def _same_vectors(
+    positives: Sequence[Any], negatives: Sequence[Any], row_of: Mapping[Any, int] | None, vectors: Tensor | None
+) -> tuple[dict[Any, Any], set[Any]]:
+    """The positive whose very vector a negative has, by name of the negative; negatives with that of an earlier one."""
+    if row_of is None or vectors is None:
+        return {}, set()
+    near = [name for name in dict.fromkeys(positives) if name in row_of]
+    far = [name for name in dict.fromkeys(negatives) if name in row_of]
+    if not far:
+        return {}, set()
+    rows = torch.tensor([row_of[name] for name in (*near, *far)])
+    unit = normalize(vectors[rows].double(), dim=-1)
+    equal = (unit[len(near) :] @ unit.T >= _same_vector) & (rows[len(near) :, None] != rows)
+    twins, earlier = equal[:, : len(near)], equal[:, len(near) :].tril(-1).any(1)
+    alike = {
+        name: near[int(hits.int().argmax())] for name, hits in zip(far, twins, strict=True) if near and bool(hits.any())
+    }
+    return alike, {name for name, is_copy in zip(far, earlier.tolist(), strict=True) if is_copy}
+
+
+def _compared(lists: Lists, text_of: Mapping[Any, str] | None, vectors: Tensor | None) -> tuple[str, ...]:
+    alone = "texts as they are in the file" if lists.are_texts else "ids"
+    by = [alone] if text_of is None else ["ids", "texts"]
+    return (*by, "vectors") if vectors is not None else tuple(by)
+
+
+def _hubs(count: Counter[Any], num_documents: int | None) -> tuple[Hub, ...]:
+    """Times an even choice, over the corpus or, where its size is not known, over the documents that occur."""
+    total, size = count.total(), num_documents or len(count)
+    return tuple(Hub(name, number / total, number / total * size) for name, number in count.most_common(NUM_HUBS))
+
+
+def find_in_rows(subject: Subject, listed: Annotated[Tensor, "q k"]) -> MinedFindings:
+    """Looks at lists in memory: rows of the candidates, under the names these have."""
+    own: list[list[int]] = [[] for _ in range(len(listed))]
+    if subject.pairs is not None:
+        everyone = torch.arange(len(listed), device=subject.pairs.rows.device)
+        for query, row in zip(*(each.tolist() for each in subject.pairs.of(everyone)), strict=True):
+            own[query].append(row)
+    rows = [[row for row in each if row >= 0] for each in listed.tolist()]
+    name = {row: subject.name_of(row) for each in (*own, *rows) for row in each}
+    lists = Lists(
+        list(range(len(rows))),
+        [[name[row] for row in each] for each in own],
+        [[name[row] for row in each] for each in rows],
+        listed.shape[1],
+        are_texts=False,
+    )
+    row_of = {named: row for row, named in name.items()}
+    return find(lists, row_of=row_of, vectors=subject.candidates, num_documents=len(subject.candidates))
+
+
+def as_rows(lists: Lists, row_of: Mapping[Any, int]) -> Annotated[Tensor, "q k"]:
+    """The negatives as rows of the corpus, padded with -1."""
+    known = [[row_of[name] for name in names if name in row_of] for names in lists.negatives]
+    width = max((len(each) for each in known), default=1) or 1
+    return torch.tensor([[*each, *[-1] * (width - len(each))] for each in known], dtype=torch.long)

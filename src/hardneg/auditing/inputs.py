@@ -1,0 +1,170 @@
+"""What `hardneg audit` reads: embeddings with ids and labels, judgements, the splits of a run."""
+
+from __future__ import annotations
+
+import zipfile
+import zlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from hardneg.auditing.options import AuditOptions
+from hardneg.io.arrays import whats_wrong
+from hardneg.io.embeddings import SPLIT_NAMES, load_embeddings
+from hardneg.io.tables import aligned, read_table, read_vectors, suffix_of, vector_suffixes
+from hardneg.mining.problem import side_of_table
+
+WHO = "audit"
+
+
+@dataclass(frozen=True, eq=False)
+class Documents:
+    """Queries or documents: names, and texts, vectors, labels and groups where there are any."""
+
+    ids: Sequence[Any]
+    named: bool
+    texts: list[str] | None = None
+    vectors: Tensor | None = None
+    labels: Sequence[Any] | None = None
+    groups: Sequence[Any] | None = None
+
+
+def side_of(options: AuditOptions, kind: str, path: str | None, beside: str | None) -> Documents:
+    """One side from a file of embeddings, a table, or a table with embeddings beside it.
+
+    For queries, ``path`` holds the embeddings and ``beside`` names the rows; for a corpus, ``path`` is the table and
+    ``beside`` the embeddings.
+    """
+    table_path, vectors_path = (beside, path) if kind == "queries" else (path, beside)
+    if vectors_path is not None and suffix_of(Path(vectors_path)) not in vector_suffixes and table_path is None:
+        table_path = vectors_path
+    if table_path is not None and suffix_of(Path(table_path)) in vector_suffixes:
+        table_path, vectors_path = None, vectors_path or table_path
+    vectors, ids = (None, None) if vectors_path is None else read_vectors(vectors_path, options.embedding_column, WHO)
+    tags = {} if vectors_path is None else _arrays(Path(vectors_path), options)
+    columns = options.columns
+    text, identity = (columns.query, columns.query_id) if kind == "queries" else (columns.corpus, columns.corpus_id)
+    if table_path is None:
+        assert vectors is not None
+        if text is not None or identity is not None:
+            raise ValueError(
+                f"audit needs a table of {kind} for the column {text or identity!r}, got embeddings alone."
+            )
+        return Documents(ids or range(len(vectors)), ids is not None, None, vectors, **tags)
+    table = read_table(table_path, WHO)
+    side = side_of_table(table, text, identity, None, kind, WHO)
+    if vectors is not None:
+        order = torch.arange(len(vectors))
+        rows = aligned(order, None if vectors_path == table_path else ids, side.ids, kind, str(vectors_path), WHO)
+        if rows is not order:
+            vectors, tags = vectors[rows], {word: tag[rows.numpy()] for word, tag in tags.items()}
+    for word, column in (("labels", options.label_column), ("groups", options.group_column)):
+        if column is not None and column in table:
+            tags[word] = table[column]
+    return Documents(side.ids, side.named, side.texts, vectors, **tags)
+
+
+def _arrays(path: Path, options: AuditOptions) -> dict[str, Any]:
+    """Labels and groups that lie in the same .npz as the embeddings."""
+    if path.suffix != ".npz":
+        return {}
+    wanted = {"labels": options.label_column or "labels", "groups": options.group_column or "groups"}
+    with np.load(path) as file:
+        return {word: file[name] for word, name in wanted.items() if name in file.files}
+
+
+def check_columns_found(options: AuditOptions, *sides: Documents) -> None:
+    """A column that was named must be there, unless it is that of a file of its own."""
+    for word, column in (("labels", options.label_column), ("groups", options.group_column)):
+        if column is None or getattr(options, word) is not None:
+            continue
+        if any(getattr(side, word) is None for side in sides):
+            where = options.input if len(sides) == 1 else "queries and corpus"
+            raise ValueError(f"audit needs the column or array {column!r} of {word} in {where}, got none.")
+
+
+def is_run(path: Path) -> bool:
+    """A run directory, or the embeddings.npz of one."""
+    if path.is_dir():
+        return (path / "embeddings.npz").exists()
+    if path.suffix != ".npz" or not zipfile.is_zipfile(path):
+        return False
+    with zipfile.ZipFile(path) as file:
+        return {f"{name}.npy" for name in SPLIT_NAMES} <= set(file.namelist())
+
+
+def split_of_run(path: Path, split: str) -> tuple[Tensor, Tensor]:
+    """The features and labels that a training run left."""
+    train_x, train_y, test_x, test_y = load_embeddings(path / "embeddings.npz" if path.is_dir() else path)
+    return (train_x, train_y) if split == "train" else (test_x, test_y)
+
+
+def _tags_in_arrays(what: str, path: Path, column: str | None) -> Sequence[Any]:
+    if path.suffix == ".npy":
+        return _flat(np.load(path), what, str(path))
+    with np.load(path) as arrays:
+        name = column or (what if what in arrays.files else arrays.files[0])
+        if name not in arrays.files:
+            raise ValueError(f"audit needs an array {name!r} of {what} in {path}, got {arrays.files}.")
+        return _flat(arrays[name], what, str(path))
+
+
+def read_tags(what: str, path: str, column: str | None) -> Sequence[Any]:
+    """Labels or groups from .npy, .npz, a table, or a text file with one in each line."""
+    file = Path(path)
+    if not file.exists():
+        raise FileNotFoundError(f"audit needs a file of {what} that exists, got {path}.")
+    if file.suffix in (".npy", ".npz"):
+        try:
+            return _tags_in_arrays(what, file, column)
+        except (ValueError, EOFError, zipfile.BadZipFile, zlib.error) as error:
+            if str(error).startswith("audit needs"):
+                raise
+            raise ValueError(f"audit needs {what} as plain arrays, got {path}: {whats_wrong(error)}.") from None
+    if file.suffix == ".txt":
+        return file.read_text(encoding="utf-8").splitlines()
+    table = read_table(path, WHO)
+    found = column or next((name for name in (what, what[:-1], "class", "y") if name in table), None)
+    if found is None and len(table) == 1:
+        found = next(iter(table))
+    if found is None or found not in table:
+        raise ValueError(f"audit needs a column of {what} in {path}, got columns {sorted(table)}; name it.")
+    return table[found]
+
+
+def _flat(array: Any, what: str, path: str) -> list[Any]:
+    if array.ndim != 1 or array.dtype.kind not in "iuUSb":
+        raise ValueError(
+            f"audit needs {what} [n] of whole numbers or texts in {path}, got {array.shape} {array.dtype}."
+        )
+    values: list[Any] = array.tolist()
+    return values
+
+
+def rows_by_name(side: Documents) -> dict[str, int]:
+    """Ids are matched as text: 12 in one file is "12" in another."""
+    rows = {str(name): row for row, name in enumerate(side.ids)}
+    if len(rows) < len(side.ids):
+        raise ValueError(f"audit needs distinct ids, got {len(side.ids) - len(rows)} repeated.")
+    return rows
+
+
+def judged_lists(
+    judged: Sequence[tuple[str, str]], queries: Mapping[str, int], documents: Mapping[str, int], size: int
+) -> list[list[int]]:
+    """The judged rows of each query; pairs of other queries, or of documents that are not there, do not count."""
+    lists: list[list[int]] = [[] for _ in range(size)]
+    for query, document in judged:
+        if query in queries and document in documents:
+            lists[queries[query]].append(documents[document])
+    if not any(lists):
+        raise ValueError(
+            f"audit needs judgements of these queries and documents, got {len(judged)} pairs of which none match; "
+            "check the ids (without ids, rows are numbered from 0)."
+        )
+    return lists

@@ -1,0 +1,163 @@
+"""Lists of mined negatives, in memory or in any of the formats that `hardneg mine` and other tools write.
+
+- ``ids``: query_id, positive_ids, negative_ids.
+- triplets: anchor, positive, negative; n-tuples: anchor, positive, negative_1 ...; lists of positives and of negatives
+  beside a query: query, pos, neg.
+- labeled-list: anchor, a list of documents, and a list of labels (or of scores: then the first is the positive).
+- labeled-pair: anchor, document, label.
+
+The columns go by these names; where there is no such name, the first two that are nothing else are anchor and document.
+Rows with the same anchor are one query. A format with one row for each positive repeats the negatives for each: they
+count once.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from hardneg.io.tables import Table, read_table
+
+_numbered = "negative_"
+_anchors = ("anchor", "query", "question")
+_positives = ("positive", "positives", "pos")
+_negatives = ("negative", "negatives", "neg")
+_others = ("id", "_id", "label", "labels", "score", "scores")
+
+
+@dataclass(frozen=True)
+class Lists:
+    """The positives and the negatives of each query, by the names they have: ids or texts."""
+
+    queries: list[Any]
+    positives: list[list[Any]]
+    negatives: list[list[Any]]
+    wanted: int | None = None
+    are_texts: bool = True  # False where the names are ids
+
+    def documents(self) -> Iterator[Any]:
+        for each in (self.positives, self.negatives):
+            yield from (one for names in each for one in names)
+
+
+def is_mined(columns: Iterable[str]) -> bool:
+    """Whether a table with these columns holds mined negatives."""
+    names = set(columns)
+    if names & {"negative_ids", *_negatives, f"{_numbered}1"}:
+        return True
+    return "positive" in names and bool(names & {"label", "labels", "score", "scores"})
+
+
+def read_lists(path: str | Path, wanted: int | None = None) -> Lists:
+    """The lists of a mined file; ``wanted`` is how many negatives a query was to have."""
+    table = read_table(path, "audit")
+    names = list(table)
+    if "negative_ids" in table:
+        return _of_ids(table, path, wanted)
+    anchors, documents = _anchors_and_documents(table, path)
+    negative = next((name for name in _negatives if name in table), None)
+    tuples = sorted((name for name in names if _is_numbered(name)), key=lambda name: int(name[len(_numbered) :]))
+    if negative is not None or tuples:
+        columns = [table[name] for name in tuples or [str(negative)]]
+        rows = ([one for value in row for one in _listed(value)] for row in zip(*columns, strict=True))
+        return _grouped(zip(anchors, (_listed(one) for one in documents), rows, strict=True), path, wanted)
+    marks = table.get("label") or table.get("labels") or _first_is_positive(table.get("scores"))
+    if marks is None:
+        raise ValueError(f"audit needs negatives in a mined file, got columns {names} in {path}: none says which.")
+    marked = ((_listed(one), _listed(mark)) for one, mark in zip(documents, marks, strict=True))
+    return _labelled(((anchor, *each) for anchor, each in zip(anchors, marked, strict=True)), path, wanted)
+
+
+def _anchors_and_documents(table: Table, path: str | Path) -> tuple[list[Any], list[Any]]:
+    """The columns of the anchors and of the positives (or of any documents), by name or else by place."""
+    anchor, document = (next((name for name in known if name in table), None) for known in (_anchors, _positives))
+    taken = (anchor, document, *_negatives, *_others)
+    rest = iter(name for name in table if name not in taken and not _is_numbered(name))
+    anchor, document = anchor or next(rest, None), document or next(rest, None)
+    if anchor is None or document is None:
+        columns = list(table)
+        raise ValueError(f"audit needs a mined file (anchor, positive, negatives), got columns {columns} in {path}.")
+    return table[anchor], table[document]
+
+
+def _is_numbered(name: str) -> bool:
+    return name.startswith(_numbered) and name[len(_numbered) :].isdigit()
+
+
+def _of_ids(table: Table, path: str | Path, wanted: int | None) -> Lists:
+    if "query_id" not in table:
+        raise ValueError(f"audit needs query_id beside negative_ids, got columns {sorted(table)} in {path}.")
+    queries = table["query_id"]
+    positives = [_listed(one) for one in table.get("positive_ids") or [None] * len(queries)]
+    negatives = [_listed(one) for one in table["negative_ids"]]
+    for row, (query, *lists) in enumerate(zip(queries, positives, negatives, strict=True)):
+        _check_names((query, *lists[0], *lists[1]), path, row)
+    return Lists(queries, positives, negatives, wanted, are_texts=False)
+
+
+def _listed(value: Any) -> list[Any]:
+    """A list without the places that were left empty; a single value is a list of one."""
+    values = value if isinstance(value, (list, tuple)) else [value]
+    return [one for one in values if one is not None]
+
+
+def _check_names(names: Iterable[Any], path: str | Path, row: int) -> None:
+    for name in names:
+        if not isinstance(name, (str, int, float)):
+            raise ValueError(f"audit needs ids or texts in a mined file, got {name!r} in row {row} of {path}.")
+
+
+def _grouped(rows: Iterable[tuple[Any, list[Any], list[Any]]], path: str | Path, wanted: int | None) -> Lists:
+    """Negatives of each anchor and its positives; over several rows of an anchor the same negative counts once."""
+    found: dict[Any, dict[tuple[Any, ...], list[Any]]] = {}
+    for number, (anchor, positives, negatives) in enumerate(rows):
+        _check_names((anchor, *positives, *negatives), path, number)
+        found.setdefault(anchor, {}).setdefault(tuple(positives), []).extend(negatives)
+    merged = []
+    for lists in found.values():
+        most: Counter[Any] = Counter()
+        for names in lists.values():
+            most |= Counter(names)
+        merged.append(list(most.elements()))
+    own = [list(dict.fromkeys(one for positives in lists for one in positives)) for lists in found.values()]
+    return Lists(list(found), own, merged, wanted)
+
+
+def _labelled(rows: Iterable[tuple[Any, list[Any], list[Any]]], path: str | Path, wanted: int | None) -> Lists:
+    """One list for each row; where several rows of an anchor repeat its negatives (one per positive), once."""
+    positives: dict[Any, dict[Any, None]] = {}
+    most: dict[Any, Counter[Any]] = {}
+    for number, (anchor, documents, labels) in enumerate(rows):
+        _check_names((anchor, *documents), path, number)
+        marked = list(zip(documents, _numbers(labels, len(documents), path, number), strict=True))
+        positives.setdefault(anchor, {}).update({document: None for document, label in marked if label > 0})
+        negatives = [document for document, label in marked if label <= 0]
+        before = most.setdefault(anchor, Counter())
+        if len(documents) == 1:
+            before.update(negatives)
+        else:
+            most[anchor] = before | Counter(negatives)
+    return Lists(
+        list(positives),
+        [list(own) for own in positives.values()],
+        [list(count.elements()) for count in most.values()],
+        wanted,
+    )
+
+
+def _numbers(labels: list[Any], size: int, path: str | Path, row: int) -> list[float]:
+    try:
+        if len(labels) == size:
+            return [float(label) for label in labels]
+    except (TypeError, ValueError):
+        pass
+    raise ValueError(f"audit needs numbers as labels of {size} documents, got {labels!r} in row {row} of {path}.")
+
+
+def _first_is_positive(scores: list[Any] | None) -> list[list[int]] | None:
+    if scores is None or any(not isinstance(each, (list, tuple)) for each in scores):
+        return None
+    return [[1, *[0] * (len(each) - 1)] for each in scores]

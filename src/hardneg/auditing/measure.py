@@ -1,0 +1,175 @@
+"""What a rule does to the anchors looked at, gathered chunk by chunk; no [anchors, candidates] matrix is kept.
+
+Hubness is n * P(two different anchors draw the same negative) = n * (|m|^2 - sum_i |q_i|^2) / (A (A - 1)), m being
+the mass of each item over A anchors: unbiased however few anchors are looked at, unlike the mass of single items.
+"""
+
+from __future__ import annotations
+
+import math
+from array import array
+from dataclasses import dataclass, field
+from typing import Annotated
+
+import torch
+from torch import Tensor
+
+from hardneg.auditing.result import Hub, Row
+from hardneg.auditing.rules import NamedRule
+from hardneg.auditing.subject import Subject
+from hardneg.core.diagnose import diagnose
+from hardneg.core.objectives import debiased, log_expect_exp
+from hardneg.core.types import NEVER, Scores
+
+NUM_HUBS = 10
+EVEN_SHARE = 0.1  # of an even choice's weight: from there on an item counts as someone's negative
+_piece = 2048
+_sums = ("similarity", "false", "near", "effective", "attracted", "temperature", "clamped")
+
+
+@dataclass(frozen=True, eq=False)
+class Chunk:
+    """Some anchors against all candidates, and what all rules share of them."""
+
+    rows: Annotated[Tensor, "b"]
+    scores: Scores
+    similarity: Annotated[Tensor, "b n"]
+    false: Annotated[Tensor, "b n"] | None
+    known: Annotated[Tensor, "b"]
+    asked: Annotated[Tensor, "b n 3"]  # similarity, whether near, whether false: one product with q means all three
+    num_valid: Annotated[Tensor, "b"]
+    diagnosed: bool
+
+    @classmethod
+    def of(cls, subject: Subject, rows: Tensor, temperature: float, near: float, diagnosed: bool = False) -> Chunk:
+        scores = subject.scores(rows, temperature)
+        false = subject.known_false(rows, scores) if subject.judges else None
+        similarity = scores.candidates * temperature
+        asked = torch.stack([similarity, subject.near(rows, scores, near).to(similarity)], dim=-1)
+        if false is not None:
+            asked = torch.cat([asked, false[..., None].to(asked)], dim=-1)
+        # A listed negative may be no valid candidate; an even choice is then one of all.
+        count = scores.num_valid().clamp(min=1)
+        return cls(rows, scores, similarity, false, subject.is_known(rows), asked, count, diagnosed)
+
+
+@dataclass
+class Tally:
+    """One rule over all chunks: a value for each anchor, and the mass of each item."""
+
+    rule: NamedRule
+    num_candidates: int
+    values: dict[str, array[float]] = field(default_factory=lambda: {name: array("d") for name in _sums})
+    empty: int = 0
+    anchors: int = 0
+    squares: float = 0.0
+    mass: Tensor | None = None
+    reached: Tensor | None = None
+
+    def add(self, chunk: Chunk, tau_plus: float) -> None:
+        scores = chunk.scores
+        log_w = self.rule.log_weights(scores, chunk.rows)
+        some = log_w.amax(-1) != NEVER
+        if not bool(some.all()):
+            log_w = torch.where(some[:, None], log_w, 0.0)
+        q = torch.softmax(log_w, dim=-1)
+        if not bool(some.all()):
+            q, log_w = q * some[:, None], log_w.masked_fill(~some[:, None], NEVER)
+        square = torch.linalg.vector_norm(q, dim=-1).square()
+        self.anchors, self.empty = self.anchors + len(some), self.empty + int((~some).sum())
+        means = _expected(q, chunk.asked)
+        self._keep("similarity", means[:, 0], some)
+        self._keep("near", means[:, 1], some)
+        if chunk.false is not None:
+            self._keep("false", means[:, 2], some & chunk.known)
+        self._keep("effective", 1.0 / square, some)
+        self._count_items(q, chunk)
+        self.squares += float(square.double().sum())
+        if tau_plus and bool(scores.positive_valid.any()):
+            log_mean = log_expect_exp(scores.candidates, log_w)[:, None]
+            floored = debiased(log_mean, scores.positives, tau_plus, scores.temperature)[1]
+            pairs = scores.positive_valid & some[:, None]
+            self._keep("clamped", floored, pairs)
+        if chunk.diagnosed:
+            found = diagnose(scores, log_w)
+            self._keep("attracted", found.attracted, some)
+            self._keep("temperature", found.effective_temperature, some)
+
+    def _keep(self, name: str, value: Tensor, where: Tensor) -> None:
+        # Small tensors, if kept, would lie between the large ones that come and go, and memory would grow with them.
+        self.values[name].extend(value[where].double().tolist())
+
+    def _count_items(self, q: Tensor, chunk: Chunk) -> None:
+        mass = q.sum(0).double()
+        reached = (q * (chunk.num_valid[:, None] / EVEN_SHARE)).amax(0) >= 1.0
+        self.mass = mass if self.mass is None else self.mass + mass
+        self.reached = reached if self.reached is None else self.reached | reached
+
+    def row(self, subject: Subject, size: int) -> Row:
+        assert self.mass is not None
+        assert self.reached is not None
+        similarity, false = self._mean("similarity", size), self._mean("false", size)
+        return Row(
+            self.rule.name,
+            self.rule.kind,
+            *similarity,
+            *false,
+            self._mean("effective", size)[0],
+            self._mean("near", size)[0],
+            self._hubness(),
+            self._hub_share(),
+            float(self.reached.double().mean()),
+            self._mean("clamped", size)[0],
+            self._mean("attracted", size)[0],
+            self._mean("temperature", size)[0],
+            self.empty / self.anchors,
+            hubs_of(self.mass, subject),
+            self.rule.reads(subject.judges),
+        )
+
+    def _mean(self, name: str, size: int) -> tuple[float, float]:
+        """Mean over anchors and its standard error, as of a sample without replacement from ``size`` anchors."""
+        values = torch.tensor(self.values[name].tolist(), dtype=torch.float64)
+        if not len(values):
+            return math.nan, math.nan
+        left = math.sqrt(max(0.0, 1.0 - self.anchors / size))
+        spread = (
+            float(values.std()) / math.sqrt(len(values)) * left if len(values) > 1 else (0.0 if not left else math.nan)
+        )
+        return float(values.mean()), spread
+
+    def _hubness(self) -> float:
+        chosen = self.anchors - self.empty
+        if chosen < 2 or self.mass is None:
+            return math.nan
+        shared = max(0.0, float(self.mass.square().sum()) - self.squares)
+        return self.num_candidates * shared / (chosen * (chosen - 1))
+
+    def _hub_share(self) -> float:
+        assert self.mass is not None
+        total = float(self.mass.sum())
+        most = max(1, math.ceil(0.01 * self.num_candidates))
+        return float(self.mass.topk(most).values.sum()) / total if total else math.nan
+
+
+def _expected(q: Annotated[Tensor, "b n"], asked: Annotated[Tensor, "b n k"]) -> Annotated[Tensor, "b k"]:
+    """E_q of each column, added up in pieces: in one long float32 sum the many small weights of a tilt are lost."""
+    parts = zip(q.split(_piece, 1), asked.split(_piece, 1), strict=True)  # type: ignore[no-untyped-call]
+    total = asked.new_zeros(len(q), asked.shape[-1], dtype=torch.float64)
+    for weights, values in parts:
+        total += torch.bmm(weights[:, None], values)[:, 0]
+    mass = q.sum(-1, keepdim=True, dtype=torch.float64)  # 1 but for rounding, 0 without negatives
+    return total / mass.clamp(min=0.5)
+
+
+def hubs_of(mass: Annotated[Tensor, "n"], subject: Subject) -> tuple[Hub, ...]:
+    """The items chosen most, with their share of all choices and how many times that of an even choice it is."""
+    total = float(mass.sum())
+    if not total:
+        return ()
+    top = mass.topk(min(NUM_HUBS, len(mass)))
+    return tuple(
+        Hub(subject.name_of(row), value / total, value / total * len(mass))
+        for row, value in zip(top.indices.tolist(), top.values.tolist(), strict=True)
+        if value > 0
+    )

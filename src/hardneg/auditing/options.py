@@ -1,0 +1,94 @@
+"""Everything that `hardneg audit` can be told, and what each kind of input reads of it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field, fields
+from typing import Any
+
+from hardneg.auditing.rules import check_rules, given_rules
+from hardneg.auditing.settings import Settings
+from hardneg.mining.problem import Columns
+
+
+@dataclass(frozen=True)
+class AuditOptions:
+    """Everything that `hardneg audit` is told; paths, what they hold, and how to look."""
+
+    input: str
+    expressions: tuple[str, ...] = ()
+    settings: Settings = field(default_factory=Settings)
+    labels: str | None = None
+    groups: str | None = None
+    label_column: str | None = None
+    group_column: str | None = None
+    positives: str | None = None
+    judgements: str | None = None
+    queries: str | None = None
+    query_embeddings: str | None = None
+    corpus: str | None = None
+    corpus_embeddings: str | None = None
+    embedding_column: str | None = None
+    columns: Columns = field(default_factory=Columns)
+    model: str | None = None
+    similarity: str | None = None  # None: that of a mined file's manifest, else the cosine
+    split: str | None = None  # of a run; None: the test set
+
+    def __post_init__(self) -> None:
+        for name, known in (("similarity", ("cosine", "dot")), ("split", ("train", "test"))):
+            if getattr(self, name) not in (None, *known):
+                raise ValueError(f"audit needs {name} in {known}, got {name}={getattr(self, name)!r}.")
+        check_rules(given_rules(self.expressions), positives=True, labels=True, groups=True)
+
+    @property
+    def has_corpus(self) -> bool:
+        return self.corpus is not None or self.corpus_embeddings is not None
+
+    @property
+    def names_origin(self) -> bool:
+        """Whether it is said what a file was mined from."""
+        return self.has_corpus or self.queries is not None or self.query_embeddings is not None
+
+
+_always = {"input", "expressions", "settings", "similarity"}
+_judges = {"labels", "groups", "label_column", "group_column", "judgements"}
+_of_queries = {"queries", "query_column", "query_id_column", "embedding_column"}
+_of_corpus = {"corpus", "corpus_embeddings", "corpus_column", "corpus_id_column"}
+_reads: dict[str, set[str]] = {
+    "a run": {*_judges, "positives", "split"},
+    "embeddings": {*_judges, *_of_queries, "positives"},
+    "embeddings beside a corpus": {*_of_queries, *_of_corpus, "judgements", "label_column", "group_column"},
+    "a mined file": {*_of_queries, *_of_corpus, "query_embeddings", "judgements", "model"},
+    "a mined file of which no queries or corpus are named": {"judgements"},
+}
+
+
+def check_read(options: AuditOptions, kind: str) -> None:
+    """Raises for the first option that an input of this kind does not read, rather than leave it out of account."""
+    what = {"run": "a run", "mined": "a mined file"}.get(kind, "embeddings")
+    if what == "embeddings" and options.has_corpus:
+        what = "embeddings beside a corpus"
+    if what == "a mined file" and not options.names_origin:
+        what = "a mined file of which no queries or corpus are named"
+    for name, value in _given(options):
+        if name not in _reads[what]:
+            flag = name.replace("_", "-")
+            raise ValueError(f"audit needs no --{flag} for {what}, got --{flag} {value}, which it would not read.")
+    needed = {"label_column": "labels", "group_column": "groups"}
+    for column, file in needed.items():
+        if what == "a run" and getattr(options, column) is not None and getattr(options, file) is None:
+            raise ValueError(f"audit needs a file of {file} for {column}={getattr(options, column)!r}, got none.")
+
+
+def _given(options: AuditOptions) -> Iterator[tuple[str, Any]]:
+    """The options that were given, by the names they have in the command."""
+    for each in fields(options):
+        value = getattr(options, each.name)
+        if each.name == "columns":
+            yield from ((f"{one.name}_column", getattr(value, one.name)) for one in fields(value) if _some(value, one))
+        elif each.name not in _always and value is not None:
+            yield each.name, value
+
+
+def _some(columns: Columns, one: Any) -> bool:
+    return getattr(columns, one.name) is not None

@@ -1,0 +1,204 @@
+"""What an audit found: plain numbers, the same in the table, in the JSON and on the page."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+
+@dataclass(frozen=True)
+class Hub:
+    """An item that is the negative of many anchors; ``times`` is how much more often than under an even choice."""
+
+    id: Any
+    share: float
+    times: float
+
+
+@dataclass(frozen=True)
+class Row:
+    """One rule. Means over anchors; NaN where a question has no answer, which is null in the JSON."""
+
+    expression: str
+    kind: str  # "given", "default", "suggested" or "mined"
+    similarity: float
+    """Mean plain similarity of the negatives under q, and its standard error over the anchors looked at."""
+    similarity_error: float
+    false_negatives: float
+    """Mean share of q on candidates known to be false, and its standard error."""
+    false_negatives_error: float
+    effective_number: float
+    near_duplicates: float
+    """Mean share of q on candidates that are near-duplicates of the anchor or of one of its positives."""
+    hubness: float
+    """How many times as often two anchors draw the same negative as under an even choice: 1 is even."""
+    hub_share: float
+    """Share of all choices that falls on the 1% of items chosen most."""
+    coverage: float
+    """Share of items that some anchor chooses at least a tenth as often as an even choice would."""
+    clamped: float
+    """Share of pairs whose debiased mean was floored; NaN without positives or with tau_plus 0."""
+    attracted: float
+    effective_temperature: float
+    without_negatives: float
+    """Share of anchors that have no negative."""
+    hubs: tuple[Hub, ...] = ()
+    reads_judge: bool = False
+    """Whether the rule itself reads the labels or groups that false negatives are known by: it has none by design."""
+    on_frontier: bool = False
+    """Whether no other rule has negatives as similar with fewer false ones; rules that read the judge stand aside."""
+
+
+@dataclass(frozen=True)
+class Suggestion:
+    """The hardest member of a family that stays at or below the wished share of false negatives, or why none does."""
+
+    family: str
+    expression: str | None
+    similarity: float
+    false_negatives: float
+    false_negatives_error: float
+    told: str
+
+
+@dataclass(frozen=True)
+class Example:
+    """One finding in a mined file: which query, which document, and what it equals."""
+
+    query: Any
+    negative: Any
+    equals: Any
+
+
+@dataclass(frozen=True)
+class MinedFindings:
+    """What is wrong, or not, with the lists of a mined file; None where the file does not say."""
+
+    queries: int
+    negatives: int
+    wanted: int | None
+    short: int
+    """Queries with fewer negatives than wanted (without a manifest: than the longest list)."""
+    queries_without: int | None
+    """Queries that were asked for and have no negative at all."""
+    equal_to_positive: int
+    """Negatives that are a positive of their query, under the same id."""
+    positive_under_another_id: int
+    """Negatives with the text or the very vector of a positive of their query, under another id."""
+    repeated: int
+    """Negatives that are twice in the list of their query, by id, text or vector."""
+    compared_by: tuple[str, ...]
+    documents: int
+    documents_in_corpus: int | None
+    hubs: tuple[Hub, ...]
+    examples: tuple[Example, ...] = ()
+
+    @property
+    def coverage(self) -> float:
+        return self.documents / self.documents_in_corpus if self.documents_in_corpus else math.nan
+
+
+@dataclass(frozen=True)
+class Audit:
+    """How hard and how false the negatives of each rule are; ``to_dict``, ``table`` and ``write_html`` show it."""
+
+    rows: tuple[Row, ...]
+    suggestions: tuple[Suggestion, ...]
+    num_anchors: int
+    num_anchors_in_all: int
+    num_candidates: int
+    num_diagnosed: int
+    judges: tuple[str, ...]
+    positives: str
+    temperature: float
+    tau_plus: float
+    near_duplicate: float
+    wanted_false_negatives: float | None
+    seed: int
+    random_similarity: float
+    positive_similarity: float
+    notes: tuple[str, ...] = ()
+    mined: MinedFindings | None = None
+    provenance: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def exact(self) -> bool:
+        """Whether every anchor was looked at; if not, figures are estimates from a sample."""
+        return self.num_anchors == self.num_anchors_in_all
+
+    def row(self, expression: object) -> Row:
+        """The row of an expression, given as text or as a distribution."""
+        wanted = expression if isinstance(expression, str) else repr(expression)
+        for row in self.rows:
+            if row.expression == wanted:
+                return row
+        raise ValueError(f"Audit has rows of {[row.expression for row in self.rows]}, got expression={wanted!r}.")
+
+    def frontier(self) -> tuple[Row, ...]:
+        """The rules that no other beats in both similarity and falseness, from the easiest to the hardest."""
+        return tuple(sorted((row for row in self.rows if row.on_frontier), key=lambda row: row.similarity))
+
+    def to_dict(self) -> dict[str, Any]:
+        """Everything, as JSON can hold it."""
+        told = asdict(self)
+        told["exact"] = self.exact
+        if self.mined is not None:
+            told["mined"]["coverage"] = self.mined.coverage
+        plain: dict[str, Any] = _plain(told)
+        return plain
+
+    def table(self) -> str:
+        """The table of the terminal as plain text."""
+        from hardneg.auditing.terminal import as_text
+
+        return as_text(self)
+
+    def write_html(self, path: str | Path) -> Path:
+        """One self-contained page; replaced as a whole or not at all."""
+        from hardneg.auditing.page import audit_page
+        from hardneg.io.files import go_on, write_atomically
+
+        file = Path(path)
+        text = audit_page(self)
+        write_atomically(file, lambda stream: stream.write(text.encode()), go_on)
+        return file
+
+    def write_json(self, path: str | Path) -> Path:
+        from hardneg.io.files import go_on, write_json
+
+        write_json(Path(path), self.to_dict(), go_on)
+        return Path(path)
+
+
+def with_frontier(rows: Sequence[Row]) -> tuple[Row, ...]:
+    """Marks the rules that no other beats: none has negatives at least as similar, at most as false, and one better."""
+
+    def beaten(place: int, row: Row) -> bool:
+        """Of rules that do the same, the first one stands for all."""
+        return any(
+            other.similarity >= row.similarity
+            and other.false_negatives <= row.false_negatives
+            and (other.similarity > row.similarity or other.false_negatives < row.false_negatives or before < place)
+            for before, other in enumerate(rows)
+            if not other.reads_judge
+        )
+
+    def placed(row: Row) -> bool:
+        known = not math.isnan(row.similarity) and not math.isnan(row.false_negatives)
+        return known and not row.reads_judge
+
+    return tuple(replace(row, on_frontier=placed(row) and not beaten(i, row)) for i, row in enumerate(rows))
+
+
+def _plain(value: Any) -> Any:
+    """Tuples as lists, NaN as None, which JSON does not have."""
+    if isinstance(value, dict):
+        return {name: _plain(each) for name, each in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_plain(each) for each in value]
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    return value

@@ -1,0 +1,133 @@
+"""Which rules are looked at: those given, the default set of the frontier, and lists that were mined."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Hashable, Sequence
+from dataclasses import dataclass
+from typing import Annotated
+
+import torch
+from torch import Tensor
+
+from hardneg.core.types import NEVER, LogWeights, Scores
+from hardneg.mining.search_depth import batch_dependent
+from hardneg.negatives import BelowPositive, Known, Negatives, OtherLabel, parse
+from hardneg.negatives.clusters import OtherCluster, SameCluster
+
+Expressions = str | Negatives | Sequence[str | Negatives]
+
+DEFAULTS = (
+    "Uniform()",
+    "Tilt(0.5)",
+    "Tilt(1.0)",
+    "Tilt(2.0)",
+    "Tilt(5.0)",
+    "Tilt(10.0)",
+    "Ring(0.0, 0.5)",
+    "Ring(0.0, 0.1)",
+    "Ring(0.0, 0.01)",
+    "Ring(0.1, 0.5)",
+    "Ring(0.01, 0.1)",
+    "Rank(0, 10)",
+    "Rank(10, 100)",
+    "Rank(50, 200)",
+)
+BELOW_POSITIVE = tuple(f"BelowPositive(relative={margin}) * Rank(0, 10)" for margin in (0.0, 0.05, 0.1, 0.2, 0.4))
+THRESHOLD_QUANTILES = (0.75, 0.95)
+
+
+@dataclass(frozen=True, eq=False)
+class NamedRule:
+    """A distribution under the name it has in the result, or a list of rows for each anchor."""
+
+    name: str
+    kind: str
+    negatives: Negatives | None = None
+    listed: Annotated[Tensor, "a k"] | None = None  # rows of the candidates, -1 where short
+
+    def reads(self, judges: Sequence[str]) -> bool:
+        """Whether a factor uses what false negatives are known by."""
+        factors = () if self.negatives is None else self.negatives.factors
+        by = {OtherLabel: "labels", OtherCluster: "groups", SameCluster: "groups", Known: "judgements"}
+        return any(by.get(type(factor)) in judges for factor in factors)
+
+    def log_weights(self, scores: Scores, anchors: Annotated[Tensor, "b"]) -> LogWeights:
+        if self.negatives is not None:
+            return self.negatives.log_weights(scores)
+        assert self.listed is not None
+        rows = self.listed[anchors.to(self.listed.device)].to(scores.candidates.device)
+        count = torch.zeros_like(scores.candidates).scatter_add_(
+            1, rows.clamp(min=0), (rows >= 0).to(scores.candidates)
+        )
+        return torch.where(count > 0, count.log(), NEVER)  # a row that is listed twice counts twice
+
+
+def given_rules(expressions: Expressions) -> list[NamedRule]:
+    """The expressions as rules, each once, checked; different ones of the same text are numbered: ``... (2)``."""
+    several = [expressions] if isinstance(expressions, (str, Negatives)) else list(expressions)
+    rules: dict[Hashable, NamedRule] = {}
+    alike: Counter[str] = Counter()
+    for one in several:
+        if not isinstance(one, (str, Negatives)):
+            raise ValueError(f"audit needs expressions as text or distributions, got {one!r}.")
+        negatives = parse(one) if isinstance(one, str) else one
+        name = repr(negatives)
+        # The text of judged pairs says how many they are, not which.
+        key = name if all(factor.textual for factor in negatives.factors) else id(negatives)
+        if key not in rules:
+            alike[name] += 1
+            told = name if alike[name] == 1 else f"{name} ({alike[name]})"
+            rules[key] = NamedRule(told, "given", negatives)
+    return list(rules.values())
+
+
+def default_rules(has_positives: bool, thresholds: Sequence[float], taken: Sequence[NamedRule]) -> list[NamedRule]:
+    """The rest of the frontier: every family at several strengths, without those that were given."""
+    texts = [*DEFAULTS, *(f"Threshold({value})" for value in dict.fromkeys(thresholds))]
+    texts += BELOW_POSITIVE if has_positives else ()
+    names = {rule.name for rule in taken}
+    rules = [NamedRule(repr(parse(text)), "default", parse(text)) for text in texts]
+    return [rule for rule in rules if rule.name not in names]
+
+
+def check_rules(rules: Sequence[NamedRule], *, positives: bool, labels: bool, groups: bool) -> None:
+    """Says before the work what a rule lacks."""
+    for rule in rules:
+        if rule.negatives is None:
+            continue
+        if rule.negatives.schedules():
+            raise ValueError(
+                f"audit needs numbers in {rule.name}, got a schedule; evaluate it: negatives.at(step, total)."
+            )
+        batch = batch_dependent(rule.negatives)
+        if batch is not None:
+            raise ValueError(f"audit needs weights that no batch decides, got {batch!r}; use Tilt(beta).")
+        for factor in rule.negatives.factors:
+            _check_factor(factor, positives, labels, groups)
+
+
+def _check_factor(factor: Negatives, positives: bool, labels: bool, groups: bool) -> None:
+    if isinstance(factor, BelowPositive) and factor.by == "guide":
+        raise ValueError(f"audit has no second model to be a guide, got {factor!r}; use by='score'.")
+    if isinstance(factor, BelowPositive) and not positives:
+        raise ValueError(
+            f"{factor!r} needs positives, and embeddings alone have none: give positives=second view [n, d], "
+            'corpus ids, judgements, or positives="label" (one row of the same label stands in).'
+        )
+    if isinstance(factor, OtherLabel) and not labels:
+        raise ValueError(f"{factor!r} needs labels of anchors and candidates, got none.")
+    if isinstance(factor, (SameCluster, OtherCluster)) and not groups:
+        raise ValueError(f"{factor!r} needs groups of anchors and candidates, got none.")
+
+
+def thresholds(scores: Scores) -> list[float]:
+    """Similarities that a quarter and a twentieth of the pairs reach, to two digits."""
+    values = scores.candidates[scores.valid]
+    if not len(values):
+        return []
+    step = max(1, len(values) // 100_000)
+    cut = torch.quantile(
+        values[::step].double(), torch.tensor(THRESHOLD_QUANTILES, dtype=torch.float64).to(values.device)
+    )
+    return [round(value, 2) for value in cut.tolist()]

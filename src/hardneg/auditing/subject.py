@@ -1,0 +1,141 @@
+"""Who is compared with whom: anchors, candidates, positives, and what is known to be a false negative.
+
+A candidate is known to be false if it has the anchor's label or group, or is judged relevant to it. Positives and
+rows with the anchor's own id are never candidates.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Annotated, Any
+
+import torch
+from torch import Tensor
+from torch.nn.functional import normalize as to_unit
+
+from hardneg.core.types import Scores, Tags, same_id
+from hardneg.mining.pairs import Pairs
+
+
+@dataclass(frozen=True, eq=False)
+class Subject:
+    """What is audited; positives are second views, or pairs of anchor and candidate row."""
+
+    anchors: Annotated[Tensor, "a d"]
+    candidates: Annotated[Tensor, "n d"]
+    directions: Annotated[Tensor, "n d"]  # the candidates at unit length
+    anchor_tags: Tags
+    candidate_tags: Tags
+    views: Annotated[Tensor, "a d"] | None = None
+    pairs: Pairs | None = None
+    judged: Pairs | None = None
+    askable: Annotated[Tensor, "m"] | None = None  # anchors that may be looked at; None: all
+    unit: bool = True
+    source: str = "pool"
+    names: tuple[Any, ...] | None = None  # of the candidates, in the result
+
+    @property
+    def has_positives(self) -> bool:
+        return self.views is not None or self.pairs is not None
+
+    @property
+    def judges(self) -> tuple[str, ...]:
+        """What false negatives are known by."""
+        known = {"labels": "labels", "groups": "clusters"}
+        found = [word for word, tag in known.items() if self._both(tag)]
+        return (*found, "judgements") if self.judged is not None else tuple(found)
+
+    def askable_rows(self) -> Annotated[Tensor, "m"]:
+        return torch.arange(len(self.anchors)) if self.askable is None else self.askable
+
+    def name_of(self, row: int) -> Any:
+        if self.names is not None:
+            return self.names[row]
+        return row if self.candidate_tags.ids is None else int(self.candidate_tags.ids[row])
+
+    def scores(self, rows: Annotated[Tensor, "b"], temperature: float) -> Scores:
+        """Scores of some anchors against all candidates."""
+        anchors = self.anchors[rows]
+        similarity = anchors @ self.candidates.T
+        positives, real = self._positives(anchors, rows)
+        tags = Tags(*(None if tag is None else tag[rows] for tag in _all(self.anchor_tags)))
+        valid = torch.ones_like(similarity, dtype=torch.bool)
+        if tags.ids is not None and self.candidate_tags.ids is not None:
+            valid &= ~same_id(tags.ids, self.candidate_tags.ids[None])
+        if self.pairs is not None:
+            valid[self.pairs.of(rows)] = False
+        return Scores(
+            positives / temperature,
+            similarity / temperature,
+            real,
+            valid,
+            temperature,
+            tags,
+            Tags(*(None if tag is None else tag[None] for tag in _all(self.candidate_tags))),
+            torch.zeros(len(self.candidates), dtype=torch.long, device=similarity.device),
+            (self.source,),
+        )
+
+    def known_false(self, rows: Annotated[Tensor, "b"], scores: Scores) -> Annotated[Tensor, "b n"]:
+        """Candidates that are known not to be negatives of these anchors."""
+        false = torch.zeros_like(scores.valid)
+        if self._both("labels"):
+            false |= scores.same_label("audit")
+        if self._both("clusters"):
+            false |= scores.same_cluster("audit")
+        if self.judged is not None:
+            false[self.judged.of(rows)] = True
+            if self.pairs is not None:
+                false[self.pairs.of(rows)] = True
+        return false
+
+    def is_known(self, rows: Annotated[Tensor, "b"]) -> Annotated[Tensor, "b"]:
+        """Anchors about which any judge says something: an unlabelled one has no known false negatives."""
+        known = torch.zeros(len(rows), dtype=torch.bool, device=rows.device)
+        for word, tag in (("labels", self.anchor_tags.labels), ("clusters", self.anchor_tags.clusters)):
+            if self._both(word) and tag is not None:
+                known |= (tag[rows] >= 0).view(len(rows), -1).any(1)
+        return known | True if self.judged is not None else known
+
+    def near(self, rows: Annotated[Tensor, "b"], scores: Scores, cosine: float) -> Annotated[Tensor, "b n"]:
+        """Candidates whose cosine with the anchor or with one of its positives is at least this, but for rounding."""
+        limit = cosine - 4.0 * torch.finfo(self.directions.dtype).eps  # the cosine of a copy may be just below 1
+        close = scores.candidates >= scores.tempered(limit)
+        if not self.unit:
+            close = to_unit(self.anchors[rows], dim=-1) @ self.directions.T >= limit
+        if self.views is not None:
+            close |= to_unit(self.views[rows], dim=-1) @ self.directions.T >= limit
+        elif self.pairs is not None:
+            place, column, row = self._columns(rows)
+            for number in range(int(column.max()) + 1 if len(column) else 0):
+                one = column == number
+                close[place[one]] |= self.directions[row[one]] @ self.directions.T >= limit
+        return close
+
+    def _positives(self, anchors: Tensor, rows: Tensor) -> tuple[Tensor, Tensor]:
+        """Plain similarities [b, p] and which are real; one that is not, where there are none."""
+        if self.views is not None:
+            own = (anchors * self.views[rows]).sum(-1, keepdim=True)
+            return own, torch.ones_like(own, dtype=torch.bool)
+        if self.pairs is None:
+            return anchors.new_zeros(len(rows), 1), torch.zeros(len(rows), 1, dtype=torch.bool, device=anchors.device)
+        place, column, row = self._columns(rows)
+        own = anchors.new_zeros(len(rows), int(column.max()) + 1 if len(column) else 1)
+        real = torch.zeros_like(own, dtype=torch.bool)
+        own[place, column] = (anchors[place] * self.candidates[row]).sum(-1)
+        real[place, column] = True
+        return own, real
+
+    def _columns(self, rows: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """The positives of these anchors: whose, its how manieth, and which candidate."""
+        assert self.pairs is not None
+        place, row = self.pairs.of(rows)
+        count = torch.bincount(place, minlength=len(rows))
+        return place, torch.arange(len(place), device=place.device) - (count.cumsum(0) - count)[place], row
+
+    def _both(self, name: str) -> bool:
+        return getattr(self.anchor_tags, name) is not None and getattr(self.candidate_tags, name) is not None
+
+
+def _all(tags: Tags) -> tuple[Tensor | None, ...]:
+    return tags.ids, tags.labels, tags.clusters

@@ -1,0 +1,227 @@
+"""The hardest rules that stay at or below a wished share of false negatives, on the anchors looked at.
+
+Every row of scores is sorted once; rings, margins and rank windows are then windows of it, and tilts are weights over
+it, so that whole grids are searched in one pass. What is found is measured again as the expression it is.
+
+- ``Tilt(beta)``: beta / temperature from 1/2 to 512 in steps of a factor of 2^(1/4); the largest that is not too false.
+- ``Ring(0.0, outer)``: FRACTIONS; the narrowest that is not too false.
+- ``Ring(inner, outer)``: all pairs of FRACTIONS; the one with the most similar negatives.
+- ``BelowPositive(relative=margin)``, alone and with ``* Rank(0, 10)``: MARGINS; the smallest that is not too false.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field, replace
+from typing import Annotated
+
+import torch
+from torch import Tensor
+
+from hardneg.auditing.measure import Chunk
+from hardneg.auditing.result import Row, Suggestion
+from hardneg.auditing.rules import NamedRule
+from hardneg.auditing.subject import Subject
+from hardneg.core.types import NEVER
+from hardneg.negatives import parse
+
+FRACTIONS = (
+    0.001, 0.002, 0.003, 0.005, 0.007, 0.01, 0.015, 0.02, 0.03, 0.04, 0.05, 0.07, 0.1, 0.15, 0.2, 0.25, 0.3, 0.35, 0.4,
+    0.45, 0.5, 0.6, 0.7, 0.8, 0.9, 1.0,
+)  # fmt: skip
+MARGINS = tuple(round(0.01 * step, 2) for step in range(96))
+STRENGTHS = tuple(2.0 ** (step / 4) for step in range(-4, 37))
+TOP = 10
+_tries = 4
+
+
+def beta_of(strength: float, temperature: float) -> float:
+    """Three digits of beta: nobody types more."""
+    return float(f"{strength * temperature:.3g}")
+
+
+@dataclass
+class GridSearch:
+    """Per family and member of its grid, sums of the false share and of the similarity over the anchors that it leaves
+    a negative, and how many these are."""
+
+    subject: Subject
+    wanted: float
+    temperature: float
+    sums: dict[str, Annotated[Tensor, "3 g"]] = field(default_factory=dict)
+
+    def add(self, chunk: Chunk) -> None:
+        window = SortedRows(chunk)
+        for name, start, stop in _windows(window, chunk, self.subject.has_positives):
+            self._keep(name, *window.means(start, stop), chunk.known)
+        self._keep("Tilt", *_tilted(chunk, self.temperature), chunk.known)
+
+    def _keep(self, name: str, false: Tensor, similarity: Tensor, known: Tensor) -> None:
+        some = ~false[known].isnan()
+        both = torch.stack([false[known], similarity[known]]).double().nan_to_num(0.0).sum(1)
+        found = torch.cat([both, some.double().sum(0, keepdim=True)])
+        self.sums[name] = self.sums[name] + found if name in self.sums else found
+
+    def curve(self, name: str) -> tuple[list[float], list[float]]:
+        """Mean false share and mean similarity at every member of the grid."""
+        false, similarity, count = self.sums[name]
+        return (false / count).tolist(), (similarity / count).tolist()
+
+
+class SortedRows:
+    """Candidates of each anchor from the closest to the farthest, with running counts of the false ones."""
+
+    def __init__(self, chunk: Chunk) -> None:
+        assert chunk.false is not None
+        scores = chunk.scores
+        hidden = scores.candidates.masked_fill(~scores.valid, NEVER)
+        self.descending, order = hidden.sort(dim=1, descending=True, stable=True)
+        self.count = scores.num_valid()
+        self.false = _running((chunk.false & scores.valid).gather(1, order))
+        self.similarity = _running(chunk.similarity.masked_fill(~scores.valid, 0.0).gather(1, order))
+
+    def means(self, start: Annotated[Tensor, "b g"], stop: Annotated[Tensor, "b g"]) -> tuple[Tensor, Tensor]:
+        """Mean falseness and similarity of the ranks start to stop - 1; NaN where there are none."""
+        number = torch.where(stop > start, stop - start, math.nan)
+        low, high = start.clamp(max=self.false.shape[1] - 1), stop.clamp(max=self.false.shape[1] - 1)
+        false, similarity = (
+            (run.gather(1, high) - run.gather(1, low)) / number for run in (self.false, self.similarity)
+        )
+        return false, similarity
+
+
+def _running(values: Tensor) -> Tensor:
+    total = values.cumsum(1, dtype=torch.float64)
+    return torch.cat([total.new_zeros(len(total), 1), total], dim=1)
+
+
+def _windows(rows: SortedRows, chunk: Chunk, has_positives: bool) -> Iterator[tuple[str, Tensor, Tensor]]:
+    """The grids of all families that are windows of the sorted rows: name, start and stop [b, g]."""
+    scores, count = chunk.scores, rows.count[:, None]
+    edges = (torch.tensor([0.0, *FRACTIONS], dtype=torch.float64, device=count.device) * count.double()).long()
+    yield "Ring(0.0, outer)", edges[:, :1].expand(-1, len(FRACTIONS)), edges[:, 1:]
+    first, second = zip(*_pairs_of_fractions(), strict=True)
+    yield "Ring(inner, outer)", edges[:, list(first)], edges[:, list(second)]
+    if has_positives:
+        lowest = scores.positives.masked_fill(~scores.positive_valid, math.inf).amin(1, keepdim=True)
+        margins = torch.tensor(MARGINS, dtype=lowest.dtype, device=lowest.device)
+        limit = torch.where(lowest == math.inf, lowest, lowest - margins * lowest.abs())
+        start = torch.searchsorted(-rows.descending, -limit.contiguous())
+        start = torch.minimum(start, count)
+        yield "BelowPositive(relative)", start, count.expand_as(start)
+        yield f"BelowPositive(relative) * Rank(0, {TOP})", start, torch.minimum(start + TOP, count)
+
+
+def _pairs_of_fractions() -> list[tuple[int, int]]:
+    """Positions in (0, *FRACTIONS): every inner edge above 0 with every outer edge beyond it."""
+    size = len(FRACTIONS) + 1
+    return [(inner, outer) for inner in range(1, size) for outer in range(inner + 1, size)]
+
+
+def _tilted(chunk: Chunk, temperature: float) -> tuple[Tensor, Tensor]:
+    """E_q of falseness and similarity for every strength of a tilt: [b, g] each, from the weakest."""
+    assert chunk.false is not None
+    valid, scores = chunk.scores.valid, chunk.scores.candidates
+    above = (scores - scores.masked_fill(~valid, NEVER).amax(1, keepdim=True)).masked_fill(~valid, NEVER)
+    parts = torch.stack([valid.to(scores), (chunk.false & valid).to(scores), chunk.similarity * valid], dim=-1)
+    found = []
+    for strength in STRENGTHS:
+        sums = torch.bmm((beta_of(strength, temperature) * above).exp()[:, None], parts)[:, 0]
+        found.append(sums[:, 1:] / sums[:, :1])  # 0 / 0 is NaN: no candidate
+    both = torch.stack(found, dim=1)
+    return both[..., 0], both[..., 1]
+
+
+def suggestions(
+    search: GridSearch, measure: Callable[[list[NamedRule]], list[Row]]
+) -> tuple[list[Suggestion], list[Row]]:
+    """The best member of every family, measured as the expression it is, and those rows."""
+    found, rows = [], []
+    families = {name: _ordered(name, search) for name in search.sums}
+    first = measure([_rule(texts[0]) for texts in families.values() if texts])
+    known = {row.expression: row for row in first}
+    for name, texts in families.items():
+        row = None
+        for text in texts[:_tries]:
+            row = known.get(repr(parse(text))) or measure([_rule(text)])[0]
+            if row.false_negatives <= search.wanted:
+                break
+            row = None  # rounding put it just above; the next one is easier
+        found.append(_none(name, search) if row is None else _told(name, row, search))
+        if row is not None:
+            rows.append(replace(row, kind="suggested"))
+    return found, rows
+
+
+def _rule(text: str) -> NamedRule:
+    return NamedRule(repr(parse(text)), "suggested", parse(text))
+
+
+def _ordered(name: str, search: GridSearch) -> list[str]:
+    """The members that stay at or below the wished share, the hardest first."""
+    members = list(zip(_texts(name, search.temperature), *search.curve(name), strict=True))
+    if name == "Ring(inner, outer)":
+        members.sort(key=lambda member: -member[2] if not math.isnan(member[2]) else math.inf)
+    elif name == "Tilt":
+        members.reverse()
+    return [text for text, false, _ in members if false <= search.wanted]
+
+
+def _texts(name: str, temperature: float) -> list[str]:
+    if name == "Tilt":
+        return [f"Tilt({beta_of(strength, temperature)})" for strength in STRENGTHS]
+    if name == "Ring(0.0, outer)":
+        return [f"Ring(0.0, {outer})" for outer in FRACTIONS]
+    if name == "Ring(inner, outer)":
+        edges = (0.0, *FRACTIONS)
+        return [f"Ring({edges[inner]}, {edges[outer]})" for inner, outer in _pairs_of_fractions()]
+    return [name.replace("relative", f"relative={margin}") for margin in MARGINS]
+
+
+def _none(name: str, search: GridSearch) -> Suggestion:
+    wanted = f"{100 * search.wanted:.4g} %"
+    lowest = min((value for value in search.curve(name)[0] if not math.isnan(value)), default=math.nan)
+    told = f"None: the least false member of the grid has {100 * lowest:.2f} %, above the wished {wanted}."
+    if lowest <= search.wanted:
+        told = f"None: those members of the grid that come closest to the wished {wanted} lie above it by rounding."
+    elif math.isnan(lowest):
+        told = "None: no member of the grid leaves an anchor a negative."
+    return Suggestion(name, None, math.nan, math.nan, math.nan, told)
+
+
+def _told(name: str, row: Row, search: GridSearch) -> Suggestion:
+    wanted = f"{100 * search.wanted:.4g} %"
+    what = {
+        "Tilt": "the largest beta",
+        "Ring(0.0, outer)": "the narrowest ring around the anchor",
+        "Ring(inner, outer)": "the ring with the most similar negatives that leaves the closest out",
+    }.get(name, "the smallest margin below the positive")
+    told = f"{what[0].upper()}{what[1:]} with at most {wanted} false negatives."
+    if row.expression == _last(name, search.temperature):
+        told += " It is the hardest that was tried."
+    worse = _easier_and_falser(name, row.expression, search)
+    if worse is not None:
+        told += f" The share does not grow steadily here: {worse[0]} is easier and has {100 * worse[1]:.2f} %."
+    return Suggestion(name, row.expression, row.similarity, row.false_negatives, row.false_negatives_error, told)
+
+
+def _easier_and_falser(name: str, expression: str, search: GridSearch) -> tuple[str, float] | None:
+    """The falsest of the easier members of a family, if it is too false."""
+    if name == "Ring(inner, outer)":
+        return None  # the family has no order but that of its similarity
+    members = [
+        (repr(parse(text)), f) for text, f in zip(_texts(name, search.temperature), search.curve(name)[0], strict=True)
+    ]
+    place = [text for text, _ in members].index(expression)
+    easier = members[:place] if name == "Tilt" else members[place + 1 :]
+    too_false = [member for member in easier if member[1] > search.wanted]
+    return max(too_false, key=lambda member: member[1], default=None)
+
+
+def _last(name: str, temperature: float) -> str:
+    """The hardest member of the grid, beyond which nothing was tried."""
+    texts = _texts(name, temperature)
+    if name == "Ring(inner, outer)":
+        return ""
+    return repr(parse(texts[-1] if name == "Tilt" else texts[0]))

@@ -1,0 +1,175 @@
+"""The table of an audit in the terminal, and how its numbers are written everywhere."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from hardneg.auditing.result import Audit, MinedFindings, Row
+
+ABSENT = "n/a"
+
+
+def number(value: float, digits: int = 3) -> str:
+    return ABSENT if math.isnan(value) else f"{value:.{digits}f}"
+
+
+def count(value: float) -> str:
+    return ABSENT if math.isnan(value) else f"{value:,.1f}" if value < 100 else f"{value:,.0f}"
+
+
+def percent(value: float, digits: int = 2) -> str:
+    if math.isnan(value):
+        return ABSENT
+    if 0 < abs(value) < 0.5 * 10.0 ** -(digits + 2):  # what would be rounded to nothing
+        return f"{100 * value:.2g} %"
+    return f"{100 * value:.{digits}f} %"
+
+
+def with_error(value: float, error: float, show: Callable[[float], str] = percent) -> str:
+    """The value and, of a sample, its standard error."""
+    if math.isnan(value) or math.isnan(error) or error == 0:
+        return show(value)
+    return f"{show(value)} ± {show(error)}"
+
+
+def times(value: float) -> str:
+    return ABSENT if math.isnan(value) else f"{value:,.2f}" if value < 100 else f"{value:,.0f}"
+
+
+COLUMNS: dict[str, Callable[[Row], str]] = {
+    "similarity": lambda row: number(row.similarity),
+    "false negatives": lambda row: with_error(row.false_negatives, row.false_negatives_error),
+    "effective number": lambda row: count(row.effective_number),
+    "near-duplicates": lambda row: percent(row.near_duplicates),
+    "hubness": lambda row: times(row.hubness),
+    "coverage": lambda row: percent(row.coverage, 1),
+    "effective temperature": lambda row: number(row.effective_temperature),
+    "attracted": lambda row: percent(row.attracted, 1),
+    "clamped": lambda row: percent(row.clamped, 1),
+    "no negative": lambda row: percent(row.without_negatives, 1),
+}
+"""The columns of the table and of the page: the same numbers in the same form."""
+
+
+def as_text(audit: Audit, width: int = 200) -> str:
+    console = Console(width=width, no_color=True, highlight=False)
+    with console.capture() as capture:
+        show(audit, console)
+    return capture.get()
+
+
+def show(audit: Audit, console: Console | None = None) -> None:
+    """Prints the table, what was suggested and what was found in a mined file."""
+    console = console or Console()
+    if audit.rows:
+        table, left_out = _rows(audit, console.width)
+        console.print(table)
+        if left_out:
+            console.print(Text(f"Left out for lack of room: {', '.join(left_out)}.", style="dim"))
+        console.print(Text(sampled(audit), style="dim"))
+    if audit.suggestions:
+        console.print(_suggested(audit))
+        for one in audit.suggestions:
+            if one.expression is None:
+                console.print(Text(f"{one.family}: {one.told}", style="dim"))
+    if audit.mined is not None:
+        console.print(_mined(audit.mined))
+    for note in audit.notes:
+        console.print(Text(note, style="dim"))
+
+
+def sampled(audit: Audit) -> str:
+    """What is exact and what is estimated, in one or two sentences."""
+    random = f"Random candidates have similarity {number(audit.random_similarity)}"
+    own = "" if math.isnan(audit.positive_similarity) else f", positives {number(audit.positive_similarity)}"
+    few = f" Attraction and effective temperature are those of {audit.num_diagnosed:,} anchors."
+    few = few if audit.num_diagnosed < audit.num_anchors else ""
+    if audit.exact:
+        return f"{random}{own}. All {audit.num_anchors:,} anchors were looked at: exact for this data.{few}"
+    return (
+        f"{random}{own}. {audit.num_anchors:,} of {audit.num_anchors_in_all:,} anchors were looked at, each against "
+        f"all {audit.num_candidates:,} candidates: ± is one standard error, coverage is a lower bound.{few}"
+    )
+
+
+def _rows(audit: Audit, width: int) -> tuple[Table, list[str]]:
+    """As many columns as the terminal has room for, the most telling first; and those that are left out."""
+    names = [("* " if row.on_frontier else "  ") + row.expression for row in audit.rows]
+    first = min(max(len(name) for name in names), max(30, width - 48))
+    title = "Hardness against falseness; * no other rule beats it in both"
+    table = Table(title=title, title_justify="left", padding=(0, 1))
+    table.add_column("expression", width=first)
+    room = width - first - 4
+    shown: list[Callable[[Row], str]] = []
+    left_out = []
+    for name, cell in COLUMNS.items():
+        cells = [cell(row) for row in audit.rows]
+        needed = max(*(len(each) for each in cells), *(len(word) for word in name.split()), 1) + 3
+        if all(each == ABSENT for each in cells):
+            continue
+        if needed > room:
+            left_out.append(name)
+        else:
+            table.add_column(name, justify="right", width=needed - 3)
+            shown.append(cell)
+            room -= needed
+    for row, name in zip(audit.rows, names, strict=True):
+        style = "bold" if row.kind in ("given", "mined") else ""
+        table.add_row(Text(name, style=style), *(cell(row) for cell in shown))
+    return table, left_out
+
+
+def _suggested(audit: Audit) -> Table:
+    wanted = audit.wanted_false_negatives
+    assert wanted is not None
+    table = Table(title=f"At most {100 * wanted:.4g} % false negatives", title_justify="left")
+    for name in ("family", "expression", "similarity", "false negatives"):
+        table.add_column(name, justify="right" if name in ("similarity", "false negatives") else "left")
+    for one in audit.suggestions:
+        share = with_error(one.false_negatives, one.false_negatives_error)
+        table.add_row(Text(one.family), Text(one.expression or "none"), number(one.similarity), share)
+    return table
+
+
+def findings(mined: MinedFindings) -> dict[str, str]:
+    """What was found in a mined file, in words."""
+
+    def told(value: Any) -> str:
+        return "not known" if value is None else f"{value:,}"
+
+    wanted = "" if mined.wanted is None else f" than {mined.wanted}"
+    return {
+        "queries": told(mined.queries),
+        "negatives": told(mined.negatives),
+        f"queries with fewer negatives{wanted}": told(mined.short),
+        "queries without any negative": told(mined.queries_without),
+        "negatives that are a positive of their query": told(mined.equal_to_positive),
+        "negatives that are a positive under another id": told(mined.positive_under_another_id),
+        "negatives twice in one list": told(mined.repeated),
+        "different documents among the negatives": told(mined.documents)
+        + ("" if mined.documents_in_corpus is None else f" of {mined.documents_in_corpus:,}"),
+    }
+
+
+def _mined(mined: MinedFindings) -> Table:
+    table = Table(title="The mined file", title_justify="left", show_header=False)
+    table.add_column()
+    table.add_column(justify="right")
+    for name, value in findings(mined).items():
+        table.add_row(name, value)
+    for hub in mined.hubs[:3]:
+        table.add_row(
+            Text(f"most frequent: {short(hub.id)}"), f"{percent(hub.share)} of negatives, {times(hub.times)} x even"
+        )
+    return table
+
+
+def short(name: Any, most: int = 60) -> str:
+    text = " ".join(str(name).split())
+    return text if len(text) <= most else text[: most - 1] + "…"

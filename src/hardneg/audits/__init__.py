@@ -1,7 +1,0 @@
-"""Audits of embeddings and of mined files: how hard, how false and how concentrated the negatives of a rule are.
-
-``hardneg.auditing`` looks at one batch of scores, without opening a file; this looks at whole data sets.
-"""
-
-from hardneg.audits.engine import audit as audit
-from hardneg.audits.result import Audit as Audit

@@ -1,0 +1,341 @@
+"""The proximity graph: who is close to whom, among randomly chosen candidates (ProSampler, Algorithm 2).
+
+Each node meets M uniform candidates and keeps the K closest (eq. 3). The paper's C_i is a set without the node itself;
+the authors' code draws with replacement and allows the node, hence self loops and repeats. Here there are none.
+
+A random block of nodes shares one pool of M + 1 candidates, so that the scores are one matrix product instead of a
+gather per node. A node in the pool leaves itself out; any other leaves out one candidate at random. Either way its own
+candidates are a uniform M-subset of the others; what is lost is only the independence of different nodes. Pools are cut
+from permutations, so that all nodes are candidates equally often.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import sys
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Annotated, Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from hardneg.core.errors import argument_error, optional
+
+_block = 256  # nodes that share a pool, at most: a larger block is not faster, and ties more nodes together
+_pools_per_node = 8  # a node is in M / block pools: with fewer than this, many nodes would be nobody's neighbour
+_chunk_scores = (2**22, 2**26)  # numbers held at once, on a CPU and on a GPU: more is not faster
+_whole = {2: torch.int16, 4: torch.int32, 8: torch.int64}
+_region_bytes = 2**24  # of the vectors that a part of the nodes takes its candidates from
+
+
+@dataclass(frozen=True, eq=False)
+class ProximityGraph:
+    """The neighbours of each node, closest first, with their similarities; -1 where a node has fewer.
+
+    A frozen value on the CPU. ``name`` says how it was made; ``digest`` says which graph it is.
+
+    >>> graph = ProximityGraph.from_lists([[1, 2], [0], []])
+    >>> graph.neighbours.tolist(), graph.degrees.tolist()
+    ([[1, 2], [0, -1], [-1, -1]], [2, 1, 0])
+    """
+
+    neighbours: Annotated[Tensor, "n K"]
+    similarities: Annotated[Tensor, "n K"]
+    name: str = "given"
+
+    def __post_init__(self) -> None:
+        shape = tuple(self.neighbours.shape)
+        if self.neighbours.ndim != 2 or self.neighbours.is_floating_point():
+            raise argument_error("ProximityGraph", "whole numbers [n, K]", "neighbours", shape)
+        if self.similarities.shape != self.neighbours.shape:
+            raise argument_error("ProximityGraph", f"shape {shape}", "similarities", tuple(self.similarities.shape))
+        if not self.neighbours.numel():
+            return
+        low, high = map(int, self.neighbours.aminmax())
+        if not -1 <= low <= high < len(self):
+            raise argument_error("ProximityGraph", f"nodes in [0, {len(self)})", "neighbours", (low, high))
+        absent = self.neighbours < 0 if low < 0 else None
+        if absent is not None and bool((absent[:, :-1] & ~absent[:, 1:]).any()):
+            raise ValueError("ProximityGraph needs the -1 of a short row at its end, got one before a neighbour.")
+
+    def __len__(self) -> int:
+        return self.neighbours.shape[0]
+
+    @property
+    def num_neighbours(self) -> int:
+        return self.neighbours.shape[1]
+
+    @cached_property
+    def degrees(self) -> Annotated[Tensor, "n"]:
+        if self.num_neighbours and bool((self.neighbours[:, -1] >= 0).all()):
+            return torch.full((len(self),), self.num_neighbours)
+        return (self.neighbours >= 0).sum(1)
+
+    @cached_property
+    def digest(self) -> str:
+        """Sixteen hex digits that name this graph in a plan."""
+        # Rows are folded by the powers of an odd number, in whole numbers that wrap around, because hashing every byte
+        # takes as long as building the graph on a GPU.
+        weights = torch.full((self.num_neighbours,), 0x9E3779B97F4A7C1).cumprod(0)
+        hashed = hashlib.sha256(repr((tuple(self.neighbours.shape), self.similarities.dtype)).encode())
+        bits = self.similarities.contiguous().view(_whole[self.similarities.element_size()])
+        for part in (self.neighbours, bits):
+            hashed.update(torch.mv(part, weights.to(part.dtype)).numpy().data)
+        return hashed.hexdigest()[:16]
+
+    @classmethod
+    def from_lists(cls, rows: Sequence[Sequence[int]], name: str = "given") -> ProximityGraph:
+        """A graph from plain lists of neighbours; every similarity is 1."""
+        width = max((len(row) for row in rows), default=0)
+        padded = [[*row, *[-1] * (width - len(row))] for row in rows]
+        neighbours = torch.tensor(padded, dtype=torch.long).reshape(len(rows), width)
+        return cls(neighbours, (neighbours >= 0).float(), name)
+
+    def save(self, path: str | Path) -> None:
+        """Writes an .npz file without pickle."""
+        with open(path, "wb") as file:
+            np.savez(
+                file,
+                neighbours=self.neighbours.numpy(),
+                similarities=self.similarities.numpy(),
+                name=np.array(self.name),
+            )
+
+    @classmethod
+    def load(cls, path: str | Path) -> ProximityGraph:
+        with np.load(path, allow_pickle=False) as file:
+            parts: dict[str, Any] = dict(file)
+        return cls(torch.from_numpy(parts["neighbours"]), torch.from_numpy(parts["similarities"]), str(parts["name"]))
+
+
+def build_graph(
+    vectors: Annotated[Tensor, "n d"],
+    num_neighbours: int,
+    num_candidates: int | None,
+    generator: torch.Generator | None = None,
+    *,
+    search: str = "exact",
+) -> ProximityGraph:
+    """N_i = the K of C_i with the largest e_i . e_m, where C_i is M uniform others (ProSampler, eq. 3).
+
+    ``num_candidates=None`` takes all others: the kNN graph. ``search="faiss"`` finds it with FAISS (extra ``ann``), by
+    inverted lists and so approximately from 10,000 vectors on. Vectors are taken as given, on any device, and at most
+    a chunk of scores is held at once. The graph itself is on the CPU, where the walks are. The same seed gives the
+    same graph, also on another device if the generator is on the same one; one on the GPU saves the CPU's time.
+
+    >>> vectors = torch.nn.functional.normalize(torch.randn(50, 8), dim=1)
+    >>> graph = build_graph(vectors, num_neighbours=5, num_candidates=20, generator=torch.Generator().manual_seed(0))
+    >>> graph.neighbours.shape
+    torch.Size([50, 5])
+    """
+    _check(vectors, num_neighbours, num_candidates, search)
+    with torch.no_grad(), torch.autocast(vectors.device.type, enabled=False):
+        wide = vectors.detach().to(torch.promote_types(vectors.dtype, torch.float32))
+        name = f"K={num_neighbours}, M={num_candidates if num_candidates is not None else 'all'}"
+        if num_candidates is None and search == "faiss":
+            return ProximityGraph(*_with_faiss(wide, num_neighbours), name + ", faiss")
+        rows = (
+            _exact(wide, num_neighbours)
+            if num_candidates is None
+            else _sampled(wide, num_neighbours, num_candidates, generator)
+        )
+        return ProximityGraph(*_collected(rows, wide, num_neighbours), name)
+
+
+def among_candidates(
+    vectors: Annotated[Tensor, "n d"], candidates: Annotated[Tensor, "n m"], num_neighbours: int
+) -> ProximityGraph:
+    """The K closest of the candidates given for each node: independent gathers, the reference of ``build_graph``.
+
+    Candidates are taken as they are, repeats and the node itself included, as in the authors' code.
+    """
+    step = max(1, _chunk_scores[0] // (candidates.shape[1] * vectors.shape[1]))
+    parts = []
+    for start in range(0, len(vectors), step):
+        own = candidates[start : start + step]
+        scores = torch.bmm(vectors[own], vectors[start : start + step, :, None]).squeeze(2)
+        top = scores.topk(num_neighbours)
+        parts.append((own.gather(1, top.indices), top.values))
+    return ProximityGraph(torch.cat([p[0] for p in parts]), torch.cat([p[1] for p in parts]), "given candidates")
+
+
+Rows = Iterator[tuple[Tensor, Tensor, Tensor]]  # nodes [b], their neighbours [b, K], similarities [b, K]
+
+
+def _sampled(vectors: Tensor, k: int, m: int, generator: torch.Generator | None) -> Rows:
+    """A random part of the nodes meets a random region of candidates, one that the processor's cache can hold.
+
+    A pool of a random region is a random pool. Gathering the pools from all of a large data set instead would wait for
+    the memory at each vector, and the time per node would grow with n.
+    """
+    n = len(vectors)
+    regions = max(1, n // max(m + 1, _region_bytes // (vectors.element_size() * vectors.shape[1])))
+    device = generator.device if generator is not None else None
+    order = torch.randperm(n, generator=generator, device=device)
+    if regions == 1:
+        yield from _against_region(order, torch.arange(n), vectors, vectors, k, m, generator)
+        return
+    others = torch.randperm(n, generator=generator, device=device)
+    for nodes, region in zip(order.tensor_split(regions), others.tensor_split(regions), strict=True):
+        region = region.sort().values.to(vectors.device)
+        yield from _against_region(nodes, region, vectors, _rows(vectors, region), k, m, generator)
+
+
+def _against_region(
+    order: Tensor, region: Tensor, vectors: Tensor, held: Tensor, k: int, m: int, generator: torch.Generator | None
+) -> Rows:
+    """Blocks of nodes against their pools, several blocks at once: a batched matrix product."""
+    device = vectors.device
+    block = min(_block, max(1, m // _pools_per_node))
+    blocks = torch.cat([order, order[: -len(order) % block]]).view(-1, block)  # the last one is filled up
+    pools, left = _Pools(len(region), m + 1, generator), len(order)
+    left_out = torch.randint(m + 1, blocks.shape, generator=generator, device=pools.device).to(device)
+    blocks, region = blocks.to(device), region.to(device)
+    step = max(1, _chunk_scores[device.type == "cuda"] // ((m + 1) * (block + vectors.shape[1])))
+    for nodes, unwanted in zip(torch.split(blocks, step), torch.split(left_out, step), strict=True):
+        local = pools.take(len(nodes)).to(device).sort(dim=1).values
+        pool = region[local]
+        slot = torch.searchsorted(pool, nodes).clamp(max=m)
+        own = torch.where(pool.gather(1, slot) == nodes, slot, unwanted)
+        scores = torch.bmm(_rows(vectors, nodes), _rows(held, local).transpose(1, 2))
+        scores.scatter_(2, own[:, :, None], -torch.inf)
+        values, index = _top(scores.view(-1, m + 1), k)
+        neighbours = pool.gather(1, index.view(len(nodes), -1)).view(-1, k)
+        yield nodes.view(-1)[:left], neighbours[:left], values[:left]
+        left -= nodes.numel()
+
+
+def _rows(vectors: Tensor, index: Tensor) -> Tensor:
+    """``vectors[index]``, twice as fast."""
+    return vectors.index_select(0, index.view(-1)).view(*index.shape, -1)
+
+
+def _exact(vectors: Tensor, k: int) -> Rows:
+    n = len(vectors)
+    for nodes in torch.split(torch.arange(n, device=vectors.device), max(16, _chunk_scores[vectors.is_cuda] // n)):
+        scores = vectors[nodes] @ vectors.T
+        scores.scatter_(1, nodes[:, None], -torch.inf)
+        values, index = _top(scores, k)
+        yield nodes, index, values
+
+
+def _top(scores: Tensor, k: int) -> tuple[Tensor, Tensor]:
+    plain = scores.device.type != "cpu" or scores.dtype != torch.float32 or sys.byteorder != "little"
+    if plain or scores.shape[1] <= 2 * k:
+        values, index = scores.topk(k)
+        return values, index
+    # Score and column in one whole number, because numpy selects and sorts those with vector instructions: twice as
+    # fast as torch.topk for 100 of 1,000. The bits of floats are in their order once those of negatives are flipped.
+    packed = np.empty(scores.shape, dtype=np.int64)
+    halves = packed.view(np.int32).reshape(*scores.shape, 2)
+    halves[..., 0] = np.arange(scores.shape[1], dtype=np.int32)
+    _flip(scores.contiguous().numpy().view(np.int32), out=halves[..., 1])
+    packed.partition(packed.shape[1] - k, axis=1)
+    best = np.sort(packed[:, packed.shape[1] - k :], axis=1)[:, ::-1]
+    bits = np.empty(best.shape, dtype=np.int32)
+    _flip((best >> 32).astype(np.int32), out=bits)
+    return torch.from_numpy(bits.view(np.float32)), torch.from_numpy(best & 0xFFFFFFFF)
+
+
+def _flip(bits: NDArray[np.int32], out: NDArray[np.int32]) -> None:
+    np.right_shift(bits, 31, out=out)
+    np.bitwise_and(out, 0x7FFFFFFF, out=out)
+    np.bitwise_xor(out, bits, out=out)
+
+
+class _Pools:
+    """Uniform sets of ``size`` of the n nodes: a stream of permutations cut into pieces.
+
+    So all nodes are candidates equally often. Pools drawn independently would leave some nodes out of all of them, and
+    no walk could ever reach those. Nothing here looks at a node's number, so each pool by itself is uniform.
+    """
+
+    def __init__(self, n: int, size: int, generator: torch.Generator | None) -> None:
+        self.n, self.size, self.generator = n, size, generator
+        self.device = generator.device if generator is not None else None
+        self._stream = torch.empty(0, dtype=torch.long, device=self.device)
+
+    def take(self, count: int) -> Annotated[Tensor, "count size"]:
+        parts, missing = [], count
+        while missing:
+            if len(self._stream) < self.size:
+                self._stream = self._continued(self._stream)
+            whole = min(missing, len(self._stream) // self.size)
+            parts.append(self._stream[: whole * self.size].view(whole, self.size))
+            self._stream = self._stream[whole * self.size :]
+            missing -= whole
+        return torch.cat(parts)
+
+    def _continued(self, rest: Tensor) -> Tensor:
+        """The nodes left of the last permutation, then all nodes once, those left over last: no pool has one twice."""
+        order = torch.randperm(self.n, generator=self.generator, device=self.device)
+        is_rest = torch.zeros(self.n, dtype=torch.bool, device=self.device).index_fill_(0, rest, True)[order]
+        return torch.cat([rest, order[~is_rest], order[is_rest]])
+
+
+def _collected(rows: Rows, vectors: Tensor, k: int) -> tuple[Tensor, Tensor]:
+    """All rows, made where the vectors are and brought to the CPU at the end: a GPU is waited for once."""
+    neighbours = torch.empty(len(vectors), k, dtype=torch.int32, device=vectors.device)
+    similarities = torch.empty(len(vectors), k, dtype=vectors.dtype, device=vectors.device)
+    for nodes, index, values in rows:
+        neighbours[nodes] = index.to(torch.int32)
+        similarities[nodes] = values
+    return neighbours.cpu().long(), similarities.cpu()
+
+
+def _with_faiss(vectors: Tensor, k: int) -> tuple[Tensor, Tensor]:
+    faiss = optional("faiss", "build_graph(search='faiss')", extra="ann")
+    array = np.ascontiguousarray(vectors.float().cpu().numpy())
+    n, d = array.shape
+    index = faiss.IndexFlatIP(d)
+    if n >= 10_000:
+        index = faiss.IndexIVFFlat(index, d, int(4 * n**0.5), faiss.METRIC_INNER_PRODUCT)
+        index.train(array)
+        index.nprobe = 16
+    index.add(array)
+    values, found = index.search(array, k + 1)
+    other = (found != np.arange(n)[:, None]) & (found >= 0)
+    order = np.argsort(~other, axis=1, kind="stable")[:, :k]
+    absent = ~np.take_along_axis(other, order, axis=1)
+    neighbours = np.where(absent, -1, np.take_along_axis(found, order, axis=1))
+    similarities = np.where(absent, 0.0, np.take_along_axis(values, order, axis=1)).astype(np.float32)
+    return torch.from_numpy(neighbours), torch.from_numpy(similarities)
+
+
+def as_graph(graph: Any) -> ProximityGraph:
+    """Anything with neighbours (and perhaps similarities), or plain lists, as a ProximityGraph."""
+    if isinstance(graph, ProximityGraph):
+        return graph
+    if hasattr(graph, "neighbours"):
+        neighbours = torch.as_tensor(graph.neighbours)
+        similarities = getattr(graph, "similarities", None)
+        return ProximityGraph(
+            neighbours, (neighbours >= 0).float() if similarities is None else torch.as_tensor(similarities)
+        )
+    if isinstance(graph, Iterable):
+        return ProximityGraph.from_lists([list(map(int, row)) for row in graph])
+    raise argument_error("as_graph", "a ProximityGraph or lists of neighbours", "graph", type(graph).__name__)
+
+
+def _check(vectors: Tensor, k: int, m: int | None, search: str) -> None:
+    if vectors.ndim != 2 or not vectors.is_floating_point():
+        raise argument_error("build_graph", "floating point vectors [n, d]", "vectors", tuple(vectors.shape))
+    n = len(vectors)
+    if search not in ("exact", "faiss"):
+        raise argument_error("build_graph", "search 'exact' or 'faiss'", "search", search)
+    if m is not None and not 1 <= m < n:
+        raise ValueError(
+            f"build_graph needs at least 1 and fewer candidates than the {n} vectors, got num_candidates={m}; "
+            "num_candidates=None compares all with all."
+        )
+    limit = m if m is not None else n - 1
+    if not 1 <= k <= limit:
+        what = f"at least 1 and at most {limit} neighbours, the number of candidates"
+        raise argument_error("build_graph", what, "num_neighbours", k)
+    if not bool(torch.isfinite(vectors).all()):
+        raise ValueError("build_graph needs finite vectors, got NaN or inf; look at the encoder's output.")

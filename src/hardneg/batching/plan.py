@@ -1,0 +1,216 @@
+"""The plan: an epoch's batches as a value that is saved, resumed, exported and described."""
+
+from __future__ import annotations
+
+import csv
+import hashlib
+import json
+import os
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import Annotated, Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from hardneg.core.errors import argument_error, optional
+
+Nodes = NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class Segment:
+    """Some batches in a row that were planned together, and what they were planned from."""
+
+    first: int
+    count: int
+    planner: str
+    graph: str  # the digest of the graph or vectors; "" where there were none
+    filled: int = 0
+    forced: int = 0
+    repeated: int = 0
+    refused: int = 0
+
+
+@dataclass(frozen=True, eq=False)
+class Plan:
+    """The batches of one epoch, as far as they are planned; ``num_batches`` is how many the epoch has.
+
+    >>> plan = Plan.from_batches([[3, 1], [0, 2], [4]], num_instances=5, batch_size=2)
+    >>> len(plan), plan[1].tolist(), plan.describe().coverage
+    (3, [0, 2], 1.0)
+    """
+
+    num_instances: int
+    batch_size: int
+    num_batches: int
+    epoch: int = 0
+    seed: int = 0
+    order: Nodes = field(default_factory=lambda: np.empty(0, dtype=np.int64))
+    offsets: Nodes = field(default_factory=lambda: np.zeros(1, dtype=np.int64))
+    segments: tuple[Segment, ...] = ()
+
+    @classmethod
+    def from_batches(cls, batches: list[Any], num_instances: int, batch_size: int, planner: str = "given") -> Plan:
+        """A plan made by hand."""
+        empty = cls(num_instances, batch_size, num_batches=len(batches))
+        nodes = [np.asarray(batch, dtype=np.int64) for batch in batches]
+        return empty.extended(nodes, Segment(0, len(batches), planner, ""))
+
+    def __len__(self) -> int:
+        """How many batches are planned so far."""
+        return len(self.offsets) - 1
+
+    def __getitem__(self, number: int) -> Nodes:
+        if not -len(self) <= number < len(self):
+            raise IndexError(f"the plan has {len(self)} batches, got {number}")
+        number %= len(self)
+        return self.order[self.offsets[number] : self.offsets[number + 1]]
+
+    def __iter__(self) -> Iterator[Nodes]:
+        return (self[number] for number in range(len(self)))
+
+    @property
+    def complete(self) -> bool:
+        return len(self) == self.num_batches
+
+    def extended(self, batches: list[Nodes], segment: Segment) -> Plan:
+        """This plan with one more segment."""
+        ends = self.offsets[-1] + np.cumsum([len(batch) for batch in batches])
+        return replace(
+            self,
+            order=np.concatenate([self.order, *batches]),
+            offsets=np.concatenate([self.offsets, ends]).astype(np.int64),
+            segments=(*self.segments, segment),
+        )
+
+    def digest(self, num_batches: int | None = None) -> str:
+        """Sixteen hex digits that name the first ``num_batches`` batches, or all."""
+        hashed = batch_hash(self)
+        for number in range(len(self) if num_batches is None else num_batches):
+            hashed.update(self[number].tobytes())
+        return str(hashed.hexdigest())
+
+    def save(self, path: str | Path) -> None:
+        """Writes an .npz file without pickle; a crash while writing leaves the former file whole."""
+        values = {name: getattr(self, name) for name in ("num_instances", "batch_size", "num_batches", "epoch", "seed")}
+        head = json.dumps({**values, "segments": [asdict(segment) for segment in self.segments]})
+        unfinished = Path(f"{path}.{os.getpid()}.tmp")
+        with open(unfinished, "wb") as file:
+            np.savez(file, order=self.order, offsets=self.offsets, head=np.array(head))
+        os.replace(unfinished, path)
+
+    @classmethod
+    def load(cls, path: str | Path) -> Plan:
+        with np.load(path, allow_pickle=False) as file:
+            parts = {name: file[name] for name in ("order", "offsets", "head")}
+        head = json.loads(str(parts["head"]))
+        segments = tuple(Segment(**segment) for segment in head.pop("segments"))
+        return cls(**head, order=parts["order"], offsets=parts["offsets"], segments=segments)
+
+    def columns(self) -> dict[str, Nodes]:
+        """One row per place in a batch: batch, place, instance, segment."""
+        batch = np.repeat(np.arange(len(self)), np.diff(self.offsets))
+        bounds = [segment.first for segment in self.segments]
+        return {
+            "batch": batch,
+            "place": np.arange(len(self.order)) - self.offsets[batch],
+            "instance": self.order,
+            "segment": np.searchsorted(bounds, batch, side="right") - 1,
+        }
+
+    def to_csv(self, path: str | Path) -> None:
+        columns = self.columns()
+        with open(path, "w", newline="") as file:
+            writer = csv.writer(file)
+            writer.writerow(columns)
+            writer.writerows(zip(*(column.tolist() for column in columns.values()), strict=True))
+
+    def to_parquet(self, path: str | Path) -> None:
+        arrow = optional("pyarrow", "Plan.to_parquet", extra="parquet")
+        optional("pyarrow.parquet", "Plan.to_parquet", extra="parquet").write_table(arrow.table(self.columns()), path)
+
+    def describe(
+        self, vectors: Annotated[Tensor, "n d"] | None = None, labels: Annotated[Tensor, "n"] | None = None
+    ) -> PlanDescription:
+        """How hard, how false and how complete the planned batches are."""
+        for name, value in (("vectors", vectors), ("labels", labels)):
+            if value is not None and len(value) != self.num_instances:
+                raise argument_error("Plan.describe", f"{name} of {self.num_instances} instances", name, len(value))
+        visits = np.bincount(self.order, minlength=self.num_instances)
+        nan = float("nan")
+        return PlanDescription(
+            num_batches=len(self),
+            coverage=float((visits > 0).mean()),
+            left_out=int((visits == 0).sum()),
+            repeats=int(np.maximum(visits - 1, 0).sum()),
+            most_visits=int(visits.max(initial=0)),
+            filled=sum(segment.filled for segment in self.segments) / max(len(self.order), 1),
+            similarity=nan if vectors is None else self._mean_pair(lambda b: _mean_similarity(vectors, b)),
+            uniform_similarity=nan if vectors is None else _mean_similarity(vectors, None),
+            false_negatives=nan if labels is None else self._mean_pair(lambda b: _same_label(labels, b)),
+            uniform_false_negatives=nan if labels is None else _same_label(labels, None),
+            segments=self.segments,
+        )
+
+    def _mean_pair(self, of_batch: Any) -> float:
+        """The mean over pairs of one batch, averaged over the batches by their number of pairs."""
+        sizes = np.diff(self.offsets)
+        pairs = sizes * (sizes - 1)
+        values = [of_batch(torch.from_numpy(batch)) if len(batch) > 1 else 0.0 for batch in self]
+        return float(np.dot(pairs, values) / pairs.sum()) if pairs.sum() else float("nan")
+
+
+@dataclass(frozen=True)
+class PlanDescription:
+    """A plan in numbers; NaN where vectors or labels were not given.
+
+    Similarity and false negatives (same label) are means over the pairs within a batch; ``uniform_*`` is the same mean
+    over all pairs of the data set, which is what uniform batches have on average.
+    """
+
+    num_batches: int
+    coverage: float
+    left_out: int
+    repeats: int
+    most_visits: int
+    filled: float
+    similarity: float
+    uniform_similarity: float
+    false_negatives: float
+    uniform_false_negatives: float
+    segments: tuple[Segment, ...]
+
+    def __str__(self) -> str:
+        lines = [
+            f"{self.num_batches} batches: coverage {self.coverage:.1%}, {self.repeats} repeats "
+            f"(at most {self.most_visits} visits), {self.filled:.1%} filled uniformly",
+            f"similarity within a batch {self.similarity:.4f} (uniform {self.uniform_similarity:.4f})",
+            f"false negatives {self.false_negatives:.2%} (uniform {self.uniform_false_negatives:.2%})",
+        ]
+        lines += [
+            f"batches {s.first}..{s.first + s.count - 1}: {s.planner}" + (f" on graph {s.graph}" if s.graph else "")
+            for s in self.segments
+        ]
+        return "\n".join(line for line in lines if "nan" not in line)
+
+
+def batch_hash(plan: Plan) -> Any:
+    """The hash that batches are added to, begun with what the plan is of."""
+    return hashlib.blake2b(f"{plan.num_instances} {plan.batch_size} {plan.seed} {plan.epoch}".encode(), digest_size=8)
+
+
+def _mean_similarity(vectors: Tensor, batch: Tensor | None) -> float:
+    """Mean of v_i . v_j over pairs i != j = (|sum v|^2 - sum |v|^2) / (n (n - 1)): no pair is ever formed."""
+    rows = (vectors if batch is None else vectors[batch.to(vectors.device)]).detach().double()
+    total = rows.sum(0).square().sum() - rows.square().sum()
+    return float(total / (len(rows) * (len(rows) - 1)))
+
+
+def _same_label(labels: Tensor, batch: Tensor | None) -> float:
+    own = labels if batch is None else labels[batch.to(labels.device)]
+    counts = torch.unique(own, return_counts=True)[1].double()
+    return float((counts * (counts - 1)).sum() / (len(own) * (len(own) - 1)))

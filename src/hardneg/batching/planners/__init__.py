@@ -1,0 +1,16 @@
+"""Who shares a batch: uniform, proximity walks (ProSampler), kNN, k-means strata, communities, single-source."""
+
+from hardneg.batching.filler import Guard as Guard
+from hardneg.batching.plan import Plan as Plan
+from hardneg.batching.plan import PlanDescription as PlanDescription
+from hardneg.batching.plan import Segment as Segment
+from hardneg.batching.planners.base import Epoch as Epoch
+from hardneg.batching.planners.base import Planner as Planner
+from hardneg.batching.planners.base import registered_planners as registered_planners
+from hardneg.batching.planners.communities import Communities as Communities
+from hardneg.batching.planners.knn import NearestNeighbours as NearestNeighbours
+from hardneg.batching.planners.proximity import Proximity as Proximity
+from hardneg.batching.planners.proximity import falling as falling
+from hardneg.batching.planners.sources import SingleSource as SingleSource
+from hardneg.batching.planners.strata import Strata as Strata
+from hardneg.batching.planners.uniform import Uniform as Uniform

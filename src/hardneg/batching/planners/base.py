@@ -1,0 +1,183 @@
+"""Who shares a batch: an open set of planners, one small file each.
+
+A planner says what it needs of the data (``prepare``, once) and offers nodes to each batch (``fill``). Coverage, the
+guard, segments, resuming and describing come free.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from abc import ABC, abstractmethod
+from dataclasses import dataclass, fields, replace
+from typing import Any, ClassVar
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from hardneg.batching.filler import Guard, Room, coverages
+from hardneg.batching.graph import ProximityGraph
+from hardneg.batching.plan import Plan, Segment
+from hardneg.core.errors import argument_error
+from hardneg.core.schedules import Schedule, value_of
+
+_registry: dict[str, type[Planner]] = {}
+
+
+class Planner(ABC):
+    """Subclasses are frozen dataclasses with a ``fill`` and, where something is worked out first, a ``prepare``."""
+
+    offers: ClassVar[bool] = True  # False: leaves every batch to the room's uniform filling
+    needs: ClassVar[str] = "nothing"  # what it plans from: "nothing", "vectors" or "graph" (which vectors give, too)
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        _registry[cls.__name__] = cls
+
+    def prepare(self, data: Any, batch_size: int, rng: np.random.Generator) -> Any:
+        """What ``fill`` needs, worked out once for this data."""
+        return data
+
+    @abstractmethod
+    def fill(self, prepared: Any, room: Room, rng: np.random.Generator) -> None:
+        """Offers nodes to the open batch; places it leaves open are filled uniformly."""
+
+    def fill_all(self, prepared: Any, room: Room, count: int, rng: np.random.Generator) -> None:
+        """The next ``count`` batches, one after the other."""
+        for _ in range(count):
+            room.open()
+            self.fill(prepared, room, rng)
+            room.fill()
+            room.close()
+
+    def at(self, step: int, total: int | None) -> Planner:
+        """The same planner with every schedule at its number."""
+        changed: dict[str, Any] = {}
+        for part in fields(self):  # type: ignore[arg-type]
+            value = getattr(self, part.name)
+            if isinstance(value, Schedule):
+                changed[part.name] = value_of(value, step, total)
+        return replace(self, **changed) if changed else self  # type: ignore[type-var]
+
+    def plan(
+        self,
+        data: Any,
+        batch_size: int,
+        generator: torch.Generator | None = None,
+        *,
+        coverage: str = "once",
+        drop_last: bool = False,
+        guard: Guard | None = None,
+    ) -> Plan:
+        """One epoch's batches from vectors [n, d], a ProximityGraph, or (where neither is needed) the number n."""
+        n = data if isinstance(data, int) else len(data)
+        device = generator.device if generator is not None else None
+        seed = int(torch.randint(2**31, (), generator=generator, device=device))
+        epoch = Epoch(n, batch_size, coverage=coverage, drop_last=drop_last, guard=guard, seed=seed)
+        empty = epoch.empty_plan(0)
+        return epoch.extended(
+            empty, epoch.room(empty), self, data, self.prepared(data, batch_size, seed), len(epoch.sizes)
+        )
+
+    def prepared(self, data: Any, batch_size: int, seed: int) -> Any:
+        """``prepare`` with randomness that depends on the seed only, so that a resumed run prepares the same."""
+        self._check_data(data)
+        return self.prepare(data, batch_size, np.random.default_rng([seed, 3]))
+
+    def _check_data(self, data: Any) -> None:
+        if self.needs == "vectors" and not isinstance(data, Tensor):
+            raise argument_error(type(self).__name__, "vectors [n, d]", "data", type(data).__name__)
+        if self.needs == "graph" and not isinstance(data, (Tensor, ProximityGraph)):
+            raise argument_error(type(self).__name__, "a graph or vectors [n, d]", "data", type(data).__name__)
+        if isinstance(data, Tensor) and self.needs != "nothing" and not bool(torch.isfinite(data).all()):
+            raise ValueError(
+                f"{type(self).__name__} needs finite vectors, got NaN or inf; look at the encoder's output."
+            )
+
+
+def registered_planners() -> dict[str, type[Planner]]:
+    return dict(_registry)
+
+
+@dataclass(frozen=True, eq=False)
+class Epoch:
+    """What the batches of every epoch have in common: how many, how large, and what they promise.
+
+    As many batches as a plain epoch over ``num_instances`` has, whatever the planner. With several replicas a last,
+    smaller batch is cut to a multiple of their number once it is planned, so that all get the same.
+    """
+
+    num_instances: int
+    batch_size: int
+    coverage: str = "once"
+    drop_last: bool = False
+    guard: Guard | None = None
+    seed: int = 0
+    num_replicas: int = 1
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.batch_size <= self.num_instances:
+            what = f"a batch of at most the {self.num_instances} instances"
+            if self.num_replicas > 1:
+                what += f" over {self.num_replicas} replicas"
+            raise argument_error("plan", what, "batch_size", self.batch_size)
+        if self.coverage not in coverages:
+            raise argument_error("plan", f"coverage among {coverages}", "coverage", self.coverage)
+        if self.guard is not None:
+            self.guard.check(self.num_instances, self.batch_size)
+
+    @property
+    def sizes(self) -> list[int]:
+        whole, rest = divmod(self.num_instances, self.batch_size)
+        has_rest = rest >= self.num_replicas and not self.drop_last
+        return [self.batch_size] * whole + ([rest] if has_rest else [])
+
+    def empty_plan(self, epoch: int) -> Plan:
+        return Plan(self.num_instances, self.batch_size, len(self.sizes), epoch, self.seed)
+
+    def room(self, plan: Plan) -> Room:
+        """The room after the batches that the plan already has."""
+        order = np.random.default_rng([self.seed, 1, plan.epoch]).permutation(self.num_instances)
+        room = Room(self.num_instances, self.sizes, self.coverage, self.guard, order)
+        for batch in plan:
+            room.replay(batch)
+        return room
+
+    def extended(self, plan: Plan, room: Room, planner: Planner, data: Any, prepared: Any, count: int) -> Plan:
+        """The plan with ``count`` more batches, a pure function of its batches, the data, the seed and the epoch."""
+        room.begin_segment()
+        rng = np.random.default_rng([self.seed, 2, plan.epoch, len(plan)])
+        planner.fill_all(prepared, room, count, rng)
+        tally = room.tally
+        filled = tally.filled if planner.offers else 0
+        segment = Segment(
+            len(plan), count, text_of(planner), digest_of(data), filled, tally.forced, tally.repeated, tally.refused
+        )
+        return plan.extended([batch[: len(batch) - len(batch) % self.num_replicas] for batch in room.closed], segment)
+
+
+def text_of(planner: Planner) -> str:
+    """The planner as a call, with the numbers and names among its fields."""
+    shown = [
+        f"{part.name}={value!r}"
+        for part in fields(planner)  # type: ignore[arg-type]
+        if isinstance(value := getattr(planner, part.name), (int, float, str)) and value != part.default
+    ]
+    return f"{type(planner).__name__}({', '.join(shown)})"
+
+
+def digest_of(data: Any) -> str:
+    if isinstance(data, ProximityGraph):
+        return data.digest
+    return _digest_of_vectors(data) if isinstance(data, Tensor) else ""
+
+
+def _digest_of_vectors(vectors: Tensor) -> str:
+    """Kept with the tensor until it changes, since every piece of a plan asks for it."""
+    version = None if vectors.is_inference() else vectors._version  # which tensors of inference mode do not have
+    known = getattr(vectors, "_hardneg_digest", (None, ""))
+    if version is None or known[0] != version:
+        raw = vectors.detach().float().cpu().contiguous().numpy().tobytes()
+        known = (version, hashlib.blake2b(raw, digest_size=8).hexdigest())
+        vectors._hardneg_digest = known  # type: ignore[attr-defined]
+    return str(known[1])

@@ -1,0 +1,35 @@
+"""The kNN sampler of ProSampler, section 3.2: a random instance and its nearest neighbours are a batch.
+
+The hardest batches there are, and the falsest: it is the end of the scale, not advice.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from hardneg.batching.filler import Room
+from hardneg.batching.planners.base import Planner
+
+
+@dataclass(frozen=True)
+class NearestNeighbours(Planner):
+    """The free instances closest to a uniform start, closest first; exact, one row of similarities per batch."""
+
+    needs: ClassVar[str] = "vectors"
+
+    def fill(self, prepared: Any, room: Room, rng: np.random.Generator) -> None:
+        vectors: Tensor = prepared
+        node = room.start()
+        if node is None:
+            return
+        scores = (vectors @ vectors[node]).masked_fill(torch.from_numpy(room.taken == 1).to(vectors.device), -torch.inf)
+        wanted = min(2 * room.missing, len(vectors)) if room.guard is not None else min(room.missing, len(vectors))
+        closest = scores.topk(wanted).indices.cpu().numpy()
+        room.offer(closest)
+        if room.missing and wanted < len(vectors):
+            room.offer(scores.argsort(descending=True).cpu().numpy()[wanted:])

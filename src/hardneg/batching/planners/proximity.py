@@ -1,0 +1,117 @@
+"""ProSampler, Algorithms 1 to 3: a batch is a walk over the proximity graph from a random start.
+
+The paper's walks ignore each other (an "epoch" of the authors' code is about three times as long as a plain one and
+visits hubs up to ten times). With coverage "once" a walk passes through instances that are already taken but collects
+free ones only; where it finds too few, another free one is drawn uniformly and the walk goes on from there.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import numpy as np
+
+from hardneg.batching.filler import Room
+from hardneg.batching.graph import ProximityGraph, build_graph
+from hardneg.batching.planners.base import Planner
+from hardneg.batching.walks import Walker, kinds, steps_by, torch_generator
+from hardneg.core.errors import argument_error, check_kind, check_range
+from hardneg.core.schedules import Number, Schedule
+
+
+@dataclass(frozen=True)
+class Proximity(Planner):
+    """Batches of instances that are close to one another, by a random walk with restart.
+
+    A high ``restart`` stays near the start (kNN batches), a low one wanders off. ``num_neighbours`` and
+    ``num_candidates`` (at most what the data allows) say how the graph is built when vectors are given. ``patience``
+    is how many moves without a new node end a search (coverage "once": four per open place, at least 200).
+
+    >>> import torch
+    >>> vectors = torch.nn.functional.normalize(torch.randn(60, 8), dim=1)
+    >>> plan = Proximity(restart=0.2, num_neighbours=10).plan(vectors, 16, torch.Generator().manual_seed(0))
+    >>> plan.describe(vectors).coverage
+    1.0
+    """
+
+    restart: Number = 0.1
+    kind: str = "restart"
+    steps: str = "uniform"
+    num_neighbours: int = 100
+    num_candidates: int | None = 1000
+    patience: int | None = None
+    needs: ClassVar[str] = "graph"
+
+    def __post_init__(self) -> None:
+        check_range("Proximity", "restart", self.restart, 0.0, 1.0)
+        for name in ("num_neighbours", "num_candidates"):
+            value = getattr(self, name)
+            if value is not None or name == "num_neighbours":
+                check_kind("Proximity", name, value, int, "a whole number")
+                check_range("Proximity", name, value, 1, float("inf"))
+        if self.num_candidates is not None and self.num_neighbours > self.num_candidates:
+            what = f"at most num_candidates={self.num_candidates} neighbours"
+            raise argument_error("Proximity", what, "num_neighbours", self.num_neighbours)
+        if self.kind not in kinds:
+            raise argument_error("Proximity", f"a kind among {kinds}", "kind", self.kind)
+        if self.steps not in steps_by:
+            raise argument_error("Proximity", f"steps among {steps_by}", "steps", self.steps)
+
+    def prepare(self, data: Any, batch_size: int, rng: np.random.Generator) -> Walker:
+        graph = data
+        if not isinstance(data, ProximityGraph):
+            m = min(self.num_candidates, len(data) - 1) if self.num_candidates is not None else None
+            k = min(self.num_neighbours, m if m is not None else len(data) - 1)
+            graph = build_graph(data, k, m, torch_generator(rng))
+        return Walker(graph, kind=self.kind, steps=self.steps, patience=self.patience)
+
+    def fill_all(self, prepared: Walker, room: Room, count: int, rng: np.random.Generator) -> None:
+        if isinstance(self.restart, Schedule):
+            raise ValueError(f"Proximity needs a number, got restart={self.restart!r}; use planner.at(step, total).")
+        if room.covering or room.guard is not None:
+            super().fill_all(prepared, room, count, rng)
+            return
+        first, sizes = room.num_closed, room.sizes[room.num_closed : room.num_closed + count]
+        starts = room.order[np.arange(first, first + count) % room.num_instances]
+        nodes, filled = prepared.independent(starts, max(sizes), self.restart, rng)
+        room.tally.filled += int(filled.sum())
+        room.add(batch[:size] for batch, size in zip(nodes, sizes, strict=True))
+
+    def fill(self, prepared: Walker, room: Room, rng: np.random.Generator) -> None:
+        assert not isinstance(self.restart, Schedule)
+        walker = prepared
+        node = room.start()
+        if node is None:
+            return
+        walker.begin(node, self.restart)
+        while room.missing:
+            patience = max(200, 4 * room.missing) if room.covering else None
+            wanted = room.missing
+            found = walker.more(wanted, room.taken, rng, patience)
+            room.offer(found)
+            if len(found) < wanted:
+                node = room.draw()
+                if node is None:
+                    return
+                room.tally.filled += 1
+                walker.jump(node)
+
+
+@dataclass(frozen=True, repr=False)
+class falling(Schedule):  # noqa: N801
+    """max(start - per_step * step, end): the restart probability of the authors' code, with the epoch as step.
+
+    From 0.2 it is at 0.05 in epoch 8 of 1,000, where the paper says linear over the whole training.
+
+    >>> [round(falling(0.2)(epoch), 2) for epoch in (0, 1, 7, 8, 100)]
+    [0.2, 0.18, 0.06, 0.05, 0.05]
+    """
+
+    start: float
+    end: float = 0.05
+    per_step: float = 0.02
+    examples: ClassVar = ("falling(0.2)",)
+
+    def __call__(self, step: int, total: int | None = None) -> float:
+        return max(self.start - self.per_step * step, self.end)

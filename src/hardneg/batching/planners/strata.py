@@ -1,0 +1,71 @@
+"""k-means strata (Arctic-Embed): cluster the vectors, then draw each batch from within one cluster."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from hardneg.batching.filler import Room
+from hardneg.batching.planners.base import Planner
+from hardneg.batching.walks import torch_generator
+from hardneg.core.errors import argument_error
+
+
+@dataclass(frozen=True)
+class Strata(Planner):
+    """A batch is a uniform draw from the stratum of a uniform start; when that is used up, from the next closest.
+
+    ``num_strata=None`` takes about four batches to a stratum.
+    """
+
+    num_strata: int | None = None
+    num_iterations: int = 20
+    needs: ClassVar[str] = "vectors"
+
+    def __post_init__(self) -> None:
+        if self.num_strata is not None and self.num_strata < 1:
+            raise argument_error("Strata", "at least one stratum", "num_strata", self.num_strata)
+
+    def prepare(
+        self, data: Any, batch_size: int, rng: np.random.Generator
+    ) -> tuple[NDArray[Any], list[NDArray[Any]], NDArray[Any]]:
+        count = self.num_strata if self.num_strata is not None else max(2, len(data) // (4 * batch_size))
+        count = min(count, len(data))
+        centres, stratum = kmeans(data.detach().float(), count, torch_generator(rng), self.num_iterations)
+        order = (centres @ centres.T - centres.square().sum(1) / 2).argsort(dim=1, descending=True).cpu().numpy()
+        own = stratum.cpu().numpy()
+        return own, [np.flatnonzero(own == number) for number in range(count)], order
+
+    def fill(self, prepared: Any, room: Room, rng: np.random.Generator) -> None:
+        own, members, order = prepared
+        node = room.start()
+        if node is None:
+            return
+        stratum = own[node]
+        for number in [stratum, *order[stratum][order[stratum] != stratum]]:
+            if not room.missing:
+                return
+            room.offer(rng.permutation(members[number]))
+
+
+def kmeans(vectors: Tensor, count: int, generator: torch.Generator, num_iterations: int) -> tuple[Tensor, Tensor]:
+    """Lloyd's algorithm from random rows: centres [c, d] and each row's cluster [n]; empty ones take a random row."""
+    n = len(vectors)
+    centres = vectors[torch.randperm(n, generator=generator)[:count].to(vectors.device)].clone()
+    nearest = torch.zeros(n, dtype=torch.long, device=vectors.device)
+    for _ in range(num_iterations):
+        half = centres.square().sum(1) / 2
+        nearest = torch.cat([(chunk @ centres.T - half).argmax(1) for chunk in torch.split(vectors, 8192)])
+        sizes = torch.bincount(nearest, minlength=count)
+        sums = torch.zeros_like(centres).index_add_(0, nearest, vectors)
+        spare = vectors[torch.randint(n, (count,), generator=generator).to(vectors.device)]
+        moved = torch.where((sizes > 0)[:, None], sums / sizes.clamp(min=1)[:, None], spare)
+        if torch.equal(moved, centres):
+            break
+        centres = moved
+    return centres, nearest

@@ -1,0 +1,26 @@
+"""Uniform batches: a random permutation cut into pieces, what a plain loader with ``shuffle=True`` does."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import numpy as np
+
+from hardneg.batching.filler import Room
+from hardneg.batching.planners.base import Planner
+
+
+@dataclass(frozen=True)
+class Uniform(Planner):
+    """Any instance is as likely as any other.
+
+    >>> plan = Uniform().plan(10, batch_size=4)
+    >>> [len(batch) for batch in plan], sorted(plan.order.tolist()) == list(range(10))
+    ([4, 4, 2], True)
+    """
+
+    offers: ClassVar[bool] = False
+
+    def fill(self, prepared: Any, room: Room, rng: np.random.Generator) -> None:
+        """Offers nothing: the room fills what is open uniformly."""

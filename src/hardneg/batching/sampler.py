@@ -1,0 +1,334 @@
+"""Batch samplers that follow a plan: they drop into any PyTorch loader, cover the data as promised, and resume exactly.
+
+The plan of an epoch is made in segments; a new graph takes effect with the next segment. The order is a pure function
+of (graphs, seed, epoch). Position belongs to the iterator, never to the sampler, which runs ahead of training when a
+loader prefetches. A graph cannot be rebuilt from later weights: save the plan, and give it back to resume.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from concurrent.futures import Future
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.utils.data import BatchSampler
+
+from hardneg.batching.filler import Guard, Room
+from hardneg.batching.graph import ProximityGraph
+from hardneg.batching.plan import Plan, batch_hash
+from hardneg.batching.planners.base import Epoch, Planner
+from hardneg.batching.planners.proximity import Proximity
+from hardneg.batching.planners.uniform import Uniform
+from hardneg.core.errors import argument_error, warn_once
+from hardneg.core.schedules import Number
+
+Source = tuple[Planner, Any, Any]
+"""A planner, its data, and what it prepared from them."""
+
+
+class PlannedBatchSampler(BatchSampler):
+    """Any planner behind torch's BatchSampler.
+
+    ``data`` (vectors or a graph; None means uniform batches) is assigned to refresh it. With ``num_replicas`` ranks a
+    batch is planned for num_replicas x batch_size instances and each rank gets its slice, so that after a gather the
+    whole global batch is hard; ``batch_size`` is per rank. Ranks default to those of torch.distributed, and to one
+    under Accelerate and the HF Trainer, which split batches themselves: give those the global batch size and
+    ``split_batches=True``.
+
+    ``coverage``: "once" (each instance once an epoch) or "free" (batches ignore each other); as many batches as a plain
+    epoch either way. ``warmup_epochs`` are uniform. Schedules of the planner run over ``total_epochs``. ``plan_file``
+    is rewritten whenever a segment is planned, so that a killed run finds its plan there. Without ``set_epoch``, each
+    full pass is followed by the next epoch.
+
+    ``ahead`` plans only so many batches of a segment at a time, between the steps of a GPU that has work queued, where
+    a whole segment would keep it waiting. What is not planned yet cannot be saved with the plan: it is for runs that
+    are saved at the ends of epochs.
+    """
+
+    sampler: Any
+    _resumed: Plan | None
+
+    def __init__(
+        self,
+        planner: Planner,
+        num_instances: int,
+        batch_size: int,
+        data: Any = None,
+        *,
+        seed: int = 0,
+        drop_last: bool = False,
+        coverage: str = "once",
+        segment: int = 100,
+        warmup_epochs: int = 0,
+        total_epochs: int | None = None,
+        guard: Guard | None = None,
+        num_replicas: int | None = None,
+        rank: int | None = None,
+        plan_file: str | Path | None = None,
+        ahead: int | None = None,
+    ) -> None:
+        self.num_replicas, self.rank = _ranks(type(self).__name__, num_replicas, rank)
+        if segment < 1:
+            raise argument_error(type(self).__name__, "segments of at least one batch", "segment", segment)
+        if ahead is not None and (ahead < 1 or plan_file is not None):
+            what = "ahead of at least one batch, and no plan_file with it"
+            raise argument_error(type(self).__name__, what, "ahead", ahead)
+        size = batch_size * self.num_replicas
+        self._epoch_rules = Epoch(num_instances, size, coverage, drop_last, guard, seed, self.num_replicas)
+        self.planner, self.num_instances, self.batch_size, self.drop_last = (
+            planner,
+            num_instances,
+            batch_size,
+            drop_last,
+        )
+        self.seed, self.segment, self.ahead = seed, segment, ahead
+        self.warmup_epochs, self.total_epochs, self.plan_file = warmup_epochs, total_epochs, plan_file
+        self.sampler = self  # Lightning calls set_epoch on batch_sampler.sampler only
+        self.epoch, self._position, self._passed = 0, 0, False
+        self._plan, self._resumed = self._epoch_rules.empty_plan(0), None
+        self._prepared: tuple[Any, Any, Any] = (None, None, None)
+        self._data: Any = None
+        self.data = data
+
+    @property
+    def data(self) -> Any:
+        """What the planner plans from; assign it to refresh: it takes effect with the next segment.
+
+        A Future of it may be assigned as well; the next segment waits for it.
+        """
+        if isinstance(self._data, Future):
+            self._data = self._checked(self._data.result())
+        return self._data
+
+    @data.setter
+    def data(self, data: Any) -> None:
+        self._data = data if isinstance(data, Future) else self._checked(data)
+
+    def _checked(self, data: Any) -> Any:
+        if data is not None and len(data) != self.num_instances:
+            what = f"a graph or vectors of its {self.num_instances} instances"
+            raise argument_error(type(self).__name__, what, "len(data)", len(data))
+        return data
+
+    @property
+    def plan(self) -> Plan:
+        """The current epoch's batches as far as they are planned; assign a loaded plan to resume its epoch."""
+        return self._plan
+
+    @plan.setter
+    def plan(self, plan: Plan) -> None:
+        mine = self._epoch_rules.empty_plan(plan.epoch)
+        for name in ("num_instances", "batch_size", "num_batches", "seed"):
+            if getattr(plan, name) != getattr(mine, name):
+                raise argument_error(
+                    type(self).__name__, f"a plan with {name}={getattr(mine, name)}", name, getattr(plan, name)
+                )
+        self._plan = self._resumed = plan
+        self.epoch, self._passed = plan.epoch, False
+
+    def resume(self, plan: Plan | str | Path, position: int) -> None:
+        """The next pass over the plan's epoch begins at batch ``position``: the number of batches trained on so far.
+
+        For loaders without a state of their own. (The HF Trainer skips by itself: assign ``plan`` only.)
+        """
+        self.plan = plan if isinstance(plan, Plan) else Plan.load(plan)
+        if not 0 <= position <= len(self):
+            raise argument_error(
+                type(self).__name__, f"a position of at most {len(self)} batches", "position", position
+            )
+        self._position = position
+
+    def set_epoch(self, epoch: int) -> None:
+        """The epoch of the next pass; costs nothing, and may be called any number of times."""
+        if epoch != self.epoch:
+            self._position = 0
+        self.epoch, self._passed = epoch, False
+
+    def __len__(self) -> int:
+        """The number of batches of every epoch, on every rank."""
+        return len(self._epoch_rules.sizes)
+
+    def __iter__(self) -> PlanIterator:
+        if self._passed:
+            self.set_epoch(self.epoch + 1)
+        return PlanIterator(self, self.epoch, self._position)
+
+    def _begun(self, epoch: int) -> Plan:
+        """The plan of an epoch before its first pass: empty, or as far as the resumed plan goes."""
+        if self._resumed is not None and self._resumed.epoch == epoch:
+            return self._resumed
+        return self._epoch_rules.empty_plan(epoch)
+
+    def _source(self, epoch: int) -> Source:
+        """What the next segment is planned from: the data as it is now."""
+        planner, data = self._planner_for(epoch)
+        return planner, data, self._prepare(planner, data)
+
+    def _continued(self, plan: Plan, room: Room, source: Source) -> Plan:
+        """The plan with one more segment, or with a piece of it."""
+        count = min(self.segment - len(plan) % self.segment, len(self) - len(plan), self.ahead or len(self))
+        plan = self._epoch_rules.extended(plan, room, *source, count)
+        if self.plan_file is not None and self.rank == 0:
+            plan.save(self.plan_file)
+        self._plan = plan
+        return plan
+
+    def _planner_for(self, epoch: int) -> tuple[Planner, Any]:
+        if epoch < self.warmup_epochs:
+            return Uniform(), self.num_instances
+        data = self.data
+        if data is None and self.planner.needs != "nothing":
+            if epoch > self.warmup_epochs:
+                warn_once(
+                    "sampler.no_data",
+                    f"{type(self).__name__} has no graph or vectors in epoch {epoch}, so its batches are uniform; "
+                    "assign sampler.graph (or sampler.data), or raise warmup_epochs.",
+                )
+            return Uniform(), self.num_instances
+        return self.planner.at(epoch, self.total_epochs), self.num_instances if data is None else data
+
+    def _prepare(self, planner: Planner, data: Any) -> Any:
+        """Clusters, communities and walkers are worked out once for each data."""
+        known_planner, known_data, prepared = self._prepared
+        if known_data is not data or known_planner is not type(planner):
+            prepared = planner.prepared(data, self._epoch_rules.batch_size, self.seed)
+            self._prepared = (type(planner), data, prepared)
+        return prepared
+
+    def _slice(self, batch: Any) -> list[int]:
+        local = len(batch) // self.num_replicas
+        own: list[int] = batch[self.rank * local : (self.rank + 1) * local].tolist()
+        return own
+
+
+class ProximityBatchSampler(PlannedBatchSampler):
+    """ProSampler: batches are random walks with restart over a proximity graph, which is assigned to refresh it.
+
+    ``restart`` is a number or a schedule over the epochs: the paper's ``linear(0.2, 0.05)`` (with ``total_epochs``), or
+    that of the authors' code, ``planners.falling(0.2)``. ``kind`` and ``steps`` are those of ``walk``, the other
+    options those of the base. Batches are uniform until ``graph`` is assigned.
+
+    >>> import torch, hardneg as hn
+    >>> from hardneg.batching.graph import build_graph
+    >>> vectors = torch.nn.functional.normalize(torch.randn(100, 8), dim=1)
+    >>> sampler = ProximityBatchSampler(num_instances=100, batch_size=16, restart=0.2, seed=0)
+    >>> sampler.graph = build_graph(vectors, num_neighbours=10, num_candidates=50)
+    >>> len(sampler), sorted(i for batch in sampler for i in batch) == list(range(100))
+    (7, True)
+    """
+
+    def __init__(
+        self,
+        num_instances: int,
+        batch_size: int,
+        *,
+        restart: Number = 0.1,
+        seed: int = 0,
+        graph: ProximityGraph | None = None,
+        kind: str = "restart",
+        steps: str = "uniform",
+        **options: Any,
+    ) -> None:
+        planner = Proximity(restart=restart, kind=kind, steps=steps)
+        super().__init__(planner, num_instances, batch_size, graph, seed=seed, **options)
+
+    @property
+    def graph(self) -> ProximityGraph | None:
+        graph: ProximityGraph | None = self.data
+        return graph
+
+    @graph.setter
+    def graph(self, graph: ProximityGraph | None) -> None:
+        if graph is not None and not isinstance(graph, ProximityGraph):
+            raise argument_error("ProximityBatchSampler", "a graph of build_graph", "graph", type(graph).__name__)
+        self.data = graph
+
+
+class PlanIterator(Iterator[list[int]]):
+    """One pass over an epoch. Its state is small, and torchdata's StatefulDataLoader saves and loads it."""
+
+    def __init__(self, sampler: PlannedBatchSampler, epoch: int, position: int = 0) -> None:
+        self._sampler = sampler
+        self._begin(epoch, position)
+
+    def __iter__(self) -> PlanIterator:
+        return self
+
+    def __next__(self) -> list[int]:
+        sampler = self._sampler
+        sampler._position = 0  # not earlier: a loader with workers makes two iterators and uses the second
+        if self._position == len(sampler):
+            if sampler.epoch == self._plan.epoch:
+                sampler._passed = True
+            raise StopIteration
+        return sampler._slice(self._advance())
+
+    def state_dict(self) -> dict[str, Any]:
+        """Where this pass is, and a digest of the batches it has given."""
+        return {
+            "epoch": self._plan.epoch,
+            "position": self._position,
+            "seed": self._sampler.seed,
+            "digest": self._hash.hexdigest(),
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Goes to the saved place. Raises unless the batches before it are those of the interrupted pass."""
+        sampler = self._sampler
+        if state["seed"] != sampler.seed:
+            raise argument_error(
+                type(sampler).__name__, f"the seed {state['seed']} of the saved state", "seed", sampler.seed
+            )
+        sampler.set_epoch(state["epoch"])
+        self._begin(state["epoch"], state["position"])
+        if self._hash.hexdigest() != state["digest"]:
+            raise ValueError(
+                f"{type(sampler).__name__} needs the plan of the interrupted run to resume epoch {state['epoch']} at "
+                f"batch {state['position']}, got other batches; before the loader's state is loaded, set "
+                "sampler.plan = Plan.load(path)."
+            )
+
+    def _begin(self, epoch: int, position: int) -> None:
+        self._plan, self._position, self._room, self._source = self._sampler._begun(epoch), 0, None, None
+        self._hash = batch_hash(self._plan)
+        self._sampler._plan = self._plan
+        while self._position < position:
+            self._advance()
+
+    def _advance(self) -> Any:
+        if self._position == len(self._plan):
+            sampler = self._sampler
+            if self._room is None:
+                self._room = sampler._epoch_rules.room(self._plan)
+            if self._source is None or self._position % sampler.segment == 0:
+                self._source = sampler._source(self._plan.epoch)
+            self._plan = sampler._continued(self._plan, self._room, self._source)
+        batch = self._plan[self._position]
+        self._hash.update(batch.tobytes())
+        self._position += 1
+        return batch
+
+    _room: Room | None
+    _source: Source | None
+
+
+def _ranks(who: str, num_replicas: int | None, rank: int | None) -> tuple[int, int]:
+    distributed = torch.distributed.is_available() and torch.distributed.is_initialized()
+    if num_replicas is None:
+        num_replicas = torch.distributed.get_world_size() if distributed and not _accelerate_is_active() else 1
+        rank = rank if rank is not None or num_replicas == 1 else torch.distributed.get_rank()
+    if num_replicas < 1:
+        raise argument_error(who, "at least one replica", "num_replicas", num_replicas)
+    if rank is None:
+        rank = torch.distributed.get_rank() if distributed and num_replicas > 1 else 0
+    if not 0 <= rank < num_replicas:
+        raise argument_error(who, f"a rank in [0, {num_replicas})", "rank", rank)
+    return num_replicas, rank
+
+
+def _accelerate_is_active() -> bool:
+    state = sys.modules.get("accelerate.state")
+    return state is not None and bool(state.PartialState._shared_state)

@@ -1,0 +1,86 @@
+"""Who shares a batch, as text: ``uniform()``, ``proximity(num_candidates=500)``, ``knn()`` ... in recipes and arms.
+
+Each name makes a planner and says how its data is kept fresh: every ``refresh`` steps, after ``warmup`` uniform epochs,
+from embeddings harvested during training or, with ``encode=True``, from a fresh pass of the encoder over the data.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from hardneg.batching.filler import coverages
+from hardneg.batching.planners import Communities, NearestNeighbours, Planner, Proximity, Strata, Uniform, falling
+from hardneg.core.errors import argument_error
+from hardneg.core.schedules import Number, adaptive, linear, registered_schedules
+from hardneg.negatives.grammar import read_expression
+
+
+@dataclass(frozen=True)
+class BatchSpec:
+    """A planner, and how its data is kept fresh."""
+
+    planner: Planner
+    refresh: int = 100
+    warmup: int = 1
+    encode: bool = False
+    coverage: str = "once"
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.refresh, int) or self.refresh < 1:
+            raise argument_error("batches", "a refresh of at least one step", "refresh", self.refresh)
+        if not isinstance(self.warmup, int) or self.warmup < 0:
+            raise argument_error("batches", "a warmup of 0 or more epochs", "warmup", self.warmup)
+        if self.coverage not in coverages:
+            raise argument_error("batches", f"coverage among {coverages}", "coverage", self.coverage)
+        for name, value in vars(self.planner).items():
+            if isinstance(value, adaptive):  # nobody would tell it how training goes
+                raise argument_error("batches", "a schedule of the epochs, such as linear(0.2, 0.05)", name, value)
+
+
+def uniform() -> BatchSpec:
+    """Every instance with every other, as usual."""
+    return BatchSpec(Uniform())
+
+
+def proximity(
+    num_candidates: int = 1000,
+    num_neighbours: int = 100,
+    restart: Number = linear(0.2, 0.05),
+    refresh: int = 100,
+    warmup: int = 1,
+    encode: bool = False,
+    coverage: str = "once",
+) -> BatchSpec:
+    """ProSampler: walks with restart over a proximity graph; the paper's values."""
+    planner = Proximity(restart=restart, num_candidates=num_candidates, num_neighbours=num_neighbours)
+    return BatchSpec(planner, refresh, warmup, encode, coverage)
+
+
+def knn(refresh: int = 100, warmup: int = 1, encode: bool = False, coverage: str = "once") -> BatchSpec:
+    """A random instance and its nearest neighbours: the hardest and the falsest."""
+    return BatchSpec(NearestNeighbours(), refresh, warmup, encode, coverage)
+
+
+def strata(refresh: int = 100, warmup: int = 1, encode: bool = False) -> BatchSpec:
+    """Batches from one k-means cluster."""
+    return BatchSpec(Strata(), refresh, warmup, encode)
+
+
+def communities(refresh: int = 100, warmup: int = 1, encode: bool = False) -> BatchSpec:
+    """Batches joined from small communities of the neighbour graph (the idea of B3)."""
+    return BatchSpec(Communities(), refresh, warmup, encode)
+
+
+_names = {f.__name__: f for f in (uniform, proximity, knn, strata, communities)}
+
+
+def parse_batches(text: str) -> BatchSpec:
+    """The batches that this text describes.
+
+    >>> parse_batches("proximity(num_candidates=500, restart=0.1)").planner.num_candidates
+    500
+    """
+    spec = read_expression(text, {**_names, "falling": falling, **registered_schedules()})
+    if not isinstance(spec, BatchSpec):
+        raise ValueError(f"batches need a call such as 'proximity()', got text={text!r}. Known: {', '.join(_names)}.")
+    return spec

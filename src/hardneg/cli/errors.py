@@ -1,0 +1,68 @@
+"""What a person sees when a command cannot go on, and the exit code that a script sees."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import typer
+
+from hardneg.core.errors import HardnegWarning, optional
+
+
+@contextmanager
+def errors_for_people(go_on: str = "") -> Iterator[None]:
+    """One sentence instead of a traceback: 2 for wrong input, 1 for what the disk refuses, 130 for Ctrl-C.
+
+    ``go_on`` says how to continue what Ctrl-C has stopped.
+    """
+    try:
+        yield
+    except (ValueError, ImportError, FileNotFoundError) as error:
+        _say(str(error))
+        raise typer.Exit(2) from None
+    except OSError as error:
+        _say(str(error))
+        raise typer.Exit(1) from None
+    except KeyboardInterrupt:
+        _say(f"Stopped. {go_on}".strip())
+        raise typer.Exit(130) from None
+
+
+_as_python_does = warnings.formatwarning
+
+
+def warning_for_people(message: Warning | str, category: type[Warning], *where: Any, **line: Any) -> str:
+    """Ours without the place in the source, which is not where the fix is."""
+    if issubclass(category, HardnegWarning):
+        return f"Note: {message}\n"
+    return _as_python_does(message, category, *where, **line)
+
+
+def read_yaml(path: Path) -> dict[str, Any]:
+    """A file of ``name: value`` lines; names may be written like flags, with dashes."""
+    yaml = optional("yaml", "--config", extra="train")
+    if not path.is_file():
+        raise ValueError(
+            f"--config needs a YAML file, got {path}, where there is {'a folder' if path.exists() else 'none'}."
+        )
+    try:
+        values = yaml.safe_load(path.read_text()) or {}
+    except yaml.YAMLError as error:
+        raise ValueError(f"--config needs YAML, got {path}, which is not: {' '.join(str(error).split())}.") from None
+    if not isinstance(values, dict):
+        raise ValueError(f"--config needs lines like 'temperature: 0.5', got a {type(values).__name__} in {path}.")
+    return {str(name).replace("-", "_"): value for name, value in values.items()}
+
+
+def given(ctx: typer.Context) -> set[str]:
+    """The options that were given on the command line, which win over those of a file."""
+    sources = {name: ctx.get_parameter_source(name) for name in ctx.params}
+    return {name for name, source in sources.items() if source is not None and source.name == "COMMANDLINE"}
+
+
+def _say(text: str) -> None:
+    typer.secho(text, fg="red", err=True)

@@ -1,0 +1,69 @@
+"""The grammar, explained in the terminal: what the distributions and schedules are and what an expression does."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Mapping
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from hardneg.core.schedules import Schedule, registered_schedules
+from hardneg.negatives import Negatives, Tilt, parse, registered_negatives
+
+
+def list_grammar() -> None:
+    console = Console()
+    console.print(_table("Distributions, joined by *", registered_negatives()))
+    console.print(_table("Schedules, wherever a number stands", registered_schedules()))
+
+
+def explain_expression(text: str, temperature: float) -> None:
+    negatives = parse(text)
+    console = Console()
+    table = Table(title=Text(repr(negatives)), title_justify="left")
+    table.add_column("factor")
+    table.add_column("what it does")
+    for factor in negatives.factors:
+        table.add_row(Text(repr(factor)), Text(_first_line(type(factor))))
+    console.print(table)
+    for sentence in _remarks(negatives, temperature):
+        console.print(Text(sentence))
+
+
+def _remarks(negatives: Negatives, temperature: float) -> list[str]:
+    said = []
+    total = max([getattr(schedule, "steps", None) or 100 for schedule in negatives.schedules()], default=100)
+    begin, end = negatives.at(0, total), negatives.at(total, total)
+    betas = [_tilt(at) for at in (begin, end)]
+    if any(betas):
+        effective = [f"{temperature / (1.0 + beta):.4g}" for beta in betas]
+        shown = effective[0] if betas[0] == betas[1] else " to ".join(effective)
+        detached = all(f.detach for f in negatives.factors if isinstance(f, Tilt))
+        said.append(
+            f"A tilt is a temperature in disguise: at temperature {temperature:g} this repels like temperature {shown}"
+            + ("." if detached else ", before the gradient through the weights is counted.")
+            + f" Compare it with an untilted run at {shown}."
+        )
+    if negatives.schedules():
+        said.append(f"At the start of training: {begin!r}. At the end: {end!r}.")
+    return said
+
+
+def _tilt(negatives: Negatives) -> float:
+    """The betas of its tilts add up."""
+    return sum(float(f.beta) for f in negatives.factors if isinstance(f, Tilt) and f.source is None)  # type: ignore[arg-type]
+
+
+def _table(title: str, classes: Mapping[str, type[Negatives] | type[Schedule]]) -> Table:
+    table = Table(title=title, title_justify="left")
+    for column in ("name", "what it is", "example"):
+        table.add_column(column)
+    for name, cls in sorted(classes.items()):
+        table.add_row(name, Text(_first_line(cls)), Text(cls.examples[0] if cls.examples else f"{name}()"))
+    return table
+
+
+def _first_line(cls: type) -> str:
+    return (inspect.getdoc(cls) or "").split("\n\n")[0].replace("\n", " ").replace("``", "")

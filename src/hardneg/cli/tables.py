@@ -1,0 +1,111 @@
+"""Comparisons and evaluations in the terminal."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from hardneg.comparing.comparing import carry_out, prepare
+from hardneg.comparing.request import Comparison, letter_of, measure, measures_in, why_no_accuracy
+
+TOLD = "it is told the class of every training image"
+OF_LAST_BATCH = "False negatives, hardness and clamped: of the last batch that was recorded"
+
+
+def compare_and_show(comparison: Comparison, out: Path, jobs: int | None) -> None:
+    """Runs the comparison with a bar, prints the table and writes the report."""
+    from rich.progress import Progress
+
+    from hardneg.reporting import write_report
+
+    prepared = prepare(comparison, out, jobs)  # before the bar, which would stand above what is wrong
+    console = Console()
+    with Progress(console=console) as progress:
+        tuned = len(comparison.tune[1]) if comparison.tune else 0
+        task = progress.add_task("runs", total=len(comparison.arms) * (comparison.seeds + tuned))
+
+        def show(line: str) -> None:
+            progress.console.print(Text(line, style="dim"))
+            progress.advance(task)
+
+        summary = carry_out(prepared, show)
+    show_comparison(summary, console)
+    console.print(Text(f"report: {write_report(out)}"), soft_wrap=True)
+
+
+def show_comparison(summary: dict[str, Any], console: Console) -> None:
+    """The arms by their letters, the table, and what the differences are worth."""
+    for letter, row in zip(_letters(summary), summary["rows"], strict=True):
+        console.print(Text(f"{letter}  {row['arm']}{_aside(summary, row)}"))
+    console.print(comparison_table(summary))
+    console.print(Text(f"{OF_LAST_BATCH}; all are means over the seeds.", style="dim"))
+    beside = [f"More than the negatives differs: {one}" for one in summary.get("unlike", [])]
+    for sentence in [*summary["sentences"], *summary.get("cautions", []), *summary["notes"], *beside]:
+        console.print(Text(sentence))
+
+
+def _aside(summary: dict[str, Any], row: dict[str, Any]) -> str:
+    """What must be known of an arm to read its figures rightly: its tuned value, and whether it knows the classes."""
+    said = []
+    if summary.get("tuned"):
+        said.append(f"tuned to {summary['comparison']['tune'][0]}={summary['tuned'][row['arm']]:g}")
+    if row.get("uses_labels"):
+        said.append(TOLD)
+    return f"  ({'; '.join(said)})" if said else ""
+
+
+def comparison_table(summary: dict[str, Any]) -> Table:
+    """One line for each arm, narrow enough for 80 columns with three seeds."""
+    held_out = summary.get("comparison", {}).get("common", {}).get("evaluate_on") == "validation"
+    split = " on the validation split" * held_out
+    title = f"{measure(summary['metric'], summary.get('k'))}{split}, %: every seed, and means with 95 % intervals"
+    table = Table(title=title, title_justify="left", box=None, pad_edge=False, padding=(0, 2, 0, 0))
+    heads = ("", "\nseeds", "\nmean", "against\nthe first", "eff.\ntemp.", "false\nneg. %", "hard-\nness")
+    for name in (*heads, "clam-\nped %", "\nsec."):
+        table.add_column(name, justify="right" if name else "left", no_wrap="seeds" not in name)
+    for letter, row in zip(_letters(summary), summary["rows"], strict=True):
+        table.add_row(
+            letter,
+            " ".join(f"{100 * value:.1f}" for value in row["values"]),
+            _interval(row["mean"], row["half_width"], sign=False),
+            "" if row["difference"] is None else _interval(row["difference"], row["difference_half_width"]),
+            f"{row['effective_temperature']:.3g}",
+            _known(100 * row["false_negatives"], 1),
+            _known(row["hardness"], 3),
+            _known(100 * row["clamped"], 0),
+            f"{row['seconds']:.0f}",
+        )
+    return table
+
+
+def _letters(summary: dict[str, Any]) -> list[str]:
+    return [letter_of(number) for number in range(len(summary["rows"]))]
+
+
+def show_evaluation(result: dict[str, Any]) -> None:
+    """The figures of a run or of embeddings; where there is no accuracy, why."""
+    table = Table(title="evaluation", title_justify="left", show_header=False)
+    accuracies = measures_in(result)
+    for name in sorted(accuracies, key=("linear", "knn", "1nn").index):
+        table.add_row(measure(name, result.get("k")), f"{100 * result[name]:.2f} %")
+    for name in ("alignment", "uniformity", "steps", "seconds"):
+        if name in result:
+            table.add_row(name, f"{result[name]:.4g}")
+    console = Console()
+    console.print(table)
+    if not accuracies:
+        console.print(Text(f"There is no accuracy: {why_no_accuracy(result)}."))
+
+
+def _interval(value: float, half: float, sign: bool = True) -> str:
+    return f"{100 * value:{'+z' if sign else ''}.1f} ± {100 * half:.1f}"
+
+
+def _known(value: float, digits: int) -> str:
+    """Not what an arm without negatives or without labels has no figure for."""
+    return f"{value:.{digits}f}" if math.isfinite(value) else "n/a"

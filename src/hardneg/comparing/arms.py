@@ -1,0 +1,231 @@
+"""Arms of a comparison as text: a paper or a recipe, and after ``@`` who shares the batch.
+
+simclr(temperature=0.25)
+hcl(beta=1, tau_plus=0.1)
+supervised(negatives="OtherLabel() * Tilt(1.0)") @ proximity(num_candidates=500)
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from dataclasses import dataclass, field, fields, replace
+from typing import Any, TypeGuard
+
+from hardneg.batching.spec import parse_batches
+from hardneg.comparing.canonical import plainly
+from hardneg.core.schedules import LONG, Number, Schedule, adaptive, registered_schedules, value_of
+from hardneg.negatives import Negatives, Tilt, Uniform, parse
+from hardneg.negatives.grammar import read_expression
+from hardneg.training.dry_run import try_negatives
+from hardneg.training.options import RECIPES, TrainOptions
+
+
+@dataclass(frozen=True)
+class Arm:
+    """One thing to compare: a recipe with options that differ from the defaults."""
+
+    text: str
+    recipe: str
+    options: dict[str, Any]  # those that it writes, and those that make it the paper it is
+    defaults: dict[str, Any] = field(default_factory=dict)  # the paper's values of what it could write and does not
+    own: tuple[str, ...] = ()  # which of its options make it the paper it is
+
+    def complete(self, **common: Any) -> TrainOptions:
+        """The options of a run: what the arm writes wins over the common options, and those over the paper's values."""
+        known = {one.name for one in fields(RECIPES[self.recipe])}
+        usual = {name: value for name, value in (self.defaults | common).items() if name in known}
+        return RECIPES[self.recipe](**usual | self.options)
+
+    def under(self, common: dict[str, Any]) -> Arm:
+        """The arm with these common options where it writes nothing else."""
+        return replace(self, defaults=self.defaults | common)
+
+    def with_option(self, name: str, value: Any) -> Arm:
+        return replace(self, options=self.options | {name: value})
+
+    @property
+    def temperature(self) -> float:
+        return float(self.complete().temperature)
+
+    @property
+    def beta(self) -> float:
+        """The tilt of its negatives, at the strongest that its schedules come to."""
+        tilts, moments = [tilt.beta for tilt in self._tilts()], range(0, LONG + 1, LONG // 100)
+        return max(sum(_strength(beta, step) for beta in tilts) for step in moments)
+
+    @property
+    def repels_so_exactly(self) -> bool:
+        """Whether it repels just as at its effective temperature: no gradient goes through the weights of its tilt."""
+        return all(tilt.detach for tilt in self._tilts())
+
+    @property
+    def tilt_moves(self) -> bool:
+        return any(isinstance(tilt.beta, Schedule) for tilt in self._tilts())
+
+    @property
+    def effective_temperature(self) -> float:
+        return self.temperature / (1.0 + self.beta)
+
+    def has_untilted_twin_in(self, other: Arm, *, at_any_temperature: bool = False) -> bool:
+        """Whether the other repels alike by its temperature alone, and differs in nothing else but tau_plus."""
+        alike = at_any_temperature or abs(self.effective_temperature / other.temperature - 1.0) < 0.02
+        return self.beta > 0.0 and other.beta == 0.0 and alike and self._beside() == other._beside()
+
+    @property
+    def uses_labels(self) -> bool:
+        return uses_labels(self.recipe, self.complete().as_dict())
+
+    def _negatives(self) -> Negatives:
+        return parse(self.complete().negatives)
+
+    def _tilts(self) -> list[Tilt]:
+        return [factor for factor in self._negatives().factors if _tilts_all(factor)]
+
+    def _beside(self) -> tuple[str, TrainOptions, list[str]]:
+        """All but the temperature, the tilt and tau_plus, the correction that HCL adds to its tilt."""
+        others = replace(self.complete(), negatives="", temperature=1.0, tau_plus=0.0)
+        factors = [repr(one) for one in self._negatives().factors if not _tilts_all(one) and one != Uniform()]
+        return self.recipe, others, factors
+
+    def trains_like(self, other: Arm) -> bool:
+        """Whether both are the same training, however they are written."""
+        mine, theirs = (plainly(arm.complete().as_dict()) for arm in (self, other))
+        return self.recipe == other.recipe and mine == theirs
+
+
+def uses_labels(recipe: str, options: dict[str, Any]) -> bool:
+    """Whether training is told the class of every image: by the recipe, or by negatives that ask for labels."""
+    if recipe == "supervised":
+        return True
+    return not _can_weigh(recipe, options, labelled=False) and _can_weigh(recipe, options, labelled=True)
+
+
+def _can_weigh(recipe: str, options: dict[str, Any], *, labelled: bool) -> bool:
+    known = {one.name for one in fields(RECIPES[recipe])} if recipe in RECIPES else set()
+    try:
+        try_negatives(RECIPES[recipe](**{k: v for k, v in options.items() if k in known}), labelled)
+    except (KeyError, TypeError, ValueError):  # also options of another version
+        return False
+    return True
+
+
+def _tilts_all(factor: Negatives) -> TypeGuard[Tilt]:
+    return isinstance(factor, Tilt) and factor.source is None
+
+
+def _strength(beta: Number, step: int) -> float:
+    """An adaptive schedule goes where the training sends it: its far end counts."""
+    return max(beta.start, beta.end) if isinstance(beta, adaptive) else value_of(beta, step, LONG)
+
+
+def parse_arm(text: str) -> Arm:
+    """Reads an arm; errors name what is wrong before anything is loaded.
+
+    >>> parse_arm("hcl(beta=1, tau_plus=0.1) @ knn()").options["negatives"]
+    'Tilt(1)'
+    """
+    method, at, batches = (part.strip() for part in text.partition("@"))
+    methods = {name: _reader(name, made) for name, made in (_papers | _recipes()).items()}
+    arm = read_expression(method, {**methods, **registered_schedules()})
+    if not isinstance(arm, Arm):
+        raise ValueError(f"an arm needs a paper or a recipe such as 'simclr()', got {method!r}.")
+    if at:
+        parse_batches(batches)
+        arm = arm.with_option("batches", batches)
+    arm = replace(arm, text=text.strip())
+    parse(arm.complete().negatives)
+    return arm
+
+
+def _reader(name: str, made: Callable[..., Made]) -> Callable[..., Arm]:
+    """Reads the call of a paper or recipe, and tells apart what is written, what is usual, and what makes the paper."""
+    parameters = inspect.signature(made).parameters
+
+    def read(*values: Any, **options: Any) -> Arm:
+        given = {*inspect.signature(made).bind(*values, **options).arguments, *options}
+        recipe, chosen = made(*values, **options)
+        _check_options(name, recipe, chosen)
+        usual = {one: value for one, value in chosen.items() if one in parameters and one not in given}
+        own = tuple(one for one in chosen if one not in parameters and one not in options)
+        return Arm("", recipe, {one: value for one, value in chosen.items() if one not in usual}, usual, own)
+
+    return read
+
+
+def _check_options(name: str, recipe: str, options: dict[str, Any]) -> None:
+    known = {one.name for one in fields(RECIPES[recipe])}
+    for option, value in options.items():
+        if option not in known:
+            raise ValueError(f"{name} needs options among {', '.join(sorted(known))}, got {option!r}.")
+        if isinstance(value, Schedule):
+            raise ValueError(f"{name} needs a number, got {option}={value!r}; schedules go into negatives.")
+
+
+Made = tuple[str, dict[str, Any]]
+
+
+def _simclr(temperature: float = 0.5, **options: Any) -> Made:
+    return "simclr", {"temperature": temperature, **options}
+
+
+def _debiased(temperature: float = 0.5, tau_plus: float = 0.1) -> Made:
+    return "simclr", {"temperature": temperature, "tau_plus": tau_plus}
+
+
+def _hcl(temperature: float = 0.5, tau_plus: float = 0.1, beta: Number = 1.0) -> Made:
+    return "simclr", {"temperature": temperature, "tau_plus": tau_plus, "negatives": f"Tilt({beta!r})"}
+
+
+def _supcon(temperature: float = 0.07) -> Made:
+    return "supervised", {"temperature": temperature, "positives_in_denominator": "all"}
+
+
+def _scl(temperature: float = 0.5) -> Made:
+    return "supervised", {"temperature": temperature, "num_negatives": "candidates", "reduction": "pairs"}
+
+
+def _hscl(temperature: float = 0.5, beta: Number = 1.0, detach: bool = False) -> Made:
+    recipe, options = _scl(temperature)
+    return recipe, options | {"negatives": f"OtherLabel() * Tilt({beta!r}, detach={detach})"}
+
+
+def _hscl_threshold(temperature: float = 0.5, threshold: Number = 0.0) -> Made:
+    recipe, options = _scl(temperature)
+    return recipe, options | {"negatives": f"OtherLabel() * Threshold({threshold!r})"}
+
+
+def _moco(temperature: float = 0.2, **options: Any) -> Made:
+    return "moco", {"temperature": temperature, **options}
+
+
+def _moco_v3(temperature: float = 0.2, **options: Any) -> Made:
+    return "moco", {"temperature": temperature, "version": "v3", **options}
+
+
+def _ring(
+    temperature: float = 0.07, inner: Number = 0.1, outer: Number = 1.0, dynamic_inner: bool = True, **options: Any
+) -> Made:
+    ring = f"Ring({inner!r}, outer={outer!r}, dynamic_inner={dynamic_inner})"
+    return "moco", {"temperature": temperature, "negatives": ring, **options}
+
+
+_papers: dict[str, Callable[..., Made]] = {
+    "simclr": _simclr,
+    "debiased": _debiased,
+    "hcl": _hcl,
+    "supcon": _supcon,
+    "scl": _scl,
+    "hscl": _hscl,
+    "hscl_threshold": _hscl_threshold,
+    "moco": _moco,
+    "moco_v3": _moco_v3,
+    "ring": _ring,
+}
+
+
+def _recipes() -> dict[str, Callable[..., Made]]:
+    def named(recipe: str) -> Callable[..., Made]:
+        return lambda **options: (recipe, options)
+
+    return {recipe: named(recipe) for recipe in RECIPES if recipe not in _papers}

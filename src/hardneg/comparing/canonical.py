@@ -1,0 +1,36 @@
+"""When two ways to write options are the same training: expressions count as they are read, 1 is 1.0."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Mapping
+from typing import Any
+
+from hardneg.batching.spec import parse_batches
+from hardneg.negatives import parse
+
+_readers = {"negatives": parse, "batches": parse_batches}
+EXPRESSIONS = tuple(_readers)
+"""The options that can be written in several ways."""
+
+
+def plainly(options: Mapping[str, Any]) -> dict[str, Any]:
+    """The options in the one way in which all that train alike are written.
+
+    >>> plainly({"negatives": "Tilt(beta=1)", "temperature": 1})
+    {'negatives': 'Tilt(1.0)', 'temperature': 1.0}
+    """
+    return {name: _plain(name, value) for name, value in options.items()}
+
+
+def _plain(name: str, value: Any) -> Any:
+    if name not in _readers:
+        return float(value) if isinstance(value, int) and not isinstance(value, bool) else value
+    read = ast.parse(repr(_readers[name](value)), mode="eval")
+    return ast.unparse(_Floats().visit(read))
+
+
+class _Floats(ast.NodeTransformer):
+    def visit_Constant(self, node: ast.Constant) -> ast.Constant:
+        whole = isinstance(node.value, int) and not isinstance(node.value, bool)
+        return ast.Constant(float(node.value)) if whole else node  # type: ignore[arg-type]

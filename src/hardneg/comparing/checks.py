@@ -1,0 +1,112 @@
+"""What is asked of the arms of a comparison before anything is trained."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import fields
+from itertools import combinations
+from typing import Any
+
+import torch
+
+from hardneg.comparing.arms import Arm
+from hardneg.comparing.canonical import plainly
+from hardneg.comparing.request import SHARED, Comparison
+from hardneg.core.errors import argument_error
+from hardneg.training.data.images import ImageData, check_name
+from hardneg.training.options import RECIPES, TrainOptions
+from hardneg.training.setup import augment_for, check_batch, check_words, encoder_for, splits
+
+
+def check_arms(arms: list[Arm], comparison: Comparison) -> None:
+    """Raises, before anything is trained, unless the arms differ and each of them can be trained and judged."""
+    for arm in arms:
+        _check_options(arm, comparison)
+    taken = {one.name for arm in arms for one in fields(RECIPES[arm.recipe])}
+    if unused := [name for name in comparison.common if name not in taken]:
+        raise argument_error("compare", "--option that one of the arms takes", "option", unused[0])
+    for one, other in combinations(arms, 2):
+        _check_difference(one, other, comparison)
+    check_name(arms[0].complete().data)
+    every = [one for arm in arms for one in (arm, *comparison.tries(arm))]
+    for arm in every:
+        _of(arm, check_words)
+    for split in sorted({arm.complete().evaluate_on for arm in every}):
+        train = _check_with_data([arm for arm in every if arm.complete().evaluate_on == split], split)
+        _check_chosen([arm for arm in arms if arm.complete().evaluate_on == split], train)
+
+
+def _check_options(arm: Arm, comparison: Comparison) -> None:
+    for name in SHARED:
+        if name in arm.options:
+            got = f"{name}={arm.options[name]!r} in {arm.text!r}"
+            raise ValueError(f"compare needs the same {name} for every arm, got {got}; give it to compare, if at all.")
+    for name in arm.own:
+        if comparison.common.get(name, arm.options[name]) != arm.options[name]:
+            told = f"--option {name}={comparison.common[name]}"
+            raise ValueError(f"{arm.text} needs its own {name}, {arm.options[name]}, got {told}; write it in the arms.")
+    tuned = comparison.tune and comparison.tune[0]
+    if tuned and tuned not in {one.name for one in fields(RECIPES[arm.recipe])}:
+        raise argument_error("compare", f"--tune with an option of {arm.recipe}", "tune", tuned)
+    if tuned in arm.options:
+        # Every arm gets the same tries; one that is trained at another value than it says would be called by a
+        # wrong name.
+        got = f"{tuned}={arm.options[tuned]!r} in {arm.text!r}"
+        raise ValueError(
+            f"compare needs arms that leave {tuned} to --tune, got {got}; leave it out there, or do not tune."
+        )
+
+
+def _check_difference(one: Arm, other: Arm, comparison: Comparison) -> None:
+    """Raises for arms that are the same training as they are, or would be with the same tuned value."""
+    pairs = [(one, other), *zip(comparison.tries(one), comparison.tries(other), strict=True)]
+    if not any(first.trains_like(second) for first, second in pairs):
+        return
+    raise _alike(
+        one, other, f" in more than the {comparison.tune[0]} that --tune gives them" if comparison.tune else ""
+    )
+
+
+def _alike(one: Arm, other: Arm, tuned: str = "") -> ValueError:
+    return ValueError(
+        f"compare needs arms that differ{tuned}, got the same options in {one.text!r} and {other.text!r}."
+    )
+
+
+def _of(arm: Arm, check: Callable[[TrainOptions], object]) -> None:
+    """The error of an arm names the arm."""
+    try:
+        check(arm.complete())
+    except (ValueError, ImportError) as error:
+        raise type(error)(f"{arm.text} cannot be trained: {error}") from None
+
+
+def _check_with_data(arms: list[Arm], split: str) -> ImageData:
+    """The train split; raises unless both have labels, it has a batch, and every arm has views of such images."""
+    shared = arms[0].complete()  # the data is the same for all of them: each split is read once
+    train, test = splits(shared)
+    train.labelled("compare")
+    test.labelled(f"compare, of its {split} images,")
+    check_batch(shared, train, 1)
+    for arm in arms:
+        _of(arm, lambda options: _check_views(options, train))
+    return train
+
+
+def _check_views(options: TrainOptions, data: ImageData) -> None:
+    augment_for(options, data).views(data.images[:1], data.ids[:1], 0, options.seed)
+
+
+def _check_chosen(arms: list[Arm], data: ImageData) -> None:
+    """Raises for arms of which one writes what "auto" makes of the other."""
+    chosen = [(arm, _chosen(arm.complete(), data)) for arm in arms]
+    for (one, mine), (other, theirs) in combinations(chosen, 2):
+        if one.recipe == other.recipe and mine == theirs:
+            raise _alike(one, other)
+
+
+def _chosen(options: TrainOptions, data: ImageData) -> dict[str, Any]:
+    """The options with what "auto" stands for with such images."""
+    with torch.device("meta"):
+        encoder = repr(encoder_for(options, data))
+    return plainly(options.as_dict()) | {"encoder": encoder, "augment": repr(augment_for(options, data))}

@@ -1,0 +1,42 @@
+"""What ends the runs of a comparison with it."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from hardneg.comparing.memory import NotBegun
+
+
+class Lifelines:
+    """Pipes that runs hold on to: one whose pipe is closed leaves, so that a failure or Ctrl-C need not wait for it."""
+
+    def __init__(self) -> None:
+        self._ends: set[int] = set()
+        self._cut = False
+        self._lock = threading.Lock()
+
+    @contextmanager
+    def one(self) -> Iterator[int]:
+        """The end of a pipe for the standard input of a run; none is made once the others were cut."""
+        with self._lock:
+            if self._cut:
+                raise NotBegun("the comparison has ended")
+            here, there = os.pipe()
+            self._ends.add(there)
+        try:
+            yield here
+        finally:
+            os.close(here)
+            with self._lock:
+                if there in self._ends:
+                    self._ends.remove(there)
+                    os.close(there)
+
+    def cut(self) -> None:
+        with self._lock:
+            self._cut = True
+            while self._ends:
+                os.close(self._ends.pop())

@@ -1,0 +1,140 @@
+"""Runs side by side on a machine: as many as were asked for, where its memory and that of its GPUs allow."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import threading
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from hardneg.core.errors import optional
+from hardneg.training.runs import Memory, Run
+
+FILLED = 0.9
+"""The share of what was free that runs may take together."""
+ASKED_EVERY = 0.5  # seconds
+
+
+class NotBegun(RuntimeError):
+    """A run that waited for room is not begun, since another failed or the comparison was stopped."""
+
+
+@dataclass
+class Place:
+    """Where runs go: the CPU, or a GPU by the name that CUDA_VISIBLE_DEVICES knows it by."""
+
+    gpu: str | None = None
+    free: int = 0
+    """Bytes of the GPU, before any of these runs."""
+    running: int = 0
+
+    @property
+    def environ(self) -> dict[str, str]:
+        return {} if self.gpu is None else {"CUDA_VISIBLE_DEVICES": self.gpu}
+
+
+@dataclass
+class Machine:
+    """Lets a run begin beside others once one has said how much it takes (after its first epoch) and that is free."""
+
+    jobs: int
+    host: int
+    """Bytes of memory that were free before any of these runs."""
+    places: list[Place]
+    under_way: list[Run] = field(default_factory=list)
+    largest: Memory = field(default_factory=lambda: Memory(0, 0))
+    closed: bool = False
+    _changed: threading.Condition = field(default_factory=threading.Condition)
+
+    @contextmanager
+    def beside_others(self, run: Run) -> Iterator[Place]:
+        """Waits until there is room; the place is this run's until it ends."""
+        with self._changed:
+            while (place := self._place()) is None:
+                self._changed.wait(ASKED_EVERY)
+            place.running += 1
+            self.under_way.append(run)
+        try:
+            yield place
+        finally:
+            with self._changed:
+                self.learn([run])
+                place.running -= 1
+                self.under_way.remove(run)
+                self._changed.notify_all()
+
+    def learn(self, runs: Iterable[Run]) -> None:
+        """Takes note of what these hold, or held, as far as they have said so."""
+        known = [memory for run in runs if (memory := run.memory())]
+        self.largest = Memory(*(max(sizes) for sizes in zip(self.largest, *known, strict=True)))
+
+    def shrink(self, begun_with: int) -> bool:
+        """Fewer at once after a run that memory did not hold, begun when ``jobs`` was so; False if none are left."""
+        with self._changed:
+            if self.jobs == begun_with:
+                self.jobs = max(1, min(self.jobs, len(self.under_way)) - 1)
+            return self.jobs < begun_with
+
+    def close(self) -> None:
+        with self._changed:
+            self.closed = True
+            self._changed.notify_all()
+
+    def _place(self) -> Place | None:
+        if self.closed:
+            raise NotBegun("the comparison has ended")
+        place = min(self.places, key=lambda one: one.running)
+        if not self.under_way:
+            return place
+        self.learn(self.under_way)
+        after = len(self.under_way) + 1
+        fits = after * self.largest.host <= FILLED * self.host
+        fits &= (place.running + 1) * self.largest.device <= FILLED * place.free
+        return place if self.largest.host and fits and after <= self.jobs else None
+
+
+def this_machine(jobs: int, *, on_gpu: bool) -> Machine:
+    """This machine and what it has free now."""
+    return Machine(jobs, free_memory(), _gpus() if on_gpu else [Place()])
+
+
+def free_memory() -> int:
+    """Bytes that processes here may still take: those of the machine, or of the container if it has fewer."""
+    free: int = optional("psutil", "compare", extra="train").virtual_memory().available
+    limits = Path("/sys/fs/cgroup")
+    try:
+        most, held = (int((limits / name).read_text()) for name in ("memory.max", "memory.current"))
+    except (OSError, ValueError):  # no such files, or "max"
+        return free
+    return min(free, most - held + _cached(limits))
+
+
+def _cached(limits: Path) -> int:
+    """Bytes of files that were read and lie idle, which count as held and are given up where memory is wanted."""
+    try:
+        lines = (limits / "memory.stat").read_text().splitlines()
+    except OSError:
+        return 0
+    return next((int(line.split()[1]) for line in lines if line.startswith("inactive_file ")), 0)
+
+
+def num_cores() -> int:
+    """The cores that this process may use, which in a container are often fewer than the machine has."""
+    have = os.cpu_count() or 1
+    return min(have, len(os.sched_getaffinity(0))) if hasattr(os, "sched_getaffinity") else have
+
+
+def _gpus() -> list[Place]:
+    """Asked by a process of its own, since the one that asks keeps some of the memory for as long as it lives."""
+    ask = "import torch; print(*(torch.cuda.mem_get_info(i)[0] for i in range(torch.cuda.device_count())))"
+    answer = subprocess.run([sys.executable, "-c", ask], capture_output=True, text=True)
+    if answer.returncode:
+        why = (answer.stderr.strip().splitlines() or ["it said nothing"])[-1]
+        raise OSError(f"compare needs GPUs that say what they have free, got {why!r}; use --option device=cpu.")
+    said = answer.stdout.split()
+    names = os.environ.get("CUDA_VISIBLE_DEVICES") or ",".join(map(str, range(len(said))))
+    return [Place(name.strip(), int(free)) for name, free in zip(names.split(","), said, strict=False)]

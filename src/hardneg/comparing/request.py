@@ -1,0 +1,113 @@
+"""What a comparison is asked for: arms, seeds, the options they share, what is tuned, and what decides."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, fields, replace
+from typing import Any
+
+from hardneg.comparing.arms import Arm
+from hardneg.core.errors import argument_error
+from hardneg.training.options import RECIPES
+
+METRIC = "knn"
+SHARED = ("seed", "data", "data_root", "epochs", "batch_size", "evaluate_on")
+"""What is the same for every arm, and therefore neither an arm's nor to be tuned."""
+TITLES = {"knn": "kNN accuracy", "1nn": "1-NN accuracy", "linear": "linear probe"}
+
+
+def measure(name: str, k: int | None = None) -> str:
+    """How a measure is called: kNN by its k, where that is known."""
+    return f"{k}-NN accuracy" if name == "knn" and k else TITLES.get(name, name)
+
+
+def measures_in(result: Mapping[str, Any]) -> list[str]:
+    """The accuracies that are there; that of one neighbour once where the vote is of one, too."""
+    return [name for name in TITLES if name in result and not (name == "1nn" and result.get("k") == 1)]
+
+
+def why_no_accuracy(result: Mapping[str, Any]) -> str:
+    """Of a finished run without an accuracy, as it says itself."""
+    return str(result.get("no_accuracy", "its images have no labels, or are of one class"))
+
+
+def letter_of(number: int) -> str:
+    """The short name of an arm in tables and charts: A, B, ... Z, 27, 28 ..."""
+    return chr(ord("A") + number) if number < 26 else str(number + 1)
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """What is to be run: arms, seeds, the options they share, and what is tuned."""
+
+    arms: tuple[str, ...]
+    seeds: int
+    common: dict[str, Any]
+    tune: tuple[str, tuple[float, ...]] | None = None
+    metric: str = METRIC
+
+    def __post_init__(self) -> None:
+        if len(self.arms) < 2:
+            raise argument_error("compare", "at least two arms", "arms", self.arms)
+        if len(set(self.arms)) < len(self.arms):
+            raise argument_error("compare", "arms that differ", "arms", self.arms)
+        if self.seeds < 2:
+            raise argument_error("compare", "at least two seeds, to tell a difference from noise", "seeds", self.seeds)
+        if self.metric not in TITLES:
+            raise argument_error("compare", f"a metric among {tuple(TITLES)}", "metric", self.metric)
+        if "seed" in self.common:
+            raise argument_error("compare", "--seeds, how many, and no seed of its own", "seed", self.common["seed"])
+        if self.tune:
+            self._check_tune(*self.tune)
+
+    def _check_tune(self, name: str, values: tuple[float, ...]) -> None:
+        if name in SHARED:
+            what = f"--tune with an option that arms may differ in, not one of {', '.join(SHARED)}"
+            raise argument_error("compare", what, "tune", name)
+        if name in self.common:
+            got = f"--tune {name}=... and {name}={self.common[name]!r}"
+            raise ValueError(f"compare needs {name} to be either tuned or given for all arms, got {got}.")
+        if len(set(values)) < len(values):
+            raise argument_error("compare", "--tune with values that differ", "tune", values)
+
+    def tries(self, arm: Arm) -> list[Arm]:
+        """The arm with each of the tuned values, evaluated on a validation split."""
+        if self.tune is None:
+            return []
+        name, values = self.tune
+        whole = isinstance(getattr(RECIPES[arm.recipe], name), int)
+        tried = [int(value) if whole and float(value).is_integer() else value for value in values]
+        held_out = arm.under({"evaluate_on": "validation"})
+        return [replace(held_out.with_option(name, value), text=f"{arm.text} {name}={value:g}") for value in tried]
+
+
+def read_tune(text: str) -> tuple[str, tuple[float, ...]]:
+    """``temperature=0.1,0.2`` as an option and its values."""
+    name, _, values = text.partition("=")
+    try:
+        return _option_name(name), tuple(float(value) for value in values.split(","))
+    except ValueError:
+        raise argument_error("compare", "--tune like temperature=0.1,0.2", "tune", text) from None
+
+
+def read_options(texts: list[str]) -> dict[str, Any]:
+    """``name=value`` as options of train; numbers and true or false are read as such."""
+    options: dict[str, Any] = {}
+    known = {field.name for recipe in RECIPES.values() for field in fields(recipe)}
+    for text in texts:
+        name, _, value = text.partition("=")
+        name = _option_name(name)
+        if name not in known:
+            raise argument_error("compare", f"--option among {', '.join(sorted(known))}", "option", text)
+        if name in options:
+            raise argument_error("compare", f"one --option for {name}", "option", texts)
+        try:
+            options[name] = json.loads(value)
+        except json.JSONDecodeError:
+            options[name] = value.strip()
+    return options
+
+
+def _option_name(text: str) -> str:
+    return text.strip().replace("-", "_")

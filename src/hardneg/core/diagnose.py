@@ -1,0 +1,131 @@
+"""How hard, how false and how many the negatives really are."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+from typing import Annotated
+
+import torch
+from torch import Tensor
+
+from hardneg.core.objectives import debiased, log_expect_exp
+from hardneg.core.types import NEVER, LogWeights, Scores, with_support
+
+PerAnchor = Annotated[Tensor, "b"]
+
+
+@dataclass(frozen=True, eq=False)
+class Diagnosis:
+    """What q does to each anchor. NaN where a question has no answer: no negative, or no labels."""
+
+    hardness: PerAnchor
+    """Mean plain similarity of the negatives under q."""
+    uniform_hardness: PerAnchor
+    """The same for all valid candidates alike: what hardness is to be compared with."""
+    effective_number: PerAnchor
+    """1 / sum q^2: how many equal negatives would be as concentrated."""
+    false_negatives: PerAnchor
+    """Share of q on candidates with the anchor's label; NaN without labels."""
+    attracted: PerAnchor
+    """Share of the negatives that the loss pulls closer instead of pushing away."""
+    effective_temperature: PerAnchor
+    """Temperature / (1 + beta), beta being the slope of the log-weights over the scores."""
+    clamped: Annotated[Tensor, "b p"]
+    """Where the debiased mean was floored."""
+    real_pairs: Annotated[Tensor, "b p"]
+    """Pairs that cost something: a valid positive, and an anchor with a negative."""
+    empty: PerAnchor
+    """Anchors without a negative."""
+    no_positive: PerAnchor
+    """Anchors without a positive."""
+
+    def summary(self) -> dict[str, float]:
+        """The mean of each over the anchors for which it is defined; of ``clamped``, over the real pairs."""
+        means = {field.name: _mean(getattr(self, field.name)) for field in fields(self)}
+        return means | {"clamped": self.clamped_share()}
+
+    def clamped_share(self) -> float:
+        return float(self.clamped.sum() / self.real_pairs.sum().clamp(min=1))
+
+
+def diagnose(scores: Scores, log_w: LogWeights, *, tau_plus: float = 0.0) -> Diagnosis:
+    """How hard, how false and how many the negatives of each anchor are.
+
+    The gradient of the weights, where there is one, tells which negatives are attracted; on tensors without a graph
+    the weights are taken to follow the scores, as HCL's do, unless they do not change with them.
+
+    >>> from hardneg import Tilt, two_views
+    >>> z = torch.nn.functional.normalize(torch.randn(8, 4), dim=-1)
+    >>> scores = two_views(z, z, temperature=0.5)
+    >>> diagnosis = diagnose(scores, Tilt(1.0).log_weights(scores))
+    >>> round(diagnosis.summary()["effective_temperature"], 4)
+    0.25
+    """
+    repulsion = _repulsion(scores, log_w)
+    with torch.no_grad():
+        log_w = log_w.detach()
+        supported = log_w != NEVER
+        some, safe = supported.any(-1), with_support(log_w)[1]
+        q = torch.softmax(safe, dim=-1)
+        similarity = scores.candidates * scores.temperature
+        slope = _slope(scores.candidates, log_w)
+        if repulsion is None:
+            p = torch.softmax(scores.candidates + safe, dim=-1)
+            repulsion = p + slope[:, None] * (p - q)
+        count = supported.sum(-1).to(q.dtype)
+        num_valid = scores.num_valid().to(q.dtype)
+        log_mean = log_expect_exp(scores.candidates, log_w)[:, None]
+        pairs = scores.positive_valid & some[:, None]
+        return Diagnosis(
+            hardness=_where(some, (q * similarity).sum(-1)),
+            uniform_hardness=_where(num_valid > 0, (scores.valid * similarity).sum(-1) / num_valid),
+            effective_number=_where(some, 1.0 / q.square().sum(-1)),
+            false_negatives=_where(some, _false_share(scores, q)),
+            attracted=_where(some, ((repulsion < 0) & supported).sum(-1) / count),
+            effective_temperature=_where(some, scores.temperature / (1.0 + slope)),
+            clamped=pairs & debiased(log_mean, scores.positives, tau_plus, scores.temperature)[1]
+            if tau_plus
+            else torch.zeros_like(pairs),
+            real_pairs=pairs,
+            empty=~some,
+            no_positive=~scores.positive_valid.any(-1),
+        )
+
+
+def _repulsion(scores: Scores, log_w: LogWeights) -> Tensor | None:
+    """The gradient of log E_q[e^s] by each candidate's score, through the weights if they carry one."""
+    if not (torch.is_grad_enabled() and scores.candidates.requires_grad):
+        return None
+    total = log_expect_exp(scores.candidates, log_w)
+    total = torch.where(total == NEVER, 0.0, total).sum()
+    try:
+        return torch.autograd.grad(total, scores.candidates, retain_graph=True)[0].detach()
+    except torch.OutOfMemoryError:
+        raise
+    except RuntimeError:  # the graph of the weights is gone: the backward pass was before
+        return None
+
+
+def _slope(candidates: Tensor, log_w: Tensor) -> Tensor:
+    """Least-squares slope of log w over s on q's support: beta for a tilt, 0 for a mask."""
+    on = (log_w != NEVER).to(candidates.dtype)
+    count = on.sum(-1, keepdim=True).clamp(min=1.0)
+    s, w = (torch.where(on > 0, values, 0.0) for values in (candidates, log_w))
+    s, w = (on * (values - values.sum(-1, keepdim=True) / count) for values in (s, w))
+    variance = s.square().sum(-1)
+    rounding = torch.finfo(s.dtype).eps * candidates.abs().sum(-1)
+    return torch.where(variance > rounding**2, (s * w).sum(-1) / variance, 0.0)
+
+
+def _false_share(scores: Scores, q: Tensor) -> Tensor:
+    if scores.anchor_tags.labels is None or scores.candidate_tags.labels is None:
+        return q.new_full((q.shape[0],), float("nan"))
+    return (q * scores.same_label("diagnose")).sum(-1)
+
+
+def _where(condition: Tensor, value: Tensor) -> Tensor:
+    return torch.where(condition, value, float("nan"))
+
+
+def _mean(values: Tensor) -> float:
+    return values.double().nanmean().item()

@@ -1,0 +1,131 @@
+"""Errors with fields, warnings that appear once, and the checks of arguments.
+
+Every error says who needs what, what it got and what fixes it, in one sentence made from its fields. Code looks at
+the class and the fields, never at the sentence.
+"""
+
+from __future__ import annotations
+
+import importlib
+import math
+import warnings
+from numbers import Real
+from pathlib import Path
+from typing import Any
+
+_warned: set[str] = set()
+
+
+class HardnegWarning(UserWarning):
+    """Something that hurts training and has a fix, which the message names."""
+
+
+def warn_once(key: str, message: str) -> None:
+    if key not in _warned:
+        _warned.add(key)
+        warnings.warn(message, HardnegWarning, stacklevel=3)
+
+
+def forget_warnings() -> None:
+    """Lets every warning appear again, for tests and notebooks."""
+    _warned.clear()
+
+
+class HardnegError(Exception):
+    """``who`` needs ``what``, got ``got``; ``fix``.
+
+    >>> str(HardnegError("mine", "a corpus", got="corpus=None", fix="pass --corpus FILE"))
+    'mine needs a corpus, got corpus=None; pass --corpus FILE.'
+    """
+
+    def __init__(self, who: str, what: str, got: str | None = None, fix: str | None = None) -> None:
+        self.who, self.what, self.got, self.fix = who, what, got, fix
+        super().__init__(who, what, got, fix)  # all fields, so that the error survives pickling between processes
+
+    def __str__(self) -> str:
+        got = f", got {self.got}" if self.got is not None else ""
+        return f"{self.who} needs {self.what}{got}{self._then()}."
+
+    def _then(self) -> str:
+        return f"; {self.fix}" if self.fix else ""
+
+
+class ArgumentError(HardnegError, ValueError):
+    """A value that cannot mean anything here."""
+
+
+class NotFinite(HardnegError, ValueError):
+    """NaN or infinity where numbers are needed."""
+
+
+class MissingExtra(HardnegError, ImportError):
+    """A package that an extra of hardneg installs is not installed."""
+
+
+class FileError(HardnegError, ValueError):
+    """A file that cannot be used, with its ``path``."""
+
+    def __init__(self, who: str, what: str, path: Path | str, got: str | None = None, fix: str | None = None) -> None:
+        super().__init__(who, what, got, fix)
+        self.path = Path(path)
+        self.args = (who, what, str(path), got, fix)
+
+
+class Damaged(FileError):
+    """A stored file whose content is not what was written: its checksum differs or it cannot be read."""
+
+    def __str__(self) -> str:
+        got = f" ({self.got})" if self.got else ""
+        return f"{self.who}: {self.path} is damaged{got}{self._then()}."
+
+
+class InUse(FileError):
+    """Another process works on the same output."""
+
+
+class DataChanged(HardnegError, ValueError):
+    """The data is not the data that a run or job was begun with."""
+
+
+class DiskFull(HardnegError, OSError):
+    """A file could not be written; what was there before is unchanged."""
+
+
+def argument_error(who: str, what: str, name: str, value: Any, fix: str | None = None) -> ArgumentError:
+    return ArgumentError(who, what, f"{name}={value!r}", fix)
+
+
+_packages = {"PIL": "Pillow", "faiss": "faiss-cpu", "sklearn": "scikit-learn", "yaml": "pyyaml"}
+
+
+def optional(module: str, who: str, extra: str) -> Any:
+    """A module that only an extra installs; without it, an error that names the extra."""
+    try:
+        importlib.import_module(module.partition(".")[0])  # so that a part of it that lingers does not hide its absence
+        return importlib.import_module(module)
+    except ImportError:
+        raise missing_extra(who, module, extra) from None
+
+
+def missing_extra(who: str, module: str, extra: str) -> MissingExtra:
+    name = module.split(".")[0]
+    package = _packages.get(name, name.replace("_", "-"))
+    return MissingExtra(who, package, fix=f"pip install 'hardneg[{extra}]'")
+
+
+def check_kind(who: str, name: str, value: Any, kind: type, what: str) -> None:
+    """Raises unless the value is of this kind; a flag is not a whole number."""
+    if not isinstance(value, kind) or (kind is int and isinstance(value, bool)):
+        raise argument_error(who, what, name, value)
+
+
+def check_range(who: str, name: str, value: Any, low: float, high: float, *, open_high: bool = False) -> None:
+    """Raises unless ``low <= value <= high`` (or ``< high``); what is not yet a number, like a schedule, passes."""
+    if isinstance(value, bool) or not hasattr(value, "__float__"):
+        raise argument_error(who, "a number", name, value)
+    if not isinstance(value, Real):
+        return
+    value = float(value)
+    if math.isnan(value) or value < low or value > high or (open_high and value == high):
+        bracket = ")" if open_high or high == math.inf else "]"
+        raise argument_error(who, f"{name} in [{low}, {high}{bracket}", name, value)

@@ -1,0 +1,359 @@
+"""Vectors to scores: who is compared with whom, and who can never be a negative.
+
+Vectors are taken as given; unit norm is the caller's business (``with checks():`` says when they are not). Scores are
+float32 or wider, also under autocast and for half precision inputs. An infinite feature is treated as NaN, so that it
+cannot hide in a finite loss.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import Annotated, Protocol
+
+import torch
+from torch import Tensor
+
+from hardneg.core.types import Guide, Keys, Scores, Tags, same_id
+
+_checking = False
+
+
+class HasKeys(Protocol):
+    """A queue, a bank: anything that gives its candidates as Keys."""
+
+    def keys(self) -> Keys: ...
+
+
+Pool = Keys | HasKeys | Tensor
+Pools = Pool | Sequence[Pool]
+
+
+@contextmanager
+def checks(enabled: bool = True) -> Iterator[None]:
+    """Checks vectors at the door: inside, vectors that are not finite or not of unit norm raise.
+
+    Costs one synchronisation per call on a GPU, so it is off by default.
+
+    >>> import torch
+    >>> with checks():
+    ...     two_views(torch.ones(2, 4), torch.ones(2, 4), temperature=0.5)
+    Traceback (most recent call last):
+    ...
+    ValueError: score needs unit vectors, got norms from 2 to 2; use torch.nn.functional.normalize(vectors, dim=-1).
+    """
+    global _checking
+    before, _checking = _checking, enabled
+    try:
+        yield
+    finally:
+        _checking = before
+
+
+def two_views(
+    z1: Annotated[Tensor, "b d"],
+    z2: Annotated[Tensor, "b d"],
+    temperature: float | Tensor,
+    ids: Annotated[Tensor, "b"] | None = None,
+    labels: Annotated[Tensor, "b"] | None = None,
+    *,
+    clusters: Tensor | None = None,
+    extra: Pools = (),
+) -> Scores:
+    """SimCLR: 2b anchors, each against both views of all other instances.
+
+    The positive of a row is the other view of the same row. ``extra`` candidates (a queue, mined negatives) stand
+    beside the batch; private ones are [2b, k, d].
+
+    >>> import torch
+    >>> z = torch.nn.functional.normalize(torch.randn(4, 8), dim=-1)
+    >>> scores = two_views(z, z, temperature=0.5)
+    >>> scores.num_valid().tolist()
+    [6, 6, 6, 6, 6, 6, 6, 6]
+    """
+    _check_views("two_views", z1, z2)
+    z1, z2 = widened(z1), widened(z2)  # once, so that the gradients of half precision vectors add up in float32
+    batch = Keys(torch.cat([z1, z2]), _twice(_batch_ids(z1, ids)), _twice(labels), _twice(clusters), source="batch")
+    parts = [batch, *as_keys(extra, match_ids=ids is not None)]
+    return _assemble(batch, torch.cat([z2, z1]), parts, temperature).changed(ids_given=ids is not None)
+
+
+def cross_views(
+    z1: Annotated[Tensor, "b d"],
+    z2: Annotated[Tensor, "b d"],
+    temperature: float | Tensor,
+    ids: Annotated[Tensor, "b"] | None = None,
+    labels: Annotated[Tensor, "b"] | None = None,
+    *,
+    clusters: Tensor | None = None,
+    extra: Pools = (),
+) -> Scores:
+    """SimCSE, CLIP, GraphCL: b anchors of one view against the other view only."""
+    _check_views("cross_views", z1, z2)
+    z1, z2 = widened(z1), widened(z2)
+    batch_ids = _batch_ids(z1, ids)
+    anchors = Keys(z1, batch_ids, labels, clusters)
+    other = Keys(z2, batch_ids, labels, clusters, source="batch")
+    parts = [other, *as_keys(extra, match_ids=ids is not None)]
+    return _assemble(anchors, z2, parts, temperature).changed(ids_given=ids is not None)
+
+
+def score(
+    anchors: Keys | Tensor,
+    positives: Keys | Tensor,
+    pool: Pools,
+    temperature: float | Tensor,
+    *,
+    positive_mask: Annotated[Tensor, "b p"] | None = None,
+) -> Scores:
+    """Anchors against a pool: MoCo, banks, explicit negatives; candidates are shared [n, d] or private [b, k, d].
+
+    ``positives`` is [b, d], or [b, p, d] for several with ``positive_mask`` saying which are real. Given as Keys with
+    ids, a candidate with the id of one of the anchor's positives is not its negative either. ``pool`` may be several,
+    which are concatenated. Ids are matched only where both sides have them.
+    """
+    anchors = anchors if isinstance(anchors, Keys) else Keys(anchors)
+    return _assemble(anchors, positives, as_keys(pool), temperature, positive_mask)
+
+
+def from_matrix(
+    similarity: Annotated[Tensor, "b n"],
+    positives: Annotated[Tensor, "b n"],
+    temperature: float | Tensor = 1.0,
+    *,
+    valid: Annotated[Tensor, "b n"] | None = None,
+) -> Scores:
+    """Scores of any scorer (MaxSim, a cross-encoder): ``positives`` is a mask over the same candidates.
+
+    A positive is never its own anchor's negative; ``valid`` excludes more.
+    """
+    if similarity.ndim != 2 or positives.shape != similarity.shape or positives.dtype != torch.bool:
+        raise ValueError(
+            "from_matrix needs similarity [b, n] and a bool mask of the same shape, got "
+            f"similarity={tuple(similarity.shape)} and positives={tuple(positives.shape)} of {positives.dtype}."
+        )
+    _check_temperature("from_matrix", temperature)
+    with torch.autocast(similarity.device.type, enabled=False):
+        scores = _not_infinite(widened(similarity)) / temperature
+    negative = ~positives if valid is None else valid & ~positives
+    source = torch.zeros(similarity.shape[1], dtype=torch.long, device=similarity.device)
+    return Scores(scores, scores, positives, negative, temperature, Tags(), Tags(), source, ("matrix",))
+
+
+def same_label_positives(scores: Scores) -> Scores:
+    """Every candidate with the anchor's label becomes one more positive, and is no longer a negative.
+
+    Candidates with the anchor's own id stay out, so an instance that is twice in the batch is counted once.
+    """
+    return more_positives(scores, scores.same_label("same_label_positives"))
+
+
+def more_positives(scores: Scores, mask: Annotated[Tensor, "b n"]) -> Scores:
+    """The valid candidates in the mask become positives, and are no longer negatives.
+
+    The positives are the anchor's own first, then one column per candidate, of which the mask says which are real.
+    """
+    added = mask & scores.valid
+    guide = scores.guide
+    return scores.changed(
+        positives=torch.cat([scores.positives, scores.candidates], dim=1),
+        positive_valid=torch.cat([scores.positive_valid, added], dim=1),
+        valid=scores.valid & ~added,
+        guide=guide and Guide(torch.cat([guide.positives, guide.candidates], dim=1), guide.candidates),
+    )
+
+
+def beside(scores: Scores, *others: Scores) -> Scores:
+    """Candidates of several scores side by side, with the positives of the first.
+
+    For denominators whose parts have different anchors: query-query and document-document blocks beside the
+    query-document one. All have the same number of rows and temperature; tags that a part lacks are lost.
+    """
+    parts = [scores, *others]
+    if any(part.candidates.shape[0] != scores.candidates.shape[0] for part in parts):
+        raise ValueError(f"beside needs the same anchors, got rows={[part.candidates.shape[0] for part in parts]}.")
+    names = tuple(dict.fromkeys(name for part in parts for name in part.source_names))
+    codes = [
+        torch.tensor([names.index(name) for name in part.source_names], device=part.source.device) for part in parts
+    ]
+    return scores.changed(
+        candidates=torch.cat([part.candidates for part in parts], dim=1),
+        valid=torch.cat([part.valid for part in parts], dim=1),
+        candidate_tags=Tags(*(_beside_tags(parts, name) for name in ("ids", "labels", "clusters"))),
+        source=torch.cat([code[part.source] for code, part in zip(codes, parts, strict=True)]),
+        source_names=names,
+        guide=_beside_guides(parts),
+    )
+
+
+def _beside_tags(parts: list[Scores], name: str) -> Tensor | None:
+    tags = [getattr(part.candidate_tags, name) for part in parts]
+    if any(tag is None for tag in tags):
+        return None
+    rows = parts[0].candidates.shape[0]
+    return torch.cat([tag.expand(rows, *tag.shape[1:]) for tag in tags], dim=1)
+
+
+def _beside_guides(parts: list[Scores]) -> Guide | None:
+    guides = [part.guide for part in parts if part.guide is not None]
+    if len(guides) < len(parts):
+        return None
+    return Guide(guides[0].positives, torch.cat([guide.candidates for guide in guides], dim=1))
+
+
+def _assemble(
+    anchors: Keys, positives: Keys | Tensor, pool: list[Keys], temperature: float | Tensor, mask: Tensor | None = None
+) -> Scores:
+    own = positives if isinstance(positives, Keys) else Keys(positives)
+    _check_parts(anchors, own, pool, temperature)
+    with torch.autocast(anchors.vectors.device.type, enabled=False):
+        rows = _prepared(anchors)
+        own_vectors = _prepared(own) if own.private else _prepared(own)[:, None]
+        positive = _similarity(rows, own_vectors) / temperature
+        candidates = _concatenated([_similarity(rows, _prepared(keys)) for keys in pool]) / temperature
+    if mask is not None and (mask.shape != positive.shape or mask.dtype != torch.bool):
+        got = f"{tuple(mask.shape)} of {mask.dtype}"
+        raise ValueError(f"score needs a bool positive_mask {tuple(positive.shape)}, got positive_mask={got}.")
+    ids = _tag_of(pool, "ids", candidates, fill=-1)
+    valid = torch.ones_like(candidates, dtype=torch.bool)
+    if ids is not None and anchors.ids is not None:
+        valid = ~same_id(anchors.ids, ids)
+    if ids is not None and own.ids is not None:
+        for column in own.ids.unbind(1) if own.private else (own.ids,):
+            valid = valid & ~same_id(column, ids)
+    names = tuple(dict.fromkeys(keys.source or "pool" for keys in pool))
+    return Scores(
+        positives=positive,
+        candidates=candidates,
+        positive_valid=torch.ones_like(positive, dtype=torch.bool) if mask is None else mask,
+        valid=valid,
+        temperature=temperature,
+        anchor_tags=anchors.tags,
+        candidate_tags=Tags(ids, _tag_of(pool, "labels", candidates), _tag_of(pool, "clusters", candidates)),
+        source=_source_codes(pool, names, candidates),
+        source_names=names,
+    )
+
+
+def _similarity(rows: Tensor, vectors: Tensor) -> Tensor:
+    """[b, d] with [n, d] or [b, k, d] -> [b, n] or [b, k]."""
+    wide = torch.promote_types(rows.dtype, vectors.dtype)
+    rows, vectors = rows.to(wide), vectors.to(wide)
+    if vectors.ndim == 2:
+        return rows @ vectors.T
+    return (vectors * rows[:, None, :]).sum(-1)
+
+
+def _prepared(keys: Keys) -> Tensor:
+    vectors = widened(keys.vectors)
+    if _checking and not torch.compiler.is_compiling():
+        _check_vectors(vectors)
+    return _not_infinite(vectors)
+
+
+def widened(vectors: Tensor) -> Tensor:
+    """As float32 at least."""
+    return vectors.to(torch.promote_types(vectors.dtype, torch.float32))
+
+
+def _not_infinite(values: Tensor) -> Tensor:
+    return values + values * 0.0  # inf * 0 = NaN; a finite value stays what it is
+
+
+def _tag_of(pool: list[Keys], name: str, like: Tensor, fill: int | None = None) -> Tensor | None:
+    """One tag of all candidates, [b|1, n] or [b|1, n, r]; None unless every part has it (or ``fill`` stands in)."""
+    tags = [getattr(keys, name) for keys in pool]
+    if all(tag is None for tag in tags) or (fill is None and any(tag is None for tag in tags)):
+        return None
+    private = any(keys.private for keys in pool)
+    parts = []
+    for keys, tag in zip(pool, tags, strict=True):
+        if tag is None:
+            assert fill is not None
+            tag = torch.full(keys.vectors.shape[:-1], fill, dtype=torch.long, device=like.device)
+        rows = tag if keys.private else tag[None]
+        parts.append(rows.expand(like.shape[0], *rows.shape[1:]) if private else rows)
+    return _concatenated(parts)
+
+
+def _source_codes(pool: list[Keys], names: tuple[str, ...], like: Tensor) -> Tensor:
+    codes = [
+        torch.full((len(keys),), names.index(keys.source or "pool"), dtype=torch.long, device=like.device)
+        for keys in pool
+    ]
+    return codes[0] if len(codes) == 1 else torch.cat(codes)
+
+
+def _concatenated(parts: list[Tensor]) -> Tensor:
+    return parts[0] if len(parts) == 1 else torch.cat(parts, dim=1)
+
+
+def as_keys(pool: Pools, match_ids: bool = True) -> list[Keys]:
+    """The candidates of one or several pools; without ``match_ids``, their ids match nothing."""
+    if isinstance(pool, (list, tuple)):
+        return [keys for part in pool for keys in as_keys(part, match_ids)]
+    if isinstance(pool, Tensor):
+        return [Keys(pool)]
+    keys = pool if isinstance(pool, Keys) else pool.keys()  # type: ignore[union-attr]
+    return [keys if match_ids else replace(keys, ids=None)]
+
+
+def _batch_ids(z: Tensor, ids: Tensor | None) -> Tensor:
+    """An id for every row: without ids the rows are numbered, and kept apart from the ids of any pool by match_ids.
+
+    A row with a negative id is nobody's either, but it is itself: it gets a number that no data set has.
+    """
+    rows = torch.arange(z.shape[0], device=z.device)
+    if ids is None:
+        return rows
+    return torch.where(ids < 0, rows + 2**62, ids) if ids.shape == rows.shape else ids  # Keys refuses other shapes
+
+
+def _twice(tag: Tensor | None) -> Tensor | None:
+    return None if tag is None else torch.cat([tag, tag])
+
+
+def _check_views(who: str, z1: Tensor, z2: Tensor) -> None:
+    if z1.ndim != 2 or z1.shape != z2.shape:
+        raise ValueError(
+            f"{who} needs two views of the same shape [b, d], got z1={tuple(z1.shape)} and z2={tuple(z2.shape)}."
+        )
+
+
+def _check_parts(anchors: Keys, own: Keys, pool: list[Keys], temperature: float | Tensor) -> None:
+    if anchors.private:
+        raise ValueError(f"score needs anchors [b, d], got vectors={tuple(anchors.vectors.shape)}.")
+    _check_temperature("score", temperature)
+    if own.vectors.shape[0] != len(anchors):
+        raise ValueError(f"score needs positives of {len(anchors)} anchors, got positives={tuple(own.vectors.shape)}.")
+    if not pool:
+        raise ValueError("score needs at least one pool of candidates, got pool=().")
+    for keys in [own, *pool]:
+        if keys.dim != anchors.dim:
+            raise ValueError(f"score needs vectors of {anchors.dim} features, got {tuple(keys.vectors.shape)}.")
+    for keys in pool:
+        if keys.private and keys.vectors.shape[0] != len(anchors):
+            raise ValueError(
+                f"score needs private candidates of {len(anchors)} anchors, got {tuple(keys.vectors.shape)}."
+            )
+
+
+def _check_temperature(who: str, temperature: float | Tensor) -> None:
+    if isinstance(temperature, (int, float)) and not 0 < temperature < math.inf:
+        raise ValueError(f"{who} needs a temperature above 0, got temperature={temperature}.")
+
+
+def _check_vectors(vectors: Tensor) -> None:
+    if vectors.numel() == 0:
+        return
+    if not bool(torch.isfinite(vectors).all()):
+        raise ValueError("score needs finite vectors, got NaN or inf; look at the encoder's output before the loss.")
+    norms = vectors.detach().norm(dim=-1)
+    low, high = norms.min().item(), norms.max().item()
+    if max(abs(low - 1.0), abs(high - 1.0)) > 1e-2:
+        raise ValueError(
+            f"score needs unit vectors, got norms from {low:.4g} to {high:.4g}; "
+            "use torch.nn.functional.normalize(vectors, dim=-1)."
+        )

@@ -1,0 +1,1 @@
+"""Files: whole-or-nothing writes, locks, checksums, arrays, tables."""

@@ -1,0 +1,79 @@
+"""Embeddings of both splits of a data set, with labels: one .npz file that training writes and others read."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any, BinaryIO
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from hardneg.core.errors import argument_error
+from hardneg.io.arrays import Array, plain_labels, read_arrays
+
+Features = Annotated[Tensor, "n d"]
+Labels = Annotated[Tensor, "n"]
+
+SPLIT_NAMES = ("train_x", "train_y", "test_x", "test_y")
+
+
+def save_embeddings(
+    path: str | Path | BinaryIO, train_x: Features, train_y: Labels, test_x: Features, test_y: Labels
+) -> None:
+    """Features and labels of both splits as one .npz file (or into an open one), which ``evaluate_file`` reads."""
+    check_split(train_x, train_y, test_x, test_y)
+    parts = zip(SPLIT_NAMES, (train_x, train_y, test_x, test_y), strict=True)
+    np.savez(path, **{name: _as_array(part) for name, part in parts})  # type: ignore[arg-type]
+
+
+def load_embeddings(path: str | Path) -> tuple[Features, Labels, Features, Labels]:
+    """The four arrays of a saved .npz file, checked; labels that are text become their numbers in the alphabet."""
+    return read_embeddings(Path(path))[0]
+
+
+def read_embeddings(path: Path) -> tuple[tuple[Features, Labels, Features, Labels], list[str]]:
+    """The split, and the names of its classes where its labels are text."""
+    who = "load_embeddings"
+    plain = {"x": "float", "y": "str"}
+    advice = {name: f"np.array({name}, dtype={plain[name[-1]]}) has none" for name in SPLIT_NAMES}
+    found = read_arrays(who, path, advice, needed=SPLIT_NAMES)
+    for name in ("train_x", "test_x"):
+        if found[name].dtype.kind not in "biuf":
+            raise ValueError(f"{who} needs numbers in {name}, got {found[name].dtype} in {path}.")
+    labels = [plain_labels(who, found[name], f"{name} of {path}") for name in ("train_y", "test_y")]
+    classes: list[str] = []
+    if any(part.dtype.kind == "U" for part in labels):
+        names, numbers = np.unique(np.concatenate(labels), return_inverse=True)
+        classes, labels = [str(name) for name in names], np.split(numbers, [len(labels[0])])
+    train_y, test_y = (torch.from_numpy(part) for part in labels)
+    split = _as_features(found["train_x"]), train_y, _as_features(found["test_x"]), test_y
+    check_split(*split)
+    return split, classes
+
+
+def check_split(train_x: Features, train_y: Labels, test_x: Features, test_y: Labels) -> None:
+    """Raises unless both splits are finite features of one width with a label per row, of two classes or more."""
+    for name, x, y in (("train", train_x, train_y), ("test", test_x, test_y)):
+        if x.ndim != 2 or not len(x) or y.shape != x.shape[:1] or y.is_floating_point():
+            got = f"{name}_x={tuple(x.shape)} and {name}_y={tuple(y.shape)} of {y.dtype}"
+            raise ValueError(f"Evaluation needs features [n, d] and a whole-number label per row, got {got}.")
+        if not torch.isfinite(x).all():
+            raise ValueError(
+                f"Evaluation needs finite features, got {int((~torch.isfinite(x)).sum())} others in {name}_x."
+            )
+    if train_x.shape[1] != test_x.shape[1]:
+        raise argument_error("Evaluation", f"test features of width {train_x.shape[1]}", "test_x", tuple(test_x.shape))
+    if train_y.min() == train_y.max():
+        raise ValueError(
+            f"Evaluation needs at least two classes in train_y, got one: every label is {int(train_y[0])}."
+        )
+
+
+def _as_features(array: Array) -> Features:
+    return torch.from_numpy(np.ascontiguousarray(array, dtype=np.float32))
+
+
+def _as_array(part: Tensor) -> Any:
+    part = part.detach().cpu()
+    return (part.float() if part.is_floating_point() else part).numpy()

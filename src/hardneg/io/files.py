@@ -1,0 +1,92 @@
+"""Files that are written whole or not at all, JSON, and locks."""
+
+from __future__ import annotations
+
+import errno
+import json
+import math
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, BinaryIO, TextIO
+
+_no_room = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+go_on = "make room, then run the same command again"
+"""The advice of verbs that go on by themselves; runs have --resume."""
+
+
+def write_atomically(
+    path: Path, write: Callable[[BinaryIO], object], advice: str = "make room, then use --resume"
+) -> None:
+    """Writes beside the file, then replaces it: readers see the old content or the new, never a part.
+
+    ``advice`` says how to go on once a full disk has room again.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
+    try:
+        with partial.open("wb") as file:
+            write(file)
+            file.flush()
+            os.fsync(file.fileno())
+        partial.replace(path)
+    except BaseException as error:
+        partial.unlink(missing_ok=True)
+        cause = _cause_of(error)
+        if cause is None:
+            raise
+        if isinstance(cause, OSError):
+            raise disk_failure(path, cause, advice) from error
+        raise cause from error
+
+
+def check_folder(path: Path) -> None:
+    if any(part.is_file() for part in (path, *path.parents)):
+        raise ValueError(f"--out needs a folder, got {path}, where there is a file.")
+
+
+def disk_failure(path: Path, cause: OSError, advice: str) -> OSError:
+    """The error of the disk in a sentence, with the advice where there was no room."""
+    what = f"{path} could not be written ({cause.strerror or cause}); what was there before is unchanged"
+    return OSError(cause.errno, f"{what}; {advice}" if cause.errno in _no_room else what)
+
+
+def _cause_of(error: BaseException | None) -> OSError | KeyboardInterrupt | None:
+    """The error of the disk, or Ctrl-C; torch.save may bring either as the context of an error of its own."""
+    while error is not None and not isinstance(error, (OSError, KeyboardInterrupt)):
+        error = error.__cause__ or error.__context__
+    return error
+
+
+def write_json(path: Path, value: Any, advice: str = "make room, then use --resume") -> None:
+    text = json.dumps(without_nan(value), indent=1, default=str, allow_nan=False) + "\n"
+    write_atomically(path, lambda file: file.write(text.encode()), advice)
+
+
+def without_nan(value: Any) -> Any:
+    """None for what is not finite, which JSON does not have."""
+    if isinstance(value, dict):
+        return {name: without_nan(one) for name, one in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [without_nan(one) for one in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def read_json(path: Path, advice: str) -> Any:
+    try:
+        return json.loads(path.read_text())
+    except ValueError:
+        raise ValueError(f"{path} is damaged; {advice}.") from None
+
+
+def lock(file: TextIO) -> bool:
+    """Whether the file is now locked for this process. Where the system or the disk has no locks, it counts as so."""
+    try:
+        import fcntl
+
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    except (ImportError, OSError):
+        return True
+    return True

@@ -1,0 +1,51 @@
+"""How a result was made: the command, the commit, the machine and the versions."""
+
+from __future__ import annotations
+
+import os
+import platform
+import shlex
+import subprocess
+import sys
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import torch
+
+
+def environment() -> dict[str, Any]:
+    """The command and the versions, for reports and manifests."""
+    return {
+        "command": _command(),
+        "commit": _commit(),
+        "python": platform.python_version(),
+        "machine": f"{platform.machine()}, {os.cpu_count()} cores",
+        "device": torch.cuda.get_device_name() if torch.cuda.is_available() else "cpu",
+        "versions": {name: _version(name) for name in ("hardneg", "torch", "numpy", "accelerate", "scikit-learn")},
+    }
+
+
+def _command() -> str:
+    program, package = Path(sys.argv[0]), Path(__file__).parents[1]
+    if program.suffix == ".py" and package in program.parents:  # by python -m, also on every rank of a launcher
+        parts = program.relative_to(package.parent).with_suffix("").parts
+        module = ".".join(part for part in parts if part != "__main__")
+        return shlex.join(["python", "-m", module, *sys.argv[1:]])
+    return shlex.join([program.name, *sys.argv[1:]])
+
+
+def _commit() -> str | None:
+    try:
+        here = Path(__file__).parent
+        answer = subprocess.run(["git", "rev-parse", "--short", "HEAD"], cwd=here, capture_output=True, text=True)
+    except OSError:
+        return None
+    return answer.stdout.strip() or None
+
+
+def _version(name: str) -> str | None:
+    try:
+        return metadata.version(name)
+    except metadata.PackageNotFoundError:
+        return None

@@ -1,0 +1,51 @@
+"""Close neighbours as extra positives: Local Aggregation (Zhuang et al. 2019), Ring's neighbour views and Ring + C_i.
+
+Their positives share one numerator, log sum e^s, where SupCon gives each positive a loss of its own.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import torch
+from torch import Tensor
+
+from hardneg.core.errors import argument_error
+from hardneg.core.objectives import log_expect_exp
+from hardneg.core.types import NEVER, LogWeights, PairLosses, Scores
+
+
+def neighbour_nce(
+    scores: Scores, log_w: LogWeights, close: Annotated[Tensor, "b n"], *, own: bool = True, pooling: str = "sum"
+) -> PairLosses:
+    """-log( sum of e^s over the positive and the close candidates / (e^a + sum over q of e^s) ), one per anchor.
+
+    own: whether the anchor's positive stands in numerator and denominator. Local Aggregation does without: its own
+        entry is one of the candidates.
+    pooling: of the numerator; ``"sum"``, or ``"geometric"``, the mean of the scores (Ring's ``logsumexp_inner=False``).
+
+    Negative where the close candidates outweigh the denominator. An anchor without a negative, or without anything in
+    its numerator, costs 0.
+    """
+    if pooling not in ("sum", "geometric"):
+        raise argument_error("neighbour_nce", "pooling 'sum' or 'geometric'", "pooling", pooling)
+    supported = log_w != NEVER
+    some = supported.any(-1)
+    log_negative = log_expect_exp(scores.candidates, log_w) + supported.sum(-1).clamp(min=1).to(log_w.dtype).log()
+    values, mask = scores.candidates, close
+    if own:
+        values = torch.cat([scores.positives, values], dim=1)
+        mask = torch.cat([scores.positive_valid, mask], dim=1)
+        log_positive = torch.logsumexp(scores.positives.masked_fill(~scores.positive_valid, NEVER), dim=-1)
+        log_negative = torch.logaddexp(log_positive, log_negative)
+    real = some & mask.any(-1)
+    log_numerator = _pooled(values, mask & real[:, None], pooling)
+    losses = torch.where(real, log_negative, 0.0) - torch.where(real, log_numerator, 0.0)
+    return torch.where(real, losses, scores.positives.sum(-1) * 0.0)[:, None]
+
+
+def _pooled(values: Tensor, mask: Tensor, pooling: str) -> Tensor:
+    if pooling == "geometric":
+        return torch.where(mask, values, 0.0).sum(-1) / mask.sum(-1).clamp(min=1)
+    some = mask.any(-1, keepdim=True)
+    return torch.logsumexp(torch.where(some, values.masked_fill(~mask, NEVER), 0.0), dim=-1)

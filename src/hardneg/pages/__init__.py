@@ -1,0 +1,1 @@
+"""HTML pages and SVG charts, shared by audits and reports."""

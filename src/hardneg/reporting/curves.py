@@ -1,0 +1,125 @@
+"""The records over training, one chart each."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from html import escape
+from typing import Any
+
+from hardneg.pages.axes import Point
+from hardneg.pages.line_chart import Line, line_chart
+from hardneg.pages.page import card, said_instead
+from hardneg.reporting.figures import legend
+from hardneg.reporting.story import ArmRuns, Story, known
+
+
+@dataclass(frozen=True)
+class Curve:
+    """One record over training, and how it is drawn and explained."""
+
+    key: str
+    name: str
+    unit: str
+    told: str
+    show: Callable[[float], str]
+    beside: str | None = None  # drawn dashed where it differs
+
+
+def _short(value: float) -> str:
+    return f"{value:.3g}"
+
+
+def _as_percent(value: float) -> str:
+    return f"{100 * value:.3g} %"
+
+
+CURVES = (
+    Curve(
+        "loss", "Loss", "loss, nats",
+        "What training makes smaller. Losses of arms with other temperatures or negatives are on different scales: "
+        "compare shapes, not heights.", _short,
+    ),
+    Curve(
+        "hardness", "Hardness of the negatives", "mean cosine similarity",
+        "Solid: as the arm weights them. Dotted, where it differs: all images of the batch alike.", _short,
+        "uniform_hardness",
+    ),
+    Curve(
+        "false_negatives", "False negatives in the batch", "share of the weight",
+        "Weight on negatives of the anchor's own class.", _as_percent,
+    ),
+    Curve(
+        "effective_number", "Effective number of negatives", "negatives",
+        "How many equally weighted negatives would be as concentrated.", _short,
+    ),
+    Curve(
+        "clamped", "Clamped", "share of pairs",
+        "Where the correction for false negatives was cut off.", _as_percent,
+    ),
+    Curve(
+        "attracted", "Attracted negatives", "share of negatives",
+        "Easy negatives that the loss pulls closer, a side effect of weights that carry a gradient.", _as_percent,
+    ),
+    Curve("empty", "Anchors without a negative", "share of anchors", "They teach nothing.", _as_percent),
+)  # fmt: skip
+
+
+def curves_section(story: Story) -> str:
+    records = [one.metrics for arm in story.arms for one in arm.seeds if one.metrics]
+    if records and max(map(len, records)) == 1:
+        return said_instead("Over training", _one_record(records, alone=story.kind == "run"))
+    cards, constant = [], []
+    for curve in CURVES:
+        lines = [line for arm in story.arms if (line := _line(curve, arm)) is not None]
+        values = [value for line in lines for _, value in line.points]
+        if not values:
+            continue
+        if max(values) - min(values) <= 1e-4 * max(1e-2, *map(abs, values)):
+            constant.append(f"{curve.name.lower()} ({curve.show(values[0])})")
+            continue
+        chart = line_chart(curve.name, lines, curve.unit, curve.show, floor=0.0 if min(values) >= 0.0 else None)
+        cards.append(card(curve.name, curve.told, chart))
+    if not cards and not constant:
+        return said_instead("Over training", "No run has records over training (metrics.jsonl).")
+    shown = f'<p class="small">Not drawn, as it never changes: {escape(", ".join(constant))}.</p>' if constant else ""
+    seeds = "" if story.kind == "run" else "Thick: the mean over seeds; thin: every seed. "
+    told = f"{seeds}Long runs are averaged over neighbouring records."
+    return (
+        f'<section><h2 class="h">Over training</h2>{legend(story)}<p class="small">{told}</p>'
+        f'<div class="grid">{"".join(cards)}</div>{shown}</section>'
+    )
+
+
+def _one_record(records: list[list[dict[str, Any]]], alone: bool) -> str:
+    steps = sorted({str(of_run[0].get("step", "?")) for of_run in records}, key=len)
+    return (
+        f"{'The run has' if alone else 'Every run has'} one record only, of step {' or '.join(steps)}, so "
+        f"there is no curve to draw. {'--log-every 1' if alone else '--option log_every=1'} gives one for each step."
+    )
+
+
+def _line(curve: Curve, arm: ArmRuns) -> Line | None:
+    seeds = [points for one in arm.seeds if (points := _points_of(one.metrics, curve.key))]
+    if not seeds:
+        return None
+    mean, dashed = _mean_line(seeds), []
+    if curve.beside is not None:
+        beside = _mean_line([_points_of(one.metrics, curve.beside) for one in arm.seeds])
+        differs = any(abs(a[1] - b[1]) > 1e-3 for a, b in zip(mean, beside, strict=False))
+        dashed = beside if differs else []
+    return Line(arm.letter, arm.text, arm.number, mean, seeds, dashed)
+
+
+def _points_of(metrics: list[dict[str, Any]], key: str) -> list[Point]:
+    return [(float(r["step"]), float(r[key])) for r in metrics if "step" in r and known(r.get(key))]
+
+
+def _mean_line(seeds: list[list[Point]]) -> list[Point]:
+    """The mean over the seeds at every step that most of them have reached, so that it has no jump where one stops."""
+    at: dict[float, list[float]] = {}
+    for points in seeds:
+        for step, value in points:
+            at.setdefault(step, []).append(value)
+    most = max((len(values) for values in at.values()), default=0)
+    return [(step, sum(values) / len(values)) for step, values in sorted(at.items()) if 2 * len(values) >= most]

@@ -1,0 +1,144 @@
+"""Run directories and comparisons as they are on disk; parts that are missing are named, not fatal."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from hardneg.comparing.arms import Arm, parse_arm
+from hardneg.comparing.canonical import plainly
+from hardneg.comparing.request import METRIC
+from hardneg.reporting.story import ArmRuns, SeedRun, Story, Table, known, missing_parts
+from hardneg.training.options import RECIPES
+from hardneg.training.runs import Run
+
+
+def read_story(path: Path) -> Story:
+    """What is there of a run or a comparison; parts that are missing are named, not fatal."""
+    if (path / "comparison.json").is_file():
+        return _read_comparison(path)
+    if (path / "config.json").is_file():
+        one = _read_run(path)
+        arm = ArmRuns(
+            0, arm_text(one.config, ["negatives", "tau_plus", "batches"]), row_of([one], METRIC), [one], alone=True
+        )
+        return Story(path, "run", METRIC, [arm], missing_parts([arm], None), one.config)
+    if any((path / "runs").glob("*/config.json")):
+        return _read_unfinished(path)
+    what = "a run (a directory with config.json) or a comparison (one with comparison.json or runs/)"
+    why = "" if path.exists() else ", which is not there"
+    raise ValueError(f"report needs {what}, got path={str(path)!r}{why}.")
+
+
+def _read_comparison(path: Path) -> Story:
+    facts = _read_json(path / "comparison.json")
+    if not isinstance(facts, dict) or not isinstance(facts.get("rows"), list) or not facts["rows"]:
+        raise ValueError(f"report needs a comparison.json with rows, got {path / 'comparison.json'}; compare again.")
+    runs = [_read_run(one.parent) for one in sorted((path / "runs").glob("*/config.json"))]
+    seeds = int(facts.get("comparison", {}).get("seeds", len(facts["rows"][0]["values"])))
+    arms = []
+    for number, row in enumerate(facts["rows"]):
+        wanted = wanted_arm(row["arm"], facts)
+        found = [one for one in runs if wanted is not None and one.seed < seeds and _is_of(one, wanted)]
+        by_seed = {one.seed: one for one in found}  # an older version may have trained it twice, written otherwise
+        arms.append(ArmRuns(number, row["arm"], row, [by_seed[seed] for seed in sorted(by_seed)]))
+    return Story(path, "comparison", facts.get("metric", METRIC), arms, missing_parts(arms, seeds), facts)
+
+
+def _read_unfinished(path: Path) -> Story:
+    """Runs of a comparison that was stopped: what is finished, under names made of the options that differ."""
+    groups: dict[str, list[SeedRun]] = {}
+    for one in sorted((path / "runs").glob("*/config.json")):
+        groups.setdefault(one.parent.name.rpartition("-seed")[0] or one.parent.name, []).append(_read_run(one.parent))
+    request = _read_json(path / "request.json") if (path / "request.json").is_file() else {}
+    metric = request.get("metric", METRIC) if isinstance(request, dict) else METRIC
+    differing = differing_options([run for runs in groups.values() for run in runs])
+    arms = []
+    for number, runs in enumerate(groups.values()):
+        runs = sorted(runs, key=lambda one: one.seed)
+        arms.append(ArmRuns(number, arm_text(runs[0].config, differing), row_of(runs, metric), runs))
+    seeds = max(one.seed for arm in arms for one in arm.seeds) + 1
+    return Story(path, "unfinished", metric, arms, missing_parts(arms, seeds), arms[0].seeds[0].config)
+
+
+def _read_run(path: Path) -> SeedRun:
+    run = Run(path)
+    config = _read_json(run.config_path)
+    result = _read_json(run.result_path) if run.result_path.is_file() else None
+    return SeedRun(int(config.get("options", {}).get("seed", 0)), run, config, result, run.metrics())
+
+
+def _read_json(path: Path) -> Any:
+    try:
+        return json.loads(path.read_text())
+    except ValueError as error:
+        raise ValueError(f"report needs JSON in {path}, got a file that cannot be read ({error}).") from None
+
+
+def wanted_arm(text: str, facts: dict[str, Any]) -> Arm | None:
+    """The arm with the common options and its tuned value; None where this version cannot read it."""
+    asked, tuned = facts.get("comparison", {}), facts.get("tuned")
+    try:
+        arm = parse_arm(text).under(asked.get("common", {}))
+        if asked.get("tune") and tuned and text in tuned:
+            arm = arm.with_option(asked["tune"][0], tuned[text])
+        arm.complete()
+    except (ValueError, TypeError):
+        return None
+    return arm
+
+
+def _is_of(one: SeedRun, arm: Arm) -> bool:
+    """Whether the run has the recipe and the options of the arm; options that a later version added do not count."""
+    if one.config.get("recipe") != arm.recipe:
+        return False
+    wanted = json.loads(json.dumps(arm.complete(seed=one.seed).as_dict(), default=str))
+    try:
+        mine, theirs = plainly(wanted), plainly(one.config.get("options", {}))
+    except ValueError:  # an expression of another version
+        return False
+    return all(theirs[name] == value for name, value in mine.items() if name in theirs)
+
+
+def differing_options(runs: list[SeedRun]) -> list[str]:
+    """The options, other than the seed, that are not the same in all runs."""
+    every = [run.config.get("options", {}) for run in runs]
+    names = dict.fromkeys(name for options in every for name in options)
+    return [name for name in names if name != "seed" and any(other.get(name) != every[0].get(name) for other in every)]
+
+
+def arm_text(config: dict[str, Any], names: list[str]) -> str:
+    """The run as an arm: its temperature, and those of the named options that are not the recipe's defaults."""
+    recipe, options = config.get("recipe", "run"), config.get("options", {})
+    usual = RECIPES[recipe]().as_dict() if recipe in RECIPES else {}
+    told = [name for name in names if name in options and (name not in usual or options[name] != usual[name])]
+    told = [name for name in dict.fromkeys(["temperature", *told]) if name in options]
+    return f"{recipe}({', '.join(f'{name}={options[name]!r}' for name in told)})"
+
+
+def _steps(runs: list[SeedRun]) -> int | None:
+    """Those of training; of runs that are all unfinished, the last that one of them has recorded."""
+    finished = [one.result.get("steps") for one in runs if one.result is not None]
+    return (
+        finished[0] if finished else max((one.metrics[-1].get("step", 0) for one in runs if one.metrics), default=None)
+    )
+
+
+def row_of(runs: list[SeedRun], metric: str) -> Table:
+    """The line of an arm outside of a finished comparison: means of what is there, and no intervals."""
+    results = [one.result for one in runs if one.result is not None]
+    final = [result["final"] for result in results if "final" in result]
+    if not results:  # none is finished: what they have come to
+        final = [one.metrics[-1] for one in runs if one.metrics]
+
+    def mean(values: Iterable[Any]) -> float | None:
+        there = [float(v) for v in values if known(v)]
+        return sum(there) / len(there) if there else None
+
+    values = [float(result[metric]) for result in results if metric in result]
+    row: Table = {"values": values, "mean": mean(values), "steps": _steps(runs)}
+    row["seconds"] = mean(result.get("seconds") for result in results)
+    names = ("effective_temperature", "false_negatives", "hardness", "clamped")
+    return row | {name: mean(record.get(name) for record in final) for name in names}

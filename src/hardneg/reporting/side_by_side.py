@@ -1,0 +1,69 @@
+"""Runs and comparisons that were made apart, as arms of one page: what they show, and what makes them unlike."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from hardneg.comparing.request import METRIC
+from hardneg.reporting.reading import arm_text, differing_options, read_story, row_of
+from hardneg.reporting.story import ArmRuns, SeedRun, Story
+
+
+def read_stories(paths: Sequence[Path]) -> Story:
+    """One story of all paths; runs whose options differ in nothing but the seed are one arm."""
+    if not paths:
+        raise ValueError("report needs at least one run or comparison, got none.")
+    if len({path.resolve() for path in paths}) < len(paths):
+        raise ValueError(f"report needs paths that differ, got {', '.join(map(str, paths))}.")
+    parts = [read_story(path) for path in paths]
+    if len(parts) == 1:
+        return parts[0]
+    metric = next((part.metric for part in parts if part.kind != "run"), METRIC)
+    arms = _arms(parts, metric)
+    missing = [one for part in parts for one in part.missing]
+    return Story(paths[0].parent, "several", metric, arms, missing, {"notes": _of_seeds(arms)}, parts)
+
+
+def _arms(parts: list[Story], metric: str) -> list[ArmRuns]:
+    """Arms of comparisons keep their names; those of runs are named by the options that differ between all of them."""
+    differing = differing_options([one for part in parts for arm in part.arms for one in arm.seeds])
+    groups: dict[str, tuple[str, list[SeedRun], dict[str, Any]]] = {}
+    for part in parts:
+        for arm in part.arms:
+            text = arm_text(arm.seeds[0].config, differing) if part.kind != "comparison" else arm.text
+            key = _key(arm) if part.kind == "run" else f"{part.path}/{arm.number}"
+            row = arm.row if part.kind == "comparison" and part.metric == metric else {}
+            groups.setdefault(key, (text, [], row))[1].extend(arm.seeds)
+    arms = []
+    for number, (text, runs, row) in enumerate(groups.values()):
+        runs = sorted(runs, key=lambda one: one.seed)
+        # The first arm of this page is not the one that the differences of a comparison are against.
+        told = {name: value for name, value in row.items() if not name.startswith("difference")}
+        arms.append(ArmRuns(number, text, told or row_of(runs, metric), runs))
+    return _told_apart(arms)
+
+
+def _key(arm: ArmRuns) -> str:
+    """All that was asked for except the seed."""
+    config = arm.seeds[0].config
+    options = {name: value for name, value in config.get("options", {}).items() if name != "seed"}
+    return json.dumps([config.get("recipe"), options], sort_keys=True)
+
+
+def _told_apart(arms: list[ArmRuns]) -> list[ArmRuns]:
+    """Arms of the same name get the directory of their first run behind it."""
+    names = [arm.text for arm in arms]
+    for arm in arms:
+        if names.count(arm.text) > 1 and arm.seeds:
+            where = arm.seeds[0].run.path.resolve()
+            folder = where.parent.parent if where.parent.name == "runs" and len(arm.seeds) > 1 else where
+            arm.text = f"{arm.text} in {folder.name}"
+    return arms
+
+
+def _of_seeds(arms: list[ArmRuns]) -> list[str]:
+    alike = len({tuple(one.seed for one in arm.seeds) for arm in arms}) == 1
+    return [] if alike else ["The seeds are not the same in all arms."]

@@ -1,0 +1,120 @@
+"""What the page tells: the arms of a run or a comparison, their seeds, and what is missing of them."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, TypeGuard
+
+from hardneg.comparing.arms import uses_labels
+from hardneg.comparing.cautions import cautions
+from hardneg.comparing.request import letter_of
+from hardneg.comparing.verdict import unlike, unlike_notes
+from hardneg.training.runs import Run
+
+Table = dict[str, Any]
+"""One line of the table, as comparison.json has it."""
+
+
+@dataclass(frozen=True)
+class SeedRun:
+    """What is on disk of one arm with one seed."""
+
+    seed: int
+    run: Run
+    config: dict[str, Any]
+    result: dict[str, Any] | None
+    metrics: list[dict[str, Any]]
+
+
+@dataclass
+class ArmRuns:
+    """One arm: its letter on the page, its line of the table, and its runs."""
+
+    number: int
+    text: str
+    row: Table
+    seeds: list[SeedRun] = field(default_factory=list)
+    alone: bool = False  # a single run has no letter
+
+    @property
+    def letter(self) -> str:
+        return "" if self.alone else letter_of(self.number)
+
+    @property
+    def uses_labels(self) -> bool:
+        """As the table says; without one, or in one of an older version, by the options of the runs."""
+        return bool(self.row.get("uses_labels")) or any(
+            uses_labels(one.config.get("recipe", ""), one.config.get("options", {})) for one in self.seeds
+        )
+
+    def cautions(self) -> list[str]:
+        finals = [result["final"] for result in self.finished() if "final" in result]
+        options = self.seeds[0].config.get("options", {}) if self.seeds else {}
+        return cautions(self.text, options, finals, [said for one in self.seeds for said in one.run.warnings()])
+
+    def finished(self) -> list[dict[str, Any]]:
+        return [one.result for one in self.seeds if one.result is not None]
+
+
+@dataclass(frozen=True)
+class Story:
+    """All that the page tells."""
+
+    path: Path
+    kind: str  # "run", "comparison", "unfinished" (a comparison without comparison.json) or "several"
+    metric: str
+    arms: list[ArmRuns]
+    missing: list[str]
+    facts: dict[str, Any]  # comparison.json, or config.json of a single run
+    parts: list[Story] = field(default_factory=list)  # of several paths, each by itself
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """Those that all runs share."""
+        every = self._options_of_runs()
+        if not every:
+            return dict(self.facts.get("comparison", {}).get("common", {}))
+        return {k: v for k, v in every[0].items() if all(k in other and other[k] == v for other in every)}
+
+    @property
+    def unlike(self) -> list[str]:
+        """What differs between the arms beside their negatives."""
+        return unlike_notes(self._options_of_runs())
+
+    @property
+    def cautions(self) -> list[str]:
+        """As comparison.json says; without it, by the last records and the warnings of the runs."""
+        if "cautions" in self.facts:
+            return list(self.facts["cautions"])
+        return [one for arm in self.arms for one in arm.cautions()]
+
+    @property
+    def same_weights(self) -> bool:
+        """Whether runs with the same seed began alike: the encoder and its projection are as large."""
+        return not {"encoder", "dim"} & unlike(self._options_of_runs()).keys()
+
+    def _options_of_runs(self) -> list[dict[str, Any]]:
+        return [one.config.get("options", {}) for arm in self.arms for one in arm.seeds]
+
+
+def known(value: Any) -> TypeGuard[float]:
+    return isinstance(value, (int, float)) and math.isfinite(value)
+
+
+def missing_parts(arms: list[ArmRuns], seeds: int | None) -> list[str]:
+    """Which runs are not there or not finished, and which have lost a part that the page would show."""
+    said = []
+    for arm in arms:
+        there = {one.seed: one for one in arm.seeds}
+        for seed in range(seeds) if seeds is not None else there:
+            name = f"{arm.text}, seed {seed}"
+            if seed not in there:
+                said.append(f"{name}: no run directory with these options")
+            elif there[seed].result is None:
+                steps = there[seed].metrics[-1].get("step", 0) if there[seed].metrics else 0
+                said.append(f"{name}: not finished (last record at step {steps})")
+            elif not there[seed].metrics:
+                said.append(f"{name}: no records over training (metrics.jsonl)")
+    return said

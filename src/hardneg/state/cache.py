@@ -1,0 +1,169 @@
+"""The negative cache (Lindgren et al. 2021): hard negatives drawn from stale embeddings, then encoded afresh.
+
+The softmax of the scores against all cached items is sampled by Gumbel-max; the drawn items are encoded with the
+current parameters. With p+ the probability of the positive among itself and the cache, both stale,
+
+    (1 - p+) * (s_negative - s_positive)
+
+has the gradient of -log p+ in expectation, up to staleness. The authors' cache starts with zero vectors, which are
+negatives of score 0 until they are replaced; this one starts empty.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Annotated, ClassVar
+
+import torch
+from torch import Tensor
+
+from hardneg.core.draws import draw
+from hardneg.core.errors import argument_error, check_range
+from hardneg.core.objectives import info_nce, surrogate
+from hardneg.core.scoring import score
+from hardneg.core.types import NEVER, Keys, Scores
+from hardneg.negatives import Negatives, Tilt, Uniform
+from hardneg.state.stateful import Stateful, check_count, last_of_each
+
+Encode = Callable[[Annotated[Tensor, "k"]], Annotated[Tensor, "k d"]]
+"""ids -> vectors of these items at the current parameters."""
+
+
+class Cache(Stateful):
+    """Embeddings of up to ``capacity`` items, each with the step at which it was computed.
+
+    Pushing an item that is cached refreshes it; a new one takes a free place or that of the oldest embedding. Of
+    several rows with one id in a push the last one counts, and of more new items than the capacity the last ones.
+
+    >>> cache = Cache(capacity=2, dim=3)
+    >>> for item in (5, 6, 5, 7):
+    ...     cache.push(Keys(torch.ones(1, 3), torch.tensor([item])))
+    >>> sorted(cache.keys().ids.tolist())
+    [5, 7]
+    """
+
+    vectors: Tensor
+    ids: Tensor
+    computed_at: Tensor
+    widening: ClassVar = ("vectors",)
+
+    def __init__(self, capacity: int, dim: int, *, seed: int = 0) -> None:
+        super().__init__(seed)
+        check_count("Cache", "capacity", capacity)
+        check_count("Cache", "dim", dim)
+        self.capacity, self.dim = capacity, dim
+        self.register_buffer("vectors", torch.zeros(capacity, dim))
+        self.register_buffer("ids", torch.full((capacity,), -1))
+        self.register_buffer("computed_at", torch.full((capacity,), -1))  # -1: free
+
+    def keys(self) -> Keys:
+        """The cached items, in the order of their slots."""
+        held = self.ids >= 0
+        return Keys(self.vectors[held], self.ids[held], source="cache")
+
+    def age(self) -> Annotated[Tensor, "n"]:
+        """How many steps ago each cached embedding was computed."""
+        return self.step - self.computed_at[self.ids >= 0]
+
+    def __len__(self) -> int:
+        return int((self.ids >= 0).sum())
+
+    @torch.no_grad()
+    def push(self, keys: Keys) -> None:
+        """Embeddings of now: refreshes those that are cached, adds the others in place of the oldest."""
+        if keys.ids is None or keys.private or keys.dim != self.dim:
+            what = f"vectors [n, {self.dim}] with ids"
+            raise argument_error("Cache.push", what, "vectors", tuple(keys.vectors.shape))
+        self.vectors = self.vectors.to(torch.promote_types(self.vectors.dtype, keys.vectors.dtype))
+        last = last_of_each(keys.ids.to(self.ids.device))
+        ids, vectors = keys.ids.to(self.ids.device)[last], keys.vectors.detach()[last].to(self.vectors)
+        self.step += 1
+        known = torch.isin(ids, self.ids)
+        order = self.ids.argsort()
+        slots = order[torch.searchsorted(self.ids[order], ids).clamp(max=self.capacity - 1)]
+        self._write(slots[known], ids[known], vectors[known])
+        fresh = (~known).nonzero().squeeze(1)[-self.capacity :]
+        oldest = self.computed_at.argsort(stable=True)[: len(fresh)]  # free slots first
+        self._write(oldest, ids[fresh], vectors[fresh])
+
+    @torch.no_grad()
+    def refresh(self, encode: Encode, share: float) -> None:
+        """Encodes the oldest ``share`` of the cached items afresh: the budget rho of a step."""
+        check_range("Cache.refresh", "share", share, 0.0, 1.0)
+        held = (self.ids >= 0).nonzero().squeeze(1)
+        budget = int(share * len(held) + 0.5)
+        if budget:
+            oldest = held[self.computed_at[held].argsort(stable=True)[:budget]]
+            ids = self.ids[oldest]
+            self.push(Keys(encode(ids), ids))
+
+    def _write(self, slots: Tensor, ids: Tensor, vectors: Tensor) -> None:
+        self.vectors[slots], self.ids[slots] = vectors, ids
+        self.computed_at[slots] = self.step
+
+    def extra_repr(self) -> str:
+        return f"capacity={self.capacity}, dim={self.dim}"
+
+
+@dataclass(frozen=True, eq=False)
+class CacheLoss:
+    """What a step against the cache gives."""
+
+    losses: Annotated[Tensor, "b"]
+    """The surrogate of each anchor, with the gradient; its value means nothing."""
+    real: Annotated[Tensor, "b"]
+    """-log p+, from stale scores."""
+    drawn: Annotated[Tensor, "b k"]
+    """Columns of the drawn candidates, -1 where there was none."""
+
+
+def retrieve(
+    scores: Scores, k: int, generator: torch.Generator, how: str = "gumbel", negatives: Negatives = Tilt(1.0)
+) -> Annotated[Tensor, "b k"]:
+    """Columns of k cached candidates per anchor: ``"gumbel"``, drawn from the weights; ``"top"``, the largest.
+
+    One Gumbel-max draw is one draw from the softmax of the log-weights; Tilt(1.0) is the softmax of the scores. Several
+    are drawn with replacement, so that their plain mean is unbiased.
+    """
+    log_w = negatives.log_weights(scores)
+    if how == "gumbel":
+        return draw(log_w, k, generator, method="categorical")
+    if how != "top":
+        raise argument_error("retrieve", "how 'gumbel' or 'top'", "how", how)
+    best = log_w.topk(min(k, log_w.shape[1]), dim=-1)
+    return torch.where(best.values == NEVER, -1, best.indices)
+
+
+def cache_loss(
+    anchors: Keys,
+    positives: Annotated[Tensor, "b d"],
+    cache: Cache,
+    encode: Encode,
+    temperature: float,
+    *,
+    k: int = 1,
+    how: str = "gumbel",
+    drawn: Annotated[Tensor, "b k"] | None = None,
+) -> CacheLoss:
+    """(1 - p+) (mean of the drawn negatives' fresh scores - the positive's) of each anchor.
+
+    The drawn items are encoded once each, with gradient, and their fresh embeddings go back into the cache. ``drawn``
+    gives the columns of ``cache.keys()``, if not to be drawn from the cache's seed and step.
+    """
+    held = cache.keys()
+    assert held.ids is not None
+    stale = score(anchors, positives, held, temperature)
+    real = info_nce(stale, Uniform().log_weights(stale)).detach().squeeze(1)
+    if drawn is None:
+        drawn = retrieve(stale, k, cache.generator(), how)
+    chosen = torch.cat([held.ids, held.ids.new_tensor([-1])])[drawn]  # -1 takes the last, which is nobody
+    if not bool((chosen >= 0).any()):
+        return CacheLoss(anchors.vectors.sum(-1) * 0.0, real, drawn)
+    items, which = torch.unique(chosen[chosen >= 0], return_inverse=True)  # type: ignore[no-untyped-call]
+    encoded = encode(items)
+    vectors = encoded.new_zeros(*chosen.shape, encoded.shape[1]).index_put((chosen >= 0,), encoded[which])
+    fresh = score(anchors, positives, Keys(vectors, chosen, source="cache"), temperature).narrowed(chosen >= 0)
+    cache.push(Keys(encoded, items))
+    losses = surrogate(fresh, Uniform().log_weights(fresh)).squeeze(1)
+    return CacheLoss(-torch.expm1(-real) * losses, real, drawn)

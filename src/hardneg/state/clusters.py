@@ -1,0 +1,72 @@
+"""Cluster assignments by id, refreshed on request: what SameCluster, OtherCluster and Local Aggregation read."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Annotated
+
+import torch
+from torch import Tensor
+
+from hardneg.core.errors import argument_error, optional
+from hardneg.core.types import Keys
+from hardneg.state.pools import Bank
+from hardneg.state.stateful import Stateful, check_count, check_ids
+
+
+class Clusters(Stateful):
+    """The cluster of each instance in each of several clusterings, [num_instances, num_runs].
+
+    Before the first refresh every instance is a cluster of its own, as in Local Aggregation's first batches.
+
+    >>> clusters = Clusters(num_instances=4)
+    >>> clusters.refresh(Keys(torch.tensor([[0.0], [0.1], [5.0]]), torch.tensor([3, 0, 1])), num_clusters=2)
+    >>> same = clusters.of(torch.tensor([0, 1, 2, 3])).squeeze(1)
+    >>> bool(same[0] == same[3]), bool(same[0] == same[1]), bool(same[0] == same[2])
+    (True, False, False)
+    """
+
+    assignments: Tensor
+
+    def __init__(self, num_instances: int, num_runs: int = 1, *, seed: int = 0) -> None:
+        super().__init__(seed)
+        check_count("Clusters", "num_instances", num_instances)
+        check_count("Clusters", "num_runs", num_runs)
+        self.num_instances, self.num_runs = num_instances, num_runs
+        # Negative numbers are the instances that were never clustered: each its own cluster.
+        own = -1 - torch.arange(num_instances)
+        self.register_buffer("assignments", own[:, None].repeat(1, num_runs))
+
+    def of(self, ids: Annotated[Tensor, "n | b k"]) -> Annotated[Tensor, "n r | b k r"]:
+        """The clusters of these instances, one column per clustering."""
+        check_ids("Clusters", ids.flatten(), self.num_instances)
+        if ids.numel() and int(ids.min()) < 0:
+            raise argument_error("Clusters.of", "known ids; id -1 has no cluster", "ids.min()", int(ids.min()))
+        return self.assignments[ids]
+
+    def tag(self, keys: Keys) -> Keys:
+        """The same keys with their clusters."""
+        if keys.ids is None:
+            raise ValueError("Clusters.tag needs keys with ids, got ids=None.")
+        return replace(keys, clusters=self.of(keys.ids))
+
+    @torch.no_grad()
+    def refresh(self, store: Bank | Keys, num_clusters: int) -> None:
+        """Clusters the vectors anew by k-means, once per run with different starts; needs scikit-learn."""
+        keys = store.keys() if isinstance(store, Bank) else store
+        ids = check_ids("Clusters.refresh", keys.ids, self.num_instances)
+        if num_clusters < 1 or num_clusters > len(keys):
+            raise argument_error("Clusters.refresh", f"num_clusters in [1, {len(keys)}]", "num_clusters", num_clusters)
+        for run in range(self.num_runs):
+            seed = self.generator(stream=run).initial_seed() % 2**32
+            self.assignments[ids, run] = _k_means(keys.vectors, num_clusters, seed).to(self.assignments)
+        self.step += 1
+
+    def extra_repr(self) -> str:
+        return f"num_instances={self.num_instances}, num_runs={self.num_runs}"
+
+
+def _k_means(vectors: Tensor, num_clusters: int, seed: int) -> Tensor:
+    KMeans = optional("sklearn.cluster", "Clusters.refresh", extra="eval").KMeans  # noqa: N806
+    found = KMeans(num_clusters, n_init=1, random_state=seed).fit(vectors.float().cpu().numpy())
+    return torch.from_numpy(found.labels_).long()

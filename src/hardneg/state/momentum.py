@@ -1,0 +1,57 @@
+"""The momentum encoder of MoCo: a slow copy of the encoder that makes the keys."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.optim.swa_utils import AveragedModel
+
+from hardneg.core.errors import check_range
+from hardneg.core.schedules import Number, value_of
+
+
+class MomentumEncoder(AveragedModel):
+    """parameters <- momentum * parameters + (1 - momentum) * the encoder's, without a gradient.
+
+    MoCo v2: ``momentum=0.999``. v3: ``momentum=cosine(0.99, 1.0)`` with ``total`` steps. Call
+    ``update_parameters(encoder)`` after each optimiser step. Buffers (BatchNorm's statistics) stay the copy's own.
+
+    torch's AveragedModel copies the encoder at its first update, which would lose the first step; here the copy at
+    construction counts as that, and ``n_averaged``, a buffer, counts the steps from 1.
+
+    >>> encoder = nn.Linear(2, 2)
+    >>> slow = MomentumEncoder(encoder, momentum=0.9)
+    >>> with torch.no_grad():
+    ...     before = encoder.weight.clone()
+    ...     _ = encoder.weight.add_(1.0)
+    >>> slow.update_parameters(encoder)
+    >>> torch.allclose(slow.module.weight, before + 0.1)
+    True
+    """
+
+    def __init__(self, encoder: nn.Module, momentum: Number = 0.999, total: int | None = None) -> None:
+        check_range("MomentumEncoder", "momentum", momentum, 0.0, 1.0)
+        super().__init__(encoder)  # type: ignore[no-untyped-call]
+        self.momentum, self.total = momentum, total
+        self.n_averaged.add_(1)
+        self._updates: int | None = 0  # n_averaged - 1 without asking the GPU; None: ask it once
+        self.requires_grad_(False)
+
+    def momentum_at(self, step: int) -> float:
+        return value_of(self.momentum, step, self.total)
+
+    @torch.no_grad()
+    def update_parameters(self, model: nn.Module) -> None:
+        if self._updates is None:
+            self._updates = int(self.n_averaged) - 1
+        slow: list[Tensor] = list(self.module.parameters())
+        fast = [new.to(old.device) for old, new in zip(slow, model.parameters(), strict=True)]
+        torch._foreach_lerp_(slow, fast, 1.0 - self.momentum_at(self._updates))
+        self.n_averaged.add_(1)
+        self._updates += 1
+
+    def _load_from_state_dict(self, *args: Any, **kwargs: Any) -> None:
+        super()._load_from_state_dict(*args, **kwargs)
+        self._updates = None

@@ -1,0 +1,91 @@
+"""SogCLR (Yuan et al. 2022): a running normaliser per instance, so that a small batch knows the global one.
+
+    g_i = mean_j e^(s_ij)        u_i <- (1 - gamma) u_i + gamma g_i        weight of candidate j: e^(s_ij) / (n u_i)
+
+Kept as log u, so that no temperature overflows. Where the authors' code and this differ: an instance's first visit sets
+u_i = g_i, for each instance by itself (theirs only when the whole batch is new; otherwise u_i = gamma g_i, and the
+weights are 1 / gamma too large), and u is a buffer (theirs is lost on resume).
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Annotated, ClassVar
+
+import torch
+from torch import Tensor
+
+from hardneg.core.errors import check_range
+from hardneg.core.objectives import log_expect_exp
+from hardneg.core.types import NEVER, LogWeights, Scores
+from hardneg.state.stateful import Stateful, check_count, check_ids
+
+
+class Partition(Stateful):
+    """log u_i of each instance: num_instances numbers.
+
+    Rows of one id (two views, or an instance that is twice in the batch) share u_i: each weighs its candidates with its
+    own update of the old value, and the mean of these updates is stored. In eval mode nothing is stored.
+
+    >>> from hardneg import Tilt, Uniform, surrogate, two_views
+    >>> z1, z2 = torch.nn.functional.normalize(torch.randn(2, 8, 4), dim=-1)
+    >>> partition, scores = Partition(num_instances=100), two_views(z1, z2, 0.1, ids=torch.arange(8))
+    >>> log_norm = partition(scores, Uniform().log_weights(scores))
+    >>> surrogate(scores, Tilt(1.0).log_weights(scores), log_norm=log_norm).shape
+    torch.Size([16, 1])
+    """
+
+    log_u: Tensor
+    precise: ClassVar = ("log_u",)
+
+    def __init__(self, num_instances: int, gamma: float = 0.9) -> None:
+        super().__init__()
+        check_count("Partition", "num_instances", num_instances)
+        check_range("Partition", "gamma", gamma, 0.0, 1.0)
+        self.num_instances, self.gamma = num_instances, gamma
+        self.register_buffer("log_u", torch.full((num_instances,), NEVER, dtype=torch.float64))  # -inf: not visited
+
+    @torch.no_grad()
+    def forward(self, scores: Scores, log_w: LogWeights) -> Annotated[Tensor, "b"]:
+        """log(n u_i) of each anchor, updated with this batch: the ``log_norm`` of ``surrogate``.
+
+        ``log_w`` says which candidates are averaged, and how; n is the size of its support.
+        """
+        ids = check_ids("Partition", scores.anchor_tags.ids, self.num_instances).to(self.log_u.device)
+        log_g = log_expect_exp(scores.candidates.double(), log_w.double())
+        log_u = self._mixed(self._of(ids), log_g)
+        if self.training:
+            self._store(ids, log_u)
+            self.step += 1
+        num_negatives = (log_w != NEVER).sum(-1).clamp(min=1).double()
+        return (log_u + num_negatives.log()).to(scores.candidates.dtype)
+
+    @property
+    def visited(self) -> Annotated[Tensor, "num_instances"]:
+        return self.log_u != NEVER
+
+    def _of(self, ids: Tensor) -> Tensor:
+        return torch.where(ids >= 0, self.log_u[ids.clamp(min=0)], NEVER)
+
+    def _mixed(self, old: Tensor, log_g: Tensor) -> Tensor:
+        keep = math.log1p(-self.gamma) if self.gamma < 1.0 else NEVER
+        take = math.log(self.gamma) if self.gamma > 0.0 else NEVER
+        mixed = torch.logaddexp(keep + old, take + log_g)
+        # A row without a negative has log g = -inf and says nothing about u.
+        return torch.where(old == NEVER, log_g, torch.where(log_g == NEVER, old, mixed))
+
+    def _store(self, ids: Tensor, log_u: Tensor) -> None:
+        """The mean of u over the rows of each id, in log-space."""
+        told = (ids >= 0) & (log_u != NEVER)
+        ids, log_u = ids[told], log_u[told]
+        if not len(ids):
+            return
+        found, group = torch.unique(ids, return_inverse=True)  # type: ignore[no-untyped-call]
+        top = torch.full_like(found, NEVER, dtype=log_u.dtype).scatter_reduce(0, group, log_u, "amax")
+        # index_put_ adds in the order of the rows, also on a GPU: the same state on every rank.
+        total = torch.zeros_like(top).index_put_((group,), (log_u - top[group]).exp(), accumulate=True)
+        count = torch.zeros_like(top).index_put_((group,), torch.ones_like(log_u), accumulate=True)
+        self.log_u[found] = top + total.log() - count.log()
+
+    def extra_repr(self) -> str:
+        return f"num_instances={self.num_instances}, gamma={self.gamma}"

@@ -1,0 +1,238 @@
+"""Candidates from outside the batch: a queue forgets, a bank remembers.
+
+Both start empty: no random vectors stand in as negatives. Both hand out copies, so pushing between the loss and its
+backward pass is safe, and both are the same on all ranks if all push the same gathered keys (``hardneg.gather``).
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, ClassVar
+
+import torch
+from torch import Tensor
+from torch.nn.functional import normalize
+
+from hardneg.core.errors import argument_error, check_range
+from hardneg.core.types import Keys
+from hardneg.state.stateful import Stateful, check_count, check_ids, last_of_each
+
+_chunk = 2**24
+"""Largest number of random keys held at once by a draw without replacement."""
+
+
+class Queue(Stateful):
+    """First in, first out: the keys of the last batches (MoCo).
+
+    Takes any batch size, also one that does not divide the capacity; of more rows than the capacity the last ones stay.
+    Rows pushed without ids get id -1 and match nothing. Labels come back only when every row in the queue has one.
+    Vectors are kept in float32, or wider if wider ones are pushed, unless ``dtype`` says otherwise.
+
+    >>> queue = Queue(capacity=4, dim=2)
+    >>> len(queue.keys())
+    0
+    >>> queue.push(Keys(torch.eye(2), ids=torch.tensor([7, 8])))
+    >>> queue.keys().ids.tolist()
+    [7, 8]
+    """
+
+    vectors: Tensor
+    ids: Tensor
+    labels: Tensor
+    labelled: Tensor
+    pushed_at: Tensor
+    count: Tensor
+    head: Tensor
+    widening: ClassVar = ("vectors",)
+
+    def __init__(self, capacity: int, dim: int, *, source: str = "queue", dtype: torch.dtype | None = None) -> None:
+        super().__init__()
+        check_count("Queue", "capacity", capacity)
+        check_count("Queue", "dim", dim)
+        self.capacity, self.dim, self.source, self.dtype = capacity, dim, source, dtype
+        self.register_buffer("vectors", torch.zeros(capacity, dim, dtype=dtype or torch.float32))
+        self.register_buffer("ids", torch.full((capacity,), -1))
+        self.register_buffer("labels", torch.zeros(capacity, dtype=torch.long))
+        self.register_buffer("labelled", torch.zeros(capacity, dtype=torch.bool))
+        self.register_buffer("pushed_at", torch.zeros(capacity, dtype=torch.long))
+        self.register_buffer("count", torch.tensor(0))
+        self.register_buffer("head", torch.tensor(0))  # slot of the next row
+
+    def keys(self) -> Keys:
+        """The rows held, in the order of their slots."""
+        count = int(self.count)
+        known = bool(self.labelled[:count].all())  # of none, too: an empty queue may be asked for other labels
+        return Keys(
+            self.vectors[:count].clone(),
+            self.ids[:count].clone(),
+            self.labels[:count].clone() if known else None,
+            source=self.source,
+        )
+
+    @torch.no_grad()
+    def push(self, keys: Keys | Annotated[Tensor, "n d"]) -> None:
+        """Adds rows in place of the oldest ones."""
+        keys = _shared("Queue.push", keys, self.dim)
+        rows = min(len(keys), self.capacity)
+        slots = (self.head + torch.arange(rows, device=self.ids.device)) % self.capacity
+        newest = slice(len(keys) - rows, None)
+        self.vectors = _wide_enough(self.vectors, keys.vectors, self.dtype)
+        self.vectors[slots] = keys.vectors[newest].detach().to(self.vectors)
+        self.ids[slots] = -1 if keys.ids is None else keys.ids[newest].to(self.ids)
+        self.labels[slots] = 0 if keys.labels is None else keys.labels[newest].to(self.labels)
+        self.labelled[slots] = keys.labels is not None
+        self.step += 1
+        self.pushed_at[slots] = self.step
+        self.head.copy_((self.head + rows) % self.capacity)
+        self.count.copy_((self.count + rows).clamp(max=self.capacity))
+
+    def age(self) -> Annotated[Tensor, "n"]:
+        """How many pushes ago each row came in; 0 for those of the last push."""
+        return self.step - self.pushed_at[: int(self.count)]
+
+    def __len__(self) -> int:
+        return int(self.count)
+
+    def extra_repr(self) -> str:
+        return f"capacity={self.capacity}, dim={self.dim}"
+
+
+class Bank(Stateful):
+    """One vector per instance, by id: instance discrimination, CMC, Local Aggregation, the store for a graph.
+
+    A push sets an instance's vector at its first visit and afterwards to unit(momentum * old + (1 - momentum) * new)
+    (``normalize=False`` leaves the norms alone). Of several rows with one id in a push the last one counts. ``keys``
+    gives the instances visited so far.
+
+    >>> bank = Bank(num_instances=5, dim=2, momentum=0.5)
+    >>> bank.push(Keys(torch.eye(2), ids=torch.tensor([4, 0])))
+    >>> bank.keys().ids.tolist()
+    [0, 4]
+    >>> bank.draw(torch.tensor([4]), k=2).ids.tolist()
+    [[0, 0]]
+    """
+
+    vectors: Tensor
+    labels: Tensor
+    labelled: Tensor
+    pushed_at: Tensor
+    pushes: Tensor
+    widening: ClassVar = ("vectors",)
+
+    def __init__(
+        self,
+        num_instances: int,
+        dim: int,
+        momentum: float = 0.0,
+        *,
+        normalize: bool = True,
+        source: str = "bank",
+        seed: int = 0,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        super().__init__(seed)
+        check_count("Bank", "num_instances", num_instances)
+        check_count("Bank", "dim", dim)
+        check_range("Bank", "momentum", momentum, 0.0, 1.0, open_high=True)
+        self.num_instances, self.dim, self.momentum = num_instances, dim, momentum
+        self.normalize, self.source, self.dtype = normalize, source, dtype
+        self.register_buffer("vectors", torch.zeros(num_instances, dim, dtype=dtype or torch.float32))
+        self.register_buffer("labels", torch.zeros(num_instances, dtype=torch.long))
+        self.register_buffer("labelled", torch.zeros(num_instances, dtype=torch.bool))
+        self.register_buffer("pushed_at", torch.full((num_instances,), -1))  # -1: not visited
+        self.register_buffer("pushes", torch.tensor(0))
+
+    @property
+    def visited(self) -> Annotated[Tensor, "num_instances"]:
+        return self.pushed_at >= 0
+
+    def keys(self) -> Keys:
+        """All instances visited so far, in the order of their ids."""
+        return self.of(self.visited.nonzero().squeeze(1))
+
+    def of(self, ids: Annotated[Tensor, "n | b k"]) -> Keys:
+        """The vectors of these instances, [n, d] or [b, k, d]; one not visited, or a negative id, is 0 with id -1."""
+        slots = ids.clamp(min=0)
+        known = (ids >= 0) & self.visited[slots]
+        labels = self.labels[slots] if bool((self.labelled[slots] | ~known).all()) and bool(known.any()) else None
+        vectors = self.vectors[slots] * known[..., None]
+        return Keys(vectors, torch.where(known, ids, -1), labels, source=self.source)
+
+    @torch.no_grad()
+    def push(self, keys: Keys) -> None:
+        """Updates the instances of these rows; a row with a negative id is left out."""
+        keys = _shared("Bank.push", keys, self.dim)
+        ids = check_ids("Bank.push", keys.ids, self.num_instances).to(self.pushed_at.device)
+        self.vectors = _wide_enough(self.vectors, keys.vectors, self.dtype)
+        last = last_of_each(ids)
+        ids, new = ids[last], keys.vectors.detach().to(self.vectors)[last]
+        seen = self.visited[ids][:, None]
+        mixed = torch.where(seen, self.momentum * self.vectors[ids] + (1.0 - self.momentum) * new, new)
+        self.vectors[ids] = normalize(mixed, dim=-1) if self.normalize else mixed
+        if keys.labels is not None:
+            self.labels[ids] = keys.labels.to(self.labels)[last]
+            self.labelled[ids] = True
+        self.pushed_at[ids] = self.pushes
+        self.pushes += 1
+
+    def draw(
+        self, ids: Annotated[Tensor, "b"], k: int, *, replace: bool = True, generator: torch.Generator | None = None
+    ) -> Keys:
+        """k instances for each anchor, uniform over the visited ones other than itself; [b, k, d].
+
+        Without a generator the draw comes from the bank's seed and step, which it advances. Where an anchor has fewer
+        than k others to draw without replacement, or none at all, k becomes what every anchor has.
+        """
+        if k < 1:
+            raise argument_error("Bank.draw", "k of 1 or more", "k", k)
+        if generator is None:
+            generator = self.generator()
+            self.step += 1
+        pool, anchors = self.visited.nonzero().squeeze(1).cpu(), ids.cpu()
+        own = torch.searchsorted(pool, anchors)
+        inside = self.visited.cpu()[anchors.clamp(min=0)] & (anchors >= 0)
+        room = len(pool) - inside.long()
+        fewest = int(room.min()) if len(room) else 0
+        k = min(k, fewest) if not replace or fewest == 0 else k
+        index = (_with_replacement if replace else _without_replacement)(own, room, inside, k, generator)
+        return self.of(pool[index].to(self.pushed_at.device))
+
+    def age(self) -> Annotated[Tensor, "n"]:
+        """How many pushes ago each visited instance was last updated."""
+        return self.pushes - 1 - self.pushed_at[self.visited]
+
+    def __len__(self) -> int:
+        return int(self.visited.sum())
+
+    def extra_repr(self) -> str:
+        return f"num_instances={self.num_instances}, dim={self.dim}, momentum={self.momentum}"
+
+
+def _with_replacement(own: Tensor, room: Tensor, inside: Tensor, k: int, generator: torch.Generator) -> Tensor:
+    uniforms = torch.rand(len(own), k, generator=generator, dtype=torch.float64)
+    index = (uniforms * room[:, None]).long()
+    return index + (inside[:, None] & (index >= own[:, None]))  # steps over the anchor itself
+
+
+def _without_replacement(own: Tensor, room: Tensor, inside: Tensor, k: int, generator: torch.Generator) -> Tensor:
+    """The k largest of one random key per instance, a few rows at a time."""
+    total = int((room + inside).max()) if len(own) else 0
+    rows = max(_chunk // max(total, 1), 1)
+    parts = [own.new_zeros(0, k)]
+    for start in range(0, len(own), rows):
+        mine = slice(start, start + rows)
+        keys = torch.rand(len(own[mine]), total, generator=generator, dtype=torch.float64)
+        here = inside[mine].nonzero().squeeze(1)
+        keys[here, own[mine][here]] = -1.0  # the anchor itself comes last
+        parts.append(keys.topk(k, dim=-1).indices)
+    return torch.cat(parts)
+
+
+def _wide_enough(store: Tensor, pushed: Tensor, dtype: torch.dtype | None) -> Tensor:
+    return store.to(dtype or torch.promote_types(torch.promote_types(store.dtype, pushed.dtype), torch.float32))
+
+
+def _shared(who: str, keys: Keys | Tensor, dim: int) -> Keys:
+    keys = keys if isinstance(keys, Keys) else Keys(keys)
+    if keys.private or keys.dim != dim:
+        raise argument_error(who, f"vectors [n, {dim}]", "vectors", tuple(keys.vectors.shape))
+    return keys

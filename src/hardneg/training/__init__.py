@@ -1,0 +1,1 @@
+"""The training loop, its run directory, options, data, augmentation, encoders, evaluation and recipes."""

@@ -1,0 +1,244 @@
+"""SimCLR's augmentation on the device: whole batches, parameters per image, few kernels when compiled.
+
+Every parameter is a pure function of (seed, epoch, id, view): the same for any order of batches, number of workers or
+ranks. Images stay uint8 until here. Views by kornia or by any callable are in ``hardneg.training.augmentation.views``.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from typing import Annotated, Any
+
+import torch
+from torch import Tensor
+
+from hardneg.core.errors import argument_error, check_range
+from hardneg.core.philox import uniforms
+from hardneg.training.augmentation.pixels import Images, Parameters, Planes, blur, grey_of, jitter, per_row, resample
+
+Views = Callable[[Images, Tensor, int, int], tuple[Images, Images]]
+Range = tuple[float, float]
+
+OPERATIONS = ("brightness", "contrast", "saturation", "hue")
+_CROP_TRIES = 6
+
+
+@dataclass(frozen=True)
+class Augment:
+    """Random crop, flip, colour jitter, greyscale and blur of SimCLR (Chen et al. 2020), with CIFAR's usual values.
+
+    Images of one channel skip the colours. ``rotate`` (degrees either way), ``zoom`` and ``shift`` (a fraction of the
+    size either way) are for images whose background is black, which they show at the edges. ``order`` is "random", per
+    image, as torchvision draws it, or "fixed": brightness, contrast, saturation, hue.
+
+    >>> images = torch.randint(0, 256, (8, 3, 32, 32), dtype=torch.uint8)
+    >>> first, second = Augment().views(images, ids=torch.arange(8), epoch=0, seed=0)
+    >>> first.shape, first.dtype
+    (torch.Size([8, 3, 32, 32]), torch.float32)
+    """
+
+    crop_scale: Range = (0.2, 1.0)  # of the area
+    crop_ratio: Range = (3 / 4, 4 / 3)
+    flip_probability: float = 0.5
+    rotate: float = 0.0
+    zoom: Range = (1.0, 1.0)
+    shift: float = 0.0
+    jitter: tuple[float, float, float, float] = (0.4, 0.4, 0.4, 0.1)
+    jitter_probability: float = 0.8
+    order: str = "random"
+    grey_probability: float = 0.2
+    blur_probability: float = 0.0
+    blur_sigma: Range = (0.1, 2.0)
+    mean: tuple[float, ...] = ()
+    std: tuple[float, ...] = ()
+    dtype: torch.dtype = torch.float32
+    channels_last: bool = False
+
+    def __post_init__(self) -> None:
+        for name in ("flip", "jitter", "grey", "blur"):
+            check_range("Augment", f"{name}_probability", getattr(self, f"{name}_probability"), 0.0, 1.0)
+        for name, low, high in [("crop_scale", 0.01, 1.0), ("crop_ratio", 0.1, 10.0), ("zoom", 0.1, 10.0)]:
+            _check_pair(name, getattr(self, name), low, high)
+        _check_pair("blur_sigma", self.blur_sigma, 0.01, 100.0)
+        check_range("Augment", "rotate", self.rotate, 0.0, 180.0)
+        check_range("Augment", "shift", self.shift, 0.0, 1.0)
+        for name, length in (("jitter", 4), ("mean", None), ("std", None)):
+            _check_numbers(name, getattr(self, name), length)
+        for name, value, high in zip(OPERATIONS, self.jitter, (1.0, 1.0, 1.0, 0.5), strict=True):
+            check_range("Augment", f"jitter ({name})", value, 0.0, high)
+        if self.order not in ("random", "fixed"):
+            raise argument_error("Augment", 'an order "random" or "fixed"', "order", self.order)
+        if len(self.mean) != len(self.std) or any(value <= 0 for value in self.std):
+            raise argument_error("Augment", "as many positive std as mean", "std", self.std)
+        if not self.dtype.is_floating_point:
+            raise argument_error("Augment", "a floating point dtype", "dtype", self.dtype)
+
+    def views(
+        self, images: Images, ids: Annotated[Tensor, "b"], epoch: int | Tensor, seed: int | Tensor
+    ) -> tuple[Images, Images]:
+        """Two views of each image, uint8 in, ``dtype`` out."""
+        first, second = self.both(images, ids, epoch, seed).chunk(2)
+        return first, second
+
+    def both(
+        self, images: Images, ids: Annotated[Tensor, "b"], epoch: int | Tensor, seed: int | Tensor
+    ) -> Annotated[Tensor, "2b c h w"]:
+        """The first views of all images, then the second ones: what an encoder takes in one pass."""
+        check_images(images, ids)
+        return self._apply_both(images, self._draw_both(ids, epoch, seed, (images.shape[2], images.shape[3])))
+
+    def plain(self, images: Images) -> Images:
+        """The images as they are, normalised as the views are: for evaluation."""
+        return self._finished(list((images.to(torch.float32) / 255.0).unbind(1)))
+
+    def compiled(self, **options: Any) -> Views:
+        """``views`` compiled, one graph that draws and one that does the rest; ``options`` go to torch.compile."""
+        return _compiled(self, tuple(sorted(options.items())))
+
+    def draw(
+        self, ids: Annotated[Tensor, "b"], view: Annotated[Tensor, "b"], epoch: int | Tensor, seed: int | Tensor,
+        size: tuple[int, int],
+    ) -> Parameters:  # fmt: skip
+        """The parameters of each (id, view). Each has its own slots, so that one option does not move another."""
+        u = uniforms(2 * _CROP_TRIES + 20, ids, view, epoch, seed)
+        tries, (flip, angle, zoom), shift, u = u[:12], u[12:15], u[15:17], u[17:]
+        place, factors, keys, (jitter, grey, blur, sigma) = u[:2], u[2:6], u[6:10], u[10:14]
+        height, width = size
+        strengths = (torch.where(jitter < self.jitter_probability, strength, 0.0) for strength in self.jitter)
+        jittered = zip((1.0, 1.0, 1.0, 0.0), strengths, factors, strict=True)
+        return Parameters(
+            box=_crop_boxes(tries, place, self.crop_scale, self.crop_ratio, height, width),
+            flip=flip < self.flip_probability,
+            angle=math.radians(self.rotate) * _either_way(angle),
+            zoom=_between(zoom, self.zoom),
+            shift=torch.stack(
+                [self.shift * side * _either_way(u) for side, u in zip((width, height), shift, strict=True)]
+            ),
+            factors=torch.stack([base + strength * _either_way(u) for base, strength, u in jittered]),
+            stage=_random_order(keys) if self.order == "random" else _fixed_order(keys),
+            grey=grey < self.grey_probability,
+            sigma=torch.where(blur < self.blur_probability, _between(sigma, self.blur_sigma), 0.0),
+        )
+
+    def apply(self, images: Images, parameters: Parameters) -> Images:
+        """The transform with given parameters, one set per row."""
+        planes = resample(images.to(torch.float32) / 255.0, parameters, warped=self.warps)
+        if len(planes) == 3:
+            if self.jitter_probability > 0.0 and any(self.jitter):
+                planes = jitter(planes, parameters.factors, parameters.stage, random_order=self.order == "random")
+            if self.grey_probability > 0.0:
+                grey, chosen = grey_of(planes), per_row(parameters.grey)
+                planes = [torch.where(chosen, grey, plane) for plane in planes]
+        if self.blur_probability > 0.0:
+            planes = blur(planes, parameters.sigma)
+        return self._finished(planes)
+
+    @property
+    def warps(self) -> bool:
+        return self.rotate > 0.0 or self.shift > 0.0 or self.zoom != (1.0, 1.0)
+
+    def _draw_both(
+        self, ids: Annotated[Tensor, "b"], epoch: int | Tensor, seed: int | Tensor, size: tuple[int, int]
+    ) -> Parameters:
+        view = torch.arange(2, device=ids.device)[:, None].expand(2, len(ids)).flatten()
+        return self.draw(ids.repeat(2), view, epoch, seed, size)
+
+    def _apply_both(self, images: Images, parameters: Parameters) -> Images:
+        return self.apply(images.repeat(2, 1, 1, 1), parameters)
+
+    def _finished(self, planes: Planes) -> Images:
+        """Normalised and stacked once, in the dtype and the memory layout asked for."""
+        if self.mean:
+            if len(self.mean) != len(planes):
+                raise argument_error("Augment", f"a mean for each of {len(planes)} channels", "mean", self.mean)
+            planes = [(plane - m) / s for plane, m, s in zip(planes, self.mean, self.std, strict=True)]
+        planes = [plane.to(self.dtype) for plane in planes]
+        return torch.stack(planes, dim=-1).permute(0, 3, 1, 2) if self.channels_last else torch.stack(planes, dim=1)
+
+
+def preset_for(images: Images) -> str:
+    """The preset for images of this shape: "tiny" for small grey ones (digits), "grey", or "cifar"."""
+    if images.shape[1] == 3:
+        return "cifar"
+    return "tiny" if max(images.shape[2:]) <= 16 else "grey"
+
+
+def _crop_boxes(tries: Tensor, place: Tensor, scale: Range, ratio: Range, height: int, width: int) -> Tensor:
+    """The first of six boxes, uniform in area and in log ratio, that fits; else the last one, squeezed to fit.
+
+    torchvision tries ten times and rounds to whole pixels; here 2 in 100,000 crops of CIFAR are squeezed.
+    """
+    area = _between(tries[0::2], scale) * (height * width)
+    aspect = torch.exp(_between(tries[1::2], (math.log(ratio[0]), math.log(ratio[1]))))
+    box_width, box_height = torch.sqrt(area * aspect), torch.sqrt(area / aspect)
+    wide, high = box_width[-1].clamp(max=width), box_height[-1].clamp(max=height)
+    for i in reversed(range(_CROP_TRIES)):
+        fits = (box_width[i] <= width) & (box_height[i] <= height)
+        wide, high = torch.where(fits, box_width[i], wide), torch.where(fits, box_height[i], high)
+    return torch.stack([place[0] * (width - wide), place[1] * (height - high), wide, high])
+
+
+def _random_order(keys: Annotated[Tensor, "4 b"]) -> Annotated[Tensor, "4 b"]:
+    """The rank of each key: a permutation, uniform up to ties, which go by position."""
+    first = torch.arange(4, device=keys.device)
+    earlier = (first[:, None] > first)[:, :, None] & (keys[:, None] == keys)
+    return ((keys[:, None] > keys) | earlier).sum(1)
+
+
+def _fixed_order(keys: Annotated[Tensor, "4 b"]) -> Annotated[Tensor, "4 b"]:
+    return torch.arange(4, device=keys.device)[:, None].expand(4, keys.shape[1])
+
+
+def _either_way(u: Tensor) -> Tensor:
+    return 2.0 * u - 1.0
+
+
+def _between(u: Tensor, low_high: Range) -> Tensor:
+    return low_high[0] + (low_high[1] - low_high[0]) * u
+
+
+@lru_cache(maxsize=8)
+def _compiled(augment: Augment, options: tuple[tuple[str, Any], ...]) -> Views:
+    # Two graphs: in one, the compiler would draw the parameters of an image again for each of its pixels.
+    draw: Callable[..., Parameters] = torch.compile(augment._draw_both, fullgraph=True, **dict(options))
+    apply = torch.compile(augment._apply_both, fullgraph=True, **dict(options))
+
+    def views(images: Images, ids: Annotated[Tensor, "b"], epoch: int, seed: int) -> tuple[Images, Images]:
+        check_images(images, ids)
+        # As tensors, or every epoch would be a new graph.
+        key = [torch.full((), value, dtype=torch.int64, device=images.device) for value in (epoch, seed)]
+        first, second = apply(images, draw(ids, *key, (images.shape[2], images.shape[3]))).chunk(2)
+        return first, second
+
+    return views
+
+
+def _check_numbers(name: str, value: Any, length: int | None) -> None:
+    numbers = isinstance(value, tuple) and all(isinstance(one, int | float) for one in value)
+    if not numbers or len(value) != (len(value) if length is None else length):
+        what = f"{name} as {'numbers' if length is None else f'{length} numbers'} in brackets"
+        raise argument_error("Augment", what, name, value)
+
+
+def _check_pair(name: str, value: Range, low: float, high: float) -> None:
+    _check_numbers(name, value, 2)
+    if not low <= value[0] <= value[1] <= high:
+        raise argument_error("Augment", f"{name} from low to high within [{low}, {high}]", name, value)
+
+
+def check_images(images: Tensor, ids: Tensor) -> None:
+    if images.ndim != 4 or images.dtype != torch.uint8 or ids.shape != images.shape[:1]:
+        shapes = f"images={tuple(images.shape)} of {images.dtype} and ids={tuple(ids.shape)}"
+        raise ValueError(f"Augment needs uint8 images [b, c, h, w] and one id each, got {shapes}.")
+
+
+CIFAR = Augment(mean=(0.4914, 0.4822, 0.4465), std=(0.2470, 0.2435, 0.2616))
+GREY = replace(CIFAR, mean=(0.5,), std=(0.25,))
+TINY = Augment(
+    crop_scale=(1.0, 1.0), crop_ratio=(1.0, 1.0), flip_probability=0.0,
+    rotate=10.0, zoom=(0.9, 1.1), shift=0.0625, mean=(0.5,), std=(0.25,),
+)  # fmt: skip
+PRESETS = {"cifar": CIFAR, "grey": GREY, "tiny": TINY}

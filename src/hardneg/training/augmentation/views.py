@@ -1,0 +1,218 @@
+"""Two views of each image: by the augmentation that a text names, by kornia, or by any callable.
+
+    augment_for_text("auto", images)                        the preset for images of this shape
+    augment_for_text("cifar(blur_probability=0.5)", images)  a preset with other values
+    augment_for_text("kornia(crop_scale=(0.1, 1))", images)  the same values, by kornia's modules
+    as_augmentation(call)                                   call(images, ids, epoch, seed) -> (view 1, view 2)
+
+A callable should be a pure function of what it is given, or a resumed run sees other views: ``from_transform`` seeds
+any transform of a batch that way.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Callable
+from dataclasses import dataclass, fields, replace
+from typing import Annotated, Any, NamedTuple, Protocol, runtime_checkable
+
+import torch
+from torch import Tensor, nn
+
+from hardneg.core.errors import argument_error, optional
+from hardneg.core.philox import uniforms
+from hardneg.negatives.grammar import read_expression
+from hardneg.training.augmentation.augment import PRESETS, Augment, Views, check_images, preset_for
+from hardneg.training.augmentation.pixels import Images, blur_radius
+
+Ids = Annotated[Tensor, "b"]
+
+KORNIA = "kornia"
+NAMES = ("auto", *PRESETS, KORNIA)
+OPTIONS = tuple(one.name for one in fields(Augment) if one.name not in ("dtype", "channels_last"))
+
+
+@runtime_checkable
+class Augmentation(Protocol):
+    """What training asks of an augmentation, such as ``Augment``."""
+
+    def views(self, images: Images, ids: Ids, epoch: int, seed: int) -> tuple[Images, Images]:
+        """Two views of uint8 images, as floats."""
+
+    def plain(self, images: Images) -> Images:
+        """The images as evaluation sees them, on the scale of the views."""
+
+    def compiled(self) -> Views:
+        """``views``, faster where it can be."""
+
+
+def as_unit(images: Images) -> Images:
+    """Values in [0, 1]."""
+    return images.to(torch.float32) / 255.0
+
+
+@dataclass(frozen=True)
+class AnyViews:
+    """An augmentation of any callable: uint8 images [b, c, h, w], ids [b], epoch and seed in, two float batches out.
+
+    Evaluation sees what ``shown`` makes of the images: values in [0, 1], unless the views are on another scale.
+    """
+
+    call: Views
+    shown: Callable[[Images], Images] = as_unit
+
+    def views(self, images: Images, ids: Ids, epoch: int, seed: int) -> tuple[Images, Images]:
+        check_images(images, ids)
+        found = self.call(images, ids, epoch, seed)
+        if len(found) != 2 or any(view.ndim != 4 or len(view) != len(images) for view in found):
+            got = [tuple(view.shape) for view in found]
+            raise ValueError(f"Training needs two views [{len(images)}, c, h, w] from a callable, got {got}.")
+        if not all(view.is_floating_point() for view in found):
+            raise ValueError(f"Training needs views as floats, got {[str(view.dtype) for view in found]}.")
+        return found
+
+    __call__ = views
+
+    def plain(self, images: Images) -> Images:
+        return self.shown(images)
+
+    def compiled(self) -> Views:
+        """As they are: what a callable does is its own."""
+        return self.views
+
+
+def as_augmentation(views: Views | Augmentation) -> Augmentation:
+    """An augmentation as it is, or one of any callable; if that has a method ``plain``, evaluation sees its images."""
+    if isinstance(views, Augmentation):
+        return views
+    if not callable(views):
+        raise argument_error("train", "views(images, ids, epoch, seed) -> (view 1, view 2)", "views", views)
+    return AnyViews(views, getattr(views, "plain", as_unit))
+
+
+def from_transform(transform: Callable[[Tensor], Tensor], shown: Callable[[Images], Images] = as_unit) -> AnyViews:
+    """Views from any transform of a float batch in [0, 1], such as kornia's or torchvision's.
+
+    Its own randomness is seeded from the seed, the epoch and the first id: repeatable for the same batches, but not
+    the same for other batches of the same images, as ``Augment`` is.
+    """
+
+    def views(images: Images, ids: Ids, epoch: int, seed: int) -> tuple[Images, Images]:
+        word = int(uniforms(1, ids[:1], torch.zeros_like(ids[:1]), epoch, seed).item() * 2**24)
+        if isinstance(transform, nn.Module):
+            transform.to(images.device)
+        with torch.random.fork_rng([images.device] if images.is_cuda else []):
+            torch.manual_seed(word)
+            return transform(as_unit(images)), transform(as_unit(images))
+
+    return AnyViews(views, shown)
+
+
+def kornia_transform(augment: Augment, size: tuple[int, int], in_channels: int = 3) -> nn.Module:
+    """The same augmentation from kornia's modules, with kornia's own randomness."""
+    K = optional("kornia.augmentation", "kornia_transform", extra="vision")  # noqa: N806
+    if augment.order != "random":
+        raise argument_error("kornia_transform", 'the order "random", which is kornia\'s', "order", augment.order)
+    steps: list[Any] = [
+        K.RandomResizedCrop(size, augment.crop_scale, augment.crop_ratio, align_corners=False),
+        K.RandomHorizontalFlip(p=augment.flip_probability),
+    ]
+    if augment.warps:
+        steps.append(K.RandomAffine(augment.rotate, (augment.shift, augment.shift), augment.zoom, p=1.0))
+    if in_channels == 3:
+        steps.append(K.ColorJitter(*augment.jitter, p=augment.jitter_probability))
+        steps.append(K.RandomGrayscale(p=augment.grey_probability))
+    if augment.blur_probability > 0.0:
+        kernel = tuple(2 * blur_radius(side) + 1 for side in size)
+        steps.append(K.RandomGaussianBlur(kernel, augment.blur_sigma, p=augment.blur_probability))
+    if augment.mean:
+        steps.append(K.Normalize(torch.tensor(augment.mean), torch.tensor(augment.std)))
+    return nn.Sequential(*steps)
+
+
+class Chosen(NamedTuple):
+    """A preset, "auto" or "kornia", and the values that are not the preset's."""
+
+    name: str
+    changes: dict[str, Any]
+
+    def augment(self, preset: Augment) -> Augment:
+        return replace(preset, **self.changes)
+
+
+def parse_augment(text: str) -> Chosen:
+    """What this text names, without knowing the images.
+
+    >>> parse_augment("cifar(crop_scale=(0.08, 1.0), blur_probability=0.5)").changes
+    {'crop_scale': (0.08, 1.0), 'blur_probability': 0.5}
+    """
+    try:
+        if text in NAMES:
+            return Chosen(text, {})
+        found = read_expression(_quoted_brackets(text), {name: _choice(name) for name in NAMES})
+        if not isinstance(found, Chosen):
+            raise ValueError("that is no augmentation.")
+        found.augment(PRESETS.get(found.name, Augment()))
+    except ValueError as error:
+        names = f"{', '.join(NAMES[:-1])} or {NAMES[-1]}"
+        example = "alone or with other values, such as 'cifar(blur_probability=0.5)'"
+        raise ValueError(f"train needs --augment to be {names}, {example}, got augment={text!r}: {error}") from None
+    return found
+
+
+def check_augment(text: str, in_channels: int | None = None) -> None:
+    """Raises for a text that names no augmentation or, if they are known, one that does not fit the channels."""
+    chosen = parse_augment(text)
+    if chosen.name == KORNIA:
+        optional("kornia.augmentation", f"--augment {text}", extra="vision")
+    mean = chosen.augment(PRESETS.get(chosen.name, Augment())).mean
+    if in_channels is not None and mean and len(mean) != in_channels:
+        fitting = [name for name, preset in PRESETS.items() if len(preset.mean) == in_channels]
+        raise ValueError(
+            f"train needs an --augment for images of {in_channels} channel{'s' * (in_channels > 1)}, got "
+            f"augment={text!r}, which is for {len(mean)}; use auto or {' or '.join(fitting)}."
+        )
+
+
+def augment_for_text(text: str, images: Images, *, channels_last: bool = False) -> Augmentation:
+    """The augmentation that a text names, for images like these."""
+    in_channels, size = images.shape[1], (images.shape[2], images.shape[3])
+    check_augment(text, in_channels)
+    chosen = parse_augment(text)
+    preset = PRESETS[chosen.name if chosen.name in PRESETS else preset_for(images)]
+    augment = replace(chosen.augment(preset), channels_last=channels_last)
+    if chosen.name == KORNIA:
+        return from_transform(kornia_transform(augment, size, in_channels), augment.plain)
+    return augment
+
+
+def _choice(name: str) -> Callable[..., Chosen]:
+    def choose(*values: Any, **changes: Any) -> Chosen:
+        unknown = [*map(repr, values), *(option for option in changes if option not in OPTIONS)]
+        if unknown:
+            raise ValueError(f"{name} has the options {', '.join(OPTIONS)}, by name, got {', '.join(unknown)}.")
+        return Chosen(name, {option: _out_of_quotes(value) for option, value in changes.items()})
+
+    return choose
+
+
+class _Quoted(ast.NodeTransformer):
+    def visit_Tuple(self, node: ast.Tuple) -> ast.expr:
+        return ast.Constant(ast.unparse(node))
+
+
+def _quoted_brackets(text: str) -> str:
+    """The text with each ``(0.08, 1.0)`` in quotes, since the grammar knows no brackets without a name."""
+    try:
+        return ast.unparse(_Quoted().visit(ast.parse(text.strip(), mode="eval")))
+    except SyntaxError:
+        return text  # which the reader tells
+
+
+def _out_of_quotes(value: Any) -> Any:
+    if not isinstance(value, str) or not value.startswith("("):
+        return value
+    try:
+        return ast.literal_eval(value)
+    except (ValueError, SyntaxError, TypeError):
+        raise ValueError(f"{value} needs numbers in its brackets.") from None

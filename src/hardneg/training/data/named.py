@@ -1,0 +1,198 @@
+"""The named data sets as they lie on a disk, read as NumPy arrays."""
+
+from __future__ import annotations
+
+import gzip
+import importlib.util
+import os
+import pickle
+import tarfile
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from pathlib import Path
+from typing import Any, BinaryIO, NamedTuple
+
+import numpy as np
+
+from hardneg.core.errors import missing_extra
+from hardneg.io.arrays import Array
+from hardneg.training.data.image_files import Found, Part, read_image
+
+
+def _read_digits(split: str, root: Path | None) -> Found:
+    spec = importlib.util.find_spec("sklearn")
+    if spec is None or spec.origin is None:
+        raise missing_extra("digits", "sklearn", "eval")
+    # The file alone: importing scikit-learn takes 2.5 s of processor time, as much as training for some epochs.
+    with gzip.open(Path(spec.origin).parent / "datasets" / "data" / "digits.csv.gz", "rt") as file:
+        table = np.loadtxt(file, delimiter=",", dtype=np.int64)
+    pixels = (table[:, :64] * (255.0 / 16.0)).round().astype(np.uint8)  # 17 grey levels
+    return Found(Part(pixels.reshape(-1, 8, 8), table[:, 64], [str(c) for c in range(10)]))
+
+
+_FASHION = ("T-shirt/top", "Trouser", "Pullover", "Dress", "Coat", "Sandal", "Shirt", "Sneaker", "Bag", "Ankle boot")
+
+
+def _read_fashion(split: str, root: Path | None) -> Found:
+    places = [here / below for here in _roots(root) for below in (".", "fashion-mnist", "FashionMNIST/raw")]
+    places += [] if root else [Path("/usr/share/datasets/fashion-mnist")]
+
+    def part(prefix: str) -> Part:
+        images, labels = (_find_idx(places, f"{prefix}-{kind}") for kind in ("images-idx3-ubyte", "labels-idx1-ubyte"))
+        return Part(_read_idx(images, 3), _read_idx(labels, 1), _FASHION)
+
+    return Found(
+        part("train") if split != "test" else None, part("t10k") if split != "train" else None, num_train=60_000
+    )
+
+
+def _find_idx(places: list[Path], name: str) -> Path:
+    for place in places:
+        for path in (place / name, place / f"{name}.gz"):
+            if path.is_file():
+                return path
+    raise FileNotFoundError(
+        f"load needs the file {name}[.gz] of fashion-mnist, got none in {_listed(places)}; "
+        "apt install dataset-fashion-mnist, or --data-root FOLDER (in Python root=FOLDER) with the four IDX files."
+    )
+
+
+def _read_idx(path: Path, ndim: int) -> Array:
+    """The IDX format: two zero bytes, the type (8 = uint8), the number of axes, their sizes as big-endian int32."""
+    raw = gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()
+    if raw[:4] != bytes([0, 0, 8, ndim]) or len(raw) < 4 + 4 * ndim:
+        raise ValueError(f"load needs an IDX file of uint8 with {ndim} axes, got {path}.")
+    shape = np.frombuffer(raw, ">i4", ndim, offset=4)
+    if len(raw) != 4 + 4 * ndim + int(np.prod(shape, dtype=np.int64)):
+        raise ValueError(
+            f"load needs a whole IDX file of shape {tuple(shape.tolist())}, got {len(raw)} bytes in {path}."
+        )
+    return np.frombuffer(raw, np.uint8, offset=4 + 4 * ndim).reshape(shape)
+
+
+class Cifar(NamedTuple):
+    """Where the two CIFAR sets differ."""
+
+    folder: str
+    archive: str
+    train_files: tuple[str, ...]
+    test_file: str
+    label_key: bytes
+    names_file: str
+    names_key: bytes
+    pack_labels: str
+    pack_names: str
+    pack_origin: str
+
+
+_CIFAR = {
+    "cifar10": Cifar(
+        "cifar-10-batches-py", "cifar-10-python.tar.gz", tuple(f"data_batch_{i}" for i in range(1, 6)), "test_batch",
+        b"labels", "batches.meta", b"label_names", "y", "classes", "JPEG q95 copy",
+    ),
+    "cifar100": Cifar(
+        "cifar-100-python", "cifar-100-python.tar.gz", ("train",), "test",
+        b"fine_labels", "meta", b"fine_label_names", "fine", "fine_names", "JPEG q90 copy",
+    ),
+}  # fmt: skip
+
+
+def _read_cifar(name: str, split: str, root: Path | None) -> Found:
+    spec, roots = _CIFAR[name], _roots(root)
+    for here in roots:
+        for place in (here, here / name):
+            reader: Callable[[bool], Part] | None = None
+            if (place / spec.folder / spec.test_file).is_file():
+                reader = partial(_cifar_folder, place / spec.folder, spec)
+            elif (place / spec.archive).is_file():
+                reader = partial(_cifar_archive, place / spec.archive, spec)
+            elif (place / "labels.npz").is_file() and (place / "test.jpg").is_file():
+                reader = partial(_cifar_montages, place, spec)
+            if reader is not None:
+                return Found(
+                    reader(True) if split != "test" else None,
+                    reader(False) if split != "train" else None,
+                    num_train=50_000,
+                )
+    raise FileNotFoundError(
+        f"load needs {spec.archive}, its folder {spec.folder} or the montages of {name}, got none in {_listed(roots)}; "
+        f"--data-root FOLDER (in Python root=FOLDER) or HARDNEG_DATA says where, torchvision.datasets.{name.upper()}"
+        f"(FOLDER, download=True) puts it there, or use hf:uoft-cs/{name} with `datasets` installed."
+    )
+
+
+def _cifar_folder(folder: Path, spec: Cifar, train: bool) -> Part:
+    def open_file(name: str) -> BinaryIO:
+        return open(folder / name, "rb")
+
+    return _cifar_pickles(open_file, spec, train)
+
+
+def _cifar_archive(archive: Path, spec: Cifar, train: bool) -> Part:
+    with tarfile.open(archive) as tar:
+
+        def open_file(name: str) -> BinaryIO:
+            member = tar.extractfile(f"{spec.folder}/{name}")
+            if member is None:
+                raise ValueError(f"load needs the file {name} in {archive}, got something else under that name.")
+            return member  # type: ignore[return-value]
+
+        return _cifar_pickles(open_file, spec, train)
+
+
+def _cifar_pickles(open_file: Callable[[str], BinaryIO], spec: Cifar, train: bool) -> Part:
+    def read(name: str) -> dict[bytes, Any]:
+        with open_file(name) as file:
+            content: dict[bytes, Any] = _ArraysOnly(file, encoding="bytes").load()
+            return content
+
+    batches = [read(name) for name in (spec.train_files if train else (spec.test_file,))]
+    images = np.concatenate([batch[b"data"] for batch in batches]).reshape(-1, 3, 32, 32)
+    labels = np.concatenate([batch[spec.label_key] for batch in batches])
+    return Part(images, labels, [name.decode() for name in read(spec.names_file)[spec.names_key]])
+
+
+class _ArraysOnly(pickle.Unpickler):
+    """Reads pickled containers and NumPy arrays, and runs nothing else that a file may name."""
+
+    def find_class(self, module: str, name: str) -> Any:
+        allowed = {
+            ("numpy", "ndarray"), ("numpy", "dtype"), ("numpy.core.multiarray", "_reconstruct"),
+            ("numpy._core.multiarray", "_reconstruct"), ("numpy._core.numeric", "_frombuffer"), ("_codecs", "encode"),
+        }  # fmt: skip
+        if (module, name) not in allowed:
+            raise pickle.UnpicklingError(f"load needs arrays in a CIFAR file, got {module}.{name}.")
+        return super().find_class(module, name)
+
+
+def _cifar_montages(folder: Path, spec: Cifar, train: bool) -> Part:
+    """Images of 32 x 32 laid out row by row in a square of 100 x 100."""
+    split = "train" if train else "test"
+    files = sorted(folder.glob("train_*.jpg")) if train else [folder / "test.jpg"]
+    with ThreadPoolExecutor() as pool:
+        squares = list(pool.map(read_image, files))
+    for square, path in zip(squares, files, strict=True):
+        if square.shape != (3200, 3200, 3):
+            raise ValueError(f"load needs montages of 3200 x 3200 pixels in colour, got {square.shape} in {path}.")
+    tiles = [square.reshape(100, 32, 100, 32, 3).transpose(0, 2, 4, 1, 3).reshape(-1, 3, 32, 32) for square in squares]
+    with np.load(folder / "labels.npz") as labels:
+        return Part(
+            np.concatenate(tiles), labels[f"{spec.pack_labels}_{split}"], labels[spec.pack_names], spec.pack_origin
+        )
+
+
+NAMED: dict[str, Callable[[str, Path | None], Found]] = {
+    "digits": _read_digits,
+    "fashion-mnist": _read_fashion,
+    "cifar10": partial(_read_cifar, "cifar10"),
+    "cifar100": partial(_read_cifar, "cifar100"),
+}
+
+
+def _roots(root: Path | None) -> list[Path]:
+    return [root] if root is not None else [Path(os.environ.get("HARDNEG_DATA") or "../shared/data")]
+
+
+def _listed(places: list[Path]) -> str:
+    return ", ".join(str(place) for place in places)

@@ -1,0 +1,33 @@
+"""Whether a recipe can weigh its negatives, found on four rows instead of in the first step of a run."""
+
+from __future__ import annotations
+
+import torch
+
+from hardneg.core.scoring import score
+from hardneg.core.types import Keys
+from hardneg.negatives import parse
+from hardneg.training.options import TrainOptions
+
+
+def try_negatives(options: TrainOptions, labelled: bool = True) -> None:
+    """Raises for negatives that ask for what the recipe does not have: clusters, a second model, another source.
+
+    labelled: whether the images have labels; before the data is loaded nobody knows, and they may.
+
+    >>> from hardneg.training.options import SimCLROptions
+    >>> try_negatives(SimCLROptions(negatives="OtherLabel() * Tilt(1.0)"))
+    >>> try_negatives(SimCLROptions(negatives="From('queue')"))
+    Traceback (most recent call last):
+    ValueError: train needs --negatives for candidates of the batch, got negatives="From('queue')": From needs ...
+    """
+    options.check()
+    negatives = parse(options.negatives)
+    rows = torch.arange(4)
+    keys = Keys(torch.eye(4), rows, rows % 2 if labelled else None, source=options.source)
+    scores = score(keys, keys, keys, options.temperature)
+    try:
+        negatives.at(0, 1).log_weights(scores)
+    except ValueError as error:
+        has = f"candidates of the {options.source}{'' if labelled else ' without labels'}"
+        raise ValueError(f"train needs --negatives for {has}, got negatives={options.negatives!r}: {error}") from None

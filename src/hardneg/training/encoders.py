@@ -1,0 +1,271 @@
+"""Encoders of small images: a backbone that gives features, and a head that projects them for the loss.
+
+    build_encoder("tiny", in_channels=1)        a few convolutions without batch statistics: the same over any ranks
+    build_encoder("resnet18", in_channels=3)    ResNet with CIFAR's stem: a 3 x 3 convolution and no pooling; resnet50
+    build_encoder("torchvision:resnet18", 3)    torchvision's, with ImageNet's stem
+    Encoder(any_module, feature_dim, head)      any module that gives [b, feature_dim]
+
+The probe and kNN read ``features``, the loss reads the projection (SimCLR, Chen et al. 2020). Neither is normalised.
+Of a module without ``features`` both read what it gives.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import nullcontext
+from functools import partial
+from typing import Annotated
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import relu
+
+from hardneg.batching.refresh import eval_mode
+from hardneg.core.errors import argument_error
+
+Images = Annotated[Tensor, "b c h w"]
+Features = Annotated[Tensor, "b d"]
+Norm = Callable[[int], nn.Module]
+
+NORMS: dict[str, Norm] = {
+    "batch": nn.BatchNorm2d,
+    "group": lambda channels: nn.GroupNorm(min(32, channels // 4), channels),
+}
+
+
+class Encoder(nn.Module):
+    """A backbone and a head: ``features`` represents, the call projects.
+
+    >>> encoder = build_encoder("tiny", in_channels=1, seed=0)
+    >>> encoder(torch.rand(2, 1, 8, 8)).shape, encoder.features(torch.rand(2, 1, 8, 8)).shape
+    (torch.Size([2, 128]), torch.Size([2, 128]))
+    """
+
+    def __init__(self, backbone: nn.Module, feature_dim: int, head: nn.Module | None = None) -> None:
+        super().__init__()
+        self.backbone = backbone
+        self.feature_dim = feature_dim
+        self.head = nn.Identity() if head is None else head
+
+    def features(self, images: Images) -> Features:
+        features: Tensor = self.backbone(images)
+        if features.ndim != 2 or features.shape[1] != self.feature_dim:
+            got = tuple(features.shape)
+            raise ValueError(f"Encoder needs a backbone that gives [b, {self.feature_dim}], got features={got}.")
+        return features
+
+    def forward(self, images: Images) -> Features:
+        projected: Tensor = self.head(self.features(images))
+        return projected
+
+
+def build_encoder(
+    name: str,
+    in_channels: int,
+    *,
+    head: str = "auto",
+    projection_dim: int = 128,
+    norm: str = "auto",
+    seed: int | None = None,
+) -> Encoder:
+    """An encoder by its name, with freshly drawn weights: the same for the same ``seed``.
+
+    ``head``: "mlp" (two layers), "mlp-bn" (SimCLR's, with batch normalisation between), "linear" or "none"; "auto" is
+    "mlp-bn" where the backbone has batch statistics and "mlp" where it has none. ``norm``: "batch" or "group"; "auto"
+    is "group" for tiny and "batch" for ResNets.
+    """
+    check_encoder(name, head, norm)
+    norm = ("group" if name == "tiny" else "batch") if norm == "auto" else norm
+    head = ("mlp-bn" if norm == "batch" else "mlp") if head == "auto" else head
+    with nullcontext() if seed is None else torch.random.fork_rng([]):
+        if seed is not None:
+            torch.manual_seed(seed)
+        backbone, feature_dim = (
+            _torchvision(name.partition(":")[2], in_channels)
+            if ":" in name
+            else _BACKBONES[name](in_channels, NORMS[norm])
+        )
+        return Encoder(backbone, feature_dim, projection_head(head, feature_dim, projection_dim))
+
+
+def check_encoder(name: str, head: str = "auto", norm: str = "auto") -> None:
+    """Raises unless ``build_encoder`` knows the names; builds nothing, so that a command line can ask first."""
+    if name not in _BACKBONES and not name.startswith("torchvision:resnet"):
+        what = f"an encoder among {', '.join(_BACKBONES)}, torchvision:resnet18 ..."
+        raise argument_error("build_encoder", what, "name", name)
+    if head not in ("auto", *_HEADS):
+        raise argument_error("build_encoder", f"a head among auto, {', '.join(_HEADS)}", "head", head)
+    if norm not in ("auto", *NORMS) or (norm == "group" and ":" in name):
+        raise argument_error("build_encoder", "a norm among auto, batch, group (batch for torchvision's)", "norm", norm)
+
+
+def projection_head(kind: str, in_dim: int, out_dim: int) -> nn.Module:
+    """SimCLR's head, as wide inside as the features: 512-512(BN)-128 for ResNet-18."""
+    return _HEADS[kind](in_dim, out_dim)
+
+
+def has_batch_statistics(module: nn.Module) -> bool:
+    """Whether an image's embedding depends on the others of its batch while training."""
+    return any(
+        isinstance(part, nn.BatchNorm1d | nn.BatchNorm2d | nn.BatchNorm3d | nn.SyncBatchNorm)
+        for part in module.modules()
+    )
+
+
+def embed(
+    encoder: nn.Module, images: Images, prepare: Callable[[Images], Images], *, batch_size: int = 512,
+    device: torch.device | str | None = None,
+) -> Features:  # fmt: skip
+    """Features of all images in evaluation mode, batch by batch, as float32 where the images are.
+
+    ``prepare`` makes of uint8 images what the encoder takes: ``Augment.plain``.
+    """
+    device = _device_of(encoder, images) if device is None else torch.device(device)
+    represent = features_of(encoder)
+    with torch.inference_mode(), eval_mode(encoder):
+        batches = (images[i : i + batch_size].to(device, non_blocking=True) for i in range(0, len(images), batch_size))
+        parts = [represent(prepare(batch)).float().to(images.device) for batch in batches]
+    # A copy outside inference mode, which a later computation of gradients may use.
+    return torch.cat(parts).clone()
+
+
+def features_of(encoder: nn.Module) -> Callable[[Images], Features]:
+    """What an encoder is evaluated by: its ``features``, or what a module without them gives."""
+    represent: Callable[[Images], Features] = getattr(encoder, "features", encoder)
+    return represent
+
+
+def check_embeds(encoder: nn.Module, images: Images, prepare: Callable[[Images], Images]) -> None:
+    """Raises unless ``embed`` would get a vector for each image; tries two of them, before anything is trained."""
+    some = images[:2]
+    with torch.no_grad(), eval_mode(encoder):
+        found = features_of(encoder)(prepare(some.to(_device_of(encoder, images))))
+    if not isinstance(found, Tensor) or found.ndim != 2 or len(found) != len(some):
+        got = f"{tuple(found.shape)}" if isinstance(found, Tensor) else type(found).__name__
+        raise ValueError(
+            f"train needs an encoder that gives features [b, d], got {got} for {len(some)} images from "
+            f"{type(encoder).__name__}; wrap it: hardneg.training.encoders.Encoder(module, feature_dim, head)."
+        )
+
+
+def _device_of(encoder: nn.Module, images: Images) -> torch.device:
+    return next((weights.device for weights in encoder.parameters()), images.device)
+
+
+class TinyBackbone(nn.Module):
+    """Three 3 x 3 convolutions, the last two of stride 2, and the mean over places; for images of 8 x 8 and more."""
+
+    feature_dim = 128
+
+    def __init__(self, in_channels: int, norm: Norm) -> None:
+        super().__init__()
+        widths = [in_channels, 32, 64, self.feature_dim]
+        layers: list[nn.Module] = []
+        for i, stride in enumerate((1, 2, 2)):
+            layers += [_conv(widths[i], widths[i + 1], 3, stride), norm(widths[i + 1]), nn.ReLU(inplace=True)]
+        self.layers = nn.Sequential(*layers)
+
+    def forward(self, images: Images) -> Features:
+        maps: Tensor = self.layers(images)
+        return maps.mean((2, 3))
+
+
+class ResNetBackbone(nn.Module):
+    """ResNet (He et al. 2016) with CIFAR's stem: four stages of 64, 128, 256 and 512 channels, times the expansion."""
+
+    def __init__(self, in_channels: int, norm: Norm, blocks: tuple[int, ...], bottleneck: bool) -> None:
+        super().__init__()
+        self.stem = nn.Sequential(_conv(in_channels, 64, 3), norm(64), nn.ReLU(inplace=True))
+        layers: list[nn.Module] = []
+        width = 64
+        for stage, num_blocks in enumerate(blocks):
+            for i in range(num_blocks):
+                block = ResidualBlock(width, 64 * 2**stage, 2 if stage > 0 and i == 0 else 1, bottleneck, norm)
+                layers.append(block)
+                width = block.out_channels
+        self.layers = nn.Sequential(*layers)
+        self.feature_dim = width
+
+    def forward(self, images: Images) -> Features:
+        maps: Tensor = self.layers(self.stem(images))
+        return maps.mean((2, 3))
+
+
+class ResidualBlock(nn.Module):
+    """x + f(x), f being two 3 x 3 convolutions, or 1 x 1, 3 x 3 and 1 x 1 for a bottleneck; the stride is on the first
+    3 x 3."""
+
+    def __init__(self, in_channels: int, width: int, stride: int, bottleneck: bool, norm: Norm) -> None:
+        super().__init__()
+        self.out_channels = 4 * width if bottleneck else width
+        if bottleneck:
+            shapes = [(in_channels, width, 1, 1), (width, width, 3, stride), (width, self.out_channels, 1, 1)]
+        else:
+            shapes = [(in_channels, width, 3, stride), (width, width, 3, 1)]
+        layers: list[nn.Module] = []
+        for shape in shapes:
+            layers += [_conv(*shape), norm(shape[1]), nn.ReLU(inplace=True)]
+        self.residual = nn.Sequential(*layers[:-1])
+        same = stride == 1 and in_channels == self.out_channels
+        self.shortcut = (
+            nn.Identity()
+            if same
+            else nn.Sequential(_conv(in_channels, self.out_channels, 1, stride), norm(self.out_channels))
+        )
+
+    def forward(self, maps: Images) -> Images:
+        return relu(self.residual(maps) + self.shortcut(maps))
+
+
+def _tiny(in_channels: int, norm: Norm) -> tuple[nn.Module, int]:
+    return TinyBackbone(in_channels, norm), TinyBackbone.feature_dim
+
+
+def _resnet(in_channels: int, norm: Norm, *, blocks: tuple[int, ...], bottleneck: bool) -> tuple[nn.Module, int]:
+    backbone = ResNetBackbone(in_channels, norm, blocks, bottleneck)
+    return backbone, backbone.feature_dim
+
+
+_BACKBONES: dict[str, Callable[[int, Norm], tuple[nn.Module, int]]] = {
+    "tiny": _tiny,
+    "resnet18": partial(_resnet, blocks=(2, 2, 2, 2), bottleneck=False),
+    "resnet50": partial(_resnet, blocks=(3, 4, 6, 3), bottleneck=True),
+}
+
+
+def _mlp(in_dim: int, out_dim: int) -> nn.Module:
+    return nn.Sequential(nn.Linear(in_dim, in_dim), nn.ReLU(inplace=True), nn.Linear(in_dim, out_dim))
+
+
+def _mlp_bn(in_dim: int, out_dim: int) -> nn.Module:
+    hidden = nn.Linear(in_dim, in_dim, bias=False)
+    return nn.Sequential(hidden, nn.BatchNorm1d(in_dim), nn.ReLU(inplace=True), nn.Linear(in_dim, out_dim))
+
+
+_HEADS: dict[str, Callable[[int, int], nn.Module]] = {
+    "mlp": _mlp,
+    "mlp-bn": _mlp_bn,
+    "linear": nn.Linear,
+    "none": lambda in_dim, out_dim: nn.Identity(),
+}
+
+
+def _torchvision(name: str, in_channels: int) -> tuple[nn.Module, int]:
+    try:
+        import torchvision  # type: ignore[import-not-found, unused-ignore]
+    except (ImportError, RuntimeError) as error:  # a torchvision of another torch raises RuntimeError
+        raise ImportError(
+            f"torchvision:{name} needs a torchvision that fits torch; pip install torchvision."
+        ) from error
+    backbone = torchvision.models.get_model(name, weights=None)
+    feature_dim = backbone.fc.in_features
+    backbone.fc = nn.Identity()
+    if in_channels != 3:
+        backbone.conv1 = nn.Conv2d(in_channels, backbone.conv1.out_channels, 7, 2, 3, bias=False)
+    return backbone, feature_dim
+
+
+def _conv(in_channels: int, out_channels: int, size: int, stride: int = 1) -> nn.Conv2d:
+    conv = nn.Conv2d(in_channels, out_channels, size, stride, size // 2, bias=False)
+    nn.init.kaiming_normal_(conv.weight, mode="fan_out", nonlinearity="relu")
+    return conv

@@ -1,0 +1,157 @@
+"""What pairs of embeddings say: alignment, uniformity, and how alike pairs of one class and of two are.
+
+All use directions only (rows are scaled to unit norm), and blocks, so that nothing of size [n, n] is held.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from typing import Annotated, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.nn.functional import normalize
+
+from hardneg.core.errors import argument_error
+from hardneg.io.embeddings import Features, Labels
+
+
+class SimilarityHistograms(NamedTuple):
+    """Counts of the cosines of pairs over even bins of [-1, 1], of the same class and of other classes."""
+
+    edges: Annotated[Tensor, "bins+1"]
+    same: Annotated[Tensor, "bins"]
+    other: Annotated[Tensor, "bins"]
+    same_mean: float
+    other_mean: float
+
+
+def alignment(first: Features, second: Features, *, exponent: float = 2.0) -> float:
+    """E |f(x) - f(y)|^exponent over positive pairs (Wang and Isola 2020), the rows being scaled to unit norm."""
+    if first.shape != second.shape:
+        raise argument_error("alignment", f"a partner for each of {tuple(first.shape)}", "second", tuple(second.shape))
+    return float((directions(first) - directions(second)).norm(dim=1).pow(exponent).double().mean())
+
+
+def uniformity(
+    x: Features, *, scale: float = 2.0, max_pairs: int | None = None, seed: int = 0, block: int = 1024
+) -> float:
+    """log E e^(-scale |f(x) - f(y)|^2) over distinct rows (Wang and Isola 2020), scaled to unit norm; lower is better.
+
+    Of all pairs, or of ``max_pairs`` drawn evenly where there are more.
+    """
+    x = directions(x)
+    _check_rows("uniformity", x, 2)
+    parts: Iterable[Tensor]
+    if max_pairs is None or max_pairs >= len(x) * (len(x) - 1) // 2:
+        parts = (_above_diagonal(x, start, block) for start in range(0, len(x), block))
+    else:
+        parts = [_cosines(x, *_drawn_pairs(len(x), max_pairs, seed, x.device), block)]
+    # |a - b|^2 = 2 - 2 cos for unit vectors.
+    sums = [(torch.logsumexp(scale * (2.0 * part.double() - 2.0), dim=0), len(part)) for part in parts if len(part)]
+    total = torch.logsumexp(torch.stack([log_sum for log_sum, _ in sums]), dim=0)
+    return float(total) - math.log(sum(count for _, count in sums))
+
+
+def similarity_histograms(
+    x: Features, y: Labels, *, bins: int = 100, max_pairs: int | None = None, seed: int = 0, block: int = 1024
+) -> SimilarityHistograms:
+    """How alike pairs of the same class are, and pairs of other classes: the better apart, the better the features.
+
+    Of all pairs i < j; or, where there are more, of ``max_pairs`` same-class and as many other-class pairs, each drawn
+    evenly from all of its kind, with replacement.
+    """
+    x, y = directions(x), y.to(x.device)
+    _check_rows("similarity_histograms", x, 2)
+    tally = _Tally(bins, x.device)
+    if max_pairs is None or max_pairs >= len(x) * (len(x) - 1) // 2:
+        for start in range(0, len(x), block):
+            tally.add(_above_diagonal(x, start, block), _above_diagonal_same(y, start, block))
+    else:
+        for same in (True, False):
+            pairs = _drawn_of_kind(y, max_pairs, same, seed)
+            if pairs is not None:
+                cosines = _cosines(x, *pairs, block)
+                tally.add(cosines, torch.full_like(cosines, same, dtype=torch.bool))
+    return tally.histograms()
+
+
+def directions(x: Features) -> Features:
+    return normalize(x.float(), dim=1)
+
+
+class _Tally:
+    """Counts and sums of cosines, of same-class pairs and of others."""
+
+    def __init__(self, bins: int, device: torch.device) -> None:
+        if bins < 1:
+            raise argument_error("similarity_histograms", "at least one bin", "bins", bins)
+        self.bins = bins
+        self.counts = torch.zeros(2 * bins, dtype=torch.int64, device=device)
+        self.sums = torch.zeros(2, dtype=torch.float64, device=device)
+
+    def add(self, cosines: Annotated[Tensor, "m"], same: Annotated[Tensor, "m"]) -> None:
+        slot = ((cosines + 1.0) * (0.5 * self.bins)).long().clamp(0, self.bins - 1) + self.bins * same
+        self.counts += slot.bincount(minlength=2 * self.bins)
+        self.sums += torch.stack([(cosines.double() * ~same).sum(), (cosines.double() * same).sum()])
+
+    def histograms(self) -> SimilarityHistograms:
+        other, same = self.counts.cpu().view(2, self.bins)
+        other_mean, same_mean = (self.sums.cpu() / torch.stack([other.sum(), same.sum()])).tolist()
+        return SimilarityHistograms(torch.linspace(-1.0, 1.0, self.bins + 1), same, other, same_mean, other_mean)
+
+
+def _above_diagonal(x: Features, start: int, block: int) -> Annotated[Tensor, "m"]:
+    """Cosines of the rows of one block with all rows after them."""
+    cosines = x[start : start + block] @ x[start:].T
+    return cosines[_above(cosines)]
+
+
+def _above_diagonal_same(y: Labels, start: int, block: int) -> Annotated[Tensor, "m"]:
+    same = y[start : start + block, None] == y[start:]
+    return same[_above(same)]
+
+
+def _above(matrix: Tensor) -> Tensor:
+    return torch.ones_like(matrix, dtype=torch.bool).triu(1)
+
+
+def _cosines(x: Features, i: Tensor, j: Tensor, block: int) -> Annotated[Tensor, "m"]:
+    size = 64 * block
+    parts = [(x[i[at : at + size]] * x[j[at : at + size]]).sum(1) for at in range(0, len(i), size)]
+    return torch.cat(parts)
+
+
+def _drawn_pairs(n: int, num: int, seed: int, device: torch.device) -> tuple[Tensor, Tensor]:
+    """Pairs of distinct rows, even over all of them, with replacement."""
+    generator = torch.Generator().manual_seed(seed)
+    i = torch.randint(n, (num,), generator=generator)
+    j = (i + torch.randint(1, n, (num,), generator=generator)) % n
+    return i.to(device), j.to(device)
+
+
+def _drawn_of_kind(y: Labels, num: int, same: bool, seed: int) -> tuple[Tensor, Tensor] | None:
+    """Pairs of rows of the same class, or of two classes, even over all such pairs; None where there is none.
+
+    Rows are sorted by class: the partners of a row are those of its class after it, round the class, or those outside
+    of its class, round the rest; the first row is drawn as often as it has partners.
+    """
+    order = torch.argsort(y.cpu(), stable=True)
+    _, counts = torch.unique(y.cpu(), return_counts=True)
+    size = counts.repeat_interleave(counts)
+    begin = (counts.cumsum(0) - counts).repeat_interleave(counts)
+    partners = size - 1 if same else len(y) - size
+    if not partners.any():
+        return None
+    generator = torch.Generator().manual_seed(seed + same)
+    ends = partners.cumsum(0)
+    i = torch.searchsorted(ends, torch.randint(int(ends[-1]), (num,), generator=generator), right=True)
+    step = (torch.rand(num, generator=generator, dtype=torch.float64) * partners[i]).long()
+    j = begin[i] + (i - begin[i] + 1 + step) % size[i] if same else (begin[i] + size[i] + step) % len(y)
+    return order[i].to(y.device), order[j].to(y.device)
+
+
+def _check_rows(who: str, x: Features, least: int) -> None:
+    if len(x) < least:
+        raise argument_error(who, f"at least {least} rows", "x", tuple(x.shape))

@@ -1,0 +1,328 @@
+"""The loop that the recipes share: devices, ranks, checkpoints, records, and the evaluation at the end.
+
+A recipe gives a ``Method``: the encoder to train, and the loss of a batch. Augmentation is a pure function of
+(seed, epoch, id, view) and the batches of (seed, epoch, graphs), so a killed run continues bit by bit from its last
+checkpoint, and several ranks see what one would have seen.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Iterator
+from contextlib import nullcontext
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+from torch.nn.functional import normalize
+
+from hardneg.batching.spec import BatchSpec
+from hardneg.core.schedules import adaptive
+from hardneg.io.embeddings import save_embeddings
+from hardneg.io.files import write_atomically
+from hardneg.losses.contrastive import ContrastiveLoss
+from hardneg.training.augmentation.augment import Views
+from hardneg.training.augmentation.views import Augmentation, as_augmentation
+from hardneg.training.data.images import ImageData
+from hardneg.training.dry_run import try_negatives
+from hardneg.training.encoders import check_embeds, embed
+from hardneg.training.evaluation.embeddings import evaluate_embeddings
+from hardneg.training.evaluation.pairs import alignment
+from hardneg.training.method import Batch, Build
+from hardneg.training.options import TrainOptions
+from hardneg.training.runs import Run
+from hardneg.training.setup import (
+    accelerator_for,
+    as_state,
+    augment_for,
+    check_agreed,
+    check_batch,
+    check_words,
+    from_state,
+    held_memory,
+    progress_bar,
+    refresh_for,
+    sampler_for,
+    splits,
+    synchronised,
+    synchronize,
+)
+
+if TYPE_CHECKING:
+    from accelerate import Accelerator
+
+LEAD = 8
+"""Steps from the vectors of a graph to the batches planned from it, for a refresh every 100 steps."""
+
+
+def train(
+    recipe: str,
+    build: Build,
+    options: TrainOptions,
+    out: str | Path,
+    *,
+    views: Views | Augmentation | None = None,
+    resume: bool = False,
+    quiet: bool = False,
+) -> dict[str, Any]:
+    """Trains, evaluates and writes a run directory; returns the final figures.
+
+    ``views(images, ids, epoch, seed)`` gives the two views of a batch in the place of the augmentation that the options
+    name; a run is resumed with the same. A finished run is not trained again: with ``resume`` its figures are returned.
+    Without labels, or with one class only, there is nothing to evaluate: the run then ends with its losses and
+    diagnostics.
+    """
+    spec = check_words(options)
+    accelerator = accelerator_for(options)
+    run = Run(Path(out))
+    with run.alone() if accelerator.is_main_process else nullcontext():
+        if accelerator.is_main_process:
+            Run.open(out, recipe, options.as_dict(), resume)
+        accelerator.wait_for_everyone()
+        finished = run.result()
+        check_agreed(accelerator, finished is not None)
+        if finished is not None:
+            return finished
+        data, test = splits(options)
+        check_batch(options, data, accelerator.num_processes)
+        augment = augment_for(options, data) if views is None else as_augmentation(views)
+        loop = Loop(accelerator, run, options, spec, data, build, augment)
+        try_negatives(options, labelled=data.labels is not None)  # after the recipe has said whether it needs labels
+        seconds = loop.run_all(quiet)
+        times = {"seconds": round(seconds, 3), "epoch_seconds": loop.epoch_seconds}
+        if accelerator.is_main_process:
+            figures = loop.evaluate(test)
+            run.took(held_memory(accelerator.device))
+            run.finish(figures | times | {"steps": loop.total, "epochs": options.epochs})
+        accelerator.wait_for_everyone()
+    return run.result() or {}  # nothing on a machine that does not see the disk of the first rank
+
+
+class Loop:
+    """One training run: its modules, its position, and the steps between two checkpoints."""
+
+    def __init__(
+        self,
+        accelerator: Accelerator,
+        run: Run,
+        options: TrainOptions,
+        spec: BatchSpec,
+        data: ImageData,
+        build: Build,
+        augment: Augmentation,
+    ) -> None:
+        self.accelerator, self.disk, self.options, self.spec = accelerator, run, options, spec
+        self.data = data.to(accelerator.device)
+        self.sampler = sampler_for(accelerator, options, spec, len(data))
+        self.total = options.epochs * len(self.sampler)
+        torch.manual_seed(options.seed)
+        self.method = synchronised(build(options, data, self.total).to(accelerator.device), accelerator)
+        on_gpu = accelerator.device.type == "cuda"
+        if on_gpu:
+            torch.backends.cudnn.benchmark = not torch.are_deterministic_algorithms_enabled()
+            self.method.encoder.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+        self.augment = augment
+        self.views = augment.compiled() if options.compile else augment.views
+        check_embeds(self.method.encoder, self.data.images, augment.plain)
+        parameters = [p for p in self.method.parameters() if p.requires_grad]
+        optimizer = torch.optim.Adam(parameters, options.learning_rate, weight_decay=options.weight_decay, fused=on_gpu)
+        self.encode, self.optimizer = accelerator.prepare(self.method.encoder, optimizer)
+        if options.compile:
+            # What an earlier run of this process has compiled holds its memory, slows every call by its guards, and
+            # after eight of them nothing more would be compiled.
+            torch.compiler.reset()
+            # On a GPU the step is bound by its launches, which CUDA graphs save: 1.6 s an epoch of CIFAR-10, not 3.4.
+            graphs = on_gpu and accelerator.num_processes == 1
+            self.encode = torch.compile(self.encode, mode="reduce-overhead" if graphs else "default")
+        inside = {id(p) for p in self.method.encoder.parameters()}
+        self.outside = [p for p in parameters if id(p) not in inside]
+        self.refresh = refresh_for(self.sampler, spec, self._vectors, options.seed)
+        self.refreshed: int | None = None  # the step of the last refresh
+        self.harvested = torch.zeros(0)
+        losses = [part for part in self.method.modules() if isinstance(part, ContrastiveLoss)]
+        self.adaptive = [s for one in losses for s in one.negatives.schedules() if isinstance(s, adaptive)]
+        self.epoch_loss = torch.zeros((), device=accelerator.device)
+        self.step, self.epoch = 0, 0
+        self.epoch_seconds: list[float] = []
+        self._restore()
+        check_agreed(accelerator, self.step)
+
+    def run_all(self, quiet: bool) -> float:
+        """All epochs that are left; returns the seconds of training, over all attempts as far as they were saved."""
+        if self.step == 0 and self.spec.encode and self.spec.warmup == 0:
+            self.refresh.now()
+            self.refreshed = 0
+        silent, batch_size = quiet or not self.accelerator.is_main_process, self.options.batch_size
+        with progress_bar(silent, self.total, self.step, batch_size) as show:
+            for epoch in range(self.epoch, self.options.epochs):
+                begun = time.perf_counter()
+                for index in self._batches(epoch):
+                    self._one_step(epoch, index, show)
+                self._adapt()
+                synchronize(self.accelerator.device)
+                self.epoch = epoch + 1
+                self.epoch_seconds.append(round(time.perf_counter() - begun, 4))
+                if self.epoch == 1 and self.accelerator.is_main_process:
+                    self.disk.took(held_memory(self.accelerator.device))
+                if self.epoch % self.options.save_every == 0 or self.epoch == self.options.epochs:
+                    self._save()
+        return sum(self.epoch_seconds)
+
+    def _batches(self, epoch: int) -> Iterator[Tensor]:
+        self.sampler.set_epoch(epoch)
+        for batch in self.sampler:
+            index = torch.tensor(batch)
+            yield index.pin_memory().to(self.data.ids.device, non_blocking=True) if self.data.ids.is_cuda else index
+
+    def _one_step(self, epoch: int, index: Tensor, show: Callable[[dict[str, float]], None]) -> None:
+        options, method = self.options, self.method
+        method.set_progress(self.step, self.total)
+        first, second = self.views(self.data.images[index], self.data.ids[index], epoch, options.seed)
+        labels = None if self.data.labels is None else self.data.labels[index]
+        with self.accelerator.autocast():
+            loss = method.loss_of(self.encode, Batch(torch.cat([first, second]), index, labels))
+        self.optimizer.zero_grad(set_to_none=True)
+        self.accelerator.backward(loss)
+        for parameter in self.outside:  # those of the encoder are averaged over the ranks by its wrapper
+            parameter.grad = None if parameter.grad is None else self.accelerator.reduce(parameter.grad, "mean")
+        self.optimizer.step()
+        method.after_step()
+        self.step += 1
+        self.epoch_loss += method.recorded(loss).detach()
+        self._keep_fresh(epoch)
+        if self.step % options.log_every == 0 or self.step == self.total:
+            self._record(epoch, loss, show)
+
+    def _adapt(self) -> None:
+        """Adaptive schedules move by whether the mean loss of the epoch fell."""
+        for schedule in self.adaptive:
+            schedule.observe(-float(self.accelerator.reduce(self.epoch_loss, "mean")) / len(self.sampler))
+        self.epoch_loss = torch.zeros((), device=self.accelerator.device)
+
+    def _keep_fresh(self, epoch: int) -> None:
+        """Keeps the embeddings of the batch and, every ``refresh`` steps after the warm-up, gives them to the plan."""
+        if self.sampler.planner.needs == "nothing":
+            return
+        if not self.spec.encode:
+            keys = self.method.harvest()
+            if not len(self.harvested):
+                self.harvested = torch.zeros(len(self.data), keys.dim, device=keys.vectors.device)
+            assert keys.ids is not None
+            self.harvested.index_copy_(0, keys.ids, keys.vectors.to(self.harvested))
+        # Without a warm-up, the first epoch is uniform until a refresh, since nothing is known of the images before.
+        first = self.refreshed is None and self.step == max(1, self.spec.warmup) * len(self.sampler) < self.total
+        if first or (epoch >= self.spec.warmup and self._is_due(epoch)):
+            self.refresh.now(self.step)
+            self.refreshed = self.step
+
+    def _is_due(self, epoch: int) -> bool:
+        """Shortly before the segment of the plan that begins nearest to ``refresh`` steps after the last one.
+
+        Shortly before, since on a GPU the graph is built while training goes on.
+        """
+        every, done = self.spec.refresh, self.step - epoch * len(self.sampler)
+        begun = (done - 1) // every * every
+        size = min(every, len(self.sampler) - begun)
+        left = begun + size - done
+        nearest = self.step - (self.refreshed or 0) + min(every, len(self.sampler)) / 2 >= every
+        return nearest and left == min(LEAD, every // 12, size - 1) and self.step + left < self.total
+
+    def _vectors(self) -> Tensor:
+        """What the ranks plan from, the same on all of them; a copy, since training goes on harvesting."""
+        if not self.spec.encode:
+            return self.harvested.clone()
+        vectors = normalize(self._features(self.data), dim=-1)
+        if self.accelerator.num_processes > 1:  # batch statistics that are not synchronised differ between ranks
+            torch.distributed.broadcast(vectors, src=0)
+        return vectors
+
+    def _features(self, data: ImageData) -> Tensor:
+        return embed(self.method.encoder, data.images, self.augment.plain)
+
+    def _record(self, epoch: int, loss: Tensor, show: Callable[[dict[str, float]], None]) -> None:
+        with torch.no_grad():
+            found = self.method.diagnose().summary()
+            # MoCo's is that of the rank's own anchors.
+            loss = self.accelerator.reduce(self.method.recorded(loss).detach(), "mean")
+        record = {"step": self.step, "epoch": epoch, "loss": float(loss), **found}
+        if not math.isfinite(record["loss"]):
+            raise self._not_finite(f"loss={record['loss']}")
+        show(record)
+        if self.accelerator.is_main_process:
+            self.disk.log(**record)
+
+    def _not_finite(self, what: str) -> ValueError:
+        before = " The last checkpoint is from before." if self.disk.checkpoint_path.exists() else ""
+        return ValueError(
+            f"train needs finite losses and weights, got {what} at step {self.step}; lower --learning-rate, "
+            f"raise --temperature, or use --precision no.{before}"
+        )
+
+    def evaluate(self, test: ImageData) -> dict[str, Any]:
+        """The figures of the trained encoder, and its embeddings beside them; the first rank's work."""
+        records = self.disk.metrics()
+        figures: dict[str, Any] = {"final": records[-1]} if records else {}
+        if why := _no_accuracy(self.data, test):
+            return figures | {"no_accuracy": why}
+        test = test.to(self.accelerator.device)
+        split = self._features(self.data), self.data.labels, self._features(test), test.labels
+        write_atomically(self.disk.path / "embeddings.npz", lambda file: save_embeddings(file, *split))  # type: ignore[arg-type]
+        return figures | evaluate_embeddings(*split, seed=0) | {"alignment": self._alignment(test)}  # type: ignore[arg-type]
+
+    def _alignment(self, data: ImageData) -> float:
+        """How far apart two views of an image are (Wang and Isola 2020), over the first 2,048 images at most."""
+        pairs = []
+        for index in torch.arange(min(len(data), 2048), device=data.images.device).split(256):  # type: ignore[no-untyped-call]
+            views = self.augment.views(data.images[index], data.ids[index], self.options.epochs, self.options.seed)
+            pairs.append([embed(self.method.encoder, view, lambda x: x) for view in views])
+        first, second = (torch.cat(parts) for parts in zip(*pairs, strict=True))
+        return alignment(first, second)
+
+    def _save(self) -> None:
+        if not all(bool(torch.isfinite(weights).all()) for weights in self.method.parameters()):
+            raise self._not_finite("weights that are not")
+        if not self.accelerator.is_main_process:
+            return
+        self.disk.save(
+            {
+                "step": self.step,
+                "epoch": self.epoch,
+                "epoch_seconds": self.epoch_seconds,
+                "method": self.accelerator.unwrap_model(self.method).state_dict(),
+                "optimizer": self.optimizer.state_dict(),
+                "harvested": self.harvested,
+                "refreshed": self.refreshed,
+                "planned_from": as_state(self.sampler.data),
+                "scaler": self.accelerator.scaler.state_dict() if self.accelerator.scaler is not None else {},
+                "rng": torch.get_rng_state(),
+                "rng_cuda": torch.cuda.get_rng_state_all() if self.accelerator.device.type == "cuda" else [],
+            }
+        )
+
+    def _restore(self) -> None:
+        state = self.disk.load(self.accelerator.device)
+        if self.accelerator.is_main_process:
+            self.disk.forget_after(state["step"] if state else 0)
+        if state is None:
+            return
+        self.step, self.epoch, self.epoch_seconds = state["step"], state["epoch"], state["epoch_seconds"]
+        self.method.load_state_dict(state["method"])
+        self.optimizer.load_state_dict(state["optimizer"])
+        self.harvested, self.refreshed = state["harvested"], state.get("refreshed")
+        self.sampler.data = from_state(state["planned_from"])
+        torch.set_rng_state(state["rng"].cpu())
+        if state["rng_cuda"]:
+            torch.cuda.set_rng_state_all([one.cpu() for one in state["rng_cuda"]])
+        if state["scaler"] and self.accelerator.scaler is not None:
+            self.accelerator.scaler.load_state_dict(state["scaler"])
+
+
+def _no_accuracy(data: ImageData, test: ImageData) -> str:
+    """Why there is nothing to evaluate, if so."""
+    if data.labels is None:
+        return "its training images have no labels"
+    if test.labels is None:
+        return "the images to evaluate it on have no labels"
+    return "its training images are of one class" if data.num_labels() < 2 else ""

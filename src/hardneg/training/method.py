@@ -1,0 +1,58 @@
+"""What a recipe is: the encoder that is trained, the loss of a batch, and what must survive a crash."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor, nn
+
+from hardneg.core.diagnose import Diagnosis
+from hardneg.core.types import Keys
+from hardneg.training.data.images import ImageData
+
+Encode = Callable[[Tensor], Tensor]
+
+
+@dataclass(frozen=True, eq=False)
+class Batch:
+    """One rank's part of a global batch: two views of each image."""
+
+    views: Tensor  # [2b, c, h, w]: the first views, then the second ones
+    ids: Tensor  # [b], positions in the data set
+    labels: Tensor | None  # [b]
+
+
+class Method(nn.Module, ABC):
+    """What a recipe is. Everything that must survive a crash is in its ``state_dict``."""
+
+    encoder: nn.Module
+    """Trained and evaluated; ``encode`` below is the same, wrapped for the ranks."""
+
+    @abstractmethod
+    def loss_of(self, encode: Encode, batch: Batch) -> Tensor:
+        """The loss of a batch; remembers what ``diagnose`` and ``harvest`` ask for."""
+
+    def recorded(self, loss: Tensor) -> Tensor:
+        """The loss to record, where that of ``loss_of`` is a surrogate whose value means nothing."""
+        return loss
+
+    @abstractmethod
+    def diagnose(self) -> Diagnosis:
+        """How hard and how false the negatives of the last batch were."""
+
+    @abstractmethod
+    def harvest(self) -> Keys:
+        """Unit vectors of the last global batch by id, for a graph."""
+
+    def set_progress(self, step: int, total: int) -> None:
+        """Evaluates the schedules before a step."""
+
+    def after_step(self) -> None:
+        """Updates what follows the weights: a momentum encoder, a queue."""
+
+
+Build = Callable[[Any, ImageData, int], Method]
+"""Makes the method from its options, the data and the total number of steps."""

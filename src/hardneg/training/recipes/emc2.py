@@ -1,0 +1,41 @@
+"""EMC2 (Yau et al. 2024): SimCLR against all images of the data set, whose negatives Markov chains draw.
+
+One chain for each view of each image walks towards the softmax over all negatives. A state outside the batch repels
+with its last embedding; with ``forget`` none are kept, and it only counts in the normaliser.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from hardneg.losses.global_softmax import EMC2
+from hardneg.state.pools import Bank
+from hardneg.training.data.images import ImageData
+from hardneg.training.loop import train
+from hardneg.training.options import EMC2Options
+from hardneg.training.recipes.sogclr import GlobalMethod
+
+
+class EMC2Method(GlobalMethod):
+    def __init__(self, options: EMC2Options, data: ImageData, total: int) -> None:
+        super().__init__(options, data)
+        bank = None if options.forget else Bank(len(data), options.dim)
+        self.loss: EMC2 = EMC2(
+            len(data),
+            options.temperature,
+            options.burn_in,
+            remember=bank,
+            num_steps=options.num_steps or None,
+            seed=options.seed,
+        )
+
+    def surrogate(self) -> Tensor:
+        loss: Tensor = self.loss(self.first.vectors, self.second.vectors, ids=self.first.ids)
+        return loss
+
+
+def main(options: EMC2Options, out: str | Path, **how: Any) -> dict[str, Any]:
+    return train("emc2", EMC2Method, options, out, **how)

@@ -1,0 +1,118 @@
+"""MoCo with any negatives: v2 (He et al. 2020) against a queue of momentum keys, v3 (2021) against those of the batch.
+
+Ring is v2 with ``negatives="Ring(0.1, outer=linear(1.0, 0.1), dynamic_inner=True)"``. The queue starts empty, and an
+older key of the anchor's own image is never its negative. Under several ranks every rank pushes the same gathered keys.
+The shuffling of batches for BatchNorm is left out: use synchronised or no batch statistics.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import normalize
+
+from hardneg.core.diagnose import Diagnosis
+from hardneg.core.distributed import gather
+from hardneg.core.schedules import cosine
+from hardneg.core.types import Keys
+from hardneg.losses.contrastive import ContrastiveLoss
+from hardneg.state.momentum import MomentumEncoder
+from hardneg.state.pools import Queue
+from hardneg.training.data.images import ImageData
+from hardneg.training.encoders import Encoder
+from hardneg.training.loop import train
+from hardneg.training.method import Batch, Encode, Method
+from hardneg.training.options import MoCoOptions
+from hardneg.training.setup import encoder_for
+
+
+class MoCoV2(Method):
+    def __init__(self, options: MoCoOptions, data: ImageData, total: int) -> None:
+        super().__init__()
+        self.encoder = encoder_for(options, data)
+        self.slow = MomentumEncoder(self.encoder, options.momentum)
+        self.queue = Queue(options.queue, options.dim)
+        self.loss = ContrastiveLoss(options.negatives, options.temperature, options.tau_plus, normalize=False)
+
+    def loss_of(self, encode: Encode, batch: Batch) -> Tensor:
+        first, second = batch.views.chunk(2)
+        q = normalize(encode(first).float(), dim=-1)
+        with torch.no_grad():
+            k = normalize(self.slow(second).float(), dim=-1)
+        self.last = (q, k, batch.ids, batch.labels, self.queue.keys())
+        self.keys = gather(Keys(k, batch.ids, batch.labels))
+        q, k, ids, labels, pool = self.last
+        loss: Tensor = self.loss(q, k, ids, labels, pool)
+        return loss
+
+    def diagnose(self) -> Diagnosis:
+        q, k, ids, labels, pool = self.last
+        of_all = gather(Keys(q.detach(), ids, labels))
+        return self.loss.diagnose(of_all.vectors, gather(Keys(k)).vectors, of_all.ids, of_all.labels, pool)
+
+    def harvest(self) -> Keys:
+        return self.keys
+
+    def set_progress(self, step: int, total: int) -> None:
+        self.loss.set_progress(step, total)
+
+    def after_step(self) -> None:
+        self.slow.update_parameters(self.encoder)
+        self.queue.push(self.keys)
+
+
+class MoCoV3(Method):
+    def __init__(self, options: MoCoOptions, data: ImageData, total: int) -> None:
+        super().__init__()
+        encoder = encoder_for(options, data)
+        self.encoder: Predicted = Predicted(encoder, options.dim)
+        self.slow = MomentumEncoder(encoder, cosine(options.momentum, 1.0), total)
+        self.temperature = options.temperature
+        self.loss = ContrastiveLoss(options.negatives, options.temperature, options.tau_plus, normalize=False)
+
+    def loss_of(self, encode: Encode, batch: Batch) -> Tensor:
+        q1, q2 = normalize(encode(batch.views).float(), dim=-1).chunk(2)
+        with torch.no_grad():
+            k1, k2 = normalize(self.slow(batch.views).float(), dim=-1).chunk(2)
+        pool1, pool2 = (gather(Keys(k, batch.ids, batch.labels, source="batch")) for k in (k1, k2))
+        self.last, self.keys = (q1, k2, batch.ids, batch.labels, pool2), pool2
+        both: Tensor = self.loss(q1, k2, batch.ids, batch.labels, pool2) + self.loss(
+            q2, k1, batch.ids, batch.labels, pool1
+        )
+        return 2.0 * self.temperature * both  # the authors' factor, which frees the step size from the temperature
+
+    def recorded(self, loss: Tensor) -> Tensor:
+        """The mean of the two directions in nats, as of the other recipes."""
+        return loss / (4.0 * self.temperature)
+
+    diagnose, harvest, set_progress = MoCoV2.diagnose, MoCoV2.harvest, MoCoV2.set_progress
+
+    def after_step(self) -> None:
+        self.slow.update_parameters(self.encoder.encoder)
+
+
+class Predicted(nn.Module):
+    """An encoder with v3's predictor behind its projection; ``features`` are the encoder's."""
+
+    encoder: Encoder
+
+    def __init__(self, encoder: Encoder, dim: int) -> None:
+        super().__init__()
+        self.encoder = encoder
+        self.predictor = nn.Sequential(
+            nn.Linear(dim, 2 * dim), nn.LayerNorm(2 * dim), nn.ReLU(), nn.Linear(2 * dim, dim)
+        )
+
+    def features(self, images: Tensor) -> Tensor:
+        return self.encoder.features(images)
+
+    def forward(self, images: Tensor) -> Tensor:
+        predicted: Tensor = self.predictor(self.encoder(images))
+        return predicted
+
+
+def main(options: MoCoOptions, out: str | Path, **how: Any) -> dict[str, Any]:
+    return train("moco", MoCoV3 if options.version == "v3" else MoCoV2, options, out, **how)

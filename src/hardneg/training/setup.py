@@ -1,0 +1,217 @@
+"""What a training run is made of, from its options: data, encoder, sampler, augmentation, ranks, and a progress bar."""
+
+from __future__ import annotations
+
+import math
+import os
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, TypeVar, cast
+
+import torch
+from torch import Tensor, nn
+
+from hardneg.batching.graph import ProximityGraph
+from hardneg.batching.refresh import Refresh
+from hardneg.batching.sampler import PlannedBatchSampler
+from hardneg.batching.spec import BatchSpec, parse_batches
+from hardneg.core.errors import optional, warn_once
+from hardneg.core.schedules import LONG
+from hardneg.negatives import parse
+from hardneg.training.augmentation.views import Augmentation, augment_for_text, check_augment
+from hardneg.training.data.images import ImageData, check_name, load, load_splits
+from hardneg.training.dry_run import try_negatives
+from hardneg.training.encoders import Encoder, build_encoder, check_encoder, has_batch_statistics
+from hardneg.training.options import TrainOptions
+from hardneg.training.runs import Memory
+
+if TYPE_CHECKING:
+    from accelerate import Accelerator
+
+Model = TypeVar("Model", bound=nn.Module)
+OURS = "hardneg"
+CUDA_CONTEXT = 600 * 2**20  # bytes
+
+
+def splits(options: TrainOptions) -> tuple[ImageData, ImageData]:
+    """What is trained on and what is evaluated on."""
+    if options.evaluate_on == "validation":
+        return load(options.data, "train", options.data_root).held_out()
+    return load_splits(options.data, options.data_root)
+
+
+def check_words(options: TrainOptions) -> BatchSpec:
+    """Raises for names and expressions that nobody knows, before anything is loaded or written."""
+    check_name(options.data)
+    check_augment(options.augment)
+    if options.encoder != "auto":
+        check_encoder(options.encoder)
+    if ":" in options.encoder:  # whether torchvision is there and knows it
+        with torch.device("meta"):
+            build_encoder(options.encoder, 3, projection_dim=options.dim)
+    check_device(options)
+    try_negatives(options)
+    spec = parse_batches(options.batches)
+    for schedules in (parse(options.negatives), spec.planner):
+        schedules.at(LONG, LONG)  # where they end
+    if spec.planner.needs != "nothing" and spec.warmup >= options.epochs:
+        raise ValueError(
+            f"train needs more epochs than the warm-up of its batches, which is uniform, got epochs={options.epochs} "
+            f"and warmup={spec.warmup}; write warmup={options.epochs - 1} into --batches, or train longer."
+        )
+    return spec
+
+
+def encoder_for(options: TrainOptions, data: ImageData) -> Encoder:
+    """The encoder that the options name; "auto" is the tiny one for images up to 28 pixels, else ResNet-18."""
+    name = options.encoder
+    if name == "auto":
+        name = "tiny" if max(data.size) <= 28 else "resnet18"
+    return build_encoder(name, data.in_channels, projection_dim=options.dim, seed=options.seed)
+
+
+def check_device(options: TrainOptions) -> None:
+    if options.device == "cuda" and not torch.cuda.is_available():
+        raise ValueError("train needs a CUDA device, got device='cuda' and none is visible; use --device cpu.")
+    has_half = options.device != "cpu" and (torch.cuda.is_available() or torch.backends.mps.is_available())
+    if options.precision == "fp16" and not has_half:
+        raise ValueError("train needs --precision bf16 or no on a CPU, which has no fp16, got precision='fp16'.")
+
+
+def accelerator_for(options: TrainOptions) -> Accelerator:
+    accelerate = optional("accelerate", "train", extra="train")
+    ranks = int(os.environ.get("WORLD_SIZE", 1))
+    # Without cpu=True and without a GPU, Accelerate would take each of the ranks for a run of its own.
+    on_cpu = options.device == "cpu" or (ranks > 1 and not torch.cuda.is_available())
+    state = accelerate.state.AcceleratorState
+    _forget_another_run(state, options.precision, on_cpu)
+    ours = not state._shared_state
+    accelerator: Accelerator = accelerate.Accelerator(cpu=on_cpu, mixed_precision=options.precision)
+    if ours:
+        state._shared_state[OURS] = True
+    if accelerator.num_processes != ranks:
+        raise ValueError(
+            f"train needs Accelerate to see the {ranks} ranks of the launcher, got {accelerator.num_processes}; use "
+            "torchrun --nproc_per_node N, or accelerate launch --multi_gpu --num_processes N (also on CPUs)."
+        )
+    return accelerator
+
+
+def _forget_another_run(state: Any, precision: str, on_cpu: bool) -> None:
+    """Accelerate keeps the precision and device of a process; those of an earlier run of ours need not be of this."""
+    now = state._shared_state
+    if now.get(OURS) and (now["_mixed_precision"] != precision or on_cpu != (now["device"].type == "cpu")):
+        state._reset_state(reset_partial_state=now["num_processes"] == 1)
+
+
+def synchronised(method: Model, accelerator: Accelerator) -> Model:
+    """Batch statistics over all ranks where the backend has them (CUDA); elsewhere each rank has its own."""
+    if accelerator.num_processes == 1 or not has_batch_statistics(method):
+        return method
+    if accelerator.device.type == "cuda":
+        return cast(Model, nn.SyncBatchNorm.convert_sync_batchnorm(method))  # type: ignore[no-untyped-call]
+    if accelerator.is_main_process:
+        warn_once(
+            "training.batch_statistics",
+            f"The encoder has batch statistics, which {accelerator.num_processes} ranks without CUDA cannot share: "
+            "each normalises by its own part of the batch. Use an encoder without them (tiny), or one process.",
+        )
+    return method
+
+
+def check_agreed(accelerator: Accelerator, value: int) -> None:
+    """Raises unless all ranks found the same on the disk; one that does not see it would start anew."""
+    if accelerator.num_processes > 1:
+        found = accelerator.gather(torch.tensor([int(value)], device=accelerator.device))
+        if bool((found != found[0]).any()):
+            raise ValueError(f"train needs every rank to see the folder of --out, got ranks at {found.tolist()}.")
+
+
+def check_batch(options: TrainOptions, data: ImageData, ranks: int) -> None:
+    if options.batch_size > len(data):
+        raise ValueError(
+            f"train needs --batch-size of at most the {len(data)} images of {options.data}, "
+            f"got batch_size={options.batch_size}."
+        )
+    if options.batch_size % ranks:
+        raise ValueError(f"train needs --batch-size to divide over {ranks} ranks, got batch_size={options.batch_size}.")
+
+
+def sampler_for(accelerator: Accelerator, options: TrainOptions, spec: BatchSpec, n: int) -> PlannedBatchSampler:
+    return PlannedBatchSampler(
+        spec.planner,
+        n,
+        options.batch_size // accelerator.num_processes,
+        seed=options.seed,
+        drop_last=True,
+        coverage=spec.coverage,
+        segment=spec.refresh,
+        warmup_epochs=spec.warmup,
+        total_epochs=options.epochs,
+        num_replicas=accelerator.num_processes,
+        rank=accelerator.process_index,
+        ahead=8,
+    )
+
+
+def augment_for(options: TrainOptions, data: ImageData) -> Augmentation:
+    on_gpu = options.device != "cpu" and torch.cuda.is_available()
+    return augment_for_text(options.augment, data.images, channels_last=on_gpu)
+
+
+def refresh_for(sampler: PlannedBatchSampler, spec: BatchSpec, vectors: Callable[[], Tensor], seed: int) -> Refresh:
+    planner = spec.planner
+    sizes = {name: getattr(planner, name) for name in ("num_neighbours", "num_candidates") if hasattr(planner, name)}
+    return Refresh(sampler, spec.refresh, vectors, seed=seed, **sizes)
+
+
+def as_state(data: Any) -> dict[str, Tensor] | None:
+    if isinstance(data, ProximityGraph):
+        return {"neighbours": data.neighbours.int(), "similarities": data.similarities}
+    return None if data is None else {"vectors": data}
+
+
+def from_state(state: dict[str, Tensor] | None) -> Any:
+    if state is None:
+        return None
+    if "vectors" in state:
+        return state["vectors"]
+    return ProximityGraph(state["neighbours"].cpu().long(), state["similarities"].cpu())
+
+
+def synchronize(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+
+
+def held_memory(device: torch.device) -> Memory:
+    """What this process holds now, and the most it has held of its GPU, with what CUDA keeps beside the tensors."""
+    host: int = optional("psutil", "train", extra="train").Process().memory_info().rss
+    return Memory(host, torch.cuda.max_memory_reserved(device) + CUDA_CONTEXT if device.type == "cuda" else 0)
+
+
+@contextmanager
+def progress_bar(quiet: bool, total: int, done: int, batch_size: int) -> Iterator[Callable[[dict[str, float]], None]]:
+    """A bar with the loss, the hardness and the speed; records are shown as they come."""
+    if quiet:
+        yield lambda record: None
+        return
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+    columns = (
+        BarColumn(),
+        MofNCompleteColumn(),
+        TextColumn("steps  {task.fields[found]}"),
+        TimeRemainingColumn(),
+    )
+    with Progress(*columns) as progress:
+        task, begun = progress.add_task("", total=total, completed=done, found=""), time.perf_counter()
+
+        def show(record: dict[str, float]) -> None:
+            speed = (record["step"] - done) * batch_size / (time.perf_counter() - begun)
+            hardness = f"hardness {record['hardness']:.3f}  " if math.isfinite(record["hardness"]) else ""
+            found = f"loss {record['loss']:.4f}  {hardness}{speed:.0f} images/s"
+            progress.update(task, completed=int(record["step"]), found=f"epoch {record['epoch'] + 1}  {found}")
+
+        yield show

@@ -1,0 +1,165 @@
+"""Suggestions meet the wished share, and the next harder member of the grid does not."""
+
+from __future__ import annotations
+
+import math
+import re
+
+import pytest
+import torch
+from test_audit import make_data
+from torch import Tensor
+from torch.nn.functional import normalize
+
+from conftest import make_unit_vectors
+from hardneg.auditing import Audit, audit
+from hardneg.auditing.prepare import make_subject
+from hardneg.auditing.settings import Settings
+from hardneg.auditing.suggest import FRACTIONS, MARGINS, STRENGTHS, GridSearch, _none, _ordered, _texts, beta_of
+from hardneg.auditing.survey import chunks, sampled_anchors
+from hardneg.negatives import parse
+
+N = 300
+TEMPERATURE = 0.3
+
+
+@pytest.fixture(scope="module")
+def data() -> tuple[Tensor, Tensor, Tensor]:
+    return make_data(N, seed=11)
+
+
+def rates(data: tuple[Tensor, Tensor, Tensor], texts: list[str]) -> list[float]:
+    """Each expression audited by itself, on all anchors."""
+    z, views, labels = data
+    found = audit(z, texts, positives=views, labels=labels, temperature=TEMPERATURE, frontier=False)
+    return [found.row(parse(text)).false_negatives for text in texts]
+
+
+def suggested(data: tuple[Tensor, Tensor, Tensor], wanted: float) -> Audit:
+    z, views, labels = data
+    return audit(
+        z, positives=views, labels=labels, temperature=TEMPERATURE, wanted_false_negatives=wanted, frontier=False,
+        expressions="Uniform()",
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("name", ["Tilt", "Ring(0.0, outer)", "BelowPositive(relative)", "Ring(inner, outer)"])
+def test_the_grid_is_what_the_expressions_do(name: str, data: tuple[Tensor, Tensor, Tensor]) -> None:
+    z, views, labels = data
+    settings = Settings(TEMPERATURE)
+    subject = make_subject(z, None, positives=views, labels=labels)
+    search = GridSearch(subject, 0.1, TEMPERATURE)
+    for chunk in chunks(subject, sampled_anchors(subject, settings), settings):
+        search.add(chunk)
+    texts, curve = _texts(name, TEMPERATURE), search.curve(name)[0]
+    some = list(range(0, len(texts), 7))
+    assert [curve[i] for i in some] == pytest.approx(rates(data, [texts[i] for i in some]), abs=1e-9, nan_ok=True)
+
+
+@pytest.mark.parametrize("wanted", [0.15, 0.25, 0.3, 0.5])
+def test_suggestions_meet_the_wish_and_are_tight(wanted: float, data: tuple[Tensor, Tensor, Tensor]) -> None:
+    found = {one.family: one for one in suggested(data, wanted).suggestions}
+    assert set(found) == {
+        "Tilt", "Ring(0.0, outer)", "Ring(inner, outer)", "BelowPositive(relative)",
+        "BelowPositive(relative) * Rank(0, 10)",
+    }  # fmt: skip
+    [even] = rates(data, ["Uniform()"])
+    for name, one in found.items():
+        if one.expression is None:
+            assert math.isnan(one.similarity)
+            continue
+        [rate] = rates(data, [one.expression])
+        assert rate == one.false_negatives <= wanted
+        harder = _next_harder(name, one.expression)
+        if harder is not None:
+            assert rates(data, [harder])[0] > wanted, name
+    assert (found["Tilt"].expression is None) == (even > wanted or rates(data, [f"Tilt({_beta(0)})"])[0] > wanted)
+    best = found["Ring(inner, outer)"]
+    members = _texts("Ring(inner, outer)", TEMPERATURE)[::5]
+    z, views, labels = data
+    rows = audit(z, members, positives=views, labels=labels, temperature=TEMPERATURE, frontier=False).rows
+    for row in rows:  # no other ring of the grid is as false at most, and harder
+        assert not (row.false_negatives <= wanted and row.similarity > best.similarity + 1e-12)
+
+
+def _beta(step: int) -> float:
+    return beta_of(STRENGTHS[step], TEMPERATURE)
+
+
+def _next_harder(name: str, text: str) -> str | None:
+    texts = [repr(parse(each)) for each in _texts(name, TEMPERATURE)]
+    at = texts.index(text)
+    if name == "Tilt":
+        return texts[at + 1] if at + 1 < len(texts) else None
+    if name == "Ring(inner, outer)":
+        return None
+    return texts[at - 1] if at else None
+
+
+def test_none_is_said_with_the_least_that_there_is(data: tuple[Tensor, Tensor, Tensor]) -> None:
+    found = suggested(data, 0.0)
+    [tilt] = [one for one in found.suggestions if one.family == "Tilt"]
+    assert tilt.expression is None
+    assert tilt.told.startswith("None: the least false member of the grid has ")
+    assert f"{100 * rates(data, [f'Tilt({_beta(0)})'])[0]:.2f} %" in tilt.told
+
+
+def test_everything_is_allowed(data: tuple[Tensor, Tensor, Tensor]) -> None:
+    found = {one.family: one for one in suggested(data, 1.0).suggestions}
+    assert found["Tilt"].expression == f"Tilt({_beta(-1)})"
+    assert "hardest that was tried" in found["Tilt"].told
+    assert found["BelowPositive(relative)"].expression == "BelowPositive(relative=0.0)"
+    narrowest = next(each for each in FRACTIONS if int(each * (N - 1)))
+    assert found["Ring(0.0, outer)"].expression == f"Ring(outer={narrowest})"
+
+
+def test_what_is_suggested_is_on_the_page_and_in_the_table(data: tuple[Tensor, Tensor, Tensor]) -> None:
+    found = suggested(data, 0.3)
+    kinds = {row.expression: row.kind for row in found.rows}
+    for one in found.suggestions:
+        if one.expression is not None and one.expression != "Uniform()":
+            assert kinds[one.expression] == "suggested"
+    assert "At most 30 % false negatives" in found.table()
+
+
+def test_the_hardest_that_fits_is_suggested_where_the_share_falls_with_hardness() -> None:
+    """Every anchor's nearest candidate has another label: the hardest tilt has no false negative, weak ones many."""
+    centres = normalize(torch.randn(20, 8, generator=torch.Generator().manual_seed(0)).double(), dim=-1)
+    z = normalize(centres.repeat_interleave(2, 0) + 1e-3 * make_unit_vectors(40, 8, seed=1), dim=-1)
+    found = audit(z, labels=torch.arange(40) % 2, wanted_false_negatives=0.1, temperature=0.1)
+    for one in found.suggestions:
+        assert not one.told.startswith("None"), one
+        assert one.false_negatives <= 0.1
+    [tilt] = [one for one in found.suggestions if one.family == "Tilt"]
+    assert tilt.expression == f"Tilt({beta_of(STRENGTHS[-1], 0.1)})"
+    assert "does not grow steadily here: Tilt(" in tilt.told
+    told = float(tilt.told.split()[-2])
+    assert told > 10
+    rows = audit(z, tilt.told.split("here: ")[1].split(" is easier")[0], labels=torch.arange(40) % 2, temperature=0.1)
+    assert 100 * rows.rows[0].false_negatives == pytest.approx(told, abs=0.006)
+
+
+def test_no_suggestion_contradicts_itself(data: tuple[Tensor, Tensor, Tensor]) -> None:
+    """Whatever is wished: either a member that meets it, or a reason that is true."""
+    for wanted in (0.0, 0.01, 0.1, 0.2, 0.25, 1 / 3, 0.9):
+        for one in suggested(data, wanted).suggestions:
+            if one.expression is not None:
+                assert one.false_negatives <= wanted
+            elif "least false member" in one.told:
+                assert float(re.findall(r"has ([0-9.]+) %", one.told)[0]) > 100 * wanted - 0.005
+
+
+def test_the_order_of_a_family_and_what_rounding_does() -> None:
+    class Flat(GridSearch):
+        def curve(self, name: str) -> tuple[list[float], list[float]]:
+            size = len(_texts(name, 1.0))
+            return [0.1] * 5 + [0.9] + [0.1] * (size - 6), [0.0] * size
+
+    search = Flat(make_subject(make_unit_vectors(4, 3), None), 0.2, 1.0)
+    tilts = _ordered("Tilt", search)
+    assert tilts[0] == f"Tilt({beta_of(STRENGTHS[-1], 1.0)})"
+    assert f"Tilt({beta_of(STRENGTHS[5], 1.0)})" not in tilts
+    assert _ordered("Ring(0.0, outer)", search)[0] == f"Ring(0.0, {FRACTIONS[0]})"
+    assert "by rounding" in _none("Tilt", search).told
+    assert len(MARGINS) == 96
+    assert torch.tensor(MARGINS).diff().min() > 0

@@ -1,0 +1,297 @@
+"""Planners: what every one promises, what each is for, and the plan as a value."""
+
+from __future__ import annotations
+
+import csv
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from hardneg.batching.graph import ProximityGraph, build_graph
+from hardneg.batching.planners import (
+    Communities,
+    Guard,
+    NearestNeighbours,
+    Plan,
+    Planner,
+    Proximity,
+    SingleSource,
+    Strata,
+    Uniform,
+    falling,
+    registered_planners,
+)
+from hardneg.core.errors import HardnegWarning
+from hardneg.core.schedules import linear
+
+UnitVectors = Callable[..., Tensor]
+
+
+def seeded(seed: int) -> torch.Generator:
+    return torch.Generator().manual_seed(seed)
+
+
+def clustered(num_clusters: int = 12, per_cluster: int = 25, noise: float = 0.15) -> tuple[Tensor, Tensor]:
+    """Unit vectors around random centres, shuffled, and their clusters."""
+    centres = torch.nn.functional.normalize(torch.randn(num_clusters, 16, generator=seeded(0)), dim=1)
+    labels = torch.arange(num_clusters).repeat(per_cluster)
+    spread = noise * torch.randn(len(labels), 16, generator=seeded(1))
+    return torch.nn.functional.normalize(centres[labels] + spread, dim=1), labels
+
+
+def every_planner(n: int) -> list[Planner]:
+    planners = [
+        Uniform(),
+        Proximity(num_neighbours=10, num_candidates=100),
+        Proximity(kind="breadth_first", num_neighbours=10),
+        Proximity(kind="depth_first", num_neighbours=10),
+        Proximity(kind="random", steps="similarity", num_neighbours=10),
+        NearestNeighbours(),
+        Strata(),
+        SingleSource(torch.arange(n) % 3),
+    ]
+    try:
+        import pymetis  # noqa: F401
+    except ImportError:
+        return planners
+    return [*planners, Communities(size=8, num_neighbours=10)]
+
+
+def test_every_registered_planner_is_tested_here() -> None:
+    pytest.importorskip("pymetis", reason="the extra `communities` is not installed")
+    assert {type(planner).__name__ for planner in every_planner(30)} == {
+        name
+        for name in registered_planners()
+        if registered_planners()[name].__module__.startswith("hardneg.batching.planners")
+    }
+
+
+@pytest.mark.parametrize("planner", every_planner(300), ids=repr)
+@pytest.mark.parametrize("drop_last", [False, True])
+def test_covering_plan_has_every_instance_once(planner: Planner, drop_last: bool) -> None:
+    vectors, _ = clustered()
+    plan = planner.plan(vectors, 32, seeded(0), drop_last=drop_last)
+    assert plan.complete
+    assert [len(batch) for batch in plan] == [32] * 9 + ([] if drop_last else [12])
+    assert len(set(plan.order.tolist())) == len(plan.order) == (288 if drop_last else 300)
+
+
+@pytest.mark.parametrize("planner", every_planner(300), ids=repr)
+def test_free_plan_has_as_many_batches_of_distinct_instances(planner: Planner) -> None:
+    vectors, _ = clustered()
+    plan = planner.plan(vectors, 32, seeded(0), coverage="free")
+    assert [len(set(batch.tolist())) for batch in plan] == [32] * 9 + [12]
+    starts = [int(batch[0]) for batch in plan]
+    assert len(set(starts)) == len(starts) or isinstance(planner, SingleSource)
+
+
+@pytest.mark.parametrize("planner", every_planner(300), ids=repr)
+def test_same_seed_same_plan(planner: Planner) -> None:
+    vectors, _ = clustered()
+    first, again, other = (planner.plan(vectors, 32, seeded(s)) for s in (4, 4, 5))
+    assert first.digest() == again.digest()
+    assert first.order.tolist() != other.order.tolist()
+
+
+@pytest.mark.parametrize("planner", every_planner(300), ids=repr)
+def test_guard_keeps_groups_and_near_duplicates_apart(planner: Planner) -> None:
+    vectors, _ = clustered()
+    groups = torch.arange(300) // 4
+    groups[:20] = -1  # nobody's group: these may share a batch
+    vectors[200:210] = vectors[100:110]  # exact copies
+    guard = Guard(groups=groups, near_duplicate=0.9999, vectors=vectors)
+    plan = planner.plan(vectors, 30, seeded(0), guard=guard)
+    assert sorted(plan.order.tolist()) == list(range(300))
+    for batch in plan:
+        own = groups[batch]
+        own = own[own >= 0]
+        assert len(own.unique()) == len(own)
+        close = vectors[batch] @ vectors[batch].T - 2 * torch.eye(len(batch))
+        assert float(close.max()) <= 0.9999
+
+
+@given(
+    sizes=st.lists(st.integers(1, 6), min_size=8, max_size=20),
+    batch_size=st.integers(2, 8),
+    seed=st.integers(0, 50),
+)
+@settings(max_examples=60, deadline=None)
+def test_groups_that_fit_are_all_placed(sizes: list[int], batch_size: int, seed: int) -> None:
+    """With whole batches, a plan exists iff no group has more members than there are batches; then it is found."""
+    groups = torch.repeat_interleave(torch.arange(len(sizes)), torch.tensor(sizes))
+    num_batches = len(groups) // batch_size
+    groups = groups[torch.randperm(len(groups), generator=seeded(seed))][: num_batches * batch_size]
+    if num_batches == 0 or len(groups.unique()) < batch_size or int(groups.bincount().max()) > num_batches:
+        return
+    plan = Uniform().plan(len(groups), batch_size, seeded(seed), guard=Guard(groups=groups))
+    assert sorted(plan.order.tolist()) == list(range(len(groups)))
+    assert all(len(groups[batch].unique()) == len(batch) for batch in plan)
+
+
+def test_a_group_too_large_for_the_epoch_is_left_out_and_said_so() -> None:
+    groups = torch.cat([torch.zeros(15, dtype=torch.long), torch.arange(1, 26)])
+    with pytest.warns(HardnegWarning, match="left some instances out of the epoch"):
+        plan = Uniform().plan(40, 4, seeded(0), guard=Guard(groups=groups))
+    assert [len(batch) for batch in plan] == [4] * 10
+    assert all(int((groups[batch] == 0).sum()) == 1 for batch in plan)
+    described = plan.describe()
+    assert described.left_out == described.repeats == plan.segments[0].repeated == 5
+
+
+def test_hardness_comes_in_the_order_of_the_paper() -> None:
+    """Uniform, ProSampler, kNN (ProSampler, Fig. 4), in similarity and in false negatives."""
+    vectors, labels = clustered(per_cluster=60, noise=0.2)
+    uniform, proximity, knn = (
+        planner.plan(vectors, 48, seeded(0)).describe(vectors, labels)
+        for planner in (Uniform(), Proximity(0.1, num_neighbours=20, num_candidates=200), NearestNeighbours())
+    )
+    assert uniform.similarity == pytest.approx(uniform.uniform_similarity, abs=0.02)
+    assert uniform.similarity + 0.05 < proximity.similarity < knn.similarity - 0.05
+    assert uniform.false_negatives < proximity.false_negatives < knn.false_negatives
+
+
+def test_the_extremes_of_proximity_are_knn_and_uniform() -> None:
+    vectors, _ = clustered(per_cluster=40, noise=0.4)
+    n = len(vectors)
+    for restart, least in ((0.99, 0.95), (1.0, 1.0)):
+        near = Proximity(restart).plan(build_graph(vectors, 19, n - 1), 20, seeded(0), coverage="free")
+        closest = [set((vectors @ vectors[batch[0]]).topk(20).indices.tolist()) for batch in near]
+        assert np.mean([len(own & set(b.tolist())) / len(b) for own, b in zip(closest, near, strict=True)]) >= least
+    similarities = []
+    for seed in range(20):
+        graph = build_graph(vectors, 1, 1, seeded(seed))
+        uniform = Proximity(restart=0.0, kind="random").plan(graph, 20, seeded(seed), coverage="free")
+        similarities.append(uniform.describe(vectors).similarity)
+    error = np.std(similarities) / np.sqrt(len(similarities))
+    assert abs(np.mean(similarities) - uniform.describe(vectors).uniform_similarity) < 4 * error
+
+
+def test_strata_draw_from_one_cluster() -> None:
+    vectors, labels = clustered(num_clusters=6, per_cluster=50, noise=0.05)
+    plan = Strata(num_strata=6).plan(vectors, 10, seeded(2))
+    purity = np.mean([np.bincount(labels[batch]).max() / len(batch) for batch in plan])
+    assert purity > 0.85
+    assert plan.describe(vectors).similarity > plan.describe(vectors).uniform_similarity + 0.3
+
+
+def test_communities_are_small_and_tight() -> None:
+    pytest.importorskip("pymetis", reason="the extra `communities` is not installed")
+    vectors, labels = clustered(num_clusters=12, per_cluster=24, noise=0.1)
+    plan = Communities(size=8, num_neighbours=10).plan(vectors, 24, seeded(0))
+    described = plan.describe(vectors, labels)
+    assert described.uniform_similarity < described.similarity
+    # Three communities of eight from anywhere: of 23 others some 7 share the community, and few more the cluster.
+    assert 7 / 23 - 0.1 < described.false_negatives < 0.6
+
+
+def test_single_source_batches_and_their_remainder() -> None:
+    column = torch.tensor([0] * 50 + [1] * 33 + [2] * 17)
+    plan = SingleSource(column).plan(100, 10, seeded(0))
+    mixed = [len(column[batch].unique()) > 1 for batch in plan]
+    assert sum(mixed) == 1  # 5 + 3 + 1 whole batches; 3 + 7 remain
+    assert mixed[-1]
+    with pytest.raises(ValueError, match=r"SingleSource needs a column of 90 instances, got len\(column\)=100"):
+        SingleSource(column).plan(90, 10)
+
+
+def test_schedules_of_the_restart() -> None:
+    assert [round(falling(0.2)(epoch), 3) for epoch in range(10)] == [
+        max(round(0.2 - 0.02 * epoch, 3), 0.05) for epoch in range(10)
+    ]
+    planner = Proximity(restart=linear(0.2, 0.05))
+    assert planner.at(0, 100).restart == 0.2  # type: ignore[attr-defined]
+    assert planner.at(50, 100).restart == pytest.approx(0.125)  # type: ignore[attr-defined]
+    with pytest.raises(ValueError, match=r"use planner.at\(step, total\)"):
+        planner.plan(clustered()[0], 32)
+
+
+def test_plan_is_saved_loaded_and_exported(tmp_path: Path) -> None:
+    vectors, labels = clustered()
+    plan = Proximity(num_neighbours=10).plan(vectors, 32, seeded(0))
+    plan.save(tmp_path / "plan.npz")
+    loaded = Plan.load(tmp_path / "plan.npz")
+    assert loaded.digest() == plan.digest()
+    assert loaded.segments == plan.segments
+    assert [batch.tolist() for batch in loaded] == [batch.tolist() for batch in plan]
+    assert list(tmp_path.iterdir()) == [tmp_path / "plan.npz"], "nothing unfinished is left"
+    plan.to_csv(tmp_path / "plan.csv")
+    with open(tmp_path / "plan.csv") as file:
+        rows = list(csv.DictReader(file))
+    assert [int(row["instance"]) for row in rows] == plan.order.tolist()
+    assert rows[33] == {"batch": "1", "place": "1", "instance": str(plan[1][1]), "segment": "0"}
+    assert "coverage 100.0%" in str(plan.describe(vectors, labels))
+
+
+def test_plan_goes_to_parquet(tmp_path: Path) -> None:
+    parquet = pytest.importorskip("pyarrow.parquet", reason="pyarrow is not installed")
+    plan = Uniform().plan(10, 4, seeded(0))
+    plan.to_parquet(tmp_path / "plan.parquet")
+    table = parquet.read_table(tmp_path / "plan.parquet")
+    assert table["instance"].to_pylist() == plan.order.tolist()
+
+
+def test_description_is_that_of_explicit_pairs() -> None:
+    vectors, labels = clustered(num_clusters=3, per_cluster=7)
+    plan = Plan.from_batches([[0, 1, 2, 5], [7, 3], [0, 9, 11]], num_instances=21, batch_size=4)
+    pairs = [(int(a), int(b)) for batch in plan for a in batch for b in batch if a != b]
+    described = plan.describe(vectors, labels)
+    assert described.similarity == pytest.approx(np.mean([float(vectors[a] @ vectors[b]) for a, b in pairs]), abs=1e-6)
+    assert described.false_negatives == pytest.approx(np.mean([float(labels[a] == labels[b]) for a, b in pairs]))
+    every = [(a, b) for a in range(21) for b in range(21) if a != b]
+    assert described.uniform_similarity == pytest.approx(
+        np.mean([float(vectors[a] @ vectors[b]) for a, b in every]), abs=1e-6
+    )
+    assert described.uniform_false_negatives == pytest.approx(
+        np.mean([float(labels[a] == labels[b]) for a, b in every])
+    )
+    assert (described.coverage, described.repeats, described.most_visits, described.left_out) == (8 / 21, 1, 2, 13)
+
+
+def test_bad_input_is_refused() -> None:
+    vectors, _ = clustered()
+    with pytest.raises(ValueError, match=r"plan needs a batch of at most the 300 instances, got batch_size=301"):
+        Uniform().plan(300, 301)
+    with pytest.raises(ValueError, match="coverage among"):
+        Uniform().plan(300, 10, coverage="twice")
+    with pytest.raises(ValueError, match="Proximity needs a graph or vectors"):
+        Proximity().plan(300, 10)
+    with pytest.raises(ValueError, match="NearestNeighbours needs vectors"):
+        NearestNeighbours().plan(ProximityGraph.from_lists([[1], [0]]), 1)
+    broken = vectors.clone()
+    broken[0, 0] = float("nan")
+    for planner in (Proximity(), NearestNeighbours(), Strata()):
+        with pytest.raises(ValueError, match="needs finite vectors"):
+            planner.plan(broken, 10)
+    with pytest.raises(ValueError, match=r"Guard needs groups of 300 instances, got len\(groups\)=3"):
+        Uniform().plan(300, 10, guard=Guard(groups=torch.arange(3)))
+    with pytest.raises(ValueError, match="at least 10 groups, as many as a batch has instances"):
+        Uniform().plan(300, 10, guard=Guard(groups=torch.arange(300) % 5))
+    with pytest.raises(ValueError, match="near_duplicate together with vectors"):
+        Guard(near_duplicate=0.9)
+    with pytest.raises(ValueError, match="10 instances that may share a batch"):
+        Uniform().plan(300, 10, guard=Guard(near_duplicate=0.5, vectors=torch.ones(300, 2)))
+    with pytest.raises(ValueError, match=r"restart in \[0.0, 1.0\]"):
+        Proximity(restart=-0.1)
+    with pytest.raises(ValueError, match="vectors of 300 instances"):
+        Uniform().plan(300, 10).describe(vectors[:5])
+
+
+def test_digits_come_in_the_order_of_the_paper() -> None:
+    """The frontier of experiments/plan_frontier.py, its three main points (ProSampler, Fig. 4)."""
+    datasets = pytest.importorskip("sklearn.datasets", reason="the extra `eval` is not installed")
+    pixels, labels = (torch.from_numpy(part) for part in datasets.load_digits(return_X_y=True))
+    vectors = torch.nn.functional.normalize(pixels.float() - pixels.float().mean(0), dim=1)
+    found = [
+        planner.plan(vectors, 64, seeded(0)).describe(vectors, labels)
+        for planner in (Uniform(), Proximity(0.1, num_candidates=500), NearestNeighbours())
+    ]
+    for name, gap in (("similarity", 0.02), ("false_negatives", 0.01)):
+        uniform, proximity, knn = (getattr(description, name) for description in found)
+        assert uniform + gap < proximity < knn - gap
+    assert all(description.coverage == 1.0 for description in found)

@@ -1,0 +1,416 @@
+"""hn.mine against a brute-force oracle: whole rows in float64, the distribution applied to one query at a time."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from torch import Tensor
+from torch.nn.functional import normalize
+
+from hardneg.core.types import NEVER, Keys, Scores, Tags
+from hardneg.mining import Mined, Search, mine
+from hardneg.mining.noise import gumbel
+from hardneg.mining.search import Corpus, nearest, top_of_rows
+from hardneg.negatives import Negatives, parse
+
+EXPRESSIONS = [
+    "Uniform()",
+    "Rank(3, 40)",
+    "BelowPositive(0.05)",
+    "BelowPositive(absolute=0.1) * Rank(2)",
+    "Rank(0, 30) * BelowPositive(0.2)",
+    "Threshold(0.1) * BelowPositive(absolute=-0.1)",
+    "Ring(0.1, 0.4)",
+    "OtherLabel() * Rank(1, 20)",
+    "SameCluster() * Tilt(3.0)",
+    "OtherLabel() * BelowPositive(0.05, absolute=0.02) * Rank(5, 60) * Tilt(2.0)",
+    'Hardening("threshold", 1.2) * Rank(0, 50)',
+    "Rank(4) * OtherCluster()",
+    "OtherLabel() * Ring(0.0, 0.2) * Rank(2, 9)",
+]
+QUIET = pytest.mark.filterwarnings("ignore::hardneg.core.errors.HardnegWarning")
+
+
+def make_data(q: int = 40, n: int = 200, dtype: torch.dtype = torch.float64) -> tuple[Keys, Keys, list[list[int]]]:
+    """Clustered unit vectors with labels, ids unlike positions, up to four positives; some queries are documents."""
+    random = torch.Generator().manual_seed(3)
+    centres = torch.randn(8, 12, generator=random, dtype=torch.float64)
+    labels = torch.randint(0, 8, (n,), generator=random)
+    vectors = centres[labels] + 0.8 * torch.randn(n, 12, generator=random, dtype=torch.float64)
+    ids = 1000 + 7 * torch.randperm(n, generator=random)
+    clusters = torch.stack([labels % 3, labels % 2], 1)
+    corpus = Keys(normalize(vectors, dim=-1).to(dtype), ids, labels, clusters)
+    own = torch.randint(0, n, (q,), generator=random)
+    noise = 0.7 * torch.randn(q, 12, generator=random, dtype=torch.float64)
+    queries = Keys(
+        normalize(vectors[own] + noise, dim=-1).to(dtype),
+        torch.where(torch.arange(q) % 3 == 0, ids[own], -1 - torch.arange(q)),
+        labels[own],
+        clusters[own],
+    )
+    positives = [[int(ids[(int(own[i]) + j) % n]) for j in range(i % 5)] for i in range(q)]
+    return queries, corpus, positives
+
+
+def oracle(
+    queries: Keys,
+    corpus: Keys,
+    positives: list[list[int]],
+    text: str,
+    k: int,
+    temperature: float = 1.0,
+    **guards: float,
+) -> list[tuple[list[int], Tensor]]:
+    """For each query its support, closest first, and the log-weights of all rows."""
+    negatives, out = parse(text), []
+    for i in range(len(queries)):
+        log_w = _row_weights(negatives, queries, corpus, positives[i], i, temperature, guards.get("near_positive"))
+        similarity = corpus.vectors @ queries.vectors[i]
+        order = [int(r) for r in similarity.argsort(descending=True) if log_w[r] != NEVER]
+        if "near_negative" in guards:
+            order = _greedy(order, corpus.vectors, guards["near_negative"], k)
+        out.append((order, log_w))
+    return out
+
+
+def _row_weights(
+    negatives: Negatives, queries: Keys, corpus: Keys, own: list[int], i: int, temperature: float, near: float | None
+) -> Tensor:
+    n = len(corpus)
+    assert corpus.ids is not None
+    assert queries.ids is not None
+    row_of = {int(identity): r for r, identity in enumerate(corpus.ids)}
+    rows = [row_of[one] for one in own]
+    similarity = corpus.vectors @ queries.vectors[i]
+    ids = corpus.ids.tolist()
+    valid = torch.tensor([[r not in rows and ids[r] != int(queries.ids[i]) for r in range(n)]])
+    for p in rows if near is not None else []:
+        valid &= (corpus.vectors @ corpus.vectors[p]) < near
+    positive = similarity[rows][None] if rows else similarity.new_zeros(1, 1)
+
+    def one(tag: Tensor | None) -> Tensor | None:
+        return None if tag is None else tag[i : i + 1]
+
+    def all_(tag: Tensor | None) -> Tensor | None:
+        return None if tag is None else tag[None]
+
+    scores = Scores(
+        positive / temperature,
+        similarity[None] / temperature,
+        torch.full(positive.shape, bool(rows)),
+        valid,
+        temperature,
+        Tags(one(queries.ids), one(queries.labels), one(queries.clusters)),
+        Tags(all_(corpus.ids), all_(corpus.labels), all_(corpus.clusters)),
+        torch.zeros(n, dtype=torch.long),
+        ("corpus",),
+    )
+    return negatives.log_weights(scores)[0]
+
+
+def _greedy(order: list[int], vectors: Tensor, limit: float, k: int) -> list[int]:
+    taken: list[int] = []
+    for row in order:
+        if len(taken) < k and all(float(vectors[row] @ vectors[t]) < limit for t in taken):
+            taken.append(row)
+    return taken
+
+
+def rows_of(mined: Mined, i: int) -> list[int]:
+    return [int(r) for r in mined.rows[i] if r >= 0]
+
+
+@QUIET
+@pytest.mark.parametrize("text", EXPRESSIONS)
+@pytest.mark.parametrize("search", [Search(query_block=16, corpus_block=37), Search(query_block=1000)])
+def test_top_equals_the_oracle(text: str, search: Search) -> None:
+    queries, corpus, positives = make_data()
+    mined = mine(queries, corpus, positives, text, 6, search=search)
+    for i, (order, _) in enumerate(oracle(queries, corpus, positives, text, 6)):
+        assert rows_of(mined, i) == order[:6], (text, i)
+        expected = (corpus.vectors @ queries.vectors[i])[order[:6]]
+        torch.testing.assert_close(mined.scores[i, : len(expected)], expected)
+        assert (mined.scores[i, len(expected) :] == NEVER).all()
+    assert torch.equal(mined.ids >= 0, mined.rows >= 0)
+    assert corpus.ids is not None
+    assert torch.equal(mined.ids[mined.rows >= 0], corpus.ids[mined.rows[mined.rows >= 0]])
+
+
+@QUIET
+@pytest.mark.parametrize("text", EXPRESSIONS)
+def test_gumbel_equals_the_oracle_with_the_same_noise(text: str) -> None:
+    queries, corpus, positives = make_data()
+    mined = mine(queries, corpus, positives, text, 4, "gumbel", 5, temperature=0.2, search=Search(query_block=32))
+    noise = gumbel(5, torch.arange(len(queries)), torch.arange(len(corpus)).expand(len(queries), -1))
+    for i, (_, log_w) in enumerate(oracle(queries, corpus, positives, text, 4, temperature=0.2)):
+        key = log_w.double() + noise[i]
+        order = [int(r) for r in key.argsort(descending=True) if key[r] != NEVER]
+        assert rows_of(mined, i) == order[:4], (text, i)
+
+
+@pytest.mark.parametrize("text", ["Tilt(4.0)", "Rank(2, 30) * Tilt(3.0)", "OtherLabel() * Ring(0.1, 0.5) * Tilt(1.0)"])
+def test_categorical_draws_have_the_right_shares(text: str) -> None:
+    queries, corpus, positives = make_data(q=6, n=60)
+    mined = mine(queries, corpus, positives, text, 4000, "categorical", temperature=0.5)
+    for i, (_, log_w) in enumerate(oracle(queries, corpus, positives, text, 1, temperature=0.5)):
+        share = torch.bincount(mined.rows[i], minlength=len(corpus)).double() / 4000
+        q = torch.softmax(log_w, 0)
+        assert bool(((share - q).abs() <= 5 * (q * (1 - q) / 4000).sqrt() + 1e-9).all())
+
+
+@QUIET
+@pytest.mark.parametrize("text", ["Uniform()", "Rank(0, 80)", "BelowPositive(0.05)", "Ring(0.0, 0.3)"])
+@pytest.mark.parametrize(
+    "guards", [{"near_positive": 0.7}, {"near_negative": 0.6}, {"near_positive": 0.8, "near_negative": 0.8}]
+)
+def test_guards_equal_the_oracle(text: str, guards: dict[str, float]) -> None:
+    queries, corpus, positives = make_data()
+    mined = mine(queries, corpus, positives, text, 5, search=Search(query_block=25, corpus_block=64), **guards)  # type: ignore[arg-type]
+    for i, (order, _) in enumerate(oracle(queries, corpus, positives, text, 5, **guards)):
+        assert rows_of(mined, i) == order[:5], (text, i)
+
+
+def test_positives_and_own_ids_are_never_negatives() -> None:
+    queries, corpus, positives = make_data()
+    mined = mine(queries, corpus, positives, "Uniform()", len(corpus))
+    assert queries.ids is not None
+    for i, own in enumerate(positives):
+        banned = {*own, int(queries.ids[i])}
+        assert not banned & set(mined.ids[i].tolist())
+        assert len(rows_of(mined, i)) == len(corpus) - len(banned & set(corpus.ids.tolist()))  # type: ignore[union-attr]
+
+
+def test_shapes_of_positives_agree() -> None:
+    queries, corpus, _ = make_data()
+    assert corpus.ids is not None
+    one = corpus.ids[: len(queries)]
+    padded = torch.stack([one, torch.full_like(one, -1)], 1)
+    forms = [one, padded, one[:, None].tolist(), one.tolist(), padded.tolist()]
+    first, *others = [mine(queries, corpus, form, "BelowPositive(0.1)", 5).ids for form in forms]
+    assert all(torch.equal(first, other) for other in others)
+
+
+def test_without_ids_positives_are_rows() -> None:
+    queries, corpus, _ = make_data()
+    mined = mine(Keys(queries.vectors), Keys(corpus.vectors), torch.arange(len(queries)), "Uniform()", 199)
+    assert torch.equal(mined.ids, mined.rows)
+    assert not (mined.ids == torch.arange(len(queries))[:, None]).any()
+
+
+def test_seeds() -> None:
+    queries, corpus, positives = make_data()
+    for draw in ("gumbel", "categorical"):
+        first, again, other = (mine(queries, corpus, positives, "Tilt(1.0)", 5, draw, seed) for seed in (1, 1, 2))
+        assert torch.equal(first.ids, again.ids)
+        assert not torch.equal(first.ids, other.ids)
+
+
+@QUIET
+@pytest.mark.parametrize("draw", ["top", "gumbel", "categorical"])
+def test_blocks_change_nothing(draw: str) -> None:
+    queries, corpus, positives = make_data()
+    text = "BelowPositive(0.1) * Rank(0, 50) * Tilt(1.0)"
+    sizes = [Search(query_block=q, corpus_block=c) for q, c in ((1, 300), (7, 11), (1000, 1000))]
+    first, *others = [mine(queries, corpus, positives, text, 4, draw, search=search).ids for search in sizes]
+    assert all(torch.equal(first, other) for other in others)
+
+
+def test_short_queries_are_searched_deeper() -> None:
+    """All near documents are above the margin: the list of the nearest alone would come out empty."""
+    n = 2000
+    angle = torch.linspace(0.0, math.pi, n, dtype=torch.float64)
+    corpus = Keys(torch.stack([angle.cos(), angle.sin()], 1))
+    mined = mine(Keys(corpus.vectors[:3]), corpus, torch.tensor([1500, 1600, 1990]), "BelowPositive(absolute=0.0)", 5)
+    assert mined.rows[0].tolist() == [1501, 1502, 1503, 1504, 1505]
+    assert mined.explanation.short == 0
+    short = mine(Keys(corpus.vectors[:1]), corpus, torch.tensor([1997]), "BelowPositive(absolute=0.0)", 5)
+    assert short.rows[0].tolist() == [1998, 1999, -1, -1, -1]
+    assert short.explanation.why == {"1. BelowPositive(absolute=0.0)": 1}
+
+
+def test_explanation_counts() -> None:
+    queries, corpus, positives = make_data()
+    text = "OtherLabel() * Ring(0.0, 0.5) * Rank(0, 3)"
+    mined = mine(queries, corpus, positives, text, 5)
+    told = mined.explanation
+    assert told.queries == told.short == len(queries)
+    assert told.why == {"3. Rank(stop=3)": len(queries)}
+    left = [0, 0, 0, 0]
+    for i in range(len(queries)):
+        for place, part in enumerate(("Uniform()", "OtherLabel()", "OtherLabel() * Ring(0.0, 0.5)", text)):
+            weights = _row_weights(parse(part), queries, corpus, positives[i], i, 1.0, None)
+            left[place] += int((weights != NEVER).sum())
+    assert told.looked_at == left[0]
+    assert told.removed == [0, left[0] - left[1], left[1] - left[2], left[2] - left[3], 0]
+
+
+def test_rescoring_replaces_the_similarities() -> None:
+    queries, corpus, positives = make_data()
+    calls = []
+
+    def rescore(query: Tensor, rows: Tensor) -> Tensor:
+        calls.append(len(rows))
+        return ((query * 31 + rows * 17) % 101).double() / 101
+
+    search = Search(candidates=40)
+    mined = mine(queries, corpus, positives, "BelowPositive(absolute=0.1)", 5, search=search, rescore=rescore)
+    plain = mine(queries, corpus, positives, "Uniform()", 40)
+    row_of = {int(identity): r for r, identity in enumerate(corpus.ids)}  # type: ignore[arg-type]
+    for i in range(len(queries)):
+        score = {r: ((i * 31 + r * 17) % 101) / 101 for r in range(len(corpus))}
+        lowest = min((score[row_of[p]] for p in positives[i]), default=math.inf)
+        kept = [r for r in rows_of(plain, i) if score[r] <= lowest - 0.1]
+        expected = sorted((score[r] for r in kept), reverse=True)[:5]
+        assert mined.scores[i][mined.rows[i] >= 0].tolist() == pytest.approx(expected)
+        assert set(rows_of(mined, i)) <= set(kept)
+    assert max(calls) > 1000  # all pairs of a block in one call
+
+
+def test_union_of_retrievers_keeps_the_source() -> None:
+    queries, corpus, positives = make_data()
+
+    class Last:
+        name = "last"
+
+        def __call__(self, query: Tensor, size: int) -> Tensor:
+            return torch.arange(199, 199 - size, -1).expand(len(query), -1)
+
+    search = Search(candidates=20, also=(Last(),))
+    mined = mine(queries, corpus, positives, "Uniform()", 40, search=search)
+    plain = mine(queries, corpus, positives, "Uniform()", 20)
+    only = mine(queries, corpus, positives, 'From("last") * Rank(0, 5)', 5, search=search)
+    assert mined.retrievers == ("corpus", "last")
+    for i in range(len(queries)):
+        near, last = set(rows_of(plain, i)), set(range(180, 200))
+        for row, by in zip(mined.rows[i].tolist(), mined.found_by[i].tolist(), strict=True):
+            if row >= 0:
+                assert by == (row in near) + 2 * (row in last)
+        assert len(set(rows_of(mined, i))) == len(rows_of(mined, i))
+        assert set(rows_of(only, i)) <= last - near
+
+
+@pytest.mark.parametrize("kind", ["flat", "ivf", "hnsw"])
+def test_faiss(kind: str) -> None:
+    pytest.importorskip("faiss", reason="needs the extra 'ann'")
+    queries, corpus, positives = make_data(n=2000, dtype=torch.float32)
+    text = "BelowPositive(0.05) * Rank(1, 40)" if kind == "flat" else "OtherLabel() * Rank(1, 40)"
+    exact = mine(queries, corpus, positives, text, 5)
+    found = mine(queries, corpus, positives, text, 5, search=Search(kind, num_probes=32))
+    agree = float((exact.ids == found.ids).float().mean())
+    assert agree == 1.0 if kind == "flat" else agree > 0.8, agree
+    with pytest.raises(ValueError, match="needs an expression that the nearest candidates decide"):
+        mine(queries, corpus, positives, "Ring(0.1, 0.2)", 5, search=kind)
+
+
+@pytest.mark.parametrize(
+    "text", ['BelowPositive(absolute=0.0, by="guide")', 'BelowPositive(0.1, by="guide") * Ring(0.0, 0.5)']
+)
+def test_a_guide_judges_the_false_negatives(text: str) -> None:
+    queries, corpus, positives = make_data()
+    turn = torch.randn(12, 5, generator=torch.Generator().manual_seed(9), dtype=torch.float64)
+    guide = (queries.vectors @ turn, corpus.vectors @ turn)
+    mined = mine(queries, corpus, positives, text, 5, guide=guide, search=Search(query_block=16, corpus_block=33))
+    row_of = {int(identity): r for r, identity in enumerate(corpus.ids)}  # type: ignore[arg-type]
+    for i in range(len(queries)):
+        judged = guide[1] @ guide[0][i]
+        lowest = min((float(judged[row_of[p]]) for p in positives[i]), default=math.inf)
+        limit = lowest - 0.1 * abs(lowest) if "0.1" in text and lowest < math.inf else lowest
+        order, _ = oracle(queries, corpus, positives, "Uniform()", 5)[i]
+        kept = [r for r in order if float(judged[r]) <= limit]
+        if "Ring" in text:
+            kept = kept[: int(0.5 * len(kept))]
+        assert rows_of(mined, i) == kept[:5]
+
+
+def test_half_precision_and_memory_mapped_corpus(tmp_path) -> None:  # type: ignore[no-untyped-def]
+    import numpy as np
+
+    queries, corpus, positives = make_data(dtype=torch.float16)
+    np.save(tmp_path / "corpus.npy", corpus.vectors.numpy())
+    on_disk = torch.from_numpy(np.load(tmp_path / "corpus.npy", mmap_mode="c"))
+    mapped = Keys(on_disk, corpus.ids, corpus.labels, corpus.clusters)
+    wide = Keys(corpus.vectors.float(), corpus.ids, corpus.labels, corpus.clusters)
+    found = mine(queries, mapped, positives, "BelowPositive(0.1)", 5, search=Search(corpus_block=50))
+    expected = mine(Keys(queries.vectors.float(), queries.ids), wide, positives, "BelowPositive(0.1)", 5)
+    assert torch.equal(found.ids, expected.ids)
+    assert found.scores.dtype == torch.float32
+
+
+def test_top_of_rows_equals_topk() -> None:
+    for n, size in ((1000, 3), (1003, 10), (4096, 100), (50, 50), (17, 1)):
+        scores = torch.randn(9, n, generator=torch.Generator().manual_seed(n))
+        values, index = top_of_rows(scores, size)
+        assert torch.equal(values, scores.topk(size).values)
+        assert torch.equal(scores.gather(1, index), values)
+
+
+def test_nearest_sorts_equal_scores_by_row() -> None:
+    corpus = Corpus(torch.ones(50, 2), torch.device("cpu"), block=7)
+    values, rows = nearest(corpus, torch.ones(3, 2), 50, (torch.tensor([1]), torch.tensor([4])))
+    assert rows[0].tolist() == list(range(50))
+    assert rows[1].tolist() == [*range(4), *range(5, 50), -1]
+    assert values[1, -1] == NEVER
+
+
+@pytest.mark.parametrize("size", [4, 19])
+def test_nearest_of_many_equal_scores_are_some_of_them(size: int) -> None:
+    """Which of the equal ones make the cut is open; that they are allowed, distinct and sorted by row is not."""
+    for block in (7, 20, 1000):
+        corpus = Corpus(torch.ones(500, 2), torch.device("cpu"), block)
+        excluded = (torch.zeros(400, dtype=torch.long), torch.arange(400))
+        values, rows = nearest(corpus, torch.ones(3, 2), size, excluded)
+        assert (values == 2.0).all()
+        assert (rows.diff(dim=1) > 0).all()
+        assert rows.min() >= 0
+        assert rows[0].min() >= 400
+
+
+@pytest.mark.parametrize("dim", [3, 48, 384])
+@pytest.mark.parametrize("text", ["Uniform()", "Ring(0.0, 0.9)", "BelowPositive(absolute=-0.5)"])
+def test_exact_copies_are_copies_at_one(dim: int, text: str) -> None:
+    """The cosine of a float32 vector with its copy is often a little below 1."""
+    v = normalize(torch.randn(150, dim, generator=torch.Generator().manual_seed(0)), dim=-1)
+    twice = Keys(torch.cat([v, v]))
+    mined = mine(Keys(v), twice, torch.arange(150), text, 5, near_positive=1.0, near_negative=1.0)
+    original = torch.where(mined.rows < 0, -1 - torch.arange(5), mined.rows % 150)
+    assert not (original == torch.arange(150)[:, None]).any()
+    assert all(len(set(row)) == 5 for row in original.tolist())
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"k": 0}, "k of 1 or more"),
+        ({"draw": "best"}, "draw 'top', 'gumbel' or 'categorical'"),
+        ({"temperature": 0.0}, "temperature above 0"),
+        ({"near_positive": 2.0}, "near_positive in"),
+        ({"negatives": "Tilt(linear(1.0, 0.0))"}, "got a schedule"),
+        ({"negatives": "ClippedTilt(1.0)", "draw": "gumbel"}, "no batch decides"),
+        ({"negatives": "OtherLabel()", "queries": Keys(torch.eye(4))}, "OtherLabel needs labels"),
+        ({"positives": torch.tensor([0, 1, 2, 99])}, "positives that are in the corpus, got id 99 of query 3"),
+        ({"positives": ["0", "1", "2", "3"]}, "whole numbers, got text"),
+        ({"positives": "0123"}, "a tensor or one list per query"),
+        ({"positives": torch.zeros(4)}, "mine needs corpus ids"),
+        ({"positives": [[0]]}, "positives of 4 queries"),
+        ({"corpus": Keys(torch.zeros(0, 4))}, "at least one row"),
+        ({"corpus": Keys(torch.eye(3))}, "same dimension"),
+        ({"corpus": Keys(torch.eye(4) / 0)}, "finite vectors, got NaN or inf in corpus: first in row 0"),
+        ({"corpus": Keys(torch.eye(4), ids=torch.tensor([1, 2, 2, 3]))}, "distinct corpus ids, got id 2"),
+        ({"search": "magic"}, "kind 'exact', 'flat', 'ivf', 'hnsw' or 'also'"),
+        ({"near_negative": 0.9, "draw": "categorical"}, "categorical draws repeat"),
+    ],
+)
+def test_clear_errors(change: dict[str, object], message: str) -> None:
+    labelled = Keys(torch.eye(4), labels=torch.arange(4))
+    given = {"queries": labelled, "corpus": labelled, "positives": torch.arange(4), "negatives": "Uniform()", "k": 1}
+    with pytest.raises(ValueError, match=message):
+        mine(**{**given, **change})  # type: ignore[arg-type]
+
+
+def test_one_document_and_no_queries() -> None:
+    one = Keys(torch.ones(1, 4))
+    assert mine(one, one, [[]], "Uniform()", 3).ids.tolist() == [[0, -1, -1]]
+    assert mine(one, one, [[0]], "Tilt(1.0)", 3, "categorical").ids.tolist() == [[-1, -1, -1]]
+    assert mine(Keys(torch.ones(0, 4)), one, [], "Uniform()", 3).ids.shape == (0, 3)

@@ -1,0 +1,121 @@
+"""The demo is one command of the Makefile: it is run here for two epochs, and its figures are followed to the page."""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from hardneg.cli.app import app
+from hardneg.comparing import runs as comparison_runs
+from hardneg.comparing.arms import parse_arm
+from hardneg.comparing.request import letter_of
+from hardneg.comparing.verdict import temperature_notes
+from hardneg.training.options import TrainOptions
+from hardneg.training.recipes import run_recipe
+from hardneg.training.runs import Run
+from support.html_page import Page
+
+MAKEFILE = Path(__file__).resolve().parents[2] / "Makefile"
+pytest.importorskip("sklearn", reason="the demo needs the extra eval")
+pytest.importorskip("accelerate", reason="the demo needs the extra train")
+
+
+def demo_command() -> list[str]:
+    (recipe,) = re.findall(r"^demo:.*\n((?:\t.*\n)+)", MAKEFILE.read_text(), re.MULTILINE)
+    program, *arguments = shlex.split(recipe.replace("\\\n", " "))
+    assert program == "$(BIN)/hardneg"
+    return arguments
+
+
+def values_of(arguments: list[str], flag: str) -> list[str]:
+    return [value for name, value in pairwise(arguments) if name == flag]
+
+
+def in_this_process(recipe: str, options: TrainOptions, run: Run, environ: dict[str, str]) -> dict[str, Any]:
+    """As a process of its own would, without the seconds that each needs to import torch."""
+    return run_recipe(recipe, options, run.path, resume=True, quiet=True)
+
+
+@pytest.fixture(scope="module")
+def demo(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, dict[str, Any], Page]:
+    """What the demo prints, its comparison.json and its page; in the second epoch batches of neighbours begin."""
+    out = tmp_path_factory.mktemp("demo")
+    short = {"--epochs": "2", "--seeds": "2", "--out": str(out)}
+    arguments = demo_command()
+    for flag, value in short.items():
+        arguments[arguments.index(flag) + 1] = value
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(comparison_runs, "in_a_process", in_this_process)
+        done = CliRunner().invoke(app, [*arguments, "--jobs", "1"], env={"COLUMNS": "80", "NO_COLOR": "1"})
+    assert done.exit_code == 0, done.output
+    return done.output, json.loads((out / "comparison.json").read_text()), Page((out / "report.html").read_text())
+
+
+def test_the_demo_has_four_arms_and_three_seeds_and_a_plain_twin_for_the_tilt() -> None:
+    arguments = demo_command()
+    arms = [parse_arm(text) for text in values_of(arguments, "--arm")]
+    assert len(arms) >= 4
+    assert values_of(arguments, "--seeds") == ["3"]
+    assert any(arm.beta > 0 for arm in arms)
+    assert any("@" in arm.text for arm in arms)
+    assert temperature_notes(arms) == []
+
+
+def test_every_arm_and_seed_learns(demo: tuple[str, dict[str, Any], Page]) -> None:
+    _, summary, _ = demo
+    arms = values_of(demo_command(), "--arm")
+    assert [row["arm"] for row in summary["rows"]] == arms
+    for row in summary["rows"]:
+        assert len(row["values"]) == 2
+        assert min(row["values"]) > 0.5  # chance is 0.1; measured 0.73 to 0.9
+    assert len({tuple(row["values"]) for row in summary["rows"]}) == len(arms), "the arms are not one and the same"
+    assert summary["k"] == 143, "no more neighbours than a class of digits has"
+
+
+def test_the_terminal_and_the_page_show_the_figures_of_the_json(demo: tuple[str, dict[str, Any], Page]) -> None:
+    printed, summary, page = demo
+    head, *lines = page.cells["results"]
+    letters = [letter_of(number) for number in range(len(summary["rows"]))]
+    for letter, row, line in zip(letters, summary["rows"], lines, strict=True):
+        mean, half = 100 * row["mean"], 100 * row["half_width"]
+        (shown,) = re.findall(rf"^ ?{letter} +(\d.*?)\s*$", printed, re.MULTILINE)
+        seeds = " ".join(f"{100 * value:.1f}" for value in row["values"])
+        assert " ".join(shown.split()).startswith(f"{seeds} {mean:.1f} ± {half:.1f}")
+        cell = dict(zip(head, line, strict=True))
+        assert cell["143-NN accuracy of every seed, %"].split() == [f"{100 * value:.2f}" for value in row["values"]]
+        assert cell["mean, %"] == f"{mean:.2f} ± {half:.2f}"
+    said = " ".join(printed.split())
+    for sentence in summary["sentences"]:
+        assert sentence in said
+        assert sentence in page.words
+    assert "report: " in printed
+    assert "False negatives, hardness and clamped: of the last batch that was recorded" in said
+    assert "E supcon(temperature=0.5) (it is told the class of every training image)" in " ".join(page.words.split())
+
+
+def test_the_readme_tells_what_the_demo_found() -> None:
+    """benchmarks/results/demo.json is the comparison.json of a whole demo."""
+    found = json.loads((MAKEFILE.parent / "benchmarks" / "results" / "demo.json").read_text())
+    arguments, asked = demo_command(), found["comparison"]
+    assert [row["arm"] for row in found["rows"]] == asked["arms"] == values_of(arguments, "--arm")
+    told = {"--seeds": asked["seeds"]} | {f"--{n.replace('_', '-')}": v for n, v in asked["common"].items()}
+    assert {flag: values_of(arguments, flag) for flag in told} == {flag: [str(value)] for flag, value in told.items()}
+    (story,) = re.findall(
+        r"with (\w+) seeds, no choice of unlabelled negatives is better beyond noise, and labels are worth about (\w+) "
+        r"points",
+        " ".join((MAKEFILE.parent / "README.md").read_text().split()),
+    )
+    labelled = [row for row in found["rows"] if parse_arm(row["arm"]).recipe == "supervised"]
+    others = [row for row in found["rows"][1:] if row not in labelled]
+    assert len(others) == 3
+    assert all(row["difference"] <= row["difference_half_width"] for row in others)
+    (worth,) = [row["difference"] for row in labelled if row["difference"] > row["difference_half_width"]]
+    words = ("none", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten")
+    assert story == (words[asked["seeds"]], words[round(100 * worth)])

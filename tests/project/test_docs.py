@@ -1,0 +1,163 @@
+"""Every code block of the README and of docs/ runs, in order, one namespace per file; none is skipped silently."""
+
+from __future__ import annotations
+
+import inspect
+import re
+import shlex
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from types import ModuleType
+from typing import NamedTuple
+
+import pytest
+from typer.testing import CliRunner
+
+import hardneg as hn
+from hardneg import schedules
+from hardneg.cli.app import app
+from hardneg.negatives import base, hardening
+from hardneg.testing import check_negatives
+
+ROOT = Path(__file__).parents[2]
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+REGISTRIES = (base._registry, schedules._registry, hardening._named)
+
+
+class Block(NamedTuple):
+    language: str
+    line: int
+    source: str
+
+
+@pytest.fixture(autouse=True)
+def clean_registries() -> Iterator[None]:
+    before = [dict(registry) for registry in REGISTRIES]
+    yield
+    for registry, saved in zip(REGISTRIES, before, strict=True):
+        registry.clear()
+        registry.update(saved)
+
+
+def blocks_of(page: Path) -> list[Block]:
+    found: list[Block] = []
+    opened: tuple[str, int] | None = None
+    lines: list[str] = []
+    for number, line in enumerate(page.read_text(encoding="utf-8").splitlines(), start=1):
+        fence = re.match(r"^\s*(```+|~~~+)(.*)$", line)
+        if fence is None:
+            lines.append(line)
+        elif opened is None:
+            opened, lines = (fence[2].strip(), number), []
+        else:
+            found.append(Block(*opened, "\n".join(lines)))
+            opened = None
+    assert opened is None, f"{page.name}:{opened[1]}: this block is not closed"
+    return found
+
+
+def run_page(page: Path) -> ModuleType:
+    """Runs the page as a module, because dataclasses look their own up."""
+    module = ModuleType(f"page_{page.stem.replace('-', '_')}")
+    sys.modules[module.__name__] = module
+    try:
+        for block in blocks_of(page):
+            if block.language == "python":
+                # Blank lines before the block give tracebacks the page's line numbers.
+                exec(compile("\n" * block.line + block.source, str(page), "exec"), module.__dict__)
+            elif block.language == "console":
+                run_console(page, block)
+            elif block.language == "sh":
+                check_shell(page, block)
+            else:
+                assert block.language == "text", f"{page.name}:{block.line}: nothing runs a block of {block.language!r}"
+    finally:
+        del sys.modules[module.__name__]
+    return module
+
+
+def run_console(page: Path, block: Block) -> None:
+    """Runs each ``$ hardneg ...`` line; other lines are output, and must be in what the command before them said."""
+    said = None
+    for line in filter(str.strip, block.source.splitlines()):
+        if line.startswith("$ "):
+            name, *arguments = shlex.split(line[2:])
+            assert name == "hardneg", f"{page.name}:{block.line}: nothing runs {line!r}"
+            result = CliRunner().invoke(app, arguments, env={"COLUMNS": "200"})
+            assert result.exit_code == 0, f"{page.name}:{block.line}: {line} failed: {result.output}"
+            said = " ".join(result.output.split())
+        else:
+            assert said is not None, f"{page.name}:{block.line}: output before a command"
+            assert " ".join(line.split()) in said, f"{page.name}:{block.line}: {line!r} is not said"
+
+
+def check_shell(page: Path, block: Block) -> None:
+    """Nothing is installed here: targets of make must exist, and ``pip install`` must be of this project."""
+    targets = re.findall(r"^([a-z]+):", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE)
+    for line in filter(str.strip, block.source.splitlines()):
+        name, *arguments = shlex.split(line)
+        known = (
+            set(arguments) <= set(targets) if name == "make" else line.startswith(("pip install .", "pip install '."))
+        )
+        assert known, f"{page.name}:{block.line}: nothing knows {line!r}"
+
+
+@pytest.mark.parametrize("page", PAGES, ids=[page.name for page in PAGES])
+def test_page_runs(page: Path) -> None:
+    assert any(block.language == "python" for block in blocks_of(page)), f"{page.name} has nothing to run"
+    run_page(page)
+
+
+def test_all_pages_are_there() -> None:
+    names = {page.name for page in PAGES}
+    assert names >= {"README.md", "the-one-idea.md", "papers.md", "extend.md", "corner-cases.md"}
+
+
+def test_links_lead_somewhere() -> None:
+    for page in PAGES:
+        for target in re.findall(r"\]\(([^)#:]+)\)", page.read_text(encoding="utf-8")):
+            assert (page.parent / target).exists(), f"{page.name} links to {target}"
+
+
+def test_extended_distribution_conforms(tmp_path: Path) -> None:
+    """The first block of docs/extend.md is a whole file: alone and untouched it passes the suite."""
+    first = next(block for block in blocks_of(ROOT / "docs" / "extend.md") if block.language == "python")
+    before = set(hn.registered_negatives())
+    alone = tmp_path / "alone.md"
+    alone.write_text(f"```python\n{first.source}\n```\n", encoding="utf-8")
+    run_page(alone)
+    [name] = set(hn.registered_negatives()) - before
+    check_negatives(hn.registered_negatives()[name], compile=False)  # compiled when the page itself runs
+
+
+def test_every_paper_has_its_row() -> None:
+    text = (ROOT / "docs" / "papers.md").read_text(encoding="utf-8")
+    names = [
+        name
+        for name, value in vars(hn.papers).items()
+        if inspect.isfunction(value) and value.__module__ == hn.papers.__name__ and not name.startswith("_")
+    ]
+    assert len(names) >= 14
+    for name in names:
+        assert re.search(rf"^\| `{name}\(", text, re.MULTILINE), f"docs/papers.md has no row for {name}"
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("```python\nassert 1 == 2, 'one is two'\n```", "one is two"),
+        ("```python\n1 / 0\n```", "division by zero"),
+        ("```console\n$ hardneg explain 'Tlit(1.0)'\n```", "failed"),
+        ("```console\n$ hardneg explain 'Tilt(1.0)'\nno such words\n```", "is not said"),
+        ("```console\n$ rm file\n```", "nothing runs"),
+        ("```sh\nmake no-such-target\n```", "nothing knows"),
+        ("```py\n1 / 0\n```", "nothing runs a block of 'py'"),
+        ("```python\n1 / 0\n", "not closed"),
+    ],
+)
+def test_a_wrong_page_fails(tmp_path: Path, text: str, message: str) -> None:
+    page = tmp_path / "wrong.md"
+    page.write_text(text, encoding="utf-8")
+    with pytest.raises((AssertionError, ZeroDivisionError), match=message):
+        run_page(page)

@@ -1,0 +1,188 @@
+"""Encoders: their sizes, that a tiny one sees each image alone, that weights, features and modes are what they say."""
+
+from __future__ import annotations
+
+import sys
+from types import SimpleNamespace
+
+import pytest
+import torch
+from torch import nn
+
+from hardneg.training.augmentation.augment import TINY
+from hardneg.training.data.images import load
+from hardneg.training.encoders import (
+    Encoder,
+    build_encoder,
+    check_embeds,
+    check_encoder,
+    embed,
+    has_batch_statistics,
+    projection_head,
+)
+
+
+def num_parameters(module: nn.Module) -> int:
+    return sum(p.numel() for p in module.parameters())
+
+
+@pytest.mark.parametrize(
+    ("name", "backbone", "feature_dim", "head"),
+    [
+        ("resnet18", 11_168_832, 512, 512 * 512 + 2 * 512 + 512 * 128 + 128),
+        ("resnet50", 23_500_352, 2048, 2048 * 2048 + 2 * 2048 + 2048 * 128 + 128),
+        ("tiny", 9 * (3 * 32 + 32 * 64 + 64 * 128) + 2 * (32 + 64 + 128), 128, 2 * (128 * 128 + 128)),
+    ],
+)
+def test_sizes(name: str, backbone: int, feature_dim: int, head: int) -> None:
+    encoder = build_encoder(name, in_channels=3)
+    assert num_parameters(encoder.backbone) == backbone
+    assert encoder.feature_dim == feature_dim
+    assert num_parameters(encoder.head) == head
+
+
+@pytest.mark.parametrize(("name", "size", "channels"), [("tiny", 8, 1), ("tiny", 28, 1), ("resnet18", 32, 3)])
+def test_shapes_and_gradients(name: str, size: int, channels: int) -> None:
+    encoder = build_encoder(name, channels, projection_dim=64, seed=0)
+    projected = encoder(torch.rand(3, channels, size, size))
+    assert projected.shape == (3, 64)
+    projected.square().sum().backward()
+    assert all(p.grad is not None and torch.isfinite(p.grad).all() for p in encoder.parameters())
+    assert encoder.features(torch.rand(3, channels, size, size)).shape == (3, encoder.feature_dim)
+
+
+def test_resnet_keeps_the_resolution_of_small_images() -> None:
+    backbone = build_encoder("resnet18", 3).backbone
+    assert backbone.layers(backbone.stem(torch.rand(2, 3, 32, 32))).shape == (2, 512, 4, 4)  # type: ignore[operator]
+
+
+def test_a_tiny_encoder_sees_each_image_alone() -> None:
+    encoder = build_encoder("tiny", 1, seed=0).double()
+    images = torch.rand(6, 1, 8, 8, dtype=torch.float64)
+    alone = torch.cat([encoder(images[i : i + 2]) for i in (0, 2, 4)])
+    torch.testing.assert_close(encoder(images), alone, rtol=0, atol=1e-12)
+    assert not has_batch_statistics(encoder)
+    assert not has_batch_statistics(build_encoder("resnet18", 3, norm="group"))
+    assert has_batch_statistics(build_encoder("resnet18", 3))
+    assert has_batch_statistics(build_encoder("tiny", 1, head="mlp-bn"))
+
+
+def test_weights_are_those_of_the_seed_and_the_generator_is_left_alone() -> None:
+    before = torch.get_rng_state()
+    first, same, other = (build_encoder("tiny", 1, seed=seed) for seed in (3, 3, 4))
+    assert torch.equal(torch.get_rng_state(), before)
+    assert all(torch.equal(a, b) for a, b in zip(first.parameters(), same.parameters(), strict=True))
+    assert not torch.equal(first.backbone.layers[0].weight, other.backbone.layers[0].weight)  # type: ignore[union-attr,index]
+
+
+def test_activations_keep_their_scale_through_a_resnet() -> None:
+    encoder = build_encoder("resnet18", 3, seed=0)
+    features = encoder.features(torch.randn(16, 3, 32, 32))
+    assert 0.1 < features.std() < 10
+
+
+def test_bfloat16_and_channels_last() -> None:
+    encoder = build_encoder("tiny", 3, seed=0)
+    images = torch.rand(4, 3, 16, 16)
+    expected = encoder(images)
+    encoder = encoder.to(memory_format=torch.channels_last)
+    with torch.autocast("cpu", torch.bfloat16):
+        half = encoder(images.contiguous(memory_format=torch.channels_last))
+    assert half.dtype == torch.bfloat16
+    torch.testing.assert_close(half.float(), expected, rtol=0.05, atol=0.05)
+
+
+@pytest.mark.parametrize(("kind", "num"), [("mlp", 4), ("mlp-bn", 5), ("linear", 2), ("none", 0)])
+def test_heads(kind: str, num: int) -> None:
+    head = projection_head(kind, 16, 8)
+    assert len(list(head.parameters())) == num
+    assert head(torch.rand(4, 16)).shape == (4, 16 if kind == "none" else 8)
+
+
+def test_any_module_is_an_encoder() -> None:
+    encoder = Encoder(nn.Sequential(nn.Flatten(), nn.Linear(64, 10)), 10)
+    x = torch.rand(2, 1, 8, 8)
+    assert torch.equal(encoder(x), encoder.features(x))
+    with pytest.raises(ValueError, match=r"gives \[b, 12\], got features=\(2, 10\)"):
+        Encoder(nn.Sequential(nn.Flatten(), nn.Linear(64, 10)), 12)(x)
+
+
+def test_wrong_names_are_told_before_anything_is_built() -> None:
+    for arguments, message in [
+        (("vit",), "an encoder among tiny, resnet18, resnet50"),
+        (("tiny", "mlp2"), "a head among auto, mlp, mlp-bn, linear, none"),
+        (("tiny", "auto", "layer"), "a norm among"),
+        (("torchvision:resnet18", "auto", "group"), "a norm among"),
+    ]:
+        with pytest.raises(ValueError, match=message):
+            check_encoder(*arguments)
+
+
+def test_torchvision_loses_its_classifier(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With a stand-in of torchvision's interface; the real one is used where it fits the installed torch."""
+
+    class ResNet(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.conv1 = nn.Conv2d(3, 64, 7, 2, 3, bias=False)
+            self.fc = nn.Linear(64, 1000)
+
+        def forward(self, images: torch.Tensor) -> torch.Tensor:
+            return self.fc(self.conv1(images).mean((2, 3)))
+
+    models = SimpleNamespace(get_model=lambda name, weights: ResNet())
+    monkeypatch.setitem(sys.modules, "torchvision", SimpleNamespace(models=models))
+    encoder = build_encoder("torchvision:resnet18", in_channels=1)
+    assert encoder.features(torch.rand(2, 1, 32, 32)).shape == (2, 64)
+    assert encoder(torch.rand(2, 1, 32, 32)).shape == (2, 128)
+
+
+def test_a_missing_torchvision_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "torchvision", None)
+    with pytest.raises(ImportError, match="pip install torchvision"):
+        build_encoder("torchvision:resnet18", 3)
+
+
+def test_embed_is_the_features_in_evaluation_mode_and_restores_training() -> None:
+    data = load("digits", "test")
+    encoder = build_encoder("tiny", 1, norm="batch", seed=0).train()
+    features = embed(encoder, data.images[:50], TINY.plain, batch_size=16)
+    assert encoder.training
+    assert not features.requires_grad
+    with torch.no_grad():
+        expected = encoder.eval().features(TINY.plain(data.images[:50]))
+    torch.testing.assert_close(features, expected, rtol=0, atol=1e-5)
+    (features * torch.ones(1, requires_grad=True)).sum().backward()  # not an inference tensor
+
+
+def test_a_module_without_features_is_embedded_by_what_it_gives() -> None:
+    images = load("digits", "test").images[:30]
+    module = nn.Sequential(nn.Flatten(), nn.Linear(64, 10), nn.Dropout(0.5)).train()
+    check_embeds(module, images, TINY.plain)
+    with torch.no_grad():
+        expected = module[1](TINY.plain(images).flatten(1))
+    torch.testing.assert_close(embed(module, images, TINY.plain, batch_size=7), expected, rtol=0, atol=1e-6)
+    assert module.training
+    assert embed(nn.Flatten(), images, TINY.plain).shape == (30, 64)
+
+
+def test_a_module_that_gives_no_vectors_is_told_before_training() -> None:
+    class WithMaps(nn.Module):
+        """As torchvision's VGG: its ``features`` are maps, and a part of it."""
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.features = nn.Conv2d(1, 4, 3)
+
+        def forward(self, images: torch.Tensor) -> torch.Tensor:
+            return self.features(images).mean((2, 3))
+
+    images = load("digits", "test").images
+    fix = r"from {}; wrap it: hardneg\.training\.encoders\.Encoder\(module, feature_dim, head\)"
+    with pytest.raises(
+        ValueError, match=r"features \[b, d\], got \(2, 4, 6, 6\) for 2 images " + fix.format("WithMaps")
+    ):
+        check_embeds(WithMaps(), images, TINY.plain)
+    with pytest.raises(ValueError, match=r"got \(2, 4, 6, 6\) for 2 images " + fix.format("Conv2d")):
+        check_embeds(nn.Conv2d(1, 4, 3), images, TINY.plain)
+    check_embeds(Encoder(WithMaps(), 4), images, TINY.plain)

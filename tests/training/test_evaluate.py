@@ -1,0 +1,329 @@
+"""Evaluation against brute force and scikit-learn, on real and on made-up embeddings."""
+
+from __future__ import annotations
+
+import json
+import math
+import sys
+from contextlib import nullcontext
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from hardneg.core.errors import HardnegWarning, forget_warnings
+from hardneg.io.embeddings import check_split, load_embeddings, save_embeddings
+from hardneg.training.data.images import load
+from hardneg.training.evaluation.embeddings import (
+    evaluate_embeddings,
+    evaluate_file,
+    knn_accuracy,
+    knn_predict,
+    linear_probe,
+    sklearn_probe,
+)
+from hardneg.training.evaluation.pairs import _drawn_of_kind, alignment, similarity_histograms, uniformity
+
+Split = tuple[Tensor, Tensor, Tensor, Tensor]
+
+
+@pytest.fixture(scope="module")
+def digits() -> Split:
+    train, test = load("digits", "train"), load("digits", "test")
+    assert train.labels is not None
+    assert test.labels is not None
+    return train.images.flatten(1) / 255.0, train.labels, test.images.flatten(1) / 255.0, test.labels
+
+
+def clusters(n: int, seed: int = 0, num: int = 4, spread: float = 0.6) -> tuple[Tensor, Tensor]:
+    generator = torch.Generator().manual_seed(seed)
+    centres = torch.randn(num, 8, generator=torch.Generator().manual_seed(99))
+    labels = torch.randint(num, (n,), generator=generator)
+    return centres[labels] + spread * torch.randn(n, 8, generator=generator), labels
+
+
+class TestNeighbours:
+    @pytest.mark.parametrize(("k", "temperature"), [(1, 0.5), (7, 0.5), (30, 0.07), (10_000, 0.5)])
+    def test_votes_as_a_loop_does(self, k: int, temperature: float) -> None:
+        (x, y), (queries, _) = clusters(120), clusters(25, seed=1)
+        y = 10 * y - 7  # labels need not count from 0
+        predicted = knn_predict(x, y, queries, k=k, temperature=temperature, block=10)
+        unit = x.double() / x.double().norm(dim=1, keepdim=True)
+        for i, query in enumerate(queries.double()):
+            similarity = unit @ (query / query.norm())
+            votes: dict[int, float] = {}
+            for j in similarity.argsort(descending=True)[:k].tolist():
+                votes[int(y[j])] = votes.get(int(y[j]), 0.0) + math.exp(similarity[j] / temperature)
+            assert int(predicted[i]) == max(votes, key=votes.__getitem__)
+
+    def test_nearest_neighbour_agrees_with_sklearn(self, digits: Split) -> None:
+        neighbors = pytest.importorskip("sklearn.neighbors")
+        train_x, train_y, test_x, test_y = digits
+        theirs = neighbors.KNeighborsClassifier(1, metric="cosine").fit(train_x.numpy(), train_y.numpy())
+        assert knn_accuracy(*digits, k=1) == pytest.approx(theirs.score(test_x.numpy(), test_y.numpy()), abs=1e-12)
+
+    def test_scale_and_order_do_not_matter(self, digits: Split) -> None:
+        train_x, train_y, test_x, test_y = digits
+        order = torch.randperm(len(train_x))
+        shuffled = (train_x[order] * torch.rand(len(order), 1).add(0.5), train_y[order], 3 * test_x, test_y)
+        assert knn_accuracy(*shuffled) == knn_accuracy(*digits)
+
+    def test_a_low_temperature_does_not_overflow(self) -> None:
+        x = torch.eye(3).repeat(4, 1)
+        y = torch.arange(3).repeat(4)
+        assert knn_accuracy(x, y, x[:3], y[:3], k=12, temperature=0.005) == 1.0
+
+    def test_wrong_k_is_told(self, digits: Split) -> None:
+        with pytest.raises(ValueError, match="k of at least 1"):
+            knn_accuracy(*digits, k=0)
+
+
+class TestProbes:
+    def test_torch_comes_to_sklearns_optimum(self, digits: Split) -> None:
+        """Trained long enough, both find the same predictions but for a few at the border."""
+        exact = sklearn_probe(*digits, strength=100.0)
+        assert exact > 0.94
+        assert linear_probe(*digits, epochs=150, learning_rate=1e-2) == pytest.approx(exact, abs=0.015)
+
+    def test_the_defaults_separate_what_is_separable(self) -> None:
+        (x, y), (test_x, test_y) = clusters(2000, spread=0.2), clusters(200, seed=1, spread=0.2)
+        assert linear_probe(x, y, test_x, test_y) == 1.0
+
+    def test_same_seed_same_result(self, digits: Split) -> None:
+        first, same = (linear_probe(*digits, epochs=3, seed=5) for _ in range(2))
+        assert first == same
+
+    def test_scale_shift_and_constant_features_do_not_matter(self, digits: Split) -> None:
+        train_x, train_y, test_x, test_y = digits
+        moved = tuple(torch.cat([100.0 * x + 7.0, torch.full((len(x), 2), 3.3)], dim=1) for x in (train_x, test_x))
+        expected = linear_probe(*digits, epochs=5)
+        assert linear_probe(moved[0], train_y, moved[1], test_y, epochs=5) == pytest.approx(expected, abs=0.006)
+
+    def test_labels_need_not_count_from_zero(self, digits: Split) -> None:
+        train_x, train_y, test_x, test_y = digits
+        expected = linear_probe(*digits, epochs=3)
+        assert linear_probe(train_x, 5 * train_y - 9, test_x, 5 * test_y - 9, epochs=3) == expected
+
+    def test_works_where_gradients_are_switched_off(self, digits: Split) -> None:
+        with torch.no_grad():
+            assert linear_probe(*digits, epochs=3) > 0.8
+
+    def test_without_sklearn_the_extra_is_named(self, digits: Split, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setitem(sys.modules, "sklearn.linear_model", None)
+        with pytest.raises(ImportError, match=r"pip install 'hardneg\[eval\]'"):
+            sklearn_probe(*digits)
+
+
+class TestPairs:
+    def test_alignment_by_a_loop(self) -> None:
+        a, b = torch.randn(2, 20, 6, dtype=torch.float64)
+        unit = [x / x.norm(dim=1, keepdim=True) for x in (a, b)]
+        expected = sum(float((u - v).norm()) ** 3 for u, v in zip(*unit, strict=True)) / 20
+        assert alignment(a, b, exponent=3.0) == pytest.approx(expected, rel=1e-5)
+        assert alignment(a, 5 * a) == pytest.approx(0.0, abs=1e-12)
+        with pytest.raises(ValueError, match="a partner for each"):
+            alignment(a, b[:5])
+
+    @pytest.mark.parametrize("block", [7, 1000])
+    def test_uniformity_is_wang_and_isolas(self, block: int) -> None:
+        x = torch.randn(60, 5)
+        unit = (x / x.norm(dim=1, keepdim=True)).double()
+        expected = torch.pdist(unit).square().mul(-2.0).exp().mean().log().item()
+        assert uniformity(x, block=block) == pytest.approx(expected, rel=1e-5)
+
+    def test_uniformity_of_drawn_pairs_is_near_that_of_all(self) -> None:
+        x = torch.randn(300, 5)
+        exact = uniformity(x)
+        drawn = [uniformity(x, max_pairs=5000, seed=seed) for seed in (0, 0, 1)]
+        assert drawn[0] == drawn[1] != drawn[2]
+        assert drawn[0] == pytest.approx(exact, abs=0.05)
+        assert uniformity(torch.ones(9, 4)) == pytest.approx(0.0, abs=1e-6)
+
+    @pytest.mark.parametrize("block", [7, 1000])
+    def test_histograms_of_all_pairs_by_a_loop(self, block: int) -> None:
+        x, y = clusters(50)
+        found = similarity_histograms(x, y, bins=20, block=block)
+        unit = (x / x.norm(dim=1, keepdim=True)).double()
+        values: dict[bool, list[float]] = {True: [], False: []}
+        for i in range(50):
+            for j in range(i + 1, 50):
+                values[bool(y[i] == y[j])].append(float(unit[i] @ unit[j]))
+        for kind, counts, mean in [(True, found.same, found.same_mean), (False, found.other, found.other_mean)]:
+            expected = np.histogram(values[kind], bins=20, range=(-1, 1))[0]
+            assert counts.tolist() == expected.tolist()
+            assert mean == pytest.approx(np.mean(values[kind]), abs=1e-6)
+        assert found.edges.tolist() == pytest.approx(np.linspace(-1, 1, 21).tolist(), abs=1e-6)
+
+    @pytest.mark.parametrize("same", [True, False])
+    def test_drawn_pairs_are_even_over_all_of_their_kind(self, same: bool) -> None:
+        y = torch.tensor([5, 1, 1, 5, 5, 2, 1, 5, 9, 9])  # classes of 4, 3, 1 and 2
+        drawn = _drawn_of_kind(y, 60_000, same, seed=0)
+        assert drawn is not None
+        i, j = drawn
+        counts = torch.zeros(10, 10).index_put_((i, j), torch.ones(()), accumulate=True)
+        allowed = (y[:, None] == y) == same
+        allowed.fill_diagonal_(False)
+        expected = 60_000 / allowed.sum()
+        assert counts[~allowed].sum() == 0
+        degrees = int(allowed.sum()) - 1
+        chi_squared = ((counts[allowed] - expected) ** 2 / expected).sum()
+        assert abs(chi_squared - degrees) < 4 * math.sqrt(2 * degrees)
+
+    def test_histograms_of_drawn_pairs_are_near_those_of_all(self) -> None:
+        x, y = clusters(400)
+        exact, drawn = similarity_histograms(x, y, bins=10), similarity_histograms(x, y, bins=10, max_pairs=20_000)
+        assert (int(drawn.same.sum()), int(drawn.other.sum())) == (20_000, 20_000)
+        for all_pairs, some in [(exact.same, drawn.same), (exact.other, drawn.other)]:
+            assert (all_pairs / all_pairs.sum() - some / some.sum()).abs().max() < 0.015
+        assert drawn.same_mean == pytest.approx(exact.same_mean, abs=0.01)
+
+    def test_no_pair_of_a_kind(self) -> None:
+        x = torch.randn(40, 3)
+        for max_pairs in (None, 100):
+            found = similarity_histograms(x, torch.arange(40), max_pairs=max_pairs)
+            assert found.same.sum() == 0
+            assert math.isnan(found.same_mean)
+        with pytest.raises(ValueError, match="at least 2 rows"):
+            similarity_histograms(x[:1], torch.zeros(1, dtype=torch.int64))
+
+
+class TestTogether:
+    def test_all_evaluations_as_json(self, digits: Split) -> None:
+        result = evaluate_embeddings(*digits, probe="sklearn")
+        assert json.loads(json.dumps(result, allow_nan=False)) == result
+        assert result["knn"] == knn_accuracy(*digits, k=143) != knn_accuracy(*digits)
+        assert result["1nn"] == knn_accuracy(*digits, k=1)
+        assert result["linear"] == sklearn_probe(*digits)
+        assert result["uniformity"] == uniformity(digits[2])
+        assert result["similarities"]["same_mean"] > result["similarities"]["other_mean"]
+        assert (result["k"], result["num_train"], result["num_test"]) == (143, 1437, 360), (
+            "200 is more than a class has"
+        )
+        assert evaluate_embeddings(*digits, k=20, probe="none")["k"] == 20
+
+    def test_few_rows_clip_k_and_lone_classes_have_no_mean(self) -> None:
+        x = torch.randn(5, 3)
+        result = evaluate_embeddings(x, torch.arange(5), x, torch.arange(5), probe="none")
+        assert result["k"] == 1
+        assert result["1nn"] == 1.0
+        assert result["similarities"]["same_mean"] is None
+        json.dumps(result, allow_nan=False)
+
+    @pytest.mark.parametrize("probe", ["torch", "sklearn"])
+    @pytest.mark.parametrize("num_train", [2, 3, 40])
+    @pytest.mark.parametrize("test_y", [[0], [0, 0], [0, 1], [7]])
+    def test_a_few_rows_are_evaluated_as_far_as_they_go(self, probe: str, num_train: int, test_y: list[int]) -> None:
+        train_y = torch.arange(num_train) % 2
+        x = torch.eye(2)[train_y] + 0.01 * torch.arange(num_train)[:, None]
+        labels = torch.tensor(test_y)
+        forget_warnings()
+        with pytest.warns(HardnegWarning, match=r"1 of 1 test images .* \(7\)") if 7 in test_y else nullcontext():
+            result = evaluate_embeddings(x, train_y, torch.eye(2)[labels % 2], labels, probe=probe)
+        assert json.loads(json.dumps(result, allow_nan=False)) == result
+        seen = float(7 not in test_y)
+        assert (result["1nn"], result["knn"], result["linear"]) == (seen, seen, seen)
+        assert (result["num_train"], result["num_test"]) == (num_train, len(test_y))
+        assert ("uniformity" in result, "similarities" in result) == (len(test_y) > 1, len(test_y) > 1)
+        if len(test_y) > 1:  # a distance of 0 or of sqrt(2)
+            assert result["uniformity"] == pytest.approx(-4.0 * (test_y == [0, 1]), abs=1e-6)
+            assert sum(result["similarities"]["same"]) + sum(result["similarities"]["other"]) == 1
+
+    def test_saved_embeddings_give_the_same(self, digits: Split, tmp_path: Path) -> None:
+        save_embeddings(tmp_path / "x.npz", *digits)
+        for saved, part in zip(load_embeddings(tmp_path / "x.npz"), digits, strict=True):
+            assert torch.equal(saved, part)
+        assert evaluate_file(tmp_path / "x.npz", probe="none", k=5) == evaluate_embeddings(*digits, probe="none", k=5)
+
+    def test_saved_embeddings_that_are_not_are_told(self, tmp_path: Path) -> None:
+        with pytest.raises(
+            FileNotFoundError, match=r"for each of train_x, train_y, test_x, test_y in an \.npz file, got no file"
+        ):
+            load_embeddings(tmp_path / "none.npz")
+        np.savez(tmp_path / "x.npz", train_x=np.zeros((2, 2)), test_y=np.zeros(2))
+        with pytest.raises(ValueError, match=r"got .*x\.npz, which lacks train_y, test_x\.$"):
+            load_embeddings(tmp_path / "x.npz")
+        np.save(tmp_path / "a.npy", np.zeros((2, 2)))
+        with pytest.raises(ValueError, match=r"a\.npy, which is a \.npy file of one array; np\.savez\(PATH, train_x="):
+            evaluate_file(tmp_path / "a.npy")
+        for text in ("just a text", "PK"):
+            (tmp_path / "text.npz").write_text(text)
+            with pytest.raises(ValueError, match=r"text\.npz, which is something else; np\.savez") as error:
+                evaluate_file(tmp_path / "text.npz")
+            assert "pickle" not in str(error.value)
+
+    @pytest.mark.parametrize(
+        ("changes", "message"),
+        [
+            ({"test_y": np.array(["a", "b"], object)}, r"objects in test_y of .*; np\.array\(test_y, dtype=str\)"),
+            (
+                {"train_x": np.array([[1], None], object)},
+                r"objects in train_x of .*; np\.array.*dtype=float\)",
+            ),
+            ({"train_x": np.array([["1"], ["2"]])}, "needs numbers in train_x, got <U1 in"),
+            ({"train_y": np.array([0.5, 1.0])}, r"got 1 of 2 that are not, such as 0\.5, in train_y of"),
+            ({"train_y": np.array([np.nan, 1.0])}, "whole-number label"),
+            ({"train_y": np.array([7, 7])}, r"two classes in train_y, got one: every label is 7\.$"),
+            ({"train_y": np.array([["a"], ["b"]])}, r"labels \[n\], one for each row"),
+            (
+                {"test_y": np.array([b"a", b"\xff"])},
+                r"^load_embeddings .*UTF-8.* got b'\\xff' in test_y of .*x\.npz",
+            ),
+            ({"test_y": np.array([0, 2**63], np.uint64)}, r"2\*\*63 - 1, got 1 of 2 .* in test_y of .*x\.npz"),
+        ],
+    )
+    def test_arrays_that_cannot_be_used_are_named(
+        self, changes: dict[str, np.ndarray], message: str, tmp_path: Path
+    ) -> None:
+        arrays = {"train_x": np.eye(2), "train_y": np.arange(2), "test_x": np.eye(2), "test_y": np.arange(2)}
+        np.savez(tmp_path / "x.npz", **(arrays | changes))  # type: ignore[arg-type]
+        with pytest.raises(ValueError, match=message) as error:
+            evaluate_file(tmp_path / "x.npz")
+        assert "pickle" not in str(error.value)
+
+    @pytest.mark.parametrize("dtype", [str, "S1", float, bool, np.uint8, ">i4"])
+    def test_labels_of_every_plain_type_are_evaluated(self, dtype: object, tmp_path: Path) -> None:
+        train_y, test_y = np.array([1, 0, 1, 0]), np.array([0, 1])
+        x = np.eye(2, dtype=">f8")
+        np.savez(
+            tmp_path / "x.npz", train_x=x[train_y], train_y=train_y.astype(dtype), test_x=x[test_y],
+            test_y=test_y.astype(dtype),
+        )  # fmt: skip
+        assert [part.tolist() for part in load_embeddings(tmp_path / "x.npz")[1::2]] == [[1, 0, 1, 0], [0, 1]]
+        result = evaluate_file(tmp_path / "x.npz", probe="none")
+        assert (result["1nn"], result["knn"]) == (1.0, 1.0)
+
+    def test_classes_that_training_lacks_are_warned_of_by_name(self, tmp_path: Path) -> None:
+        x, names = np.eye(8), np.array(list("abcdefgh"))
+        np.savez(tmp_path / "x.npz", train_x=x[:2], train_y=names[:2], test_x=x, test_y=names)
+        forget_warnings()
+        match = r"^6 of 8 test images are of classes that no training image has \(c, d, e, f, g and 1 more\)"
+        with pytest.warns(HardnegWarning, match=match) as said:
+            result = evaluate_file(tmp_path / "x.npz", probe="none")
+        assert len(said) == 1
+        assert result["1nn"] == 0.25
+
+    @pytest.mark.parametrize(
+        ("change", "message"),
+        [
+            ({0: torch.zeros(6)}, r"features \[n, d\]"),
+            ({1: torch.zeros(5, dtype=torch.int64)}, "label per row"),
+            ({1: torch.zeros(6)}, "whole-number label"),
+            ({2: torch.randn(4, 7)}, "test features of width 3"),
+            ({0: torch.full((6, 3), torch.nan)}, "finite features, got 18 others in train_x"),
+            ({1: torch.zeros(6, dtype=torch.int64)}, "at least two classes"),
+            ({2: torch.zeros(0, 3), 3: torch.zeros(0, dtype=torch.int64)}, "test_x=.0, 3."),
+        ],
+    )
+    def test_wrong_embeddings_are_told(self, change: dict[int, Tensor], message: str) -> None:
+        split = [torch.randn(6, 3), torch.arange(6) % 2, torch.randn(4, 3), torch.arange(4) % 2]
+        check_split(*split)
+        for position, value in change.items():
+            split[position] = value
+        with pytest.raises(ValueError, match=message):
+            evaluate_embeddings(*split)
+
+    def test_unknown_probe_is_told(self, digits: Split) -> None:
+        with pytest.raises(ValueError, match="a probe among"):
+            evaluate_embeddings(*digits, probe="svm")

@@ -1,0 +1,153 @@
+"""Every option of every recipe changes the run, or is one of those that rightly do not."""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable
+from dataclasses import fields
+from functools import cache
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from hardneg.training.data.images import load
+from hardneg.training.options import RECIPES
+from support.training_runs import everything, run
+
+pytest.importorskip("accelerate", reason="training needs the extra train")
+pytestmark = pytest.mark.skipif(find_spec("sklearn") is None, reason="digits need the extra eval")
+
+OTHER: dict[str, Any] = {
+    "encoder": "resnet18", "dim": 12, "negatives": "Ring(0.1, 0.6)", "temperature": 0.31, "tau_plus": 0.05,
+    "batches": "knn()", "epochs": 3, "batch_size": 6, "learning_rate": 2e-3, "weight_decay": 1e-2, "augment": "grey",
+    "seed": 1, "precision": "bf16", "log_every": 2, "evaluate_on": "validation", "positives_in_denominator": "none",
+    "num_negatives": "mass", "reduction": "pairs", "version": "v3", "queue": 5, "momentum": 0.5, "gamma": 0.3,
+    "burn_in": 0.0, "num_steps": 3, "forget": True,
+}  # fmt: skip
+"""For each option a value that is not its default; those of data and data_root are files of the test."""
+
+TOGETHER: dict[str, dict[str, Any]] = {
+    "num_negatives": {"negatives": "Tilt(1.0)"},  # uniform weights are all 1: their sum is their number
+    "encoder": {"epochs": 1},  # a ResNet on one core
+}
+"""What an option needs beside it to matter."""
+
+NOTHING: dict[str, tuple[Any, str]] = {
+    "device": ("auto", "the CPU is what auto finds here"),
+    "save_every": (2, "the last epoch is saved whatever it is"),
+}
+"""Options that change nothing of the result, another value, and why."""
+
+NOT_RUN = {
+    "compile": "the same up to rounding, after a minute of compiling: benchmarks/training_gpu.py trains so",
+}
+
+REFUSED = {("sogclr", "tau_plus"), ("emc2", "tau_plus"), ("emc2", "negatives")}
+"""Options of all recipes that have one value only in these."""
+
+every_option = pytest.mark.parametrize(
+    ("recipe", "name"),
+    [
+        (recipe, field.name)
+        for recipe, options in RECIPES.items()
+        for field in fields(options)
+        if field.name not in NOT_RUN and (recipe, field.name) not in REFUSED
+    ],
+)
+
+Trained = Callable[..., dict[str, Any]]
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> Trained:
+    """What a run of these options leaves behind; each is run once."""
+    folder = tmp_path_factory.mktemp("options")
+    data = fewer_digits(folder / "digits.npz", 16)
+    short = {"data": data, "epochs": 2, "batch_size": 8, "dim": 8, "log_every": 1, "device": "cpu"}
+
+    @cache
+    def left_by(recipe: str, items: tuple[tuple[str, Any], ...]) -> dict[str, Any]:
+        path = folder / f"run{left_by.cache_info().currsize}"
+        run(recipe, path, short | dict(items))
+        left = everything(path)
+        del left["state"]["of"]  # the options themselves
+        return left
+
+    return lambda recipe, options: left_by(recipe, tuple(sorted(options.items())))
+
+
+def differing(left: dict[str, Any], right: dict[str, Any]) -> set[str]:
+    """Which parts of two runs differ in a bit."""
+    parts = {name for name in ("result", "metrics") if left[name] != right[name]}
+    for name in ("state", "embeddings"):
+        bits = [{key: (v.shape, v.dtype, v.tobytes()) for key, v in one[name].items()} for one in (left, right)]
+        parts |= {name} if bits[0] != bits[1] else set()
+    return parts
+
+
+@every_option
+def test_every_option_changes_the_run(recipe: str, name: str, trained: Trained, tmp_path: Path) -> None:
+    if name in NOTHING:
+        if name == "device" and torch.cuda.is_available():
+            pytest.skip("auto finds a GPU here")
+        assert differing(trained(recipe, {}), trained(recipe, {name: NOTHING[name][0]})) == set()
+        return
+    if name in ("data", "data_root"):
+        one, other = other_data(name, tmp_path)
+    else:
+        one, other = {}, {name: OTHER[name]}
+    beside = TOGETHER.get(name, {})
+    changed = differing(trained(recipe, one | beside), trained(recipe, other | beside))
+    if name == "log_every":
+        assert changed == {"metrics"}
+    else:
+        assert changed >= {"metrics", "state", "result"}
+
+
+@pytest.mark.parametrize(("recipe", "name"), sorted(REFUSED))
+def test_options_with_one_value_say_so_before_anything_is_loaded(recipe: str, name: str) -> None:
+    flag = "--" + name.replace("_", "-")
+    with pytest.raises(ValueError, match=rf"^{recipe} .*needs {flag} .* got {name}="):
+        RECIPES[recipe](**{name: OTHER[name]}).check()
+    RECIPES[recipe]().check()
+
+
+def test_the_tables_are_of_options_that_are() -> None:
+    known = {field.name: field.default for options in RECIPES.values() for field in fields(options)}
+    told = OTHER | {name: value for name, (value, _) in NOTHING.items()}
+    assert {*told, *NOT_RUN, "data", "data_root"} == set(known)
+    assert all(known[name] != value for name, value in told.items() if name != "device")
+
+
+def other_data(name: str, folder: Path) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Two files; or one name of a data set in two places."""
+    if name == "data":
+        return {}, {"data": fewer_digits(folder / "others.npz", 24)}
+    for number in range(2):
+        write_fashion(folder / str(number), seed=number)
+    one, other = ({"data": "fashion-mnist", "data_root": str(folder / str(number))} for number in range(2))
+    return one, other
+
+
+def fewer_digits(path: Path, num_images: int) -> str:
+    """As few as make a run, which is evaluated on 16 others; without scikit-learn, whose import takes seconds."""
+    digits = load("digits", "all")
+    images, labels = digits.images[:, 0].numpy(), digits.labelled("the test").numpy()
+    train, test = slice(num_images), slice(-16, None)
+    np.savez(path, images=images[train], labels=labels[train], test_images=images[test], test_labels=labels[test])
+    return f"npz:{path}"
+
+
+def write_fashion(folder: Path, seed: int) -> None:
+    """IDX files as of Fashion-MNIST, with noise in them."""
+    folder.mkdir()
+    rng = np.random.default_rng(seed)
+    for prefix in ("train", "t10k"):
+        images, labels = rng.integers(0, 255, (16, 28, 28), dtype=np.uint8), np.arange(16, dtype=np.uint8) % 4
+        for kind, array in (("images-idx3-ubyte", images), ("labels-idx1-ubyte", labels)):
+            header = struct.pack(f">HBB{array.ndim}i", 0, 8, array.ndim, *array.shape)
+            (folder / f"{prefix}-{kind}").write_bytes(header + array.tobytes())

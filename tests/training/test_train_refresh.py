@@ -1,0 +1,156 @@
+"""When graphs are refreshed in training: about every so many steps, and shortly before the segment that they plan."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from hardneg.batching.planners import base
+from hardneg.batching.refresh import Refresh
+from hardneg.batching.sampler import PlannedBatchSampler
+from hardneg.batching.spec import parse_batches
+from hardneg.training.loop import Loop
+from hardneg.training.options import RECIPES
+from hardneg.training.runs import Run
+from support.training_runs import STEPS, few_digits, run, short
+
+pytest.importorskip("accelerate", reason="training needs the extra train")
+
+
+@pytest.fixture
+def refreshed_at(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """The steps at which training refreshes."""
+    seen: list[int] = []
+    now = Refresh.now
+
+    def remember(self: Refresh, step: int = 0) -> None:
+        seen.append(step)
+        now(self, step)
+
+    monkeypatch.setattr(Refresh, "now", remember)
+    return seen
+
+
+class Batches:
+    def __init__(self, number: int) -> None:
+        self.number = number
+
+    def __len__(self) -> int:
+        return self.number
+
+
+def refreshes(batches: int, every: int, epochs: int) -> list[int]:
+    """The steps at which one is due, after a warm-up of one epoch."""
+    loop: Any = SimpleNamespace(spec=SimpleNamespace(refresh=every), sampler=Batches(batches), total=epochs * batches)
+    loop.refreshed, found = batches, [batches]
+    for step in range(batches + 1, loop.total + 1):
+        loop.step = step
+        if Loop._is_due(loop, (step - 1) // batches):
+            loop.refreshed = step
+            found.append(step)
+    return found
+
+
+@pytest.mark.parametrize(
+    ("batches", "every"), [(195, 100), (195, 195), (1000, 100), (104, 100), (11, 11), (11, 100), (10, 3), (7, 1)]
+)
+def test_refreshes_come_about_as_often_as_asked_and_are_fresh_when_used(batches: int, every: int) -> None:
+    steps = refreshes(batches, every, epochs=60)
+    starts = [s for s in range(batches, 60 * batches) if (s % batches) % every == 0]  # of segments
+    lead = min(8, every // 12, min(every, batches) - 1)
+    used = {start: max(step for step in steps if step <= start) for start in starts}
+    assert set(steps) == set(used.values()), "each of them is used"
+    first_uses = [min(start for start, step in used.items() if step == one) for one in steps]
+    assert all(use - step <= lead for use, step in zip(first_uses, steps, strict=True))
+    gaps = [after - before for before, after in pairwise(steps)]
+    slack = min(every, batches) / 2 + lead
+    assert all(every - slack <= gap <= every + slack for gap in gaps), gaps
+    assert sum(gaps) / len(gaps) == pytest.approx(every, rel=0.12)
+
+
+def test_training_refreshes_then(refreshed_at: list[int], tmp_path: Path) -> None:
+    batches = "proximity(num_candidates=60, num_neighbours=8, refresh=24, warmup=1)"
+    run("simclr", tmp_path / "run", short(few_digits(tmp_path / "digits.npz"), epochs=9, batches=batches))
+    assert refreshed_at == refreshes(STEPS, 24, 9)
+    assert len(refreshed_at) == 4
+    state = Run(tmp_path / "run").load()
+    assert state is not None
+    assert state["refreshed"] == refreshed_at[-1]
+
+
+def test_vectors_are_hashed_once_for_all_pieces_of_a_plan(monkeypatch: pytest.MonkeyPatch) -> None:
+    hashed = []
+    blake = base.hashlib.blake2b
+    monkeypatch.setattr(base.hashlib, "blake2b", lambda raw, **how: hashed.append(len(raw)) or blake(raw, **how))
+    vectors = torch.nn.functional.normalize(torch.randn(120, 4), dim=1)
+    sampler = PlannedBatchSampler(parse_batches("knn()").planner, 120, 10, vectors, seed=0, ahead=2)
+    list(sampler)
+    assert hashed.count(120 * 4 * 4) == 1
+    before = base.digest_of(vectors)
+    vectors[0] = -vectors[0]
+    assert base.digest_of(vectors) != before
+    vectors[0] = -vectors[0]
+    assert base.digest_of(vectors) == before
+
+
+def test_batches_refuse_a_schedule_that_nobody_would_move() -> None:
+    with pytest.raises(
+        ValueError, match=r"batches needs a schedule of the epochs, such as linear\(0.2, 0.05\), got rest"
+    ):
+        parse_batches("proximity(restart=adaptive(0.2, 0.05))")
+
+
+def test_half_precision_that_a_cpu_does_not_have_is_refused(tmp_path: Path) -> None:
+    options = short(few_digits(tmp_path / "digits.npz"), precision="fp16")
+    with pytest.raises(ValueError, match="train needs --precision bf16 or no on a CPU"):
+        run("simclr", tmp_path / "run", options)
+    assert not (tmp_path / "run" / "config.json").exists()
+
+
+def test_a_run_of_an_older_version_goes_on(tmp_path: Path) -> None:
+    """Options that were added since are at their defaults there; another value for one is another run."""
+    now = RECIPES["simclr"](epochs=3).as_dict()
+    older = {name: value for name, value in now.items() if name != "save_every"}
+    begun = Run.open(tmp_path, "simclr", older, resume=False)
+    begun.log(step=1, loss=1.0)
+    assert Run.open(tmp_path, "simclr", now, resume=True) == begun
+    with pytest.raises(ValueError, match=r"started with other options \(save_every: 1 -> 2\)"):
+        Run.open(tmp_path, "simclr", now | {"save_every": 2}, resume=True)
+    with pytest.raises(ValueError, match=r"started with other options \(epochs: 3 -> 4\)"):
+        Run.open(tmp_path, "simclr", now | {"epochs": 4}, resume=True)
+
+
+def test_vectors_of_inference_mode_are_planned_from() -> None:
+    with torch.inference_mode():
+        vectors = torch.nn.functional.normalize(torch.randn(120, 4), dim=1)
+    sampler = PlannedBatchSampler(parse_batches("knn()").planner, 120, 10, vectors, seed=0, ahead=2)
+    assert sorted(i for batch in sampler for i in batch) == list(range(120))
+    assert base.digest_of(vectors) == base.digest_of(vectors.clone())
+
+
+def test_a_checkpoint_from_before_refreshes_were_counted_goes_on(tmp_path: Path) -> None:
+    data = few_digits(tmp_path / "digits.npz", 64)
+    options = short(data, epochs=2, batches="proximity(num_candidates=60, num_neighbours=8, refresh=1)")
+    run("simclr", tmp_path / "run", options | {"epochs": 2})
+    disk = Run(tmp_path / "run")
+    state = disk.load()
+    assert state is not None
+    del state["refreshed"]
+    disk.save(state)
+    disk.result_path.unlink()
+    assert run("simclr", tmp_path / "run", options, resume=True)["steps"] == 4
+
+
+@pytest.mark.parametrize(("epochs", "expected"), [(1, [8]), (2, [8, 18])])
+def test_without_a_warmup_nothing_is_refreshed_twice_or_for_nothing(
+    epochs: int, expected: list[int], refreshed_at: list[int], tmp_path: Path
+) -> None:
+    """Of ten steps an epoch, segments of eight and two: none at the end of the first epoch, or of training."""
+    data = few_digits(tmp_path / "digits.npz")
+    run("simclr", tmp_path / "run", short(data, epochs=epochs, batches="knn(refresh=8, warmup=0)"))
+    assert refreshed_at == expected
