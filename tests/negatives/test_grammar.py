@@ -64,8 +64,8 @@ def test_defaults_are_not_written():
         ("Tilt(linear(1.0))", r"linear: missing a required argument: 'end'; .* as in linear\(1\.0, 0\.1\)\.$"),
         (
             "Tilt(gamma=1.0)",
-            r"^Tilt: got an unexpected keyword argument 'gamma'; it takes beta, detach=False, source=None, by='score', as in "
-            r"Tilt\(1\.0\)\.$",
+            r"^Tilt: got an unexpected keyword argument 'gamma'; it takes beta, detach=False, source=None, "
+            r"by='score', as in Tilt\(1\.0\)\.$",
         ),
         ("Tilt(1.0, beta=1.0)", "^Tilt: multiple values for argument 'beta'; it takes beta, detach=False"),
         ("Uniform(1.0)", r"^Uniform: too many positional arguments; it takes no arguments, as in Uniform\(\)\.$"),

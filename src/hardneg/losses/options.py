@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import fields, replace
+from dataclasses import fields, is_dataclass, replace
 from typing import Any
 
 from torch import Tensor
@@ -36,12 +36,10 @@ def read_objective(objective: AnyObjective, **options: Any) -> Objective:
     if not isinstance(made, Objective):
         raise argument_error("ContrastiveLoss", "an objective such as 'info_nce'", "objective", objective)
     changed = {name: value for name, value in options.items() if isinstance(value, Tensor) or value != _usual[name]}
-    known = {field.name for field in fields(made)}  # type: ignore[arg-type]
+    known = {field.name for field in fields(made)} if is_dataclass(made) else set()
     for name, value in changed.items():
         if name not in known:
-            raise argument_error(
-                "ContrastiveLoss", f"an objective that has {name}", "objective", made, f"not {value!r}"
-            )
+            raise argument_error("ContrastiveLoss", f"an objective with {name} for {name}={value!r}", "objective", made)
     return replace(made, **changed) if changed else made  # type: ignore[type-var]
 
 

@@ -16,7 +16,7 @@ from hardneg.core.vectors import unit
 
 View = Annotated[Tensor, "b d"]
 Guides = Sequence[Any]
-"""Another model's views in the order of the views, and with a pool its vectors of the pool, one tensor for each part."""
+"""Another model's views in the order of the views, and with a pool its vectors of that, a tensor for each part."""
 
 
 @dataclass(frozen=True)
