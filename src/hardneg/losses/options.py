@@ -36,7 +36,7 @@ def read_objective(objective: AnyObjective, **options: Any) -> Objective:
     if not isinstance(made, Objective):
         raise argument_error("ContrastiveLoss", "an objective such as 'info_nce'", "objective", objective)
     changed = {name: value for name, value in options.items() if isinstance(value, Tensor) or value != _usual[name]}
-    known = {field.name for field in fields(made)} if is_dataclass(made) else set()
+    known: set[str] = {field.name for field in fields(made)} if is_dataclass(made) else set()
     for name, value in changed.items():
         if name not in known:
             raise argument_error("ContrastiveLoss", f"an objective with {name} for {name}={value!r}", "objective", made)

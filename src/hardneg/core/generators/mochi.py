@@ -45,7 +45,7 @@ class MoCHi(Generator):
         if not hard.shape[1]:
             return hard
         draws = uniforms(3 * number, rows, torch.zeros_like(rows), step, self.seed).T.to(anchors)  # [b, 3 k]
-        first, second, share = draws.unflatten(1, (3, number)).unbind(1)
+        first, second, share = draws.view(len(anchors), 3, number).unbind(1)
         one, other = (_pick(hard, (draw * count[:, None]).long()) for draw in (first, second))
         share = share[:, :, None]
         mixed = share * one + (1.0 - share) * other
