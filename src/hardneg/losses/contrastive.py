@@ -88,6 +88,7 @@ class ContrastiveLoss(nn.Module):
                 raise argument_error("ContrastiveLoss", f"{name} in {known}", name, value)
         self.meeting = Views(views, positives, same_label_negatives, normalize, detach_keys)
         self.views, self.positives, self.normalize, self.detach_keys = views, positives, normalize, detach_keys
+        self.same_label_negatives = same_label_negatives
         self.negatives = parse(negatives) if isinstance(negatives, str) else negatives
         if not isinstance(self.negatives, Negatives):
             raise argument_error("ContrastiveLoss", "a distribution such as Tilt(1.0)", "negatives", negatives)
