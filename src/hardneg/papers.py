@@ -6,9 +6,8 @@ where a paper is defined: ``registered()`` gives those that a recipe trains, wit
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from typing import Annotated, Any, TypeVar
+from collections.abc import Callable
+from typing import Annotated, Any
 
 import torch
 from torch import Tensor
@@ -24,63 +23,15 @@ from hardneg.losses.contrastive import ContrastiveLoss
 from hardneg.losses.global_softmax import EMC2, SogCLR
 from hardneg.losses.individual import IndividualTemperatures
 from hardneg.losses.neighbours import neighbour_nce
-from hardneg.negatives import ADNCE, Negatives, OtherLabel, Rank, Ring, Threshold, Tilt, Uniform, to_text
+from hardneg.losses.paper import registered as registered
+from hardneg.losses.paper import trained_by
+from hardneg.negatives import ADNCE, Negatives, OtherLabel, Rank, Ring, Threshold, Tilt, Uniform
 from hardneg.state.cache import Cache, Encode, cache_loss
 from hardneg.state.clusters import Clusters
 from hardneg.state.pools import Bank
 
 Loss = Callable[..., Tensor]
 Views = Annotated[Tensor, "b d"]
-Made = TypeVar("Made", bound=Callable[..., Any])
-
-
-@dataclass(frozen=True)
-class Paper:
-    """A paper that a recipe of ``hardneg train`` trains: ``paper.options(beta=2.0)`` are the recipe's options."""
-
-    name: str
-    make: Callable[..., Any]
-    recipe: str
-    more: Mapping[str, Any]
-
-    def options(self, *values: Any, **arguments: Any) -> dict[str, Any]:
-        """The temperature, and every option of the loss that is not its default, as text or numbers.
-
-        >>> registered()["hcl"].options(beta=2.0)
-        {'temperature': 0.5, 'tau_plus': 0.1, 'negatives': 'Tilt(2.0)'}
-        """
-        made = self.make(*values, **arguments)
-        loss: ContrastiveLoss = getattr(made, "inner", made)
-        usual = ContrastiveLoss(loss.negatives)
-        found: dict[str, Any] = {"temperature": loss.temperature}
-        for name in ("tau_plus", "num_negatives", "positives_in_denominator", "reduction", "same_label_negatives"):
-            if getattr(loss, name) != getattr(usual, name):
-                found[name] = getattr(loss, name)
-        if loss.negatives != Uniform():
-            found["negatives"] = to_text(loss.negatives)
-        if loss.objective.name != usual.objective.name:
-            found["objective"] = repr(loss.objective)
-        if loss.generate is not None:
-            found["generate"] = repr(loss.generate)
-        return {**found, **self.more}
-
-
-_registered: dict[str, Paper] = {}
-
-
-def registered() -> dict[str, Paper]:
-    """Every paper that a recipe trains, by name."""
-    return dict(_registered)
-
-
-def trained_by(recipe: str, **more: Any) -> Callable[[Made], Made]:
-    """Registers a paper with the recipe that trains it, and options of the recipe that its loss does not tell."""
-
-    def register(make: Made) -> Made:
-        _registered[make.__name__] = Paper(make.__name__, make, recipe, more)
-        return make
-
-    return register
 
 
 @trained_by("simclr")

@@ -11,9 +11,9 @@ from typing import Annotated, NamedTuple
 import torch
 from torch import Tensor
 
+from hardneg.core.checks import check_parts
 from hardneg.core.objectives import Objective, Row, reduce_sums
 from hardneg.core.pairing import Pairing
-from hardneg.core.scoring import check_parts
 from hardneg.core.sweep import find_bounds
 from hardneg.kernels.largest import LargestValue
 from hardneg.kernels.pairs import PromotedPairs, masked_sum

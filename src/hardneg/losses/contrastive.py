@@ -9,13 +9,14 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from hardneg.core.checks import check_temperature
 from hardneg.core.diagnose import Diagnosis, diagnose, joined
 from hardneg.core.errors import argument_error, check_range
 from hardneg.core.objectives import NumNegatives, check_num_negatives, corrects, debiased, reduce
 from hardneg.core.objectives.base import TauPlus
 from hardneg.core.pairing import Pairing
 from hardneg.core.schedules import Schedule, adaptive
-from hardneg.core.scoring import Pools, check_temperature, dense
+from hardneg.core.scoring import Pools, dense
 from hardneg.core.types import LogWeights, Scores
 from hardneg.kernels.chunked import check_streamable, streamed
 from hardneg.kernels.leaves import tensor_fields
