@@ -27,7 +27,7 @@ def checks(enabled: bool = True) -> Iterator[None]:
     ...     two_views(torch.ones(2, 4), torch.ones(2, 4), temperature=0.5)
     Traceback (most recent call last):
     ...
-    hardneg.core.errors.ArgumentError: score needs unit vectors, got norms from 2 to 2; use torch.nn.functional.normalize(vectors, dim=-1).
+    hardneg.core.errors.ArgumentError: score needs unit vectors, got norms from 2 to 2; use ...
     """
     global _checking
     before, _checking = _checking, enabled
