@@ -1,6 +1,6 @@
 """Each paper in one expression: a callable that returns a scalar, with the values of the authors' code unless said.
 
-Vectors are taken as given: pass unit vectors. docs/papers.md says where paper and code differ.
+Vectors are taken as given: pass unit vectors. docs/explanation/papers.md says where paper and code differ.
 """
 
 from __future__ import annotations

@@ -21,7 +21,7 @@ from hardneg.negatives import base, hardening
 from hardneg.testing import check_negatives
 
 ROOT = Path(__file__).parents[2]
-PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 REGISTRIES = (base._registry, schedules._registry, hardening._named)
 
 
@@ -103,7 +103,7 @@ def check_shell(page: Path, block: Block) -> None:
         assert known, f"{page.name}:{block.line}: nothing knows {line!r}"
 
 
-@pytest.mark.parametrize("page", PAGES, ids=[page.name for page in PAGES])
+@pytest.mark.parametrize("page", PAGES, ids=[str(page.relative_to(ROOT)) for page in PAGES])
 def test_page_runs(page: Path) -> None:
     assert any(block.language == "python" for block in blocks_of(page)), f"{page.name} has nothing to run"
     run_page(page)
@@ -121,8 +121,8 @@ def test_links_lead_somewhere() -> None:
 
 
 def test_extended_distribution_conforms(tmp_path: Path) -> None:
-    """The first block of docs/extend.md is a whole file: alone and untouched it passes the suite."""
-    first = next(block for block in blocks_of(ROOT / "docs" / "extend.md") if block.language == "python")
+    """The first block of docs/guides/extend.md is a whole file: alone and untouched it passes the suite."""
+    first = next(block for block in blocks_of(ROOT / "docs" / "guides" / "extend.md") if block.language == "python")
     before = set(hn.registered_negatives())
     alone = tmp_path / "alone.md"
     alone.write_text(f"```python\n{first.source}\n```\n", encoding="utf-8")
@@ -132,7 +132,7 @@ def test_extended_distribution_conforms(tmp_path: Path) -> None:
 
 
 def test_every_paper_has_its_row() -> None:
-    text = (ROOT / "docs" / "papers.md").read_text(encoding="utf-8")
+    text = (ROOT / "docs" / "explanation" / "papers.md").read_text(encoding="utf-8")
     names = [
         name
         for name, value in vars(hn.papers).items()
@@ -140,7 +140,7 @@ def test_every_paper_has_its_row() -> None:
     ]
     assert len(names) >= 14
     for name in names:
-        assert re.search(rf"^\| `{name}\(", text, re.MULTILINE), f"docs/papers.md has no row for {name}"
+        assert re.search(rf"^\| `{name}\(", text, re.MULTILINE), f"docs/explanation/papers.md has no row for {name}"
 
 
 @pytest.mark.parametrize(
