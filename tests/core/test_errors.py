@@ -64,6 +64,12 @@ def test_the_sentence_and_the_fields_survive_pickling(error: HardnegError) -> No
     assert (again.who, again.what, again.got, again.fix) == (error.who, error.what, error.got, error.fix)
 
 
+def test_the_place_stands_before_the_sentence() -> None:
+    for error, sentence in EVERY.items():
+        found = pickle.loads(pickle.dumps(error)).within("seed 1").within("hcl()")
+        assert str(pickle.loads(pickle.dumps(found))) == f"hcl(): seed 1: {sentence}"
+
+
 def test_classes_of_python_still_catch_them() -> None:
     """What a caller wrote for the errors of Python goes on working."""
     for ours, theirs in [
