@@ -285,7 +285,7 @@ def test_other_damaged_files_are_named(name: str, advice: str, data: str, whole:
     shutil.copytree(whole, tmp_path / "run")
     file = tmp_path / "run" / name
     file.write_text(file.read_text()[:20])
-    with pytest.raises(ValueError, match=f"{name} is damaged; {advice}"):
+    with pytest.raises(ValueError, match=f"{name} is damaged .*; {advice}"):
         run("simclr", tmp_path / "run", options_of(data), resume=True)
     if name == "result.json":
         file.unlink()
