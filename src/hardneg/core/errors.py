@@ -82,6 +82,9 @@ class Damaged(FileError):
 class InUse(FileError):
     """Another process works on the same output."""
 
+    def __str__(self) -> str:
+        return f"{self.who}: {self.path} is in use by another process{self._then()}."
+
 
 class DataChanged(HardnegError, ValueError):
     """The data is not the data that a run or job was begun with."""
