@@ -180,6 +180,9 @@ class Side(NamedTuple):
     ids: Tensor | None
     labels: Tensor | None
     order: Tensor | None
+    begin: Tensor | None
+    """Of each row the columns [begin, end) that masks concern, where both sides are sorted."""
+    end: Tensor | None
 
     def sorted(self, values: Tensor | None) -> Tensor | None:
         return values if values is None or self.order is None else values[self.order]
@@ -198,6 +201,7 @@ class _RowStatistics(torch.autograd.Function):
         columns = rows
         if candidates is not None:
             columns = _side(candidates, tags.candidate_ids, tags.candidate_labels, plan)
+        rows, columns = _facing(rows, columns), _facing(columns, rows)
         band = rows.sorted(tags.low), rows.sorted(tags.high)
         found, sums = _sweep(rows, columns, band, plan)
         ctx.save_for_backward(*rows, *columns, *band, *sums)
@@ -209,13 +213,15 @@ class _RowStatistics(torch.autograd.Function):
     @once_differentiable  # type: ignore[untyped-decorator]
     def backward(ctx: Any, g_mean: Tensor, g_mass: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
         plan, saved = ctx.plan, ctx.saved_tensors
-        rows, columns, band, sums = Side(*saved[:5]), Side(*saved[5:10]), saved[10:12], saved[12:]
+        rows, columns, band, sums = Side(*saved[:7]), Side(*saved[7:14]), saved[14:16], saved[16:]
         upstream = rows.sorted(g_mean), rows.sorted(g_mass)
         coefficients, unit = _coefficients(*upstream, *sums, plan, rows.vectors.dtype)
         grad_anchors = grad_candidates = grad_temperature = None
         if ctx.needs_input_grad[0] or ctx.needs_input_grad[2]:
             of_columns = coefficients if ctx.itself else None
-            grad_anchors, product = _gradient(rows, columns, coefficients, of_columns, band, unit, plan)
+            grad_anchors, product = _gradient(
+                rows, columns, coefficients, of_columns, band, unit, plan, product_too=ctx.needs_input_grad[2]
+            )
             grad_anchors = rows.unsorted(grad_anchors)
             if ctx.needs_input_grad[2]:
                 # ds / d temperature = -s / temperature. The sum over pairs of gradient times s is that of the rows'
@@ -236,8 +242,16 @@ def _side(vectors: Tensor, ids: Tensor | None, labels: Tensor | None, plan: Plan
     if plan.normalize:
         norms = torch.linalg.vector_norm(vectors, dim=-1, dtype=torch.float32).clamp(min=1e-12).reciprocal()
     if order is None:
-        return Side(vectors, norms, ids, labels, None)
-    return Side(vectors, norms, None if ids is None else ids[order], None if labels is None else labels[order], order)
+        return Side(vectors, norms, ids, labels, None, None, None)
+    return Side(vectors, norms, None if ids is None else ids[order], None if labels is None else labels[order], order, None, None)
+
+
+def _facing(rows: Side, columns: Side) -> Side:
+    """The rows, with the columns of each that have its id."""
+    if rows.order is None:
+        return rows
+    begin, end = (torch.searchsorted(columns.ids, rows.ids, right=right, out_int32=True) for right in (False, True))
+    return rows._replace(begin=begin, end=end)
 
 
 def _sweep(rows: Side, columns: Side, band: tuple[Tensor | None, Tensor | None], plan: Plan) -> tuple[Any, Any]:
@@ -250,7 +264,7 @@ def _sweep(rows: Side, columns: Side, band: tuple[Tensor | None, Tensor | None],
         triton_rows.forward[(-(-b // block.rows),)](
             rows.vectors, columns.vectors, rows.inverse_norms, columns.inverse_norms,
             rows.ids, columns.ids, rows.labels, columns.labels, *band,
-            log_mean, log_mass, support, sum0, sum1, shift,
+            rows.begin, rows.end, log_mean, log_mass, support, sum0, sum1, shift,
             b, n, d, plan.scale, plan.beta, plan.scale if plan.fixed else 0.0,
             TILT=plan.tilt, BAND=band[0] is not None, **_switches(rows, columns, plan, block),
         )  # fmt: skip
@@ -282,6 +296,7 @@ def _gradient(
     band: tuple[Tensor | None, Tensor | None],
     unit: Tensor,
     plan: Plan,
+    product_too: bool = False,
 ) -> tuple[Tensor, Tensor]:
     """The gradient of the rows, and of each row its product with it; whose coefficients are given are the anchors."""
     b, n, d = len(rows.vectors), len(columns.vectors), rows.vectors.shape[1]
@@ -295,10 +310,10 @@ def _gradient(
             rows.vectors, columns.vectors, rows.inverse_norms, columns.inverse_norms,
             rows.ids, columns.ids, rows.labels, columns.labels,
             *(band if of_rows else nothing[:2]), *(band if of_columns else nothing[:2]),
-            *(of_rows or nothing), *(of_columns or nothing), unit, gradient, product,
+            *(of_rows or nothing), *(of_columns or nothing), rows.begin, rows.end, unit, gradient, product,
             b, n, d, plan.scale * power, plan.beta, plan.scale * power if plan.fixed else 0.0,
             TILT=triton_rows.UNIFORM if plan.single else plan.tilt, BAND=band[0] is not None,
-            ROW=of_rows is not None, COLUMN=of_columns is not None, **_switches(rows, columns, plan, block),
+            ROW=of_rows is not None, COLUMN=of_columns is not None, PRODUCT=product_too, **_switches(rows, columns, plan, block),
         )  # fmt: skip
     return gradient, product
 
@@ -320,12 +335,12 @@ def _block(vectors: Tensor, count: int, backward: bool) -> Block:
 
 
 def _switches(rows: Side, columns: Side, plan: Plan, block: Block) -> dict[str, Any]:
-    b, n, d = len(rows.vectors), len(columns.vectors), rows.vectors.shape[1]
+    n, d = len(columns.vectors), rows.vectors.shape[1]
     padded = max(16, 1 << (d - 1).bit_length())
     half = rows.vectors.dtype != torch.float32
     return {
         "BM": block.rows, "BN": block.columns, "BD": padded,
-        "EVEN": b % block.rows == 0 and n % block.columns == 0 and d == padded,
+        "FULL_D": d == padded, "RAGGED": n % block.columns != 0, "SORTED": rows.begin is not None,
         "FIXED": plan.fixed, "NORMS": plan.normalize, "IDS": rows.ids is not None and columns.ids is not None,
         "LABELS": rows.labels is not None and columns.labels is not None, "MASKED": plan.masked,
         "PRECISION": "tf32" if half or torch.get_float32_matmul_precision() != "highest" else "ieee",
