@@ -2,7 +2,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: demo test check format bench clean
+.PHONY: demo test check format docs reference bench clean
 
 # Given again, it shows the finished comparison; `make clean` forgets it.
 demo: .venv/demo
@@ -25,6 +25,14 @@ check: .venv/installed
 format: .venv/installed
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
+
+# The pages of docs/reference that are generated from the code.
+reference: .venv/installed
+	$(BIN)/python tools/reference.py
+
+# A site that needs no network: build/docs/index.html
+docs: reference
+	$(BIN)/zensical build --strict --clean
 
 bench: .venv/installed
 	$(BIN)/pip install --quiet -c constraints.txt -e '.[bench]'

@@ -6,12 +6,14 @@ import errno
 import json
 import math
 import os
-from collections.abc import Callable
-from contextlib import suppress
+import stat
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any, BinaryIO, TextIO
+from typing import Any, BinaryIO
 
-from hardneg.core.errors import Damaged, DiskFull, FileError, NotWritten
+from hardneg.core.errors import Damaged, DiskFull, FileError, InUse, NotWritten
 from hardneg.io.sealed import checked, with_checksum
 
 _no_room = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
@@ -129,7 +131,42 @@ def read_json(path: Path, advice: str, *, who: str = "hardneg", kind: type = dic
     return checked(value, who, path, advice)
 
 
-def lock(file: TextIO) -> bool:
+@contextmanager
+def locked(
+    path: Path, who: str, *, patience: float = 0.0, fix: str = "wait for it, or use another output"
+) -> Iterator[None]:
+    """Holds the lock file at ``path``; raises ``InUse`` if another process still has it after ``patience`` seconds.
+
+    The file is created if it is missing, never truncated, and never opened through a link. It is left in place: a
+    process that waits for a deleted lock file would not see the one that a third process makes.
+    """
+    with _opened_for_lock(path, who) as file:
+        until = time.monotonic() + patience
+        while not _lock(file):
+            if time.monotonic() > until:
+                raise InUse(who, "an output for itself", path.parent, fix=fix)
+            time.sleep(0.05)
+        yield
+
+
+def _opened_for_lock(path: Path, who: str) -> BinaryIO:
+    flags = os.O_RDWR | os.O_CREAT | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0)
+    fix = f"delete {path}"
+    if path.is_symlink():  # also where the system has no O_NOFOLLOW
+        raise FileError(who, "a lock file of its own", path, got="a link", fix=fix)
+    try:
+        number = os.open(path, flags, 0o666)
+    except OSError as error:
+        if error.errno in (errno.ELOOP, errno.EISDIR, errno.ENXIO):
+            raise FileError(who, "a lock file of its own", path, got=error.strerror, fix=fix) from error
+        raise
+    if not stat.S_ISREG(os.fstat(number).st_mode):
+        os.close(number)
+        raise FileError(who, "a lock file of its own", path, got="something that is no file", fix=fix)
+    return os.fdopen(number, "rb+")
+
+
+def _lock(file: BinaryIO) -> bool:
     """Whether the file is now locked for this process. Where the system or the disk has no locks, it counts as so."""
     try:
         import fcntl

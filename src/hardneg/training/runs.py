@@ -14,7 +14,6 @@ run/
 from __future__ import annotations
 
 import json
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -23,7 +22,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from hardneg.io.files import check_folder, lock, read_json, without_nan, write_atomically, write_json
+from hardneg.io.files import check_folder, locked, read_json, without_nan, write_atomically, write_json
 from hardneg.io.provenance import environment
 from hardneg.training.options import RECIPES
 from hardneg.training.tensorboard import leave_board, show_on_board
@@ -98,12 +97,8 @@ class Run:
         """Keeps other processes off the directory; waits ``patience`` seconds for one that is about to end."""
         check_folder(self.path)
         self.path.mkdir(parents=True, exist_ok=True)
-        with (self.path / ".lock").open("w") as file:
-            until = time.monotonic() + patience
-            while not lock(file):
-                if time.monotonic() > until:
-                    raise ValueError(f"{self.path} is in use by another process; wait for it, or use another --out.")
-                time.sleep(0.05)
+        fix = "wait for it, or use another --out"
+        with locked(self.path / ".lock", "train", patience=patience, fix=fix):
             for left in self.path.glob(".*.partial"):  # of a process that was killed while it wrote
                 left.unlink(missing_ok=True)
             yield
