@@ -20,6 +20,7 @@ from hardneg.core.errors import (
     NoFile,
     NotFinite,
     NotWritten,
+    UnknownName,
     argument_error,
     check_kind,
     check_range,
@@ -30,6 +31,9 @@ from hardneg.core.errors import (
 EVERY = {
     HardnegError("mine", "a corpus"): "mine needs a corpus.",
     ArgumentError("Tilt", "beta", "beta=-1", "use 0"): "Tilt needs beta, got beta=-1; use 0.",
+    UnknownName("epocs", ["epochs", "seed"], "in run.yaml", {"epochs": "It takes a number"}): (
+        "'epocs' is not known. Did you mean epochs? It takes a number. Known in run.yaml: epochs, seed."
+    ),
     GrammarError("parse", "brackets", "'Tilt'"): "parse needs brackets, got 'Tilt'.",
     NotFinite("score", "finite vectors", "NaN"): "score needs finite vectors, got NaN.",
     MissingExtra("audit", "datasets", fix="pip install x"): "audit needs datasets; pip install x.",

@@ -6,12 +6,16 @@ the class and the fields, never at the sentence.
 
 from __future__ import annotations
 
+import difflib
 import importlib
 import math
 import warnings
+from collections.abc import Iterable, Mapping
 from numbers import Real
 from pathlib import Path
 from typing import Any, Self
+
+from hardneg.core.text import printable
 
 _warned: set[str] = set()
 
@@ -65,6 +69,30 @@ class HardnegError(Exception):
 
 class ArgumentError(HardnegError, ValueError):
     """A value that cannot mean anything here."""
+
+
+class UnknownName(ArgumentError):
+    """A name that is none of the ``known`` ones, with the ``nearest`` of them.
+
+    >>> str(UnknownName("epocs", ["epochs", "seed"]))
+    "'epocs' is not known. Did you mean epochs? Known: epochs, seed."
+    """
+
+    def __init__(
+        self, name: str, known: Iterable[str], place: str = "", usage: Mapping[str, str] | None = None
+    ) -> None:
+        """``place`` says where, as in "Known in run.yaml: ..."; ``usage`` how each known name is used."""
+        self.name, self.known, self.place = name, list(known), place
+        self.nearest = next(iter(difflib.get_close_matches(name, self.known, n=1)), None)
+        self.usage = (usage or {}).get(self.nearest or "")
+        super().__init__(place or "hardneg", "a known name", repr(name), self.nearest and f"use {self.nearest}")
+        self.args = (name, self.known, place, {self.nearest: self.usage} if self.usage else None)
+
+    def _sentence(self) -> str:
+        hint = f" Did you mean {self.nearest}?" if self.nearest else ""
+        hint += f" {self.usage}." if self.usage else ""
+        known = f"Known{f' {self.place}' if self.place else ''}: {', '.join(self.known) or 'none'}"
+        return f"{printable(repr(self.name), 80)} is not known.{hint} {known}."
 
 
 class GrammarError(ArgumentError):
