@@ -13,8 +13,9 @@ from torch import Tensor
 
 from hardneg.core.objectives import info_nce, jsd, reduce
 from hardneg.core.schedules import Number
-from hardneg.core.scoring import Pools, cross_views, from_matrix, score, widened
+from hardneg.core.scoring import Pools, cross_views, from_matrix, score
 from hardneg.core.types import NEVER, Keys
+from hardneg.core.vectors import widened
 from hardneg.losses.bank import CMC, InstanceDiscrimination
 from hardneg.losses.contrastive import ContrastiveLoss
 from hardneg.losses.global_softmax import EMC2, SogCLR

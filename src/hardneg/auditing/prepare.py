@@ -19,8 +19,8 @@ from torch.nn.functional import normalize as to_unit
 
 from hardneg.auditing.subject import Subject
 from hardneg.auditing.tags import numbered, unlike
-from hardneg.core.scoring import widened
 from hardneg.core.types import Keys
+from hardneg.core.vectors import widened
 from hardneg.mining.checks import check_finite
 from hardneg.mining.judgements import Tag
 from hardneg.mining.pairs import Pairs, Positives, RowsOf, as_pairs, read_positives
