@@ -146,7 +146,7 @@ def test_point_4_an_adaptive_temperature_moves_after_each_epoch(data: str, tmp_p
 
 def test_options_take_schedules_of_python() -> None:
     options = SimCLROptions(temperature=linear(0.5, 0.1))  # type: ignore[arg-type]
-    assert options.temperature == "linear(0.5, 0.1)"
+    assert options.temperature == SimCLROptions(temperature=" linear(0.5,0.1)").temperature == "linear(0.5, 0.1)"
     assert SimCLROptions().as_dict()["temperature"] == 0.5
 
 

@@ -10,12 +10,10 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable
 from dataclasses import dataclass, field, fields, replace
-from difflib import get_close_matches
 from typing import Any, TypeGuard
 
 from hardneg.batching.spec import parse_batches
 from hardneg.comparing.canonical import plainly
-from hardneg.core.errors import ArgumentError
 from hardneg.core.schedules import LONG, Number, Schedule, adaptive, registered_schedules, value_of
 from hardneg.negatives import Negatives, Tilt, Uniform, parse
 from hardneg.negatives.grammar import read_expression
@@ -152,7 +150,6 @@ def _reader(name: str, made: Callable[..., Made]) -> Callable[..., Arm]:
         own = tuple(one for one in chosen if one not in parameters and one not in options)
         return Arm("", recipe, {one: value for one, value in chosen.items() if one not in usual}, usual, own)
 
-    read.__signature__ = inspect.signature(made)  # type: ignore[attr-defined]  # so that errors name what it takes
     return read
 
 
@@ -160,9 +157,7 @@ def _check_options(name: str, recipe: str, options: dict[str, Any]) -> None:
     known = {one.name for one in fields(RECIPES[recipe])}
     for option, value in options.items():
         if option not in known:
-            close = get_close_matches(option, known, n=1)
-            fix = f"did you mean {close[0]}?" if close else None
-            raise ArgumentError(name, f"options among {', '.join(sorted(known))}", repr(option), fix)
+            raise ValueError(f"{name} needs options among {', '.join(sorted(known))}, got {option!r}.")
         if isinstance(value, Schedule):
             raise ValueError(f"{name} needs a number, got {option}={value!r}; schedules go into negatives.")
 

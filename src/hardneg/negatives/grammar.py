@@ -122,9 +122,7 @@ def _check_arguments(name: str, values: list[Any], options: dict[str, Any], name
     """Raises a TypeError as a call would; of a wrong name it tells before it tells of the one that is then missing."""
     signature = inspect.signature(names[name])
     if not _open_ended(signature) and (unknown := [each for each in options if each not in signature.parameters]):
-        close = difflib.get_close_matches(unknown[0], signature.parameters, n=1)
-        hint = f", did you mean {close[0]}?" if close else ""
-        raise TypeError(f"got an unexpected keyword argument {unknown[0]!r}{hint}")
+        raise TypeError(f"got an unexpected keyword argument {unknown[0]!r}")
     signature.bind(*values, **options)
 
 

@@ -68,9 +68,11 @@ class TrainOptions:
     def __post_init__(self) -> None:
         kinds = get_type_hints(type(self))
         for one in fields(self):
-            if isinstance(value := getattr(self, one.name), Schedule):
-                object.__setattr__(self, one.name, repr(value))  # as it is written in files
-            check_option("train", one.name, getattr(self, one.name), kinds[one.name], one.metadata)
+            value = getattr(self, one.name)
+            if isinstance(value, Schedule) or (kinds[one.name] == Scheduled and isinstance(value, str)):
+                value = "".join(str(value).split()).replace(",", ", ")  # one spelling, also in files
+                object.__setattr__(self, one.name, value)
+            check_option("train", one.name, value, kinds[one.name], one.metadata)
 
     def check(self) -> None:
         """Raises for options that do not go together; cheap, and before anything is loaded."""
