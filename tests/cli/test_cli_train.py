@@ -529,7 +529,7 @@ def processor_seconds(*arguments: str) -> float:
 
 
 def test_the_arms_and_lines_of_the_page_are_understood(asked: list[Any]) -> None:
-    page = (ROOT / "docs" / "training.md").read_text()
+    page = (ROOT / "docs" / "guides" / "training.md").read_text()
     arms = [
         arm for row in re.findall(r"^\| (`.*?) \| .* \|$", page, re.MULTILINE) for arm in re.findall("`(.*?)`", row)
     ]
@@ -546,7 +546,7 @@ def test_the_arms_and_lines_of_the_page_are_understood(asked: list[Any]) -> None
 
 
 def test_the_figures_of_the_page_are_those_of_the_benchmarks() -> None:
-    page = (ROOT / "docs" / "training.md").read_text()
+    page = (ROOT / "docs" / "guides" / "training.md").read_text()
     results = ROOT / "benchmarks" / "results"
     epochs = json.loads((results / "training_gpu.json").read_text())["figures"]
     for name, row in (

@@ -20,6 +20,7 @@ from hardneg.core.errors import (
     NoFile,
     NotFinite,
     NotWritten,
+    UnknownName,
     argument_error,
     check_kind,
     check_range,
@@ -30,6 +31,9 @@ from hardneg.core.errors import (
 EVERY = {
     HardnegError("mine", "a corpus"): "mine needs a corpus.",
     ArgumentError("Tilt", "beta", "beta=-1", "use 0"): "Tilt needs beta, got beta=-1; use 0.",
+    UnknownName("epocs", ["epochs", "seed"], "in run.yaml", {"epochs": "It takes a number"}): (
+        "'epocs' is not known. Did you mean epochs? It takes a number. Known in run.yaml: epochs, seed."
+    ),
     GrammarError("parse", "brackets", "'Tilt'"): "parse needs brackets, got 'Tilt'.",
     NotFinite("score", "finite vectors", "NaN"): "score needs finite vectors, got NaN.",
     MissingExtra("audit", "datasets", fix="pip install x"): "audit needs datasets; pip install x.",
@@ -62,6 +66,12 @@ def test_the_sentence_and_the_fields_survive_pickling(error: HardnegError) -> No
     assert str(again) == str(error)
     assert vars(again) == vars(error)
     assert (again.who, again.what, again.got, again.fix) == (error.who, error.what, error.got, error.fix)
+
+
+def test_the_place_stands_before_the_sentence() -> None:
+    for error, sentence in EVERY.items():
+        found = pickle.loads(pickle.dumps(error)).within("seed 1").within("hcl()")
+        assert str(pickle.loads(pickle.dumps(found))) == f"hcl(): seed 1: {sentence}"
 
 
 def test_classes_of_python_still_catch_them() -> None:

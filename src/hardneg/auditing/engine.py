@@ -52,7 +52,7 @@ def audit(
     labels, groups, judgements: what false negatives are known by. Labels and groups of a corpus are those of its Keys
         (``labels``, ``clusters``); judgements are relevant ids for each query as in ``mine``, the best first.
     mined: negatives of each query, as ``mine`` gives them or as ids [q, k]; or the path of a mined file, which then
-        needs nothing else (see docs/audit.md).
+        needs nothing else (see docs/guides/audit.md).
     temperature, tau_plus: of the loss; tilts weigh by exp(beta * similarity / temperature).
     near_duplicate: cosine from which a candidate is a copy of the anchor or of a positive.
     num_anchors: how many are looked at, drawn with ``seed``; all of them if there are no more.

@@ -47,7 +47,7 @@ def quiet(what: str, steps: int) -> Callable[[int], None]:
 
 
 def run(options: MineOptions, progress: Progress = quiet) -> Summary | None:
-    """Mines files into files; None on every rank but the first. See docs/mining.md."""
+    """Mines files into files; None on every rank but the first. See docs/guides/mining.md."""
     check_options(options)
     check_work_folder(options.out)
     ranks = join_ranks()
