@@ -162,7 +162,8 @@ class Loop:
         self.refreshed: int | None = None  # the step of the last refresh
         self.harvested = torch.zeros(0)
         losses = [part for part in self.method.modules() if isinstance(part, ContrastiveLoss)]
-        self.adaptive = [s for one in losses for s in one.negatives.schedules() if isinstance(s, adaptive)]
+        every = [s for one in losses for s in (*one.negatives.schedules(), one.temperature, one.tau_plus)]
+        self.adaptive = [schedule for schedule in every if isinstance(schedule, adaptive)]
         self.epoch_loss = torch.zeros((), device=accelerator.device)
         self.step, self.epoch = 0, 0
         self.epoch_seconds: list[float] = []
