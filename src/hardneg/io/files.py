@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import ctypes
 import errno
 import json
 import math
 import os
+import shutil
 import stat
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -50,6 +52,71 @@ def check_folder(path: Path) -> None:
         raise ValueError(f"--out needs a folder, got {path}, where there is a file.")
 
 
+def check_output(
+    who: str, path: Path, reads: Sequence[Path], *, overwrite: bool, is_ours: Callable[[], bool] = lambda: False
+) -> None:
+    """Raises if an output is, holds or lies in what is read, or would replace a file that ``who`` has not made.
+
+    Paths are compared as files, so that links, other spellings and other cases of a name count. ``is_ours`` is called
+    where there is such a file already.
+    """
+    for read in reads:
+        how = (
+            "is"
+            if _same(path, read)
+            else "holds"
+            if _inside(read, path)
+            else "lies in"
+            if _inside(path, read)
+            else None
+        )
+        if how is not None:
+            got = f"{path}, which {how} the input {read}"
+            raise FileError(who, "an output that is none of its inputs", path, got, "use another --out")
+    if path.exists() and not overwrite and not is_ours():
+        what = "an output that does not exist, or one of its own that is unchanged"
+        raise FileError(who, what, path, f"{path}, which something else has written", "pass --overwrite to replace it")
+
+
+def _same(first: Path, second: Path) -> bool:
+    if os.path.realpath(first) == os.path.realpath(second):
+        return True
+    return first.exists() and second.exists() and os.path.samefile(first, second)
+
+
+def _inside(inner: Path, outer: Path) -> bool:
+    """Whether a path lies in a folder that exists, by whatever names."""
+    return outer.is_dir() and any(_same(part, outer) for part in Path(os.path.realpath(inner)).parents)
+
+
+def swap_in(new: Path, path: Path) -> None:
+    """Puts a file or folder at a path, whole; a folder that was there is left at ``new`` where the system can exchange
+    two names at once, else it is removed."""
+    if not (path.is_dir() and not path.is_symlink()):
+        os.replace(new, path)
+    elif not _exchange(new, path):
+        old = old_name(path)
+        os.replace(path, old)
+        os.replace(new, path)
+        shutil.rmtree(old, ignore_errors=True)
+
+
+def old_name(path: Path) -> Path:
+    """Where a folder is for the moment in which another takes its place."""
+    return path.with_name(f".{path.name}.old")
+
+
+def _exchange(first: Path, second: Path) -> bool:
+    """Linux's renameat2 with RENAME_EXCHANGE; False where it is missing or the disk cannot do it."""
+    try:
+        rename = ctypes.CDLL(None).renameat2
+    except (AttributeError, OSError, TypeError):
+        return False
+    here, exchange = -100, 2  # AT_FDCWD, RENAME_EXCHANGE
+    found: int = rename(here, os.fsencode(first), here, os.fsencode(second), exchange)
+    return found == 0
+
+
 def disk_failure(path: Path, cause: OSError, advice: str) -> OSError:
     """The error of the disk in a sentence, with the advice where there was no room."""
     what = f"{path} could not be written ({cause.strerror or cause}); what was there before is unchanged"
@@ -86,20 +153,40 @@ def read_json(path: Path, advice: str) -> Any:
 
 @contextmanager
 def locked(
-    path: Path, who: str, *, patience: float = 0.0, fix: str = "wait for it, or use another output"
+    path: Path,
+    who: str,
+    *,
+    patience: float = 0.0,
+    fix: str = "wait for it, or use another output",
+    remove: bool = False,
 ) -> Iterator[None]:
     """Holds the lock file at ``path``; raises ``InUse`` if another process still has it after ``patience`` seconds.
 
-    The file is created if it is missing, never truncated, and never opened through a link. It is left in place: a
-    process that waits for a deleted lock file would not see the one that a third process makes.
+    The file is created if it is missing, never truncated, and never opened through a link. ``remove`` takes it away
+    while it is still held: a process that then gets the lock of the file that is gone opens the new one.
     """
-    with _opened_for_lock(path, who) as file:
-        until = time.monotonic() + patience
-        while not _lock(file):
-            if time.monotonic() > until:
-                raise InUse(who, "an output for itself", path.parent, fix=fix)
-            time.sleep(0.05)
-        yield
+    until = time.monotonic() + patience
+    while True:
+        with _opened_for_lock(path, who) as file:
+            if _lock(file):
+                if not _is_at(path, file):
+                    continue
+                try:
+                    yield
+                finally:
+                    if remove:
+                        path.unlink(missing_ok=True)
+                return
+        if time.monotonic() > until:
+            raise InUse(who, "an output for itself", path.parent, fix=fix)
+        time.sleep(0.05)
+
+
+def _is_at(path: Path, file: BinaryIO) -> bool:
+    try:
+        return os.path.samestat(os.fstat(file.fileno()), path.stat(follow_symlinks=False))
+    except FileNotFoundError:
+        return False
 
 
 def _opened_for_lock(path: Path, who: str) -> BinaryIO:

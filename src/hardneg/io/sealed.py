@@ -72,3 +72,27 @@ def checked(record: Any, who: str, path: Path, fix: str) -> Any:
 def _checksum(record: dict[str, Any]) -> str:
     text = json.dumps(record, sort_keys=True, default=str)
     return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+_page_mark = "<!-- hardneg-sha256:"
+
+
+def sealed_page(text: str) -> str:
+    """An HTML page with the checksum of its text in a comment at its end."""
+    return f"{text}{_page_mark}{hashlib.sha256(text.encode()).hexdigest()} -->\n"
+
+
+def is_sealed_page(path: Path) -> bool:
+    """Whether a page is one that ``sealed_page`` has made, unchanged."""
+    content = path.read_bytes().decode("utf-8", "replace")
+    text, mark, _ = content.rpartition(_page_mark)
+    return bool(mark) and sealed_page(text) == content
+
+
+def is_sealed_json(path: Path) -> bool:
+    """Whether a JSON file carries the checksum of its content."""
+    try:
+        record = json.loads(path.read_bytes())
+        return isinstance(record, dict) and CHECKSUM in record and checked(record, "", path, "") is not None
+    except (ValueError, RecursionError):  # Damaged is one
+        return False
