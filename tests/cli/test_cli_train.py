@@ -214,7 +214,7 @@ def test_wrong_words_are_named_before_data_is_loaded(option: str, value: str, al
         ("negatives: [Uniform()]", "train needs --negatives to be text, got negatives=['Uniform()']."),
         ("device: tpu", "train needs --device to be one of auto, cpu, cuda, got device='tpu'."),
         ("epoch: 1", "got epoch in"),
-        ("- epochs", "--config needs lines like 'temperature: 0.5', got a list in"),
+        ("- epochs", "--config needs lines like 'temperature: 0.5', got "),
         ("epochs: [", "which is not: while parsing"),
     ],
 )

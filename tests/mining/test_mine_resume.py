@@ -153,7 +153,7 @@ def test_a_kill_while_a_data_set_is_put_in_place(
         return wrapped
 
     with monkeypatch.context() as patched:
-        patched.setattr("hardneg.io.files._exchange", lambda first, second: False)
+        patched.setattr("hardneg.io.outputs._exchange", lambda first, second: False)
         patched.setattr(os, "replace", step(os.replace))
         patched.setattr(shutil, "rmtree", step(shutil.rmtree))
         with pytest.raises(KeyboardInterrupt):

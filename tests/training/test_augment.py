@@ -16,6 +16,7 @@ from torch import Tensor
 from torch.nn.functional import interpolate
 
 from hardneg.core.philox import philox, uniforms
+from hardneg.training.augmentation import from_transform
 from hardneg.training.augmentation.augment import (
     CIFAR,
     GREY,
@@ -33,7 +34,6 @@ from hardneg.training.augmentation.views import (
     as_augmentation,
     augment_for_text,
     check_augment,
-    from_transform,
     kornia_transform,
 )
 from hardneg.training.data.images import load
@@ -511,7 +511,7 @@ class TestByText:
 
     def test_kornia_that_is_missing_names_the_extra_before_training(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setitem(sys.modules, "kornia", None)
-        with pytest.raises(ImportError, match=r"--augment kornia\(\) needs kornia: pip install 'hardneg\[vision\]'"):
+        with pytest.raises(ImportError, match=r"--augment kornia\(\) needs kornia; pip install 'hardneg\[vision\]'"):
             check_augment("kornia()")
 
 

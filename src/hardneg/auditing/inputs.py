@@ -103,7 +103,7 @@ def _tags_in_arrays(what: str, path: Path, column: str | None) -> Sequence[Any]:
     names = names_in_npz(WHO, path)
     name = column or (what if what in names else next(iter(names), what))
     if name not in names:
-        raise FileError(WHO, f"an array {name!r} of {what} in {path}", path, str(names))
+        raise ArgumentError(WHO, f"an array {name!r} of {what} in {path}", str(names))
     return _flat(read_npz(WHO, path, [name])[name], what, str(path))
 
 
@@ -118,7 +118,7 @@ def read_tags(what: str, path: str, column: str | None) -> Sequence[Any]:
         try:
             return file.read_text(encoding="utf-8").splitlines()
         except UnicodeDecodeError as error:
-            raise FileError(WHO, "text in UTF-8", path, f"{path}: {error.reason} at byte {error.start}") from None
+            raise FileError(WHO, "text in UTF-8", path, f"{error.reason} at byte {error.start}") from None
     table = read_table(path, WHO)
     found = column or next((name for name in (what, what[:-1], "class", "y") if name in table), None)
     if found is None and len(table) == 1:

@@ -11,7 +11,7 @@ from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
-from hardneg.core.errors import DataChanged, FileError
+from hardneg.core.errors import ArgumentError, DataChanged, FileError, NoFile
 from hardneg.mining.cache_key import digest_of_path
 from hardneg.mining.manifest import is_of, read_manifest
 from hardneg.mining.options import MineOptions, inputs, manifest_of
@@ -51,7 +51,7 @@ def mine_options(manifest: dict[str, Any], folder: Path) -> tuple[MineOptions, t
     notes = (f"The manifest has options that this version does not know: {', '.join(foreign)}.",) if foreign else ()
     paths = input_paths(manifest, folder)
     if "queries" not in paths:
-        raise FileError("audit", "a manifest that names the queries", folder, "one that does not", _fix)
+        raise ArgumentError("audit", "a manifest that names the queries", "one that does not", _fix)
     column = told.get("embedding_column")
     named = Columns(**{name: value for name, value in columns.items() if name in known["columns"] and _is_text(value)})
     mined = MineOptions(paths["queries"], out="", columns=named)
@@ -72,21 +72,21 @@ def input_paths(manifest: dict[str, Any], folder: Path) -> dict[str, Any]:
     """The files that were mined, found from the folder of the manifest; those of other content are an error."""
     given = manifest.get("inputs")
     if not isinstance(given, dict):
-        raise FileError("audit", "a manifest with the digests of what was mined", folder, "one without", _fix)
+        raise ArgumentError("audit", "a manifest with the digests of what was mined", "one without", _fix)
     return {name: str(_checked(name, given[name], folder)) for name in inputs if name in given}
 
 
 def _checked(name: str, given: Any, folder: Path) -> Path:
     path, digest = (given.get("path"), given.get("sha256")) if isinstance(given, dict) else (None, None)
     if not isinstance(path, str) or "\0" in path or not isinstance(digest, str):
-        raise FileError("audit", f"a path and a digest of the {name}", folder, "a manifest without", _fix)
+        raise ArgumentError("audit", f"a path and a digest of the {name}", "a manifest without", _fix)
     found = Path(os.path.normpath(folder / path))
     if not found.exists():
-        raise FileNotFoundError(f"audit needs the {name} that were mined, got no file {found}; {_fix}.")
+        raise NoFile("audit", f"the {name} that were mined", found, "which is not there", _fix)
     # A folder elsewhere is not walked through on the word of a manifest.
     inside = found.resolve().is_relative_to(folder.resolve())
     if found.is_dir() and not inside:
-        raise FileError("audit", f"the {name} in the folder of the manifest", found, f"{found}, a folder outside", _fix)
+        raise FileError("audit", f"the {name} in the folder of the manifest", found, "a folder outside", _fix)
     if not _has_digest(found, given.get("bytes"), digest):
         where = "" if inside else ", outside the folder of the manifest"
         raise DataChanged("audit", f"the {name} that were mined", f"{found}{where}, of other content", _fix)

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from hardneg.io.files import go_on, write_atomically, write_json
-from hardneg.io.sealed import sealed_page, with_checksum
+from hardneg.io.outputs import sealed_page
 
 
 @dataclass(frozen=True)
@@ -168,7 +168,7 @@ class Audit:
         return Path(path)
 
     def write_json(self, path: str | Path) -> Path:
-        write_json(Path(path), with_checksum(self.to_dict()), go_on)
+        write_json(Path(path), self.to_dict(), go_on)
         return Path(path)
 
 

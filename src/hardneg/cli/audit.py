@@ -135,12 +135,11 @@ def _check_out(out: str, options: AuditOptions, overwrite: bool) -> None:
     from pathlib import Path
 
     from hardneg.core.errors import FileError
-    from hardneg.io.files import check_output
-    from hardneg.io.sealed import is_sealed_json, is_sealed_page
+    from hardneg.io.outputs import check_output, is_sealed_json, is_sealed_page
     from hardneg.mining.options import manifest_of
 
     if Path(out).exists() and not Path(out).is_dir():
-        raise FileError("audit", "a folder as --out", out, f"{out}, which is a file")
+        raise FileError("audit", "a folder as --out", out, "which is a file")
     reads = [*options.reads(), manifest_of(options.input)]
     for name, is_ours in (("audit.json", is_sealed_json), ("audit.html", is_sealed_page)):
         file = Path(out) / name

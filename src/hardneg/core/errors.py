@@ -40,7 +40,10 @@ class HardnegError(Exception):
 
     def __init__(self, who: str, what: str, got: str | None = None, fix: str | None = None) -> None:
         self.who, self.what, self.got, self.fix = who, what, got, fix
-        super().__init__(who, what, got, fix)  # all fields, so that the error survives pickling between processes
+        Exception.__init__(self, who, what, got, fix)  # not super(): an OSError would take them for its own fields
+
+    def __reduce__(self) -> tuple[type, tuple[Any, ...]]:
+        return type(self), self.args  # all fields, so that the error survives pickling
 
     def __str__(self) -> str:
         got = f", got {self.got}" if self.got is not None else ""
@@ -52,6 +55,10 @@ class HardnegError(Exception):
 
 class ArgumentError(HardnegError, ValueError):
     """A value that cannot mean anything here."""
+
+
+class GrammarError(ArgumentError):
+    """An expression that the grammar cannot read."""
 
 
 class NotFinite(HardnegError, ValueError):
@@ -69,6 +76,14 @@ class FileError(HardnegError, ValueError):
         super().__init__(who, what, got, fix)
         self.path = Path(path)
         self.args = (who, what, str(path), got, fix)
+
+    def __str__(self) -> str:
+        got = f", {self.got}" if self.got else ""
+        return f"{self.who} needs {self.what}, got {self.path}{got}{self._then()}."
+
+
+class NoFile(FileError, FileNotFoundError):
+    """A file or folder that is not there."""
 
 
 class Damaged(FileError):
@@ -90,8 +105,20 @@ class DataChanged(HardnegError, ValueError):
     """The data is not the data that a run or job was begun with."""
 
 
-class DiskFull(HardnegError, OSError):
-    """A file could not be written; what was there before is unchanged."""
+class NotWritten(HardnegError, OSError):
+    """A file could not be written, with its ``path`` and the ``errno`` of the system; what was there is unchanged."""
+
+    def __init__(self, path: Path | str, number: int | None, reason: str, fix: str | None = None) -> None:
+        super().__init__(str(path), "to be written", reason, fix)
+        self.path, self.errno, self.strerror, self.filename = Path(path), number, reason, str(path)
+        self.args = (str(path), number, reason, fix)
+
+    def __str__(self) -> str:
+        return f"{self.path} could not be written ({self.got}); what was there before is unchanged{self._then()}."
+
+
+class DiskFull(NotWritten):
+    """There is no room for a file."""
 
 
 def argument_error(who: str, what: str, name: str, value: Any, fix: str | None = None) -> ArgumentError:

@@ -15,7 +15,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from hardneg.core.errors import FileError, warn_once
+from hardneg.core.errors import ArgumentError, FileError, HardnegError, NoFile, warn_once
 
 Array = NDArray[Any]
 
@@ -31,19 +31,19 @@ def read_arrays(who: str, path: Path, advice: Mapping[str, str], *, needed: Sequ
     _check_kind(who, what, path, needed)
     found = read_npz(who, path, tuple(advice), advice)
     if missing := [name for name in needed if name not in found]:
-        raise FileError(who, what, path, f"{path}, which lacks {', '.join(missing)}")
+        raise FileError(who, what, path, f"which lacks {', '.join(missing)}")
     return found
 
 
 def _check_kind(who: str, what: str, path: Path, needed: Sequence[str]) -> None:
     if not path.is_file():
-        raise FileNotFoundError(f"{who} needs {what}, got no file {path}.")
+        raise NoFile(who, what, path, "where there is no file")
     with open(path, "rb") as file:
         head = file.read(len(_NPY))
     if not head.startswith(_ZIP):
         kind = "a .npy file of one array" if head == _NPY else "something else"
         call = ", ".join(f"{name}=..." for name in needed)
-        raise FileError(who, what, path, f"{path}, which is {kind}", f"np.savez(PATH, {call}) writes one")
+        raise FileError(who, what, path, f"which is {kind}", f"np.savez(PATH, {call}) writes one")
 
 
 def read_npz(
@@ -86,10 +86,10 @@ def _damage(who: str, path: Path, kind: str, whose: str) -> Iterator[None]:
     path.open("rb").close()  # what the disk refuses stays an error of the disk
     try:
         yield
-    except FileError:
+    except HardnegError:
         raise
     except Exception as error:
-        raise FileError(who, f"a whole {kind} file", path, f"{path}, {whose} is damaged: {error}") from None
+        raise FileError(who, f"a whole {kind} file", path, f"{whose} is damaged: {error}") from None
 
 
 def _check_header(who: str, path: Path, file: IO[bytes], name: str | None, size: int, advice: str | None) -> None:
@@ -97,19 +97,21 @@ def _check_header(who: str, path: Path, file: IO[bytes], name: str | None, size:
     where = str(path) if name is None else f"{name} of {path}"
     version = np.lib.format.read_magic(file)
     if version > (2, 0):
-        raise FileError(who, "plain arrays", path, f"fields with names in {where}", advice)
+        raise ArgumentError(who, "plain arrays", f"fields with names in {where}", advice)
     read = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
     shape, _, dtype = read(file)
     if dtype.hasobject:
-        raise FileError(who, "plain arrays", path, f"objects in {where}", advice or "save numbers or texts")
+        raise ArgumentError(who, "plain arrays", f"objects in {where}", advice or "save numbers or texts")
     declared = dtype.itemsize
     for length in shape:
         declared *= length  # whole numbers of Python, which do not wrap
     if declared > size - file.tell():
-        raise FileError(who, "a whole file of arrays", path, f"a header that declares {declared:,} bytes in {where}")
+        raise FileError(
+            who, "a whole file of arrays", path, f"whose header declares {declared:,} bytes in {name or 'it'}"
+        )
     if name is not None and declared > memory_bytes():
         fix = "save it as .npy, which stays on disk, or use a larger machine"
-        raise FileError(who, "arrays that fit into memory", path, f"{declared:,} bytes in {where}", fix)
+        raise FileError(who, "arrays that fit into memory", path, f"with {declared:,} bytes in {name}", fix)
 
 
 def memory_bytes() -> int:

@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-import ctypes
 import errno
 import json
 import math
 import os
-import shutil
 import stat
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from hardneg.core.errors import FileError, InUse
+from hardneg.core.errors import Damaged, DiskFull, FileError, InUse, NotWritten
+from hardneg.io.sealed import checked, with_checksum
 
 _no_room = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 go_on = "make room, then run the same command again"
@@ -29,16 +28,19 @@ def write_atomically(
 
     ``advice`` says how to go on once a full disk has room again.
     """
-    path.parent.mkdir(parents=True, exist_ok=True)
     partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
     try:
-        with partial.open("wb") as file:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        partial.unlink(missing_ok=True)
+        with partial.open("xb") as file:  # x: a link that someone left under this name is not followed
             write(file)
             file.flush()
             os.fsync(file.fileno())
         partial.replace(path)
+        _keep_name(path.parent)
     except BaseException as error:
-        partial.unlink(missing_ok=True)
+        with suppress(OSError):
+            partial.unlink(missing_ok=True)
         cause = _cause_of(error)
         if cause is None:
             raise
@@ -47,80 +49,29 @@ def write_atomically(
         raise cause from error
 
 
+def _keep_name(folder: Path) -> None:
+    """Writes the folder itself to the disk: else a power failure could bring the old file back after newer ones."""
+    with suppress(OSError):  # not every system can open a folder
+        number = os.open(folder, os.O_RDONLY)
+        try:
+            os.fsync(number)
+        finally:
+            os.close(number)
+
+
 def check_folder(path: Path) -> None:
     if any(part.is_file() for part in (path, *path.parents)):
-        raise ValueError(f"--out needs a folder, got {path}, where there is a file.")
+        raise FileError("--out", "a folder", path, got="where there is a file")
 
 
-def check_output(
-    who: str, path: Path, reads: Sequence[Path], *, overwrite: bool, is_ours: Callable[[], bool] = lambda: False
-) -> None:
-    """Raises if an output is, holds or lies in what is read, or would replace a file that ``who`` has not made.
-
-    Paths are compared as files, so that links, other spellings and other cases of a name count. ``is_ours`` is called
-    where there is such a file already.
-    """
-    for read in reads:
-        how = (
-            "is"
-            if _same(path, read)
-            else "holds"
-            if _inside(read, path)
-            else "lies in"
-            if _inside(path, read)
-            else None
-        )
-        if how is not None:
-            got = f"{path}, which {how} the input {read}"
-            raise FileError(who, "an output that is none of its inputs", path, got, "use another --out")
-    if path.exists() and not overwrite and not is_ours():
-        what = "an output that does not exist, or one of its own that is unchanged"
-        raise FileError(who, what, path, f"{path}, which something else has written", "pass --overwrite to replace it")
-
-
-def _same(first: Path, second: Path) -> bool:
-    if os.path.realpath(first) == os.path.realpath(second):
-        return True
-    return first.exists() and second.exists() and os.path.samefile(first, second)
-
-
-def _inside(inner: Path, outer: Path) -> bool:
-    """Whether a path lies in a folder that exists, by whatever names."""
-    return outer.is_dir() and any(_same(part, outer) for part in Path(os.path.realpath(inner)).parents)
-
-
-def swap_in(new: Path, path: Path) -> None:
-    """Puts a file or folder at a path, whole; a folder that was there is left at ``new`` where the system can exchange
-    two names at once, else it is removed."""
-    if not (path.is_dir() and not path.is_symlink()):
-        os.replace(new, path)
-    elif not _exchange(new, path):
-        old = old_name(path)
-        os.replace(path, old)
-        os.replace(new, path)
-        shutil.rmtree(old, ignore_errors=True)
-
-
-def old_name(path: Path) -> Path:
-    """Where a folder is for the moment in which another takes its place."""
-    return path.with_name(f".{path.name}.old")
-
-
-def _exchange(first: Path, second: Path) -> bool:
-    """Linux's renameat2 with RENAME_EXCHANGE; False where it is missing or the disk cannot do it."""
-    try:
-        rename = ctypes.CDLL(None).renameat2
-    except (AttributeError, OSError, TypeError):
-        return False
-    here, exchange = -100, 2  # AT_FDCWD, RENAME_EXCHANGE
-    found: int = rename(here, os.fsencode(first), here, os.fsencode(second), exchange)
-    return found == 0
-
-
-def disk_failure(path: Path, cause: OSError, advice: str) -> OSError:
-    """The error of the disk in a sentence, with the advice where there was no room."""
-    what = f"{path} could not be written ({cause.strerror or cause}); what was there before is unchanged"
-    return OSError(cause.errno, f"{what}; {advice}" if cause.errno in _no_room else what)
+def disk_failure(path: Path, cause: OSError, advice: str) -> NotWritten:
+    """The error of the disk, with the advice where there was no room."""
+    if isinstance(cause, NotWritten):
+        return cause
+    reason = cause.strerror or str(cause)
+    if cause.errno in _no_room:
+        return DiskFull(path, cause.errno, reason, advice)
+    return NotWritten(path, cause.errno, reason)
 
 
 def _cause_of(error: BaseException | None) -> OSError | KeyboardInterrupt | None:
@@ -131,7 +82,10 @@ def _cause_of(error: BaseException | None) -> OSError | KeyboardInterrupt | None
 
 
 def write_json(path: Path, value: Any, advice: str = "make room, then use --resume") -> None:
-    text = json.dumps(without_nan(value), indent=1, default=str, allow_nan=False) + "\n"
+    """Writes JSON, whole or not at all; an object carries its checksum."""
+    value = without_nan(value)
+    value = with_checksum(value) if isinstance(value, dict) else value
+    text = json.dumps(value, indent=1, default=str, allow_nan=False) + "\n"
     write_atomically(path, lambda file: file.write(text.encode()), advice)
 
 
@@ -144,11 +98,37 @@ def without_nan(value: Any) -> Any:
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
-def read_json(path: Path, advice: str) -> Any:
+def parse_json(text: str | bytes) -> Any:
+    """As ``json.loads``, but NaN, infinity, numbers beyond a float and endless nesting are a ValueError.
+
+    ``write_json`` writes none of them, so they are damage.
+    """
     try:
-        return json.loads(path.read_text())
-    except ValueError:
-        raise ValueError(f"{path} is damaged; {advice}.") from None
+        return json.loads(text, parse_constant=_not_json, parse_float=_finite)
+    except RecursionError:
+        raise ValueError("it is nested too deeply") from None
+
+
+def _finite(text: str) -> float:
+    return float(text) if math.isfinite(float(text)) else _not_json(text)
+
+
+def _not_json(text: str) -> Any:
+    raise ValueError(f"{text[:40]} is not a number of JSON")
+
+
+def read_json(path: Path, advice: str, *, who: str = "hardneg", kind: type = dict) -> Any:
+    """The content of a file that ``write_json`` wrote, without its checksum.
+
+    Raises ``Damaged`` if it is not JSON, not of this kind, or does not have its checksum; ``advice`` is the fix.
+    """
+    try:
+        value = parse_json(path.read_bytes())
+    except (ValueError, IsADirectoryError) as error:
+        raise Damaged(who, "JSON", path, got=" ".join(str(error).split()), fix=advice) from None
+    if not isinstance(value, kind):
+        raise Damaged(who, "JSON", path, got=f"it holds no {kind.__name__}", fix=advice)
+    return checked(value, who, path, advice)
 
 
 @contextmanager

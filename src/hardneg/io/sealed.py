@@ -55,8 +55,9 @@ def check_seal(path: Path, who: str, fix: str) -> None:
 
 
 def with_checksum(record: dict[str, Any]) -> dict[str, Any]:
-    """The record with the checksum of its JSON text."""
-    return {**record, CHECKSUM: _checksum(record)}
+    """The record with the checksum of its JSON text; once, however often it is called."""
+    rest = {name: value for name, value in record.items() if name != CHECKSUM}
+    return {**rest, CHECKSUM: _checksum(rest)}
 
 
 def checked(record: Any, who: str, path: Path, fix: str) -> Any:
@@ -70,29 +71,6 @@ def checked(record: Any, who: str, path: Path, fix: str) -> Any:
 
 
 def _checksum(record: dict[str, Any]) -> str:
-    text = json.dumps(record, sort_keys=True, default=str)
-    return hashlib.sha256(text.encode()).hexdigest()[:16]
-
-
-_page_mark = "<!-- hardneg-sha256:"
-
-
-def sealed_page(text: str) -> str:
-    """An HTML page with the checksum of its text in a comment at its end."""
-    return f"{text}{_page_mark}{hashlib.sha256(text.encode()).hexdigest()} -->\n"
-
-
-def is_sealed_page(path: Path) -> bool:
-    """Whether a page is one that ``sealed_page`` has made, unchanged."""
-    content = path.read_bytes().decode("utf-8", "replace")
-    text, mark, _ = content.rpartition(_page_mark)
-    return bool(mark) and sealed_page(text) == content
-
-
-def is_sealed_json(path: Path) -> bool:
-    """Whether a JSON file carries the checksum of its content."""
-    try:
-        record = json.loads(path.read_bytes())
-        return isinstance(record, dict) and CHECKSUM in record and checked(record, "", path, "") is not None
-    except (ValueError, RecursionError):  # Damaged is one
-        return False
+    """Of the record as it is read back: names are text, NaN is null, a tuple is a list."""
+    read_back = json.loads(json.dumps(record, default=str), parse_constant=lambda _: None)
+    return hashlib.sha256(json.dumps(read_back, sort_keys=True).encode()).hexdigest()[:16]

@@ -18,7 +18,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from hardneg.core.errors import ArgumentError, FileError, optional
+from hardneg.core.errors import ArgumentError, FileError, NoFile, optional
 from hardneg.io.arrays import memory_bytes, read_npy, read_npz
 
 Table = dict[str, list[Any]]
@@ -38,7 +38,7 @@ def read_table(path: str | Path, who: str = "mine") -> Table:
     """The columns of a table, whatever its format; a folder is a saved data set, or a folder of images."""
     path = Path(path)
     if not path.exists():
-        raise FileNotFoundError(f"{who} needs a file or folder that exists, got {path}.")
+        raise NoFile(who, "a file or folder that exists", path)
     if path.is_dir():
         return _read_folder(path, who)
     readers = {".parquet": _read_parquet, ".jsonl": _read_lines, ".json": _read_lines}
@@ -79,7 +79,7 @@ def read_vectors(path: str | Path, column: str | None = None, who: str = "mine")
     """Embeddings [n, d] and, where the file has them, their ids. ``.npy`` stays on disk until its rows are needed."""
     path = Path(path)
     if not path.exists():
-        raise FileNotFoundError(f"{who} needs embeddings that exist, got {path}.")
+        raise NoFile(who, "embeddings that exist", path)
     suffix = path.suffix.lower()
     if suffix == ".npy":
         return _checked(read_npy(who, path, mapped=True), path, who), None
@@ -115,13 +115,13 @@ def aligned(
         return vectors
     row_of = {str(one): row for row, one in enumerate(ids)}
     if len(row_of) < len(ids):
-        raise FileError(who, f"distinct ids in {path}", path, f"{len(ids) - len(row_of)} repeated")
+        raise ArgumentError(who, f"distinct ids in {path}", f"{len(ids) - len(row_of)} repeated")
     rows = [row_of.get(str(one), -1) for one in wanted]
     rows = [0 if row < 0 and skip else row for row, skip in zip(rows, skipped or [False] * len(rows), strict=True)]
     if -1 in rows:
         row = rows.index(-1)
         got = f"none for {wanted[row]!r} (row {row}) among the ids in {path}, and {rows.count(-1)} missing in all"
-        raise FileError(who, f"an embedding for each id of the {kind}", path, got)
+        raise ArgumentError(who, f"an embedding for each id of the {kind}", got)
     return vectors if rows == list(range(len(vectors))) else vectors[torch.tensor(rows)]
 
 
@@ -141,13 +141,13 @@ def column_of_vectors(values: list[Any], where: str | Path, who: str = "mine") -
     try:
         sizes = {len(value) for value in values}
     except TypeError as error:
-        raise FileError(who, what, where, str(error)) from None
+        raise ArgumentError(who, what, str(error)) from None
     if len(sizes) != 1 or isinstance(values[0], str):
-        raise FileError(who, what, where, f"lengths {sorted(sizes)[:5]}")
+        raise ArgumentError(who, what, f"lengths {sorted(sizes)[:5]}")
     try:
         return _checked(np.asarray(values, dtype=np.float32), where, who)
     except (TypeError, ValueError, OverflowError) as error:
-        raise FileError(who, what, where, str(error)) from None
+        raise ArgumentError(who, what, str(error)) from None
 
 
 def _checked(array: Any, where: str | Path, who: str) -> Tensor:
@@ -189,7 +189,7 @@ class _Unpacked(io.RawIOBase):
         content = self.file.read(len(buffer))
         self.read_bytes += len(content)
         if self.read_bytes > self.most:
-            got = f"{self.path}, which unpacks to more than {self.most:,} bytes"
+            got = f"which unpacks to more than {self.most:,} bytes"
             raise FileError(self.who, "a gzip file of text", self.path, got, "unpack it if it is meant to be so large")
         buffer[: len(content)] = content
         return len(content)
@@ -207,10 +207,10 @@ def _open_text(path: Path, who: str) -> Iterator[IO[str]]:
         try:
             yield file
         except UnicodeDecodeError as error:
-            got = f"{path}: {error.reason} at byte {error.start}"
+            got = f"{error.reason} at byte {error.start}"
             raise FileError(who, "text in UTF-8", path, got) from None
         except (EOFError, gzip.BadGzipFile, zlib.error) as error:
-            raise FileError(who, "a whole gzip file", path, f"{path}: {error}") from None
+            raise FileError(who, "a whole gzip file", path, f"which is damaged: {error}") from None
 
 
 def _read_lines(path: Path, who: str) -> Table:
@@ -223,9 +223,9 @@ def _read_lines(path: Path, who: str) -> Table:
             try:
                 row = json.loads(line)
             except (ValueError, RecursionError) as error:  # RecursionError: brackets within brackets
-                raise FileError(who, what, path, f"{path} line {number}: {error}") from None
+                raise FileError(who, what, path, f"line {number}: {error}") from None
             if not isinstance(row, dict):
-                raise FileError(who, what, path, f"{path} line {number}: {line[:40]!r}")
+                raise FileError(who, what, path, f"line {number}: {line[:40]!r}")
             rows.append(row)
     names = list(dict.fromkeys(name for row in rows for name in row))
     return {name: [row.get(name) for row in rows] for name in names}
@@ -273,14 +273,14 @@ def _read_folder(path: Path, who: str) -> Table:
     if (path / "dataset_dict.json").exists():
         splits = sorted(file.parent.name for file in path.glob("*/dataset_info.json"))
         fix = f"give the folder of one: {path / splits[0]}" if splits else None
-        raise FileError(who, f"one split of {path}", path, str(splits), fix)
+        raise ArgumentError(who, f"one split of {path}", str(splits), fix)
     if (path / "dataset_info.json").exists():
         load = optional("datasets", "A saved data set", extra="text").load_from_disk
         try:
             dataset = load(str(path))
             return {name: list(dataset[name]) for name in dataset.column_names}
         except Exception as error:  # pyarrow's and datasets' own, and those of Python for files that name other things
-            raise FileError(who, "a whole saved data set", path, f"{path}: {error}") from None
+            raise FileError(who, "a whole saved data set", path, f"which is damaged: {error}") from None
     files = sorted(file for file in path.rglob("*") if file.suffix.lower() in image_suffixes)
     if not files:
         raise ArgumentError(who, "a saved data set or a folder of images", f"{path} with neither")

@@ -24,15 +24,16 @@ import torch
 from hardneg import __version__
 from hardneg.core.errors import ArgumentError, Damaged, FileError, warn_once
 from hardneg.io.arrays import read_npz
-from hardneg.io.files import check_output, go_on, locked, swap_in, write_atomically, write_json
+from hardneg.io.files import go_on, locked, read_json, write_atomically, write_json
+from hardneg.io.outputs import check_output, swap_in
 from hardneg.io.provenance import environment
-from hardneg.io.sealed import check_seal, checked, sealing, with_checksum
+from hardneg.io.sealed import check_seal, sealing
 from hardneg.mining.cache_key import digest_of_path, key_of_function
 from hardneg.mining.encode import load_callable
 from hardneg.mining.engine import MinedBlock, Miner
 from hardneg.mining.explain import Explanation
 from hardneg.mining.inputs import Embedded, Progress, embeddings, load_problem, make_miner
-from hardneg.mining.manifest import describe_inputs, is_of, read_manifest, write_manifest
+from hardneg.mining.manifest import describe_inputs, is_of, read_manifest
 from hardneg.mining.options import MineOptions, check_options, manifest_of
 from hardneg.mining.output import Layout, Result, has_rows, recover, write_output
 from hardneg.mining.problem import Problem
@@ -161,7 +162,7 @@ def _work_folder(options: MineOptions, wanted: dict[str, Any], ranks: Ranks) -> 
         if work.exists() and _read_job(known) != wanted:
             shutil.rmtree(work)
         work.mkdir(parents=True, exist_ok=True)
-        write_json(known, with_checksum(wanted), go_on)
+        write_json(known, wanted, go_on)
     ranks.wait()
     return work
 
@@ -186,9 +187,9 @@ def _read_job(path: Path) -> Any:
     if not path.exists():
         return None
     try:
-        return checked(json.loads(path.read_text()), "mine", path, "")
-    except (ValueError, RecursionError):  # Damaged is one
-        warn_once(f"damaged {path}", str(Damaged("mine", "a job", path, fix="all blocks are mined again")))
+        return read_json(path, "all blocks are mined again", who="mine")
+    except Damaged as error:
+        warn_once(f"damaged {path}", str(error))
         return None
 
 
@@ -278,7 +279,7 @@ def _finish(
     written = write_output(staged, result, layout)
     counts = {**problem.counts, "negatives": int((mined.rows >= 0).sum()), "rows_written": written}
     statistics = _statistics(result, miner)
-    write_manifest(
+    write_json(
         work / "manifest.json",
         {
             **environment(),
@@ -292,6 +293,7 @@ def _finish(
             "statistics": statistics,
             "output": digest_of_path(staged),
         },
+        go_on,
     )
     swap_in(staged, out)
     os.replace(work / "manifest.json", manifest_of(out))

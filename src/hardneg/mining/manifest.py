@@ -6,14 +6,11 @@ that was mined, and vectors only from a cache of that content.
 
 from __future__ import annotations
 
-import json
 import os
 from pathlib import Path
 from typing import Any
 
-from hardneg.core.errors import Damaged
-from hardneg.io.files import go_on, without_nan, write_json
-from hardneg.io.sealed import checked, with_checksum
+from hardneg.io.files import read_json
 from hardneg.mining.cache_key import digest_of_path
 from hardneg.mining.options import MineOptions, inputs
 
@@ -33,22 +30,13 @@ def describe_inputs(options: MineOptions) -> dict[str, dict[str, Any]]:
     }
 
 
-def write_manifest(path: Path, record: dict[str, Any]) -> None:
-    plain = json.loads(json.dumps(without_nan(record), default=str))
-    write_json(path, with_checksum(plain), go_on)
-
-
 def read_manifest(path: Path, who: str) -> dict[str, Any]:
     """The manifest, or nothing where there is none; ``Damaged`` where it is not as it was written."""
     if not path.is_file():
         return {}
     fix = "run the same `hardneg mine` again with --overwrite, or delete it to go by the mined file alone"
-    try:
-        record = json.loads(path.read_text(encoding="utf-8"))
-    except (ValueError, RecursionError) as error:
-        raise Damaged(who, "a manifest in JSON", path, f"no JSON: {error}", fix) from None
-    record = checked(record, who, path, fix)
-    return record if isinstance(record, dict) else {}
+    manifest: dict[str, Any] = read_json(path, fix, who=who)
+    return manifest
 
 
 def is_of(out: Path, manifest: dict[str, Any]) -> bool:

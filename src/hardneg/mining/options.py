@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from hardneg.core.errors import ArgumentError
-from hardneg.io.files import check_output
+from hardneg.io.outputs import check_output
 from hardneg.mining.checks import check_rule
 from hardneg.mining.output import Layout, check_format
 from hardneg.mining.problem import Columns

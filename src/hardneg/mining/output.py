@@ -23,7 +23,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hardneg.core.errors import FileError, argument_error, optional
-from hardneg.io.files import disk_failure, go_on, old_name, write_atomically
+from hardneg.io.files import disk_failure, go_on, write_atomically
+from hardneg.io.outputs import old_name
 from hardneg.mining.problem import Problem
 
 formats = ("triplet", "n-tuple", "labeled-pair", "labeled-list", "ids")
@@ -200,16 +201,16 @@ def check_format(path: Path) -> None:
     """Raises before the work for what would fail after it."""
     suffix = path.suffix.lower()
     if suffix in _other_files:
-        raise FileError("mine", "an output that is .parquet, .jsonl or a folder", path, str(path))
+        raise FileError("mine", "an output that is .parquet, .jsonl or a folder", path)
     if suffix == ".parquet":
         optional("pyarrow", ".parquet", extra="text")
     if suffix in (".parquet", ".jsonl"):
         if path.is_dir():
-            raise FileError("mine", f"a file as {suffix} output", path, f"{path}, which is a folder")
+            raise FileError("mine", f"a file as {suffix} output", path, "which is a folder")
         return
     optional("datasets", "A folder as output", extra="text")
     if path.exists() and not (path / "dataset_info.json").exists():
-        raise FileError("mine", "a data set where it replaces a folder", path, f"{path}, which is something else")
+        raise FileError("mine", "a data set where it replaces a folder", path, "which is something else")
 
 
 def _write_parquet(file: BinaryIO, result: Result, layout: Layout) -> int:

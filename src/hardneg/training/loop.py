@@ -24,7 +24,7 @@ from hardneg.io.embeddings import save_embeddings
 from hardneg.io.files import write_atomically
 from hardneg.losses.contrastive import ContrastiveLoss
 from hardneg.training.augmentation.augment import Views
-from hardneg.training.augmentation.views import Augmentation, as_augmentation
+from hardneg.training.augmentation.views import Augmentation, as_augmentation, check_plain
 from hardneg.training.data.images import ImageData
 from hardneg.training.dry_run import try_negatives
 from hardneg.training.encoders import check_embeds, embed
@@ -52,6 +52,9 @@ from hardneg.training.setup import (
 
 if TYPE_CHECKING:
     from accelerate import Accelerator
+
+PROBED = 64
+"""Images at most on which a user's views are compared with what evaluation would see."""
 
 LEAD = 8
 """Steps from the vectors of a graph to the batches planned from it, for a refresh every 100 steps."""
@@ -125,6 +128,8 @@ class Loop:
             self.method.encoder.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
         self.augment = augment
         self.views = augment.compiled() if options.compile else augment.views
+        some = slice(min(options.batch_size, PROBED))
+        check_plain(augment, self.data.images[some], self.data.ids[some], options.seed)
         check_embeds(self.method.encoder, self.data.images, augment.plain)
         parameters = [p for p in self.method.parameters() if p.requires_grad]
         optimizer = torch.optim.Adam(parameters, options.learning_rate, weight_decay=options.weight_decay, fused=on_gpu)
