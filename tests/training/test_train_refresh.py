@@ -118,11 +118,12 @@ def test_a_run_of_an_older_version_goes_on(tmp_path: Path) -> None:
     older = {name: value for name, value in now.items() if name != "save_every"}
     begun = Run.open(tmp_path, "simclr", older, resume=False)
     begun.log(step=1, loss=1.0)
-    assert Run.open(tmp_path, "simclr", now, resume=True) == begun
+    usual = RECIPES["simclr"]().as_dict()
+    assert Run.open(tmp_path, "simclr", now, True, usual) == begun
     with pytest.raises(ValueError, match=r"started with other options \(save_every: 1 -> 2\)"):
-        Run.open(tmp_path, "simclr", now | {"save_every": 2}, resume=True)
+        Run.open(tmp_path, "simclr", now | {"save_every": 2}, True, usual)
     with pytest.raises(ValueError, match=r"started with other options \(epochs: 3 -> 4\)"):
-        Run.open(tmp_path, "simclr", now | {"epochs": 4}, resume=True)
+        Run.open(tmp_path, "simclr", now | {"epochs": 4}, True, usual)
 
 
 def test_vectors_of_inference_mode_are_planned_from() -> None:

@@ -24,7 +24,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from hardneg.core.errors import argument_error, optional
+from hardneg.core.errors import NotFinite, argument_error, optional
 
 _block = 256  # nodes that share a pool, at most: a larger block is not faster, and ties more nodes together
 _pools_per_node = 8  # a node is in M / block pools: with fewer than this, many nodes would be nobody's neighbour
@@ -338,4 +338,4 @@ def _check(vectors: Tensor, k: int, m: int | None, search: str) -> None:
         what = f"at least 1 and at most {limit} neighbours, the number of candidates"
         raise argument_error("build_graph", what, "num_neighbours", k)
     if not bool(torch.isfinite(vectors).all()):
-        raise ValueError("build_graph needs finite vectors, got NaN or inf; look at the encoder's output.")
+        raise NotFinite("build_graph", "finite vectors", "NaN or inf", "look at the encoder's output")

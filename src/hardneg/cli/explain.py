@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import inspect
+import math
 from collections.abc import Mapping
 
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from hardneg.core.errors import check_range
 from hardneg.core.schedules import Schedule, registered_schedules
 from hardneg.core.text import printable
 from hardneg.negatives import Negatives, Tilt, parse, registered_negatives
@@ -21,6 +23,7 @@ def list_grammar() -> None:
 
 
 def explain_expression(text: str, temperature: float) -> None:
+    check_range("explain", "--temperature", temperature, 1e-6, math.inf, open_high=True)
     negatives = parse(text)
     console = Console()
     table = Table(title=Text(printable(repr(negatives))), title_justify="left")

@@ -8,6 +8,7 @@ The kernels and their derivation are in ``triton_rows``. What they cannot do ``s
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, NamedTuple
 
@@ -106,16 +107,17 @@ def row_statistics(
     if reason := _unusable(anchors, others, temperature, beta):
         raise ArgumentError("row_statistics", "vectors that the Triton kernels can serve", reason, "use the dense path")
     value = float(temperature.detach()) if isinstance(temperature, Tensor) else float(temperature)
+    if candidates is None:
+        candidate_ids, candidate_labels = anchor_ids, anchor_labels
     tags = Tags(
-        *_ids(anchor_ids, candidate_ids, anchors, candidates),
-        anchor_labels,
-        anchor_labels if candidates is None else candidate_labels,
-        _bound(low, anchors, -math.inf) if low is not None or high is not None else None,
-        _bound(high, anchors, math.inf) if low is not None or high is not None else None,
+        *((anchor_ids, candidate_ids) if anchor_ids is not None and candidate_ids is not None else (None, None)),
+        *((anchor_labels, candidate_labels) if anchor_labels is not None else (None, None)),
+        *_band(low, high, anchors),
     )
     bits = (1.0 + beta) * 2.0 * LOG2_E / value
     fixed = (unit or normalize) and bits < FIXED_SHIFT_BITS
-    plan = Plan(value, float(beta), detach, normalize, fixed, masked=_masks_every_block(tags, len(others)))
+    masked = tags.low is not None or (tags.tagged and len(others) < SORTED_FROM)
+    plan = Plan(value, float(beta), detach, normalize, fixed, candidates is None, masked)
     given = temperature if isinstance(temperature, Tensor) and temperature.requires_grad else None
     return RowStatistics(*_RowStatistics.apply(anchors, candidates, given, tags, plan))
 
@@ -124,12 +126,6 @@ def _unusable(anchors: Tensor, candidates: Tensor, temperature: float | Tensor, 
     if not interpreted:
         return supports(anchors, candidates, temperature, beta)
     return _cannot(anchors, candidates, temperature, beta)
-
-
-def _masks_every_block(tags: Tags, num_candidates: int) -> bool:
-    if tags.anchor_labels is not None or tags.low is not None:
-        return True
-    return tags.anchor_ids is not None and num_candidates < SORTED_FROM
 
 
 @dataclass(frozen=True, eq=False)
@@ -143,6 +139,10 @@ class Tags:
     low: Tensor | None
     high: Tensor | None
 
+    @property
+    def tagged(self) -> bool:
+        return self.anchor_ids is not None or self.anchor_labels is not None
+
 
 @dataclass(frozen=True)
 class Plan:
@@ -154,8 +154,10 @@ class Plan:
     normalize: bool
     fixed: bool
     """One shift for all rows, and no running maximum."""
+    itself: bool
+    """Self-similarity: the candidates are the anchors."""
     masked: bool
-    """Masks in every block; otherwise rows are sorted by id, and a block compares ids only where ranges overlap."""
+    """Masks in every block; otherwise in those that hold ids or labels of the rows, both sides being sorted."""
 
     @property
     def scale(self) -> float:
@@ -168,131 +170,171 @@ class Plan:
 
     @property
     def single(self) -> bool:
-        """Whether the gradient needs the exponentials of one sum only."""
+        """Whether the gradient needs one exponential of the score only, e^(power s)."""
         return self.beta == 0.0 or self.detach
+
+    @property
+    def power(self) -> float:
+        return 1.0 + self.beta if self.single else 1.0
 
 
 class Side(NamedTuple):
-    """Rows or columns of a sweep, sorted by id where that lets blocks skip the mask."""
+    """Rows or columns of a sweep; with an order, sorted by label or id, so that few blocks need the mask."""
 
     vectors: Tensor
     inverse_norms: Tensor | None
     ids: Tensor | None
     labels: Tensor | None
-    order: Tensor | None
-    begin: Tensor | None
-    """Of each row the columns [begin, end) that masks concern, where both sides are sorted."""
-    end: Tensor | None
+    order: Tensor | None = None
+    begin: Tensor | None = None
+    """Of each row the columns [begin, end) that a mask may exclude."""
+    end: Tensor | None = None
 
-    def sorted(self, values: Tensor | None) -> Tensor | None:
-        return values if values is None or self.order is None else values[self.order]
 
-    def unsorted(self, values: Tensor) -> Tensor:
-        return values if self.order is None else torch.empty_like(values).index_copy_(0, self.order, values)
+class Coefficients(NamedTuple):
+    """Of each anchor, as in the derivation: A, C and the shift."""
+
+    a: Tensor
+    c: Tensor
+    shift: Tensor
 
 
 class _RowStatistics(torch.autograd.Function):
     @staticmethod
     def forward(
         ctx: Any, anchors: Tensor, candidates: Tensor | None, temperature: Tensor | None, tags: Tags, plan: Plan
-    ) -> tuple[Tensor, ...]:
-        ctx.plan, ctx.itself, ctx.like_temperature = plan, candidates is None, temperature
-        rows = _side(anchors, tags.anchor_ids, tags.anchor_labels, plan)
-        columns = rows
-        if candidates is not None:
-            columns = _side(candidates, tags.candidate_ids, tags.candidate_labels, plan)
-        rows, columns = _facing(rows, columns), _facing(columns, rows)
-        band = rows.sorted(tags.low), rows.sorted(tags.high)
-        found, sums = _sweep(rows, columns, band, plan)
-        ctx.save_for_backward(*rows, *columns, *band, *sums)
-        outputs = tuple(rows.unsorted(values) for values in found)
-        ctx.mark_non_differentiable(outputs[2])
-        return outputs
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        ctx.plan, ctx.temperature = plan, temperature
+        ctx.set_materialize_grads(False)
+        rows, columns = _sides(anchors, candidates, tags, plan)
+        found, sums = _sweep(rows, columns, (tags.low, tags.high), plan)
+        ctx.save_for_backward(*rows, *columns, tags.low, tags.high, *sums)
+        ctx.mark_non_differentiable(found[2])
+        return found
 
     @staticmethod
     @once_differentiable  # type: ignore[untyped-decorator]
-    def backward(ctx: Any, g_mean: Tensor, g_mass: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
+    def backward(ctx: Any, g_mean: Tensor | None, g_mass: Tensor | None, _: None) -> tuple[Tensor | None, ...]:
         plan, saved = ctx.plan, ctx.saved_tensors
         rows, columns, band, sums = Side(*saved[:7]), Side(*saved[7:14]), saved[14:16], saved[16:]
-        upstream = rows.sorted(g_mean), rows.sorted(g_mass)
-        coefficients, unit = _coefficients(*upstream, *sums, plan, rows.vectors.dtype)
         grad_anchors = grad_candidates = grad_temperature = None
+        if g_mean is None and g_mass is None:
+            return None, None, None, None, None
+        own, unit = _coefficients(g_mean, g_mass, rows, sums, plan)
         if ctx.needs_input_grad[0] or ctx.needs_input_grad[2]:
-            of_columns = coefficients if ctx.itself else None
-            grad_anchors, product = _gradient(
-                rows, columns, coefficients, of_columns, band, unit, plan, product_too=ctx.needs_input_grad[2]
-            )
-            grad_anchors = rows.unsorted(grad_anchors)
-            if ctx.needs_input_grad[2]:
+            others = own if plan.itself else None
+            learn = ctx.needs_input_grad[2]
+            grad_anchors, product = _gradient(rows, columns, own, others, band, unit, plan, product_too=learn)
+            if learn:
                 # ds / d temperature = -s / temperature. The sum over pairs of gradient times s is that of the rows'
                 # products; in self-similarity every pair is there in both roles.
-                total = -product.sum() / (plan.temperature * (2.0 if ctx.itself else 1.0))
-                grad_temperature = total.to(ctx.like_temperature.dtype).reshape(ctx.like_temperature.shape)
-        if not ctx.itself and ctx.needs_input_grad[1]:
-            grad_candidates, _ = _gradient(columns, rows, None, coefficients, band, unit, plan)
-            grad_candidates = columns.unsorted(grad_candidates)
+                total = -product.sum() / (plan.temperature * (2.0 if plan.itself else 1.0))
+                grad_temperature = total.to(ctx.temperature.dtype).reshape(ctx.temperature.shape)
+        if not plan.itself and ctx.needs_input_grad[1]:
+            grad_candidates, _ = _gradient(columns, rows, None, own, band, unit, plan)
         return grad_anchors, grad_candidates, grad_temperature, None, None
 
 
+def _sides(anchors: Tensor, candidates: Tensor | None, tags: Tags, plan: Plan) -> tuple[Side, Side]:
+    keys = tags.anchor_ids if tags.anchor_labels is None else tags.anchor_labels
+    if plan.masked or keys is None:
+        rows = _side(anchors, tags.anchor_ids, tags.anchor_labels, plan)
+        return rows, rows if candidates is None else _side(
+            candidates, tags.candidate_ids, tags.candidate_labels, plan
+        )
+    rows, row_keys = _sorted_side(anchors, tags.anchor_ids, tags.anchor_labels, plan)
+    if candidates is None:
+        rows = _facing(rows, row_keys, row_keys, _split_ids(tags))
+        return rows, rows
+    columns, column_keys = _sorted_side(candidates, tags.candidate_ids, tags.candidate_labels, plan)
+    split = _split_ids(tags)
+    return _facing(rows, row_keys, column_keys, split), _facing(columns, column_keys, row_keys, split)
+
+
 def _side(vectors: Tensor, ids: Tensor | None, labels: Tensor | None, plan: Plan) -> Side:
-    order = ids.argsort(stable=True) if ids is not None and not plan.masked else None
-    vectors = vectors.detach()
-    vectors = vectors.contiguous() if order is None else vectors[order]
+    vectors = vectors.detach().contiguous()
     norms = None
     if plan.normalize:
-        norms = torch.linalg.vector_norm(vectors, dim=-1, dtype=torch.float32).clamp(min=1e-12).reciprocal()
-    if order is None:
-        return Side(vectors, norms, ids, labels, None, None, None)
-    return Side(vectors, norms, None if ids is None else ids[order], None if labels is None else labels[order], order, None, None)
+        norms = torch.linalg.vector_norm(vectors, dim=-1, dtype=torch.float32).clamp_(min=1e-12).reciprocal_()
+    return Side(vectors, norms, ids, labels)
 
 
-def _facing(rows: Side, columns: Side) -> Side:
-    """The rows, with the columns of each that have its id."""
-    if rows.order is None:
-        return rows
-    begin, end = (torch.searchsorted(columns.ids, rows.ids, right=right, out_int32=True) for right in (False, True))
+def _sorted_side(vectors: Tensor, ids: Tensor | None, labels: Tensor | None, plan: Plan) -> tuple[Side, Tensor]:
+    if labels is None:
+        assert ids is not None
+        ids, order = ids.sort(stable=True)
+        return _side(vectors.detach()[order], ids, None, plan)._replace(order=order), ids
+    labels, order = labels.sort(stable=True)
+    ids = None if ids is None else ids[order]
+    return _side(vectors.detach()[order], ids, labels, plan)._replace(order=order), labels
+
+
+def _facing(rows: Side, keys: Tensor, others: Tensor, split: Tensor | None) -> Side:
+    begin, end = (torch.searchsorted(others, keys, right=right, out_int32=True) for right in (False, True))
+    if split is not None:
+        begin, end = torch.where(split, 0, begin), torch.where(split, len(others), end)
     return rows._replace(begin=begin, end=end)
 
 
-def _sweep(rows: Side, columns: Side, band: tuple[Tensor | None, Tensor | None], plan: Plan) -> tuple[Any, Any]:
+def _split_ids(tags: Tags) -> Tensor | None:
+    """Whether one id has two labels: then the columns of a row's id are not all among those of its label."""
+    if tags.anchor_ids is None or tags.anchor_labels is None:
+        return None
+    ids, labels = tags.anchor_ids, tags.anchor_labels
+    if tags.candidate_ids is not ids or tags.candidate_labels is not labels:
+        assert tags.candidate_ids is not None and tags.candidate_labels is not None
+        ids, labels = torch.cat([ids, tags.candidate_ids]), torch.cat([labels, tags.candidate_labels])
+    ids, order = ids.sort()
+    labels = labels[order]
+    return ((ids[1:] == ids[:-1]) & (labels[1:] != labels[:-1])).any()
+
+
+def _sweep(
+    rows: Side, columns: Side, band: tuple[Tensor | None, Tensor | None], plan: Plan
+) -> tuple[tuple[Tensor, Tensor, Tensor], tuple[Tensor, Tensor, Tensor]]:
     b, n, d = len(rows.vectors), len(columns.vectors), rows.vectors.shape[1]
-    floats = rows.vectors.new_empty(5, b, dtype=torch.float32)
-    log_mean, log_mass, sum0, sum1, shift = floats
+    log_mean, log_mass, sum0, sum1, shift = rows.vectors.new_empty(5, b, dtype=torch.float32).unbind()
     support = rows.vectors.new_empty(b, dtype=torch.int32)
+    largest = None
+    if not plan.itself:
+        largest = columns.vectors.new_zeros(()) if n == 0 else torch.linalg.vector_norm(columns.vectors, math.inf)
     block = _block(rows.vectors, b, backward=False)
     if b:
         triton_rows.forward[(-(-b // block.rows),)](
             rows.vectors, columns.vectors, rows.inverse_norms, columns.inverse_norms,
             rows.ids, columns.ids, rows.labels, columns.labels, *band,
-            rows.begin, rows.end, log_mean, log_mass, support, sum0, sum1, shift,
+            rows.begin, rows.end, rows.order, largest, log_mean, log_mass, support, sum0, sum1, shift,
             b, n, d, plan.scale, plan.beta, plan.scale if plan.fixed else 0.0,
             TILT=plan.tilt, BAND=band[0] is not None, **_switches(rows, columns, plan, block),
         )  # fmt: skip
-    return (log_mean + _infinite(rows, columns), log_mass, support), (support, sum0, sum1, shift)
+    return (log_mean, log_mass, support), (sum0, sum1, shift)
 
 
 def _coefficients(
-    g_mean: Tensor, g_mass: Tensor, support: Tensor, sum0: Tensor, sum1: Tensor, shift: Tensor, plan: Plan, dtype: torch.dtype
-) -> tuple[tuple[Tensor, Tensor, Tensor], Tensor]:
-    """A, C and the shifts of the rows, for upstream gradients of at most 1; and what the gradient is to be multiplied by.
-
-    The products of a float16 gradient must neither overflow nor vanish: its largest entry is made about 2^14.
-    """
-    largest = torch.maximum(g_mean.abs().amax(), g_mass.abs().amax())
-    largest = torch.where(largest > 0, largest, 1.0)
-    unit = largest * (2.0 + 4.0 * plan.beta) / 2.0**14 if dtype == torch.float16 else largest
-    some = support > 0
-    power = 1.0 if plan.detach else 1.0 + plan.beta
-    a = torch.where(some, power * g_mean / unit / sum1, 0.0)
-    c = torch.where(some, plan.beta * (g_mass - g_mean) / unit / sum0, 0.0)
-    return (a, c, shift * (1.0 + plan.beta) if plan.single else shift), unit / plan.temperature
+    g_mean: Tensor | None, g_mass: Tensor | None, rows: Side, sums: Sequence[Tensor], plan: Plan
+) -> tuple[Coefficients, Tensor]:
+    """The rows' coefficients, in the order of the rows, and what their gradients are to be multiplied by."""
+    b = len(rows.vectors)
+    a, c, shift = rows.vectors.new_empty(3, b, dtype=torch.float32).unbind()
+    unit = rows.vectors.new_empty((), dtype=torch.float32)
+    upstream = [None if g is None else g.contiguous() for g in (g_mean, g_mass)]
+    largest = [None if g is None else torch.linalg.vector_norm(g, math.inf) for g in upstream]
+    headroom = (2.0 + 4.0 * plan.beta) / 2.0**14 if rows.vectors.dtype == torch.float16 else 1.0
+    slope, power = 1.0 if plan.detach else 1.0 + plan.beta, plan.power
+    if b:
+        triton_rows.coefficients[(-(-b // 256),)](
+            *upstream, *largest, rows.order, *sums, a, c, shift, unit,
+            b, 0.0 if plan.single else plan.beta, slope, power, headroom, plan.temperature,
+            BLOCK=256, SORTED=rows.order is not None, MEAN=g_mean is not None, MASS=g_mass is not None,
+        )  # fmt: skip
+    return Coefficients(a, c, shift), unit
 
 
 def _gradient(
     rows: Side,
     columns: Side,
-    of_rows: tuple[Tensor, Tensor, Tensor] | None,
-    of_columns: tuple[Tensor, Tensor, Tensor] | None,
+    of_rows: Coefficients | None,
+    of_columns: Coefficients | None,
     band: tuple[Tensor | None, Tensor | None],
     unit: Tensor,
     plan: Plan,
@@ -303,15 +345,15 @@ def _gradient(
     gradient = torch.empty_like(rows.vectors)
     product = rows.vectors.new_empty(b, dtype=torch.float32)
     block = _block(rows.vectors, b, backward=True)
-    power = 1.0 + plan.beta if plan.single else 1.0
+    scale = plan.scale * plan.power
     nothing = None, None, None
     if b:
         triton_rows.backward[(-(-b // block.rows),)](
             rows.vectors, columns.vectors, rows.inverse_norms, columns.inverse_norms,
             rows.ids, columns.ids, rows.labels, columns.labels,
             *(band if of_rows else nothing[:2]), *(band if of_columns else nothing[:2]),
-            *(of_rows or nothing), *(of_columns or nothing), rows.begin, rows.end, unit, gradient, product,
-            b, n, d, plan.scale * power, plan.beta, plan.scale * power if plan.fixed else 0.0,
+            *(of_rows or nothing), *(of_columns or nothing), rows.begin, rows.end, rows.order, unit, gradient, product,
+            b, n, d, scale, plan.beta, scale if plan.fixed else 0.0,
             TILT=triton_rows.UNIFORM if plan.single else plan.tilt, BAND=band[0] is not None,
             ROW=of_rows is not None, COLUMN=of_columns is not None, PRODUCT=product_too, **_switches(rows, columns, plan, block),
         )  # fmt: skip
@@ -323,6 +365,7 @@ class Block(NamedTuple):
     columns: int
     warps: int
     stages: int
+    registers: int | None = None
 
 
 def _block(vectors: Tensor, count: int, backward: bool) -> Block:
@@ -340,33 +383,20 @@ def _switches(rows: Side, columns: Side, plan: Plan, block: Block) -> dict[str, 
     half = rows.vectors.dtype != torch.float32
     return {
         "BM": block.rows, "BN": block.columns, "BD": padded,
-        "FULL_D": d == padded, "RAGGED": n % block.columns != 0, "SORTED": rows.begin is not None,
-        "FIXED": plan.fixed, "NORMS": plan.normalize, "IDS": rows.ids is not None and columns.ids is not None,
+        "FULL_D": d == padded, "RAGGED": n % block.columns != 0, "SORTED": rows.order is not None,
+        "FIXED": plan.fixed, "NORMS": plan.normalize, "SELF": plan.itself, "IDS": rows.ids is not None and columns.ids is not None,
         "LABELS": rows.labels is not None and columns.labels is not None, "MASKED": plan.masked,
         "PRECISION": "tf32" if half or torch.get_float32_matmul_precision() != "highest" else "ieee",
-        "num_warps": block.warps, "num_stages": block.stages,
+        "num_warps": block.warps, "num_stages": block.stages, "maxnreg": block.registers,
     }  # fmt: skip
 
 
-def _infinite(rows: Side, columns: Side) -> Tensor:
-    """0, or NaN where a feature is infinite or NaN: it must not hide in a finite loss."""
-    found = sum(torch.linalg.vector_norm(side.vectors, math.inf) for side in {id(s): s for s in (rows, columns)}.values() if side.vectors.numel())
-    return torch.as_tensor(found).float() * 0.0
-
-
-def _ids(
-    anchor_ids: Tensor | None, candidate_ids: Tensor | None, anchors: Tensor, candidates: Tensor | None
-) -> tuple[Tensor | None, Tensor | None]:
-    """Ids of which equal ones are the same instance: nobody's ids match nothing, except in self-similarity the row itself."""
-    if candidates is None:
-        own = torch.arange(len(anchors), device=anchors.device)
-        ids = own if anchor_ids is None else torch.where(anchor_ids < 0, own + 2**62, anchor_ids)
-        return ids, ids
-    if anchor_ids is None or candidate_ids is None:
+def _band(low: float | Tensor | None, high: float | Tensor | None, anchors: Tensor) -> tuple[Tensor | None, Tensor | None]:
+    if low is None and high is None:
         return None, None
-    return torch.where(anchor_ids < 0, -1, anchor_ids), torch.where(candidate_ids < 0, -2, candidate_ids)
 
+    def per_anchor(value: float | Tensor) -> Tensor:
+        bound = torch.as_tensor(value, dtype=torch.float32, device=anchors.device).detach()
+        return bound.expand(len(anchors)).contiguous()
 
-def _bound(value: float | Tensor | None, anchors: Tensor, otherwise: float) -> Tensor:
-    value = otherwise if value is None else value
-    return torch.as_tensor(value, dtype=torch.float32, device=anchors.device).detach().expand(len(anchors)).contiguous()
+    return per_anchor(-math.inf if low is None else low), per_anchor(math.inf if high is None else high)

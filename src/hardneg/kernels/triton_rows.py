@@ -52,32 +52,42 @@ def load_rows(pointer, rows, count, CHECKED: tl.constexpr):
 
 
 @jit
-def masked_blocks(begin_ptr, end_ptr, b, n, BM: tl.constexpr, BN: tl.constexpr, MASKED: tl.constexpr, SORTED: tl.constexpr):
+def masked_blocks(
+    begin_ptr, end_ptr, b, n,
+    BM: tl.constexpr, BN: tl.constexpr, MASKED: tl.constexpr, SORTED: tl.constexpr, SELF: tl.constexpr,
+):  # fmt: skip
     """The blocks [first, last) of columns that need masks, among the whole ones; and the number of whole ones."""
     whole = n // BN
+    row = tl.program_id(0) * BM
     if MASKED:
         return 0, whole, whole
     elif SORTED:
-        row = tl.program_id(0) * BM
-        first = tl.load(begin_ptr + row) // BN
-        last = (tl.load(end_ptr + tl.minimum(row + BM, b) - 1) + BN - 1) // BN
-        return tl.minimum(first, whole), tl.minimum(last, whole), whole
+        begin = tl.load(begin_ptr + row)
+        end = tl.load(end_ptr + tl.minimum(row + BM, b) - 1)
+    elif SELF:
+        begin = row
+        end = row + BM
     else:
         return 0, 0, whole
+    return tl.minimum(begin // BN, whole), tl.minimum((end + BN - 1) // BN, whole), whole
 
 
 @jit
 def allowed_pairs(
     row_ids_ptr, row_labels_ptr, column_ids_ptr, column_labels_ptr, rows, columns, b, n,
-    IDS: tl.constexpr, LABELS: tl.constexpr,
+    SELF: tl.constexpr, IDS: tl.constexpr, LABELS: tl.constexpr,
 ):  # fmt: skip
+    """Other columns than the row itself, of another id (a negative one is nobody's) and of another label."""
     allowed = (columns < n)[None, :]
+    if SELF:
+        allowed = allowed & (rows[:, None] != columns[None, :])
     if IDS:
-        row = tl.load(row_ids_ptr + rows, mask=rows < b, other=-1)
-        allowed = allowed & (row[:, None] != tl.load(column_ids_ptr + columns, mask=columns < n, other=-2)[None, :])
+        row = tl.load(row_ids_ptr + rows, mask=rows < b, other=-1)[:, None]
+        column = tl.load(column_ids_ptr + columns, mask=columns < n, other=-1)[None, :]
+        allowed = allowed & ((row != column) | (row < 0))
     if LABELS:
-        row = tl.load(row_labels_ptr + rows, mask=rows < b, other=0)
-        allowed = allowed & (row[:, None] != tl.load(column_labels_ptr + columns, mask=columns < n, other=0)[None, :])
+        row = tl.load(row_labels_ptr + rows, mask=rows < b, other=0)[:, None]
+        allowed = allowed & (row != tl.load(column_labels_ptr + columns, mask=columns < n, other=0)[None, :])
     return allowed
 
 
@@ -93,7 +103,7 @@ def added(
     c_ptr, a_norm_ptr, c_norm_ptr, a_ids_ptr, c_ids_ptr, a_labels_ptr, c_labels_ptr, low_ptr, high_ptr,
     b, n, d, scale, beta, shift,
     BM: tl.constexpr, BN: tl.constexpr, BD: tl.constexpr, FULL_D: tl.constexpr, TILT: tl.constexpr,
-    FIXED: tl.constexpr, NORMS: tl.constexpr, IDS: tl.constexpr, LABELS: tl.constexpr, BAND: tl.constexpr,
+    FIXED: tl.constexpr, NORMS: tl.constexpr, SELF: tl.constexpr, IDS: tl.constexpr, LABELS: tl.constexpr, BAND: tl.constexpr,
     PRECISION: tl.constexpr, CHECKED: tl.constexpr,
 ):  # fmt: skip
     """The sums with one more block of columns."""
@@ -108,7 +118,7 @@ def added(
         beyond = (x < low) | (x > high)
     x = x * scale - shift
     if CHECKED:
-        allowed = allowed_pairs(a_ids_ptr, a_labels_ptr, c_ids_ptr, c_labels_ptr, rows, columns, b, n, IDS, LABELS)
+        allowed = allowed_pairs(a_ids_ptr, a_labels_ptr, c_ids_ptr, c_labels_ptr, rows, columns, b, n, SELF, IDS, LABELS)
         if BAND:
             allowed = allowed & ~beyond
         x = tl.where(allowed, x, float("-inf"))
@@ -143,10 +153,10 @@ def added(
 @jit
 def forward(
     a_ptr, c_ptr, a_norm_ptr, c_norm_ptr, a_ids_ptr, c_ids_ptr, a_labels_ptr, c_labels_ptr, low_ptr, high_ptr,
-    begin_ptr, end_ptr, log_mean_ptr, log_mass_ptr, support_ptr, sum0_ptr, sum1_ptr, shift_ptr,
+    begin_ptr, end_ptr, order_ptr, largest_ptr, log_mean_ptr, log_mass_ptr, support_ptr, sum0_ptr, sum1_ptr, shift_ptr,
     b, n, d, scale, beta, shift,
     BM: tl.constexpr, BN: tl.constexpr, BD: tl.constexpr, FULL_D: tl.constexpr, TILT: tl.constexpr,
-    FIXED: tl.constexpr, NORMS: tl.constexpr, IDS: tl.constexpr, LABELS: tl.constexpr, BAND: tl.constexpr,
+    FIXED: tl.constexpr, NORMS: tl.constexpr, SELF: tl.constexpr, IDS: tl.constexpr, LABELS: tl.constexpr, BAND: tl.constexpr,
     MASKED: tl.constexpr, SORTED: tl.constexpr, RAGGED: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     rows = tl.program_id(0) * BM + tl.arange(0, BM)
@@ -155,7 +165,7 @@ def forward(
     sum1 = tl.zeros([BM, 8], tl.float32)
     outside = tl.zeros([BM], tl.int32)
     top = tl.full([BM], float("-inf"), tl.float32)
-    first, last, whole = masked_blocks(begin_ptr, end_ptr, b, n, BM, BN, MASKED, SORTED)
+    first, last, whole = masked_blocks(begin_ptr, end_ptr, b, n, BM, BN, MASKED, SORTED, SELF)
     if not MASKED:
         for k in tl.range(0, whole - (last - first)):
             start = tl.where(k < first, k, k + (last - first)) * BN
@@ -163,16 +173,16 @@ def forward(
                 sum0, sum1, top, outside, start, a, rows,
                 c_ptr, a_norm_ptr, c_norm_ptr, a_ids_ptr, c_ids_ptr, a_labels_ptr, c_labels_ptr, low_ptr, high_ptr,
                 b, n, d, scale, beta, shift,
-                BM, BN, BD, FULL_D, TILT, FIXED, NORMS, IDS, LABELS, BAND, PRECISION, False,
+                BM, BN, BD, FULL_D, TILT, FIXED, NORMS, SELF, IDS, LABELS, BAND, PRECISION, False,
             )  # fmt: skip
-    if MASKED or SORTED or RAGGED:
-        for k in tl.range(0, last - first + RAGGED):
+    if MASKED or SORTED or SELF or RAGGED:
+        for k in tl.range(0, last - first + RAGGED, num_stages=1):
             start = tl.where(first + k < last, first + k, whole) * BN
             sum0, sum1, top, outside = added(
                 sum0, sum1, top, outside, start, a, rows,
                 c_ptr, a_norm_ptr, c_norm_ptr, a_ids_ptr, c_ids_ptr, a_labels_ptr, c_labels_ptr, low_ptr, high_ptr,
                 b, n, d, scale, beta, shift,
-                BM, BN, BD, FULL_D, TILT, FIXED, NORMS, IDS, LABELS, BAND, PRECISION, True,
+                BM, BN, BD, FULL_D, TILT, FIXED, NORMS, SELF, IDS, LABELS, BAND, PRECISION, True,
             )  # fmt: skip
 
     real = rows < b
@@ -187,12 +197,53 @@ def forward(
     mass = tl.log2(sum0) + beta * at
     mean = at + tl.log2(sum1) - tl.log2(sum0)
     ln2: tl.constexpr = 0.6931471805599453
-    tl.store(log_mean_ptr + rows, tl.where(support == 0, float("-inf"), mean * ln2), mask=real)
-    tl.store(log_mass_ptr + rows, tl.where(support == 0, float("-inf"), mass * ln2), mask=real)
-    tl.store(support_ptr + rows, support, mask=real)
+    # An infinite feature is treated as NaN: it must not hide in a finite loss.
+    broken = tl.sum(load_vectors(a_ptr, rows, b, d, BD, True, FULL_D).to(tl.float32) * 0.0, 1)
+    if not SELF:
+        broken += tl.load(largest_ptr).to(tl.float32) * 0.0
+    given = rows
+    if SORTED:
+        given = tl.load(order_ptr + rows, mask=real, other=0)
+    tl.store(log_mean_ptr + given, tl.where(support == 0, float("-inf"), mean * ln2) + broken, mask=real)
+    tl.store(log_mass_ptr + given, tl.where(support == 0, float("-inf"), mass * ln2), mask=real)
+    tl.store(support_ptr + given, support, mask=real)
     tl.store(sum0_ptr + rows, sum0, mask=real)
     tl.store(sum1_ptr + rows, sum1, mask=real)
     tl.store(shift_ptr + rows, at, mask=real)
+
+
+@jit
+def coefficients(
+    g_ptr, h_ptr, g_largest_ptr, h_largest_ptr, order_ptr, sum0_ptr, sum1_ptr, shift_ptr, A_ptr, C_ptr, at_ptr, unit_ptr,
+    b, beta, slope, power, headroom, temperature,
+    BLOCK: tl.constexpr, SORTED: tl.constexpr, MEAN: tl.constexpr, MASS: tl.constexpr,
+):  # fmt: skip
+    """A, C and shift of each row for upstream gradients divided by ``unit``, and unit / temperature.
+
+    Products with float16 gradients must neither overflow nor vanish: ``headroom`` makes their largest entry about 2^14.
+    """
+    rows = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    real = rows < b
+    given = rows
+    if SORTED:
+        given = tl.load(order_ptr + rows, mask=real, other=0)
+    g = tl.zeros([BLOCK], tl.float32)
+    h = tl.zeros([BLOCK], tl.float32)
+    largest = 0.0
+    if MEAN:
+        g += tl.load(g_ptr + given, mask=real, other=0.0)
+        largest += tl.load(g_largest_ptr)
+    if MASS:
+        h += tl.load(h_ptr + given, mask=real, other=0.0)
+        largest += tl.load(h_largest_ptr)
+    unit = tl.where(largest == 0.0, 1.0, largest * headroom)
+    sum0 = tl.load(sum0_ptr + rows, mask=real, other=1.0)
+    sum1 = tl.load(sum1_ptr + rows, mask=real, other=1.0)
+    tl.store(A_ptr + rows, tl.where(sum1 == 0.0, 0.0, slope * (g / unit) / sum1), mask=real)
+    tl.store(C_ptr + rows, tl.where(sum1 == 0.0, 0.0, beta * ((h - g) / unit) / sum0), mask=real)
+    tl.store(at_ptr + rows, tl.load(shift_ptr + rows, mask=real, other=0.0) * power, mask=real)
+    if tl.program_id(0) == 0:
+        tl.store(unit_ptr, unit / temperature)
 
 
 @jit
@@ -232,7 +283,7 @@ def pulled(
     r_low_ptr, r_high_ptr, c_low_ptr, c_high_ptr, r_A_ptr, r_C_ptr, r_shift_ptr, c_A_ptr, c_C_ptr, c_shift_ptr,
     b, n, d, scale, beta, shift,
     BN: tl.constexpr, BD: tl.constexpr, FULL_D: tl.constexpr, TILT: tl.constexpr, FIXED: tl.constexpr,
-    NORMS: tl.constexpr, IDS: tl.constexpr, LABELS: tl.constexpr, BAND: tl.constexpr, PRECISION: tl.constexpr,
+    NORMS: tl.constexpr, SELF: tl.constexpr, IDS: tl.constexpr, LABELS: tl.constexpr, BAND: tl.constexpr, PRECISION: tl.constexpr,
     ROW: tl.constexpr, COLUMN: tl.constexpr, CHECKED: tl.constexpr,
 ):  # fmt: skip
     """The gradient of the rows with one more block of columns."""
@@ -245,7 +296,7 @@ def pulled(
     similarity = x
     x = x * scale - shift
     if CHECKED:
-        allowed = allowed_pairs(r_ids_ptr, r_labels_ptr, c_ids_ptr, c_labels_ptr, rows, columns, b, n, IDS, LABELS)
+        allowed = allowed_pairs(r_ids_ptr, r_labels_ptr, c_ids_ptr, c_labels_ptr, rows, columns, b, n, SELF, IDS, LABELS)
         x = tl.where(allowed, x, float("-inf"))
     if FIXED and not BAND:
         if ROW:
@@ -285,10 +336,10 @@ def pulled(
 def backward(
     r_ptr, c_ptr, r_norm_ptr, c_norm_ptr, r_ids_ptr, c_ids_ptr, r_labels_ptr, c_labels_ptr,
     r_low_ptr, r_high_ptr, c_low_ptr, c_high_ptr, r_A_ptr, r_C_ptr, r_shift_ptr, c_A_ptr, c_C_ptr, c_shift_ptr,
-    begin_ptr, end_ptr, unit_ptr, gradient_ptr, product_ptr,
+    begin_ptr, end_ptr, order_ptr, unit_ptr, gradient_ptr, product_ptr,
     b, n, d, scale, beta, shift,
     BM: tl.constexpr, BN: tl.constexpr, BD: tl.constexpr, FULL_D: tl.constexpr, TILT: tl.constexpr,
-    FIXED: tl.constexpr, NORMS: tl.constexpr, IDS: tl.constexpr, LABELS: tl.constexpr, BAND: tl.constexpr,
+    FIXED: tl.constexpr, NORMS: tl.constexpr, SELF: tl.constexpr, IDS: tl.constexpr, LABELS: tl.constexpr, BAND: tl.constexpr,
     MASKED: tl.constexpr, SORTED: tl.constexpr, RAGGED: tl.constexpr, PRECISION: tl.constexpr,
     ROW: tl.constexpr, COLUMN: tl.constexpr, PRODUCT: tl.constexpr,
 ):  # fmt: skip
@@ -296,7 +347,7 @@ def backward(
     rows = tl.program_id(0) * BM + tl.arange(0, BM)
     r = load_vectors(r_ptr, rows, b, d, BD, True, FULL_D)
     total = tl.zeros([BM, BD], tl.float32)
-    first, last, whole = masked_blocks(begin_ptr, end_ptr, b, n, BM, BN, MASKED, SORTED)
+    first, last, whole = masked_blocks(begin_ptr, end_ptr, b, n, BM, BN, MASKED, SORTED, SELF)
     if not MASKED:
         for k in tl.range(0, whole - (last - first)):
             start = tl.where(k < first, k, k + (last - first)) * BN
@@ -305,17 +356,17 @@ def backward(
                 c_ptr, r_norm_ptr, c_norm_ptr, r_ids_ptr, c_ids_ptr, r_labels_ptr, c_labels_ptr,
                 r_low_ptr, r_high_ptr, c_low_ptr, c_high_ptr,
                 r_A_ptr, r_C_ptr, r_shift_ptr, c_A_ptr, c_C_ptr, c_shift_ptr, b, n, d, scale, beta, shift,
-                BN, BD, FULL_D, TILT, FIXED, NORMS, IDS, LABELS, BAND, PRECISION, ROW, COLUMN, False,
+                BN, BD, FULL_D, TILT, FIXED, NORMS, SELF, IDS, LABELS, BAND, PRECISION, ROW, COLUMN, False,
             )  # fmt: skip
-    if MASKED or SORTED or RAGGED:
-        for k in tl.range(0, last - first + RAGGED):
+    if MASKED or SORTED or SELF or RAGGED:
+        for k in tl.range(0, last - first + RAGGED, num_stages=1):
             start = tl.where(first + k < last, first + k, whole) * BN
             total = pulled(
                 total, start, r, rows,
                 c_ptr, r_norm_ptr, c_norm_ptr, r_ids_ptr, c_ids_ptr, r_labels_ptr, c_labels_ptr,
                 r_low_ptr, r_high_ptr, c_low_ptr, c_high_ptr,
                 r_A_ptr, r_C_ptr, r_shift_ptr, c_A_ptr, c_C_ptr, c_shift_ptr, b, n, d, scale, beta, shift,
-                BN, BD, FULL_D, TILT, FIXED, NORMS, IDS, LABELS, BAND, PRECISION, ROW, COLUMN, True,
+                BN, BD, FULL_D, TILT, FIXED, NORMS, SELF, IDS, LABELS, BAND, PRECISION, ROW, COLUMN, True,
             )  # fmt: skip
 
     real = rows < b
@@ -329,6 +380,9 @@ def backward(
         tl.store(product_ptr + rows, product, mask=real)
         if NORMS:  # z = r norm: grad r = norm (grad z - z (z . grad z))
             total = (total - z * product[:, None]) * norm
+    given = rows
+    if SORTED:
+        given = tl.load(order_ptr + rows, mask=real, other=0)
     features = tl.arange(0, BD)
-    at = gradient_ptr + rows[:, None] * d + features[None, :]
+    at = gradient_ptr + given[:, None] * d + features[None, :]
     tl.store(at, total.to(r.dtype), mask=real[:, None] & (features < d)[None, :])

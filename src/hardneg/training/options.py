@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import MISSING, asdict, dataclass, field, fields
 from typing import Any, get_args, get_type_hints
 
 DATA, NEGATIVES, TRAINING, RUN = "Data and encoder", "Negatives", "Training", "The run"
@@ -134,6 +134,11 @@ class EMC2Options(TrainOptions):
                 "emc2 draws its negatives itself and needs --negatives to be Uniform(), "
                 f"got negatives={self.negatives!r}."
             )
+
+
+def defaults_of(options: TrainOptions) -> dict[str, Any]:
+    """Of a recipe's options or a user's own, as far as they have any."""
+    return {one.name: one.default for one in fields(options) if one.default is not MISSING}
 
 
 def check_option(who: str, name: str, value: Any, kind: Any, rules: Any) -> None:

@@ -84,6 +84,9 @@ class MoCoV3(Method):
         )
         return 2.0 * self.temperature * both  # the authors' factor, which frees the step size from the temperature
 
+    def recorded_encoder(self) -> nn.Module:
+        return self.encoder.encoder  # without the predictor, which is the method's
+
     def recorded(self, loss: Tensor) -> Tensor:
         """The mean of the two directions in nats, as of the other recipes."""
         return loss / (4.0 * self.temperature)
