@@ -16,7 +16,7 @@ from torch.nn.functional import logsigmoid
 from hardneg.core.errors import ArgumentError, argument_error
 from hardneg.core.objectives.base import Objective, Row, TauPlus, check_tau_plus, corrects, log1m_exp, softplus
 from hardneg.core.statistics import LogMass, LogMean, LogPositives, Others, Statistic, Support
-from hardneg.core.types import LogWeights, PairLosses, Scores
+from hardneg.core.types import NEVER, LogWeights, PairLosses, Scores
 
 NumNegatives = str | float | Tensor
 
