@@ -285,7 +285,7 @@ def _collected(rows: Rows, vectors: Tensor, k: int) -> tuple[Tensor, Tensor]:
     for nodes, index, values in rows:
         neighbours[nodes] = index.to(torch.int32)
         similarities[nodes] = values
-    return neighbours.long().cpu(), similarities.cpu()
+    return neighbours.cpu().long(), similarities.cpu()
 
 
 def _with_faiss(vectors: Tensor, k: int) -> tuple[Tensor, Tensor]:
