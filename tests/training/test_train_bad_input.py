@@ -267,7 +267,7 @@ def test_a_damaged_checkpoint_is_named_and_kept(damage: str, data: str, begun: P
     file = begun / "checkpoint.pt"
     good = file.read_bytes()
     if damage == "another file":
-        torch.save({"weights": torch.zeros(3)}, file)
+        torch.save({"weights": torch.zeros(3), "of": "simclr"}, file)
     else:
         file.write_bytes({"empty": b"", "half": good[: len(good) // 2], "noise": noise(1000).tobytes()}[damage])
     before = content(begun)
