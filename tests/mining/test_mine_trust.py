@@ -236,31 +236,38 @@ def test_point_19_other_code_or_weights_are_encoded_again(
     assert keys[0] == keys[1] != keys[2]
 
 
-def test_point_19_retrained_models_are_encoded_again(job: MineOptions, tmp_path: Path) -> None:
-    """Retrain, save under the same name with the same size and times, mine again."""
-    transformers = pytest.importorskip("sentence_transformers", reason="needs the extra 'text'")
-    tokenizers = pytest.importorskip("tokenizers")
-    from sentence_transformers.models import StaticEmbedding
-
-    words = sorted({word for row in make_rows()[1] for word in row["text"].split()})
-    tokenizer = tokenizers.Tokenizer(
-        tokenizers.models.WordLevel({"[UNK]": 0} | {word: i + 1 for i, word in enumerate(words)}, unk_token="[UNK]")
-    )
-    tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.Whitespace()
-    model = str(tmp_path / "model")
+@pytest.mark.parametrize("place", ["folder", "hub"])
+def test_point_19_retrained_models_are_encoded_again(
+    place: str, job: MineOptions, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Retrain, save under the same name with the same sizes and times (or to a hub), mine again."""
+    library = pytest.importorskip("sentence_transformers", reason="needs the extra 'text'")
+    load, folder = library.SentenceTransformer, tmp_path / "model"
+    name = str(folder) if place == "folder" else "someone/model"
+    monkeypatch.setattr(library, "SentenceTransformer", lambda given, device: load(str(folder), device=device))
     mined = []
     for seed in (0, 1):
-        weights = np.random.default_rng(seed).standard_normal((len(words) + 1, 16)).astype(np.float32)
-        static = StaticEmbedding(tokenizer, embedding_weights=weights)
-        transformers.SentenceTransformer(modules=[static], device="cpu").save(model)
-        for path in Path(model).rglob("*"):
-            os.utime(path, (0, 0))
-        run(replace(job, encoder=None, model=model, device="cpu"))
+        train_static(load, folder, seed)
+        ours = replace(job, encoder=None, model=name, device="cpu")
+        run(ours)
         mined.append(Path(job.out).read_bytes())
-        fresh = replace(job, encoder=None, model=model, device="cpu", out=str(tmp_path / f"fresh{seed}.jsonl"))
-        run(fresh)
-        assert mined[-1] == Path(fresh.out).read_bytes()
+        run(replace(ours, out=str(tmp_path / f"fresh{seed}.jsonl")))
+        assert mined[-1] == (tmp_path / f"fresh{seed}.jsonl").read_bytes()
     assert mined[0] != mined[1]
+
+
+def train_static(load: Any, folder: Path, seed: int) -> None:
+    """A model of one vector for each word, saved at the same moment whenever it is."""
+    from sentence_transformers.models import StaticEmbedding
+    from tokenizers import Tokenizer, models, pre_tokenizers
+
+    words = sorted({word for row in make_rows()[1] for word in row["text"].split()})
+    tokenizer = Tokenizer(models.WordLevel({"[UNK]": 0} | {w: i + 1 for i, w in enumerate(words)}, unk_token="[UNK]"))
+    tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
+    weights = np.random.default_rng(seed).standard_normal((len(words) + 1, 16)).astype(np.float32)
+    load(modules=[StaticEmbedding(tokenizer, embedding_weights=weights)], device="cpu").save(str(folder))
+    for path in folder.rglob("*"):
+        os.utime(path, (0, 0))
 
 
 def test_point_19_images_replaced_under_the_same_paths(tmp_path: Path) -> None:

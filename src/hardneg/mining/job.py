@@ -268,6 +268,7 @@ def _finish(
     anchor = options.columns.query if options.columns.query and "+" not in options.columns.query else "anchor"
     layout = Layout(options.format, anchor, options.columns.positive or "positive", options.scores)
     if not has_rows(result, layout):
+        shutil.rmtree(work)  # its blocks are of no use to another rule or format
         got = f"none of {len(problem.queries)} queries with enough of them: {mined.explanation.reason()}"
         raise ArgumentError(
             "mine", f"negatives to write as {options.format}", got, "use a smaller -k or an easier rule"
