@@ -92,7 +92,7 @@ def test_an_unknown_data_set_lists_the_known_ones(name: str, tmp_path: Path) -> 
         ("fashion-mnist", "apt install dataset-fashion-mnist"),
         ("cifar10", "torchvision.datasets.CIFAR10"),
         ("folder:nowhere", "got no folder nowhere"),
-        ("npz:nowhere.npz", "got no file nowhere.npz"),
+        ("npz:nowhere.npz", "got nowhere.npz, where there is no file"),
     ],
 )
 def test_data_that_is_not_there_says_how_to_get_it(name: str, fix: str, tmp_path: Path) -> None:
