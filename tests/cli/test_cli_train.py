@@ -224,7 +224,7 @@ def test_point_12_an_unknown_name_in_a_file_gets_the_nearest(text: str, answer: 
     [
         ("hcl(betta=1)", "'betta', did you mean beta?; it takes temperature=0.5, tau_plus=0.1, beta=1.0, as in hcl()"),
         ("simclr(epocs=1)", "got 'epocs'; did you mean epochs?"),
-        ('simclr(negatives="Tilt(betta=1)")', "'betta', did you mean beta?; it takes beta, detach=False, source=None"),
+        ('simclr(negatives="Tilt(betta=1)")', "got betta; did you mean beta? It takes beta, detach=False, source=None"),
     ],
 )
 def test_point_12_an_unknown_argument_gets_the_nearest(arm: str, answer: str) -> None:
