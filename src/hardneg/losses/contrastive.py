@@ -184,7 +184,7 @@ class ContrastiveLoss(nn.Module):
         return f"{self.negatives!r}, temperature={self.temperature}, tau_plus={self.tau_plus}, views={self.views!r}"
 
     def get_extra_state(self) -> Tensor:
-        """Step, total, then value and last metric of each adaptive schedule, NaN for None: tensors are safe to store."""
+        """Step, total, then value and last metric of each adaptive schedule, NaN for None: safe to store."""
         numbers = [self.step, self.total]
         for schedule in self._adaptive():
             numbers += [schedule.state_dict()["value"], schedule.state_dict()["last"]]

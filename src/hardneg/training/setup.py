@@ -159,7 +159,7 @@ def sampler_for(accelerator: Accelerator, options: TrainOptions, spec: BatchSpec
         total_epochs=options.epochs,
         num_replicas=accelerator.num_processes,
         rank=accelerator.process_index,
-        ahead=8,
+        ahead=8 if accelerator.device.type != "cuda" or spec.planner.needs != "graph" else None,
     )
 
 
