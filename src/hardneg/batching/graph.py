@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from hardneg.batching.stored import load_arrays, save_arrays
-from hardneg.core.errors import NotFinite, argument_error, optional
+from hardneg.core.errors import ArgumentError, NotFinite, argument_error, optional
 
 _block = 256  # nodes that share a pool, at most: a larger block is not faster, and ties more nodes together
 _pools_per_node = 8  # a node is in M / block pools: with fewer than this, many nodes would be nobody's neighbour
@@ -62,7 +62,7 @@ class ProximityGraph:
             raise argument_error("ProximityGraph", f"nodes in [0, {len(self)})", "neighbours", (low, high))
         absent = self.neighbours < 0 if low < 0 else None
         if absent is not None and bool((absent[:, :-1] & ~absent[:, 1:]).any()):
-            raise ValueError("ProximityGraph needs the -1 of a short row at its end, got one before a neighbour.")
+            raise ArgumentError("ProximityGraph", "the -1 of a short row at its end", "one before a neighbour")
 
     def __len__(self) -> int:
         return self.neighbours.shape[0]
@@ -340,9 +340,11 @@ def _check(vectors: Tensor, k: int, m: int | None, search: str) -> None:
     if search not in ("exact", "faiss"):
         raise argument_error("build_graph", "search 'exact' or 'faiss'", "search", search)
     if m is not None and not 1 <= m < n:
-        raise ValueError(
-            f"build_graph needs at least 1 and fewer candidates than the {n} vectors, got num_candidates={m}; "
-            "num_candidates=None compares all with all."
+        raise ArgumentError(
+            "build_graph",
+            f"at least 1 and fewer candidates than the {n} vectors",
+            f"num_candidates={m}",
+            "num_candidates=None compares all with all",
         )
     limit = m if m is not None else n - 1
     if not 1 <= k <= limit:
