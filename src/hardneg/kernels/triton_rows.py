@@ -101,6 +101,12 @@ def fold(values, BM: tl.constexpr, BN: tl.constexpr):
 
 
 @jit
+def nothing_yet(BM: tl.constexpr):
+    sums = tl.zeros([BM, 8], tl.float32)
+    return sums, sums, tl.full([BM], float("-inf"), tl.float32)
+
+
+@jit
 def added(
     sum0, sum1, top, outside, start, a, rows,
     c_ptr, a_norm_ptr, c_norm_ptr, a_ids_ptr, c_ids_ptr, a_labels_ptr, c_labels_ptr, low_ptr, high_ptr,
@@ -166,10 +172,8 @@ def forward(
 ):  # fmt: skip
     rows = tl.program_id(0) * BM + tl.arange(0, BM)
     a = load_vectors(a_ptr, rows, b, d, BD, True, FULL_D)
-    sum0 = tl.zeros([BM, 8], tl.float32)
-    sum1 = tl.zeros([BM, 8], tl.float32)
     outside = tl.zeros([BM], tl.int32)
-    top = tl.full([BM], float("-inf"), tl.float32)
+    sum0, sum1, top = nothing_yet(BM)
     first, last, whole = masked_blocks(begin_ptr, end_ptr, b, n, BM, BN, MASKED, SORTED, SELF)
     if not MASKED:
         for k in tl.range(0, whole - (last - first)):
@@ -180,18 +184,31 @@ def forward(
                 b, n, d, scale, beta, shift,
                 BM, BN, BD, FULL_D, TILT, FIXED, NORMS, SELF, IDS, LABELS, BAND, PRECISION, False,
             )  # fmt: skip
+    sum0, sum1 = tl.sum(sum0, 1), tl.sum(sum1, 1)
     if MASKED or SORTED or SELF or RAGGED:
+        # Sums of their own, which hold no registers in the loop above.
+        late0, late1, late_top = nothing_yet(BM)
         for k in tl.range(0, last - first + RAGGED, num_stages=1):
             start = tl.where(first + k < last, first + k, whole) * BN
-            sum0, sum1, top, outside = added(
-                sum0, sum1, top, outside, start, a, rows,
+            late0, late1, late_top, outside = added(
+                late0, late1, late_top, outside, start, a, rows,
                 c_ptr, a_norm_ptr, c_norm_ptr, a_ids_ptr, c_ids_ptr, a_labels_ptr, c_labels_ptr, low_ptr, high_ptr,
                 b, n, d, scale, beta, shift,
                 BM, BN, BD, FULL_D, TILT, FIXED, NORMS, SELF, IDS, LABELS, BAND, PRECISION, True,
             )  # fmt: skip
+        late0, late1 = tl.sum(late0, 1), tl.sum(late1, 1)
+        if not FIXED:
+            largest = tl.maximum(top, late_top)
+            safe = tl.where(largest == float("-inf"), 0.0, largest)
+            sum0 = sum0 * tl.exp2(beta * (top - safe))
+            sum1 = sum1 * tl.exp2((1.0 + beta) * (top - safe))
+            late0 = late0 * tl.exp2(beta * (late_top - safe))
+            late1 = late1 * tl.exp2((1.0 + beta) * (late_top - safe))
+            top = largest
+        sum0 += late0
+        sum1 += late1
 
     real = rows < b
-    sum0, sum1 = tl.sum(sum0, 1), tl.sum(sum1, 1)
     support = n - outside
     if FIXED:
         at = tl.full([BM], 0.0, tl.float32) + shift
