@@ -11,7 +11,7 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import pytest
 from typer.testing import CliRunner
@@ -24,7 +24,7 @@ from hardneg.testing import check_negatives
 
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
-REGISTRIES = (base._registry, schedules._registry, hardening._named)
+REGISTRIES: tuple[dict[str, Any], ...] = (base._registry, schedules._registry, hardening._named)
 
 
 class Block(NamedTuple):
