@@ -1,6 +1,6 @@
 """Seconds an epoch of CIFAR-10 through the recipe on a GPU: SimCLR, ResNet-18, batch 256, bf16, diagnostics on.
 
-    python benchmarks/training_gpu.py --root ../shared/data --epochs 9 --rounds 3 --out runs/gpu
+    python benchmarks/training_gpu.py --root DATA --epochs 9 --rounds 3 --out runs/gpu
 
 Uniform batches, proximity batches from harvested embeddings, and from fresh encodings take turns, since the speed of a
 shared machine drifts. The first two epochs of each run compile and warm up, and are left out of the means and medians.
