@@ -103,6 +103,7 @@ def of_row(row, line, repulsion, tau_plus):
         "real_pairs": [is_real and bool(support) for is_real in real],
         "empty": not support,
         "no_positive": not any(real),
+        "no_direction": not any(similarity) and not any(loops.number(a) for a in row.positives if a is not None),
     }
 
 

@@ -189,8 +189,8 @@ def test_memory_is_of_the_order_of_the_instances(make: Callable[[int, int], nn.M
     z1, z2 = (make_unit_vectors(8, dim, seed=seed, dtype=torch.float32) for seed in (0, 1))
     loss(z1, z2, ids=torch.arange(8))
     numbers = sum(buffer.numel() for buffer in loss.buffers())
-    assert numbers <= 8 * num_instances + 8
-    assert not any(value.numel() > 2 * num_instances for value in loss.buffers())
+    assert numbers <= 10 * num_instances + 8
+    assert not any(value.numel() > 4 * num_instances for value in loss.buffers())
     with_bank = EMC2(num_instances, remember=Bank(num_instances, dim))
     assert sum(buffer.numel() for buffer in with_bank.buffers()) > num_instances * dim
 

@@ -25,6 +25,7 @@ from hardneg.auditing.rules import NamedRule
 from hardneg.auditing.subject import Subject
 from hardneg.core.types import NEVER
 from hardneg.negatives import parse
+from hardneg.negatives.bands import ROUNDING
 
 FRACTIONS = (
     0.001, 0.002, 0.003, 0.005, 0.007, 0.01, 0.015, 0.02, 0.03, 0.04, 0.05, 0.07, 0.1, 0.15, 0.2, 0.25, 0.3, 0.35, 0.4,
@@ -99,7 +100,9 @@ def _running(values: Tensor) -> Tensor:
 def _windows(rows: SortedRows, chunk: Chunk, has_positives: bool) -> Iterator[tuple[str, Tensor, Tensor]]:
     """The grids of all families that are windows of the sorted rows: name, start and stop [b, g]."""
     scores, count = chunk.scores, rows.count[:, None]
-    edges = (torch.tensor([0.0, *FRACTIONS], dtype=torch.float64, device=count.device) * count.double()).long()
+    edges = (
+        torch.tensor([0.0, *FRACTIONS], dtype=torch.float64, device=count.device) * count.double() + ROUNDING
+    ).long()
     yield "Ring(0.0, outer)", edges[:, :1].expand(-1, len(FRACTIONS)), edges[:, 1:]
     first, second = zip(*_pairs_of_fractions(), strict=True)
     yield "Ring(inner, outer)", edges[:, list(first)], edges[:, list(second)]

@@ -119,6 +119,22 @@ class Room:
             return int(first[0])
         return self.draw()
 
+    def starts(self, count: int) -> Nodes:
+        """Uniform free nodes to begin the next ``count`` batches with, taken now; coverage "once", no guard."""
+        assert self.covering
+        assert self.guard is None
+        found = self.order[:0]
+        for nodes in self._uniform(at_once=64):
+            found = np.concatenate([found, nodes[: count - len(found)]])
+            if len(found) == count:
+                break
+        self.taken[found] = 1
+        return found
+
+    def enter(self, node: int) -> None:
+        """The start of the open batch, one of ``starts``."""
+        self._take(np.array([node], dtype=np.int64))
+
     def draw(self) -> int | None:
         """One uniform node of those still free and allowed; None if there is none or no place for it."""
         if not self.missing:

@@ -12,6 +12,7 @@ from rich.text import Text
 
 from hardneg.core.errors import check_range
 from hardneg.core.schedules import Schedule, registered_schedules
+from hardneg.core.text import printable
 from hardneg.negatives import Negatives, Tilt, parse, registered_negatives
 
 
@@ -25,14 +26,14 @@ def explain_expression(text: str, temperature: float) -> None:
     check_range("explain", "--temperature", temperature, 1e-6, math.inf, open_high=True)
     negatives = parse(text)
     console = Console()
-    table = Table(title=Text(repr(negatives)), title_justify="left")
+    table = Table(title=Text(printable(repr(negatives))), title_justify="left")
     table.add_column("factor")
     table.add_column("what it does")
     for factor in negatives.factors:
-        table.add_row(Text(repr(factor)), Text(_first_line(type(factor))))
+        table.add_row(Text(printable(repr(factor))), Text(_first_line(type(factor))))
     console.print(table)
     for sentence in _remarks(negatives, temperature):
-        console.print(Text(sentence))
+        console.print(Text(printable(sentence)))
 
 
 def _remarks(negatives: Negatives, temperature: float) -> list[str]:

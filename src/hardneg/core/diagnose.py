@@ -8,7 +8,7 @@ from typing import Annotated
 import torch
 from torch import Tensor
 
-from hardneg.core.objectives import debiased, log_expect_exp
+from hardneg.core.objectives import corrects, debiased, log_expect_exp
 from hardneg.core.types import NEVER, LogWeights, Scores, with_support
 
 PerAnchor = Annotated[Tensor, "b"]
@@ -38,6 +38,8 @@ class Diagnosis:
     """Anchors without a negative."""
     no_positive: PerAnchor
     """Anchors without a positive."""
+    no_direction: PerAnchor
+    """Anchors at similarity 0 with everything: their vector is zero, and gets no gradient."""
 
     def summary(self) -> dict[str, float]:
         """The mean of each over the anchors for which it is defined; of ``clamped``, over the real pairs."""
@@ -48,7 +50,7 @@ class Diagnosis:
         return float(self.clamped.sum() / self.real_pairs.sum().clamp(min=1))
 
 
-def diagnose(scores: Scores, log_w: LogWeights, *, tau_plus: float = 0.0) -> Diagnosis:
+def diagnose(scores: Scores, log_w: LogWeights, *, tau_plus: float | Tensor = 0.0) -> Diagnosis:
     """How hard, how false and how many the negatives of each anchor are.
 
     The gradient of the weights, where there is one, tells which negatives are attracted; on tensors without a graph
@@ -84,11 +86,12 @@ def diagnose(scores: Scores, log_w: LogWeights, *, tau_plus: float = 0.0) -> Dia
             attracted=_where(some, ((repulsion < 0) & supported).sum(-1) / count),
             effective_temperature=_where(some, scores.temperature / (1.0 + slope)),
             clamped=pairs & debiased(log_mean, scores.positives, tau_plus, scores.temperature)[1]
-            if tau_plus
+            if corrects(tau_plus)
             else torch.zeros_like(pairs),
             real_pairs=pairs,
             empty=~some,
             no_positive=~scores.positive_valid.any(-1),
+            no_direction=(scores.candidates == 0).all(-1) & (scores.positives == 0).all(-1),
         )
 
 

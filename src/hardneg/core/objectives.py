@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import logsigmoid
 
-from hardneg.core.errors import argument_error, check_range
+from hardneg.core.errors import ArgumentError, argument_error, check_range
 from hardneg.core.types import NEVER, LogWeights, PairLosses, Scores, with_support
 
 NumNegatives = str | float | Tensor
@@ -40,7 +40,7 @@ def info_nce(
     log_w: LogWeights,
     *,
     num_negatives: NumNegatives = "support",
-    tau_plus: float = 0.0,
+    tau_plus: float | Tensor = 0.0,
     positives_in_denominator: str = "own",
     log_q: tuple[Tensor, Tensor] | None = None,
 ) -> PairLosses:
@@ -64,11 +64,12 @@ def info_nce(
     """
     check_range("info_nce", "tau_plus", tau_plus, 0.0, 1.0, open_high=True)
     check_num_negatives("info_nce", num_negatives)
+    _check_shape("info_nce", scores, log_w)
     positives, candidates = scores.positives, scores.candidates
     if log_q is not None:
         positives, candidates = _without_sampling_bias(positives, candidates, log_q, tau_plus)
     log_mean = log_expect_exp(candidates, log_w)[:, None]  # [b, 1]
-    if tau_plus:
+    if corrects(tau_plus):
         log_mean, _ = debiased(log_mean, positives, tau_plus, scores.temperature)  # [b, p]
     log_negative = log_mean + _log_number(scores, log_w, num_negatives)[:, None]
     if positives_in_denominator == "own":
@@ -90,7 +91,7 @@ def info_nce(
 def debiased(
     log_mean: Annotated[Tensor, "b 1"],
     positives: Annotated[Tensor, "b p"],
-    tau_plus: float,
+    tau_plus: float | Tensor,
     temperature: float | Tensor,
 ) -> tuple[Annotated[Tensor, "b p"], Annotated[Tensor, "b p"]]:
     """log max((E - tau_plus e^a) / (1 - tau_plus), e^(-1/temperature)), and where the floor was taken.
@@ -98,15 +99,18 @@ def debiased(
     Chuang et al. 2020, eq. 8, in log-space. The floor is active once the mean of e^s over the negatives falls below
     tau_plus e^a + (1 - tau_plus) e^(-1/temperature); at low temperature that is soon everywhere.
     """
-    log_share = math.log(tau_plus) + positives - log_mean  # tau_plus e^a / E
-    negative = log_share >= 0
-    rest = log_mean + _log1m_exp(torch.where(negative, -1.0, log_share)) - math.log1p(-tau_plus)
+    share = torch.as_tensor(tau_plus, dtype=torch.float64 if not isinstance(tau_plus, Tensor) else None)
+    log_share = share.log() + positives - log_mean  # tau_plus e^a / E
+    negative = (log_share >= 0) | (
+        log_mean == NEVER
+    )  # without a negative, where tau_plus=0 would have a gradient of NaN
+    rest = log_mean + _log1m_exp(torch.where(negative, -1.0, log_share)) - torch.log1p(-share)
     floor = torch.zeros_like(rest) - 1.0 / temperature
-    clamped = negative | (rest <= floor)
+    clamped = negative | ((rest <= floor) & (share > 0))
     return torch.where(clamped, floor, rest), clamped
 
 
-def jsd(scores: Scores, log_w: LogWeights, *, tau_plus: float = 0.0) -> PairLosses:
+def jsd(scores: Scores, log_w: LogWeights, *, tau_plus: float | Tensor = 0.0) -> PairLosses:
     """Jensen-Shannon estimate of mutual information, as a loss: E_q[softplus(s)] + softplus(-a) - 2 log 2.
 
     InfoGraph takes the plain mean over other graphs. A tilt gives HCL's hard version with the sign of the paper,
@@ -114,6 +118,7 @@ def jsd(scores: Scores, log_w: LogWeights, *, tau_plus: float = 0.0) -> PairLoss
     negative term to (E_q[softplus(s)] - tau_plus softplus(a)) / (1 - tau_plus).
     """
     check_range("jsd", "tau_plus", tau_plus, 0.0, 1.0, open_high=True)
+    _check_shape("jsd", scores, log_w)
     q = torch.softmax(with_support(log_w)[1], dim=-1)
     negative = (q * _softplus(scores.candidates)).sum(-1)[:, None]
     negative = (negative - tau_plus * _softplus(scores.positives)) / (1.0 - tau_plus)
@@ -129,6 +134,7 @@ def sigmoid(
     temperature and start the bias at -10.
     """
     check_num_negatives("sigmoid", num_negatives)
+    _check_shape("sigmoid", scores, log_w)
     some, safe = with_support(log_w)
     q = torch.softmax(safe, dim=-1)
     number = torch.where(some[:, 0], _log_number(scores, log_w, num_negatives), 0.0).exp()
@@ -142,6 +148,7 @@ def surrogate(scores: Scores, log_w: LogWeights, *, log_norm: Annotated[Tensor, 
     SogCLR: log_w = Tilt(1.0), log_norm = log u + log N. EMC2: log_w = log of the visits, log_norm = log of all visits.
     Without log_norm the weights are normalised over the row: the gradient of -a + LSE(s) for Tilt(1.0).
     """
+    _check_shape("surrogate", scores, log_w)
     some, safe = with_support(log_w)
     share = torch.softmax(safe, dim=-1) if log_norm is None else (safe - log_norm[:, None]).exp()
     share = torch.where(some, share, 0.0).detach()
@@ -182,6 +189,17 @@ def check_num_negatives(who: str, num_negatives: NumNegatives) -> None:
         raise argument_error(who, what, "num_negatives", num_negatives)
 
 
+def corrects(tau_plus: float | Tensor) -> bool:
+    """Whether there is something to correct for; a tensor, such as a schedule's number, is not looked into."""
+    return isinstance(tau_plus, Tensor) or bool(tau_plus)
+
+
+def _check_shape(who: str, scores: Scores, log_w: LogWeights) -> None:
+    if log_w.shape != scores.candidates.shape:
+        what = f"a log-weight for each candidate, shape {tuple(scores.candidates.shape)}"
+        raise ArgumentError(who, what, f"log_w={tuple(log_w.shape)}", "use negatives.log_weights(scores)")
+
+
 def _log_number(scores: Scores, log_w: LogWeights, num_negatives: NumNegatives) -> Tensor:
     if isinstance(num_negatives, str):
         if num_negatives == "support":
@@ -201,9 +219,9 @@ def _only_real_pairs(losses: Tensor, scores: Scores, log_w: LogWeights) -> Tenso
 
 
 def _without_sampling_bias(
-    positives: Tensor, candidates: Tensor, log_q: tuple[Tensor, Tensor], tau_plus: float
+    positives: Tensor, candidates: Tensor, log_q: tuple[Tensor, Tensor], tau_plus: float | Tensor
 ) -> tuple[Tensor, Tensor]:
-    if tau_plus:
+    if corrects(tau_plus):
         raise ValueError("info_nce needs tau_plus=0 with log_q: the floor of the debiased mean has no meaning there.")
     of_candidates, of_positives = log_q
     of_positives = of_positives[:, None] if of_positives.ndim == 1 else of_positives

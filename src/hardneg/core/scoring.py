@@ -16,7 +16,9 @@ from typing import Annotated, Protocol
 import torch
 from torch import Tensor
 
+from hardneg.core.errors import ArgumentError, argument_error
 from hardneg.core.types import Guide, Keys, Scores, Tags, same_id
+from hardneg.core.vectors import widened
 
 _checking = False
 
@@ -134,7 +136,9 @@ def from_matrix(
             "from_matrix needs similarity [b, n] and a bool mask of the same shape, got "
             f"similarity={tuple(similarity.shape)} and positives={tuple(positives.shape)} of {positives.dtype}."
         )
-    _check_temperature("from_matrix", temperature)
+    if not len(similarity):
+        raise ArgumentError("from_matrix", "at least one anchor", f"similarity={tuple(similarity.shape)}")
+    check_temperature("from_matrix", temperature, len(similarity))
     with torch.autocast(similarity.device.type, enabled=False):
         scores = _not_infinite(widened(similarity)) / temperature
     negative = ~positives if valid is None else valid & ~positives
@@ -142,25 +146,26 @@ def from_matrix(
     return Scores(scores, scores, positives, negative, temperature, Tags(), Tags(), source, ("matrix",))
 
 
-def same_label_positives(scores: Scores) -> Scores:
+def same_label_positives(scores: Scores, *, negatives_too: bool = False) -> Scores:
     """Every candidate with the anchor's label becomes one more positive, and is no longer a negative.
 
     Candidates with the anchor's own id stay out, so an instance that is twice in the batch is counted once.
     """
-    return more_positives(scores, scores.same_label("same_label_positives"))
+    return more_positives(scores, scores.same_label("same_label_positives"), negatives_too=negatives_too)
 
 
-def more_positives(scores: Scores, mask: Annotated[Tensor, "b n"]) -> Scores:
+def more_positives(scores: Scores, mask: Annotated[Tensor, "b n"], *, negatives_too: bool = False) -> Scores:
     """The valid candidates in the mask become positives, and are no longer negatives.
 
     The positives are the anchor's own first, then one column per candidate, of which the mask says which are real.
+    ``negatives_too`` lets them stay among the negatives: true positives and unlabelled negatives (HCL, Fig. 4).
     """
     added = mask & scores.valid
     guide = scores.guide
     return scores.changed(
         positives=torch.cat([scores.positives, scores.candidates], dim=1),
         positive_valid=torch.cat([scores.positive_valid, added], dim=1),
-        valid=scores.valid & ~added,
+        valid=scores.valid if negatives_too else scores.valid & ~added,
         guide=guide and Guide(torch.cat([guide.positives, guide.candidates], dim=1), guide.candidates),
     )
 
@@ -253,11 +258,6 @@ def _prepared(keys: Keys) -> Tensor:
     return _not_infinite(vectors)
 
 
-def widened(vectors: Tensor) -> Tensor:
-    """As float32 at least."""
-    return vectors.to(torch.promote_types(vectors.dtype, torch.float32))
-
-
 def _not_infinite(values: Tensor) -> Tensor:
     return values + values * 0.0  # inf * 0 = NaN; a finite value stays what it is
 
@@ -325,7 +325,9 @@ def _check_views(who: str, z1: Tensor, z2: Tensor) -> None:
 def _check_parts(anchors: Keys, own: Keys, pool: list[Keys], temperature: float | Tensor) -> None:
     if anchors.private:
         raise ValueError(f"score needs anchors [b, d], got vectors={tuple(anchors.vectors.shape)}.")
-    _check_temperature("score", temperature)
+    if not len(anchors):
+        raise ArgumentError("score", "at least one anchor", f"vectors={tuple(anchors.vectors.shape)}")
+    check_temperature("score", temperature, len(anchors))
     if own.vectors.shape[0] != len(anchors):
         raise ValueError(f"score needs positives of {len(anchors)} anchors, got positives={tuple(own.vectors.shape)}.")
     if not pool:
@@ -340,9 +342,20 @@ def _check_parts(anchors: Keys, own: Keys, pool: list[Keys], temperature: float 
             )
 
 
-def _check_temperature(who: str, temperature: float | Tensor) -> None:
-    if isinstance(temperature, (int, float)) and not 0 < temperature < math.inf:
-        raise ValueError(f"{who} needs a temperature above 0, got temperature={temperature}.")
+def check_temperature(who: str, temperature: float | Tensor, rows: int | None = None) -> None:
+    """Raises unless every temperature is above 0. On a GPU a tensor is looked at inside ``checks()`` only."""
+    if isinstance(temperature, Tensor):
+        if temperature.ndim and rows is not None and temperature.shape not in ((1,), (rows, 1)):
+            what = f"a temperature of shape [] or [{rows}, 1], one per anchor"
+            raise ArgumentError(who, what, f"temperature={tuple(temperature.shape)}", "use temperature[:, None]")
+        if torch.compiler.is_compiling() or (temperature.is_cuda and not _checking):
+            return
+        if bool((temperature.detach() > 0).all()):
+            return
+        lowest = float(temperature.detach().min())
+        raise argument_error(who, "a temperature above 0", "temperature", lowest, "learn its logarithm: log_t.exp()")
+    if isinstance(temperature, (bool, str)) or not 0 < temperature < math.inf:
+        raise argument_error(who, "a temperature above 0", "temperature", temperature)
 
 
 def _check_vectors(vectors: Tensor) -> None:

@@ -55,8 +55,9 @@ def check_seal(path: Path, who: str, fix: str) -> None:
 
 
 def with_checksum(record: dict[str, Any]) -> dict[str, Any]:
-    """The record with the checksum of its JSON text."""
-    return {**record, CHECKSUM: _checksum(record)}
+    """The record with the checksum of its JSON text; once, however often it is called."""
+    rest = {name: value for name, value in record.items() if name != CHECKSUM}
+    return {**rest, CHECKSUM: _checksum(rest)}
 
 
 def checked(record: Any, who: str, path: Path, fix: str) -> Any:
@@ -70,5 +71,6 @@ def checked(record: Any, who: str, path: Path, fix: str) -> Any:
 
 
 def _checksum(record: dict[str, Any]) -> str:
-    text = json.dumps(record, sort_keys=True, default=str)
-    return hashlib.sha256(text.encode()).hexdigest()[:16]
+    """Of the record as it is read back: names are text, NaN is null, a tuple is a list."""
+    read_back = json.loads(json.dumps(record, default=str), parse_constant=lambda _: None)
+    return hashlib.sha256(json.dumps(read_back, sort_keys=True).encode()).hexdigest()[:16]

@@ -20,6 +20,9 @@ from hardneg.core.schedules import Number, Schedule
 from hardneg.core.types import NEVER, LogWeights, Scores
 from hardneg.negatives.base import Negatives, keep
 
+ROUNDING = 1e-9
+"""Slack of an edge, so that 0.29 of 100 candidates are 29 and not 28."""
+
 
 @dataclass(frozen=True, repr=False)
 class Threshold(Negatives):
@@ -45,22 +48,31 @@ class Threshold(Negatives):
 class Ring(Negatives):
     """Candidates between two fractions of the valid ones, counted from the closest.
 
-    Edges are int(fraction * number of valid candidates); ``dynamic_inner`` takes inner as a fraction of the outer
-    set. In the paper's percentiles, counted from the farthest: w_l = 100 (1 - outer) and w_u = 100 (1 - inner), or
+    Edges are int(fraction * number of valid candidates + 1e-9); ``dynamic_inner`` takes inner as a fraction of the
+    outer set. ``at_least`` candidates are kept where there are as many: the ring grows outwards, then inwards. In the
+    paper's percentiles, counted from the farthest: w_l = 100 (1 - outer) and w_u = 100 (1 - inner), or
     100 (1 - inner * outer) when dynamic; its appendix E calls w_u what the main text calls w_l.
     """
 
     inner: Number = 0.0
     outer: Number = 1.0
     dynamic_inner: bool = False
+    at_least: int = 0
     masks: ClassVar = True
     ranks: ClassVar = True
-    examples: ClassVar = ("Ring(0.0, 1.0)", "Ring(0.1, 0.5)", "Ring(0.25, outer=0.6, dynamic_inner=True)")
+    examples: ClassVar = (
+        "Ring(0.0, 1.0)",
+        "Ring(0.1, 0.5)",
+        "Ring(0.25, outer=0.6, dynamic_inner=True)",
+        "Ring(0.1, outer=0.15, at_least=3)",
+    )
 
     def __post_init__(self) -> None:
         check_range("Ring", "inner", self.inner, 0.0, 1.0)
         check_range("Ring", "outer", self.outer, 0.0, 1.0)
         check_kind("Ring", "dynamic_inner", self.dynamic_inner, bool, "True or False")
+        check_kind("Ring", "at_least", self.at_least, int, "a whole number")
+        check_range("Ring", "at_least", self.at_least, 0, math.inf)
         if not isinstance(self.inner, Schedule) and not isinstance(self.outer, Schedule):
             # Made here, outside any compiled graph, so that an annealed ring does not recompile it at each step: the
             # edges are tensors, and the sizes of the selections come from a few steps (_reach).
@@ -76,10 +88,13 @@ class Ring(Negatives):
         inner, outer = self._edges
         n = scores.valid.shape[1]
         count = scores.num_valid().double()
-        stop = (outer * count).long()
-        start = (inner * (stop if self.dynamic_inner else count)).long()
+        stop = (outer * count + ROUNDING).long()
+        start = (inner * (stop if self.dynamic_inner else count) + ROUNDING).long()
+        if self.at_least:
+            stop = torch.minimum(torch.maximum(stop, start + self.at_least), scores.num_valid())
+            start = torch.minimum(start, (stop - self.at_least).clamp(min=0))
         skipped, closest, farthest = (min(int(reach * n) + 1, n) if reach else 0 for reach in self._reach)
-        return _rank_window(scores, start, stop, skipped, closest, farthest)
+        return _rank_window(scores, start, stop, skipped, n if self.at_least else closest, farthest)
 
     _reach: ClassVar[tuple[float, float, float] | None] = None
     _edges: ClassVar[tuple[Tensor, Tensor]]
@@ -133,9 +148,12 @@ class BelowPositive(Negatives):
             raise argument_error("BelowPositive", "relative or absolute", "relative", None)
         if self.by not in ("score", "guide"):
             raise argument_error("BelowPositive", "by 'score' or 'guide'", "by", self.by)
-        for name in ("relative", "absolute"):
-            if getattr(self, name) is not None:
-                check_range("BelowPositive", name, getattr(self, name), -math.inf, math.inf)
+        for name, most in (("relative", 1.0), ("absolute", math.inf)):  # above 1: on the other side of 0
+            margin = getattr(self, name)
+            if margin is not None:
+                check_range("BelowPositive", name, margin, -math.inf, most)
+                if isinstance(margin, float) and math.isinf(margin):
+                    raise argument_error("BelowPositive", "a finite margin", name, margin)
 
     def log_weights(self, scores: Scores) -> LogWeights:
         positives, candidates, unit = self._channel(scores)

@@ -41,8 +41,11 @@ class Encoder(nn.Module):
     (torch.Size([2, 128]), torch.Size([2, 128]))
     """
 
-    def __init__(self, backbone: nn.Module, feature_dim: int, head: nn.Module | None = None) -> None:
+    def __init__(
+        self, backbone: nn.Module, feature_dim: int, head: nn.Module | None = None, name: str | None = None
+    ) -> None:
         super().__init__()
+        self.name = name  # for the record of a run
         self.backbone = backbone
         self.feature_dim = feature_dim
         self.head = nn.Identity() if head is None else head
@@ -85,7 +88,7 @@ def build_encoder(
             if ":" in name
             else _BACKBONES[name](in_channels, NORMS[norm])
         )
-        return Encoder(backbone, feature_dim, projection_head(head, feature_dim, projection_dim))
+        return Encoder(backbone, feature_dim, projection_head(head, feature_dim, projection_dim), name)
 
 
 def check_encoder(name: str, head: str = "auto", norm: str = "auto") -> None:
