@@ -165,7 +165,7 @@ def test_half_precision_and_gradients_are_left_outside(unit_vectors: UnitVectors
     assert not graph.similarities.requires_grad
 
 
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
+@pytest.mark.gpu
 def test_gpu_gives_the_graph_of_the_cpu(unit_vectors: UnitVectors) -> None:
     vectors = unit_vectors(1000, 8)
     for m in (None, 100):

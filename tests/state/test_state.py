@@ -174,7 +174,7 @@ def test_all_state_is_in_the_state_dict(name: str) -> None:
     assert torch.equal(module(*batch(11)), before(*batch(11)))
 
 
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+@pytest.mark.gpu
 @pytest.mark.parametrize("name", STATEFUL)
 def test_a_gpu_gives_the_same_run(name: str) -> None:
     """The same draws and, up to rounding, the same losses and state as on the CPU."""
