@@ -1,33 +1,69 @@
-# Two commands do all the set-up: `make demo` and `make test`.
+# `make demo` and `make test` do their own set-up in .venv; `make help` lists the targets.
 PYTHON ?= python3
 BIN := .venv/bin
+OLDEST := .venv-oldest/bin
+PIP := pip install --quiet --disable-pip-version-check
+ifneq ($(wildcard ../shared/data),)
+export HARDNEG_DATA ?= $(abspath ../shared/data)
+endif
 
-.PHONY: demo test check format bench clean
+.PHONY: help demo test quick test-oldest check format docs reference lock dist bench clean
 
-# Given again, it shows the finished comparison; `make clean` forgets it.
-demo: .venv/demo
+help: ## List the targets.
+	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' Makefile | expand -t 14
+
+# Run again, it shows the finished comparison; `make clean` removes it.
+demo: .venv/demo ## Compare five choices of negatives on digits: runs/demo/report.html and audit.html.
 	$(BIN)/hardneg compare --data digits --seeds 3 --epochs 15 --batch-size 128 --out runs/demo \
 	  --arm "simclr(temperature=0.5)" \
 	  --arm "simclr(temperature=0.25)" \
 	  --arm "hcl(temperature=0.5, beta=1, tau_plus=0.1)" \
 	  --arm "simclr(temperature=0.5) @ proximity(num_candidates=200, refresh=11)" \
 	  --arm "supcon(temperature=0.5)"
+	set -- runs/demo/runs/simclr-*-seed0 && $(BIN)/hardneg audit "$$1" --out runs/demo
+	$(BIN)/hardneg report runs/demo
 
-test: .venv/installed check
+test: .venv/installed check ## Run the checks and all tests.
 	$(BIN)/python -m pytest -n 2
 
-check: .venv/installed
+quick: .venv/installed ## Run the tests that are neither slow nor for a GPU.
+	$(BIN)/python -m pytest -n 2 -m "not slow and not gpu"
+
+test-oldest: .venv-oldest/installed ## Run the tests with the smallest versions that pyproject.toml allows.
+	$(OLDEST)/python -m pytest -n 2
+
+check: .venv/installed ## Lint, format, types, layers.
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+	$(BIN)/mypy --config-file tests/mypy.ini
 	$(BIN)/lint-imports --no-cache > /dev/null || $(BIN)/lint-imports --no-cache
 
-format: .venv/installed
+format: .venv/installed ## Format and fix what can be fixed.
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 
-bench: .venv/installed
-	$(BIN)/pip install --quiet -c constraints.txt -e '.[bench]'
+reference: .venv/installed ## Write the pages of docs/reference that are generated from the code.
+	$(BIN)/python tools/reference.py
+
+docs: reference ## Build the docs: build/docs/index.html.
+	$(BIN)/zensical build --strict --clean
+
+lock: ## Write constraints.txt and constraints-oldest.txt.
+	$(PYTHON) tools/lock.py newest
+	$(PYTHON) tools/lock.py oldest
+
+dist: ## Build a wheel and try it in an empty environment.
+	rm -rf dist build/dist
+	$(PYTHON) -m venv build/dist
+	build/dist/bin/pip wheel --quiet --disable-pip-version-check --no-deps --wheel-dir dist .
+	build/dist/bin/$(PIP) -c constraints.txt dist/hardneg-*.whl
+	cd build && dist/bin/hardneg --version
+	cd build && dist/bin/hardneg explain "OtherLabel() * Tilt(1.0)"
+	cd build && dist/bin/python ../examples/two_views.py
+
+bench: .venv/installed ## Measure speed and memory.
+	$(BIN)/$(PIP) -c constraints.txt -e '.[bench]'
 	$(BIN)/python benchmarks/dense_loss.py
 	$(BIN)/python benchmarks/global_batches.py
 	$(BIN)/python benchmarks/mining.py --large
@@ -36,13 +72,18 @@ bench: .venv/installed
 # Less than for the tests, and so quicker: the demo needs scikit-learn and accelerate.
 .venv/demo: pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv .venv
-	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[eval,train]'
+	$(BIN)/$(PIP) -c constraints.txt -e '.[eval,train]'
 	touch $@
 
 .venv/installed: pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv .venv
-	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
+	$(BIN)/$(PIP) -c constraints.txt -e '.[dev]'
 	touch $@
 
-clean:
-	rm -rf .venv runs/demo build .mypy_cache .pytest_cache .ruff_cache
+.venv-oldest/installed: pyproject.toml constraints-oldest.txt
+	test -x $(OLDEST)/python || $(PYTHON) -m venv .venv-oldest
+	$(OLDEST)/$(PIP) -c constraints-oldest.txt -e '.[test]'
+	touch $@
+
+clean: ## Remove what was built, and the demo.
+	rm -rf .venv .venv-oldest runs/demo build dist .mypy_cache .pytest_cache .ruff_cache

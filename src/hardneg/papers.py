@@ -1,6 +1,6 @@
 """Each paper in one expression: a callable that returns a scalar, with the values of the authors' code unless said.
 
-Vectors are taken as given: pass unit vectors. docs/papers.md says where paper and code differ. This is the only place
+Vectors are taken as given: pass unit vectors. docs/explanation/papers.md says where paper and code differ. This is the only place
 where a paper is defined: ``registered()`` gives those that a recipe trains, with the options that they come to.
 """
 
@@ -215,13 +215,22 @@ def sogclr(num_instances: int, temperature: float = 0.1, gamma: float = 0.9) -> 
     return SogCLR(num_instances, temperature, gamma)
 
 
-def emc2(num_instances: int, temperature: float = 0.07, burn_in: float = 0.5, *, remember: Bank | None = None) -> EMC2:
+def emc2(
+    num_instances: int,
+    temperature: float = 0.07,
+    burn_in: float = 0.5,
+    *,
+    proposals: str = "batch",
+    remember: Bank | None = None,
+) -> EMC2:
     """EMC2 (Yau et al. 2024): the global loss through Markov chains by id; call with ``ids``.
 
-    Proposals are drawn with replacement, and states are rescored where they are at hand, as the paper says and its code
-    does not. ``remember`` keeps the states outside the batch in the gradient. The value is a surrogate.
+    Proposals come from the batch and the chain's own state, which keeps the softmax over the data set;
+    ``proposals="data set"`` is Algorithm 1 as printed. States are rescored where an embedding is available, as the
+    paper says and its code does not. ``remember`` keeps the states outside the batch in the gradient. The value is a
+    surrogate.
     """
-    return EMC2(num_instances, temperature, burn_in, remember=remember)
+    return EMC2(num_instances, temperature, burn_in, proposals=proposals, remember=remember)
 
 
 def instance_discrimination(
@@ -229,6 +238,16 @@ def instance_discrimination(
 ) -> InstanceDiscrimination:
     """Instance discrimination (Wu et al. 2018): ``loss(z, ids)``, binary NCE against a bank that it keeps itself."""
     return InstanceDiscrimination(num_instances, dim, num_draws, temperature, momentum)
+
+
+def instance_discrimination_softmax(
+    num_instances: int, dim: int, num_draws: int = 4096, temperature: float = 0.07, momentum: float = 0.5
+) -> InstanceDiscrimination:
+    """Instance discrimination as Ring states it (Wu et al. 2021, eq. 3): a softmax over the own entry and the draws.
+
+    Without the constant log(num_draws + 1); the own entry is never among the draws.
+    """
+    return InstanceDiscrimination(num_instances, dim, num_draws, temperature, momentum, objective="softmax")
 
 
 def cmc(num_instances: int, dim: int, num_draws: int = 16384, temperature: float = 0.07, momentum: float = 0.5) -> CMC:

@@ -1,4 +1,4 @@
-"""The walks: Algorithm 3's distribution, compiled and plain, and an end to every one of them."""
+"""The walks: Algorithm 3's distribution, and an end to every one of them."""
 
 from __future__ import annotations
 
@@ -15,20 +15,14 @@ from test_graph import golden_graph
 from torch import Tensor
 
 from hardneg.batching import walks as walks_module
+from hardneg.batching.excursions import Tables, paths
 from hardneg.batching.graph import ProximityGraph, build_graph
 from hardneg.batching.planners import Proximity
-from hardneg.batching.walks import Walks, walk, walks
+from hardneg.batching.sampler import PlannedBatchSampler
+from hardneg.batching.walks import Walker, Walks, walk, walks
 from support.golden_inputs import cases_of
 
 UnitVectors = Callable[..., Tensor]
-
-has_numba = walks_module.compiled_loop() is not None
-backends = [
-    pytest.param(False, id="plain"),
-    pytest.param(
-        True, id="numba", marks=pytest.mark.skipif(not has_numba, reason="the extra `walks` is not installed")
-    ),
-]
 
 
 def ring_of(n: int) -> ProximityGraph:
@@ -96,19 +90,17 @@ def test_exact_ring_agrees_with_the_plain_algorithm() -> None:
     assert worst_deviation(seen, exact_inclusion_on_ring(12, 5, 0.1), 20_000) < 4.0
 
 
-@pytest.mark.parametrize("compiled", backends)
-def test_inclusion_is_that_of_algorithm_3(compiled: bool) -> None:
+def test_inclusion_is_that_of_algorithm_3() -> None:
     repeats, expected = 20_000, exact_inclusion_on_ring(12, 5, 0.1)
-    seen = inclusion(walks(ring_of(12), [0] * repeats, 5, 0.1, seeded(0), compiled=compiled), 12)
+    seen = inclusion(walks(ring_of(12), [0] * repeats, 5, 0.1, seeded(0)), 12)
     assert worst_deviation(seen, expected, repeats) < 4.0
     # The test can fail: a restart probability that is wrong by 0.02 is caught.
     for wrong in (0.08, 0.12):
-        off = inclusion(walks(ring_of(12), [0] * repeats, 5, wrong, seeded(0), compiled=compiled), 12)
+        off = inclusion(walks(ring_of(12), [0] * repeats, 5, wrong, seeded(0)), 12)
         assert worst_deviation(off, expected, repeats) > 5.0
 
 
-@pytest.mark.parametrize("compiled", backends)
-def test_order_of_visits_is_that_of_algorithm_3(compiled: bool) -> None:
+def test_order_of_visits_is_that_of_algorithm_3() -> None:
     rng, repeats = random.Random(1), 8_000
     graph = ProximityGraph.from_lists([[1, 2, 3], [2], [0, 3, 4], [4], [0, 1]])
     rows = [row[row >= 0].tolist() for row in graph.neighbours]
@@ -117,7 +109,7 @@ def test_order_of_visits_is_that_of_algorithm_3(compiled: bool) -> None:
         visits = tuple(algorithm_3(rows, 2, 4, 0.3, rng))
         plain[visits] = plain.get(visits, 0) + 1
     ours: dict[tuple[int, ...], int] = {}
-    for visits in map(tuple, walks(graph, [2] * repeats, 4, 0.3, seeded(1), compiled=compiled).nodes.tolist()):
+    for visits in map(tuple, walks(graph, [2] * repeats, 4, 0.3, seeded(1)).nodes.tolist()):
         ours[visits] = ours.get(visits, 0) + 1
     assert ours.keys() == plain.keys()
     a, b = (np.array([count[key] for key in plain], dtype=float) for count in (plain, ours))
@@ -125,35 +117,78 @@ def test_order_of_visits_is_that_of_algorithm_3(compiled: bool) -> None:
     assert chi_square < len(a) + 4 * np.sqrt(2 * len(a))
 
 
-@pytest.mark.skipif(not has_numba, reason="the extra `walks` is not installed")
+def one_by_one(
+    tables: Tables, begins: np.ndarray, homes: np.ndarray, lengths: np.ndarray, draws: np.ndarray
+) -> np.ndarray:
+    """Each excursion by itself, move by move."""
+    path, used = [], 0
+    for node, home, length in zip(begins.tolist(), homes.tolist(), lengths.tolist(), strict=True):
+        lost = False
+        for u in draws[used : used + length].tolist():
+            degree = int(tables.degrees[node]) if len(tables.degrees) else tables.width
+            lost = lost or degree == 0
+            if lost:
+                node = home
+            elif len(tables.cumulative):
+                sums = tables.cumulative[node * tables.width :][:degree]
+                node = int(tables.neighbours[node * tables.width + np.flatnonzero(sums > u * sums[-1])[0]])
+            else:
+                node = int(tables.neighbours[node * tables.width + int(u * degree)])
+            path.append(node)
+        used += length
+    return np.array(path)
+
+
 @pytest.mark.parametrize("steps", ["uniform", "similarity"])
-@pytest.mark.parametrize("restart", [0.0, 0.15, 0.6, 1.0])
+@pytest.mark.parametrize("restart", [0.15, 0.6, 1.0])
 @pytest.mark.parametrize("ragged", [False, True])
-def test_compiled_and_numpy_visit_the_same_nodes(
-    restart: float, steps: str, ragged: bool, unit_vectors: UnitVectors, monkeypatch: pytest.MonkeyPatch
+def test_excursions_at_once_are_those_one_by_one(
+    restart: float, steps: str, ragged: bool, unit_vectors: UnitVectors
 ) -> None:
     graph = build_graph(unit_vectors(400, 6), 9, 60, seeded(0))
     if ragged:  # rows of 0 to 9 neighbours
         cut = torch.arange(9) >= torch.randint(10, (400, 1), generator=seeded(1))
         graph = ProximityGraph(graph.neighbours.masked_fill(cut, -1), graph.similarities.masked_fill(cut, 0.0))
-    for size in (70, 300):
-        results = [walks(graph, range(4), size, restart, seeded(5), steps=steps, compiled=c) for c in (True, False)]
-        assert torch.equal(results[0].nodes, results[1].nodes)
-        assert torch.equal(results[0].filled, results[1].filled)
-    planner = Proximity(restart=restart, steps=steps)
-    for coverage in ("once", "free"):
-        compiled = planner.plan(graph, 64, seeded(2), coverage=coverage)
-        with monkeypatch.context() as without_numba:
-            without_numba.setattr(walks_module, "compiled_loop", lambda: None)
-            assert planner.plan(graph, 64, seeded(2), coverage=coverage).digest() == compiled.digest()
+    tables, rng = Walker(graph, steps=steps)._tables, np.random.default_rng(0)
+    homes, lengths = rng.integers(400, size=50), rng.geometric(restart, 50)
+    begins, draws = rng.integers(400, size=50), rng.random(int(lengths.sum()))
+    expected = one_by_one(tables, begins, homes, lengths, draws)
+    assert np.array_equal(paths(tables, begins, homes, lengths, draws), expected)
+
+
+@pytest.mark.parametrize("restart", [0.0, 0.01, 0.3])
+def test_first_excursions_of_several_walks_are_each_their_own(restart: float) -> None:
+    """On two islands no walk leaves its own, and a walk that was cut goes on where it stands."""
+    one_way = ProximityGraph.from_lists([[(i + 1) % 20] for i in range(20)] + [[20 + (i + 1) % 20] for i in range(20)])
+    walker, rng = Walker(one_way), np.random.default_rng(0)
+    free = np.zeros(40, dtype=np.uint8)
+    for start, begun in zip([3, 25], walker.excursions(np.array([3, 25]), 8, restart, rng), strict=True):
+        walker.begin(start, restart)
+        first = walker.found_on(begun, 19, free)
+        island = start // 20 * 20
+        assert set(first.tolist()) <= set(range(island, island + 20)) - {start}
+        rest = walker.more(19 - len(first), free, rng, 10_000)
+        expected = [island + (start + step) % 20 for step in range(1, 20)]
+        assert [*first.tolist(), *rest.tolist()] == expected[: len(first) + len(rest)]
+        assert len(first) + len(rest) == 19
+
+
+def test_point_13_an_epoch_is_planned_in_few_turns(unit_vectors: UnitVectors, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Planning runs beside a GPU's steps, so its turns through Python count: fewer than one for a batch."""
+    turns: list[int] = []
+    original = walks_module.paths
+    monkeypatch.setattr(walks_module, "paths", lambda *args: turns.append(1) or original(*args))
+    graph = build_graph(unit_vectors(2048, 8), 20, 200, seeded(0))
+    sampler = PlannedBatchSampler(Proximity(restart=0.1), 2048, 16, graph, seed=0, ahead=8)
+    assert sorted(node for batch in sampler for node in batch) == list(range(2048))
+    assert 0 < len(turns) < len(sampler)
 
 
 walk_cases = [case for case in cases_of("batchsampler") if "inclusion_prob" in case]
 
 
-@pytest.mark.parametrize("compiled", backends)
 @pytest.mark.parametrize("case", walk_cases, ids=[case["id"].split("/")[1] for case in walk_cases])
-def test_golden_inclusion(case: dict[str, Any], compiled: bool) -> None:
+def test_golden_inclusion(case: dict[str, Any]) -> None:
     inputs = {c["id"]: c["inputs"] for c in cases_of("batchsampler") if "inputs" in c}
     graph, hyper = case["graph"], case["hyper"]
     if isinstance(graph, str):
@@ -161,7 +196,7 @@ def test_golden_inclusion(case: dict[str, Any], compiled: bool) -> None:
     else:
         graph = ProximityGraph.from_lists(graph)
     repeats = 20_000
-    result = walks(graph, [hyper["start"]] * repeats, hyper["batch_size"], hyper["alpha"], seeded(2), compiled=compiled)
+    result = walks(graph, [hyper["start"]] * repeats, hyper["batch_size"], hyper["alpha"], seeded(2))
     seen, recorded = inclusion(result, len(graph)), np.array(case["inclusion_prob"])
     pooled = (seen + recorded) / 2
     error = np.sqrt(pooled * (1 - pooled) * (1 / repeats + 1 / hyper["reps"]))
@@ -209,15 +244,14 @@ def test_steps_by_similarity() -> None:
     assert (torch.bincount(even, minlength=4) / 6000).tolist() == pytest.approx([0.0, 1 / 3, 1 / 3, 1 / 3], abs=0.03)
 
 
-@pytest.mark.parametrize("compiled", backends)
-def test_every_walk_ends_and_what_was_filled_is_counted(compiled: bool) -> None:
+def test_every_walk_ends_and_what_was_filled_is_counted() -> None:
     islands = ProximityGraph.from_lists([[1], [0], [3], [2], [], [4]])
     for restart in (0.0, 0.5, 1.0):
-        result = walks(islands, range(6), 6, restart, seeded(0), compiled=compiled)
+        result = walks(islands, range(6), 6, restart, seeded(0))
         assert all(sorted(row) == list(range(6)) for row in result.nodes.tolist())
         assert bool((result.filled >= 2).all())
         assert result.nodes[0, :2].tolist() == [0, 1], "what can be reached comes first"
-    alone = walks(ProximityGraph.from_lists([[]]), [0], 1, 0.5, compiled=compiled)
+    alone = walks(ProximityGraph.from_lists([[]]), [0], 1, 0.5)
     assert alone.nodes.tolist() == [[0]]
     assert alone.filled.tolist() == [0]
 

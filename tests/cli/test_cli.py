@@ -168,7 +168,7 @@ def test_explain_shows_both_ends_of_a_schedule():
         ("Ring(0.5, 2.0)", "outer"),
         ("Tilt(1.0) *", "'OtherLabel() * Tilt(1.0)'"),
         ("Tilt(1.0) + Uniform()", "joined by '*'"),
-        ("Tilt(beta=1.0, strength=2.0)", "'strength'"),
+        ("Tilt(beta=1.0, strength=2.0)", "got strength"),
         ("linear(1.0, 0.0)", "a distribution such as 'Tilt(1.0)'"),
         ("", "'OtherLabel() * Tilt(1.0)'"),
         ("__import__('os').getcwd()", "calls with plain values"),

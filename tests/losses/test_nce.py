@@ -112,6 +112,18 @@ def test_papers_are_these() -> None:
     assert math.isfinite(one.contrast.running_z.log_z.item())
 
 
+def test_point_5_instance_discrimination_has_a_name_for_nce_and_for_rings_softmax() -> None:
+    z, ids = make_unit_vectors(6, 5, dtype=torch.float32), torch.arange(6)
+    draws = torch.tensor([[6, 7, 8, 9]]).repeat(6, 1)
+    nce, softmax = (make(10, 5, 4) for make in (papers.instance_discrimination, papers.instance_discrimination_softmax))
+    assert (nce.contrast.objective, softmax.contrast.objective) == ("nce", "softmax")
+    softmax.bank.push(Keys(make_unit_vectors(10, 5, seed=3, dtype=torch.float32), torch.arange(10)))
+    entries = softmax.bank.vectors.clone()
+    logits = torch.cat([(z * entries[ids]).sum(1, keepdim=True), z @ entries[6:].T], dim=1) / 0.07
+    expected = torch.nn.functional.cross_entropy(logits, torch.zeros(6, dtype=torch.long))
+    torch.testing.assert_close(softmax(z, ids, draws), expected)
+
+
 def test_unknown_objective() -> None:
     with pytest.raises(ValueError, match="objective 'nce' or 'softmax'"):
         BankContrast(4, 2, 0.1, "triplet")

@@ -1,5 +1,5 @@
 """Random small tables with odd cells: `hardneg mine` says in a sentence what is wrong, or writes what a checker finds
-right that knows nothing of its code, only the rules of docs/mining.md."""
+right that knows nothing of its code, only the rules of docs/guides/mining.md."""
 
 from __future__ import annotations
 

@@ -6,10 +6,13 @@ import math
 import numpy as np
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 
 import hardneg as hn
+from hardneg.core.errors import GrammarError, HardnegError, UnknownName
 from hardneg.core.schedules import adaptive, constant, cosine, exponential, linear, registered_schedules, steps
-from hardneg.negatives.grammar import read_expression
+from hardneg.negatives.grammar import TooLong, read_expression
 
 READ = {
     "Uniform()": hn.Uniform(),
@@ -55,37 +58,39 @@ def test_defaults_are_not_written():
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("Tlit(1.0)", r"'Tlit' is not known. Did you mean Tilt\? Known: .*Uniform"),
+        (
+            "Tlit(1.0)",
+            r"'Tlit' is not known. Did you mean Tilt\? It takes beta, .*\. Known: .*Uniform",
+        ),
         ("OtherLabels() * Tilt(1.0)", r"Did you mean OtherLabel\?"),
         ("Tilt(liner(1.0, 0.0))", r"'liner' is not known. Did you mean linear\?"),
         ("Zebra(1.0)", r"^'Zebra' is not known. Known: "),
         ("Tilt(Zebra(1.0))", r"^'Zebra' is not known. Known inside of brackets: adaptive, constant.*, steps\.$"),
-        ("Tilt()", "Tilt: missing a required argument: 'beta'; it takes beta, detach=False"),
-        ("Tilt(linear(1.0))", r"linear: missing a required argument: 'end'; .* as in linear\(1\.0, 0\.1\)\.$"),
+        ("Tilt()", "Tilt needs beta, got none; it takes beta, detach=False"),
+        ("Tilt(linear(1.0))", r"linear needs end, got none; .* as in linear\(1\.0, 0\.1\)\.$"),
         (
             "Tilt(gamma=1.0)",
-            r"^Tilt: got an unexpected keyword argument 'gamma'; it takes beta, detach=False, source=None, "
-            r"by='score', as in Tilt\(1\.0\)\.$",
+            r"^Tilt needs arguments that it has, got gamma; it takes beta, .*, by='score', as in Tilt\(1\.0\)\.$",
         ),
-        ("Tilt(1.0, beta=1.0)", "^Tilt: multiple values for argument 'beta'; it takes beta, detach=False"),
-        ("Uniform(1.0)", r"^Uniform: too many positional arguments; it takes no arguments, as in Uniform\(\)\.$"),
-        ("Tilt(1.0", "is not an expression like"),
-        ("", r"^'' is not an expression like 'OtherLabel\(\) \* Tilt\(1\.0\)': it is empty\.$"),
-        ("Tilt(1.0) *", "is not an expression like"),
-        ("import os", "is not an expression like"),
-        ("x = Tilt(1.0)", "is not an expression like"),
-        ("Tilt(1.0); Tilt(2.0)", "is not an expression like"),
-        ("Tilt", r"Tilt needs brackets in 'Tilt': write Tilt\(1.0\)"),
+        ("Tilt(1.0, beta=1.0)", "^Tilt needs each argument once, got beta twice; it takes beta, detach=False"),
+        ("Uniform(1.0)", r"^Uniform needs at most 0 arguments, got 1; it takes no arguments, as in Uniform\(\)\.$"),
+        ("Tilt(1.0", "needs an expression like"),
+        ("", r"needs an expression like 'OtherLabel\(\) \* Tilt\(1\.0\)', got '' \(it is empty\)\.$"),
+        ("Tilt(1.0) *", "needs an expression like"),
+        ("import os", "needs an expression like"),
+        ("x = Tilt(1.0)", "needs an expression like"),
+        ("Tilt(1.0); Tilt(2.0)", "needs an expression like"),
+        ("Tilt", r"Tilt needs brackets, got 'Tilt'; write Tilt\(1.0\)"),
         ("OtherLabel * Tilt(1.0)", "OtherLabel needs brackets"),
         ("1.0", "parse needs a distribution such as"),
         ("'Tilt(1.0)'", "parse needs a distribution such as"),
         ("linear(1.0, 0.0)", "parse needs a distribution such as"),
-        ("Tilt(1.0) * 2.0", "'\\*' joins distributions"),
-        ("2.0 * Tilt(1.0)", "'\\*' joins distributions"),
-        ("Tilt(2.0 * 1.0)", "'\\*' joins distributions"),
-        ("Tilt(1.0) * linear(1.0, 0.0)", "'\\*' joins distributions"),
-        ("Tilt(1.0) + Tilt(2.0)", "is not part of the grammar"),
-        ("Tilt(1.0) / Tilt(2.0)", "is not part of the grammar"),
+        ("Tilt(1.0) * 2.0", "'\\*' needs distributions on both sides"),
+        ("2.0 * Tilt(1.0)", "'\\*' needs distributions on both sides"),
+        ("Tilt(2.0 * 1.0)", "'\\*' needs distributions on both sides"),
+        ("Tilt(1.0) * linear(1.0, 0.0)", "'\\*' needs distributions on both sides"),
+        ("Tilt(1.0) + Tilt(2.0)", "The grammar needs calls with plain values"),
+        ("Tilt(1.0) / Tilt(2.0)", "The grammar needs calls with plain values"),
         ("Tilt(OtherLabel())", r"Tilt needs numbers and names as arguments, got OtherLabel\(\); join with '\*'"),
         (
             "Tilt(beta=OtherLabel() * Tilt(1.0))",
@@ -100,13 +105,13 @@ def test_defaults_are_not_written():
             r"linear needs numbers as arguments, got the schedule constant\(0.0\)",
         ),
         ("Tilt(linear(Tilt(1.0), 0.0))", "linear needs numbers and names as arguments"),
-        ("Tilt([1.0])", "is not part of the grammar"),
-        ("Tilt(*[1.0])", "is not part of the grammar"),
-        ("Tilt(**{'beta': 1.0})", "is not part of the grammar"),
-        ("Tilt(beta)", "'beta' in 'Tilt\\(beta\\)' is not part of the grammar"),
+        ("Tilt([1.0])", "The grammar needs calls with plain values"),
+        ("Tilt(*[1.0])", "The grammar needs calls with plain values"),
+        ("Tilt(**{'beta': 1.0})", "The grammar needs calls with plain values"),
+        ("Tilt(beta)", "The grammar needs calls .*, got 'beta' in 'Tilt\\(beta\\)'"),
         ("Tilt(-1.0)", "Tilt needs beta in"),
-        ("Tilt(1.0) if True else Tilt(2.0)", "is not part of the grammar"),
-        ("Tilt(f'{1}')", "is not part of the grammar"),
+        ("Tilt(1.0) if True else Tilt(2.0)", "The grammar needs calls with plain values"),
+        ("Tilt(f'{1}')", "The grammar needs calls with plain values"),
         ("Hardening('cubic')", "Hardening needs a function or one of"),
     ],
 )
@@ -115,13 +120,84 @@ def test_errors_say_what_is_wrong(text, message):
         hn.parse(text)
 
 
+def test_point_12_a_wrong_name_is_answered_with_the_nearest_and_its_arguments():
+    with pytest.raises(UnknownName) as name:
+        hn.parse("Tlit(1.0)")
+    assert (name.value.name, name.value.nearest) == ("Tlit", "Tilt")
+    assert name.value.usage.startswith("It takes beta, detach=False")
+    assert set(name.value.known) == {*hn.registered_negatives()}
+    with pytest.raises(GrammarError) as argument:
+        hn.parse("Tilt(betta=1.0)")
+    assert (argument.value.who, argument.value.got) == ("Tilt", "betta")
+    assert argument.value.fix.startswith("did you mean beta? It takes beta, detach=False")
+
+
+TOO_LARGE = {
+    "500 factors": (" * ".join(["Tilt(1.0)"] * 500), "at most 100 factors"),
+    "500 factors to the right": ("Tilt(1.0) * (" * 150 + "Tilt(1.0)" + ")" * 150, "at most 100 factors"),
+    "500 sums": ("+".join("1" * 500), "at most 100 factors"),
+    "nested calls": ("Tilt(" * 190 + "1" + ")" * 190, "at most 20 deep"),
+    "nested keywords": ("Tilt(beta=" * 190 + "1" + ")" * 190, "at most 20 deep"),
+    "nested minus": ("Tilt(" + "-" * 3000 + "1)", "at most 20 deep"),
+    "nested not": ("not " * 2000 + "Tilt(1.0)", "at most 20 deep"),
+    "nested lists": ("[" * 150 + "]" * 150, "at most 20 deep"),
+    "attributes": ("Tilt" + ".x" * 3000, "at most 20 deep"),
+    "subscripts": ("Tilt" + "[0]" * 3000, "at most 20 deep"),
+    "4,000 digits": (f"Tilt({'9' * 4000})", "at most 18 digits"),
+    "400 digits": (f"Rank(0, -{'9' * 400})", "at most 18 digits"),
+    "a long text": (f"From('{'x' * 1_000_000}')", "at most 10,000 characters"),
+    "1,000,000 factors": ("Tilt(1.0) * " * 1_000_000 + "Tilt(1.0)", "at most 10,000 characters"),
+}
+
+
+@pytest.mark.parametrize("name", TOO_LARGE)
+def test_point_21_what_is_too_large_names_the_limit(name):
+    text, limit = TOO_LARGE[name]
+    with pytest.raises(TooLong, match=limit) as error:
+        hn.parse(text)
+    assert len(str(error.value)) < 500
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "Tilt(1e400)", "Tilt(-1e999)", "Tilt(" + "9" * 5000 + ")", "(" * 5000 + "Tilt(1.0)",
+        "(" * 250 + "Tilt(1.0)" + ")" * 250,
+        "Tilt(1j)", "Tilt(b'x')", "Tilt(...)", "Tilt(1.0)\x00", "\x00", "\ud800", "Tilt('\ud800'", "\x1b[2J",
+        "Tilt(1.0)\x0c\x07",
+        "'" * 5000, "lambda: " * 1000, "Tilt(" * 5000, "{" * 5000, "f'{" * 50, "Tilt(1_0" + "_0" * 4000 + ")",
+    ],
+)  # fmt: skip
+def test_point_21_no_text_ends_in_another_error(text):
+    with pytest.raises(ValueError) as error:  # noqa: PT011
+        hn.parse(text)
+    assert isinstance(error.value, HardnegError)
+    assert len(str(error.value)) < 600
+    assert str(error.value).isprintable()
+
+
+@given(st.text(max_size=60) | st.text("TiltRank()*-.,=[]{}'\"\\19e_ \n\x00", max_size=60))
+def test_any_text_is_read_or_refused(text):
+    try:
+        assert isinstance(hn.parse(text), hn.negatives.Negatives)
+    except HardnegError as error:
+        assert str(error).isprintable()  # noqa: PT017
+
+
+def test_the_largest_product_that_is_allowed_reads_back():
+    q = hn.parse(" * ".join(["Tilt(0.5)"] * 100))
+    assert hn.parse(hn.negatives.to_text(q)) == q
+    with pytest.raises(TooLong):
+        hn.negatives.to_text(q * q)
+
+
 def test_unknown_names_list_what_fits_there():
     """Distributions outside of brackets, schedules inside."""
     with pytest.raises(ValueError, match="Known: ") as outside:
         hn.parse("Zebra()")
     with pytest.raises(ValueError, match="Known inside of brackets: ") as inside:
         hn.parse("Tilt(Zebra())")
-    listed = [{*str(error.value).rstrip(".").split(": ")[1].split(", ")} for error in (outside, inside)]
+    listed = [{*error.value.known} for error in (outside, inside)]
     assert listed == [{*hn.registered_negatives()}, {*registered_schedules()}]
 
 
@@ -130,13 +206,16 @@ def test_unknown_names_list_what_fits_there():
     [
         (
             "arm(foo=2)",
-            r"^arm: got an unexpected keyword argument 'foo'; it takes beta=1\.0, name='x', as in arm\(\)\.$",
+            r"^arm needs arguments that it has, got foo; it takes beta=1\.0, name='x', as in arm\(\)\.$",
         ),
-        ("ram()", r"^'ram' is not known\. Did you mean arm\? Known: arm, free\.$"),
-        ("arm(liner(1.0, 0.0))", r"^'liner' is not known\. Did you mean linear\? Known inside of brackets: linear\.$"),
-        ("free(1, 2)", r"^free: not today; write it like free\(\)\.$"),
-        ("", r"^'' is not an expression like 'arm\(\)': it is empty\.$"),
-        ("arm() + arm()", r"use calls with plain values, such as 'arm\(\)'\.$"),
+        ("ram()", r"^'ram' is not known\. Did you mean arm\? It takes beta=1\.0, .* Known: arm, free\.$"),
+        (
+            "arm(liner(1.0, 0.0))",
+            r"'liner' is not known\. Did you mean linear\? .* Known inside of brackets: linear\.$",
+        ),
+        ("free(1, 2)", r"^free needs other arguments, got not today; it takes what free\(\) has\.$"),
+        ("", r"needs an expression like 'arm\(\)', got '' \(it is empty\)\.$"),
+        ("arm() + arm()", r"needs calls with plain values, such as 'arm\(\)', got 'arm\(\) \+ arm\(\)'\.$"),
     ],
 )
 def test_other_names_have_the_same_errors(text, message):
@@ -175,7 +254,7 @@ def test_other_names_have_the_same_errors(text, message):
     ],
 )
 def test_nothing_is_executed(text):
-    with pytest.raises(ValueError, match=r"is not part of the grammar|is not known"):
+    with pytest.raises(ValueError, match=r"needs calls with plain values|is not known"):
         hn.parse(text)
 
 
@@ -191,7 +270,7 @@ def test_arguments_of_the_wrong_kind_are_refused(text):
 
 
 def test_the_number_of_arguments_is_reported_in_words():
-    with pytest.raises(ValueError, match=r"^Rank: .*takes") as error:
+    with pytest.raises(ValueError, match=r"^Rank needs at most 2 arguments, got 3; it takes") as error:
         hn.parse("Rank(1, 2, 3)")
     assert "Rank.takes" not in str(error.value)
 

@@ -1,4 +1,4 @@
-"""The recipes of docs/recipes.md against plain loops, value and gradient, and against sentence-transformers."""
+"""The recipes of docs/guides/recipes.md against plain loops, value and gradient, and against sentence-transformers."""
 
 from __future__ import annotations
 
@@ -148,7 +148,7 @@ def test_additive_hardness_equals_sentence_transformers(texts: dict[str, Tensor]
 
 
 def test_percentage_of_the_positive_equals_a_loop(texts: dict[str, Tensor]) -> None:
-    """NV-Retriever as docs/recipes.md has it: at most 95 % of the positive's score, here on either side of the edge."""
+    """NV-Retriever as in docs/guides/recipes.md: at most 95 % of the score of the positive, tested on both sides."""
     q, d = texts["q"], normalize(texts["q"] + texts["d"], dim=-1)
     pool = hn.Keys(torch.stack([share * d for share in (0.2, 0.94, 0.9499, 0.9501, 0.96, 1.1)], 1), source="mined")
     scores = hn.score(hn.Keys(q, IDS), d, pool, TEMPERATURE)
@@ -255,7 +255,7 @@ def test_gistembed_with_blocks_equals_sentence_transformers(texts: dict[str, Ten
     ours = (normalised(texts)[name] for name in ("q", "d"))
     guided = [
         mine.guided(guide)
-        for mine, guide in zip(blocks(*ours, TEMPERATURE), blocks(guide_q, guide_d, 1.0), strict=True)
+        for mine, guide in zip(blocks(*ours, temperature=TEMPERATURE), blocks(guide_q, guide_d, 1.0), strict=True)
     ]
     loss = mean_nce(hn.core.scoring.beside(*guided), hn.BelowPositive(absolute=0.0, by="guide"))
     assert_same(loss, expected, texts)

@@ -1,4 +1,4 @@
-"""The demo is one command of the Makefile: it is run here for two epochs, and its figures are followed to the page."""
+"""The demo of the Makefile compares, audits and reports: run here for two epochs, its figures followed to the page."""
 
 from __future__ import annotations
 
@@ -27,9 +27,14 @@ pytest.importorskip("sklearn", reason="the demo needs the extra eval")
 pytest.importorskip("accelerate", reason="the demo needs the extra train")
 
 
-def demo_command() -> list[str]:
+def demo_commands() -> list[str]:
     (recipe,) = re.findall(r"^demo:.*\n((?:\t.*\n)+)", MAKEFILE.read_text(), re.MULTILINE)
-    program, *arguments = shlex.split(recipe.replace("\\\n", " "))
+    return recipe.replace("\\\n", " ").strip().splitlines()
+
+
+def demo_command() -> list[str]:
+    """The arguments of the comparison, the first command."""
+    program, *arguments = shlex.split(demo_commands()[0])
     assert program == "$(BIN)/hardneg"
     return arguments
 
@@ -43,10 +48,27 @@ def in_this_process(recipe: str, options: TrainOptions, run: Run, environ: dict[
     return run_recipe(recipe, options, run.path, resume=True, quiet=True)
 
 
+def finish(out: Path) -> None:
+    """The commands after the comparison: the audit of the first run that the pattern finds, then the report again."""
+    audit, report = (line.replace("runs/demo", str(out)) for line in demo_commands()[1:])
+    found = re.fullmatch(r'\tset -- (\S+) && \$\(BIN\)/hardneg (audit) "\$\$1" (--out \S+)', audit)
+    assert found is not None, audit
+    pattern, verb, to = found.groups()
+    run = min(out.glob(str(Path(pattern).relative_to(out))))
+    _, *again = shlex.split(report)
+    for arguments in ([verb, str(run), *to.split()], again):
+        done = CliRunner().invoke(app, arguments, env={"COLUMNS": "80", "NO_COLOR": "1"})
+        assert done.exit_code == 0, done.output
+
+
 @pytest.fixture(scope="module")
-def demo(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, dict[str, Any], Page]:
+def out(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("demo")
+
+
+@pytest.fixture(scope="module")
+def demo(out: Path) -> tuple[str, dict[str, Any], Page]:
     """What the demo prints, its comparison.json and its page; in the second epoch batches of neighbours begin."""
-    out = tmp_path_factory.mktemp("demo")
     short = {"--epochs": "2", "--seeds": "2", "--out": str(out)}
     arguments = demo_command()
     for flag, value in short.items():
@@ -55,6 +77,7 @@ def demo(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, dict[str, Any],
         patch.setattr(comparison_runs, "in_a_process", in_this_process)
         done = CliRunner().invoke(app, [*arguments, "--jobs", "1"], env={"COLUMNS": "80", "NO_COLOR": "1"})
     assert done.exit_code == 0, done.output
+    finish(out)
     return done.output, json.loads((out / "comparison.json").read_text()), Page((out / "report.html").read_text())
 
 
@@ -98,6 +121,15 @@ def test_the_terminal_and_the_page_show_the_figures_of_the_json(demo: tuple[str,
     assert "report: " in printed
     assert "False negatives, hardness and clamped: of the last batch that was recorded" in said
     assert "E supcon(temperature=0.5) (it is told the class of every training image)" in " ".join(page.words.split())
+
+
+@pytest.mark.usefixtures("demo")
+def test_the_demo_audits_the_embeddings_of_a_run(out: Path) -> None:
+    rows = json.loads((out / "audit.json").read_text())["rows"]
+    assert len(rows) > 10
+    assert all(0.0 <= row["false_negatives"] <= 1.0 for row in rows), "the run has labels"
+    assert "<svg" in (out / "audit.html").read_text()
+    assert (out / "report.html").stat().st_mtime >= (out / "audit.html").stat().st_mtime, "it can link to the audit"
 
 
 def test_the_readme_tells_what_the_demo_found() -> None:

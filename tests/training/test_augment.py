@@ -16,6 +16,7 @@ from torch import Tensor
 from torch.nn.functional import interpolate
 
 from hardneg.core.philox import philox, uniforms
+from hardneg.training.augmentation import from_transform
 from hardneg.training.augmentation.augment import (
     CIFAR,
     GREY,
@@ -33,7 +34,6 @@ from hardneg.training.augmentation.views import (
     as_augmentation,
     augment_for_text,
     check_augment,
-    from_transform,
     kornia_transform,
 )
 from hardneg.training.data.images import load
@@ -427,18 +427,18 @@ class TestByText:
     @pytest.mark.parametrize(
         ("text", "reason"),
         [
-            ("strong", "'strong' in 'strong' is not part of the grammar"),
-            ("cifr()", r"'cifr' is not known. Did you mean cifar\? Known: auto, cifar, grey, kornia, tiny\.$"),
-            ("cifar(blur=0.5)", "cifar has the options crop_scale, .* blur_sigma, mean, std, by name, got blur"),
-            ("cifar(0.5)", r"by name, got 0\.5"),
+            ("strong", "needs calls with plain values, such as 'auto.*, got 'strong'"),
+            ("cifr()", r"'cifr' is not known. Did you mean cifar\? .* Known: auto, cifar, grey, kornia, tiny\.$"),
+            ("cifar(blur=0.5)", "cifar needs options by name among crop_scale, .* blur_sigma, mean, std, got blur"),
+            ("cifar(0.5)", r"options by name .*, got 0\.5"),
             ("cifar(blur_probability=2)", r"needs blur_probability in \[0.0, 1.0\], got blur_probability=2"),
             ("cifar(crop_scale=0.5)", "needs crop_scale as 2 numbers in brackets, got crop_scale=0.5"),
             ("cifar(crop_scale=(a, b))", r"\(a, b\) needs numbers in its brackets"),
             ("cifar(order='(x')", r"\(x needs numbers in its brackets"),
             ("cifar(order='({[]: 1})')", r"\(\{\[\]: 1\}\) needs numbers in its brackets"),
-            ("cifar(", "is not an expression"),
-            ("0.5", "that is no augmentation"),
-            ("", "is not an expression"),
+            ("cifar(", "needs an expression like"),
+            ("0.5", "--augment needs an augmentation, got 0.5"),
+            ("", "needs an expression like"),
         ],
     )
     def test_what_nobody_knows_names_the_option_and_the_presets(self, text: str, reason: str) -> None:
@@ -511,7 +511,7 @@ class TestByText:
 
     def test_kornia_that_is_missing_names_the_extra_before_training(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setitem(sys.modules, "kornia", None)
-        with pytest.raises(ImportError, match=r"--augment kornia\(\) needs kornia: pip install 'hardneg\[vision\]'"):
+        with pytest.raises(ImportError, match=r"--augment kornia\(\) needs kornia; pip install 'hardneg\[vision\]'"):
             check_augment("kornia()")
 
 

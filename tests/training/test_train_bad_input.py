@@ -18,6 +18,7 @@ from typer.testing import CliRunner
 
 from hardneg.cli.app import app
 from hardneg.comparing import Comparison, compare
+from hardneg.core.errors import Damaged, InUse
 from hardneg.io.files import write_atomically
 from hardneg.training.data.images import ImageData
 from hardneg.training.loop import Loop
@@ -90,8 +91,8 @@ def test_an_unknown_data_set_lists_the_known_ones(name: str, tmp_path: Path) -> 
     [
         ("fashion-mnist", "apt install dataset-fashion-mnist"),
         ("cifar10", "torchvision.datasets.CIFAR10"),
-        ("folder:nowhere", "got no folder nowhere"),
-        ("npz:nowhere.npz", "got no file nowhere.npz"),
+        ("folder:nowhere", "got nowhere, where there is none"),
+        ("npz:nowhere.npz", "got nowhere.npz, where there is no file"),
     ],
 )
 def test_data_that_is_not_there_says_how_to_get_it(name: str, fix: str, tmp_path: Path) -> None:
@@ -266,13 +267,11 @@ def test_a_damaged_checkpoint_is_named_and_kept(damage: str, data: str, begun: P
     file = begun / "checkpoint.pt"
     good = file.read_bytes()
     if damage == "another file":
-        torch.save({"weights": torch.zeros(3)}, file)
+        torch.save({"weights": torch.zeros(3), "of": "simclr"}, file)
     else:
         file.write_bytes({"empty": b"", "half": good[: len(good) // 2], "noise": noise(1000).tobytes()}[damage])
     before = content(begun)
-    with pytest.raises(
-        ValueError, match=r"checkpoint.pt cannot be read as a checkpoint .*put back a copy of it, or del"
-    ):
+    with pytest.raises(Damaged, match=r"checkpoint.pt is damaged .*put back a copy of it, or del"):
         run("simclr", begun, options_of(data), resume=True)
     assert content(begun) == before
 
@@ -285,7 +284,7 @@ def test_other_damaged_files_are_named(name: str, advice: str, data: str, whole:
     shutil.copytree(whole, tmp_path / "run")
     file = tmp_path / "run" / name
     file.write_text(file.read_text()[:20])
-    with pytest.raises(ValueError, match=f"{name} is damaged; {advice}"):
+    with pytest.raises(Damaged, match=f"{name} is damaged .*; {advice}"):
         run("simclr", tmp_path / "run", options_of(data), resume=True)
     if name == "result.json":
         file.unlink()
@@ -299,7 +298,7 @@ def test_damaged_metrics_are_named_but_half_a_last_line_is_not(whole: Path, tmp_
     file.write_text(file.read_text() + '{"step": 99, "lo')
     assert Run(tmp_path / "run").metrics() == good
     file.write_text("{not json}\n" + file.read_text())
-    with pytest.raises(ValueError, match=r"metrics.jsonl is damaged; put back a copy"):
+    with pytest.raises(Damaged, match=r"metrics.jsonl is damaged; put back a copy"):
         Run(tmp_path / "run").metrics()
 
 
@@ -332,7 +331,7 @@ def test_a_run_in_use_is_left_alone(data: str, begun: Path, monkeypatch: pytest.
     alone = Run.alone
     monkeypatch.setattr(Run, "alone", lambda self: alone(self, patience=0.1))
     before = content(begun)
-    with Run(begun).alone(), pytest.raises(ValueError, match="in use by another process; wait for it, or use another"):
+    with Run(begun).alone(), pytest.raises(InUse, match="in use by another process; wait for it, or use another"):
         run("simclr", begun, options_of(data), resume=True)
     assert content(begun) == before
 

@@ -10,6 +10,7 @@ from typing import Annotated
 import torch
 from torch import Tensor
 
+from hardneg.core.errors import ArgumentError
 from hardneg.core.types import NEVER, LogWeights, Scores
 from hardneg.mining.search_depth import batch_dependent
 from hardneg.negatives import BelowPositive, Known, Negatives, OtherLabel, parse
@@ -70,7 +71,7 @@ def given_rules(expressions: Expressions) -> list[NamedRule]:
     alike: Counter[str] = Counter()
     for one in several:
         if not isinstance(one, (str, Negatives)):
-            raise ValueError(f"audit needs expressions as text or distributions, got {one!r}.")
+            raise ArgumentError("audit", "expressions as text or distributions", repr(one))
         negatives = parse(one) if isinstance(one, str) else one
         name = repr(negatives)
         # The text of judged pairs says how many they are, not which.
@@ -97,28 +98,29 @@ def check_rules(rules: Sequence[NamedRule], *, positives: bool, labels: bool, gr
         if rule.negatives is None:
             continue
         if rule.negatives.schedules():
-            raise ValueError(
-                f"audit needs numbers in {rule.name}, got a schedule; evaluate it: negatives.at(step, total)."
+            raise ArgumentError(
+                "audit", f"numbers in {rule.name}", "a schedule", "evaluate it: negatives.at(step, total)"
             )
         batch = batch_dependent(rule.negatives)
         if batch is not None:
-            raise ValueError(f"audit needs weights that no batch decides, got {batch!r}; use Tilt(beta).")
+            raise ArgumentError("audit", "weights that no batch decides", repr(batch), "use Tilt(beta)")
         for factor in rule.negatives.factors:
             _check_factor(factor, positives, labels, groups)
 
 
 def _check_factor(factor: Negatives, positives: bool, labels: bool, groups: bool) -> None:
     if isinstance(factor, BelowPositive) and factor.by == "guide":
-        raise ValueError(f"audit has no second model to be a guide, got {factor!r}; use by='score'.")
+        raise ArgumentError("audit", "expressions without a second model as guide", repr(factor), "use by='score'")
     if isinstance(factor, BelowPositive) and not positives:
-        raise ValueError(
-            f"{factor!r} needs positives, and embeddings alone have none: give positives=second view [n, d], "
-            'corpus ids, judgements, or positives="label" (one row of the same label stands in).'
+        fix = (
+            "give positives=second view [n, d], corpus ids, judgements, or "
+            'positives="label" (one row of the same label stands in)'
         )
+        raise ArgumentError(repr(factor), "positives", "embeddings alone, which have none", fix)
     if isinstance(factor, OtherLabel) and not labels:
-        raise ValueError(f"{factor!r} needs labels of anchors and candidates, got none.")
+        raise ArgumentError(repr(factor), "labels of anchors and candidates", "none")
     if isinstance(factor, (SameCluster, OtherCluster)) and not groups:
-        raise ValueError(f"{factor!r} needs groups of anchors and candidates, got none.")
+        raise ArgumentError(repr(factor), "groups of anchors and candidates", "none")
 
 
 def thresholds(scores: Scores) -> list[float]:

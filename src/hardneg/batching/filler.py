@@ -15,7 +15,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from hardneg.core.errors import argument_error, check_range, warn_once
+from hardneg.core.errors import ArgumentError, argument_error, check_range, warn_once
 
 Nodes = NDArray[np.int64]
 coverages = ("once", "free")
@@ -118,6 +118,22 @@ class Room:
             self._take(first)
             return int(first[0])
         return self.draw()
+
+    def starts(self, count: int) -> Nodes:
+        """Uniform free nodes to begin the next ``count`` batches with, taken now; coverage "once", no guard."""
+        assert self.covering
+        assert self.guard is None
+        found = self.order[:0]
+        for nodes in self._uniform(at_once=64):
+            found = np.concatenate([found, nodes[: count - len(found)]])
+            if len(found) == count:
+                break
+        self.taken[found] = 1
+        return found
+
+    def enter(self, node: int) -> None:
+        """The start of the open batch, one of ``starts``."""
+        self._take(np.array([node], dtype=np.int64))
 
     def draw(self) -> int | None:
         """One uniform node of those still free and allowed; None if there is none or no place for it."""
@@ -232,10 +248,11 @@ class Room:
         again = np.roll(again, self.num_closed)
         again = self._allowed(again)[: self.missing] if self.guard is not None else again[: self.missing]
         if len(again) < self.missing:
-            raise ValueError(
-                f"Guard needs {self.sizes[self.num_closed]} instances that may share a batch, "
-                f"got only {self.sizes[self.num_closed] - self.missing + len(again)}; "
-                "use smaller batches or a higher near_duplicate."
+            raise ArgumentError(
+                "Guard",
+                f"{self.sizes[self.num_closed]} instances that may share a batch",
+                f"only {self.sizes[self.num_closed] - self.missing + len(again)}",
+                "use smaller batches or a higher near_duplicate",
             )
         self.tally.repeated += len(again)
         self._take(again)

@@ -24,7 +24,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from hardneg.core.errors import argument_error, optional
+from hardneg.batching.stored import load_arrays, save_arrays
+from hardneg.core.errors import ArgumentError, NotFinite, argument_error, optional
 
 _block = 256  # nodes that share a pool, at most: a larger block is not faster, and ties more nodes together
 _pools_per_node = 8  # a node is in M / block pools: with fewer than this, many nodes would be nobody's neighbour
@@ -61,7 +62,7 @@ class ProximityGraph:
             raise argument_error("ProximityGraph", f"nodes in [0, {len(self)})", "neighbours", (low, high))
         absent = self.neighbours < 0 if low < 0 else None
         if absent is not None and bool((absent[:, :-1] & ~absent[:, 1:]).any()):
-            raise ValueError("ProximityGraph needs the -1 of a short row at its end, got one before a neighbour.")
+            raise ArgumentError("ProximityGraph", "the -1 of a short row at its end", "one before a neighbour")
 
     def __len__(self) -> int:
         return self.neighbours.shape[0]
@@ -97,20 +98,19 @@ class ProximityGraph:
         return cls(neighbours, (neighbours >= 0).float(), name)
 
     def save(self, path: str | Path) -> None:
-        """Writes an .npz file without pickle."""
-        with open(path, "wb") as file:
-            np.savez(
-                file,
-                neighbours=self.neighbours.numpy(),
-                similarities=self.similarities.numpy(),
-                name=np.array(self.name),
-            )
+        """Writes an .npz file without pickle, whole or not at all."""
+        name = np.array(self.name)
+        save_arrays(path, neighbours=self.neighbours.numpy(), similarities=self.similarities.numpy(), name=name)
 
     @classmethod
     def load(cls, path: str | Path) -> ProximityGraph:
-        with np.load(path, allow_pickle=False) as file:
-            parts: dict[str, Any] = dict(file)
-        return cls(torch.from_numpy(parts["neighbours"]), torch.from_numpy(parts["similarities"]), str(parts["name"]))
+        """The saved graph; raises ``Damaged`` if the file is not what was saved."""
+
+        def made(parts: dict[str, Any]) -> ProximityGraph:
+            similarities = torch.from_numpy(parts["similarities"])
+            return cls(torch.from_numpy(parts["neighbours"]), similarities, str(parts["name"]))
+
+        return load_arrays("ProximityGraph.load", path, made, "build the graph again")
 
 
 def build_graph(
@@ -135,16 +135,27 @@ def build_graph(
     """
     _check(vectors, num_neighbours, num_candidates, search)
     with torch.no_grad(), torch.autocast(vectors.device.type, enabled=False):
-        wide = vectors.detach().to(torch.promote_types(vectors.dtype, torch.float32))
+        wide, exponent = in_range(vectors)
         name = f"K={num_neighbours}, M={num_candidates if num_candidates is not None else 'all'}"
         if num_candidates is None and search == "faiss":
-            return ProximityGraph(*_with_faiss(wide, num_neighbours), name + ", faiss")
+            neighbours, similarities = _with_faiss(wide, num_neighbours)
+            return ProximityGraph(neighbours, torch.ldexp(similarities, 2 * exponent), name + ", faiss")
         rows = (
             _exact(wide, num_neighbours)
             if num_candidates is None
             else _sampled(wide, num_neighbours, num_candidates, generator)
         )
-        return ProximityGraph(*_collected(rows, wide, num_neighbours), name)
+        neighbours, similarities = _collected(rows, wide, num_neighbours)
+        return ProximityGraph(neighbours, torch.ldexp(similarities, 2 * exponent), name)
+
+
+def in_range(vectors: Annotated[Tensor, "n d"]) -> tuple[Annotated[Tensor, "n d"], Annotated[Tensor, ""]]:
+    """The vectors in float32 or wider, divided by a power of two where products would leave its range; its exponent."""
+    wide = vectors.detach().to(torch.promote_types(vectors.dtype, torch.float32))
+    exponent = torch.frexp(wide.abs().amax()).exponent.cpu() if wide.numel() else torch.tensor(0)
+    if abs(int(exponent)) < 30:
+        return wide, torch.zeros_like(exponent)
+    return torch.ldexp(wide, -exponent.to(wide.device)), exponent
 
 
 def among_candidates(
@@ -329,13 +340,15 @@ def _check(vectors: Tensor, k: int, m: int | None, search: str) -> None:
     if search not in ("exact", "faiss"):
         raise argument_error("build_graph", "search 'exact' or 'faiss'", "search", search)
     if m is not None and not 1 <= m < n:
-        raise ValueError(
-            f"build_graph needs at least 1 and fewer candidates than the {n} vectors, got num_candidates={m}; "
-            "num_candidates=None compares all with all."
+        raise ArgumentError(
+            "build_graph",
+            f"at least 1 and fewer candidates than the {n} vectors",
+            f"num_candidates={m}",
+            "num_candidates=None compares all with all",
         )
     limit = m if m is not None else n - 1
     if not 1 <= k <= limit:
         what = f"at least 1 and at most {limit} neighbours, the number of candidates"
         raise argument_error("build_graph", what, "num_neighbours", k)
     if not bool(torch.isfinite(vectors).all()):
-        raise ValueError("build_graph needs finite vectors, got NaN or inf; look at the encoder's output.")
+        raise NotFinite("build_graph", "finite vectors", "NaN or inf", "look at the encoder's output")

@@ -5,38 +5,29 @@ nothing new, so each one here moves at least once and then goes on with probabil
 visits has exactly the distribution of Algorithm 3, no step is lost waiting at the start, and restart = 1, where the
 algorithm as printed never ends, becomes its limit (the start and its neighbours, as the paper describes it).
 
-Excursions are made several at a time, in turns, since each move waits for memory and different excursions do not wait
-for each other. The inner loop is compiled by numba where the extra ``walks`` is installed; where it is not, numpy moves
-all excursions at once (of whole batches, where these ignore each other). A few long excursions leave numpy nothing to
-do at once: then the loop runs as plain Python. All three read the same draws and so visit the same nodes.
+Excursions are independent, so numpy moves all of them at once, those of several walks together.
 """
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import partial
-from typing import Annotated, Any
+from typing import Annotated, Any, NamedTuple
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from hardneg.batching.excursions import Tables, collect, paths
 from hardneg.batching.graph import ProximityGraph, as_graph
-from hardneg.batching.walk_lanes import Tables, collect, paths
-from hardneg.batching.walk_loop import compiled_loop, walk_on
-from hardneg.core.errors import argument_error, check_range, optional
+from hardneg.core.errors import argument_error, check_range
 
 kinds = ("restart", "random", "breadth_first", "depth_first")
 steps_by = ("uniform", "similarity")
 
 Nodes = NDArray[np.int64]
-Visit = Callable[[Any, Any, Any], Any]
-"""Adds what some excursions find to ``found``: called with taken, found and counts."""
-
-_lanes = 20  # excursions from which numpy is faster than plain Python
 
 
 def walk(
@@ -82,18 +73,24 @@ def walks(
     *,
     kind: str = "restart",
     steps: str = "uniform",
-    compiled: bool | None = None,
 ) -> Walks:
-    """Independent walks, one from each start. ``compiled`` forces or forbids numba; both give the same nodes."""
+    """Independent walks, one from each start."""
     graph = as_graph(graph)
     starts = [int(start) for start in starts]
     if not 1 <= size <= len(graph):
         raise argument_error("walk", f"at least 1 and at most {len(graph)} nodes", "size", size)
     if not all(0 <= start < len(graph) for start in starts):
         raise argument_error("walk", f"a start in [0, {len(graph)})", "start", starts)
-    walker = Walker(graph, kind=kind, steps=steps, compiled=compiled)
+    walker = Walker(graph, kind=kind, steps=steps)
     nodes, filled = walker.independent(starts, size, restart, numpy_generator(generator))
     return Walks(torch.from_numpy(nodes), torch.from_numpy(filled))
+
+
+class Excursions(NamedTuple):
+    """The nodes of some excursions from one start, and where the walk stands behind them."""
+
+    path: Nodes
+    place: int
 
 
 class Walker:
@@ -110,7 +107,6 @@ class Walker:
         kind: str = "restart",
         steps: str = "uniform",
         patience: int | None = None,
-        compiled: bool | None = None,
     ) -> None:
         if kind not in kinds:
             raise argument_error("walk", f"a kind among {kinds}", "kind", kind)
@@ -130,10 +126,7 @@ class Walker:
         self._seen = np.zeros(len(graph), dtype=np.int32)  # the number of the walk that saw the node last
         self._number, self._start, self._place = 0, 0, 0
         self._frontier: deque[int] = deque()
-        if compiled:
-            optional("numba", "walks(compiled=True)", extra="walks")
-        self._loop = None if compiled is False else compiled_loop()
-        self._scratch = np.empty(len(graph) if self._loop is None else 0, dtype=np.int64)
+        self._scratch = np.empty(len(graph), dtype=np.int64)
 
     def independent(
         self, starts: Any, size: int, restart: float, rng: np.random.Generator
@@ -143,14 +136,11 @@ class Walker:
         nodes, filled = np.empty((count, size), dtype=np.int64), np.zeros(count, dtype=np.int64)
         nodes[:, 0] = starts
         none_taken = np.zeros(len(self._seen), dtype=np.uint8)
-        self.begin(int(starts[0]), restart)
-        for row, visited in enumerate(self._first_excursions(nodes[:, 0], moves if size > 1 else 0, rng)):
+        for row, begun in enumerate(self.excursions(nodes[:, 0], moves if size > 1 else 0, restart, rng)):
             self.begin(int(nodes[row, 0]), restart)
-            found = 1
-            if visited is not None:
-                counts = np.zeros(2, dtype=np.int64)
-                visited(none_taken, nodes[row, 1:], counts)
-                found += int(counts[0])
+            first = self.found_on(begun, size - 1, none_taken)
+            nodes[row, 1 : 1 + len(first)] = first
+            found = 1 + len(first)
             while found < size:
                 more = self.more(size - found, none_taken, rng)
                 nodes[row, found : found + len(more)] = more
@@ -162,28 +152,28 @@ class Walker:
                     found, filled[row] = found + 1, filled[row] + 1
         return nodes, filled
 
-    def _first_excursions(self, starts: Nodes, moves: int, rng: np.random.Generator) -> Iterator[Visit | None]:
-        """For each start about as many excursions as ``moves`` allow, all drawn, and in numpy made, at once."""
-        if self.kind not in ("restart", "random") or self.restart * moves < 1.0:
-            yield from [None] * len(starts)
-            return
-        lengths = rng.geometric(self.restart, (len(starts), int(self.restart * moves)))
-        ends = np.cumsum(lengths.sum(1))[:-1]
-        draws = np.split(rng.random(int(lengths.sum())), ends)
-        if self._loop is not None:
-            for own, drawn, start in zip(lengths, draws, starts.tolist(), strict=True):
-                yield partial(self._run, own, drawn) if self._degrees[start] else None
-            return
+    def excursions(self, starts: Nodes, moves: int, restart: float, rng: np.random.Generator) -> Iterator[Excursions]:
+        """For each start about as many excursions as ``moves`` allow; those of all starts are made at once."""
+        if self.kind not in ("restart", "random") or moves < 1 or not self.num_neighbours:
+            return iter([Excursions(starts[:0], int(start)) for start in starts])
+        lengths, cut = self._lengths(len(starts), moves, self._restart_of(restart), rng)
         homes = np.repeat(starts, lengths.shape[1])
-        path = paths(self._tables, homes, homes, lengths.reshape(-1), np.concatenate(draws))
-        for own, start in zip(np.split(path, ends), starts.tolist(), strict=True):
-            yield partial(self._collect, own) if self._degrees[start] else None
+        path = paths(self._tables, homes, homes, lengths.reshape(-1), rng.random(int(lengths.sum())))
+        whole = np.split(path, np.cumsum(lengths.sum(1))[:-1])
+        places = [own[-1] if unfinished else start for own, unfinished, start in zip(whole, cut, starts, strict=True)]
+        return (Excursions(own, int(place)) for own, place in zip(whole, places, strict=True))
+
+    def found_on(self, begun: Excursions, want: int, taken: NDArray[np.uint8]) -> Nodes:
+        """The nodes on the first excursions of this walk that are new and not taken, at most ``want``."""
+        found, counts = np.empty(want, dtype=np.int64), np.zeros(2, dtype=np.int64)
+        if want and len(begun.path):
+            collect(begun.path, self._number, self._seen, taken, found, counts, self._scratch)
+        self._place = begun.place
+        return found[: counts[0]]
 
     def begin(self, start: int, restart: float) -> None:
         """A new walk, which has seen its start only."""
-        if not 0.0 <= restart <= 1.0:
-            check_range("walk", "restart", restart, 0.0, 1.0)
-        self.restart = 0.0 if self.kind == "random" else float(restart)
+        self.restart = self._restart_of(restart)
         self._number += 1
         self._frontier.clear()
         self.jump(start)
@@ -208,48 +198,37 @@ class Walker:
         counts = np.zeros(2, dtype=np.int64)  # nodes found, moves since the last one
         made = 0
         while counts[0] < want and counts[1] < patience and self._degrees[self._start]:
-            # As many moves as the rest should take at the rate so far: the fewer turns, the more is done at once.
-            wanted = (want - counts[0]) * (made / max(counts[0], 1) if made else 1.0)
-            made += self._advance(int(min(max(1.25 * wanted, 64), max(patience, 64), 8192)), rng, taken, found, counts)
+            # As many moves as the rest should take at the rate so far, and never few: numpy's time is in its calls.
+            wanted = 1.25 * (want - counts[0]) * (made / max(counts[0], 1) if made else 1.0)
+            made += self._advance(int(min(max(wanted, 1024), max(4 * patience, 64), 8192)), rng, taken, found, counts)
         return found[: counts[0]]
 
     def _advance(self, moves: int, rng: np.random.Generator, taken: Any, found: Any, counts: Any) -> int:
-        """Some excursions, about as many as ``moves`` allow; returns how many moves they made.
-
-        One that is longer than that is cut and goes on next time, which changes nothing: its length has no memory.
-        """
-        if self.restart * moves >= 1.0:
-            lengths: Any = rng.geometric(self.restart, int(self.restart * moves))
-            cut = False
-        else:
-            length = rng.geometric(self.restart) if self.restart else moves + 1
-            cut = length > moves
-            lengths = np.array([min(length, moves)])
-        last = self._run(lengths, rng.random(int(lengths.sum())), taken, found, counts)
-        self._place = last if cut else self._start
-        return int(lengths.sum())
-
-    def _run(self, lengths: Any, draws: Any, taken: Any, found: Any, counts: Any) -> int:
-        """Excursions of these lengths; returns the node where the last one ends."""
-        if self._loop is None and len(lengths) >= _lanes:
-            begins = np.full(len(lengths), self._start)
-            begins[0] = self._place
-            path = paths(self._tables, begins, np.full(len(lengths), self._start), lengths, draws)
-            self._collect(path, taken, found, counts)
-            return int(path[-1])
-        total = len(draws)
-        work: Any = np.empty(total + 3 * len(lengths) + 4, dtype=np.int64)
-        work[0], work[1], work[2], work[3] = self._start, self._place, self._number, self.num_neighbours
-        tables = (*self._tables[:3], self._seen)
-        if self._loop is not None:
-            self._loop(*tables, taken, found, counts, lengths, draws, work)
-        else:
-            # Items of a memoryview are plain numbers, five times as fast to read one by one as those of an array.
-            walk_on(*(memoryview(a) for a in (*tables, taken, found, counts, lengths, draws, work)))  # type: ignore[arg-type]
-        return int(work[total + 3])
-
-    def _collect(self, path: Nodes, taken: Any, found: Any, counts: Any) -> None:
+        """Some excursions, about as many as ``moves`` allow; returns how many moves they made."""
+        (lengths,), (cut,) = self._lengths(1, moves, self.restart, rng)
+        homes = np.full(len(lengths), self._start)
+        begins = homes.copy()
+        begins[0] = self._place
+        path = paths(self._tables, begins, homes, lengths, rng.random(int(lengths.sum())))
         collect(path, self._number, self._seen, taken, found, counts, self._scratch)
+        self._place = int(path[-1]) if cut else self._start
+        return len(path)
+
+    def _lengths(self, count: int, moves: int, restart: float, rng: np.random.Generator) -> tuple[Nodes, Any]:
+        """Lengths of the excursions of some walks [count, k], and which walks end in the middle of one.
+
+        An excursion longer than ``moves`` is cut and goes on next time, which changes nothing: its length has no
+        memory.
+        """
+        if restart * moves >= 1.0:
+            return rng.geometric(restart, (count, int(restart * moves))), np.zeros(count, dtype=bool)
+        lengths = rng.geometric(restart, (count, 1)) if restart else np.full((count, 1), moves + 1)
+        return np.minimum(lengths, moves), lengths[:, 0] > moves
+
+    def _restart_of(self, restart: float) -> float:
+        if not 0.0 <= restart <= 1.0:
+            check_range("walk", "restart", restart, 0.0, 1.0)
+        return 0.0 if self.kind == "random" else float(restart)
 
     def _search(self, want: int, taken: NDArray[np.uint8], rng: np.random.Generator, patience: int | None) -> Nodes:
         """Breadth first takes the oldest open node and its closest neighbours; depth first the newest, at random."""

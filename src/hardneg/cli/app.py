@@ -41,7 +41,7 @@ def root(version: Annotated[bool, typer.Option("--version", help="Print the vers
 @app.command()
 def explain(
     expression: Annotated[str | None, typer.Argument(help="Negatives in the grammar; none lists all of them.")] = None,
-    temperature: Annotated[float, typer.Option(help="Temperature of the scores.", min=1e-6)] = 0.5,
+    temperature: Annotated[float, typer.Option(help="Temperature of the scores.")] = 0.5,
 ) -> None:
     """Say what an expression of the grammar does, factor by factor.
 

@@ -10,7 +10,8 @@ from typing import Any
 
 import typer
 
-from hardneg.core.errors import HardnegWarning, optional
+from hardneg.core.errors import FileError, HardnegWarning, optional
+from hardneg.core.text import printable_lines
 
 
 @contextmanager
@@ -27,6 +28,9 @@ def errors_for_people(go_on: str = "") -> Iterator[None]:
     except OSError as error:
         _say(str(error))
         raise typer.Exit(1) from None
+    except MemoryError:
+        _say("There is not enough memory for this input; use a smaller one, or a machine with more.")
+        raise typer.Exit(1) from None
     except KeyboardInterrupt:
         _say(f"Stopped. {go_on}".strip())
         raise typer.Exit(130) from None
@@ -38,7 +42,7 @@ _as_python_does = warnings.formatwarning
 def warning_for_people(message: Warning | str, category: type[Warning], *where: Any, **line: Any) -> str:
     """Ours without the place in the source, which is not where the fix is."""
     if issubclass(category, HardnegWarning):
-        return f"Note: {message}\n"
+        return f"Note: {printable_lines(message)}\n"
     return _as_python_does(message, category, *where, **line)
 
 
@@ -46,15 +50,16 @@ def read_yaml(path: Path) -> dict[str, Any]:
     """A file of ``name: value`` lines; names may be written like flags, with dashes."""
     yaml = optional("yaml", "--config", extra="train")
     if not path.is_file():
-        raise ValueError(
-            f"--config needs a YAML file, got {path}, where there is {'a folder' if path.exists() else 'none'}."
+        raise FileError(
+            "--config", "a YAML file", path, got=f"where there is {'a folder' if path.exists() else 'none'}"
         )
     try:
         values = yaml.safe_load(path.read_text()) or {}
-    except yaml.YAMLError as error:
-        raise ValueError(f"--config needs YAML, got {path}, which is not: {' '.join(str(error).split())}.") from None
+    except (yaml.YAMLError, RecursionError, ValueError) as error:
+        raise FileError("--config", "YAML", path, got=f"which is not: {' '.join(str(error).split())}") from None
     if not isinstance(values, dict):
-        raise ValueError(f"--config needs lines like 'temperature: 0.5', got a {type(values).__name__} in {path}.")
+        got = f"which holds a {type(values).__name__}"
+        raise FileError("--config", "lines like 'temperature: 0.5'", path, got=got)
     return {str(name).replace("-", "_"): value for name, value in values.items()}
 
 
@@ -65,4 +70,4 @@ def given(ctx: typer.Context) -> set[str]:
 
 
 def _say(text: str) -> None:
-    typer.secho(text, fg="red", err=True)
+    typer.secho(printable_lines(text), fg="red", err=True)

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import inspect
+import math
 from collections.abc import Mapping
 
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from hardneg.core.errors import check_range
 from hardneg.core.schedules import Schedule, registered_schedules
-from hardneg.negatives import Negatives, Tilt, parse, registered_negatives
+from hardneg.core.text import printable
+from hardneg.negatives import Negatives, parse, registered_negatives
 
 
 def list_grammar() -> None:
@@ -20,16 +23,17 @@ def list_grammar() -> None:
 
 
 def explain_expression(text: str, temperature: float) -> None:
+    check_range("explain", "--temperature", temperature, 1e-6, math.inf, open_high=True)
     negatives = parse(text)
     console = Console()
-    table = Table(title=Text(repr(negatives)), title_justify="left")
+    table = Table(title=Text(printable(repr(negatives))), title_justify="left")
     table.add_column("factor")
     table.add_column("what it does")
     for factor in negatives.factors:
-        table.add_row(Text(repr(factor)), Text(_first_line(type(factor))))
+        table.add_row(Text(printable(repr(factor))), Text(_first_line(type(factor))))
     console.print(table)
     for sentence in _remarks(negatives, temperature):
-        console.print(Text(sentence))
+        console.print(Text(printable(sentence)))
 
 
 def _remarks(negatives: Negatives, temperature: float) -> list[str]:

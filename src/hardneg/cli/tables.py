@@ -13,8 +13,8 @@ from rich.text import Text
 from hardneg.comparing.comparing import carry_out, prepare
 from hardneg.comparing.request import Comparison, letter_of, measure, measures_in, why_no_accuracy
 
-TOLD = "it is told the class of every training image"
-OF_LAST_BATCH = "False negatives, hardness and clamped: of the last batch that was recorded"
+SEES_LABELS = "sees the labels of the training images"
+LAST_RECORDS = "False negatives, hardness and clamped are means over the last records"
 
 
 def compare_and_show(comparison: Comparison, out: Path, jobs: int | None) -> None:
@@ -43,9 +43,15 @@ def show_comparison(summary: dict[str, Any], console: Console) -> None:
     for letter, row in zip(_letters(summary), summary["rows"], strict=True):
         console.print(Text(f"{letter}  {row['arm']}{_aside(summary, row)}"))
     console.print(comparison_table(summary))
-    console.print(Text(f"{OF_LAST_BATCH}; all are means over the seeds.", style="dim"))
+    console.print(Text(f"{LAST_RECORDS} of all seeds.", style="dim"))
     beside = [f"More than the negatives differs: {one}" for one in summary.get("unlike", [])]
-    for sentence in [*summary["sentences"], *summary.get("cautions", []), *summary["notes"], *beside]:
+    for sentence in [
+        *summary["answer"],
+        *summary["sentences"],
+        *summary.get("cautions", []),
+        *summary["notes"],
+        *beside,
+    ]:
         console.print(Text(sentence))
 
 
@@ -55,7 +61,7 @@ def _aside(summary: dict[str, Any], row: dict[str, Any]) -> str:
     if summary.get("tuned"):
         said.append(f"tuned to {summary['comparison']['tune'][0]}={summary['tuned'][row['arm']]:g}")
     if row.get("uses_labels"):
-        said.append(TOLD)
+        said.append(SEES_LABELS)
     return f"  ({'; '.join(said)})" if said else ""
 
 
@@ -102,8 +108,9 @@ def show_evaluation(result: dict[str, Any]) -> None:
         console.print(Text(f"There is no accuracy: {why_no_accuracy(result)}."))
 
 
-def _interval(value: float, half: float, sign: bool = True) -> str:
-    return f"{100 * value:{'+z' if sign else ''}.1f} ± {100 * half:.1f}"
+def _interval(value: float, half: float | None, sign: bool = True) -> str:
+    width = "" if half is None else f" ± {100 * half:.1f}"
+    return f"{100 * value:{'+z' if sign else ''}.1f}{width}"
 
 
 def _known(value: float, digits: int) -> str:

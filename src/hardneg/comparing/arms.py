@@ -12,9 +12,11 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, fields, replace
 from typing import Any, TypeGuard
 
+from hardneg import papers
 from hardneg.batching.spec import parse_batches
 from hardneg.comparing.canonical import plainly
 from hardneg.core.schedules import LONG, Number, Schedule, adaptive, registered_schedules, value_of
+from hardneg.losses.contrastive import ContrastiveLoss
 from hardneg.negatives import Negatives, Tilt, Uniform, parse
 from hardneg.negatives.grammar import read_expression
 from hardneg.training.dry_run import try_negatives
@@ -126,7 +128,7 @@ def parse_arm(text: str) -> Arm:
     'Tilt(1)'
     """
     method, at, batches = (part.strip() for part in text.partition("@"))
-    methods = {name: _reader(name, made) for name, made in (_papers | _recipes()).items()}
+    methods = {name: _reader(name, made) for name, made in (_recipes() | _papers()).items()}
     arm = read_expression(method, {**methods, **registered_schedules()})
     if not isinstance(arm, Arm):
         raise ValueError(f"an arm needs a paper or a recipe such as 'simclr()', got {method!r}.")
@@ -165,67 +167,53 @@ def _check_options(name: str, recipe: str, options: dict[str, Any]) -> None:
 Made = tuple[str, dict[str, Any]]
 
 
-def _simclr(temperature: float = 0.5, **options: Any) -> Made:
-    return "simclr", {"temperature": temperature, **options}
+def _usual(paper: Callable[..., Any], parameter: str) -> Any:
+    return inspect.signature(paper).parameters[parameter].default
 
 
-def _debiased(temperature: float = 0.5, tau_plus: float = 0.1) -> Made:
-    return "simclr", {"temperature": temperature, "tau_plus": tau_plus}
+def _papers() -> dict[str, Callable[..., Made]]:
+    """The papers that a recipe trains: those of hardneg.papers that are a ContrastiveLoss, and MoCo v3."""
+    made = {name: _of_paper(one) for name, one in vars(papers).items() if _is_paper(one)}
+    return {name: how for name, how in made.items() if how is not None} | {"moco_v3": _moco_v3}
 
 
-def _hcl(temperature: float = 0.5, tau_plus: float = 0.1, beta: Number = 1.0) -> Made:
-    return "simclr", {"temperature": temperature, "tau_plus": tau_plus, "negatives": f"Tilt({beta!r})"}
+def _is_paper(one: Any) -> bool:
+    returned = inspect.signature(one).return_annotation if inspect.isfunction(one) else None
+    return returned == "ContrastiveLoss" and not one.__name__.startswith("_")
 
 
-def _supcon(temperature: float = 0.07) -> Made:
-    return "supervised", {"temperature": temperature, "positives_in_denominator": "all"}
+def _of_paper(paper: Callable[..., ContrastiveLoss]) -> Callable[..., Made] | None:
+    """A reader of the paper's call, also with further options of its recipe; None where no recipe trains it."""
+    signature = inspect.signature(paper)
+    usual = paper()
+    recipe = "supervised" if usual.positives == "label" else {"two": "simclr", "pool": "moco"}.get(usual.views)
+    if recipe is None:
+        return None
+
+    def made(*values: Any, **options: Any) -> Made:
+        own = {name: value for name, value in options.items() if name in signature.parameters}
+        others = {name: value for name, value in options.items() if name not in signature.parameters}
+        return recipe, _options_of(paper(*values, **own), recipe, signature) | others
+
+    several = inspect.Parameter("options", inspect.Parameter.VAR_KEYWORD)
+    made.__signature__ = signature.replace(parameters=[*signature.parameters.values(), several])  # type: ignore[attr-defined]
+    return made
 
 
-def _scl(temperature: float = 0.5) -> Made:
-    return "supervised", {"temperature": temperature, "num_negatives": "candidates", "reduction": "pairs"}
+def _options_of(loss: ContrastiveLoss, recipe: str, signature: inspect.Signature) -> dict[str, Any]:
+    """What the loss is, as options of its recipe: those that the paper takes, and those that are not usual there."""
+    known = {one.name: one.default for one in fields(RECIPES[recipe])}
+    chosen = {name: getattr(loss, name) for name in inspect.signature(ContrastiveLoss).parameters if name in known}
+    chosen["negatives"] = repr(loss.negatives)
+    return {name: value for name, value in chosen.items() if name in signature.parameters or value != known[name]}
 
 
-def _hscl(temperature: float = 0.5, beta: Number = 1.0, detach: bool = False) -> Made:
-    recipe, options = _scl(temperature)
-    return recipe, options | {"negatives": f"OtherLabel() * Tilt({beta!r}, detach={detach})"}
-
-
-def _hscl_threshold(temperature: float = 0.5, threshold: Number = 0.0) -> Made:
-    recipe, options = _scl(temperature)
-    return recipe, options | {"negatives": f"OtherLabel() * Threshold({threshold!r})"}
-
-
-def _moco(temperature: float = 0.2, **options: Any) -> Made:
-    return "moco", {"temperature": temperature, **options}
-
-
-def _moco_v3(temperature: float = 0.2, **options: Any) -> Made:
+def _moco_v3(temperature: float = _usual(papers.moco_v3, "temperature"), **options: Any) -> Made:
     return "moco", {"temperature": temperature, "version": "v3", **options}
-
-
-def _ring(
-    temperature: float = 0.07, inner: Number = 0.1, outer: Number = 1.0, dynamic_inner: bool = True, **options: Any
-) -> Made:
-    ring = f"Ring({inner!r}, outer={outer!r}, dynamic_inner={dynamic_inner})"
-    return "moco", {"temperature": temperature, "negatives": ring, **options}
-
-
-_papers: dict[str, Callable[..., Made]] = {
-    "simclr": _simclr,
-    "debiased": _debiased,
-    "hcl": _hcl,
-    "supcon": _supcon,
-    "scl": _scl,
-    "hscl": _hscl,
-    "hscl_threshold": _hscl_threshold,
-    "moco": _moco,
-    "moco_v3": _moco_v3,
-    "ring": _ring,
-}
 
 
 def _recipes() -> dict[str, Callable[..., Made]]:
     def named(recipe: str) -> Callable[..., Made]:
         return lambda **options: (recipe, options)
 
-    return {recipe: named(recipe) for recipe in RECIPES if recipe not in _papers}
+    return {recipe: named(recipe) for recipe in RECIPES}

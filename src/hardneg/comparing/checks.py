@@ -12,10 +12,22 @@ import torch
 from hardneg.comparing.arms import Arm
 from hardneg.comparing.canonical import plainly
 from hardneg.comparing.request import SHARED, Comparison
-from hardneg.core.errors import argument_error
+from hardneg.core.errors import HardnegError, argument_error
 from hardneg.training.data.images import ImageData, check_name
 from hardneg.training.options import RECIPES, TrainOptions
 from hardneg.training.setup import augment_for, check_batch, check_words, encoder_for, splits
+
+
+class CannotTrain(HardnegError, ValueError):
+    """An arm that cannot be trained, and the error that says why."""
+
+    def __init__(self, arm: str, cause: Exception) -> None:
+        super().__init__(arm, "options that can be trained", str(cause))
+        self.arm, self.cause = arm, cause
+        self.args = (arm, cause)
+
+    def __str__(self) -> str:
+        return f"{self.arm} cannot be trained: {self.cause}"
 
 
 def check_arms(arms: list[Arm], comparison: Comparison) -> None:
@@ -78,7 +90,7 @@ def _of(arm: Arm, check: Callable[[TrainOptions], object]) -> None:
     try:
         check(arm.complete())
     except (ValueError, ImportError) as error:
-        raise type(error)(f"{arm.text} cannot be trained: {error}") from None
+        raise CannotTrain(arm.text, error) from error
 
 
 def _check_with_data(arms: list[Arm], split: str) -> ImageData:

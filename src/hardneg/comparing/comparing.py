@@ -17,9 +17,18 @@ from typing import Any
 from hardneg.comparing.arms import Arm, parse_arm
 from hardneg.comparing.cautions import cautions, of_all
 from hardneg.comparing.checks import check_arms
-from hardneg.comparing.request import Comparison
+from hardneg.comparing.request import Comparison, measure
 from hardneg.comparing.runs import RunFailed, run_all, run_of, usual_threads
-from hardneg.comparing.verdict import rows_of, sentences, temperature_notes, unlike_notes
+from hardneg.comparing.verdict import (
+    Verdict,
+    answer,
+    last_of,
+    rows_of,
+    sentences,
+    temperature_notes,
+    unlike_notes,
+    verdicts_of,
+)
 from hardneg.core.errors import warn_once
 from hardneg.io.files import check_folder, go_on, write_json
 from hardneg.io.provenance import environment
@@ -67,13 +76,16 @@ def carry_out(prepared: Prepared, show: Callable[[str], None]) -> dict[str, Any]
     tuned = _best(arms, tries, comparison)
     results = prepared.run(tuned, comparison.seeds, out, show)
     rows = rows_of(tuned, results, comparison.metric)
+    verdicts = verdicts_of(tuned, results, comparison.metric)
     option = comparison.tune[0] if comparison.tune else None
     summary = {
         "metric": comparison.metric,
         "k": results[0][0].get("k"),
         "num_test": results[0][0].get("num_test"),
         "rows": [asdict(row) for row in rows],
-        "sentences": sentences(rows),
+        "answer": answer(verdicts, measure(comparison.metric, results[0][0].get("k"))),
+        "verdicts": [_as_json(one) for one in verdicts],
+        "sentences": sentences(verdicts),
         "notes": temperature_notes(tuned, tuned=option == "temperature"),
         "cautions": _cautions(tuned, results, out),
         "unlike": unlike_notes([arm.complete().as_dict() for arm in tuned]),
@@ -85,6 +97,10 @@ def carry_out(prepared: Prepared, show: Callable[[str], None]) -> dict[str, Any]
     }
     write_json(out / "comparison.json", summary, go_on)
     return summary
+
+
+def _as_json(verdict: Verdict) -> dict[str, Any]:
+    return asdict(verdict) | {"standing": verdict.standing, "sentence": verdict.sentence()}
 
 
 def _threads(arms: list[Arm], comparison: Comparison, out: Path, jobs: int | None) -> int:
@@ -121,7 +137,7 @@ def _cautions(arms: list[Arm], results: Results, out: Path) -> list[str]:
     shared, warned = of_all([[one for seed in seeds for one in run_of(arm, seed, out).warnings()] for arm in arms])
     said = [f"All arms: {one}" for one in shared]
     for arm, of_arm, own in zip(arms, results, warned, strict=True):
-        said += cautions(arm.text, arm.complete().as_dict(), [one["final"] for one in of_arm], own)
+        said += cautions(arm.text, arm.complete().as_dict(), [last_of(one) for one in of_arm], own)
     return said
 
 

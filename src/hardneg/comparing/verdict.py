@@ -1,22 +1,24 @@
-"""What the figures of a comparison are worth: intervals over the seeds, the smallest difference seen, and sentences."""
+"""What the figures of a comparison are worth: the table, and the sentences that terminal, JSON and page show."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache
-from math import erfc
 from typing import Any
 
 import numpy as np
 
 from hardneg.comparing.arms import Arm
 from hardneg.comparing.request import SHARED
+from hardneg.comparing.statistics import LEAST_SEEDS, Outcomes, difference_of, mean_of, outcomes_of
 
 BESIDE = ("encoder", "dim", "augment", "learning_rate", "weight_decay", "precision")
 """What arms may write, and what makes a difference tell of more than their negatives."""
 BUT = ", before the gradient through its weights is counted"
 """A tilt repels like a lower temperature exactly where its weights carry no gradient: Tilt(..., detach=True)."""
+
+Results = Sequence[Mapping[str, Any]]
+"""The figures of every seed of an arm."""
 
 
 @dataclass(frozen=True)
@@ -26,131 +28,161 @@ class Row:
     arm: str
     values: list[float]
     mean: float
-    half_width: float  # of the 95 % interval of the mean
-    difference: float | None  # paired, against the first arm
+    half_width: float | None  # of the 95 % interval of the mean, over seeds and test items
+    difference: float | None  # against the first arm
     difference_half_width: float | None
-    detectable: float | None  # the smallest difference seen four times in five with so many seeds
+    detectable: float | None  # the true difference that is found four times in five
     effective_temperature: float  # at the strongest tilt of its schedule
-    false_negatives: float  # this and the next two: of the last recorded batch
+    false_negatives: float  # this and the next two: means over the last records
     hardness: float
     clamped: float
     steps: int
     seconds: float
-    uses_labels: bool = False  # it is told the class of every training image
+    uses_labels: bool = False
+    collapsed: int = 0  # how many of its runs
 
 
-def rows_of(arms: list[Arm], results: list[list[dict[str, Any]]], metric: str) -> list[Row]:
-    """The table: for each arm the results of all seeds, held against those of the first arm, seed by seed."""
+def rows_of(arms: list[Arm], results: Sequence[Results], metric: str) -> list[Row]:
+    """The table: for each arm the results of all seeds, held against those of the first arm."""
     rows: list[Row] = []
+    first = outcomes_of(results[0], metric)
     for arm, of_arm in zip(arms, results, strict=True):
-        values = [float(result[metric]) for result in of_arm]
-        resolution = resolution_of(of_arm[0].get("num_test"))
-        against = paired(values, rows[0].values, resolution) if rows else (None, None, None)
+        outcomes = outcomes_of(of_arm, metric)
+        mean, against = mean_of(outcomes), difference_of(outcomes, first) if rows else None
         rows.append(
             Row(
                 arm=arm.text,
-                values=values,
-                mean=float(np.mean(values)),
-                half_width=half_width(values, resolution),
-                difference=against[0],
-                difference_half_width=against[1],
-                detectable=against[2],
+                values=outcomes.accuracies.tolist(),
+                mean=float(outcomes.accuracies.mean()),
+                half_width=mean.half_width if mean else None,
+                difference=float((outcomes.accuracies - first.accuracies).mean()) if rows else None,
+                difference_half_width=against.half_width if against else None,
+                detectable=against.detectable if against else None,
                 effective_temperature=arm.effective_temperature,
-                false_negatives=_mean_of_final(of_arm, "false_negatives"),
-                hardness=_mean_of_final(of_arm, "hardness"),
-                clamped=_mean_of_final(of_arm, "clamped"),
+                false_negatives=_mean_of_last(of_arm, "false_negatives"),
+                hardness=_mean_of_last(of_arm, "hardness"),
+                clamped=_mean_of_last(of_arm, "clamped"),
                 steps=of_arm[0]["steps"],
                 seconds=float(np.mean([result["seconds"] for result in of_arm])),
                 uses_labels=arm.uses_labels,
+                collapsed=sum(bool(result.get("collapsed")) for result in of_arm),
             )
         )
     return rows
 
 
-def _mean_of_final(results: list[dict[str, Any]], name: str) -> float:
-    found = [result["final"][name] for result in results]
+def last_of(result: Mapping[str, Any]) -> dict[str, Any]:
+    """The means over the last records of a run; of a run of an older version, its last record."""
+    found = result.get("last", result.get("final"))
+    return dict(found) if isinstance(found, dict) else {}
+
+
+def _mean_of_last(results: Results, name: str) -> float:
+    found = [last_of(result).get(name) for result in results]
     return float(np.mean([np.nan if value is None else value for value in found]))
 
 
-def resolution_of(num_test: int | None) -> float:
-    """The step in which an accuracy on so many images moves; 0 where their number is not known."""
-    return 1.0 / num_test if num_test else 0.0
+@dataclass(frozen=True)
+class Verdict:
+    """Two arms held against each other, and what may be concluded.
 
-
-def paired(values: list[float], against: list[float], resolution: float = 0.0) -> tuple[float, float, float]:
-    """Mean of the paired differences, half its 95 % interval, and the difference seen with a power of 80 %.
-
-    Accuracies are rounded to ``resolution``, which alone gives one the standard deviation resolution / sqrt(12), and a
-    difference of two resolution / sqrt(6). Seeds that happen to agree do not say less than that.
+    ``kind`` is "first" (against the first arm), "labels" (only one of the two sees labels, so nothing is concluded
+    about negatives), "peers" (both see labels and the first arm does not, or the reverse) or "temperature" (a tilt
+    against the untilted arm that repels alike).
     """
-    differences = np.asarray(values) - np.asarray(against)
-    n = len(differences)
-    error = _error(differences, resolution / 6.0**0.5)
-    return float(differences.mean()), _t(n) * error, detectable_errors(n) * error
 
+    arm: str
+    against: str
+    kind: str
+    difference: float
+    half_width: float | None
+    detectable: float | None
+    seeds: int
+    num_test: int | None
+    alike_at: str = ""  # "effective temperature 0.25", where the two repel alike
 
-def half_width(values: list[float], resolution: float = 0.0) -> float:
-    """Half the 95 % interval of the mean of accuracies, of which each is rounded to ``resolution``."""
-    return _t(len(values)) * _error(np.asarray(values), resolution / 12.0**0.5)
+    @property
+    def standing(self) -> str:
+        """ "above", "below" or "alike"; "open" with too few seeds, or without the number of test items."""
+        if self.half_width is None:
+            return "open"
+        if abs(self.difference) <= self.half_width:
+            return "alike"
+        return "above" if self.difference > 0 else "below"
 
+    def sentence(self) -> str:
+        apart = f"{self.where()}: {self.worth()}."
+        if self.kind == "labels":
+            return f"{apart} Only one of the two sees labels, so this is not a difference of negatives."
+        if self.alike_at:
+            return (
+                f"{apart} Both repel alike ({self.alike_at}): this is what is left of the tilt beside the temperature."
+            )
+        return apart
 
-def _error(values: np.ndarray[Any, Any], least: float) -> float:
-    """The standard error of the mean, from a standard deviation of at least so much."""
-    return max(float(values.std(ddof=1)), least) / float(len(values) ** 0.5)
-
-
-def _t(n: int) -> float:
-    from scipy.stats import t
-
-    return float(t.ppf(0.975, n - 1))
-
-
-@cache
-def detectable_errors(n: int, power: float = 0.8) -> float:
-    """The true difference, in standard errors, that a paired t-test of n pairs at 5 % sees with this power.
-
-    With d the difference and s the estimated standard deviation over the true one, it is seen where
-    |d + z| > t s, z standard normal: the normal probabilities are integrated over the chi distribution of s.
-    """
-    from scipy.integrate import quad
-    from scipy.optimize import brentq
-    from scipy.stats import chi, t
-
-    freedom = n - 1
-    least = float(t.ppf(0.975, freedom)) / freedom**0.5  # times a chi variable
-
-    def seen(difference: float) -> float:
-        def at(s: float) -> float:
-            beyond = _upper_tail(least * s - difference) + _upper_tail(least * s + difference)
-            return float(chi.pdf(s, freedom)) * beyond
-
-        return float(quad(at, 0.0, float(chi.isf(1e-12, freedom)), limit=200)[0])
-
-    return float(brentq(lambda difference: seen(difference) - power, 0.0, 100.0))
-
-
-def _upper_tail(z: float) -> float:
-    """P(Z > z) of a standard normal variable."""
-    return 0.5 * erfc(z / 2.0**0.5)
-
-
-def sentences(rows: list[Row]) -> list[str]:
-    """What each difference is worth, in plain words; and what several of them are worth together."""
-    first, said = rows[0], []
-    for row in rows[1:]:
-        assert row.difference is not None
-        assert row.difference_half_width is not None
-        assert row.detectable is not None
-        points, width, seen = (100.0 * value for value in (row.difference, row.difference_half_width, row.detectable))
+    def where(self) -> str:
+        points = 100.0 * self.difference
         side = "above" if points > 0 else "below"
-        verdict = (
-            f"beyond noise (95 % interval {points - width:+z.2f} to {points + width:+z.2f})"
-            if abs(points) > width
-            else f"not beyond noise (with {len(row.values)} seeds, less than {seen:.2f} points is not seen reliably)"
-        )
-        where = f"{abs(points):.2f} points {side}" if abs(points) >= 0.005 else "level with"
-        said.append(f"{row.arm} is {where} {first.arm}: {verdict}.")
-    return [*said, together(len(said))] if len(said) > 1 else said
+        place = f"{abs(points):.2f} points {side}" if abs(points) >= 0.005 else "level with"
+        return f"{self.arm} is {place} {self.against}"
+
+    def worth(self) -> str:
+        if self.half_width is None or self.detectable is None:
+            few = self.seeds < LEAST_SEEDS
+            return f"no verdict with {self.seeds} seeds, which needs {LEAST_SEEDS}" if few else "no verdict"
+        points, width, seen = (100.0 * value for value in (self.difference, self.half_width, self.detectable))
+        interval = f"95 % interval {points - width:+z.2f} to {points + width:+z.2f}"
+        if self.standing != "alike":
+            return f"beyond noise ({interval})"
+        known = f"{self.seeds} seeds and {self.num_test:,} test items"
+        return f"not beyond noise ({interval}; with {known}, less than {seen:.2f} points is not found reliably)"
+
+
+def verdicts_of(arms: list[Arm], results: Sequence[Results], metric: str) -> list[Verdict]:
+    """Every arm against the first, those that see labels among themselves, and tilts against their temperature."""
+    outcomes = [outcomes_of(of_arm, metric) for of_arm in results]
+    return [_verdict(arms, outcomes, *pair) for pair in _pairs(arms)]
+
+
+def _pairs(arms: list[Arm]) -> Iterator[tuple[int, int, str]]:
+    sees = [arm.uses_labels for arm in arms]
+    peer = next((i for i, one in enumerate(sees) if one != sees[0]), None)
+    for i in range(1, len(arms)):
+        yield i, 0, "first" if sees[i] == sees[0] else "labels"
+    for i in range(1, len(arms)):
+        if peer is not None and i > peer and sees[i] == sees[peer]:
+            yield i, peer, "peers"
+    for i, arm in enumerate(arms):
+        for j, other in enumerate(arms):
+            if j not in (0, i) and not (peer == j < i) and arm.has_untilted_twin_in(other):
+                yield i, j, "temperature"
+
+
+def _verdict(arms: list[Arm], outcomes: list[Outcomes], i: int, j: int, kind: str) -> Verdict:
+    one, other = outcomes[i], outcomes[j]
+    found = difference_of(one, other)
+    return Verdict(
+        arm=arms[i].text,
+        against=arms[j].text,
+        kind=kind,
+        difference=float((one.accuracies - other.accuracies).mean()),
+        half_width=found.half_width if found else None,
+        detectable=found.detectable if found else None,
+        seeds=len(one.accuracies),
+        num_test=one.num_test,
+        alike_at=_alike_at(arms[i]) if arms[i].has_untilted_twin_in(arms[j]) else "",
+    )
+
+
+def _alike_at(arm: Arm) -> str:
+    where = ", where the tilt is strongest" if arm.tilt_moves else ""
+    return f"effective temperature {arm.effective_temperature:.3g}{where}{BUT * (not arm.repels_so_exactly)}"
+
+
+def sentences(verdicts: Sequence[Verdict]) -> list[str]:
+    """What each difference is worth; and what several of them are worth together."""
+    judged = [one for one in verdicts if one.standing != "open"]
+    return [one.sentence() for one in verdicts] + ([together(len(judged))] if len(judged) > 1 else [])
 
 
 def together(differences: int) -> str:
@@ -165,8 +197,35 @@ def chance_of_one(differences: int) -> int:
     return min(100, 5 * differences)
 
 
+SIDES = {"above": "Better beyond noise", "below": "Worse beyond noise", "alike": "No difference beyond noise"}
+
+
+def answer(verdicts: Sequence[Verdict], measured: str) -> list[str]:
+    """The answer: which arms are better than the first. One that sees labels is never it against arms that do not."""
+    first, fair = verdicts[0], [one for one in verdicts if one.kind == "first"]
+    apart = [one for one in verdicts if one.kind == "labels"]
+    if first.half_width is None:
+        return [f"There is no verdict: it needs at least {LEAST_SEEDS} seeds of every arm, got {first.seeds}."]
+    known = f"{first.seeds} seeds and {first.num_test:,} test items"
+    said = [f"Against {first.against}, in {measured}, with {known}:"] if fair else []
+    for side, words in SIDES.items():
+        if named := [f"{one.arm} ({100 * one.difference:+z.2f} points)" for one in fair if one.standing == side]:
+            said.append(f"{words}: {', '.join(named)}.")
+    better = {one.arm for one in fair if one.standing == "above"}
+    said += [
+        f"But {one.arm} is not better beyond noise than {one.against}, which has its effective temperature: a lower "
+        "temperature may do as much."
+        for one in verdicts
+        if one.kind == "temperature" and one.arm in better and one.standing != "above"
+    ]
+    if apart:
+        names = ", ".join(one.arm for one in apart)
+        said.append(f"Shown apart, as only one of the two sees labels: {names} beside {first.against}.")
+    return said
+
+
 def temperature_notes(arms: list[Arm], *, tuned: bool = False) -> list[str]:
-    """A tilt acts like a lower temperature: says which tilted arm lacks its untilted twin.
+    """A tilt acts like a lower temperature: names the tilted arms without an untilted control.
 
     Where the temperature is ``tuned``, any untilted arm that is like it otherwise is at the best it could have.
     """

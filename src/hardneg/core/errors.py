@@ -6,12 +6,16 @@ the class and the fields, never at the sentence.
 
 from __future__ import annotations
 
+import difflib
 import importlib
 import math
 import warnings
+from collections.abc import Iterable, Mapping
 from numbers import Real
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
+
+from hardneg.core.text import printable
 
 _warned: set[str] = set()
 
@@ -38,13 +42,27 @@ class HardnegError(Exception):
     'mine needs a corpus, got corpus=None; pass --corpus FILE.'
     """
 
+    where: str | None = None
+
     def __init__(self, who: str, what: str, got: str | None = None, fix: str | None = None) -> None:
         self.who, self.what, self.got, self.fix = who, what, got, fix
-        super().__init__(who, what, got, fix)  # all fields, so that the error survives pickling between processes
+        Exception.__init__(self, who, what, got, fix)  # not super(): an OSError would take them for its own fields
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), self.args, vars(self)  # all fields, so that the error survives pickling
+
+    def within(self, where: str) -> Self:
+        """The same error with the place where it happened before its sentence, as in ``hcl(), seed 1: ...``."""
+        self.where = where if self.where is None else f"{where}: {self.where}"
+        return self
 
     def __str__(self) -> str:
+        sentence = self._sentence().removesuffix(".") + "."  # one that ends with another error has its full stop
+        return sentence if self.where is None else f"{self.where}: {sentence}"
+
+    def _sentence(self) -> str:
         got = f", got {self.got}" if self.got is not None else ""
-        return f"{self.who} needs {self.what}{got}{self._then()}."
+        return f"{self.who} needs {self.what}{got}{self._then()}"
 
     def _then(self) -> str:
         return f"; {self.fix}" if self.fix else ""
@@ -52,6 +70,34 @@ class HardnegError(Exception):
 
 class ArgumentError(HardnegError, ValueError):
     """A value that cannot mean anything here."""
+
+
+class UnknownName(ArgumentError):
+    """A name that is none of the ``known`` ones, with the ``nearest`` of them.
+
+    >>> str(UnknownName("epocs", ["epochs", "seed"]))
+    "'epocs' is not known. Did you mean epochs? Known: epochs, seed."
+    """
+
+    def __init__(
+        self, name: str, known: Iterable[str], place: str = "", usage: Mapping[str, str] | None = None
+    ) -> None:
+        """``place`` says where, as in "Known in run.yaml: ..."; ``usage`` how each known name is used."""
+        self.name, self.known, self.place = name, list(known), place
+        self.nearest = next(iter(difflib.get_close_matches(name, self.known, n=1)), None)
+        self.usage = (usage or {}).get(self.nearest or "")
+        super().__init__(place or "hardneg", "a known name", repr(name), self.nearest and f"use {self.nearest}")
+        self.args = (name, self.known, place, {self.nearest: self.usage} if self.usage else None)
+
+    def _sentence(self) -> str:
+        hint = f" Did you mean {self.nearest}?" if self.nearest else ""
+        hint += f" {self.usage}." if self.usage else ""
+        known = f"Known{f' {self.place}' if self.place else ''}: {', '.join(self.known) or 'none'}"
+        return f"{printable(repr(self.name), 80)} is not known.{hint} {known}."
+
+
+class GrammarError(ArgumentError):
+    """An expression that the grammar cannot read."""
 
 
 class NotFinite(HardnegError, ValueError):
@@ -70,11 +116,19 @@ class FileError(HardnegError, ValueError):
         self.path = Path(path)
         self.args = (who, what, str(path), got, fix)
 
+    def _sentence(self) -> str:
+        got = f", {self.got}" if self.got else ""
+        return f"{self.who} needs {self.what}, got {self.path}{got}{self._then()}."
+
+
+class NoFile(FileError, FileNotFoundError):
+    """A file or folder that is not there."""
+
 
 class Damaged(FileError):
     """A stored file whose content is not what was written: its checksum differs or it cannot be read."""
 
-    def __str__(self) -> str:
+    def _sentence(self) -> str:
         got = f" ({self.got})" if self.got else ""
         return f"{self.who}: {self.path} is damaged{got}{self._then()}."
 
@@ -82,13 +136,28 @@ class Damaged(FileError):
 class InUse(FileError):
     """Another process works on the same output."""
 
+    def _sentence(self) -> str:
+        return f"{self.who}: {self.path} is in use by another process{self._then()}."
+
 
 class DataChanged(HardnegError, ValueError):
     """The data is not the data that a run or job was begun with."""
 
 
-class DiskFull(HardnegError, OSError):
-    """A file could not be written; what was there before is unchanged."""
+class NotWritten(HardnegError, OSError):
+    """A file could not be written, with its ``path`` and the ``errno`` of the system; what was there is unchanged."""
+
+    def __init__(self, path: Path | str, number: int | None, reason: str, fix: str | None = None) -> None:
+        super().__init__(str(path), "to be written", reason, fix)
+        self.path, self.errno, self.strerror, self.filename = Path(path), number, reason, str(path)
+        self.args = (str(path), number, reason, fix)
+
+    def _sentence(self) -> str:
+        return f"{self.path} could not be written ({self.got}); what was there before is unchanged{self._then()}."
+
+
+class DiskFull(NotWritten):
+    """There is no room for a file."""
 
 
 def argument_error(who: str, what: str, name: str, value: Any, fix: str | None = None) -> ArgumentError:

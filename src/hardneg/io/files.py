@@ -6,9 +6,15 @@ import errno
 import json
 import math
 import os
-from collections.abc import Callable
+import stat
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any, BinaryIO, TextIO
+from typing import Any, BinaryIO
+
+from hardneg.core.errors import Damaged, DiskFull, FileError, InUse, NotWritten
+from hardneg.io.sealed import checked, with_checksum
 
 _no_room = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 go_on = "make room, then run the same command again"
@@ -22,16 +28,19 @@ def write_atomically(
 
     ``advice`` says how to go on once a full disk has room again.
     """
-    path.parent.mkdir(parents=True, exist_ok=True)
     partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
     try:
-        with partial.open("wb") as file:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        partial.unlink(missing_ok=True)
+        with partial.open("xb") as file:  # x: a link that someone left under this name is not followed
             write(file)
             file.flush()
             os.fsync(file.fileno())
         partial.replace(path)
+        _keep_name(path.parent)
     except BaseException as error:
-        partial.unlink(missing_ok=True)
+        with suppress(OSError):
+            partial.unlink(missing_ok=True)
         cause = _cause_of(error)
         if cause is None:
             raise
@@ -40,15 +49,29 @@ def write_atomically(
         raise cause from error
 
 
+def _keep_name(folder: Path) -> None:
+    """Writes the folder itself to the disk: else a power failure could bring the old file back after newer ones."""
+    with suppress(OSError):  # not every system can open a folder
+        number = os.open(folder, os.O_RDONLY)
+        try:
+            os.fsync(number)
+        finally:
+            os.close(number)
+
+
 def check_folder(path: Path) -> None:
     if any(part.is_file() for part in (path, *path.parents)):
-        raise ValueError(f"--out needs a folder, got {path}, where there is a file.")
+        raise FileError("--out", "a folder", path, got="where there is a file")
 
 
-def disk_failure(path: Path, cause: OSError, advice: str) -> OSError:
-    """The error of the disk in a sentence, with the advice where there was no room."""
-    what = f"{path} could not be written ({cause.strerror or cause}); what was there before is unchanged"
-    return OSError(cause.errno, f"{what}; {advice}" if cause.errno in _no_room else what)
+def disk_failure(path: Path, cause: OSError, advice: str) -> NotWritten:
+    """The error of the disk, with the advice where there was no room."""
+    if isinstance(cause, NotWritten):
+        return cause
+    reason = cause.strerror or str(cause)
+    if cause.errno in _no_room:
+        return DiskFull(path, cause.errno, reason, advice)
+    return NotWritten(path, cause.errno, reason)
 
 
 def _cause_of(error: BaseException | None) -> OSError | KeyboardInterrupt | None:
@@ -59,7 +82,10 @@ def _cause_of(error: BaseException | None) -> OSError | KeyboardInterrupt | None
 
 
 def write_json(path: Path, value: Any, advice: str = "make room, then use --resume") -> None:
-    text = json.dumps(without_nan(value), indent=1, default=str, allow_nan=False) + "\n"
+    """Writes JSON, whole or not at all; an object carries its checksum."""
+    value = without_nan(value)
+    value = with_checksum(value) if isinstance(value, dict) else value
+    text = json.dumps(value, indent=1, default=str, allow_nan=False) + "\n"
     write_atomically(path, lambda file: file.write(text.encode()), advice)
 
 
@@ -72,14 +98,95 @@ def without_nan(value: Any) -> Any:
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
-def read_json(path: Path, advice: str) -> Any:
+def parse_json(text: str | bytes) -> Any:
+    """As ``json.loads``, but NaN, infinity, numbers beyond a float and endless nesting are a ValueError.
+
+    ``write_json`` writes none of them, so they are damage.
+    """
     try:
-        return json.loads(path.read_text())
-    except ValueError:
-        raise ValueError(f"{path} is damaged; {advice}.") from None
+        return json.loads(text, parse_constant=_not_json, parse_float=_finite)
+    except RecursionError:
+        raise ValueError("it is nested too deeply") from None
 
 
-def lock(file: TextIO) -> bool:
+def _finite(text: str) -> float:
+    return float(text) if math.isfinite(float(text)) else _not_json(text)
+
+
+def _not_json(text: str) -> Any:
+    raise ValueError(f"{text[:40]} is not a number of JSON")
+
+
+def read_json(path: Path, advice: str, *, who: str = "hardneg", kind: type = dict) -> Any:
+    """The content of a file that ``write_json`` wrote, without its checksum.
+
+    Raises ``Damaged`` if it is not JSON, not of this kind, or does not have its checksum; ``advice`` is the fix.
+    """
+    try:
+        value = parse_json(path.read_bytes())
+    except (ValueError, IsADirectoryError) as error:
+        raise Damaged(who, "JSON", path, got=" ".join(str(error).split()), fix=advice) from None
+    if not isinstance(value, kind):
+        raise Damaged(who, "JSON", path, got=f"it holds no {kind.__name__}", fix=advice)
+    return checked(value, who, path, advice)
+
+
+@contextmanager
+def locked(
+    path: Path,
+    who: str,
+    *,
+    patience: float = 0.0,
+    fix: str = "wait for it, or use another output",
+    remove: bool = False,
+) -> Iterator[None]:
+    """Holds the lock file at ``path``; raises ``InUse`` if another process still has it after ``patience`` seconds.
+
+    The file is created if it is missing, never truncated, and never opened through a link. ``remove`` takes it away
+    while it is still held: a process that then gets the lock of the file that is gone opens the new one.
+    """
+    until = time.monotonic() + patience
+    while True:
+        with _opened_for_lock(path, who) as file:
+            if _lock(file):
+                if not _is_at(path, file):
+                    continue
+                try:
+                    yield
+                finally:
+                    if remove:
+                        path.unlink(missing_ok=True)
+                return
+        if time.monotonic() > until:
+            raise InUse(who, "an output for itself", path.parent, fix=fix)
+        time.sleep(0.05)
+
+
+def _is_at(path: Path, file: BinaryIO) -> bool:
+    try:
+        return os.path.samestat(os.fstat(file.fileno()), path.stat(follow_symlinks=False))
+    except FileNotFoundError:
+        return False
+
+
+def _opened_for_lock(path: Path, who: str) -> BinaryIO:
+    flags = os.O_RDWR | os.O_CREAT | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0)
+    fix = f"delete {path}"
+    if path.is_symlink():  # also where the system has no O_NOFOLLOW
+        raise FileError(who, "a lock file of its own", path, got="a link", fix=fix)
+    try:
+        number = os.open(path, flags, 0o666)
+    except OSError as error:
+        if error.errno in (errno.ELOOP, errno.EISDIR, errno.ENXIO):
+            raise FileError(who, "a lock file of its own", path, got=error.strerror, fix=fix) from error
+        raise
+    if not stat.S_ISREG(os.fstat(number).st_mode):
+        os.close(number)
+        raise FileError(who, "a lock file of its own", path, got="something that is no file", fix=fix)
+    return os.fdopen(number, "rb+")
+
+
+def _lock(file: BinaryIO) -> bool:
     """Whether the file is now locked for this process. Where the system or the disk has no locks, it counts as so."""
     try:
         import fcntl

@@ -55,13 +55,19 @@ def check_seal(path: Path, who: str, fix: str) -> None:
 
 
 def with_checksum(record: dict[str, Any]) -> dict[str, Any]:
-    """The record with the checksum of its JSON text."""
-    return {**record, CHECKSUM: _checksum(record)}
+    """The record with the checksum of its JSON text; once, however often it is called."""
+    rest = {name: value for name, value in record.items() if name != CHECKSUM}
+    return {**rest, CHECKSUM: _checksum(rest)}
 
 
 def checked(record: Any, who: str, path: Path, fix: str) -> Any:
     """The record without its checksum; raises ``Damaged`` if it has another one."""
-    if not isinstance(record, dict) or CHECKSUM not in record:
+    if not isinstance(record, dict) or not record:
+        return record
+    if CHECKSUM not in record:
+        *names, last = record
+        if record[last] == _checksum({name: record[name] for name in names}):  # its name is what was damaged
+            raise Damaged(who, "an undamaged file", path, got=f"{last!r} is no {CHECKSUM!r}", fix=fix)
         return record
     rest = {name: value for name, value in record.items() if name != CHECKSUM}
     if record[CHECKSUM] != _checksum(rest):
@@ -70,5 +76,6 @@ def checked(record: Any, who: str, path: Path, fix: str) -> Any:
 
 
 def _checksum(record: dict[str, Any]) -> str:
-    text = json.dumps(record, sort_keys=True, default=str)
-    return hashlib.sha256(text.encode()).hexdigest()[:16]
+    """Of the record as it is read back: names are text, NaN is null, a tuple is a list."""
+    read_back = json.loads(json.dumps(record, default=str), parse_constant=lambda _: None)
+    return hashlib.sha256(json.dumps(read_back, sort_keys=True).encode()).hexdigest()[:16]

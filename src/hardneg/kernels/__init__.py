@@ -1,1 +1,1 @@
-"""Losses without a matrix of scores: tiles of rows and columns, recomputed in the backward pass."""
+"""Sweeps over blocks of pairs that never hold them all: chunks for every distribution, Triton for the closed family."""

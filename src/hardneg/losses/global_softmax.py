@@ -7,18 +7,19 @@ real loss and its diagnostics in ``last``. Ids are positions in the data set. In
 from __future__ import annotations
 
 from collections.abc import Callable
+from copy import deepcopy
 from dataclasses import replace
-from typing import Annotated
+from typing import Annotated, Any
 
 import torch
 from torch import Tensor, nn
 
-from hardneg.core.errors import argument_error
+from hardneg.core.errors import ArgumentError, argument_error
 from hardneg.core.objectives import info_nce, reduce, surrogate
 from hardneg.core.scoring import Pools, cross_views, score, two_views
 from hardneg.core.types import NEVER, Keys, LogWeights, Scores
 from hardneg.negatives import Negatives, Uniform
-from hardneg.state.chain import Chain
+from hardneg.state.chain import Chain, Walk
 from hardneg.state.partition import Partition
 from hardneg.state.pools import Bank
 
@@ -73,7 +74,7 @@ class SogCLR(nn.Module):
 
     def _one(self, scores: Scores, partition: nn.Module, ids: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
         if ids is None:
-            raise ValueError("SogCLR needs the ids of the rows, got ids=None; pass the positions in the data set.")
+            raise ArgumentError("SogCLR", "the ids of the rows", "ids=None", "pass the positions in the data set")
         log_w = self.negatives.log_weights(scores)
         log_norm = partition(scores, log_w)
         losses = surrogate(scores, _mean_one(log_w) + scores.candidates.detach(), log_norm=log_norm)
@@ -105,10 +106,14 @@ class EMC2(nn.Module):
     """The global contrastive loss through Markov chains: the mean over the chains' visits stands for the softmax.
 
     views: ``"two"``, one encoder and two augmentations: 2b anchors against both views of the others (the paper's
-        Fig. 2, one chain per row); ``"cross"``, two encoders: z1 against z2.
-    remember: a Bank in which the loss keeps the (second) view's embeddings, so that a state outside the batch still
-        repels, with its last embedding; ``encode(ids, views)`` at the call does the same with the current parameters
-        and a gradient. With neither, such visits count in the normaliser only; ``last["outside"]`` is their share.
+        Fig. 2, but a chain per row, where the paper has one state per image); ``"cross"``, two encoders: z1 against z2.
+    proposals: ``"batch"``, from the candidates of the batch and the chain's own state, which costs no encoding beyond
+        the state's; ``"data set"``, from all instances (Algorithm 1 as printed), through ``encode`` or ``remember``.
+    remember: a Bank in which the loss keeps the embeddings of z2 (and in a copy of it those of z1, if views="two"), so
+        that a state outside the batch still repels, with its last embedding. ``encode(ids, views)`` at the call does
+        the same with the current parameters and a gradient; a view is 0 for z1's side and 1 for z2's, always 1 for
+        two encoders. With neither, such a state is compared by its last score and its visits count in the normaliser
+        only; ``last["outside"]`` is their share.
     num_steps: steps per batch, as many as there are candidates unless given; the share burn_in is not counted.
 
     ``pool`` at the call gives the candidates instead of the batch. With the whole data set in it the chains are exact.
@@ -128,6 +133,7 @@ class EMC2(nn.Module):
         burn_in: float = 0.5,
         *,
         views: str = "two",
+        proposals: str = "batch",
         remember: Bank | None = None,
         num_steps: int | None = None,
         seed: int = 0,
@@ -135,64 +141,122 @@ class EMC2(nn.Module):
         super().__init__()
         if views not in ("two", "cross"):
             raise argument_error("EMC2", "views 'two' or 'cross'", "views", views)
-        self.temperature, self.views, self.num_steps = temperature, views, num_steps
+        if proposals not in ("batch", "data set"):
+            raise argument_error("EMC2", "proposals 'batch' or 'data set'", "proposals", proposals)
+        self.temperature, self.views, self.proposals, self.num_steps = temperature, views, proposals, num_steps
         self.chain = Chain(num_instances, burn_in, num_views=2 if views == "two" else 1, seed=seed)
         self.remember = remember
+        self.remember_first = deepcopy(remember) if views == "two" else None
         self.last = {}
 
     def forward(
         self, z1: Views, z2: Views, ids: Tensor | None = None, pool: Pools | None = None, encode: Encode | None = None
     ) -> Tensor:
         if ids is None:
-            raise ValueError("EMC2 needs the ids of the rows, got ids=None; pass the positions in the data set.")
+            raise ArgumentError("EMC2", "the ids of the rows", "ids=None", "pass the positions in the data set")
+        anchors, positives, rows = z1, z2, ids
+        if self.views == "two":
+            anchors, positives, rows = torch.cat([z1, z2]), torch.cat([z2, z1]), torch.cat([ids, ids])
         slots = self._slots(ids)
-        states = None if pool is not None else self._states(slots, ids, encode)
-        scores, proposable = self._scores(z1, z2, ids, pool, states)
-        walk = self.chain.walk(scores, slots, num_steps=self.num_steps, proposable=proposable)
+        if pool is not None:
+            scores = score(Keys(anchors, rows), positives, pool, self.temperature)
+            walk = self.chain.walk(scores, slots, num_steps=self.num_steps)
+        elif self.proposals == "batch":
+            scores, walk = self._from_batch(z1, z2, ids, slots, encode)
+        else:
+            scores, walk = self._from_data_set(Keys(anchors, rows), positives, slots, encode)
         losses = surrogate(scores, walk.log_visits, log_norm=walk.log_norm)
-        real = _real(scores, Uniform().log_weights(scores.narrowed(proposable)))
-        self.last = {"real_loss": real, **walk.summary()}
-        if self.remember is not None and self.training:
-            self.remember.push(Keys(z2.detach(), ids))
+        proposed = (
+            (scores.source != scores.source_names.index("state"))[None] if "state" in scores.source_names else None
+        )
+        real = scores if proposed is None else scores.narrowed(proposed)
+        self.last = {"real_loss": _real(real, Uniform().log_weights(real)), **walk.summary()}
+        if self.training:
+            for bank, z in ((self.remember_first, z1), (self.remember, z2)):
+                if bank is not None:
+                    bank.push(Keys(z.detach(), ids))
         return reduce(losses, scores)
 
     def _slots(self, ids: Tensor) -> Tensor:
-        if self.views == "cross":
-            return self.chain.slots(ids)
-        return torch.cat([self.chain.slots(ids, 0), self.chain.slots(ids, 1)])
+        return torch.cat([self.chain.slots(ids, view) for view in range(self.chain.num_views)])
 
-    def _states(self, slots: Tensor, ids: Tensor, encode: Encode | None) -> Keys | None:
-        """Each chain's state as a candidate of its own, [b, 1, d]; id -1 where there is none or it is in the batch."""
+    def _from_batch(
+        self, z1: Views, z2: Views, ids: Tensor, slots: Tensor, encode: Encode | None
+    ) -> tuple[Scores, Walk]:
+        """Over the batch and the chain's state in each view: what keeps the softmax of the data set (see ``chain``)."""
+        num_views = self.chain.num_views
+        each = torch.arange(num_views, device=ids.device)
         states = self.chain.states_of(slots)
-        states = torch.where(torch.isin(states, ids), -1, states)
+        states = torch.where(torch.isin(states, ids), -1, states)[:, None].expand(-1, num_views)
+        own = self._embedded(states, each.expand_as(states), encode, "state")
+        build = two_views if self.views == "two" else cross_views
+        scores = build(z1, z2, self.temperature, ids, extra=() if own is None else own)
+        views, steps = each.repeat_interleave(len(ids))[None], self.num_steps
+        if own is not None:
+            assert own.ids is not None
+            views = torch.cat([views, each[None]], dim=1)
+            steps = int(scores.valid[:, :-num_views].sum(-1).max()) if steps is None else steps
+            scores = scores.narrowed(_and_known(scores, own.ids))
+        return scores, self.chain.walk(scores, slots, views=views, num_steps=steps)
+
+    def _from_data_set(
+        self, anchors: Keys, positives: Tensor, slots: Tensor, encode: Encode | None
+    ) -> tuple[Scores, Walk]:
+        """Each chain has proposals of its own, uniform over the views of all other instances (Algorithm 1)."""
+        assert anchors.ids is not None
+        rows, chain = len(anchors), self.chain
+        steps = max(rows - chain.num_views, 1) if self.num_steps is None else self.num_steps
+        generator = chain.generator(stream=2)
+        others = torch.randint(max(chain.num_instances - 1, 1), (rows, steps), generator=generator).to(slots.device)
+        others = others + (others >= anchors.ids[:, None])  # steps over the anchor itself
+        others = torch.where(others < chain.num_instances, others, -1)
+        views = torch.randint(chain.num_views, (rows, steps), generator=generator).to(slots.device)
+        state, view = chain.states_of(slots)[:, None], chain.views_of(slots)[:, None]
+        proposed = self._embedded(others, views, encode, "data set")
+        if proposed is None:
+            fix = "pass encode= at the call, or remember=Bank(...)"
+            raise ArgumentError("EMC2", "embeddings of the data set for proposals='data set'", "none", fix)
+        own = self._embedded(state, view, encode, "state")
+        parts = [proposed] if own is None else [proposed, own]
+        known = torch.cat([part.ids for part in parts], dim=1)  # type: ignore[misc]
+        scores = score(anchors, positives, parts, self.temperature)
+        scores = scores.narrowed(_and_known(scores, known))
+        order = torch.arange(steps, device=slots.device).expand(rows, -1)
+        order = torch.where(scores.valid[:, :steps], order, -1)
+        views = torch.cat([views, view], dim=1)[:, : known.shape[1]]
+        return scores, chain.walk(scores, slots, views=views, draws=(order, chain.log_uniforms(order)))
+
+    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:
+        """Also of the time when one bank stood for both views."""
+        first = f"{prefix}remember_first."
+        if self.remember_first is not None and not any(name.startswith(first) for name in state_dict):
+            kept = [name for name in state_dict if name.startswith(f"{prefix}remember.")]
+            state_dict.update({first + name.removeprefix(f"{prefix}remember."): state_dict[name] for name in kept})
+        super()._load_from_state_dict(state_dict, prefix, *args)
+
+    def _embedded(self, ids: Tensor, views: Tensor, encode: Encode | None, source: str) -> Keys | None:
+        """These instances as candidates of their rows, [b, m, d]; an id of -1 is none. None if none is known."""
         if encode is not None:
-            pairs = torch.stack([states, self.chain.twins_of(slots)], dim=1)[states >= 0]
-            away, which = torch.unique(pairs, dim=0, return_inverse=True)  # type: ignore[no-untyped-call]
-            known, vectors = states >= 0, encode(away[:, 0], away[:, 1])[which] if len(away) else None
+            known = ids >= 0
+            side = views if self.views == "two" else torch.ones_like(views)
+            pairs, which = torch.unique(torch.stack([ids, side], dim=-1)[known], dim=0, return_inverse=True)  # type: ignore[no-untyped-call]
+            vectors = encode(pairs[:, 0], pairs[:, 1])[which] if len(pairs) else None
         elif self.remember is not None:
-            kept = self.remember.of(states)
+            kept = self.remember.of(ids)
             assert kept.ids is not None
-            known, vectors = kept.ids >= 0, kept.vectors[kept.ids >= 0]
+            known, vectors = kept.ids >= 0, kept.vectors
+            if self.remember_first is not None:
+                vectors = torch.where(views[..., None] == 1, vectors, self.remember_first.of(ids).vectors)
+            vectors = vectors[known]
         else:
             return None
         if vectors is None or not len(vectors):
             return None
-        # A row without one shows the first of them and is masked: a unit vector like the others, for the checks.
-        rows = vectors[:1].detach().repeat(len(states), 1).index_put((known,), vectors)
-        return Keys(rows[:, None], torch.where(known, states, -1)[:, None], source="state")
+        # A place without one shows the first of them and is masked: a unit vector like the others, for the checks.
+        filled = vectors[:1].detach().expand(known.numel(), -1).reshape(*known.shape, -1).index_put((known,), vectors)
+        return Keys(filled, torch.where(known, ids, -1), source=source)
 
-    def _scores(
-        self, z1: Views, z2: Views, ids: Tensor, pool: Pools | None, states: Keys | None
-    ) -> tuple[Scores, Tensor]:
-        if pool is not None:
-            first, second = (z1, z2) if self.views == "cross" else (torch.cat([z1, z2]), torch.cat([z2, z1]))
-            scores = score(Keys(first, ids.repeat(len(first) // len(ids))), second, pool, self.temperature)
-        else:
-            build = two_views if self.views == "two" else cross_views
-            scores = build(z1, z2, self.temperature, ids, extra=() if states is None else states)
-        proposable = torch.ones_like(scores.valid[:1])
-        if states is not None:
-            assert states.ids is not None
-            proposable = (scores.source != scores.source_names.index("state"))[None]
-            scores = scores.narrowed(proposable | (states.ids >= 0))
-        return scores, proposable
+
+def _and_known(scores: Scores, ids: Annotated[Tensor, "b m"]) -> Tensor:
+    """A mask of the candidates whose last m columns are these ids, false where an id is negative."""
+    return torch.nn.functional.pad(ids >= 0, (scores.candidates.shape[1] - ids.shape[1], 0), value=True)

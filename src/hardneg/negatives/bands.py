@@ -67,9 +67,12 @@ class BelowPositive(Negatives):
         if self.relative is None and self.absolute is None:
             raise argument_error("BelowPositive", "relative or absolute", "relative", None)
         check_by("BelowPositive", self.by)
-        for name in ("relative", "absolute"):
-            if getattr(self, name) is not None:
-                check_range("BelowPositive", name, getattr(self, name), -math.inf, math.inf)
+        for name, most in (("relative", 1.0), ("absolute", math.inf)):  # above 1: on the other side of 0
+            margin = getattr(self, name)
+            if margin is not None:
+                check_range("BelowPositive", name, margin, -math.inf, most)
+                if isinstance(margin, float) and math.isinf(margin):
+                    raise argument_error("BelowPositive", "a finite margin", name, margin)
 
     def bounds(self) -> dict[str, Bound]:
         return {"minus_lowest": Largest(lambda tile: -tile.read(self.by, "BelowPositive")[0], over="positives")}

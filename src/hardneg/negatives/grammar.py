@@ -13,8 +13,15 @@ import math
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from hardneg.core.errors import GrammarError, UnknownName
 from hardneg.core.schedules import Schedule, registered_schedules
+from hardneg.core.text import printable
 from hardneg.negatives.base import Negatives, registered_negatives
+
+MAX_LENGTH, MAX_FACTORS, MAX_DEPTH = 10_000, 100, 20
+"""Characters of an expression, distributions in a product, brackets inside of brackets."""
+
+MAX_WHOLE = 2**63 - 1
 
 
 def parse(text: str) -> Negatives:
@@ -26,7 +33,7 @@ def parse(text: str) -> Negatives:
     names: dict[str, Callable[..., Any]] = {**registered_negatives(), **registered_schedules()}
     result = read_expression(text, names)
     if not isinstance(result, Negatives):
-        raise ValueError(f"parse needs a distribution such as 'Tilt(1.0)', got text={text!r}.")
+        raise GrammarError("parse", "a distribution such as 'Tilt(1.0)'", f"text={_shown(text)}")
     return result
 
 
@@ -36,12 +43,27 @@ def to_text(negatives: Negatives) -> str:
     try:
         if parse(text) == negatives:
             return text
+    except TooLong:
+        raise
     except ValueError:
         pass
-    raise ValueError(
-        f"{text} cannot be written as text: it is built from a Python object. Register it under a name "
-        "(register_hardening, or a class of its own) to use it in configs and reports."
-    )
+    raise NotText(text)
+
+
+class TooLong(GrammarError):
+    """An expression beyond the limits of the grammar."""
+
+
+class NotText(GrammarError):
+    """Negatives that have no text: they are built from Python objects."""
+
+    def __init__(self, text: str) -> None:
+        fix = "register it under a name (register_hardening, or a class of its own) to use it in configs and reports"
+        super().__init__("to_text", "names and numbers only", text, fix)
+        self.args = (text,)
+
+    def _sentence(self) -> str:
+        return f"{self.got} cannot be written as text: it is built from a Python object{self._then()}."
 
 
 Names = Mapping[str, Callable[..., Any]]
@@ -49,18 +71,50 @@ Names = Mapping[str, Callable[..., Any]]
 
 def read_expression(text: str, names: Names) -> Any:
     """Reads a product of calls of these names with literal arguments; the schedules among them stand in arguments."""
+    if not isinstance(text, str):
+        raise GrammarError("The grammar", f"text like {_usual(names)!r}", f"{type(text).__name__}: {_shown(text)}")
+    if len(text) > MAX_LENGTH:
+        raise TooLong("The grammar", f"at most {MAX_LENGTH:,} characters", f"{len(text):,}: {_shown(text)}")
     try:
         tree = ast.parse(text.strip(), mode="eval")
-    except SyntaxError as error:
-        reason = error.msg if text.strip() else "it is empty"
-        raise ValueError(f"{text!r} is not an expression like {_usual(names)!r}: {reason}.") from None
+    except (SyntaxError, ValueError) as error:  # a ValueError for text with a null byte
+        reason = (getattr(error, "msg", None) or str(error)) if text.strip() else "it is empty"
+        raise GrammarError(
+            "The grammar", f"an expression like {_usual(names)!r}", f"{_shown(text)} ({reason})"
+        ) from None
+    except (RecursionError, MemoryError):
+        raise _too_deep(text) from None
+    _check_size(tree.body, text)
     return _evaluate(tree.body, text, names, inside=False)
+
+
+def _check_size(tree: ast.expr, text: str) -> None:
+    """Raises before anything recurses into an expression that is too large. A product nests to the left."""
+    todo: list[tuple[ast.AST, int]] = [(tree, 0)]
+    num_factors = 1
+    while todo:
+        node, depth = todo.pop()
+        num_factors += isinstance(node, ast.BinOp)
+        depth += not isinstance(node, (ast.BinOp, ast.keyword))
+        if num_factors > MAX_FACTORS:
+            raise TooLong("The grammar", f"at most {MAX_FACTORS} factors", f"more in {_shown(text)}")
+        if depth > MAX_DEPTH:
+            raise _too_deep(text)
+        todo += [(child, depth) for child in ast.iter_child_nodes(node)]
+
+
+def _too_deep(text: str) -> TooLong:
+    return TooLong("The grammar", f"brackets at most {MAX_DEPTH} deep", f"more in {_shown(text)}")
+
+
+def _shown(text: object) -> str:
+    return printable(repr(text), limit=200)
 
 
 def _evaluate(node: ast.expr, text: str, names: Names, *, inside: bool) -> Any:
     match node:
-        case ast.Constant(value=value):
-            return value
+        case ast.Constant(value=None | bool() | int() | float() | str() as value):
+            return _checked(value, text)
         case ast.Name(id="inf"):
             return math.inf
         case ast.UnaryOp(op=ast.USub(), operand=ast.Constant(value=int() | float()) | ast.Name(id="inf") as operand):
@@ -71,26 +125,31 @@ def _evaluate(node: ast.expr, text: str, names: Names, *, inside: bool) -> Any:
         case ast.Call(func=ast.Name(id=name), args=args, keywords=keywords):
             _check_known(name, names, inside)
             values = [_evaluate(arg, text, names, inside=True) for arg in args]
-            options = {str(keyword.arg): _evaluate(keyword.value, text, names, inside=True) for keyword in keywords}
-            if len(options) < len(keywords):
-                repeated = [keyword.arg for keyword in keywords]
-                raise ValueError(f"{name} needs each argument once, got {', '.join(map(str, repeated))} in {text!r}.")
+            options = [(keyword.arg, _evaluate(keyword.value, text, names, inside=True)) for keyword in keywords]
             return _call(name, values, options, names)
         case ast.Name(id=name) if name in names:
-            raise ValueError(f"{name} needs brackets in {text!r}: write {_example(name, names)}.")
+            raise GrammarError(name, "brackets", _shown(text), f"write {_example(name, names)}")
         case _:
             usual = _usual(names)
             joined = ", joined by '*'" if "*" in usual else ""
-            raise ValueError(
-                f"{ast.unparse(node)!r} in {text!r} is not part of the grammar: "
-                f"use calls with plain values{joined}, such as {usual!r}."
-            )
+            part = ast.unparse(node)
+            got = _shown(part) if part == text.strip() else f"{_shown(part)} in {_shown(text)}"
+            raise GrammarError("The grammar", f"calls with plain values{joined}, such as {usual!r}", got)
+
+
+def _checked(value: Any, text: str) -> Any:
+    """Numbers that a float and a 64-bit integer can hold; infinity is written inf."""
+    if isinstance(value, int) and abs(value) > MAX_WHOLE:
+        raise TooLong("The grammar", "whole numbers of at most 18 digits", f"more in {_shown(text)}")
+    if isinstance(value, float) and math.isinf(value):
+        raise GrammarError("The grammar", "numbers that a float can hold", f"more in {_shown(text)}", "write inf")
+    return value
 
 
 def _multiply(left: Any, right: Any, text: str) -> Any:
     if isinstance(left, Negatives) and isinstance(right, Negatives):
         return left * right
-    raise ValueError(f"'*' joins distributions, such as 'OtherLabel() * Tilt(1.0)', got text={text!r}.")
+    raise GrammarError("'*'", "distributions on both sides, such as 'OtherLabel() * Tilt(1.0)'", f"text={_shown(text)}")
 
 
 def _check_known(name: str, names: Names, inside: bool) -> None:
@@ -98,32 +157,40 @@ def _check_known(name: str, names: Names, inside: bool) -> None:
     if name in names:
         return
     fitting = sorted(each for each in names if _is_kind(names[each], Schedule) == inside)
-    close = difflib.get_close_matches(name, fitting, n=1)
-    hint = f" Did you mean {close[0]}?" if close else ""
-    known = f"Known{' inside of brackets' * inside}: {', '.join(fitting) or 'numbers and text'}"
-    raise ValueError(f"{name!r} is not known.{hint} {known}.")
+    usage = {each: f"It takes {_taken(each, names)}" for each in fitting}
+    raise UnknownName(name, fitting or ["numbers and text"], "inside of brackets" if inside else "", usage)
 
 
-def _call(name: str, values: list[Any], options: dict[str, Any], names: Names) -> Any:
-    for value in [*values, *options.values()]:
+def _call(name: str, values: list[Any], options: list[tuple[str | None, Any]], names: Names) -> Any:
+    for value in [*values, *(value for _, value in options)]:
         if isinstance(value, Negatives):
-            raise ValueError(f"{name} needs numbers and names as arguments, got {value!r}; join with '*'.")
+            raise GrammarError(name, "numbers and names as arguments", _shown(value), "join with '*'")
         if isinstance(value, Schedule) and _is_kind(names[name], Schedule):
-            raise ValueError(f"{name} needs numbers as arguments, got the schedule {value!r}.")
+            raise GrammarError(name, "numbers as arguments", f"the schedule {_shown(value)}")
+    _check_arguments(name, len(values), [str(option) for option, _ in options], names)
     try:
-        _check_arguments(name, values, options, names)
-        return names[name](*values, **options)
+        return names[name](*values, **{str(option): value for option, value in options})
     except TypeError as error:
-        reason = str(error).replace(f"{name}.__init__() ", "")
-        raise ValueError(f"{name}: {reason}; {_taken(name, names)}.") from None
+        raise GrammarError(name, "other arguments", str(error), f"it takes {_taken(name, names)}") from None
 
 
-def _check_arguments(name: str, values: list[Any], options: dict[str, Any], names: Names) -> None:
-    """Raises a TypeError as a call would; of a wrong name it tells before it tells of the one that is then missing."""
+def _check_arguments(name: str, num_values: int, options: list[str], names: Names) -> None:
+    """Raises for arguments that the call does not have, has twice or lacks, and names those that it has."""
     signature = inspect.signature(names[name])
-    if not _open_ended(signature) and (unknown := [each for each in options if each not in signature.parameters]):
-        raise TypeError(f"got an unexpected keyword argument {unknown[0]!r}")
-    signature.bind(*values, **options)
+    if _open_ended(signature):
+        return
+    parameters, taken = signature.parameters, f"it takes {_taken(name, names)}"
+    given = [*list(parameters)[:num_values], *options]
+    if unknown := [each for each in options if each not in parameters]:
+        close = difflib.get_close_matches(unknown[0], parameters, n=1)
+        hint = f"did you mean {close[0]}? It takes {_taken(name, names)}" if close else taken
+        raise GrammarError(name, "arguments that it has", unknown[0], hint)
+    if repeated := [each for each in options if given.count(each) > 1]:
+        raise GrammarError(name, "each argument once", f"{repeated[0]} twice", taken)
+    if num_values > len(parameters):
+        raise GrammarError(name, f"at most {len(parameters)} arguments", str(num_values), taken)
+    if missing := [each.name for each in parameters.values() if each.default is each.empty and each.name not in given]:
+        raise GrammarError(name, missing[0], "none", taken)
 
 
 def _open_ended(signature: inspect.Signature) -> bool:
@@ -131,15 +198,15 @@ def _open_ended(signature: inspect.Signature) -> bool:
 
 
 def _taken(name: str, names: Names) -> str:
-    """What a call takes, with the usual values: ``it takes beta, detach=False, as in Tilt(1.0)``."""
+    """What a call takes, with the usual values: ``beta, detach=False, as in Tilt(1.0)``."""
     signature, example = inspect.signature(names[name]), _example(name, names)
     if _open_ended(signature):
-        return f"write it like {example}"
+        return f"what {example} has"
     parameters = [
         each.name if each.default is each.empty else f"{each.name}={each.default!r}"
         for each in signature.parameters.values()
     ]
-    return f"it takes {', '.join(parameters) or 'no arguments'}, as in {example}"
+    return f"{', '.join(parameters) or 'no arguments'}, as in {example}"
 
 
 def _usual(names: Names) -> str:

@@ -6,10 +6,8 @@ from html import escape
 from pathlib import Path
 
 from hardneg.comparing.request import why_no_accuracy
-from hardneg.comparing.verdict import chance_of_one, together
-from hardneg.reporting.figures import badge, evaluated_in, listed, measure_in, named, percent, signed
+from hardneg.reporting.figures import badge, evaluated_in, measure_in, named, percent
 from hardneg.reporting.story import ArmRuns, Story, known
-from hardneg.reporting.temperature_controls import standing, twins_of
 
 UNLIKE = "More than the negatives differs"
 HELD_OUT = (
@@ -34,12 +32,9 @@ def answer_section(story: Story) -> str:
             '<div class="box warn" role="note"><h2>Not complete</h2><p>This page shows what is there.</p>'
             f"<ul>{rows}</ul></div>"
         )
-    twins = [one.sentence() for one in twins_of(story)]
-    said = _sentences(story) + twins
-    if said:
+    if said := _sentences(story):
         rows = "".join(f"<li>{one}</li>" for one in said)
-        many = f'<p class="small">{escape(_together(story, len(twins)))}</p>' if len(said) > 1 else ""
-        parts.append(f'<div class="box"><h2>The answer, arm by arm</h2><ul class="said">{rows}</ul>{many}</div>')
+        parts.append(f'<div class="box"><h2>Difference by difference</h2><ul class="said">{rows}</ul></div>')
     for head, notes in _notes(story).items():
         if notes:
             rows = "".join(f"<li>{escape(one)}</li>" for one in notes)
@@ -55,21 +50,13 @@ def _notes(story: Story) -> dict[str, list[str]]:
 
 
 def _sentences(story: Story) -> list[str]:
-    """Those of comparison.json on the arms as they are, each behind the letter of its arm."""
-    arms = story.arms[1:]
-    said = story.facts.get("sentences", [])[: len(arms)]
-    letters = [f"{badge(arm)} " for arm in arms] if len(said) == len(arms) else [""] * len(said)
-    return [letter + escape(one) for letter, one in zip(letters, said, strict=True)]
-
-
-def _together(story: Story, twins: int) -> str:
-    """What comparison.json says of several differences, and of those that the page adds."""
-    of_arms = len(story.arms) - 1
-    more = f" With those of arms that repel alike, in up to {chance_of_one(of_arms + twins)} %." if twins else ""
-    return together(of_arms) + more
-
-
-SIDES = {"above": "Better beyond noise", "below": "Worse beyond noise", "alike": "No difference beyond noise"}
+    """Those of comparison.json, each behind the letters of its arms."""
+    letters = {arm.text: badge(arm) for arm in story.arms}
+    judged = [one["sentence"] for one in story.facts.get("verdicts", [])]
+    pairs = [(one["arm"], one["against"]) for one in story.facts.get("verdicts", [])]
+    before = [" ".join(letters.get(name, "") for name in pair) + " " for pair in pairs]
+    rest = [one for one in story.facts.get("sentences", []) if one not in judged]
+    return [letter + escape(one) for letter, one in zip(before, judged, strict=True)] + [escape(one) for one in rest]
 
 
 def _verdict(story: Story) -> str:
@@ -88,21 +75,8 @@ def _verdict(story: Story) -> str:
             f"{len(story.arms)} arms from {len(story.parts)} directories, as they are. They were not run as one "
             "comparison, so no difference is judged here; <code>hardneg compare</code> does that."
         )
-    groups: dict[str, list[ArmRuns]] = {"above": [], "below": [], "alike": []}
-    for arm in story.arms[1:]:
-        groups[standing(arm.row)].append(arm)
-    said = [f"Against {named(first)}, in {measure}, with {len(first.row['values'])} seeds:"]
-    for side, word in SIDES.items():
-        if groups[side]:
-            points = [f"{named(a)} ({signed(a.row['difference'])} points)" for a in groups[side]]
-            said.append(f'<span class="side">{word}: {listed(points)}.</span>')
-    for twins in twins_of(story):
-        if twins.arm in groups["above"] and not twins.beyond_noise:
-            said.append(
-                f"But {badge(twins.arm)} gains nothing clear over {badge(twins.plain)}, which has its effective "
-                "temperature: a lower temperature may do as much."
-            )
-    return " ".join(said)
+    older = ["This comparison is of an older version; give its command again for an answer."]
+    return " ".join(f'<span class="side">{escape(one)}</span>' for one in story.facts.get("answer", older))
 
 
 def _aside(arm: ArmRuns, story: Story) -> str:

@@ -10,6 +10,7 @@ from typing import Any
 from hardneg.comparing.arms import Arm, parse_arm
 from hardneg.comparing.canonical import plainly
 from hardneg.comparing.request import METRIC
+from hardneg.comparing.verdict import last_of
 from hardneg.reporting.story import ArmRuns, SeedRun, Story, Table, known, missing_parts
 from hardneg.training.options import RECIPES
 from hardneg.training.runs import Run
@@ -129,7 +130,7 @@ def _steps(runs: list[SeedRun]) -> int | None:
 def row_of(runs: list[SeedRun], metric: str) -> Table:
     """The line of an arm outside of a finished comparison: means of what is there, and no intervals."""
     results = [one.result for one in runs if one.result is not None]
-    final = [result["final"] for result in results if "final" in result]
+    final = [last_of(result) for result in results]
     if not results:  # none is finished: what they have come to
         final = [one.metrics[-1] for one in runs if one.metrics]
 

@@ -10,7 +10,7 @@ from typing import Any, TypeGuard
 from hardneg.comparing.arms import uses_labels
 from hardneg.comparing.cautions import cautions
 from hardneg.comparing.request import letter_of
-from hardneg.comparing.verdict import unlike, unlike_notes
+from hardneg.comparing.verdict import last_of, unlike, unlike_notes
 from hardneg.training.runs import Run
 
 Table = dict[str, Any]
@@ -50,7 +50,7 @@ class ArmRuns:
         )
 
     def cautions(self) -> list[str]:
-        finals = [result["final"] for result in self.finished() if "final" in result]
+        finals = [last_of(result) for result in self.finished()]
         options = self.seeds[0].config.get("options", {}) if self.seeds else {}
         return cautions(self.text, options, finals, [said for one in self.seeds for said in one.run.warnings()])
 

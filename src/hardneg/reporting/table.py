@@ -6,9 +6,8 @@ from html import escape
 
 from hardneg.comparing.request import TITLES
 from hardneg.pages.dot_plot import Dots, dot_plot
-from hardneg.reporting.figures import ABSENT, badge, measure_in, named, percent, points, two_digits
+from hardneg.reporting.figures import ABSENT, badge, measure_in, named, percent, points, signed, two_digits
 from hardneg.reporting.story import ArmRuns, Story, Table, known
-from hardneg.reporting.temperature_controls import standing
 
 
 def results_section(story: Story) -> str:
@@ -64,9 +63,8 @@ def _table(story: Story) -> str:
         body += "</tr>"
     tuned = story.facts.get("tuned")
     tried = story.facts.get("comparison", {}).get("tune")
-    note = (
-        "False negatives, hardness and clamped are those of the last batch that was recorded, seconds those of training"
-        + ("." if story.kind == "run" else "; all are means over the seeds.")
+    note = "False negatives, hardness and clamped are means over the last records, seconds those of training" + (
+        "." if story.kind == "run" else "; all are means over the seeds."
     )
     if tuned and tried:
         chosen = ", ".join(f"{text}: {value}" for text, value in tuned.items())
@@ -100,9 +98,12 @@ def _cells(arm: ArmRuns) -> dict[str, str]:
 
 
 def _against(row: Table) -> str:
-    side = standing(row)
+    value, half = row["difference"], row.get("difference_half_width")
+    if not known(half):
+        return f"<span>{signed(value)}</span>"
+    side = "alike" if abs(value) <= half else "above" if value > 0 else "below"
     tag = f'<span class="tag {side}">{"within" if side == "alike" else "beyond"} noise</span>'
-    return f"<span>{points(row['difference'], row['difference_half_width'])} {tag}</span>"
+    return f"<span>{points(value, half)} {tag}</span>"
 
 
 def _measures(story: Story) -> str:

@@ -24,8 +24,9 @@ WORDS = {
     "than is possible, the result is clamped to the least possible value, and the negatives of that pair push no more.",
     "Effective number of negatives": "How many equally weighted negatives would be as concentrated (1 / sum of the "
     "squared weights). Close to the number in the batch: all count. Small: a few decide.",
-    NOISE: "95 % intervals over the seeds. A difference is taken seed by seed; it is beyond noise where its "
-    "interval leaves out 0. It tells of chance in training, not of which images happen to be in the test set.",
+    NOISE: "95 % intervals that count both what is random in training (the seeds) and which images happen to be in the "
+    "test set. A difference is taken seed by seed and image by image; it is beyond noise where its interval leaves out "
+    "0. There is no verdict with fewer than three seeds.",
 }
 
 

@@ -1,66 +1,85 @@
-"""EMC2 (Yau et al. 2024): negatives from one Metropolis-Hastings chain per anchor, whose law is the softmax of scores.
+"""EMC2 (Yau et al. 2024): negatives from Metropolis-Hastings chains, whose law is the softmax of the scores.
 
 A step proposes a candidate uniformly and moves there with probability min(1, e^(s_new - s_state)) (eq. 9), in
 log-space. After a burn-in the visits are draws from p(z) ~ e^(s_z) over *all* negatives, without its normaliser.
 
+Which proposals keep that law? A batch is a uniform subset C of the data set, and the state is often outside it. If only
+C were proposed, a chain that has entered C could not return, and would relax to the softmax of the batch. So the state,
+in every view that can be a column, is proposable too: given T = C + {state}, each member of T is equally likely to have
+been the one outside C, so a state with the global law is distributed as the softmax on T, and uniform proposals from T
+keep that.
+
 Where the authors' code and this differ: proposals are drawn with replacement (theirs sweep the batch in order, which
 does not keep the softmax; neither does a shuffled sweep), both scores are of the current parameters wherever the
-state's embedding is at hand (theirs keep the score of the last visit), and visits outside the batch stay in the
-estimate, or at least in its normaliser.
+state's embedding is available (theirs keep the score of the last visit), visits outside the batch stay in the
+estimate, or at least in its normaliser, and each view of an instance has a chain (theirs share one state per image).
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Annotated, ClassVar
+from typing import Annotated, Any, ClassVar, NamedTuple
 
 import torch
 from torch import Tensor
 
 from hardneg.core.draws import draw
-from hardneg.core.errors import check_range
+from hardneg.core.errors import ArgumentError, check_range
 from hardneg.core.types import NEVER, LogWeights, Scores
 from hardneg.state.stateful import Stateful, check_count, check_ids, last_of_each
 
 PerAnchor = Annotated[Tensor, "b"]
-OUTSIDE = -1
-"""The column of a state that is not among the candidates."""
+Draws = tuple[Annotated[Tensor, "b k"], Annotated[Tensor, "b k"]]
+"""Proposed columns (-1: none) and the logarithms of uniform numbers."""
 _no_share = -1e30
 """A log-weight that weighs nothing and still marks an anchor as one that has negatives."""
 
 
-def metropolis_hastings(
-    scores: Annotated[Tensor, "b n"],
-    start: PerAnchor,
-    start_score: PerAnchor,
-    proposals: Annotated[Tensor, "b k"],
-    uniforms: Annotated[Tensor, "b k"],
-) -> tuple[Annotated[Tensor, "b k"], Annotated[Tensor, "b k"]]:
-    """The column in which each chain stands after each of k steps, and whether it moved; a pure function.
+class Visits(NamedTuple):
+    """What k steps of each chain did."""
 
-    The state becomes the proposal where log U < s_new - s_state. ``start`` may be OUTSIDE the columns, with the score
-    ``start_score``; a start score of -inf takes the first proposal. A proposal of -1 is no proposal.
+    counts: Annotated[Tensor, "b n"]
+    """How often each column was the state after a step that counts."""
+    end: PerAnchor
+    """The last column, -1 where there was never one."""
+    accepted: Annotated[Tensor, "b k"]
+
+
+def metropolis_hastings(
+    log_scores: Annotated[Tensor, "b n"],
+    start: PerAnchor,
+    proposals: Annotated[Tensor, "b k"],
+    log_uniforms: Annotated[Tensor, "b k"],
+    burn_in: int = 0,
+) -> Visits:
+    """k steps of each chain over its columns; a pure function.
+
+    The state becomes the proposal where log U < s_new - s_state. A start of -1, or one whose score is NaN, takes the
+    first proposal. A proposal of -1 is no proposal, and one whose score is -inf or NaN is never accepted.
 
     >>> s = torch.tensor([[0.0, 2.0, -9.0]])
-    >>> steps = torch.tensor([[1, 2, 0]]), torch.tensor([[0.9, 0.5, 0.1]])
-    >>> path, moved = metropolis_hastings(s, torch.tensor([0]), torch.tensor([0.0]), *steps)
-    >>> path.tolist(), moved.tolist()
-    ([[1, 1, 0]], [[True, False, True]])
+    >>> steps = torch.tensor([[1, 2, 0]]), torch.tensor([[0.9, 0.5, 0.1]]).log()
+    >>> visits = metropolis_hastings(s, torch.tensor([0]), *steps)
+    >>> visits.counts.tolist(), visits.end.tolist(), visits.accepted.tolist()
+    ([[1.0, 2.0, 0.0]], [0], [[True, False, True]])
     """
-    proposed = torch.where(proposals >= 0, scores.gather(1, proposals.clamp(min=0)), NEVER)
+    b, k = proposals.shape
+    padded = torch.nn.functional.pad(log_scores, (0, 1), value=NEVER)  # column -1
+    score = padded.gather(1, start[:, None] % padded.shape[1]).squeeze(1)
+    score = torch.where(score.isnan(), NEVER, score)  # a chain must not be stuck where a broken batch left it
+    proposed = padded.gather(1, proposals % padded.shape[1]).T.contiguous()
     # s_new - log U is what the state's score must stay below: one comparison per step, and no exponential.
-    bars = torch.where(proposed == NEVER, NEVER, proposed - uniforms.log())
-    column, score = start, start_score
-    path, moves = [], []
-    for column_new, score_new, bar in zip(proposals.unbind(1), proposed.unbind(1), bars.unbind(1), strict=True):
-        move = score < bar
-        column = torch.where(move, column_new, column)
-        score = torch.where(move, score_new, score)
-        path.append(column)
-        moves.append(move)
-    if not path:
-        return proposals, torch.zeros_like(proposals, dtype=torch.bool)
-    return torch.stack(path, dim=1), torch.stack(moves, dim=1)
+    bars = torch.where(proposed == NEVER, NEVER, proposed - log_uniforms.T)
+    accepted = torch.empty(k, b, dtype=torch.bool, device=log_scores.device)
+    for move, new, bar in zip(accepted, proposed, bars, strict=True):
+        torch.lt(score, bar, out=move)
+        score = torch.where(move, new, score)
+    steps = torch.arange(1, k + 1, device=log_scores.device)
+    last = (accepted.T * steps).cummax(1).values if k else proposals  # the last step that moved, from 1; 0: none
+    path = torch.cat([start[:, None], proposals], dim=1).gather(1, last)
+    counted = path[:, burn_in:]
+    counts = torch.zeros_like(padded).scatter_add(1, counted % padded.shape[1], torch.ones_like(counted).to(padded))
+    return Visits(counts[:, :-1], path[:, -1] if k else start, accepted.T)
 
 
 @dataclass(frozen=True, eq=False)
@@ -74,7 +93,7 @@ class Walk:
     acceptance: PerAnchor
     """Share of the steps that moved."""
     outside: PerAnchor
-    """Share of the visits to a state whose embedding is not at hand: in the normaliser, but without a gradient."""
+    """Share of the visits to a state without an embedding: in the normaliser, but without a gradient."""
     age: PerAnchor
     """Batches since the score of the anchor's state was computed; NaN at its first visit."""
 
@@ -84,17 +103,19 @@ class Walk:
 
 
 class Chain(Stateful):
-    """The state of one chain per instance and view: the id of its negative, and that negative's last score.
+    """The state of one chain per instance and view: the id and view of its negative, and that negative's last scores.
 
     burn_in: share of the steps of a batch that are walked but not counted.
-    num_views: anchors of one instance with chains of their own, such as its two augmentations.
+    num_views: anchors of one instance with chains of their own, such as its two augmentations; also how many columns
+        an instance has as a candidate.
 
-    Of several rows with one id and view, each walks from the stored state with its own draws, and the last one's end
-    is stored. In eval mode nothing is stored. Memory: a few numbers per chain, no vectors.
+    A state that is not among the candidates stays proposable with the scores of its views at the last visit. Of several
+    rows with one id and view, each walks from the stored state with its own draws, and the last one's end is stored. In
+    eval mode nothing is stored. Memory: a few numbers per chain, no vectors.
     """
 
     state: Tensor
-    twin: Tensor
+    view: Tensor
     log_score: Tensor
     scored_at: Tensor
     precise: ClassVar = ("log_score",)
@@ -107,8 +128,9 @@ class Chain(Stateful):
         self.num_instances, self.num_views, self.burn_in = num_instances, num_views, burn_in
         chains = num_instances * num_views
         self.register_buffer("state", torch.full((chains,), -1))  # -1: no state yet
-        self.register_buffer("twin", torch.zeros(chains, dtype=torch.int8))  # which of the columns with that id
-        self.register_buffer("log_score", torch.full((chains,), NEVER, dtype=torch.float64))
+        self.register_buffer("view", torch.zeros(chains, dtype=torch.int8))
+        # Of the state's views: -inf where one was not a candidate.
+        self.register_buffer("log_score", torch.full((chains, num_views), NEVER, dtype=torch.float64))
         self.register_buffer("scored_at", torch.full((chains,), -1))
 
     def slots(self, ids: PerAnchor, views: PerAnchor | int = 0) -> PerAnchor:
@@ -120,9 +142,9 @@ class Chain(Stateful):
         """The ids of the negatives at which these chains stand, -1 for none."""
         return torch.where(slots >= 0, self.state[slots.clamp(min=0)], -1)
 
-    def twins_of(self, slots: PerAnchor) -> PerAnchor:
-        """Which of the candidates with that id it was: the view, if the candidates are views in order."""
-        return self.twin[slots.clamp(min=0)].long()
+    def views_of(self, slots: PerAnchor) -> PerAnchor:
+        """Which view of that negative it is."""
+        return self.view[slots.clamp(min=0)].long()
 
     @torch.no_grad()
     def walk(
@@ -130,84 +152,115 @@ class Chain(Stateful):
         scores: Scores,
         slots: PerAnchor,
         *,
+        views: Annotated[Tensor, "b|1 n"] | None = None,
         num_steps: int | None = None,
-        proposable: Annotated[Tensor, "b|1 n"] | None = None,
-        draws: tuple[Annotated[Tensor, "b k"], Annotated[Tensor, "b k"]] | None = None,
+        draws: Draws | None = None,
     ) -> Walk:
         """Walks the chains of these anchors over the candidates, and remembers where they end.
 
+        views: the view of each candidate; unless given, candidates with one id are its views in their order.
         num_steps: as many as the anchor with the most has candidates, unless given.
-        proposable: the candidates that may be proposed, of the valid ones; all unless given.
-        draws: proposals and uniforms, if not to be drawn from the seed and the step.
+        draws: proposals and log-uniforms, if not to be drawn from the seed and the step.
         """
-        values = scores.candidates.detach().double()
-        start = self._column_of_state(scores, slots)
-        start_score = self._start_score(values, start, slots)
+        ids = scores.candidate_tags.ids
+        if ids is None:
+            raise ArgumentError("Chain", "the ids of the candidates", "ids=None", "pass Keys with ids")
+        views = _occurrence(ids) if views is None else views
+        start = self._column_of_state(ids, views, scores.valid, slots)
+        stored = self._stored_scores(start, slots)
+        away = (start < 0) & (slots >= 0) & (self.states_of(slots) >= 0)
+        start = torch.where(away, scores.candidates.shape[1] + self.views_of(slots), start)
+        values = torch.cat([scores.candidates.detach().double(), stored], dim=1)
         if draws is None:
-            allowed = scores.valid if proposable is None else scores.valid & proposable
-            steps = int(allowed.sum(-1).max()) if num_steps is None else num_steps
-            draws = self._draw(allowed, max(steps, 1), values)
-        path, moved = metropolis_hastings(values, start, start_score, *draws)
-        counted = path[:, int(self.burn_in * path.shape[1]) :]
-        walk = self._walk(scores, counted, moved, slots)
+            steps = int(scores.valid.sum(-1).max()) if num_steps is None else num_steps
+            draws = self._draw(torch.cat([scores.valid, stored != NEVER], dim=1), max(steps, 1))
+        burn_in = int(self.burn_in * draws[0].shape[1])
+        visits = metropolis_hastings(values, start, *draws, burn_in)
+        walk = self._walk(scores, visits, draws[0].shape[1] - burn_in, slots)
         if self.training:
-            self._store(scores, values, slots, start, path[:, -1])
+            self._store(scores, ids, views, slots, visits.end)
             self.step += 1
         return walk
 
-    def _draw(self, allowed: Tensor, steps: int, like: Tensor) -> tuple[Tensor, Tensor]:
-        level = torch.zeros_like(like).masked_fill(~allowed, NEVER)
+    def _draw(self, allowed: Tensor, steps: int) -> Draws:
+        level = torch.zeros_like(allowed, dtype=torch.float64).masked_fill(~allowed, NEVER)
         proposals = draw(level, steps, self.generator(stream=0), method="categorical")
+        return proposals, self.log_uniforms(proposals)
+
+    def log_uniforms(self, proposals: Annotated[Tensor, "b k"]) -> Annotated[Tensor, "b k"]:
+        """The random numbers of this step, one for each proposal."""
         uniforms = torch.rand(proposals.shape, generator=self.generator(stream=1), dtype=torch.float64)
-        return proposals, uniforms.to(like.device)
+        return uniforms.log().to(proposals.device)
 
-    def _column_of_state(self, scores: Scores, slots: Tensor) -> Tensor:
-        """The candidate that is the chain's state; of several with its id the same one as before."""
-        ids = scores.candidate_tags.ids
-        if ids is None:
-            raise ValueError("Chain needs the ids of the candidates, got None; pass Keys with ids.")
-        same = (ids == self.states_of(slots)[:, None]) & scores.valid & (ids >= 0)
-        wanted = torch.minimum(self.twins_of(slots), same.sum(-1) - 1)
-        hit = same & (same.cumsum(-1) - 1 == wanted[:, None])
-        return torch.where(hit.any(-1), hit.int().argmax(-1), OUTSIDE)
+    def _column_of_state(self, ids: Tensor, views: Tensor, valid: Tensor, slots: Tensor) -> Tensor:
+        """The candidate that is the chain's state, in the same view if that is there; -1 if it is not a candidate."""
+        state = self.states_of(slots)[:, None]
+        same = (ids == state) & (state >= 0) & valid
+        if not same.shape[1]:
+            return torch.full_like(slots, -1)
+        best = (same.int() + (same & (views == self.views_of(slots)[:, None])).int()).max(-1)
+        return torch.where(best.values > 0, best.indices, -1)
 
-    def _start_score(self, values: Tensor, start: Tensor, slots: Tensor) -> Tensor:
-        """Of the current parameters where the state is a candidate, else as it was at the last visit."""
-        stale = torch.where(slots >= 0, self.log_score[slots.clamp(min=0)], NEVER)
-        if values.shape[1]:
-            stale = torch.where(start >= 0, values.gather(1, start.clamp(min=0)[:, None]).squeeze(1), stale)
-        return torch.where(stale.isnan(), NEVER, stale)  # a chain must not be stuck where a broken batch left it
+    def _stored_scores(self, start: Tensor, slots: Tensor) -> Annotated[Tensor, "b v"]:
+        """Of the views of a state that is not a candidate, as they were at the last visit."""
+        stored = self.log_score[slots.clamp(min=0)]
+        here = ((start >= 0) | (slots < 0))[:, None]
+        return torch.where(here | stored.isnan(), NEVER, stored)
 
-    def _walk(self, scores: Scores, counted: Tensor, moved: Tensor, slots: Tensor) -> Walk:
-        at_hand = (counted >= 0).double()
-        visits = torch.zeros(scores.candidates.shape, dtype=torch.float64, device=counted.device)
-        if visits.shape[1]:
-            visits = visits.scatter_add(1, counted.clamp(min=0), at_hand)
-        log_visits = torch.where(visits > 0, visits.log(), NEVER)
+    def _walk(self, scores: Scores, visits: Visits, num_counted: int, slots: Tensor) -> Walk:
+        counts = visits.counts[:, : scores.candidates.shape[1]]
+        inside = counts.sum(-1)
+        log_visits = torch.where(counts > 0, counts.log(), NEVER)
         # All visits outside: the anchor has negatives, none of which is here. Its positive still pulls.
-        silent = (visits.sum(-1, keepdim=True) == 0) & scores.valid & (slots >= 0)[:, None]
+        silent = (inside == 0)[:, None] & scores.valid & (slots >= 0)[:, None]
         scored_at = self.scored_at[slots.clamp(min=0)]
         known = (slots >= 0) & (scored_at >= 0)
         return Walk(
             log_visits=torch.where(silent, _no_share, log_visits).to(scores.candidates.dtype),
-            log_norm=torch.full_like(scores.candidates[:, :1].sum(-1), counted.shape[1]).log(),
-            acceptance=moved.double().mean(-1),
-            outside=1.0 - at_hand.mean(-1),
+            log_norm=torch.full_like(inside, num_counted, dtype=scores.candidates.dtype).log(),
+            acceptance=visits.accepted.double().mean(-1),
+            outside=1.0 - inside / num_counted,
             age=torch.where(known, (self.step - scored_at).double(), float("nan")),
         )
 
-    def _store(self, scores: Scores, values: Tensor, slots: Tensor, start: Tensor, end: Tensor) -> None:
-        ids = scores.candidate_tags.ids
-        assert ids is not None
-        rows = last_of_each(slots) & (end >= 0)  # a chain that did not leave an outside state keeps it as it was
-        start, end, slots, ids = start[rows], end[rows], slots[rows], ids.expand(len(rows), -1)[rows]
-        found = ids.gather(1, end[:, None])
-        before = torch.arange(ids.shape[1], device=end.device) < end[:, None]
-        twin = ((ids == found) & before).sum(-1).clamp(max=127).to(torch.int8)
-        self.state[slots] = found.squeeze(1)
-        self.twin[slots] = torch.where(start == end, self.twin[slots], twin)
-        self.log_score[slots] = values[rows].gather(1, end[:, None]).squeeze(1)
+    def _store(self, scores: Scores, ids: Tensor, views: Tensor, slots: Tensor, end: Tensor) -> None:
+        """The end of each walk; one that ends outside the candidates keeps its id and scores as they were."""
+        num_candidates = scores.candidates.shape[1]
+        rows = last_of_each(slots) & (end >= num_candidates)
+        self.view[slots[rows]] = (end[rows] - num_candidates).to(self.view)
+        rows = last_of_each(slots) & (end >= 0) & (end < num_candidates)
+        slots, end = slots[rows], end[rows, None]
+        ids, views = (tag.expand(len(rows), -1)[rows] for tag in (ids, views))
+        values = scores.candidates.detach().double()[rows]
+        found, view = ids.gather(1, end), views.gather(1, end).clamp(max=self.num_views - 1)
+        each = torch.arange(self.num_views, device=ids.device)[:, None, None]
+        of_views = torch.where((ids == found) & (views == each), values, NEVER).amax(-1).T
+        # A row with a negative id is nobody's: nothing could be found again by it.
+        self.state[slots] = torch.where(found < self.num_instances, found, -1).squeeze(1)
+        self.view[slots] = view.squeeze(1).to(self.view)
+        self.log_score[slots] = of_views.scatter(1, view, values.gather(1, end))
         self.scored_at[slots] = self.step
+
+    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:
+        """Also of the time when only the score of the state's own view was kept, and its view was called a twin."""
+        twin, score = state_dict.pop(prefix + "twin", None), state_dict.get(prefix + "log_score")
+        if twin is not None and score is not None and score.ndim == 1:
+            view = twin.clamp(max=self.num_views - 1)
+            empty = torch.full((len(score), self.num_views), NEVER, dtype=score.dtype, device=score.device)
+            state_dict[prefix + "view"] = view
+            state_dict[prefix + "log_score"] = empty.scatter(1, view.long()[:, None], score[:, None])
+        super()._load_from_state_dict(state_dict, prefix, *args)
 
     def extra_repr(self) -> str:
         return f"num_instances={self.num_instances}, burn_in={self.burn_in}, num_views={self.num_views}"
+
+
+def _occurrence(ids: Annotated[Tensor, "b|1 n"]) -> Annotated[Tensor, "b|1 n"]:
+    """How many columns before each have the same id.
+
+    >>> _occurrence(torch.tensor([[7, 3, 7, 7, 3]])).tolist()
+    [[0, 0, 1, 2, 1]]
+    """
+    in_order, order = ids.sort(dim=1, stable=True)
+    first = torch.searchsorted(in_order, in_order)
+    return torch.empty_like(ids).scatter(1, order, torch.arange(ids.shape[1], device=ids.device) - first)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 import time
+import warnings
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 from pathlib import Path
@@ -19,19 +20,23 @@ from torch import Tensor
 from torch.nn.functional import normalize
 
 from hardneg.batching.spec import BatchSpec
+from hardneg.core.errors import DataChanged, HardnegWarning, NotFinite
 from hardneg.core.schedules import adaptive
 from hardneg.io.embeddings import save_embeddings
 from hardneg.io.files import write_atomically
+from hardneg.io.sealed import sealing
 from hardneg.losses.contrastive import ContrastiveLoss
 from hardneg.training.augmentation.augment import Views
-from hardneg.training.augmentation.views import Augmentation, as_augmentation
+from hardneg.training.augmentation.views import Augmentation, as_augmentation, check_plain, described
+from hardneg.training.data.fingerprint import data_record
 from hardneg.training.data.images import ImageData
 from hardneg.training.dry_run import try_negatives
 from hardneg.training.encoders import check_embeds, embed
 from hardneg.training.evaluation.embeddings import evaluate_embeddings
 from hardneg.training.evaluation.pairs import alignment
 from hardneg.training.method import Batch, Build
-from hardneg.training.options import TrainOptions
+from hardneg.training.options import TrainOptions, defaults_of
+from hardneg.training.records import final_of, has_collapsed
 from hardneg.training.runs import Run
 from hardneg.training.setup import (
     accelerator_for,
@@ -49,11 +54,15 @@ from hardneg.training.setup import (
     synchronised,
     synchronize,
 )
+from hardneg.training.trained import encoder_record
 
 if TYPE_CHECKING:
     from accelerate import Accelerator
 
-LEAD = 8
+PROBED = 64
+"""Images at most on which a user's views are compared with what evaluation would see."""
+
+LEAD = 33
 """Steps from the vectors of a graph to the batches planned from it, for a refresh every 100 steps."""
 
 
@@ -65,12 +74,14 @@ def train(
     *,
     views: Views | Augmentation | None = None,
     resume: bool = False,
+    allow_other_data: bool = False,
     quiet: bool = False,
 ) -> dict[str, Any]:
     """Trains, evaluates and writes a run directory; returns the final figures.
 
     ``views(images, ids, epoch, seed)`` gives the two views of a batch in the place of the augmentation that the options
     name; a run is resumed with the same. A finished run is not trained again: with ``resume`` its figures are returned.
+    A run that was begun with other images or labels raises ``DataChanged`` unless ``allow_other_data``.
     Without labels, or with one class only, there is nothing to evaluate: the run then ends with its losses and
     diagnostics.
     """
@@ -79,16 +90,19 @@ def train(
     run = Run(Path(out))
     with run.alone() if accelerator.is_main_process else nullcontext():
         if accelerator.is_main_process:
-            Run.open(out, recipe, options.as_dict(), resume)
+            Run.open(out, recipe, options.as_dict(), resume, defaults_of(options))
         accelerator.wait_for_everyone()
+        data, test = splits(options)
+        seen = data_record(data, test)
+        if accelerator.is_main_process and not allow_other_data:
+            run.check_data(seen)
         finished = run.result()
         check_agreed(accelerator, finished is not None)
         if finished is not None:
             return finished
-        data, test = splits(options)
         check_batch(options, data, accelerator.num_processes)
         augment = augment_for(options, data) if views is None else as_augmentation(views)
-        loop = Loop(accelerator, run, options, spec, data, build, augment)
+        loop = Loop(accelerator, run, options, spec, data, build, augment, seen)
         try_negatives(options, labelled=data.labels is not None)  # after the recipe has said whether it needs labels
         seconds = loop.run_all(quiet)
         times = {"seconds": round(seconds, 3), "epoch_seconds": loop.epoch_seconds}
@@ -112,6 +126,7 @@ class Loop:
         data: ImageData,
         build: Build,
         augment: Augmentation,
+        seen: dict[str, Any],
     ) -> None:
         self.accelerator, self.disk, self.options, self.spec = accelerator, run, options, spec
         self.data = data.to(accelerator.device)
@@ -119,12 +134,17 @@ class Loop:
         self.total = options.epochs * len(self.sampler)
         torch.manual_seed(options.seed)
         self.method = synchronised(build(options, data, self.total).to(accelerator.device), accelerator)
+        encoder = encoder_record(self.method.recorded_encoder())
+        if accelerator.is_main_process:
+            run.check_encoder(encoder)
         on_gpu = accelerator.device.type == "cuda"
         if on_gpu:
             torch.backends.cudnn.benchmark = not torch.are_deterministic_algorithms_enabled()
             self.method.encoder.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
         self.augment = augment
         self.views = augment.compiled() if options.compile else augment.views
+        some = slice(min(options.batch_size, PROBED))
+        check_plain(augment, self.data.images[some], self.data.ids[some], options.seed)
         check_embeds(self.method.encoder, self.data.images, augment.plain)
         parameters = [p for p in self.method.parameters() if p.requires_grad]
         optimizer = torch.optim.Adam(parameters, options.learning_rate, weight_decay=options.weight_decay, fused=on_gpu)
@@ -142,11 +162,14 @@ class Loop:
         self.refreshed: int | None = None  # the step of the last refresh
         self.harvested = torch.zeros(0)
         losses = [part for part in self.method.modules() if isinstance(part, ContrastiveLoss)]
-        self.adaptive = [s for one in losses for s in one.negatives.schedules() if isinstance(s, adaptive)]
+        every = [s for one in losses for s in (*one.negatives.schedules(), one.temperature, one.tau_plus)]
+        self.adaptive = [schedule for schedule in every if isinstance(schedule, adaptive)]
         self.epoch_loss = torch.zeros((), device=accelerator.device)
         self.step, self.epoch = 0, 0
         self.epoch_seconds: list[float] = []
         self._restore()
+        if accelerator.is_main_process:
+            run.record_trained(encoder, described(augment), seen)
         check_agreed(accelerator, self.step)
 
     def run_all(self, quiet: bool) -> float:
@@ -227,12 +250,12 @@ class Loop:
         size = min(every, len(self.sampler) - begun)
         left = begun + size - done
         nearest = self.step - (self.refreshed or 0) + min(every, len(self.sampler)) / 2 >= every
-        return nearest and left == min(LEAD, every // 12, size - 1) and self.step + left < self.total
+        return nearest and left == min(LEAD, (every - 1) // 3, size - 1) and self.step + left < self.total
 
     def _vectors(self) -> Tensor:
-        """What the ranks plan from, the same on all of them; a copy, since training goes on harvesting."""
+        """What the ranks plan from, the same on all of them."""
         if not self.spec.encode:
-            return self.harvested.clone()
+            return self.harvested
         vectors = normalize(self._features(self.data), dim=-1)
         if self.accelerator.num_processes > 1:  # batch statistics that are not synchronised differ between ranks
             torch.distributed.broadcast(vectors, src=0)
@@ -253,23 +276,35 @@ class Loop:
         if self.accelerator.is_main_process:
             self.disk.log(**record)
 
-    def _not_finite(self, what: str) -> ValueError:
-        before = " The last checkpoint is from before." if self.disk.checkpoint_path.exists() else ""
-        return ValueError(
-            f"train needs finite losses and weights, got {what} at step {self.step}; lower --learning-rate, "
-            f"raise --temperature, or use --precision no.{before}"
-        )
+    def _not_finite(self, what: str) -> NotFinite:
+        before = " (the last checkpoint is from before)" if self.disk.checkpoint_path.exists() else ""
+        fix = f"lower --learning-rate, raise --temperature, or use --precision no{before}"
+        return NotFinite("train", "finite losses and weights", f"{what} at step {self.step}", fix)
 
     def evaluate(self, test: ImageData) -> dict[str, Any]:
         """The figures of the trained encoder, and its embeddings beside them; the first rank's work."""
         records = self.disk.metrics()
-        figures: dict[str, Any] = {"final": records[-1]} if records else {}
+        figures: dict[str, Any] = {}
+        if records:
+            figures["final"] = final_of(records)
+            figures["collapsed"] = self._warn_if_collapsed(figures["final"])
         if why := _no_accuracy(self.data, test):
             return figures | {"no_accuracy": why}
         test = test.to(self.accelerator.device)
         split = self._features(self.data), self.data.labels, self._features(test), test.labels
-        write_atomically(self.disk.path / "embeddings.npz", lambda file: save_embeddings(file, *split))  # type: ignore[arg-type]
+        write_atomically(self.disk.path / "embeddings.npz", sealing(lambda file: save_embeddings(file, *split)))  # type: ignore[arg-type]
         return figures | evaluate_embeddings(*split, seed=0) | {"alignment": self._alignment(test)}  # type: ignore[arg-type]
+
+    def _warn_if_collapsed(self, final: dict[str, Any]) -> bool:
+        if collapsed := has_collapsed(final):
+            warnings.warn(
+                f"The run in {self.disk.path} has collapsed: its embeddings are almost one (two of them have a mean "
+                f"similarity of {final['uniform_hardness']:.3f}) and its loss of {final['loss']:.3f} is that of a "
+                f"guess. Lower --learning-rate or --temperature, or look at the views (--augment).",
+                HardnegWarning,
+                stacklevel=2,
+            )
+        return collapsed
 
     def _alignment(self, data: ImageData) -> float:
         """How far apart two views of an image are (Wang and Isola 2020), over the first 2,048 images at most."""
@@ -308,15 +343,23 @@ class Loop:
         if state is None:
             return
         self.step, self.epoch, self.epoch_seconds = state["step"], state["epoch"], state["epoch_seconds"]
-        self.method.load_state_dict(state["method"])
+        self._load_method(state["method"])
         self.optimizer.load_state_dict(state["optimizer"])
-        self.harvested, self.refreshed = state["harvested"], state.get("refreshed")
-        self.sampler.data = from_state(state["planned_from"])
+        if len(state["harvested"]) in (0, len(self.data)):  # else vectors and plan are of another number of images
+            self.harvested, self.refreshed = state["harvested"], state.get("refreshed")
+            self.sampler.data = from_state(state["planned_from"])
         torch.set_rng_state(state["rng"].cpu())
         if state["rng_cuda"]:
             torch.cuda.set_rng_state_all([one.cpu() for one in state["rng_cuda"]])
         if state["scaler"] and self.accelerator.scaler is not None:
             self.accelerator.scaler.load_state_dict(state["scaler"])
+
+    def _load_method(self, state: dict[str, Any]) -> None:
+        try:
+            self.method.load_state_dict(state)
+        except RuntimeError as error:  # such as a normaliser for each image of a data set that has grown
+            what = "a method whose state fits its checkpoint"
+            raise DataChanged("train", what, " ".join(str(error).split()), "begin a new run in another --out") from None
 
 
 def _no_accuracy(data: ImageData, test: ImageData) -> str:

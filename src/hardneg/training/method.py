@@ -31,6 +31,10 @@ class Method(nn.Module, ABC):
     encoder: nn.Module
     """Trained and evaluated; ``encode`` below is the same, wrapped for the ranks."""
 
+    def recorded_encoder(self) -> nn.Module:
+        """The part of the encoder that a run records, so that methods can be compared by it."""
+        return self.encoder
+
     @abstractmethod
     def loss_of(self, encode: Encode, batch: Batch) -> Tensor:
         """The loss of a batch; remembers what ``diagnose`` and ``harvest`` ask for."""

@@ -1,21 +1,24 @@
-"""A run directory: what was asked, what was measured, and a checkpoint that is always whole.
+"""A run directory: the options, what was trained, what was measured, and a checkpoint that is always whole.
 
 run/
-  config.json      the recipe, its options, the command and the versions
+  config.json      the recipe, its options, what was trained, the command and the versions
   metrics.jsonl    one line per record
   checkpoint.pt    the newest state; replaced atomically, so that a crash or a full disk leaves the old one
+  checkpoint.previous.pt   the one before it, for the case that the newest is damaged
   embeddings.npz   features and labels of both splits, where there are labels
   warnings.json    what a run of a comparison warned of
   memory.json      bytes that the run holds, for a comparison that asks whether there is room for another
   result.json      written last: its presence says that the run is finished
   events.out...    the records for TensorBoard, if it is installed
+
+Each file carries its checksum, which is verified when it is read; files of older versions have none and are read as
+they are.
 """
 
 from __future__ import annotations
 
 import json
-import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,10 +26,23 @@ from typing import Any, NamedTuple
 
 import torch
 
-from hardneg.io.files import check_folder, lock, read_json, without_nan, write_atomically, write_json
+from hardneg.core.errors import Damaged
+from hardneg.io.files import (
+    check_folder,
+    disk_failure,
+    locked,
+    read_json,
+    write_atomically,
+    write_json,
+)
 from hardneg.io.provenance import environment
-from hardneg.training.options import RECIPES
+from hardneg.training.checkpoints import Checkpoints
+from hardneg.training.data.fingerprint import check_same_data
+from hardneg.training.records import line_of, read_records
 from hardneg.training.tensorboard import leave_board, show_on_board
+from hardneg.training.trained import check_same_encoder, is_record
+
+CONFIG_FIX = "put back a copy of it, or use another --out"
 
 FIGURES = ("knn", "1nn", "linear", "uniformity")
 """Those of the result that TensorBoard shows beside the records."""
@@ -36,8 +52,9 @@ LEAVES_WITH_STDIN = "HARDNEG_LEAVES_WITH_STDIN"
 """Set for a process that is to end when its standard input is closed: when the one that started it is gone."""
 
 
-DIVERGED = 3
-"""The exit code of a process whose run's losses or weights were no longer finite."""
+REFUSED, DIVERGED, NO_ROOM, NO_MEMORY, DATA_CHANGED = 2, 3, 4, 5, 6
+"""The exit codes of the process of a run: wrong input or damaged files, losses or weights that are not finite, a full
+disk, too little memory, other data than the run was begun with."""
 
 
 class Memory(NamedTuple):
@@ -54,28 +71,40 @@ class Run:
     path: Path
 
     @classmethod
-    def open(cls, path: Path | str, recipe: str, options: dict[str, Any], resume: bool) -> Run:
-        """Starts a run, or goes on with the one that is there if it was started with the same options."""
-        run, asked = cls(Path(path)), {"recipe": recipe, "options": options}
+    def open(
+        cls,
+        path: Path | str,
+        recipe: str,
+        options: dict[str, Any],
+        resume: bool,
+        usual: Mapping[str, Any] | None = None,
+    ) -> Run:
+        """Starts a run, or goes on with the one that is there if it was started with the same options.
+
+        ``usual``: the defaults of the options, at which a run of an older version was that does not have them.
+        """
+        run, wanted = cls(Path(path)), {"recipe": recipe, "options": options}
         if not run.begun():
-            write_json(run.config_path, {**asked, **environment()})
+            write_json(run.config_path, {**wanted, **environment()})
             return run
-        before = run.config()
+        before = run._whole_config()
         if not resume:
             raise ValueError(f"{run.path} already holds a run; use --resume to go on with it, or another --out.")
         if before["recipe"] != recipe:
             raise ValueError(f"{run.path} holds a checkpoint of recipe {before['recipe']!r}, got {recipe!r}.")
-        # A run of an older version was at the defaults of the options that were added since.
-        then = json.loads(json.dumps(RECIPES[recipe]().as_dict() | before["options"], default=str))
-        changed = {
-            name: (then.get(name), value)
-            for name, value in json.loads(json.dumps(options, default=str)).items()
-            if then.get(name) != value
-        }
+        then, now = (
+            json.loads(json.dumps(one, default=str)) for one in ({**(usual or {}), **before["options"]}, options)
+        )
+        changed = {name: (then.get(name), value) for name, value in now.items() if then.get(name) != value}
         if changed:
             listed = ", ".join(f"{name}: {old!r} -> {new!r}" for name, (old, new) in changed.items())
             raise ValueError(f"{run.path} was started with other options ({listed}); resume with the same ones.")
+        run.checkpoints.fall_back()
         return run
+
+    @property
+    def checkpoints(self) -> Checkpoints:
+        return Checkpoints(self.path)
 
     @property
     def config_path(self) -> Path:
@@ -83,7 +112,7 @@ class Run:
 
     @property
     def checkpoint_path(self) -> Path:
-        return self.path / "checkpoint.pt"
+        return self.checkpoints.newest
 
     @property
     def result_path(self) -> Path:
@@ -98,12 +127,8 @@ class Run:
         """Keeps other processes off the directory; waits ``patience`` seconds for one that is about to end."""
         check_folder(self.path)
         self.path.mkdir(parents=True, exist_ok=True)
-        with (self.path / ".lock").open("w") as file:
-            until = time.monotonic() + patience
-            while not lock(file):
-                if time.monotonic() > until:
-                    raise ValueError(f"{self.path} is in use by another process; wait for it, or use another --out.")
-                time.sleep(0.05)
+        fix = "wait for it, or use another --out"
+        with locked(self.path / ".lock", "train", patience=patience, fix=fix):
             for left in self.path.glob(".*.partial"):  # of a process that was killed while it wrote
                 left.unlink(missing_ok=True)
             yield
@@ -111,40 +136,76 @@ class Run:
     def config(self) -> dict[str, Any]:
         if not self.config_path.exists():
             raise ValueError(f"{self.path} is not a run: it has no config.json.")
-        config: dict[str, Any] = read_json(self.config_path, "put back a copy of it, or use another --out")
+        config: dict[str, Any] = read_json(self.config_path, CONFIG_FIX, who="train")
         return config
+
+    def _whole_config(self) -> dict[str, Any]:
+        """The config of a run that goes on, which needs all of its parts."""
+        config = self.config()
+        known = isinstance(config.get("recipe"), str) and isinstance(config.get("options"), dict)
+        if not known or not is_record(config.get("trained")):
+            what = "a recipe, its options and what was trained"
+            raise Damaged("train", what, self.config_path, got=f"it lacks {what}", fix=CONFIG_FIX)
+        return config
+
+    def check_data(self, now: dict[str, Any]) -> None:
+        """Raises ``DataChanged`` if the run was begun with other data."""
+        if trained := self.config().get("trained"):
+            check_same_data("train", self.path, trained["data"], now)
+
+    def check_encoder(self, now: dict[str, Any]) -> None:
+        """Raises if the run was begun with another encoder."""
+        if trained := self.config().get("trained"):
+            check_same_encoder(trained["encoder"], now)
+
+    def record_trained(self, encoder: dict[str, Any], views: str, data: dict[str, Any]) -> None:
+        """Puts what is trained into config.json, once; of other data than before, both stay on record."""
+        config = self.config()
+        trained = config.get("trained") or {"encoder": encoder, "views": views, "data": data}
+        if trained["data"] != data:
+            trained = {**trained, "data": data, "earlier_data": [*trained.get("earlier_data", []), trained["data"]]}
+        if trained != config.get("trained"):
+            write_json(self.config_path, {**config, "trained": trained})
 
     def result(self) -> dict[str, Any] | None:
         """The final figures, or None while the run is not finished."""
         if not self.result_path.exists():
             return None
-        result: dict[str, Any] = read_json(self.result_path, "delete it to evaluate again from the checkpoint")
+        advice = "delete it to evaluate again from the checkpoint"
+        result: dict[str, Any] = read_json(self.result_path, advice, who="train")
         return result
 
     def finish(self, result: dict[str, Any]) -> None:
-        write_json(self.result_path, result)
+        trained = self.config().get("trained") if self.config_path.exists() else None
+        write_json(self.result_path, {**result, "trained": trained})
         show_on_board(self.path, result.get("steps", 0), {name: result[name] for name in FIGURES if name in result})
         leave_board(self.path)
 
     def warn(self, text: str) -> None:
-        """Puts a warning beside the other files: what a process says is gone when a comparison goes on."""
-        if text not in (told := self.warnings()):
-            write_json(self.path / "warnings.json", [*told, text])
+        """Keeps a warning beside the other files, for whoever started the process."""
+        if text not in (before := self.warnings()):
+            write_json(self.path / "warnings.json", {"warnings": [*before, text]})
 
     def warnings(self) -> list[str]:
         path = self.path / "warnings.json"
+        if not path.exists():
+            return []
         try:
-            return [str(one) for one in json.loads(path.read_text())] if path.exists() else []
-        except ValueError:
-            return []  # nothing that is worth an error
+            found = read_json(path, "delete it", who="train", kind=object)  # a list in older versions
+            return [str(one) for one in (found["warnings"] if isinstance(found, dict) else found)]
+        except (Damaged, KeyError, TypeError):
+            return [f"{path.name} is damaged: what the run warned of is not known."]
 
     def took(self, memory: Memory) -> None:
         write_json(self.path / "memory.json", memory._asdict())
 
     def memory(self) -> Memory | None:
-        """What it held when it last said so, or None before its first epoch has ended."""
+        """What it held when it last recorded it; None before its first epoch has ended, and if the file is damaged."""
         path = self.path / "memory.json"
-        return Memory(**read_json(path, "delete it")) if path.exists() else None
+        try:
+            return Memory(**read_json(path, "delete it", who="train")) if path.exists() else None
+        except (Damaged, TypeError):
+            return None
 
     @property
     def metrics_path(self) -> Path:
@@ -153,53 +214,34 @@ class Run:
     def log(self, **record: Any) -> None:
         try:
             with self.metrics_path.open("a") as file:
-                file.write(json.dumps(without_nan(record), allow_nan=False) + "\n")
+                file.write(line_of(record))
         except OSError as error:
-            what = f"{self.metrics_path} could not be written ({error.strerror}); make room, then use --resume"
-            raise OSError(error.errno, what) from error
+            raise disk_failure(self.metrics_path, error, "make room, then use --resume") from error
         show_on_board(self.path, record.get("step", 0), record)
 
     def metrics(self) -> list[dict[str, Any]]:
         """The records; None where a question had no answer, such as the share of false negatives without labels."""
-        lines = self.metrics_path.read_text().splitlines() if self.metrics_path.exists() else []
-        if lines and not lines[-1].endswith("}"):
-            lines.pop()  # a killed writer may leave half a line
-        try:
-            return [json.loads(line) for line in lines]
-        except json.JSONDecodeError:
-            raise ValueError(f"{self.metrics_path} is damaged; put back a copy of it, or delete it.") from None
+        return read_records(self.metrics_path)
 
     def forget_after(self, step: int) -> None:
         """Drops the records that a resumed run will write again."""
         leave_board(self.path)
         kept = [record for record in self.metrics() if record.get("step", 0) <= step]
-        text = "".join(json.dumps(record) + "\n" for record in kept)
+        text = "".join(line_of(record) for record in kept)
         write_atomically(self.metrics_path, lambda file: file.write(text.encode()))
 
     def save(self, state: dict[str, Any]) -> None:
-        """Replaces the checkpoint; it says whose it is, so that one copied from elsewhere is told apart."""
-        state = state | {"of": self._asked()}
-        write_atomically(self.checkpoint_path, lambda file: torch.save(state, file))
+        """Replaces the checkpoint; it names its run, so that one copied from elsewhere is refused."""
+        self.checkpoints.save(state | {"of": self._asked()})
 
     def load(self, device: torch.device | str = "cpu") -> dict[str, Any] | None:
         """The newest checkpoint, or None."""
-        path = self.checkpoint_path
-        if not path.exists():
-            return None
-        try:
-            # On the CPU, Accelerate's ranks are on "cpu:0", where torch.load can put nothing.
-            where = "cpu" if torch.device(device).type == "cpu" else device
-            state: dict[str, Any] = torch.load(path, map_location=where, weights_only=True)
-            of = state["of"]
-        except torch.OutOfMemoryError:
-            raise
-        except Exception as error:
+        state = self.checkpoints.load(device)
+        if state is not None and state["of"] != self._asked():
+            path = self.checkpoint_path
             raise ValueError(
-                f"{path} cannot be read as a checkpoint ({type(error).__name__}: {str(error).partition(chr(10))[0]}); "
-                "put back a copy of it, or delete it to train from the beginning."
-            ) from error
-        if of != self._asked():
-            raise ValueError(f"{path} is the checkpoint of another run ({of}); delete it to train from the beginning.")
+                f"{path} is the checkpoint of another run ({state['of']}); delete it to train from the beginning."
+            )
         return state
 
     def _asked(self) -> str:

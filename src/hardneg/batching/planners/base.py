@@ -18,7 +18,7 @@ from torch import Tensor
 from hardneg.batching.filler import Guard, Room, coverages
 from hardneg.batching.graph import ProximityGraph
 from hardneg.batching.plan import Plan, Segment
-from hardneg.core.errors import argument_error
+from hardneg.core.errors import NotFinite, argument_error
 from hardneg.core.schedules import Schedule, value_of
 
 _registry: dict[str, type[Planner]] = {}
@@ -90,9 +90,7 @@ class Planner(ABC):
         if self.needs == "graph" and not isinstance(data, (Tensor, ProximityGraph)):
             raise argument_error(type(self).__name__, "a graph or vectors [n, d]", "data", type(data).__name__)
         if isinstance(data, Tensor) and self.needs != "nothing" and not bool(torch.isfinite(data).all()):
-            raise ValueError(
-                f"{type(self).__name__} needs finite vectors, got NaN or inf; look at the encoder's output."
-            )
+            raise NotFinite(type(self).__name__, "finite vectors", "NaN or inf", "look at the encoder's output")
 
 
 def registered_planners() -> dict[str, type[Planner]]:

@@ -19,6 +19,9 @@ from hardneg.batching.walks import Walker, kinds, steps_by, torch_generator
 from hardneg.core.errors import argument_error, check_kind, check_range
 from hardneg.core.schedules import Number, Schedule
 
+_at_once = 8
+"""Batches whose first excursions are made together. Their starts are taken in advance: too many would be missed."""
+
 
 @dataclass(frozen=True)
 class Proximity(Planner):
@@ -68,23 +71,45 @@ class Proximity(Planner):
 
     def fill_all(self, prepared: Walker, room: Room, count: int, rng: np.random.Generator) -> None:
         if isinstance(self.restart, Schedule):
-            raise ValueError(f"Proximity needs a number, got restart={self.restart!r}; use planner.at(step, total).")
-        if room.covering or room.guard is not None:
+            raise argument_error("Proximity", "a number", "restart", self.restart, "use planner.at(step, total)")
+        if room.guard is not None:
             super().fill_all(prepared, room, count, rng)
-            return
-        first, sizes = room.num_closed, room.sizes[room.num_closed : room.num_closed + count]
-        starts = room.order[np.arange(first, first + count) % room.num_instances]
-        nodes, filled = prepared.independent(starts, max(sizes), self.restart, rng)
-        room.tally.filled += int(filled.sum())
-        room.add(batch[:size] for batch, size in zip(nodes, sizes, strict=True))
+        elif room.covering:
+            while count:
+                some = min(count, _at_once)
+                self._fill_some(prepared, room, some, rng)
+                count -= some
+        else:
+            first, sizes = room.num_closed, room.sizes[room.num_closed : room.num_closed + count]
+            starts = room.order[np.arange(first, first + count) % room.num_instances]
+            nodes, filled = prepared.independent(starts, max(sizes), self.restart, rng)
+            room.tally.filled += int(filled.sum())
+            room.add(batch[:size] for batch, size in zip(nodes, sizes, strict=True))
+
+    def _fill_some(self, walker: Walker, room: Room, count: int, rng: np.random.Generator) -> None:
+        """Some batches whose first excursions are made all at once."""
+        assert not isinstance(self.restart, Schedule)
+        starts, size = room.starts(count), room.sizes[room.num_closed]
+        free = 1.0 - np.count_nonzero(room.taken) / room.num_instances
+        moves = int(1.5 * size / max(free, 0.02))
+        for start, begun in zip(starts.tolist(), walker.excursions(starts, moves, self.restart, rng), strict=True):
+            room.open()
+            room.enter(start)
+            walker.begin(start, self.restart)
+            room.offer(walker.found_on(begun, room.missing, room.taken))
+            self._search(walker, room, rng)
+            room.fill()
+            room.close()
 
     def fill(self, prepared: Walker, room: Room, rng: np.random.Generator) -> None:
         assert not isinstance(self.restart, Schedule)
-        walker = prepared
         node = room.start()
-        if node is None:
-            return
-        walker.begin(node, self.restart)
+        if node is not None:
+            prepared.begin(node, self.restart)
+            self._search(prepared, room, rng)
+
+    def _search(self, walker: Walker, room: Room, rng: np.random.Generator) -> None:
+        """The walk goes on until the batch is full; from another free node where it finds no more."""
         while room.missing:
             patience = max(200, 4 * room.missing) if room.covering else None
             wanted = room.missing

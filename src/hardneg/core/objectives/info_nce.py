@@ -16,7 +16,7 @@ from torch.nn.functional import logsigmoid
 from hardneg.core.errors import ArgumentError, argument_error
 from hardneg.core.objectives.base import Objective, Row, TauPlus, check_tau_plus, corrects, log1m_exp, softplus
 from hardneg.core.statistics import LogMass, LogMean, LogPositives, Others, Statistic, Support
-from hardneg.core.types import LogWeights, PairLosses, Scores
+from hardneg.core.types import NEVER, LogWeights, PairLosses, Scores
 
 NumNegatives = str | float | Tensor
 
@@ -106,7 +106,8 @@ def debiased(
     """
     share = tau_plus if isinstance(tau_plus, Tensor) else torch.tensor(tau_plus, dtype=torch.float64)
     log_share = share.log() + positives - log_mean  # tau_plus e^a / E
-    negative = log_share >= 0
+    # Also without a negative, where a tau_plus of 0 would have a gradient of NaN.
+    negative = (log_share >= 0) | (log_mean == NEVER)
     rest = log_mean + log1m_exp(torch.where(negative, -1.0, log_share)) - torch.log1p(-share)
     floor = torch.zeros_like(rest) - 1.0 / temperature
     clamped = negative | ((rest <= floor) & (share > 0))

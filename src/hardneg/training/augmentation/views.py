@@ -5,13 +5,14 @@
     augment_for_text("kornia(crop_scale=(0.1, 1))", images)  the same values, by kornia's modules
     as_augmentation(call)                                   call(images, ids, epoch, seed) -> (view 1, view 2)
 
-A callable should be a pure function of what it is given, or a resumed run sees other views: ``from_transform`` seeds
-any transform of a batch that way.
+A callable should be a pure function of what it is given, or a resumed run sees other views: ``from_transform`` in
+transforms.py seeds any transform of an image that way.
 """
 
 from __future__ import annotations
 
 import ast
+import re
 from collections.abc import Callable
 from dataclasses import dataclass, fields, replace
 from typing import Annotated, Any, NamedTuple, Protocol, runtime_checkable
@@ -19,7 +20,7 @@ from typing import Annotated, Any, NamedTuple, Protocol, runtime_checkable
 import torch
 from torch import Tensor, nn
 
-from hardneg.core.errors import argument_error, optional
+from hardneg.core.errors import ArgumentError, GrammarError, argument_error, optional
 from hardneg.core.philox import uniforms
 from hardneg.negatives.grammar import read_expression
 from hardneg.training.augmentation.augment import PRESETS, Augment, Views, check_images, preset_for
@@ -55,30 +56,80 @@ def as_unit(images: Images) -> Images:
 class AnyViews:
     """An augmentation of any callable: uint8 images [b, c, h, w], ids [b], epoch and seed in, two float batches out.
 
-    Evaluation sees what ``shown`` makes of the images: values in [0, 1], unless the views are on another scale.
+    Evaluation sees what ``shown`` makes of the images. Without it, that is what ``call.less_randomness`` gives, else
+    values in [0, 1], and ``check_plain`` compares it with the views before a run.
     """
 
     call: Views
-    shown: Callable[[Images], Images] = as_unit
+    shown: Callable[[Images], Images] | None = None
 
     def views(self, images: Images, ids: Ids, epoch: int, seed: int) -> tuple[Images, Images]:
         check_images(images, ids)
         found = self.call(images, ids, epoch, seed)
         if len(found) != 2 or any(view.ndim != 4 or len(view) != len(images) for view in found):
-            got = [tuple(view.shape) for view in found]
-            raise ValueError(f"Training needs two views [{len(images)}, c, h, w] from a callable, got {got}.")
+            got = str([tuple(view.shape) for view in found])
+            raise ArgumentError("Training", f"two views [{len(images)}, c, h, w] from a callable", got)
         if not all(view.is_floating_point() for view in found):
-            raise ValueError(f"Training needs views as floats, got {[str(view.dtype) for view in found]}.")
+            raise ArgumentError("Training", "views as floats", str([str(view.dtype) for view in found]))
         return found
 
     __call__ = views
 
     def plain(self, images: Images) -> Images:
-        return self.shown(images)
+        if self.shown is not None:
+            return self.shown(images)
+        plain: Images = getattr(self.call, "less_randomness", as_unit)(images)
+        return plain
 
     def compiled(self) -> Views:
         """As they are: what a callable does is its own."""
         return self.views
+
+
+def check_plain(augment: Augmentation, images: Images, ids: Ids, seed: int) -> None:
+    """Raises if evaluation would see images on another scale, or of another size, than the views of a callable.
+
+    Whoever says what evaluation sees is taken at their word.
+    """
+    if not isinstance(augment, AnyViews) or augment.shown is not None:
+        return
+    plain = augment.plain(images)
+    mean, std = _scale_of(plain)
+    for view in augment.views(images, ids, 0, seed):
+        if view.shape != plain.shape:
+            raise _not_as_trained(f"views {tuple(view.shape[1:])} and images {tuple(plain.shape[1:])} in evaluation")
+        its_mean, its_std = _scale_of(view)
+        ratio = its_std / std
+        # Strong augmentations stay well within these; any usual Normalize is outside of one of them.
+        if ((its_mean - mean).abs() > 0.75 * std).any() or (ratio >= 2.0).any() or (ratio <= 0.5).any():
+            means, stds = (_in_words(pair) for pair in ((its_mean, mean), (its_std, std)))
+            raise _not_as_trained(f"mean {means} and deviation {stds} of the channels in views and in evaluation")
+
+
+def _scale_of(images: Images) -> tuple[Tensor, Tensor]:
+    std, mean = torch.std_mean(images.double(), dim=(0, 2, 3))
+    return mean, std.clamp(min=0.05)  # what is almost constant has no scale of its own
+
+
+def _in_words(pair: tuple[Tensor, Tensor]) -> str:
+    return " and ".join("/".join(f"{value:.2f}" for value in one.tolist()) for one in pair)
+
+
+def _not_as_trained(got: str) -> ArgumentError:
+    return ArgumentError(
+        "train",
+        "evaluation to see what training sees, less the randomness",
+        got,
+        fix="say what evaluation sees: from_transform(transform, plain=...), or a method plain(images) of the views, "
+        "that takes uint8 images [b, c, h, w] and resizes and normalises them as the views are",
+    )
+
+
+def described(augment: Augmentation) -> str:
+    """The augmentation in one line, the same in every process and on every device: for the record of a run."""
+    if isinstance(augment, Augment):
+        augment = replace(augment, channels_last=False)
+    return re.sub(r" at 0x[0-9a-f]+", "", " ".join(repr(augment).split()))
 
 
 def as_augmentation(views: Views | Augmentation) -> Augmentation:
@@ -87,25 +138,25 @@ def as_augmentation(views: Views | Augmentation) -> Augmentation:
         return views
     if not callable(views):
         raise argument_error("train", "views(images, ids, epoch, seed) -> (view 1, view 2)", "views", views)
-    return AnyViews(views, getattr(views, "plain", as_unit))
+    return AnyViews(views, getattr(views, "plain", None))
 
 
-def from_transform(transform: Callable[[Tensor], Tensor], shown: Callable[[Images], Images] = as_unit) -> AnyViews:
-    """Views from any transform of a float batch in [0, 1], such as kornia's or torchvision's.
+@dataclass(frozen=True)
+class OfBatches:
+    """Views by kornia's modules, which draw for each row of a batch: as fast as whole batches are.
 
-    Its own randomness is seeded from the seed, the epoch and the first id: repeatable for the same batches, but not
-    the same for other batches of the same images, as ``Augment`` is.
+    Seeded from the seed, the epoch and the first id: repeatable for the same batches, but not the same for other
+    batches of the same images, as ``Augment`` and ``from_transform`` are.
     """
 
-    def views(images: Images, ids: Ids, epoch: int, seed: int) -> tuple[Images, Images]:
+    transform: nn.Module
+
+    def __call__(self, images: Images, ids: Ids, epoch: int, seed: int) -> tuple[Images, Images]:
         word = int(uniforms(1, ids[:1], torch.zeros_like(ids[:1]), epoch, seed).item() * 2**24)
-        if isinstance(transform, nn.Module):
-            transform.to(images.device)
+        self.transform.to(images.device)
         with torch.random.fork_rng([images.device] if images.is_cuda else []):
             torch.manual_seed(word)
-            return transform(as_unit(images)), transform(as_unit(images))
-
-    return AnyViews(views, shown)
+            return self.transform(as_unit(images)), self.transform(as_unit(images))
 
 
 def kornia_transform(augment: Augment, size: tuple[int, int], in_channels: int = 3) -> nn.Module:
@@ -151,12 +202,12 @@ def parse_augment(text: str) -> Chosen:
             return Chosen(text, {})
         found = read_expression(_quoted_brackets(text), {name: _choice(name) for name in NAMES})
         if not isinstance(found, Chosen):
-            raise ValueError("that is no augmentation.")
+            raise GrammarError("--augment", "an augmentation", repr(found))
         found.augment(PRESETS.get(found.name, Augment()))
     except ValueError as error:
         names = f"{', '.join(NAMES[:-1])} or {NAMES[-1]}"
         example = "alone or with other values, such as 'cifar(blur_probability=0.5)'"
-        raise ValueError(f"train needs --augment to be {names}, {example}, got augment={text!r}: {error}") from None
+        raise GrammarError("train", f"--augment to be {names}, {example}", f"augment={text!r}: {error}") from None
     return found
 
 
@@ -168,9 +219,11 @@ def check_augment(text: str, in_channels: int | None = None) -> None:
     mean = chosen.augment(PRESETS.get(chosen.name, Augment())).mean
     if in_channels is not None and mean and len(mean) != in_channels:
         fitting = [name for name, preset in PRESETS.items() if len(preset.mean) == in_channels]
-        raise ValueError(
-            f"train needs an --augment for images of {in_channels} channel{'s' * (in_channels > 1)}, got "
-            f"augment={text!r}, which is for {len(mean)}; use auto or {' or '.join(fitting)}."
+        raise ArgumentError(
+            "train",
+            f"an --augment for images of {in_channels} channel{'s' * (in_channels > 1)}",
+            f"augment={text!r}, which is for {len(mean)}",
+            f"use auto or {' or '.join(fitting)}",
         )
 
 
@@ -182,7 +235,7 @@ def augment_for_text(text: str, images: Images, *, channels_last: bool = False) 
     preset = PRESETS[chosen.name if chosen.name in PRESETS else preset_for(images)]
     augment = replace(chosen.augment(preset), channels_last=channels_last)
     if chosen.name == KORNIA:
-        return from_transform(kornia_transform(augment, size, in_channels), augment.plain)
+        return AnyViews(OfBatches(kornia_transform(augment, size, in_channels)), augment.plain)
     return augment
 
 
@@ -190,7 +243,7 @@ def _choice(name: str) -> Callable[..., Chosen]:
     def choose(*values: Any, **changes: Any) -> Chosen:
         unknown = [*map(repr, values), *(option for option in changes if option not in OPTIONS)]
         if unknown:
-            raise ValueError(f"{name} has the options {', '.join(OPTIONS)}, by name, got {', '.join(unknown)}.")
+            raise GrammarError(name, f"options by name among {', '.join(OPTIONS)}", ", ".join(unknown))
         return Chosen(name, {option: _out_of_quotes(value) for option, value in changes.items()})
 
     return choose
@@ -215,4 +268,4 @@ def _out_of_quotes(value: Any) -> Any:
     try:
         return ast.literal_eval(value)
     except (ValueError, SyntaxError, TypeError):
-        raise ValueError(f"{value} needs numbers in its brackets.") from None
+        raise ArgumentError(f"{value}", "numbers in its brackets") from None

@@ -16,6 +16,7 @@ from torch.nn.functional import cross_entropy
 
 from hardneg.core.errors import argument_error, optional
 from hardneg.io.arrays import warn_of_unseen_classes
+from hardneg.io.bits import pack_bits
 from hardneg.io.embeddings import Features, Labels, check_split, read_embeddings
 from hardneg.training.evaluation.cuda_graph import InOneLaunch
 from hardneg.training.evaluation.pairs import directions, similarity_histograms, uniformity
@@ -38,17 +39,18 @@ def evaluate_embeddings(
     if probe not in PROBES:
         raise argument_error("evaluate_embeddings", f"a probe among {PROBES}", "probe", probe)
     warn_of_unseen_classes(train_y, test_y)
-    split = (train_x, train_y, test_x, test_y)
     k = max(1, min(k, len(train_x) // len(torch.unique(train_y))))
-    result: dict[str, Any] = {
-        "knn": knn_accuracy(*split, k=k, temperature=temperature),
-        "1nn": knn_accuracy(*split, k=1),
-        "k": k,
-        "num_train": len(train_x),
-        "num_test": len(test_x),
+    predicted = {
+        "knn": knn_predict(train_x, train_y, test_x, k=k, temperature=temperature),
+        "1nn": knn_predict(train_x, train_y, test_x, k=1),
     }
     if probe != "none":
-        result["linear"] = (linear_probe if probe == "torch" else sklearn_probe)(*split, seed=seed)
+        predict = linear_predict if probe == "torch" else sklearn_predict
+        predicted["linear"] = predict(train_x, train_y, test_x, seed=seed)
+    result: dict[str, Any] = {name: _accuracy(labels, test_y) for name, labels in predicted.items()}
+    result |= {"k": k, "num_train": len(train_x), "num_test": len(test_x)}
+    # Comparisons need to know which test rows were right, not only how many.
+    result["correct"] = {name: pack_bits((labels.cpu() == test_y.cpu()).numpy()) for name, labels in predicted.items()}
     if len(test_x) > 1:
         result["uniformity"] = uniformity(test_x, max_pairs=max_pairs, seed=seed)
         histograms = similarity_histograms(test_x, test_y, max_pairs=max_pairs, seed=seed)
@@ -62,6 +64,15 @@ def linear_probe(
 ) -> float:  # fmt: skip
     """Accuracy of a logistic regression on frozen, standardised features: a linear layer, Adam, mini-batches."""
     check_split(train_x, train_y, test_x, test_y)
+    how = {"epochs": epochs, "batch_size": batch_size, "seed": seed}
+    return _accuracy(linear_predict(train_x, train_y, test_x, learning_rate=learning_rate, **how), test_y)
+
+
+def linear_predict(
+    train_x: Features, train_y: Labels, test_x: Features, *,
+    epochs: int = 100, learning_rate: float = 1e-3, batch_size: int = 256, seed: int = 0,
+) -> Labels:  # fmt: skip
+    """The label that ``linear_probe`` gives to each test row."""
     train, test = _standardised(train_x, test_x)
     classes, targets = torch.unique(train_y, return_inverse=True)
     targets = targets.to(train.device)
@@ -83,8 +94,8 @@ def linear_probe(
             for rows in order.split(batch_size):  # type: ignore[no-untyped-call]
                 one_step(rows)
     with torch.no_grad():
-        predicted = classes.to(test.device)[layer(test).argmax(1)]
-    return _accuracy(predicted, test_y)
+        predicted: Tensor = classes.to(test.device)[layer(test).argmax(1)]
+    return predicted
 
 
 def sklearn_probe(
@@ -94,11 +105,18 @@ def sklearn_probe(
 
     ``strength`` is its C, the inverse of the L2 penalty. The seed is not used, the optimum being unique.
     """
-    LogisticRegression = optional("sklearn.linear_model", "sklearn_probe", extra="eval").LogisticRegression  # noqa: N806
     check_split(train_x, train_y, test_x, test_y)
+    return _accuracy(sklearn_predict(train_x, train_y, test_x, strength=strength, seed=seed), test_y)
+
+
+def sklearn_predict(
+    train_x: Features, train_y: Labels, test_x: Features, *, strength: float = 1.0, seed: int = 0
+) -> Labels:
+    """The label that ``sklearn_probe`` gives to each test row."""
+    LogisticRegression = optional("sklearn.linear_model", "sklearn_probe", extra="eval").LogisticRegression  # noqa: N806
     train, test = (part.cpu().numpy() for part in _standardised(train_x, test_x))
     model = LogisticRegression(C=strength, max_iter=5000).fit(train, train_y.cpu().numpy())
-    return _accuracy(torch.from_numpy(model.predict(test)), test_y.cpu())
+    return torch.from_numpy(model.predict(test))
 
 
 def knn_accuracy(

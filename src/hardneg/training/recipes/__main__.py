@@ -1,4 +1,4 @@
-"""``python -m hardneg.training.recipes RECIPE OUT OPTIONS_AS_JSON``: one run in a process of its own."""
+"""``python -m hardneg.training.recipes RECIPE OUT OPTIONS_AS_JSON [--allow-other-data]``: a run in its own process."""
 
 from __future__ import annotations
 
@@ -10,27 +10,39 @@ from pathlib import Path
 from threading import Thread
 from typing import Any
 
-from hardneg.core.errors import HardnegWarning
+import torch
+
+from hardneg.core.errors import DataChanged, DiskFull, HardnegWarning, NotFinite
 from hardneg.training.options import RECIPES
 from hardneg.training.recipes import run_recipe
-from hardneg.training.runs import DIVERGED, LEAVES_WITH_STDIN, Run
+from hardneg.training.runs import DATA_CHANGED, DIVERGED, LEAVES_WITH_STDIN, NO_MEMORY, NO_ROOM, REFUSED, Run
 
-NOT_FINITE = "needs finite "
-"""What every refusal of a NaN says, whether the loop, the graph or the evaluation meets it first."""
+CODES: list[tuple[type[BaseException], int]] = [
+    (NotFinite, DIVERGED),
+    (DiskFull, NO_ROOM),
+    (torch.OutOfMemoryError, NO_MEMORY),
+    (MemoryError, NO_MEMORY),
+    (DataChanged, DATA_CHANGED),
+    (ValueError, REFUSED),
+    (ImportError, REFUSED),
+]
+"""The first that fits decides; the sentence of the error is then all that stderr has of it."""
 
 
 def main() -> None:
     if LEAVES_WITH_STDIN in os.environ:
         Thread(target=_leave_with_stdin, daemon=True).start()
-    recipe, out, options = sys.argv[1:]
+    recipe, out, options, *flags = sys.argv[1:]
     _keep_warnings(Run(Path(out)))
+    wanted = RECIPES[recipe](**json.loads(options))
     try:
-        run_recipe(recipe, RECIPES[recipe](**json.loads(options)), out, resume=True, quiet=True)
-    except ValueError as error:
-        if NOT_FINITE not in str(error):
+        run_recipe(recipe, wanted, out, resume=True, quiet=True, allow_other_data="--allow-other-data" in flags)
+    except Exception as error:
+        code = next((code for kind, code in CODES if isinstance(error, kind)), None)
+        if code is None:
             raise
-        print(error, file=sys.stderr)
-        sys.exit(DIVERGED)
+        print(" ".join(str(error).split()) or type(error).__name__, file=sys.stderr)
+        sys.exit(code)
 
 
 def _keep_warnings(run: Run) -> None:

@@ -1,4 +1,4 @@
-"""The walks' vectorised twin: all excursions move at once, as numpy operations, on the draws of the compiled loop."""
+"""Excursions of random walks: all of them move at once, as numpy operations."""
 
 from __future__ import annotations
 

@@ -1,0 +1,23 @@
+"""Triton where it is installed. Without it the modules of the kernels import all the same, and cannot run."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable
+from typing import Any
+
+try:
+    _triton: Any = importlib.import_module("triton")
+    tl: Any = importlib.import_module("triton.language")
+except ModuleNotFoundError as error:
+    if error.name != "triton":
+        raise
+    _triton = tl = None
+
+installed = tl is not None
+interpreted = installed and bool(_triton.knobs.runtime.interpret)
+"""Whether kernels run in Triton's interpreter, on the CPU (TRITON_INTERPRET=1 before the first import)."""
+
+
+def jit(function: Callable[..., Any]) -> Any:
+    return _triton.jit(function) if installed else function

@@ -1,0 +1,97 @@
+"""The newest state of a run and the one before it, each with its checksum: what is damaged is never resumed."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import warnings
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import torch
+
+from hardneg.core.errors import Damaged, HardnegWarning
+from hardneg.io.files import write_atomically
+from hardneg.io.sealed import check_seal, sealing
+
+NEWEST, PREVIOUS = "checkpoint.pt", "checkpoint.previous.pt"
+PARTS = {"of", "step", "epoch", "epoch_seconds", "method", "optimizer", "harvested", "planned_from", "rng"}
+FIX = "put back a copy of it, or delete it to train from the beginning"
+
+
+@dataclass(frozen=True)
+class Checkpoints:
+    """Both are files of a run directory."""
+
+    folder: Path
+
+    @property
+    def newest(self) -> Path:
+        return self.folder / NEWEST
+
+    @property
+    def previous(self) -> Path:
+        return self.folder / PREVIOUS
+
+    def save(self, state: dict[str, Any]) -> None:
+        """Replaces the newest; the one that it replaces becomes the previous one once the new one is written."""
+        seal = sealing(lambda file: torch.save(state, file))
+
+        def write(file: BinaryIO) -> None:
+            seal(file)
+            if self.newest.exists():
+                self._keep_as_previous()
+
+        write_atomically(self.newest, write)
+
+    def load(self, device: torch.device | str = "cpu") -> dict[str, Any] | None:
+        """The newest state, or None; raises ``Damaged`` if it is."""
+        return read_state(self.newest, device) if self.newest.exists() else None
+
+    def fall_back(self) -> None:
+        """Puts the previous checkpoint in the place of a damaged one, with a warning, if it is whole itself."""
+        try:
+            self.load()
+        except Damaged as error:
+            if not self._previous_is_whole():
+                raise
+            self.previous.replace(self.newest)
+            warnings.warn(
+                f"{self.newest} is damaged ({error.got}); the run goes on from the checkpoint before it.",
+                HardnegWarning,
+                stacklevel=2,
+            )
+
+    def _previous_is_whole(self) -> bool:
+        try:
+            return self.previous.exists() and bool(read_state(self.previous))
+        except Damaged:
+            return False
+
+    def _keep_as_previous(self) -> None:
+        """By a second name where the disk has them: whole or nothing, without another copy."""
+        partial = self.folder / f".{PREVIOUS}.{os.getpid()}.partial"
+        partial.unlink(missing_ok=True)
+        try:
+            os.link(self.newest, partial)
+        except OSError:
+            shutil.copyfile(self.newest, partial)
+        partial.replace(self.previous)
+
+
+def read_state(path: Path, device: torch.device | str = "cpu") -> dict[str, Any]:
+    """A checkpoint; raises ``Damaged`` if its checksum differs, or if it is no checkpoint of a run."""
+    check_seal(path, "train", FIX)
+    # On the CPU, Accelerate's ranks are on "cpu:0", where torch.load can put nothing.
+    where = "cpu" if torch.device(device).type == "cpu" else device
+    try:
+        state: Any = torch.load(path, map_location=where, weights_only=True)
+    except (torch.OutOfMemoryError, MemoryError):
+        raise
+    except Exception as error:  # torch raises whatever the bytes of a damaged file lead it to
+        got = f"{type(error).__name__}: {str(error).partition(chr(10))[0]}"
+        raise Damaged("train", "a checkpoint", path, got=got, fix=FIX) from error
+    if not isinstance(state, dict) or not state.keys() >= PARTS:
+        raise Damaged("train", "a checkpoint", path, got="it is no checkpoint of a run", fix=FIX)
+    return state

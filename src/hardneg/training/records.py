@@ -1,0 +1,93 @@
+"""The records of a run: lines of JSON with their checksums, what the last of them come to, and whether it collapsed."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+from hardneg.core.errors import Damaged
+from hardneg.io.files import parse_json, without_nan
+from hardneg.io.sealed import CHECKSUM, checked, with_checksum
+
+Record = dict[str, Any]
+
+FIX = "put back a copy of it, or delete it"
+
+FEWEST, MOST, SHARE = 3, 10, 5
+"""The final figures are means over the last fifth of the records, at least three and at most ten of them."""
+
+OF_THE_LAST = ("step", "epoch", "effective_temperature")
+"""Where a run has come to, which a mean would blur."""
+
+COLLAPSED_SIMILARITY, COLLAPSED_LOSS = 0.95, 0.9
+
+
+def line_of(record: Record) -> str:
+    return json.dumps(with_checksum(without_nan(record)), allow_nan=False) + "\n"
+
+
+def read_records(path: Path) -> list[Record]:
+    """All records of a file; raises ``Damaged`` for a line that is not what was written.
+
+    A killed writer may leave half a line at the end, which is dropped; a whole one without its end is a record.
+    """
+    text = path.read_text(errors="replace") if path.exists() else ""
+    *lines, rest = text.split("\n")
+    records = [_parsed(path, line) for line in lines]
+    if any(CHECKSUM in record for record in records) and not all(CHECKSUM in record for record in records):
+        raise _damaged(path)  # in no version: where a checksum is missing, its name was hit
+    records = [_checked(path, record) for record in records]
+    try:
+        return [*records, _checked(path, _parsed(path, rest[: rest.rindex("}") + 1]))]
+    except ValueError:
+        return records
+
+
+def _parsed(path: Path, line: str) -> Record:
+    try:
+        record = parse_json(line)
+    except ValueError:
+        record = None
+    if not isinstance(record, dict):
+        raise _damaged(path)
+    return record
+
+
+def _checked(path: Path, record: Record) -> Record:
+    found: Record = checked(record, "train", path, FIX)
+    return found
+
+
+def _damaged(path: Path) -> Damaged:
+    return Damaged("train", "records", path, fix=FIX)
+
+
+def final_of(records: list[Record]) -> Record:
+    """The last record, with means over the last ones in the place of what varies from batch to batch.
+
+    >>> final_of([{"step": step, "hardness": step / 4} for step in range(1, 4)])
+    {'step': 3, 'hardness': 0.5, 'records': 3}
+    """
+    last = records[-min(len(records), MOST, max(FEWEST, len(records) // SHARE)) :]
+    return {name: _final(name, last) for name in last[-1]} | {"records": len(last)}
+
+
+def _final(name: str, last: list[Record]) -> Any:
+    if name in OF_THE_LAST:
+        return last[-1][name]
+    known = [record[name] for record in last if record.get(name) is not None]
+    return math.fsum(known) / len(known) if known else None
+
+
+def has_collapsed(final: Record) -> bool:
+    """Whether all embeddings are almost one: any two are similar, and the loss is near that of a guess, ln(1 + n).
+
+    Of all candidates alike, since hard negatives may be similar in a good run; n is the effective number of negatives,
+    which in a collapsed run is that of all.
+    """
+    similarity, loss, number = (final.get(name) for name in ("uniform_hardness", "loss", "effective_number"))
+    if similarity is None or loss is None or number is None:
+        return False
+    return bool(similarity >= COLLAPSED_SIMILARITY and loss >= COLLAPSED_LOSS * math.log1p(number))

@@ -1,0 +1,176 @@
+"""Files are written whole or not at all, and JSON is read as it was written."""
+
+import errno
+import json
+import os
+import pickle
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import pytest
+
+from hardneg.core.errors import Damaged, DiskFull, FileError, NotWritten
+from hardneg.io.files import check_folder, disk_failure, parse_json, read_json, write_atomically, write_json
+
+
+def test_a_file_is_replaced_whole(tmp_path: Path) -> None:
+    path = tmp_path / "new" / "folder" / "x"
+    write_atomically(path, lambda file: file.write(b"one"))
+    write_atomically(path, lambda file: file.write(b"two"))
+    assert path.read_bytes() == b"two"
+    assert [one.name for one in path.parent.iterdir()] == ["x"]
+
+
+def failing(error: BaseException) -> Any:
+    def write(file: BinaryIO) -> None:
+        file.write(b"half")
+        raise error
+
+    return write
+
+
+@pytest.mark.parametrize(
+    ("number", "kind", "fix"),
+    [
+        (errno.ENOSPC, DiskFull, "make room, then x"),
+        (errno.EDQUOT, DiskFull, "make room, then x"),
+        (errno.EFBIG, DiskFull, "make room, then x"),
+        (errno.EIO, NotWritten, None),
+    ],
+)
+def test_a_failed_write_leaves_what_was_there(number: int, kind: type, fix: str | None, tmp_path: Path) -> None:
+    path = tmp_path / "x"
+    path.write_bytes(b"old")
+    with pytest.raises(NotWritten) as error:
+        write_atomically(path, failing(OSError(number, os.strerror(number))), "make room, then x")
+    found = pickle.loads(pickle.dumps(error.value))
+    assert (type(found), found.errno, found.path, found.filename) == (kind, number, path, str(path))
+    assert (found.got, found.fix) == (os.strerror(number), fix)
+    assert path.read_bytes() == b"old"
+    assert [one.name for one in tmp_path.iterdir()] == ["x"]
+
+
+def test_an_error_of_torch_that_hides_the_disk_is_told_apart(tmp_path: Path) -> None:
+    def write(file: BinaryIO) -> None:
+        try:
+            raise OSError(errno.ENOSPC, "full")
+        except OSError:
+            raise RuntimeError("unexpected pos 64 vs 0")  # noqa: B904  (torch.save gives it as the context only)
+
+    with pytest.raises(DiskFull):
+        write_atomically(tmp_path / "x", write)
+    with pytest.raises(RuntimeError, match="ours"):
+        write_atomically(tmp_path / "x", failing(RuntimeError("ours")))
+    with pytest.raises(KeyboardInterrupt):
+        write_atomically(tmp_path / "x", failing(KeyboardInterrupt()))
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_folder_that_cannot_be_made_is_an_error_of_the_disk(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("mine")
+    with pytest.raises(NotWritten) as error:
+        write_atomically(tmp_path / "file" / "x", lambda file: None)
+    assert error.value.errno in (errno.ENOTDIR, errno.EEXIST)
+    assert (tmp_path / "file").read_text() == "mine"
+
+
+def test_links_are_replaced_and_never_followed(tmp_path: Path) -> None:
+    victim, path = tmp_path / "victim", tmp_path / "out"
+    victim.write_text("mine")
+    path.symlink_to(victim)
+    (tmp_path / f".out.{os.getpid()}.partial").symlink_to(victim)
+    write_atomically(path, lambda file: file.write(b"new"))
+    assert victim.read_text() == "mine"
+    assert path.read_text() == "new"
+    assert not path.is_symlink()
+
+
+def test_an_error_that_is_one_already_stays_as_it_is(tmp_path: Path) -> None:
+    inner = DiskFull(tmp_path / "inner", errno.ENOSPC, "full", "make room")
+    assert disk_failure(tmp_path / "outer", inner, "x") is inner
+
+
+def test_an_output_folder_is_no_file(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    check_folder(tmp_path / "new")
+    for path in (tmp_path / "file", tmp_path / "file" / "below"):
+        with pytest.raises(FileError, match="where there is a file") as error:
+            check_folder(path)
+        assert error.value.path == path
+
+
+VALUES: dict[str, Any] = {
+    "text": "Größe\x00\u2028",
+    "numbers": [1, -0.0, 1e-300, 10**30],
+    "nested": {"b": None, "a": [True, {}]},
+    "tuple": (1, 2),
+    "path": Path("a/b"),
+    "nan": float("nan"),
+    "keys": {2: "two", 10: "ten"},
+}
+READ: dict[str, Any] = VALUES | {"tuple": [1, 2], "path": "a/b", "nan": None, "keys": {"2": "two", "10": "ten"}}
+
+
+def test_json_is_read_back_and_carries_a_checksum(tmp_path: Path) -> None:
+    path = tmp_path / "x.json"
+    write_json(path, VALUES)
+    assert "checksum" in json.loads(path.read_text())
+    assert read_json(path, "delete it") == READ
+    write_json(path, json.loads(path.read_text()))  # one that has a checksum gets no second one
+    assert read_json(path, "delete it") == READ
+    write_json(path, [1, 2])
+    assert read_json(path, "delete it", kind=list) == [1, 2]
+
+
+def test_json_of_an_older_version_has_no_checksum_and_passes(tmp_path: Path) -> None:
+    (tmp_path / "x.json").write_text('{"a": 1}')
+    assert read_json(tmp_path / "x.json", "delete it") == {"a": 1}
+
+
+def test_point_18_every_flipped_bit_of_json_is_found_or_harmless(tmp_path: Path) -> None:
+    path = tmp_path / "x.json"
+    write_json(path, {"epochs": 20, "rate": 0.25, "name": "hcl(beta=1)", "none": None, "list": [1, [2]]})
+    wanted, whole, found = read_json(path, ""), path.read_bytes(), 0
+    for bit in range(8 * len(whole)):
+        path.write_bytes(flipped(whole, bit))
+        try:
+            read = read_json(path, "delete it")
+        except Damaged as error:
+            assert error.path == path  # noqa: PT017
+            found += 1
+        else:  # a blank that is another blank
+            assert read == wanted
+    assert found > 0.8 * 8 * len(whole)
+
+
+def flipped(content: bytes, bit: int) -> bytes:
+    changed = bytearray(content)
+    changed[bit // 8] ^= 1 << bit % 8
+    return bytes(changed)
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["", "{", "NaN", '{"a": NaN}', '{"a": Infinity}', '{"a": 1e400}', "[" * 100_000, "1" * 5000, "[]", "3"],
+)
+def test_what_is_no_json_object_is_damage(text: str, tmp_path: Path) -> None:
+    (tmp_path / "x.json").write_text(text)
+    with pytest.raises(Damaged) as error:
+        read_json(tmp_path / "x.json", "delete it", who="train")
+    assert (error.value.who, error.value.fix) == ("train", "delete it")
+    assert len(str(error.value)) < 500
+
+
+def test_bytes_and_folders_are_no_json(tmp_path: Path) -> None:
+    (tmp_path / "x.json").write_bytes(b'{"a": "\xff\xfe"}')
+    (tmp_path / "folder").mkdir()
+    for name in ("x.json", "folder"):
+        with pytest.raises(Damaged):
+            read_json(tmp_path / name, "delete it")
+
+
+def test_numbers_that_json_does_not_have_are_refused() -> None:
+    assert parse_json('{"a": [1.5, -2]}') == {"a": [1.5, -2]}
+    for text in ("[-Infinity]", "[1e999]", "[NaN]"):
+        with pytest.raises(ValueError, match="is not a number of JSON"):
+            parse_json(text)

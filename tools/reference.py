@@ -1,0 +1,173 @@
+"""Writes the generated pages of docs/reference from the code: the API, the command line and the grammar.
+`make reference` runs it, and tests/project/test_reference.py fails if a page is out of date.
+"""
+
+from __future__ import annotations
+
+import inspect
+import typing
+from collections import defaultdict
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import ModuleType, NoneType, UnionType
+from typing import Annotated, Any, get_args, get_origin, get_type_hints
+
+import typer
+from typer.models import ArgumentInfo, OptionInfo, TyperInfo
+
+import hardneg as hn
+from hardneg.batching import spec as batches
+from hardneg.cli.app import app
+from hardneg.core.schedules import registered_schedules
+
+FOLDER = Path(__file__).parents[1] / "docs" / "reference"
+GENERATED = "<!-- Generated from the code by `make reference`; edit the docstrings instead. -->\n"
+
+
+def pages() -> dict[str, str]:
+    made = {"api.md": api(), "cli.md": command_line(), "grammar.md": grammar()}
+    return {name: GENERATED + "\n" + text.rstrip() + "\n" for name, text in made.items()}
+
+
+# The API
+
+
+def api() -> str:
+    """One section per room: its public names, then the modules that are public as a whole."""
+    rooms: dict[str, list[str]] = defaultdict(list)
+    for name in sorted(hn.__all__, key=str.lower):
+        value = getattr(hn, name)
+        if isinstance(value, (ModuleType, str)):
+            continue
+        home = value.__module__ if hasattr(value, "__module__") else "hardneg.core.types"
+        rooms[home.split(".")[1]].append(
+            f"::: {home}.{name}\n    options:\n      heading: hn.{name}\n      toc_label: {name}\n"
+        )
+    order = ("core", "negatives", "losses", "state", "batching", "mining", "auditing")
+    assert set(rooms) <= set(order), f"add {set(rooms) - set(order)} to the order of the rooms"
+    sections = [f"## {room}\n\n" + "\n".join(rooms[room]) for room in order if room in rooms]
+    whole = [f"## {name}\n\n::: hardneg.{name}\n" for name in ("papers", "testing")]
+    intro = "The names of `import hardneg as hn`, by the room that they live in, then two modules.\n"
+    return "# API\n\n" + intro + "\n" + "\n".join(sections + whole)
+
+
+# The command line
+
+
+def command_line() -> str:
+    text = ["# Command line\n", "`hardneg VERB --help` shows the same in a terminal.\n"]
+    for words, call in verbs(app):
+        text.append(f"## hardneg {words}\n")
+        about, _, examples = inspect.cleandoc(call.__doc__ or "").partition("Examples:")
+        if not examples:
+            about, _, examples = about.partition("Example:")
+        text.append(about.strip() + "\n")
+        if examples.strip():
+            lines = [line.strip() for line in examples.strip().splitlines()]
+            text.append("```text\n" + "\n".join(line for line in lines if line) + "\n```\n")
+        text.extend(f"{table}\n" for table in options_of(call))
+    return "\n".join(text)
+
+
+def verbs(group: typer.Typer, prefix: str = "") -> Iterator[tuple[str, Callable[..., Any]]]:
+    for command in group.registered_commands:
+        assert command.callback is not None
+        yield prefix + (command.name or command.callback.__name__), command.callback
+    for inner in group.registered_groups:
+        assert isinstance(inner, TyperInfo)
+        assert inner.typer_instance is not None
+        yield from verbs(inner.typer_instance, f"{prefix}{inner.name} ")
+
+
+def options_of(call: Callable[..., Any]) -> list[str]:
+    """One table for each panel of the help."""
+    hints = get_type_hints(call, include_extras=True)
+    panels: dict[str, list[str]] = defaultdict(list)
+    for name, parameter in inspect.signature(call).parameters.items():
+        if get_origin(hints[name]) is not Annotated:
+            continue  # the context of typer
+        kind, info = get_args(hints[name])
+        assert isinstance(info, (ArgumentInfo, OptionInfo))
+        panel = str(info.rich_help_panel or "Options")
+        if isinstance(info, ArgumentInfo):
+            panel, shown = "Arguments", f"`{name.upper()}`"
+        else:
+            shown = ", ".join(f"`{flag}`" for flag in flags_of(name, info))
+        cells = (shown, kind_of(kind, info), default_of(parameter.default), cell(info.help))
+        panels[panel].append(f"| {' | '.join(cells)} |")
+    head = "| {} | value | default | |\n| --- | --- | --- | --- |\n"
+    return [head.format(panel) + "\n".join(rows) for panel, rows in panels.items()]
+
+
+def flags_of(name: str, info: OptionInfo) -> list[str]:
+    """Within Annotated, typer keeps the first flag in the place of the default."""
+    first = [info.default] if isinstance(info.default, str) else []
+    return [*first, *(info.param_decls or ())] or [f"--{name.replace('_', '-')}"]
+
+
+def kind_of(kind: Any, info: ArgumentInfo | OptionInfo) -> str:
+    if info.metavar:
+        return cell(info.metavar.strip("[]").replace("|", ", "))
+    if get_origin(kind) in (typing.Union, UnionType):
+        kind = next(one for one in get_args(kind) if one is not NoneType)
+    if get_origin(kind) is list:
+        return kind_of(get_args(kind)[0], info) + ", repeated"
+    names = {str: "text", int: "whole number", float: "number", bool: "switch", Path: "path"}
+    return names[kind]
+
+
+def default_of(default: Any) -> str:
+    if default is inspect.Parameter.empty:
+        return "required"
+    return "" if default is None or default is False or default == [] else f"`{cell(str(default))}`"
+
+
+def cell(text: str | None) -> str:
+    return " ".join((text or "").split()).replace("|", "\\|")
+
+
+# The grammar
+
+
+GRAMMAR = """# Grammar
+
+A choice of negatives is an expression, the same in Python, in a configuration file and on the command line: factors
+joined by `*`, read from left to right. A number may be a schedule. `hardneg explain EXPRESSION` describes an
+expression.
+"""
+SCHEDULES = """## Schedules
+
+A schedule stands wherever a number does: `Tilt(linear(0.0, 1.0))`.
+"""
+BATCHES = """## Batches
+
+Who shares a batch: `--batches` of `hardneg train`, and after `@` in an arm of `hardneg compare`.
+"""
+
+
+def grammar() -> str:
+    negatives = [entry(*one) for one in sorted(ours(hn.registered_negatives()).items())]
+    schedules = [entry(*one) for one in sorted(ours(registered_schedules()).items())]
+    planners = [entry(name, getattr(batches, name)) for name in batches._names]
+    return "\n".join([GRAMMAR, "## Distributions\n", *negatives, SCHEDULES, *schedules, BATCHES, *planners])
+
+
+def ours(registry: dict[str, type]) -> dict[str, type]:
+    """Without the classes that tests have registered in this process."""
+    return {name: cls for name, cls in registry.items() if cls.__module__.startswith("hardneg.")}
+
+
+def entry(name: str, call: Callable[..., Any]) -> str:
+    plain = [one.replace(annotation=inspect.Parameter.empty) for one in inspect.signature(call).parameters.values()]
+    about = inspect.cleandoc(call.__doc__ or "").partition(">>>")[0].strip()
+    examples = ", ".join(f"`{one}`" for one in getattr(call, "examples", ()))
+    return f"### `{name}{inspect.Signature(plain)}`\n\n{about}\n" + (f"\nExamples: {examples}\n" if examples else "")
+
+
+def main() -> None:
+    for name, text in pages().items():
+        (FOLDER / name).write_text(text, encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()
