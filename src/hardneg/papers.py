@@ -1,7 +1,7 @@
 """Each paper in one expression: a callable that returns a scalar, with the values of the authors' code unless said.
 
-Vectors are taken as given: pass unit vectors. docs/explanation/papers.md says where paper and code differ. This is the only place
-where a paper is defined: ``registered()`` gives those that a recipe trains, with the options that they come to.
+Vectors are taken as given: pass unit vectors. docs/explanation/papers.md says where paper and code differ. This is the
+only place where a paper is defined: ``registered()`` gives those that a recipe trains, with their options.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from hardneg.losses.individual import IndividualTemperatures
 from hardneg.losses.neighbours import neighbour_nce
 from hardneg.losses.paper import registered as registered
 from hardneg.losses.paper import trained_by
-from hardneg.negatives import ADNCE, Negatives, OtherLabel, Rank, Ring, Threshold, Tilt, Uniform
+from hardneg.negatives import Gaussian, Negatives, OtherLabel, Rank, Ring, Threshold, Tilt, Uniform
 from hardneg.state.cache import Cache, Encode, cache_loss
 from hardneg.state.clusters import Clusters
 from hardneg.state.pools import Bank
@@ -112,7 +112,7 @@ def mochi(
 @trained_by("simclr")
 def adnce(temperature: float = 0.5, mu: Number = 0.7, sigma: Number = 1.0) -> ContrastiveLoss:
     """ADNCE (Wu et al. 2023): weights of a Gaussian shape, so that the closest candidates count less again."""
-    return ContrastiveLoss(ADNCE(mu, sigma), temperature, normalize=False)
+    return ContrastiveLoss(Gaussian(mu, sigma), temperature, normalize=False)
 
 
 @trained_by("simclr")

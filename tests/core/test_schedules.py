@@ -160,7 +160,7 @@ def test_adaptive_saves_its_state():
 
 
 SCHEDULED = [
-    "ADNCE({0}, sigma={0})",
+    "Gaussian({0}, sigma={0})",
     "Tilt({})",
     "Tilt({}, detach=True)",
     "ClippedTilt({})",

@@ -53,7 +53,7 @@ def test_rince(impl):
 @pytest.mark.parametrize("impl", IMPLS)
 def test_adnce(impl):
     z = views()
-    loss = hn.ContrastiveLoss("ADNCE(0.4, sigma=0.3)", temperature=0.5, impl=impl)
+    loss = hn.ContrastiveLoss("Gaussian(0.4, sigma=0.3)", temperature=0.5, impl=impl)
     total = 0.0
     for positive, negative in rows(z):
         w = torch.exp(-((negative - 0.4) ** 2) / (2 * 0.3**2))
