@@ -13,7 +13,7 @@ from torch import Tensor
 from hardneg.core.errors import ArgumentError
 from hardneg.core.tiles import Tile
 from hardneg.core.types import NEVER, Guide, Keys, Scores, Tags
-from hardneg.mining.directions import directions
+from hardneg.core.vectors import unit
 from hardneg.mining.filters import Filters, near_positive_block, near_positive_listed
 from hardneg.mining.guide import GuideModel, pair_products, rows_of_vectors
 from hardneg.mining.noise import gumbel
@@ -129,7 +129,7 @@ class Finder:
         return Candidates(scores, values, rows, query, whole), seen
 
     def directions(self, rows: Tensor) -> Tensor:
-        return directions(self.corpus.rows(rows))
+        return unit(self.corpus.rows(rows))
 
     def outcome(self, candidates: Candidates, slots: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Rows, plain similarities and retrievers of the chosen; -1, NEVER and 0 where short."""

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from hardneg.core.sweep import Bounds, MaskedTile, finish, left_by, merge_states, reduce_rows
 from hardneg.core.types import NEVER
-from hardneg.mining.directions import directions
+from hardneg.core.vectors import unit
 from hardneg.mining.search import most_numbers, most_scores
 from hardneg.mining.select import is_copy
 from hardneg.negatives import Negatives
@@ -104,7 +104,7 @@ def near_positive_block(finder: Finder, query: Tensor, low: int, high: int) -> A
     if finder.near_positive is None:
         return torch.zeros(1, high - low, dtype=torch.bool, device=finder.device)
     hits = torch.zeros(len(query), high - low, dtype=torch.int32, device=finder.device)
-    part = directions(finder.corpus.part(low, high))
+    part = unit(finder.corpus.part(low, high))
     place, positive = finder.positives.of(query)
     at_once = max(1, most_scores // (high - low))
     for where, row in zip(torch.split(place, at_once), torch.split(positive, at_once), strict=True):

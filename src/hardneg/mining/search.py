@@ -14,7 +14,7 @@ from torch import Tensor
 
 from hardneg.core.errors import argument_error, optional
 from hardneg.core.types import NEVER
-from hardneg.mining.directions import directions
+from hardneg.core.vectors import unit
 
 Weigh = Callable[[Annotated[Tensor, "b m"], int, int], Annotated[Tensor, "b m"]]
 """(similarities with a block of the corpus, its first row, its end) -> what to order by; NEVER: removed."""
@@ -125,7 +125,7 @@ class Corpus:
     def prepared(self, vectors: Annotated[Tensor, "m d"]) -> Annotated[Tensor, "m d"]:
         """Vectors of queries or documents as they are compared."""
         wide = vectors.to(self.device, self.dtype)
-        return directions(wide) if self.cosine else wide
+        return unit(wide) if self.cosine else wide
 
     def scores(
         self, queries: Tensor, excluded: tuple[Tensor, Tensor], low: int, high: int, out: Tensor | None = None
