@@ -9,8 +9,9 @@ from typing import Any, TypeGuard
 
 from hardneg.comparing.arms import uses_labels
 from hardneg.comparing.cautions import cautions
+from hardneg.comparing.fairness import same_weights, unlike, unlike_notes
 from hardneg.comparing.request import letter_of
-from hardneg.comparing.verdict import last_of, unlike, unlike_notes
+from hardneg.comparing.verdict import last_of
 from hardneg.training.runs import Run
 
 Table = dict[str, Any]
@@ -26,6 +27,11 @@ class SeedRun:
     config: dict[str, Any]
     result: dict[str, Any] | None
     metrics: list[dict[str, Any]]
+
+    @property
+    def trained(self) -> dict[str, Any] | None:
+        """The record of what was trained; None in runs of older versions."""
+        return self.config.get("trained")
 
 
 @dataclass
@@ -52,7 +58,10 @@ class ArmRuns:
     def cautions(self) -> list[str]:
         finals = [last_of(result) for result in self.finished()]
         options = self.seeds[0].config.get("options", {}) if self.seeds else {}
-        return cautions(self.text, options, finals, [said for one in self.seeds for said in one.run.warnings()])
+        collapsed = sum(bool(result.get("collapsed")) for result in self.finished())
+        return cautions(
+            self.text, options, finals, [said for one in self.seeds for said in one.run.warned()], collapsed
+        )
 
     def finished(self) -> list[dict[str, Any]]:
         return [one.result for one in self.seeds if one.result is not None]
@@ -81,7 +90,8 @@ class Story:
     @property
     def unlike(self) -> list[str]:
         """What differs between the arms beside their negatives."""
-        return unlike_notes(self._options_of_runs())
+        trained = [one.trained for arm in self.arms for one in arm.seeds]
+        return unlike_notes(unlike(self._options_of_runs(), trained))
 
     @property
     def cautions(self) -> list[str]:
@@ -92,8 +102,8 @@ class Story:
 
     @property
     def same_weights(self) -> bool:
-        """Whether runs with the same seed began alike: the encoder and its projection are as large."""
-        return not {"encoder", "dim"} & unlike(self._options_of_runs()).keys()
+        """Whether runs with the same seed began with the same weights, by the digests that they recorded."""
+        return same_weights([(one.seed, one.trained) for arm in self.arms for one in arm.seeds])
 
     def _options_of_runs(self) -> list[dict[str, Any]]:
         return [one.config.get("options", {}) for arm in self.arms for one in arm.seeds]

@@ -90,11 +90,17 @@ def _cells(arm: ArmRuns) -> dict[str, str]:
         "against": _against(row) if known(against) else ("" if arm.number == 0 else ABSENT),
         "temperature": f"{row['effective_temperature']:.3g}" if known(row.get("effective_temperature")) else ABSENT,
         "false": percent(row.get("false_negatives"), 1),
-        "hardness": f"{row['hardness']:.3f}" if known(row.get("hardness")) else ABSENT,
+        "hardness": (f"{row['hardness']:.3f}" if known(row.get("hardness")) else ABSENT) + _collapsed(row),
         "clamped": percent(row.get("clamped"), 1),
         "steps": ABSENT if row.get("steps") is None else f"{row['steps']}",
         "seconds": f"{row['seconds']:.0f}" if known(row.get("seconds")) else ABSENT,
     }
+
+
+def _collapsed(row: Table) -> str:
+    found = row.get("collapsed")
+    runs = f"collapsed in {found} of {len(row['values'])} runs"
+    return f' <span class="tag">{escape(runs)}</span>' if found else ""
 
 
 def _against(row: Table) -> str:
