@@ -23,7 +23,16 @@ from rich.table import Table
 from torch import Tensor
 from torch.nn.functional import normalize
 
-from hardneg.batching.planners import Communities, NearestNeighbours, Planner, Proximity, SingleSource, Strata, Uniform
+from hardneg.batching.planners import (
+    Communities,
+    CuthillMcKee,
+    NearestNeighbours,
+    Planner,
+    Proximity,
+    SingleSource,
+    Strata,
+    Uniform,
+)
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -60,23 +69,32 @@ def planners(labels: Tensor, num_candidates: int) -> Iterator[tuple[str, Planner
     yield "ProSampler, by similarity", Proximity(0.1, steps="similarity", num_candidates=num_candidates)
     for kind in ("random", "depth_first", "breadth_first"):
         yield kind.replace("_", " "), Proximity(kind=kind, num_candidates=num_candidates)
-    yield "kNN graph, restart 0.1", Proximity(0.1, num_candidates=None)
+    for restart in (0.1, 0.5):
+        yield f"kNN graph, restart {restart}", Proximity(restart, num_candidates=None)
     yield "k-means strata", Strata()
     yield "communities", Communities()
+    yield "communities, ranks 30 to 130 (B3)", Communities(skip=30, num_neighbours=130)
+    yield "Cuthill-McKee order (GCBS)", CuthillMcKee()
     yield "kNN", NearestNeighbours()
     yield "single source (label)", SingleSource(labels)
 
 
 def measure(vectors: Tensor, labels: Tensor, batch_size: int, num_candidates: int, seeds: int) -> list[dict[str, Any]]:
+    """Each planner with coverage "once", and the walks and kNN also "free", as in the paper."""
     rows = []
-    for name, planner in planners(labels, num_candidates):
+    named = list(planners(labels, num_candidates))
+    free = [(name, planner) for name, planner in named if isinstance(planner, (Proximity, NearestNeighbours))]
+    settings = [(name, planner, "once") for name, planner in named]
+    settings += [(f"{name}, free", planner, "free") for name, planner in free]
+    for name, planner, coverage in settings:
+        generators = [torch.Generator().manual_seed(seed) for seed in range(seeds)]
         try:
-            plans = [planner.plan(vectors, batch_size, torch.Generator().manual_seed(s)) for s in range(seeds)]
+            plans = [planner.plan(vectors, batch_size, generator, coverage=coverage) for generator in generators]
         except ImportError as missing:
             print(f"{name}: left out. {missing}")
             continue
         found = [plan.describe(vectors, labels) for plan in plans]
-        row: dict[str, Any] = {"planner": name}
+        row: dict[str, Any] = {"planner": name, "visited": coverage}
         for key in ("similarity", "false_negatives", "coverage", "filled"):
             values = [getattr(description, key) for description in found]
             row[key], row[f"{key}_std"] = float(np.mean(values)), float(np.std(values))
@@ -95,11 +113,10 @@ def check_order(rows: list[dict[str, Any]]) -> None:
 
 
 def show(data: str, rows: list[dict[str, Any]]) -> None:
-    table = Table("planner", "similarity", "false negatives", "filled", title=data)
+    table = Table("planner", "similarity", "false negatives", "coverage", "filled", title=data)
     for row in sorted(rows, key=lambda row: row["similarity"]):
-        table.add_row(
-            row["planner"], f"{row['similarity']:.3f}", f"{row['false_negatives']:.1%}", f"{row['filled']:.1%}"
-        )
+        shares = (f"{row[key]:.1%}" for key in ("false_negatives", "coverage", "filled"))
+        table.add_row(row["planner"], f"{row['similarity']:.3f}", *shares)
     Console(width=100).print(table)
 
 
@@ -112,10 +129,17 @@ def plot(data: str, rows: list[dict[str, Any]], path: Path) -> None:
     figure, axes = pyplot.subplots(figsize=(8, 5.5))
     for row in rows:
         family = "tab:red" if "ProSampler" in row["planner"] else "tab:blue"
-        axes.plot(row["similarity"], 100 * row["false_negatives"], "o", color=family)
+        hollow = {"markerfacecolor": "none"} if row["visited"] == "free" else {}
+        axes.plot(row["similarity"], 100 * row["false_negatives"], "o", color=family, **hollow)
+        if hollow:
+            continue
         axes.annotate(row["planner"], (row["similarity"], 100 * row["false_negatives"]), fontsize=8, xytext=(5, -3),
                       textcoords="offset points")  # fmt: skip
-    axes.set(xlabel="similarity within a batch", ylabel="false negatives (same label), %", title=f"One epoch on {data}")
+    axes.set(
+        xlabel="similarity within a batch",
+        ylabel="false negatives (same label), %",
+        title=f"One epoch on {data} (hollow: free)",
+    )
     figure.tight_layout()
     figure.savefig(path, dpi=150)
     pyplot.close(figure)

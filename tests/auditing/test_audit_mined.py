@@ -14,6 +14,8 @@ from test_mine_files import encode, make_rows, write_lines
 from hardneg.auditing.files import AuditOptions, audit_files
 from hardneg.auditing.lists import Lists, read_lists
 from hardneg.auditing.settings import Settings
+from hardneg.core.errors import DataChanged
+from hardneg.io.sealed import CHECKSUM, with_checksum
 from hardneg.mining.job import run
 from hardneg.mining.options import MineOptions
 
@@ -39,6 +41,13 @@ def mine_into(tables: dict[str, str], out: Path, **changes: Any) -> str:
     options = {"negatives": "Rank(1, 40)", "k": 4, **changes}
     run(MineOptions(out=str(out), **tables, **options))
     return str(out)
+
+
+def rewrite(manifest: Path, **changes: Any) -> None:
+    """Other values in a manifest, with the checksum of what is now in it: what someone else could have made."""
+    record = {**json.loads(manifest.read_text()), **changes}
+    record.pop(CHECKSUM, None)
+    manifest.write_text(json.dumps(with_checksum(record)))
 
 
 @pytest.mark.parametrize("suffix", [".parquet", ".jsonl", ""])
@@ -174,7 +183,7 @@ def test_manifests_of_other_versions(tables: dict[str, str], tmp_path: Path) -> 
     usual = audit_files(AuditOptions(mined, settings=QUIET)).row("mined")
 
     def audited(options: Any) -> Any:
-        manifest.write_text(json.dumps({**whole, "options": options}))
+        rewrite(manifest, options=options)
         return audit_files(AuditOptions(mined, settings=QUIET))
 
     newer = audited({**whole["options"], "sharpness": 3, "columns": {**whole["options"]["columns"], "title": None}})
@@ -182,25 +191,37 @@ def test_manifests_of_other_versions(tables: dict[str, str], tmp_path: Path) -> 
     assert "options that this version does not know: sharpness, title." in " ".join(newer.notes)
     older = audited({name: value for name, value in whole["options"].items() if name not in ("columns", "draw")})
     assert older.row("mined") == usual
-    for damaged in (
-        {"k": 4},
-        {**whole["options"], "queries": 3},
-        {**whole["options"], "columns": [1], "corpus": None},
-        [],
-    ):
-        found = audited(damaged)
+    for odd in ({"k": 4}, {**whole["options"], "queries": 3}, {**whole["options"], "columns": [1], "corpus": None}):
+        assert audited(odd).row("mined") == usual  # what is read is what the digests say
+    assert "no manifest" in " ".join(audited([]).notes)
+    for inputs in (None, [], {}, {"queries": 3}, {"queries": {"path": "queries.jsonl"}}):
+        rewrite(manifest, options=whole["options"], inputs=inputs)
+        found = audit_files(AuditOptions(mined, settings=QUIET))
         assert found.mined is not None
         assert found.mined.negatives == 80
-        assert found.notes
+        assert found.rows == ()
+        assert "could not be read" in " ".join(found.notes)
     manifest.write_text("[]")
     assert "no manifest" in " ".join(audit_files(AuditOptions(mined, settings=QUIET)).notes)
 
 
-def test_texts_that_must_be_encoded_again_are_told(tables: dict[str, str], tmp_path: Path) -> None:
+def mine_texts(tables: dict[str, str], out: Path) -> str:
     paths = {name: tables[name] for name in ("queries", "corpus")}
-    mined = str(tmp_path / "mined.jsonl")
-    run(MineOptions(out=mined, **paths, encoder="test_mine_files:encode", negatives="Rank(1, 40)", k=4, format="ids"))
-    shutil.rmtree(f"{mined}.embeddings")
+    rule = {"negatives": "Rank(1, 40)", "k": 4, "format": "ids"}
+    run(MineOptions(out=str(out), **paths, encoder="test_mine_files:encode", **rule))
+    return str(out)
+
+
+def test_embeddings_come_from_the_cache_or_an_encoder_that_is_named(tables: dict[str, str], tmp_path: Path) -> None:
+    mined = mine_texts(tables, tmp_path / "mined.jsonl")
+    kept = audit_files(AuditOptions(mined, settings=QUIET)).row("mined")
+    assert kept.effective_number == pytest.approx(4)
+    Path(f"{mined}.embeddings").rename(tmp_path / "elsewhere")
+    gone = audit_files(AuditOptions(mined, settings=QUIET))
+    assert gone.rows == ()
+    assert "not in" in " ".join(gone.notes)
+    assert "--encoder" in " ".join(gone.notes)
+    assert audit_files(AuditOptions(mined, settings=QUIET, cache=str(tmp_path / "elsewhere"))).row("mined") == kept
     done: dict[str, list[int]] = {}
 
     def encoding(what: str, steps: int) -> Any:
@@ -211,9 +232,78 @@ def test_texts_that_must_be_encoded_again_are_told(tables: dict[str, str], tmp_p
 
         return more
 
-    found = audit_files(AuditOptions(mined, settings=QUIET), encoding=encoding)
+    named = AuditOptions(mined, settings=QUIET, encoder="test_mine_files:encode")
+    assert audit_files(named, encoding=encoding).row("mined") == kept
     assert done == {"encoding queries": [20, 20], "encoding corpus": [60, 60]}
-    assert found.row("mined").effective_number == pytest.approx(4)
+
+
+@pytest.mark.parametrize("cache", ["kept", "gone"])
+def test_point_16_no_code_of_a_manifest_runs(
+    cache: str, tables: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An encoder, model or rescorer that a manifest names is not imported, and not called on the texts."""
+    import subprocess
+
+    import hardneg as hn
+
+    called: list[Any] = []
+    monkeypatch.setattr(subprocess, "getoutput", called.append)
+    mined = mine_texts(tables, tmp_path / "mined.jsonl")
+    if cache == "gone":
+        shutil.rmtree(f"{mined}.embeddings")
+    manifest = Path(f"{mined}.manifest.json")
+    told = json.loads(manifest.read_text())
+    before = sorted(path for path in tmp_path.rglob("*"))
+    for name in ("encoder", "model", "rescore"):
+        for code in ("subprocess:getoutput", "os:system", str(tmp_path / "model")):
+            rewrite(manifest, options={**told["options"], name: code, "cache": str(tmp_path / "written")})
+            audit_files(AuditOptions(mined, settings=QUIET))
+            hn.audit(mined=mined, frontier=False)
+            rewrite(manifest, encoder={"queries": code, "corpus": code})
+            audit_files(AuditOptions(mined, settings=QUIET))
+    assert called == []
+    assert sorted(path for path in tmp_path.rglob("*")) == before
+
+
+def test_point_16_paths_are_found_from_the_manifest(
+    tables: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """From another folder, with other files of the same names in it, the audit is the same."""
+    home, away = tmp_path / "home", tmp_path / "away"
+    for folder in (home, away):
+        folder.mkdir()
+        for path in tables.values():
+            shutil.copy(path, folder)
+    for name in ("q.npy", "d.npy"):
+        np.save(away / name, np.random.default_rng(1).standard_normal(np.load(home / name).shape).astype(np.float32))
+    monkeypatch.chdir(home)
+    (home / "out").mkdir()
+    near = {name: Path(path).name for name, path in tables.items()}
+    mined = [mine_into(near, Path("mined.jsonl"), format="ids"), mine_into(near, Path("out/mined.jsonl"), format="ids")]
+    usual = audit_files(AuditOptions(mined[0], settings=QUIET)).row("mined")
+    monkeypatch.chdir(away)
+    for path in mined:
+        found = audit_files(AuditOptions(str(Path("..") / "home" / path), settings=QUIET))
+        assert found.row("mined") == usual
+
+
+def test_point_16_files_of_other_content_are_refused(tables: dict[str, str], tmp_path: Path) -> None:
+    mined = mine_into(tables, tmp_path / "mined.jsonl", format="ids")
+    manifest = Path(f"{mined}.manifest.json")
+    inputs = json.loads(manifest.read_text())["inputs"]
+    secret = tmp_path.parent / f"secret-{tmp_path.name}.jsonl"
+    shutil.copy(tables["corpus"], secret)
+    secret.write_text(secret.read_text().replace("cat", "cow"))
+    for path, size in ((str(secret), secret.stat().st_size), (f"../{secret.name}", None), ("/etc/passwd", 0)):
+        rewrite(manifest, inputs={**inputs, "corpus": {**inputs["corpus"], "path": path, "bytes": size}})
+        with pytest.raises(DataChanged, match=r"corpus that were mined, got .* outside the folder .*--corpus"):
+            audit_files(AuditOptions(mined, settings=QUIET))
+    rewrite(manifest, inputs={**inputs, "corpus": {"path": "/", "sha256": "0" * 64}})
+    assert "a folder outside" in " ".join(audit_files(AuditOptions(mined, settings=QUIET)).notes)
+    rewrite(manifest, inputs=inputs)
+    np.save(tables["corpus_embeddings"], -np.load(tables["corpus_embeddings"]))
+    with pytest.raises(DataChanged, match=r"the corpus_embeddings that were mined, got .*d.npy, of other content"):
+        audit_files(AuditOptions(mined, settings=QUIET))
 
 
 def test_columns_go_by_name_and_lists_are_lists(tmp_path: Path) -> None:
@@ -256,18 +346,14 @@ def test_a_moved_corpus_leaves_what_the_file_says(tables: dict[str, str], tmp_pa
     assert found.write_html(tmp_path / "audit.html").stat().st_size > 5000
 
 
-def test_texts_are_compared_where_the_encoder_is_gone(tables: dict[str, str], tmp_path: Path) -> None:
-    mined = mine_into(tables, tmp_path / "mined.jsonl", format="ids")
-    manifest = Path(f"{mined}.manifest.json")
-    told = json.loads(manifest.read_text())
-    told["options"] |= {"query_embeddings": None, "corpus_embeddings": None, "encoder": "no_such_module:encode"}
-    manifest.write_text(json.dumps(told))
+def test_texts_are_compared_where_the_embeddings_are_gone(tables: dict[str, str], tmp_path: Path) -> None:
+    mined = mine_texts(tables, tmp_path / "mined.jsonl")
+    shutil.rmtree(f"{mined}.embeddings")
     found = audit_files(AuditOptions(mined, settings=QUIET))
     assert found.mined is not None
     assert found.mined.compared_by == ("ids", "texts")
     assert found.mined.documents_in_corpus == 60
     assert found.rows == ()
-    assert "not at hand" in " ".join(found.notes)
 
 
 def test_lists_count_what_is_repeated_for_each_positive_once(tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 from collections.abc import Callable
+from importlib.util import find_spec
 from pathlib import Path
 
 import numpy as np
@@ -16,6 +17,7 @@ from torch import Tensor
 from hardneg.batching.graph import ProximityGraph, build_graph
 from hardneg.batching.planners import (
     Communities,
+    CuthillMcKee,
     Guard,
     NearestNeighbours,
     Plan,
@@ -27,6 +29,8 @@ from hardneg.batching.planners import (
     falling,
     registered_planners,
 )
+from hardneg.batching.planners.communities import undirected
+from hardneg.batching.spec import parse_batches
 from hardneg.core.errors import HardnegWarning
 from hardneg.core.schedules import linear
 
@@ -56,14 +60,17 @@ def every_planner(n: int) -> list[Planner]:
         Strata(),
         SingleSource(torch.arange(n) % 3),
     ]
+    if find_spec("scipy") is not None:
+        planners.append(CuthillMcKee())
     try:
         import pymetis  # noqa: F401
     except ImportError:
         return planners
-    return [*planners, Communities(size=8, num_neighbours=10)]
+    return [*planners, Communities(size=8, num_neighbours=10), Communities(size=8, num_neighbours=20, skip=5)]
 
 
 def test_every_registered_planner_is_tested_here() -> None:
+    pytest.importorskip("scipy", reason="the extra `eval` is not installed")
     pytest.importorskip("pymetis", reason="the extra `communities` is not installed")
     assert {type(planner).__name__ for planner in every_planner(30)} == {
         name
@@ -188,6 +195,48 @@ def test_communities_are_small_and_tight() -> None:
     assert described.uniform_similarity < described.similarity
     # Three communities of eight from anywhere: of 23 others some 7 share the community, and few more the cluster.
     assert 7 / 23 - 0.1 < described.false_negatives < 0.6
+
+
+def test_point_5_communities_leave_out_the_closest_ranks() -> None:
+    """B3's window: of clusters of 24, ranks 0 to 22 are the own cluster; without them communities cross clusters."""
+    pytest.importorskip("pymetis", reason="the extra `communities` is not installed")
+    vectors, labels = clustered(num_clusters=12, per_cluster=24, noise=0.1)
+    close, far = (
+        Communities(size=8, num_neighbours=end, skip=skip).plan(vectors, 24, seeded(0)).describe(vectors, labels)
+        for skip, end in ((0, 20), (23, 60))
+    )
+    assert far.false_negatives < 0.5 * close.false_negatives
+    assert far.similarity < close.similarity
+    starts, targets = undirected(ProximityGraph.from_lists([[1, 2], [0, 3], [3, 1], [2, 0]]), skip=1)
+    edges = {(i, int(j)) for i in range(4) for j in targets[starts[i] : starts[i + 1]]}
+    assert edges == {(0, 2), (2, 0), (1, 3), (3, 1), (2, 1), (1, 2), (3, 0), (0, 3)}
+    with pytest.raises(ValueError, match="Communities needs a skip of at least 0 and below num_neighbours=30"):
+        Communities(skip=30)
+    with pytest.raises(ValueError, match=r"more than skip=30 neighbours.*lower skip"):
+        Communities(skip=30, num_neighbours=130).plan(vectors[:20], 4)
+
+
+def test_point_5_gcbs_batches_are_pieces_of_a_cuthill_mckee_order() -> None:
+    pytest.importorskip("scipy", reason="the extra `eval` is not installed")
+    ring = ProximityGraph.from_lists([[(i - 1) % 60, (i + 1) % 60] for i in range(60)])
+    shuffled = torch.randperm(60, generator=seeded(1)).tolist()
+    place = {node: i for i, node in enumerate(shuffled)}
+    graph = ProximityGraph.from_lists([[shuffled[j] for j in ring.neighbours[place[node]]] for node in range(60)])
+    plan = CuthillMcKee().plan(graph, 10, seeded(0))
+    assert sorted(plan.order.tolist()) == list(range(60))
+    for batch in plan:  # on a ring such an order goes both ways at once: a batch is one arc or two
+        places = np.sort([place[int(node)] for node in batch])
+        assert (np.diff(np.append(places, places[0] + 60)) > 1).sum() <= 3
+    vectors, labels = clustered(num_clusters=12, per_cluster=25, noise=0.1)
+    found = CuthillMcKee().plan(vectors, 25, seeded(0)).describe(vectors, labels)
+    assert found.similarity > found.uniform_similarity + 0.2
+
+
+@pytest.mark.parametrize("text", ["proximity", "knn", "strata", "communities", "cuthill_mckee"])
+def test_point_3_batches_of_the_command_line_may_be_free(text: str) -> None:
+    assert parse_batches(f"{text}()").coverage == "once"
+    assert parse_batches(f"{text}(coverage='free')").coverage == "free"
+    assert parse_batches("proximity(kind='breadth_first')").planner.kind == "breadth_first"  # type: ignore[attr-defined]
 
 
 def test_single_source_batches_and_their_remainder() -> None:

@@ -17,7 +17,6 @@ from torch import Tensor
 from hardneg.batching import walks as walks_module
 from hardneg.batching.excursions import Tables, paths
 from hardneg.batching.graph import ProximityGraph, build_graph
-from hardneg.batching.planners import Proximity
 from hardneg.batching.walks import Walker, Walks, walk, walks
 from support.golden_inputs import cases_of
 

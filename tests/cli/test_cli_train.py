@@ -12,11 +12,13 @@ import subprocess
 import sys
 import time
 from dataclasses import fields
+from io import StringIO
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from rich.console import Console
 from typer.testing import CliRunner
 
 from hardneg.cli import tables as table
@@ -46,13 +48,18 @@ def hardneg(*arguments: str) -> Any:
     return CliRunner().invoke(app, list(arguments), prog_name="hardneg", env={"COLUMNS": "250", "NO_COLOR": "1"})
 
 
+allowed: list[bool] = []
+"""Of the calls of ``run_recipe``: whether other data is allowed."""
+
+
 @pytest.fixture
 def asked(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, TrainOptions, Path, bool]]:
     """What the verb hands over to the recipe, which is not run."""
     seen: list[tuple[str, TrainOptions, Path, bool]] = []
 
-    def note(recipe: str, options: TrainOptions, out: Path, resume: bool) -> dict[str, Any]:
+    def note(recipe: str, options: TrainOptions, out: Path, resume: bool, allow_other_data: bool) -> dict[str, Any]:
         seen.append((recipe, options, out, resume))
+        allowed.append(allow_other_data)
         return {}
 
     monkeypatch.setattr(recipes, "run_recipe", note)
@@ -144,7 +151,86 @@ def test_a_comparison_from_a_file(compared: list[Any], tmp_path: Path) -> None:
     assert (compared[-1][0].seeds, compared[-1][0].common["encoder"]) == (2, "resnet18")
 
 
+@pytest.mark.parametrize("recipe", ["simclr", "moco", "supervised"])
+def test_point_4_temperature_and_tau_plus_may_be_schedules(recipe: str, asked: list[Any], tmp_path: Path) -> None:
+    (tmp_path / "run.yaml").write_text('temperature: linear(0.5, 0.1)\ntau-plus: "linear(0, 0.1)"\n')
+    by_flags = ("--temperature", "linear(0.5, 0.1)", "--tau-plus", "linear(0, 0.1)")
+    for arguments in (by_flags, ("--config", str(tmp_path / "run.yaml"))):
+        done = hardneg("train", recipe, *arguments)
+        assert done.exit_code == 0, done.output
+        assert (asked[-1][1].temperature, asked[-1][1].tau_plus) == ("linear(0.5, 0.1)", "linear(0, 0.1)")
+        training_setup.check_words(asked[-1][1])
+    hardneg("train", recipe, "--temperature", "0.25")
+    assert asked[-1][1].temperature == 0.25  # a number in files, too
+
+
+@pytest.mark.parametrize(
+    ("recipe", "flag", "text", "message"),
+    [
+        ("simclr", "--temperature", "linear(0.5, 0)", "of at least 0.0001, got temperature=linear(0.5, 0), which ends"),
+        (
+            "simclr",
+            "--tau-plus",
+            "linear(2, 0.1)",
+            "between 0 and 0.999, got tau_plus=linear(2, 0.1), which begins at 2",
+        ),
+        ("simclr", "--temperature", "liner(0.5, 0.1)", "Did you mean linear?"),
+        ("simclr", "--temperature", "linear(0.5)", "it takes start, end"),
+        ("simclr", "--temperature", "linear", "a number or a schedule"),
+        ("sogclr", "--temperature", "linear(0.5, 0.1)", "a number as --temperature"),
+        ("emc2", "--tau-plus", "linear(0, 0.1)", "--tau-plus of 0"),
+    ],
+)
+def test_wrong_schedules_are_named_before_data_is_loaded(
+    recipe: str, flag: str, text: str, message: str, tmp_path: Path
+) -> None:
+    done = hardneg("train", recipe, flag, text, "--data", "npz:nowhere.npz", "--out", str(tmp_path / "run"))
+    assert done.exit_code == 2
+    assert message in done.stderr
+    assert not (tmp_path / "run").exists()
+
+
+def test_other_data_is_allowed_by_a_flag(asked: list[Any], tmp_path: Path) -> None:
+    (tmp_path / "run.yaml").write_text("allow-other-data: true\n")
+    hardneg("train", "simclr", "--resume")
+    hardneg("train", "simclr", "--resume", "--allow-other-data")
+    hardneg("train", "simclr", "--resume", "--config", str(tmp_path / "run.yaml"))
+    assert allowed[-3:] == [False, True, True]
+
+
 # Wrong values
+
+
+@pytest.mark.parametrize(
+    ("text", "answer"),
+    [
+        ("epocs: 3", "got epocs in FILE; write epochs (a whole number of at least 1, by default 50)."),
+        ("tempratur: 0.1", "write temperature (a number or a schedule"),
+        ("precison: no", "write precision (one of no, bf16, fp16, by default no)."),
+        ("resum: true", "write resume (true or false)."),
+        ("zzz: 1", "got zzz in FILE."),
+    ],
+)
+def test_point_12_an_unknown_name_in_a_file_gets_the_nearest(text: str, answer: str, tmp_path: Path) -> None:
+    file = tmp_path / "run.yaml"
+    file.write_text(text)
+    done = hardneg("train", "simclr", "--config", str(file))
+    assert done.exit_code == 2
+    assert answer.replace("FILE", str(file)) in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("arm", "answer"),
+    [
+        ("hcl(betta=1)", "'betta', did you mean beta?; it takes temperature=0.5, tau_plus=0.1, beta=1.0, as in hcl()"),
+        ("simclr(epocs=1)", "got 'epocs'; did you mean epochs?"),
+        ('simclr(negatives="Tilt(betta=1)")', "'betta', did you mean beta?; it takes beta, detach=False, source=None"),
+    ],
+)
+def test_point_12_an_unknown_argument_gets_the_nearest(arm: str, answer: str) -> None:
+    with pytest.raises(ValueError, match=re.escape(answer)):
+        parse_arm(arm)
+
 
 WRONG = [
     ("--epochs 0", "--epochs", "of at least 1"),
@@ -207,7 +293,11 @@ def test_wrong_words_are_named_before_data_is_loaded(option: str, value: str, al
         ("epochs: 2.5", "train needs --epochs to be a whole number, got epochs=2.5."),
         ("epochs: many", "train needs --epochs to be a whole number, got epochs='many'."),
         ("epochs: true", "train needs --epochs to be a whole number, got epochs=True."),
-        ("temperature: warm", "train needs --temperature to be a number, got temperature='warm'."),
+        (
+            "temperature: warm",
+            """train needs --temperature to be a number or a schedule such as "linear(0.5, 0.1)", got""",
+        ),
+        ("negatves: Tilt(1.0)", "got negatves in "),
         ("temperature: .nan", "train needs --temperature of at least 0.0001, got temperature=nan."),
         ("tau_plus: 1.0", "train needs --tau-plus between 0 and 0.999, got tau_plus=1.0."),
         ("compile: sometimes", "train needs --compile to be true or false, got compile='sometimes'."),
@@ -396,6 +486,28 @@ def test_the_examples_of_compare_are_understood(compared: list[Any], tmp_path: P
         assert done.exit_code == 0, (command, done.stderr)
         for arm in compared[-1][0].arms:
             parse_arm(arm)
+
+
+@pytest.mark.parametrize("recipe", RECIPES)
+def test_point_12_nothing_of_the_help_is_cut_at_80_columns(recipe: str) -> None:
+    shown = CliRunner().invoke(app, ["train", recipe, "--help"], env={"COLUMNS": "80", "NO_COLOR": "1"}).output
+    assert "…" not in shown
+    assert max(map(len, shown.splitlines())) <= 80
+    words = " ".join(shown.replace("│", " ").split())
+    for one in fields(RECIPES[recipe]):
+        assert f"--{one.name.replace('_', '-')} " in words
+        assert all(choice in words for choice in one.metadata["among"] or ())
+
+
+def test_point_12_nothing_of_the_bar_is_cut_at_80_columns(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = iter([0.0, 1280.0])
+    monkeypatch.setattr(training_setup.time, "perf_counter", lambda: next(clock))
+    out = StringIO()
+    console = Console(file=out, width=80, force_terminal=True, color_system=None)
+    with training_setup.progress_bar(False, 100_000, 0, 256, console) as show:
+        show({"step": 99_999, "epoch": 998, "loss": 4.1234, "hardness": -0.123})
+    assert "…" not in out.getvalue()
+    assert re.search(r"99999/100000 epoch 999 loss 4.123 hardness -0.12 20000 images/s", out.getvalue())
 
 
 @pytest.mark.skipif(os.name == "nt", reason="processor time of POSIX")

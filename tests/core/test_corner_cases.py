@@ -71,7 +71,7 @@ def test_anchors_without_a_negative_cost_nothing(objective):
         "Ring(0.7, 0.2)",
         "Ring(0.0, 0.1)",
         "Rank(6)",
-        "BelowPositive(9.0)",
+        "BelowPositive(absolute=9.0)",
     ):
         assert_costs_nothing(objective, hn.parse(text), lambda a, b: hn.two_views(a, b, 0.5), two)
     for text in ("OtherLabel()", "OtherLabel() * Tilt(2.0)", "OtherLabel() * Ring(0.1, 0.9)"):

@@ -439,7 +439,7 @@ def test_bad_tables_say_what_is_wrong(
     ("change", "message"),
     [
         ({"queries": "nowhere.jsonl"}, "exists"),
-        ({"out": "mined.csv"}, "writes .parquet, .jsonl or a folder"),
+        ({"out": "mined.csv"}, "that is .parquet, .jsonl or a folder"),
         ({"format": "pairs"}, "format in"),
         ({"negatives": "Tilt("}, "not an expression"),
         ({"negatives": "OtherLabel()"}, "needs labels"),

@@ -14,7 +14,6 @@ import sys
 import time
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -132,7 +131,8 @@ def test_twenty_kills_and_the_same_output(job: MineOptions, tmp_path: Path, name
 def test_a_kill_while_a_data_set_is_put_in_place(
     job: MineOptions, tmp_path: Path, after: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Before the old folder is moved away, before the new one takes its place, and before the old one is removed."""
+    """Where two folders cannot be exchanged at once: before the old one is moved away, before the new one takes its
+    place, and before the old one is removed."""
     pytest.importorskip("datasets", reason="needs an extra")
     from hardneg.mining import output
 
@@ -143,20 +143,19 @@ def test_a_kill_while_a_data_set_is_put_in_place(
     steps: list[int] = []
 
     def step(original: Any) -> Any:
-        def wrapped(*given: Any, **options: Any) -> Any:
-            steps.append(1)
-            if len(steps) == after:
-                raise KeyboardInterrupt
-            return original(*given, **options)
+        def wrapped(path: Any, *given: Any, **options: Any) -> Any:
+            if Path(new.out) in (Path(path), *given) or Path(path).name.endswith(".old"):
+                steps.append(1)
+                if len(steps) == after:
+                    raise KeyboardInterrupt
+            return original(path, *given, **options)
 
         return wrapped
 
-    def rmtree(path: Path, **options: Any) -> None:
-        (step(shutil.rmtree) if path.name.endswith(".old") else shutil.rmtree)(path, **options)
-
     with monkeypatch.context() as patched:
-        patched.setattr(output, "os", SimpleNamespace(replace=step(os.replace)))
-        patched.setattr(output, "shutil", SimpleNamespace(rmtree=rmtree))
+        patched.setattr("hardneg.io.outputs._exchange", lambda first, second: False)
+        patched.setattr(os, "replace", step(os.replace))
+        patched.setattr(shutil, "rmtree", step(shutil.rmtree))
         with pytest.raises(KeyboardInterrupt):
             run(new)
     run(plain)
@@ -227,7 +226,7 @@ def test_blocks_that_do_not_fit_write_nothing(job: MineOptions, monkeypatch: pyt
 
     original = module._save
     monkeypatch.setattr(module, "_save", lambda file, miner, low, high: original(file, miner, low, high - 1))
-    with pytest.raises(ValueError, match="holds blocks of 420 of 480 queries"):
+    with pytest.raises(ValueError, match="blocks of 420 of 480 queries"):
         run(job)
     assert not Path(job.out).exists()
 

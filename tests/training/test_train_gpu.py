@@ -43,7 +43,7 @@ def test_graph_of_vectors_that_training_overwrites_meanwhile() -> None:
     kept, buffer = unit_vectors_there(0), unit_vectors_there(0)
     sampler = PlannedBatchSampler(Proximity(num_neighbours=10, num_candidates=100), N, 256, seed=0)
     refresh = Refresh(sampler, 1, lambda: buffer, num_neighbours=10, num_candidates=100, seed=3)
-    expected = build_graph(kept, 10, 100, torch.Generator().manual_seed(3 * 2**31 + 5))
+    expected = build_graph(kept, 10, 100, torch.Generator("cuda").manual_seed(3 * 2**31 + 5))
     busy = torch.randn(4096, 4096, device="cuda")
     for _ in range(3):
         for _ in range(30):

@@ -18,6 +18,7 @@ from hardneg.auditing.rules import Expressions, given_rules
 from hardneg.auditing.settings import Settings
 from hardneg.auditing.subject import Subject
 from hardneg.auditing.survey import audit_subject
+from hardneg.core.errors import ArgumentError
 from hardneg.core.types import Keys
 from hardneg.mining.engine import Mined
 from hardneg.mining.judgements import Tag
@@ -34,6 +35,9 @@ def audit(
     labels: Tag | None = None,
     groups: Tag | None = None,
     mined: Mined | Annotated[Tensor, "q k"] | str | Path | None = None,
+    model: str | None = None,
+    encoder: str | None = None,
+    cache: str | Path | None = None,
     temperature: float = 0.5,
     tau_plus: float = 0.0,
     near_duplicate: float = 0.95,
@@ -53,6 +57,8 @@ def audit(
         (``labels``, ``clusters``); judgements are relevant ids for each query as in ``mine``, the best first.
     mined: negatives of each query, as ``mine`` gives them or as ids [q, k]; or the path of a mined file, which then
         needs nothing else (see docs/guides/audit.md).
+    model, encoder, cache: of the texts of a mined file whose embeddings are not at hand: a sentence-transformers model
+        or ``"module:function"``, and the folder of embeddings. Nothing in a file chooses them.
     temperature, tau_plus: of the loss; tilts weigh by exp(beta * similarity / temperature).
     near_duplicate: cosine from which a candidate is a copy of the anchor or of a positive.
     num_anchors: how many are looked at, drawn with ``seed``; all of them if there are no more.
@@ -72,11 +78,14 @@ def audit(
         from hardneg.auditing.files import AuditOptions, audit_files
 
         if embeddings is not None or corpus is not None:
-            raise ValueError("audit needs the path of a mined file alone, or tensors, got both; see AuditOptions.")
+            raise ArgumentError("audit", "the path of a mined file alone, or tensors", "both", "see AuditOptions")
         texts = tuple(rule.name for rule in given_rules(expressions))
-        return audit_files(AuditOptions(str(mined), expressions=texts, settings=settings), progress=progress)
+        options = AuditOptions(
+            str(mined), texts, settings, model=model, encoder=encoder, cache=None if cache is None else str(cache)
+        )
+        return audit_files(options, progress=progress)
     if embeddings is None:
-        raise ValueError("audit needs embeddings, or the path of a mined file as mined=..., got neither.")
+        raise ArgumentError("audit", "embeddings, or the path of a mined file as mined=...", "neither")
     with asked_by_audit(), torch.no_grad():
         subject = make_subject(
             embeddings,
@@ -100,10 +109,10 @@ def listed_rows(subject: Subject, mined: Mined | Tensor) -> Annotated[Tensor, "a
     else:
         ids = subject.candidate_tags.ids
         if mined.ndim != 2 or mined.is_floating_point():
-            raise ValueError(f"audit needs ids [q, k] as mined, got {tuple(mined.shape)} of {mined.dtype}.")
+            raise ArgumentError("audit", "ids [q, k] as mined", f"{tuple(mined.shape)} of {mined.dtype}")
         rows = RowsOf(ids, len(subject.candidates))(mined.cpu().flatten()).view(mined.shape)
         if bool(((rows < 0) & (mined.cpu() != -1)).any()):
-            raise ValueError("audit needs mined ids that are in the corpus (or -1 where short), got others.")
+            raise ArgumentError("audit", "mined ids that are in the corpus (or -1 where short)", "others")
     if len(rows) != len(subject.anchors):
-        raise ValueError(f"audit needs mined negatives of {len(subject.anchors)} anchors, got {len(rows)}.")
+        raise ArgumentError("audit", f"mined negatives of {len(subject.anchors)} anchors", str(len(rows)))
     return rows

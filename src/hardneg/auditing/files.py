@@ -30,6 +30,7 @@ from hardneg.auditing.result import Audit
 from hardneg.auditing.rules import given_rules
 from hardneg.auditing.subject import Subject
 from hardneg.auditing.survey import audit_subject
+from hardneg.core.errors import ArgumentError
 from hardneg.core.types import Keys
 from hardneg.io.provenance import environment
 from hardneg.io.tables import column_names, read_vectors, suffix_of, vector_suffixes
@@ -74,7 +75,7 @@ def kind_of(options: AuditOptions) -> str:
     if {"embedding", "embeddings", "vector", "vectors"} & set(names):
         return "embeddings"
     what = "embeddings (.npy, .npz, .safetensors, a table with a column of them), a run, or a mined file"
-    raise ValueError(f"audit needs {what}, got {path} with columns {names}.")
+    raise ArgumentError("audit", str(what), f"{path} with columns {names}")
 
 
 def load_subject(options: AuditOptions, kind: str) -> Subject:
@@ -92,7 +93,7 @@ def _beside(options: AuditOptions, anchors: Documents, candidates: Documents) ->
     """Queries against a corpus: judgements, or labels or groups of both sides, tell what is false."""
     assert anchors.vectors is not None
     if candidates.vectors is None:
-        raise ValueError("audit needs embeddings of the corpus, got none; give --corpus-embeddings.")
+        raise ArgumentError("audit", "embeddings of the corpus", "none", "give --corpus-embeddings")
     check_columns_found(options, anchors, candidates)
     sizes = (len(anchors.vectors), len(candidates.vectors))
     own: dict[str, Tensor] = {}
@@ -102,9 +103,11 @@ def _beside(options: AuditOptions, anchors: Documents, candidates: Documents) ->
         if first is not None and second is not None:
             own[word], others[word] = numbered_both(word, first, second, sizes, WHO)
     if options.judgements is None and not own:
-        raise ValueError(
-            "audit needs judgements (query id, document id) for queries and a corpus, or labels or groups of both, got "
-            "none; give --judgements, or --label-column."
+        raise ArgumentError(
+            "audit",
+            ("judgements (query id, document id) for queries and a corpus, or labels or groups of both"),
+            "none",
+            "give --judgements, or --label-column",
         )
     keys = Keys(candidates.vectors, labels=others.get("labels"), clusters=others.get("groups"))
     judged = None if options.judgements is None else _judged(options.judgements, anchors, candidates)
@@ -145,9 +148,10 @@ def _own_positives(options: AuditOptions, vectors: Tensor) -> Tensor | str | Non
         return options.positives
     views = read_vectors(options.positives, options.embedding_column, WHO)[0]
     if views.shape != vectors.shape:
-        raise ValueError(
-            f"audit needs a second view {tuple(vectors.shape)} as positives, got {tuple(views.shape)} in "
-            f"{options.positives}."
+        raise ArgumentError(
+            "audit",
+            f"a second view {tuple(vectors.shape)} as positives",
+            f"{tuple(views.shape)} in {options.positives}",
         )
     return views
 

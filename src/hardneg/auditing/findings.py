@@ -8,12 +8,12 @@ from typing import Annotated, Any
 
 import torch
 from torch import Tensor
-from torch.nn.functional import normalize
 
 from hardneg.auditing.lists import Lists
 from hardneg.auditing.measure import NUM_HUBS
 from hardneg.auditing.result import Example, Hub, MinedFindings
 from hardneg.auditing.subject import Subject
+from hardneg.mining.directions import directions
 
 _same_vector = 1.0 - 1e-6  # the cosine of a vector with itself, after rounding
 _most_examples = 5
@@ -96,7 +96,7 @@ def _same_vectors(
     if not far:
         return {}, set()
     rows = torch.tensor([row_of[name] for name in (*near, *far)])
-    unit = normalize(vectors[rows].double(), dim=-1)
+    unit = directions(vectors[rows].double())
     equal = (unit[len(near) :] @ unit.T >= _same_vector) & (rows[len(near) :, None] != rows)
     twins, earlier = equal[:, : len(near)], equal[:, len(near) :].tril(-1).any(1)
     alike = {

@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-import zipfile
-import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from hardneg.auditing.options import AuditOptions
-from hardneg.io.arrays import whats_wrong
+from hardneg.core.errors import ArgumentError, FileError
+from hardneg.io.arrays import names_in_npz, read_npy, read_npz
 from hardneg.io.embeddings import SPLIT_NAMES, load_embeddings
 from hardneg.io.tables import aligned, read_table, read_vectors, suffix_of, vector_suffixes
 from hardneg.mining.problem import side_of_table
@@ -52,9 +50,7 @@ def side_of(options: AuditOptions, kind: str, path: str | None, beside: str | No
     if table_path is None:
         assert vectors is not None
         if text is not None or identity is not None:
-            raise ValueError(
-                f"audit needs a table of {kind} for the column {text or identity!r}, got embeddings alone."
-            )
+            raise ArgumentError("audit", f"a table of {kind} for the column {text or identity!r}", "embeddings alone")
         return Documents(ids or range(len(vectors)), ids is not None, None, vectors, **tags)
     table = read_table(table_path, WHO)
     side = side_of_table(table, text, identity, None, kind, WHO)
@@ -74,8 +70,8 @@ def _arrays(path: Path, options: AuditOptions) -> dict[str, Any]:
     if path.suffix != ".npz":
         return {}
     wanted = {"labels": options.label_column or "labels", "groups": options.group_column or "groups"}
-    with np.load(path) as file:
-        return {word: file[name] for word, name in wanted.items() if name in file.files}
+    arrays = read_npz(WHO, path, tuple(wanted.values()))
+    return {word: arrays[name] for word, name in wanted.items() if name in arrays}
 
 
 def check_columns_found(options: AuditOptions, *sides: Documents) -> None:
@@ -85,17 +81,14 @@ def check_columns_found(options: AuditOptions, *sides: Documents) -> None:
             continue
         if any(getattr(side, word) is None for side in sides):
             where = options.input if len(sides) == 1 else "queries and corpus"
-            raise ValueError(f"audit needs the column or array {column!r} of {word} in {where}, got none.")
+            raise ArgumentError("audit", f"the column or array {column!r} of {word} in {where}", "none")
 
 
 def is_run(path: Path) -> bool:
     """A run directory, or the embeddings.npz of one."""
     if path.is_dir():
         return (path / "embeddings.npz").exists()
-    if path.suffix != ".npz" or not zipfile.is_zipfile(path):
-        return False
-    with zipfile.ZipFile(path) as file:
-        return {f"{name}.npy" for name in SPLIT_NAMES} <= set(file.namelist())
+    return path.suffix == ".npz" and set(SPLIT_NAMES) <= set(names_in_npz(WHO, path))
 
 
 def split_of_run(path: Path, split: str) -> tuple[Tensor, Tensor]:
@@ -106,12 +99,12 @@ def split_of_run(path: Path, split: str) -> tuple[Tensor, Tensor]:
 
 def _tags_in_arrays(what: str, path: Path, column: str | None) -> Sequence[Any]:
     if path.suffix == ".npy":
-        return _flat(np.load(path), what, str(path))
-    with np.load(path) as arrays:
-        name = column or (what if what in arrays.files else arrays.files[0])
-        if name not in arrays.files:
-            raise ValueError(f"audit needs an array {name!r} of {what} in {path}, got {arrays.files}.")
-        return _flat(arrays[name], what, str(path))
+        return _flat(read_npy(WHO, path), what, str(path))
+    names = names_in_npz(WHO, path)
+    name = column or (what if what in names else next(iter(names), what))
+    if name not in names:
+        raise ArgumentError(WHO, f"an array {name!r} of {what} in {path}", str(names))
+    return _flat(read_npz(WHO, path, [name])[name], what, str(path))
 
 
 def read_tags(what: str, path: str, column: str | None) -> Sequence[Any]:
@@ -120,28 +113,24 @@ def read_tags(what: str, path: str, column: str | None) -> Sequence[Any]:
     if not file.exists():
         raise FileNotFoundError(f"audit needs a file of {what} that exists, got {path}.")
     if file.suffix in (".npy", ".npz"):
-        try:
-            return _tags_in_arrays(what, file, column)
-        except (ValueError, EOFError, zipfile.BadZipFile, zlib.error) as error:
-            if str(error).startswith("audit needs"):
-                raise
-            raise ValueError(f"audit needs {what} as plain arrays, got {path}: {whats_wrong(error)}.") from None
+        return _tags_in_arrays(what, file, column)
     if file.suffix == ".txt":
-        return file.read_text(encoding="utf-8").splitlines()
+        try:
+            return file.read_text(encoding="utf-8").splitlines()
+        except UnicodeDecodeError as error:
+            raise FileError(WHO, "text in UTF-8", path, f"{error.reason} at byte {error.start}") from None
     table = read_table(path, WHO)
     found = column or next((name for name in (what, what[:-1], "class", "y") if name in table), None)
     if found is None and len(table) == 1:
         found = next(iter(table))
     if found is None or found not in table:
-        raise ValueError(f"audit needs a column of {what} in {path}, got columns {sorted(table)}; name it.")
+        raise ArgumentError("audit", f"a column of {what} in {path}", f"columns {sorted(table)}", "name it")
     return table[found]
 
 
 def _flat(array: Any, what: str, path: str) -> list[Any]:
     if array.ndim != 1 or array.dtype.kind not in "iuUSb":
-        raise ValueError(
-            f"audit needs {what} [n] of whole numbers or texts in {path}, got {array.shape} {array.dtype}."
-        )
+        raise ArgumentError("audit", f"{what} [n] of whole numbers or texts in {path}", f"{array.shape} {array.dtype}")
     values: list[Any] = array.tolist()
     return values
 
@@ -150,7 +139,7 @@ def rows_by_name(side: Documents) -> dict[str, int]:
     """Ids are matched as text: 12 in one file is "12" in another."""
     rows = {str(name): row for row, name in enumerate(side.ids)}
     if len(rows) < len(side.ids):
-        raise ValueError(f"audit needs distinct ids, got {len(side.ids) - len(rows)} repeated.")
+        raise ArgumentError("audit", "distinct ids", f"{len(side.ids) - len(rows)} repeated")
     return rows
 
 
@@ -163,8 +152,10 @@ def judged_lists(
         if query in queries and document in documents:
             lists[queries[query]].append(documents[document])
     if not any(lists):
-        raise ValueError(
-            f"audit needs judgements of these queries and documents, got {len(judged)} pairs of which none match; "
-            "check the ids (without ids, rows are numbered from 0)."
+        raise ArgumentError(
+            "audit",
+            "judgements of these queries and documents",
+            f"{len(judged)} pairs of which none match",
+            "check the ids (without ids, rows are numbered from 0)",
         )
     return lists

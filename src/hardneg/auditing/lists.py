@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from hardneg.core.errors import ArgumentError
 from hardneg.io.tables import Table, read_table
 
 _numbered = "negative_"
@@ -66,7 +67,7 @@ def read_lists(path: str | Path, wanted: int | None = None) -> Lists:
         return _grouped(zip(anchors, (_listed(one) for one in documents), rows, strict=True), path, wanted)
     marks = table.get("label") or table.get("labels") or _first_is_positive(table.get("scores"))
     if marks is None:
-        raise ValueError(f"audit needs negatives in a mined file, got columns {names} in {path}: none says which.")
+        raise ArgumentError("audit", "negatives in a mined file", f"columns {names} in {path}: none says which")
     marked = ((_listed(one), _listed(mark)) for one, mark in zip(documents, marks, strict=True))
     return _labelled(((anchor, *each) for anchor, each in zip(anchors, marked, strict=True)), path, wanted)
 
@@ -79,7 +80,7 @@ def _anchors_and_documents(table: Table, path: str | Path) -> tuple[list[Any], l
     anchor, document = anchor or next(rest, None), document or next(rest, None)
     if anchor is None or document is None:
         columns = list(table)
-        raise ValueError(f"audit needs a mined file (anchor, positive, negatives), got columns {columns} in {path}.")
+        raise ArgumentError("audit", "a mined file (anchor, positive, negatives)", f"columns {columns} in {path}")
     return table[anchor], table[document]
 
 
@@ -89,7 +90,7 @@ def _is_numbered(name: str) -> bool:
 
 def _of_ids(table: Table, path: str | Path, wanted: int | None) -> Lists:
     if "query_id" not in table:
-        raise ValueError(f"audit needs query_id beside negative_ids, got columns {sorted(table)} in {path}.")
+        raise ArgumentError("audit", "query_id beside negative_ids", f"columns {sorted(table)} in {path}")
     queries = table["query_id"]
     positives = [_listed(one) for one in table.get("positive_ids") or [None] * len(queries)]
     negatives = [_listed(one) for one in table["negative_ids"]]
@@ -107,7 +108,7 @@ def _listed(value: Any) -> list[Any]:
 def _check_names(names: Iterable[Any], path: str | Path, row: int) -> None:
     for name in names:
         if not isinstance(name, (str, int, float)):
-            raise ValueError(f"audit needs ids or texts in a mined file, got {name!r} in row {row} of {path}.")
+            raise ArgumentError("audit", "ids or texts in a mined file", f"{name!r} in row {row} of {path}")
 
 
 def _grouped(rows: Iterable[tuple[Any, list[Any], list[Any]]], path: str | Path, wanted: int | None) -> Lists:
@@ -154,7 +155,7 @@ def _numbers(labels: list[Any], size: int, path: str | Path, row: int) -> list[f
             return [float(label) for label in labels]
     except (TypeError, ValueError):
         pass
-    raise ValueError(f"audit needs numbers as labels of {size} documents, got {labels!r} in row {row} of {path}.")
+    raise ArgumentError("audit", f"numbers as labels of {size} documents", f"{labels!r} in row {row} of {path}")
 
 
 def _first_is_positive(scores: list[Any] | None) -> list[list[int]] | None:

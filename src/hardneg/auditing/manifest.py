@@ -1,26 +1,35 @@
-"""What the manifest beside a mined file says, also one of another version or a damaged one."""
+"""What the manifest beside a mined file says of it, also one of another version.
+
+A manifest is data: it chooses no code, no model and no file to write. The files that it names are read only where they
+are those that were mined, by size and digest; vectors that are not among them come from the cache, by content.
+"""
 
 from __future__ import annotations
 
-import json
-from dataclasses import MISSING, fields
+import os
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
-from hardneg.mining.options import MineOptions
+from hardneg.core.errors import ArgumentError, DataChanged, FileError, NoFile
+from hardneg.mining.cache_key import digest_of_path
+from hardneg.mining.manifest import is_of, read_manifest
+from hardneg.mining.options import MineOptions, inputs, manifest_of
 from hardneg.mining.problem import Columns
 
+_fix = "name the files with --queries, --corpus and their embeddings, or mine again"
 
-def read_manifest(path: str) -> dict[str, Any]:
-    """The manifest that `hardneg mine` wrote beside its output, or nothing."""
-    file = Path(f"{path.rstrip('/')}.manifest.json")
-    if not file.exists():
-        return {}
-    try:
-        manifest = json.loads(file.read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise ValueError(f"audit needs a manifest in JSON, got {file}: {error}.") from None
-    return manifest if isinstance(manifest, dict) else {}
+
+def manifest_beside(path: str) -> dict[str, Any]:
+    """The manifest that `hardneg mine` wrote with this very file, or nothing."""
+    file = manifest_of(path)
+    manifest = read_manifest(file, "audit")
+    if "output" in manifest and not is_of(Path(path), manifest):
+        fix = "mine again, or delete the manifest to audit the file as it is"
+        raise DataChanged(
+            "audit", "a mined file and its manifest of one job", f"another file than {file} tells of", fix
+        )
+    return manifest
 
 
 def similarity_of(told: dict[str, Any]) -> str:
@@ -32,17 +41,59 @@ def whole_number(value: Any) -> int | None:
     return value if isinstance(value, int) and not isinstance(value, bool) and value > 0 else None
 
 
-def mine_options(told: dict[str, Any]) -> tuple[MineOptions, tuple[str, ...]]:
-    """The options of a manifest, also one of another version: what it lacks is as usual, what is new is named."""
+def mine_options(manifest: dict[str, Any], folder: Path) -> tuple[MineOptions, tuple[str, ...]]:
+    """What is needed of a manifest's options to read its files again, and what there is to say about them."""
+    told = manifest["options"]
     columns = told.get("columns")
     columns = columns if isinstance(columns, dict) else {}
     known = {"options": {one.name for one in fields(MineOptions)}, "columns": {one.name for one in fields(Columns)}}
-    needed = [one.name for one in fields(MineOptions) if one.default is MISSING and one.default_factory is MISSING]
-    missing = [name for name in needed if not isinstance(told.get(name), str)]
-    if missing:
-        raise ValueError(f"audit needs a manifest that names {' and '.join(missing)}, got one that does not.")
     foreign = sorted({*(set(told) - known["options"]), *(set(columns) - known["columns"])})
     notes = (f"The manifest has options that this version does not know: {', '.join(foreign)}.",) if foreign else ()
-    read = Columns(**{name: value for name, value in columns.items() if name in known["columns"]})
-    plain = {name: value for name, value in told.items() if name in known["options"]}
-    return MineOptions(**{**plain, "columns": read}), notes
+    paths = input_paths(manifest, folder)
+    if "queries" not in paths:
+        raise ArgumentError("audit", "a manifest that names the queries", "one that does not", _fix)
+    column = told.get("embedding_column")
+    named = Columns(**{name: value for name, value in columns.items() if name in known["columns"] and _is_text(value)})
+    mined = MineOptions(paths["queries"], out="", columns=named)
+    return replace(
+        mined,
+        **paths,
+        embedding_column=column if isinstance(column, str) else None,
+        missing_positives="drop" if told.get("missing_positives") == "drop" else "error",
+        search="bm25" if told.get("search") == "bm25" else "exact",
+    ), notes
+
+
+def _is_text(value: Any) -> bool:
+    return value is None or isinstance(value, str)
+
+
+def input_paths(manifest: dict[str, Any], folder: Path) -> dict[str, Any]:
+    """The files that were mined, found from the folder of the manifest; those of other content are an error."""
+    given = manifest.get("inputs")
+    if not isinstance(given, dict):
+        raise ArgumentError("audit", "a manifest with the digests of what was mined", "one without", _fix)
+    return {name: str(_checked(name, given[name], folder)) for name in inputs if name in given}
+
+
+def _checked(name: str, given: Any, folder: Path) -> Path:
+    path, digest = (given.get("path"), given.get("sha256")) if isinstance(given, dict) else (None, None)
+    if not isinstance(path, str) or "\0" in path or not isinstance(digest, str):
+        raise ArgumentError("audit", f"a path and a digest of the {name}", "a manifest without", _fix)
+    found = Path(os.path.normpath(folder / path))
+    if not found.exists():
+        raise NoFile("audit", f"the {name} that were mined", found, "which is not there", _fix)
+    # A folder elsewhere is not walked through on the word of a manifest.
+    inside = found.resolve().is_relative_to(folder.resolve())
+    if found.is_dir() and not inside:
+        raise FileError("audit", f"the {name} in the folder of the manifest", found, "a folder outside", _fix)
+    if not _has_digest(found, given.get("bytes"), digest):
+        where = "" if inside else ", outside the folder of the manifest"
+        raise DataChanged("audit", f"the {name} that were mined", f"{found}{where}, of other content", _fix)
+    return found
+
+
+def _has_digest(path: Path, size: Any, digest: str) -> bool:
+    if path.is_dir():
+        return digest_of_path(path) == digest
+    return path.is_file() and path.stat().st_size == size and digest_of_path(path) == digest

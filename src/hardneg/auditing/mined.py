@@ -14,18 +14,20 @@ from typing import Any
 from hardneg.auditing.findings import as_rows, find
 from hardneg.auditing.inputs import WHO, Documents, judged_lists, side_of
 from hardneg.auditing.lists import Lists, read_lists
-from hardneg.auditing.manifest import mine_options, read_manifest, similarity_of, whole_number
+from hardneg.auditing.manifest import manifest_beside, mine_options, similarity_of, whole_number
 from hardneg.auditing.options import AuditOptions
 from hardneg.auditing.prepare import make_subject
 from hardneg.auditing.result import Audit, MinedFindings
 from hardneg.auditing.rules import given_rules
 from hardneg.auditing.subject import Subject
 from hardneg.auditing.survey import audit_subject
+from hardneg.core.errors import ArgumentError, DataChanged, argument_error
 from hardneg.core.types import Keys
-from hardneg.mining.encode import embed, encoders_of_model
+from hardneg.mining.encode import cached, embed
 from hardneg.mining.inputs import Progress as Encoding
-from hardneg.mining.inputs import embeddings, load_problem
+from hardneg.mining.inputs import load_encoders, load_problem
 from hardneg.mining.judgements import read_judgements
+from hardneg.mining.options import MineOptions
 from hardneg.mining.problem import Side
 from hardneg.mining.ranks import Ranks
 
@@ -45,14 +47,14 @@ def audit_mined(
     encoding: Encoding | None = None,
 ) -> Audit:
     """What is wrong with the lists and, where vectors are known, how hard and false they are beside other rules."""
-    manifest = read_manifest(options.input)
+    manifest = manifest_beside(options.input)
     told = manifest.get("options")
     told = told if isinstance(told, dict) else {}
     options = replace(options, similarity=options.similarity or similarity_of(told))
     lists = read_lists(options.input, whole_number(told.get("k")))
     encoding = encoding or (lambda what, steps: lambda done: None)
     named = options.names_origin
-    origin = _given_origin(options, lists, encoding) if named else _origin_of_manifest(told, encoding)
+    origin = _given_origin(options, lists, encoding) if named else _origin_of_manifest(options, manifest, encoding)
     corpus, queries = origin.corpus, origin.queries
     row_of = None if corpus is None else _rows_of(lists.documents(), corpus, "documents")
     where = None if queries is None else _rows_of(lists.queries, queries, "queries")
@@ -126,41 +128,66 @@ def _given_origin(options: AuditOptions, lists: Lists, encoding: Encoding) -> Or
         queries = side_of(options, "queries", options.query_embeddings, options.queries)
     elif all(isinstance(name, str) for name in lists.queries):
         queries = Documents(range(len(lists.queries)), False, [str(name) for name in lists.queries])
-    if options.model is None:
+    if options.model is None and options.encoder is None:
         return Origin(queries, corpus)
     sides = [side for side in (queries, corpus) if side is not None and side.vectors is None and side.texts is not None]
     if corpus is None or queries is None or not sides:
-        raise ValueError(f"audit needs texts without embeddings for a model, got none for model={options.model!r}.")
-    cache, found = Path(f"{options.input}.embeddings"), []
-    encoders = encoders_of_model(options.model, 64, None)
-    for side, encoder, what in zip((queries, corpus), encoders, ("queries", "corpus"), strict=True):
-        if side.vectors is None and side.texts is not None:
+        raise argument_error(WHO, "texts without embeddings for a model", "model", options.model or options.encoder)
+    return _encoded(options, Origin(queries, corpus), encoding)
+
+
+def _encoded(options: AuditOptions, origin: Origin, encoding: Encoding) -> Origin:
+    """Vectors of texts that have none, by the model or function that the options name."""
+    encoders = load_encoders(MineOptions("", "", model=options.model, encoder=options.encoder))
+    found = []
+    for side, encoder, what in zip((origin.queries, origin.corpus), encoders, ("queries", "corpus"), strict=True):
+        if side is not None and side.vectors is None and side.texts is not None:
             done = encoding(f"encoding {what}", len(side.texts))
-            side = replace(side, vectors=embed(side.texts, encoder, cache, Ranks(), done))
+            side = replace(side, vectors=embed(side.texts, encoder, _cache(options), Ranks(), done))
         found.append(side)
-    return Origin(found[0], found[1])
+    return Origin(found[0], found[1], origin.notes)
 
 
-def _origin_of_manifest(told: dict[str, Any], encoding: Encoding) -> Origin:
-    """What the manifest says the file was mined from, if it is still there.
+def _cache(options: AuditOptions) -> Path:
+    return Path(options.cache or f"{options.input.rstrip('/')}.embeddings")
 
-    Embeddings come from the miner's cache; what is no longer in it is encoded again.
+
+def _origin_of_manifest(options: AuditOptions, manifest: dict[str, Any], encoding: Encoding) -> Origin:
+    """What the manifest says the file was mined from, where it is still there.
+
+    Vectors that are in no file come from the miner's cache, or by the model or function that the options name.
     """
-    if not told:
+    if not isinstance(manifest.get("options"), dict) or not manifest["options"]:
         return Origin(notes=("There is no manifest beside the file, and no corpus was named.",))
     try:
-        mined, notes = mine_options(told)
+        mined, notes = mine_options(manifest, Path(options.input).absolute().parent)
         problem = load_problem(mined)
+    except DataChanged:
+        raise
     except (OSError, ValueError, TypeError, ImportError) as error:
         return Origin(notes=(f"What the manifest names could not be read: {error}",))
-    queries, corpus = _documents(problem.queries), _documents(problem.corpus)
+    origin = Origin(_documents(problem.queries), _documents(problem.corpus), notes)
     if mined.search == "bm25":
-        return Origin(queries, corpus, (*notes, "The file was mined by words alone."))
-    try:
-        vectors = embeddings(mined, problem, Ranks(), encoding)
-    except (OSError, ValueError, ImportError) as error:
-        return Origin(queries, corpus, (*notes, f"The embeddings that the manifest names are not at hand: {error}"))
-    return Origin(replace(queries, vectors=vectors[0]), replace(corpus, vectors=vectors[1]), notes)
+        return replace(origin, notes=(*notes, "The file was mined by words alone."))
+    if options.model is not None or options.encoder is not None:
+        return _encoded(options, origin, encoding)
+    return _from_cache(options, manifest.get("encoder"), origin)
+
+
+def _from_cache(options: AuditOptions, keys: Any, origin: Origin) -> Origin:
+    """Vectors that the miner has kept for these very texts."""
+    found: list[Documents | None] = []
+    notes = origin.notes
+    for side, what in ((origin.queries, "queries"), (origin.corpus, "corpus")):
+        key = keys.get(what) if isinstance(keys, dict) else None
+        if side is not None and side.vectors is None and side.texts is not None:
+            vectors = cached(side.texts, key, _cache(options)) if isinstance(key, str) else None
+            if vectors is None:
+                fix = "name the --model or --encoder to encode the texts, or the --cache that holds them"
+                notes = (*notes, f"The embeddings of the {what} are not in {_cache(options)}: {fix}.")
+            side = replace(side, vectors=vectors)
+        found.append(side)
+    return Origin(found[0], found[1], notes)
 
 
 def _documents(side: Side) -> Documents:
@@ -176,7 +203,7 @@ def _rows_of(names: Iterable[Any], side: Documents, what: str) -> dict[Any, int]
     second = {name: by_text[name] for name in wanted if name in by_text}
     found = first if len(first) >= len(second) else second
     if wanted and not found:
-        raise ValueError(f"audit needs the {what} of the mined file among those given, got none of {len(wanted)}.")
+        raise ArgumentError("audit", f"the {what} of the mined file among those given", f"none of {len(wanted)}")
     return found
 
 

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field, fields
+from pathlib import Path
 from typing import Any
 
 from hardneg.auditing.rules import check_rules, given_rules
 from hardneg.auditing.settings import Settings
+from hardneg.core.errors import ArgumentError
+from hardneg.mining.options import manifest_of
 from hardneg.mining.problem import Columns
 
 
@@ -31,14 +34,25 @@ class AuditOptions:
     embedding_column: str | None = None
     columns: Columns = field(default_factory=Columns)
     model: str | None = None
+    encoder: str | None = None
+    cache: str | None = None
     similarity: str | None = None  # None: that of a mined file's manifest, else the cosine
     split: str | None = None  # of a run; None: the test set
 
     def __post_init__(self) -> None:
         for name, known in (("similarity", ("cosine", "dot")), ("split", ("train", "test"))):
             if getattr(self, name) not in (None, *known):
-                raise ValueError(f"audit needs {name} in {known}, got {name}={getattr(self, name)!r}.")
+                raise ArgumentError("audit", f"{name} in {known}", f"{name}={getattr(self, name)!r}")
+        if self.model is not None and self.encoder is not None:
+            raise ArgumentError("audit", "a model or an encoder", "both")
         check_rules(given_rules(self.expressions), positives=True, labels=True, groups=True)
+
+    def reads(self) -> list[Path]:
+        """Every file and folder that the options name as input."""
+        names = ("labels", "groups", "judgements", "queries", "query_embeddings", "corpus", "corpus_embeddings")
+        given = [getattr(self, name) for name in names] + [self.positives if self.positives != "label" else None]
+        run = Path(self.input) / "embeddings.npz"
+        return [run if run.exists() else Path(self.input), *(Path(path) for path in given if path is not None)]
 
     @property
     def has_corpus(self) -> bool:
@@ -54,12 +68,14 @@ _always = {"input", "expressions", "settings", "similarity"}
 _judges = {"labels", "groups", "label_column", "group_column", "judgements"}
 _of_queries = {"queries", "query_column", "query_id_column", "embedding_column"}
 _of_corpus = {"corpus", "corpus_embeddings", "corpus_column", "corpus_id_column"}
+_encoders = {"model", "encoder", "cache"}
 _reads: dict[str, set[str]] = {
     "a run": {*_judges, "positives", "split"},
     "embeddings": {*_judges, *_of_queries, "positives"},
     "embeddings beside a corpus": {*_of_queries, *_of_corpus, "judgements", "label_column", "group_column"},
-    "a mined file": {*_of_queries, *_of_corpus, "query_embeddings", "judgements", "model"},
+    "a mined file": {*_of_queries, *_of_corpus, "query_embeddings", "judgements", *_encoders},
     "a mined file of which no queries or corpus are named": {"judgements"},
+    "a mined file and its manifest": {"judgements", *_encoders},
 }
 
 
@@ -69,15 +85,16 @@ def check_read(options: AuditOptions, kind: str) -> None:
     if what == "embeddings" and options.has_corpus:
         what = "embeddings beside a corpus"
     if what == "a mined file" and not options.names_origin:
-        what = "a mined file of which no queries or corpus are named"
+        beside = manifest_of(options.input).exists()
+        what = "a mined file and its manifest" if beside else "a mined file of which no queries or corpus are named"
     for name, value in _given(options):
         if name not in _reads[what]:
             flag = name.replace("_", "-")
-            raise ValueError(f"audit needs no --{flag} for {what}, got --{flag} {value}, which it would not read.")
+            raise ArgumentError("audit", f"no --{flag} for {what}", f"--{flag} {value}, which it would not read")
     needed = {"label_column": "labels", "group_column": "groups"}
     for column, file in needed.items():
         if what == "a run" and getattr(options, column) is not None and getattr(options, file) is None:
-            raise ValueError(f"audit needs a file of {file} for {column}={getattr(options, column)!r}, got none.")
+            raise ArgumentError("audit", f"a file of {file} for {column}={getattr(options, column)!r}", "none")
 
 
 def _given(options: AuditOptions) -> Iterator[tuple[str, Any]]:

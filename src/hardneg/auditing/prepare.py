@@ -15,13 +15,14 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn.functional import normalize as to_unit
 
 from hardneg.auditing.subject import Subject
 from hardneg.auditing.tags import numbered, unlike
+from hardneg.core.errors import ArgumentError
 from hardneg.core.types import Keys
 from hardneg.core.vectors import widened
 from hardneg.mining.checks import check_finite
+from hardneg.mining.directions import directions
 from hardneg.mining.judgements import Tag
 from hardneg.mining.pairs import Pairs, Positives, RowsOf, as_pairs, read_positives
 
@@ -45,15 +46,15 @@ def make_subject(
     anchors = _told_apart(anchors, 0)
     candidates = anchors if corpus is None else _told_apart(candidates, len(anchors))
     if anchors.dim != candidates.dim:
-        raise ValueError(
-            f"audit needs embeddings and corpus of one dimension, got {anchors.dim} and {candidates.dim} features."
+        raise ArgumentError(
+            "audit", "embeddings and corpus of one dimension", f"{anchors.dim} and {candidates.dim} features"
         )
     wide = torch.promote_types(anchors.vectors.dtype, candidates.vectors.dtype)
     ready = {id(keys): _prepared(name, keys.vectors, normalize, wide) for name, keys in _named(anchors, candidates)}
     subject = Subject(
         ready[id(anchors)],
         ready[id(candidates)],
-        ready[id(candidates)] if normalize else to_unit(ready[id(candidates)], dim=-1),
+        ready[id(candidates)] if normalize else directions(ready[id(candidates)]),
         anchors.tags,
         candidates.tags,
         unit=normalize,
@@ -79,7 +80,7 @@ def _with_positives(
         judged = read_positives(judgements, size, RowsOf(ids, len(subject.candidates)))
         some = judged.count().nonzero()[:, 0]
         if not len(some):
-            raise ValueError("audit needs at least one judged document, got judgements of none.")
+            raise ArgumentError("audit", "at least one judged document", "judgements of none")
         subject = replace(subject, judged=judged, askable=some)
         if positives is None:
             first = _flat_first(judgements, size)
@@ -88,12 +89,12 @@ def _with_positives(
         return subject
     if isinstance(positives, str):
         if positives != "label":
-            raise ValueError(f'audit needs positives as vectors, ids or "label", got positives={positives!r}.')
+            raise ArgumentError("audit", 'positives as vectors, ids or "label"', f"positives={positives!r}")
         return replace(subject, pairs=_same_label(subject, seed))
     if isinstance(positives, Tensor) and positives.is_floating_point():
         if positives.shape != subject.anchors.shape:
             got, wanted = tuple(positives.shape), tuple(subject.anchors.shape)
-            raise ValueError(f"audit needs a second view {wanted} as positives, got positives={got}.")
+            raise ArgumentError("audit", f"a second view {wanted} as positives", f"positives={got}")
         return replace(subject, views=_prepared("positives", positives, normalize, subject.anchors.dtype))
     return replace(subject, pairs=read_positives(positives, size, RowsOf(ids, len(subject.candidates))))
 
@@ -109,7 +110,7 @@ def _same_label(subject: Subject, seed: int) -> Pairs:
     """One other row of the same label for each anchor that has one, drawn with the seed."""
     tags = (subject.anchor_tags, subject.candidate_tags)
     if any(each.labels is None for each in tags):
-        raise ValueError('audit needs labels of anchors and candidates for positives="label", got none.')
+        raise ArgumentError("audit", 'labels of anchors and candidates for positives="label"', "none")
     own, labels = (each.labels.cpu() for each in tags if each.labels is not None)
     own_ids, ids = (None if each.ids is None else each.ids.cpu() for each in tags)
     random = torch.Generator().manual_seed(seed)
@@ -134,10 +135,10 @@ def _keys(name: str, given: Tensor | Keys, labels: Tag | None, groups: Tag | Non
     if keys is None:
         if not isinstance(given, Tensor) or given.ndim != 2 or not given.is_floating_point():
             got = f"{tuple(given.shape)} of {given.dtype}" if isinstance(given, Tensor) else repr(type(given).__name__)
-            raise ValueError(f"audit needs {name} as floats [n, d], got {name}={got}.")
+            raise ArgumentError("audit", f"{name} as floats [n, d]", f"{name}={got}")
         keys = Keys(given)
     if keys.private or not len(keys):
-        raise ValueError(f"audit needs {name} [n, d] with at least one row, got {tuple(keys.vectors.shape)}.")
+        raise ArgumentError("audit", f"{name} [n, d] with at least one row", str(tuple(keys.vectors.shape)))
     for word, tag in (("labels", labels), ("groups", groups)):
         if tag is not None:
             number = numbered(word, tag, len(keys), only_numbers=beside).to(keys.vectors.device)
@@ -166,8 +167,10 @@ def _prepared(name: str, vectors: Tensor, normalize: bool, dtype: torch.dtype) -
         return wide
     zero = (wide == 0).all(1)
     if bool(zero.any()):
-        raise ValueError(
-            f"audit needs vectors with a direction, got {int(zero.sum())} zero vectors in {name}, "
-            f"first in row {int(zero.int().argmax())}; leave those rows out or use normalize=False."
+        raise ArgumentError(
+            "audit",
+            "vectors with a direction",
+            (f"{int(zero.sum())} zero vectors in {name}, first in row {int(zero.int().argmax())}"),
+            "leave those rows out or use normalize=False",
         )
-    return to_unit(wide, dim=-1)
+    return directions(wide)

@@ -5,14 +5,16 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+from hardneg.core.errors import HardnegError
+
 
 @contextmanager
 def asked_by_audit() -> Iterator[None]:
-    """Whatever says "mine needs ..." inside says "audit needs ..."."""
+    """Errors of mining inside are errors of the audit that called it."""
     try:
         yield
-    except (ValueError, FileNotFoundError) as error:
-        text = str(error)
-        if not text.startswith("mine needs"):
-            raise
-        raise type(error)("audit" + text.removeprefix("mine")) from None
+    except HardnegError as error:
+        if error.who == "mine":
+            error.who = "audit"
+            error.args = ("audit", *error.args[1:])
+        raise

@@ -8,6 +8,9 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from hardneg.io.files import go_on, write_atomically, write_json
+from hardneg.io.outputs import sealed_page
+
 
 @dataclass(frozen=True)
 class Hub:
@@ -159,16 +162,12 @@ class Audit:
     def write_html(self, path: str | Path) -> Path:
         """One self-contained page; replaced as a whole or not at all."""
         from hardneg.auditing.page import audit_page
-        from hardneg.io.files import go_on, write_atomically
 
-        file = Path(path)
-        text = audit_page(self)
-        write_atomically(file, lambda stream: stream.write(text.encode()), go_on)
-        return file
+        text = sealed_page(audit_page(self))
+        write_atomically(Path(path), lambda stream: stream.write(text.encode()), go_on)
+        return Path(path)
 
     def write_json(self, path: str | Path) -> Path:
-        from hardneg.io.files import go_on, write_json
-
         write_json(Path(path), self.to_dict(), go_on)
         return Path(path)
 

@@ -10,6 +10,7 @@ from typing import Annotated
 import torch
 from torch import Tensor
 
+from hardneg.core.errors import ArgumentError
 from hardneg.core.types import NEVER, LogWeights, Scores
 from hardneg.mining.search_depth import batch_dependent
 from hardneg.negatives import BelowPositive, Known, Negatives, OtherLabel, parse
@@ -70,7 +71,7 @@ def given_rules(expressions: Expressions) -> list[NamedRule]:
     alike: Counter[str] = Counter()
     for one in several:
         if not isinstance(one, (str, Negatives)):
-            raise ValueError(f"audit needs expressions as text or distributions, got {one!r}.")
+            raise ArgumentError("audit", "expressions as text or distributions", repr(one))
         negatives = parse(one) if isinstance(one, str) else one
         name = repr(negatives)
         # The text of judged pairs says how many they are, not which.
@@ -97,12 +98,12 @@ def check_rules(rules: Sequence[NamedRule], *, positives: bool, labels: bool, gr
         if rule.negatives is None:
             continue
         if rule.negatives.schedules():
-            raise ValueError(
-                f"audit needs numbers in {rule.name}, got a schedule; evaluate it: negatives.at(step, total)."
+            raise ArgumentError(
+                "audit", f"numbers in {rule.name}", "a schedule", "evaluate it: negatives.at(step, total)"
             )
         batch = batch_dependent(rule.negatives)
         if batch is not None:
-            raise ValueError(f"audit needs weights that no batch decides, got {batch!r}; use Tilt(beta).")
+            raise ArgumentError("audit", "weights that no batch decides", repr(batch), "use Tilt(beta)")
         for factor in rule.negatives.factors:
             _check_factor(factor, positives, labels, groups)
 

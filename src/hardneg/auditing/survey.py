@@ -20,6 +20,7 @@ from hardneg.auditing.rules import NamedRule, check_rules, default_rules, thresh
 from hardneg.auditing.settings import Settings
 from hardneg.auditing.subject import Subject
 from hardneg.auditing.suggest import GridSearch, suggestions
+from hardneg.core.errors import ArgumentError
 
 _chunk = 1 << 19  # scores at a time: what a processor's cache holds
 _diagnosed = 1 << 19  # scores that diagnose looks at, which costs more than all the rest
@@ -50,10 +51,10 @@ def audit_subject(
         groups=all(tag.clusters is not None for tag in tags),
     )
     if not rules:
-        raise ValueError("audit needs at least one expression, got none and frontier=False.")
+        raise ArgumentError("audit", "at least one expression", "none and frontier=False")
     if settings.wanted_false_negatives is not None and not subject.judges:
-        raise ValueError(
-            "audit needs labels, groups or judgements to suggest rules at a share of false negatives, got none."
+        raise ArgumentError(
+            "audit", "labels, groups or judgements to suggest rules at a share of false negatives", "none"
         )
     passes = 1 if settings.wanted_false_negatives is None else 2
     tell = _told(progress, passes * len(rows))

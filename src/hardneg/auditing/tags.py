@@ -8,6 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from hardneg.core.errors import ArgumentError
 from hardneg.mining.judgements import Tag, numbered_both
 
 
@@ -30,7 +31,7 @@ def numbered(name: str, given: Tag, size: int, *, only_numbers: bool = False) ->
     if all(isinstance(one, int) and not isinstance(one, bool) for one, is_known in known if is_known):
         return unlike(torch.tensor([one if is_known else -1 for one, is_known in known], dtype=torch.long))
     if only_numbers:
-        raise ValueError(f"audit needs whole numbers as {name} beside a corpus, whose Keys have numbers, got others.")
+        raise ArgumentError("audit", f"whole numbers as {name} beside a corpus, whose Keys have numbers", "others")
     return number
 
 

@@ -120,7 +120,7 @@ class Room:
         return self.draw()
 
     def starts(self, count: int) -> Nodes:
-        """Uniform free nodes to begin the next ``count`` batches with, taken in advance; for coverage without a guard."""
+        """Uniform free nodes to begin the next ``count`` batches with, taken now; coverage "once", no guard."""
         assert self.covering
         assert self.guard is None
         found = self.order[:0]

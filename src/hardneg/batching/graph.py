@@ -24,6 +24,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from hardneg.batching.stored import load_arrays, save_arrays
 from hardneg.core.errors import NotFinite, argument_error, optional
 
 _block = 256  # nodes that share a pool, at most: a larger block is not faster, and ties more nodes together
@@ -97,20 +98,19 @@ class ProximityGraph:
         return cls(neighbours, (neighbours >= 0).float(), name)
 
     def save(self, path: str | Path) -> None:
-        """Writes an .npz file without pickle."""
-        with open(path, "wb") as file:
-            np.savez(
-                file,
-                neighbours=self.neighbours.numpy(),
-                similarities=self.similarities.numpy(),
-                name=np.array(self.name),
-            )
+        """Writes an .npz file without pickle, whole or not at all."""
+        name = np.array(self.name)
+        save_arrays(path, neighbours=self.neighbours.numpy(), similarities=self.similarities.numpy(), name=name)
 
     @classmethod
     def load(cls, path: str | Path) -> ProximityGraph:
-        with np.load(path, allow_pickle=False) as file:
-            parts: dict[str, Any] = dict(file)
-        return cls(torch.from_numpy(parts["neighbours"]), torch.from_numpy(parts["similarities"]), str(parts["name"]))
+        """The saved graph; raises ``Damaged`` if the file is not what was saved."""
+
+        def made(parts: dict[str, Any]) -> ProximityGraph:
+            similarities = torch.from_numpy(parts["similarities"])
+            return cls(torch.from_numpy(parts["neighbours"]), similarities, str(parts["name"]))
+
+        return load_arrays("ProximityGraph.load", path, made, "build the graph again")
 
 
 def build_graph(
@@ -285,7 +285,7 @@ def _collected(rows: Rows, vectors: Tensor, k: int) -> tuple[Tensor, Tensor]:
     for nodes, index, values in rows:
         neighbours[nodes] = index.to(torch.int32)
         similarities[nodes] = values
-    return neighbours.cpu().long(), similarities.cpu()
+    return neighbours.long().cpu(), similarities.cpu()
 
 
 def _with_faiss(vectors: Tensor, k: int) -> tuple[Tensor, Tensor]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import csv
 import hashlib
 import json
-import os
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
@@ -16,6 +15,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from hardneg.batching.stored import load_arrays, save_arrays
 from hardneg.core.errors import argument_error, optional
 
 Nodes = NDArray[np.int64]
@@ -95,21 +95,21 @@ class Plan:
         return str(hashed.hexdigest())
 
     def save(self, path: str | Path) -> None:
-        """Writes an .npz file without pickle; a crash while writing leaves the former file whole."""
+        """Writes an .npz file without pickle, whole or not at all."""
         values = {name: getattr(self, name) for name in ("num_instances", "batch_size", "num_batches", "epoch", "seed")}
         head = json.dumps({**values, "segments": [asdict(segment) for segment in self.segments]})
-        unfinished = Path(f"{path}.{os.getpid()}.tmp")
-        with open(unfinished, "wb") as file:
-            np.savez(file, order=self.order, offsets=self.offsets, head=np.array(head))
-        os.replace(unfinished, path)
+        save_arrays(path, order=self.order, offsets=self.offsets, head=np.array(head))
 
     @classmethod
     def load(cls, path: str | Path) -> Plan:
-        with np.load(path, allow_pickle=False) as file:
-            parts = {name: file[name] for name in ("order", "offsets", "head")}
-        head = json.loads(str(parts["head"]))
-        segments = tuple(Segment(**segment) for segment in head.pop("segments"))
-        return cls(**head, order=parts["order"], offsets=parts["offsets"], segments=segments)
+        """The saved plan; raises ``Damaged`` if the file is not what was saved."""
+
+        def made(parts: dict[str, Any]) -> Plan:
+            head = json.loads(str(parts["head"]))
+            segments = tuple(Segment(**segment) for segment in head.pop("segments"))
+            return cls(**head, order=parts["order"], offsets=parts["offsets"], segments=segments)
+
+        return load_arrays("Plan.load", path, made, "begin the epoch again without it")
 
     def columns(self) -> dict[str, Nodes]:
         """One row per place in a batch: batch, place, instance, segment."""

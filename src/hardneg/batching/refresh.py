@@ -92,6 +92,7 @@ class Refresh:
         self.sampler, self.every, self.vectors, self.seed = sampler, every, vectors, seed
         self.num_neighbours, self.num_candidates = num_neighbours, num_candidates
         self._thread: ThreadPoolExecutor | None = None
+        self._stream: torch.cuda.Stream | None = None
 
     def __call__(self, step: int) -> bool:
         """Refreshes after steps every, 2 x every, ...; says whether it did."""
@@ -102,21 +103,24 @@ class Refresh:
 
     def now(self, step: int = 0) -> None:
         """Refreshes at once, for instance before the first hard epoch."""
-        vectors = self.vectors()
-        if vectors.is_cuda:
-            vectors = vectors.clone()  # the graph is built while training goes on, perhaps in the same buffer
+        vectors = self.vectors().clone()  # training goes on meanwhile, perhaps in the same buffer
         if self.sampler.planner.needs != "graph":
             self.sampler.data = vectors
             return
         m = min(self.num_candidates, len(vectors) - 1) if self.num_candidates is not None else None
         k = min(self.num_neighbours, m if m is not None else len(vectors) - 1)
-        generator = torch.Generator().manual_seed(self.seed * 2**31 + step)
+        generator = torch.Generator(vectors.device).manual_seed(self.seed * 2**31 + step)
         build = partial(build_graph, vectors, k, m, generator)
         self.sampler.data = self._aside(build, vectors.device) if vectors.is_cuda else build()
 
     def _aside(self, build: Callable[[], ProximityGraph], device: torch.device) -> Future[ProximityGraph]:
         """The graph in a thread and a stream of its own, which begins when the vectors are there."""
-        stream, ready = torch.cuda.Stream(device), torch.cuda.Event()  # type: ignore[no-untyped-call]
+        if self._thread is None or self._stream is None:
+            # One stream for all graphs: freed memory is kept for its stream, so another stream for each graph would
+            # allocate from the device again each time, which stops everything that runs there.
+            self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+            self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="hardneg-graph")
+        stream, ready = self._stream, torch.cuda.Event()  # type: ignore[no-untyped-call]
         ready.record(torch.cuda.current_stream(device))
 
         def work() -> ProximityGraph:
@@ -126,8 +130,6 @@ class Refresh:
                 graph.digest  # noqa: B018, kept by the graph: the plan will ask for it
                 return graph
 
-        if self._thread is None:
-            self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="hardneg-graph")
         return self._thread.submit(work)
 
 

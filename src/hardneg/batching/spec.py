@@ -9,7 +9,16 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from hardneg.batching.filler import coverages
-from hardneg.batching.planners import Communities, NearestNeighbours, Planner, Proximity, Strata, Uniform, falling
+from hardneg.batching.planners import (
+    Communities,
+    CuthillMcKee,
+    NearestNeighbours,
+    Planner,
+    Proximity,
+    Strata,
+    Uniform,
+    falling,
+)
 from hardneg.core.errors import argument_error
 from hardneg.core.schedules import Number, adaptive, linear, registered_schedules
 from hardneg.negatives.grammar import read_expression
@@ -50,9 +59,14 @@ def proximity(
     warmup: int = 1,
     encode: bool = False,
     coverage: str = "once",
+    kind: str = "restart",
 ) -> BatchSpec:
-    """ProSampler: walks with restart over a proximity graph; the paper's values."""
-    planner = Proximity(restart=restart, num_candidates=num_candidates, num_neighbours=num_neighbours)
+    """ProSampler: walks with restart over a proximity graph; the paper's values, but each image once an epoch.
+
+    ``coverage="free"`` is the paper's sampler: batches ignore each other and are harder. ``kind``: also "random",
+    "breadth_first" and "depth_first".
+    """
+    planner = Proximity(restart=restart, kind=kind, num_candidates=num_candidates, num_neighbours=num_neighbours)
     return BatchSpec(planner, refresh, warmup, encode, coverage)
 
 
@@ -61,17 +75,38 @@ def knn(refresh: int = 100, warmup: int = 1, encode: bool = False, coverage: str
     return BatchSpec(NearestNeighbours(), refresh, warmup, encode, coverage)
 
 
-def strata(refresh: int = 100, warmup: int = 1, encode: bool = False) -> BatchSpec:
+def strata(refresh: int = 100, warmup: int = 1, encode: bool = False, coverage: str = "once") -> BatchSpec:
     """Batches from one k-means cluster."""
-    return BatchSpec(Strata(), refresh, warmup, encode)
+    return BatchSpec(Strata(), refresh, warmup, encode, coverage)
 
 
-def communities(refresh: int = 100, warmup: int = 1, encode: bool = False) -> BatchSpec:
-    """Batches joined from small communities of the neighbour graph (the idea of B3)."""
-    return BatchSpec(Communities(), refresh, warmup, encode)
+def communities(
+    size: int = 32,
+    skip: int = 30,
+    num_neighbours: int = 130,
+    num_candidates: int | None = None,
+    refresh: int = 100,
+    warmup: int = 1,
+    encode: bool = False,
+    coverage: str = "once",
+) -> BatchSpec:
+    """B3: batches joined from small communities of the graph of the neighbours of ranks skip to num_neighbours."""
+    return BatchSpec(Communities(size, num_neighbours, skip, num_candidates), refresh, warmup, encode, coverage)
 
 
-_names = {f.__name__: f for f in (uniform, proximity, knn, strata, communities)}
+def cuthill_mckee(
+    num_neighbours: int = 10,
+    num_candidates: int | None = None,
+    refresh: int = 100,
+    warmup: int = 1,
+    encode: bool = False,
+    coverage: str = "once",
+) -> BatchSpec:
+    """GCBS: pieces of an order in which neighbours stand near each other."""
+    return BatchSpec(CuthillMcKee(num_neighbours, num_candidates), refresh, warmup, encode, coverage)
+
+
+_names = {f.__name__: f for f in (uniform, proximity, knn, strata, communities, cuthill_mckee)}
 
 
 def parse_batches(text: str) -> BatchSpec:

@@ -20,8 +20,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from hardneg.batching.graph import ProximityGraph, as_graph
 from hardneg.batching.excursions import Tables, collect, paths
+from hardneg.batching.graph import ProximityGraph, as_graph
 from hardneg.core.errors import argument_error, check_range
 
 kinds = ("restart", "random", "breadth_first", "depth_first")

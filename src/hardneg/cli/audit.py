@@ -20,6 +20,9 @@ def audit(
         str, typer.Argument(help="Embeddings (.npy .npz .safetensors, or a table), a run, or a mined file.")
     ],
     out: Annotated[str, typer.Option("--out", "-o", help="Folder for audit.html and audit.json.")] = "audit",
+    overwrite: Annotated[
+        bool, typer.Option("--overwrite", help="Also replace files there that audit has not made.")
+    ] = False,
     labels: Annotated[
         str | None, typer.Option(help="File of labels: .npy .npz .txt or a table.", rich_help_panel=_known)
     ] = None,
@@ -57,6 +60,12 @@ def audit(
     model: Annotated[
         str | None,
         typer.Option(help="sentence-transformers model for texts without embeddings.", rich_help_panel=_mined),
+    ] = None,
+    encoder: Annotated[
+        str | None, typer.Option(help="module:function from texts to vectors, instead.", rich_help_panel=_mined)
+    ] = None,
+    cache: Annotated[
+        str | None, typer.Option(help="Folder of embeddings; default INPUT.embeddings.", rich_help_panel=_mined)
     ] = None,
     expression: Annotated[
         list[str] | None, typer.Option("--expression", "-e", help="In the grammar; repeat it.", rich_help_panel=_rule)
@@ -104,8 +113,8 @@ def audit(
     told = dict(locals())
     with errors_for_people():
         options = _options(told)
-        _check_out(out)
-        _show(_audit(options), out)
+        _check_out(out, options, overwrite)
+        _show(_audit(options), options, out, overwrite)
 
 
 def _options(told: dict[str, Any]) -> AuditOptions:
@@ -118,14 +127,23 @@ def _options(told: dict[str, Any]) -> AuditOptions:
     settings = Settings(**{name: told.pop(name) for name in numbers})
     expressions = tuple(told.pop("expression") or ())
     told.pop("out")
+    told.pop("overwrite")
     return AuditOptions(expressions=expressions, settings=settings, columns=columns, **told)
 
 
-def _check_out(out: str) -> None:
+def _check_out(out: str, options: AuditOptions, overwrite: bool) -> None:
     from pathlib import Path
 
+    from hardneg.core.errors import FileError
+    from hardneg.io.outputs import check_output, is_sealed_json, is_sealed_page
+    from hardneg.mining.options import manifest_of
+
     if Path(out).exists() and not Path(out).is_dir():
-        raise ValueError(f"audit needs a folder as --out, got {out}, which is a file.")
+        raise FileError("audit", "a folder as --out", out, "which is a file")
+    reads = [*options.reads(), manifest_of(options.input)]
+    for name, is_ours in (("audit.json", is_sealed_json), ("audit.html", is_sealed_page)):
+        file = Path(out) / name
+        check_output("audit", file, reads, overwrite=overwrite, is_ours=lambda f=file, ours=is_ours: ours(f))  # type: ignore[misc]
 
 
 def _audit(options: AuditOptions) -> Audit:
@@ -149,15 +167,20 @@ def _audit(options: AuditOptions) -> Audit:
         return audit_files(options, looked_at, encoding)
 
 
-def _show(found: Audit, out: str) -> None:
+def _show(found: Audit, options: AuditOptions, out: str, overwrite: bool) -> None:
     from pathlib import Path
 
     from rich.console import Console
     from rich.text import Text
 
     from hardneg.auditing.terminal import show
+    from hardneg.io.files import locked
 
     console = Console()
     show(found, console)
-    files = (found.write_json(Path(out) / "audit.json"), found.write_html(Path(out) / "audit.html"))
+    folder = Path(out)
+    folder.mkdir(parents=True, exist_ok=True)
+    with locked(folder / ".lock", "audit", patience=60.0, remove=True):  # both files are of one audit
+        _check_out(out, options, overwrite)
+        files = (found.write_json(folder / "audit.json"), found.write_html(folder / "audit.html"))
     console.print(Text(f"{files[1]} and {files[0]}"))

@@ -83,6 +83,9 @@ def mine(
         str, typer.Option(help="triplet, n-tuple, labeled-pair, labeled-list or ids.", rich_help_panel=_output)
     ] = "triplet",
     scores: Annotated[bool, typer.Option("--scores", help="With scores.", rich_help_panel=_output)] = False,
+    overwrite: Annotated[
+        bool, typer.Option("--overwrite", help="Also replace what mine has not made.", rich_help_panel=_output)
+    ] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what it will cost.", rich_help_panel=_output)] = False,
     explain: Annotated[
         bool, typer.Option("--explain", help="Say what each factor removed.", rich_help_panel=_output)

@@ -6,13 +6,17 @@ import inspect
 import os
 from collections.abc import Callable
 from dataclasses import Field, fields
+from difflib import get_close_matches
 from pathlib import Path
 from typing import Annotated, Any, get_type_hints
 
 import typer
 
 from hardneg.cli.errors import errors_for_people, given, read_yaml
-from hardneg.training.options import RECIPES, RUN, TrainOptions, from_text, shown
+from hardneg.core.errors import ArgumentError
+from hardneg.training.options import RECIPES, RUN, Scheduled, TrainOptions, allowed, called, from_text
+
+ALLOW_OTHER_DATA = "Go on although the images or labels are not those that the run was begun with."
 
 EXAMPLES = {
     "simclr": """
@@ -23,6 +27,8 @@ EXAMPLES = {
   hardneg train simclr --tau-plus 0.1 --out runs/dcl   (DCL)
 
   hardneg train simclr --batches "proximity(num_candidates=500)" --out runs/prosampler   (ProSampler)
+
+  hardneg train simclr --temperature "linear(0.5, 0.1)" --tau-plus "linear(0, 0.1)" --out runs/annealed   (schedules)
 
   hardneg train simclr --config run.yaml --seed 1 --out runs/seed1   (flags win over the file)
 
@@ -56,27 +62,28 @@ train_app = typer.Typer(
 
 
 def _command(recipe: str, options: type[TrainOptions]) -> Callable[..., None]:
-    def command(ctx: typer.Context, out: Path, resume: bool, config: Path | None, **values: Any) -> None:
+    hints = get_type_hints(options)
+
+    def command(ctx: typer.Context, config: Path | None, **values: Any) -> None:
         with errors_for_people("Nothing is lost: run the same command with --resume to go on."):
-            values |= {"out": out, "resume": resume}
             if config is not None:
                 values |= {name: v for name, v in _configured(config, options).items() if name not in given(ctx)}
-            out, resume = Path(values.pop("out")), values.pop("resume")
-            wanted = options(**values)
+            out, how = Path(values.pop("out")), {name: values.pop(name) for name in ("resume", "allow_other_data")}
+            wanted = options(**{name: from_text(hints[name], value) for name, value in values.items()})
             from hardneg.cli.tables import show_evaluation
             from hardneg.training.recipes import run_recipe
 
-            result = run_recipe(recipe, wanted, out, resume=resume)
+            result = run_recipe(recipe, wanted, out, **how)
             if int(os.environ.get("RANK", 0)) == 0:  # of several ranks, the first speaks for all
                 show_evaluation(result)
                 typer.echo(f"run: {out}")
 
-    hints = get_type_hints(options)
     parameters = [
         inspect.Parameter("ctx", inspect.Parameter.KEYWORD_ONLY, annotation=typer.Context),
         *(_of_option(one, hints[one.name]) for one in fields(options)),
         _parameter("out", Path, Path("runs") / recipe, help="Directory of the run.", rich_help_panel=RUN),
         _parameter("resume", bool, False, help="Go on with the run in --out.", rich_help_panel=RUN),
+        _parameter("allow_other_data", bool, False, "--allow-other-data", help=ALLOW_OTHER_DATA, rich_help_panel=RUN),
         _parameter("config", Path | None, None, help="A YAML file with any of these options.", rich_help_panel=RUN),
     ]
     command.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
@@ -87,37 +94,57 @@ def _command(recipe: str, options: type[TrainOptions]) -> Callable[..., None]:
 
 
 def _of_option(one: Field[Any], kind: Any) -> inspect.Parameter:
-    rules = one.metadata
-    told: dict[str, Any] = {"help": rules["help"] + _allowed(rules["low"], rules["high"])}
-    told["rich_help_panel"] = rules["panel"]
+    default = str(one.default) if kind == Scheduled else one.default
+    help = " ".join([one.metadata["help"], *_allowed(one.metadata)])
+    return _parameter(
+        one.name, str if kind == Scheduled else kind, default, help=help, rich_help_panel=one.metadata["panel"]
+    )
+
+
+def _allowed(rules: Any) -> list[str]:
+    """For the help; checked by the options themselves, so that a file is held to the same.
+
+    Choices stand in the help and not in the place of the kind, which would leave no room for the rest.
+    """
     if rules["among"]:
-        told["metavar"] = f"[{'|'.join(rules['among'])}]"
-    return _parameter(one.name, kind, one.default, **told)
+        return [f"One of {', '.join(rules['among'])}."]
+    if rules["low"] is None:
+        return []
+    words = allowed(rules["low"], rules["high"]).removeprefix("of ")
+    return [f"{words[0].upper()}{words[1:]}."]
 
 
-def _allowed(low: float | None, high: float | None) -> str:
-    """Said in the help; checked by the options themselves, so that a file is held to the same."""
-    if low is None:
-        return ""
-    return f" At least {shown(low)}." if high is None else f" From {shown(low)} to {shown(high)}."
-
-
-def _parameter(name: str, kind: Any, default: Any, **told: Any) -> inspect.Parameter:
-    annotation = Annotated[kind, typer.Option(**told)]
+def _parameter(name: str, kind: Any, default: Any, *flags: str, **rest: Any) -> inspect.Parameter:
+    annotation = Annotated[kind, typer.Option(*flags, **rest)]
     return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation)
 
 
 def _configured(path: Path, options: type[TrainOptions]) -> dict[str, Any]:
-    values, kinds = read_yaml(path), get_type_hints(options) | {"out": str, "resume": bool}
-    unknown = [name for name in values if name not in kinds]
-    if unknown:
-        raise ValueError(f"--config needs options among {', '.join(kinds)}, got {', '.join(unknown)} in {path}.")
-    for name in ("out", "resume"):
+    values = read_yaml(path)
+    kinds = get_type_hints(options) | {"out": str, "resume": bool, "allow_other_data": bool}
+    if unknown := [name for name in values if name not in kinds]:
+        nearest = [_in_words(one, kinds, options) for name in unknown for one in get_close_matches(name, kinds, n=1)]
+        raise ArgumentError(
+            "--config",
+            f"options among {', '.join(kinds)}",
+            f"{', '.join(unknown)} in {path}",
+            fix=f"write {', '.join(nearest)}" if nearest else None,
+        )
+    for name in ("out", "resume", "allow_other_data"):
         if name in values and not isinstance(values[name], kinds[name]):
-            raise ValueError(
-                f"--config needs {name} to be a {kinds[name].__name__}, got {name}={values[name]!r} in {path}."
-            )
+            raise ArgumentError("--config", f"{name} to be {called(kinds[name])}", f"{name}={values[name]!r} in {path}")
     return {name: from_text(kinds[name], value) for name, value in values.items()}
+
+
+def _in_words(name: str, kinds: dict[str, Any], options: type[TrainOptions]) -> str:
+    """An option with what it takes: ``epochs (a whole number of at least 1, by default 50)``."""
+    one = {field.name: field for field in fields(options)}.get(name)
+    if one is None:
+        return f"{name} ({called(kinds[name])})"
+    rules = one.metadata
+    taken = f"one of {', '.join(rules['among'])}" if rules["among"] else called(kinds[name])
+    bounds = f" {allowed(rules['low'], rules['high'])}" if rules["low"] is not None else ""
+    return f"{name} ({taken}{bounds}, by default {one.default})"
 
 
 for _recipe, _options in RECIPES.items():

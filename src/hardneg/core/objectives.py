@@ -101,7 +101,9 @@ def debiased(
     """
     share = torch.as_tensor(tau_plus, dtype=torch.float64 if not isinstance(tau_plus, Tensor) else None)
     log_share = share.log() + positives - log_mean  # tau_plus e^a / E
-    negative = log_share >= 0
+    negative = (log_share >= 0) | (
+        log_mean == NEVER
+    )  # without a negative, where tau_plus=0 would have a gradient of NaN
     rest = log_mean + _log1m_exp(torch.where(negative, -1.0, log_share)) - torch.log1p(-share)
     floor = torch.zeros_like(rest) - 1.0 / temperature
     clamped = negative | ((rest <= floor) & (share > 0))

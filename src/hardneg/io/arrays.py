@@ -2,26 +2,24 @@
 
 from __future__ import annotations
 
+import os
 import re
 import zipfile
-import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated, Any
+from typing import IO, Annotated, Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from hardneg.core.errors import warn_once
+from hardneg.core.errors import ArgumentError, FileError, HardnegError, NoFile, warn_once
 
 Array = NDArray[Any]
 
 _ZIP, _NPY = (b"PK\x03\x04", b"PK\x05\x06"), b"\x93NUMPY"  # a zip file with members and one without any
-# What zipfile and NumPy raise for a file with wrong bytes: an offset before the start of the file is an OSError, and a
-# member that claims to be encrypted a RuntimeError.
-_DAMAGE = (zipfile.BadZipFile, zlib.error, EOFError, OSError, RuntimeError, ValueError)
 _NEGATIVE = re.compile(r"-\d+(\.\d+)?")
 _SHOWN = 5
 
@@ -29,46 +27,99 @@ _SHOWN = 5
 def read_arrays(who: str, path: Path, advice: Mapping[str, str], *, needed: Sequence[str]) -> dict[str, Array]:
     """Those of the arrays that an .npz file has; ``advice`` names each and says how one of objects becomes plain."""
     arrays = f"for each of {', '.join(needed)}" if len(needed) > 1 else f"`{needed[0]}`"
-    what = f"{who} needs an array {arrays} in an .npz file"
-    _check_kind(what, path, needed)
-    try:
-        archive = np.load(path, allow_pickle=False)
-    except _DAMAGE as error:
-        raise ValueError(f"{who} needs a whole .npz file, got {path}, which is damaged: {error}.") from None
-    with archive:
-        found = {name: _plain(who, archive, name, path, advice[name]) for name in advice if name in archive}
+    what = f"an array {arrays} in an .npz file"
+    _check_kind(who, what, path, needed)
+    found = read_npz(who, path, tuple(advice), advice)
     if missing := [name for name in needed if name not in found]:
-        raise ValueError(f"{what}, got {path}, which lacks {', '.join(missing)}.")
+        raise FileError(who, what, path, f"which lacks {', '.join(missing)}")
     return found
 
 
-def _check_kind(what: str, path: Path, needed: Sequence[str]) -> None:
-    """Raises for a file that is no .npz, which NumPy would take for a pickle and advise to run the code in it."""
+def _check_kind(who: str, what: str, path: Path, needed: Sequence[str]) -> None:
     if not path.is_file():
-        raise FileNotFoundError(f"{what}, got no file {path}.")
+        raise NoFile(who, what, path, "where there is no file")
     with open(path, "rb") as file:
         head = file.read(len(_NPY))
     if not head.startswith(_ZIP):
         kind = "a .npy file of one array" if head == _NPY else "something else"
         call = ", ".join(f"{name}=..." for name in needed)
-        raise ValueError(f"{what}, got {path}, which is {kind}; np.savez(PATH, {call}) writes one.")
+        raise FileError(who, what, path, f"which is {kind}", f"np.savez(PATH, {call}) writes one")
 
 
-def whats_wrong(error: Exception) -> str:
-    """Why NumPy could not read a file, without its advice to run the code in it."""
-    return "it holds Python objects, or is no NumPy file" if "allow_pickle" in str(error) else str(error)
+def read_npz(
+    who: str, path: Path, names: Sequence[str] | None = None, advice: Mapping[str, str] | None = None
+) -> dict[str, Array]:
+    """The arrays of an .npz file, or those of these names that it has, each checked before room is made for it."""
+    with _damage(who, path, ".npz", "which"), zipfile.ZipFile(path) as archive:
+        there = {name.removesuffix(".npy"): name for name in archive.namelist()}
+        wanted = list(there) if names is None else [name for name in names if name in there]
+        return {name: _read_member(who, path, archive, there[name], (advice or {}).get(name)) for name in wanted}
 
 
-def _plain(who: str, archive: Any, name: str, path: Path, advice: str) -> Array:
+def _read_member(who: str, path: Path, archive: zipfile.ZipFile, member: str, advice: str | None) -> Array:
+    name = member.removesuffix(".npy")
+    with _damage(who, path, ".npz", f"whose {name}"):
+        with archive.open(member) as file:
+            _check_header(who, path, file, name, archive.getinfo(member).file_size, advice)
+        with archive.open(member) as file:
+            array: Array = np.lib.format.read_array(file, allow_pickle=False)
+            return array
+
+
+def names_in_npz(who: str, path: Path) -> list[str]:
+    with _damage(who, path, ".npz", "which"), zipfile.ZipFile(path) as archive:
+        return [name.removesuffix(".npy") for name in archive.namelist()]
+
+
+def read_npy(who: str, path: Path, *, mapped: bool = False) -> Array:
+    """The array of an .npy file; ``mapped`` leaves it on disk until its rows are needed."""
+    with _damage(who, path, ".npy", "which"):
+        with path.open("rb") as file:
+            _check_header(who, path, file, None, path.stat().st_size, None)
+        array: Array = np.load(path, mmap_mode="c" if mapped else None, allow_pickle=False)
+        return array
+
+
+@contextmanager
+def _damage(who: str, path: Path, kind: str, whose: str) -> Iterator[None]:
+    """Whatever zipfile, zlib and NumPy raise for wrong bytes, from MemoryError to SyntaxError, as one error."""
+    path.open("rb").close()  # what the disk refuses stays an error of the disk
     try:
-        array = archive[name]
-    except _DAMAGE as error:  # NumPy's own advice is to run the code in the file
-        if "Object arrays" in str(error):
-            raise ValueError(f"{who} needs plain arrays, got objects in {name} of {path}; {advice}.") from None
-        raise ValueError(f"{who} needs a whole .npz file, got {path}, whose {name} is damaged: {error}.") from None
-    if not isinstance(array, np.ndarray):
-        raise ValueError(f"{who} needs an .npz file that NumPy wrote, got {path}, whose {name} is no array.")
-    return array
+        yield
+    except HardnegError:
+        raise
+    except Exception as error:
+        raise FileError(who, f"a whole {kind} file", path, f"{whose} is damaged: {error}") from None
+
+
+def _check_header(who: str, path: Path, file: IO[bytes], name: str | None, size: int, advice: str | None) -> None:
+    """Raises unless the array is of plain values and of the size that its header declares, which fits into memory."""
+    where = str(path) if name is None else f"{name} of {path}"
+    version = np.lib.format.read_magic(file)
+    if version > (2, 0):
+        raise ArgumentError(who, "plain arrays", f"fields with names in {where}", advice)
+    read = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
+    shape, _, dtype = read(file)
+    if dtype.hasobject:
+        raise ArgumentError(who, "plain arrays", f"objects in {where}", advice or "save numbers or texts")
+    declared = dtype.itemsize
+    for length in shape:
+        declared *= length  # whole numbers of Python, which do not wrap
+    if declared > size - file.tell():
+        raise FileError(
+            who, "a whole file of arrays", path, f"whose header declares {declared:,} bytes in {name or 'it'}"
+        )
+    if name is not None and declared > memory_bytes():
+        fix = "save it as .npy, which stays on disk, or use a larger machine"
+        raise FileError(who, "arrays that fit into memory", path, f"with {declared:,} bytes in {name}", fix)
+
+
+def memory_bytes() -> int:
+    """The memory of this machine."""
+    try:
+        return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    except (AttributeError, OSError, ValueError):  # a system that does not say
+        return 1 << 40
 
 
 def plain_labels(who: str, labels: Array, where: str) -> Array:

@@ -133,20 +133,40 @@ def read_json(path: Path, advice: str, *, who: str = "hardneg", kind: type = dic
 
 @contextmanager
 def locked(
-    path: Path, who: str, *, patience: float = 0.0, fix: str = "wait for it, or use another output"
+    path: Path,
+    who: str,
+    *,
+    patience: float = 0.0,
+    fix: str = "wait for it, or use another output",
+    remove: bool = False,
 ) -> Iterator[None]:
     """Holds the lock file at ``path``; raises ``InUse`` if another process still has it after ``patience`` seconds.
 
-    The file is created if it is missing, never truncated, and never opened through a link. It is left in place: a
-    process that waits for a deleted lock file would not see the one that a third process makes.
+    The file is created if it is missing, never truncated, and never opened through a link. ``remove`` takes it away
+    while it is still held: a process that then gets the lock of the file that is gone opens the new one.
     """
-    with _opened_for_lock(path, who) as file:
-        until = time.monotonic() + patience
-        while not _lock(file):
-            if time.monotonic() > until:
-                raise InUse(who, "an output for itself", path.parent, fix=fix)
-            time.sleep(0.05)
-        yield
+    until = time.monotonic() + patience
+    while True:
+        with _opened_for_lock(path, who) as file:
+            if _lock(file):
+                if not _is_at(path, file):
+                    continue
+                try:
+                    yield
+                finally:
+                    if remove:
+                        path.unlink(missing_ok=True)
+                return
+        if time.monotonic() > until:
+            raise InUse(who, "an output for itself", path.parent, fix=fix)
+        time.sleep(0.05)
+
+
+def _is_at(path: Path, file: BinaryIO) -> bool:
+    try:
+        return os.path.samestat(os.fstat(file.fileno()), path.stat(follow_symlinks=False))
+    except FileNotFoundError:
+        return False
 
 
 def _opened_for_lock(path: Path, who: str) -> BinaryIO:

@@ -5,9 +5,9 @@ from __future__ import annotations
 
 import csv
 import gzip
+import io
 import json
 import sys
-import zipfile
 import zlib
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -18,13 +18,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from hardneg.core.errors import optional
-from hardneg.io.arrays import whats_wrong
+from hardneg.core.errors import ArgumentError, FileError, NoFile, optional
+from hardneg.io.arrays import memory_bytes, read_npy, read_npz
 
 Table = dict[str, list[Any]]
 
 table_suffixes = (".parquet", ".jsonl", ".json", ".csv", ".tsv")
 vector_suffixes = (".npy", ".npz", ".safetensors")
+_unpacked_bytes, _unpacked_times = 1 << 28, 100  # text seldom packs to less than a twentieth
 image_suffixes = (".jpg", ".jpeg", ".png", ".bmp", ".gif", ".webp", ".tif", ".tiff")
 
 
@@ -37,7 +38,7 @@ def read_table(path: str | Path, who: str = "mine") -> Table:
     """The columns of a table, whatever its format; a folder is a saved data set, or a folder of images."""
     path = Path(path)
     if not path.exists():
-        raise FileNotFoundError(f"{who} needs a file or folder that exists, got {path}.")
+        raise NoFile(who, "a file or folder that exists", path)
     if path.is_dir():
         return _read_folder(path, who)
     readers = {".parquet": _read_parquet, ".jsonl": _read_lines, ".json": _read_lines}
@@ -47,9 +48,9 @@ def read_table(path: str | Path, who: str = "mine") -> Table:
     elif suffix in readers:
         table = readers[suffix](path, who)
     else:
-        raise ValueError(f"{who} needs a table ({', '.join(table_suffixes)}) or a folder, got {path}.")
+        raise ArgumentError(who, f"a table ({', '.join(table_suffixes)}) or a folder", str(path))
     if not table or not len(next(iter(table.values()))):
-        raise ValueError(f"{who} needs a table with at least one row, got none in {path}.")
+        raise ArgumentError(who, "a table with at least one row", f"none in {path}")
     return table
 
 
@@ -57,17 +58,17 @@ def column_names(path: str | Path, who: str = "mine") -> list[str]:
     """The names of the columns, without reading all of a large file where its format says them."""
     path = Path(path)
     if path.is_file() and suffix_of(path) == ".parquet":
-        parquet = optional("pyarrow.parquet", "Parquet", extra="mine")
+        parquet = optional("pyarrow.parquet", "Parquet", extra="text")
         try:
             return list(parquet.read_schema(path).names)
         except Exception as error:
-            raise ValueError(f"{who} needs a whole Parquet file, got {path}: {error}") from None
+            raise ArgumentError(who, "a whole Parquet file", f"{path}: {error}") from None
     if path.is_file() and suffix_of(path) in (".jsonl", ".json"):
         with _open_text(path, who) as file:
             first = next((line for line in file if line.strip()), "{}")
         try:
             row = json.loads(first)
-        except json.JSONDecodeError:
+        except (ValueError, RecursionError):
             row = None
         if isinstance(row, dict):
             return list(row)
@@ -78,78 +79,80 @@ def read_vectors(path: str | Path, column: str | None = None, who: str = "mine")
     """Embeddings [n, d] and, where the file has them, their ids. ``.npy`` stays on disk until its rows are needed."""
     path = Path(path)
     if not path.exists():
-        raise FileNotFoundError(f"{who} needs embeddings that exist, got {path}.")
+        raise NoFile(who, "embeddings that exist", path)
     suffix = path.suffix.lower()
     if suffix == ".npy":
-        return _checked(_load_numpy(path, who), path, who), None
+        return _checked(read_npy(who, path, mapped=True), path, who), None
     if suffix == ".npz":
-        return _named(_load_numpy(path, who), path, column, who)
+        return _named(read_npz(who, path), path, column, who)
     if suffix == ".safetensors":
         return _named(_load_safetensors(path, who), path, column, who)
     table = read_table(path, who)
     name = column or next((name for name in ("embedding", "embeddings", "vector", "vectors") if name in table), None)
     if name is None or name not in table:
-        raise ValueError(f"{who} needs a column of embeddings in {path}, got columns {sorted(table)}; name it.")
+        raise ArgumentError(who, f"a column of embeddings in {path}", f"columns {sorted(table)}", "name it")
     return column_of_vectors(table[name], path, who), table.get("id") or table.get("_id")
 
 
 def aligned(
-    vectors: Tensor, ids: list[Any] | None, wanted: Sequence[Any], kind: str, path: str | Path, who: str = "mine"
+    vectors: Tensor,
+    ids: list[Any] | None,
+    wanted: Sequence[Any],
+    kind: str,
+    path: str | Path,
+    who: str = "mine",
+    *,
+    skipped: Sequence[bool] = (),
 ) -> Tensor:
-    """The vectors in the order of the rows of a table: by id where their file has ids, by position where it has not."""
+    """The vectors in the order of the rows of a table: by id where their file has ids, by position where it has not.
+
+    Rows that are ``skipped`` later need no vector: any stands in.
+    """
     if ids is None:
         if len(vectors) != len(wanted):
-            raise ValueError(
-                f"{who} needs one embedding for each row of the {kind}, got {len(vectors)} for {len(wanted)}."
-            )
+            what = f"one embedding for each row of the {kind}"
+            raise ArgumentError(who, what, f"{len(vectors)} for {len(wanted)}")
         return vectors
     row_of = {str(one): row for row, one in enumerate(ids)}
     if len(row_of) < len(ids):
-        raise ValueError(f"{who} needs distinct ids in {path}, got {len(ids) - len(row_of)} repeated.")
+        raise ArgumentError(who, f"distinct ids in {path}", f"{len(ids) - len(row_of)} repeated")
     rows = [row_of.get(str(one), -1) for one in wanted]
+    rows = [0 if row < 0 and skip else row for row, skip in zip(rows, skipped or [False] * len(rows), strict=True)]
     if -1 in rows:
         row = rows.index(-1)
-        raise ValueError(
-            f"{who} needs an embedding for each id of the {kind}, got none for {wanted[row]!r} (row {row}) among "
-            f"the ids in {path}, and {rows.count(-1)} missing in all."
-        )
+        got = f"none for {wanted[row]!r} (row {row}) among the ids in {path}, and {rows.count(-1)} missing in all"
+        raise ArgumentError(who, f"an embedding for each id of the {kind}", got)
     return vectors if rows == list(range(len(vectors))) else vectors[torch.tensor(rows)]
 
 
-def _load_numpy(path: Path, who: str) -> Any:
-    try:
-        if path.suffix.lower() == ".npy":
-            return np.load(path, mmap_mode="c")
-        with np.load(path) as file:
-            return {name: file[name] for name in file.files}
-    except (ValueError, EOFError, zipfile.BadZipFile, zlib.error) as error:
-        raise ValueError(f"{who} needs a whole file of arrays of numbers, got {path}: {whats_wrong(error)}.") from None
-
-
 def _load_safetensors(path: Path, who: str) -> dict[str, Any]:
-    load = optional("safetensors.torch", "safetensors", extra="mine").load_file
+    load = optional("safetensors.torch", "safetensors", extra="text").load_file
     try:
         tensors = load(str(path))
     except Exception as error:
-        raise ValueError(f"{who} needs a whole safetensors file, got {path}: {error}.") from None
+        raise ArgumentError(who, "a whole safetensors file", f"{path}: {error}") from None
     # NumPy has no bfloat16; float32 holds each of its numbers.
     return {name: (one.float() if one.dtype == torch.bfloat16 else one).numpy() for name, one in tensors.items()}
 
 
 def column_of_vectors(values: list[Any], where: str | Path, who: str = "mine") -> Tensor:
     """A column of lists of numbers as one matrix."""
+    what = f"embeddings of one length in {where}"
     try:
         sizes = {len(value) for value in values}
-        if len(sizes) != 1 or isinstance(values[0], str):
-            raise ValueError(f"lengths {sorted(sizes)[:5]}")
+    except TypeError as error:
+        raise ArgumentError(who, what, str(error)) from None
+    if len(sizes) != 1 or isinstance(values[0], str):
+        raise ArgumentError(who, what, f"lengths {sorted(sizes)[:5]}")
+    try:
         return _checked(np.asarray(values, dtype=np.float32), where, who)
-    except (TypeError, ValueError) as error:
-        raise ValueError(f"{who} needs embeddings of one length in {where}, got {error}.") from None
+    except (TypeError, ValueError, OverflowError) as error:
+        raise ArgumentError(who, what, str(error)) from None
 
 
 def _checked(array: Any, where: str | Path, who: str) -> Tensor:
     if array.ndim != 2 or array.dtype.kind != "f":
-        raise ValueError(f"{who} needs embeddings [n, d] of floats in {where}, got shape {array.shape} {array.dtype}.")
+        raise ArgumentError(who, f"embeddings [n, d] of floats in {where}", f"shape {array.shape} {array.dtype}")
     return torch.from_numpy(array)
 
 
@@ -158,45 +161,71 @@ def _named(arrays: dict[str, Any], path: Path, column: str | None, who: str) -> 
     names = [column] if column else [name for name in ("vectors", "embeddings", "embedding") if name in arrays]
     names = names or list(arrays)
     if len(names) != 1 or names[0] not in arrays:
-        raise ValueError(f"{who} needs one array of embeddings in {path}, got {sorted(arrays)}; name it.")
+        raise ArgumentError(who, f"one array of embeddings in {path}", str(sorted(arrays)), "name it")
     vectors = _checked(arrays[names[0]], path, who)
     if ids is None:
         return vectors, None
     if ids.shape != (len(vectors),) or ids.dtype.kind not in "iuU":
-        raise ValueError(
-            f"{who} needs one id, a whole number or a text, for each of {len(vectors)} embeddings in {path}, "
-            f"got ids {ids.shape} {ids.dtype}."
+        raise ArgumentError(
+            who,
+            (f"one id, a whole number or a text, for each of {len(vectors)} embeddings in {path}"),
+            f"ids {ids.shape} {ids.dtype}",
         )
     return vectors, ids.tolist()
+
+
+class _Unpacked(io.RawIOBase):
+    """The content of a gzip file, which ends with an error where a small file unpacks to far more than text does."""
+
+    def __init__(self, path: Path, who: str) -> None:
+        self.file, self.path, self.who = gzip.GzipFile(path, "rb"), path, who
+        self.most = min(max(_unpacked_bytes, _unpacked_times * path.stat().st_size), memory_bytes())
+        self.read_bytes = 0
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        content = self.file.read(len(buffer))
+        self.read_bytes += len(content)
+        if self.read_bytes > self.most:
+            got = f"which unpacks to more than {self.most:,} bytes"
+            raise FileError(self.who, "a gzip file of text", self.path, got, "unpack it if it is meant to be so large")
+        buffer[: len(content)] = content
+        return len(content)
+
+    def close(self) -> None:
+        self.file.close()
+        super().close()
 
 
 @contextmanager
 def _open_text(path: Path, who: str) -> Iterator[IO[str]]:
     """A text file, packed or not; the mark that Excel puts at the beginning of UTF-8 is none of its text."""
-    opener: Any = gzip.open if path.suffix.lower() == ".gz" else open
-    with opener(path, "rt", encoding="utf-8-sig", newline="") as file:
+    binary: Any = io.BufferedReader(_Unpacked(path, who), 1 << 16) if path.suffix.lower() == ".gz" else path.open("rb")
+    with io.TextIOWrapper(binary, encoding="utf-8-sig", newline="") as file:
         try:
             yield file
         except UnicodeDecodeError as error:
-            raise ValueError(f"{who} needs text in UTF-8, got {path}: {error.reason} at byte {error.start}.") from None
+            got = f"{error.reason} at byte {error.start}"
+            raise FileError(who, "text in UTF-8", path, got) from None
         except (EOFError, gzip.BadGzipFile, zlib.error) as error:
-            raise ValueError(f"{who} needs a whole gzip file, got {path}: {error}.") from None
+            raise FileError(who, "a whole gzip file", path, f"which is damaged: {error}") from None
 
 
 def _read_lines(path: Path, who: str) -> Table:
     rows = []
+    what = "one JSON object in each line"
     with _open_text(path, who) as file:
         for number, line in enumerate(file, 1):
             if not line.strip():
                 continue
             try:
                 row = json.loads(line)
-            except json.JSONDecodeError as error:
-                raise ValueError(
-                    f"{who} needs one JSON object in each line, got {path} line {number}: {error}."
-                ) from None
+            except (ValueError, RecursionError) as error:  # RecursionError: brackets within brackets
+                raise FileError(who, what, path, f"line {number}: {error}") from None
             if not isinstance(row, dict):
-                raise ValueError(f"{who} needs one JSON object in each line, got {path} line {number}: {line[:40]!r}.")
+                raise FileError(who, what, path, f"line {number}: {line[:40]!r}")
             rows.append(row)
     names = list(dict.fromkeys(name for row in rows for name in row))
     return {name: [row.get(name) for row in rows] for name in names}
@@ -211,20 +240,20 @@ def _read_csv(path: Path, delimiter: str, who: str) -> Table:
         try:
             return _columns_of(reader, path, who)
         except csv.Error as error:
-            raise ValueError(f"{who} needs rows of fields, got {path} line {reader.line_num}: {error}.") from None
+            raise ArgumentError(who, "rows of fields", f"{path} line {reader.line_num}: {error}") from None
 
 
 def _columns_of(reader: Any, path: Path, who: str) -> Table:
     header: list[str] = next(reader, [])
     if len(set(header)) != len(header):
-        raise ValueError(f"{who} needs different names of columns, got {header} in {path}.")
+        raise ArgumentError(who, "different names of columns", f"{header} in {path}")
     columns: list[list[Any]] = [[] for _ in header]
     for row in reader:
         if not row:  # an empty line
             continue
         if len(row) != len(header):
-            raise ValueError(
-                f"{who} needs {len(header)} fields in each row, got {len(row)} in {path} line {reader.line_num}."
+            raise ArgumentError(
+                who, f"{len(header)} fields in each row", f"{len(row)} in {path} line {reader.line_num}"
             )
         for column, value in zip(columns, row, strict=True):
             column.append(value)
@@ -232,24 +261,29 @@ def _columns_of(reader: Any, path: Path, who: str) -> Table:
 
 
 def _read_parquet(path: Path, who: str) -> Table:
-    parquet = optional("pyarrow.parquet", "Parquet", extra="mine")
+    parquet = optional("pyarrow.parquet", "Parquet", extra="text")
     try:
         table = parquet.read_table(path)
     except Exception as error:
-        raise ValueError(f"{who} needs a whole Parquet file, got {path}: {error}") from None
+        raise ArgumentError(who, "a whole Parquet file", f"{path}: {error}") from None
     return {name: table[name].to_pylist() for name in table.column_names}
 
 
 def _read_folder(path: Path, who: str) -> Table:
     if (path / "dataset_dict.json").exists():
-        splits = json.loads((path / "dataset_dict.json").read_text())["splits"]
-        raise ValueError(f"{who} needs one split of {path}, got {splits}; give the folder of one: {path / splits[0]}.")
+        splits = sorted(file.parent.name for file in path.glob("*/dataset_info.json"))
+        fix = f"give the folder of one: {path / splits[0]}" if splits else None
+        raise ArgumentError(who, f"one split of {path}", str(splits), fix)
     if (path / "dataset_info.json").exists():
-        dataset = optional("datasets", "A saved data set", extra="text").load_from_disk(str(path))
-        return {name: list(dataset[name]) for name in dataset.column_names}
+        load = optional("datasets", "A saved data set", extra="text").load_from_disk
+        try:
+            dataset = load(str(path))
+            return {name: list(dataset[name]) for name in dataset.column_names}
+        except Exception as error:  # pyarrow's and datasets' own, and those of Python for files that name other things
+            raise FileError(who, "a whole saved data set", path, f"which is damaged: {error}") from None
     files = sorted(file for file in path.rglob("*") if file.suffix.lower() in image_suffixes)
     if not files:
-        raise ValueError(f"{who} needs a saved data set or a folder of images, got {path} with neither.")
+        raise ArgumentError(who, "a saved data set or a folder of images", f"{path} with neither")
     names = [str(file.relative_to(path)) for file in files]
     groups = [str(Path(name).parent) for name in names]
     return {"id": names, "image": [str(file) for file in files], "label": groups}

@@ -1,1 +1,1 @@
-"""Sweeps over blocks of pairs that never hold all of them: chunks of rows for every distribution, Triton for the closed family."""
+"""Sweeps over blocks of pairs that never hold them all: chunks for every distribution, Triton for the closed family."""

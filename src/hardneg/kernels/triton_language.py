@@ -1,25 +1,23 @@
-"""Triton where it is installed. Without it the modules of the kernels still import, and ``supports`` names the reason."""
+"""Triton where it is installed. Without it the modules of the kernels import all the same, and cannot run."""
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Callable
 from typing import Any
 
-tl: Any = None
 try:
-    import triton
-    import triton.language as tl
-
-    jit: Callable[..., Any] = triton.jit
-    interpreted = bool(triton.knobs.runtime.interpret)
-    """Whether kernels run in Triton's interpreter, on the CPU (TRITON_INTERPRET=1 before the first import)."""
+    _triton: Any = importlib.import_module("triton")
+    tl: Any = importlib.import_module("triton.language")
 except ModuleNotFoundError as error:
     if error.name != "triton":
         raise
-
-    def jit(function: Any) -> Any:
-        return function
-
-    interpreted = False
+    _triton = tl = None
 
 installed = tl is not None
+interpreted = installed and bool(_triton.knobs.runtime.interpret)
+"""Whether kernels run in Triton's interpreter, on the CPU (TRITON_INTERPRET=1 before the first import)."""
+
+
+def jit(function: Callable[..., Any]) -> Any:
+    return _triton.jit(function) if installed else function

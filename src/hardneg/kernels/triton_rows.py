@@ -1,3 +1,5 @@
+# ruff: noqa: N803, N806, SIM108
+# mypy: disable-error-code="no-untyped-def,no-untyped-call"
 """The kernels of the row statistics: one sweep forward, one (self-similarity) or two (cross) backward.
 
 With x_ij = log2(e) s_ij, s = similarity / temperature, and the tilt beta, the sums of a row are
@@ -14,7 +16,8 @@ v = 2^(x - m_i), the gradient of s_ij in its role as a score of row i is
     u (v A_i + C_i),   A_i = (1 + beta) g_i / S1_i,   C_i = beta (h_i - g_i) / S0_i
 
 (detached weights: A_i = g_i / S1_i, C_i = 0). With one shift for all rows u and v belong to the pair, so that in
-self-similarity both roles share them: e_ij = u (v (A_i + A_j) + (C_i + C_j)), and grad z_i = sum_j e_ij z_j / temperature
+self-similarity both roles share them: e_ij = u (v (A_i + A_j) + (C_i + C_j)), and
+grad z_i = sum_j e_ij z_j / temperature
 is the whole gradient after two products. beta = 1 needs one exponential, u = v. Without a tilt, and with a detached
 one, e_ij = w (A_i + A_j), w = 2^(k (x - m)), where k = 1 or 1 + beta is a part of the scale that the host passes.
 
@@ -103,8 +106,8 @@ def added(
     c_ptr, a_norm_ptr, c_norm_ptr, a_ids_ptr, c_ids_ptr, a_labels_ptr, c_labels_ptr, low_ptr, high_ptr,
     b, n, d, scale, beta, shift,
     BM: tl.constexpr, BN: tl.constexpr, BD: tl.constexpr, FULL_D: tl.constexpr, TILT: tl.constexpr,
-    FIXED: tl.constexpr, NORMS: tl.constexpr, SELF: tl.constexpr, IDS: tl.constexpr, LABELS: tl.constexpr, BAND: tl.constexpr,
-    PRECISION: tl.constexpr, CHECKED: tl.constexpr,
+    FIXED: tl.constexpr, NORMS: tl.constexpr, SELF: tl.constexpr, IDS: tl.constexpr, LABELS: tl.constexpr,
+    BAND: tl.constexpr, PRECISION: tl.constexpr, CHECKED: tl.constexpr,
 ):  # fmt: skip
     """The sums with one more block of columns."""
     columns = start + tl.arange(0, BN)
@@ -118,7 +121,9 @@ def added(
         beyond = (x < low) | (x > high)
     x = x * scale - shift
     if CHECKED:
-        allowed = allowed_pairs(a_ids_ptr, a_labels_ptr, c_ids_ptr, c_labels_ptr, rows, columns, b, n, SELF, IDS, LABELS)
+        allowed = allowed_pairs(
+            a_ids_ptr, a_labels_ptr, c_ids_ptr, c_labels_ptr, rows, columns, b, n, SELF, IDS, LABELS
+        )
         if BAND:
             allowed = allowed & ~beyond
         x = tl.where(allowed, x, float("-inf"))
@@ -156,8 +161,8 @@ def forward(
     begin_ptr, end_ptr, order_ptr, largest_ptr, log_mean_ptr, log_mass_ptr, support_ptr, sum0_ptr, sum1_ptr, shift_ptr,
     b, n, d, scale, beta, shift,
     BM: tl.constexpr, BN: tl.constexpr, BD: tl.constexpr, FULL_D: tl.constexpr, TILT: tl.constexpr,
-    FIXED: tl.constexpr, NORMS: tl.constexpr, SELF: tl.constexpr, IDS: tl.constexpr, LABELS: tl.constexpr, BAND: tl.constexpr,
-    MASKED: tl.constexpr, SORTED: tl.constexpr, RAGGED: tl.constexpr, PRECISION: tl.constexpr,
+    FIXED: tl.constexpr, NORMS: tl.constexpr, SELF: tl.constexpr, IDS: tl.constexpr, LABELS: tl.constexpr,
+    BAND: tl.constexpr, MASKED: tl.constexpr, SORTED: tl.constexpr, RAGGED: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     rows = tl.program_id(0) * BM + tl.arange(0, BM)
     a = load_vectors(a_ptr, rows, b, d, BD, True, FULL_D)
@@ -214,8 +219,8 @@ def forward(
 
 @jit
 def coefficients(
-    g_ptr, h_ptr, g_largest_ptr, h_largest_ptr, order_ptr, sum0_ptr, sum1_ptr, shift_ptr, A_ptr, C_ptr, at_ptr, unit_ptr,
-    b, beta, slope, power, headroom, temperature,
+    g_ptr, h_ptr, g_largest_ptr, h_largest_ptr, order_ptr, sum0_ptr, sum1_ptr, shift_ptr,
+    A_ptr, C_ptr, at_ptr, unit_ptr, b, beta, slope, power, headroom, temperature,
     BLOCK: tl.constexpr, SORTED: tl.constexpr, MEAN: tl.constexpr, MASS: tl.constexpr,
 ):  # fmt: skip
     """A, C and shift of each row for upstream gradients divided by ``unit``, and unit / temperature.
@@ -283,8 +288,8 @@ def pulled(
     r_low_ptr, r_high_ptr, c_low_ptr, c_high_ptr, r_A_ptr, r_C_ptr, r_shift_ptr, c_A_ptr, c_C_ptr, c_shift_ptr,
     b, n, d, scale, beta, shift,
     BN: tl.constexpr, BD: tl.constexpr, FULL_D: tl.constexpr, TILT: tl.constexpr, FIXED: tl.constexpr,
-    NORMS: tl.constexpr, SELF: tl.constexpr, IDS: tl.constexpr, LABELS: tl.constexpr, BAND: tl.constexpr, PRECISION: tl.constexpr,
-    ROW: tl.constexpr, COLUMN: tl.constexpr, CHECKED: tl.constexpr,
+    NORMS: tl.constexpr, SELF: tl.constexpr, IDS: tl.constexpr, LABELS: tl.constexpr, BAND: tl.constexpr,
+    PRECISION: tl.constexpr, ROW: tl.constexpr, COLUMN: tl.constexpr, CHECKED: tl.constexpr,
 ):  # fmt: skip
     """The gradient of the rows with one more block of columns."""
     columns = start + tl.arange(0, BN)
@@ -296,7 +301,9 @@ def pulled(
     similarity = x
     x = x * scale - shift
     if CHECKED:
-        allowed = allowed_pairs(r_ids_ptr, r_labels_ptr, c_ids_ptr, c_labels_ptr, rows, columns, b, n, SELF, IDS, LABELS)
+        allowed = allowed_pairs(
+            r_ids_ptr, r_labels_ptr, c_ids_ptr, c_labels_ptr, rows, columns, b, n, SELF, IDS, LABELS
+        )
         x = tl.where(allowed, x, float("-inf"))
     if FIXED and not BAND:
         if ROW:
@@ -339,8 +346,8 @@ def backward(
     begin_ptr, end_ptr, order_ptr, unit_ptr, gradient_ptr, product_ptr,
     b, n, d, scale, beta, shift,
     BM: tl.constexpr, BN: tl.constexpr, BD: tl.constexpr, FULL_D: tl.constexpr, TILT: tl.constexpr,
-    FIXED: tl.constexpr, NORMS: tl.constexpr, SELF: tl.constexpr, IDS: tl.constexpr, LABELS: tl.constexpr, BAND: tl.constexpr,
-    MASKED: tl.constexpr, SORTED: tl.constexpr, RAGGED: tl.constexpr, PRECISION: tl.constexpr,
+    FIXED: tl.constexpr, NORMS: tl.constexpr, SELF: tl.constexpr, IDS: tl.constexpr, LABELS: tl.constexpr,
+    BAND: tl.constexpr, MASKED: tl.constexpr, SORTED: tl.constexpr, RAGGED: tl.constexpr, PRECISION: tl.constexpr,
     ROW: tl.constexpr, COLUMN: tl.constexpr, PRODUCT: tl.constexpr,
 ):  # fmt: skip
     """grad r_i = unit sum_j e_ij c_j. ROW: rows are anchors; COLUMN: columns are; both in self-similarity."""

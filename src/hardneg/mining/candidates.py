@@ -8,9 +8,10 @@ from typing import Annotated
 
 import torch
 from torch import Tensor
-from torch.nn.functional import normalize
 
+from hardneg.core.errors import ArgumentError
 from hardneg.core.types import NEVER, Guide, Keys, Scores, Tags
+from hardneg.mining.directions import directions
 from hardneg.mining.filters import Filters, near_positive_block, near_positive_listed
 from hardneg.mining.guide import GuideModel, pair_products, rows_of_vectors
 from hardneg.mining.pairs import Pairs, Positives, RowsOf, as_pairs, read_positives
@@ -107,7 +108,7 @@ class Finder:
         return Candidates(scores, values, rows, query, whole), seen
 
     def directions(self, rows: Tensor) -> Tensor:
-        return normalize(self.corpus.rows(rows), dim=-1)
+        return directions(self.corpus.rows(rows))
 
     def outcome(self, candidates: Candidates, slots: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Rows, plain similarities and retrievers of the chosen; -1, NEVER and 0 where short."""
@@ -147,8 +148,8 @@ class Finder:
         if self.rescore is not None:
             scores = self.rescore(query.cpu(), rows.cpu()).to(self.device, self.corpus.dtype)
             if scores.shape != rows.shape or not bool(scores.isfinite().all()):
-                raise ValueError(
-                    f"rescore needs one finite score for each of {len(rows)} pairs, got shape {tuple(scores.shape)}."
+                raise ArgumentError(
+                    "rescore", f"one finite score for each of {len(rows)} pairs", f"shape {tuple(scores.shape)}"
                 )
             return scores
         return pair_products(self.queries.vectors, self.corpus, query, rows)

@@ -5,20 +5,24 @@ from __future__ import annotations
 import ast
 from typing import Any
 
+from hardneg.core.errors import ArgumentError
+
 
 def as_list(value: Any, name: str, row: int) -> list[Any]:
     """The positives in a cell: a list of them, or one."""
     if value is None:
         return []
     if isinstance(value, str) and _writes_a_list(value):
-        raise ValueError(
-            f"mine needs positives that are ids or texts, got the text {value[:60]!r} in column {name!r}, row {row}, "
-            "which writes out a list; keep lists in .jsonl or .parquet, or write one row for each positive."
+        raise ArgumentError(
+            "mine",
+            "positives that are ids or texts",
+            (f"the text {value[:60]!r} in column {name!r}, row {row}, which writes out a list"),
+            "keep lists in .jsonl or .parquet, or write one row for each positive",
         )
     values = list(value) if isinstance(value, (list, tuple)) else [value]
     for one in values:
         if isinstance(one, bool) or not isinstance(one, (str, int)):
-            raise ValueError(f"mine needs positives that are ids or texts, got {one!r} in column {name!r}, row {row}.")
+            raise ArgumentError("mine", "positives that are ids or texts", f"{one!r} in column {name!r}, row {row}")
         _check_unicode(one, name, row, "mine")
     return values
 
@@ -38,7 +42,7 @@ def checked_texts(columns: list[list[Any]], names: list[str], kind: str, who: st
     for name, column in zip(names, columns, strict=True):
         for row, value in enumerate(column):
             if not isinstance(value, str):
-                raise ValueError(f"{who} needs text in the {kind}, got {value!r} in column {name!r}, row {row}.")
+                raise ArgumentError(who, f"text in the {kind}", f"{value!r} in column {name!r}, row {row}")
             _check_unicode(value, name, row, who)
     return columns[0] if len(columns) == 1 else [" ".join(parts).strip() for parts in zip(*columns, strict=True)]
 
@@ -47,9 +51,7 @@ def checked_ids(ids: list[Any], name: str, kind: str, who: str) -> list[Any]:
     """Ids, all texts or all numbers."""
     for row, one in enumerate(ids):
         if isinstance(one, bool) or not isinstance(one, (str, int)):
-            raise ValueError(
-                f"{who} needs ids that are numbers or texts in the {kind}, got {one!r} in {name!r}, row {row}."
-            )
+            raise ArgumentError(who, f"ids that are numbers or texts in the {kind}", f"{one!r} in {name!r}, row {row}")
         _check_unicode(one, name, row, who)
     return of_one_kind(ids)
 
@@ -61,7 +63,7 @@ def _check_unicode(value: str | int, name: str, row: int, who: str) -> None:
             value.encode()
         except UnicodeEncodeError as error:
             what = f"{value[error.start]!r} in column {name!r}, row {row}"
-            raise ValueError(f"{who} needs text of whole characters, got half of one, {what}.") from None
+            raise ArgumentError(who, "text of whole characters", f"half of one, {what}") from None
 
 
 def of_one_kind(ids: list[Any]) -> list[Any]:

@@ -6,7 +6,7 @@ import math
 
 from torch import Tensor
 
-from hardneg.core.errors import argument_error, check_range
+from hardneg.core.errors import ArgumentError, argument_error, check_range
 from hardneg.core.types import Keys
 from hardneg.mining.search_depth import batch_dependent
 from hardneg.mining.select import Rule
@@ -17,13 +17,13 @@ _rows_at_once = 65536
 def check_inputs(queries: Keys, corpus: Keys, rule: Rule, temperature: float, near_positive: float | None) -> None:
     for name, keys in (("queries", queries), ("corpus", corpus)):
         if keys.private:
-            raise ValueError(f"mine needs {name} [n, d], got vectors={tuple(keys.vectors.shape)}.")
+            raise ArgumentError("mine", f"{name} [n, d]", f"vectors={tuple(keys.vectors.shape)}")
     if queries.dim != corpus.dim:
-        raise ValueError(
-            f"mine needs queries and corpus of the same dimension, got {queries.dim} and {corpus.dim} features."
+        raise ArgumentError(
+            "mine", "queries and corpus of the same dimension", f"{queries.dim} and {corpus.dim} features"
         )
     if not len(corpus):
-        raise ValueError("mine needs a corpus with at least one row, got none.")
+        raise ArgumentError("mine", "a corpus with at least one row", "none")
     for name, keys in (("queries", queries), ("corpus", corpus)):
         check_finite(name, keys.vectors)
     check_rule(rule, temperature, near_positive)
@@ -41,14 +41,15 @@ def check_rule(rule: Rule, temperature: float, near_positive: float | None) -> N
         if value is not None:
             check_range("mine", name, value, -1.0, 1.0)
     if rule.near_negative is not None and rule.draw == "categorical":
-        raise ValueError("mine needs draw 'top' or 'gumbel' with near_negative: categorical draws repeat candidates.")
+        what = "draw 'top' or 'gumbel' with near_negative: categorical draws repeat candidates"
+        raise argument_error("mine", what, "draw", rule.draw)
     if rule.negatives.schedules():
-        raise ValueError(
-            f"mine needs numbers in {rule.negatives!r}, got a schedule; evaluate it first: negatives.at(step, total)."
+        raise ArgumentError(
+            "mine", f"numbers in {rule.negatives!r}", "a schedule", "evaluate it first: negatives.at(step, total)"
         )
     factor = batch_dependent(rule.negatives)
     if factor is not None and rule.draw != "top":
-        raise ValueError(f"mine needs weights that no batch decides, got {factor!r}; use Tilt(beta).")
+        raise ArgumentError("mine", "weights that no batch decides", repr(factor), "use Tilt(beta)")
 
 
 def check_finite(name: str, vectors: Tensor) -> None:
@@ -59,7 +60,9 @@ def check_finite(name: str, vectors: Tensor) -> None:
             bad = ~part.isfinite().all(1)
             if bool(bad.any()):
                 first = low + int(bad.int().argmax())
-                raise ValueError(
-                    f"mine needs finite vectors, got NaN or inf in {name}: first in row {first}, "
-                    f"{int(bad.sum())} rows in its block; look at the encoder's output."
+                raise ArgumentError(
+                    "mine",
+                    "finite vectors",
+                    (f"NaN or inf in {name}: first in row {first}, {int(bad.sum())} rows in its block"),
+                    "look at the encoder's output",
                 )

@@ -1,28 +1,30 @@
 """Texts to embeddings, each text once: any sentence-transformers model or Python function, kept on disk by content.
 
-The cache is a folder of pieces of some thousand texts, named by the hash of the encoder and of the texts in them. A
-killed run finds the pieces it had; changed texts or another encoder make other names.
+The cache is a folder of pieces of some thousand texts, named by the key of the encoder and of the texts in them
+(cache_key.py). A killed run finds the pieces it had; changed texts or another encoder make other names. A piece that is
+damaged is made anew.
 """
 
 from __future__ import annotations
 
-import functools
 import hashlib
 import importlib
 import json
-import os
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from hardneg.core.errors import optional
+from hardneg.core.errors import ArgumentError, Damaged, FileError, optional, warn_once
+from hardneg.io.arrays import Array, read_npy
 from hardneg.io.files import go_on, write_atomically
+from hardneg.io.sealed import check_seal, sealing
+from hardneg.mining.cache_key import key_of_function, key_of_model, keys_of_items
 from hardneg.mining.ranks import Ranks
 
 Encode = Callable[[list[str]], Any]
@@ -32,58 +34,46 @@ _in_memory = 1 << 30
 
 @dataclass(frozen=True)
 class Encoder:
-    """A function from texts to vectors and a name that changes when the function does."""
+    """A function from texts to vectors and a key that changes when the function does."""
 
-    name: str
+    key: str
     encode: Encode
 
 
 def load_callable(text: str) -> Callable[..., Any]:
-    """The function that ``module:function`` names; the current folder counts."""
+    """The function that ``module:function`` names; the current folder counts. Only for what a person has named: the
+    module is run."""
     module, _, name = text.partition(":")
     if not module or not name:
-        raise ValueError(f"mine needs a function as 'module:function', got {text!r}.")
+        raise ArgumentError("mine", "a function as 'module:function'", repr(text))
     if "" not in sys.path:
         sys.path.insert(0, "")
     try:
         found = getattr(importlib.import_module(module), name)
     except (ImportError, AttributeError) as error:
-        raise ValueError(f"mine needs a function that exists, got {text!r}: {error}.") from None
+        raise ArgumentError("mine", "a function that exists", f"{text!r}: {error}") from None
     if not callable(found):
-        raise ValueError(f"mine needs a function, got {text!r}, which is not one.")
+        raise ArgumentError("mine", "a function", f"{text!r}, which is not one")
     return found  # type: ignore[no-any-return]
 
 
 def encoder_of_function(text: str) -> Encoder:
-    return Encoder(f"{text} {hash_of_function(text)}", load_callable(text))
-
-
-def hash_of_function(text: str) -> str:
-    """What changes when the source of ``module:function`` does: of the module that it names, and of the one where a
-    function that is only imported there, or bound to arguments there, was written."""
     function = load_callable(text)
-    while isinstance(function, functools.partial):
-        function = function.func
-    written = getattr(function, "__module__", None) or type(function).__module__
-    source = hashlib.sha256()
-    for module in (text.partition(":")[0], written):
-        file = getattr(sys.modules.get(module), "__file__", None)
-        source.update(Path(file).read_bytes() if file else b"")
-    return source.hexdigest()
+    return Encoder(key_of_function(text, function), function)
 
 
 def encoders_of_model(path: str, batch_size: int, device: str | None) -> tuple[Encoder, Encoder]:
     """How a sentence-transformers model encodes queries and documents, with its own prompts for each."""
     SentenceTransformer = optional("sentence_transformers", "--model", extra="text").SentenceTransformer  # noqa: N806
     model = SentenceTransformer(path, device=device)
-    name = f"{path} {_fingerprint(Path(path))}"
+    key = key_of_model(path, model)
 
     def encoded(encode: Callable[..., Any]) -> Encode:
         return lambda texts: encode(texts, batch_size=batch_size, show_progress_bar=False, convert_to_numpy=True)
 
     of_query = getattr(model, "encode_query", model.encode)
     of_document = getattr(model, "encode_document", model.encode)
-    return Encoder(f"{name} query", encoded(of_query)), Encoder(f"{name} document", encoded(of_document))
+    return Encoder(f"{key} query", encoded(of_query)), Encoder(f"{key} document", encoded(of_document))
 
 
 def embed(
@@ -95,39 +85,76 @@ def embed(
 ) -> Tensor:
     """Embeddings of the texts from the cache, encoding what is not there; several ranks share the work."""
     cache.mkdir(parents=True, exist_ok=True)
-    pieces = [list(texts[low : low + _piece]) for low in range(0, len(texts), _piece)]
-    names = [_name(encoder, piece) for piece in pieces]
-    for number, (piece, name) in enumerate(zip(pieces, names, strict=True)):
+    pieces = _pieces(texts, encoder.key)
+    for number, (name, piece) in enumerate(pieces):
         path = cache / f"{name}.npy"
-        if number % ranks.size == ranks.rank and not path.exists():
+        if number % ranks.size == ranks.rank and not _is_whole(path, "encoded again"):
             vectors = _encoded(encoder, piece)
-            write_atomically(path, lambda file, vectors=vectors: np.save(file, vectors), go_on)  # type: ignore[misc]
+            write_atomically(path, sealing(lambda file, vectors=vectors: np.save(file, vectors)), go_on)  # type: ignore[misc]
         if progress is not None:
             progress(len(piece))
     ranks.wait()
-    parts = [np.load(cache / f"{name}.npy", mmap_mode="c") for name in names]
-    if len({part.shape[1] for part in parts}) > 1:
-        raise ValueError(f"mine needs embeddings of one dimension, got {sorted({part.shape[1] for part in parts})}.")
+    parts = _read(pieces, cache)
     if sum(part.nbytes for part in parts) < _in_memory:
         return torch.from_numpy(parts[0] if len(parts) == 1 else np.concatenate(parts))
-    whole = cache / f"whole-{hashlib.sha256(repr(names).encode()).hexdigest()[:32]}.npy"
-    if ranks.first and not whole.exists():
-        _join_on_disk(parts, whole)
+    names = repr([name for name, _ in pieces])
+    whole = cache / f"whole-{hashlib.sha256(names.encode()).hexdigest()[:32]}.npy"
+    if ranks.first and not _is_whole(whole, "made again"):
+        write_atomically(whole, sealing(lambda file: _join(parts, file)), go_on)
     ranks.wait()
-    return torch.from_numpy(np.load(whole, mmap_mode="c"))
+    return torch.from_numpy(read_npy("mine", whole, mapped=True))
 
 
-def _join_on_disk(parts: list[Any], path: Path) -> None:
+def cached(texts: Sequence[str], key: str, cache: Path) -> Tensor | None:
+    """Embeddings that an encoder of this key has left in the cache; None unless all are there and undamaged."""
+    pieces = _pieces(texts, key)
+    if not all(_is_whole(cache / f"{name}.npy", "left aside") for name, _ in pieces):
+        return None
+    return torch.from_numpy(np.concatenate(_read(pieces, cache)))
+
+
+def _pieces(texts: Sequence[str], key: str) -> list[tuple[str, list[str]]]:
+    """The texts of each piece under its name."""
+    pieces = [list(texts[low : low + _piece]) for low in range(0, len(texts), _piece)]
+    return [(_name(key, piece), piece) for piece in pieces]
+
+
+def _name(key: str, texts: list[str]) -> str:
+    content = json.dumps([key, keys_of_items(texts)], ensure_ascii=False).encode("utf-8", "surrogatepass")
+    return hashlib.sha256(content).hexdigest()[:32]
+
+
+def _is_whole(path: Path, then: str) -> bool:
+    """Whether the file is there and as it was written; a damaged one is warned of."""
+    if not path.exists():
+        return False
+    try:
+        check_seal(path, "mine", then)
+        read_npy("mine", path, mapped=True)
+    except FileError:
+        warn_once(f"damaged {path}", str(Damaged("mine", "an undamaged file", path, fix=f"its vectors are {then}")))
+        return False
+    return True
+
+
+def _read(pieces: list[tuple[str, list[str]]], cache: Path) -> list[Array]:
+    parts = [read_npy("mine", cache / f"{name}.npy", mapped=True) for name, _ in pieces]
+    if len({part.shape[1:] for part in parts}) > 1 or parts[0].ndim != 2:
+        raise ArgumentError("mine", "embeddings of one dimension", str(sorted({part.shape[1:] for part in parts})))
+    wrong = [name for part, (name, piece) in zip(parts, pieces, strict=True) if len(part) != len(piece)]
+    if wrong:
+        path = cache / f"{wrong[0]}.npy"
+        raise Damaged("mine", "one vector for each text", path, fix="delete it and run the same command again")
+    return parts
+
+
+def _join(parts: list[Array], file: BinaryIO) -> None:
     """One file from its pieces, for vectors that may not fit into memory."""
-    partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
     shape = (sum(len(part) for part in parts), parts[0].shape[1])
-    joined = np.lib.format.open_memmap(partial, mode="w+", dtype=np.float32, shape=shape)
-    low = 0
+    header = {"descr": np.lib.format.dtype_to_descr(np.dtype(np.float32)), "fortran_order": False, "shape": shape}
+    np.lib.format.write_array_header_2_0(file, header)
     for part in parts:
-        joined[low : low + len(part)] = part
-        low += len(part)
-    joined.flush()
-    os.replace(partial, path)
+        file.write(np.ascontiguousarray(part, dtype=np.float32).data)
 
 
 def _encoded(encoder: Encoder, texts: list[str]) -> Any:
@@ -136,22 +163,6 @@ def _encoded(encoder: Encoder, texts: list[str]) -> Any:
         vectors = vectors.detach().float().cpu().numpy()
     vectors = np.asarray(vectors)
     if vectors.ndim != 2 or len(vectors) != len(texts) or vectors.dtype.kind != "f":
-        raise ValueError(
-            f"The encoder needs to give floats [{len(texts)}, d] for {len(texts)} texts, "
-            f"got shape {vectors.shape} of {vectors.dtype}."
-        )
+        got = f"shape {vectors.shape} of {vectors.dtype}"
+        raise ArgumentError("The encoder", f"to give floats [{len(texts)}, d] for {len(texts)} texts", got)
     return vectors.astype(np.float32, copy=False)
-
-
-def _name(encoder: Encoder, texts: list[str]) -> str:
-    content = json.dumps([encoder.name, texts], ensure_ascii=False).encode("utf-8", "surrogatepass")
-    return hashlib.sha256(content).hexdigest()[:32]
-
-
-def _fingerprint(path: Path) -> str:
-    """What changes when the files of a local model do; a model of a hub is its name."""
-    if not path.exists():
-        return "hub"
-    files = [path] if path.is_file() else sorted(file for file in path.rglob("*") if file.is_file())
-    stats = [(str(file), os.stat(file).st_size, os.stat(file).st_mtime_ns) for file in files]
-    return hashlib.sha256(repr(stats).encode()).hexdigest()

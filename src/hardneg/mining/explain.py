@@ -20,6 +20,7 @@ class Explanation:
     """
 
     steps: tuple[str, ...]
+    used: tuple[bool, ...]  # False for a guard that is off
     queries: int = 0
     short: int = 0
     empty: int = 0
@@ -31,7 +32,8 @@ class Explanation:
     def of(cls, negatives: Negatives, near_positive: float | None, near_negative: float | None) -> Explanation:
         factors = [f"{i + 1}. {factor!r}" for i, factor in enumerate(negatives.factors)]
         steps = (f"near_positive={near_positive}", *factors, f"near_negative={near_negative}")
-        return cls(steps, removed=[0] * len(steps))
+        used = (near_positive is not None, *(True for _ in factors), near_negative is not None)
+        return cls(steps, used, removed=[0] * len(steps))
 
     def count(self, left: Annotated[Tensor, "b f"], removed: Annotated[Tensor, "b f"], chosen: Tensor, k: int) -> None:
         """left: at hand, then after each step; removed: by each step; chosen: the number of negatives, [b]."""
@@ -57,8 +59,12 @@ class Explanation:
 
     def rows(self) -> list[tuple[str, int, int]]:
         """(step, candidates removed, queries short because of it), for a table; unused guards are left out."""
-        used = [(step, gone) for step, gone in zip(self.steps, self.removed, strict=True) if not step.endswith("=None")]
-        return [(step, gone, self.why.get(step, 0)) for step, gone in used]
+        every = zip(self.steps, self.removed, self.used, strict=True)
+        return [(step, gone, self.why.get(step, 0)) for step, gone, used in every if used]
+
+    def reason(self) -> str:
+        """The step after which most queries had too few candidates."""
+        return max(self.why, key=lambda step: self.why[step], default="no candidates")
 
     def as_dict(self) -> dict[str, Any]:
         return {

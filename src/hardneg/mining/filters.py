@@ -6,9 +6,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import torch
 from torch import Tensor
-from torch.nn.functional import normalize
 
 from hardneg.core.types import NEVER
+from hardneg.mining.directions import directions
 from hardneg.mining.search import most_numbers, most_scores
 from hardneg.mining.search_depth import support
 from hardneg.mining.select import is_copy
@@ -56,7 +56,7 @@ def near_positive_block(finder: Finder, query: Tensor, low: int, high: int) -> A
     if finder.near_positive is None:
         return torch.zeros(1, high - low, dtype=torch.bool, device=finder.device)
     hits = torch.zeros(len(query), high - low, dtype=torch.int32, device=finder.device)
-    part = normalize(finder.corpus.part(low, high), dim=-1)
+    part = directions(finder.corpus.part(low, high))
     place, positive = finder.positives.of(query)
     at_once = max(1, most_scores // (high - low))
     for where, row in zip(torch.split(place, at_once), torch.split(positive, at_once), strict=True):

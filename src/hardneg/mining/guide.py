@@ -7,6 +7,7 @@ from typing import Annotated
 import torch
 from torch import Tensor
 
+from hardneg.core.errors import ArgumentError
 from hardneg.core.types import Keys
 from hardneg.mining.search import Corpus, most_numbers
 
@@ -16,9 +17,10 @@ class GuideModel:
 
     def __init__(self, queries: Tensor, corpus: Tensor, own_queries: Keys, own_corpus: Corpus) -> None:
         if len(queries) != len(own_queries) or len(corpus) != len(own_corpus) or queries.shape[1:] != corpus.shape[1:]:
-            raise ValueError(
-                f"mine needs a guide of {len(own_queries)} queries and {len(own_corpus)} documents, "
-                f"got guide={tuple(queries.shape)} and {tuple(corpus.shape)}."
+            raise ArgumentError(
+                "mine",
+                f"a guide of {len(own_queries)} queries and {len(own_corpus)} documents",
+                f"guide={tuple(queries.shape)} and {tuple(corpus.shape)}",
             )
         self.queries = queries
         self.corpus = Corpus(corpus, own_corpus.device, own_corpus.block, queries.dtype, own_corpus.cosine)

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from hardneg.core.errors import ArgumentError
 from hardneg.core.types import Keys
 from hardneg.io.tables import (
     Table,
@@ -48,7 +50,7 @@ def load_problem(options: MineOptions) -> Problem:
     needed = options.judgements is None
     positives = None if table is None else positive_column(table, options.columns.positive, needed)
     if table is None and needed:
-        raise ValueError("mine needs judgements (query id, document id) with embeddings only, got none.")
+        raise ArgumentError("mine", "judgements (query id, document id) with embeddings only", "none")
     judged = [] if options.judgements is None else read_judgements(options.judgements)
     drop = options.missing_positives == "drop"
     if table is None and corpus is not None and corpus.texts is None:
@@ -82,7 +84,7 @@ def _check_all_are_read(options: MineOptions) -> None:
         ("corpus", options.corpus, options.corpus_embeddings),
     ):
         if path is not None and beside is not None and _holds_vectors(path) and not _same_file(path, beside):
-            raise ValueError(f"mine needs the embeddings of the {name} once, got {path} and {beside}.")
+            raise ArgumentError("mine", f"the embeddings of the {name} once", f"{path} and {beside}")
 
 
 def _are_the_same(options: MineOptions) -> bool:
@@ -113,35 +115,58 @@ def _side(table: Table | None, path: str, vectors_path: str | None, options: Min
     side = side_of_table(table, text, identity, columns.label, kind)
     if vectors_path is not None:
         vectors, ids = read_vectors(vectors_path, options.embedding_column)
-        side.vectors = aligned(vectors, ids, side.ids, kind, vectors_path)
+        side.vectors = aligned(vectors, ids, side.ids, kind, vectors_path, skipped=_empty(side))
     elif options.embedding_column is not None and options.embedding_column in table:
-        side.vectors = column_of_vectors(table[options.embedding_column], path)
+        values = _with_stand_ins(table[options.embedding_column], _empty(side))
+        side.vectors = column_of_vectors(values, path)
     if side.vectors is None and side.texts is None:
-        raise ValueError(f"mine needs texts or embeddings of the {kind}, got columns {sorted(table)}; name one.")
+        raise ArgumentError("mine", f"texts or embeddings of the {kind}", f"columns {sorted(table)}", "name one")
     return side
 
 
-def embeddings(options: MineOptions, problem: Problem, ranks: Ranks, progress: Progress) -> tuple[Tensor, Tensor]:
+@dataclass(frozen=True, eq=False)
+class Embedded:
+    """Vectors of the queries and of the corpus, and the keys of the encoders by which they are in the cache."""
+
+    vectors: tuple[Tensor, Tensor]
+    keys: dict[str, str] = field(default_factory=dict)
+
+
+def _empty(side: Side) -> list[bool]:
+    """Rows of empty texts, which are left out and need no vector."""
+    return [not text.strip() for text in side.texts or ()]
+
+
+def _with_stand_ins(values: list[Any], empty: list[bool]) -> list[Any]:
+    """Any vector for empty texts that have none."""
+    some = next((value for value in values if value), None)
+    lacks = [skip and not value for value, skip in zip(values, empty, strict=False)]
+    return [some if lack else value for value, lack in zip(values, lacks, strict=True)] if any(lacks) else values
+
+
+def embeddings(options: MineOptions, problem: Problem, ranks: Ranks, progress: Progress) -> Embedded:
     """Vectors of the queries and of the corpus, given or encoded."""
     sides = (problem.queries, problem.corpus)
     if options.search == "bm25":  # nothing is compared by vectors; one number stands for each
-        return torch.ones(len(sides[0]), 1), torch.ones(len(sides[1]), 1)
+        return Embedded((torch.ones(len(sides[0]), 1), torch.ones(len(sides[1]), 1)))
     encoders: tuple[Encoder, Encoder] | None = None
     if any(side.vectors is None for side in sides):
         encoders = load_encoders(options)
     cache = Path(options.cache) if options.cache else Path(f"{options.out}.embeddings")
-    found = []
-    for number, (side, name) in enumerate(zip(sides, ("encoding queries", "encoding corpus"), strict=True)):
+    found, keys = [], {}
+    for number, (side, name) in enumerate(zip(sides, ("queries", "corpus"), strict=True)):
         if side.vectors is None:
             assert encoders is not None
             assert side.texts is not None
-            side.vectors = embed(side.texts, encoders[number], cache, ranks, progress(name, len(side)))
+            done = progress(f"encoding {name}", len(side))
+            side.vectors = embed(side.texts, encoders[number], cache, ranks, done)
+            keys[name] = encoders[number].key
         found.append(side.vectors)
     if found[0].shape[1] != found[1].shape[1]:
-        raise ValueError(
-            f"mine needs queries and corpus of the same dimension, got {found[0].shape[1]} and {found[1].shape[1]}."
+        raise ArgumentError(
+            "mine", "queries and corpus of the same dimension", f"{found[0].shape[1]} and {found[1].shape[1]}"
         )
-    return found[0], found[1]
+    return Embedded((found[0], found[1]), keys)
 
 
 def load_encoders(options: MineOptions) -> tuple[Encoder, Encoder]:
@@ -150,7 +175,7 @@ def load_encoders(options: MineOptions) -> tuple[Encoder, Encoder]:
     if options.encoder is not None:
         encoder = encoder_of_function(options.encoder)
         return encoder, encoder
-    raise ValueError("mine needs embeddings, a --model or an --encoder for the texts, got none.")
+    raise ArgumentError("mine", "embeddings, a --model or an --encoder for the texts", "none")
 
 
 def make_miner(options: MineOptions, problem: Problem, queries: Tensor, corpus: Tensor) -> Miner:
@@ -199,7 +224,7 @@ def _rescorer(name: str, problem: Problem) -> Callable[[Tensor, Tensor], Tensor]
 
 def _texts(side: Side, who: str) -> list[str]:
     if side.texts is None:
-        raise ValueError(f"{who} needs texts, got embeddings only.")
+        raise ArgumentError(who, "texts", "embeddings only")
     return side.texts
 
 
@@ -215,7 +240,9 @@ def _check_directions(name: str, vectors: Tensor) -> None:
     for low in range(0, len(vectors), 65536):
         zero = (vectors[low : low + 65536] == 0).all(1)
         if bool(zero.any()):
-            raise ValueError(
-                f"mine needs vectors with a direction for the cosine, got {int(zero.sum())} zero vectors in {name}, "
-                f"first in row {low + int(zero.int().argmax())}; leave those rows out or use --similarity dot."
+            raise ArgumentError(
+                "mine",
+                "vectors with a direction for the cosine",
+                (f"{int(zero.sum())} zero vectors in {name}, first in row {low + int(zero.int().argmax())}"),
+                "leave those rows out or use --similarity dot",
             )

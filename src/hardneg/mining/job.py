@@ -1,13 +1,19 @@
-"""`hardneg mine`: files in, files out. Blocks of queries are kept as they are done, so that a killed run resumes."""
+"""`hardneg mine`: files in, files out. Blocks of queries are kept as they are done, so that a killed run resumes.
+
+The output and its manifest are made in OUT.work and put in place one after the other: the manifest holds the digest of
+the output, so that no reader takes those of two jobs for one. One process at a time works on an output.
+"""
 
 from __future__ import annotations
 
+import errno
 import hashlib
-import io
 import json
+import os
 import re
 import shutil
 from collections.abc import Callable, Iterable
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -16,19 +22,25 @@ import numpy as np
 import torch
 
 from hardneg import __version__
-from hardneg.io.files import go_on, write_atomically, write_json
+from hardneg.core.errors import ArgumentError, Damaged, FileError, warn_once
+from hardneg.io.arrays import read_npz
+from hardneg.io.files import go_on, locked, read_json, write_atomically, write_json
+from hardneg.io.outputs import check_output, swap_in
 from hardneg.io.provenance import environment
-from hardneg.mining.encode import hash_of_function
+from hardneg.io.sealed import check_seal, sealing
+from hardneg.mining.cache_key import digest_of_path, key_of_function
+from hardneg.mining.encode import load_callable
 from hardneg.mining.engine import MinedBlock, Miner
 from hardneg.mining.explain import Explanation
-from hardneg.mining.inputs import Progress, embeddings, load_problem, make_miner
-from hardneg.mining.options import MineOptions, check_options
-from hardneg.mining.output import Layout, Result, write_output
+from hardneg.mining.inputs import Embedded, Progress, embeddings, load_problem, make_miner
+from hardneg.mining.manifest import describe_inputs, is_of, read_manifest
+from hardneg.mining.options import MineOptions, check_options, manifest_of
+from hardneg.mining.output import Layout, Result, has_rows, recover, write_output
 from hardneg.mining.problem import Problem
 from hardneg.mining.ranks import Ranks, join_ranks
-from hardneg.negatives import parse
+from hardneg.negatives import Rank, parse
 
-_ours = re.compile(r"job\.json|block-\d{6,}\.npz|\..*\.partial")
+_ours = re.compile(r"job\.json|manifest\.json|output(\.parquet|\.jsonl)?|block-\d{6,}\.npz|\..*\.partial")
 
 
 @dataclass(frozen=True)
@@ -51,23 +63,95 @@ def run(options: MineOptions, progress: Progress = quiet) -> Summary | None:
     check_options(options)
     check_work_folder(options.out)
     ranks = join_ranks()
+    with _alone(options, ranks):
+        summary = _run(options, ranks, progress)
+    ranks.leave()
+    return summary
+
+
+def _alone(options: MineOptions, ranks: Ranks) -> AbstractContextManager[None]:
+    """The lock of this output; the first of several ranks holds it for all."""
+    if not ranks.first:
+        return nullcontext()
+    out = Path(options.out)
+    if out.parent.exists() and not out.parent.is_dir():
+        raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), str(out.parent))
+    out.parent.mkdir(parents=True, exist_ok=True)
+    fix = f"wait for it, or use another --out than {out}"
+    return locked(out.with_name(f".{out.name}.lock"), "mine", fix=fix, remove=True)
+
+
+def _run(options: MineOptions, ranks: Ranks, progress: Progress) -> Summary | None:
+    if ranks.first:
+        recover(Path(options.out))
+        _check_ours(options)
+    sources = describe_inputs(options) if ranks.first else {}
     problem = load_problem(options)
-    miner = make_miner(options, problem, *embeddings(options, problem, ranks, progress))
+    check_room(options, problem)
+    embedded = embeddings(options, problem, ranks, progress)
+    miner = make_miner(options, problem, *embedded.vectors)
     work = _work_folder(options, _fingerprint(options, problem, miner), ranks)
     done = progress("mining", len(problem.queries))
     for number, (low, high) in enumerate(miner.blocks()):
-        shard = work / f"block-{number:06d}.npz"
-        if number % ranks.size == ranks.rank and not shard.exists():
-            write_atomically(shard, lambda file, b=(low, high): _save(file, miner, *b), go_on)  # type: ignore[misc]
+        shard = _shard(work, number)
+        if number % ranks.size == ranks.rank and not _is_whole(shard):
+            write_atomically(shard, sealing(lambda file, b=(low, high): _save(file, miner, *b)), go_on)  # type: ignore[misc]
         done(high - low)
     ranks.wait()
-    summary = _finish(options, problem, miner, work) if ranks.first else None
+    summary = _finish(options, problem, miner, work, embedded, sources) if ranks.first else None
     ranks.wait()
     if ranks.first:
         shutil.rmtree(work)
         _remove_partials(options)
-    ranks.leave()
     return summary
+
+
+def _check_ours(options: MineOptions) -> None:
+    """Raises for an output or a manifest that no run of ours has written, or that was changed since."""
+    out, work = Path(options.out), Path(f"{options.out}.work")
+    manifest = manifest_of(out)
+
+    def is_ours() -> bool:
+        # A run that was killed between its output and its manifest has the manifest in its work folder.
+        return any(is_of(out, read_manifest(path, "mine")) for path in (work / "manifest.json", manifest))
+
+    def is_manifest() -> bool:
+        return "output" in read_manifest(manifest, "mine")
+
+    check_output("mine", out, [], overwrite=options.overwrite, is_ours=is_ours)
+    check_output("mine", manifest, [], overwrite=options.overwrite, is_ours=is_manifest)
+
+
+def check_room(options: MineOptions, problem: Problem) -> None:
+    """Raises where no query can have k negatives and the format writes none with fewer."""
+    if options.format != "n-tuple" or options.draw == "categorical":
+        return
+    size, k = len(problem.corpus), options.k
+    taken = (len({*rows, own} - {-1}) for rows, own in zip(problem.positives, problem.own, strict=True))
+    most = size - min(taken)
+    windows = [f.stop - f.start for f in parse(options.negatives).factors if isinstance(f, Rank) and f.stop is not None]
+    most = min(most, *windows) if windows else most
+    if most < k:
+        got = f"k={k} where a query has at most {most} candidates, so that no row would be written"
+        fix = f"use -k {max(most, 1)} or --format triplet"
+        raise ArgumentError("mine", "k negatives of some query for n-tuples", got, fix)
+
+
+def _shard(work: Path, number: int) -> Path:
+    return work / f"block-{number:06d}.npz"
+
+
+def _is_whole(shard: Path) -> bool:
+    """Whether a block is there and as it was written; a damaged one is warned of and mined again."""
+    if not shard.exists():
+        return False
+    try:
+        check_seal(shard, "mine", "")
+        _read_block(shard)
+    except FileError:
+        warn_once(f"damaged {shard}", str(Damaged("mine", "a whole block", shard, fix="its queries are mined again")))
+        return False
+    return True
 
 
 def _work_folder(options: MineOptions, wanted: dict[str, Any], ranks: Ranks) -> Path:
@@ -75,7 +159,7 @@ def _work_folder(options: MineOptions, wanted: dict[str, Any], ranks: Ranks) -> 
     work = Path(f"{options.out}.work")
     if ranks.first:
         known = work / "job.json"
-        if work.exists() and _read_json(known) != wanted:
+        if work.exists() and _read_job(known) != wanted:
             shutil.rmtree(work)
         work.mkdir(parents=True, exist_ok=True)
         write_json(known, wanted, go_on)
@@ -90,16 +174,22 @@ def check_work_folder(out: str) -> None:
         return
     others = [path.name for path in work.iterdir() if not _ours.fullmatch(path.name)] if work.is_dir() else [work.name]
     if others:
-        raise ValueError(
-            f"mine needs {work} for its own files while it works, got {sorted(others)[0]!r} there, which is not one; "
-            "move it away, or use another --out."
+        raise ArgumentError(
+            "mine",
+            f"{work} for its own files while it works",
+            f"{sorted(others)[0]!r} there, which is not one",
+            "move it away, or use another --out",
         )
 
 
-def _read_json(path: Path) -> Any:
+def _read_job(path: Path) -> Any:
+    """What the blocks were made of; None where that is not known."""
+    if not path.exists():
+        return None
     try:
-        return json.loads(path.read_text())
-    except (OSError, ValueError):
+        return read_json(path, "all blocks are mined again", who="mine")
+    except Damaged as error:
+        warn_once(f"damaged {path}", str(error))
         return None
 
 
@@ -115,11 +205,17 @@ def _fingerprint(options: MineOptions, problem: Problem, miner: Miner) -> dict[s
     for vectors in (miner.finder.queries.vectors, miner.finder.keys.vectors):
         for low in range(0, len(vectors), 65536):
             content.update(vectors[low : low + 65536].contiguous().cpu().numpy().tobytes())
-    told = {name: value for name, value in asdict(options).items() if name not in ("device", "cache", "batch_size")}
+    told = {
+        name: value
+        for name, value in asdict(options).items()
+        if name not in ("device", "cache", "batch_size", "overwrite")
+    }
     return {
         "options": json.dumps(told, sort_keys=True),
         "content": content.hexdigest(),
-        "rescore": None if options.rescore is None else hash_of_function(options.rescore),
+        "rescore": None
+        if options.rescore is None
+        else key_of_function(options.rescore, load_callable(options.rescore)),
         "block": miner.finder.query_block,
         "device": miner.finder.device.type,
         "version": __version__,
@@ -146,42 +242,62 @@ def _save(file: Any, miner: Miner, low: int, high: int) -> None:
     )
 
 
-def _finish(options: MineOptions, problem: Problem, miner: Miner, work: Path) -> Summary:
-    blocks, positive_scores = [], []
-    for number in range(len(miner.blocks())):
-        with np.load(io.BytesIO((work / f"block-{number:06d}.npz").read_bytes())) as file:
-            told = json.loads(file["explanation"].tobytes())
-            explanation = Explanation(**{**told, "steps": tuple(told["steps"])})
-            rows, scores, found_by = (torch.from_numpy(file[name]) for name in ("rows", "scores", "found_by"))
-            blocks.append(MinedBlock(rows, scores, found_by, explanation))
-            positive_scores.append(file["positive_scores"])
+def _read_block(path: Path) -> tuple[MinedBlock, Any]:
+    """The block, and the scores of its positives."""
+    file = read_npz("mine", path)
+    told = json.loads(file["explanation"].tobytes())
+    explanation = Explanation(**{**told, "steps": tuple(told["steps"]), "used": tuple(told["used"])})
+    rows, scores, found_by = (torch.from_numpy(file[name]) for name in ("rows", "scores", "found_by"))
+    return MinedBlock(rows, scores, found_by, explanation), file["positive_scores"]
+
+
+def _finish(
+    options: MineOptions, problem: Problem, miner: Miner, work: Path, embedded: Embedded, sources: dict[str, Any]
+) -> Summary:
+    blocks, positive_scores = zip(
+        *(_read_block(_shard(work, number)) for number in range(len(miner.blocks()))), strict=True
+    )
     mined = miner.joined(blocks)
     if len(mined.rows) != len(problem.queries):
-        raise ValueError(f"{work} holds blocks of {len(mined.rows)} of {len(problem.queries)} queries; remove it.")
-    own = np.concatenate(positive_scores)
+        got = f"blocks of {len(mined.rows)} of {len(problem.queries)} queries"
+        raise Damaged("mine", "all blocks", work, got, "delete it and run the same command again")
     # The pairs of the miner are sorted by row within a query; the problem's positives follow.
     problem.positives = [sorted(rows) for rows in problem.positives]
+    own = np.concatenate(positive_scores)
     result = Result(problem, mined.rows.numpy(), mined.scores.numpy(), own, mined.found_by.numpy(), mined.retrievers)
     anchor = options.columns.query if options.columns.query and "+" not in options.columns.query else "anchor"
     layout = Layout(options.format, anchor, options.columns.positive or "positive", options.scores)
-    statistics = _statistics(result, miner)
-    written = write_output(Path(options.out), result, layout)
+    if not has_rows(result, layout):
+        got = f"none of {len(problem.queries)} queries with enough of them: {mined.explanation.reason()}"
+        raise ArgumentError(
+            "mine", f"negatives to write as {options.format}", got, "use a smaller -k or an easier rule"
+        )
+    out = Path(options.out)
+    staged = work / f"output{out.suffix.lower() if out.suffix.lower() in ('.parquet', '.jsonl') else ''}"
+    if staged.is_dir():  # of a run that was killed here
+        shutil.rmtree(staged)
+    written = write_output(staged, result, layout)
     counts = {**problem.counts, "negatives": int((mined.rows >= 0).sum()), "rows_written": written}
-    manifest = Path(f"{options.out}.manifest.json")
+    statistics = _statistics(result, miner)
     write_json(
-        manifest,
+        work / "manifest.json",
         {
             **environment(),
             "options": asdict(options),
             "seed": options.seed,
             "negatives": repr(parse(options.negatives)),
+            "inputs": sources,
+            "encoder": embedded.keys,
             "counts": counts,
             "explain": mined.explanation.as_dict(),
             "statistics": statistics,
+            "output": digest_of_path(staged),
         },
         go_on,
     )
-    return Summary(counts, mined.explanation, statistics, written, manifest)
+    swap_in(staged, out)
+    os.replace(work / "manifest.json", manifest_of(out))
+    return Summary(counts, mined.explanation, statistics, written, manifest_of(out))
 
 
 def _statistics(result: Result, miner: Miner) -> dict[str, dict[str, float]]:
@@ -201,11 +317,7 @@ def _statistics(result: Result, miner: Miner) -> dict[str, dict[str, float]]:
 
 
 def _remove_partials(options: MineOptions) -> None:
-    """What killed runs of this job left half written, here and among its embeddings; a shared cache is left alone."""
-    out = Path(options.out)
-    names = "|".join(re.escape(name) for name in (out.name, f"{out.name}.manifest.json"))
-    places = [(out.parent, names), *([] if options.cache else [(Path(f"{options.out}.embeddings"), ".*")])]
-    for folder, name in places:
-        for path in folder.glob(".*.partial"):
-            if re.fullmatch(rf"\.({name})\.\d+\.partial", path.name):
-                path.unlink(missing_ok=True)
+    """What killed runs of this job left half written among its embeddings; a shared cache is left alone."""
+    if options.cache is None:
+        for path in Path(f"{options.out}.embeddings").glob(".*.partial"):
+            path.unlink(missing_ok=True)

@@ -11,6 +11,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from hardneg.core.errors import ArgumentError
 from hardneg.io.tables import Table, read_table
 
 Tag = Tensor | NDArray[Any] | Sequence[Any]
@@ -42,20 +43,20 @@ def _columns(names: list[str], path: str, who: str) -> tuple[str, str, str | Non
         next((name for name in known if name in names), None) for known in (_queries, _documents, _grades)
     )
     if query is None and document is None:
-        raise ValueError(
-            f"{who} needs a header with the names of the columns (query-id, corpus-id, score) in {path}, got {names}."
+        raise ArgumentError(
+            who, f"a header with the names of the columns (query-id, corpus-id, score) in {path}", str(names)
         )
     rest = [name for name in names if name not in (query, document, grade)]
     if (query is None or document is None) and len(rest) != 1:
         missing, known = ("query", _queries) if query is None else ("document", _documents)
-        raise ValueError(
-            f"{who} needs a column of {missing} ids ({', '.join(known[:3])}) in {path}, got columns {names}."
-        )
+        raise ArgumentError(who, f"a column of {missing} ids ({', '.join(known[:3])}) in {path}", f"columns {names}")
     query, document = query or rest[0], document or rest[0]
     if grade is None and len(names) > 2:
-        raise ValueError(
-            f"{who} needs a column of grades ({', '.join(_grades)}) in {path}, got columns {names}; "
-            "name it so, or leave only the two columns of ids if every pair is relevant."
+        raise ArgumentError(
+            who,
+            f"a column of grades ({', '.join(_grades)}) in {path}",
+            f"columns {names}",
+            "name it so, or leave only the two columns of ids if every pair is relevant",
         )
     return query, document, grade
 
@@ -68,14 +69,14 @@ def _numbers(table: Table, name: str, path: str, who: str) -> list[float]:
         except (TypeError, ValueError):
             numbers.append(math.nan)
         if math.isnan(numbers[-1]):
-            raise ValueError(f"{who} needs numbers as {name!r} in {path}, got {value!r} in row {row}.")
+            raise ArgumentError(who, f"numbers as {name!r} in {path}", f"{value!r} in row {row}")
     return numbers
 
 
 def _ids(table: Table, name: str, path: str, who: str) -> list[str]:
     for row, value in enumerate(table[name]):
         if isinstance(value, bool) or not isinstance(value, (str, int)):
-            raise ValueError(f"{who} needs ids as {name!r} in {path}, got {value!r} in row {row}.")
+            raise ArgumentError(who, f"ids as {name!r} in {path}", f"{value!r} in row {row}")
     return [str(value) for value in table[name]]
 
 
@@ -96,7 +97,7 @@ def numbered_both(
     out = []
     for row, one in enumerate(both):
         if not (one is None or isinstance(one, (str, int, float))):
-            raise ValueError(f"{who} needs {name} that are numbers or texts, got {one!r}.")
+            raise ArgumentError(who, f"{name} that are numbers or texts", repr(one))
         out.append(-2 - row if _is_missing(one) else number.setdefault(_as_text(one), len(number)))
     together = torch.tensor(out, dtype=torch.long)
     return together[: sizes[0]], together[sizes[0] :]
@@ -104,11 +105,11 @@ def numbered_both(
 
 def _listed(name: str, given: Tag, size: int, who: str) -> list[Any]:
     if isinstance(given, str) or not hasattr(given, "__len__"):
-        raise ValueError(f"{who} needs one of {name} for each row, got {name}={given!r}.")
+        raise ArgumentError(who, f"one of {name} for each row", f"{name}={given!r}")
     if isinstance(given, (Tensor, np.ndarray)) and given.ndim != 1:
-        raise ValueError(f"{who} needs one of {name} for each row, shape ({size},), got {name}={tuple(given.shape)}.")
+        raise ArgumentError(who, f"one of {name} for each row, shape ({size},)", f"{name}={tuple(given.shape)}")
     if len(given) != size:
-        raise ValueError(f"{who} needs one of {name} for each of {size} rows, got {len(given)} {name}.")
+        raise ArgumentError(who, f"one of {name} for each of {size} rows", f"{len(given)} {name}")
     return given.tolist() if isinstance(given, (Tensor, np.ndarray)) else list(given)
 
 

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from hardneg.core.errors import optional
+from hardneg.core.errors import ArgumentError, optional
 
 
 class Lexical:
@@ -23,7 +23,7 @@ class Lexical:
         tokens = self.bm25s.tokenize(list(corpus), show_progress=False, return_ids=False)
         self.index = self.bm25s.BM25()
         if not any(tokens):
-            raise ValueError("BM25 needs words in the corpus, got none.")
+            raise ArgumentError("BM25", "words in the corpus", "none")
         self.index.index(tokens, show_progress=False)
 
     def scores(self, queries: Annotated[Tensor, "m"], rows: Annotated[Tensor, "m"]) -> Annotated[Tensor, "m"]:

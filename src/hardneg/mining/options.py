@@ -5,12 +5,21 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from hardneg.core.errors import ArgumentError
+from hardneg.io.outputs import check_output
 from hardneg.mining.checks import check_rule
-from hardneg.mining.output import Layout, check_output
+from hardneg.mining.output import Layout, check_format
 from hardneg.mining.problem import Columns
 from hardneg.mining.search import Search
 from hardneg.mining.select import Rule
 from hardneg.negatives import parse
+
+inputs = ("queries", "corpus", "judgements", "query_embeddings", "corpus_embeddings")
+"""The options that name what is read."""
+
+
+def manifest_of(out: str | Path) -> Path:
+    return Path(f"{str(out).rstrip('/')}.manifest.json")
 
 
 @dataclass(frozen=True)
@@ -46,6 +55,7 @@ class MineOptions:
     cache: str | None = None
     query_block: int = 0
     device: str | None = None
+    overwrite: bool = False
 
     def rule(self) -> Rule:
         return Rule(parse(self.negatives), self.k, self.draw, self.seed, self.near_negative)
@@ -53,15 +63,18 @@ class MineOptions:
 
 def check_options(options: MineOptions) -> None:
     """Everything that can be wrong before any work is done."""
-    check_output(Path(options.out))
+    check_format(Path(options.out))
+    reads = [Path(getattr(options, name)) for name in inputs if getattr(options, name) is not None]
+    for path in (Path(options.out), manifest_of(options.out), Path(f"{options.out}.work")):
+        check_output("mine", path, reads, overwrite=True)
     check_rule(options.rule(), options.temperature, options.near_positive)
     Layout(options.format, scores=options.scores)
     if options.search != "bm25":
         Search(options.search, query_block=options.query_block, candidates=options.candidates)
     elif options.near_positive is not None or options.near_negative is not None:
-        raise ValueError("mine needs embeddings for near_positive and near_negative, got search='bm25'.")
+        raise ArgumentError("mine", "embeddings for near_positive and near_negative", "search='bm25'")
     for name, known in (("similarity", ("cosine", "dot")), ("missing_positives", ("error", "drop"))):
         if getattr(options, name) not in known:
-            raise ValueError(f"mine needs {name} in {known}, got {name}={getattr(options, name)!r}.")
+            raise ArgumentError("mine", f"{name} in {known}", f"{name}={getattr(options, name)!r}")
     if options.model and options.encoder:
-        raise ValueError("mine needs a model or an encoder, got both.")
+        raise ArgumentError("mine", "a model or an encoder", "both")

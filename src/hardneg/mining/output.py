@@ -22,8 +22,9 @@ from typing import Any, BinaryIO
 import numpy as np
 from numpy.typing import NDArray
 
-from hardneg.core.errors import argument_error, optional
+from hardneg.core.errors import FileError, argument_error, optional
 from hardneg.io.files import disk_failure, go_on, write_atomically
+from hardneg.io.outputs import old_name
 from hardneg.mining.problem import Problem
 
 formats = ("triplet", "n-tuple", "labeled-pair", "labeled-list", "ids")
@@ -58,6 +59,14 @@ class Layout:
     def __post_init__(self) -> None:
         if self.format not in formats:
             raise argument_error("mine", f"format in {formats}", "format", self.format)
+
+
+def has_rows(result: Result, layout: Layout) -> bool:
+    """Whether anything will be written."""
+    found = result.rows >= 0
+    if layout.format == "n-tuple":
+        return bool(found.all(1).any())
+    return layout.format in ("labeled-pair", "ids") or bool(found.any())
 
 
 def columns_of(result: Result, layout: Layout) -> dict[str, list[Any]]:
@@ -176,12 +185,10 @@ def _names(bits: int, retrievers: tuple[str, ...]) -> str:
 
 
 def write_output(path: Path, result: Result, layout: Layout) -> int:
-    """Writes the output and says how many rows; whatever happens, what was there before stays whole until it is done.
+    """Writes the output, whole or not at all, and says how many rows.
 
     ``.parquet``, ``.jsonl``; any other name is a folder for Hugging Face ``datasets``.
     """
-    recover(path)
-    path.parent.mkdir(parents=True, exist_ok=True)
     write = {".parquet": _write_parquet, ".jsonl": _write_lines}.get(path.suffix.lower())
     if write is None:
         return _write_dataset(path, result, layout)
@@ -190,26 +197,26 @@ def write_output(path: Path, result: Result, layout: Layout) -> int:
     return counted[0]
 
 
-def check_output(path: Path) -> None:
-    """Says before the work what would fail after it."""
+def check_format(path: Path) -> None:
+    """Raises before the work for what would fail after it."""
     suffix = path.suffix.lower()
     if suffix in _other_files:
-        raise ValueError(f"mine writes .parquet, .jsonl or a folder, got {path}.")
+        raise FileError("mine", "an output that is .parquet, .jsonl or a folder", path)
     if suffix == ".parquet":
-        optional("pyarrow", ".parquet", extra="mine")
+        optional("pyarrow", ".parquet", extra="text")
     if suffix in (".parquet", ".jsonl"):
         if path.is_dir():
-            raise ValueError(f"mine needs a file as {suffix} output, got {path}, which is a folder.")
+            raise FileError("mine", f"a file as {suffix} output", path, "which is a folder")
         return
     optional("datasets", "A folder as output", extra="text")
     if path.exists() and not (path / "dataset_info.json").exists():
-        raise ValueError(f"mine replaces a data set only by a data set, got {path}, which is something else.")
+        raise FileError("mine", "a data set where it replaces a folder", path, "which is something else")
 
 
 def _write_parquet(file: BinaryIO, result: Result, layout: Layout) -> int:
     pyarrow, parquet = (
-        optional("pyarrow", ".parquet", extra="mine"),
-        optional("pyarrow.parquet", ".parquet", extra="mine"),
+        optional("pyarrow", ".parquet", extra="text"),
+        optional("pyarrow.parquet", ".parquet", extra="text"),
     )
     writer, written = None, 0
     for part in chunks_of(result, layout):
@@ -255,27 +262,21 @@ def _write_lines(file: BinaryIO, result: Result, layout: Layout) -> int:
 
 def _write_dataset(path: Path, result: Result, layout: Layout) -> int:
     dataset = optional("datasets", "A folder as output", extra="text").Dataset.from_dict(columns_of(result, layout))
-    new, old = path.with_name(f".{path.name}.new"), path.with_name(f".{path.name}.old")
-    shutil.rmtree(new, ignore_errors=True)
     try:
-        dataset.save_to_disk(str(new))
+        dataset.save_to_disk(str(path))
     except BaseException as error:
-        shutil.rmtree(new, ignore_errors=True)
+        shutil.rmtree(path, ignore_errors=True)
         if isinstance(error, OSError):
             raise disk_failure(path, error, go_on) from error
         raise
-    if path.exists():
-        os.replace(path, old)
-    os.replace(new, path)
-    shutil.rmtree(old, ignore_errors=True)
     return len(dataset)
 
 
 def recover(path: Path) -> None:
     """Puts a folder back that a killed run had moved away a moment before it put the new one there, and removes one
-    that it had replaced and not yet removed."""
-    old = path.with_name(f".{path.name}.old")
+    that it had replaced and not yet removed; only where the system cannot exchange the two at once."""
+    old = old_name(path)
     if old.exists() and not path.exists():
         os.replace(old, path)
-    elif old.exists():
+    elif (old / "dataset_info.json").exists():
         shutil.rmtree(old)

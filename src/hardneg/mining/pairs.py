@@ -9,7 +9,7 @@ from typing import Annotated, Any
 import torch
 from torch import Tensor
 
-from hardneg.core.errors import argument_error
+from hardneg.core.errors import ArgumentError, argument_error
 
 Positives = Tensor | Sequence[Any]
 """Corpus ids: [q], [q, p] padded with -1, or one list per query."""
@@ -54,9 +54,11 @@ def read_positives(positives: Positives, num_queries: int, rows_of: RowsOf) -> P
     rows = rows_of(ids)
     if len(rows) and int(rows.min()) < 0:
         place = int((rows < 0).nonzero()[0])
-        raise ValueError(
-            f"mine needs positives that are in the corpus, got id {int(ids[place])} of query {int(query[place])}; "
-            f"{int((rows < 0).sum())} of {len(rows)} positives are not among the corpus ids."
+        raise ArgumentError(
+            "mine",
+            "positives that are in the corpus",
+            f"id {int(ids[place])} of query {int(query[place])}",
+            f"{int((rows < 0).sum())} of {len(rows)} positives are not among the corpus ids",
         )
     return as_pairs(query, rows, num_queries)
 
@@ -72,9 +74,11 @@ class RowsOf:
             same = self.sorted[1:] == self.sorted[:-1]
             if bool(same.any()):
                 example = int(self.sorted[1:][same][0])
-                raise ValueError(
-                    f"mine needs distinct corpus ids, got id {example} more than once "
-                    f"({int(same.sum())} repeated in all); give each row its own id or drop the copies."
+                raise ArgumentError(
+                    "mine",
+                    "distinct corpus ids",
+                    f"id {example} more than once ({int(same.sum())} repeated in all)",
+                    "give each row its own id or drop the copies",
                 )
 
     def __call__(self, ids: Annotated[Tensor, "m"]) -> Annotated[Tensor, "m"]:
@@ -90,14 +94,14 @@ def _flat(positives: Positives, num_queries: int) -> tuple[Tensor, Tensor]:
     if isinstance(positives, (str, bytes)) or not isinstance(positives, Sequence):
         raise argument_error("mine", "positives as corpus ids: a tensor or one list per query", "positives", positives)
     if len(positives) != num_queries:
-        raise ValueError(f"mine needs positives of {num_queries} queries, got {len(positives)} of them.")
+        raise ArgumentError("mine", f"positives of {num_queries} queries", f"{len(positives)} of them")
     if any(isinstance(each, str) for each in positives):
-        raise ValueError(
-            "mine needs corpus ids as positives, whole numbers, got text; `hardneg mine` reads text and any ids."
+        raise ArgumentError(
+            "mine", "corpus ids as positives, whole numbers", "text", "`hardneg mine` reads text and any ids"
         )
     lists = [each if isinstance(each, (list, tuple)) else _as_list(each) for each in positives]
     if any(isinstance(one, (bool, float, str)) for each in lists for one in each):
-        raise ValueError("mine needs corpus ids as positives, whole numbers, got other types in the lists.")
+        raise ArgumentError("mine", "corpus ids as positives, whole numbers", "other types in the lists")
     count = torch.tensor([len(each) for each in lists], dtype=torch.long)
     flat = torch.tensor([int(one) for each in lists for one in each], dtype=torch.long)
     query = torch.repeat_interleave(torch.arange(num_queries), count)
@@ -114,9 +118,10 @@ def _as_list(ids: Any) -> list[int]:
 
 def _flat_tensor(positives: Tensor, num_queries: int) -> tuple[Tensor, Tensor]:
     if positives.ndim not in (1, 2) or len(positives) != num_queries or positives.is_floating_point():
-        raise ValueError(
-            f"mine needs corpus ids [{num_queries}] or [{num_queries}, p] as positives, "
-            f"got positives={tuple(positives.shape)} of {positives.dtype}."
+        raise ArgumentError(
+            "mine",
+            f"corpus ids [{num_queries}] or [{num_queries}, p] as positives",
+            f"positives={tuple(positives.shape)} of {positives.dtype}",
         )
     ids = positives.cpu().long().view(num_queries, -1)
     real = ids != -1

@@ -20,6 +20,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from hardneg.core.errors import ArgumentError
 from hardneg.io.tables import Table
 from hardneg.mining.cells import as_list, checked_ids, checked_texts, key_of, of_one_kind
 
@@ -88,7 +89,7 @@ def side_of_table(
     names = text.split("+") if text else [name for name in texts if name in table][:1]
     for name in [*names, *([identity] if identity else []), *([label] if label else [])]:
         if name not in table:
-            raise ValueError(f"{who} needs the column {name!r} in the {kind}, got columns {sorted(table)}.")
+            raise ArgumentError(who, f"the column {name!r} in the {kind}", f"columns {sorted(table)}")
     id_name = identity or next((name for name in ids if name in table), None)
     size = len(next(iter(table.values())))
     return Side(
@@ -104,9 +105,7 @@ def positive_column(table: Table, given: str | None, needed: bool) -> list[list[
     name = given or next((name for name in _positives if name in table), None)
     if name is None or name not in table:
         if given or needed:
-            raise ValueError(
-                f"mine needs a column of positives ({given or ', '.join(_positives)}), got {sorted(table)}."
-            )
+            raise ArgumentError("mine", f"a column of positives ({given or ', '.join(_positives)})", str(sorted(table)))
         return None
     return [as_list(value, name, row) for row, value in enumerate(table[name])]
 
@@ -130,14 +129,14 @@ def build_problem(
     given = [list(each) for each in positives] if positives is not None else [[] for _ in queries.ids]
     if corpus is None:
         if positives is None:
-            raise ValueError("mine needs a corpus, or a column of positives to be the corpus, got neither.")
+            raise ArgumentError("mine", "a corpus, or a column of positives to be the corpus", "neither")
         corpus = _positives_as_corpus(given)
     documents, row_of = _documents(corpus, counts)
     row_of_positive = row_of
     if not same and any(given):
         documents, row_of_positive = _positives_by(given, documents, row_of, corpus, counts)
     if judged and not (queries.named and corpus.named):
-        raise ValueError("mine needs ids of queries and corpus for judged pairs, got a table without a column of ids.")
+        raise ArgumentError("mine", "ids of queries and corpus for judged pairs", "a table without a column of ids")
     groups, first = _group_queries(queries, counts)
     rows: list[list[int]] = [[] for _ in first]
     missing: list[tuple[Any, Any]] = []
@@ -150,24 +149,23 @@ def build_problem(
                 rows[group].append(row)
     missing += _add_judged(judged, queries, groups, row_of, rows)
     if missing and not drop_missing:
-        raise ValueError(_missing_told(missing, corpus))
+        raise _missing(missing, corpus)
     counts["positives_not_in_corpus"] = len(missing)
     return _finished(queries, documents, rows, first, row_of if same else None, counts)
 
 
-def _missing_told(missing: list[tuple[Any, Any]], corpus: Side) -> str:
-    """Says how many positives are nowhere, which is the first and whose, and why that may be."""
+def _missing(missing: list[tuple[Any, Any]], corpus: Side) -> ArgumentError:
+    """How many positives are nowhere, which is the first and whose, and why that may be."""
     query, one = missing[0]
     texts = corpus.texts or ()
     empty = not key_of(one).strip() or any(
         key_of(name) == key_of(one) and not text.strip() for name, text in zip(corpus.ids, texts, strict=False)
     )
-    why = "which is an empty text; fill it in" if empty else "check the ids"
     shown = repr(one) if len(repr(one)) < 60 else f"{repr(one)[:56]} ..."
-    return (
-        f"mine needs positives that are in the corpus, got {len(missing)} that are not, first {shown} of the query "
-        f"{query!r}, {why}, or leave them out with --missing-positives drop."
-    )
+    why = ", which is an empty text" if empty else ""
+    got = f"{len(missing)} that are not, first {shown} of the query {query!r}{why}"
+    fix = f"{'fill it in' if empty else 'check the ids'}, or leave them out with --missing-positives drop"
+    return ArgumentError("mine", "positives that are in the corpus", got, fix)
 
 
 def _finished(
@@ -177,7 +175,7 @@ def _finished(
     kept = [group for group, own in enumerate(rows) if own]
     counts["queries_without_positive"] = len(first) - len(kept)
     if not kept:
-        raise ValueError("mine needs at least one query with a positive in the corpus, got none.")
+        raise ArgumentError("mine", "at least one query with a positive in the corpus", "none")
     asked = queries.only([first[group] for group in kept])
     own = [-1] * len(kept)
     if same is not None:
@@ -215,7 +213,7 @@ def _documents(corpus: Side, counts: dict[str, int]) -> tuple[Side, dict[Any, in
         text = None if corpus.texts is None else corpus.texts[row]
         if key in text_of:
             if text is None or text_of[key] != text:
-                raise ValueError(f"mine needs distinct ids in the corpus, got id {identity!r} for different documents.")
+                raise ArgumentError("mine", "distinct ids in the corpus", f"id {identity!r} for different documents")
             repeated += 1
             continue
         text_of[key] = text
@@ -229,7 +227,7 @@ def _documents(corpus: Side, counts: dict[str, int]) -> tuple[Side, dict[Any, in
             rows.append(row)
     counts.update(repeated_documents=repeated, copies_of_documents=copies, empty_documents=empty)
     if not rows:
-        raise ValueError("mine needs a corpus with at least one document, got none.")
+        raise ArgumentError("mine", "a corpus with at least one document", "none")
     return corpus.only(rows), row_of
 
 
@@ -250,12 +248,10 @@ def _group_queries(queries: Side, counts: dict[str, int]) -> tuple[list[int], li
             where[key] = len(first)
             first.append(row)
         elif text is not None and queries.texts is not None and queries.texts[first[where[key]]] != text:
-            raise ValueError(
-                f"mine needs one text for each query id, got id {queries.ids[row]!r} with different texts."
-            )
+            raise ArgumentError("mine", "one text for each query id", f"id {queries.ids[row]!r} with different texts")
         elif text is None and not _same_vectors(queries, first[where[key]], row):
-            raise ValueError(
-                f"mine needs one embedding for each query id, got id {queries.ids[row]!r} with different ones."
+            raise ArgumentError(
+                "mine", "one embedding for each query id", f"id {queries.ids[row]!r} with different ones"
             )
         groups.append(where[key])
     counts.update(empty_queries=empty, rows_of_queries=len(queries))
@@ -269,7 +265,7 @@ def _same_vectors(side: Side, first: int, second: int) -> bool:
 def _positives_as_corpus(given: list[list[Any]]) -> Side:
     texts = list(dict.fromkeys(one for each in given for one in each))
     if any(not isinstance(one, str) for one in texts):
-        raise ValueError("mine needs texts as positives where they are the corpus, got other types; give a corpus.")
+        raise ArgumentError("mine", "texts as positives where they are the corpus", "other types", "give a corpus")
     return Side(list(range(len(texts))), texts, named=False)
 
 
@@ -288,16 +284,22 @@ def _positives_by(
     where = {text: row for row, text in enumerate(documents.texts)}
     new = [text for text in dict.fromkeys(flat) if text not in where and text.strip()]
     if new and not any(text in where for text in flat):
-        raise ValueError(
-            f"mine needs positives that are ids or texts of the corpus, got none of {len(new)} there, such as "
-            f"{new[0][:60]!r}; name the columns with --corpus-id-column and --corpus-column, or leave --corpus out to "
-            "take the positives as the corpus."
+        raise ArgumentError(
+            "mine",
+            "positives that are ids or texts of the corpus",
+            f"none of {len(new)} there, such as {new[0][:60]!r}",
+            (
+                "name the columns with --corpus-id-column and --corpus-column, or leave --corpus out "
+                "to take the positives as the corpus"
+            ),
         )
     counts["positives_added_to_corpus"] = len(new)
     if new and documents.vectors is not None:
-        raise ValueError(
-            f"mine needs embeddings of every document, got {len(new)} positives that are not in the corpus; "
-            "add them to the corpus, or refer to documents by id."
+        raise ArgumentError(
+            "mine",
+            "embeddings of every document",
+            f"{len(new)} positives that are not in the corpus",
+            "add them to the corpus, or refer to documents by id",
         )
     if new:
         documents = _with_texts(documents, new)

@@ -11,10 +11,10 @@ from typing import Annotated, Any, Protocol
 
 import torch
 from torch import Tensor
-from torch.nn.functional import normalize
 
 from hardneg.core.errors import argument_error, optional
 from hardneg.core.types import NEVER
+from hardneg.mining.directions import directions
 
 Mask = Callable[[Annotated[Tensor, "b m"], int, int], Annotated[Tensor, "b m"]]
 """(scores of a block of the corpus, its first row, its end) -> True where a candidate may stay."""
@@ -110,7 +110,7 @@ class Corpus:
     def prepared(self, vectors: Annotated[Tensor, "m d"]) -> Annotated[Tensor, "m d"]:
         """Vectors of queries or documents as they are compared."""
         wide = vectors.to(self.device, self.dtype)
-        return normalize(wide, dim=-1) if self.cosine else wide
+        return directions(wide) if self.cosine else wide
 
     def scores(
         self, queries: Tensor, excluded: tuple[Tensor, Tensor], low: int, high: int, out: Tensor | None = None

@@ -148,9 +148,12 @@ class BelowPositive(Negatives):
             raise argument_error("BelowPositive", "relative or absolute", "relative", None)
         if self.by not in ("score", "guide"):
             raise argument_error("BelowPositive", "by 'score' or 'guide'", "by", self.by)
-        for name in ("relative", "absolute"):
-            if getattr(self, name) is not None:
-                check_range("BelowPositive", name, getattr(self, name), -math.inf, math.inf)
+        for name, most in (("relative", 1.0), ("absolute", math.inf)):  # above 1: on the other side of 0
+            margin = getattr(self, name)
+            if margin is not None:
+                check_range("BelowPositive", name, margin, -math.inf, most)
+                if isinstance(margin, float) and math.isinf(margin):
+                    raise argument_error("BelowPositive", "a finite margin", name, margin)
 
     def log_weights(self, scores: Scores) -> LogWeights:
         positives, candidates, unit = self._channel(scores)

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import torch
 
+from hardneg.core.schedules import value_of
 from hardneg.core.scoring import score
 from hardneg.core.types import Keys
 from hardneg.negatives import parse
+from hardneg.training.numbers import number_of
 from hardneg.training.options import TrainOptions
 
 
@@ -25,7 +27,7 @@ def try_negatives(options: TrainOptions, labelled: bool = True) -> None:
     negatives = parse(options.negatives)
     rows = torch.arange(4)
     keys = Keys(torch.eye(4), rows, rows % 2 if labelled else None, source=options.source)
-    scores = score(keys, keys, keys, options.temperature)
+    scores = score(keys, keys, keys, value_of(number_of(options.temperature), 0, 1))
     try:
         negatives.at(0, 1).log_weights(scores)
     except ValueError as error:

@@ -62,7 +62,7 @@ if TYPE_CHECKING:
 PROBED = 64
 """Images at most on which a user's views are compared with what evaluation would see."""
 
-LEAD = 8
+LEAD = 25
 """Steps from the vectors of a graph to the batches planned from it, for a refresh every 100 steps."""
 
 
@@ -162,7 +162,8 @@ class Loop:
         self.refreshed: int | None = None  # the step of the last refresh
         self.harvested = torch.zeros(0)
         losses = [part for part in self.method.modules() if isinstance(part, ContrastiveLoss)]
-        self.adaptive = [s for one in losses for s in one.negatives.schedules() if isinstance(s, adaptive)]
+        every = [s for one in losses for s in (*one.negatives.schedules(), one.temperature, one.tau_plus)]
+        self.adaptive = [schedule for schedule in every if isinstance(schedule, adaptive)]
         self.epoch_loss = torch.zeros((), device=accelerator.device)
         self.step, self.epoch = 0, 0
         self.epoch_seconds: list[float] = []
@@ -249,12 +250,12 @@ class Loop:
         size = min(every, len(self.sampler) - begun)
         left = begun + size - done
         nearest = self.step - (self.refreshed or 0) + min(every, len(self.sampler)) / 2 >= every
-        return nearest and left == min(LEAD, every // 12, size - 1) and self.step + left < self.total
+        return nearest and left == min(LEAD, every // 4, size - 1) and self.step + left < self.total
 
     def _vectors(self) -> Tensor:
-        """What the ranks plan from, the same on all of them; a copy, since training goes on harvesting."""
+        """What the ranks plan from, the same on all of them."""
         if not self.spec.encode:
-            return self.harvested.clone()
+            return self.harvested
         vectors = normalize(self._features(self.data), dim=-1)
         if self.accelerator.num_processes > 1:  # batch statistics that are not synchronised differ between ranks
             torch.distributed.broadcast(vectors, src=0)

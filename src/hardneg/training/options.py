@@ -3,9 +3,17 @@
 from __future__ import annotations
 
 import math
+import re
 from dataclasses import MISSING, asdict, dataclass, field, fields
 from typing import Any, get_args, get_type_hints
 
+from hardneg.core.errors import ArgumentError
+from hardneg.core.schedules import Schedule
+
+Scheduled = float | str
+"""A number, or the text of a schedule such as "linear(0.5, 0.1)"."""
+
+TEMPERATURE = 'Similarities are divided by this; a number or a schedule such as "linear(0.5, 0.1)".'
 DATA, NEGATIVES, TRAINING, RUN = "Data and encoder", "Negatives", "Training", "The run"
 """The panels of the help."""
 
@@ -27,8 +35,14 @@ class TrainOptions:
     negatives: str = option(
         "Uniform()", 'Negatives in the grammar, such as "Tilt(1.0)"; see: hardneg explain.', NEGATIVES
     )
-    temperature: float = option(0.5, "Similarities are divided by this.", NEGATIVES, low=1e-4)
-    tau_plus: float = option(0.0, "Share of false negatives to correct for (DCL, HCL).", NEGATIVES, low=0.0, high=0.999)
+    temperature: float | str = option(0.5, TEMPERATURE, NEGATIVES, low=1e-4)
+    tau_plus: float | str = option(
+        0.0,
+        'Share of false negatives to correct for (DCL, HCL); also "linear(0, 0.1)".',
+        NEGATIVES,
+        low=0.0,
+        high=0.999,
+    )
     batches: str = option(
         "uniform()", 'Who shares a batch: uniform(), "proximity(num_candidates=500)", "knn()" ...', NEGATIVES
     )
@@ -54,7 +68,11 @@ class TrainOptions:
     def __post_init__(self) -> None:
         kinds = get_type_hints(type(self))
         for one in fields(self):
-            check_option("train", one.name, getattr(self, one.name), kinds[one.name], one.metadata)
+            value = getattr(self, one.name)
+            if isinstance(value, Schedule) or (kinds[one.name] == Scheduled and isinstance(value, str)):
+                value = "".join(str(value).split()).replace(",", ", ")  # one spelling, also in files
+                object.__setattr__(self, one.name, value)
+            check_option("train", one.name, value, kinds[one.name], one.metadata)
 
     def check(self) -> None:
         """Raises for options that do not go together; cheap, and before anything is loaded."""
@@ -95,7 +113,7 @@ class SupervisedOptions(SimCLROptions):
 class MoCoOptions(TrainOptions):
     """A momentum encoder: v2 against a queue of its keys (MoCo, Ring), v3 against the keys of the batch."""
 
-    temperature: float = option(0.2, "Similarities are divided by this.", NEGATIVES, low=1e-4)
+    temperature: float | str = option(0.2, TEMPERATURE, NEGATIVES, low=1e-4)
     version: str = option("v2", "v2 (queue) or v3 (batch, symmetric, predictor).", NEGATIVES, among=("v2", "v3"))
     queue: int = option(4096, "Keys in the queue (v2).", NEGATIVES, low=1)
     momentum: float = option(
@@ -111,29 +129,27 @@ class MoCoOptions(TrainOptions):
 class SogCLROptions(TrainOptions):
     """Two views of each image, both against all of the data set through running normalisers: SogCLR."""
 
-    temperature: float = option(0.1, "Similarities are divided by this.", NEGATIVES, low=1e-4)
+    temperature: float | str = option(0.1, TEMPERATURE, NEGATIVES, low=1e-4)
     gamma: float = option(0.9, "Share of the new in the running normalisers.", NEGATIVES, low=0.0, high=1.0)
 
     def check(self) -> None:
-        _check_not_debiased("sogclr", self.tau_plus)
+        _check_fixed("sogclr", self)
 
 
 @dataclass(frozen=True)
 class EMC2Options(TrainOptions):
     """Two views of each image, both against negatives that Markov chains draw from all of the data set: EMC2."""
 
-    temperature: float = option(0.07, "Similarities are divided by this.", NEGATIVES, low=1e-4)
+    temperature: float | str = option(0.07, TEMPERATURE, NEGATIVES, low=1e-4)
     burn_in: float = option(0.5, "Share of each walk that is not counted.", NEGATIVES, low=0.0, high=0.999)
     num_steps: int = option(0, "Steps of a chain in each batch; 0: as many as candidates.", NEGATIVES, low=0)
     forget: bool = option(False, "Keep no embeddings: a chain outside the batch does not repel.", NEGATIVES)
 
     def check(self) -> None:
-        _check_not_debiased("emc2", self.tau_plus)
+        _check_fixed("emc2", self)
         if "".join(self.negatives.split()) != "Uniform()":
-            raise ValueError(
-                "emc2 draws its negatives itself and needs --negatives to be Uniform(), "
-                f"got negatives={self.negatives!r}."
-            )
+            what = "--negatives to be Uniform(), since it draws its negatives itself"
+            raise ArgumentError("emc2", what, f"negatives={self.negatives!r}")
 
 
 def defaults_of(options: TrainOptions) -> dict[str, Any]:
@@ -142,18 +158,25 @@ def defaults_of(options: TrainOptions) -> dict[str, Any]:
 
 
 def check_option(who: str, name: str, value: Any, kind: Any, rules: Any) -> None:
-    """Raises before anything is loaded, naming the option and what it allows."""
-    flag = "--" + name.replace("_", "-")
+    """Raises before anything is loaded, naming the option and what it allows; the text of a schedule is read later."""
+    flag, got = "--" + name.replace("_", "-"), f"{name}={value!r}"
     if rules["among"] and value not in rules["among"]:
-        raise ValueError(f"{who} needs {flag} to be one of {', '.join(rules['among'])}, got {name}={value!r}.")
+        raise ArgumentError(who, f"{flag} to be one of {', '.join(rules['among'])}", got)
     if not _is(kind, value):
-        raise ValueError(f"{who} needs {flag} to be {_called(kind)}, got {name}={value!r}.")
+        raise ArgumentError(who, f"{flag} to be {called(kind)}", got)
+    if rules["low"] is not None and not isinstance(value, str):
+        check_bounds(who, name, value, rules)
+
+
+def check_bounds(who: str, name: str, value: float, rules: Any, got: str | None = None) -> None:
+    """Raises unless a number is within what its option allows; ``got`` where the number is a part of what was given."""
     low, high = rules["low"], rules["high"]
-    if low is None:
-        return
     if not low <= value <= (math.inf if high is None else high) or value == math.inf:
-        allowed = f"of at least {shown(low)}" if high is None else f"between {shown(low)} and {shown(high)}"
-        raise ValueError(f"{who} needs {flag} {allowed}, got {name}={value!r}.")
+        raise ArgumentError(who, f"--{name.replace('_', '-')} {allowed(low, high)}", got or f"{name}={value!r}")
+
+
+def allowed(low: float, high: float | None) -> str:
+    return f"of at least {shown(low)}" if high is None else f"between {shown(low)} and {shown(high)}"
 
 
 def shown(bound: float) -> str:
@@ -161,25 +184,28 @@ def shown(bound: float) -> str:
     return f"{bound:g}" if isinstance(bound, float) else str(bound)
 
 
-def _check_not_debiased(recipe: str, tau_plus: float) -> None:
-    if tau_plus:
-        raise ValueError(
-            f"{recipe} needs --tau-plus of 0, since a loss over the whole data set has no correction for false "
-            f"negatives, got tau_plus={tau_plus}."
-        )
+def _check_fixed(recipe: str, options: TrainOptions) -> None:
+    if options.tau_plus:
+        what = "--tau-plus of 0, since a loss over the whole data set has no correction for false negatives"
+        raise ArgumentError(recipe, what, f"tau_plus={options.tau_plus}")
+    if isinstance(options.temperature, str):
+        what = "a number as --temperature, since what it remembers of each image is of one temperature"
+        raise ArgumentError(recipe, what, f"temperature={options.temperature!r}")
 
 
 def from_text(kind: Any, value: Any) -> Any:
     """A value of a YAML file as a flag would have read it: YAML takes 1e-3 for a word and no for False."""
-    if isinstance(value, str) and kind in (int, float):
+    if isinstance(value, str) and kind in (int, float, Scheduled):
         try:
-            return kind(value)
+            return int(value) if kind is int else float(value)
         except ValueError:
             return value
     return {True: "yes", False: "no"}[value] if kind is str and isinstance(value, bool) else value
 
 
 def _is(kind: Any, value: Any) -> bool:
+    if kind == Scheduled and isinstance(value, str):
+        return re.fullmatch(r"\w+\(.*\)", value.strip(), re.DOTALL) is not None
     if get_args(kind):
         return any(_is(one, value) for one in get_args(kind))
     if isinstance(value, bool) or kind is bool:
@@ -187,8 +213,9 @@ def _is(kind: Any, value: Any) -> bool:
     return isinstance(value, (int, float) if kind is float else kind)
 
 
-def _called(kind: Any) -> str:
-    return {int: "a whole number", float: "a number", bool: "true or false"}.get(kind, "text")
+def called(kind: Any) -> str:
+    names = {int: "a whole number", float: "a number", bool: "true or false"}
+    return 'a number or a schedule such as "linear(0.5, 0.1)"' if kind == Scheduled else names.get(kind, "text")
 
 
 RECIPES: dict[str, type[TrainOptions]] = {

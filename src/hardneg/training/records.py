@@ -67,8 +67,8 @@ def _damaged(path: Path) -> Damaged:
 def final_of(records: list[Record]) -> Record:
     """The last record, with means over the last ones in the place of what varies from batch to batch.
 
-    >>> final_of([{"step": step, "hardness": 0.1 * step} for step in range(1, 4)])
-    {'step': 3, 'hardness': 0.2, 'records': 3}
+    >>> final_of([{"step": step, "hardness": step / 4} for step in range(1, 4)])
+    {'step': 3, 'hardness': 0.5, 'records': 3}
     """
     last = records[-min(len(records), MOST, max(FEWEST, len(records) // SHARE)) :]
     return {name: _final(name, last) for name in last[-1]} | {"records": len(last)}

@@ -172,7 +172,8 @@ class Run:
         return result
 
     def finish(self, result: dict[str, Any]) -> None:
-        write_json(self.result_path, {**result, "trained": self.config().get("trained")})
+        trained = self.config().get("trained") if self.config_path.exists() else None
+        write_json(self.result_path, {**result, "trained": trained})
         show_on_board(self.path, result.get("steps", 0), {name: result[name] for name in FIGURES if name in result})
         leave_board(self.path)
 

@@ -23,11 +23,13 @@ from hardneg.training.augmentation.views import Augmentation, augment_for_text, 
 from hardneg.training.data.images import ImageData, check_name, load, load_splits
 from hardneg.training.dry_run import try_negatives
 from hardneg.training.encoders import Encoder, build_encoder, check_encoder, has_batch_statistics
+from hardneg.training.numbers import check_schedules
 from hardneg.training.options import TrainOptions
 from hardneg.training.runs import Memory
 
 if TYPE_CHECKING:
     from accelerate import Accelerator
+    from rich.console import Console
 
 Model = TypeVar("Model", bound=nn.Module)
 OURS = "hardneg"
@@ -51,6 +53,7 @@ def check_words(options: TrainOptions) -> BatchSpec:
         with torch.device("meta"):
             build_encoder(options.encoder, 3, projection_dim=options.dim)
     check_device(options)
+    check_schedules(options)
     try_negatives(options)
     spec = parse_batches(options.batches)
     for schedules in (parse(options.negatives), spec.planner):
@@ -192,26 +195,29 @@ def held_memory(device: torch.device) -> Memory:
 
 
 @contextmanager
-def progress_bar(quiet: bool, total: int, done: int, batch_size: int) -> Iterator[Callable[[dict[str, float]], None]]:
+def progress_bar(
+    quiet: bool, total: int, done: int, batch_size: int, console: Console | None = None
+) -> Iterator[Callable[[dict[str, float]], None]]:
     """A bar with the loss, the hardness and the speed; records are shown as they come."""
     if quiet:
         yield lambda record: None
         return
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
+    # 80 columns hold a run of 100,000 steps at 10,000 images a second.
     columns = (
-        BarColumn(),
+        BarColumn(bar_width=6),
         MofNCompleteColumn(),
-        TextColumn("steps  {task.fields[found]}"),
-        TimeRemainingColumn(),
+        TextColumn("{task.fields[found]}"),
+        TimeRemainingColumn(compact=True),
     )
-    with Progress(*columns) as progress:
+    with Progress(*columns, console=console) as progress:
         task, begun = progress.add_task("", total=total, completed=done, found=""), time.perf_counter()
 
         def show(record: dict[str, float]) -> None:
             speed = (record["step"] - done) * batch_size / (time.perf_counter() - begun)
-            hardness = f"hardness {record['hardness']:.3f}  " if math.isfinite(record["hardness"]) else ""
-            found = f"loss {record['loss']:.4f}  {hardness}{speed:.0f} images/s"
-            progress.update(task, completed=int(record["step"]), found=f"epoch {record['epoch'] + 1}  {found}")
+            hardness = f"hardness {record['hardness']:.2f} " if math.isfinite(record["hardness"]) else ""
+            found = f"loss {record['loss']:.3f} {hardness}{speed:.0f} images/s"
+            progress.update(task, completed=int(record["step"]), found=f"epoch {record['epoch'] + 1} {found}")
 
         yield show

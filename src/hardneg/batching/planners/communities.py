@@ -1,8 +1,7 @@
-"""B3 (Thirukovalluri et al., 2025): cut the neighbour graph into small communities, join communities into batches.
+"""B3 (Thirukovalluru et al., 2025): cut the neighbour graph into small communities, join communities into batches.
 
-B3 builds the graph from a teacher's ranks and leaves out the top ranks as likely false negatives; here the graph is
-given (``build_graph`` with num_candidates does the same job by chance: most true neighbours are never candidates).
-METIS cuts into equal parts with few edges between them.
+B3 links each instance with those of ranks p to p + m by a teacher's similarity: the closest p are likely false
+negatives and are left out. METIS cuts that graph into equal parts with few edges between them.
 """
 
 from __future__ import annotations
@@ -11,36 +10,45 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
 from hardneg.batching.filler import Room
 from hardneg.batching.graph import ProximityGraph, build_graph
 from hardneg.batching.planners.base import Planner
 from hardneg.batching.walks import torch_generator
-from hardneg.core.errors import argument_error, optional
+from hardneg.core.errors import argument_error, check_range, optional
 
 
 @dataclass(frozen=True)
 class Communities(Planner):
     """A batch joins the communities of uniform starts until it is full; the last one may come in part.
 
-    ``size`` is the number of instances of a community (at most a batch). Needs the extra ``communities`` (METIS).
-    ``num_neighbours`` is how the kNN graph is built when vectors are given.
+    ``size`` is the number of instances of a community (at most a batch). Neighbours of ranks ``skip`` to
+    ``num_neighbours`` are linked: B3 is ``skip=30, num_neighbours=130``. ``num_candidates`` says among how many uniform
+    candidates they are found when vectors are given, None among all. Needs the extra ``communities`` (METIS).
     """
 
     size: int = 32
     num_neighbours: int = 30
+    skip: int = 0
+    num_candidates: int | None = None
     needs: ClassVar[str] = "graph"
 
     def __post_init__(self) -> None:
-        if self.size < 1:
-            raise argument_error("Communities", "communities of at least one instance", "size", self.size)
+        check_range("Communities", "size", self.size, 1, float("inf"))
+        if not 0 <= self.skip < self.num_neighbours:
+            what = f"a skip of at least 0 and below num_neighbours={self.num_neighbours}"
+            raise argument_error("Communities", what, "skip", self.skip)
 
     def prepare(self, data: Any, batch_size: int, rng: np.random.Generator) -> tuple[NDArray[Any], list[NDArray[Any]]]:
-        graph = data
-        if not isinstance(data, ProximityGraph):
-            graph = build_graph(data, min(self.num_neighbours, len(data) - 1), None, torch_generator(rng))
-        own = cut(graph, max(1, round(len(graph) / min(self.size, batch_size))), seed=int(rng.integers(2**31)))
+        graph = graph_of(data, self.num_neighbours, self.num_candidates, torch_generator(rng))
+        if graph.num_neighbours <= self.skip:
+            what = f"instances with more than skip={self.skip} neighbours"
+            raise argument_error("Communities", what, "number of neighbours", graph.num_neighbours, "lower skip")
+        parts = max(1, round(len(graph) / min(self.size, batch_size)))
+        own = cut(graph, parts, skip=self.skip, seed=int(rng.integers(2**31)))
         order = np.argsort(own, kind="stable")
         return own, np.split(order, np.cumsum(np.bincount(own))[:-1])
 
@@ -52,18 +60,30 @@ class Communities(Planner):
             node = room.draw()
 
 
-def cut(graph: ProximityGraph, num_parts: int, seed: int = 0) -> NDArray[np.int64]:
-    """The part of each node: METIS on the undirected graph, in which one direction makes an edge."""
-    metis = optional("pymetis", "Communities", extra="communities")
-    n = len(graph)
-    if num_parts <= 1:
-        return np.zeros(n, dtype=np.int64)
-    target = graph.neighbours.numpy()
+def graph_of(data: Tensor | ProximityGraph, k: int, m: int | None, generator: torch.Generator) -> ProximityGraph:
+    """The graph itself, or one of these vectors with at most as many neighbours as there are candidates."""
+    if isinstance(data, ProximityGraph):
+        return data
+    m = None if m is None else min(m, len(data) - 1)
+    return build_graph(data, min(k, len(data) - 1 if m is None else m), m, generator)
+
+
+def undirected(graph: ProximityGraph, skip: int = 0) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Row starts and targets of the graph in which one direction makes an edge; each node's closest ``skip`` do not."""
+    n, target = len(graph), graph.neighbours.numpy()[:, skip:]
     source = np.repeat(np.arange(n), target.shape[1])
-    keep = (target.reshape(-1) >= 0) & (target.reshape(-1) != source)
-    source, flat = source[keep], target.reshape(-1)[keep]
-    both = np.unique(np.stack([np.r_[source, flat], np.r_[flat, source]], axis=1), axis=0)
-    starts = np.searchsorted(both[:, 0], np.arange(n + 1))
-    edges = metis.CSRAdjacency(starts, both[:, 1])
+    flat = target.reshape(-1)
+    keep = (flat >= 0) & (flat != source)
+    source, flat = source[keep], flat[keep]
+    both = np.unique(np.concatenate([source * n + flat, flat * n + source]))  # an edge as one number: faster than rows
+    return np.searchsorted(both, np.arange(n + 1) * n), both % n
+
+
+def cut(graph: ProximityGraph, num_parts: int, skip: int = 0, seed: int = 0) -> NDArray[np.int64]:
+    """The part of each node: METIS on the undirected graph."""
+    metis = optional("pymetis", "Communities", extra="communities")
+    if num_parts <= 1:
+        return np.zeros(len(graph), dtype=np.int64)
+    edges = metis.CSRAdjacency(*undirected(graph, skip))
     _, parts = metis.part_graph(num_parts, edges, options=metis.Options(seed=seed))
     return np.asarray(parts, dtype=np.int64)

@@ -126,7 +126,9 @@ def _not_as_trained(got: str) -> ArgumentError:
 
 
 def described(augment: Augmentation) -> str:
-    """The augmentation in one line, the same in every process: for the record of a run."""
+    """The augmentation in one line, the same in every process and on every device: for the record of a run."""
+    if isinstance(augment, Augment):
+        augment = replace(augment, channels_last=False)
     return re.sub(r" at 0x[0-9a-f]+", "", " ".join(repr(augment).split()))
 
 

@@ -25,7 +25,7 @@ class EMC2Method(GlobalMethod):
         bank = None if options.forget else Bank(len(data), options.dim)
         self.loss: EMC2 = EMC2(
             len(data),
-            options.temperature,
+            self.temperature,
             options.burn_in,
             remember=bank,
             num_steps=options.num_steps or None,

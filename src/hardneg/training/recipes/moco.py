@@ -16,7 +16,7 @@ from torch.nn.functional import normalize
 
 from hardneg.core.diagnose import Diagnosis
 from hardneg.core.distributed import gather
-from hardneg.core.schedules import cosine
+from hardneg.core.schedules import cosine, value_of
 from hardneg.core.types import Keys
 from hardneg.losses.contrastive import ContrastiveLoss
 from hardneg.state.momentum import MomentumEncoder
@@ -25,8 +25,14 @@ from hardneg.training.data.images import ImageData
 from hardneg.training.encoders import Encoder
 from hardneg.training.loop import train
 from hardneg.training.method import Batch, Encode, Method
+from hardneg.training.numbers import number_of
 from hardneg.training.options import MoCoOptions
 from hardneg.training.setup import encoder_for
+
+
+def loss_for(options: MoCoOptions) -> ContrastiveLoss:
+    temperature, tau_plus = number_of(options.temperature), number_of(options.tau_plus)
+    return ContrastiveLoss(options.negatives, temperature, tau_plus, normalize=False)
 
 
 class MoCoV2(Method):
@@ -35,7 +41,7 @@ class MoCoV2(Method):
         self.encoder = encoder_for(options, data)
         self.slow = MomentumEncoder(self.encoder, options.momentum)
         self.queue = Queue(options.queue, options.dim)
-        self.loss = ContrastiveLoss(options.negatives, options.temperature, options.tau_plus, normalize=False)
+        self.loss = loss_for(options)
 
     def loss_of(self, encode: Encode, batch: Batch) -> Tensor:
         first, second = batch.views.chunk(2)
@@ -70,8 +76,9 @@ class MoCoV3(Method):
         encoder = encoder_for(options, data)
         self.encoder: Predicted = Predicted(encoder, options.dim)
         self.slow = MomentumEncoder(encoder, cosine(options.momentum, 1.0), total)
-        self.temperature = options.temperature
-        self.loss = ContrastiveLoss(options.negatives, options.temperature, options.tau_plus, normalize=False)
+        self.temperature = number_of(options.temperature)
+        self.temperature_now = value_of(self.temperature, 0, total)
+        self.loss = loss_for(options)
 
     def loss_of(self, encode: Encode, batch: Batch) -> Tensor:
         q1, q2 = normalize(encode(batch.views).float(), dim=-1).chunk(2)
@@ -82,16 +89,20 @@ class MoCoV3(Method):
         both: Tensor = self.loss(q1, k2, batch.ids, batch.labels, pool2) + self.loss(
             q2, k1, batch.ids, batch.labels, pool1
         )
-        return 2.0 * self.temperature * both  # the authors' factor, which frees the step size from the temperature
+        return 2.0 * self.temperature_now * both  # the authors' factor, which frees the step size from the temperature
 
     def recorded_encoder(self) -> nn.Module:
         return self.encoder.encoder  # without the predictor, which is the method's
 
     def recorded(self, loss: Tensor) -> Tensor:
         """The mean of the two directions in nats, as of the other recipes."""
-        return loss / (4.0 * self.temperature)
+        return loss / (4.0 * self.temperature_now)
 
-    diagnose, harvest, set_progress = MoCoV2.diagnose, MoCoV2.harvest, MoCoV2.set_progress
+    diagnose, harvest = MoCoV2.diagnose, MoCoV2.harvest
+
+    def set_progress(self, step: int, total: int) -> None:
+        self.loss.set_progress(step, total)
+        self.temperature_now = value_of(self.temperature, step, total)
 
     def after_step(self) -> None:
         self.slow.update_parameters(self.encoder.encoder)

@@ -19,6 +19,7 @@ from hardneg.losses.contrastive import ContrastiveLoss
 from hardneg.training.data.images import ImageData
 from hardneg.training.loop import train
 from hardneg.training.method import Batch, Encode, Method
+from hardneg.training.numbers import number_of
 from hardneg.training.options import SimCLROptions
 from hardneg.training.setup import encoder_for
 
@@ -37,8 +38,8 @@ class SimCLR(Method):
     def loss_for(self, options: Any) -> ContrastiveLoss:
         return ContrastiveLoss(
             options.negatives,
-            options.temperature,
-            options.tau_plus,
+            number_of(options.temperature),
+            number_of(options.tau_plus),
             num_negatives=options.num_negatives,
             positives_in_denominator=options.positives_in_denominator,
             normalize=False,

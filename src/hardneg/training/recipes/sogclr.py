@@ -35,7 +35,8 @@ class GlobalMethod(Method):
         super().__init__()
         options.check()
         self.encoder = encoder_for(options, data)
-        self.of_batch = ContrastiveLoss(options.negatives, options.temperature, normalize=False)
+        self.temperature = float(options.temperature)  # not a schedule, as the options have checked
+        self.of_batch = ContrastiveLoss(options.negatives, self.temperature, normalize=False)
 
     def loss_of(self, encode: Encode, batch: Batch) -> Tensor:
         z1, z2 = normalize(encode(batch.views).float(), dim=-1).chunk(2)  # [b, d] each
@@ -60,7 +61,7 @@ class SogCLRMethod(GlobalMethod):
     def __init__(self, options: SogCLROptions, data: ImageData, total: int) -> None:
         super().__init__(options, data)
         self.negatives = self.of_batch.negatives  # the same object, so that an adaptive schedule moves both
-        self.loss: SogCLR = SogCLR(len(data), options.temperature, options.gamma, negatives=self.negatives)
+        self.loss: SogCLR = SogCLR(len(data), self.temperature, options.gamma, negatives=self.negatives)
 
     def surrogate(self) -> Tensor:
         first, second = self.first, self.second

@@ -13,6 +13,7 @@ from typing import Any
 from hardneg.losses.contrastive import ContrastiveLoss
 from hardneg.training.data.images import ImageData
 from hardneg.training.loop import train
+from hardneg.training.numbers import number_of
 from hardneg.training.options import SupervisedOptions
 from hardneg.training.recipes.simclr import SimCLR
 
@@ -25,8 +26,8 @@ class Supervised(SimCLR):
     def loss_for(self, options: SupervisedOptions) -> ContrastiveLoss:
         return ContrastiveLoss(
             options.negatives,
-            options.temperature,
-            options.tau_plus,
+            number_of(options.temperature),
+            number_of(options.tau_plus),
             positives="label",
             num_negatives=options.num_negatives,
             positives_in_denominator=options.positives_in_denominator,

@@ -1,0 +1,52 @@
+"""GCBS (Sachidananda et al., 2023): order the data so that neighbours stand near each other, and cut the order.
+
+The reverse Cuthill-McKee order of the neighbour graph makes its adjacency matrix narrow; a batch is a piece of the
+order. GCBS keeps the pairs above a quantile of similarity, here each instance keeps its closest neighbours.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hardneg.batching.filler import Room
+from hardneg.batching.planners.base import Planner
+from hardneg.batching.planners.communities import graph_of, undirected
+from hardneg.batching.walks import torch_generator
+from hardneg.core.errors import check_range, optional
+
+
+@dataclass(frozen=True)
+class CuthillMcKee(Planner):
+    """A batch is the piece of the order that a uniform start is in; pieces that are short go on with the next.
+
+    ``num_neighbours`` and ``num_candidates`` say how the graph is built when vectors are given. Needs scipy, which the
+    extra ``eval`` brings.
+    """
+
+    num_neighbours: int = 10
+    num_candidates: int | None = None
+    needs: ClassVar[str] = "graph"
+
+    def __post_init__(self) -> None:
+        check_range("CuthillMcKee", "num_neighbours", self.num_neighbours, 1, float("inf"))
+
+    def prepare(self, data: Any, batch_size: int, rng: np.random.Generator) -> tuple[NDArray[Any], NDArray[Any], int]:
+        sparse = optional("scipy.sparse", "CuthillMcKee", extra="eval")
+        order_of = optional("scipy.sparse.csgraph", "CuthillMcKee", extra="eval").reverse_cuthill_mckee
+        starts, targets = undirected(graph_of(data, self.num_neighbours, self.num_candidates, torch_generator(rng)))
+        edges = sparse.csr_matrix((np.ones(len(targets), dtype=np.int8), targets, starts), shape=(len(data), len(data)))
+        order = order_of(edges, symmetric_mode=True).astype(np.int64)
+        order = np.roll(order, rng.integers(len(order)))  # the cuts are anywhere
+        place = np.empty_like(order)
+        place[order] = np.arange(len(order))
+        return order, place, batch_size
+
+    def fill(self, prepared: Any, room: Room, rng: np.random.Generator) -> None:
+        order, place, batch_size = prepared
+        node = room.start()
+        if node is not None:
+            room.offer(np.roll(order, -(place[node] // batch_size * batch_size)))

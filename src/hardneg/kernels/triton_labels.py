@@ -1,0 +1,200 @@
+"""Statistics of positives that are columns, for SupCon and H-SCL; the kernels are in ``triton_positives``."""
+
+from __future__ import annotations
+
+import math
+from typing import Annotated, Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+from hardneg.core.errors import argument_error
+from hardneg.kernels import triton_positives
+from hardneg.kernels.triton_sides import (
+    PerAnchor,
+    PerCandidate,
+    Side,
+    Tags,
+    block_of,
+    check_served,
+    sides_of,
+    switches,
+)
+
+LOG2_E = math.log2(math.e)
+
+
+class PositiveStatistics(NamedTuple):
+    """Of the candidates with each anchor's label and another id."""
+
+    log_sum: PerAnchor
+    """LSE of their scores; -inf without one."""
+    total: PerAnchor
+    """The sum of their scores."""
+    num_positives: PerAnchor
+    """Their number, int32."""
+
+
+class PairLosses(NamedTuple):
+    total: PerAnchor
+    """sum over the anchor's positives of softplus(log_negative - score)."""
+    num_positives: PerAnchor
+
+
+def positive_statistics(
+    anchors: Annotated[Tensor, "b d"],
+    candidates: Annotated[Tensor, "n d"] | None = None,
+    *,
+    temperature: float | Tensor,
+    anchor_labels: PerAnchor,
+    candidate_labels: PerCandidate | None = None,
+    anchor_ids: PerAnchor | None = None,
+    candidate_ids: PerCandidate | None = None,
+    normalize: bool = False,
+) -> PositiveStatistics:
+    """LSE, sum and number of the scores of same-label candidates, with gradients: what SupCon's "all" needs.
+
+    The arguments are those of ``row_statistics``; own positives that are no candidates, like the other view of the
+    anchor, are the caller's.
+    """
+    tags = Tags.of(anchors, candidates, anchor_ids, candidate_ids, anchor_labels, candidate_labels)
+    return PositiveStatistics(*_apply("positive_statistics", anchors, candidates, temperature, tags, normalize, None))
+
+
+def pair_losses(
+    anchors: Annotated[Tensor, "b d"],
+    candidates: Annotated[Tensor, "n d"] | None = None,
+    *,
+    log_negative: PerAnchor,
+    temperature: float | Tensor,
+    anchor_labels: PerAnchor,
+    candidate_labels: PerCandidate | None = None,
+    anchor_ids: PerAnchor | None = None,
+    candidate_ids: PerCandidate | None = None,
+    normalize: bool = False,
+) -> PairLosses:
+    """InfoNCE summed over same-label candidates, each the only positive in its denominator: H-SCL.
+
+    log_negative: log M + log E_q[e^s] of each anchor, which gets a gradient; -inf makes its pairs cost 0.
+    """
+    tags = Tags.of(anchors, candidates, anchor_ids, candidate_ids, anchor_labels, candidate_labels)
+    total, _, count = _apply("pair_losses", anchors, candidates, temperature, tags, normalize, log_negative)
+    return PairLosses(total, count)
+
+
+def _apply(
+    who: str,
+    anchors: Tensor,
+    candidates: Tensor | None,
+    temperature: float | Tensor,
+    tags: Tags,
+    normalize: bool,
+    log_negative: Tensor | None,
+) -> Any:
+    check_served(who, anchors, candidates, temperature)
+    if tags.anchor_labels is None:
+        raise argument_error(who, "labels of the anchors and of the candidates", "candidate_labels", None)
+    value = float(temperature.detach()) if isinstance(temperature, Tensor) else float(temperature)
+    learned = temperature if isinstance(temperature, Tensor) and temperature.requires_grad else None
+    return _Positives.apply(  # type: ignore[no-untyped-call]
+        anchors, candidates, learned, log_negative, tags, value, normalize
+    )
+
+
+class _Positives(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any,
+        anchors: Tensor,
+        candidates: Tensor | None,
+        learned: Tensor | None,
+        log_negative: Tensor | None,
+        tags: Tags,
+        temperature: float,
+        normalize: bool,
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        ctx.learned, ctx.temperature, ctx.itself = learned, temperature, candidates is None
+        rows, columns = sides_of(anchors, candidates, tags, normalize, tags.few)
+        offset = None if log_negative is None else log_negative.detach().float().contiguous()
+        first, second, count = _sweep(rows, columns, offset, temperature, ctx.itself)
+        ctx.save_for_backward(*rows, *columns, offset, first, second)
+        ctx.mark_non_differentiable(count)
+        if offset is not None:
+            ctx.mark_non_differentiable(second)
+        return first, second, count
+
+    @staticmethod
+    @once_differentiable  # type: ignore[untyped-decorator]
+    def backward(ctx: Any, g_first: Tensor, g_second: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
+        saved = ctx.saved_tensors
+        rows, columns, (offset, first, second) = Side(*saved[:7]), Side(*saved[7:14]), saved[14:]
+        grad_anchors, grad_candidates, grad_learned = None, None, None
+        grad_offset = g_first * second if offset is not None and ctx.needs_input_grad[3] else None
+        parts = _upstream(g_first, g_second, first, offset, rows.vectors.dtype)
+        if ctx.needs_input_grad[0] or ctx.needs_input_grad[2]:
+            grad_anchors, product = _gradient(ctx, rows, columns, rows, parts, row=True, column=ctx.itself)
+            if ctx.needs_input_grad[2]:
+                total = -product.sum() / (ctx.temperature * (2.0 if ctx.itself else 1.0))
+                grad_learned = total.to(ctx.learned.dtype).reshape(ctx.learned.shape)
+        if not ctx.itself and ctx.needs_input_grad[1]:
+            grad_candidates = _gradient(ctx, columns, rows, rows, parts, row=False, column=True)[0]
+        return grad_anchors, grad_candidates, grad_learned, grad_offset, None, None, None
+
+
+class Upstream(NamedTuple):
+    """P, Q and L of the derivation, gradients divided by ``unit``; None for Q where each pair has a loss of its own."""
+
+    p: Tensor
+    q: Tensor | None
+    log: Tensor
+    unit: Tensor
+
+
+def _upstream(g_first: Tensor, g_second: Tensor, first: Tensor, offset: Tensor | None, dtype: torch.dtype) -> Upstream:
+    largest = g_first.abs().amax() + (0.0 if offset is not None else g_second.abs().amax())
+    unit = torch.where(largest == 0, 1.0, largest * (4.0 / 2.0**14 if dtype == torch.float16 else 1.0))
+    if offset is not None:
+        return Upstream(g_first / unit, None, offset, unit)
+    # An anchor without a positive has an LSE of -inf, and a gradient of nothing.
+    return Upstream(g_first / unit, g_second / unit, torch.where(first == -math.inf, 0.0, first), unit)
+
+
+def _sweep(
+    rows: Side, columns: Side, offset: Tensor | None, temperature: float, itself: bool
+) -> tuple[Tensor, Tensor, Tensor]:
+    b, n, d = len(rows.vectors), len(columns.vectors), rows.vectors.shape[1]
+    first, second = rows.vectors.new_empty(2, b, dtype=torch.float32).unbind()
+    count = rows.vectors.new_empty(b, dtype=torch.int32)
+    block = block_of(rows.vectors, 0, backward=False)
+    if b:
+        triton_positives.positives_forward[(-(-b // block.rows),)](
+            rows.vectors, columns.vectors, rows.inverse_norms, columns.inverse_norms,
+            rows.ids, columns.ids, rows.labels, columns.labels, offset,
+            rows.begin, rows.end, rows.order, first, second, count, b, n, d, LOG2_E / temperature,
+            PAIRS=offset is not None, **_positive_switches(rows, columns, itself, block),
+        )  # fmt: skip
+    return first, second, count
+
+
+def _gradient(
+    ctx: Any, rows: Side, columns: Side, anchors: Side, parts: Upstream, row: bool, column: bool
+) -> tuple[Tensor, Tensor]:
+    b, n, d = len(rows.vectors), len(columns.vectors), rows.vectors.shape[1]
+    gradient = torch.empty_like(rows.vectors)
+    product = rows.vectors.new_empty(b, dtype=torch.float32)
+    block = block_of(rows.vectors, 0, backward=True)
+    if b:
+        triton_positives.positives_backward[(-(-b // block.rows),)](
+            rows.vectors, columns.vectors, rows.inverse_norms, columns.inverse_norms,
+            rows.ids, columns.ids, rows.labels, columns.labels, parts.p, parts.q, parts.log,
+            rows.begin, rows.end, rows.order, anchors.order, parts.unit / ctx.temperature, gradient, product,
+            b, n, d, LOG2_E / ctx.temperature, PAIRS=parts.q is None, ROW=row, COLUMN=column,
+            **_positive_switches(rows, columns, ctx.itself, block),
+        )  # fmt: skip
+    return gradient, product
+
+
+def _positive_switches(rows: Side, columns: Side, itself: bool, block: Any) -> dict[str, Any]:
+    unused = ("RAGGED", "LABELS")
+    return {name: value for name, value in switches(rows, columns, itself, block).items() if name not in unused}

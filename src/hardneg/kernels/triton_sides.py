@@ -1,0 +1,192 @@
+"""The two sides of a sweep: vectors and tags in the order in which few blocks need a mask; shapes of blocks; limits."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Annotated, Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from hardneg.core.errors import ArgumentError
+from hardneg.kernels.triton_language import installed, interpreted
+
+LARGEST_DIM = 256
+SORTED_FROM = 8192
+"""Candidates from which on rows are sorted by label or id, so that blocks without an equal pair skip the mask."""
+
+PerAnchor = Annotated[Tensor, "b"]
+PerCandidate = Annotated[Tensor, "n"]
+
+
+def supports(
+    anchors: Tensor, candidates: Tensor | None = None, temperature: float | Tensor = 1.0, beta: float = 0.0
+) -> str | None:
+    """Why the kernels cannot serve these vectors; None if they can."""
+    others = anchors if candidates is None else candidates
+    if not installed:
+        return "triton is not installed"
+    if not anchors.is_cuda:
+        return f"the vectors are on {anchors.device.type}, and Triton needs a GPU"
+    return cannot_serve(anchors, others, temperature, beta)
+
+
+def cannot_serve(anchors: Tensor, candidates: Tensor, temperature: float | Tensor, beta: float) -> str | None:
+    if anchors.ndim != 2 or candidates.ndim != 2 or anchors.shape[1] != candidates.shape[1]:
+        return f"the shapes are {tuple(anchors.shape)} and {tuple(candidates.shape)}, not [b, d] and [n, d]"
+    if anchors.dtype != candidates.dtype or anchors.dtype not in (torch.bfloat16, torch.float16, torch.float32):
+        return f"the vectors are {anchors.dtype} and {candidates.dtype}, not both bfloat16, float16 or float32"
+    if anchors.device != candidates.device:
+        return f"the vectors are on {anchors.device} and {candidates.device}"
+    if not 1 <= anchors.shape[1] <= LARGEST_DIM:
+        return f"the vectors have {anchors.shape[1]} features, more than {LARGEST_DIM}"
+    if max(anchors.numel(), candidates.numel()) >= 2**31:
+        return "one side has 2**31 elements or more"
+    if isinstance(temperature, Tensor) and temperature.numel() != 1:
+        return f"there are {temperature.numel()} temperatures, and not one for all anchors"
+    if beta < 0:
+        return f"the tilt beta={beta} is negative"
+    return None
+
+
+def check_served(
+    who: str, anchors: Tensor, candidates: Tensor | None, temperature: float | Tensor, beta: float = 0.0
+) -> None:
+    others = anchors if candidates is None else candidates
+    cannot = cannot_serve(anchors, others, temperature, beta) if interpreted else None
+    if reason := cannot if interpreted else supports(anchors, candidates, temperature, beta):
+        raise ArgumentError(who, "what the Triton kernels can serve", reason, "use another implementation")
+
+
+@dataclass(frozen=True, eq=False)
+class Tags:
+    """What is known of the rows besides their vectors."""
+
+    anchor_ids: Tensor | None
+    candidate_ids: Tensor | None
+    anchor_labels: Tensor | None
+    candidate_labels: Tensor | None
+    few: bool
+    """Too few candidates for sorting to pay: every block is masked."""
+
+    @classmethod
+    def of(
+        cls,
+        anchors: Tensor,
+        candidates: Tensor | None,
+        anchor_ids: Tensor | None,
+        candidate_ids: Tensor | None,
+        anchor_labels: Tensor | None,
+        candidate_labels: Tensor | None,
+    ) -> Tags:
+        """Those that both sides have; in self-similarity the candidates have those of the anchors."""
+        if candidates is None:
+            candidate_ids, candidate_labels = anchor_ids, anchor_labels
+        ids = (anchor_ids, candidate_ids) if anchor_ids is not None and candidate_ids is not None else (None, None)
+        both = anchor_labels is not None and candidate_labels is not None
+        labels = (anchor_labels, candidate_labels) if both else (None, None)
+        tagged = ids[0] is not None or both
+        few = tagged and len(anchors if candidates is None else candidates) < SORTED_FROM
+        return cls(ids[0], ids[1], labels[0], labels[1], few)
+
+
+class Side(NamedTuple):
+    """Rows or columns of a sweep; with an order, sorted by label or id, so that few blocks need the mask."""
+
+    vectors: Tensor
+    inverse_norms: Tensor | None
+    ids: Tensor | None
+    labels: Tensor | None
+    order: Tensor | None = None
+    begin: Tensor | None = None
+    """Of each row the columns [begin, end) that a mask may exclude."""
+    end: Tensor | None = None
+
+
+def sides_of(
+    anchors: Tensor, candidates: Tensor | None, tags: Tags, normalize: bool, masked: bool
+) -> tuple[Side, Side]:
+    keys = tags.anchor_ids if tags.anchor_labels is None else tags.anchor_labels
+    if masked or keys is None:
+        rows = _side(anchors, tags.anchor_ids, tags.anchor_labels, normalize)
+        return rows, rows if candidates is None else _side(
+            candidates, tags.candidate_ids, tags.candidate_labels, normalize
+        )
+    rows, row_keys = _sorted_side(anchors, tags.anchor_ids, tags.anchor_labels, normalize)
+    if candidates is None:
+        rows = _facing(rows, row_keys, row_keys, _split_ids(tags))
+        return rows, rows
+    columns, column_keys = _sorted_side(candidates, tags.candidate_ids, tags.candidate_labels, normalize)
+    split = _split_ids(tags)
+    return _facing(rows, row_keys, column_keys, split), _facing(columns, column_keys, row_keys, split)
+
+
+def _side(vectors: Tensor, ids: Tensor | None, labels: Tensor | None, normalize: bool) -> Side:
+    vectors = vectors.detach().contiguous()
+    norms = None
+    if normalize:
+        norms = torch.linalg.vector_norm(vectors, dim=-1, dtype=torch.float32).clamp_(min=1e-12).reciprocal_()
+    return Side(vectors, norms, ids, labels)
+
+
+def _sorted_side(vectors: Tensor, ids: Tensor | None, labels: Tensor | None, normalize: bool) -> tuple[Side, Tensor]:
+    if labels is None:
+        assert ids is not None
+        ids, order = ids.sort(stable=True)
+        return _side(vectors.detach()[order], ids, None, normalize)._replace(order=order), ids
+    labels, order = labels.sort(stable=True)
+    ids = None if ids is None else ids[order]
+    return _side(vectors.detach()[order], ids, labels, normalize)._replace(order=order), labels
+
+
+def _facing(rows: Side, keys: Tensor, others: Tensor, split: Tensor | None) -> Side:
+    begin, end = (torch.searchsorted(others, keys, right=right, out_int32=True) for right in (False, True))
+    if split is not None:
+        begin, end = torch.where(split, 0, begin), torch.where(split, len(others), end)
+    return rows._replace(begin=begin, end=end)
+
+
+def _split_ids(tags: Tags) -> Tensor | None:
+    """Whether one id has two labels: then the columns of a row's id are not all among those of its label."""
+    if tags.anchor_ids is None or tags.anchor_labels is None:
+        return None
+    ids, labels = tags.anchor_ids, tags.anchor_labels
+    if tags.candidate_ids is not ids or tags.candidate_labels is not labels:
+        assert tags.candidate_ids is not None
+        assert tags.candidate_labels is not None
+        ids, labels = torch.cat([ids, tags.candidate_ids]), torch.cat([labels, tags.candidate_labels])
+    ids, order = ids.sort()
+    labels = labels[order]
+    return ((ids[1:] == ids[:-1]) & (labels[1:] != labels[:-1]) & (ids[1:] >= 0)).any()
+
+
+class Block(NamedTuple):
+    rows: int
+    columns: int
+    warps: int
+    stages: int
+    registers: int | None = None
+
+
+def block_of(vectors: Tensor, count: int, backward: bool) -> Block:
+    """The shapes that were fastest on an H200; the same for the same input, so that the bits are too."""
+    if vectors.dtype == torch.float32:
+        return Block(64, 32, 4, 2)
+    if not backward:
+        return Block(256, 64, 8, 3) if count >= 16384 and vectors.shape[1] <= 128 else Block(64, 64, 4, 3)
+    return Block(128, 64, 4, 3) if count >= 16384 and vectors.shape[1] <= 128 else Block(64, 64, 4, 3)
+
+
+def switches(rows: Side, columns: Side, itself: bool, block: Block) -> dict[str, Any]:
+    n, d = len(columns.vectors), rows.vectors.shape[1]
+    padded = max(16, 1 << (d - 1).bit_length())
+    half = rows.vectors.dtype != torch.float32
+    return {
+        "BM": block.rows, "BN": block.columns, "BD": padded,
+        "FULL_D": d == padded, "RAGGED": n % block.columns != 0, "SORTED": rows.order is not None,
+        "NORMS": rows.inverse_norms is not None, "SELF": itself,
+        "IDS": rows.ids is not None and columns.ids is not None,
+        "LABELS": rows.labels is not None and columns.labels is not None,
+        "PRECISION": "tf32" if half or torch.get_float32_matmul_precision() != "highest" else "ieee",
+        "num_warps": block.warps, "num_stages": block.stages, "maxnreg": block.registers,
+    }  # fmt: skip

@@ -1,0 +1,44 @@
+"""OUT.manifest.json: how a mined file was made, from which files and with which encoder, each by its digest.
+
+Nothing in it is run or written to: those who read it take the files that it names only where their content is the one
+that was mined, and vectors only from a cache of that content.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+from hardneg.io.files import read_json
+from hardneg.mining.cache_key import digest_of_path
+from hardneg.mining.options import MineOptions, inputs
+
+
+def describe_inputs(options: MineOptions) -> dict[str, dict[str, Any]]:
+    """Path (from the folder of the output), size and digest of what a job reads."""
+    folder = Path(options.out).resolve().parent
+    given = {name: Path(getattr(options, name)) for name in inputs if getattr(options, name) is not None}
+    return {
+        name: {
+            "path": os.path.relpath(path.resolve(), folder),
+            "bytes": path.stat().st_size if path.is_file() else None,
+            "sha256": digest_of_path(path),
+        }
+        for name, path in given.items()
+        if path.exists()
+    }
+
+
+def read_manifest(path: Path, who: str) -> dict[str, Any]:
+    """The manifest, or nothing where there is none; ``Damaged`` where it is not as it was written."""
+    if not path.is_file():
+        return {}
+    fix = "run the same `hardneg mine` again with --overwrite, or delete it to go by the mined file alone"
+    manifest: dict[str, Any] = read_json(path, fix, who=who)
+    return manifest
+
+
+def is_of(out: Path, manifest: dict[str, Any]) -> bool:
+    """Whether the output is the very one that the manifest was written with."""
+    return out.exists() and manifest.get("output") == digest_of_path(out)

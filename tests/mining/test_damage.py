@@ -1,0 +1,272 @@
+"""Flipped bits, kills and two processes on one output: the same bytes in the end, or an error that names the file.
+
+``HARDNEG_FLIPS=300 HARDNEG_KILLS=30 pytest tests/mining/test_damage.py -s`` runs the full numbers.
+"""
+
+from __future__ import annotations
+
+import json
+import multiprocessing
+import os
+import random
+import shutil
+import signal
+import time
+import warnings
+from collections import Counter
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from test_mine_files import make_job
+
+from hardneg.auditing.files import AuditOptions, audit_files
+from hardneg.auditing.settings import Settings
+from hardneg.core.errors import FileError, HardnegError, HardnegWarning, InUse, forget_warnings
+from hardneg.mining import encode
+from hardneg.mining.job import run
+from hardneg.mining.options import MineOptions
+
+FLIPS = int(os.environ.get("HARDNEG_FLIPS", "20"))
+KILLS = int(os.environ.get("HARDNEG_KILLS", "4"))
+CONTEXT = multiprocessing.get_context("forkserver")
+CONTEXT.set_forkserver_preload(["hardneg.mining.job", "hardneg.auditing.files", "hardneg.cli.app", "datasets"])
+QUIET = Settings(frontier=False)
+KINDS = {
+    "cache": ("mined.jsonl.embeddings", "*.npy"),
+    "blocks": ("mined.jsonl.work", "block-*.npz"),
+    "job": ("mined.jsonl.work", "job.json"),
+}
+
+
+def flip(path: Path, chance: random.Random) -> None:
+    content = bytearray(path.read_bytes())
+    content[chance.randrange(len(content))] ^= 1 << chance.randrange(8)
+    path.write_bytes(content)
+
+
+def heard(function: Any) -> tuple[Any, int]:
+    """What a function gives, and how many warnings of ours it gave."""
+    forget_warnings()
+    with warnings.catch_warnings(record=True) as found:
+        warnings.simplefilter("always")
+        result = function()
+    return result, sum(issubclass(each.category, HardnegWarning) for each in found)
+
+
+@pytest.fixture(scope="module")
+def half_done(tmp_path_factory: pytest.TempPathFactory) -> tuple[MineOptions, bytes]:
+    """A job that was stopped before it wrote its output, with all its pieces and blocks, and what it would write."""
+    folder = tmp_path_factory.mktemp("half")
+    encode._piece = 16
+    job = replace(make_job(folder), query_block=4)
+    run(job)
+    whole = Path(job.out).read_bytes()
+    shutil.copytree(f"{job.out}.embeddings", folder / "kept")
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr("hardneg.mining.job.write_output", lambda *given: (_ for _ in ()).throw(KeyboardInterrupt))
+        with pytest.raises(KeyboardInterrupt):
+            run(job)
+    return job, whole
+
+
+@pytest.mark.parametrize("kind", list(KINDS))
+def test_point_18_flipped_bits_of_a_job(kind: str, half_done: tuple[MineOptions, bytes], tmp_path: Path) -> None:
+    job, whole = half_done
+    chance, found = random.Random(kind), Counter[str]()
+    home = Path(job.out).parent
+    for number in range(FLIPS):
+        folder = tmp_path / str(number)
+        shutil.copytree(home, folder)
+        (folder / "mined.jsonl").unlink()
+        (folder / "mined.jsonl.manifest.json").unlink()
+        here = replace(
+            job, **{name: str(folder / Path(getattr(job, name)).name) for name in ("queries", "corpus", "out")}
+        )
+        if kind != "cache":  # the paths are part of a job
+            shutil.rmtree(f"{here.out}.work")
+            stop_before_output(here)
+        files = sorted((folder / KINDS[kind][0]).glob(KINDS[kind][1]))
+        flip(chance.choice(files), chance)
+        _, warned = heard(lambda here=here: run(here))
+        assert Path(here.out).read_bytes() == whole
+        found["made again with a warning" if warned else "the same without"] += 1
+        shutil.rmtree(folder)
+    print(f"\n{kind}: {FLIPS} flips, {dict(found)}")
+    assert found["made again with a warning"] > FLIPS / 2
+
+
+def stop_before_output(job: MineOptions) -> None:
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr("hardneg.mining.job.write_output", lambda *given: (_ for _ in ()).throw(KeyboardInterrupt))
+        with pytest.raises(KeyboardInterrupt):
+            run(job)
+
+
+@pytest.mark.parametrize("kind", ["manifest", "output", "cache", "embeddings"])
+def test_point_18_flipped_bits_of_what_an_audit_reads(kind: str, tmp_path: Path) -> None:
+    """The same rows, a refusal that names the file, or a note that the embeddings are not there."""
+    import numpy as np
+    from test_mine_files import encode as encoded
+    from test_mine_files import make_rows
+
+    job = make_job(tmp_path)
+    if kind == "embeddings":
+        queries, corpus = make_rows()
+        np.save(tmp_path / "q.npy", encoded([row["query"] for row in queries]))
+        np.save(tmp_path / "d.npy", encoded([row["text"] for row in corpus]))
+        job = replace(job, query_embeddings=str(tmp_path / "q.npy"), corpus_embeddings=str(tmp_path / "d.npy"))
+    run(job)
+    wanted = audit_files(AuditOptions(job.out, settings=QUIET))
+    files = {
+        "manifest": [Path(f"{job.out}.manifest.json")],
+        "output": [Path(job.out)],
+        "cache": sorted(Path(f"{job.out}.embeddings").glob("*.npy")),
+        "embeddings": [tmp_path / "q.npy", tmp_path / "d.npy"],
+    }[kind]
+    chance, found = random.Random(kind), Counter[str]()
+    for _ in range(FLIPS):
+        path = chance.choice(files)
+        before = path.read_bytes()
+        flip(path, chance)
+        audited, refused = None, ""
+        try:
+            audited, _ = heard(lambda: audit_files(AuditOptions(job.out, settings=QUIET)))
+        except HardnegError as error:
+            refused = str(error)
+        if audited is None:
+            assert path.name in refused
+            found["refused by name"] += 1
+        else:
+            same = (audited.rows, audited.mined) == (wanted.rows, wanted.mined)
+            assert same or (kind == "cache" and not audited.rows and "not in" in " ".join(audited.notes))
+            found["the same" if same else "without vectors, which is noted"] += 1
+        path.write_bytes(before)
+    print(f"\naudit, {kind}: {FLIPS} flips, {dict(found)}")
+    assert found["the same"] < FLIPS / 2
+
+
+def test_point_18_a_damaged_manifest_is_named_by_mine(tmp_path: Path) -> None:
+    job = make_job(tmp_path)
+    run(job)
+    manifest = Path(f"{job.out}.manifest.json")
+    manifest.write_text(manifest.read_text().replace('"seed": 0', '"seed": 4'))
+    with pytest.raises(FileError, match=r"mined.jsonl.manifest.json is damaged .*--overwrite"):
+        run(job)
+    run(replace(job, overwrite=True))
+    assert json.loads(manifest.read_text())["seed"] == 0
+
+
+def slow_job(folder: Path, name: str) -> MineOptions:
+    rows = [{"id": i, "query": f"query {i}", "positive": [i % 300]} for i in range(240)]
+    corpus = [{"id": i, "text": f"document {i}"} for i in range(300)]
+    for table, content in (("queries", rows), ("corpus", corpus)):
+        (folder / f"{table}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in content))
+    return MineOptions(
+        queries=str(folder / "queries.jsonl"),
+        corpus=str(folder / "corpus.jsonl"),
+        out=str(folder / name),
+        encoder="test_mine_resume:encode",
+        negatives="Ring(0.0, 0.9) * Tilt(1.0)",
+        draw="gumbel",
+        k=4,
+        format="ids",
+        query_block=8,
+    )
+
+
+def mining(options: MineOptions) -> None:
+    torch.set_num_threads(1)
+    encode._piece = 40
+    try:
+        run(options)
+    except InUse:
+        os._exit(3)
+
+
+def killed(target: Any, given: Any, after: list[float], both: bool) -> list[int | None]:
+    """Exit codes of one or two processes that are killed some moments after they began."""
+    children = [CONTEXT.Process(target=target, args=(given,)) for _ in range(1 + both)]
+    for child in children:
+        child.start()
+    for child, delay in zip(children, after, strict=False):
+        child.join(delay)
+        if child.is_alive():
+            assert child.pid is not None
+            os.kill(child.pid, signal.SIGKILL)
+    for child in children:
+        child.join(60)
+    return [child.exitcode for child in children]
+
+
+def finish(target: Any, given: Any) -> int | None:
+    child = CONTEXT.Process(target=target, args=(given,))
+    child.start()
+    child.join(120)
+    return child.exitcode
+
+
+@pytest.mark.parametrize("name", ["mined.jsonl", "mined"])
+@pytest.mark.parametrize("both", [False, True])
+def test_point_20_kills_of_mine(name: str, both: bool, tmp_path: Path) -> None:
+    """At random moments, also of two that were started on one output; then one run to the end."""
+    from hardneg.io.tables import read_table
+
+    if name == "mined":
+        pytest.importorskip("datasets", reason="needs the extra 'text'")
+    job, plain = slow_job(tmp_path, name), slow_job(tmp_path, f"plain-{name}")
+    began = time.monotonic()
+    assert finish(mining, plain) == 0
+    usual = time.monotonic() - began
+    chance, codes = random.Random(name + str(both)), Counter[Any]()
+    for _ in range(KILLS):
+        codes.update(killed(mining, job, [chance.uniform(0, usual) for _ in range(2)], both))
+        if Path(job.out).exists():
+            assert read_table(job.out) == read_table(plain.out)
+    assert set(codes) <= {-signal.SIGKILL, 0, 3}
+    assert finish(mining, job) == 0
+    assert read_table(job.out) == read_table(plain.out)
+    if name == "mined.jsonl":
+        assert Path(job.out).read_bytes() == Path(plain.out).read_bytes()
+    audit_files(AuditOptions(job.out, settings=QUIET))  # raises if output and manifest are of two jobs
+    assert not [path for path in tmp_path.rglob("*") if path.name.endswith((".partial", ".work", ".old"))]
+    print(f"\n{name}, {'two processes' if both else 'one process'}: {KILLS} rounds, exit codes {dict(codes)}")
+
+
+def auditing(arguments: list[str]) -> None:
+    import sys
+
+    from hardneg.cli.app import main
+
+    torch.set_num_threads(1)
+    sys.argv = ["hardneg", *arguments]
+    main()
+
+
+@pytest.mark.parametrize("both", [False, True])
+def test_point_20_kills_of_audit(both: bool, tmp_path: Path) -> None:
+    job = make_job(tmp_path)
+    run(job)
+
+    def arguments(out: str) -> list[str]:
+        return ["audit", job.out, "-o", str(tmp_path / out)]
+
+    began = time.monotonic()
+    assert finish(auditing, arguments("plain")) in (0, None)
+    usual = time.monotonic() - began
+    finish(auditing, arguments("found"))
+    names = ("audit.html", "audit.json")
+    wanted = {name: (tmp_path / "found" / name).read_bytes() for name in names}
+    shutil.rmtree(tmp_path / "found")
+    chance, codes = random.Random(both), Counter[Any]()
+    for _ in range(KILLS):
+        codes.update(killed(auditing, arguments("found"), [chance.uniform(0, 1.2 * usual) for _ in range(2)], both))
+        for name in names:
+            if (tmp_path / "found" / name).exists():
+                assert (tmp_path / "found" / name).read_bytes() == wanted[name]
+    assert finish(auditing, arguments("found")) == 0
+    assert {name: (tmp_path / "found" / name).read_bytes() for name in names} == wanted
+    assert set(codes) <= {-signal.SIGKILL, 0, 2}  # 2: the other one was writing
+    print(f"\naudit, {'two processes' if both else 'one process'}: {KILLS} rounds, exit codes {dict(codes)}")
