@@ -77,6 +77,24 @@ class Example:
 
 
 @dataclass(frozen=True)
+class Sample:
+    """A query of a mined file with a positive and its first negatives, as texts where they are known."""
+
+    query: Any
+    positives: tuple[Any, ...]
+    negatives: tuple[Any, ...]
+
+
+@dataclass(frozen=True)
+class Similarities:
+    """Counts of the similarities of anchors with their positives and with all candidates, over shared edges."""
+
+    edges: tuple[float, ...]
+    positives: tuple[float, ...]
+    candidates: tuple[float, ...]
+
+
+@dataclass(frozen=True)
 class MinedFindings:
     """What is wrong, or not, with the lists of a mined file; None where the file does not say."""
 
@@ -98,6 +116,7 @@ class MinedFindings:
     documents_in_corpus: int | None
     hubs: tuple[Hub, ...]
     examples: tuple[Example, ...] = ()
+    samples: tuple[Sample, ...] = ()
 
     @property
     def coverage(self) -> float:
@@ -125,6 +144,7 @@ class Audit:
     positive_similarity: float
     notes: tuple[str, ...] = ()
     mined: MinedFindings | None = None
+    similarities: Similarities | None = None
     provenance: dict[str, Any] = field(default_factory=dict)
 
     @property

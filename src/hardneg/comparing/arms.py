@@ -108,7 +108,7 @@ def _can_weigh(recipe: str, options: dict[str, Any], *, labelled: bool) -> bool:
     known = {one.name for one in fields(RECIPES[recipe])} if recipe in RECIPES else set()
     try:
         try_negatives(RECIPES[recipe](**{k: v for k, v in options.items() if k in known}), labelled)
-    except (KeyError, TypeError, ValueError):  # also options of another version
+    except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError):  # also options of another version
         return False
     return True
 

@@ -36,16 +36,14 @@ def same_weights(runs: Sequence[tuple[int, Trained]]) -> bool:
     """Whether all runs with the same seed began with the same weights; False where one has no record of them."""
     begun: dict[int, set[Any]] = {}
     for seed, trained in runs:
-        begun.setdefault(seed, set()).add(trained and trained["encoder"].get("initial_weights"))
+        begun.setdefault(seed, set()).add(trained and trained.get("encoder", {}).get("initial_weights"))
     return bool(begun) and all(len(found) == 1 and None not in found for found in begun.values())
 
 
 def _resolved(trained: Mapping[str, Any]) -> tuple[str, str, str]:
-    encoder, data = trained["encoder"], trained["data"]
+    encoder, data = trained.get("encoder", {}), trained.get("data", {})
     name = encoder.get("name") or encoder.get("class")
-    parts = [
-        f"{data[split]['images']} {split} images ({data[split]['fingerprint'][:8]})" for split in ("train", "test")
-    ]
+    parts = [f"{one.get('images')} {split} images ({one.get('fingerprint', '')[:8]})" for split, one in data.items()]
     earlier = " after other data" if trained.get("earlier_data") else ""
     return f"{name} of {encoder.get('parameters')} parameters", str(trained.get("views")), " and ".join(parts) + earlier
 

@@ -29,6 +29,10 @@ class SeedRun:
     metrics: list[dict[str, Any]]
 
     @property
+    def options(self) -> dict[str, Any]:
+        return dict(self.config.get("options", {}))
+
+    @property
     def trained(self) -> dict[str, Any] | None:
         """The record of what was trained; None in runs of older versions."""
         return self.config.get("trained")
@@ -52,12 +56,12 @@ class ArmRuns:
     def uses_labels(self) -> bool:
         """As the table says; without one, or in one of an older version, by the options of the runs."""
         return bool(self.row.get("uses_labels")) or any(
-            uses_labels(one.config.get("recipe", ""), one.config.get("options", {})) for one in self.seeds
+            uses_labels(one.config.get("recipe", ""), one.options) for one in self.seeds
         )
 
     def cautions(self) -> list[str]:
         finals = [last_of(result) for result in self.finished()]
-        options = self.seeds[0].config.get("options", {}) if self.seeds else {}
+        options = self.seeds[0].options if self.seeds else {}
         collapsed = sum(bool(result.get("collapsed")) for result in self.finished())
         return cautions(
             self.text, options, finals, [said for one in self.seeds for said in one.run.warned()], collapsed
@@ -90,8 +94,14 @@ class Story:
     @property
     def unlike(self) -> list[str]:
         """What differs between the arms beside their negatives."""
-        trained = [one.trained for arm in self.arms for one in arm.seeds]
-        return unlike_notes(unlike(self._options_of_runs(), trained))
+        return unlike_notes(self._unlike())
+
+    @property
+    def unlike_data(self) -> bool:
+        return "data" in self._unlike()
+
+    def _unlike(self) -> dict[str, list[str]]:
+        return unlike(self._options_of_runs(), [one.trained for arm in self.arms for one in arm.seeds])
 
     @property
     def cautions(self) -> list[str]:
@@ -106,7 +116,7 @@ class Story:
         return same_weights([(one.seed, one.trained) for arm in self.arms for one in arm.seeds])
 
     def _options_of_runs(self) -> list[dict[str, Any]]:
-        return [one.config.get("options", {}) for arm in self.arms for one in arm.seeds]
+        return [one.options for arm in self.arms for one in arm.seeds]
 
 
 def known(value: Any) -> TypeGuard[float]:
