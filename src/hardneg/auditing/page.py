@@ -99,21 +99,19 @@ def frontier_svg(audit: Audit) -> str:
     return f'{head} xmlns="http://www.w3.org/2000/svg"><style>{style()}{own}</style>{paper}{body}\n'
 
 
-def _similarities(audit: Audit) -> Markup | None:
-    """Positives against all candidates: where they overlap, hard negatives and false ones are."""
+def _similarities(audit: Audit) -> tuple[str, Markup] | None:
+    """Positives, or without them known false candidates, against the others: hard and false negatives overlap."""
     found = audit.similarities
-    if found is None:
+    near = found and (found.positives or found.false)
+    if not found or not near or not found.negatives:
         return None
-    totals = [(counts, sum(counts)) for counts in (found.positives, found.candidates)]
-    shares = [[count / total for count in counts] for counts, total in totals]
+    name = "positives" if found.positives else "false candidates (known)"
+    shares = [[count / sum(one.counts) for count in one.counts] for one in (near, found.negatives)]
     used = [i for i in range(len(shares[0])) if max(one[i] for one in shares) > 2e-4]
     inside = slice(used[0], used[-1] + 1)
-    kinds = (
-        Shares("positives", shares[0][inside], audit.positive_similarity),
-        Shares("candidates", shares[1][inside], audit.random_similarity),
-    )
+    kinds = (Shares(name, shares[0][inside], near.mean), Shares("negatives", shares[1][inside], found.negatives.mean))
     edges = found.edges[used[0] : used[-1] + 2]
-    return histogram_chart("Similarities", edges, *kinds, max(max(one) for one in shares))
+    return name, histogram_chart("Similarities", edges, *kinds, max(max(one) for one in shares))
 
 
 def _suggestions(audit: Audit) -> list[tuple[str, str]]:

@@ -86,12 +86,23 @@ class Sample:
 
 
 @dataclass(frozen=True)
+class Counted:
+    """How many pairs fall into each bin, and their mean similarity."""
+
+    counts: tuple[int, ...]
+    mean: float
+
+
+@dataclass(frozen=True)
 class Similarities:
-    """Counts of the similarities of anchors with their positives and with all candidates, over shared edges."""
+    """Similarities of anchors with positives and with candidates, over shared edges; None where there are none."""
 
     edges: tuple[float, ...]
-    positives: tuple[float, ...]
-    candidates: tuple[float, ...]
+    positives: Counted | None
+    false: Counted | None
+    """Candidates that are known to be false."""
+    negatives: Counted | None
+    """All other candidates."""
 
 
 @dataclass(frozen=True)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from typing import Any
 
@@ -10,33 +9,36 @@ import torch
 
 from hardneg.auditing.lists import Lists
 from hardneg.auditing.measure import Chunk
-from hardneg.auditing.result import Sample, Similarities
+from hardneg.auditing.result import Counted, Sample, Similarities
 
 BINS, NUM_SAMPLES, NUM_NEGATIVES = 80, 4, 3
 
 
 class PairCounts:
-    """Counts the cosines of positives and of all candidates over even bins of [-1, 1]."""
+    """Counts the similarities of positives, known false candidates and the others over even bins of [-1, 1]."""
 
     def __init__(self) -> None:
-        self.positives, self.candidates = torch.zeros(BINS, dtype=torch.float64), torch.zeros(BINS, dtype=torch.float64)
+        self.counts = torch.zeros(3, BINS, dtype=torch.int64)
+        self.sums = torch.zeros(3, dtype=torch.float64)
 
     def add(self, chunk: Chunk, temperature: float) -> None:
         scores = chunk.scores
-        self.positives += _counted(scores.positives[scores.positive_valid] * temperature)
-        self.candidates += _counted(chunk.similarity[scores.valid.expand_as(chunk.similarity)])
+        valid = scores.valid.expand_as(chunk.similarity)
+        false = valid & chunk.false if chunk.false is not None else torch.zeros_like(valid)
+        positives = scores.positives[scores.positive_valid] * temperature
+        for kind, pairs in enumerate((positives, chunk.similarity[false], chunk.similarity[valid & ~false])):
+            slots = ((pairs.detach().float() + 1.0) * (BINS / 2)).long().clamp(0, BINS - 1)
+            self.counts[kind] += torch.bincount(slots.flatten(), minlength=BINS).cpu()
+            self.sums[kind] += pairs.detach().double().sum().cpu()
 
-    def found(self, positive: float, candidate: float) -> Similarities | None:
-        """None where there are no positives to compare; dot products outside of [-1, 1] count in the outer bins."""
-        if not self.positives.sum() or not self.candidates.sum() or math.isnan(positive) or math.isnan(candidate):
-            return None
-        edges = torch.linspace(-1.0, 1.0, BINS + 1).tolist()
-        return Similarities(tuple(edges), tuple(self.positives.tolist()), tuple(self.candidates.tolist()))
-
-
-def _counted(similarity: torch.Tensor) -> torch.Tensor:
-    slots = ((similarity.detach().float().cpu() + 1.0) * (BINS / 2)).long().clamp(0, BINS - 1)
-    return torch.bincount(slots.flatten(), minlength=BINS).double()
+    def found(self) -> Similarities:
+        """Dot products outside of [-1, 1] count in the outer bins."""
+        totals = self.counts.sum(dim=1)
+        kinds = [
+            Counted(tuple(counts.tolist()), float(total / number)) if number else None
+            for counts, total, number in zip(self.counts, self.sums, totals, strict=True)
+        ]
+        return Similarities(tuple(torch.linspace(-1.0, 1.0, BINS + 1).tolist()), *kinds)
 
 
 def samples_of(lists: Lists, query_text: Callable[[Any], Any], text_of: Callable[[Any], Any]) -> tuple[Sample, ...]:

@@ -93,7 +93,7 @@ def audit_subject(
         random_similarity=random,
         positive_similarity=own,
         notes=_notes(subject, settings),
-        similarities=pairs.found(own, random),
+        similarities=pairs.found(),
     )
 
 
