@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from hardneg.core.diagnose import Diagnosis, diagnose
-from hardneg.core.errors import argument_error, check_kind, check_range, warn_once
+from hardneg.core.errors import ArgumentError, argument_error, check_kind, check_range, warn_once
 from hardneg.core.objectives import NumNegatives, check_num_negatives, info_nce, reduce
 from hardneg.core.schedules import Number, Schedule, adaptive, value_of
 from hardneg.core.scoring import (
@@ -127,7 +127,7 @@ class ContrastiveLoss(nn.Module):
     ) -> Scores:
         """The scores that the loss is computed from."""
         if self.views == "pool" and pool is None:
-            raise ValueError("ContrastiveLoss needs a pool of candidates, got pool=None; pass pool=queue.")
+            raise ArgumentError("ContrastiveLoss", "a pool of candidates", "pool=None", "pass pool=queue")
         parts = None if pool is None else as_keys(pool)
         if self.normalize:
             z1, z2 = unit(z1), unit(z2)
