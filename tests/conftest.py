@@ -1,4 +1,4 @@
-"""Shared by all tests: one thread, fixed seeds, warnings that can be heard again, and unit vectors to score."""
+"""Shared by all tests: one thread, fixed seeds, markers, warnings that appear again, and unit vectors to score."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import os
 import random
 import sys
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -13,6 +14,9 @@ import torch
 from hypothesis import settings
 from torch import Tensor
 from torch.nn.functional import normalize
+
+if not torch.cuda.is_available():
+    os.environ.setdefault("TRITON_INTERPRET", "1")  # read at the first import of the kernels, whichever test that is in
 
 from hardneg.core.errors import forget_warnings
 
@@ -22,6 +26,20 @@ settings.register_profile("search", derandomize=False)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "steady"))
 
 UnitVectors = Callable[..., Tensor]
+_beside = Path(__file__).parents[2] / "shared" / "data"
+if _beside.is_dir():  # real data beside the checkout, as the Makefile has it
+    os.environ.setdefault("HARDNEG_DATA", str(_beside))
+SLOW = (Path(__file__).parent / "slow.txt").read_text(encoding="utf-8").splitlines()
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Marks what tests/slow.txt lists, whole files or tests with all their cases; skips ``gpu`` without one."""
+    for item in items:
+        name = item.nodeid.partition("[")[0]
+        if name in SLOW or name.partition("::")[0] in SLOW:
+            item.add_marker(pytest.mark.slow)
+        if item.get_closest_marker("gpu") and not torch.cuda.is_available():
+            item.add_marker(pytest.mark.skip(reason="needs a GPU"))
 
 
 @pytest.fixture(autouse=True)
@@ -33,7 +51,7 @@ def fixed_seeds() -> None:
 
 @pytest.fixture(autouse=True)
 def heard_again() -> Iterator[None]:
-    """What was said once in one test is said again in the next."""
+    """A warning that appears once appears again in the next test."""
     forget_warnings()
     yield
     forget_warnings()

@@ -255,7 +255,7 @@ def test_gistembed_with_blocks_equals_sentence_transformers(texts: dict[str, Ten
     ours = (normalised(texts)[name] for name in ("q", "d"))
     guided = [
         mine.guided(guide)
-        for mine, guide in zip(blocks(*ours, TEMPERATURE), blocks(guide_q, guide_d, 1.0), strict=True)
+        for mine, guide in zip(blocks(*ours, temperature=TEMPERATURE), blocks(guide_q, guide_d, 1.0), strict=True)
     ]
     loss = mean_nce(hn.core.scoring.beside(*guided), hn.BelowPositive(absolute=0.0, by="guide"))
     assert_same(loss, expected, texts)

@@ -26,9 +26,8 @@ from hardneg.training.runs import Run
 from support.training_ranks import run_job
 from support.training_runs import STEPS, assert_same, everything, few_digits, run, short
 
-if not torch.cuda.is_available():
-    pytest.skip("needs a GPU", allow_module_level=True)
 pytest.importorskip("accelerate", reason="training needs the extra train")
+pytestmark = pytest.mark.gpu
 
 N, DIM = 20_000, 64
 

@@ -135,16 +135,27 @@ def build_graph(
     """
     _check(vectors, num_neighbours, num_candidates, search)
     with torch.no_grad(), torch.autocast(vectors.device.type, enabled=False):
-        wide = vectors.detach().to(torch.promote_types(vectors.dtype, torch.float32))
+        wide, exponent = in_range(vectors)
         name = f"K={num_neighbours}, M={num_candidates if num_candidates is not None else 'all'}"
         if num_candidates is None and search == "faiss":
-            return ProximityGraph(*_with_faiss(wide, num_neighbours), name + ", faiss")
+            neighbours, similarities = _with_faiss(wide, num_neighbours)
+            return ProximityGraph(neighbours, torch.ldexp(similarities, 2 * exponent), name + ", faiss")
         rows = (
             _exact(wide, num_neighbours)
             if num_candidates is None
             else _sampled(wide, num_neighbours, num_candidates, generator)
         )
-        return ProximityGraph(*_collected(rows, wide, num_neighbours), name)
+        neighbours, similarities = _collected(rows, wide, num_neighbours)
+        return ProximityGraph(neighbours, torch.ldexp(similarities, 2 * exponent), name)
+
+
+def in_range(vectors: Annotated[Tensor, "n d"]) -> tuple[Annotated[Tensor, "n d"], Annotated[Tensor, ""]]:
+    """The vectors in float32 or wider, divided by a power of two where products would leave its range; its exponent."""
+    wide = vectors.detach().to(torch.promote_types(vectors.dtype, torch.float32))
+    exponent = torch.frexp(wide.abs().amax()).exponent.cpu() if wide.numel() else torch.tensor(0)
+    if abs(int(exponent)) < 30:
+        return wide, torch.zeros_like(exponent)
+    return torch.ldexp(wide, -exponent.to(wide.device)), exponent
 
 
 def among_candidates(
@@ -285,7 +296,7 @@ def _collected(rows: Rows, vectors: Tensor, k: int) -> tuple[Tensor, Tensor]:
     for nodes, index, values in rows:
         neighbours[nodes] = index.to(torch.int32)
         similarities[nodes] = values
-    return neighbours.long().cpu(), similarities.cpu()
+    return neighbours.cpu().long(), similarities.cpu()
 
 
 def _with_faiss(vectors: Tensor, k: int) -> tuple[Tensor, Tensor]:

@@ -87,6 +87,23 @@ class Pairing:
             raise ArgumentError("guided", f"the same anchors and candidates, {mine}", str(theirs))
         return replace(self, guide=replace(other, temperature=1.0))
 
+    def of_rows(self, rows: slice) -> Pairing:
+        """Some of the anchors, against the same candidates."""
+
+        def part(keys: Keys) -> Keys:
+            ids, labels, clusters = (_rows(tag, rows) for tag in _each(keys))
+            return Keys(keys.vectors[rows], ids, labels, clusters, keys.source)
+
+        return replace(
+            self,
+            anchors=part(self.anchors),
+            positives=part(self.positives),
+            candidates=tuple(part(keys) if keys.private else keys for keys in self.candidates),
+            temperature=of_rows(self.temperature, rows),
+            positive_mask=_rows(self.positive_mask, rows),
+            guide=None if self.guide is None else self.guide.of_rows(rows),
+        )
+
     def cuts(self, columns: int) -> list[Cut]:
         """The candidates in blocks of at most so many columns; one empty block if there are none."""
         cuts, offset = [], 0

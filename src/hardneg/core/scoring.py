@@ -131,25 +131,49 @@ def from_matrix(
     temperature: float | Tensor = 1.0,
     *,
     valid: Annotated[Tensor, "b n"] | None = None,
+    anchors: Tags | None = None,
+    candidates: Tags | None = None,
+    sources: Sequence[str] | None = None,
+    guide: Annotated[Tensor, "b n"] | None = None,
 ) -> Scores:
     """Scores of any scorer (MaxSim, a cross-encoder): ``positives`` is a mask over the same candidates.
 
-    A positive is never its own anchor's negative; ``valid`` excludes more.
+    A positive is never its own anchor's negative; ``valid`` excludes more, and so do equal ids. ``anchors`` and
+    ``candidates`` are ``Tags(ids, labels, clusters)`` of the rows and the columns, ``sources`` the name of
+    each column's source, ``guide`` the plain similarities of another model.
     """
-    if similarity.ndim != 2 or positives.shape != similarity.shape or positives.dtype != torch.bool:
-        raise ArgumentError(
-            "from_matrix",
-            "similarity [b, n] and a bool mask of the same shape",
-            f"similarity={tuple(similarity.shape)} and positives={tuple(positives.shape)} of {positives.dtype}",
-        )
-    if not len(similarity):
-        raise ArgumentError("from_matrix", "at least one anchor", f"similarity={tuple(similarity.shape)}")
-    check_temperature("from_matrix", temperature, len(similarity))
+    _check_matrix(similarity, positives, temperature, guide, sources)
     with torch.autocast(similarity.device.type, enabled=False):
         scores = not_infinite(widened(similarity)) / temperature
     negative = ~positives if valid is None else valid & ~positives
-    source = torch.zeros(similarity.shape[1], dtype=torch.long, device=similarity.device)
-    return Scores(scores, scores, positives, negative, temperature, Tags(), Tags(), source, ("matrix",))
+    own, others = anchors or Tags(), candidates or Tags()
+    tags = Tags(*(tag if tag is None else tag[None] for tag in (others.ids, others.labels, others.clusters)))
+    if own.ids is not None and tags.ids is not None:
+        negative = negative & ~same_id(own.ids, tags.ids)
+    names = ("matrix",) if sources is None else tuple(dict.fromkeys(sources))
+    codes = [0] * similarity.shape[1] if sources is None else [names.index(source) for source in sources]
+    source = torch.tensor(codes, dtype=torch.long, device=similarity.device)
+    second = None if guide is None else Guide(guide.detach(), guide.detach())
+    return Scores(scores, scores, positives, negative, temperature, own, tags, source, names, second)
+
+
+def _check_matrix(
+    similarity: Tensor,
+    positives: Tensor,
+    temperature: float | Tensor,
+    guide: Tensor | None,
+    sources: Sequence[str] | None,
+) -> None:
+    if similarity.ndim != 2 or positives.shape != similarity.shape or positives.dtype != torch.bool:
+        shapes = f"similarity={tuple(similarity.shape)} and positives={tuple(positives.shape)} of {positives.dtype}"
+        raise ArgumentError("from_matrix", "similarity [b, n] and a bool mask of the same shape", shapes)
+    if not len(similarity):
+        raise ArgumentError("from_matrix", "at least one anchor", f"similarity={tuple(similarity.shape)}")
+    check_temperature("from_matrix", temperature, len(similarity))
+    if guide is not None and guide.shape != similarity.shape:
+        raise ArgumentError("from_matrix", f"a guide of shape {tuple(similarity.shape)}", f"{tuple(guide.shape)}")
+    if sources is not None and len(sources) != similarity.shape[1]:
+        raise ArgumentError("from_matrix", f"a source for each of {similarity.shape[1]} columns", str(len(sources)))
 
 
 def same_label_positives(scores: Scores, *, negatives_too: bool = False) -> Scores:

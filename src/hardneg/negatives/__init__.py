@@ -1,5 +1,6 @@
 """Distributions of negatives, one small file per idea. Importing this registers them in the grammar."""
 
+from hardneg.negatives.adnce import ADNCE
 from hardneg.negatives.bands import BelowPositive, Threshold
 from hardneg.negatives.base import Negatives, Product, Uniform, keep, registered_negatives
 from hardneg.negatives.clusters import OtherCluster, SameCluster
@@ -11,6 +12,7 @@ from hardneg.negatives.tilt import ClippedTilt, Tilt
 from hardneg.negatives.windows import Rank, Ring
 
 __all__ = [
+    "ADNCE",
     "BelowPositive",
     "ClippedTilt",
     "From",

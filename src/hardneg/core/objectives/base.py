@@ -86,7 +86,7 @@ class Objective:
         return torch.where(real, losses, scores.positives * 0.0)  # times 0: NaN stays NaN
 
     def __repr__(self) -> str:
-        return short_repr(self).replace(type(self).__name__, self.name, 1)
+        return short_repr(self).replace(type(self).__name__, self.name, 1) if is_dataclass(self) else f"{self.name}()"
 
     def _schedules(self) -> list[tuple[str, Schedule]]:
         if not is_dataclass(self):

@@ -2,7 +2,7 @@
 
     load("digits", "train")                 8 x 8 grey digits, inside scikit-learn
     load("fashion-mnist", "test")           IDX files
-    load("cifar10", "train", root="data")   montages, the original archive, or where torchvision put it; cifar100 alike
+    load("cifar10", "train", root="data")   the original archive, where torchvision put it, or montages; cifar100 alike
     load("folder:photos@64")                class folders, or train/ and test/ with class folders; @64 or size=64
                                             makes the images 64 x 64
     load("npz:images.npz")                  arrays images and labels; test_images and test_labels if there are
@@ -45,7 +45,7 @@ class ImageData:
     ids: Annotated[Tensor, "n"]  # int64
     name: str
     classes: tuple[str, ...] = ()
-    origin: str = ""  # which copy of the data this is, for reports: "JPEG q95 copy"
+    origin: str = ""  # which copy of the data this is, for reports: "JPEG copy"
 
     def __post_init__(self) -> None:
         who, n = f"ImageData {self.name!r}", len(self.images)
@@ -107,7 +107,7 @@ class ImageData:
 def load(name: str, split: str = "train", root: str | Path | None = None, *, size: int | None = None) -> ImageData:
     """Reads one split ("train", "test" or "all") of a named data set, a folder or a file.
 
-    ``root`` says where the files of a named set are; without it HARDNEG_DATA (default ../shared/data) and the usual
+    ``root`` says where the files of a named set are; without it HARDNEG_DATA (default: the user's cache) and the usual
     places are looked at. ``size`` makes image files square; the named sets keep their own size.
 
     >>> load("digits", "test").images.shape

@@ -79,19 +79,18 @@ class Cifar(NamedTuple):
     label_key: bytes
     names_file: str
     names_key: bytes
-    pack_labels: str
-    pack_names: str
-    pack_origin: str
+    montage_labels: str
+    montage_names: str
 
 
 _CIFAR = {
     "cifar10": Cifar(
         "cifar-10-batches-py", "cifar-10-python.tar.gz", tuple(f"data_batch_{i}" for i in range(1, 6)), "test_batch",
-        b"labels", "batches.meta", b"label_names", "y", "classes", "JPEG q95 copy",
+        b"labels", "batches.meta", b"label_names", "y", "classes",
     ),
     "cifar100": Cifar(
         "cifar-100-python", "cifar-100-python.tar.gz", ("train",), "test",
-        b"fine_labels", "meta", b"fine_label_names", "fine", "fine_names", "JPEG q90 copy",
+        b"fine_labels", "meta", b"fine_label_names", "fine", "fine_names",
     ),
 }  # fmt: skip
 
@@ -165,7 +164,7 @@ class _ArraysOnly(pickle.Unpickler):
 
 
 def _cifar_montages(folder: Path, spec: Cifar, train: bool) -> Part:
-    """Images of 32 x 32 laid out row by row in a square of 100 x 100."""
+    """A compact copy: ``train_*.jpg`` and ``test.jpg``, each 100 x 100 images row by row, and ``labels.npz``."""
     split = "train" if train else "test"
     files = sorted(folder.glob("train_*.jpg")) if train else [folder / "test.jpg"]
     with ThreadPoolExecutor() as pool:
@@ -175,9 +174,8 @@ def _cifar_montages(folder: Path, spec: Cifar, train: bool) -> Part:
             raise ArgumentError("load", "montages of 3200 x 3200 pixels in colour", f"{square.shape} in {path}")
     tiles = [square.reshape(100, 32, 100, 32, 3).transpose(0, 2, 4, 1, 3).reshape(-1, 3, 32, 32) for square in squares]
     with np.load(folder / "labels.npz") as labels:
-        return Part(
-            np.concatenate(tiles), labels[f"{spec.pack_labels}_{split}"], labels[spec.pack_names], spec.pack_origin
-        )
+        of_split, names = labels[f"{spec.montage_labels}_{split}"], labels[spec.montage_names]
+    return Part(np.concatenate(tiles), of_split, names, "JPEG copy")
 
 
 NAMED: dict[str, Callable[[str, Path | None], Found]] = {
@@ -189,7 +187,14 @@ NAMED: dict[str, Callable[[str, Path | None], Found]] = {
 
 
 def _roots(root: Path | None) -> list[Path]:
-    return [root] if root is not None else [Path(os.environ.get("HARDNEG_DATA") or "../shared/data")]
+    return [root if root is not None else default_root()]
+
+
+def default_root() -> Path:
+    """The folder that HARDNEG_DATA names, or ``hardneg`` in the cache folder of the user."""
+    named = os.environ.get("HARDNEG_DATA")
+    cache = os.environ.get("XDG_CACHE_HOME") or os.environ.get("LOCALAPPDATA") or Path.home() / ".cache"
+    return Path(named) if named else Path(cache) / "hardneg"
 
 
 def _listed(places: list[Path]) -> str:
