@@ -100,6 +100,9 @@ def _why_not(path: Path) -> str:
 def report(
     paths: Annotated[list[Path], typer.Argument(help="Run directories and comparisons, one or several.")],
     out: Annotated[Path | None, typer.Option(help="The HTML file; by default report.html in the directory.")] = None,
+    overwrite: Annotated[
+        bool, typer.Option("--overwrite", help="Also over a file that is no page of hardneg.")
+    ] = False,
 ) -> None:
     """Write one self-contained HTML page about runs and comparisons.
 
@@ -112,9 +115,10 @@ def report(
       hardneg report runs/simclr runs/moco --out both.html
     """
     with errors_for_people():
+        from hardneg.core.text import printable
         from hardneg.reporting import write_report
 
-        typer.echo(f"report: {write_report(paths, out)}")
+        typer.echo(f"report: {printable(write_report(paths, out, overwrite=overwrite))}")
 
 
 def main() -> None:

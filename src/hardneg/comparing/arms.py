@@ -15,6 +15,7 @@ from typing import Any, TypeGuard
 from hardneg import papers
 from hardneg.batching.spec import parse_batches
 from hardneg.comparing.canonical import plainly
+from hardneg.core.errors import UnknownName, argument_error
 from hardneg.core.schedules import LONG, Number, Schedule, adaptive, registered_schedules, value_of
 from hardneg.losses.contrastive import ContrastiveLoss
 from hardneg.negatives import Negatives, Tilt, Uniform, parse
@@ -107,7 +108,7 @@ def _can_weigh(recipe: str, options: dict[str, Any], *, labelled: bool) -> bool:
     known = {one.name for one in fields(RECIPES[recipe])} if recipe in RECIPES else set()
     try:
         try_negatives(RECIPES[recipe](**{k: v for k, v in options.items() if k in known}), labelled)
-    except (KeyError, TypeError, ValueError):  # also options of another version
+    except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError):  # also options of another version
         return False
     return True
 
@@ -147,7 +148,7 @@ def _reader(name: str, made: Callable[..., Made]) -> Callable[..., Arm]:
     def read(*values: Any, **options: Any) -> Arm:
         given = {*inspect.signature(made).bind(*values, **options).arguments, *options}
         recipe, chosen = made(*values, **options)
-        _check_options(name, recipe, chosen)
+        _check_options(name, recipe, chosen, made)
         usual = {one: value for one, value in chosen.items() if one in parameters and one not in given}
         own = tuple(one for one in chosen if one not in parameters and one not in options)
         return Arm("", recipe, {one: value for one, value in chosen.items() if one not in usual}, usual, own)
@@ -155,13 +156,17 @@ def _reader(name: str, made: Callable[..., Made]) -> Callable[..., Arm]:
     return read
 
 
-def _check_options(name: str, recipe: str, options: dict[str, Any]) -> None:
-    known = {one.name for one in fields(RECIPES[recipe])}
+def _check_options(name: str, recipe: str, options: dict[str, Any], made: Callable[..., Made]) -> None:
+    own = [one for one in inspect.signature(made).parameters.values() if one.kind is not one.VAR_KEYWORD]
+    known = list(dict.fromkeys([*(one.name for one in own), *(one.name for one in fields(RECIPES[recipe]))]))
+    call = f"{name}({', '.join(str(one.replace(annotation=one.empty)) for one in own)})"
     for option, value in options.items():
         if option not in known:
-            raise ValueError(f"{name} needs options among {', '.join(sorted(known))}, got {option!r}.")
+            raise UnknownName(
+                option, known, f"in {name}", dict.fromkeys(known, f"It is called as {call}" if own else "")
+            )
         if isinstance(value, Schedule):
-            raise ValueError(f"{name} needs a number, got {option}={value!r}; schedules go into negatives.")
+            raise argument_error(name, "a number", option, value, fix="schedules go into negatives")
 
 
 Made = tuple[str, dict[str, Any]]

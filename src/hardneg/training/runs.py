@@ -57,6 +57,13 @@ REFUSED, DIVERGED, NO_ROOM, NO_MEMORY, DATA_CHANGED = 2, 3, 4, 5, 6
 disk, too little memory, other data than the run was begun with."""
 
 
+class Warned(NamedTuple):
+    """A warning of a run; ``kind`` is the same for those that differ in their numbers only."""
+
+    kind: str
+    text: str
+
+
 class Memory(NamedTuple):
     """Bytes: of the process, and of its GPU."""
 
@@ -184,20 +191,26 @@ class Run:
         show_on_board(self.path, result.get("steps", 0), {name: result[name] for name in FIGURES if name in result})
         leave_board(self.path)
 
-    def warn(self, text: str) -> None:
+    def warn(self, text: str, kind: str = "") -> None:
         """Keeps a warning beside the other files, for whoever started the process."""
-        if text not in (before := self.warnings()):
-            write_json(self.path / "warnings.json", {"warnings": [*before, text]})
+        before = self.warned()
+        if text not in (one.text for one in before):
+            every = [one._asdict() for one in (*before, Warned(kind, text))]
+            write_json(self.path / "warnings.json", {"warnings": every})
 
     def warnings(self) -> list[str]:
+        return [one.text for one in self.warned()]
+
+    def warned(self) -> list[Warned]:
         path = self.path / "warnings.json"
         if not path.exists():
             return []
         try:
             found = read_json(path, "delete it", who="train", kind=object)  # a list in older versions
-            return [str(one) for one in (found["warnings"] if isinstance(found, dict) else found)]
+            every = found["warnings"] if isinstance(found, dict) else found
+            return [Warned(**one) if isinstance(one, dict) else Warned("", str(one)) for one in every]
         except (Damaged, KeyError, TypeError):
-            return [f"{path.name} is damaged: what the run warned of is not known."]
+            return [Warned("damaged", f"{path.name} is damaged: what the run warned of is not known.")]
 
     def took(self, memory: Memory) -> None:
         write_json(self.path / "memory.json", memory._asdict())
