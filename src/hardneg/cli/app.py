@@ -13,6 +13,7 @@ from hardneg.cli.compare import compare
 from hardneg.cli.errors import errors_for_people, warning_for_people
 from hardneg.cli.mine import mine
 from hardneg.cli.train import train_app
+from hardneg.core.errors import NoFile
 
 app = typer.Typer(
     help="hardneg chooses the negatives in contrastive learning.\n\n"
@@ -77,7 +78,7 @@ def evaluate(
 
         file = path / "embeddings.npz" if path.is_dir() else path
         if not file.exists():
-            raise ValueError(f"evaluate needs embeddings, got {file}, which is not there; {_why_not(path)}.")
+            raise NoFile("evaluate", "embeddings", file, "which is not there", _why_not(path))
         show_evaluation(evaluate_file(file))
 
 

@@ -16,7 +16,7 @@ from typing import Annotated, Protocol
 import torch
 from torch import Tensor
 
-from hardneg.core.errors import ArgumentError, argument_error
+from hardneg.core.errors import ArgumentError, NotFinite, argument_error
 from hardneg.core.pairing import Pairing, not_infinite, pair_cross, pair_views, similarity
 from hardneg.core.types import Guide, Keys, Scores, Tags, same_id
 from hardneg.core.vectors import widened
@@ -208,7 +208,7 @@ def beside(scores: Scores, *others: Scores) -> Scores:
     """
     parts = [scores, *others]
     if any(part.candidates.shape[0] != scores.candidates.shape[0] for part in parts):
-        raise ValueError(f"beside needs the same anchors, got rows={[part.candidates.shape[0] for part in parts]}.")
+        raise ArgumentError("beside", "the same anchors", f"rows={[part.candidates.shape[0] for part in parts]}")
     names = tuple(dict.fromkeys(name for part in parts for name in part.source_names))
     codes = [
         torch.tensor([names.index(name) for name in part.source_names], device=part.source.device) for part in parts
@@ -365,11 +365,13 @@ def _check_vectors(vectors: Tensor) -> None:
     if vectors.numel() == 0:
         return
     if not bool(torch.isfinite(vectors).all()):
-        raise ValueError("score needs finite vectors, got NaN or inf; look at the encoder's output before the loss.")
+        raise NotFinite("score", "finite vectors", "NaN or inf", "look at the encoder's output before the loss")
     norms = vectors.detach().norm(dim=-1)
     low, high = norms.min().item(), norms.max().item()
     if max(abs(low - 1.0), abs(high - 1.0)) > 1e-2:
-        raise ValueError(
-            f"score needs unit vectors, got norms from {low:.4g} to {high:.4g}; "
-            "use torch.nn.functional.normalize(vectors, dim=-1)."
+        raise ArgumentError(
+            "score",
+            "unit vectors",
+            f"norms from {low:.4g} to {high:.4g}",
+            "use torch.nn.functional.normalize(vectors, dim=-1)",
         )

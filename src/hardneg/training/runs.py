@@ -26,7 +26,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from hardneg.core.errors import Damaged
+from hardneg.core.errors import Damaged, FileError
 from hardneg.io.files import (
     check_folder,
     disk_failure,
@@ -96,16 +96,19 @@ class Run:
             return run
         before = run._whole_config()
         if not resume:
-            raise ValueError(f"{run.path} already holds a run; use --resume to go on with it, or another --out.")
+            fix = "use --resume to go on with it, or another --out"
+            raise FileError("train", "a new folder", run.path, "which already holds a run", fix)
         if before["recipe"] != recipe:
-            raise ValueError(f"{run.path} holds a checkpoint of recipe {before['recipe']!r}, got {recipe!r}.")
+            got = f"which holds a checkpoint of recipe {before['recipe']!r}"
+            raise FileError("train", f"a run of recipe {recipe!r}", run.path, got)
         then, now = (
             json.loads(json.dumps(one, default=str)) for one in ({**(usual or {}), **before["options"]}, options)
         )
         changed = {name: (then.get(name), value) for name, value in now.items() if then.get(name) != value}
         if changed:
             listed = ", ".join(f"{name}: {old!r} -> {new!r}" for name, (old, new) in changed.items())
-            raise ValueError(f"{run.path} was started with other options ({listed}); resume with the same ones.")
+            got = f"which was started with other options ({listed})"
+            raise FileError("train", "the options of the run", run.path, got, "resume with the same ones")
         run.checkpoints.fall_back()
         return run
 
@@ -142,7 +145,7 @@ class Run:
 
     def config(self) -> dict[str, Any]:
         if not self.config_path.exists():
-            raise ValueError(f"{self.path} is not a run: it has no config.json.")
+            raise FileError("train", "a run", self.path, "which has no config.json")
         config: dict[str, Any] = read_json(self.config_path, CONFIG_FIX, who="train")
         return config
 
@@ -252,9 +255,8 @@ class Run:
         state = self.checkpoints.load(device)
         if state is not None and state["of"] != self._asked():
             path = self.checkpoint_path
-            raise ValueError(
-                f"{path} is the checkpoint of another run ({state['of']}); delete it to train from the beginning."
-            )
+            got = f"which is the checkpoint of another run ({state['of']})"
+            raise FileError("train", "its own checkpoint", path, got, "delete it to train from the beginning")
         return state
 
     def _asked(self) -> str:
