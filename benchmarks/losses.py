@@ -31,7 +31,7 @@ from hardneg.core.errors import ArgumentError
 from hardneg.core.objectives import debiased
 from hardneg.io.provenance import environment
 from hardneg.kernels import chain, triton_chain
-from hardneg.kernels.triton import row_statistics
+from hardneg.kernels.triton import row_statistics, two_view_losses
 from hardneg.kernels.triton_labels import pair_losses, positive_statistics
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -55,12 +55,17 @@ def labels_of(z: Tensor, classes: int) -> Tensor:
     return (torch.arange(len(z) // 2, device=z.device) * 7919 % classes).repeat(2)
 
 
-def streamed(tau_plus: float = 0.0, **options: Any) -> Loss:
-    """InfoNCE from the Triton kernels, with masks by id."""
+def streamed(**options: Any) -> Loss:
+    """InfoNCE of two views in the Triton kernels, with masks by id."""
+    return lambda z: two_view_losses(z, **({"temperature": TEMPERATURE} | options)).losses.mean()
+
+
+def composed(tau_plus: float = 0.0, **options: Any) -> Loss:
+    """The same from the row statistics and operations on vectors of a number per row."""
 
     def loss(z: Tensor) -> Tensor:
         positive = positives(z)
-        log_mean, _, support = row_statistics(z, **({"temperature": TEMPERATURE, "anchor_ids": ids_of(z)} | options))
+        log_mean, _, support = row_statistics(z, temperature=TEMPERATURE, anchor_ids=ids_of(z), **options)
         if tau_plus:
             log_mean = debiased(log_mean[:, None], positive[:, None], tau_plus, TEMPERATURE)[0][:, 0]
         return -F.logsigmoid(positive - log_mean - support.log()).mean()
@@ -168,7 +173,8 @@ OURS: dict[str, tuple[Callable[[], Loss], tuple[tuple[int, int], ...]]] = {
     "detached": (lambda: streamed(beta=0.7, detach=True), ((65536, 128),)),
     "uniform": (streamed, ((65536, 128), (262144, 128), (32768, 256))),
     "HCL, running maximum": (lambda: streamed(beta=1.0, temperature=0.02), ((65536, 128),)),
-    "HCL, band": (lambda: streamed(beta=1.0, low=-0.1, high=0.2), ((65536, 128),)),
+    "HCL, from row statistics": (lambda: composed(tau_plus=0.1, beta=1.0), ((65536, 128),)),
+    "HCL, band": (lambda: composed(beta=1.0, low=-0.1, high=0.2), ((65536, 128),)),
     "SupCon, 10 labels": (lambda: supcon(10), ((65536, 128),)),
     "SupCon, 1000 labels": (lambda: supcon(1000), ((65536, 128),)),
     "H-SCL, 10 labels": (lambda: hscl(10), ((65536, 128),)),

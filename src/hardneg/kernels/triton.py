@@ -10,12 +10,14 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Annotated, Any, NamedTuple
 
 import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from hardneg.core.errors import ArgumentError
 from hardneg.kernels import triton_rows
 from hardneg.kernels.triton_sides import PerAnchor, PerCandidate, Side, Tags, block_of, check_served, sides_of, switches
 from hardneg.kernels.triton_sides import supports as supports
@@ -72,16 +74,60 @@ def row_statistics(
     value = float(temperature.detach()) if isinstance(temperature, Tensor) else float(temperature)
     tags = Tags.of(anchors, candidates, anchor_ids, candidate_ids, anchor_labels, candidate_labels)
     band = _band(low, high, anchors)
-    bits = (1.0 + beta) * 2.0 * LOG2_E / value
-    fixed = (unit or normalize) and bits < FIXED_SHIFT_BITS
-    masked = tags.few
-    plan = Plan(value, float(beta), detach, normalize, fixed, candidates is None, masked)
-    given = temperature if isinstance(temperature, Tensor) and temperature.requires_grad else None
-    return RowStatistics(
-        *_RowStatistics.apply(  # type: ignore[no-untyped-call]
-            anchors, candidates, given, tags, band, plan
+    fixed = (unit or normalize) and _spread(value, beta) < FIXED_SHIFT_BITS
+    plan = Plan(value, float(beta), detach, normalize, fixed, candidates is None, tags.few)
+    learned = temperature if isinstance(temperature, Tensor) and temperature.requires_grad else None
+    found = _RowStatistics.apply(anchors, candidates, learned, tags, band, plan)  # type: ignore[no-untyped-call]
+    return RowStatistics(*found[:3])
+
+
+class ViewLosses(NamedTuple):
+    losses: PerAnchor
+    """InfoNCE of each row, never reduced; 0 without a negative."""
+    log_mean: PerAnchor
+    """log E_q[e^s] before tau_plus, without a gradient."""
+    support: PerAnchor
+
+
+def two_view_losses(
+    vectors: Annotated[Tensor, "2b d"],
+    *,
+    temperature: float | Tensor,
+    beta: float = 0.0,
+    detach: bool = False,
+    tau_plus: float = 0.0,
+    ids: Annotated[Tensor, "2b"] | None = None,
+    normalize: bool = False,
+    unit: bool = True,
+) -> ViewLosses:
+    """SimCLR, DCL and HCL of both views in one tensor: positives, debiasing and losses inside the sweep.
+
+    Row i + b is the other view of row i. What ``row_statistics`` and a few operations on [2b] tensors give, with a
+    fraction of the launches: what small batches pay for. The other arguments are those of ``row_statistics``.
+    """
+    check_served("two_view_losses", vectors, None, temperature, beta)
+    if len(vectors) % 2 or not 0.0 <= tau_plus < 1.0:
+        raise ArgumentError(
+            "two_view_losses", "an even number of rows and tau_plus in [0, 1)", f"rows={len(vectors)}, {tau_plus=}"
         )
-    )
+    ids = _numbered(len(vectors) // 2, vectors.device) if ids is None else ids
+    value = float(temperature.detach()) if isinstance(temperature, Tensor) else float(temperature)
+    tags = Tags.of(vectors, None, ids, None, None, None)
+    fixed = (unit or normalize) and _spread(value, beta) < FIXED_SHIFT_BITS
+    plan = Plan(value, float(beta), detach, normalize, fixed, True, tags.few, views=True, tau_plus=float(tau_plus))
+    learned = temperature if isinstance(temperature, Tensor) and temperature.requires_grad else None
+    found = _RowStatistics.apply(vectors, None, learned, tags, (None, None), plan)  # type: ignore[no-untyped-call]
+    return ViewLosses(found[3], found[0].detach(), found[2])
+
+
+@lru_cache(maxsize=4)
+def _numbered(rows: int, device: torch.device) -> Tensor:
+    return torch.arange(rows, device=device).repeat(2)
+
+
+def _spread(temperature: float, beta: float) -> float:
+    """Bits between the largest and the smallest term of the sums, for unit vectors."""
+    return (1.0 + beta) * 2.0 * LOG2_E / temperature
 
 
 @dataclass(frozen=True)
@@ -98,6 +144,9 @@ class Plan:
     """Self-similarity: the candidates are the anchors."""
     masked: bool
     """Masks in every block; otherwise in those that hold ids or labels of the rows, both sides being sorted."""
+    views: bool = False
+    """The rows are two views of each instance, and their losses are wanted."""
+    tau_plus: float = 0.0
 
     @property
     def scale(self) -> float:
@@ -136,22 +185,32 @@ class _RowStatistics(torch.autograd.Function):
         tags: Tags,
         band: Band,
         plan: Plan,
-    ) -> tuple[Tensor, Tensor, Tensor]:
+    ) -> tuple[Tensor, ...]:
         ctx.plan, ctx.temperature = plan, temperature
         ctx.set_materialize_grads(False)
         rows, columns = sides_of(anchors, candidates, tags, plan.normalize, plan.masked)
         if rows.order is not None and band[0] is not None and band[1] is not None:
             band = band[0][rows.order], band[1][rows.order]
-        found, sums = _sweep(rows, columns, band, plan)
-        ctx.save_for_backward(*rows, *columns, *band, *sums)
+        views = anchors.detach().contiguous() if plan.views else None
+        found, sums, slopes = _sweep(rows, columns, band, plan, views)
+        ctx.save_for_backward(*rows, *columns, *band, *sums, *slopes, views)
         ctx.mark_non_differentiable(found[2])
         return found
 
     @staticmethod
     @once_differentiable  # type: ignore[untyped-decorator]
-    def backward(ctx: Any, g_mean: Tensor | None, g_mass: Tensor | None, _: None) -> tuple[Tensor | None, ...]:
+    def backward(
+        ctx: Any, g_mean: Tensor | None, g_mass: Tensor | None, _: None, g_loss: Tensor | None = None
+    ) -> tuple[Tensor | None, ...]:
         plan, saved = ctx.plan, ctx.saved_tensors
-        rows, columns, band, sums = Side(*saved[:8]), Side(*saved[8:16]), saved[16:18], saved[18:]
+        rows, columns, band, sums = Side(*saved[:8]), Side(*saved[8:16]), saved[16:18], saved[18:21]
+        by_mean, by_positive, views = saved[21:]
+        by_floor = None
+        if g_loss is not None:
+            g_mean = g_loss * by_mean
+            if plan.tau_plus and ctx.needs_input_grad[2]:  # the floor is -1 / temperature
+                by_floor = -(g_loss * by_positive)[by_mean == 0].sum() / plan.temperature**2
+            by_positive = g_loss * by_positive / plan.temperature
         grad_anchors: Tensor | None = None
         grad_candidates: Tensor | None = None
         grad_temperature: Tensor | None = None
@@ -161,11 +220,12 @@ class _RowStatistics(torch.autograd.Function):
         if ctx.needs_input_grad[0] or ctx.needs_input_grad[2]:
             others = own if plan.itself else None
             learn = ctx.needs_input_grad[2]
-            grad_anchors, product = _gradient(rows, columns, own, others, band, unit, plan, product_too=learn)
+            grad_anchors, product = _gradient(rows, columns, own, others, band, unit, plan, learn, (views, by_positive))
             if learn:
                 # ds / d temperature = -s / temperature. The sum over pairs of gradient times s is that of the rows'
                 # products; in self-similarity every pair is there in both roles.
                 total = -product.sum() / (plan.temperature * (2.0 if plan.itself else 1.0))
+                total = total if by_floor is None else total + by_floor
                 grad_temperature = total.to(ctx.temperature.dtype).reshape(ctx.temperature.shape)
         if not plan.itself and ctx.needs_input_grad[1]:
             grad_candidates = _gradient(columns, rows, None, own, band, unit, plan)[0]
@@ -173,10 +233,14 @@ class _RowStatistics(torch.autograd.Function):
 
 
 def _sweep(
-    rows: Side, columns: Side, band: Band, plan: Plan
-) -> tuple[tuple[Tensor, Tensor, Tensor], tuple[Tensor, Tensor, Tensor]]:
+    rows: Side, columns: Side, band: Band, plan: Plan, views: Tensor | None
+) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...], tuple[Tensor | None, ...]]:
+    """Statistics (and losses) as given, sums as sorted, and the slopes of the losses by log_mean and positive."""
     b, n, d = len(rows.vectors), len(columns.vectors), rows.vectors.shape[1]
-    log_mean, log_mass, sum0, sum1, shift = rows.vectors.new_empty(5, b, dtype=torch.float32).unbind()
+    log_mean, log_mass, sum0, sum1, shift, *losses = rows.vectors.new_empty(
+        8 if plan.views else 5, b, dtype=torch.float32
+    ).unbind()
+    loss, *slopes = losses or (None, None, None)
     support = rows.vectors.new_empty(b, dtype=torch.int32)
     largest = None
     if not plan.itself:
@@ -187,12 +251,15 @@ def _sweep(
             rows.vectors, columns.vectors, rows.inverse_norms, columns.inverse_norms,
             rows.ids, columns.ids, rows.labels, columns.labels, *band,
             rows.begin, rows.end, rows.split, rows.order, largest, log_mean, log_mass, support, sum0, sum1, shift,
-            b, n, d, plan.scale, plan.beta, plan.scale if plan.fixed else 0.0,
+            views, loss, *slopes,
+            b, n, d, plan.scale, plan.beta, plan.scale if plan.fixed else 0.0, plan.temperature, plan.tau_plus,
+            VIEWS=plan.views, DEBIASED=plan.tau_plus > 0,
             TILT=plan.tilt, BAND=band[0] is not None,
             FIXED=plan.fixed, MASKED=plan.masked, LATE=block.stages if plan.masked else 1,
             **switches(rows, columns, plan.itself, block),
         )  # fmt: skip
-    return (log_mean, log_mass, support), (sum0, sum1, shift)
+    found = (log_mean, log_mass, support) if loss is None else (log_mean, log_mass, support, loss)
+    return found, (sum0, sum1, shift), tuple(slopes)
 
 
 def _coefficients(
@@ -224,6 +291,7 @@ def _gradient(
     unit: Tensor,
     plan: Plan,
     product_too: bool = False,
+    views: tuple[Tensor | None, Tensor | None] = (None, None),
 ) -> tuple[Tensor, Tensor]:
     """The gradient of the rows, and of each row its product with it; whose coefficients are given are the anchors."""
     b, n, d = len(rows.vectors), len(columns.vectors), rows.vectors.shape[1]
@@ -238,10 +306,11 @@ def _gradient(
             rows.ids, columns.ids, rows.labels, columns.labels,
             *(band if of_rows else nothing[:2]), *(band if of_columns else nothing[:2]),
             *(of_rows or nothing), *(of_columns or nothing),
-            rows.begin, rows.end, rows.split, rows.order, unit, gradient, product,
+            rows.begin, rows.end, rows.split, rows.order, unit, gradient, product, *views,
             b, n, d, scale, plan.beta, scale if plan.fixed else 0.0,
             TILT=triton_rows.UNIFORM if plan.single else plan.tilt, BAND=band[0] is not None,
             ROW=of_rows is not None, COLUMN=of_columns is not None, PRODUCT=product_too,
+            VIEWS=views[0] is not None,
             FIXED=plan.fixed, MASKED=plan.masked, LATE=block.stages if plan.masked else 1,
             **switches(rows, columns, plan.itself, block),
         )  # fmt: skip
