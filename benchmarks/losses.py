@@ -266,8 +266,12 @@ def measure_chain(device: torch.device) -> dict[str, Any]:
 
 def jobs(options: argparse.Namespace) -> list[tuple[str, Callable[[], Loss], int, int]]:
     if options.targets:
-        return [(name, make, rows, dim) for name, (make, sizes) in OURS.items() for rows, dim in sizes]
-    return [(name, make, rows, dim) for dim in options.dims for rows in options.rows for name, make in PEERS.items()]
+        every = [(name, make, rows, dim) for name, (make, sizes) in OURS.items() for rows, dim in sizes]
+    else:
+        every = [
+            (name, make, rows, dim) for dim in options.dims for rows in options.rows for name, make in PEERS.items()
+        ]
+    return [one for one in every if not options.only or one[0] in options.only]
 
 
 def run(options: argparse.Namespace) -> dict[str, Any]:
@@ -305,6 +309,7 @@ def read_options() -> argparse.Namespace:
     parser.add_argument("--dims", type=int, nargs="+", default=[64, 128, 256, 512, 1024])
     parser.add_argument("--dense-rows", type=int, default=65536, help="no whole matrix above so many rows")
     parser.add_argument("--targets", action="store_true", help="the sizes of the kernels' targets, ours only")
+    parser.add_argument("--only", nargs="+", default=[], metavar="LOSS", help="of these losses only")
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--dtype", default="bfloat16")
     parser.add_argument("--out", type=Path, default=ROOT / "benchmarks" / "results" / "losses.json")

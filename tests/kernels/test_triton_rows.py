@@ -219,6 +219,16 @@ def test_losses_of_two_views_agree_with_the_dense_path(
         assert_close_in_norm(mine, reference, TOLERANCE[dtype])
 
 
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("scale", [1e-3, 1024.0])
+def test_gradients_scale_with_the_upstream_gradient(scale: float, dtype: torch.dtype) -> None:
+    z, ids = vectors(40, 16, dtype, seed=3).requires_grad_(), twice(40)
+    log_mean = row_statistics(z, temperature=0.1, beta=1.0, anchor_ids=ids).log_mean
+    (expected,) = torch.autograd.grad(log_mean.sum(), z, retain_graph=True)
+    (scaled,) = torch.autograd.grad(scale * log_mean.sum(), z)
+    assert_close_in_norm(scaled / scale, expected.double(), max(TOLERANCE[dtype], 1e-3))
+
+
 def test_losses_of_two_views_in_corner_cases() -> None:
     z = vectors(4, 8).requires_grad_()
     alone = two_view_losses(z, temperature=0.5, tau_plus=0.1, ids=numbers(3, 3, 3, 3))

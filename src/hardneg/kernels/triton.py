@@ -27,6 +27,9 @@ FIXED_SHIFT_BITS = 118.0
 """Terms of a sum with one shift for all rows may be that many bits below 1 (float32 has 126)."""
 
 
+SAFE_BITS = 64.0
+"""Below such a spread of the terms, coefficients of upstream gradients up to 2^60 do not overflow."""
+
 Band = tuple[Tensor | None, Tensor | None]
 """The lowest and the highest similarity of each anchor's negatives."""
 
@@ -204,28 +207,23 @@ class _RowStatistics(torch.autograd.Function):
     ) -> tuple[Tensor | None, ...]:
         plan, saved = ctx.plan, ctx.saved_tensors
         rows, columns, band, sums = Side(*saved[:8]), Side(*saved[8:16]), saved[16:18], saved[18:21]
-        by_mean, by_positive, views = saved[21:]
-        by_floor = None
-        if g_loss is not None:
-            g_mean = g_loss * by_mean
-            if plan.tau_plus and ctx.needs_input_grad[2]:  # the floor is -1 / temperature
-                by_floor = -(g_loss * by_positive)[by_mean == 0].sum() / plan.temperature**2
-            by_positive = g_loss * by_positive / plan.temperature
+        *slopes, views = saved[21:]
         grad_anchors: Tensor | None = None
         grad_candidates: Tensor | None = None
         grad_temperature: Tensor | None = None
-        if g_mean is None and g_mass is None:
+        upstream = Upstream(g_loss if plan.views else g_mean, g_mass, *slopes)
+        if upstream.mean is None and g_mass is None:
             return None, None, None, None, None, None
-        own, unit = _coefficients(g_mean, g_mass, rows, sums, plan)
+        own, pull, unit = _coefficients(upstream, rows, sums, plan)
         if ctx.needs_input_grad[0] or ctx.needs_input_grad[2]:
             others = own if plan.itself else None
             learn = ctx.needs_input_grad[2]
-            grad_anchors, product = _gradient(rows, columns, own, others, band, unit, plan, learn, (views, by_positive))
+            grad_anchors, product = _gradient(rows, columns, own, others, band, unit, plan, learn, (views, pull))
             if learn:
                 # ds / d temperature = -s / temperature. The sum over pairs of gradient times s is that of the rows'
                 # products; in self-similarity every pair is there in both roles.
                 total = -product.sum() / (plan.temperature * (2.0 if plan.itself else 1.0))
-                total = total if by_floor is None else total + by_floor
+                total = total + upstream.by_floor() / plan.temperature**2 if plan.tau_plus else total
                 grad_temperature = total.to(ctx.temperature.dtype).reshape(ctx.temperature.shape)
         if not plan.itself and ctx.needs_input_grad[1]:
             grad_candidates = _gradient(columns, rows, None, own, band, unit, plan)[0]
@@ -262,24 +260,45 @@ def _sweep(
     return found, (sum0, sum1, shift), tuple(slopes)
 
 
+class Upstream(NamedTuple):
+    """Gradients of log_mean and log_mass; with slopes, of losses whose slopes by log_mean and the positive they are."""
+
+    mean: Tensor | None
+    mass: Tensor | None
+    by_mean: Tensor | None
+    by_positive: Tensor | None
+
+    def largest(self) -> Tensor:
+        mean = self.mean if self.mean is None or self.by_mean is None else self.mean * self.by_mean
+        parts = [torch.linalg.vector_norm(part, math.inf) for part in (mean, self.mass) if part is not None]
+        return torch.stack(parts).sum()
+
+    def by_floor(self) -> Tensor:
+        """Of the losses whose debiased mean is at its floor, -1 / temperature; these have no slope by log_mean."""
+        assert self.mean is not None
+        assert self.by_mean is not None
+        assert self.by_positive is not None
+        return -torch.where(self.by_mean == 0, self.mean * self.by_positive, 0.0).sum()
+
+
 def _coefficients(
-    g_mean: Tensor | None, g_mass: Tensor | None, rows: Side, sums: Sequence[Tensor], plan: Plan
-) -> tuple[Coefficients, Tensor]:
-    """The rows' coefficients, in the order of the rows, and what their gradients are to be multiplied by."""
-    b = len(rows.vectors)
-    a, c, shift = rows.vectors.new_empty(3, b, dtype=torch.float32).unbind()
-    unit = rows.vectors.new_empty((), dtype=torch.float32)
-    upstream = [None if g is None else g.contiguous() for g in (g_mean, g_mass)]
-    largest = [None if g is None else torch.linalg.vector_norm(g, math.inf) for g in upstream]
-    headroom = (2.0 + 4.0 * plan.beta) / 2.0**14 if rows.vectors.dtype == torch.float16 else 1.0
-    slope, power = 1.0 if plan.detach else 1.0 + plan.beta, plan.power
+    upstream: Upstream, rows: Side, sums: Sequence[Tensor], plan: Plan
+) -> tuple[Coefficients, Tensor | None, Tensor]:
+    """The rows' coefficients in their order, what pulls at the positives, and what gradients are multiplied by."""
+    b, half = len(rows.vectors), rows.vectors.dtype == torch.float16
+    a, c, shift, pull, unit = rows.vectors.new_empty(5, max(b, 1), dtype=torch.float32).unbind()
+    g, h = upstream.mean, None if upstream.mass is None else upstream.mass.contiguous()
+    headroom = (2.0 + 4.0 * plan.beta) / 2.0**14 if half else 1.0
+    scaled = half or not plan.fixed or _spread(plan.temperature, plan.beta) > SAFE_BITS
     if b:
         triton_rows.coefficients[(-(-b // 256),)](
-            *upstream, *largest, rows.order, *sums, a, c, shift, unit,
-            b, 0.0 if plan.single else plan.beta, slope, power, headroom, plan.temperature,
-            BLOCK=256, SORTED=rows.order is not None, MEAN=g_mean is not None, MASS=g_mass is not None,
+            g, h, upstream.largest() if scaled else None, rows.order, *sums, upstream.by_mean, upstream.by_positive,
+            a, c, shift, pull, unit, b, 1 if g is None else g.stride(0), 0.0 if plan.single else plan.beta,
+            1.0 if plan.detach else 1.0 + plan.beta, plan.power, headroom, plan.temperature,
+            BLOCK=256, SORTED=rows.order is not None, MEAN=g is not None, MASS=h is not None, SCALED=scaled,
+            VIEWS=plan.views,
         )  # fmt: skip
-    return Coefficients(a, c, shift), unit
+    return Coefficients(a, c, shift), pull if plan.views else None, unit
 
 
 def _gradient(
@@ -296,7 +315,7 @@ def _gradient(
     """The gradient of the rows, and of each row its product with it; whose coefficients are given are the anchors."""
     b, n, d = len(rows.vectors), len(columns.vectors), rows.vectors.shape[1]
     gradient = torch.empty_like(rows.vectors)
-    product = rows.vectors.new_empty(b, dtype=torch.float32)
+    product = rows.vectors.new_empty(b, dtype=torch.float32) if product_too or plan.normalize else unit
     block = block_of(rows.vectors, b, backward=True)
     scale = plan.scale * plan.power
     nothing = None, None, None

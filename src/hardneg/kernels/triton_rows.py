@@ -321,13 +321,16 @@ def forward(
 
 @jit
 def coefficients(
-    g_ptr, h_ptr, g_largest_ptr, h_largest_ptr, order_ptr, sum0_ptr, sum1_ptr, shift_ptr,
-    A_ptr, C_ptr, at_ptr, unit_ptr, b, beta, slope, power, headroom, temperature,
-    BLOCK: tl.constexpr, SORTED: tl.constexpr, MEAN: tl.constexpr, MASS: tl.constexpr,
+    g_ptr, h_ptr, largest_ptr, order_ptr, sum0_ptr, sum1_ptr, shift_ptr, by_mean_ptr, by_positive_ptr,
+    A_ptr, C_ptr, at_ptr, pull_ptr, unit_ptr, b, stride, beta, slope, power, headroom, temperature,
+    BLOCK: tl.constexpr, SORTED: tl.constexpr, MEAN: tl.constexpr, MASS: tl.constexpr, SCALED: tl.constexpr,
+    VIEWS: tl.constexpr,
 ):  # fmt: skip
     """A, C and shift of each row for upstream gradients divided by ``unit``, and unit / temperature.
 
-    Products with float16 gradients must neither overflow nor vanish: ``headroom`` makes their largest entry about 2^14.
+    VIEWS: the upstream gradient is that of the losses; what pulls at the positives is stored too.
+    SCALED: unit is the largest gradient times ``headroom``, where coefficients could overflow, or the products of their
+    float16 gradients vanish: their largest entry is then about 2^14. Otherwise it is 1.
     """
     rows = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     real = rows < b
@@ -336,14 +339,18 @@ def coefficients(
         given = tl.load(order_ptr + rows, mask=real, other=0)
     g = tl.zeros([BLOCK], tl.float32)
     h = tl.zeros([BLOCK], tl.float32)
-    largest = 0.0
     if MEAN:
-        g += tl.load(g_ptr + given, mask=real, other=0.0)
-        largest += tl.load(g_largest_ptr)
+        g += tl.load(g_ptr + given * stride, mask=real, other=0.0)
     if MASS:
         h += tl.load(h_ptr + given, mask=real, other=0.0)
-        largest += tl.load(h_largest_ptr)
-    unit = tl.where(largest == 0.0, 1.0, largest * headroom)
+    if VIEWS:
+        pull = g * tl.load(by_positive_ptr + given, mask=real, other=0.0) / temperature
+        tl.store(pull_ptr + given, pull, mask=real)
+        g = g * tl.load(by_mean_ptr + given, mask=real, other=0.0)
+    unit = temperature * 0.0 + 1.0
+    if SCALED:
+        unit = tl.load(largest_ptr) * headroom
+        unit = tl.where(unit == 0.0, 1.0, unit)
     sum0 = tl.load(sum0_ptr + rows, mask=real, other=1.0)
     sum1 = tl.load(sum1_ptr + rows, mask=real, other=1.0)
     tl.store(A_ptr + rows, tl.where(sum1 == 0.0, 0.0, slope * (g / unit) / sum1), mask=real)
