@@ -40,6 +40,8 @@ WARM_UP = 2
 PARTS: dict[str, tuple[Any, str]] = {
     "planning": (PlannedBatchSampler, "_continued"),
     "waiting for the graph": (PlannedBatchSampler, "_source"),
+    "waiting for the graph and its plan": (PlannedBatchSampler, "_from_process"),
+    "planning, in the graph's thread": (Refresh, "_plan_next"),
     "starting the graph": (Refresh, "now"),
     "harvest and refresh": (Loop, "_keep_fresh"),
     "building the graph, in its thread": (refresh, "build_graph"),

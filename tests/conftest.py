@@ -15,6 +15,9 @@ from hypothesis import settings
 from torch import Tensor
 from torch.nn.functional import normalize
 
+if not torch.cuda.is_available():
+    os.environ.setdefault("TRITON_INTERPRET", "1")  # read at the first import of the kernels, whichever test that is in
+
 from hardneg.core.errors import forget_warnings
 
 torch.set_num_threads(1)

@@ -339,7 +339,7 @@ WRONG: list[tuple[list[str], str]] = [
     (["{z}", "--labels", "{dir}/nowhere.npy"], "file of labels that exists"),
     (["{z}", "--labels", "{z}"], "labels [n] of whole numbers"),
     (["{z}", "--positives", "{narrow}"], "second view (6, 3)"),
-    (["{z}", "-e", "BelowPositive(0.1)"], "needs positives, and embeddings alone have none"),
+    (["{z}", "-e", "BelowPositive(0.1)"], "needs positives, got embeddings alone, which have none"),
     (["{z}", "-e", "Tlit(1.0)"], "Did you mean Tilt?"),
     (["{z}", "--judgements", "{dir}/none.tsv"], "of which none match"),
     (["{z}", "--corpus-embeddings", "{z}"], "give --judgements"),

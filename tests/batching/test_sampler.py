@@ -269,6 +269,8 @@ def test_refresh_gives_vectors_where_vectors_are_needed(unit_vectors: UnitVector
     sampler = PlannedBatchSampler(Strata(), N, 16, seed=0)
     Refresh(sampler, 1, lambda: vectors).now()
     assert torch.equal(sampler.data, vectors)
+    vectors.zero_()  # training goes on in the same buffer
+    assert sampler.data.any()
     assert Proximity.needs == "graph"
 
 

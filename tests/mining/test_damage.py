@@ -60,20 +60,20 @@ def heard(function: Any) -> tuple[Any, int]:
 def half_done(tmp_path_factory: pytest.TempPathFactory) -> tuple[MineOptions, bytes]:
     """A job that was stopped before it wrote its output, with all its pieces and blocks, and what it would write."""
     folder = tmp_path_factory.mktemp("half")
-    encode._piece = 16
-    job = replace(make_job(folder), query_block=4)
-    run(job)
-    whole = Path(job.out).read_bytes()
-    shutil.copytree(f"{job.out}.embeddings", folder / "kept")
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr("hardneg.mining.job.write_output", lambda *given: (_ for _ in ()).throw(KeyboardInterrupt))
-        with pytest.raises(KeyboardInterrupt):
-            run(job)
+        patched.setattr(encode, "_piece", 16)
+        job = replace(make_job(folder), query_block=4)
+        run(job)
+        whole = Path(job.out).read_bytes()
+        stop_before_output(job)
     return job, whole
 
 
 @pytest.mark.parametrize("kind", list(KINDS))
-def test_point_18_flipped_bits_of_a_job(kind: str, half_done: tuple[MineOptions, bytes], tmp_path: Path) -> None:
+def test_point_18_flipped_bits_of_a_job(
+    kind: str, half_done: tuple[MineOptions, bytes], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(encode, "_piece", 16)
     job, whole = half_done
     chance, found = random.Random(kind), Counter[str]()
     home = Path(job.out).parent

@@ -70,7 +70,7 @@ def test_defaults_are_not_written():
         ("Tilt(linear(1.0))", r"linear needs end, got none; .* as in linear\(1\.0, 0\.1\)\.$"),
         (
             "Tilt(gamma=1.0)",
-            r"^Tilt needs arguments that it has, got gamma; it takes beta, .*, source=None, as in Tilt\(1\.0\)\.$",
+            r"^Tilt needs arguments that it has, got gamma; it takes beta, .*, by='score', as in Tilt\(1\.0\)\.$",
         ),
         ("Tilt(1.0, beta=1.0)", "^Tilt needs each argument once, got beta twice; it takes beta, detach=False"),
         ("Uniform(1.0)", r"^Uniform needs at most 0 arguments, got 1; it takes no arguments, as in Uniform\(\)\.$"),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import io
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 import torch
@@ -145,6 +146,20 @@ def test_resuming_gives_the_same_losses_bit_for_bit(name: str) -> None:
     torch.manual_seed(1)
     fresh = STATEFUL[name]()
     assert not torch.equal(torch.stack([fresh(*each) for each in later]), torch.stack(expected))
+
+
+@pytest.mark.parametrize("name", STATEFUL)
+def test_state_dicts_hold_tensors_only_so_that_safetensors_stores_them(name: str, tmp_path: Path) -> None:
+    files = pytest.importorskip("safetensors.torch", reason="safetensors is not installed")
+    torch.manual_seed(0)
+    module = STATEFUL[name]()
+    module(*batch(0))
+    state = module.state_dict()
+    assert all(isinstance(value, Tensor) for value in state.values())
+    files.save_file(state, tmp_path / "state.safetensors")
+    resumed = STATEFUL[name]()
+    resumed.load_state_dict(files.load_file(tmp_path / "state.safetensors"))
+    assert torch.equal(resumed(*batch(1)), module(*batch(1)))
 
 
 @pytest.mark.parametrize("name", STATEFUL)

@@ -8,6 +8,7 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from hardneg.core.errors import ArgumentError
 from hardneg.io.files import go_on, write_atomically, write_json
 from hardneg.io.outputs import sealed_page
 
@@ -138,7 +139,8 @@ class Audit:
         for row in self.rows:
             if row.expression == wanted:
                 return row
-        raise ValueError(f"Audit has rows of {[row.expression for row in self.rows]}, got expression={wanted!r}.")
+        known = [row.expression for row in self.rows]
+        raise ArgumentError("Audit.row", f"an expression among {known}", f"expression={wanted!r}")
 
     def frontier(self) -> tuple[Row, ...]:
         """The rules that no other beats in both similarity and falseness, from the easiest to the hardest."""

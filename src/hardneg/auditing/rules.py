@@ -110,16 +110,17 @@ def check_rules(rules: Sequence[NamedRule], *, positives: bool, labels: bool, gr
 
 def _check_factor(factor: Negatives, positives: bool, labels: bool, groups: bool) -> None:
     if isinstance(factor, BelowPositive) and factor.by == "guide":
-        raise ValueError(f"audit has no second model to be a guide, got {factor!r}; use by='score'.")
+        raise ArgumentError("audit", "expressions without a second model as guide", repr(factor), "use by='score'")
     if isinstance(factor, BelowPositive) and not positives:
-        raise ValueError(
-            f"{factor!r} needs positives, and embeddings alone have none: give positives=second view [n, d], "
-            'corpus ids, judgements, or positives="label" (one row of the same label stands in).'
+        fix = (
+            "give positives=second view [n, d], corpus ids, judgements, or "
+            'positives="label" (one row of the same label stands in)'
         )
+        raise ArgumentError(repr(factor), "positives", "embeddings alone, which have none", fix)
     if isinstance(factor, OtherLabel) and not labels:
-        raise ValueError(f"{factor!r} needs labels of anchors and candidates, got none.")
+        raise ArgumentError(repr(factor), "labels of anchors and candidates", "none")
     if isinstance(factor, (SameCluster, OtherCluster)) and not groups:
-        raise ValueError(f"{factor!r} needs groups of anchors and candidates, got none.")
+        raise ArgumentError(repr(factor), "groups of anchors and candidates", "none")
 
 
 def thresholds(scores: Scores) -> list[float]:

@@ -15,7 +15,6 @@ from typing import Annotated, Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import normalize as unit
 
 from hardneg.batching.background import PlanningProcess
 from hardneg.batching.graph import ProximityGraph, build_graph
@@ -23,6 +22,7 @@ from hardneg.batching.sampler import PlannedBatchSampler
 from hardneg.core.errors import argument_error
 from hardneg.core.scoring import HasKeys
 from hardneg.core.types import Keys
+from hardneg.core.vectors import unit
 
 
 def first_of(batch: Any) -> Any:
@@ -51,7 +51,7 @@ def encode(
         for batch in _shown(loader, progress):
             taken = inputs(batch)
             vectors = model(taken.to(device) if isinstance(taken, Tensor) else taken)
-            rows.append((unit(vectors.float(), dim=-1) if normalize else vectors.float()).cpu())
+            rows.append((unit(vectors).float() if normalize else vectors.float()).cpu())
     if not rows:
         raise argument_error("encode", "a loader with at least one batch", "loader", loader)
     return torch.cat(rows)

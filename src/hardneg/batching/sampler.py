@@ -23,7 +23,7 @@ from hardneg.batching.plan import Plan, batch_hash
 from hardneg.batching.planners.base import Epoch, Planner
 from hardneg.batching.planners.proximity import Proximity
 from hardneg.batching.planners.uniform import Uniform
-from hardneg.core.errors import argument_error, warn_once
+from hardneg.core.errors import ArgumentError, argument_error, warn_once
 from hardneg.core.schedules import Number
 
 Source = tuple[Planner, Any, Any]
@@ -307,10 +307,11 @@ class PlanIterator(Iterator[list[int]]):
         sampler.set_epoch(state["epoch"])
         self._begin(state["epoch"], state["position"])
         if self._hash.hexdigest() != state["digest"]:
-            raise ValueError(
-                f"{type(sampler).__name__} needs the plan of the interrupted run to resume epoch {state['epoch']} at "
-                f"batch {state['position']}, got other batches; before the loader's state is loaded, set "
-                "sampler.plan = Plan.load(path)."
+            raise ArgumentError(
+                type(sampler).__name__,
+                f"the plan of the interrupted run to resume epoch {state['epoch']} at batch {state['position']}",
+                "other batches",
+                "before the loader's state is loaded, set sampler.plan = Plan.load(path)",
             )
 
     def _begin(self, epoch: int, position: int) -> None:

@@ -168,7 +168,7 @@ def _print_summary(summary: Summary, options: MineOptions, explain: bool) -> Non
     console.print(Text(odd))
     told = summary.explanation
     console.print(Text(f"{told.short:,} of {told.queries:,} queries have fewer than {options.k} negatives."))
-    console.print(Text(f"{summary.rows_written:,} rows in {options.out}, told in {summary.manifest}."))
+    console.print(Text(f"{summary.rows_written:,} rows in {options.out}, described in {summary.manifest}."))
 
 
 def _print_estimate(cost: Estimate) -> None:

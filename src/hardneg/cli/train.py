@@ -6,14 +6,13 @@ import inspect
 import os
 from collections.abc import Callable
 from dataclasses import Field, fields
-from difflib import get_close_matches
 from pathlib import Path
 from typing import Annotated, Any, get_type_hints
 
 import typer
 
 from hardneg.cli.errors import errors_for_people, given, read_yaml
-from hardneg.core.errors import ArgumentError
+from hardneg.core.errors import ArgumentError, UnknownName
 from hardneg.training.options import RECIPES, RUN, Scheduled, TrainOptions, allowed, called, from_text
 
 ALLOW_OTHER_DATA = "Go on although the images or labels are not those that the run was begun with."
@@ -122,29 +121,24 @@ def _parameter(name: str, kind: Any, default: Any, *flags: str, **rest: Any) -> 
 def _configured(path: Path, options: type[TrainOptions]) -> dict[str, Any]:
     values = read_yaml(path)
     kinds = get_type_hints(options) | {"out": str, "resume": bool, "allow_other_data": bool}
-    if unknown := [name for name in values if name not in kinds]:
-        nearest = [_in_words(one, kinds, options) for name in unknown for one in get_close_matches(name, kinds, n=1)]
-        raise ArgumentError(
-            "--config",
-            f"options among {', '.join(kinds)}",
-            f"{', '.join(unknown)} in {path}",
-            fix=f"write {', '.join(nearest)}" if nearest else None,
-        )
+    for name in values:
+        if name not in kinds:
+            raise UnknownName(name, kinds, f"in {path}", {one: _taken(one, kinds, options) for one in kinds})
     for name in ("out", "resume", "allow_other_data"):
         if name in values and not isinstance(values[name], kinds[name]):
             raise ArgumentError("--config", f"{name} to be {called(kinds[name])}", f"{name}={values[name]!r} in {path}")
     return {name: from_text(kinds[name], value) for name, value in values.items()}
 
 
-def _in_words(name: str, kinds: dict[str, Any], options: type[TrainOptions]) -> str:
-    """An option with what it takes: ``epochs (a whole number of at least 1, by default 50)``."""
+def _taken(name: str, kinds: dict[str, Any], options: type[TrainOptions]) -> str:
+    """What an option takes: "It is a whole number of at least 1, by default 50"."""
     one = {field.name: field for field in fields(options)}.get(name)
     if one is None:
-        return f"{name} ({called(kinds[name])})"
+        return f"It is {called(kinds[name])}"
     rules = one.metadata
-    taken = f"one of {', '.join(rules['among'])}" if rules["among"] else called(kinds[name])
+    kind = f"one of {', '.join(rules['among'])}" if rules["among"] else called(kinds[name])
     bounds = f" {allowed(rules['low'], rules['high'])}" if rules["low"] is not None else ""
-    return f"{name} ({taken}{bounds}, by default {one.default})"
+    return f"It is {kind}{bounds}, by default {one.default}"
 
 
 for _recipe, _options in RECIPES.items():

@@ -57,11 +57,12 @@ class HardnegError(Exception):
         return self
 
     def __str__(self) -> str:
-        return self._sentence() if self.where is None else f"{self.where}: {self._sentence()}"
+        sentence = self._sentence().removesuffix(".") + "."  # one that ends with another error has its full stop
+        return sentence if self.where is None else f"{self.where}: {sentence}"
 
     def _sentence(self) -> str:
         got = f", got {self.got}" if self.got is not None else ""
-        return f"{self.who} needs {self.what}{got}{self._then()}."
+        return f"{self.who} needs {self.what}{got}{self._then()}"
 
     def _then(self) -> str:
         return f"; {self.fix}" if self.fix else ""

@@ -1,47 +1,54 @@
-"""The inner loop of Metropolis-Hastings chains, vectorised over the chains; ``triton_chain`` is its twin on a GPU."""
+"""The steps of Metropolis-Hastings chains, vectorised over the chains; ``triton_chain`` is its twin on a GPU."""
 
 from __future__ import annotations
 
 import math
-from typing import Annotated
+from typing import Annotated, NamedTuple
 
 import torch
 from torch import Tensor
 
-PerChain = Annotated[Tensor, "c"]
-PerStep = Annotated[Tensor, "c k"]
+PerChain = Annotated[Tensor, "b"]
+PerStep = Annotated[Tensor, "b k"]
+PerColumn = Annotated[Tensor, "b n"]
 
 
-def walk(
-    scores: Annotated[Tensor, "c n"],
-    start: PerChain,
-    start_score: PerChain,
-    proposals: PerStep,
-    log_uniforms: PerStep,
-) -> tuple[PerStep, PerStep]:
-    """The column in which each chain stands after each of k steps, and whether it moved.
+class Visits(NamedTuple):
+    """What k steps of each chain did."""
 
-    A chain moves to its proposal where log U < s_new - s_state. ``start`` may lie outside the columns, with the score
-    ``start_score``; a start score of -inf takes the first proposal. A proposal of -1 is no proposal.
+    counts: PerColumn
+    """How often each column was the state after a step that counts."""
+    end: PerChain
+    """The last column, -1 where there was never one."""
+    accepted: PerStep
+
+
+def walk(log_scores: PerColumn, start: PerChain, proposals: PerStep, log_uniforms: PerStep, burn_in: int = 0) -> Visits:
+    """k steps of each chain over its columns; a pure function.
+
+    The state becomes the proposal where log U < s_new - s_state. A start of -1, or one whose score is NaN, takes the
+    first proposal. A proposal of -1 is no proposal, and one whose score is -inf or NaN is never accepted.
 
     >>> s = torch.tensor([[0.0, 2.0, -9.0]])
     >>> steps = torch.tensor([[1, 2, 0]]), torch.tensor([[0.9, 0.5, 0.1]]).log()
-    >>> path, moved = walk(s, torch.tensor([0]), torch.tensor([0.0]), *steps)
-    >>> path.tolist(), moved.tolist()
-    ([[1, 1, 0]], [[True, False, True]])
+    >>> visits = walk(s, torch.tensor([0]), *steps)
+    >>> visits.counts.tolist(), visits.end.tolist(), visits.accepted.tolist()
+    ([[1.0, 2.0, 0.0]], [0], [[True, False, True]])
     """
-    if not scores.shape[1]:
-        proposals = torch.full_like(proposals, -1)
-        proposed = torch.full_like(log_uniforms, -math.inf)
-    else:
-        proposed = torch.where(proposals >= 0, scores.gather(1, proposals.clamp(min=0)), -math.inf)
+    b, k = proposals.shape
+    padded = torch.nn.functional.pad(log_scores, (0, 1), value=-math.inf)  # column -1
+    score = padded.gather(1, start[:, None] % padded.shape[1]).squeeze(1)
+    score = torch.where(score.isnan(), -math.inf, score)  # a chain must not be stuck where a broken batch left it
+    proposed = padded.gather(1, proposals % padded.shape[1]).T.contiguous()
     # s_new - log U is what the state's score must stay below: one comparison per step, and no exponential.
-    bars = torch.where(proposed == -math.inf, -math.inf, proposed - log_uniforms)
-    column, score = start, start_score
-    path, moves = torch.empty_like(proposals), torch.empty_like(proposals, dtype=torch.bool)
-    for step in range(proposals.shape[1]):
-        move = score < bars[:, step]
-        column = torch.where(move, proposals[:, step], column)
-        score = torch.where(move, proposed[:, step], score)
-        path[:, step], moves[:, step] = column, move
-    return path, moves
+    bars = torch.where(proposed == -math.inf, -math.inf, proposed - log_uniforms.T)
+    accepted = torch.empty(k, b, dtype=torch.bool, device=log_scores.device)
+    for move, new, bar in zip(accepted, proposed, bars, strict=True):
+        torch.lt(score, bar, out=move)
+        score = torch.where(move, new, score)
+    steps = torch.arange(1, k + 1, device=log_scores.device)
+    last = (accepted.T * steps).cummax(1).values if k else proposals  # the last step that moved, from 1; 0: none
+    path = torch.cat([start[:, None], proposals], dim=1).gather(1, last)
+    counted = path[:, burn_in:]
+    counts = torch.zeros_like(padded).scatter_add(1, counted % padded.shape[1], torch.ones_like(counted).to(padded))
+    return Visits(counts[:, :-1], path[:, -1] if k else start, accepted.T)

@@ -74,7 +74,7 @@ def row_statistics(
     band = _band(low, high, anchors)
     bits = (1.0 + beta) * 2.0 * LOG2_E / value
     fixed = (unit or normalize) and bits < FIXED_SHIFT_BITS
-    masked = band[0] is not None or tags.few
+    masked = tags.few
     plan = Plan(value, float(beta), detach, normalize, fixed, candidates is None, masked)
     given = temperature if isinstance(temperature, Tensor) and temperature.requires_grad else None
     return RowStatistics(
@@ -140,6 +140,8 @@ class _RowStatistics(torch.autograd.Function):
         ctx.plan, ctx.temperature = plan, temperature
         ctx.set_materialize_grads(False)
         rows, columns = sides_of(anchors, candidates, tags, plan.normalize, plan.masked)
+        if rows.order is not None and band[0] is not None and band[1] is not None:
+            band = band[0][rows.order], band[1][rows.order]
         found, sums = _sweep(rows, columns, band, plan)
         ctx.save_for_backward(*rows, *columns, *band, *sums)
         ctx.mark_non_differentiable(found[2])
@@ -149,7 +151,7 @@ class _RowStatistics(torch.autograd.Function):
     @once_differentiable  # type: ignore[untyped-decorator]
     def backward(ctx: Any, g_mean: Tensor | None, g_mass: Tensor | None, _: None) -> tuple[Tensor | None, ...]:
         plan, saved = ctx.plan, ctx.saved_tensors
-        rows, columns, band, sums = Side(*saved[:7]), Side(*saved[7:14]), saved[14:16], saved[16:]
+        rows, columns, band, sums = Side(*saved[:8]), Side(*saved[8:16]), saved[16:18], saved[18:]
         grad_anchors: Tensor | None = None
         grad_candidates: Tensor | None = None
         grad_temperature: Tensor | None = None
@@ -184,10 +186,11 @@ def _sweep(
         triton_rows.forward[(-(-b // block.rows),)](
             rows.vectors, columns.vectors, rows.inverse_norms, columns.inverse_norms,
             rows.ids, columns.ids, rows.labels, columns.labels, *band,
-            rows.begin, rows.end, rows.order, largest, log_mean, log_mass, support, sum0, sum1, shift,
+            rows.begin, rows.end, rows.split, rows.order, largest, log_mean, log_mass, support, sum0, sum1, shift,
             b, n, d, plan.scale, plan.beta, plan.scale if plan.fixed else 0.0,
             TILT=plan.tilt, BAND=band[0] is not None,
-            FIXED=plan.fixed, MASKED=plan.masked, **switches(rows, columns, plan.itself, block),
+            FIXED=plan.fixed, MASKED=plan.masked, LATE=block.stages if plan.masked else 1,
+            **switches(rows, columns, plan.itself, block),
         )  # fmt: skip
     return (log_mean, log_mass, support), (sum0, sum1, shift)
 
@@ -234,11 +237,13 @@ def _gradient(
             rows.vectors, columns.vectors, rows.inverse_norms, columns.inverse_norms,
             rows.ids, columns.ids, rows.labels, columns.labels,
             *(band if of_rows else nothing[:2]), *(band if of_columns else nothing[:2]),
-            *(of_rows or nothing), *(of_columns or nothing), rows.begin, rows.end, rows.order, unit, gradient, product,
+            *(of_rows or nothing), *(of_columns or nothing),
+            rows.begin, rows.end, rows.split, rows.order, unit, gradient, product,
             b, n, d, scale, plan.beta, scale if plan.fixed else 0.0,
             TILT=triton_rows.UNIFORM if plan.single else plan.tilt, BAND=band[0] is not None,
             ROW=of_rows is not None, COLUMN=of_columns is not None, PRODUCT=product_too,
-            FIXED=plan.fixed, MASKED=plan.masked, **switches(rows, columns, plan.itself, block),
+            FIXED=plan.fixed, MASKED=plan.masked, LATE=block.stages if plan.masked else 1,
+            **switches(rows, columns, plan.itself, block),
         )  # fmt: skip
     return gradient, product
 

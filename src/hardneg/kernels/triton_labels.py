@@ -128,7 +128,7 @@ class _Positives(torch.autograd.Function):
     @once_differentiable  # type: ignore[untyped-decorator]
     def backward(ctx: Any, g_first: Tensor, g_second: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
         saved = ctx.saved_tensors
-        rows, columns, (offset, first, second) = Side(*saved[:7]), Side(*saved[7:14]), saved[14:]
+        rows, columns, (offset, first, second) = Side(*saved[:8]), Side(*saved[8:16]), saved[16:]
         grad_anchors, grad_candidates, grad_learned = None, None, None
         grad_offset = g_first * second if offset is not None and ctx.needs_input_grad[3] else None
         parts = _upstream(g_first, g_second, first, offset, rows.vectors.dtype)

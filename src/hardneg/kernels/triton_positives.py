@@ -21,11 +21,13 @@ from hardneg.kernels.triton_rows import allowed_pairs, load_rows, load_vectors
 @jit
 def positive_blocks(begin_ptr, end_ptr, b, n, BM: tl.constexpr, BN: tl.constexpr, SORTED: tl.constexpr):
     """The columns [begin, end) that the positives of a block of rows are among, begin a multiple of BN."""
+    row = tl.program_id(0) * BM
+    begin = row * 0
+    end = begin + n
     if SORTED:
-        row = tl.program_id(0) * BM
-        return tl.load(begin_ptr + row) // BN * BN, tl.load(end_ptr + tl.minimum(row + BM, b) - 1)
-    else:
-        return 0, n
+        begin = tl.load(begin_ptr + row) // BN * BN
+        end = tl.load(end_ptr + tl.minimum(row + BM, b) - 1)
+    return begin, end
 
 
 @jit

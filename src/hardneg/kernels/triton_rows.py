@@ -56,23 +56,41 @@ def load_rows(pointer, rows, count, CHECKED: tl.constexpr):
 
 @jit
 def masked_blocks(
-    begin_ptr, end_ptr, b, n,
-    BM: tl.constexpr, BN: tl.constexpr, MASKED: tl.constexpr, SORTED: tl.constexpr, SELF: tl.constexpr,
+    begin_ptr, end_ptr, split_ptr, b, n,
+    BM: tl.constexpr, BN: tl.constexpr, SELF: tl.constexpr, IDS: tl.constexpr, LABELS: tl.constexpr,
+    MASKED: tl.constexpr, SORTED: tl.constexpr,
 ):  # fmt: skip
-    """The blocks [first, last) of columns that need masks, among the whole ones; and the number of whole ones."""
+    """Blocks of columns, of the whole ones: [first, last) may need masks, of which no row needs [skip, skip + skipped).
+
+    Sorted by label, the columns with the label of every row are excluded without a look, unless one id has two labels.
+    """
     whole = n // BN
     row = tl.program_id(0) * BM
+    begin = row * 0
+    end = begin
+    inner = begin
+    inner_end = begin
     if MASKED:
-        return 0, whole, whole
+        end += n
     elif SORTED:
+        last_row = tl.minimum(row + BM, b) - 1
         begin = tl.load(begin_ptr + row)
-        end = tl.load(end_ptr + tl.minimum(row + BM, b) - 1)
+        end = tl.load(end_ptr + last_row)
+        if LABELS:
+            inner = tl.load(begin_ptr + last_row)
+            inner_end = tl.load(end_ptr + row)
+            if IDS:
+                split = tl.load(split_ptr) != 0
+                begin = tl.where(split, 0, begin)
+                end = tl.where(split, n, end)
+                inner_end = tl.where(split, inner, inner_end)
     elif SELF:
         begin = row
         end = row + BM
-    else:
-        return 0, 0, whole
-    return tl.minimum(begin // BN, whole), tl.minimum((end + BN - 1) // BN, whole), whole
+    first = tl.minimum(begin // BN, whole)
+    last = tl.minimum((end + BN - 1) // BN, whole)
+    skip = (inner + BN - 1) // BN
+    return first, last, skip, tl.maximum(inner_end // BN - skip, 0), whole
 
 
 @jit
@@ -101,6 +119,12 @@ def fold(values, BM: tl.constexpr, BN: tl.constexpr):
 
 
 @jit
+def nothing_yet(BM: tl.constexpr):
+    sums = tl.zeros([BM, 8], tl.float32)
+    return sums, sums, tl.full([BM], float("-inf"), tl.float32)
+
+
+@jit
 def added(
     sum0, sum1, top, outside, start, a, rows,
     c_ptr, a_norm_ptr, c_norm_ptr, a_ids_ptr, c_ids_ptr, a_labels_ptr, c_labels_ptr, low_ptr, high_ptr,
@@ -114,12 +138,19 @@ def added(
     c = load_vectors(c_ptr, columns, n, d, BD, CHECKED, FULL_D)
     x = tl.dot(a, tl.trans(c), input_precision=PRECISION)
     if NORMS:
-        x = x * load_rows(a_norm_ptr, rows, b, True)[:, None] * load_rows(c_norm_ptr, columns, n, CHECKED)[None, :]
+        a_norm = load_rows(a_norm_ptr, rows, b, True)[:, None]
+        c_norm = load_rows(c_norm_ptr, columns, n, CHECKED)[None, :]
     if BAND:
+        if NORMS:
+            x = x * (a_norm * c_norm)  # in this order the bits are those of the backward pass, from either side
         low = load_rows(low_ptr, rows, b, True)[:, None]
         high = load_rows(high_ptr, rows, b, True)[:, None]
         beyond = (x < low) | (x > high)
-    x = x * scale - shift
+        x = x * scale - shift
+    elif NORMS:
+        x = x * c_norm * (a_norm * scale) - shift
+    else:
+        x = x * scale - shift
     if CHECKED:
         allowed = allowed_pairs(
             a_ids_ptr, a_labels_ptr, c_ids_ptr, c_labels_ptr, rows, columns, b, n, SELF, IDS, LABELS
@@ -128,6 +159,9 @@ def added(
             allowed = allowed & ~beyond
         x = tl.where(allowed, x, float("-inf"))
         outside += tl.sum(tl.where(allowed | (columns >= n)[None, :], 0, 1), 1)
+    elif BAND:
+        x = tl.where(beyond, float("-inf"), x)
+        outside += tl.sum(beyond.to(tl.int32), 1)
     if not FIXED:
         largest = tl.maximum(top, tl.max(x, 1))
         safe = tl.where(largest == float("-inf"), 0.0, largest)
@@ -158,19 +192,21 @@ def added(
 @jit
 def forward(
     a_ptr, c_ptr, a_norm_ptr, c_norm_ptr, a_ids_ptr, c_ids_ptr, a_labels_ptr, c_labels_ptr, low_ptr, high_ptr,
-    begin_ptr, end_ptr, order_ptr, largest_ptr, log_mean_ptr, log_mass_ptr, support_ptr, sum0_ptr, sum1_ptr, shift_ptr,
+    begin_ptr, end_ptr, split_ptr, order_ptr, largest_ptr, log_mean_ptr, log_mass_ptr, support_ptr,
+    sum0_ptr, sum1_ptr, shift_ptr,
     b, n, d, scale, beta, shift,
     BM: tl.constexpr, BN: tl.constexpr, BD: tl.constexpr, FULL_D: tl.constexpr, TILT: tl.constexpr,
     FIXED: tl.constexpr, NORMS: tl.constexpr, SELF: tl.constexpr, IDS: tl.constexpr, LABELS: tl.constexpr,
-    BAND: tl.constexpr, MASKED: tl.constexpr, SORTED: tl.constexpr, RAGGED: tl.constexpr, PRECISION: tl.constexpr,
+    BAND: tl.constexpr, MASKED: tl.constexpr, SORTED: tl.constexpr, RAGGED: tl.constexpr, LATE: tl.constexpr,
+    PRECISION: tl.constexpr,
 ):  # fmt: skip
     rows = tl.program_id(0) * BM + tl.arange(0, BM)
     a = load_vectors(a_ptr, rows, b, d, BD, True, FULL_D)
-    sum0 = tl.zeros([BM, 8], tl.float32)
-    sum1 = tl.zeros([BM, 8], tl.float32)
     outside = tl.zeros([BM], tl.int32)
-    top = tl.full([BM], float("-inf"), tl.float32)
-    first, last, whole = masked_blocks(begin_ptr, end_ptr, b, n, BM, BN, MASKED, SORTED, SELF)
+    sum0, sum1, top = nothing_yet(BM)
+    first, last, skip, skipped, whole = masked_blocks(
+        begin_ptr, end_ptr, split_ptr, b, n, BM, BN, SELF, IDS, LABELS, MASKED, SORTED
+    )
     if not MASKED:
         for k in tl.range(0, whole - (last - first)):
             start = tl.where(k < first, k, k + (last - first)) * BN
@@ -180,18 +216,33 @@ def forward(
                 b, n, d, scale, beta, shift,
                 BM, BN, BD, FULL_D, TILT, FIXED, NORMS, SELF, IDS, LABELS, BAND, PRECISION, False,
             )  # fmt: skip
+    sum0, sum1 = tl.sum(sum0, 1), tl.sum(sum1, 1)
     if MASKED or SORTED or SELF or RAGGED:
-        for k in tl.range(0, last - first + RAGGED, num_stages=1):
-            start = tl.where(first + k < last, first + k, whole) * BN
-            sum0, sum1, top, outside = added(
-                sum0, sum1, top, outside, start, a, rows,
+        # Sums of their own, which hold no registers in the loop above.
+        late0, late1, late_top = nothing_yet(BM)
+        outside += skipped * BN
+        for k in tl.range(0, last - first - skipped + RAGGED, num_stages=LATE):
+            start = tl.where(first + k < skip, first + k, first + k + skipped)
+            start = tl.where(start < last, start, whole) * BN
+            late0, late1, late_top, outside = added(
+                late0, late1, late_top, outside, start, a, rows,
                 c_ptr, a_norm_ptr, c_norm_ptr, a_ids_ptr, c_ids_ptr, a_labels_ptr, c_labels_ptr, low_ptr, high_ptr,
                 b, n, d, scale, beta, shift,
                 BM, BN, BD, FULL_D, TILT, FIXED, NORMS, SELF, IDS, LABELS, BAND, PRECISION, True,
             )  # fmt: skip
+        late0, late1 = tl.sum(late0, 1), tl.sum(late1, 1)
+        if not FIXED:
+            largest = tl.maximum(top, late_top)
+            safe = tl.where(largest == float("-inf"), 0.0, largest)
+            sum0 = sum0 * tl.exp2(beta * (top - safe))
+            sum1 = sum1 * tl.exp2((1.0 + beta) * (top - safe))
+            late0 = late0 * tl.exp2(beta * (late_top - safe))
+            late1 = late1 * tl.exp2((1.0 + beta) * (late_top - safe))
+            top = largest
+        sum0 += late0
+        sum1 += late1
 
     real = rows < b
-    sum0, sum1 = tl.sum(sum0, 1), tl.sum(sum1, 1)
     support = n - outside
     if FIXED:
         at = tl.full([BM], 0.0, tl.float32) + shift
@@ -295,11 +346,17 @@ def pulled(
     columns = start + tl.arange(0, BN)
     c = load_vectors(c_ptr, columns, n, d, BD, CHECKED, FULL_D)
     x = tl.dot(r, tl.trans(c), input_precision=PRECISION)
-    if NORMS:
-        c_norm = load_rows(c_norm_ptr, columns, n, CHECKED)[None, :]
-        x = x * load_rows(r_norm_ptr, rows, b, True)[:, None] * c_norm
     similarity = x
-    x = x * scale - shift
+    if NORMS:
+        r_norm = load_rows(r_norm_ptr, rows, b, True)[:, None]
+        c_norm = load_rows(c_norm_ptr, columns, n, CHECKED)[None, :]
+    if NORMS and BAND:
+        similarity = x * (r_norm * c_norm)
+        x = similarity * scale - shift
+    elif NORMS:
+        x = x * c_norm * (r_norm * scale) - shift
+    else:
+        x = x * scale - shift
     if CHECKED:
         allowed = allowed_pairs(
             r_ids_ptr, r_labels_ptr, c_ids_ptr, c_labels_ptr, rows, columns, b, n, SELF, IDS, LABELS
@@ -343,18 +400,20 @@ def pulled(
 def backward(
     r_ptr, c_ptr, r_norm_ptr, c_norm_ptr, r_ids_ptr, c_ids_ptr, r_labels_ptr, c_labels_ptr,
     r_low_ptr, r_high_ptr, c_low_ptr, c_high_ptr, r_A_ptr, r_C_ptr, r_shift_ptr, c_A_ptr, c_C_ptr, c_shift_ptr,
-    begin_ptr, end_ptr, order_ptr, unit_ptr, gradient_ptr, product_ptr,
+    begin_ptr, end_ptr, split_ptr, order_ptr, unit_ptr, gradient_ptr, product_ptr,
     b, n, d, scale, beta, shift,
     BM: tl.constexpr, BN: tl.constexpr, BD: tl.constexpr, FULL_D: tl.constexpr, TILT: tl.constexpr,
     FIXED: tl.constexpr, NORMS: tl.constexpr, SELF: tl.constexpr, IDS: tl.constexpr, LABELS: tl.constexpr,
-    BAND: tl.constexpr, MASKED: tl.constexpr, SORTED: tl.constexpr, RAGGED: tl.constexpr, PRECISION: tl.constexpr,
-    ROW: tl.constexpr, COLUMN: tl.constexpr, PRODUCT: tl.constexpr,
+    BAND: tl.constexpr, MASKED: tl.constexpr, SORTED: tl.constexpr, RAGGED: tl.constexpr, LATE: tl.constexpr,
+    PRECISION: tl.constexpr, ROW: tl.constexpr, COLUMN: tl.constexpr, PRODUCT: tl.constexpr,
 ):  # fmt: skip
     """grad r_i = unit sum_j e_ij c_j. ROW: rows are anchors; COLUMN: columns are; both in self-similarity."""
     rows = tl.program_id(0) * BM + tl.arange(0, BM)
     r = load_vectors(r_ptr, rows, b, d, BD, True, FULL_D)
     total = tl.zeros([BM, BD], tl.float32)
-    first, last, whole = masked_blocks(begin_ptr, end_ptr, b, n, BM, BN, MASKED, SORTED, SELF)
+    first, last, skip, skipped, whole = masked_blocks(
+        begin_ptr, end_ptr, split_ptr, b, n, BM, BN, SELF, IDS, LABELS, MASKED, SORTED
+    )
     if not MASKED:
         for k in tl.range(0, whole - (last - first)):
             start = tl.where(k < first, k, k + (last - first)) * BN
@@ -366,8 +425,9 @@ def backward(
                 BN, BD, FULL_D, TILT, FIXED, NORMS, SELF, IDS, LABELS, BAND, PRECISION, ROW, COLUMN, False,
             )  # fmt: skip
     if MASKED or SORTED or SELF or RAGGED:
-        for k in tl.range(0, last - first + RAGGED, num_stages=1):
-            start = tl.where(first + k < last, first + k, whole) * BN
+        for k in tl.range(0, last - first - skipped + RAGGED, num_stages=LATE):
+            start = tl.where(first + k < skip, first + k, first + k + skipped)
+            start = tl.where(start < last, start, whole) * BN
             total = pulled(
                 total, start, r, rows,
                 c_ptr, r_norm_ptr, c_norm_ptr, r_ids_ptr, c_ids_ptr, r_labels_ptr, c_labels_ptr,

@@ -99,8 +99,10 @@ class Side(NamedTuple):
     labels: Tensor | None
     order: Tensor | None = None
     begin: Tensor | None = None
-    """Of each row the columns [begin, end) that a mask may exclude."""
+    """Of each row the columns [begin, end) with its label, or with its id where labels do not count."""
     end: Tensor | None = None
+    split: Tensor | None = None
+    """Whether an id has two labels, and so columns elsewhere."""
 
 
 def sides_of(
@@ -141,9 +143,7 @@ def _sorted_side(vectors: Tensor, ids: Tensor | None, labels: Tensor | None, nor
 
 def _facing(rows: Side, keys: Tensor, others: Tensor, split: Tensor | None) -> Side:
     begin, end = (torch.searchsorted(others, keys, right=right, out_int32=True) for right in (False, True))
-    if split is not None:
-        begin, end = torch.where(split, 0, begin), torch.where(split, len(others), end)
-    return rows._replace(begin=begin, end=end)
+    return rows._replace(begin=begin, end=end, split=split)
 
 
 def _split_ids(tags: Tags) -> Tensor | None:
@@ -168,13 +168,16 @@ class Block(NamedTuple):
     registers: int | None = None
 
 
-def block_of(vectors: Tensor, count: int, backward: bool) -> Block:
+def block_of(vectors: Tensor, num_rows: int, backward: bool) -> Block:
     """The shapes that were fastest on an H200; the same for the same input, so that the bits are too."""
+    d = vectors.shape[1]
     if vectors.dtype == torch.float32:
         return Block(64, 32, 4, 2)
+    if num_rows < SORTED_FROM:
+        return Block(64, 64, 4, 3)
     if not backward:
-        return Block(256, 64, 8, 3) if count >= 16384 and vectors.shape[1] <= 128 else Block(64, 64, 4, 3)
-    return Block(128, 64, 4, 3) if count >= 16384 and vectors.shape[1] <= 128 else Block(64, 64, 4, 3)
+        return Block(128, 64, 8, 2 if d <= 128 else 3, 128)
+    return Block(64, 128, 4, 3 if d <= 64 else 2) if d <= 128 else Block(128, 64, 8, 3)
 
 
 def switches(rows: Side, columns: Side, itself: bool, block: Block) -> dict[str, Any]:

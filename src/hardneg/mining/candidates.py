@@ -55,9 +55,11 @@ class Finder:
         self.retrievers = (*near, *(other.name for other in search.also))
         self.index = FaissIndex(self.corpus, search) if search.kind in ("flat", "ivf", "hnsw") else None
         if self.index is not None and self.reach.size is None and not self.listed:
-            raise ValueError(
-                f"Search({search.kind!r}) needs an expression that the nearest candidates decide, got "
-                f"{rule.negatives!r} with draw={rule.draw!r}; begin with Rank(0, stop) or search='exact'."
+            raise ArgumentError(
+                f"Search({search.kind!r})",
+                "an expression that the nearest candidates decide",
+                f"{rule.negatives!r} with draw={rule.draw!r}",
+                "begin with Rank(0, stop) or search='exact'",
             )
 
     @property

@@ -1,6 +1,7 @@
 """Distributions of negatives, one small file per idea. Importing this registers them in the grammar."""
 
-from hardneg.negatives.bands import BelowPositive, Rank, Ring, Threshold
+from hardneg.negatives.adnce import ADNCE
+from hardneg.negatives.bands import BelowPositive, Threshold
 from hardneg.negatives.base import Negatives, Product, Uniform, keep, registered_negatives
 from hardneg.negatives.clusters import OtherCluster, SameCluster
 from hardneg.negatives.grammar import parse, to_text
@@ -8,8 +9,10 @@ from hardneg.negatives.hardening import Hardening, assumption_1, register_harden
 from hardneg.negatives.known import Known, KnownPairs
 from hardneg.negatives.labels import From, OtherLabel
 from hardneg.negatives.tilt import ClippedTilt, Tilt
+from hardneg.negatives.windows import Rank, Ring
 
 __all__ = [
+    "ADNCE",
     "BelowPositive",
     "ClippedTilt",
     "From",

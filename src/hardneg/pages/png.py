@@ -13,6 +13,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn.functional import interpolate
 
+from hardneg.core.errors import ArgumentError
+
 SIGNATURE = b"\x89PNG\r\n\x1a\n"
 
 
@@ -24,7 +26,7 @@ def encode_png(pixels: Annotated[NDArray[np.uint8], "h w c"]) -> bytes:
     """
     height, width, channels = pixels.shape
     if pixels.dtype != np.uint8 or channels not in (1, 3):
-        raise ValueError(f"encode_png needs uint8 pixels [h, w, 1 or 3], got pixels={pixels.shape} of {pixels.dtype}.")
+        raise ArgumentError("encode_png", "uint8 pixels [h, w, 1 or 3]", f"pixels={pixels.shape} of {pixels.dtype}")
     colour_type = {1: 0, 3: 2}[channels]
     rows = pixels.reshape(height, width * channels)
     filtered = np.concatenate([np.zeros((height, 1), np.uint8), rows], axis=1)  # filter 0 before every row

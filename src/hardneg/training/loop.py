@@ -250,7 +250,7 @@ class Loop:
         size = min(every, len(self.sampler) - begun)
         left = begun + size - done
         nearest = self.step - (self.refreshed or 0) + min(every, len(self.sampler)) / 2 >= every
-        return nearest and left == min(LEAD, every // 3, size - 1) and self.step + left < self.total
+        return nearest and left == min(LEAD, (every - 1) // 3, size - 1) and self.step + left < self.total
 
     def _vectors(self) -> Tensor:
         """What the ranks plan from, the same on all of them."""

@@ -40,7 +40,9 @@ from hardneg.training.checkpoints import Checkpoints
 from hardneg.training.data.fingerprint import check_same_data
 from hardneg.training.records import line_of, read_records
 from hardneg.training.tensorboard import leave_board, show_on_board
-from hardneg.training.trained import check_same_encoder
+from hardneg.training.trained import check_same_encoder, is_record
+
+CONFIG_FIX = "put back a copy of it, or use another --out"
 
 FIGURES = ("knn", "1nn", "linear", "uniformity")
 """Those of the result that TensorBoard shows beside the records."""
@@ -85,7 +87,7 @@ class Run:
         if not run.begun():
             write_json(run.config_path, {**wanted, **environment()})
             return run
-        before = run.config()
+        before = run._whole_config()
         if not resume:
             raise ValueError(f"{run.path} already holds a run; use --resume to go on with it, or another --out.")
         if before["recipe"] != recipe:
@@ -134,7 +136,16 @@ class Run:
     def config(self) -> dict[str, Any]:
         if not self.config_path.exists():
             raise ValueError(f"{self.path} is not a run: it has no config.json.")
-        config: dict[str, Any] = read_json(self.config_path, "put back a copy of it, or use another --out", who="train")
+        config: dict[str, Any] = read_json(self.config_path, CONFIG_FIX, who="train")
+        return config
+
+    def _whole_config(self) -> dict[str, Any]:
+        """The config of a run that goes on, which needs all of its parts."""
+        config = self.config()
+        known = isinstance(config.get("recipe"), str) and isinstance(config.get("options"), dict)
+        if not known or not is_record(config.get("trained")):
+            what = "a recipe, its options and what was trained"
+            raise Damaged("train", what, self.config_path, got=f"it lacks {what}", fix=CONFIG_FIX)
         return config
 
     def check_data(self, now: dict[str, Any]) -> None:

@@ -1,8 +1,4 @@
-"""The conformance suite: what every distribution of negatives must do, for the ones here and for yours.
-
-from hardneg.testing import check_negatives
-check_negatives(MyNegatives)
-"""
+"""The rules that every distribution keeps, each a function that gives None or says what to fix."""
 
 from __future__ import annotations
 
@@ -12,54 +8,17 @@ from typing import Annotated
 
 import torch
 from torch import Tensor
-from torch.nn.functional import normalize, pad
+from torch.nn.functional import pad
 
-from hardneg.core.objectives import info_nce
-from hardneg.core.scoring import score
-from hardneg.core.types import NEVER, Guide, Keys, LogWeights, PairLosses, Scores, Tags, with_support
+from hardneg.core.objectives import InfoNCE, info_nce, reduce
+from hardneg.core.scoring import dense
+from hardneg.core.types import NEVER, LogWeights, PairLosses, Scores, with_support
+from hardneg.kernels.chunked import streamed
 from hardneg.negatives import Negatives, OtherLabel, Product, parse
+from hardneg.testing.examples import make_pairing, make_scores, take_columns, take_rows, weights_by_tiles
 
 Problem = str | None
 Rule = Callable[[Negatives], Problem]
-
-
-def check_negatives(negatives: Negatives | type[Negatives], *, compile: bool = True) -> None:
-    """Raises AssertionError, with a sentence that says what to fix, unless the distribution keeps every rule.
-
-    A class is checked over its ``examples``, or its default construction where it has none; an instance as it is. Its
-    schedules are taken at step 0 of 10. ``compile=False`` leaves out torch.compile, which takes most of the time and
-    resets torch's compiler.
-
-    >>> from hardneg import Tilt
-    >>> check_negatives(Tilt, compile=False)
-    """
-    for each in [negatives] if isinstance(negatives, Negatives) else _examples(negatives):
-        for rule in rules_of_text:
-            _apply(rule, each)
-        for rule in rules_of_weights:
-            if compile or rule is not compiles:
-                _apply(rule, each.at(0, 10))
-
-
-def _examples(cls: type[Negatives]) -> list[Negatives]:
-    try:
-        return [parse(text) for text in cls.examples] or [cls()]
-    except Exception as error:
-        raise AssertionError(
-            f"{cls.__name__} cannot be built ({error}); give every field a default, or list calls of the grammar in "
-            f"examples: ClassVar = ('{cls.__name__}(...)',)."
-        ) from error
-
-
-def _apply(rule: Rule, negatives: Negatives) -> None:
-    try:
-        problem = rule(negatives)
-    except Exception as error:
-        raise AssertionError(
-            f"{type(negatives).__name__} raises {type(error).__name__} ({error}). The rule: {rule.__doc__}"
-        ) from error
-    if problem:
-        raise AssertionError(f"{negatives!r} {problem}.")
 
 
 def reads_back(negatives: Negatives) -> Problem:
@@ -236,11 +195,67 @@ def compiles(negatives: Negatives) -> Problem:
     return "has another loss or gradient when compiled; keep no state in log_weights"
 
 
+def works_in_tiles(negatives: Negatives) -> Problem:
+    """A weight comes from its pair and from declared bounds of its row: any split into tiles is the same."""
+    scores = make_scores()
+    scores = scores.changed(candidates=(scores.candidates * 4).round() / 4)  # with ties
+    whole = negatives.log_weights(scores)
+    n = whole.shape[1]
+    if not negatives.pointwise:
+        return None  # declares_what_it_needs
+    for edges in ((0, 5, 6, n), (0, n), (0, *range(1, n + 1)), (0, 0, n, n)):
+        tiled = weights_by_tiles(negatives, scores, edges)
+        if not torch.equal(whole == NEVER, tiled == NEVER) or not _close(_log_q(whole), _log_q(tiled)):
+            return (
+                "gives other weights when its candidates come in several tiles; log_weight(tile) may look at each pair "
+                f"and at tile.bound, not at the other columns of the tile: {_what_to_write}"
+            )
+    return None
+
+
+def declares_what_it_needs(negatives: Negatives) -> Problem:
+    """A class with log_weights(scores) alone weighs each candidate by itself, or says ranks = True."""
+    if negatives.pointwise or any(factor.looks_around for factor in negatives.factors):
+        return None
+    scores = make_scores()
+    whole = negatives.log_weights(scores)
+    some = torch.arange(0, whole.shape[1], 2)
+    if _close(whole[:, some], negatives.log_weights(take_columns(scores, some))):
+        return None
+    return (
+        "weighs a candidate by the other candidates of its row and does not declare it; write log_weight(tile) in "
+        f"place of log_weights(scores): {_what_to_write}"
+    )
+
+
+_what_to_write = (
+    "declare what it must know of a row, def bounds(self): return {'closest': Largest(lambda tile: tile.s)}, and read "
+    "tile.bound['closest'], [r, 1] (docs/extend.md)"
+)
+
+
+def streams(negatives: Negatives) -> Problem:
+    """The streamed loss has the value and the gradient of the dense one, for shared and private candidates."""
+    if not negatives.pointwise:
+        return None
+    for private in (False, True):
+        pairing = make_pairing(private=private)
+        vectors = [keys.vectors.requires_grad_() for keys in (pairing.anchors, pairing.candidates[0])]
+        scores = dense(pairing)
+        losses = reduce(info_nce(scores, negatives.log_weights(scores)), scores, "none")
+        found = streamed(pairing, negatives, InfoNCE(), "none", tile=(4, 5)).loss
+        gradients = [torch.autograd.grad(each.sum(), vectors, materialize_grads=True) for each in (losses, found)]
+        if not _close(losses, found) or not all(_close(*both) for both in zip(*gradients, strict=True)):
+            return "has another loss or gradient when streamed; tensors with a gradient must be fields, not closed over"
+    return None
+
+
 rules_of_text: tuple[Rule, ...] = (reads_back, evaluates_schedules)
 rules_of_weights: tuple[Rule, ...] = (
     has_shape_and_dtype,
     never_takes_invalid,
     is_a_function,
+    works_in_tiles,
     has_sound_values,
     ignores_order_of_anchors,
     ignores_order_of_candidates,
@@ -251,78 +266,9 @@ rules_of_weights: tuple[Rule, ...] = (
     agrees_in_low_precision,
     composes,
     compiles,
+    declares_what_it_needs,
+    streams,
 )
-
-
-def make_scores(dtype: torch.dtype = torch.float64, *, temperature: float = 0.5, private: bool = False) -> Scores:
-    """Scores with all that a distribution may read: labels, clusters, ids, sources, a guide, several positives, twins.
-
-    Six anchors, of which the last has no positive, against six candidates of the source "batch", themselves among
-    them, and eight of "mined", shared or private, one of which is anchor 3 again. Similarities reach from -1 to 1.
-    """
-    random = torch.Generator().manual_seed(0)
-
-    def unit(*shape: int) -> Tensor:
-        return normalize(torch.randn(*shape, 8, generator=random, dtype=torch.float64), dim=-1).to(dtype)
-
-    ids, labels = torch.arange(6), torch.tensor([0, 0, 1, 1, 2, 2])
-    clusters = torch.tensor([[0, 1], [0, 2], [1, 1], [1, 2], [0, 1], [2, 2]])
-    anchors, mined = unit(6), unit(8)
-    mined[0] = mined[1] = anchors[4]  # equal scores and tags: which of the two is taken is free
-    mined[4] = -anchors[0]
-    mined_ids, mined_labels = torch.tensor([20, 21, 3, 23, 24, 25, 26, 27]), torch.tensor([1, 1, 1, 0, 2, 0, 1, 2])
-    mined_clusters = torch.tensor([[0, 1], [0, 1], [1, 1], [2, 2], [1, 0], [0, 0], [2, 1], [0, 2]])
-    if private:
-        mined, mined_ids, mined_labels, mined_clusters = (
-            each.expand(6, *each.shape) for each in (mined, mined_ids, mined_labels, mined_clusters)
-        )
-    scores = score(
-        Keys(anchors, ids, labels, clusters),
-        unit(6, 2),
-        [
-            Keys(unit(6), ids, labels, clusters, source="batch"),
-            Keys(mined, mined_ids, mined_labels, mined_clusters, source="mined"),
-        ],
-        temperature,
-        positive_mask=torch.tensor([[1, 1], [1, 0], [1, 1], [1, 1], [0, 1], [0, 0]]).bool(),
-    )
-    guide = torch.rand(6, 16, generator=random, dtype=torch.float64).to(scores.candidates)
-    guide[:, 9] = guide[:, 8]  # the twins have equal similarities there too
-    return replace(scores, guide=Guide(guide[:, :2], guide[:, 2:]))
-
-
-def take_rows(scores: Scores, index: Annotated[Tensor, "b"]) -> Scores:
-    """The scores of these anchors, in this order."""
-
-    def rows(tag: Tensor | None) -> Tensor | None:
-        return tag if tag is None or len(tag) == 1 else tag[index]
-
-    return replace(
-        scores,
-        positives=scores.positives[index],
-        candidates=scores.candidates[index],
-        positive_valid=scores.positive_valid[index],
-        valid=scores.valid[index],
-        anchor_tags=_each_tag(scores.anchor_tags, rows),
-        candidate_tags=_each_tag(scores.candidate_tags, rows),
-        guide=scores.guide and Guide(scores.guide.positives[index], scores.guide.candidates[index]),
-    )
-
-
-def take_columns(scores: Scores, index: Annotated[Tensor, "n"]) -> Scores:
-    """The scores of these candidates, in this order."""
-    return replace(
-        scores,
-        candidates=scores.candidates[:, index],
-        valid=scores.valid[:, index],
-        candidate_tags=_each_tag(scores.candidate_tags, lambda tag: None if tag is None else tag[:, index]),
-        source=scores.source[index],
-        guide=scores.guide and Guide(scores.guide.positives, scores.guide.candidates[:, index]),
-    )
-
-
-def _each_tag(tags: Tags, change: Callable[[Tensor | None], Tensor | None]) -> Tags:
-    return Tags(change(tags.ids), change(tags.labels), change(tags.clusters))
 
 
 def _leaves(scores: Scores) -> tuple[Tensor, Tensor]:

@@ -1,0 +1,23 @@
+"""The kernels run on a GPU where there is one, else in Triton's interpreter (see tests/conftest.py)."""
+
+from __future__ import annotations
+
+import pytest
+
+from hardneg.kernels.triton_language import installed, interpreted
+from support.kernel_inputs import DEVICE
+
+
+@pytest.fixture(autouse=True)
+def triton_can_run() -> None:
+    if not installed:
+        pytest.skip("triton is not installed")
+    if DEVICE == "cpu" and not interpreted:
+        pytest.skip("triton was imported without TRITON_INTERPRET=1, and there is no GPU")
+
+
+@pytest.fixture(params=[0, 1 << 30], ids=["sorted", "masked"])
+def sorted_from(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> int:
+    """Both ways to mask: rows sorted by id or label, and every block masked."""
+    monkeypatch.setattr("hardneg.kernels.triton_sides.SORTED_FROM", request.param)
+    return request.param
