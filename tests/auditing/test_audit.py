@@ -344,7 +344,10 @@ BAD: list[tuple[dict[str, Any], str]] = [
     ({"expressions": "BelowPositive(0.1)"}, "needs positives, got embeddings alone, which have none"),
     ({"expressions": "OtherLabel()"}, "needs labels"),
     ({"expressions": "SameCluster()"}, "needs groups"),
-    ({"expressions": 'BelowPositive(0.1, by="guide")', "positives": torch.rand(4, 3)}, "expressions without a second model"),
+    (
+        {"expressions": 'BelowPositive(0.1, by="guide")', "positives": torch.rand(4, 3)},
+        "expressions without a second model",
+    ),
     ({"expressions": "Tilt(linear(1.0, 0.0))"}, "got a schedule"),
     ({"expressions": "ClippedTilt(1.0)"}, "no batch decides"),
     ({"expressions": [3]}, "text or distributions"),
