@@ -346,7 +346,7 @@ BAD: list[tuple[dict[str, Any], str]] = [
     ({"expressions": "SameCluster()"}, "needs groups"),
     (
         {"expressions": 'BelowPositive(0.1, by="guide")', "positives": torch.rand(4, 3)},
-        "expressions without a second model",
+        "without a second model",
     ),
     ({"expressions": "Tilt(linear(1.0, 0.0))"}, "got a schedule"),
     ({"expressions": "ClippedTilt(1.0)"}, "no batch decides"),

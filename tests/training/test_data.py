@@ -488,7 +488,7 @@ class TestFiles:
         write_folder(tmp_path / "test", {"cat": 2, ".old": 1})
         assert load(f"folder:{tmp_path}", "test").ids.tolist() == [2, 3]
         write_folder(tmp_path / "empty", {".old": 3})
-        with pytest.raises(FileNotFoundError, match=r"needs images .* got none in .*empty"):
+        with pytest.raises(FileNotFoundError, match=r"needs images .* got .*empty, where there are none"):
             load(f"folder:{tmp_path / 'empty'}")
 
     def test_broken_image_is_named(self, tmp_path: Path) -> None:

@@ -240,7 +240,7 @@ def test_equal_arms_and_unknown_tuning_are_refused(data: str, tmp_path: Path) ->
 def test_another_recipe_other_options_or_no_resume_leave_the_run_alone(data: str, begun: Path) -> None:
     before = content(begun)
     for recipe, options, resume, message in (
-        ("moco", {}, True, "holds a checkpoint of recipe 'simclr', got 'moco'"),
+        ("moco", {}, True, "which holds a checkpoint of recipe 'simclr'"),
         ("simclr", {"temperature": 0.3}, True, r"other options \(temperature: 0.5 -> 0.3\); resume with the same ones"),
         ("simclr", {"batch_size": 48, "seed": 1}, True, r"batch_size: 32 -> 48, seed: 0 -> 1"),
         ("simclr", {}, False, "already holds a run; use --resume to go on with it, or another --out"),

@@ -10,14 +10,15 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable
 from dataclasses import dataclass, field, fields, replace
-from typing import Any, TypeGuard
+from typing import Any
 
 from hardneg import papers
 from hardneg.batching.spec import parse_batches
 from hardneg.comparing.canonical import plainly
+from hardneg.core.errors import UnknownName, argument_error
 from hardneg.core.schedules import LONG, Number, Schedule, adaptive, registered_schedules, value_of
 from hardneg.losses.contrastive import ContrastiveLoss
-from hardneg.negatives import Negatives, Tilt, Uniform, parse
+from hardneg.negatives import Negatives, parse
 from hardneg.negatives.grammar import read_expression
 from hardneg.training.dry_run import try_negatives
 from hardneg.training.options import RECIPES, TrainOptions
@@ -53,17 +54,17 @@ class Arm:
     @property
     def beta(self) -> float:
         """The tilt of its negatives, at the strongest that its schedules come to."""
-        tilts, moments = [tilt.beta for tilt in self._tilts()], range(0, LONG + 1, LONG // 100)
-        return max(sum(_strength(beta, step) for beta in tilts) for step in moments)
+        slopes, moments = [tilt.slope for tilt in self._tilts()], range(0, LONG + 1, LONG // 100)
+        return max(sum(_strength(beta, step) for beta in slopes) for step in moments)
 
     @property
     def repels_so_exactly(self) -> bool:
         """Whether it repels just as at its effective temperature: no gradient goes through the weights of its tilt."""
-        return all(tilt.detach for tilt in self._tilts())
+        return all(tilt.slope_detached for tilt in self._tilts())
 
     @property
     def tilt_moves(self) -> bool:
-        return any(isinstance(tilt.beta, Schedule) for tilt in self._tilts())
+        return any(isinstance(tilt.slope, Schedule) for tilt in self._tilts())
 
     @property
     def effective_temperature(self) -> float:
@@ -81,13 +82,13 @@ class Arm:
     def _negatives(self) -> Negatives:
         return parse(self.complete().negatives)
 
-    def _tilts(self) -> list[Tilt]:
+    def _tilts(self) -> list[Negatives]:
         return [factor for factor in self._negatives().factors if _tilts_all(factor)]
 
     def _beside(self) -> tuple[str, TrainOptions, list[str]]:
         """All but the temperature, the tilt and tau_plus, the correction that HCL adds to its tilt."""
         others = replace(self.complete(), negatives="", temperature=1.0, tau_plus=0.0)
-        factors = [repr(one) for one in self._negatives().factors if not _tilts_all(one) and one != Uniform()]
+        factors = [repr(one) for one in self._negatives().factors if not _tilts_all(one) and one != parse("Uniform()")]
         return self.recipe, others, factors
 
     def trains_like(self, other: Arm) -> bool:
@@ -107,13 +108,13 @@ def _can_weigh(recipe: str, options: dict[str, Any], *, labelled: bool) -> bool:
     known = {one.name for one in fields(RECIPES[recipe])} if recipe in RECIPES else set()
     try:
         try_negatives(RECIPES[recipe](**{k: v for k, v in options.items() if k in known}), labelled)
-    except (KeyError, TypeError, ValueError):  # also options of another version
+    except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError):  # also options of another version
         return False
     return True
 
 
-def _tilts_all(factor: Negatives) -> TypeGuard[Tilt]:
-    return isinstance(factor, Tilt) and factor.source is None
+def _tilts_all(factor: Negatives) -> bool:
+    return isinstance(factor.slope, Schedule) or factor.slope != 0.0
 
 
 def _strength(beta: Number, step: int) -> float:
@@ -147,7 +148,7 @@ def _reader(name: str, made: Callable[..., Made]) -> Callable[..., Arm]:
     def read(*values: Any, **options: Any) -> Arm:
         given = {*inspect.signature(made).bind(*values, **options).arguments, *options}
         recipe, chosen = made(*values, **options)
-        _check_options(name, recipe, chosen)
+        _check_options(name, recipe, chosen, made)
         usual = {one: value for one, value in chosen.items() if one in parameters and one not in given}
         own = tuple(one for one in chosen if one not in parameters and one not in options)
         return Arm("", recipe, {one: value for one, value in chosen.items() if one not in usual}, usual, own)
@@ -155,13 +156,17 @@ def _reader(name: str, made: Callable[..., Made]) -> Callable[..., Arm]:
     return read
 
 
-def _check_options(name: str, recipe: str, options: dict[str, Any]) -> None:
-    known = {one.name for one in fields(RECIPES[recipe])}
+def _check_options(name: str, recipe: str, options: dict[str, Any], made: Callable[..., Made]) -> None:
+    own = [one for one in inspect.signature(made).parameters.values() if one.kind is not one.VAR_KEYWORD]
+    known = list(dict.fromkeys([*(one.name for one in own), *(one.name for one in fields(RECIPES[recipe]))]))
+    call = f"{name}({', '.join(str(one.replace(annotation=one.empty)) for one in own)})"
     for option, value in options.items():
         if option not in known:
-            raise ValueError(f"{name} needs options among {', '.join(sorted(known))}, got {option!r}.")
+            raise UnknownName(
+                option, known, f"in {name}", dict.fromkeys(known, f"It is called as {call}" if own else "")
+            )
         if isinstance(value, Schedule):
-            raise ValueError(f"{name} needs a number, got {option}={value!r}; schedules go into negatives.")
+            raise argument_error(name, "a number", option, value, fix="schedules go into negatives")
 
 
 Made = tuple[str, dict[str, Any]]

@@ -186,7 +186,7 @@ def beside(scores: Scores, *others: Scores) -> Scores:
     """
     parts = [scores, *others]
     if any(part.candidates.shape[0] != scores.candidates.shape[0] for part in parts):
-        raise ValueError(f"beside needs the same anchors, got rows={[part.candidates.shape[0] for part in parts]}.")
+        raise ArgumentError("beside", "the same anchors", f"rows={[part.candidates.shape[0] for part in parts]}")
     names = tuple(dict.fromkeys(name for part in parts for name in part.source_names))
     codes = [
         torch.tensor([names.index(name) for name in part.source_names], device=part.source.device) for part in parts

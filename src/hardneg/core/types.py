@@ -16,6 +16,7 @@ from typing import Annotated, Any
 import torch
 from torch import Tensor
 
+from hardneg.core.errors import ArgumentError
 from hardneg.core.tiles import NEVER as NEVER
 from hardneg.core.tiles import Tags as Tags
 from hardneg.core.tiles import Tile
@@ -55,9 +56,10 @@ class Keys:
 
     def __post_init__(self) -> None:
         if self.vectors.ndim not in (2, 3) or not self.vectors.is_floating_point():
-            raise ValueError(
-                "Keys needs floating point vectors [n, d] or [b, k, d], got "
-                f"vectors={tuple(self.vectors.shape)} of {self.vectors.dtype}."
+            raise ArgumentError(
+                "Keys",
+                "floating point vectors [n, d] or [b, k, d]",
+                f"vectors={tuple(self.vectors.shape)} of {self.vectors.dtype}",
             )
         rows = self.vectors.shape[:-1]
         for name in ("ids", "labels", "clusters"):
@@ -66,11 +68,13 @@ class Keys:
                 continue
             shape = value.shape[: len(rows)] if name == "clusters" else value.shape
             if shape != rows:
-                raise ValueError(
-                    f"Keys needs one of {name} per vector, shape {tuple(rows)}, got {name}={tuple(value.shape)}."
+                raise ArgumentError(
+                    "Keys", f"one of {name} per vector, shape {tuple(rows)}", f"{name}={tuple(value.shape)}"
                 )
             if value.is_floating_point():
-                raise ValueError(f"Keys needs whole numbers as {name}, got {name} of {value.dtype}; use {name}.long().")
+                raise ArgumentError(
+                    "Keys", f"whole numbers as {name}", f"{name} of {value.dtype}", f"use {name}.long()"
+                )
 
     def __len__(self) -> int:
         return self.vectors.shape[-2]
@@ -127,10 +131,13 @@ class Scores:
     def guided(self, other: Scores) -> Scores:
         """With the similarities of another model as a second channel: the same call with that model's vectors."""
         if other.candidates.shape != self.candidates.shape or other.positives.shape != self.positives.shape:
-            raise ValueError(
-                f"guided needs scores of the same pairs, {tuple(self.candidates.shape)} candidates and "
-                f"{tuple(self.positives.shape)} positives, got {tuple(other.candidates.shape)} and "
-                f"{tuple(other.positives.shape)}."
+            raise ArgumentError(
+                "guided",
+                (
+                    f"scores of the same pairs, {tuple(self.candidates.shape)} candidates and "
+                    f"{tuple(self.positives.shape)} positives"
+                ),
+                f"{tuple(other.candidates.shape)} and {tuple(other.positives.shape)}",
             )
         plain = Guide(other.positives * other.temperature, other.candidates * other.temperature)
         return self.changed(guide=Guide(plain.positives.detach(), plain.candidates.detach()))

@@ -10,12 +10,14 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Annotated, Any, NamedTuple
 
 import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from hardneg.core.errors import ArgumentError
 from hardneg.kernels import triton_rows
 from hardneg.kernels.triton_sides import PerAnchor, PerCandidate, Side, Tags, block_of, check_served, sides_of, switches
 from hardneg.kernels.triton_sides import supports as supports
@@ -24,6 +26,9 @@ LOG2_E = math.log2(math.e)
 FIXED_SHIFT_BITS = 118.0
 """Terms of a sum with one shift for all rows may be that many bits below 1 (float32 has 126)."""
 
+
+SAFE_BITS = 64.0
+"""Below such a spread of the terms, coefficients of upstream gradients up to 2^60 do not overflow."""
 
 Band = tuple[Tensor | None, Tensor | None]
 """The lowest and the highest similarity of each anchor's negatives."""
@@ -72,16 +77,60 @@ def row_statistics(
     value = float(temperature.detach()) if isinstance(temperature, Tensor) else float(temperature)
     tags = Tags.of(anchors, candidates, anchor_ids, candidate_ids, anchor_labels, candidate_labels)
     band = _band(low, high, anchors)
-    bits = (1.0 + beta) * 2.0 * LOG2_E / value
-    fixed = (unit or normalize) and bits < FIXED_SHIFT_BITS
-    masked = tags.few
-    plan = Plan(value, float(beta), detach, normalize, fixed, candidates is None, masked)
-    given = temperature if isinstance(temperature, Tensor) and temperature.requires_grad else None
-    return RowStatistics(
-        *_RowStatistics.apply(  # type: ignore[no-untyped-call]
-            anchors, candidates, given, tags, band, plan
+    fixed = (unit or normalize) and _spread(value, beta) < FIXED_SHIFT_BITS
+    plan = Plan(value, float(beta), detach, normalize, fixed, candidates is None, tags.few)
+    learned = temperature if isinstance(temperature, Tensor) and temperature.requires_grad else None
+    found = _RowStatistics.apply(anchors, candidates, learned, tags, band, plan)  # type: ignore[no-untyped-call]
+    return RowStatistics(*found[:3])
+
+
+class ViewLosses(NamedTuple):
+    losses: PerAnchor
+    """InfoNCE of each row, never reduced; 0 without a negative."""
+    log_mean: PerAnchor
+    """log E_q[e^s] before tau_plus, without a gradient."""
+    support: PerAnchor
+
+
+def two_view_losses(
+    vectors: Annotated[Tensor, "2b d"],
+    *,
+    temperature: float | Tensor,
+    beta: float = 0.0,
+    detach: bool = False,
+    tau_plus: float = 0.0,
+    ids: Annotated[Tensor, "2b"] | None = None,
+    normalize: bool = False,
+    unit: bool = True,
+) -> ViewLosses:
+    """SimCLR, DCL and HCL of both views in one tensor: positives, debiasing and losses inside the sweep.
+
+    Row i + b is the other view of row i. What ``row_statistics`` and a few operations on [2b] tensors give, with a
+    fraction of the launches: what small batches pay for. The other arguments are those of ``row_statistics``.
+    """
+    check_served("two_view_losses", vectors, None, temperature, beta)
+    if len(vectors) % 2 or not 0.0 <= tau_plus < 1.0:
+        raise ArgumentError(
+            "two_view_losses", "an even number of rows and tau_plus in [0, 1)", f"rows={len(vectors)}, {tau_plus=}"
         )
-    )
+    ids = _numbered(len(vectors) // 2, vectors.device) if ids is None else ids
+    value = float(temperature.detach()) if isinstance(temperature, Tensor) else float(temperature)
+    tags = Tags.of(vectors, None, ids, None, None, None)
+    fixed = (unit or normalize) and _spread(value, beta) < FIXED_SHIFT_BITS
+    plan = Plan(value, float(beta), detach, normalize, fixed, True, tags.few, views=True, tau_plus=float(tau_plus))
+    learned = temperature if isinstance(temperature, Tensor) and temperature.requires_grad else None
+    found = _RowStatistics.apply(vectors, None, learned, tags, (None, None), plan)  # type: ignore[no-untyped-call]
+    return ViewLosses(found[3], found[0].detach(), found[2])
+
+
+@lru_cache(maxsize=4)
+def _numbered(rows: int, device: torch.device) -> Tensor:
+    return torch.arange(rows, device=device).repeat(2)
+
+
+def _spread(temperature: float, beta: float) -> float:
+    """Bits between the largest and the smallest term of the sums, for unit vectors."""
+    return (1.0 + beta) * 2.0 * LOG2_E / temperature
 
 
 @dataclass(frozen=True)
@@ -98,6 +147,9 @@ class Plan:
     """Self-similarity: the candidates are the anchors."""
     masked: bool
     """Masks in every block; otherwise in those that hold ids or labels of the rows, both sides being sorted."""
+    views: bool = False
+    """The rows are two views of each instance, and their losses are wanted."""
+    tau_plus: float = 0.0
 
     @property
     def scale(self) -> float:
@@ -136,36 +188,42 @@ class _RowStatistics(torch.autograd.Function):
         tags: Tags,
         band: Band,
         plan: Plan,
-    ) -> tuple[Tensor, Tensor, Tensor]:
+    ) -> tuple[Tensor, ...]:
         ctx.plan, ctx.temperature = plan, temperature
         ctx.set_materialize_grads(False)
         rows, columns = sides_of(anchors, candidates, tags, plan.normalize, plan.masked)
         if rows.order is not None and band[0] is not None and band[1] is not None:
             band = band[0][rows.order], band[1][rows.order]
-        found, sums = _sweep(rows, columns, band, plan)
-        ctx.save_for_backward(*rows, *columns, *band, *sums)
+        views = anchors.detach().contiguous() if plan.views else None
+        found, sums, slopes = _sweep(rows, columns, band, plan, views)
+        ctx.save_for_backward(*rows, *columns, *band, *sums, *slopes, views)
         ctx.mark_non_differentiable(found[2])
         return found
 
     @staticmethod
     @once_differentiable  # type: ignore[untyped-decorator]
-    def backward(ctx: Any, g_mean: Tensor | None, g_mass: Tensor | None, _: None) -> tuple[Tensor | None, ...]:
+    def backward(
+        ctx: Any, g_mean: Tensor | None, g_mass: Tensor | None, _: None, g_loss: Tensor | None = None
+    ) -> tuple[Tensor | None, ...]:
         plan, saved = ctx.plan, ctx.saved_tensors
-        rows, columns, band, sums = Side(*saved[:8]), Side(*saved[8:16]), saved[16:18], saved[18:]
+        rows, columns, band, sums = Side(*saved[:8]), Side(*saved[8:16]), saved[16:18], saved[18:21]
+        *slopes, views = saved[21:]
         grad_anchors: Tensor | None = None
         grad_candidates: Tensor | None = None
         grad_temperature: Tensor | None = None
-        if g_mean is None and g_mass is None:
+        upstream = Upstream(g_loss if plan.views else g_mean, g_mass, *slopes)
+        if upstream.mean is None and g_mass is None:
             return None, None, None, None, None, None
-        own, unit = _coefficients(g_mean, g_mass, rows, sums, plan)
+        own, pull, unit = _coefficients(upstream, rows, sums, plan)
         if ctx.needs_input_grad[0] or ctx.needs_input_grad[2]:
             others = own if plan.itself else None
             learn = ctx.needs_input_grad[2]
-            grad_anchors, product = _gradient(rows, columns, own, others, band, unit, plan, product_too=learn)
+            grad_anchors, product = _gradient(rows, columns, own, others, band, unit, plan, learn, (views, pull))
             if learn:
                 # ds / d temperature = -s / temperature. The sum over pairs of gradient times s is that of the rows'
                 # products; in self-similarity every pair is there in both roles.
                 total = -product.sum() / (plan.temperature * (2.0 if plan.itself else 1.0))
+                total = total + upstream.by_floor() / plan.temperature**2 if plan.tau_plus else total
                 grad_temperature = total.to(ctx.temperature.dtype).reshape(ctx.temperature.shape)
         if not plan.itself and ctx.needs_input_grad[1]:
             grad_candidates = _gradient(columns, rows, None, own, band, unit, plan)[0]
@@ -173,10 +231,14 @@ class _RowStatistics(torch.autograd.Function):
 
 
 def _sweep(
-    rows: Side, columns: Side, band: Band, plan: Plan
-) -> tuple[tuple[Tensor, Tensor, Tensor], tuple[Tensor, Tensor, Tensor]]:
+    rows: Side, columns: Side, band: Band, plan: Plan, views: Tensor | None
+) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...], tuple[Tensor | None, ...]]:
+    """Statistics (and losses) as given, sums as sorted, and the slopes of the losses by log_mean and positive."""
     b, n, d = len(rows.vectors), len(columns.vectors), rows.vectors.shape[1]
-    log_mean, log_mass, sum0, sum1, shift = rows.vectors.new_empty(5, b, dtype=torch.float32).unbind()
+    log_mean, log_mass, sum0, sum1, shift, *losses = rows.vectors.new_empty(
+        8 if plan.views else 5, b, dtype=torch.float32
+    ).unbind()
+    loss, *slopes = losses or (None, None, None)
     support = rows.vectors.new_empty(b, dtype=torch.int32)
     largest = None
     if not plan.itself:
@@ -187,32 +249,56 @@ def _sweep(
             rows.vectors, columns.vectors, rows.inverse_norms, columns.inverse_norms,
             rows.ids, columns.ids, rows.labels, columns.labels, *band,
             rows.begin, rows.end, rows.split, rows.order, largest, log_mean, log_mass, support, sum0, sum1, shift,
-            b, n, d, plan.scale, plan.beta, plan.scale if plan.fixed else 0.0,
+            views, loss, *slopes,
+            b, n, d, plan.scale, plan.beta, plan.scale if plan.fixed else 0.0, plan.temperature, plan.tau_plus,
+            VIEWS=plan.views, DEBIASED=plan.tau_plus > 0,
             TILT=plan.tilt, BAND=band[0] is not None,
             FIXED=plan.fixed, MASKED=plan.masked, LATE=block.stages if plan.masked else 1,
             **switches(rows, columns, plan.itself, block),
         )  # fmt: skip
-    return (log_mean, log_mass, support), (sum0, sum1, shift)
+    found = (log_mean, log_mass, support) if loss is None else (log_mean, log_mass, support, loss)
+    return found, (sum0, sum1, shift), tuple(slopes)
+
+
+class Upstream(NamedTuple):
+    """Gradients of log_mean and log_mass; with slopes, of losses whose slopes by log_mean and the positive they are."""
+
+    mean: Tensor | None
+    mass: Tensor | None
+    by_mean: Tensor | None
+    by_positive: Tensor | None
+
+    def largest(self) -> Tensor:
+        mean = self.mean if self.mean is None or self.by_mean is None else self.mean * self.by_mean
+        parts = [torch.linalg.vector_norm(part, math.inf) for part in (mean, self.mass) if part is not None]
+        return torch.stack(parts).sum()
+
+    def by_floor(self) -> Tensor:
+        """Of the losses whose debiased mean is at its floor, -1 / temperature; these have no slope by log_mean."""
+        assert self.mean is not None
+        assert self.by_mean is not None
+        assert self.by_positive is not None
+        return -torch.where(self.by_mean == 0, self.mean * self.by_positive, 0.0).sum()
 
 
 def _coefficients(
-    g_mean: Tensor | None, g_mass: Tensor | None, rows: Side, sums: Sequence[Tensor], plan: Plan
-) -> tuple[Coefficients, Tensor]:
-    """The rows' coefficients, in the order of the rows, and what their gradients are to be multiplied by."""
-    b = len(rows.vectors)
-    a, c, shift = rows.vectors.new_empty(3, b, dtype=torch.float32).unbind()
-    unit = rows.vectors.new_empty((), dtype=torch.float32)
-    upstream = [None if g is None else g.contiguous() for g in (g_mean, g_mass)]
-    largest = [None if g is None else torch.linalg.vector_norm(g, math.inf) for g in upstream]
-    headroom = (2.0 + 4.0 * plan.beta) / 2.0**14 if rows.vectors.dtype == torch.float16 else 1.0
-    slope, power = 1.0 if plan.detach else 1.0 + plan.beta, plan.power
+    upstream: Upstream, rows: Side, sums: Sequence[Tensor], plan: Plan
+) -> tuple[Coefficients, Tensor | None, Tensor]:
+    """The rows' coefficients in their order, what pulls at the positives, and what gradients are multiplied by."""
+    b, half = len(rows.vectors), rows.vectors.dtype == torch.float16
+    a, c, shift, pull, unit = rows.vectors.new_empty(5, max(b, 1), dtype=torch.float32).unbind()
+    g, h = upstream.mean, None if upstream.mass is None else upstream.mass.contiguous()
+    headroom = (2.0 + 4.0 * plan.beta) / 2.0**14 if half else 1.0
+    scaled = half or not plan.fixed or _spread(plan.temperature, plan.beta) > SAFE_BITS
     if b:
         triton_rows.coefficients[(-(-b // 256),)](
-            *upstream, *largest, rows.order, *sums, a, c, shift, unit,
-            b, 0.0 if plan.single else plan.beta, slope, power, headroom, plan.temperature,
-            BLOCK=256, SORTED=rows.order is not None, MEAN=g_mean is not None, MASS=g_mass is not None,
+            g, h, upstream.largest() if scaled else None, rows.order, *sums, upstream.by_mean, upstream.by_positive,
+            a, c, shift, pull, unit, b, 1 if g is None else g.stride(0), 0.0 if plan.single else plan.beta,
+            1.0 if plan.detach else 1.0 + plan.beta, plan.power, headroom, plan.temperature,
+            BLOCK=256, SORTED=rows.order is not None, MEAN=g is not None, MASS=h is not None, SCALED=scaled,
+            VIEWS=plan.views,
         )  # fmt: skip
-    return Coefficients(a, c, shift), unit
+    return Coefficients(a, c, shift), pull if plan.views else None, unit
 
 
 def _gradient(
@@ -224,11 +310,12 @@ def _gradient(
     unit: Tensor,
     plan: Plan,
     product_too: bool = False,
+    views: tuple[Tensor | None, Tensor | None] = (None, None),
 ) -> tuple[Tensor, Tensor]:
     """The gradient of the rows, and of each row its product with it; whose coefficients are given are the anchors."""
     b, n, d = len(rows.vectors), len(columns.vectors), rows.vectors.shape[1]
     gradient = torch.empty_like(rows.vectors)
-    product = rows.vectors.new_empty(b, dtype=torch.float32)
+    product = rows.vectors.new_empty(b, dtype=torch.float32) if product_too or plan.normalize else unit
     block = block_of(rows.vectors, b, backward=True)
     scale = plan.scale * plan.power
     nothing = None, None, None
@@ -238,10 +325,11 @@ def _gradient(
             rows.ids, columns.ids, rows.labels, columns.labels,
             *(band if of_rows else nothing[:2]), *(band if of_columns else nothing[:2]),
             *(of_rows or nothing), *(of_columns or nothing),
-            rows.begin, rows.end, rows.split, rows.order, unit, gradient, product,
+            rows.begin, rows.end, rows.split, rows.order, unit, gradient, product, *views,
             b, n, d, scale, plan.beta, scale if plan.fixed else 0.0,
             TILT=triton_rows.UNIFORM if plan.single else plan.tilt, BAND=band[0] is not None,
             ROW=of_rows is not None, COLUMN=of_columns is not None, PRODUCT=product_too,
+            VIEWS=views[0] is not None,
             FIXED=plan.fixed, MASKED=plan.masked, LATE=block.stages if plan.masked else 1,
             **switches(rows, columns, plan.itself, block),
         )  # fmt: skip

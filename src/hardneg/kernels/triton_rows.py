@@ -190,15 +190,55 @@ def added(
 
 
 @jit
+def other_view(z_ptr, given, real, n, d, BD: tl.constexpr, NORMS: tl.constexpr):
+    """The positives: the rows half of all rows away."""
+    half = n // 2
+    there = tl.where(given < half, given + half, given - half)
+    features = tl.arange(0, BD)
+    at = z_ptr + there[:, None] * d + features[None, :]
+    p = tl.load(at, mask=real[:, None] & (features < d)[None, :], other=0.0).to(tl.float32)
+    if NORMS:
+        p = p / tl.maximum(tl.sqrt(tl.sum(p * p, 1)), 1e-12)[:, None]
+    return p
+
+
+@jit
+def pair_loss(log_mean, support, positive, temperature, tau_plus, DEBIASED: tl.constexpr):
+    """softplus(log M + log E - positive) of each row, M the support, and its slopes by log_mean and by the positive.
+
+    DEBIASED: E becomes (E - tau_plus e^positive) / (1 - tau_plus), at least e^(-1 / temperature), as in ``debiased``.
+    """
+    some = support > 0
+    log_e = tl.where(some, log_mean, 0.0)
+    kept = log_mean * 0.0 + 1.0
+    share = kept * 0.0
+    if DEBIASED:
+        share = tau_plus * tl.exp(positive - log_e)
+        rest = log_e + tl.log(tl.where(share < 1.0, 1.0 - share, 1.0)) - tl.log(1.0 - tau_plus)
+        floor = -1.0 / temperature
+        floored = (share >= 1.0) | (rest <= floor)
+        kept = tl.where(floored, 0.0, 1.0)
+        log_e = tl.where(floored, floor, rest)
+        share = tl.where(floored, 0.0, share)
+    y = log_e + tl.log(tl.where(some, support, 1).to(tl.float32)) - positive
+    t = tl.exp(-tl.abs(y))
+    loss = tl.maximum(y, 0.0) + tl.where(t < 1e-4, t - 0.5 * t * t, tl.log(1.0 + t)) + y * 0.0
+    slope = tl.where(y > 0, 1.0, t) / (1.0 + t)
+    by_mean = tl.where(some, kept * slope / (1.0 - share), 0.0)
+    by_positive = tl.where(some, -slope - kept * slope * share / (1.0 - share), 0.0)
+    return tl.where(some, loss, positive * 0.0), by_mean, by_positive
+
+
+@jit
 def forward(
     a_ptr, c_ptr, a_norm_ptr, c_norm_ptr, a_ids_ptr, c_ids_ptr, a_labels_ptr, c_labels_ptr, low_ptr, high_ptr,
     begin_ptr, end_ptr, split_ptr, order_ptr, largest_ptr, log_mean_ptr, log_mass_ptr, support_ptr,
-    sum0_ptr, sum1_ptr, shift_ptr,
-    b, n, d, scale, beta, shift,
+    sum0_ptr, sum1_ptr, shift_ptr, z_ptr, loss_ptr, by_mean_ptr, by_positive_ptr,
+    b, n, d, scale, beta, shift, temperature, tau_plus,
     BM: tl.constexpr, BN: tl.constexpr, BD: tl.constexpr, FULL_D: tl.constexpr, TILT: tl.constexpr,
     FIXED: tl.constexpr, NORMS: tl.constexpr, SELF: tl.constexpr, IDS: tl.constexpr, LABELS: tl.constexpr,
     BAND: tl.constexpr, MASKED: tl.constexpr, SORTED: tl.constexpr, RAGGED: tl.constexpr, LATE: tl.constexpr,
-    PRECISION: tl.constexpr,
+    PRECISION: tl.constexpr, VIEWS: tl.constexpr, DEBIASED: tl.constexpr,
 ):  # fmt: skip
     rows = tl.program_id(0) * BM + tl.arange(0, BM)
     a = load_vectors(a_ptr, rows, b, d, BD, True, FULL_D)
@@ -260,7 +300,18 @@ def forward(
     given = rows
     if SORTED:
         given = tl.load(order_ptr + rows, mask=real, other=0)
-    tl.store(log_mean_ptr + given, tl.where(support == 0, float("-inf"), mean * ln2) + broken, mask=real)
+    log_mean = tl.where(support == 0, float("-inf"), mean * ln2) + broken
+    if VIEWS:
+        p = other_view(z_ptr, given, real, n, d, BD, NORMS)
+        z = load_vectors(a_ptr, rows, b, d, BD, True, FULL_D).to(tl.float32)
+        if NORMS:
+            z = z * load_rows(a_norm_ptr, rows, b, True)[:, None]
+        positive = tl.sum(z * p, 1) / temperature
+        loss, by_mean, by_positive = pair_loss(log_mean, support, positive, temperature, tau_plus, DEBIASED)
+        tl.store(loss_ptr + given, loss, mask=real)
+        tl.store(by_mean_ptr + given, by_mean, mask=real)
+        tl.store(by_positive_ptr + given, by_positive, mask=real)
+    tl.store(log_mean_ptr + given, log_mean, mask=real)
     tl.store(log_mass_ptr + given, tl.where(support == 0, float("-inf"), mass * ln2), mask=real)
     tl.store(support_ptr + given, support, mask=real)
     tl.store(sum0_ptr + rows, sum0, mask=real)
@@ -270,13 +321,16 @@ def forward(
 
 @jit
 def coefficients(
-    g_ptr, h_ptr, g_largest_ptr, h_largest_ptr, order_ptr, sum0_ptr, sum1_ptr, shift_ptr,
-    A_ptr, C_ptr, at_ptr, unit_ptr, b, beta, slope, power, headroom, temperature,
-    BLOCK: tl.constexpr, SORTED: tl.constexpr, MEAN: tl.constexpr, MASS: tl.constexpr,
+    g_ptr, h_ptr, largest_ptr, order_ptr, sum0_ptr, sum1_ptr, shift_ptr, by_mean_ptr, by_positive_ptr,
+    A_ptr, C_ptr, at_ptr, pull_ptr, unit_ptr, b, stride, beta, slope, power, headroom, temperature,
+    BLOCK: tl.constexpr, SORTED: tl.constexpr, MEAN: tl.constexpr, MASS: tl.constexpr, SCALED: tl.constexpr,
+    VIEWS: tl.constexpr,
 ):  # fmt: skip
     """A, C and shift of each row for upstream gradients divided by ``unit``, and unit / temperature.
 
-    Products with float16 gradients must neither overflow nor vanish: ``headroom`` makes their largest entry about 2^14.
+    VIEWS: the upstream gradient is that of the losses; what pulls at the positives is stored too.
+    SCALED: unit is the largest gradient times ``headroom``, where coefficients could overflow, or the products of their
+    float16 gradients vanish: their largest entry is then about 2^14. Otherwise it is 1.
     """
     rows = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     real = rows < b
@@ -285,14 +339,18 @@ def coefficients(
         given = tl.load(order_ptr + rows, mask=real, other=0)
     g = tl.zeros([BLOCK], tl.float32)
     h = tl.zeros([BLOCK], tl.float32)
-    largest = 0.0
     if MEAN:
-        g += tl.load(g_ptr + given, mask=real, other=0.0)
-        largest += tl.load(g_largest_ptr)
+        g += tl.load(g_ptr + given * stride, mask=real, other=0.0)
     if MASS:
         h += tl.load(h_ptr + given, mask=real, other=0.0)
-        largest += tl.load(h_largest_ptr)
-    unit = tl.where(largest == 0.0, 1.0, largest * headroom)
+    if VIEWS:
+        pull = g * tl.load(by_positive_ptr + given, mask=real, other=0.0) / temperature
+        tl.store(pull_ptr + given, pull, mask=real)
+        g = g * tl.load(by_mean_ptr + given, mask=real, other=0.0)
+    unit = temperature * 0.0 + 1.0
+    if SCALED:
+        unit = tl.load(largest_ptr) * headroom
+        unit = tl.where(unit == 0.0, 1.0, unit)
     sum0 = tl.load(sum0_ptr + rows, mask=real, other=1.0)
     sum1 = tl.load(sum1_ptr + rows, mask=real, other=1.0)
     tl.store(A_ptr + rows, tl.where(sum1 == 0.0, 0.0, slope * (g / unit) / sum1), mask=real)
@@ -400,12 +458,12 @@ def pulled(
 def backward(
     r_ptr, c_ptr, r_norm_ptr, c_norm_ptr, r_ids_ptr, c_ids_ptr, r_labels_ptr, c_labels_ptr,
     r_low_ptr, r_high_ptr, c_low_ptr, c_high_ptr, r_A_ptr, r_C_ptr, r_shift_ptr, c_A_ptr, c_C_ptr, c_shift_ptr,
-    begin_ptr, end_ptr, split_ptr, order_ptr, unit_ptr, gradient_ptr, product_ptr,
+    begin_ptr, end_ptr, split_ptr, order_ptr, unit_ptr, gradient_ptr, product_ptr, z_ptr, by_positive_ptr,
     b, n, d, scale, beta, shift,
     BM: tl.constexpr, BN: tl.constexpr, BD: tl.constexpr, FULL_D: tl.constexpr, TILT: tl.constexpr,
     FIXED: tl.constexpr, NORMS: tl.constexpr, SELF: tl.constexpr, IDS: tl.constexpr, LABELS: tl.constexpr,
     BAND: tl.constexpr, MASKED: tl.constexpr, SORTED: tl.constexpr, RAGGED: tl.constexpr, LATE: tl.constexpr,
-    PRECISION: tl.constexpr, ROW: tl.constexpr, COLUMN: tl.constexpr, PRODUCT: tl.constexpr,
+    PRECISION: tl.constexpr, ROW: tl.constexpr, COLUMN: tl.constexpr, PRODUCT: tl.constexpr, VIEWS: tl.constexpr,
 ):  # fmt: skip
     """grad r_i = unit sum_j e_ij c_j. ROW: rows are anchors; COLUMN: columns are; both in self-similarity."""
     rows = tl.program_id(0) * BM + tl.arange(0, BM)
@@ -437,7 +495,16 @@ def backward(
             )  # fmt: skip
 
     real = rows < b
+    given = rows
+    if SORTED:
+        given = tl.load(order_ptr + rows, mask=real, other=0)
     total = total * tl.load(unit_ptr)
+    if VIEWS:  # the positive of a row is that of its other view too
+        half = n // 2
+        there = tl.where(given < half, given + half, given - half)
+        pull = tl.load(by_positive_ptr + given, mask=real, other=0.0)
+        pull += tl.load(by_positive_ptr + there, mask=real, other=0.0)
+        total += pull[:, None] * other_view(z_ptr, given, real, n, d, BD, NORMS)
     if NORMS or PRODUCT:
         z = load_vectors(r_ptr, rows, b, d, BD, True, FULL_D).to(tl.float32)
         if NORMS:
@@ -447,9 +514,6 @@ def backward(
         tl.store(product_ptr + rows, product, mask=real)
         if NORMS:  # z = r norm: grad r = norm (grad z - z (z . grad z))
             total = (total - z * product[:, None]) * norm
-    given = rows
-    if SORTED:
-        given = tl.load(order_ptr + rows, mask=real, other=0)
     features = tl.arange(0, BD)
     at = gradient_ptr + given[:, None] * d + features[None, :]
     tl.store(at, total.to(r.dtype), mask=real[:, None] & (features < d)[None, :])

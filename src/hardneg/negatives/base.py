@@ -91,6 +91,11 @@ class Negatives:
         """Whether no gradient flows through the weights of the tilt."""
         return True
 
+    @property
+    def most(self) -> int | None:
+        """At most how many candidates of a row it keeps; None: no limit of its own."""
+        return None
+
     def shown(self, wanted: int | None) -> int | None:
         """How many of the nearest candidates it must see to pass on the nearest ``wanted`` (None: all) it keeps.
 
@@ -182,6 +187,10 @@ class Product(Negatives):
 
     def reads(self) -> frozenset[str]:
         return frozenset().union(*(factor.reads() for factor in self._factors))
+
+    @property
+    def most(self) -> int | None:
+        return min((factor.most for factor in self._factors if factor.most is not None), default=None)
 
     def at(self, step: int, total: int | None = None) -> Negatives:
         return Product(tuple(factor.at(step, total) for factor in self._factors))

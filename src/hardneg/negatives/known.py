@@ -32,12 +32,13 @@ class KnownPairs:
         values: Annotated[Tensor, "m"] | float = NEVER,
     ) -> None:
         if anchor_ids.ndim != 1 or anchor_ids.shape != candidate_ids.shape:
-            raise ValueError(
-                "KnownPairs needs one candidate id per anchor id, got "
-                f"anchor_ids={tuple(anchor_ids.shape)} and candidate_ids={tuple(candidate_ids.shape)}."
+            raise ArgumentError(
+                "KnownPairs",
+                "one candidate id per anchor id",
+                f"anchor_ids={tuple(anchor_ids.shape)} and candidate_ids={tuple(candidate_ids.shape)}",
             )
         if bool((anchor_ids < 0).any()) or bool((candidate_ids < 0).any()):
-            raise ValueError("KnownPairs needs ids of 0 or more, got a negative one, which matches nothing.")
+            raise ArgumentError("KnownPairs", "ids of 0 or more", "a negative one, which matches nothing")
         self.anchor_ids, self.candidate_ids = anchor_ids, candidate_ids
         self.span = int(candidate_ids.max()) + 1 if len(candidate_ids) else 1
         order = torch.argsort(anchor_ids * self.span + candidate_ids)

@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from torch.nn.functional import relu
 
 from hardneg.batching.refresh import eval_mode
-from hardneg.core.errors import ArgumentError, argument_error
+from hardneg.core.errors import ArgumentError, MissingExtra, argument_error
 
 Images = Annotated[Tensor, "b c h w"]
 Features = Annotated[Tensor, "b d"]
@@ -259,9 +259,8 @@ def _torchvision(name: str, in_channels: int) -> tuple[nn.Module, int]:
     try:
         import torchvision  # type: ignore[import-not-found, unused-ignore]
     except (ImportError, RuntimeError) as error:  # a torchvision of another torch raises RuntimeError
-        raise ImportError(
-            f"torchvision:{name} needs a torchvision that fits torch; pip install torchvision."
-        ) from error
+        fix = "pip install torchvision"
+        raise MissingExtra(f"torchvision:{name}", "a torchvision that fits torch", fix=fix) from error
     backbone = torchvision.models.get_model(name, weights=None)
     feature_dim = backbone.fc.in_features
     backbone.fc = nn.Identity()

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from torch import Tensor
 
-from hardneg.core.errors import ArgumentError, NoFile, argument_error, optional, warn_once
+from hardneg.core.errors import ArgumentError, MissingExtra, NoFile, argument_error, optional, warn_once
 from hardneg.io.arrays import Array, known_labels, read_arrays, says_none
 
 
@@ -146,7 +146,7 @@ def read_hub(path: str, split: str, size: int | None) -> Found:
     try:
         import datasets  # type: ignore[import-untyped]
     except ImportError as error:
-        raise ImportError(f"hf:{path} needs the package datasets; pip install datasets.") from error
+        raise MissingExtra(f"hf:{path}", "the package datasets", fix="pip install datasets") from error
     found = datasets.load_dataset(path)
     train = found["train"] if "train" in found else next(iter(found.values()))
     test = next((found[name] for name in ("test", "validation") if name in found and found[name] is not train), None)

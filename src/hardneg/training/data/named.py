@@ -15,7 +15,7 @@ from typing import Any, BinaryIO, NamedTuple
 
 import numpy as np
 
-from hardneg.core.errors import missing_extra
+from hardneg.core.errors import ArgumentError, missing_extra
 from hardneg.io.arrays import Array
 from hardneg.training.data.image_files import Found, Part, read_image
 
@@ -62,12 +62,10 @@ def _read_idx(path: Path, ndim: int) -> Array:
     """The IDX format: two zero bytes, the type (8 = uint8), the number of axes, their sizes as big-endian int32."""
     raw = gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()
     if raw[:4] != bytes([0, 0, 8, ndim]) or len(raw) < 4 + 4 * ndim:
-        raise ValueError(f"load needs an IDX file of uint8 with {ndim} axes, got {path}.")
+        raise ArgumentError("load", f"an IDX file of uint8 with {ndim} axes", str(path))
     shape = np.frombuffer(raw, ">i4", ndim, offset=4)
     if len(raw) != 4 + 4 * ndim + int(np.prod(shape, dtype=np.int64)):
-        raise ValueError(
-            f"load needs a whole IDX file of shape {tuple(shape.tolist())}, got {len(raw)} bytes in {path}."
-        )
+        raise ArgumentError("load", f"a whole IDX file of shape {tuple(shape.tolist())}", f"{len(raw)} bytes in {path}")
     return np.frombuffer(raw, np.uint8, offset=4 + 4 * ndim).reshape(shape)
 
 
@@ -134,7 +132,7 @@ def _cifar_archive(archive: Path, spec: Cifar, train: bool) -> Part:
         def open_file(name: str) -> BinaryIO:
             member = tar.extractfile(f"{spec.folder}/{name}")
             if member is None:
-                raise ValueError(f"load needs the file {name} in {archive}, got something else under that name.")
+                raise ArgumentError("load", f"the file {name} in {archive}", "something else under that name")
             return member  # type: ignore[return-value]
 
         return _cifar_pickles(open_file, spec, train)
@@ -173,7 +171,7 @@ def _cifar_montages(folder: Path, spec: Cifar, train: bool) -> Part:
         squares = list(pool.map(read_image, files))
     for square, path in zip(squares, files, strict=True):
         if square.shape != (3200, 3200, 3):
-            raise ValueError(f"load needs montages of 3200 x 3200 pixels in colour, got {square.shape} in {path}.")
+            raise ArgumentError("load", "montages of 3200 x 3200 pixels in colour", f"{square.shape} in {path}")
     tiles = [square.reshape(100, 32, 100, 32, 3).transpose(0, 2, 4, 1, 3).reshape(-1, 3, 32, 32) for square in squares]
     with np.load(folder / "labels.npz") as labels:
         of_split, names = labels[f"{spec.montage_labels}_{split}"], labels[spec.montage_names]

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field
-from html import escape
 
-from hardneg.pages.axes import (
+from markupsafe import Markup
+
+from hardneg.pages.charts.axes import (
     BOTTOM,
     HEIGHT,
     LEFT,
@@ -20,6 +21,7 @@ from hardneg.pages.axes import (
     grid,
     padded,
     plain_number,
+    shown,
     svg,
 )
 
@@ -47,8 +49,11 @@ def thinned(points: list[Point], most: int = MOST_POINTS) -> list[Point]:
     return [(sum(x for x, _ in g) / len(g), sum(y for _, y in g) / len(g)) for g in groups] + [points[-1]]
 
 
-def line_chart(name: str, lines: list[Line], unit: str, show: Format, *, floor: float | None = None) -> str:
-    """Lines over training steps, the seeds thin behind their mean, each line named at its end."""
+def line_chart(name: str, lines: list[Line], unit: str, show: Format, *, floor: float | None = None) -> Markup:
+    """Lines over training steps, the seeds thin behind their mean, each line named at its end.
+
+    Each has a pattern of dashes of its own, the first none: one that lies on another leaves it visible in its gaps.
+    """
     drawn = [p for line in lines for part in (line.points, line.dashed, *line.seeds) for p in part]
     x = Axis(min(p[0] for p in drawn), max(p[0] for p in drawn), LEFT, WIDTH - RIGHT)
     if x.low == x.high:
@@ -60,20 +65,26 @@ def line_chart(name: str, lines: list[Line], unit: str, show: Format, *, floor: 
         dashed = _path(thinned(line.dashed), x, y, "dashed") if line.dashed else ""
         points = thinned(line.points)
         hits = "".join(_hit(p, x, y, f"{line.title}, step {p[0]:.0f}: {show(p[1])}") for p in points)
-        body.append(f'<g class="c{line.colour % NUM_COLOURS}">{thin}{dashed}{_path(points, x, y, "mean")}{hits}</g>')
+        mean = _path(points, x, y, f"mean d{line.colour % NUM_COLOURS}")
+        body.append(f'<g class="c{line.colour % NUM_COLOURS} arm-{line.colour}">{thin}{dashed}{mean}{hits}</g>')
     body.append(_end_labels(lines, x, y))
     ends = "; ".join(f"{line.title} ends at {show(line.points[-1][1])}" for line in lines if line.points)
     return svg(f"{name} over training steps. {ends}.", "".join(body))
 
 
 def _end_labels(lines: list[Line], x: Axis, y: Axis) -> str:
-    """The names of the lines at their ends, moved apart where they would cover each other."""
+    """The names of the lines at their ends; where they would cover each other they move, and a thin line leads back."""
     named = [line for line in lines if line.points and line.label]
     wanted = sorted(((y(line.points[-1][1]), line) for line in named), key=lambda one: one[0])
-    return "".join(
-        f'<text class="end c{line.colour % NUM_COLOURS}" x="{x.end + 6}" y="{at + 4:.1f}">{escape(line.label)}</text>'
-        for at, line in zip(_spread([at for at, _ in wanted], 13.0), (line for _, line in wanted), strict=True)
-    )
+    labels = []
+    for place, (end, line) in zip(_spread([at for at, _ in wanted], 13.0), wanted, strict=True):
+        begin = x(line.points[-1][0])
+        way = f"{begin:.1f},{end:.1f} {x.end + 4:.1f},{end:.1f} {x.end + 9},{place:.1f}"
+        labels.append(
+            f'<g class="c{line.colour % NUM_COLOURS} arm-{line.colour}"><polyline class="leader" points="{way}"/>'
+            f'<text class="end" x="{x.end + 11}" y="{place + 4:.1f}">{shown(line.label)}</text></g>'
+        )
+    return "".join(labels)
 
 
 def _spread(places: list[float], gap: float) -> list[float]:
@@ -98,4 +109,4 @@ def _path(points: list[Point], x: Axis, y: Axis, kind: str) -> str:
 
 def _hit(point: Point, x: Axis, y: Axis, told: str) -> str:
     place = f'cx="{x(point[0]):.1f}" cy="{y(point[1]):.1f}"'
-    return f'<circle class="hit" {place} r="6"><title>{escape(told)}</title></circle>'
+    return f'<circle class="hit" {place} r="6"><title>{shown(told)}</title></circle>'

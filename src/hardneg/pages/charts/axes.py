@@ -1,6 +1,6 @@
 """Axes, grids and paths of charts as inline SVG. Strings in, strings out.
 
-Colours are CSS classes (``c0`` to ``c7``), so that style.py decides what they are in light and in dark; they can be
+Colours are CSS classes (``c0`` to ``c7``), so that style.css decides what they are in light and in dark; they can be
 told apart by colour-blind people, and no chart relies on them alone. Charts with a ``viewBox`` are drawn for cards of
 about 360 pixels, where their text is as large as the page's small print.
 """
@@ -11,6 +11,10 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from html import escape
+
+from markupsafe import Markup
+
+from hardneg.core.text import printable
 
 Point = tuple[float, float]
 Format = Callable[[float], str]
@@ -61,27 +65,31 @@ def padded(values: Sequence[float], *, floor: float | None = None, share: float 
 def grid(x: Axis, y: Axis, y_unit: str, x_unit: str, show_x: Format, show_y: Format) -> str:
     across = "".join(
         f'<line class="grid" x1="{LEFT}" x2="{x.end}" y1="{y(t):.1f}" y2="{y(t):.1f}"/>'
-        f'<text x="{LEFT - 6}" y="{y(t) + 4:.1f}" text-anchor="end">{escape(show_y(t))}</text>'
+        f'<text x="{LEFT - 6}" y="{y(t) + 4:.1f}" text-anchor="end">{shown(show_y(t))}</text>'
         for t in y.ticks(5)
     )
     along = "".join(
         f'<line class="tick" x1="{x(t):.1f}" x2="{x(t):.1f}" y1="{y.start}" y2="{y.start + 4}"/>'
-        f'<text x="{x(t):.1f}" y="{y.start + 16}" text-anchor="middle">{escape(show_x(t))}</text>'
+        f'<text x="{x(t):.1f}" y="{y.start + 16}" text-anchor="middle">{shown(show_x(t))}</text>'
         for t in x.ticks(5)
     )
     axis = f'<line class="tick" x1="{LEFT}" x2="{x.end}" y1="{y.start}" y2="{y.start}"/>'
     named = (
-        f'<text class="unit" x="2" y="11">{escape(y_unit)}</text>'
-        f'<text class="unit" x="{x.end}" y="{HEIGHT - 4}" text-anchor="end">{escape(x_unit)}</text>'
+        f'<text class="unit" x="2" y="11">{shown(y_unit)}</text>'
+        f'<text class="unit" x="{x.end}" y="{HEIGHT - 4}" text-anchor="end">{shown(x_unit)}</text>'
     )
     return across + along + axis + named
 
 
-def svg(label: str, body: str) -> str:
-    return (
-        f'<svg class="chart" role="img" aria-label="{escape(label, quote=True)}" viewBox="0 0 {WIDTH} {HEIGHT}">'
-        f"{body}</svg>"
+def svg(label: str, body: str, *, width: int = WIDTH, height: int = HEIGHT, kind: str = "chart") -> Markup:
+    return Markup(
+        f'<svg class="{kind}" role="img" aria-label="{shown(label)}" viewBox="0 0 {width} {height}">{body}</svg>'
     )
+
+
+def shown(text: object) -> str:
+    """Text of others inside of an element or an attribute."""
+    return escape(printable(text), quote=True)
 
 
 def plain_number(value: float) -> str:

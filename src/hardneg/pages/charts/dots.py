@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from html import escape
+from textwrap import wrap
 
-from hardneg.pages.axes import NUM_COLOURS, Axis, Format, padded, plain_number
+from markupsafe import Markup
+
+from hardneg.pages.charts.axes import NUM_COLOURS, Axis, Format, padded, plain_number, shown
 
 
 @dataclass(frozen=True)
@@ -20,23 +22,34 @@ class Dots:
     half_width: float | None
 
 
-def dot_plot(name: str, rows: list[Dots], unit: str, show: Format) -> str:
+LINE, ROW = 15, 37  # heights of a line of a name, and of the dots under it
+
+
+def dot_plot(name: str, rows: list[Dots], unit: str, show: Format) -> Markup:
     """Every seed as a dot, the mean with its interval, and thin lines that join the same seed in all arms."""
-    axis, step, top = _dot_axis(rows), 52, 6
-    height = top + step * len(rows) + 40
-    base = top + step * len(rows) + 2
+    axis, top, heights = _dot_axis(rows), 6, []
+    for row in rows:
+        top += LINE * len(_name_lines(row)) + ROW
+        heights.append(top - 17)
+    base = top + 2
     body = [
-        f'<line class="grid" x1="{axis(t):.2f}%" x2="{axis(t):.2f}%" y1="{top}" y2="{base}"/>'
-        f'<text x="{axis(t):.2f}%" y="{base + 15}" text-anchor="middle">{escape(plain_number(t))}</text>'
+        f'<line class="grid" x1="{axis(t):.2f}%" x2="{axis(t):.2f}%" y1="6" y2="{base}"/>'
+        f'<text x="{axis(t):.2f}%" y="{base + 15}" text-anchor="middle">{shown(plain_number(t))}</text>'
         for t in axis.ticks(7)
     ]
-    body.append(f'<text x="50%" y="{base + 33}" text-anchor="middle">{escape(unit)}</text>')
-    heights = [top + step * i + 35 for i in range(len(rows))]
+    body.append(f'<text x="50%" y="{base + 33}" text-anchor="middle">{shown(unit)}</text>')
     body += [_pairing(axis, *pair) for pair in zip(rows, rows[1:], heights, heights[1:], strict=False)]
     body += [_dot_row(axis, row, y, show) for row, y in zip(rows, heights, strict=True)]
-    told = "; ".join(f"{row.title}: mean {show(row.mean)}" for row in rows)
-    label = escape(f"{name}. {told}.", quote=True)
-    return f'<svg class="dots" role="img" aria-label="{label}" width="100%" height="{height}">{"".join(body)}</svg>'
+    means = "; ".join(f"{row.title}: mean {show(row.mean)}" for row in rows)
+    return Markup(
+        f'<svg class="dots" role="img" aria-label="{shown(f"{name}. {means}.")}" width="100%" height="{base + 38}">'
+        f"{''.join(body)}</svg>"
+    )
+
+
+def _name_lines(row: Dots) -> list[str]:
+    """The whole name, in lines that a phone has room for."""
+    return wrap(row.label, 42, subsequent_indent="   ") or [""]
 
 
 def _dot_axis(rows: list[Dots]) -> Axis:
@@ -61,21 +74,26 @@ def _dot_row(axis: Axis, row: Dots, y: float, show: Format) -> str:
     bar = f'<line class="interval" x1="{axis(low):.2f}%" x2="{axis(high):.2f}%" y1="{y}" y2="{y}"/>' if half else ""
     dots = "".join(
         f'<circle class="dot" cx="{axis(v):.2f}%" cy="{y}" r="4.5"><title>'
-        f"{escape(f'{row.title}, seed {seed}: {show(v)}')}</title></circle>"
+        f"{shown(f'{row.title}, seed {seed}: {show(v)}')}</title></circle>"
         for seed, v in row.values.items()
     )
     told = f"{row.title}: mean {show(row.mean)}" + (f", 95 % interval {show(low)} to {show(high)}" if half else "")
     middle = (
         f'<line class="centre" x1="{axis(row.mean):.2f}%" x2="{axis(row.mean):.2f}%" y1="{y - 10}" y2="{y + 10}">'
-        f"<title>{escape(told)}</title></line>"
+        f"<title>{shown(told)}</title></line>"
     )
-    label = f'<text class="halo name" x="0" y="{y - 17}">{escape(row.label)}</text>'
-    return f'<g class="c{row.colour % NUM_COLOURS}">{bar}{ends}{dots}{middle}</g>{label}'
+    lines = _name_lines(row)
+    label = "".join(
+        f'<text class="halo name" x="0" y="{y - 17 - LINE * above}">{shown(line)}</text>'
+        for above, line in enumerate(reversed(lines))
+    )
+    return f'<g class="c{row.colour % NUM_COLOURS} arm-{row.colour}">{bar}{ends}{dots}{middle}{label}</g>'
 
 
 def _pairing(axis: Axis, upper: Dots, lower: Dots, y1: float, y2: float) -> str:
+    kind = f"pair arm-{upper.colour} arm-{lower.colour}"
     return "".join(
-        f'<line class="pair" x1="{axis(v):.2f}%" x2="{axis(lower.values[seed]):.2f}%" y1="{y1}" y2="{y2}"/>'
+        f'<line class="{kind}" x1="{axis(v):.2f}%" x2="{axis(lower.values[seed]):.2f}%" y1="{y1}" y2="{y2}"/>'
         for seed, v in upper.values.items()
         if seed in lower.values
     )

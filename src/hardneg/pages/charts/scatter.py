@@ -5,9 +5,10 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from html import escape
 
-from hardneg.pages.axes import Axis, padded
+from markupsafe import Markup
+
+from hardneg.pages.charts.axes import Axis, padded, shown, svg
 
 RADIUS = 9.0
 _left, _right, _top, _bottom = 52.0, 22.0, 26.0, 46.0
@@ -15,21 +16,6 @@ _letter, _line = 6.7, 14.0  # width of a letter and height of a line of the name
 
 Box = tuple[float, float, float, float]
 """Left, top, right, bottom."""
-
-STYLE = """
-svg .spot{fill:currentColor;fill-opacity:.16;stroke:currentColor;stroke-width:1.6}
-svg .front .spot{fill-opacity:1}svg .front text.number{fill:var(--card)}svg text.number{fill:var(--ink);
-font-size:10.5px;font-weight:700}svg .rim{fill:none;stroke:var(--ink);stroke-width:2}
-svg text.rule{fill:var(--ink);font-size:11.5px;
-font-family:ui-monospace,SFMono-Regular,Menlo,Consolas,monospace}svg .best{fill:none;stroke:var(--ink);
-stroke-width:1.4;stroke-dasharray:5 4;opacity:.65}svg .random{stroke:var(--dim);stroke-width:1.2;stroke-dasharray:2 4}
-.narrow{display:none}.num{display:inline-block;min-width:1.9em;text-align:center;font-weight:700;font-size:.8rem;
-border:1.6px solid currentColor;border-radius:1em;margin-right:.5em;line-height:1.5}
-.num.front{background:currentColor}.num.front b{color:var(--card)}.num b{font-weight:700;color:var(--ink)}
-@media(min-width:761px){#results td{white-space:nowrap}
-#results th:first-child{min-width:15.5em}}
-@media(max-width:760px){.wide-chart{display:none}.narrow{display:block}}
-"""
 
 
 @dataclass(frozen=True)
@@ -66,7 +52,7 @@ class RootAxis(Axis):
         return sorted(kept)
 
 
-def scatter(spots: Sequence[Spot], random: float, *, width: int, height: int, named: bool, kind: str) -> str:
+def scatter(spots: Sequence[Spot], random: float, *, width: int, height: int, named: bool, kind: str) -> Markup:
     """Similarity to the right, known false negatives upwards; the rules that no other beats are filled and joined."""
     reach = [spot.x for spot in spots] + ([] if math.isnan(random) else [random])
     x = Axis(*padded(reach), _left, width - _right)
@@ -83,11 +69,8 @@ def scatter(spots: Sequence[Spot], random: float, *, width: int, height: int, na
     if named:
         body.append(_names(drawn[::-1], x, y, width, height))
     told = "; ".join(f"{spot.number}: {spot.told}" for spot in spots)
-    label = escape(f"Similarity of the negatives against the share that is false. {told}.", quote=True)
-    return (
-        f'<svg class="chart {kind}" role="img" aria-label="{label}" viewBox="0 0 {width} {height}">'
-        f"{''.join(body)}</svg>"
-    )
+    label = f"Similarity of the negatives against the share that is false. {told}."
+    return svg(label, "".join(body), width=width, height=height, kind=f"chart {kind}")
 
 
 def _dot(spot: Spot, x_axis: Axis, y_axis: Axis, radius: float) -> str:
@@ -96,7 +79,7 @@ def _dot(spot: Spot, x_axis: Axis, y_axis: Axis, radius: float) -> str:
     rim = f'<circle class="rim" cx="{x:.1f}" cy="{y:.1f}" r="{radius + 4}"/>' if spot.asked else ""
     kinds = " ".join(word for word, on in (("front", spot.front), ("asked", spot.asked)) if on)
     return (
-        f'<g class="c{spot.colour} {kinds}"><title>{escape(spot.told)}</title>'
+        f'<g class="c{spot.colour} {kinds}"><title>{shown(spot.told)}</title>'
         f'{rim}{_error(spot, x, low, high)}<circle class="spot" cx="{x:.1f}" cy="{y:.1f}" r="{radius}"/>'
         f'<text class="number" x="{x:.1f}" y="{y + 3.7:.1f}" text-anchor="middle">{spot.number}</text></g>'
     )
@@ -149,7 +132,7 @@ def _names(spots: Sequence[Spot], x: Axis, y: Axis, width: int, height: int) -> 
                 at = place[0] if anchor == "start" else place[2]
                 written.append(
                     f'<text class="rule halo" x="{at:.1f}" y="{place[3] - 3.5:.1f}" text-anchor="{anchor}">'
-                    f"{escape(spot.name)}</text>"
+                    f"{shown(spot.name)}</text>"
                 )
                 taken.append(place)
                 break
