@@ -14,6 +14,7 @@ from torch import Tensor
 
 from hardneg.core.bounds import Bound, State
 from hardneg.core.tiles import NEVER, Tile
+from hardneg.core.types import LogWeights, Scores
 
 Bounds = Mapping[str, Any]
 """The finished bounds of one factor, by name."""
@@ -22,9 +23,19 @@ MaskedTile = tuple[Tile, Tensor]
 
 
 class Factor(Protocol):
+    """A distribution, as far as a sweep knows it."""
+
     def bounds(self) -> Mapping[str, Bound]: ...
 
     def log_weight(self, tile: Tile) -> Tensor: ...
+
+    def log_weights(self, scores: Scores) -> LogWeights: ...
+
+    @property
+    def pointwise(self) -> bool: ...
+
+    @property
+    def looks_around(self) -> bool: ...
 
 
 class Rows(Protocol):
@@ -63,6 +74,34 @@ def find_bounds(factors: Sequence[Factor], blocks: Sequence[Rows]) -> list[list[
         for before, state in zip(found, states, strict=True):
             before.append(finish(declared, state))
     return found
+
+
+def dense_weights(factors: Sequence[Factor], scores: Scores) -> LogWeights:
+    """The log-weights of a product over all candidates: the sweep of one tile, with gradient through the bounds.
+
+    A factor without ``log_weight`` gets the whole rows that the factors before it left.
+    """
+    tile, left = scores.tile(), scores.valid
+    total: Tensor | None = None
+    for factor in factors:
+        if total is not None and (factor.looks_around or not factor.pointwise):
+            left = scores.valid & (total != NEVER)
+        if factor.pointwise:
+            log_w = factor.log_weight(tile.bounded(_dense_bounds(factor, scores, tile, left)))
+        else:
+            log_w = factor.log_weights(scores if total is None else scores.narrowed(left))
+        total = log_w if total is None else total + log_w
+    assert total is not None
+    return torch.where(scores.valid, total, NEVER)
+
+
+def _dense_bounds(factor: Factor, scores: Scores, tile: Tile, left: Tensor) -> Bounds:
+    declared = factor.bounds()
+    states = {}
+    for name, bound in declared.items():
+        one = (tile, left) if bound.over == "candidates" else (scores.positive_tile(), scores.positive_valid)
+        states[name] = bound.of(*one)
+    return finish(declared, states)
 
 
 Left = Callable[[Tile, Tensor], Tensor]

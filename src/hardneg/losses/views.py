@@ -9,10 +9,11 @@ from typing import Annotated, Any
 from torch import Tensor
 
 from hardneg.core.errors import ArgumentError, argument_error, check_kind
-from hardneg.core.pairing import Pairing, pair_cross, pair_views
+from hardneg.core.pairing import Pairing
 from hardneg.core.scoring import Pools, as_keys, pair_pool
 from hardneg.core.types import Keys
 from hardneg.core.vectors import unit
+from hardneg.core.views import pair_cross, pair_views
 
 View = Annotated[Tensor, "b d"]
 Guides = Sequence[Any]
