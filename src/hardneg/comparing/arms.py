@@ -17,7 +17,7 @@ from hardneg.batching.spec import parse_batches
 from hardneg.comparing.canonical import plainly
 from hardneg.core.errors import UnknownName, argument_error
 from hardneg.core.schedules import LONG, Number, Schedule, adaptive, registered_schedules, value_of
-from hardneg.losses.contrastive import ContrastiveLoss
+from hardneg.losses.paper import Paper
 from hardneg.negatives import Negatives, parse
 from hardneg.negatives.grammar import read_expression
 from hardneg.training.dry_run import try_negatives
@@ -172,49 +172,25 @@ def _check_options(name: str, recipe: str, options: dict[str, Any], made: Callab
 Made = tuple[str, dict[str, Any]]
 
 
-def _usual(paper: Callable[..., Any], parameter: str) -> Any:
-    return inspect.signature(paper).parameters[parameter].default
-
-
 def _papers() -> dict[str, Callable[..., Made]]:
-    """The papers that a recipe trains: those of hardneg.papers that are a ContrastiveLoss, and MoCo v3."""
-    made = {name: _of_paper(one) for name, one in vars(papers).items() if _is_paper(one)}
-    return {name: how for name, how in made.items() if how is not None} | {"moco_v3": _moco_v3}
+    return {name: _of_paper(paper) for name, paper in papers.registered().items()}
 
 
-def _is_paper(one: Any) -> bool:
-    returned = inspect.signature(one).return_annotation if inspect.isfunction(one) else None
-    return returned == "ContrastiveLoss" and not one.__name__.startswith("_")
-
-
-def _of_paper(paper: Callable[..., ContrastiveLoss]) -> Callable[..., Made] | None:
-    """A reader of the paper's call, also with further options of its recipe; None where no recipe trains it."""
-    signature = inspect.signature(paper)
-    usual = paper()
-    recipe = "supervised" if usual.positives == "label" else {"two": "simclr", "pool": "moco"}.get(usual.views)
-    if recipe is None:
-        return None
+def _of_paper(paper: Paper) -> Callable[..., Made]:
+    """A reader of the paper's call, also with further options of its recipe."""
+    signature = inspect.signature(paper.make)
+    known = {one.name: one.default for one in fields(RECIPES[paper.recipe])}
 
     def made(*values: Any, **options: Any) -> Made:
         own = {name: value for name, value in options.items() if name in signature.parameters}
         others = {name: value for name, value in options.items() if name not in signature.parameters}
-        return recipe, _options_of(paper(*values, **own), recipe, signature) | others
+        chosen = paper.options(*values, **own)
+        needed = {name: x for name, x in chosen.items() if name in signature.parameters or x != known.get(name)}
+        return paper.recipe, needed | others
 
     several = inspect.Parameter("options", inspect.Parameter.VAR_KEYWORD)
     made.__signature__ = signature.replace(parameters=[*signature.parameters.values(), several])  # type: ignore[attr-defined]
     return made
-
-
-def _options_of(loss: ContrastiveLoss, recipe: str, signature: inspect.Signature) -> dict[str, Any]:
-    """What the loss is, as options of its recipe: those that the paper takes, and those that are not usual there."""
-    known = {one.name: one.default for one in fields(RECIPES[recipe])}
-    chosen = {name: getattr(loss, name) for name in inspect.signature(ContrastiveLoss).parameters if name in known}
-    chosen["negatives"] = repr(loss.negatives)
-    return {name: value for name, value in chosen.items() if name in signature.parameters or value != known[name]}
-
-
-def _moco_v3(temperature: float = _usual(papers.moco_v3, "temperature"), **options: Any) -> Made:
-    return "moco", {"temperature": temperature, "version": "v3", **options}
 
 
 def _recipes() -> dict[str, Callable[..., Made]]:
