@@ -97,6 +97,11 @@ def test_mochi(impl):
         total = total - torch.log_softmax(scores, 0)[0]
     assert_same(loss(z1, z2, pool=queue), total / 6, [z1, z2])
     assert loss(z1, z2, pool=queue) != loss(z1, z2, pool=queue)  # new draws at each call
+    by_label = hn.ContrastiveLoss("OtherLabel()", positives="label", generate=MoCHi(4, 5, 3), impl=impl)
+    assert by_label.pairing(z1, z2, labels=LABELS).candidates[-1].labels.shape == (12, 8)
+    assert by_label(z1, z2, labels=LABELS) > hn.ContrastiveLoss("OtherLabel()", positives="label")(
+        z1, z2, labels=LABELS
+    )
     again = hn.ContrastiveLoss(temperature=0.2, generate="mochi(8, 5, 3, seed=1)", views="pool", impl=impl)
     again.load_state_dict(loss.state_dict())
     assert again(z1, z2, pool=queue) == loss(z1, z2, pool=queue)
