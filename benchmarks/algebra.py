@@ -77,6 +77,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--old", help="src folder of another version to compare with")
     parser.add_argument("--rows", type=int, nargs="+", default=[512, 2048])
+    parser.add_argument("--negatives", nargs="+", default=NEGATIVES)
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--out", type=Path)
     parser.add_argument("--work", action="store_true", help=argparse.SUPPRESS)
@@ -87,7 +88,7 @@ def main() -> None:
     old = Worker(options.old) if options.old else None
     found: dict[str, Any] = {}
     for rows in options.rows:
-        for text in NEGATIVES:
+        for text in options.negatives:
             case = {"negatives": text, "rows": rows}
             dense, tiles = ({**case, "options": {"impl": impl}} for impl in ("dense", "streamed"))
             result = {"streamed / dense": ratio((new, tiles), (new, dense), options.repeats)}
@@ -100,7 +101,8 @@ def main() -> None:
     if old is not None:
         old.close()
     if options.out:
-        options.out.write_text(json.dumps(found, indent=1))
+        commit = subprocess.run(["git", "rev-parse", "HEAD"], capture_output=True, text=True).stdout.strip()
+        options.out.write_text(json.dumps({"commit": commit, "figures": found}, indent=1) + "\n")
     return None
 
 
