@@ -17,11 +17,14 @@ from hardneg.batching.spec import parse_batches
 from hardneg.comparing.canonical import plainly
 from hardneg.core.errors import UnknownName, argument_error
 from hardneg.core.schedules import LONG, Number, Schedule, adaptive, registered_schedules, value_of
-from hardneg.losses.contrastive import ContrastiveLoss
+from hardneg.losses.paper import Paper
 from hardneg.negatives import Negatives, parse
 from hardneg.negatives.grammar import read_expression
 from hardneg.training.dry_run import try_negatives
+from hardneg.training.numbers import number_of
 from hardneg.training.options import RECIPES, TrainOptions
+
+_moments = range(0, LONG + 1, LONG // 100)
 
 
 @dataclass(frozen=True)
@@ -49,13 +52,14 @@ class Arm:
 
     @property
     def temperature(self) -> float:
-        return float(self.complete().temperature)
+        """The lowest that its schedule comes to, where it has one."""
+        temperature = number_of(self.complete().temperature)
+        return min(value_of(temperature, step, LONG) for step in _moments)
 
     @property
     def beta(self) -> float:
         """The tilt of its negatives, at the strongest that its schedules come to."""
-        slopes, moments = [tilt.slope for tilt in self._tilts()], range(0, LONG + 1, LONG // 100)
-        return max(sum(_strength(beta, step) for beta in slopes) for step in moments)
+        return max(sum(_strength(tilt.slope, step) for tilt in self._tilts()) for step in _moments)
 
     @property
     def repels_so_exactly(self) -> bool:
@@ -165,56 +169,31 @@ def _check_options(name: str, recipe: str, options: dict[str, Any], made: Callab
             raise UnknownName(
                 option, known, f"in {name}", dict.fromkeys(known, f"It is called as {call}" if own else "")
             )
-        if isinstance(value, Schedule):
-            raise argument_error(name, "a number", option, value, fix="schedules go into negatives")
+        if isinstance(value, Schedule) and option not in ("temperature", "tau_plus"):
+            fix = "schedules go into temperature, tau_plus and negatives"
+            raise argument_error(name, "a number", option, value, fix)
 
 
 Made = tuple[str, dict[str, Any]]
 
 
-def _usual(paper: Callable[..., Any], parameter: str) -> Any:
-    return inspect.signature(paper).parameters[parameter].default
-
-
 def _papers() -> dict[str, Callable[..., Made]]:
-    """The papers that a recipe trains: those of hardneg.papers that are a ContrastiveLoss, and MoCo v3."""
-    made = {name: _of_paper(one) for name, one in vars(papers).items() if _is_paper(one)}
-    return {name: how for name, how in made.items() if how is not None} | {"moco_v3": _moco_v3}
+    return {name: _of_paper(paper) for name, paper in papers.registered().items()}
 
 
-def _is_paper(one: Any) -> bool:
-    returned = inspect.signature(one).return_annotation if inspect.isfunction(one) else None
-    return returned == "ContrastiveLoss" and not one.__name__.startswith("_")
-
-
-def _of_paper(paper: Callable[..., ContrastiveLoss]) -> Callable[..., Made] | None:
-    """A reader of the paper's call, also with further options of its recipe; None where no recipe trains it."""
-    signature = inspect.signature(paper)
-    usual = paper()
-    recipe = "supervised" if usual.positives == "label" else {"two": "simclr", "pool": "moco"}.get(usual.views)
-    if recipe is None:
-        return None
+def _of_paper(paper: Paper) -> Callable[..., Made]:
+    """A reader of the paper's call, also with further options of its recipe."""
+    signature = inspect.signature(paper.make)
+    known = {one.name for one in fields(RECIPES[paper.recipe])}
 
     def made(*values: Any, **options: Any) -> Made:
         own = {name: value for name, value in options.items() if name in signature.parameters}
-        others = {name: value for name, value in options.items() if name not in signature.parameters}
-        return recipe, _options_of(paper(*values, **own), recipe, signature) | others
+        written = {name: value for name, value in options.items() if name in known or name not in own}
+        return paper.recipe, paper.options(*values, **own) | written
 
     several = inspect.Parameter("options", inspect.Parameter.VAR_KEYWORD)
     made.__signature__ = signature.replace(parameters=[*signature.parameters.values(), several])  # type: ignore[attr-defined]
     return made
-
-
-def _options_of(loss: ContrastiveLoss, recipe: str, signature: inspect.Signature) -> dict[str, Any]:
-    """What the loss is, as options of its recipe: those that the paper takes, and those that are not usual there."""
-    known = {one.name: one.default for one in fields(RECIPES[recipe])}
-    chosen = {name: getattr(loss, name) for name in inspect.signature(ContrastiveLoss).parameters if name in known}
-    chosen["negatives"] = repr(loss.negatives)
-    return {name: value for name, value in chosen.items() if name in signature.parameters or value != known[name]}
-
-
-def _moco_v3(temperature: float = _usual(papers.moco_v3, "temperature"), **options: Any) -> Made:
-    return "moco", {"temperature": temperature, "version": "v3", **options}
 
 
 def _recipes() -> dict[str, Callable[..., Made]]:

@@ -24,6 +24,10 @@ def option(
     return field(default=default, metadata={"help": help, "panel": panel, "low": low, "high": high, "among": among})
 
 
+OBJECTIVE = 'What the loss makes of positives and negatives: info_nce, "rince(q=0.5)", jsd, sigmoid ...'
+GENERATE = 'More candidates made from those there are, such as "mochi(num_hardest=64)".'
+
+
 @dataclass(frozen=True)
 class TrainOptions:
     """What every recipe takes."""
@@ -99,6 +103,8 @@ class SimCLROptions(TrainOptions):
         NEGATIVES,
         among=("support", "candidates", "mass"),
     )
+    objective: str = option("info_nce", OBJECTIVE, NEGATIVES)
+    generate: str | None = option(None, GENERATE, NEGATIVES)
 
 
 @dataclass(frozen=True)
@@ -107,6 +113,7 @@ class SupervisedOptions(SimCLROptions):
 
     negatives: str = option("OtherLabel()", 'Negatives in the grammar, such as "OtherLabel() * Tilt(1.0)".', NEGATIVES)
     reduction: str = option("anchors", "anchors (SupCon) or pairs (H-SCL).", NEGATIVES, among=("anchors", "pairs"))
+    same_label_negatives: bool = option(False, "Negatives of the anchor's label stay negatives (H-UCL).", NEGATIVES)
 
 
 @dataclass(frozen=True)
@@ -116,6 +123,8 @@ class MoCoOptions(TrainOptions):
     temperature: float | str = option(0.2, TEMPERATURE, NEGATIVES, low=1e-4)
     version: str = option("v2", "v2 (queue) or v3 (batch, symmetric, predictor).", NEGATIVES, among=("v2", "v3"))
     queue: int = option(4096, "Keys in the queue (v2).", NEGATIVES, low=1)
+    objective: str = option("info_nce", OBJECTIVE, NEGATIVES)
+    generate: str | None = option(None, GENERATE, NEGATIVES)
     momentum: float = option(
         0.99, "Of the momentum encoder; v3 takes it to 1 by a cosine.", TRAINING, low=0.0, high=1.0
     )

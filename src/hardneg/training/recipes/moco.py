@@ -32,7 +32,8 @@ from hardneg.training.setup import encoder_for
 
 def loss_for(options: MoCoOptions) -> ContrastiveLoss:
     temperature, tau_plus = number_of(options.temperature), number_of(options.tau_plus)
-    return ContrastiveLoss(options.negatives, temperature, tau_plus, normalize=False)
+    made = {"objective": options.objective, "generate": options.generate}
+    return ContrastiveLoss(options.negatives, temperature, tau_plus, normalize=False, **made)  # type: ignore[arg-type]
 
 
 class MoCoV2(Method):

@@ -42,6 +42,8 @@ class SimCLR(Method):
             number_of(options.tau_plus),
             num_negatives=options.num_negatives,
             positives_in_denominator=options.positives_in_denominator,
+            objective=options.objective,
+            generate=options.generate,
             normalize=False,
         )
 
