@@ -7,7 +7,7 @@ import re
 from dataclasses import MISSING, asdict, dataclass, field, fields
 from typing import Any, get_args, get_type_hints
 
-from hardneg.core.errors import ArgumentError
+from hardneg.core.errors import ArgumentError, argument_error
 from hardneg.core.schedules import Schedule
 
 Scheduled = float | str
@@ -113,7 +113,11 @@ class SupervisedOptions(SimCLROptions):
 
     negatives: str = option("OtherLabel()", 'Negatives in the grammar, such as "OtherLabel() * Tilt(1.0)".', NEGATIVES)
     reduction: str = option("anchors", "anchors (SupCon) or pairs (H-SCL).", NEGATIVES, among=("anchors", "pairs"))
-    same_label_negatives: bool = option(False, "Negatives of the anchor's label stay negatives (H-UCL).", NEGATIVES)
+
+    def check(self) -> None:
+        if self.generate is not None:
+            what = "--generate to be none, since made candidates have no label"
+            raise argument_error("supervised", what, "generate", self.generate)
 
 
 @dataclass(frozen=True)

@@ -32,7 +32,6 @@ class Supervised(SimCLR):
             num_negatives=options.num_negatives,
             positives_in_denominator=options.positives_in_denominator,
             reduction=options.reduction,
-            same_label_negatives=options.same_label_negatives,
             objective=options.objective,
             generate=options.generate,
             normalize=False,
