@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import math
 import re
-from dataclasses import MISSING, asdict, dataclass, field, fields
+from dataclasses import MISSING, asdict, dataclass, fields
 from typing import Any, get_args, get_type_hints
 
 from hardneg.core.errors import ArgumentError, argument_error
+from hardneg.core.options import option
 from hardneg.core.schedules import Schedule
 
 Scheduled = float | str
@@ -16,12 +17,6 @@ Scheduled = float | str
 TEMPERATURE = 'Similarities are divided by this; a number or a schedule such as "linear(0.5, 0.1)".'
 DATA, NEGATIVES, TRAINING, RUN = "Data and encoder", "Negatives", "Training", "The run"
 """The panels of the help."""
-
-
-def option(
-    default: Any, help: str, panel: str, *, low: float | None = None, high: float | None = None, among: Any = None
-) -> Any:
-    return field(default=default, metadata={"help": help, "panel": panel, "low": low, "high": high, "among": among})
 
 
 OBJECTIVE = 'What the loss makes of positives and negatives: info_nce, "rince(q=0.5)", jsd, sigmoid ...'
