@@ -15,7 +15,7 @@ from typing import Any
 from hardneg import papers
 from hardneg.batching.spec import parse_batches
 from hardneg.comparing.canonical import plainly
-from hardneg.core.errors import UnknownName, argument_error
+from hardneg.core.errors import ArgumentError, UnknownName, argument_error
 from hardneg.core.schedules import LONG, Number, Schedule, adaptive, registered_schedules, value_of
 from hardneg.losses.paper import Paper
 from hardneg.negatives import Negatives, parse
@@ -136,7 +136,7 @@ def parse_arm(text: str) -> Arm:
     methods = {name: _reader(name, made) for name, made in (_recipes() | _papers()).items()}
     arm = read_expression(method, {**methods, **registered_schedules()})
     if not isinstance(arm, Arm):
-        raise ValueError(f"an arm needs a paper or a recipe such as 'simclr()', got {method!r}.")
+        raise ArgumentError("an arm", "a paper or a recipe such as 'simclr()'", repr(method))
     if at:
         parse_batches(batches)
         arm = arm.with_option("batches", batches)
