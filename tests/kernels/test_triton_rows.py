@@ -13,7 +13,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 import hardneg as hn
 from hardneg.core.errors import ArgumentError
 from hardneg.core.objectives import debiased
-from hardneg.kernels import triton
+from hardneg.kernels import triton_function
 from hardneg.kernels.triton import row_statistics, supports, two_view_losses
 from support import dense_pairs
 from support.kernel_inputs import DEVICE, DTYPES, TOLERANCE, assert_close_in_norm, numbers, twice, vectors
@@ -150,8 +150,10 @@ def test_a_broken_feature_is_never_a_finite_loss(bad: float, low: float | None) 
 
 def test_a_queue_gets_no_gradient_and_no_sweep_for_one(monkeypatch: pytest.MonkeyPatch) -> None:
     sweeps = []
-    gradient = triton._gradient
-    monkeypatch.setattr(triton, "_gradient", lambda *args, **rest: sweeps.append(args) or gradient(*args, **rest))
+    gradient = triton_function._gradient
+    monkeypatch.setattr(
+        triton_function, "_gradient", lambda *args, **rest: sweeps.append(args) or gradient(*args, **rest)
+    )
     anchors, queue = vectors(5, 8).requires_grad_(), vectors(9, 8, seed=1)
     row_statistics(anchors, queue, temperature=0.5).log_mean.sum().backward()
     assert anchors.grad is not None
