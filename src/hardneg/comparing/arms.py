@@ -14,13 +14,14 @@ from typing import Any, TypeGuard
 
 from hardneg import papers
 from hardneg.batching.spec import parse_batches
-from hardneg.comparing.canonical import plainly
+from hardneg.comparing.canonical import SCHEDULED, plainly
 from hardneg.core.errors import UnknownName, argument_error
 from hardneg.core.schedules import LONG, Number, Schedule, adaptive, registered_schedules, value_of
 from hardneg.losses.contrastive import ContrastiveLoss
 from hardneg.negatives import Negatives, Tilt, Uniform, parse
 from hardneg.negatives.grammar import read_expression
 from hardneg.training.dry_run import try_negatives
+from hardneg.training.numbers import number_of
 from hardneg.training.options import RECIPES, TrainOptions
 
 
@@ -49,7 +50,15 @@ class Arm:
 
     @property
     def temperature(self) -> float:
-        return float(self.complete().temperature)
+        """The lowest that its schedule comes to."""
+        number = number_of(self.complete().temperature)
+        if isinstance(number, adaptive):
+            return min(number.start, number.end)
+        return min(value_of(number, step, LONG) for step in range(0, LONG + 1, LONG // 100))
+
+    @property
+    def temperature_moves(self) -> bool:
+        return isinstance(number_of(self.complete().temperature), Schedule)
 
     @property
     def beta(self) -> float:
@@ -72,7 +81,9 @@ class Arm:
 
     def has_untilted_twin_in(self, other: Arm, *, at_any_temperature: bool = False) -> bool:
         """Whether the other repels alike by its temperature alone, and differs in nothing else but tau_plus."""
-        alike = at_any_temperature or abs(self.effective_temperature / other.temperature - 1.0) < 0.02
+        moves = self.temperature_moves or other.temperature_moves
+        near = not moves and abs(self.effective_temperature / other.temperature - 1.0) < 0.02
+        alike = at_any_temperature or near
         return self.beta > 0.0 and other.beta == 0.0 and alike and self._beside() == other._beside()
 
     @property
@@ -149,6 +160,7 @@ def _reader(name: str, made: Callable[..., Made]) -> Callable[..., Arm]:
         given = {*inspect.signature(made).bind(*values, **options).arguments, *options}
         recipe, chosen = made(*values, **options)
         _check_options(name, recipe, chosen, made)
+        chosen = {one: repr(value) if isinstance(value, Schedule) else value for one, value in chosen.items()}
         usual = {one: value for one, value in chosen.items() if one in parameters and one not in given}
         own = tuple(one for one in chosen if one not in parameters and one not in options)
         return Arm("", recipe, {one: value for one, value in chosen.items() if one not in usual}, usual, own)
@@ -165,8 +177,8 @@ def _check_options(name: str, recipe: str, options: dict[str, Any], made: Callab
             raise UnknownName(
                 option, known, f"in {name}", dict.fromkeys(known, f"It is called as {call}" if own else "")
             )
-        if isinstance(value, Schedule):
-            raise argument_error(name, "a number", option, value, fix="schedules go into negatives")
+        if isinstance(value, Schedule) and option not in SCHEDULED:
+            raise argument_error(name, f"a number; only {' and '.join(SCHEDULED)} may be schedules", option, value)
 
 
 Made = tuple[str, dict[str, Any]]

@@ -16,7 +16,7 @@ Shape = Any
 
 def _is_number(value: Any) -> bool:
     plain = isinstance(value, (int, float)) and not isinstance(value, bool)
-    return plain and abs(value) < 1e15 and math.isfinite(value)
+    return plain and abs(value) < 1e100 and math.isfinite(value)
 
 
 def _is_whole(value: Any) -> bool:
@@ -33,8 +33,8 @@ _split = {"images": WHOLE, "classes": WHOLE, "fingerprint": TEXT}
 TRAINED = {
     "encoder": {"name": TEXT, "class": TEXT, "parameters": WHOLE, "initial_weights": TEXT},
     "views": TEXT,
-    "data": {"train": _split, "test": _split},
-    "earlier_data": [{"train": _split, "test": _split}],
+    "data": {"*": _split},
+    "earlier_data": [{"*": _split}],
 }
 _machine = {"command": TEXT, "python": TEXT, "commit": TEXT, "machine": TEXT, "device": TEXT, "versions": {"*": TEXT}}
 CONFIG = {"recipe": TEXT, "options": {"seed": WHOLE, "*": ANYTHING}, "trained": TRAINED, **_machine}
