@@ -14,7 +14,7 @@ from typing import Any
 
 from hardneg import papers
 from hardneg.batching.spec import parse_batches
-from hardneg.comparing.canonical import plainly
+from hardneg.comparing.canonical import SCHEDULED, plainly
 from hardneg.core.errors import ArgumentError, UnknownName, argument_error
 from hardneg.core.schedules import LONG, Number, Schedule, adaptive, registered_schedules, value_of
 from hardneg.losses.paper import Paper
@@ -52,9 +52,15 @@ class Arm:
 
     @property
     def temperature(self) -> float:
-        """The lowest that its schedule comes to, where it has one."""
-        temperature = number_of(self.complete().temperature)
-        return min(value_of(temperature, step, LONG) for step in _moments)
+        """The lowest that its schedule comes to."""
+        number = number_of(self.complete().temperature)
+        if isinstance(number, adaptive):
+            return min(number.start, number.end)
+        return min(value_of(number, step, LONG) for step in _moments)
+
+    @property
+    def temperature_moves(self) -> bool:
+        return isinstance(number_of(self.complete().temperature), Schedule)
 
     @property
     def beta(self) -> float:
@@ -76,7 +82,9 @@ class Arm:
 
     def has_untilted_twin_in(self, other: Arm, *, at_any_temperature: bool = False) -> bool:
         """Whether the other repels alike by its temperature alone, and differs in nothing else but tau_plus."""
-        alike = at_any_temperature or abs(self.effective_temperature / other.temperature - 1.0) < 0.02
+        moves = self.temperature_moves or other.temperature_moves
+        near = not moves and abs(self.effective_temperature / other.temperature - 1.0) < 0.02
+        alike = at_any_temperature or near
         return self.beta > 0.0 and other.beta == 0.0 and alike and self._beside() == other._beside()
 
     @property
@@ -153,6 +161,7 @@ def _reader(name: str, made: Callable[..., Made]) -> Callable[..., Arm]:
         given = {*inspect.signature(made).bind(*values, **options).arguments, *options}
         recipe, chosen = made(*values, **options)
         _check_options(name, recipe, chosen, made)
+        chosen = {one: repr(value) if isinstance(value, Schedule) else value for one, value in chosen.items()}
         usual = {one: value for one, value in chosen.items() if one in parameters and one not in given}
         own = tuple(one for one in chosen if one not in parameters and one not in options)
         return Arm("", recipe, {one: value for one, value in chosen.items() if one not in usual}, usual, own)
@@ -169,9 +178,8 @@ def _check_options(name: str, recipe: str, options: dict[str, Any], made: Callab
             raise UnknownName(
                 option, known, f"in {name}", dict.fromkeys(known, f"It is called as {call}" if own else "")
             )
-        if isinstance(value, Schedule) and option not in ("temperature", "tau_plus"):
-            fix = "schedules go into temperature, tau_plus and negatives"
-            raise argument_error(name, "a number", option, value, fix)
+        if isinstance(value, Schedule) and option not in SCHEDULED:
+            raise argument_error(name, f"a number; only {' and '.join(SCHEDULED)} may be schedules", option, value)
 
 
 Made = tuple[str, dict[str, Any]]
