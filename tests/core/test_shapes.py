@@ -19,9 +19,9 @@ import torch
 from torch import Tensor
 
 import hardneg as hn
-from conftest import make_unit_vectors
 from hardneg.core.objectives import debiased
 from hardneg.core.types import Guide
+from support.vectors import make_unit_vectors
 
 Letters = dict[str, int]
 HAS_OWN_LETTERS = (hn.Keys, hn.Scores)

@@ -51,6 +51,9 @@ EXAMPLES = {
     "sogclr": """
   hardneg train sogclr --data cifar10 --batch-size 128 --gamma 0.9 --epochs 100
 """,
+    "isogclr": """
+  hardneg train isogclr --data cifar10 --rho 0.3 --epochs 100
+""",
     "emc2": """
   hardneg train emc2 --data cifar10 --batch-size 128 --burn-in 0.5 --epochs 100
 """,

@@ -192,12 +192,14 @@ def _papers() -> dict[str, Callable[..., Made]]:
 def _of_paper(paper: Paper) -> Callable[..., Made]:
     """A reader of the paper's call, also with further options of its recipe."""
     signature = inspect.signature(paper.make)
-    known = {one.name for one in fields(RECIPES[paper.recipe])}
+    known = {one.name: one.default for one in fields(RECIPES[paper.recipe])}
 
     def made(*values: Any, **options: Any) -> Made:
         own = {name: value for name, value in options.items() if name in signature.parameters}
         written = {name: value for name, value in options.items() if name in known or name not in own}
-        return paper.recipe, paper.options(*values, **own) | written
+        chosen = paper.options(*values, **own)
+        needed = {name: x for name, x in chosen.items() if name in signature.parameters or x != known.get(name)}
+        return paper.recipe, needed | written
 
     several = inspect.Parameter("options", inspect.Parameter.VAR_KEYWORD)
     made.__signature__ = signature.replace(parameters=[*signature.parameters.values(), several])  # type: ignore[attr-defined]

@@ -35,6 +35,9 @@ class IndividualTemperatures(nn.Module):
     def forward(self, z1: Tensor, z2: Tensor, ids: Annotated[Tensor, "b"] | None = None, **options: Any) -> Tensor:
         if ids is None:
             raise ArgumentError("IndividualTemperatures", "the ids of the rows", "None", "pass ids=...")
-        own = self.temperatures[ids].clamp(self.low, self.high)
-        loss: Tensor = self.loss(z1, z2, ids, temperature=own, **options)
+        loss: Tensor = self.loss(z1, z2, ids, temperature=self.of(ids), **options)
         return loss
+
+    def of(self, ids: Annotated[Tensor, "b"]) -> Annotated[Tensor, "b"]:
+        """The temperatures of these instances."""
+        return self.temperatures[ids].clamp(self.low, self.high)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, TypeVar
@@ -22,7 +23,7 @@ class Paper:
     more: Mapping[str, Any]
 
     def options(self, *values: Any, **arguments: Any) -> dict[str, Any]:
-        """The temperature, and every option of the loss that is not its default, as text or numbers.
+        """Options that the paper takes by their name, and every option of the loss that is not its default.
 
         >>> from hardneg import papers
         >>> papers.registered()["hcl"].options(beta=2.0)
@@ -30,10 +31,10 @@ class Paper:
         """
         made = self.make(*values, **arguments)
         loss: ContrastiveLoss = getattr(made, "inner", made)
-        usual = ContrastiveLoss(loss.negatives)
+        usual, taken = ContrastiveLoss(loss.negatives), inspect.signature(self.make).parameters
         found: dict[str, Any] = {"temperature": loss.temperature}
         for name in ("tau_plus", "num_negatives", "positives_in_denominator", "reduction", "same_label_negatives"):
-            if getattr(loss, name) != getattr(usual, name):
+            if name in taken or getattr(loss, name) != getattr(usual, name):
                 found[name] = getattr(loss, name)
         if loss.negatives != Uniform():
             found["negatives"] = to_text(loss.negatives)

@@ -85,10 +85,16 @@ class TrainOptions:
         return asdict(self)
 
 
+OBJECTIVE = 'What is made of positives and negatives: info_nce, jsd, sigmoid, "rince(q=0.1)" ...'
+GENERATE = 'Makes more candidates, such as "mochi(num_hardest=64)".'
+
+
 @dataclass(frozen=True)
 class SimCLROptions(TrainOptions):
     """Two views of each image, both against all others of the batch: SimCLR, DCL, HCL."""
 
+    objective: str = option("info_nce", OBJECTIVE, NEGATIVES)
+    generate: str | None = option(None, GENERATE, NEGATIVES)
     positives_in_denominator: str = option(
         "own", "Which positives the denominator has.", NEGATIVES, among=("own", "all", "none")
     )
@@ -98,8 +104,6 @@ class SimCLROptions(TrainOptions):
         NEGATIVES,
         among=("support", "candidates", "mass"),
     )
-    objective: str = option("info_nce", OBJECTIVE, NEGATIVES)
-    generate: str | None = option(None, GENERATE, NEGATIVES)
 
 
 @dataclass(frozen=True)
@@ -120,10 +124,10 @@ class MoCoOptions(TrainOptions):
     """A momentum encoder: v2 against a queue of its keys (MoCo, Ring), v3 against the keys of the batch."""
 
     temperature: float | str = option(0.2, TEMPERATURE, NEGATIVES, low=1e-4)
-    version: str = option("v2", "v2 (queue) or v3 (batch, symmetric, predictor).", NEGATIVES, among=("v2", "v3"))
-    queue: int = option(4096, "Keys in the queue (v2).", NEGATIVES, low=1)
     objective: str = option("info_nce", OBJECTIVE, NEGATIVES)
     generate: str | None = option(None, GENERATE, NEGATIVES)
+    version: str = option("v2", "v2 (queue) or v3 (batch, symmetric, predictor).", NEGATIVES, among=("v2", "v3"))
+    queue: int = option(4096, "Keys in the queue (v2).", NEGATIVES, low=1)
     momentum: float = option(
         0.99, "Of the momentum encoder; v3 takes it to 1 by a cosine.", TRAINING, low=0.0, high=1.0
     )
@@ -142,6 +146,17 @@ class SogCLROptions(TrainOptions):
 
     def check(self) -> None:
         _check_fixed("sogclr", self)
+
+
+@dataclass(frozen=True)
+class ISogCLROptions(TrainOptions):
+    """Two views of each image, both against all others of the batch, with a learnt temperature per image: iSogCLR."""
+
+    temperature: float | str = option(0.7, "Temperature of every image at the start.", NEGATIVES, low=1e-4)
+    rho: float = option(0.3, "Keeps temperatures from falling.", NEGATIVES, low=0.0)
+
+    def check(self) -> None:
+        _check_fixed("isogclr", self)
 
 
 @dataclass(frozen=True)
@@ -231,5 +246,6 @@ RECIPES: dict[str, type[TrainOptions]] = {
     "supervised": SupervisedOptions,
     "moco": MoCoOptions,
     "sogclr": SogCLROptions,
+    "isogclr": ISogCLROptions,
     "emc2": EMC2Options,
 }

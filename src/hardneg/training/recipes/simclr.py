@@ -48,10 +48,14 @@ class SimCLR(Method):
         )
 
     def loss_of(self, encode: Encode, batch: Batch) -> Tensor:
-        z1, z2 = normalize(encode(batch.views).float(), dim=-1).chunk(2)  # [b, d] each
-        self.first, self.second = (gather(Keys(z, batch.ids, batch.labels)) for z in (z1, z2))
+        self.gathered(encode, batch)
         loss: Tensor = self.loss(self.first.vectors, self.second.vectors, self.first.ids, self.first.labels)
         return loss
+
+    def gathered(self, encode: Encode, batch: Batch) -> None:
+        """Both views of the batch, from all ranks."""
+        z1, z2 = normalize(encode(batch.views).float(), dim=-1).chunk(2)  # [b, d] each
+        self.first, self.second = (gather(Keys(z, batch.ids, batch.labels)) for z in (z1, z2))
 
     def diagnose(self) -> Diagnosis:
         return self.loss.diagnose(self.first.vectors, self.second.vectors, self.first.ids, self.first.labels)
