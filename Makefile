@@ -36,6 +36,7 @@ check: .venv/installed ## Lint, format, types, layers.
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+	$(BIN)/mypy --config-file tests/mypy.ini
 	$(BIN)/lint-imports --no-cache > /dev/null || $(BIN)/lint-imports --no-cache
 
 format: .venv/installed ## Format and fix what can be fixed.
@@ -71,7 +72,7 @@ bench: .venv/installed ## Measure speed and memory.
 # Less than for the tests, and so quicker: the demo needs scikit-learn and accelerate.
 .venv/demo: pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv .venv
-	$(BIN)/$(PIP) -c constraints.txt -e '.[eval,train]'
+	$(BIN)/$(PIP) -c constraints.txt -e '.[eval,train,report]'
 	touch $@
 
 .venv/installed: pyproject.toml constraints.txt

@@ -1,6 +1,6 @@
 """Seconds an epoch of CIFAR-10 through the recipe on a GPU: SimCLR, ResNet-18, batch 256, bf16, diagnostics on.
 
-    python benchmarks/training_gpu.py --root ../shared/data --pairs 6 --out runs/gpu
+    python benchmarks/training_gpu.py --root DATA --pairs 6 --out runs/gpu
 
 A pair is a run with uniform batches and one with proximity batches from harvested embeddings (or, with --against
 encoded, from fresh encodings), one after the other, since the speed of a shared machine drifts; every second pair
@@ -40,6 +40,8 @@ WARM_UP = 2
 PARTS: dict[str, tuple[Any, str]] = {
     "planning": (PlannedBatchSampler, "_continued"),
     "waiting for the graph": (PlannedBatchSampler, "_source"),
+    "waiting for the graph and its plan": (PlannedBatchSampler, "_from_process"),
+    "planning, in the graph's thread": (Refresh, "_plan_next"),
     "starting the graph": (Refresh, "now"),
     "harvest and refresh": (Loop, "_keep_fresh"),
     "building the graph, in its thread": (refresh, "build_graph"),

@@ -17,7 +17,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 from pathlib import Path
 
 import numpy as np
@@ -33,6 +32,7 @@ from hardneg.auditing.settings import Settings
 from hardneg.io.provenance import environment
 from hardneg.mining.job import run
 from hardneg.mining.options import MineOptions
+from hardneg.training.data.named import default_root
 
 ROOT = Path(__file__).resolve().parent.parent
 NUM_IMAGES, PIXELS = 5_000, 96
@@ -170,9 +170,7 @@ def scifact(data: Path, out: Path) -> hn.auditing.Audit:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument(
-        "--data", type=Path, default=Path(os.environ.get("HARDNEG_DATA", ROOT.parent / "shared" / "data"))
-    )
+    parser.add_argument("--data", type=Path, default=default_root())
     parser.add_argument("--cache", type=Path, default=ROOT / "runs" / "embeddings")
     parser.add_argument("--out", type=Path, default=ROOT / "runs" / "audit_frontier")
     parser.add_argument("--simclr", type=Path, help="embeddings.npz of a SimCLR run.")

@@ -16,7 +16,6 @@ from __future__ import annotations
 import argparse
 import importlib.util
 import json
-import os
 import tempfile
 from pathlib import Path
 from typing import Any
@@ -30,6 +29,7 @@ from hardneg.integrations.sentence_transformers import NegativesLoss
 from hardneg.io.provenance import environment
 from hardneg.mining.job import run
 from hardneg.mining.options import MineOptions
+from hardneg.training.data.named import default_root
 
 ARMS = {
     "in-batch only": None,
@@ -145,7 +145,7 @@ def bootstrap(first: Any, second: Any, rounds: int = 10_000) -> dict[str, float]
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    data = Path(os.environ.get("HARDNEG_DATA", ROOT.parent / "shared" / "data"))
+    data = default_root()
     parser.add_argument("--data", type=Path, default=data)
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--out", type=Path, default=ROOT / "runs" / "mined_training.json")

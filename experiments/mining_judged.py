@@ -32,6 +32,7 @@ from hardneg.io.provenance import environment
 from hardneg.mining import mine
 from hardneg.mining.encode import embed, encoders_of_model
 from hardneg.mining.ranks import Ranks
+from hardneg.training.data.named import default_root
 
 ROOT = Path(__file__).resolve().parent.parent
 K = 10
@@ -162,9 +163,7 @@ def shares(judged: Judged, queries: Tensor, documents: Tensor) -> list[dict[str,
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument(
-        "--data", type=Path, default=Path(os.environ.get("HARDNEG_DATA", ROOT.parent / "shared" / "data"))
-    )
+    parser.add_argument("--data", type=Path, default=default_root())
     parser.add_argument("--cache", type=Path, default=ROOT / "runs" / "embeddings")
     parser.add_argument("--out", type=Path, default=ROOT / "runs" / "mining_judged.json")
     options = parser.parse_args()

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
@@ -33,6 +32,7 @@ from hardneg.batching.planners import (
     Strata,
     Uniform,
 )
+from hardneg.training.data.named import default_root
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -151,7 +151,7 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, default=3)
     options = parser.parse_args()
     options.out.mkdir(parents=True, exist_ok=True)
-    root = Path(os.environ.get("HARDNEG_DATA", "../shared/data"))
+    root = default_root()
     settings: list[tuple[str, Any, int, int]] = [("digits", digits, 64, 500)]
     if (root / "cifar10" / "train_0.jpg").exists():
         settings.append(("cifar10", lambda: cifar10(root), 256, 1000))

@@ -88,7 +88,7 @@ def cell(world: World, seeds: int, items: int, times: int, seed: int = 0) -> dic
 
 
 def table(worlds: list[dict[str, Any]]) -> str:
-    """As docs/comparing.md has it: false verdicts and found differences, in percent."""
+    """As docs/explanation/verdict.md has it: false verdicts and found differences, in percent."""
     lines = ["| arms | seeds | " + " | ".join(f"{items:,} items" for items in ITEMS) + " |"]
     lines.append("| --- | --- |" + " --- |" * len(ITEMS))
     for one in worlds:

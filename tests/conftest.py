@@ -1,4 +1,4 @@
-"""Shared by all tests: one thread, fixed seeds, warnings that can be heard again, and unit vectors to score."""
+"""Shared by all tests: one thread, fixed seeds, markers, warnings that appear again, and unit vectors to score."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import os
 import random
 import sys
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -18,6 +19,7 @@ if not torch.cuda.is_available():
     os.environ.setdefault("TRITON_INTERPRET", "1")  # read at the first import of the kernels, whichever test that is in
 
 from hardneg.core.errors import forget_warnings
+from support.vectors import make_unit_vectors
 
 torch.set_num_threads(1)
 settings.register_profile("steady", derandomize=True)  # the same examples in every run of the tests
@@ -25,6 +27,20 @@ settings.register_profile("search", derandomize=False)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "steady"))
 
 UnitVectors = Callable[..., Tensor]
+_beside = Path(__file__).parents[2] / "shared" / "data"
+if _beside.is_dir():  # real data beside the checkout, as the Makefile has it
+    os.environ.setdefault("HARDNEG_DATA", str(_beside))
+SLOW = (Path(__file__).parent / "slow.txt").read_text(encoding="utf-8").splitlines()
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Marks what tests/slow.txt lists, whole files or tests with all their cases; skips ``gpu`` without one."""
+    for item in items:
+        name = item.nodeid.partition("[")[0]
+        if name in SLOW or name.partition("::")[0] in SLOW:
+            item.add_marker(pytest.mark.slow)
+        if item.get_closest_marker("gpu") and not torch.cuda.is_available():
+            item.add_marker(pytest.mark.skip(reason="needs a GPU"))
 
 
 @pytest.fixture(autouse=True)
@@ -36,7 +52,7 @@ def fixed_seeds() -> None:
 
 @pytest.fixture(autouse=True)
 def heard_again() -> Iterator[None]:
-    """What was said once in one test is said again in the next."""
+    """A warning that appears once appears again in the next test."""
     forget_warnings()
     yield
     forget_warnings()
@@ -66,8 +82,3 @@ def two_unit_views() -> tuple[Tensor, Tensor]:
     """Two correlated views of 8 instances with 6 features, [8, 6] each, in float64."""
     first = make_unit_vectors(8, 6, seed=1)
     return first, normalize(0.8 * first + 0.6 * make_unit_vectors(8, 6, seed=2), dim=-1)
-
-
-def make_unit_vectors(*shape: int, seed: int = 0, dtype: torch.dtype = torch.float64) -> Tensor:
-    noise = torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
-    return normalize(noise, dim=-1).to(dtype)

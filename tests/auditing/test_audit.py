@@ -17,10 +17,10 @@ from torch.nn.functional import normalize
 
 import hardneg as hn
 import support.brute_force as brute_force
-from conftest import make_unit_vectors
 from hardneg.auditing import Audit, audit
 from hardneg.auditing.measure import EVEN_SHARE
 from hardneg.auditing.tags import numbered
+from support.vectors import make_unit_vectors
 
 N, D = 40, 6
 TEMPERATURE = 0.4
@@ -341,10 +341,13 @@ BAD: list[tuple[dict[str, Any], str]] = [
     ({"positives": "labels"}, 'ids or "label"'),
     ({"positives": "label"}, "needs labels of anchors and candidates"),
     ({"positives": torch.tensor([0, 1, 2, 9])}, "audit needs positives that are in the corpus, got id 9"),
-    ({"expressions": "BelowPositive(0.1)"}, "needs positives, and embeddings alone have none"),
+    ({"expressions": "BelowPositive(0.1)"}, "needs positives, got embeddings alone, which have none"),
     ({"expressions": "OtherLabel()"}, "needs labels"),
     ({"expressions": "SameCluster()"}, "needs groups"),
-    ({"expressions": 'BelowPositive(0.1, by="guide")', "positives": torch.rand(4, 3)}, "no second model"),
+    (
+        {"expressions": 'BelowPositive(0.1, by="guide")', "positives": torch.rand(4, 3)},
+        "without a second model",
+    ),
     ({"expressions": "Tilt(linear(1.0, 0.0))"}, "got a schedule"),
     ({"expressions": "ClippedTilt(1.0)"}, "no batch decides"),
     ({"expressions": [3]}, "text or distributions"),

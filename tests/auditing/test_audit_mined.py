@@ -14,7 +14,7 @@ from test_mine_files import encode, make_rows, write_lines
 from hardneg.auditing.files import AuditOptions, audit_files
 from hardneg.auditing.lists import Lists, read_lists
 from hardneg.auditing.settings import Settings
-from hardneg.core.errors import DataChanged
+from hardneg.core.errors import Damaged, DataChanged
 from hardneg.io.sealed import CHECKSUM, with_checksum
 from hardneg.mining.job import run
 from hardneg.mining.options import MineOptions
@@ -202,7 +202,8 @@ def test_manifests_of_other_versions(tables: dict[str, str], tmp_path: Path) -> 
         assert found.rows == ()
         assert "could not be read" in " ".join(found.notes)
     manifest.write_text("[]")
-    assert "no manifest" in " ".join(audit_files(AuditOptions(mined, settings=QUIET)).notes)
+    with pytest.raises(Damaged, match=r"mined\.jsonl\.manifest\.json is damaged"):
+        audit_files(AuditOptions(mined, settings=QUIET))
 
 
 def mine_texts(tables: dict[str, str], out: Path) -> str:

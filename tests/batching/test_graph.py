@@ -13,6 +13,7 @@ from torch import Tensor
 
 from hardneg.batching import graph as graph_module
 from hardneg.batching.graph import ProximityGraph, among_candidates, as_graph, build_graph
+from hardneg.batching.planners import NearestNeighbours, Strata
 from support.golden_inputs import cases_of
 
 UnitVectors = Callable[..., Tensor]
@@ -164,7 +165,7 @@ def test_half_precision_and_gradients_are_left_outside(unit_vectors: UnitVectors
     assert not graph.similarities.requires_grad
 
 
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
+@pytest.mark.gpu
 def test_gpu_gives_the_graph_of_the_cpu(unit_vectors: UnitVectors) -> None:
     vectors = unit_vectors(1000, 8)
     for m in (None, 100):
@@ -250,3 +251,20 @@ def test_proposition_1_fails_as_printed() -> None:
     printed = (1 - ((n - similar) / n) ** m) ** k
     assert printed == pytest.approx(1.0, abs=1e-4)
     assert all_neighbours_similar(n, similar, m, k) < 1e-4
+
+
+@pytest.mark.parametrize("scale", [1e-25, 1e-12, 1e19, 1e25])
+def test_point_22_neighbours_do_not_depend_on_the_scale(scale: float, unit_vectors: UnitVectors) -> None:
+    vectors = unit_vectors(120, 6).float()
+    vectors[7] = 0.0
+    power = 2.0 ** round(np.log2(scale))  # exact, so that ties and roundings are the same
+    for candidates in (None, 40):
+        plain, scaled = (
+            build_graph(v, 5, candidates, torch.Generator().manual_seed(0)) for v in (vectors, vectors * power)
+        )
+        assert torch.equal(plain.neighbours, scaled.neighbours)
+        if 1e-15 < scale < 1e20:
+            assert torch.equal(plain.similarities * power**2, scaled.similarities)
+    for planner in (NearestNeighbours(), Strata(6)):
+        plans = [planner.plan(v, 12, torch.Generator().manual_seed(0)) for v in (vectors, vectors * power)]
+        assert plans[0].order.tolist() == plans[1].order.tolist()

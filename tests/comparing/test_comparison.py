@@ -26,17 +26,22 @@ from hardneg.comparing.arms import parse_arm
 from hardneg.comparing.cautions import cautions
 from hardneg.comparing.checks import check_arms
 from hardneg.comparing.child_processes import Lifelines
+from hardneg.comparing.comparing import AllDiverged
 from hardneg.comparing.memory import Machine, NotBegun, Place, num_cores
+from hardneg.comparing.progress import Watcher
 from hardneg.comparing.request import Comparison
-from hardneg.comparing.runs import Diverged, RunFailed, folder_of, in_a_process, run_all
+from hardneg.comparing.runs import Diverged, How, RunFailed, folder_of, in_a_process, run_all
 from hardneg.comparing.statistics import Outcomes, detectable_errors, difference_of, mean_of
 from hardneg.comparing.verdict import answer, chance_of_one, rows_of, sentences, temperature_notes, verdicts_of
-from hardneg.core.errors import HardnegWarning, forget_warnings
+from hardneg.core.errors import ArgumentError, DataChanged, HardnegWarning, UnknownName, forget_warnings
 from hardneg.io.bits import pack_bits
+from hardneg.io.files import write_json
 from hardneg.reporting import write_report
 from hardneg.reporting.reading import wanted_arm
+from hardneg.training.data.fingerprint import data_record
 from hardneg.training.options import RECIPES, TrainOptions
-from hardneg.training.runs import Run
+from hardneg.training.runs import Run, Warned
+from hardneg.training.setup import splits
 from support.html_page import Page
 from support.training_runs import few_digits, short
 
@@ -53,7 +58,7 @@ def started(monkeypatch: pytest.MonkeyPatch) -> Started:
     """The runs that are asked for; each ends at once, the better the closer its temperature is to 0.2."""
     seen: Started = []
 
-    def pretend(recipe: str, options: TrainOptions, run: Run, environ: dict[str, str]) -> dict[str, Any]:
+    def pretend(recipe: str, options: TrainOptions, run: Run, environ: dict[str, str], **how: bool) -> dict[str, Any]:
         seen.append((recipe, options, run.path))
         found = {"false_negatives": 0.1, "hardness": 0.2, "clamped": 0.0}
         accuracy = round(0.9 - abs(options.temperature - 0.2) - 0.01 * options.seed, 3)
@@ -65,6 +70,12 @@ def started(monkeypatch: pytest.MonkeyPatch) -> Started:
 
 def hardneg(*arguments: str) -> Any:
     return CliRunner().invoke(app, list(arguments), env={"COLUMNS": "250", "NO_COLOR": "1"})
+
+
+def finish(run: Run, figures: dict[str, Any]) -> None:
+    """As a process of a run does."""
+    write_json(run.config_path, {"recipe": "simclr", "options": {}})
+    run.finish(figures)
 
 
 def nothing(line: str) -> None:
@@ -161,7 +172,7 @@ def test_wrong_kinds_in_a_file_are_named(line: str, said: str, started: Started,
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (("--arm", "hcl(seed=7)"), "hcl: got an unexpected keyword argument 'seed'"),
+        (("--arm", "hcl(seed=7)"), "the same seed for every arm, got seed=7 in 'hcl(seed=7)'"),
         (("--arm", "simclr(seed=7)"), "the same seed for every arm, got seed=7 in 'simclr(seed=7)'"),
         (("--arm", "simclr(epochs=3)"), "compare needs the same epochs for every arm"),
         (("--arm", "moco(batch_size=8)"), "got batch_size=8 in 'moco(batch_size=8)'"),
@@ -178,12 +189,18 @@ def test_wrong_kinds_in_a_file_are_named(line: str, said: str, started: Started,
         (("--arm", "hcl()", "--batch-size", "100000"), "--batch-size of at most the 96 images"),
         # Of 96 images a validation split leaves 76.
         (("--arm", "hcl()", "--batch-size", "90", "--tune", "temperature=0.2"), "--batch-size of at most the 76"),
-        (("--arm", "hcl(temprature=1)"), "got an unexpected keyword argument 'temprature'"),
-        (("--arm", "simclr(temprature=1)"), "simclr needs options among augment"),
-        (("--arm", "ring(foo=1)"), "ring needs options among augment"),
-        (("--arm", "moco(temperature=linear(0.1, 0.2))"), "schedules go into negatives"),
+        (
+            ("--arm", "hcl(temprature=1)"),
+            "Did you mean temperature? It is called as hcl(temperature=0.5, tau_plus=0.1, beta=1",
+        ),
+        (("--arm", "simclr(temprature=1)"), "Did you mean temperature?"),
+        (("--arm", "ring(foo=1)"), "'foo' is not known. Known in ring: temperature, inner, outer, dynamic_inner"),
+        (("--arm", "moco(momentum=linear(0.1, 0.2))"), "only temperature and tau_plus may be schedules"),
         # What only a step of training would find
-        (("--arm", "emc2(negatives='Tilt(1.0)')"), "emc2(negatives='Tilt(1.0)') cannot be trained: emc2 draws"),
+        (
+            ("--arm", "emc2(negatives='Tilt(1.0)')"),
+            "emc2(negatives='Tilt(1.0)') cannot be trained: emc2 needs --negatives to be",
+        ),
         (("--arm", "sogclr(tau_plus=0.1)"), "sogclr(tau_plus=0.1) cannot be trained: sogclr needs --tau-plus of 0"),
         (("--arm", "simclr(negatives='SameCluster()')"), "cannot be trained: train needs --negatives for candidates"),
         (("--arm", "simclr(negatives=\"From('queue')\")"), "cannot be trained: train needs --negatives for candidates"),
@@ -324,7 +341,7 @@ def test_arms_written_otherwise_find_their_runs(data: str, tmp_path: Path, monke
 
     trained: list[str] = []
 
-    def here(recipe: str, options: TrainOptions, run: Run, environ: dict[str, str]) -> dict[str, Any]:
+    def here(recipe: str, options: TrainOptions, run: Run, environ: dict[str, str], **how: bool) -> dict[str, Any]:
         trained.append(run.path.name)
         return run_recipe(recipe, options, run.path, resume=True, quiet=True)
 
@@ -365,10 +382,10 @@ def test_every_arm_is_tuned_on_the_validation_split_and_then_trained_on_all(
 def test_a_try_that_diverges_has_lost_and_ends_nothing(
     data: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def diverge(recipe: str, options: TrainOptions, run: Run, environ: dict[str, str]) -> dict[str, Any]:
+    def diverge(recipe: str, options: TrainOptions, run: Run, environ: dict[str, str], **how: bool) -> dict[str, Any]:
         if options.learning_rate > 1.0 or (options.tau_plus and options.learning_rate > 0.1):
-            raise Diverged("not finite")
-        run.finish(found := result(1.0 - options.learning_rate, 100))
+            raise Diverged(run.path, "not finite")
+        finish(run, found := result(1.0 - options.learning_rate, 100))
         return found
 
     monkeypatch.setattr(comparison_runs, "in_a_process", diverge)
@@ -385,7 +402,9 @@ def test_a_try_that_diverges_has_lost_and_ends_nothing(
     page = write_report(tmp_path / "some").read_text()
     assert "Diverged: simclr() with 1e+30, debiased() with 1e+30, debiased() with 0.2." in page
     all_of_them = Comparison(arms, 2, short(data), ("learning_rate", (0.3, 0.2)))
-    with pytest.raises(RunFailed, match=r"debiased\(\) diverged with every learning_rate that was tried \(0.3, 0.2\)"):
+    with pytest.raises(
+        AllDiverged, match=r"debiased\(\) needs a learning_rate with which it does not diverge, got 0.3, 0.2"
+    ):
         compare(all_of_them, tmp_path / "all", jobs=1, show=nothing)
     fixed = Comparison(arms, 2, short(data, learning_rate=0.5))
     with pytest.raises(Diverged):  # what is compared must not
@@ -447,7 +466,7 @@ def test_a_tuned_comparison_on_digits(data: str, tmp_path: Path, monkeypatch: py
     pytest.importorskip("accelerate", reason="training needs the extra train")
     from hardneg.training.recipes import run_recipe
 
-    def here(recipe: str, options: TrainOptions, run: Run, environ: dict[str, str]) -> dict[str, Any]:
+    def here(recipe: str, options: TrainOptions, run: Run, environ: dict[str, str], **how: bool) -> dict[str, Any]:
         return run_recipe(recipe, options, run.path, resume=True, quiet=True)
 
     monkeypatch.setattr(comparison_runs, "in_a_process", here)
@@ -607,6 +626,18 @@ def test_point_10_verdicts_hold_in_simulated_comparisons(seeds: int, items: int,
     assert found["found"] >= 0.5
 
 
+def test_point_10_the_docs_have_the_table_of_the_simulation() -> None:
+    from verdict_simulation import table
+
+    root = Path(__file__).parents[2]
+    found = json.loads((root / "experiments" / "verdict_simulation.json").read_text())
+    assert found["times"] == 400
+    assert table(found["worlds"]) in (root / "docs" / "explanation" / "verdict.md").read_text()
+    cells = [cell for world in found["worlds"] for cell in world["cells"]]
+    assert max(cell["called_different"] for cell in cells) <= 0.07
+    assert sum(cell["found"] < 0.5 for cell in cells) == 1, "the one that the page names"
+
+
 def test_several_differences_mislead_no_more_often_than_is_said() -> None:
     assert [chance_of_one(differences) for differences in (1, 4, 30)] == [5, 20, 100]
 
@@ -764,7 +795,7 @@ def test_one_neighbour_is_told_once(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_negatives_that_were_not_there_are_said(data: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def bare(recipe: str, options: TrainOptions, run: Run, environ: dict[str, str]) -> dict[str, Any]:
+    def bare(recipe: str, options: TrainOptions, run: Run, environ: dict[str, str], **how: bool) -> dict[str, Any]:
         found = result(0.5, 100)
         found["final"] |= {"empty": 0.96 if "Ring" in options.negatives else 0.1, "clamped": 2.0 * options.tau_plus}
         if "Ring" in options.negatives:
@@ -777,7 +808,9 @@ def test_negatives_that_were_not_there_are_said(data: str, tmp_path: Path, monke
     done = hardneg("compare", *(word for arm in arms for word in ("--arm", arm)), *common)
     assert done.exit_code == 0, done.output
     empty, clamped = json.loads((tmp_path / "comparison.json").read_text())["cautions"]
-    assert empty.startswith("simclr(negatives='Ring(0.4, 0.5)'): 96% of the anchors had no negative in the last batch")
+    assert empty.startswith(
+        "simclr(negatives='Ring(0.4, 0.5)'): 96% of the anchors had no negative in the last records"
+    )
     assert clamped.startswith("debiased(tau_plus=0.35): 70% of its pairs were clamped")
     page = " ".join(Page((tmp_path / "report.html").read_text()).words.split())
     for said in (empty, clamped):
@@ -798,7 +831,8 @@ def test_what_the_figures_say_is_not_said_again_by_the_warnings() -> None:
         "92% of the debiased terms are at their floor, where negatives have no gradient.",
     )
     last = [{"empty": 0.9, "clamped": 0.1}]
-    (figures, warned) = cautions("it", {}, last, [no_negative, at_floor, at_floor.replace("92", "93")])
+    kinds = [Warned("empty", no_negative), Warned("clamped", at_floor), Warned("clamped", at_floor.replace("92", "93"))]
+    (figures, warned) = cautions("it", {}, last, kinds)
     assert figures.startswith("it: 90% of the anchors had no negative")
     assert warned == f"it: {at_floor}"
 
@@ -813,10 +847,10 @@ def test_warnings_of_the_runs_are_told_once_for_each_arm(
             return subprocess.CompletedProcess(command, 0, "", "")
         path, options = command[4:]
         run, told = Run(Path(path)), json.loads(options)
-        run.finish(result(0.5, 100))
-        run.warn(f"{told['seed'] + 7} classes are unseen.")
+        finish(run, result(0.5, 100))
+        run.warn(f"{told['seed'] + 7} classes are unseen.", "unseen")
         if told["negatives"] == "Tilt(1.0)":
-            run.warn(f"{told['seed'] + 1} images are odd.")
+            run.warn(f"{told['seed'] + 1} images are odd.", "odd")
         return subprocess.CompletedProcess(command, 0, "", "")
 
     with monkeypatch.context() as patch:
@@ -849,9 +883,9 @@ def test_all_runs_of_a_comparison_have_the_same_threads(
 ) -> None:
     seen: list[str] = []
 
-    def remember(recipe: str, options: TrainOptions, run: Run, environ: dict[str, str]) -> dict[str, Any]:
+    def remember(recipe: str, options: TrainOptions, run: Run, environ: dict[str, str], **how: bool) -> dict[str, Any]:
         seen.append(environ["OMP_NUM_THREADS"])
-        run.finish(found := result(0.5, 100))
+        finish(run, found := result(0.5, 100))
         return found
 
     monkeypatch.setattr(comparison_runs, "in_a_process", remember)
@@ -864,11 +898,11 @@ def test_all_runs_of_a_comparison_have_the_same_threads(
     assert (first["threads"], set(seen), len(seen)) == (4, {"4"}, 4 + 4 + 2 + 5)
     forget_warnings()
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
-    with pytest.warns(HardnegWarning, match="OMP_NUM_THREADS=1 is not followed: this comparison was begun with 4"):
+    with pytest.warns(HardnegWarning, match="OMP_NUM_THREADS=1 has no effect: this comparison was begun with 4"):
         compare(more, tmp_path, jobs=1, show=nothing)
     forget_warnings()
     (tmp_path / "request.json").write_text('{"common": ')
-    with pytest.raises(ValueError, match=r"request.json is damaged; delete it if"):
+    with pytest.raises(ValueError, match=r"request.json is damaged .*; delete it if"):
         compare(more, tmp_path, show=nothing)
 
 
@@ -883,8 +917,8 @@ def child(code: int, said: str) -> Callable[..., Any]:
     ("code", "said", "message"),
     [
         (3, "Traceback\n  ...\nValueError: too warm\n", "run failed, exit code 3: ValueError: too warm"),
-        (-9, "", "run failed, killed by SIGKILL, as when memory runs out: it said nothing"),
-        (0, "", "run failed, exit code 0: it said nothing"),
+        (-9, "", "run failed, killed by SIGKILL, as when memory runs out"),
+        (0, "", "run failed, exit code 0: it printed nothing"),
     ],
 )
 def test_a_failed_run_says_how_it_ended(
@@ -893,18 +927,19 @@ def test_a_failed_run_says_how_it_ended(
     monkeypatch.setattr(subprocess, "run", child(code, said))
     with pytest.raises(RunFailed) as failed:
         in_a_process("simclr", RECIPES["simclr"](), Run(tmp_path / "run"), {})
-    assert str(failed.value).endswith(message)
+    assert f"{message}. " in str(failed.value)
+    assert failed.value.run == tmp_path / "run"
 
 
 @pytest.mark.parametrize(
     ("code", "said", "advice"),
     [
-        (1, "ValueError: too warm.", "too warm. Mend this arm or leave it out, and give the command again: finished"),
-        (-9, "", "as when memory runs out: it said nothing. Use a smaller --batch-size, or free memory"),
+        (1, "ValueError: too warm.", "too warm. Fix or remove this arm and give the command again: finished"),
+        (-9, "", "as when memory runs out. Use a smaller --batch-size, or free memory"),
         (
-            1,
-            "OSError: [Errno 28] it could not be written (No space left on device); make room, then use --resume",
-            "(No space left on device); make room, then give the same command again. Finished runs are kept.",
+            4,
+            "metrics.jsonl could not be written (No space left on device)",
+            "(No space left on device). Make room, then give the same command again: finished runs are kept.",
         ),
     ],
 )
@@ -925,16 +960,16 @@ def test_a_failed_run_says_whose_it_was_and_what_to_do(
 def test_a_failure_is_said_at_once_and_finished_runs_are_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     begun: list[int] = []
 
-    def fail(recipe: str, options: TrainOptions, run: Run, environ: dict[str, str]) -> dict[str, Any]:
+    def fail(recipe: str, options: TrainOptions, run: Run, environ: dict[str, str], **how: bool) -> dict[str, Any]:
         begun.append(options.seed)
         if options.seed == 1:
-            raise RunFailed("seed 1")
-        run.finish({"knn": 0.5})
+            raise RunFailed(run.path, "seed 1")
+        finish(run, {"knn": 0.5})
         return {"knn": 0.5}
 
     monkeypatch.setattr(comparison_runs, "in_a_process", fail)
     with pytest.raises(RunFailed, match="seed 1"):
-        run_all([parse_arm("simclr()")], list(range(50)), tmp_path, 1, nothing)
+        run_all([parse_arm("simclr()")], list(range(50)), tmp_path, How(1), Watcher(nothing))
     assert {0, 1} <= set(begun)
     assert len(begun) < 50, "no more are begun"
     assert (tmp_path / "runs" / f"{folder_of(parse_arm('simclr()'))}-seed0" / "result.json").exists()
@@ -944,11 +979,11 @@ def test_no_run_begins_after_another_has_failed(tmp_path: Path, monkeypatch: pyt
     """The second one is let in by the machine, and has no lifeline yet when the first one fails."""
     failed, begun = threading.Event(), []
 
-    def fail(recipe: str, options: TrainOptions, run: Run, environ: dict[str, str]) -> dict[str, Any]:
+    def fail(recipe: str, options: TrainOptions, run: Run, environ: dict[str, str], **how: bool) -> dict[str, Any]:
         begun.append(options.seed)
         if options.seed:
             return {}
-        raise RunFailed("seed 0")
+        raise RunFailed(run.path, "seed 0")
 
     class Slow(Lifelines):
         """Those after the first are made when all that there are have been cut."""
@@ -979,7 +1014,7 @@ def test_no_run_begins_after_another_has_failed(tmp_path: Path, monkeypatch: pyt
     monkeypatch.setattr(comparison_runs, "Lifelines", Slow)
     monkeypatch.setattr(comparison_runs, "this_machine", lambda jobs, on_gpu: Crowd(2, 1, [Place()]))
     with pytest.raises(RunFailed, match="seed 0"):
-        run_all([parse_arm("simclr()")], [0, 1], tmp_path, 2, nothing)
+        run_all([parse_arm("simclr()")], [0, 1], tmp_path, How(2), Watcher(nothing))
     assert begun == [0]
 
 
@@ -1009,23 +1044,23 @@ def test_the_thread_of_a_failed_run_begins_no_other(tmp_path: Path, monkeypatch:
     """Not even by the thread of the one that failed, before the others are told."""
     begun: list[int] = []
 
-    def fail(recipe: str, options: TrainOptions, run: Run, environ: dict[str, str]) -> dict[str, Any]:
+    def fail(recipe: str, options: TrainOptions, run: Run, environ: dict[str, str], **how: bool) -> dict[str, Any]:
         begun.append(options.seed)
-        raise RunFailed("at once")
+        raise RunFailed(run.path, "at once")
 
     monkeypatch.setattr(comparison_runs, "in_a_process", fail)
     monkeypatch.setattr(comparison_runs, "this_machine", lambda jobs, on_gpu: Machine(1, 1, [Place()]))
     for attempt in range(10):
         begun.clear()
-        with pytest.raises(RunFailed, match=r"simclr\(\), seed 0: at once"):
-            run_all([parse_arm("simclr()")], list(range(30)), tmp_path / str(attempt), 1, nothing)
+        with pytest.raises(RunFailed, match=r"simclr\(\), seed 0: .* at once"):
+            run_all([parse_arm("simclr()")], list(range(30)), tmp_path / str(attempt), How(1), Watcher(nothing))
         assert begun == [0]
 
 
 def test_a_killed_run_has_no_last_words(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """What it wrote before, such as a warning of somebody else's, is not why it was killed."""
     monkeypatch.setattr(subprocess, "run", child(-9, "a.py:3: UserWarning: odd\n  warn_once("))
-    with pytest.raises(RunFailed, match="as when memory runs out: it said nothing"):
+    with pytest.raises(RunFailed, match=r"as when memory runs out[.] Use"):
         in_a_process("simclr", RECIPES["simclr"](), Run(tmp_path / "run"), {})
 
 
@@ -1050,3 +1085,153 @@ def test_a_run_of_a_comparison_keeps_what_it_warns_of(tmp_path: Path) -> None:
     run.warn(said)
     run.warn("another")
     assert run.warnings() == [said, "another"]
+
+
+# Labels, collapsed runs, data: what may not be concluded
+
+
+def test_point_11_an_arm_with_labels_is_not_the_answer(data: str, started: Started, tmp_path: Path) -> None:
+    arms = ("simclr()", "supcon(temperature=0.2)", "simclr(temperature=0.2)", "hscl(temperature=0.4)")
+    common = ("--data", data, "--batch-size", "32", "--out", str(tmp_path))
+    done = hardneg("compare", *(word for arm in arms for word in ("--arm", arm)), *common)
+    assert done.exit_code == 0, done.output
+    facts = json.loads((tmp_path / "comparison.json").read_text())
+    kinds = {(one["arm"], one["against"]): one["kind"] for one in facts["verdicts"]}
+    assert kinds[arms[1], arms[0]] == kinds[arms[3], arms[0]] == "labels"
+    assert kinds[arms[2], arms[0]] == "first"
+    assert kinds[arms[3], arms[1]] == "peers", "arms with labels against each other"
+    better = [line for line in facts["answer"] if "etter beyond noise" in line]
+    assert len(better) == 1
+    assert arms[2] in better[0]
+    assert arms[1] not in better[0], "though it is the best of all"
+    assert f"Shown apart, as only one of the two sees labels: {arms[1]}, {arms[3]} beside simclr()." in facts["answer"]
+
+
+def test_point_11_the_temperature_control_is_in_terminal_and_json(data: str, started: Started, tmp_path: Path) -> None:
+    arms = ("simclr(temperature=0.9)", "simclr(temperature=0.25)", "hcl(beta=1)")
+    common = ("--data", data, "--batch-size", "32", "--out", str(tmp_path))
+    done = hardneg("compare", *(word for arm in arms for word in ("--arm", arm)), *common)
+    facts = json.loads((tmp_path / "comparison.json").read_text())
+    (control,) = [one for one in facts["verdicts"] if one["kind"] == "temperature"]
+    assert (control["arm"], control["against"]) == (arms[2], arms[1])
+    assert "Both repel alike (effective temperature 0.25" in control["sentence"]
+    but = f"But {arms[2]} is not better beyond noise than {arms[1]}, which has its effective temperature"
+    output = " ".join(done.output.split())
+    assert control["sentence"] in output
+    assert but in output
+    assert any(one.startswith(but) for one in facts["answer"])
+
+
+def test_point_12_collapsed_runs_are_marked(data: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def collapse(recipe: str, options: TrainOptions, run: Run, environ: dict[str, str], **how: bool) -> dict[str, Any]:
+        last = {"hardness": 0.3, "false_negatives": 0.2, "clamped": 0.0}
+        return result(0.5, 100) | {"collapsed": options.tau_plus > 0 and options.seed > 0, "last": last}
+
+    monkeypatch.setattr(comparison_runs, "in_a_process", collapse)
+    common = ("--data", data, "--batch-size", "32", "--out", str(tmp_path))
+    done = hardneg("compare", "--arm", "simclr()", "--arm", "hcl()", *common)
+    assert "B  hcl()  (collapsed in 2 of 3 runs)" in done.output
+    facts = json.loads((tmp_path / "comparison.json").read_text())
+    assert [row["collapsed"] for row in facts["rows"]] == [0, 2]
+    assert [row["hardness"] for row in facts["rows"]] == [0.3, 0.3], "the mean over the last records"
+    assert facts["cautions"][0].startswith("hcl(): 2 of 3 runs collapsed")
+    assert "collapsed in 2 of 3 runs" in " ".join(Page((tmp_path / "report.html").read_text()).words.split())
+
+
+@pytest.mark.parametrize("arm", ["hcl(betta=1)", "hcl(beta=1, temprature=0.1)", "moco(queu=9)", "simcrl()"])
+def test_point_12_the_nearest_name_and_its_arguments(arm: str) -> None:
+    with pytest.raises(ArgumentError) as refused:
+        parse_arm(arm)
+    assert isinstance(refused.value, UnknownName)
+    assert refused.value.nearest in ("beta", "temperature", "queue", "simclr")
+    if arm.startswith("hcl"):
+        assert "hcl(temperature=0.5, tau_plus=0.1, beta=1.0)" in str(refused.value)
+
+
+def test_point_12_the_bar_moves_within_a_run(tmp_path: Path) -> None:
+    run, seen = Run(tmp_path), []
+    watcher = Watcher(nothing, 100, seen.append)
+    with watcher.watching([run]):
+        for step in (10, 20, 30):
+            with run.metrics_path.open("a") as file:
+                file.write(json.dumps({"step": step, "loss": 1.0}) + "\n" + '{"step": 9')
+            until = time.monotonic() + 10.0
+            while (not seen or seen[-1] != step / 100) and time.monotonic() < until:
+                time.sleep(0.02)
+            run.metrics_path.write_text(run.metrics_path.read_text().removesuffix('{"step": 9'))
+    assert seen[-1] == 0.3
+    watcher.ended("one")
+    assert seen[-1] == 1
+
+
+def test_point_12_nothing_is_cut_at_80_columns(data: str, started: Started, tmp_path: Path) -> None:
+    arms = ("simclr()", "simclr(temperature=0.25)", "hcl(beta=1)", "supcon()")
+    common = ("--data", data, "--batch-size", "32", "--out", str(tmp_path), "--seeds", "10")
+    words = [word for arm in arms for word in ("--arm", arm)]
+    for arguments in (["compare", *words, *common], ["compare", "--help"], ["report", "--help"], ["--help"]):
+        done = CliRunner().invoke(app, arguments, env={"COLUMNS": "80", "NO_COLOR": "1"})
+        assert done.exit_code == 0
+        assert "\N{HORIZONTAL ELLIPSIS}" not in done.output
+        lines = [line for line in done.output.splitlines() if not line.startswith("report: ")]  # a path stays whole
+        assert max(map(len, lines)) <= 80
+
+
+def other_digits(path: str) -> None:
+    """The same file with one pixel of one image changed."""
+    file = Path(path.partition(":")[2])
+    with np.load(file) as arrays:
+        parts = dict(arrays)
+    parts["images"] = parts["images"].copy()
+    parts["images"][0, 0, 0] ^= 1
+    np.savez(file, **parts)
+
+
+def test_point_17_other_data_in_an_old_folder_is_refused(started: Started, tmp_path: Path) -> None:
+    data = few_digits(tmp_path / "digits.npz", 96)
+    common = ("--data", data, "--batch-size", "32", "--out", str(tmp_path / "out"))
+    assert hardneg("compare", "--arm", "simclr()", "--arm", "hcl()", *common).exit_code == 0
+    before = json.loads((tmp_path / "out" / "request.json").read_text())["data"]
+    other_digits(data)
+    done, begun = hardneg("compare", "--arm", "simclr()", "--arm", "hcl()", *common), len(started)
+    assert done.exit_code == 2
+    now = data_record(*splits(RECIPES["simclr"](data=data)))
+    for record in (before, now):
+        assert record["train"]["fingerprint"] in done.stderr
+    assert "--allow-other-data" in done.stderr
+    assert len(started) == begun, "nothing is trained"
+    again = hardneg("compare", "--arm", "simclr()", "--arm", "hcl()", *common, "--allow-other-data")
+    assert again.exit_code == 0, again.output
+
+
+def test_point_17_runs_of_other_data_are_refused_and_have_no_verdict(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    data = few_digits(tmp_path / "digits.npz", 96)
+
+    def train(recipe: str, options: TrainOptions, run: Run, environ: dict[str, str], **how: bool) -> dict[str, Any]:
+        encoder = {"name": "tiny", "parameters": 1, "initial_weights": "00"}
+        write_json(run.config_path, {"recipe": recipe, "options": options.as_dict()})
+        run.record_trained(encoder, "views", data_record(*splits(options)))
+        run.finish(result(0.5 + 0.1 * bool(options.tau_plus), 120))
+        return run.result() or {}
+
+    monkeypatch.setattr(comparison_runs, "in_a_process", train)
+    comparison = Comparison(("simclr()", "hcl()"), 3, short(data))
+    compare(Comparison(("simclr()", "debiased()"), 3, short(data)), tmp_path / "out", show=nothing)
+    (tmp_path / "out" / "request.json").unlink()  # as an older version left it
+    other_digits(data)
+    with pytest.raises(DataChanged):
+        compare(comparison, tmp_path / "out", show=nothing)
+    summary = compare(comparison, tmp_path / "out", allow_other_data=True, show=nothing)
+    assert [one["standing"] for one in summary["verdicts"]] == ["open"]
+    assert summary["answer"] == ["There is no verdict, as the runs have different data."]
+    assert summary["unlike"][0].startswith("data differs: 96 train images (")
+
+
+def test_point_4_arms_take_schedules_of_temperature_and_tau_plus() -> None:
+    arm = parse_arm("simclr(temperature=linear(0.5, 0.1), tau_plus=linear(0, 0.1))")
+    options = arm.complete()
+    assert (options.temperature, options.tau_plus) == ("linear(0.5, 0.1)", "linear(0, 0.1)")
+    assert arm.temperature == pytest.approx(0.1), "the lowest"
+    assert arm.trains_like(parse_arm("simclr(tau_plus=linear(0.0,0.1), temperature=linear(0.5,0.1))"))
+    assert not parse_arm("hcl(beta=4)").has_untilted_twin_in(arm), "a temperature that moves is no control"

@@ -17,10 +17,12 @@ from hardneg.comparing import memory as comparison_memory
 from hardneg.comparing import runs as comparison_runs
 from hardneg.comparing.arms import parse_arm
 from hardneg.comparing.memory import Machine, NotBegun, Place, free_memory, this_machine
-from hardneg.comparing.runs import OutOfMemory, RunFailed, folder_of, in_a_process, run_all
+from hardneg.comparing.progress import Watcher
+from hardneg.comparing.runs import How, NoRoom, OtherData, OutOfMemory, RunFailed, folder_of, in_a_process, run_all
 from hardneg.core.errors import HardnegWarning, forget_warnings
+from hardneg.io.files import write_json
 from hardneg.training.options import RECIPES
-from hardneg.training.runs import Memory, Run
+from hardneg.training.runs import DATA_CHANGED, NO_MEMORY, NO_ROOM, Memory, Run
 from support.training_runs import few_digits, run, short
 
 psutil = pytest.importorskip("psutil", reason="comparisons need the extra train")
@@ -151,7 +153,7 @@ def pretending(machine: Machine, monkeypatch: pytest.MonkeyPatch, limit: int) ->
     """Runs that die of memory where more than ``limit`` are under way; how many were, for each attempt."""
     seen: list[int] = []
 
-    def crowded(recipe: str, options: Any, run: Run, environ: dict[str, str]) -> dict[str, Any]:
+    def crowded(recipe: str, options: Any, run: Run, environ: dict[str, str], **how: bool) -> dict[str, Any]:
         run.path.mkdir(parents=True, exist_ok=True)
         run.took(Memory(1, 0))
         until = time.monotonic() + 10.0
@@ -160,7 +162,8 @@ def pretending(machine: Machine, monkeypatch: pytest.MonkeyPatch, limit: int) ->
         seen.append(len(machine.under_way))
         if len(machine.under_way) > limit:
             time.sleep(0.1)
-            raise OutOfMemory("did not fit")
+            raise OutOfMemory(run.path, "did not fit")
+        write_json(run.config_path, {})
         run.finish({"knn": 0.5})
         return {"knn": 0.5}
 
@@ -176,7 +179,7 @@ def test_runs_that_memory_did_not_hold_go_on_with_fewer_beside_them(
     machine = Machine(3, 100 * GB, [Place()])
     seen = pretending(machine, monkeypatch, limit=1)
     with pytest.warns(HardnegWarning, match="Memory did not hold the runs side by side"):
-        results = run_all([parse_arm("simclr()")], list(range(5)), tmp_path, 3, lambda line: None)
+        results = run_all([parse_arm("simclr()")], list(range(5)), tmp_path, How(3), Watcher(print))
     assert results == [5 * [{"knn": 0.5}]]
     assert machine.jobs == 1
     assert max(seen) > 1
@@ -187,7 +190,7 @@ def test_a_run_that_does_not_fit_alone_fails(tmp_path: Path, monkeypatch: pytest
     forget_warnings()
     seen = pretending(machine := Machine(2, 100 * GB, [Place()]), monkeypatch, limit=0)
     with pytest.warns(HardnegWarning, match="Memory"), pytest.raises(RunFailed, match="did not fit"):
-        run_all([parse_arm("simclr()")], [0], tmp_path, 2, lambda line: None)
+        run_all([parse_arm("simclr()")], [0], tmp_path, How(2), Watcher(print))
     assert (seen, machine.jobs) == ([1, 1], 1)
     forget_warnings()
 
@@ -196,9 +199,10 @@ def test_a_run_that_does_not_fit_alone_fails(tmp_path: Path, monkeypatch: pytest
     ("code", "said", "failure"),
     [
         (-9, "", OutOfMemory),
-        (1, "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB.", OutOfMemory),
-        (1, "RuntimeError: [enforce fail] DefaultCPUAllocator: can't allocate memory: you tried", OutOfMemory),
-        (1, "numpy.core._exceptions._ArrayMemoryError: Unable to allocate", OutOfMemory),
+        (NO_MEMORY, "CUDA out of memory. Tried to allocate 2.00 GiB.", OutOfMemory),
+        (NO_ROOM, "metrics.jsonl could not be written", NoRoom),
+        (DATA_CHANGED, "train needs the data", OtherData),
+        (1, "RuntimeError: out of memory, make room", RunFailed),  # sentences decide nothing
         (1, "ValueError: too warm", RunFailed),
         (-15, "", RunFailed),
     ],
@@ -273,8 +277,9 @@ def test_jobs_are_those_of_the_cores_or_two_for_each_gpu(tmp_path: Path, monkeyp
 
     threads: list[str] = []
 
-    def ended(recipe: str, options: Any, run: Run, environ: dict[str, str]) -> dict[str, Any]:
+    def ended(recipe: str, options: Any, run: Run, environ: dict[str, str], **how: bool) -> dict[str, Any]:
         threads.append(environ["OMP_NUM_THREADS"])
+        write_json(run.config_path, {})
         run.finish({})
         return {"knn": 1.0}
 
@@ -286,6 +291,6 @@ def test_jobs_are_those_of_the_cores_or_two_for_each_gpu(tmp_path: Path, monkeyp
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 3)
     on_cpu, anywhere = parse_arm("simclr(device='cpu')"), parse_arm("simclr()")
     for arms, seeds, jobs in (([on_cpu], 4, None), ([on_cpu], 20, None), ([anywhere], 9, None), ([anywhere], 2, 5)):
-        run_all(arms, list(range(seeds)), tmp_path / folder_of(arms[0]) / str(seeds), jobs, lambda line: None)
+        run_all(arms, list(range(seeds)), tmp_path / folder_of(arms[0]) / str(seeds), How(jobs), Watcher(print))
     assert asked == [(4, False), (16, False), (6, True), (5, True)]
     assert threads == 4 * ["4"] + 20 * ["1"] + 9 * ["2"] + 2 * ["3"]

@@ -160,6 +160,7 @@ def test_adaptive_saves_its_state():
 
 
 SCHEDULED = [
+    "Gaussian({0}, sigma={0})",
     "Tilt({})",
     "Tilt({}, detach=True)",
     "ClippedTilt({})",
@@ -184,7 +185,7 @@ def test_a_schedule_that_is_not_evaluated_says_so(text, schedule):
     q = hn.parse(text.format(schedule))
     z = torch.randn(4, 3)
     scores = hn.two_views(z, z, 0.5)
-    with pytest.raises(ValueError, match=r"is a schedule, not a number: evaluate it first with negatives\.at"):
+    with pytest.raises(ValueError, match=r"to be a number, got a schedule; evaluate it with negatives\.at"):
         q.log_weights(scores)
     torch.testing.assert_close(q.at(0, 10).log_weights(scores), hn.parse(text.format(0.2)).log_weights(scores))
 

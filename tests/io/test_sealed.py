@@ -119,6 +119,12 @@ def test_a_changed_record_is_damaged() -> None:
         assert checked(other, "train", Path("m.jsonl"), "delete it") == other
 
 
+def test_a_checksum_under_a_damaged_name_is_found() -> None:
+    sent = with_checksum({"step": 1})
+    with pytest.raises(Damaged):
+        checked({"step": 1, "Checksum": sent[CHECKSUM]}, "train", Path("m.jsonl"), "delete it")
+
+
 def test_a_seal_needs_no_reading_by_the_writer(tmp_path: Path) -> None:
     """Writers get a file opened for writing only, and may leave the place of writing anywhere."""
 

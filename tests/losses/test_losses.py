@@ -173,7 +173,7 @@ def test_a_temperature_made_of_another_parameter():
 def test_schedules_follow_set_progress():
     z1, z2 = views()
     loss = hn.ContrastiveLoss("Tilt(linear(2.0, 0.0)) * Ring(0.0, linear(1.0, 0.5))")
-    with pytest.raises(ValueError, match=r"is a schedule, not a number: .*call loss\.set_progress\(step, total\)"):
+    with pytest.raises(ValueError, match=r"to be a number, got a schedule; .*call loss\.set_progress\(step, total\)"):
         loss(z1, z2)
     for step in (0, 5, 10, 12):
         loss.set_progress(step, 10)

@@ -45,7 +45,7 @@ def test_point_2_a_ring_keeps_at_least_so_many(count):
 def test_point_4_schedules_of_temperature_and_tau_plus():
     z1, z2 = views()
     loss = hn.ContrastiveLoss(temperature=linear(1.0, 0.5), tau_plus=linear(0.0, 0.1))
-    with pytest.raises(ValueError, match="is a schedule, not a number"):
+    with pytest.raises(ValueError, match="to be a number, got a schedule"):
         loss(z1, z2)
     for step, temperature, tau_plus in ((0, 1.0, 0.0), (5, 0.75, 0.05), (10, 0.5, 0.1)):
         loss.set_progress(step, 10)

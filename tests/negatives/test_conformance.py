@@ -12,6 +12,7 @@ import torch
 import hardneg as hn
 from hardneg import testing
 from hardneg.core.schedules import Number
+from hardneg.core.tiles import Tile
 from hardneg.core.types import NEVER, LogWeights, Scores
 from hardneg.negatives import keep
 from hardneg.negatives.base import _registry
@@ -283,6 +284,38 @@ def other_when_compiled() -> type:
         return (beta * scores.candidates).masked_fill(~scores.valid, NEVER)
 
     return defined_by(log_weights)
+
+
+@broken("declares_what_it_needs", r"by the other candidates .* write log_weight\(tile\) in place of log_weights")
+def below_the_closest_of_whole_rows() -> type:
+    def log_weights(self: Any, scores: Scores) -> LogWeights:
+        hidden = scores.candidates.masked_fill(~scores.valid, NEVER)
+        closest = hidden.amax(-1, keepdim=True) if hidden.shape[1] else hidden.sum(-1, keepdim=True)
+        return keep(scores, ~(scores.candidates > closest - scores.tempered(0.1)))
+
+    return defined_by(log_weights)
+
+
+@broken(
+    "works_in_tiles", r"in several tiles; .* def bounds\(self\): return {'closest': Largest\(lambda tile: tile.s\)}"
+)
+def looks_along_the_tile() -> type:
+    @dataclass(frozen=True, repr=False)
+    class Broken(hn.negatives.Negatives):
+        def log_weight(self, tile: Tile) -> torch.Tensor:
+            return tile.keep(~(tile.s > tile.s.amax(-1, keepdim=True) - tile.tempered(0.1)))
+
+    return Broken
+
+
+@broken("streams", "another loss or gradient when streamed; tensors with a gradient must be fields")
+def counts_its_rows() -> type:
+    @dataclass(frozen=True, repr=False)
+    class Broken(hn.negatives.Negatives):
+        def log_weight(self, tile: Tile) -> torch.Tensor:
+            return tile.s * (1.0 if len(tile.s) == 6 else 0.5)
+
+    return Broken
 
 
 @pytest.mark.parametrize(("rule", "message", "make"), BROKEN, ids=[make.__name__ for _, _, make in BROKEN])

@@ -70,10 +70,13 @@ def test_defaults_are_not_written():
         ("Tilt(linear(1.0))", r"linear needs end, got none; .* as in linear\(1\.0, 0\.1\)\.$"),
         (
             "Tilt(gamma=1.0)",
-            r"^Tilt needs arguments that it has, got gamma; it takes beta, .*, source=None, as in Tilt\(1\.0\)\.$",
+            r"^Tilt needs arguments that it has, got gamma; it takes beta, .*, by='score', as in Tilt\(1\.0\)\.$",
         ),
         ("Tilt(1.0, beta=1.0)", "^Tilt needs each argument once, got beta twice; it takes beta, detach=False"),
-        ("Uniform(1.0)", r"^Uniform needs at most 0 arguments, got 1; it takes no arguments, as in Uniform\(\)\.$"),
+        (
+            "Uniform(1.0)",
+            r"^Uniform needs at most 0 arguments without a name, got 1; it takes no arguments, as in Uniform\(\)\.$",
+        ),
         ("Tilt(1.0", "needs an expression like"),
         ("", r"needs an expression like 'OtherLabel\(\) \* Tilt\(1\.0\)', got '' \(it is empty\)\.$"),
         ("Tilt(1.0) *", "needs an expression like"),
@@ -270,7 +273,7 @@ def test_arguments_of_the_wrong_kind_are_refused(text):
 
 
 def test_the_number_of_arguments_is_reported_in_words():
-    with pytest.raises(ValueError, match=r"^Rank needs at most 2 arguments, got 3; it takes") as error:
+    with pytest.raises(ValueError, match=r"^Rank needs at most 2 arguments without a name, got 3; it takes") as error:
         hn.parse("Rank(1, 2, 3)")
     assert "Rank.takes" not in str(error.value)
 

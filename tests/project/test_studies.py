@@ -40,7 +40,7 @@ def test_emc2_global_loss(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
     arguments = ["--seeds", "1", "--steps", "60", "--items", "40", "--evaluations", "2"]
     found = run("emc2_global_loss", arguments, tmp_path, monkeypatch)
     curves = found["curves"]
-    assert len(curves) == 7
+    assert len(curves) == 8
     starts = {curve[0]["loss"][0] for curve in curves.values()}
     assert len(starts) == 1  # the same weights for all
     assert all(curve[0]["loss"][-1] < curve[0]["loss"][0] for curve in curves.values())

@@ -8,10 +8,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import hardneg as hn
-from conftest import make_unit_vectors
 from hardneg import papers
 from hardneg.core.types import Keys
 from hardneg.state.pools import Bank, Queue
+from support.vectors import make_unit_vectors
 
 
 def rows(*ids: int, dim: int = 3) -> Keys:
@@ -187,3 +187,12 @@ def test_errors_name_the_fix() -> None:
         Queue(5, 3).push(torch.ones(2, 4))
     with pytest.raises(ValueError, match="capacity of 1 or more"):
         Queue(0, 3)
+
+
+@pytest.mark.parametrize("scale", [1e-25, 1e-12, 1e19, 1e25])
+def test_point_22_a_bank_holds_unit_vectors_at_any_scale(scale: float) -> None:
+    vectors = make_unit_vectors(4, 3, dtype=torch.float32)
+    bank = Bank(5, 3)
+    bank.push(Keys(torch.cat([vectors * scale, torch.zeros(1, 3)]), torch.arange(5)))
+    torch.testing.assert_close(bank.vectors[:4], vectors)
+    assert bank.vectors[4].tolist() == [0.0, 0.0, 0.0]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import io
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 import torch
@@ -12,7 +13,6 @@ from torch import Tensor, nn
 from torch.nn.functional import normalize
 
 import hardneg as hn
-from conftest import make_unit_vectors
 from hardneg import papers
 from hardneg.core.schedules import cosine
 from hardneg.core.types import Keys
@@ -22,6 +22,7 @@ from hardneg.state.cache import Cache, cache_loss, retrieve
 from hardneg.state.clusters import Clusters
 from hardneg.state.momentum import MomentumEncoder
 from hardneg.state.pools import Bank, Queue
+from support.vectors import make_unit_vectors
 
 SIZE, DIM = 24, 6
 
@@ -148,6 +149,20 @@ def test_resuming_gives_the_same_losses_bit_for_bit(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", STATEFUL)
+def test_state_dicts_hold_tensors_only_so_that_safetensors_stores_them(name: str, tmp_path: Path) -> None:
+    files = pytest.importorskip("safetensors.torch", reason="safetensors is not installed")
+    torch.manual_seed(0)
+    module = STATEFUL[name]()
+    module(*batch(0))
+    state = module.state_dict()
+    assert all(isinstance(value, Tensor) for value in state.values())
+    files.save_file(state, tmp_path / "state.safetensors")
+    resumed = STATEFUL[name]()
+    resumed.load_state_dict(files.load_file(tmp_path / "state.safetensors"))
+    assert torch.equal(resumed(*batch(1)), module(*batch(1)))
+
+
+@pytest.mark.parametrize("name", STATEFUL)
 def test_all_state_is_in_the_state_dict(name: str) -> None:
     """Nothing that changes with steps hides outside: a deep copy that only gets the state behaves the same."""
     torch.manual_seed(0)
@@ -159,7 +174,7 @@ def test_all_state_is_in_the_state_dict(name: str) -> None:
     assert torch.equal(module(*batch(11)), before(*batch(11)))
 
 
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+@pytest.mark.gpu
 @pytest.mark.parametrize("name", STATEFUL)
 def test_a_gpu_gives_the_same_run(name: str) -> None:
     """The same draws and, up to rounding, the same losses and state as on the CPU."""

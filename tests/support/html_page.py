@@ -20,7 +20,7 @@ class Page(HTMLParser):
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
         self.tags.append((tag, dict(attrs)))
-        if tag not in ("meta", "img", "circle", "line", "path", "polyline"):
+        if tag not in ("meta", "img", "input", "circle", "line", "path", "polyline"):
             self.open.append(tag)
         if tag == "table":
             self._table = dict(attrs).get("id")

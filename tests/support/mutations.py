@@ -26,9 +26,10 @@ SCRIPT = f"<script>{CANARY}()</script>"
 TEXTS = (
     SCRIPT, f'"><img src=x onerror={CANARY}()>', f"' onmouseover='{CANARY}()", f"javascript:{CANARY}()",
     f"{CANARY}:run", f"{CANARY}", "subprocess:getoutput", "os:system", f"__import__('{CANARY}').run()",
-    "../../precious/file", "/etc/passwd", "~", "precious", "\x00", "a\x00b", "\x1b]0;owned\x07\x1b[2J", "\u202etxt", "\ud800",
-    "", " ", "nan", "-1", "1e400", "x" * 100_000, "{}", "[]", "Tilt(" * 400, "Tilt(1.0) * " * 600 + "Tilt(1.0)", "9" * 4000,
-    "hf:owner/model", "npz:../../precious/file", "folder:/", "None", "True", "%s%n{0}{x!r}", "[red]bold[/red]", "[/]",
+    "../../precious/file", "/etc/passwd", "~", "precious", "\x00", "a\x00b", "\x1b]0;owned\x07\x1b[2J",
+    "\u202etxt", "\ud800", "", " ", "nan", "-1", "1e400", "x" * 100_000, "{}", "[]", "Tilt(" * 400,
+    "Tilt(1.0) * " * 600, "9" * 4000, "hf:owner/model", "npz:../../precious/file", "folder:/", "None", "True",
+    "%s%n{0}{x!r}", "[red]bold[/red]", "[/]",
 )  # fmt: skip
 NUMBERS = (
     0, -1, 1, 2**31, 2**63, 2**64, 10**18, 10**400, -(10**30), 0.5, -0.0, 1e-320, 1e308, float("nan"), float("inf"),
@@ -196,7 +197,8 @@ def mutate_npz(content: bytes, random: Random) -> bytes:
     name = random.choice(list(arrays))
     old = arrays.pop(name)
     choices: list[Callable[[], Any]] = [
-        lambda: None, lambda: old[:0], lambda: old[..., None], lambda: old.astype("U"), lambda: old * np.nan, lambda: old[:3],
+        lambda: None, lambda: old[:0], lambda: old[..., None], lambda: old.astype("U"), lambda: old * np.nan,
+        lambda: old[:3],
         lambda: np.array([_Runs()] * len(old), dtype=object), lambda: np.float32(3), lambda: old.astype(np.complex64),
         lambda: np.full(old.shape, 1e38), lambda: np.array([SCRIPT] * len(old)), lambda: old.astype(np.uint64) + 2**63,
     ]  # fmt: skip

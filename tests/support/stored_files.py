@@ -104,7 +104,9 @@ def commands(data: str) -> dict[str, tuple[Command, str, tuple[str, ...]]]:
         "report comparison": (
             lambda at: ["report", f"{at}/compare", "--out", f"{at}/out/page.html"], "out", comparison + below),
         "report both": (
-            lambda at: ["report", f"{at}/run", f"{at}/compare", "--out", f"{at}/out/p.html"], "out", run[:3] + comparison),
+            lambda at: ["report", f"{at}/run", f"{at}/compare", "--out", f"{at}/out/p.html"],
+            "out", run[:3] + comparison,
+        ),
         "evaluate": (lambda at: ["evaluate", f"{at}/run"], "out", ("run/embeddings.npz", "run/result.json")),
         "audit run": (lambda at: ["audit", f"{at}/run", "--out", f"{at}/out"], "out", ("run/embeddings.npz", *run)),
         "audit mined": (lambda at: ["audit", f"{at}/mined/mined.jsonl", "--out", f"{at}/out"], "out", mined),

@@ -429,15 +429,15 @@ class TestByText:
         [
             ("strong", "needs calls with plain values, such as 'auto.*, got 'strong'"),
             ("cifr()", r"'cifr' is not known. Did you mean cifar\? .* Known: auto, cifar, grey, kornia, tiny\.$"),
-            ("cifar(blur=0.5)", "cifar has the options crop_scale, .* blur_sigma, mean, std, by name, got blur"),
-            ("cifar(0.5)", r"by name, got 0\.5"),
+            ("cifar(blur=0.5)", "cifar needs options by name among crop_scale, .* blur_sigma, mean, std, got blur"),
+            ("cifar(0.5)", r"options by name .*, got 0\.5"),
             ("cifar(blur_probability=2)", r"needs blur_probability in \[0.0, 1.0\], got blur_probability=2"),
             ("cifar(crop_scale=0.5)", "needs crop_scale as 2 numbers in brackets, got crop_scale=0.5"),
             ("cifar(crop_scale=(a, b))", r"\(a, b\) needs numbers in its brackets"),
             ("cifar(order='(x')", r"\(x needs numbers in its brackets"),
             ("cifar(order='({[]: 1})')", r"\(\{\[\]: 1\}\) needs numbers in its brackets"),
             ("cifar(", "needs an expression like"),
-            ("0.5", "that is no augmentation"),
+            ("0.5", "--augment needs an augmentation, got 0.5"),
             ("", "needs an expression like"),
         ],
     )

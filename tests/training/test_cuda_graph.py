@@ -9,8 +9,7 @@ from torch import Tensor, nn
 from hardneg.training.evaluation.cuda_graph import InOneLaunch
 from hardneg.training.evaluation.embeddings import linear_probe
 
-if not torch.cuda.is_available():
-    pytest.skip("needs a GPU", allow_module_level=True)
+pytestmark = pytest.mark.gpu
 
 
 def weights_after(num_steps: int, recorded: bool) -> Tensor:

@@ -16,11 +16,12 @@ import torch
 from hardneg.core.errors import HardnegWarning, forget_warnings
 from hardneg.training.data import image_files
 from hardneg.training.data.images import ImageData, check_name, from_pairs, load, load_splits, named_data
+from hardneg.training.data.named import default_root
 from hardneg.training.evaluation.embeddings import evaluate_embeddings
 
-DATA = Path(os.environ.get("HARDNEG_DATA") or "../shared/data")
+DATA = Path(os.environ.get("HARDNEG_DATA", "no data"))
 needs_cifar = pytest.mark.skipif(
-    not (DATA / "cifar10").is_dir(), reason="needs the CIFAR packs: set HARDNEG_DATA to their folder"
+    not (DATA / "cifar10").is_dir(), reason="needs the montages of CIFAR-10 in HARDNEG_DATA"
 )
 
 
@@ -168,17 +169,38 @@ class TestNamed:
             load("cifar10", "test", tmp_path)
 
     @needs_cifar
-    def test_cifar10_pack(self) -> None:
+    def test_cifar10_montages(self) -> None:
         data = load("cifar10", "test", DATA)
         assert data.images.shape == (10_000, 3, 32, 32)
         assert data.labels.bincount().tolist() == [1000] * 10  # type: ignore[union-attr]
         assert data.classes[int(data.labels[0])] == "cat"  # type: ignore[index]
-        assert data.origin == "JPEG q95 copy"
+        assert data.origin == "JPEG copy"
         mean = data.images.double().mean((0, 2, 3)) / 255
         assert torch.allclose(mean, torch.tensor([0.4942, 0.4851, 0.4504], dtype=torch.float64), atol=2e-3)
         # Neighbouring pixels of a photograph are alike; tiles cut at the wrong place would not be.
         smooth = data.images.double().diff(dim=3).abs().mean((0, 1, 2))
         assert smooth.max() < 1.3 * smooth.mean()
+
+
+class TestDefaultRoot:
+    @pytest.mark.parametrize(
+        ("variables", "root"),
+        [
+            ({"HARDNEG_DATA": "data"}, "data"),
+            ({"HARDNEG_DATA": "", "XDG_CACHE_HOME": "cache"}, "cache/hardneg"),
+            ({"LOCALAPPDATA": "local"}, "local/hardneg"),
+            ({}, "home/.cache/hardneg"),
+        ],
+    )
+    def test_it_is_named_or_in_the_cache_of_the_user(
+        self, variables: dict[str, str], root: str, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        for name in ("HARDNEG_DATA", "XDG_CACHE_HOME", "LOCALAPPDATA"):
+            monkeypatch.delenv(name, raising=False)
+        for name, value in variables.items():
+            monkeypatch.setenv(name, value)
+        monkeypatch.setattr(Path, "home", lambda: Path("home"))
+        assert default_root() == Path(root)
 
 
 class TestFiles:
@@ -466,7 +488,7 @@ class TestFiles:
         write_folder(tmp_path / "test", {"cat": 2, ".old": 1})
         assert load(f"folder:{tmp_path}", "test").ids.tolist() == [2, 3]
         write_folder(tmp_path / "empty", {".old": 3})
-        with pytest.raises(FileNotFoundError, match=r"needs images .* got none in .*empty"):
+        with pytest.raises(FileNotFoundError, match=r"needs images .* got .*empty, where there are none"):
             load(f"folder:{tmp_path / 'empty'}")
 
     def test_broken_image_is_named(self, tmp_path: Path) -> None:

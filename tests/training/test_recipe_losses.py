@@ -118,7 +118,7 @@ def test_simclr_is_nt_xent(batch_seed: int) -> None:
 
 def test_simclr_with_a_tilt_and_tau_plus_is_hcl() -> None:
     method, views = method_of("simclr", temperature=0.5, negatives="Tilt(0.7)", tau_plus=0.03), two_views()
-    s, positive, other = anchors_of(*unit(method.encoder, views).chunk(2), 0.5)
+    s, positive, other = anchors_of(*unit(method.encoder, views).chunk(2), temperature=0.5)
     negative, weight = s.exp() * other, (0.7 * s).exp() * other
     mean = (weight * negative).sum(1) / weight.sum(1)
     debiased = ((mean - 0.03 * positive.exp()) / (1.0 - 0.03)).clamp(min=math.exp(-1.0 / 0.5))
@@ -130,7 +130,7 @@ def test_simclr_with_a_tilt_and_tau_plus_is_hcl() -> None:
 def test_simclr_takes_the_options_of_its_objective(where: str, share: float) -> None:
     options = {"negatives": "Tilt(1.0)", "num_negatives": "mass", "positives_in_denominator": where}
     method, views = method_of("simclr", temperature=0.5, **options), two_views()
-    s, positive, other = anchors_of(*unit(method.encoder, views).chunk(2), 0.5)
+    s, positive, other = anchors_of(*unit(method.encoder, views).chunk(2), temperature=0.5)
     expected = (share * positive.exp() + ((2.0 * s).exp() * other).sum(1)).log() - positive
     assert_step(method, batch_of(views), expected.mean())
 
@@ -147,7 +147,7 @@ def pairs_of(z1: Tensor, z2: Tensor, temperature: float) -> tuple[Tensor, Tensor
 
 def test_supervised_is_supcon() -> None:
     method, views = method_of("supervised", temperature=0.3, positives_in_denominator="all"), two_views()
-    s, positive, _ = pairs_of(*unit(method.encoder, views).chunk(2), 0.3)
+    s, positive, _ = pairs_of(*unit(method.encoder, views).chunk(2), temperature=0.3)
     each = s - s.masked_fill(torch.eye(2 * NUM, dtype=torch.bool), -math.inf).logsumexp(1, keepdim=True)
     expected = -(each * positive).sum(1) / positive.sum(1)
     assert_step(method, batch_of(views), expected.mean())
@@ -158,7 +158,7 @@ def test_supervised_is_supcon() -> None:
 def test_supervised_is_scl_and_hscl(negatives: str, beta: float, reduction: str) -> None:
     options = {"negatives": negatives, "num_negatives": "candidates", "reduction": reduction}
     method, views = method_of("supervised", temperature=0.4, **options), two_views()
-    s, positive, other = pairs_of(*unit(method.encoder, views).chunk(2), 0.4)
+    s, positive, other = pairs_of(*unit(method.encoder, views).chunk(2), temperature=0.4)
     weight = (beta * s).exp() * other
     mean = (weight * s.exp()).sum(1, keepdim=True) / weight.sum(1, keepdim=True)
     each = ((s.exp() + OTHERS * mean).log() - s) * positive

@@ -91,8 +91,8 @@ def test_an_unknown_data_set_lists_the_known_ones(name: str, tmp_path: Path) -> 
     [
         ("fashion-mnist", "apt install dataset-fashion-mnist"),
         ("cifar10", "torchvision.datasets.CIFAR10"),
-        ("folder:nowhere", "got no folder nowhere"),
-        ("npz:nowhere.npz", "got no file nowhere.npz"),
+        ("folder:nowhere", "got nowhere, where there is none"),
+        ("npz:nowhere.npz", "got nowhere.npz, where there is no file"),
     ],
 )
 def test_data_that_is_not_there_says_how_to_get_it(name: str, fix: str, tmp_path: Path) -> None:
@@ -240,7 +240,7 @@ def test_equal_arms_and_unknown_tuning_are_refused(data: str, tmp_path: Path) ->
 def test_another_recipe_other_options_or_no_resume_leave_the_run_alone(data: str, begun: Path) -> None:
     before = content(begun)
     for recipe, options, resume, message in (
-        ("moco", {}, True, "holds a checkpoint of recipe 'simclr', got 'moco'"),
+        ("moco", {}, True, "which holds a checkpoint of recipe 'simclr'"),
         ("simclr", {"temperature": 0.3}, True, r"other options \(temperature: 0.5 -> 0.3\); resume with the same ones"),
         ("simclr", {"batch_size": 48, "seed": 1}, True, r"batch_size: 32 -> 48, seed: 0 -> 1"),
         ("simclr", {}, False, "already holds a run; use --resume to go on with it, or another --out"),
@@ -267,7 +267,7 @@ def test_a_damaged_checkpoint_is_named_and_kept(damage: str, data: str, begun: P
     file = begun / "checkpoint.pt"
     good = file.read_bytes()
     if damage == "another file":
-        torch.save({"weights": torch.zeros(3)}, file)
+        torch.save({"weights": torch.zeros(3), "of": "simclr"}, file)
     else:
         file.write_bytes({"empty": b"", "half": good[: len(good) // 2], "noise": noise(1000).tobytes()}[damage])
     before = content(begun)

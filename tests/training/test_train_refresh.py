@@ -62,7 +62,7 @@ def refreshes(batches: int, every: int, epochs: int) -> list[int]:
 def test_refreshes_come_about_as_often_as_asked_and_are_fresh_when_used(batches: int, every: int) -> None:
     steps = refreshes(batches, every, epochs=60)
     starts = [s for s in range(batches, 60 * batches) if (s % batches) % every == 0]  # of segments
-    lead = min(25, every // 4, min(every, batches) - 1)
+    lead = min(33, (every - 1) // 3, min(every, batches) - 1)
     used = {start: max(step for step in steps if step <= start) for start in starts}
     assert set(steps) == set(used.values()), "each of them is used"
     first_uses = [min(start for start, step in used.items() if step == one) for one in steps]

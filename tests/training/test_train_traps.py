@@ -65,7 +65,7 @@ def test_an_adaptive_schedule_moves_the_loss_of_sogclr(data: str) -> None:
     method = SogCLRMethod(options, load(data, "train"), total=10)
     (schedule,) = method.of_batch.negatives.schedules()
     for reward in (0.0, 1.0, 2.0):
-        schedule.observe(reward)
+        schedule.observe(reward)  # type: ignore[attr-defined]
     method.set_progress(5, 10)
     assert repr(method.loss.negatives) == repr(method.of_batch.negatives.at(5, 10))
     assert repr(method.loss.negatives) != repr(SogCLRMethod(options, load(data, "train"), 10).negatives.at(5, 10))

@@ -427,6 +427,23 @@ def test_files_of_older_versions_are_read(data: str, begun: Path, whole: Path) -
     assert_same(everything(begun), everything(whole))
 
 
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"recipe": None},
+        {"options": []},
+        {"trained": {}},
+        {"trained": {"encoder": {}, "data": {"train": 3}}},
+        {"trained": "auto"},
+    ],
+    ids=str,
+)
+def test_a_config_of_another_shape_is_refused_by_name(change: dict[str, Any], data: str, begun: Path) -> None:
+    (begun / "config.json").write_text(json.dumps(Run(begun).config() | change))
+    with pytest.raises(Damaged, match="it lacks a recipe, its options and what was trained"):
+        run("simclr", begun, options_of(data), resume=True)
+
+
 def test_a_damaged_list_of_warnings_is_mentioned(tmp_path: Path) -> None:
     one = Run(tmp_path)
     one.warn("first")

@@ -30,7 +30,7 @@ from hardneg.auditing.result import Audit
 from hardneg.auditing.rules import given_rules
 from hardneg.auditing.subject import Subject
 from hardneg.auditing.survey import audit_subject
-from hardneg.core.errors import ArgumentError
+from hardneg.core.errors import ArgumentError, NoFile
 from hardneg.core.types import Keys
 from hardneg.io.provenance import environment
 from hardneg.io.tables import column_names, read_vectors, suffix_of, vector_suffixes
@@ -62,7 +62,7 @@ def kind_of(options: AuditOptions) -> str:
     """Embeddings, a run (its directory, or the embeddings.npz in it), or a mined file."""
     path = Path(options.input)
     if not path.exists():
-        raise FileNotFoundError(f"audit needs a file or folder that exists, got {path}.")
+        raise NoFile("audit", "a file or folder that exists", path)
     if options.embedding_column is None and is_run(path):
         return "run"
     if suffix_of(path) in vector_suffixes:

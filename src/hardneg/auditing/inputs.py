@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from hardneg.auditing.options import AuditOptions
-from hardneg.core.errors import ArgumentError, FileError
+from hardneg.core.errors import ArgumentError, FileError, NoFile
 from hardneg.io.arrays import names_in_npz, read_npy, read_npz
 from hardneg.io.embeddings import SPLIT_NAMES, load_embeddings
 from hardneg.io.tables import aligned, read_table, read_vectors, suffix_of, vector_suffixes
@@ -111,7 +111,7 @@ def read_tags(what: str, path: str, column: str | None) -> Sequence[Any]:
     """Labels or groups from .npy, .npz, a table, or a text file with one in each line."""
     file = Path(path)
     if not file.exists():
-        raise FileNotFoundError(f"audit needs a file of {what} that exists, got {path}.")
+        raise NoFile("audit", f"a file of {what} that exists", path)
     if file.suffix in (".npy", ".npz"):
         return _tags_in_arrays(what, file, column)
     if file.suffix == ".txt":

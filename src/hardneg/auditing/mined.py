@@ -19,6 +19,7 @@ from hardneg.auditing.options import AuditOptions
 from hardneg.auditing.prepare import make_subject
 from hardneg.auditing.result import Audit, MinedFindings
 from hardneg.auditing.rules import given_rules
+from hardneg.auditing.samples import samples_of
 from hardneg.auditing.subject import Subject
 from hardneg.auditing.survey import audit_subject
 from hardneg.core.errors import ArgumentError, DataChanged, argument_error
@@ -68,6 +69,15 @@ def audit_mined(
         vectors=None if corpus is None else corpus.vectors,
         num_documents=None if corpus is None else len(corpus.ids),
         queries_without=_without(manifest, lists),
+    )
+    texts, known = queries.texts if queries is not None else None, where or {}
+    found = replace(
+        found,
+        samples=samples_of(
+            lists,
+            lambda name: texts[known[name]] if texts is not None and name in known else name,
+            lambda name: (text_of or {}).get(name, name),
+        ),
     )
     if corpus is None or queries is None or corpus.vectors is None or queries.vectors is None:
         why = "The vectors are not at hand, so how similar and how false the negatives are is not known."

@@ -3,34 +3,49 @@
 from __future__ import annotations
 
 import math
-from html import escape
 from pathlib import Path
 from typing import Any
 
+from markupsafe import Markup
+
 from hardneg.auditing.result import Audit, Hub, Row
-from hardneg.auditing.sentences import ESTIMATES, WORDS, lead, said_of
+from hardneg.auditing.sentences import ESTIMATES, WORDS, lead, sentence_of
 from hardneg.auditing.terminal import ABSENT, COLUMNS, findings, number, percent, sampled, short, times, with_error
-from hardneg.pages.page import page
-from hardneg.pages.scatter import STYLE, Spot, scatter
-from hardneg.pages.style import STYLE as PAGE_STYLE
+from hardneg.pages.charts.histogram import Shares, histogram_chart
+from hardneg.pages.charts.scatter import Spot, scatter
+from hardneg.pages.render import csv_link, render, style
 
 FAMILIES = ("Tilt", "Ring", "Rank", "BelowPositive", "Threshold", "Uniform")
 
 
 def audit_page(audit: Audit) -> str:
     """The whole page as text."""
-    parts = [
-        f"<style>{STYLE}</style>",
-        _header(audit),
-        _mined(audit),
-        _frontier(audit),
-        _suggested(audit),
-        _table(audit),
-        _hubs(audit),
-        _words(audit),
-        _provenance(audit),
-    ]
-    return page(_title(audit), "\n".join(part for part in parts if part))
+    columns = _columns(audit)
+    spots = _spots(audit)
+    return render(
+        "audit.html",
+        title=_title(audit),
+        audit=audit,
+        lead=lead(audit),
+        sampled=sampled(audit) if audit.rows else "",
+        given=[sentence_of(row, audit) for row in audit.rows if row.kind in ("given", "mined")],
+        findings=[] if audit.mined is None else list(findings(audit.mined).items()),
+        frontier=_frontier(audit, spots) if len(spots) > 1 else None,
+        similarities=_similarities(audit),
+        suggestions=_suggestions(audit),
+        columns=list(columns),
+        rows=[(i, row, _colour(row), [show(row) for show in columns.values()]) for i, row in enumerate(audit.rows, 1)],
+        csv=csv_link(
+            ["rule", *columns], ([row.expression, *(show(row) for show in columns.values())] for row in audit.rows)
+        ),
+        hubs=_hubs(audit),
+        words=[(word, meaning) for word, (column, meaning) in WORDS.items() if column is None or column in columns],
+        estimates="" if audit.exact else ESTIMATES,
+        facts=_facts(audit),
+        short=short,
+        percent=percent,
+        times=times,
+    )
 
 
 def _title(audit: Audit) -> str:
@@ -38,14 +53,9 @@ def _title(audit: Audit) -> str:
     return f"How hard and how false are the negatives of {name or 'these embeddings'}?"
 
 
-def _header(audit: Audit) -> str:
-    said = [said_of(row, audit) for row in audit.rows if row.kind in ("given", "mined")]
-    asked = "".join(f"<li>{one}</li>" for one in said)
-    box = f'<div class="box"><h2>The rules you asked about</h2><ul class="said">{asked}</ul></div>' if said else ""
-    notes = "".join(f"<li>{escape(note)}</li>" for note in audit.notes)
-    warn = f'<div class="box warn" role="note"><h2>Mind</h2><ul>{notes}</ul></div>' if notes else ""
-    exact = f'<p class="small">{escape(sampled(audit))}</p>' if audit.rows else ""
-    return f'<header><h1>{escape(_title(audit))}</h1><p class="lead">{lead(audit)}</p>{exact}{box}{warn}</header>'
+def _columns(audit: Audit) -> dict[str, Any]:
+    """Those in which any rule has an answer."""
+    return {name: show for name, show in COLUMNS.items() if any(show(row) != ABSENT for row in audit.rows)}
 
 
 def _colour(row: Row) -> int:
@@ -72,145 +82,64 @@ def _spots(audit: Audit) -> list[Spot]:
     ]
 
 
-def _frontier(audit: Audit) -> str:
-    spots = _spots(audit)
-    if not audit.rows:
-        return ""
-    if len(spots) < 2:
-        return (
-            '<section><h2 class="h">The hardness-falseness frontier</h2><p>There is none: without labels, groups or '
-            "judgements it is not known which negatives are false. The table below says how hard they "
-            "are.</p></section>"
-        )
-    wide = scatter(spots, audit.random_similarity, width=1080, height=520, named=True, kind="wide-chart")
-    narrow = scatter(spots, audit.random_similarity, width=360, height=380, named=False, kind="narrow")
-    told = (
-        "Each dot is a rule, with its number in the table below. To the right negatives are harder, upwards more of "
-        "them are false. Filled dots on the dashed line are the frontier: no other rule has negatives as similar with "
-        "fewer false ones. A rim: a rule you asked about. Vertical lines: one standard error. The scale is stretched "
-        "towards 0."
-    )
+def _frontier(audit: Audit, spots: list[Spot]) -> tuple[Markup, Markup]:
+    """The chart for wide screens, and the one for phones."""
     return (
-        '<section><h2 class="h">The hardness-falseness frontier</h2>'
-        f'<figure class="card wide">{wide}{narrow}<figcaption>{told}</figcaption></figure></section>'
+        scatter(spots, audit.random_similarity, width=1080, height=520, named=True, kind="wide-chart"),
+        scatter(spots, audit.random_similarity, width=360, height=380, named=False, kind="narrow"),
     )
 
 
 def frontier_svg(audit: Audit) -> str:
     """The frontier as a file of its own, light and dark, for documents that are not this page."""
     drawn = scatter(_spots(audit), audit.random_similarity, width=1080, height=520, named=True, kind="")
-    style = f"{PAGE_STYLE}{STYLE}svg{{font-family:system-ui,sans-serif}}svg .paper{{fill:var(--card)}}"
-    head, body = drawn.split(">", 1)
+    head, body = str(drawn).split(">", 1)
     paper = '<rect class="paper" width="100%" height="100%"/>'
-    return f'{head} xmlns="http://www.w3.org/2000/svg"><style>{style}</style>{paper}{body}\n'
+    own = "svg{font-family:system-ui,sans-serif}svg .paper{fill:var(--card)}"
+    return f'{head} xmlns="http://www.w3.org/2000/svg"><style>{style()}{own}</style>{paper}{body}\n'
 
 
-def _suggested(audit: Audit) -> str:
-    if not audit.suggestions or audit.wanted_false_negatives is None:
-        return ""
-    rows = "".join(
-        f"<li><code>{escape(one.expression or one.family)}</code>: "
-        + (
-            f"{escape(one.told)} Similarity {number(one.similarity)}, "
+def _similarities(audit: Audit) -> tuple[str, Markup] | None:
+    """Positives, or without them known false candidates, against the others: hard and false negatives overlap."""
+    found = audit.similarities
+    near = found and (found.positives or found.false)
+    if not found or not near or not found.negatives:
+        return None
+    name = "positives" if found.positives else "false candidates (known)"
+    shares = [[count / sum(one.counts) for count in one.counts] for one in (near, found.negatives)]
+    used = [i for i in range(len(shares[0])) if max(one[i] for one in shares) > 2e-4]
+    inside = slice(used[0], used[-1] + 1)
+    kinds = (Shares(name, shares[0][inside], near.mean), Shares("negatives", shares[1][inside], found.negatives.mean))
+    edges = found.edges[used[0] : used[-1] + 2]
+    return name, histogram_chart("Similarities", edges, *kinds, max(max(one) for one in shares))
+
+
+def _suggestions(audit: Audit) -> list[tuple[str, str]]:
+    """Each by its expression or family, and what is said of it."""
+    if audit.wanted_false_negatives is None:
+        return []
+    return [
+        (
+            one.expression or one.family,
+            f"{one.told} Similarity {number(one.similarity)}, "
             f"{with_error(one.false_negatives, one.false_negatives_error)} false."
             if one.expression
-            else escape(one.told)
+            else one.told,
         )
-        + "</li>"
         for one in audit.suggestions
-    )
-    wanted = f"{100 * audit.wanted_false_negatives:.4g} %"
-    return (
-        f'<section><h2 class="h">Rules with at most {wanted} known false negatives</h2><div class="box"><ul '
-        f'class="said">{rows}</ul><p class="small">Found on a grid, on the anchors looked at; the grid is in the '
-        "documentation. The wished share is met by the estimate, whose standard error is given.</p></div></section>"
-    )
+    ]
 
 
-def _table(audit: Audit) -> str:
-    if not audit.rows:
-        return ""
-    shown = {name: show for name, show in COLUMNS.items() if any(show(row) != ABSENT for row in audit.rows)}
-    head = "".join(f"<th scope=col>{escape(name)}</th>" for name in shown)
-    rows = "".join(
-        f"<tr><th scope=row>{_number(i, row)}<code>{escape(row.expression)}</code></th>"
-        + "".join(f'<td data-label="{escape(name)}">{escape(show(row))}</td>' for name, show in shown.items())
-        + "</tr>"
-        for i, row in enumerate(audit.rows, 1)
-    )
-    return (
-        f'<section><h2 class="h">Every rule</h2><div class="scroll"><table id="results"><thead><tr>'
-        f"<th scope=col>rule</th>{head}</tr></thead><tbody>{rows}</tbody></table></div></section>"
-    )
-
-
-def _number(i: int, row: Row) -> str:
-    front = " front" if row.on_frontier else ""
-    return f'<span class="num c{_colour(row)}{front}"><b>{i}</b></span>'
-
-
-def _mined(audit: Audit) -> str:
-    if audit.mined is None:
-        return ""
-    rows = "".join(
-        f"<tr><th scope=row>{escape(name)}</th><td>{escape(value)}</td></tr>"
-        for name, value in findings(audit.mined).items()
-    )
-    examples = "".join(
-        f"<li>query <code>{escape(short(one.query, 90))}</code>: the negative "
-        f"<code>{escape(short(one.negative, 90))}</code> "
-        f"is its positive <code>{escape(short(one.equals, 90))}</code></li>"
-        for one in audit.mined.examples
-    )
-    listed = f"<h3>Negatives that are positives</h3><ul>{examples}</ul>" if examples else ""
-    by = escape(", ".join(audit.mined.compared_by))
-    return (
-        f'<section><h2 class="h">The mined file</h2><div class="box"><table class=plain '
-        f'id="measures">{rows}</table>{listed}'
-        f'<p class="small">Documents were compared by {by}. Case and spaces of texts do not count.</p></div></section>'
-    )
-
-
-def _hubs(audit: Audit) -> str:
+def _hubs(audit: Audit) -> list[tuple[str, tuple[Hub, ...]]]:
     chosen: list[tuple[str, tuple[Hub, ...]]] = []
     if audit.mined is not None:
         chosen.append(("mined", audit.mined.hubs))
-    asked = [row for row in audit.rows if row.kind == "given"] or list(audit.frontier()[-1:])
-    chosen += [(row.expression, row.hubs) for row in asked]
-    cards = "".join(_hub_card(name, hubs) for name, hubs in chosen if hubs)
-    if not cards:
-        return ""
-    return (
-        '<section><h2 class="h">Items that are everyone\'s negative</h2><p>A hub is chosen by many anchors, whatever '
-        "they are. It may be a copy, a stub or a document on everything: worth a look.</p><div "
-        f'class="grid">{cards}</div></section>'
-    )
+    rows = [row for row in audit.rows if row.kind == "given"] or list(audit.frontier()[-1:])
+    chosen += [(row.expression, row.hubs) for row in rows]
+    return [(name, hubs[:5]) for name, hubs in chosen if hubs]
 
 
-def _hub_card(name: str, hubs: tuple[Hub, ...]) -> str:
-    rows = "".join(
-        f"<tr><td>{escape(short(hub.id, 50))}</td><td>{percent(hub.share)}</td><td>{times(hub.times)}</td></tr>"
-        for hub in hubs[:5]
-    )
-    head = "<th>item</th><th>share of all choices</th><th>times an even choice</th>"
-    return (
-        f'<figure class="card"><h3><code>{escape(name)}</code></h3><table><thead><tr>{head}</tr></thead>'
-        f"<tbody>{rows}</tbody></table></figure>"
-    )
-
-
-def _words(audit: Audit) -> str:
-    shown = {name for name, show in COLUMNS.items() if any(show(row) != ABSENT for row in audit.rows)}
-    rows = "".join(
-        f"<div><dt>{escape(word)}</dt><dd>{meaning}</dd></div>"
-        for word, (column, meaning) in WORDS.items()
-        if column is None or column in shown
-    )
-    exact = "" if audit.exact else f"<p>{ESTIMATES}</p>"
-    return f'<section><h2 class="h">The words on this page</h2><dl class="words">{rows}</dl>{exact}</section>'
-
-
-def _provenance(audit: Audit) -> str:
+def _facts(audit: Audit) -> list[tuple[str, Any]]:
     facts: dict[str, Any] = {
         "temperature": audit.temperature,
         "tau_plus": audit.tau_plus,
@@ -224,11 +153,4 @@ def _provenance(audit: Audit) -> str:
     }
     facts |= {name: audit.provenance[name] for name in ("commit", "python", "machine") if audit.provenance.get(name)}
     facts |= audit.provenance.get("versions", {})
-    rows = "".join(
-        f"<tr><th scope=row>{escape(name)}</th><td>{escape(str(value))}</td></tr>"
-        for name, value in facts.items()
-        if value is not None
-    )
-    command = audit.provenance.get("command")
-    told = f'<pre tabindex="0"><code id="command">{escape(str(command))}</code></pre>' if command else ""
-    return f'<section><h2 class="h">How to get this again</h2>{told}<table class=plain>{rows}</table></section>'
+    return [(name, value) for name, value in facts.items() if value is not None]

@@ -8,6 +8,7 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from hardneg.core.errors import ArgumentError
 from hardneg.io.files import go_on, write_atomically, write_json
 from hardneg.io.outputs import sealed_page
 
@@ -77,6 +78,35 @@ class Example:
 
 
 @dataclass(frozen=True)
+class Sample:
+    """A query of a mined file with a positive and its first negatives, as texts where they are known."""
+
+    query: Any
+    positives: tuple[Any, ...]
+    negatives: tuple[Any, ...]
+
+
+@dataclass(frozen=True)
+class Counted:
+    """How many pairs fall into each bin, and their mean similarity."""
+
+    counts: tuple[int, ...]
+    mean: float
+
+
+@dataclass(frozen=True)
+class Similarities:
+    """Similarities of anchors with positives and with candidates, over shared edges; None where there are none."""
+
+    edges: tuple[float, ...]
+    positives: Counted | None
+    false: Counted | None
+    """Candidates that are known to be false."""
+    negatives: Counted | None
+    """All other candidates."""
+
+
+@dataclass(frozen=True)
 class MinedFindings:
     """What is wrong, or not, with the lists of a mined file; None where the file does not say."""
 
@@ -98,6 +128,7 @@ class MinedFindings:
     documents_in_corpus: int | None
     hubs: tuple[Hub, ...]
     examples: tuple[Example, ...] = ()
+    samples: tuple[Sample, ...] = ()
 
     @property
     def coverage(self) -> float:
@@ -125,6 +156,7 @@ class Audit:
     positive_similarity: float
     notes: tuple[str, ...] = ()
     mined: MinedFindings | None = None
+    similarities: Similarities | None = None
     provenance: dict[str, Any] = field(default_factory=dict)
 
     @property
@@ -138,7 +170,8 @@ class Audit:
         for row in self.rows:
             if row.expression == wanted:
                 return row
-        raise ValueError(f"Audit has rows of {[row.expression for row in self.rows]}, got expression={wanted!r}.")
+        known = [row.expression for row in self.rows]
+        raise ArgumentError("Audit.row", f"an expression among {known}", f"expression={wanted!r}")
 
     def frontier(self) -> tuple[Row, ...]:
         """The rules that no other beats in both similarity and falseness, from the easiest to the hardest."""

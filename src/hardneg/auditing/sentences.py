@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
-from html import escape
+
+from markupsafe import Markup
 
 from hardneg.auditing.result import Audit, Row
 from hardneg.auditing.terminal import count, number, percent, times, with_error
 
-WORDS: dict[str, tuple[str | None, str]] = {
+_words: dict[str, tuple[str | None, str]] = {
     "Negative": (None, "An item that another one, the <em>anchor</em>, is pushed away from in training."),
     "Rule": (
         None,
@@ -62,6 +63,8 @@ WORDS: dict[str, tuple[str | None, str]] = {
     "No negative": ("no negative", "Share of anchors for which the rule leaves no negative: they learn nothing."),
 }
 
+WORDS = {word: (column, Markup(meaning)) for word, (column, meaning) in _words.items()}
+
 ESTIMATES = (
     "Not every anchor was looked at. Means over anchors are estimates, ± one standard error where it is given; "
     "hubness is an unbiased estimate; the coverage of all anchors is at least what is shown, and single hubs may owe "
@@ -70,14 +73,14 @@ ESTIMATES = (
 )
 
 
-def lead(audit: Audit) -> str:
+def lead(audit: Audit) -> Markup:
     """The answer in two or three sentences."""
     if not audit.rows:
-        return "The lists of this file were looked at; without the vectors nothing can be said about how hard they are."
+        return Markup("The lists of this file were looked at; without the vectors it is not known how hard they are.")
     known = [row for row in audit.rows if not math.isnan(row.false_negatives)]
     random = f"A random candidate has similarity {number(audit.random_similarity)}"
     if not known:
-        return f"{random}. Which negatives are false is not known, so only their hardness can be told."
+        return Markup(f"{random}. Which negatives are false is not known, only how hard they are.")
     even = next((row for row in known if row.expression == "Uniform()"), None)
     first = (
         f"{random}; choosing evenly, {percent(even.false_negatives)} of the negatives are false."
@@ -85,14 +88,12 @@ def lead(audit: Audit) -> str:
         else f"{random}."
     )
     hardest = max((row for row in known if not row.reads_judge), key=lambda row: row.similarity, default=known[0])
-    said = (
-        f"The hardest rule here, <code>{escape(hardest.expression)}</code>, reaches similarity "
-        f"{number(hardest.similarity)}, and {percent(hardest.false_negatives)} of its negatives are false."
-    )
-    return f"{first} {said}{_middle(known, even, hardest)}"
+    said = Markup("The hardest rule here, <code>{}</code>, reaches similarity {}, and {} of its negatives are false.")
+    named = said.format(hardest.expression, number(hardest.similarity), percent(hardest.false_negatives))
+    return Markup("{} {}{}").format(first, named, _middle(known, even, hardest))
 
 
-def _middle(known: list[Row], even: Row | None, hardest: Row) -> str:
+def _middle(known: list[Row], even: Row | None, hardest: Row) -> str | Markup:
     """What the frontier offers without more false negatives than an even choice has."""
     if even is None:
         return ""
@@ -103,20 +104,18 @@ def _middle(known: list[Row], even: Row | None, hardest: Row) -> str:
     best = max(fair, key=lambda row: row.similarity)
     if best is hardest:
         return " That is no more than an even choice has."
-    return (
-        f" The hardest with no more false ones than an even choice is <code>{escape(best.expression)}</code>: "
-        f"similarity {number(best.similarity)}, {percent(best.false_negatives)} false."
-    )
+    return Markup(
+        " The hardest with no more false ones than an even choice is <code>{}</code>: similarity {}, {} false."
+    ).format(best.expression, number(best.similarity), percent(best.false_negatives))
 
 
-def said_of(row: Row, audit: Audit) -> str:
+def sentence_of(row: Row, audit: Audit) -> Markup:
     """One rule in words."""
-    name = "The mined file" if row.kind == "mined" else f"<code>{escape(row.expression)}</code>"
+    name = Markup("The mined file") if row.kind == "mined" else Markup("<code>{}</code>").format(row.expression)
     if math.isnan(row.similarity):
-        return f"{name}: no anchor has a negative."
+        return Markup("{}: no anchor has a negative.").format(name)
     parts = [
-        f"{name}: negatives of similarity {number(row.similarity)} against {number(audit.random_similarity)} of "
-        "random ones"
+        f"negatives of similarity {number(row.similarity)} against {number(audit.random_similarity)} of random ones"
     ]
     if not math.isnan(row.false_negatives):
         parts.append(f"{with_error(row.false_negatives, row.false_negatives_error)} of them known to be false")
@@ -130,4 +129,4 @@ def said_of(row: Row, audit: Audit) -> str:
     front = " No other rule here beats it in both." if row.on_frontier else ""
     if row.reads_judge:
         front = " It reads what false negatives are known by, so it stands aside from the frontier."
-    return ", ".join(parts) + "." + front
+    return Markup("{}: {}.{}").format(name, ", ".join(parts), front)

@@ -25,7 +25,7 @@ from hardneg.auditing.rules import NamedRule
 from hardneg.auditing.subject import Subject
 from hardneg.core.types import NEVER
 from hardneg.negatives import parse
-from hardneg.negatives.bands import ROUNDING
+from hardneg.negatives.windows import ROUNDING
 
 FRACTIONS = (
     0.001, 0.002, 0.003, 0.005, 0.007, 0.01, 0.015, 0.02, 0.03, 0.04, 0.05, 0.07, 0.1, 0.15, 0.2, 0.25, 0.3, 0.35, 0.4,

@@ -17,6 +17,7 @@ from torch import Tensor
 from hardneg.auditing.measure import Chunk, Tally
 from hardneg.auditing.result import Audit, Row, with_frontier
 from hardneg.auditing.rules import NamedRule, check_rules, default_rules, thresholds
+from hardneg.auditing.samples import PairCounts
 from hardneg.auditing.settings import Settings
 from hardneg.auditing.subject import Subject
 from hardneg.auditing.suggest import GridSearch, suggestions
@@ -58,7 +59,8 @@ def audit_subject(
         )
     passes = 1 if settings.wanted_false_negatives is None else 2
     tell = _told(progress, passes * len(rows))
-    found, random, own, diagnosed = measured(subject, rules, rows, settings, tell)
+    pairs = PairCounts()
+    found, random, own, diagnosed = measured(subject, rules, rows, settings, tell, pairs)
     # On few candidates a default rule may leave nobody a negative; that is no news.
     found = [row for row in found if row.kind != "default" or row.without_negatives < 1]
     ideas: list[Any] = []
@@ -91,6 +93,7 @@ def audit_subject(
         random_similarity=random,
         positive_similarity=own,
         notes=_notes(subject, settings),
+        similarities=pairs.found(),
     )
 
 
@@ -111,7 +114,12 @@ def chunks(subject: Subject, rows: Tensor, settings: Settings) -> Iterator[Chunk
 
 
 def measured(
-    subject: Subject, rules: Sequence[NamedRule], rows: Tensor, settings: Settings, tell: Callable[[int], None]
+    subject: Subject,
+    rules: Sequence[NamedRule],
+    rows: Tensor,
+    settings: Settings,
+    tell: Callable[[int], None],
+    pairs: PairCounts | None = None,
 ) -> tuple[list[Row], float, float, int]:
     """The rows of the rules, mean similarities of all candidates and of the positives, and how many were diagnosed."""
     tallies = [Tally(rule, len(subject.candidates)) for rule in rules]
@@ -127,6 +135,8 @@ def measured(
         random += mean[some].tolist()
         own += (scores.positives[scores.positive_valid].double() * settings.temperature).tolist()
         diagnosed += len(chunk.rows) if chunk.diagnosed else 0
+        if pairs is not None:
+            pairs.add(chunk, settings.temperature)
         tell(len(chunk.rows))
     size = len(subject.askable_rows())
     found = [tally.row(subject, size) for tally in tallies]

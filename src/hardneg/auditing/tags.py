@@ -28,7 +28,7 @@ def numbered(name: str, given: Tag, size: int, *, only_numbers: bool = False) ->
     number = numbered_both(name, given, [], (size, 0), "audit")[0]
     values = given.tolist() if isinstance(given, (Tensor, np.ndarray)) else list(given)
     known = list(zip(values, (number >= 0).tolist(), strict=True))
-    if all(isinstance(one, int) and not isinstance(one, bool) for one, is_known in known if is_known):
+    if all(type(one) is int and one < 2**63 for one, is_known in known if is_known):
         return unlike(torch.tensor([one if is_known else -1 for one, is_known in known], dtype=torch.long))
     if only_numbers:
         raise ArgumentError("audit", f"whole numbers as {name} beside a corpus, whose Keys have numbers", "others")

@@ -15,7 +15,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from hardneg.core.errors import argument_error, check_range, warn_once
+from hardneg.core.errors import ArgumentError, argument_error, check_range, warn_once
 
 Nodes = NDArray[np.int64]
 coverages = ("once", "free")
@@ -248,10 +248,11 @@ class Room:
         again = np.roll(again, self.num_closed)
         again = self._allowed(again)[: self.missing] if self.guard is not None else again[: self.missing]
         if len(again) < self.missing:
-            raise ValueError(
-                f"Guard needs {self.sizes[self.num_closed]} instances that may share a batch, "
-                f"got only {self.sizes[self.num_closed] - self.missing + len(again)}; "
-                "use smaller batches or a higher near_duplicate."
+            raise ArgumentError(
+                "Guard",
+                f"{self.sizes[self.num_closed]} instances that may share a batch",
+                f"only {self.sizes[self.num_closed] - self.missing + len(again)}",
+                "use smaller batches or a higher near_duplicate",
             )
         self.tally.repeated += len(again)
         self._take(again)

@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from hardneg.batching.stored import load_arrays, save_arrays
-from hardneg.core.errors import NotFinite, argument_error, optional
+from hardneg.core.errors import ArgumentError, NotFinite, argument_error, optional
 
 _block = 256  # nodes that share a pool, at most: a larger block is not faster, and ties more nodes together
 _pools_per_node = 8  # a node is in M / block pools: with fewer than this, many nodes would be nobody's neighbour
@@ -62,7 +62,7 @@ class ProximityGraph:
             raise argument_error("ProximityGraph", f"nodes in [0, {len(self)})", "neighbours", (low, high))
         absent = self.neighbours < 0 if low < 0 else None
         if absent is not None and bool((absent[:, :-1] & ~absent[:, 1:]).any()):
-            raise ValueError("ProximityGraph needs the -1 of a short row at its end, got one before a neighbour.")
+            raise ArgumentError("ProximityGraph", "the -1 of a short row at its end", "one before a neighbour")
 
     def __len__(self) -> int:
         return self.neighbours.shape[0]
@@ -135,16 +135,27 @@ def build_graph(
     """
     _check(vectors, num_neighbours, num_candidates, search)
     with torch.no_grad(), torch.autocast(vectors.device.type, enabled=False):
-        wide = vectors.detach().to(torch.promote_types(vectors.dtype, torch.float32))
+        wide, exponent = in_range(vectors)
         name = f"K={num_neighbours}, M={num_candidates if num_candidates is not None else 'all'}"
         if num_candidates is None and search == "faiss":
-            return ProximityGraph(*_with_faiss(wide, num_neighbours), name + ", faiss")
+            neighbours, similarities = _with_faiss(wide, num_neighbours)
+            return ProximityGraph(neighbours, torch.ldexp(similarities, 2 * exponent), name + ", faiss")
         rows = (
             _exact(wide, num_neighbours)
             if num_candidates is None
             else _sampled(wide, num_neighbours, num_candidates, generator)
         )
-        return ProximityGraph(*_collected(rows, wide, num_neighbours), name)
+        neighbours, similarities = _collected(rows, wide, num_neighbours)
+        return ProximityGraph(neighbours, torch.ldexp(similarities, 2 * exponent), name)
+
+
+def in_range(vectors: Annotated[Tensor, "n d"]) -> tuple[Annotated[Tensor, "n d"], Annotated[Tensor, ""]]:
+    """The vectors in float32 or wider, divided by a power of two where products would leave its range; its exponent."""
+    wide = vectors.detach().to(torch.promote_types(vectors.dtype, torch.float32))
+    exponent = torch.frexp(wide.abs().amax()).exponent.cpu() if wide.numel() else torch.tensor(0)
+    if abs(int(exponent)) < 30:
+        return wide, torch.zeros_like(exponent)
+    return torch.ldexp(wide, -exponent.to(wide.device)), exponent
 
 
 def among_candidates(
@@ -285,7 +296,7 @@ def _collected(rows: Rows, vectors: Tensor, k: int) -> tuple[Tensor, Tensor]:
     for nodes, index, values in rows:
         neighbours[nodes] = index.to(torch.int32)
         similarities[nodes] = values
-    return neighbours.long().cpu(), similarities.cpu()
+    return neighbours.cpu().long(), similarities.cpu()
 
 
 def _with_faiss(vectors: Tensor, k: int) -> tuple[Tensor, Tensor]:
@@ -329,9 +340,11 @@ def _check(vectors: Tensor, k: int, m: int | None, search: str) -> None:
     if search not in ("exact", "faiss"):
         raise argument_error("build_graph", "search 'exact' or 'faiss'", "search", search)
     if m is not None and not 1 <= m < n:
-        raise ValueError(
-            f"build_graph needs at least 1 and fewer candidates than the {n} vectors, got num_candidates={m}; "
-            "num_candidates=None compares all with all."
+        raise ArgumentError(
+            "build_graph",
+            f"at least 1 and fewer candidates than the {n} vectors",
+            f"num_candidates={m}",
+            "num_candidates=None compares all with all",
         )
     limit = m if m is not None else n - 1
     if not 1 <= k <= limit:

@@ -130,8 +130,8 @@ class Plan:
             writer.writerows(zip(*(column.tolist() for column in columns.values()), strict=True))
 
     def to_parquet(self, path: str | Path) -> None:
-        arrow = optional("pyarrow", "Plan.to_parquet", extra="parquet")
-        optional("pyarrow.parquet", "Plan.to_parquet", extra="parquet").write_table(arrow.table(self.columns()), path)
+        arrow = optional("pyarrow", "Plan.to_parquet", extra="text")
+        optional("pyarrow.parquet", "Plan.to_parquet", extra="text").write_table(arrow.table(self.columns()), path)
 
     def describe(
         self, vectors: Annotated[Tensor, "n d"] | None = None, labels: Annotated[Tensor, "n"] | None = None

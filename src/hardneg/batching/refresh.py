@@ -6,6 +6,7 @@ costs nothing and is a little stale. A pass of the encoder in eval mode is exact
 
 from __future__ import annotations
 
+import pickle
 from collections.abc import Callable, Iterable, Iterator, Sized
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
@@ -14,13 +15,14 @@ from typing import Annotated, Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import normalize as unit
 
+from hardneg.batching.background import PlanningProcess
 from hardneg.batching.graph import ProximityGraph, build_graph
 from hardneg.batching.sampler import PlannedBatchSampler
 from hardneg.core.errors import argument_error
 from hardneg.core.scoring import HasKeys
 from hardneg.core.types import Keys
+from hardneg.core.vectors import unit
 
 
 def first_of(batch: Any) -> Any:
@@ -49,7 +51,7 @@ def encode(
         for batch in _shown(loader, progress):
             taken = inputs(batch)
             vectors = model(taken.to(device) if isinstance(taken, Tensor) else taken)
-            rows.append((unit(vectors.float(), dim=-1) if normalize else vectors.float()).cpu())
+            rows.append((unit(vectors).float() if normalize else vectors.float()).cpu())
     if not rows:
         raise argument_error("encode", "a loader with at least one batch", "loader", loader)
     return torch.cat(rows)
@@ -93,6 +95,7 @@ class Refresh:
         self.num_neighbours, self.num_candidates = num_neighbours, num_candidates
         self._thread: ThreadPoolExecutor | None = None
         self._stream: torch.cuda.Stream | None = None
+        self._process: PlanningProcess | None = None
 
     def __call__(self, step: int) -> bool:
         """Refreshes after steps every, 2 x every, ...; says whether it did."""
@@ -120,6 +123,7 @@ class Refresh:
             # allocate from the device again each time, which stops everything that runs there.
             self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
             self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="hardneg-graph")
+            self._process = PlanningProcess()
         stream, ready = self._stream, torch.cuda.Event()  # type: ignore[no-untyped-call]
         ready.record(torch.cuda.current_stream(device))
 
@@ -128,9 +132,19 @@ class Refresh:
                 stream.wait_event(ready)
                 graph = build()
                 graph.digest  # noqa: B018, kept by the graph: the plan will ask for it
-                return graph
+            self._plan_next(graph)
+            return graph
 
         return self._thread.submit(work)
+
+    def _plan_next(self, graph: ProximityGraph) -> None:
+        """The segment that waits for this graph; without the process, the sampler plans it by itself."""
+        if self._process is None:
+            return
+        try:
+            self.sampler.plan_next(graph, self._process)
+        except (EOFError, OSError, pickle.PickleError):
+            self._process = None
 
 
 @contextmanager

@@ -16,13 +16,14 @@ from typing import Any
 import torch
 from torch.utils.data import BatchSampler
 
+from hardneg.batching.background import PlanningProcess
 from hardneg.batching.filler import Guard, Room
 from hardneg.batching.graph import ProximityGraph
 from hardneg.batching.plan import Plan, batch_hash
 from hardneg.batching.planners.base import Epoch, Planner
 from hardneg.batching.planners.proximity import Proximity
 from hardneg.batching.planners.uniform import Uniform
-from hardneg.core.errors import argument_error, warn_once
+from hardneg.core.errors import ArgumentError, argument_error, warn_once
 from hardneg.core.schedules import Number
 
 Source = tuple[Planner, Any, Any]
@@ -90,6 +91,7 @@ class PlannedBatchSampler(BatchSampler):
         self.epoch, self._position, self._passed = 0, 0, False
         self._plan, self._resumed = self._epoch_rules.empty_plan(0), None
         self._prepared: tuple[Any, Any, Any] = (None, None, None)
+        self._planned: tuple[Plan, Any, Plan] | None = None
         self._data: Any = None
         self.data = data
 
@@ -170,16 +172,36 @@ class PlannedBatchSampler(BatchSampler):
     def _continued(self, plan: Plan, room: Room, source: Source) -> Plan:
         """The plan with one more segment, or with a piece of it."""
         count = min(self.segment - len(plan) % self.segment, len(self) - len(plan), self.ahead or len(self))
-        plan = self._epoch_rules.extended(plan, room, *source, count)
+        return self._kept(self._epoch_rules.extended(plan, room, *source, count))
+
+    def _kept(self, plan: Plan) -> Plan:
         if self.plan_file is not None and self.rank == 0:
             plan.save(self.plan_file)
         self._plan = plan
         return plan
 
-    def _planner_for(self, epoch: int) -> tuple[Planner, Any]:
+    def plan_next(self, graph: ProximityGraph, process: PlanningProcess) -> None:
+        """Plans the next segment from a graph that is about to become the data; for the thread that made it."""
+        before = self._plan if len(self._plan) < len(self) else self._epoch_rules.empty_plan(self._plan.epoch + 1)
+        planner, _ = self._planner_for(before.epoch, graph)
+        if planner.needs == "graph" and len(before) % self.segment == 0:
+            count = min(self.segment, len(self) - len(before))
+            self._planned = before, graph, process.segment(self._epoch_rules, before, planner, graph, count)
+
+    def _from_process(self, plan: Plan) -> Plan | None:
+        """The plan with its next segment, if the planning process made it from this plan and the data as it is now."""
+        data = self.data if plan.epoch >= self.warmup_epochs else None
+        (before, graph, planned), self._planned = self._planned or (None, None, None), None
+        if planned is None or before is None or graph is not data or before.epoch != plan.epoch:
+            return None
+        if before is not plan and len(before) + len(plan) > 0:
+            return None
+        return self._kept(planned)
+
+    def _planner_for(self, epoch: int, data: Any = None) -> tuple[Planner, Any]:
         if epoch < self.warmup_epochs:
             return Uniform(), self.num_instances
-        data = self.data
+        data = self.data if data is None else data
         if data is None and self.planner.needs != "nothing":
             if epoch > self.warmup_epochs:
                 warn_once(
@@ -285,10 +307,11 @@ class PlanIterator(Iterator[list[int]]):
         sampler.set_epoch(state["epoch"])
         self._begin(state["epoch"], state["position"])
         if self._hash.hexdigest() != state["digest"]:
-            raise ValueError(
-                f"{type(sampler).__name__} needs the plan of the interrupted run to resume epoch {state['epoch']} at "
-                f"batch {state['position']}, got other batches; before the loader's state is loaded, set "
-                "sampler.plan = Plan.load(path)."
+            raise ArgumentError(
+                type(sampler).__name__,
+                f"the plan of the interrupted run to resume epoch {state['epoch']} at batch {state['position']}",
+                "other batches",
+                "before the loader's state is loaded, set sampler.plan = Plan.load(path)",
             )
 
     def _begin(self, epoch: int, position: int) -> None:
@@ -301,11 +324,19 @@ class PlanIterator(Iterator[list[int]]):
     def _advance(self) -> Any:
         if self._position == len(self._plan):
             sampler = self._sampler
+            if sampler._planned is not None or isinstance(sampler._data, Future):
+                planned = sampler._from_process(self._plan)
+                if planned is not None:
+                    self._plan, self._room, self._source = planned, None, None
+                    return self._next_batch()
             if self._room is None:
                 self._room = sampler._epoch_rules.room(self._plan)
             if self._source is None or self._position % sampler.segment == 0:
                 self._source = sampler._source(self._plan.epoch)
             self._plan = sampler._continued(self._plan, self._room, self._source)
+        return self._next_batch()
+
+    def _next_batch(self) -> Any:
         batch = self._plan[self._position]
         self._hash.update(batch.tobytes())
         self._position += 1

@@ -19,7 +19,7 @@ from hardneg.batching.planners import (
     Uniform,
     falling,
 )
-from hardneg.core.errors import argument_error
+from hardneg.core.errors import GrammarError, argument_error
 from hardneg.core.schedules import Number, adaptive, linear, registered_schedules
 from hardneg.negatives.grammar import read_expression
 
@@ -117,5 +117,5 @@ def parse_batches(text: str) -> BatchSpec:
     """
     spec = read_expression(text, {**_names, "falling": falling, **registered_schedules()})
     if not isinstance(spec, BatchSpec):
-        raise ValueError(f"batches need a call such as 'proximity()', got text={text!r}. Known: {', '.join(_names)}.")
+        raise GrammarError("--batches", "a call such as 'proximity()'", f"text={text!r}", f"known: {', '.join(_names)}")
     return spec

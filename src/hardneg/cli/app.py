@@ -13,6 +13,7 @@ from hardneg.cli.compare import compare
 from hardneg.cli.errors import errors_for_people, warning_for_people
 from hardneg.cli.mine import mine
 from hardneg.cli.train import train_app
+from hardneg.core.errors import NoFile
 
 app = typer.Typer(
     help="hardneg chooses the negatives in contrastive learning.\n\n"
@@ -77,7 +78,7 @@ def evaluate(
 
         file = path / "embeddings.npz" if path.is_dir() else path
         if not file.exists():
-            raise ValueError(f"evaluate needs embeddings, got {file}, which is not there; {_why_not(path)}.")
+            raise NoFile("evaluate", "embeddings", file, "which is not there", _why_not(path))
         show_evaluation(evaluate_file(file))
 
 
@@ -99,6 +100,9 @@ def _why_not(path: Path) -> str:
 def report(
     paths: Annotated[list[Path], typer.Argument(help="Run directories and comparisons, one or several.")],
     out: Annotated[Path | None, typer.Option(help="The HTML file; by default report.html in the directory.")] = None,
+    overwrite: Annotated[
+        bool, typer.Option("--overwrite", help="Also over a file that is no page of hardneg.")
+    ] = False,
 ) -> None:
     """Write one self-contained HTML page about runs and comparisons.
 
@@ -111,9 +115,10 @@ def report(
       hardneg report runs/simclr runs/moco --out both.html
     """
     with errors_for_people():
+        from hardneg.core.text import printable
         from hardneg.reporting import write_report
 
-        typer.echo(f"report: {write_report(paths, out)}")
+        typer.echo(f"report: {printable(write_report(paths, out, overwrite=overwrite))}")
 
 
 def main() -> None:

@@ -9,6 +9,7 @@ from typing import Annotated, Any, get_type_hints
 import typer
 
 from hardneg.cli.errors import errors_for_people, given, read_yaml
+from hardneg.core.errors import ArgumentError, UnknownName
 from hardneg.training.options import RECIPES, from_text
 
 
@@ -39,6 +40,9 @@ def compare(
     option: Annotated[
         list[str] | None, typer.Option(help="Any other option of train, as name=value, for arms that do not write it.")
     ] = None,
+    allow_other_data: Annotated[
+        bool, typer.Option("--allow-other-data", help="Go on in a folder that was begun with other data.")
+    ] = False,
     config: Annotated[
         Path | None, typer.Option(help="A YAML file: arms as a list, and any option of compare or train.")
     ] = None,
@@ -62,22 +66,18 @@ def compare(
     with errors_for_people("Nothing is lost: give the same command again to go on."):
         from hardneg.cli.tables import compare_and_show
         from hardneg.comparing.request import Comparison, read_options
-        from hardneg.comparing.runs import RunFailed
 
         told: dict[str, Any] = {"data": data, "out": out, "seeds": seeds, "epochs": epochs, "batch_size": batch_size}
         told |= {"metric": metric, "tune": tune, "arm": arm or [], "jobs": jobs}
         others = read_options(option or [])
         if twice := sorted(others.keys() & given(ctx)):
             flag = "--" + twice[0].replace("_", "-")
-            raise ValueError(f"compare needs {flag} or --option {twice[0]}=..., not both; got two values.")
+            raise ArgumentError("compare", f"{flag} or --option {twice[0]}=..., not both", "two values")
         if config is not None:
             told, others = _with_file(config, told, others, given(ctx))
         common = {name: told[name] for name in ("data", "epochs", "batch_size")} | others
         wanted = Comparison(tuple(told["arm"]), told["seeds"], common, _tune(told["tune"]), told["metric"])
-        try:
-            compare_and_show(wanted, Path(told["out"]), told["jobs"])
-        except RunFailed as error:
-            raise OSError(str(error)) from None
+        compare_and_show(wanted, Path(told["out"]), told["jobs"], allow_other_data)
 
 
 def _with_file(
@@ -90,11 +90,10 @@ def _with_file(
     kinds = {name: kind for recipe in RECIPES.values() for name, kind in get_type_hints(recipe).items()}
     unknown = [name for name in values if name not in told and name not in kinds]
     if unknown:
-        known = ", ".join(sorted({*told, *kinds}))
-        raise ValueError(f"--config needs options among {known}, got {', '.join(unknown)} in {path}.")
+        raise UnknownName(unknown[0], sorted({*told, *kinds}), f"in {path}")
     for name, (what, right) in _kinds.items():
         if name in values and not right(values[name]):
-            raise ValueError(f"--config needs {what}, got {name}={values[name]!r} in {path}.")
+            raise ArgumentError("--config", what, f"{name}={values[name]!r} in {path}")
     read = {name: from_text(kinds.get(name), value) for name, value in values.items() if name not in on_the_line}
     told = told | {name: value for name, value in read.items() if name in told}
     return told, {name: value for name, value in read.items() if name not in told} | others

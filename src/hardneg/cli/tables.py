@@ -11,37 +11,39 @@ from rich.table import Table
 from rich.text import Text
 
 from hardneg.comparing.comparing import carry_out, prepare
+from hardneg.comparing.progress import Watcher
 from hardneg.comparing.request import Comparison, letter_of, measure, measures_in, why_no_accuracy
+from hardneg.core.text import printable
 
 SEES_LABELS = "sees the labels of the training images"
 LAST_RECORDS = "False negatives, hardness and clamped are means over the last records"
 
 
-def compare_and_show(comparison: Comparison, out: Path, jobs: int | None) -> None:
+def compare_and_show(comparison: Comparison, out: Path, jobs: int | None, allow_other_data: bool = False) -> None:
     """Runs the comparison with a bar, prints the table and writes the report."""
     from rich.progress import Progress
 
     from hardneg.reporting import write_report
 
-    prepared = prepare(comparison, out, jobs)  # before the bar, which would stand above what is wrong
+    prepared = prepare(comparison, out, jobs, allow_other_data)  # before the bar, so that errors stand alone
     console = Console()
     with Progress(console=console) as progress:
         tuned = len(comparison.tune[1]) if comparison.tune else 0
         task = progress.add_task("runs", total=len(comparison.arms) * (comparison.seeds + tuned))
-
-        def show(line: str) -> None:
-            progress.console.print(Text(line, style="dim"))
-            progress.advance(task)
-
-        summary = carry_out(prepared, show)
+        watcher = Watcher(
+            lambda line: progress.console.print(Text(printable(line), style="dim")),
+            prepared.steps,
+            lambda done: progress.update(task, completed=done),
+        )
+        summary = carry_out(prepared, watcher)
     show_comparison(summary, console)
-    console.print(Text(f"report: {write_report(out)}"), soft_wrap=True)
+    console.print(Text(f"report: {printable(write_report(out))}"), soft_wrap=True)
 
 
 def show_comparison(summary: dict[str, Any], console: Console) -> None:
     """The arms by their letters, the table, and what the differences are worth."""
     for letter, row in zip(_letters(summary), summary["rows"], strict=True):
-        console.print(Text(f"{letter}  {row['arm']}{_aside(summary, row)}"))
+        console.print(Text(printable(f"{letter}  {row['arm']}{_aside(summary, row)}")))
     console.print(comparison_table(summary))
     console.print(Text(f"{LAST_RECORDS} of all seeds.", style="dim"))
     beside = [f"More than the negatives differs: {one}" for one in summary.get("unlike", [])]
@@ -52,7 +54,7 @@ def show_comparison(summary: dict[str, Any], console: Console) -> None:
         *summary["notes"],
         *beside,
     ]:
-        console.print(Text(sentence))
+        console.print(Text(printable(sentence)))
 
 
 def _aside(summary: dict[str, Any], row: dict[str, Any]) -> str:
@@ -62,6 +64,8 @@ def _aside(summary: dict[str, Any], row: dict[str, Any]) -> str:
         said.append(f"tuned to {summary['comparison']['tune'][0]}={summary['tuned'][row['arm']]:g}")
     if row.get("uses_labels"):
         said.append(SEES_LABELS)
+    if row.get("collapsed"):
+        said.append(f"collapsed in {row['collapsed']} of {len(row['values'])} runs")
     return f"  ({'; '.join(said)})" if said else ""
 
 
@@ -105,7 +109,7 @@ def show_evaluation(result: dict[str, Any]) -> None:
     console = Console()
     console.print(table)
     if not accuracies:
-        console.print(Text(f"There is no accuracy: {why_no_accuracy(result)}."))
+        console.print(Text(printable(f"There is no accuracy: {why_no_accuracy(result)}.")))
 
 
 def _interval(value: float, half: float | None, sign: bool = True) -> str:

@@ -6,14 +6,14 @@ import inspect
 import os
 from collections.abc import Callable
 from dataclasses import Field, fields
-from difflib import get_close_matches
 from pathlib import Path
-from typing import Annotated, Any, get_type_hints
+from typing import Any, get_type_hints
 
 import typer
 
 from hardneg.cli.errors import errors_for_people, given, read_yaml
-from hardneg.core.errors import ArgumentError
+from hardneg.cli.flags import CONTEXT, parameter, with_parameters
+from hardneg.core.errors import ArgumentError, UnknownName
 from hardneg.training.options import RECIPES, RUN, Scheduled, TrainOptions, allowed, called, from_text
 
 ALLOW_OTHER_DATA = "Go on although the images or labels are not those that the run was begun with."
@@ -51,6 +51,9 @@ EXAMPLES = {
     "sogclr": """
   hardneg train sogclr --data cifar10 --batch-size 128 --gamma 0.9 --epochs 100
 """,
+    "isogclr": """
+  hardneg train isogclr --data cifar10 --rho 0.3 --epochs 100
+""",
     "emc2": """
   hardneg train emc2 --data cifar10 --batch-size 128 --burn-in 0.5 --epochs 100
 """,
@@ -79,24 +82,22 @@ def _command(recipe: str, options: type[TrainOptions]) -> Callable[..., None]:
                 typer.echo(f"run: {out}")
 
     parameters = [
-        inspect.Parameter("ctx", inspect.Parameter.KEYWORD_ONLY, annotation=typer.Context),
+        CONTEXT,
         *(_of_option(one, hints[one.name]) for one in fields(options)),
-        _parameter("out", Path, Path("runs") / recipe, help="Directory of the run.", rich_help_panel=RUN),
-        _parameter("resume", bool, False, help="Go on with the run in --out.", rich_help_panel=RUN),
-        _parameter("allow_other_data", bool, False, "--allow-other-data", help=ALLOW_OTHER_DATA, rich_help_panel=RUN),
-        _parameter("config", Path | None, None, help="A YAML file with any of these options.", rich_help_panel=RUN),
+        parameter("out", Path, Path("runs") / recipe, help="Directory of the run.", rich_help_panel=RUN),
+        parameter("resume", bool, False, help="Go on with the run in --out.", rich_help_panel=RUN),
+        parameter("allow_other_data", bool, False, "--allow-other-data", help=ALLOW_OTHER_DATA, rich_help_panel=RUN),
+        parameter("config", Path | None, None, help="A YAML file with any of these options.", rich_help_panel=RUN),
     ]
-    command.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
-    command.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
     plain = f"\n  hardneg train {recipe} --data digits --epochs 20\n"
     command.__doc__ = f"{options.__doc__}\n\nExamples:\n{EXAMPLES.get(recipe, plain)}"
-    return command
+    return with_parameters(command, parameters)
 
 
 def _of_option(one: Field[Any], kind: Any) -> inspect.Parameter:
     default = str(one.default) if kind == Scheduled else one.default
     help = " ".join([one.metadata["help"], *_allowed(one.metadata)])
-    return _parameter(
+    return parameter(
         one.name, str if kind == Scheduled else kind, default, help=help, rich_help_panel=one.metadata["panel"]
     )
 
@@ -114,37 +115,27 @@ def _allowed(rules: Any) -> list[str]:
     return [f"{words[0].upper()}{words[1:]}."]
 
 
-def _parameter(name: str, kind: Any, default: Any, *flags: str, **rest: Any) -> inspect.Parameter:
-    annotation = Annotated[kind, typer.Option(*flags, **rest)]
-    return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation)
-
-
 def _configured(path: Path, options: type[TrainOptions]) -> dict[str, Any]:
     values = read_yaml(path)
     kinds = get_type_hints(options) | {"out": str, "resume": bool, "allow_other_data": bool}
-    if unknown := [name for name in values if name not in kinds]:
-        nearest = [_in_words(one, kinds, options) for name in unknown for one in get_close_matches(name, kinds, n=1)]
-        raise ArgumentError(
-            "--config",
-            f"options among {', '.join(kinds)}",
-            f"{', '.join(unknown)} in {path}",
-            fix=f"write {', '.join(nearest)}" if nearest else None,
-        )
+    for name in values:
+        if name not in kinds:
+            raise UnknownName(name, kinds, f"in {path}", {one: _taken(one, kinds, options) for one in kinds})
     for name in ("out", "resume", "allow_other_data"):
         if name in values and not isinstance(values[name], kinds[name]):
             raise ArgumentError("--config", f"{name} to be {called(kinds[name])}", f"{name}={values[name]!r} in {path}")
     return {name: from_text(kinds[name], value) for name, value in values.items()}
 
 
-def _in_words(name: str, kinds: dict[str, Any], options: type[TrainOptions]) -> str:
-    """An option with what it takes: ``epochs (a whole number of at least 1, by default 50)``."""
+def _taken(name: str, kinds: dict[str, Any], options: type[TrainOptions]) -> str:
+    """What an option takes: "It is a whole number of at least 1, by default 50"."""
     one = {field.name: field for field in fields(options)}.get(name)
     if one is None:
-        return f"{name} ({called(kinds[name])})"
+        return f"It is {called(kinds[name])}"
     rules = one.metadata
-    taken = f"one of {', '.join(rules['among'])}" if rules["among"] else called(kinds[name])
+    kind = f"one of {', '.join(rules['among'])}" if rules["among"] else called(kinds[name])
     bounds = f" {allowed(rules['low'], rules['high'])}" if rules["low"] is not None else ""
-    return f"{name} ({taken}{bounds}, by default {one.default})"
+    return f"It is {kind}{bounds}, by default {one.default}"
 
 
 for _recipe, _options in RECIPES.items():

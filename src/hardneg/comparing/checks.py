@@ -12,7 +12,8 @@ import torch
 from hardneg.comparing.arms import Arm
 from hardneg.comparing.canonical import plainly
 from hardneg.comparing.request import SHARED, Comparison
-from hardneg.core.errors import HardnegError, argument_error
+from hardneg.core.errors import ArgumentError, HardnegError, argument_error
+from hardneg.training.data.fingerprint import data_record
 from hardneg.training.data.images import ImageData, check_name
 from hardneg.training.options import RECIPES, TrainOptions
 from hardneg.training.setup import augment_for, check_batch, check_words, encoder_for, splits
@@ -30,8 +31,11 @@ class CannotTrain(HardnegError, ValueError):
         return f"{self.arm} cannot be trained: {self.cause}"
 
 
-def check_arms(arms: list[Arm], comparison: Comparison) -> None:
-    """Raises, before anything is trained, unless the arms differ and each of them can be trained and judged."""
+def check_arms(arms: list[Arm], comparison: Comparison) -> dict[str, Any]:
+    """Raises, before anything is trained, unless the arms differ and each of them can be trained and judged.
+
+    Returns the record of the data that they are trained and judged on.
+    """
     for arm in arms:
         _check_options(arm, comparison)
     taken = {one.name for arm in arms for one in fields(RECIPES[arm.recipe])}
@@ -43,20 +47,24 @@ def check_arms(arms: list[Arm], comparison: Comparison) -> None:
     every = [one for arm in arms for one in (arm, *comparison.tries(arm))]
     for arm in every:
         _of(arm, check_words)
+    record: dict[str, Any] = {}
     for split in sorted({arm.complete().evaluate_on for arm in every}):
-        train = _check_with_data([arm for arm in every if arm.complete().evaluate_on == split], split)
-        _check_chosen([arm for arm in arms if arm.complete().evaluate_on == split], train)
+        train, test = _check_with_data([arm for arm in every if arm.complete().evaluate_on == split], split)
+        if judged := [arm for arm in arms if arm.complete().evaluate_on == split]:
+            _check_chosen(judged, train)
+            record = data_record(train, test)
+    return record
 
 
 def _check_options(arm: Arm, comparison: Comparison) -> None:
     for name in SHARED:
         if name in arm.options:
             got = f"{name}={arm.options[name]!r} in {arm.text!r}"
-            raise ValueError(f"compare needs the same {name} for every arm, got {got}; give it to compare, if at all.")
+            raise ArgumentError("compare", f"the same {name} for every arm", got, "give it to compare, if at all")
     for name in arm.own:
         if comparison.common.get(name, arm.options[name]) != arm.options[name]:
             told = f"--option {name}={comparison.common[name]}"
-            raise ValueError(f"{arm.text} needs its own {name}, {arm.options[name]}, got {told}; write it in the arms.")
+            raise ArgumentError(arm.text, f"its own {name}, {arm.options[name]}", told, "write it in the arms")
     tuned = comparison.tune and comparison.tune[0]
     if tuned and tuned not in {one.name for one in fields(RECIPES[arm.recipe])}:
         raise argument_error("compare", f"--tune with an option of {arm.recipe}", "tune", tuned)
@@ -64,9 +72,7 @@ def _check_options(arm: Arm, comparison: Comparison) -> None:
         # Every arm gets the same tries; one that is trained at another value than it says would be called by a
         # wrong name.
         got = f"{tuned}={arm.options[tuned]!r} in {arm.text!r}"
-        raise ValueError(
-            f"compare needs arms that leave {tuned} to --tune, got {got}; leave it out there, or do not tune."
-        )
+        raise ArgumentError("compare", f"arms that leave {tuned} to --tune", got, "leave it out there, or do not tune")
 
 
 def _check_difference(one: Arm, other: Arm, comparison: Comparison) -> None:
@@ -93,8 +99,8 @@ def _of(arm: Arm, check: Callable[[TrainOptions], object]) -> None:
         raise CannotTrain(arm.text, error) from error
 
 
-def _check_with_data(arms: list[Arm], split: str) -> ImageData:
-    """The train split; raises unless both have labels, it has a batch, and every arm has views of such images."""
+def _check_with_data(arms: list[Arm], split: str) -> tuple[ImageData, ImageData]:
+    """Both splits; raises unless both have labels, it has a batch, and every arm has views of such images."""
     shared = arms[0].complete()  # the data is the same for all of them: each split is read once
     train, test = splits(shared)
     train.labelled("compare")
@@ -102,7 +108,7 @@ def _check_with_data(arms: list[Arm], split: str) -> ImageData:
     check_batch(shared, train, 1)
     for arm in arms:
         _of(arm, lambda options: _check_views(options, train))
-    return train
+    return train, test
 
 
 def _check_views(options: TrainOptions, data: ImageData) -> None:

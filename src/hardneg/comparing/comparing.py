@@ -5,11 +5,9 @@ Each run is a directory of its own (runs.py), so a killed comparison goes on wit
 
 from __future__ import annotations
 
-import json
 import math
-import os
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -17,8 +15,11 @@ from typing import Any
 from hardneg.comparing.arms import Arm, parse_arm
 from hardneg.comparing.cautions import cautions, of_all
 from hardneg.comparing.checks import check_arms
+from hardneg.comparing.fairness import unlike, unlike_notes
+from hardneg.comparing.folder import open_folder
+from hardneg.comparing.progress import Watcher
 from hardneg.comparing.request import Comparison, measure
-from hardneg.comparing.runs import RunFailed, run_all, run_of, usual_threads
+from hardneg.comparing.runs import How, run_all, run_of, usual_threads
 from hardneg.comparing.verdict import (
     Verdict,
     answer,
@@ -26,10 +27,9 @@ from hardneg.comparing.verdict import (
     rows_of,
     sentences,
     temperature_notes,
-    unlike_notes,
     verdicts_of,
 )
-from hardneg.core.errors import warn_once
+from hardneg.core.errors import HardnegError
 from hardneg.io.files import check_folder, go_on, write_json
 from hardneg.io.provenance import environment
 
@@ -38,14 +38,20 @@ Results = list[list[dict[str, Any]]]
 
 
 def compare(
-    comparison: Comparison, out: Path, *, jobs: int | None = None, show: Callable[[str], None] = print
+    comparison: Comparison,
+    out: Path,
+    *,
+    jobs: int | None = None,
+    allow_other_data: bool = False,
+    show: Callable[[str], None] = print,
 ) -> dict[str, Any]:
     """Runs what is missing and writes comparison.json with the table and the sentences.
 
     At most ``jobs`` runs go side by side, by default one for each core or two for each GPU; fewer where memory does not
-    allow it.
+    allow it. In the folder of an earlier comparison the data must be the same, unless ``allow_other_data``.
     """
-    return carry_out(prepare(comparison, out, jobs), show)
+    prepared = prepare(comparison, out, jobs, allow_other_data)
+    return carry_out(prepared, Watcher(show, prepared.steps))
 
 
 @dataclass(frozen=True)
@@ -55,28 +61,41 @@ class Prepared:
     comparison: Comparison
     arms: list[Arm]
     out: Path
-    jobs: int | None
-    threads: int  # of every run: results depend on it in their last bits, and bits grow
+    how: How
+    steps: int  # of every run
 
-    def run(self, arms: list[Arm], seeds: int, out: Path, show: Callable[[str], None], **how: bool) -> Results:
-        return run_all(arms, list(range(seeds)), out, self.jobs, show, threads=self.threads, **how)
+    def run(self, arms: list[Arm], seeds: int, out: Path, watcher: Watcher, *, may_diverge: bool = False) -> Results:
+        return run_all(arms, list(range(seeds)), out, self.how, watcher, may_diverge=may_diverge)
 
 
-def prepare(comparison: Comparison, out: Path, jobs: int | None = None) -> Prepared:
+def prepare(comparison: Comparison, out: Path, jobs: int | None = None, allow_other_data: bool = False) -> Prepared:
     """Raises for what cannot be compared, before anything is trained or shown."""
     arms = [parse_arm(text).under(comparison.common) for text in comparison.arms]
     check_folder(out)
-    check_arms(arms, comparison)
-    return Prepared(comparison, arms, out, jobs, _threads(arms, comparison, out, jobs))
+    data = check_arms(arms, comparison)
+    # Results depend on the threads in their last bits, and bits grow: all runs have the same number.
+    threads = open_folder(out, comparison, data, usual_threads(arms, comparison.seeds, jobs), allow_other_data)
+    if not (allow_other_data or comparison.tune):
+        for run in (run_of(arm, seed, out) for arm in arms for seed in range(comparison.seeds)):
+            if run.config_path.exists():
+                run.check_data(data)
+    options = arms[0].complete()
+    steps = options.epochs * (data["train"]["images"] // options.batch_size)
+    return Prepared(comparison, arms, out, How(jobs, threads, allow_other_data), max(1, steps))
 
 
-def carry_out(prepared: Prepared, show: Callable[[str], None]) -> dict[str, Any]:
+def carry_out(prepared: Prepared, watcher: Watcher) -> dict[str, Any]:
     comparison, arms, out = prepared.comparison, prepared.arms, prepared.out
-    tries = _tries(prepared, show)
+    tries = _tries(prepared, watcher)
     tuned = _best(arms, tries, comparison)
-    results = prepared.run(tuned, comparison.seeds, out, show)
+    results = prepared.run(tuned, comparison.seeds, out, watcher)
     rows = rows_of(tuned, results, comparison.metric)
     verdicts = verdicts_of(tuned, results, comparison.metric)
+    options = [arm.complete().as_dict() for arm in tuned]
+    differing = unlike(options, [result.get("trained") for of_arm in results for result in of_arm])
+    if "data" in differing:  # only with --allow-other-data
+        verdicts = [replace(one, half_width=None, why_open="the runs have different data") for one in verdicts]
+        rows = [replace(row, difference_half_width=None) for row in rows]
     option = comparison.tune[0] if comparison.tune else None
     summary = {
         "metric": comparison.metric,
@@ -88,11 +107,11 @@ def carry_out(prepared: Prepared, show: Callable[[str], None]) -> dict[str, Any]
         "sentences": sentences(verdicts),
         "notes": temperature_notes(tuned, tuned=option == "temperature"),
         "cautions": _cautions(tuned, results, out),
-        "unlike": unlike_notes([arm.complete().as_dict() for arm in tuned]),
+        "unlike": unlike_notes(differing),
         "tuned": {arm.text: arm.options[option] for arm in tuned} if option else None,
         "tries": {arm.text: tried for arm, tried in zip(arms, tries, strict=True)} if option else None,
         "comparison": asdict(comparison),
-        "threads": prepared.threads,
+        "threads": prepared.how.threads,
         **environment(),
     }
     write_json(out / "comparison.json", summary, go_on)
@@ -103,41 +122,13 @@ def _as_json(verdict: Verdict) -> dict[str, Any]:
     return asdict(verdict) | {"standing": verdict.standing, "sentence": verdict.sentence()}
 
 
-def _threads(arms: list[Arm], comparison: Comparison, out: Path, jobs: int | None) -> int:
-    """Those of every run: the number with which the comparison was begun, also where it goes on with other ``jobs``.
-
-    A directory holds one comparison; the same one goes on where it stopped, with arms or seeds added at will.
-    """
-    path, threads = out / "request.json", usual_threads(arms, comparison.seeds, jobs)
-    asked = json.loads(json.dumps({"common": comparison.common, "tune": comparison.tune, "metric": comparison.metric}))
-    before = _read_request(path) if path.exists() else asked
-    begun_with = before.get("threads")
-    if before | asked != before:
-        raise ValueError(f"{out} holds a comparison with other options ({path}); use another --out.")
-    if begun_with not in (None, threads) and "OMP_NUM_THREADS" in os.environ:
-        warn_once(
-            "compare.threads",
-            f"OMP_NUM_THREADS={threads} is not followed: this comparison was begun with {begun_with} for each run, on "
-            "which its figures depend. Use another --out to begin anew.",
-        )
-    threads = begun_with or threads
-    write_json(path, asked | {"threads": threads}, go_on)
-    return threads
-
-
-def _read_request(path: Path) -> dict[str, Any]:
-    try:
-        return dict(json.loads(path.read_text()))
-    except (TypeError, ValueError):
-        raise ValueError(f"{path} is damaged; delete it if the comparison is the same, or use another --out.") from None
-
-
 def _cautions(arms: list[Arm], results: Results, out: Path) -> list[str]:
     seeds = range(len(results[0]))
-    shared, warned = of_all([[one for seed in seeds for one in run_of(arm, seed, out).warnings()] for arm in arms])
+    shared, warned = of_all([[one for seed in seeds for one in run_of(arm, seed, out).warned()] for arm in arms])
     said = [f"All arms: {one}" for one in shared]
     for arm, of_arm, own in zip(arms, results, warned, strict=True):
-        said += cautions(arm.text, arm.complete().as_dict(), [last_of(one) for one in of_arm], own)
+        collapsed = sum(bool(one.get("collapsed")) for one in of_arm)
+        said += cautions(arm.text, arm.complete().as_dict(), [last_of(one) for one in of_arm], own, collapsed)
     return said
 
 
@@ -145,20 +136,24 @@ Tries = list[tuple[float, float | None]]
 """The tuned values of an arm and what each reached on the validation split; None where training diverged."""
 
 
-def _tries(prepared: Prepared, show: Callable[[str], None]) -> list[Tries]:
+def _tries(prepared: Prepared, watcher: Watcher) -> list[Tries]:
     """For every arm the same tries, with one seed; one that diverges has lost, and ends nothing."""
     arms, comparison = prepared.arms, prepared.comparison
     if comparison.tune is None:
         return [[] for _ in arms]
     every = [comparison.tries(arm) for arm in arms]
     runs = [one for tried in every for one in tried]
-    results = iter(prepared.run(runs, 1, prepared.out / "tuning", show, may_diverge=True))
+    results = iter(prepared.run(runs, 1, prepared.out / "tuning", watcher, may_diverge=True))
     reached = ((result or {}).get(comparison.metric) for (result,) in results)
     name = comparison.tune[0]
     return [
         [(one.options[name], value) for one, value in zip(tried, islice(reached, len(tried)), strict=True)]
         for tried in every
     ]
+
+
+class AllDiverged(HardnegError, OSError):
+    """Every tuned value of an arm diverged."""
 
 
 def _best(arms: list[Arm], tries: list[Tries], comparison: Comparison) -> list[Arm]:
@@ -170,6 +165,6 @@ def _best(arms: list[Arm], tries: list[Tries], comparison: Comparison) -> list[A
         value, reached = max(tried, key=lambda one: -math.inf if one[1] is None else one[1])
         if reached is None:
             values = ", ".join(f"{value:g}" for value, _ in tried)
-            raise RunFailed(f"{arm.text} diverged with every {name} that was tried ({values}); try others.")
+            raise AllDiverged(arm.text, f"a {name} with which it does not diverge", values, "try others")
         best.append(arm.with_option(name, value))
     return best

@@ -8,9 +8,8 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Callable
 from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -21,78 +20,103 @@ from hardneg.comparing.arms import Arm
 from hardneg.comparing.canonical import EXPRESSIONS, plainly
 from hardneg.comparing.child_processes import Lifelines
 from hardneg.comparing.memory import Machine, NotBegun, num_cores, this_machine
-from hardneg.core.errors import warn_once
+from hardneg.comparing.progress import Watcher
+from hardneg.core.errors import HardnegError, warn_once
 from hardneg.training.options import RECIPES, TrainOptions
-from hardneg.training.runs import DIVERGED, LEAVES_WITH_STDIN, Run
+from hardneg.training.runs import DATA_CHANGED, DIVERGED, LEAVES_WITH_STDIN, NO_MEMORY, NO_ROOM, Run
 
 RUNS_ON_A_GPU = 2
 """At once, unless told otherwise: one compiles, plans and evaluates while the other trains."""
 
 
-class RunFailed(RuntimeError):
+class RunFailed(HardnegError, OSError):
     """A run of a comparison ended without figures; finished ones are kept, others go on from their checkpoints."""
 
-    advice = "Mend this arm or leave it out, and give the command again: finished runs are kept."
+    advice = "Fix or remove this arm and give the command again: finished runs are kept"
+
+    def __init__(self, run: Path, ended: str, arm: str = "", seed: int | None = None) -> None:
+        super().__init__(str(run), "to finish", ended, self.advice)
+        self.run, self.ended, self.arm, self.seed = run, ended, arm, seed
+        self.args = (run, ended, arm, seed)
+
+    def of(self, arm: str, seed: int) -> RunFailed:
+        """The same with the arm and the seed that it was."""
+        return type(self)(self.run, self.ended, arm, seed)
+
+    def __str__(self) -> str:
+        whose = f"{self.arm}, seed {self.seed}: " if self.arm else ""
+        return f"{whose}{self.run} failed, {self.ended.rstrip('.')}. {self.advice}."
 
 
 class OutOfMemory(RunFailed):
     """One that memory did not hold."""
 
-    advice = "Use a smaller --batch-size, or free memory and give the same command again: finished runs are kept."
+    advice = "Use a smaller --batch-size, or free memory and give the same command again: finished runs are kept"
 
 
 class NoRoom(RunFailed):
-    """One whose files the disk did not hold; it says itself what to do."""
+    """One whose files the disk did not hold."""
 
-    advice = "Finished runs are kept."
+    advice = "Make room, then give the same command again: finished runs are kept"
+
+
+class OtherData(RunFailed):
+    """One that was begun with other data."""
+
+    advice = "Put back the data, use another --out, or --allow-other-data if it is meant to change"
 
 
 class Diverged(RunFailed):
     """One whose losses or weights were no longer finite."""
 
 
-def run_all(
-    arms: list[Arm],
-    seeds: list[int],
-    out: Path,
-    jobs: int | None,
-    show: Callable[[str], None],
-    *,
-    may_diverge: bool = False,
-    threads: int | None = None,
-) -> list[list[dict[str, Any]]]:
-    """For every arm the result with every seed, at most ``jobs`` runs at a time; a finished run is only read.
+_failures = {DIVERGED: Diverged, NO_ROOM: NoRoom, NO_MEMORY: OutOfMemory, DATA_CHANGED: OtherData}
 
-    Each run has so many ``threads``, by default its share of the cores. With ``may_diverge``, a run whose losses are no
-    longer finite has an empty result and ends nothing.
+
+@dataclass(frozen=True)
+class How:
+    """How the runs of a comparison are started."""
+
+    jobs: int | None = None  # at a time; by default one for each core or two for each GPU
+    threads: int | None = None  # of each run; by default its share of the cores
+    allow_other_data: bool = False
+
+
+def run_all(
+    arms: list[Arm], seeds: list[int], out: Path, how: How, watcher: Watcher, *, may_diverge: bool = False
+) -> list[list[dict[str, Any]]]:
+    """For every arm the result with every seed; a finished run is only read.
+
+    With ``may_diverge``, a run whose losses are no longer finite has an empty result and ends nothing.
     """
     every = [(arm, seed, run_of(arm, seed, out)) for seed in seeds for arm in arms]
     wanted = {run.path.name: (arm, seed) for arm, seed, run in every}
     runs = {run.path.name: run for _, _, run in every}
     on_gpu = _on_gpu(arms)
-    machine = this_machine(jobs or _usual_jobs(len(wanted), on_gpu), on_gpu=on_gpu)
+    machine = this_machine(how.jobs or _usual_jobs(len(wanted), on_gpu), on_gpu=on_gpu)
     machine.learn(runs.values())
-    threads, numbers, lifelines = threads or usual_threads(arms, len(seeds), jobs), count(1), Lifelines()
+    how = replace(how, threads=how.threads or usual_threads(arms, len(seeds), how.jobs))
+    numbers, lifelines = count(1), Lifelines()
 
     def one(name: str) -> dict[str, Any]:
         (arm, seed), run = wanted[name], runs[name]
         try:
             options = _as_begun(arm.complete(seed=seed), run)
-            result = run.result() or _where_it_fits(arm.recipe, options, run, machine, threads, lifelines)
+            result = run.result() or _where_it_fits(arm.recipe, options, run, machine, how, lifelines)
         except RunFailed as error:
             if not (may_diverge and isinstance(error, Diverged)):
                 machine.close()  # before this thread is free to begin another
-                raise type(error)(f"{arm.text}, seed {seed}: {error.args[0].rstrip('.')}. {error.advice}") from None
+                raise error.of(arm.text, seed) from None
             result = {}
-        show(f"[{next(numbers)}/{len(wanted)}] {arm.text}, seed {seed}{'' if result else ': diverged'}")
+        watcher.ended(f"[{next(numbers)}/{len(wanted)}] {arm.text}, seed {seed}{'' if result else ': diverged'}")
         return result
 
-    with ThreadPoolExecutor(machine.jobs) as pool:
+    with watcher.watching(machine.under_way), ThreadPoolExecutor(machine.jobs) as pool:
         try:
             futures = {name: pool.submit(one, name) for name in wanted}
             ended = wait(futures.values(), return_when=FIRST_EXCEPTION).done
             failed = [run for run in futures.values() if run in ended and run.exception()]
-            # Of several that failed, the first one is told; those that were not begun for it are none.
+            # Of several that failed, the first is raised; those that were not begun because of it did not fail.
             for run in sorted(failed, key=lambda one: isinstance(one.exception(), NotBegun)):
                 run.result()
         except BaseException:
@@ -121,14 +145,14 @@ def _usual_jobs(runs: int, on_gpu: bool) -> int:
 
 
 def _where_it_fits(
-    recipe: str, options: TrainOptions, run: Run, machine: Machine, threads: int, lifelines: Lifelines
+    recipe: str, options: TrainOptions, run: Run, machine: Machine, how: How, lifelines: Lifelines
 ) -> dict[str, Any]:
     while True:
         with machine.beside_others(run) as place, lifelines.one() as lifeline:
             at_once = machine.jobs
-            environ = {**place.environ, **_threads(threads), LEAVES_WITH_STDIN: str(lifeline)}
+            environ = {**place.environ, **_threads(how.threads or 1), LEAVES_WITH_STDIN: str(lifeline)}
             try:
-                return in_a_process(recipe, options, run, environ)
+                return in_a_process(recipe, options, run, environ, allow_other_data=how.allow_other_data)
             except OutOfMemory:
                 if not machine.shrink(at_once):
                     raise
@@ -157,39 +181,32 @@ def _as_begun(options: TrainOptions, run: Run) -> TrainOptions:
     return replace(options, **{name: begun[name] for name in EXPRESSIONS if name in begun})
 
 
-def in_a_process(recipe: str, options: TrainOptions, run: Run, environ: dict[str, str]) -> dict[str, Any]:
+def in_a_process(
+    recipe: str, options: TrainOptions, run: Run, environ: dict[str, str], *, allow_other_data: bool = False
+) -> dict[str, Any]:
     """A run in a process of its own; where the environment names a lifeline, it ends when that is cut."""
     command = [sys.executable, "-m", "hardneg.training.recipes", recipe, str(run.path), json.dumps(options.as_dict())]
+    command += ["--allow-other-data"] * allow_other_data
     lifeline = int(environ.get(LEAVES_WITH_STDIN, subprocess.DEVNULL))
     answer = subprocess.run(command, env={**os.environ, **environ}, stdin=lifeline, capture_output=True, text=True)
     result = run.result()
     if answer.returncode or result is None:
-        lines = (answer.stderr or answer.stdout).strip().splitlines() if answer.returncode >= 0 else []
-        said = (lines or ["it said nothing"])[-1]  # a signal leaves no last words: the last line may be of any time
-        said = said.replace("use --resume", "give the same command again")  # compare resumes by itself
-        raise _failure(answer.returncode, said)(f"{run.path} failed, {_ended(answer.returncode)}: {said}")
+        raise _failure(answer.returncode)(run.path, _ended(answer.returncode, answer.stderr or answer.stdout))
     return result
 
 
-def _failure(code: int, said: str) -> type[RunFailed]:
-    """What kind of failure it was. SIGKILL is how the system ends a process that memory does not hold."""
-    if code == DIVERGED:
-        return Diverged
-    if "make room" in said:
-        return NoRoom
-    no_memory = code == -signal.SIGKILL or any(words in said for words in _out_of_memory)
-    return OutOfMemory if no_memory else RunFailed
-
-
-_out_of_memory = ("out of memory", "can't allocate memory", "MemoryError")
+def _failure(code: int) -> type[RunFailed]:
+    """By the exit code. SIGKILL is how the system ends a process that memory does not hold."""
+    return OutOfMemory if code == -signal.SIGKILL else _failures.get(code, RunFailed)
 
 
 def _threads(number: int) -> dict[str, str]:
     return {"OMP_NUM_THREADS": str(number), "MKL_NUM_THREADS": str(number)}
 
 
-def _ended(code: int) -> str:
-    if code >= 0:
-        return f"exit code {code}"
-    hint = ", as when memory runs out" if code == -signal.SIGKILL else ""
-    return f"killed by {signal.Signals(-code).name}{hint}"
+def _ended(code: int, output: str) -> str:
+    if code < 0:  # a signal leaves no last words: the last line may be of any time
+        hint = ", as when memory runs out" if code == -signal.SIGKILL else ""
+        return f"killed by {signal.Signals(-code).name}{hint}"
+    lines = output.strip().splitlines() or ["it printed nothing"]
+    return f"exit code {code}: {lines[-1]}"

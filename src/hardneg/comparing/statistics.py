@@ -12,7 +12,7 @@ its runs is that of the differences of runs with the same seed; with few seeds i
 not paired, with weight (2 / (S - 1))^2. So three seeds have four degrees of freedom and not two, with which even a
 difference of three standard errors would be missed more often than found; where a good seed is good for both arms, the
 mixture errs on the side of no verdict. Both sources are added with Satterthwaite's degrees of freedom. What the
-intervals hold is simulated in experiments/verdict_simulation.py, with its table in docs/comparing.md.
+intervals hold is simulated in experiments/verdict_simulation.py, with its table in docs/explanation/verdict.md.
 """
 
 from __future__ import annotations

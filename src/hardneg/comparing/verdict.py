@@ -9,11 +9,8 @@ from typing import Any
 import numpy as np
 
 from hardneg.comparing.arms import Arm
-from hardneg.comparing.request import SHARED
 from hardneg.comparing.statistics import LEAST_SEEDS, Outcomes, difference_of, mean_of, outcomes_of
 
-BESIDE = ("encoder", "dim", "augment", "learning_rate", "weight_decay", "precision")
-"""What arms may write, and what makes a difference tell of more than their negatives."""
 BUT = ", before the gradient through its weights is counted"
 """A tilt repels like a lower temperature exactly where its weights carry no gradient: Tilt(..., detach=True)."""
 
@@ -100,6 +97,7 @@ class Verdict:
     seeds: int
     num_test: int | None
     alike_at: str = ""  # "effective temperature 0.25", where the two repel alike
+    why_open: str = ""  # where there is no verdict
 
     @property
     def standing(self) -> str:
@@ -128,8 +126,7 @@ class Verdict:
 
     def worth(self) -> str:
         if self.half_width is None or self.detectable is None:
-            few = self.seeds < LEAST_SEEDS
-            return f"no verdict with {self.seeds} seeds, which needs {LEAST_SEEDS}" if few else "no verdict"
+            return f"no verdict, as {self.why_open}"
         points, width, seen = (100.0 * value for value in (self.difference, self.half_width, self.detectable))
         interval = f"95 % interval {points - width:+z.2f} to {points + width:+z.2f}"
         if self.standing != "alike":
@@ -171,6 +168,16 @@ def _verdict(arms: list[Arm], outcomes: list[Outcomes], i: int, j: int, kind: st
         seeds=len(one.accuracies),
         num_test=one.num_test,
         alike_at=_alike_at(arms[i]) if arms[i].has_untilted_twin_in(arms[j]) else "",
+        why_open="" if found else _why_open(one),
+    )
+
+
+def _why_open(arm: Outcomes) -> str:
+    seeds = len(arm.accuracies)
+    return (
+        "the number of test items is not known"
+        if seeds >= LEAST_SEEDS
+        else f"{seeds} seeds are fewer than {LEAST_SEEDS}"
     )
 
 
@@ -205,7 +212,7 @@ def answer(verdicts: Sequence[Verdict], measured: str) -> list[str]:
     first, fair = verdicts[0], [one for one in verdicts if one.kind == "first"]
     apart = [one for one in verdicts if one.kind == "labels"]
     if first.half_width is None:
-        return [f"There is no verdict: it needs at least {LEAST_SEEDS} seeds of every arm, got {first.seeds}."]
+        return [f"There is no verdict, as {first.why_open}."]
     known = f"{first.seeds} seeds and {first.num_test:,} test items"
     said = [f"Against {first.against}, in {measured}, with {known}:"] if fair else []
     for side, words in SIDES.items():
@@ -242,18 +249,3 @@ def temperature_notes(arms: list[Arm], *, tuned: bool = False) -> list[str]:
         for arm in arms
         if arm.beta > 0.0 and not any(arm.has_untilted_twin_in(other, at_any_temperature=tuned) for other in arms)
     ]
-
-
-def unlike(options: Sequence[Mapping[str, Any]]) -> dict[str, list[str]]:
-    """What differs between runs with these options beside the negatives and the seeds, and its values."""
-    values = {name: list(dict.fromkeys(_shown(one.get(name)) for one in options)) for name in (*SHARED, *BESIDE)}
-    return {name: found for name, found in values.items() if name != "seed" and len(found) > 1}
-
-
-def _shown(value: Any) -> str:
-    """1 as 1.0 is."""
-    return f"{value:g}" if isinstance(value, int | float) and not isinstance(value, bool) else str(value)
-
-
-def unlike_notes(options: Sequence[Mapping[str, Any]]) -> list[str]:
-    return [f"{name} differs: {', '.join(values)}." for name, values in unlike(options).items()]

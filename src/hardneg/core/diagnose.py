@@ -50,6 +50,15 @@ class Diagnosis:
         return float(self.clamped.sum() / self.real_pairs.sum().clamp(min=1))
 
 
+def joined(parts: list[Diagnosis]) -> Diagnosis:
+    """The diagnosis of all anchors from those of blocks of them."""
+    if len(parts) == 1:
+        return parts[0]
+    return Diagnosis(
+        **{field.name: torch.cat([getattr(part, field.name) for part in parts]) for field in fields(Diagnosis)}
+    )
+
+
 def diagnose(scores: Scores, log_w: LogWeights, *, tau_plus: float | Tensor = 0.0) -> Diagnosis:
     """How hard, how false and how many the negatives of each anchor are.
 
@@ -84,7 +93,7 @@ def diagnose(scores: Scores, log_w: LogWeights, *, tau_plus: float | Tensor = 0.
             effective_number=_where(some, 1.0 / q.square().sum(-1)),
             false_negatives=_where(some, _false_share(scores, q)),
             attracted=_where(some, ((repulsion < 0) & supported).sum(-1) / count),
-            effective_temperature=_where(some, scores.temperature / (1.0 + slope)),
+            effective_temperature=_where(some, _flat(scores.temperature) / (1.0 + slope)),
             clamped=pairs & debiased(log_mean, scores.positives, tau_plus, scores.temperature)[1]
             if corrects(tau_plus)
             else torch.zeros_like(pairs),
@@ -132,3 +141,7 @@ def _where(condition: Tensor, value: Tensor) -> Tensor:
 
 def _mean(values: Tensor) -> float:
     return values.double().nanmean().item()
+
+
+def _flat(temperature: float | Tensor) -> float | Tensor:
+    return temperature[:, 0] if isinstance(temperature, Tensor) and temperature.ndim == 2 else temperature

@@ -21,13 +21,18 @@ _warned: set[str] = set()
 
 
 class HardnegWarning(UserWarning):
-    """Something that hurts training and has a fix, which the message names."""
+    """Something that hurts training and has a fix, which the message names; ``kind`` is the same for the like."""
+
+    def __init__(self, message: str, kind: str = "") -> None:
+        super().__init__(message)
+        self.kind = kind
 
 
 def warn_once(key: str, message: str) -> None:
+    """Warns unless the key did before; what stands before a colon in it is the kind of the warning."""
     if key not in _warned:
         _warned.add(key)
-        warnings.warn(message, HardnegWarning, stacklevel=3)
+        warnings.warn(HardnegWarning(message, key.partition(":")[0]), stacklevel=3)
 
 
 def forget_warnings() -> None:
@@ -57,11 +62,12 @@ class HardnegError(Exception):
         return self
 
     def __str__(self) -> str:
-        return self._sentence() if self.where is None else f"{self.where}: {self._sentence()}"
+        sentence = self._sentence().removesuffix(".") + "."  # one that ends with another error has its full stop
+        return sentence if self.where is None else f"{self.where}: {sentence}"
 
     def _sentence(self) -> str:
         got = f", got {self.got}" if self.got is not None else ""
-        return f"{self.who} needs {self.what}{got}{self._then()}."
+        return f"{self.who} needs {self.what}{got}{self._then()}"
 
     def _then(self) -> str:
         return f"; {self.fix}" if self.fix else ""

@@ -13,7 +13,7 @@ from dataclasses import MISSING, dataclass, fields
 from numbers import Integral, Real
 from typing import Any, ClassVar, NoReturn
 
-from hardneg.core.errors import argument_error, check_range
+from hardneg.core.errors import ArgumentError, argument_error, check_range
 
 LONG = 100_000_000
 """Steps of an imagined training, in which every schedule comes to its end."""
@@ -37,10 +37,8 @@ class Schedule(ABC):
         return short_repr(self)
 
     def _not_a_number(self, *_: Any) -> NoReturn:
-        raise ValueError(
-            f"{self!r} is a schedule, not a number: evaluate it first with negatives.at(step, total), "
-            "or call loss.set_progress(step, total) before the loss."
-        )
+        fix = "evaluate it with negatives.at(step, total), or call loss.set_progress(step, total) before the loss"
+        raise ArgumentError(repr(self), "to be a number", "a schedule", fix)
 
     __mul__ = __rmul__ = __add__ = __radd__ = __sub__ = __rsub__ = __truediv__ = __rtruediv__ = _not_a_number
     __lt__ = __le__ = __gt__ = __ge__ = __neg__ = __float__ = __int__ = _not_a_number
@@ -79,7 +77,7 @@ def _literal(value: Any) -> str:
 def _fraction(who: str, step: int, total: int | None, steps: int | None) -> float:
     length = steps if steps is not None else total
     if length is None:
-        raise ValueError(f"{who} needs the length of the run, got total=None; pass total or build it with steps=.")
+        raise ArgumentError(who, "the length of the run", "total=None", "pass total or build it with steps=")
     return step / max(length, 1)
 
 

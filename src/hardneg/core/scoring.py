@@ -7,20 +7,20 @@ cannot hide in a finite loss.
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Annotated, Protocol
 
 import torch
 from torch import Tensor
 
-from hardneg.core.errors import ArgumentError, argument_error
+from hardneg.core.checks import check_parts, check_temperature, check_vectors
+from hardneg.core.checks import checks as checks
+from hardneg.core.errors import ArgumentError
+from hardneg.core.pairing import Pairing, not_infinite, similarity
 from hardneg.core.types import Guide, Keys, Scores, Tags, same_id
 from hardneg.core.vectors import widened
-
-_checking = False
+from hardneg.core.views import pair_cross, pair_views
 
 
 class HasKeys(Protocol):
@@ -31,27 +31,6 @@ class HasKeys(Protocol):
 
 Pool = Keys | HasKeys | Tensor
 Pools = Pool | Sequence[Pool]
-
-
-@contextmanager
-def checks(enabled: bool = True) -> Iterator[None]:
-    """Checks vectors at the door: inside, vectors that are not finite or not of unit norm raise.
-
-    Costs one synchronisation per call on a GPU, so it is off by default.
-
-    >>> import torch
-    >>> with checks():
-    ...     two_views(torch.ones(2, 4), torch.ones(2, 4), temperature=0.5)
-    Traceback (most recent call last):
-    ...
-    ValueError: score needs unit vectors, got norms from 2 to 2; use torch.nn.functional.normalize(vectors, dim=-1).
-    """
-    global _checking
-    before, _checking = _checking, enabled
-    try:
-        yield
-    finally:
-        _checking = before
 
 
 def two_views(
@@ -75,11 +54,8 @@ def two_views(
     >>> scores.num_valid().tolist()
     [6, 6, 6, 6, 6, 6, 6, 6]
     """
-    _check_views("two_views", z1, z2)
-    z1, z2 = widened(z1), widened(z2)  # once, so that the gradients of half precision vectors add up in float32
-    batch = Keys(torch.cat([z1, z2]), _twice(_batch_ids(z1, ids)), _twice(labels), _twice(clusters), source="batch")
-    parts = [batch, *as_keys(extra, match_ids=ids is not None)]
-    return _assemble(batch, torch.cat([z2, z1]), parts, temperature).changed(ids_given=ids is not None)
+    parts = as_keys(extra, match_ids=ids is not None)
+    return dense(pair_views([z1, z2], temperature, ids, labels, clusters, parts))
 
 
 def cross_views(
@@ -93,13 +69,8 @@ def cross_views(
     extra: Pools = (),
 ) -> Scores:
     """SimCSE, CLIP, GraphCL: b anchors of one view against the other view only."""
-    _check_views("cross_views", z1, z2)
-    z1, z2 = widened(z1), widened(z2)
-    batch_ids = _batch_ids(z1, ids)
-    anchors = Keys(z1, batch_ids, labels, clusters)
-    other = Keys(z2, batch_ids, labels, clusters, source="batch")
-    parts = [other, *as_keys(extra, match_ids=ids is not None)]
-    return _assemble(anchors, z2, parts, temperature).changed(ids_given=ids is not None)
+    parts = as_keys(extra, match_ids=ids is not None)
+    return dense(pair_cross(z1, z2, temperature, ids, labels, clusters, parts))
 
 
 def score(
@@ -116,8 +87,20 @@ def score(
     ids, a candidate with the id of one of the anchor's positives is not its negative either. ``pool`` may be several,
     which are concatenated. Ids are matched only where both sides have them.
     """
+    return dense(pair_pool(anchors, positives, pool, temperature, positive_mask))
+
+
+def pair_pool(
+    anchors: Keys | Tensor,
+    positives: Keys | Tensor,
+    pool: Pools,
+    temperature: float | Tensor,
+    positive_mask: Tensor | None = None,
+) -> Pairing:
+    """Anchors against a pool, not yet compared."""
     anchors = anchors if isinstance(anchors, Keys) else Keys(anchors)
-    return _assemble(anchors, positives, as_keys(pool), temperature, positive_mask)
+    own = positives if isinstance(positives, Keys) else Keys(positives)
+    return Pairing(anchors, own, tuple(as_keys(pool)), temperature, positive_mask)
 
 
 def from_matrix(
@@ -126,24 +109,49 @@ def from_matrix(
     temperature: float | Tensor = 1.0,
     *,
     valid: Annotated[Tensor, "b n"] | None = None,
+    anchors: Tags | None = None,
+    candidates: Tags | None = None,
+    sources: Sequence[str] | None = None,
+    guide: Annotated[Tensor, "b n"] | None = None,
 ) -> Scores:
     """Scores of any scorer (MaxSim, a cross-encoder): ``positives`` is a mask over the same candidates.
 
-    A positive is never its own anchor's negative; ``valid`` excludes more.
+    A positive is never its own anchor's negative; ``valid`` excludes more, and so do equal ids. ``anchors`` and
+    ``candidates`` are ``Tags(ids, labels, clusters)`` of the rows and the columns, ``sources`` the name of
+    each column's source, ``guide`` the plain similarities of another model.
     """
+    _check_matrix(similarity, positives, temperature, guide, sources)
+    with torch.autocast(similarity.device.type, enabled=False):
+        scores = not_infinite(widened(similarity)) / temperature
+    negative = ~positives if valid is None else valid & ~positives
+    own, others = anchors or Tags(), candidates or Tags()
+    tags = Tags(*(tag if tag is None else tag[None] for tag in (others.ids, others.labels, others.clusters)))
+    if own.ids is not None and tags.ids is not None:
+        negative = negative & ~same_id(own.ids, tags.ids)
+    names = ("matrix",) if sources is None else tuple(dict.fromkeys(sources))
+    codes = [0] * similarity.shape[1] if sources is None else [names.index(source) for source in sources]
+    source = torch.tensor(codes, dtype=torch.long, device=similarity.device)
+    second = None if guide is None else Guide(guide.detach(), guide.detach())
+    return Scores(scores, scores, positives, negative, temperature, own, tags, source, names, second)
+
+
+def _check_matrix(
+    similarity: Tensor,
+    positives: Tensor,
+    temperature: float | Tensor,
+    guide: Tensor | None,
+    sources: Sequence[str] | None,
+) -> None:
     if similarity.ndim != 2 or positives.shape != similarity.shape or positives.dtype != torch.bool:
-        raise ValueError(
-            "from_matrix needs similarity [b, n] and a bool mask of the same shape, got "
-            f"similarity={tuple(similarity.shape)} and positives={tuple(positives.shape)} of {positives.dtype}."
-        )
+        shapes = f"similarity={tuple(similarity.shape)} and positives={tuple(positives.shape)} of {positives.dtype}"
+        raise ArgumentError("from_matrix", "similarity [b, n] and a bool mask of the same shape", shapes)
     if not len(similarity):
         raise ArgumentError("from_matrix", "at least one anchor", f"similarity={tuple(similarity.shape)}")
     check_temperature("from_matrix", temperature, len(similarity))
-    with torch.autocast(similarity.device.type, enabled=False):
-        scores = _not_infinite(widened(similarity)) / temperature
-    negative = ~positives if valid is None else valid & ~positives
-    source = torch.zeros(similarity.shape[1], dtype=torch.long, device=similarity.device)
-    return Scores(scores, scores, positives, negative, temperature, Tags(), Tags(), source, ("matrix",))
+    if guide is not None and guide.shape != similarity.shape:
+        raise ArgumentError("from_matrix", f"a guide of shape {tuple(similarity.shape)}", f"{tuple(guide.shape)}")
+    if sources is not None and len(sources) != similarity.shape[1]:
+        raise ArgumentError("from_matrix", f"a source for each of {similarity.shape[1]} columns", str(len(sources)))
 
 
 def same_label_positives(scores: Scores, *, negatives_too: bool = False) -> Scores:
@@ -178,7 +186,7 @@ def beside(scores: Scores, *others: Scores) -> Scores:
     """
     parts = [scores, *others]
     if any(part.candidates.shape[0] != scores.candidates.shape[0] for part in parts):
-        raise ValueError(f"beside needs the same anchors, got rows={[part.candidates.shape[0] for part in parts]}.")
+        raise ArgumentError("beside", "the same anchors", f"rows={[part.candidates.shape[0] for part in parts]}")
     names = tuple(dict.fromkeys(name for part in parts for name in part.source_names))
     codes = [
         torch.tensor([names.index(name) for name in part.source_names], device=part.source.device) for part in parts
@@ -208,19 +216,19 @@ def _beside_guides(parts: list[Scores]) -> Guide | None:
     return Guide(guides[0].positives, torch.cat([guide.candidates for guide in guides], dim=1))
 
 
-def _assemble(
-    anchors: Keys, positives: Keys | Tensor, pool: list[Keys], temperature: float | Tensor, mask: Tensor | None = None
-) -> Scores:
-    own = positives if isinstance(positives, Keys) else Keys(positives)
-    _check_parts(anchors, own, pool, temperature)
+def dense(pairing: Pairing) -> Scores:
+    """All anchors with all candidates: matrices [b, n]."""
+    anchors, own, pool, temperature = pairing.anchors, pairing.positives, pairing.candidates, pairing.temperature
+    check_parts(pairing)
     with torch.autocast(anchors.vectors.device.type, enabled=False):
         rows = _prepared(anchors)
         own_vectors = _prepared(own) if own.private else _prepared(own)[:, None]
-        positive = _similarity(rows, own_vectors) / temperature
-        candidates = _concatenated([_similarity(rows, _prepared(keys)) for keys in pool]) / temperature
+        positive = similarity(rows, own_vectors) / temperature
+        candidates = _concatenated([similarity(rows, _prepared(keys)) for keys in pool]) / temperature
+    mask = pairing.positive_mask
     if mask is not None and (mask.shape != positive.shape or mask.dtype != torch.bool):
-        got = f"{tuple(mask.shape)} of {mask.dtype}"
-        raise ValueError(f"score needs a bool positive_mask {tuple(positive.shape)}, got positive_mask={got}.")
+        got = f"positive_mask={tuple(mask.shape)} of {mask.dtype}"
+        raise ArgumentError("score", f"a bool positive_mask {tuple(positive.shape)}", got)
     ids = _tag_of(pool, "ids", candidates, fill=-1)
     valid = torch.ones_like(candidates, dtype=torch.bool)
     if ids is not None and anchors.ids is not None:
@@ -228,8 +236,8 @@ def _assemble(
     if ids is not None and own.ids is not None:
         for column in own.ids.unbind(1) if own.private else (own.ids,):
             valid = valid & ~same_id(column, ids)
-    names = tuple(dict.fromkeys(keys.source or "pool" for keys in pool))
-    return Scores(
+    names = pairing.source_names
+    scores = Scores(
         positives=positive,
         candidates=candidates,
         positive_valid=torch.ones_like(positive, dtype=torch.bool) if mask is None else mask,
@@ -239,30 +247,22 @@ def _assemble(
         candidate_tags=Tags(ids, _tag_of(pool, "labels", candidates), _tag_of(pool, "clusters", candidates)),
         source=_source_codes(pool, names, candidates),
         source_names=names,
+        ids_given=pairing.ids_given,
     )
-
-
-def _similarity(rows: Tensor, vectors: Tensor) -> Tensor:
-    """[b, d] with [n, d] or [b, k, d] -> [b, n] or [b, k]."""
-    wide = torch.promote_types(rows.dtype, vectors.dtype)
-    rows, vectors = rows.to(wide), vectors.to(wide)
-    if vectors.ndim == 2:
-        return rows @ vectors.T
-    return (vectors * rows[:, None, :]).sum(-1)
+    if pairing.guide is not None:
+        scores = scores.guided(dense(pairing.guide))
+    return (
+        same_label_positives(scores, negatives_too=pairing.same_label_negatives) if pairing.label_positives else scores
+    )
 
 
 def _prepared(keys: Keys) -> Tensor:
     vectors = widened(keys.vectors)
-    if _checking and not torch.compiler.is_compiling():
-        _check_vectors(vectors)
-    return _not_infinite(vectors)
+    check_vectors(vectors)
+    return not_infinite(vectors)
 
 
-def _not_infinite(values: Tensor) -> Tensor:
-    return values + values * 0.0  # inf * 0 = NaN; a finite value stays what it is
-
-
-def _tag_of(pool: list[Keys], name: str, like: Tensor, fill: int | None = None) -> Tensor | None:
+def _tag_of(pool: Sequence[Keys], name: str, like: Tensor, fill: int | None = None) -> Tensor | None:
     """One tag of all candidates, [b|1, n] or [b|1, n, r]; None unless every part has it (or ``fill`` stands in)."""
     tags = [getattr(keys, name) for keys in pool]
     if all(tag is None for tag in tags) or (fill is None and any(tag is None for tag in tags)):
@@ -278,7 +278,7 @@ def _tag_of(pool: list[Keys], name: str, like: Tensor, fill: int | None = None) 
     return _concatenated(parts)
 
 
-def _source_codes(pool: list[Keys], names: tuple[str, ...], like: Tensor) -> Tensor:
+def _source_codes(pool: Sequence[Keys], names: tuple[str, ...], like: Tensor) -> Tensor:
     codes = [
         torch.full((len(keys),), names.index(keys.source or "pool"), dtype=torch.long, device=like.device)
         for keys in pool
@@ -298,75 +298,3 @@ def as_keys(pool: Pools, match_ids: bool = True) -> list[Keys]:
         return [Keys(pool)]
     keys = pool if isinstance(pool, Keys) else pool.keys()  # type: ignore[union-attr]
     return [keys if match_ids else replace(keys, ids=None)]
-
-
-def _batch_ids(z: Tensor, ids: Tensor | None) -> Tensor:
-    """An id for every row: without ids the rows are numbered, and kept apart from the ids of any pool by match_ids.
-
-    A row with a negative id is nobody's either, but it is itself: it gets a number that no data set has.
-    """
-    rows = torch.arange(z.shape[0], device=z.device)
-    if ids is None:
-        return rows
-    return torch.where(ids < 0, rows + 2**62, ids) if ids.shape == rows.shape else ids  # Keys refuses other shapes
-
-
-def _twice(tag: Tensor | None) -> Tensor | None:
-    return None if tag is None else torch.cat([tag, tag])
-
-
-def _check_views(who: str, z1: Tensor, z2: Tensor) -> None:
-    if z1.ndim != 2 or z1.shape != z2.shape:
-        raise ValueError(
-            f"{who} needs two views of the same shape [b, d], got z1={tuple(z1.shape)} and z2={tuple(z2.shape)}."
-        )
-
-
-def _check_parts(anchors: Keys, own: Keys, pool: list[Keys], temperature: float | Tensor) -> None:
-    if anchors.private:
-        raise ValueError(f"score needs anchors [b, d], got vectors={tuple(anchors.vectors.shape)}.")
-    if not len(anchors):
-        raise ArgumentError("score", "at least one anchor", f"vectors={tuple(anchors.vectors.shape)}")
-    check_temperature("score", temperature, len(anchors))
-    if own.vectors.shape[0] != len(anchors):
-        raise ValueError(f"score needs positives of {len(anchors)} anchors, got positives={tuple(own.vectors.shape)}.")
-    if not pool:
-        raise ValueError("score needs at least one pool of candidates, got pool=().")
-    for keys in [own, *pool]:
-        if keys.dim != anchors.dim:
-            raise ValueError(f"score needs vectors of {anchors.dim} features, got {tuple(keys.vectors.shape)}.")
-    for keys in pool:
-        if keys.private and keys.vectors.shape[0] != len(anchors):
-            raise ValueError(
-                f"score needs private candidates of {len(anchors)} anchors, got {tuple(keys.vectors.shape)}."
-            )
-
-
-def check_temperature(who: str, temperature: float | Tensor, rows: int | None = None) -> None:
-    """Raises unless every temperature is above 0. On a GPU a tensor is looked at inside ``checks()`` only."""
-    if isinstance(temperature, Tensor):
-        if temperature.ndim and rows is not None and temperature.shape not in ((1,), (rows, 1)):
-            what = f"a temperature of shape [] or [{rows}, 1], one per anchor"
-            raise ArgumentError(who, what, f"temperature={tuple(temperature.shape)}", "use temperature[:, None]")
-        if torch.compiler.is_compiling() or (temperature.is_cuda and not _checking):
-            return
-        if bool((temperature.detach() > 0).all()):
-            return
-        lowest = float(temperature.detach().min())
-        raise argument_error(who, "a temperature above 0", "temperature", lowest, "learn its logarithm: log_t.exp()")
-    if isinstance(temperature, (bool, str)) or not 0 < temperature < math.inf:
-        raise argument_error(who, "a temperature above 0", "temperature", temperature)
-
-
-def _check_vectors(vectors: Tensor) -> None:
-    if vectors.numel() == 0:
-        return
-    if not bool(torch.isfinite(vectors).all()):
-        raise ValueError("score needs finite vectors, got NaN or inf; look at the encoder's output before the loss.")
-    norms = vectors.detach().norm(dim=-1)
-    low, high = norms.min().item(), norms.max().item()
-    if max(abs(low - 1.0), abs(high - 1.0)) > 1e-2:
-        raise ValueError(
-            f"score needs unit vectors, got norms from {low:.4g} to {high:.4g}; "
-            "use torch.nn.functional.normalize(vectors, dim=-1)."
-        )

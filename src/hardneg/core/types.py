@@ -16,8 +16,11 @@ from typing import Annotated, Any
 import torch
 from torch import Tensor
 
-NEVER = float("-inf")
-"""The log-weight of a candidate that is not a negative."""
+from hardneg.core.errors import ArgumentError
+from hardneg.core.tiles import NEVER as NEVER
+from hardneg.core.tiles import Tags as Tags
+from hardneg.core.tiles import Tile
+from hardneg.core.tiles import same_id as same_id
 
 LogWeights = Annotated[Tensor, "b n"]
 PairLosses = Annotated[Tensor, "b p"]
@@ -30,18 +33,6 @@ def with_support(log_w: LogWeights) -> tuple[Annotated[Tensor, "b 1"], LogWeight
 
 
 AnyKeys = Annotated[Tensor, "n d | b k d"]
-
-
-@dataclass(frozen=True, eq=False)
-class Tags:
-    """What is known of rows besides their vectors; None where nothing is known.
-
-    Rows with the same id are the same instance. A negative id matches nothing.
-    """
-
-    ids: Tensor | None = None  # [n] or [b, k]
-    labels: Tensor | None = None  # [n] or [b, k]
-    clusters: Tensor | None = None  # [n], [n, r], [b, k] or [b, k, r]
 
 
 @dataclass(frozen=True, eq=False)
@@ -65,9 +56,10 @@ class Keys:
 
     def __post_init__(self) -> None:
         if self.vectors.ndim not in (2, 3) or not self.vectors.is_floating_point():
-            raise ValueError(
-                "Keys needs floating point vectors [n, d] or [b, k, d], got "
-                f"vectors={tuple(self.vectors.shape)} of {self.vectors.dtype}."
+            raise ArgumentError(
+                "Keys",
+                "floating point vectors [n, d] or [b, k, d]",
+                f"vectors={tuple(self.vectors.shape)} of {self.vectors.dtype}",
             )
         rows = self.vectors.shape[:-1]
         for name in ("ids", "labels", "clusters"):
@@ -76,11 +68,13 @@ class Keys:
                 continue
             shape = value.shape[: len(rows)] if name == "clusters" else value.shape
             if shape != rows:
-                raise ValueError(
-                    f"Keys needs one of {name} per vector, shape {tuple(rows)}, got {name}={tuple(value.shape)}."
+                raise ArgumentError(
+                    "Keys", f"one of {name} per vector, shape {tuple(rows)}", f"{name}={tuple(value.shape)}"
                 )
             if value.is_floating_point():
-                raise ValueError(f"Keys needs whole numbers as {name}, got {name} of {value.dtype}; use {name}.long().")
+                raise ArgumentError(
+                    "Keys", f"whole numbers as {name}", f"{name} of {value.dtype}", f"use {name}.long()"
+                )
 
     def __len__(self) -> int:
         return self.vectors.shape[-2]
@@ -137,49 +131,57 @@ class Scores:
     def guided(self, other: Scores) -> Scores:
         """With the similarities of another model as a second channel: the same call with that model's vectors."""
         if other.candidates.shape != self.candidates.shape or other.positives.shape != self.positives.shape:
-            raise ValueError(
-                f"guided needs scores of the same pairs, {tuple(self.candidates.shape)} candidates and "
-                f"{tuple(self.positives.shape)} positives, got {tuple(other.candidates.shape)} and "
-                f"{tuple(other.positives.shape)}."
+            raise ArgumentError(
+                "guided",
+                (
+                    f"scores of the same pairs, {tuple(self.candidates.shape)} candidates and "
+                    f"{tuple(self.positives.shape)} positives"
+                ),
+                f"{tuple(other.candidates.shape)} and {tuple(other.positives.shape)}",
             )
         plain = Guide(other.positives * other.temperature, other.candidates * other.temperature)
         return self.changed(guide=Guide(plain.positives.detach(), plain.candidates.detach()))
 
     def tempered(self, similarity: Any) -> Tensor:
         """A plain similarity on the scale of the scores, divided exactly as they were."""
-        scaled: Tensor = self.candidates.new_ones(()) * similarity / self.temperature
-        return scaled
+        return self.tile().tempered(similarity)
 
     def num_valid(self) -> Annotated[Tensor, "b"]:
         return self.valid.sum(-1)
 
     def other_instance(self) -> Annotated[Tensor, "b n"]:
         """True where a candidate does not carry the anchor's id."""
-        if self.anchor_tags.ids is None or self.candidate_tags.ids is None:
-            return torch.ones_like(self.valid)
-        return ~same_id(self.anchor_tags.ids, self.candidate_tags.ids)
+        return self.tile().other_instance().expand_as(self.valid)
 
     def same_label(self, who: str) -> Annotated[Tensor, "b n"]:
-        anchor, candidate = self._pair(who, "labels")
-        return (anchor[:, None] == candidate).expand_as(self.valid)
+        return self.tile().same_label(who).expand_as(self.valid)
 
     def same_cluster(self, who: str) -> Annotated[Tensor, "b n"]:
         """True where anchor and candidate share a cluster in at least one of the clusterings."""
-        anchor, candidate = self._pair(who, "clusters")
-        anchor = anchor[:, None] if anchor.ndim == 1 else anchor  # [b, r]
-        candidate = candidate[..., None] if candidate.ndim == 2 else candidate  # [b|1, n, r]
-        if anchor.shape[-1] != candidate.shape[-1]:
-            counts = f"{anchor.shape[-1]} of the anchors and {candidate.shape[-1]} of the candidates"
-            raise ValueError(f"{who} needs the same number of clusterings on both sides, got {counts}.")
-        return (anchor[:, None, :] == candidate).any(-1).expand_as(self.valid)
+        return self.tile().same_cluster(who).expand_as(self.valid)
 
     def of_source(self, who: str, source: str) -> Annotated[Tensor, "n"]:
-        if source not in self.source_names:
-            raise ValueError(
-                f"{who} needs a source among {self.source_names}, got source={source!r}; "
-                "name it where the candidates come in: Keys(..., source=...)."
-            )
-        return self.source == self.source_names.index(source)
+        return self.tile().of_source(who, source)
+
+    def tile(self) -> Tile:
+        """All candidates as one tile."""
+        return Tile(
+            self.candidates,
+            self.temperature,
+            self.anchor_tags,
+            self.candidate_tags,
+            torch.arange(self.candidates.shape[1], device=self.candidates.device),
+            self.source,
+            self.source_names,
+            None if self.guide is None else self.guide.candidates,
+            self.ids_given,
+        )
+
+    def positive_tile(self) -> Tile:
+        """The positives as a tile of candidates of which only the scores are known."""
+        column = torch.arange(self.positives.shape[1], device=self.positives.device)
+        guide = None if self.guide is None else self.guide.positives
+        return Tile(self.positives, self.temperature, self.anchor_tags, Tags(), column, guide=guide)
 
     def take(self, index: Annotated[Tensor, "b k"]) -> Scores:
         """The drawn candidates only, one row of indices per anchor; -1 takes nothing.
@@ -220,17 +222,5 @@ class Scores:
             guide=self.guide and Guide(self.guide.positives, self.guide.candidates.new_zeros(rows, 1)),
         )
 
-    def _pair(self, who: str, name: str) -> tuple[Tensor, Tensor]:
-        anchor, candidate = getattr(self.anchor_tags, name), getattr(self.candidate_tags, name)
-        if anchor is None or candidate is None:
-            side = "the anchors" if anchor is None else "every candidate"
-            raise ValueError(f"{who} needs {name} of {side}, got None; pass {name}=... with the vectors.")
-        return anchor, candidate
-
 
 _fields_of_scores = tuple(field.name for field in fields(Scores))
-
-
-def same_id(anchor: Annotated[Tensor, "b"], candidate: Annotated[Tensor, "b|1 n"]) -> Annotated[Tensor, "b n"]:
-    """True where both carry the same id; a negative id is nobody's."""
-    return (anchor[:, None] == candidate) & (anchor >= 0)[:, None]

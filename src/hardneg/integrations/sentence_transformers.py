@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.nn.functional import normalize
 
 from hardneg.core.distributed import gather
-from hardneg.core.errors import argument_error, check_range
+from hardneg.core.errors import ArgumentError, argument_error, check_range
 from hardneg.core.objectives import NumNegatives, info_nce, reduce
 from hardneg.core.scoring import score
 from hardneg.core.types import Keys, Scores
@@ -80,7 +80,7 @@ class NegativesLoss(nn.Module):
     def scores(self, embeddings: list[Annotated[Tensor, "b d"]], labels: Tensor | None = None) -> Scores:
         """Anchors against the documents of the batch and their own explicit negatives."""
         if len(embeddings) < 2:
-            raise ValueError(f"NegativesLoss needs columns anchor, positive, ..., got {len(embeddings)} of them.")
+            raise ArgumentError("NegativesLoss", "columns anchor, positive, ...", f"{len(embeddings)} of them")
         if self.similarity == "cosine":
             embeddings = [
                 normalize(each.to(torch.promote_types(each.dtype, torch.float32)), dim=-1) for each in embeddings

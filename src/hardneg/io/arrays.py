@@ -125,9 +125,9 @@ def memory_bytes() -> int:
 def plain_labels(who: str, labels: Array, where: str) -> Array:
     """Labels as whole numbers or text, one per row; floats stay floats only if some are NaN."""
     if labels.ndim != 1:
-        raise ValueError(f"{who} needs labels [n], one for each row, got labels={labels.shape} in {where}.")
+        raise ArgumentError(who, "labels [n], one for each row", f"labels={labels.shape} in {where}")
     if labels.dtype.kind not in "biufUS":
-        raise ValueError(f"{who} needs labels that are whole numbers or text, got {labels.dtype} in {where}.")
+        raise ArgumentError(who, "labels that are whole numbers or text", f"{labels.dtype} in {where}")
     if labels.dtype.kind == "S":
         return _decoded(who, labels, where)
     if labels.dtype.kind == "f":
@@ -144,17 +144,18 @@ def _decoded(who: str, labels: Array, where: str) -> Array:
     try:
         return np.char.decode(labels, "utf-8")
     except UnicodeDecodeError as error:
-        raise ValueError(
-            f"{who} needs labels that are UTF-8 where they are bytes, got {error.object!r} in {where}; "
-            "np.char.decode(labels, ENCODING) makes text of them."
+        raise ArgumentError(
+            who,
+            "labels that are UTF-8 where they are bytes",
+            f"{error.object!r} in {where}",
+            "np.char.decode(labels, ENCODING) makes text of them",
         ) from None
 
 
 def _check_none(who: str, labels: Array, odd: Array, what: str, where: str) -> None:
     if odd.any():
-        raise ValueError(
-            f"{who} needs labels {what}, got {odd.sum()} of {len(labels)} that are not, such as {labels[odd][0]}, in "
-            f"{where}."
+        raise ArgumentError(
+            who, f"labels {what}", f"{odd.sum()} of {len(labels)} that are not, such as {labels[odd][0]}, in {where}"
         )
 
 
@@ -166,9 +167,11 @@ def known_labels(labels: Array, where: str) -> Array | None:
     else:
         missing = ~(labels >= 0)
     if missing.any() and not missing.all():
-        raise ValueError(
-            f"load needs a label for every image or for none, got {missing.sum()} of {len(labels)} without one (below "
-            f"0) in {where}; leave these images out, or take all labels away to train without them."
+        raise ArgumentError(
+            "load",
+            "a label for every image or for none",
+            f"{missing.sum()} of {len(labels)} without one (below 0) in {where}",
+            "leave these images out, or take all labels away to train without them",
         )
     return None if missing.any() else labels
 

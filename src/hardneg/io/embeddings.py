@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from hardneg.core.errors import NotFinite, argument_error
+from hardneg.core.errors import ArgumentError, NotFinite, argument_error
 from hardneg.io.arrays import Array, plain_labels, read_arrays
 from hardneg.io.sealed import check_seal
 
@@ -43,7 +43,7 @@ def read_embeddings(path: Path) -> tuple[tuple[Features, Labels, Features, Label
     found = read_arrays(who, path, advice, needed=SPLIT_NAMES)
     for name in ("train_x", "test_x"):
         if found[name].dtype.kind not in "biuf":
-            raise ValueError(f"{who} needs numbers in {name}, got {found[name].dtype} in {path}.")
+            raise ArgumentError(who, f"numbers in {name}", f"{found[name].dtype} in {path}")
     labels = [plain_labels(who, found[name], f"{name} of {path}") for name in ("train_y", "test_y")]
     classes: list[str] = []
     if any(part.dtype.kind == "U" for part in labels):
@@ -60,16 +60,14 @@ def check_split(train_x: Features, train_y: Labels, test_x: Features, test_y: La
     for name, x, y in (("train", train_x, train_y), ("test", test_x, test_y)):
         if x.ndim != 2 or not len(x) or y.shape != x.shape[:1] or y.is_floating_point():
             got = f"{name}_x={tuple(x.shape)} and {name}_y={tuple(y.shape)} of {y.dtype}"
-            raise ValueError(f"Evaluation needs features [n, d] and a whole-number label per row, got {got}.")
+            raise ArgumentError("Evaluation", "features [n, d] and a whole-number label per row", got)
         if not torch.isfinite(x).all():
             others = int((~torch.isfinite(x)).sum())
             raise NotFinite("Evaluation", "finite features", f"{others} others in {name}_x")
     if train_x.shape[1] != test_x.shape[1]:
         raise argument_error("Evaluation", f"test features of width {train_x.shape[1]}", "test_x", tuple(test_x.shape))
     if train_y.min() == train_y.max():
-        raise ValueError(
-            f"Evaluation needs at least two classes in train_y, got one: every label is {int(train_y[0])}."
-        )
+        raise ArgumentError("Evaluation", "at least two classes in train_y", f"one: every label is {int(train_y[0])}")
 
 
 def _as_features(array: Array) -> Features:

@@ -62,7 +62,12 @@ def with_checksum(record: dict[str, Any]) -> dict[str, Any]:
 
 def checked(record: Any, who: str, path: Path, fix: str) -> Any:
     """The record without its checksum; raises ``Damaged`` if it has another one."""
-    if not isinstance(record, dict) or CHECKSUM not in record:
+    if not isinstance(record, dict) or not record:
+        return record
+    if CHECKSUM not in record:
+        *names, last = record
+        if record[last] == _checksum({name: record[name] for name in names}):  # its name is what was damaged
+            raise Damaged(who, "an undamaged file", path, got=f"{last!r} is no {CHECKSUM!r}", fix=fix)
         return record
     rest = {name: value for name, value in record.items() if name != CHECKSUM}
     if record[CHECKSUM] != _checksum(rest):

@@ -3,44 +3,55 @@
 from __future__ import annotations
 
 import math
-from dataclasses import replace
-from typing import Annotated, Any
+from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from hardneg.core.diagnose import Diagnosis, diagnose
-from hardneg.core.errors import argument_error, check_kind, check_range, warn_once
-from hardneg.core.objectives import NumNegatives, check_num_negatives, info_nce, reduce
-from hardneg.core.schedules import Number, Schedule, adaptive, value_of
-from hardneg.core.scoring import (
-    Pools,
-    as_keys,
-    check_temperature,
-    cross_views,
-    same_label_positives,
-    score,
-    two_views,
-)
-from hardneg.core.types import Keys, LogWeights, Scores
-from hardneg.core.vectors import unit
+from hardneg.core.checks import check_temperature
+from hardneg.core.diagnose import Diagnosis, diagnose, joined
+from hardneg.core.errors import argument_error, check_range
+from hardneg.core.objectives import NumNegatives, check_num_negatives, corrects, debiased, reduce
+from hardneg.core.objectives.base import TauPlus
+from hardneg.core.pairing import Pairing
+from hardneg.core.schedules import Schedule, adaptive
+from hardneg.core.scoring import Pools, dense
+from hardneg.core.types import LogWeights, Scores
+from hardneg.kernels.chunked import check_streamable, streamed
+from hardneg.kernels.leaves import tensor_fields
+from hardneg.losses.options import AnyGenerator, AnyObjective, read_generator, read_objective
+from hardneg.losses.views import Guides, View, Views
+from hardneg.losses.warn import warn_of_empty, warn_of_floor
 from hardneg.negatives import Negatives, Uniform, parse
 
-Views = Annotated[Tensor, "b d"]
+MOST_DENSE = {"cpu": 2**18 - 1, "cuda": 2**27}
+"""Above so many scores, ``impl="auto"`` streams: on a CPU tiles that fit its caches are faster (benchmarks/algebra.py),
+elsewhere dense matrices of that size would take several GiB."""
+
+LOOKED_AT = 2**23
+"""So many scores are diagnosed at once."""
+Temperature = float | Tensor | Schedule
 
 
 class ContrastiveLoss(nn.Module):
     """InfoNCE with any negatives; a scalar.
 
     negatives: a distribution, or its text: ``"OtherLabel() * Tilt(1.0)"``.
-    views: ``"two"`` (SimCLR: both views are anchors and candidates) or ``"cross"`` (SimCSE, CLIP: z1 against z2).
-        With ``pool``, z1 is compared with the pool only and z2 is its positive; ``"pool"`` (MoCo) insists on one.
-    positives: ``"view"``, the other view; ``"label"``, all candidates of the anchor's label too (SupCon, H-SCL).
+    views: ``"two"`` (SimCLR: both views are anchors and candidates; with a list of views, all of them) or ``"cross"``
+        (SimCSE, CLIP: z1 against z2). With ``pool``, z1 is compared with the pool only and z2 is its positive;
+        ``"pool"`` (MoCo) insists on one.
+    positives: ``"view"``, the other views; ``"label"``, all candidates of the anchor's label too (SupCon, H-SCL).
         Labels are otherwise read by the distribution only. ``same_label_negatives`` lets those candidates stay
         negatives too: true positives with unlabelled negatives (HCL, Fig. 4; H-SCL's H-UCL).
-    temperature: a number, a schedule, or a tensor or parameter to be learnt. tau_plus: a number or a schedule.
-    normalize: brings z1, z2 and the pool to unit norm. detach_keys: no gradient to z2 (MoCo's keys).
-    The other options are those of ``info_nce`` and ``reduce``.
+    temperature: a number, a schedule, or a tensor or parameter to be learnt. tau_plus: a number, schedule or tensor.
+    normalize: brings views and pool to unit norm. detach_keys: no gradient to z2 (MoCo's keys).
+    objective: its name or text (``"rince(q=0.1)"``), an Objective, or a function of (positive, row statistics);
+        ``num_negatives``, ``tau_plus`` and ``positives_in_denominator`` are those of ``info_nce``.
+    impl: ``"dense"`` (matrices of scores), ``"streamed"`` (tiles, recomputed in the backward pass; what needs whole
+        rows raises) or ``"auto"``: dense for small batches, and inside torch.compile. Streamed losses have a first
+        derivative only.
+    generate: makes more candidates: ``"mochi(num_hardest=64)"`` or a Generator; not inside torch.compile.
 
     A schedule needs ``set_progress(step, total)`` before each step or epoch.
 
@@ -53,8 +64,8 @@ class ContrastiveLoss(nn.Module):
     def __init__(
         self,
         negatives: Negatives | str = Uniform(),
-        temperature: Number | Tensor = 0.5,
-        tau_plus: Number = 0.0,
+        temperature: Temperature = 0.5,
+        tau_plus: TauPlus = 0.0,
         views: str = "two",
         *,
         positives: str = "view",
@@ -64,128 +75,177 @@ class ContrastiveLoss(nn.Module):
         reduction: str = "anchors",
         normalize: bool = True,
         detach_keys: bool = False,
+        objective: AnyObjective = "info_nce",
+        impl: str = "auto",
+        generate: AnyGenerator | None = None,
     ) -> None:
         super().__init__()
         for name, value, known in (
-            ("views", views, ("two", "cross", "pool")),
-            ("positives", positives, ("view", "label")),
-            ("positives_in_denominator", positives_in_denominator, ("own", "all", "none")),
             ("reduction", reduction, ("anchors", "pairs", "none")),
+            ("positives_in_denominator", positives_in_denominator, ("own", "all", "none")),
+            ("impl", impl, ("auto", "dense", "streamed")),
         ):
             if value not in known:
                 raise argument_error("ContrastiveLoss", f"{name} in {known}", name, value)
-        check_range("ContrastiveLoss", "tau_plus", tau_plus, 0.0, 1.0, open_high=True)
-        check_num_negatives("ContrastiveLoss", num_negatives)
-        check_kind("ContrastiveLoss", "same_label_negatives", same_label_negatives, bool, "True or False")
-        if same_label_negatives and positives != "label":
-            fix = "labels make no positives otherwise"
-            raise argument_error(
-                "ContrastiveLoss", "positives='label' for same_label_negatives", "positives", positives, fix
-            )
-        if not isinstance(temperature, Schedule):
-            check_temperature("ContrastiveLoss", temperature)
+        self.meeting = Views(views, positives, same_label_negatives, normalize, detach_keys)
+        self.views, self.positives, self.normalize, self.detach_keys = views, positives, normalize, detach_keys
+        self.same_label_negatives = same_label_negatives
         self.negatives = parse(negatives) if isinstance(negatives, str) else negatives
         if not isinstance(self.negatives, Negatives):
             raise argument_error("ContrastiveLoss", "a distribution such as Tilt(1.0)", "negatives", negatives)
+        if impl == "streamed":
+            check_streamable(self.negatives)
+        if not isinstance(temperature, Schedule):
+            check_temperature("ContrastiveLoss", temperature)
         if isinstance(temperature, Tensor) and not temperature.requires_grad:
             self.register_buffer("temperature", temperature)
         else:
             self.temperature = temperature
-        self.tau_plus = tau_plus
-        self.views, self.positives, self.same_label_negatives = views, positives, same_label_negatives
-        self.num_negatives, self.positives_in_denominator = num_negatives, positives_in_denominator
-        self.reduction, self.normalize, self.detach_keys = reduction, normalize, detach_keys
+        check_range("ContrastiveLoss", "tau_plus", tau_plus, 0.0, 1.0, open_high=True)
+        check_num_negatives("ContrastiveLoss", num_negatives)
+        self.tau_plus, self.num_negatives = tau_plus, num_negatives
+        self.positives_in_denominator, self.reduction, self.impl = positives_in_denominator, reduction, impl
+        self.objective = read_objective(
+            objective,
+            tau_plus=tau_plus,
+            num_negatives=num_negatives,
+            positives_in_denominator=positives_in_denominator,
+        )
+        held = [each for one in (*self.negatives.factors, self.objective) for each in tensor_fields(one).values()]
+        self.learnt = nn.ParameterList([each for each in held if isinstance(each, nn.Parameter)])
+        self.generate = None if generate is None else read_generator(generate)
         self.step: int | None = None  # None: no progress was set
         self.total: int | None = None
-        self._current = self.negatives
-        self._numbers: dict[str, Tensor] = {}  # of the schedules at this step; tensors, which do not recompile
+        self._current, self._objective = self.negatives, self.objective
+        self._temperature: Tensor | None = None  # of a schedule, at this step
         self._calls = 0
 
     def set_progress(self, step: int, total: int | None = None) -> None:
         """Evaluates the schedules; outside any compiled graph, so that new numbers do not recompile it."""
         self.step, self.total = step, total
-        self._current = self.negatives.at(step, total)
-        for name, highest in (("temperature", math.inf), ("tau_plus", 1.0)):
-            if isinstance(schedule := getattr(self, name), Schedule):
-                number = value_of(schedule, step, total)
-                check_range("ContrastiveLoss", name, number, 0.0, highest, open_high=True)
-                self._numbers[name] = torch.tensor(number, dtype=torch.float64)
+        self._current, self._objective = self.negatives.at(step, total), self.objective.at(step, total)
+        if isinstance(self.temperature, Schedule):
+            self._temperature = torch.tensor(self.temperature(step, total), dtype=torch.float64)
 
-    def _now(self, name: str) -> Any:
-        """The temperature or tau_plus of this step."""
-        value = self._numbers.get(name, getattr(self, name))
-        return float(value) if isinstance(value, Schedule) else value  # which says that its progress is not set
-
-    def scores(
+    def pairing(
         self,
-        z1: Views,
-        z2: Views,
+        z1: View | Sequence[View],
+        z2: View | None = None,
         ids: Tensor | None = None,
         labels: Tensor | None = None,
         pool: Pools | None = None,
         clusters: Tensor | None = None,
-    ) -> Scores:
-        """The scores that the loss is computed from."""
-        if self.views == "pool" and pool is None:
-            raise ValueError("ContrastiveLoss needs a pool of candidates, got pool=None; pass pool=queue.")
-        parts = None if pool is None else as_keys(pool)
-        if self.normalize:
-            z1, z2 = unit(z1), unit(z2)
-            parts = parts and [replace(keys, vectors=unit(keys.vectors)) for keys in parts]
-        if self.detach_keys:
-            z2 = z2.detach()
-        if parts is not None:
-            scores = score(Keys(z1, ids, labels, clusters), z2, parts, self._now("temperature"))
-        else:
-            build = two_views if self.views == "two" else cross_views
-            scores = build(z1, z2, self._now("temperature"), ids, labels, clusters=clusters)
-        if self.positives == "view":
-            return scores
-        return same_label_positives(scores, negatives_too=self.same_label_negatives)
+        *,
+        temperature: Tensor | None = None,
+        guide: Guides | None = None,
+    ) -> Pairing:
+        """Who meets whom: what the loss is computed from."""
+        views = [z1] if isinstance(z1, Tensor) else list(z1)
+        views += [] if z2 is None else [z2]
+        own = self._now() if temperature is None else temperature
+        pairing = self.meeting.pairing(views, own, ids, labels, pool, clusters, guide)
+        return pairing if self.generate is None else self.generate(pairing.prepared(), self._calls)
+
+    def scores(self, *args: Any, **kwargs: Any) -> Scores:
+        """The dense scores, of the arguments of the call."""
+        return dense(self.pairing(*args, **kwargs))
 
     def forward(
         self,
-        z1: Views,
-        z2: Views,
+        z1: View | Sequence[View],
+        z2: View | None = None,
         ids: Tensor | None = None,
         labels: Tensor | None = None,
         pool: Pools | None = None,
         clusters: Tensor | None = None,
+        *,
+        temperature: Tensor | None = None,
+        guide: Guides | None = None,
     ) -> Tensor:
-        scores = self.scores(z1, z2, ids, labels, pool, clusters)
+        """The loss of two views, or of a list of views; ``temperature`` [b] gives each instance its own.
+
+        ``guide``: the same views under another model, for ``by="guide"``; with a pool, and the pool's vectors.
+        """
+        pairing = self.pairing(z1, z2, ids, labels, pool, clusters, temperature=temperature, guide=guide)
+        if self._streams(pairing):
+            return self._streamed(pairing)
+        scores = dense(pairing)
         log_w = self._current.log_weights(scores)
         if not torch.compiler.is_compiling():
             self._warn(scores, log_w)
-        losses = info_nce(
-            scores,
-            log_w,
-            num_negatives=self.num_negatives,
-            tau_plus=self._now("tau_plus"),
-            positives_in_denominator=self.positives_in_denominator,
-        )
-        return reduce(losses, scores, self.reduction)
+        return reduce(self._objective.losses(scores, log_w), scores, self.reduction)
 
-    def diagnose(
-        self,
-        z1: Views,
-        z2: Views,
-        ids: Tensor | None = None,
-        labels: Tensor | None = None,
-        pool: Pools | None = None,
-        clusters: Tensor | None = None,
-    ) -> Diagnosis:
-        """How hard, how false and how many the negatives of this batch are; exact also under ``no_grad``."""
+    def diagnose(self, *args: Any, **kwargs: Any) -> Diagnosis:
+        """How hard, how false and how many the negatives of this batch are; exact also under ``no_grad``.
+
+        Where the loss streams, the anchors are looked at in blocks.
+        """
+        pairing = self.pairing(*args, **kwargs)
+        size = len(pairing)
+        if self._streams(pairing) and not any(factor.batch_scope for factor in self._current.factors):
+            size = max(1, LOOKED_AT // max(pairing.num_candidates, 1))
+        rows = [slice(low, low + size) for low in range(0, len(pairing), size)]
+        return joined([self._diagnose(dense(pairing.of_rows(each) if len(rows) > 1 else pairing)) for each in rows])
+
+    def _diagnose(self, scores: Scores) -> Diagnosis:
         with torch.enable_grad():  # whether the weights carry a gradient tells who is attracted
-            scores = self.scores(z1.detach(), z2.detach(), ids, labels, pool, clusters)
-            scores = scores.changed(candidates=scores.candidates.detach().requires_grad_())
-            return diagnose(scores, self._current.log_weights(scores), tau_plus=self._now("tau_plus"))
+            scores = scores.changed(
+                positives=scores.positives.detach(), candidates=scores.candidates.detach().requires_grad_()
+            )
+            return diagnose(scores, self._current.log_weights(scores), tau_plus=self._tau_plus())
+
+    def _streams(self, pairing: Pairing) -> bool:
+        if self.impl != "auto":
+            return self.impl == "streamed"
+        most = MOST_DENSE.get(pairing.anchors.vectors.device.type, MOST_DENSE["cuda"])
+        large = len(pairing) * pairing.num_candidates > most
+        return large and self._current.pointwise and not torch.compiler.is_compiling()
+
+    def _streamed(self, pairing: Pairing) -> Tensor:
+        loss, row, own = streamed(pairing, self._current, self._objective, self.reduction)
+        if self._looks() and pairing.num_candidates:
+            empty = row.support == 0
+            if self._objective.needs_negatives:
+                warn_of_empty(empty.float().mean().item(), self._current)
+            if corrects(self._tau_plus()) and "log_mean" in row.statistics:
+                real = own.valid & ~empty
+                floored = debiased(row.log_mean, own.s, self._tau_plus(), row.temperature)[1] & real
+                warn_of_floor(float(floored.sum() / real.sum().clamp(min=1)), self._tau_plus(), row.temperature)
+        return loss
+
+    def _now(self) -> float | Tensor:
+        """The temperature of this step."""
+        if isinstance(self.temperature, Schedule):
+            return float(self.temperature) if self._temperature is None else self._temperature  # raises if not set
+        return self.temperature
+
+    def _tau_plus(self) -> float | Tensor:
+        """That of the objective, at this step; 0 if it has none."""
+        tau_plus: float | Tensor = getattr(self._objective, "tau_plus", 0.0)
+        return tau_plus
+
+    def _looks(self) -> bool:
+        """At calls 1, 2, 4, 8 ... only: each look waits for the GPU."""
+        self._calls += 1
+        return not self._calls & (self._calls - 1)
+
+    def _warn(self, scores: Scores, log_w: LogWeights) -> None:
+        """A pool that is still empty is no fault."""
+        if not self._looks() or not scores.candidates.shape[1]:
+            return
+        check_temperature("ContrastiveLoss", torch.as_tensor(scores.temperature).cpu())
+        with torch.no_grad():
+            found = diagnose(scores, log_w, tau_plus=self._tau_plus())
+        if self._objective.needs_negatives:  # otherwise the positives stand against each other
+            warn_of_empty(found.empty.float().mean().item(), self._current)
+        warn_of_floor(found.clamped_share(), self._tau_plus(), scores.temperature)
 
     def extra_repr(self) -> str:
         return f"{self.negatives!r}, temperature={self.temperature}, tau_plus={self.tau_plus}, views={self.views!r}"
 
     def get_extra_state(self) -> Tensor:
-        """Step, total, then value and last metric of each adaptive schedule, NaN for None: tensors are safe to store."""
-        numbers = [self.step, self.total]
+        """Step, total, calls, then value and last metric of each adaptive schedule; NaN for None."""
+        numbers = [self.step, self.total, self._calls]
         for schedule in self._adaptive():
             numbers += [schedule.state_dict()["value"], schedule.state_dict()["last"]]
         return torch.tensor([math.nan if each is None else each for each in numbers], dtype=torch.float64)
@@ -196,36 +256,13 @@ class ContrastiveLoss(nn.Module):
             step, total = state["step"], state["total"]
         else:
             numbers = [None if math.isnan(each) else each for each in state.tolist()]
-            step, total = (each if each is None else int(each) for each in numbers[:2])
-            saved = list(zip(numbers[2::2], numbers[3::2], strict=True))
+            step, total, self._calls = (each if each is None else int(each) for each in numbers[:3])  # type: ignore[assignment]
+            saved = list(zip(numbers[3::2], numbers[4::2], strict=True))
         for schedule, (value, last) in zip(self._adaptive(), saved, strict=True):
             schedule.load_state_dict({"value": value, "last": last})
         if step is not None:
             self.set_progress(step, total)
 
     def _adaptive(self) -> list[adaptive]:
-        schedules = [*self.negatives.schedules(), self.temperature, self.tau_plus]
+        schedules = [*self.negatives.schedules(), self.temperature, *self.objective.schedules()]
         return [schedule for schedule in schedules if isinstance(schedule, adaptive)]
-
-    def _warn(self, scores: Scores, log_w: LogWeights) -> None:
-        """Looks at calls 1, 2, 4, 8 ... only: each look waits for the GPU. A pool that is still empty is no fault."""
-        self._calls += 1
-        if self._calls & (self._calls - 1) or not scores.candidates.shape[1]:
-            return
-        with torch.no_grad():
-            found = diagnose(scores, log_w, tau_plus=self._now("tau_plus"))
-            empty, clamped = found.empty.float().mean().item(), found.clamped_share()
-            temperature = torch.as_tensor(scores.temperature).float().mean().item()
-        if empty > 0.5 and self.positives_in_denominator != "all":  # there the positives stand against each other
-            warn_once(
-                f"empty:{self._current!r}",
-                f"{empty:.0%} of the anchors have no negative under {self._current!r} and cost nothing. "
-                "Widen the band, add a pool, or use a larger batch with more labels in it.",
-            )
-        if clamped > 0.5:
-            warn_once(
-                f"clamped:{self.tau_plus}:{temperature}",
-                f"{clamped:.0%} of the debiased terms are at their floor, where negatives have no gradient: "
-                f"tau_plus={float(self._now('tau_plus')):.3g} is too large for temperature={temperature:.3g}. "
-                "Lower tau_plus or raise the temperature.",
-            )

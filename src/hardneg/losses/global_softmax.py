@@ -74,7 +74,7 @@ class SogCLR(nn.Module):
 
     def _one(self, scores: Scores, partition: nn.Module, ids: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
         if ids is None:
-            raise ValueError("SogCLR needs the ids of the rows, got ids=None; pass the positions in the data set.")
+            raise ArgumentError("SogCLR", "the ids of the rows", "ids=None", "pass the positions in the data set")
         log_w = self.negatives.log_weights(scores)
         log_norm = partition(scores, log_w)
         losses = surrogate(scores, _mean_one(log_w) + scores.candidates.detach(), log_norm=log_norm)

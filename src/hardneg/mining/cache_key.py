@@ -20,6 +20,7 @@ import os
 import sys
 import sysconfig
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from types import CodeType
 from typing import Any
@@ -63,7 +64,7 @@ def key_of_function(text: str, function: Any) -> str:
         function = function.func
     written = getattr(function, "__module__", None) or type(function).__module__
     sources = _sources([text.partition(":")[0], written])
-    found += [(module, hashlib.sha256(source.encode()).hexdigest()) for module, (_, source) in sorted(sources.items())]
+    found += [(module, source.digest) for module, source in sorted(sources.items())]
     bound += [getattr(function, "__self__", None), *_globals_of(function)]
     found += [value for value in (_value(one) for one in bound) if value is not None]
     if callable(getattr(function, "state_dict", None)):
@@ -141,16 +142,24 @@ def _names(code: CodeType) -> set[str]:
     return set(code.co_names).union(*inner)
 
 
-def _sources(modules: list[str]) -> dict[str, tuple[Path, str]]:
-    """File and source of these modules and of all that they import, but for installed ones."""
-    found: dict[str, tuple[Path, str]] = {}
+@dataclass(frozen=True)
+class _Source:
+    path: Path
+    digest: str
+    nodes: list[ast.AST]
+
+
+def _sources(modules: list[str]) -> dict[str, _Source]:
+    """These modules and all that they import, but for installed ones."""
+    found: dict[str, _Source] = {}
     left = list(modules)
     while left:
         name = left.pop()
         path = None if name in found else _file_of(name)
         if path is not None:
-            found[name] = (path, path.read_text(encoding="utf-8", errors="replace"))
-            left += _imports(name, *found[name])
+            content = path.read_bytes()
+            found[name] = _Source(path, hashlib.sha256(content).hexdigest(), _nodes(content))
+            left += _imports(name, found[name])
     return found
 
 
@@ -170,9 +179,9 @@ def _file_of(module: str) -> Path | None:
     return None if any(real.startswith(folder + os.sep) for folder in _installed) else Path(real)
 
 
-def _imports(module: str, path: Path, source: str) -> Iterator[str]:
-    package = module if path.name == "__init__.py" else module.rpartition(".")[0]
-    for node in _nodes(source):
+def _imports(module: str, source: _Source) -> Iterator[str]:
+    package = module if source.path.name == "__init__.py" else module.rpartition(".")[0]
+    for node in source.nodes:
         if isinstance(node, ast.Import):
             yield from (one.name for one in node.names)
         elif isinstance(node, ast.ImportFrom):
@@ -182,19 +191,21 @@ def _imports(module: str, path: Path, source: str) -> Iterator[str]:
             yield from (f"{base}.{one.name}" for one in node.names)
 
 
-def _nodes(source: str) -> Iterator[ast.AST]:
+def _nodes(source: bytes) -> list[ast.AST]:
+    """The imports and constants of a module."""
     try:
-        yield from ast.walk(ast.parse(source))
-    except (SyntaxError, ValueError, RecursionError):  # not what Python imports: it has failed already, or is generated
-        return
+        found = ast.walk(ast.parse(source))
+        return [node for node in found if isinstance(node, (ast.Import, ast.ImportFrom, ast.Constant))]
+    except (SyntaxError, ValueError, RecursionError):  # it is not what Python has imported
+        return []
 
 
-def _named_files(sources: dict[str, tuple[Path, str]], bound: list[Any]) -> list[Path]:
+def _named_files(sources: dict[str, _Source], bound: list[Any]) -> list[Path]:
     """Files, and folders of saved models, whose paths stand in the sources or among the bound arguments."""
     texts = {(Path(), one) for one in bound if isinstance(one, str)}
-    for path, source in sources.values():
-        constants = {node.value for node in _nodes(source) if isinstance(node, ast.Constant)}
-        texts |= {(place, one) for one in constants if isinstance(one, str) for place in (Path(), path.parent)}
+    for source in sources.values():
+        constants = {node.value for node in source.nodes if isinstance(node, ast.Constant)}
+        texts |= {(place, one) for one in constants if isinstance(one, str) for place in (Path(), source.path.parent)}
     found = {place / text for place, text in texts if 0 < len(text) < 1024 and "\0" not in text and "\n" not in text}
     return sorted({path.resolve() for path in found if _is_weights(path)})
 

@@ -34,11 +34,12 @@ from hardneg.mining.engine import MinedBlock, Miner
 from hardneg.mining.explain import Explanation
 from hardneg.mining.inputs import Embedded, Progress, embeddings, load_problem, make_miner
 from hardneg.mining.manifest import describe_inputs, is_of, read_manifest
-from hardneg.mining.options import MineOptions, check_options, manifest_of
+from hardneg.mining.options import MineOptions, manifest_of
 from hardneg.mining.output import Layout, Result, has_rows, recover, write_output
 from hardneg.mining.problem import Problem
 from hardneg.mining.ranks import Ranks, join_ranks
-from hardneg.negatives import Rank, parse
+from hardneg.mining.request import check_options
+from hardneg.negatives import parse
 
 _ours = re.compile(r"job\.json|manifest\.json|output(\.parquet|\.jsonl)?|block-\d{6,}\.npz|\..*\.partial")
 
@@ -129,8 +130,8 @@ def check_room(options: MineOptions, problem: Problem) -> None:
     size, k = len(problem.corpus), options.k
     taken = (len({*rows, own} - {-1}) for rows, own in zip(problem.positives, problem.own, strict=True))
     most = size - min(taken)
-    windows = [f.stop - f.start for f in parse(options.negatives).factors if isinstance(f, Rank) and f.stop is not None]
-    most = min(most, *windows) if windows else most
+    kept = parse(options.negatives).most
+    most = most if kept is None else min(most, kept)
     if most < k:
         got = f"k={k} where a query has at most {most} candidates, so that no row would be written"
         fix = f"use -k {max(most, 1)} or --format triplet"
@@ -251,53 +252,55 @@ def _read_block(path: Path) -> tuple[MinedBlock, Any]:
     return MinedBlock(rows, scores, found_by, explanation), file["positive_scores"]
 
 
-def _finish(
-    options: MineOptions, problem: Problem, miner: Miner, work: Path, embedded: Embedded, sources: dict[str, Any]
-) -> Summary:
-    blocks, positive_scores = zip(
-        *(_read_block(_shard(work, number)) for number in range(len(miner.blocks()))), strict=True
-    )
+def _collected(problem: Problem, miner: Miner, work: Path) -> tuple[Result, Explanation]:
+    """What all blocks have found."""
+    read = (_read_block(_shard(work, number)) for number in range(len(miner.blocks())))
+    blocks, positive_scores = zip(*read, strict=True)
     mined = miner.joined(blocks)
     if len(mined.rows) != len(problem.queries):
         got = f"blocks of {len(mined.rows)} of {len(problem.queries)} queries"
         raise Damaged("mine", "all blocks", work, got, "delete it and run the same command again")
     # The pairs of the miner are sorted by row within a query; the problem's positives follow.
     problem.positives = [sorted(rows) for rows in problem.positives]
-    own = np.concatenate(positive_scores)
-    result = Result(problem, mined.rows.numpy(), mined.scores.numpy(), own, mined.found_by.numpy(), mined.retrievers)
+    arrays = (mined.rows.numpy(), mined.scores.numpy(), np.concatenate(positive_scores), mined.found_by.numpy())
+    return Result(problem, *arrays, mined.retrievers), mined.explanation
+
+
+def _finish(
+    options: MineOptions, problem: Problem, miner: Miner, work: Path, embedded: Embedded, sources: dict[str, Any]
+) -> Summary:
+    """Makes the output and its manifest in the work folder, then puts both in place."""
+    result, explanation = _collected(problem, miner, work)
     anchor = options.columns.query if options.columns.query and "+" not in options.columns.query else "anchor"
     layout = Layout(options.format, anchor, options.columns.positive or "positive", options.scores)
     if not has_rows(result, layout):
-        got = f"none of {len(problem.queries)} queries with enough of them: {mined.explanation.reason()}"
-        raise ArgumentError(
-            "mine", f"negatives to write as {options.format}", got, "use a smaller -k or an easier rule"
-        )
+        shutil.rmtree(work)  # its blocks are of no use to another rule or format
+        got = f"none of {len(problem.queries)} queries with enough of them: {explanation.reason()}"
+        fix = "use a smaller -k or an easier rule"
+        raise ArgumentError("mine", f"negatives to write as {options.format}", got, fix)
     out = Path(options.out)
     staged = work / f"output{out.suffix.lower() if out.suffix.lower() in ('.parquet', '.jsonl') else ''}"
     if staged.is_dir():  # of a run that was killed here
         shutil.rmtree(staged)
     written = write_output(staged, result, layout)
-    counts = {**problem.counts, "negatives": int((mined.rows >= 0).sum()), "rows_written": written}
+    counts = {**problem.counts, "negatives": int((result.rows >= 0).sum()), "rows_written": written}
     statistics = _statistics(result, miner)
-    write_json(
-        work / "manifest.json",
-        {
-            **environment(),
-            "options": asdict(options),
-            "seed": options.seed,
-            "negatives": repr(parse(options.negatives)),
-            "inputs": sources,
-            "encoder": embedded.keys,
-            "counts": counts,
-            "explain": mined.explanation.as_dict(),
-            "statistics": statistics,
-            "output": digest_of_path(staged),
-        },
-        go_on,
-    )
+    manifest = {
+        **environment(),
+        "options": asdict(options),
+        "seed": options.seed,
+        "negatives": repr(parse(options.negatives)),
+        "inputs": sources,
+        "encoder": embedded.keys,
+        "counts": counts,
+        "explain": explanation.as_dict(),
+        "statistics": statistics,
+        "output": digest_of_path(staged),
+    }
+    write_json(work / "manifest.json", manifest, go_on)
     swap_in(staged, out)
     os.replace(work / "manifest.json", manifest_of(out))
-    return Summary(counts, mined.explanation, statistics, written, manifest_of(out))
+    return Summary(counts, explanation, statistics, written, manifest_of(out))
 
 
 def _statistics(result: Result, miner: Miner) -> dict[str, dict[str, float]]:

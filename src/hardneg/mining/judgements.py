@@ -66,7 +66,7 @@ def _numbers(table: Table, name: str, path: str, who: str) -> list[float]:
     for row, value in enumerate(table[name]):
         try:
             numbers.append(float(value))
-        except (TypeError, ValueError):
+        except (TypeError, ValueError, OverflowError):
             numbers.append(math.nan)
         if math.isnan(numbers[-1]):
             raise ArgumentError(who, f"numbers as {name!r} in {path}", f"{value!r} in row {row}")

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from hardneg.core.types import NEVER, Scores
-from hardneg.negatives import ClippedTilt, Hardening, Negatives, Rank, Threshold, Tilt, Uniform
+from hardneg.negatives import Negatives
 
 
 @dataclass(frozen=True)
@@ -37,25 +37,17 @@ def reach_of(negatives: Negatives, k: int, draw: str) -> Reach:
     200
     """
     factors = negatives.factors
-    num_leading = next((i for i, factor in enumerate(factors) if factor.ranks), len(factors))
+    alone = [factor.pointwise and not factor.looks_around for factor in factors]
+    num_leading = alone.index(False) if False in alone else len(factors)
     size = k if draw == "top" else None
     for factor in reversed(factors[num_leading:]):
-        size = _shown(factor, size)
+        size = factor.shown(size)
     return Reach(size, num_leading)
-
-
-def _shown(factor: Negatives, wanted: int | None) -> int | None:
-    """How many of the nearest this factor must see to pass on the first ``wanted`` (None: all) of what it keeps."""
-    if isinstance(factor, Rank):
-        if factor.stop is None:
-            return None if wanted is None else factor.start + wanted
-        return factor.stop if wanted is None else min(factor.stop, factor.start + wanted)
-    return None if may_remove(factor) else wanted
 
 
 def may_remove(factor: Negatives) -> bool:
     """Whether a factor can take out candidates; any that is not known to keep them all."""
-    return not isinstance(factor, (Uniform, Tilt, ClippedTilt))
+    return factor.removes or not factor.pointwise
 
 
 def ends_here(factor: Negatives, scores: Scores, before: Tensor, after: Tensor) -> Tensor:
@@ -63,9 +55,10 @@ def ends_here(factor: Negatives, scores: Scores, before: Tensor, after: Tensor) 
 
     A rank window that is full, or a lower bound on the score that the lowest candidate already misses.
     """
-    if isinstance(factor, Rank) and factor.stop is not None:
-        return before.sum(1) >= factor.stop
-    if isinstance(factor, (Threshold, Hardening)):
+    most = factor.shown(None)
+    if most is not None:
+        return before.sum(1) >= most
+    if factor.monotone:
         lowest = scores.candidates.masked_fill(~before, float("inf")).argmin(dim=1, keepdim=True)
         fails = before.any(1, keepdim=True) & ~after.gather(1, lowest)
         return fails[:, 0]
@@ -74,7 +67,7 @@ def ends_here(factor: Negatives, scores: Scores, before: Tensor, after: Tensor) 
 
 def batch_dependent(negatives: Negatives) -> Negatives | None:
     """The factor, if any, whose weights depend on which other anchors are in the batch: mining has no batch."""
-    return next((factor for factor in negatives.factors if isinstance(factor, ClippedTilt)), None)
+    return next((factor for factor in negatives.factors if factor.batch_scope), None)
 
 
 def support(log_w: Tensor) -> Tensor:

@@ -1,18 +1,21 @@
 """Distributions of negatives, one small file per idea. Importing this registers them in the grammar."""
 
-from hardneg.negatives.bands import BelowPositive, Rank, Ring, Threshold
+from hardneg.negatives.bands import BelowPositive, Threshold
 from hardneg.negatives.base import Negatives, Product, Uniform, keep, registered_negatives
 from hardneg.negatives.clusters import OtherCluster, SameCluster
+from hardneg.negatives.gaussian import Gaussian
 from hardneg.negatives.grammar import parse, to_text
 from hardneg.negatives.hardening import Hardening, assumption_1, register_hardening
 from hardneg.negatives.known import Known, KnownPairs
 from hardneg.negatives.labels import From, OtherLabel
 from hardneg.negatives.tilt import ClippedTilt, Tilt
+from hardneg.negatives.windows import Rank, Ring
 
 __all__ = [
     "BelowPositive",
     "ClippedTilt",
     "From",
+    "Gaussian",
     "Hardening",
     "Known",
     "KnownPairs",

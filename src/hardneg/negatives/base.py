@@ -2,34 +2,39 @@
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, fields, replace
 from typing import Any, ClassVar
 
 from torch import Tensor
 
-from hardneg.core.errors import warn_once
-from hardneg.core.schedules import Schedule, short_repr, value_of
+from hardneg.core.bounds import Bound
+from hardneg.core.errors import ArgumentError, argument_error, warn_once
+from hardneg.core.schedules import Number, Schedule, short_repr, value_of
+from hardneg.core.sweep import dense_weights, weigh
+from hardneg.core.tiles import Tile
 from hardneg.core.types import NEVER, LogWeights, Scores
 
 _registry: dict[str, type[Negatives]] = {}
 
 
-class Negatives(ABC):
+class Negatives:
     """q(x-|x): with what probability each candidate is an anchor's negative.
 
-    Subclasses are frozen dataclasses; defining one registers it in the grammar. ``log_weights`` gives [b, n], known up
-    to a constant per row, and ``NEVER`` where a candidate is not a negative; it looks at ``scores.valid`` candidates
-    only. ``a * b`` multiplies the distributions, left to right: ``b`` sees only the candidates that ``a`` left.
+    Subclasses are frozen dataclasses with ``log_weight(tile)``; defining one registers it in the grammar. It says of
+    each pair, from the pair and from ``tile.bound``, a log-weight that is known up to a constant per row, and ``NEVER``
+    where a candidate is not a negative. What it must know of a whole row it declares in ``bounds()``. ``a * b``
+    multiplies the distributions, left to right: the bounds of ``b`` see only the candidates that ``a`` left.
     """
 
     examples: ClassVar[tuple[str, ...]] = ()
     """Calls in the grammar, for the help and the conformance tests; needed where a field has no default."""
-    ranks: ClassVar[bool] = False
-    """Whether a candidate's weight depends on which other candidates are valid."""
     masks: ClassVar[bool] = False
-    """Whether it only removes candidates."""
+    """Whether it only removes candidates: a log-weight is 0 or NEVER."""
+    removes: ClassVar[bool] = True
+    """Whether it can remove candidates; False if every log-weight is finite."""
+    ranks: ClassVar[bool] = False
+    """For a class with ``log_weights(scores)`` alone: whether a weight depends on which other candidates are valid."""
     textual: ClassVar[bool] = True
     """Whether it can be written in the grammar; not if it is made of tensors."""
 
@@ -38,8 +43,65 @@ class Negatives(ABC):
         if cls.textual:
             _registry[cls.__name__] = cls
 
-    @abstractmethod
-    def log_weights(self, scores: Scores) -> LogWeights: ...
+    def bounds(self) -> Mapping[str, Bound]:
+        """What it must know of a row before it can weigh a pair, by name; ``tile.bound`` holds the answers."""
+        return {}
+
+    def log_weight(self, tile: Tile) -> Tensor:
+        """Log-weights of the pairs of a tile, [r, c] or broadcastable to it; who is valid is not its business."""
+        raise not_pointwise(self, "a tile of candidates")
+
+    def log_weights(self, scores: Scores) -> LogWeights:
+        """Log-weights of all candidates, [b, n]; ``NEVER`` where one is not valid."""
+        if not self.pointwise and self.factors == (self,):
+            raise not_pointwise(self, "no log_weights(scores) either")
+        return dense_weights(self.factors, scores)
+
+    def reads(self) -> frozenset[str]:
+        """What it asks beside the scores: "labels", "clusters", "ids", "positives", "guide" or "source"."""
+        return frozenset({"guide"} if getattr(self, "by", "score") == "guide" else ())
+
+    @property
+    def pointwise(self) -> bool:
+        """Whether it has ``log_weight``, so that it works on tiles; otherwise it needs whole rows."""
+        return type(self).log_weight is not Negatives.log_weight
+
+    @property
+    def looks_around(self) -> bool:
+        """Whether a weight depends on which other candidates there are."""
+        return self.ranks or any(bound.over == "candidates" for bound in self.bounds().values())
+
+    @property
+    def batch_scope(self) -> bool:
+        """Whether a weight depends on which other anchors are in the batch."""
+        return any(bound.scope == "batch" for bound in self.bounds().values())
+
+    @property
+    def monotone(self) -> bool:
+        """Whether a candidate that it removes takes all candidates of lower scores with it."""
+        return False
+
+    @property
+    def slope(self) -> Number:
+        """beta where log w = beta * score for every candidate: a tilt, which is a temperature in disguise; else 0."""
+        return 0.0
+
+    @property
+    def slope_detached(self) -> bool:
+        """Whether no gradient flows through the weights of the tilt."""
+        return True
+
+    @property
+    def most(self) -> int | None:
+        """At most how many candidates of a row it keeps; None: no limit of its own."""
+        return None
+
+    def shown(self, wanted: int | None) -> int | None:
+        """How many of the nearest candidates it must see to pass on the nearest ``wanted`` (None: all) it keeps.
+
+        None: all of them, or as many as it takes.
+        """
+        return wanted if self.pointwise and not self.removes and not self.looks_around else None
 
     def __mul__(self, other: Negatives) -> Negatives:
         if not isinstance(other, Negatives):
@@ -64,6 +126,13 @@ class Negatives(ABC):
         return [schedule for factor in self.factors for _, schedule in _schedules(factor)]
 
 
+def not_pointwise(factor: Negatives, where: str) -> ArgumentError:
+    """The error of a factor that works on whole rows only, where there are none."""
+    name = type(factor).__name__
+    fix = f"write {name}.log_weight(tile), and bounds() for what it must know of a row (docs/guides/extend.md)"
+    return ArgumentError(name, f"whole rows: it has no log_weight(tile), and here is {where}", None, fix)
+
+
 def _schedules(factor: Negatives) -> Iterator[tuple[str, Schedule]]:
     for field in fields(factor):  # type: ignore[arg-type]
         value = getattr(factor, field.name)
@@ -71,13 +140,21 @@ def _schedules(factor: Negatives) -> Iterator[tuple[str, Schedule]]:
             yield field.name, value
 
 
+def check_by(who: str, by: str) -> None:
+    """Which model's similarities a distribution judges by."""
+    if by not in ("score", "guide"):
+        raise argument_error(who, "by 'score' or 'guide'", "by", by)
+
+
 def registered_negatives() -> dict[str, type[Negatives]]:
     """Every distribution that the grammar knows, by name."""
     return dict(_registry)
 
 
-def keep(scores: Scores, mask: Tensor) -> LogWeights:
+def keep(scores: Scores | Tile, mask: Tensor) -> LogWeights:
     """Log-weight 0 for the valid candidates in the mask, NEVER for the others."""
+    if isinstance(scores, Tile):
+        return scores.keep(mask)
     return scores.candidates.new_zeros(scores.valid.shape).masked_fill(~(scores.valid & mask), NEVER)
 
 
@@ -93,15 +170,27 @@ class Product(Negatives):
     _factors: tuple[Negatives, ...]
     textual: ClassVar = False  # written with *, not by its name
 
-    def log_weights(self, scores: Scores) -> LogWeights:
-        total = self._factors[0].log_weights(scores)
-        for factor in self._factors[1:]:
-            total = total + factor.log_weights(scores.narrowed(total != NEVER))
-        return total
+    def log_weight(self, tile: Tile) -> Tensor:
+        """The sum of the factors, ``tile.bound`` being a mapping of ``"0"``, ``"1"`` ... to the bounds of each."""
+        for factor in self._factors:
+            if not factor.pointwise:
+                raise not_pointwise(factor, "a tile of candidates")
+        return weigh(self._factors, tile, [tile.bound.get(str(i), {}) for i in range(len(self._factors))])
 
     @property
     def factors(self) -> tuple[Negatives, ...]:
         return self._factors
+
+    @property
+    def pointwise(self) -> bool:
+        return all(factor.pointwise for factor in self._factors)
+
+    def reads(self) -> frozenset[str]:
+        return frozenset().union(*(factor.reads() for factor in self._factors))
+
+    @property
+    def most(self) -> int | None:
+        return min((factor.most for factor in self._factors if factor.most is not None), default=None)
 
     def at(self, step: int, total: int | None = None) -> Negatives:
         return Product(tuple(factor.at(step, total) for factor in self._factors))
@@ -114,14 +203,16 @@ class Product(Negatives):
 class Uniform(Negatives):
     """Every valid candidate with the same weight: SimCLR, MoCo, SimCSE."""
 
-    def log_weights(self, scores: Scores) -> LogWeights:
-        return keep(scores, scores.valid)
+    removes: ClassVar = False
+
+    def log_weight(self, tile: Tile) -> Tensor:
+        return tile.constant(0.0)
 
 
 def _say_if_order_matters(factors: tuple[Negatives, ...]) -> None:
     for position, factor in enumerate(factors):
-        ranked = next((before for before in factors[:position] if before.ranks), None)
-        if ranked is not None and factor.masks and not factor.ranks:
+        ranked = next((before for before in factors[:position] if before.looks_around), None)
+        if ranked is not None and factor.masks and not factor.looks_around:
             name, mask = type(ranked).__name__, type(factor).__name__
             warn_once(
                 f"order:{name}*{mask}",

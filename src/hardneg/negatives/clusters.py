@@ -8,8 +8,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from hardneg.core.types import LogWeights, Scores
-from hardneg.negatives.base import Negatives, keep
+from torch import Tensor
+
+from hardneg.core.tiles import Tile
+from hardneg.negatives.base import Negatives
 
 
 @dataclass(frozen=True, repr=False)
@@ -18,8 +20,11 @@ class SameCluster(Negatives):
 
     masks: ClassVar = True
 
-    def log_weights(self, scores: Scores) -> LogWeights:
-        return keep(scores, scores.same_cluster("SameCluster"))
+    def log_weight(self, tile: Tile) -> Tensor:
+        return tile.keep(tile.same_cluster("SameCluster"))
+
+    def reads(self) -> frozenset[str]:
+        return frozenset({"clusters"})
 
 
 @dataclass(frozen=True, repr=False)
@@ -28,5 +33,8 @@ class OtherCluster(Negatives):
 
     masks: ClassVar = True
 
-    def log_weights(self, scores: Scores) -> LogWeights:
-        return keep(scores, ~scores.same_cluster("OtherCluster"))
+    def log_weight(self, tile: Tile) -> Tensor:
+        return tile.keep(~tile.same_cluster("OtherCluster"))
+
+    def reads(self) -> frozenset[str]:
+        return frozenset({"clusters"})

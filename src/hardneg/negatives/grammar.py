@@ -180,15 +180,16 @@ def _check_arguments(name: str, num_values: int, options: list[str], names: Name
     if _open_ended(signature):
         return
     parameters, taken = signature.parameters, f"it takes {_taken(name, names)}"
-    given = [*list(parameters)[:num_values], *options]
+    by_place = [each.name for each in parameters.values() if each.kind is not each.KEYWORD_ONLY]
+    given = [*by_place[:num_values], *options]
     if unknown := [each for each in options if each not in parameters]:
         close = difflib.get_close_matches(unknown[0], parameters, n=1)
         hint = f"did you mean {close[0]}? It takes {_taken(name, names)}" if close else taken
         raise GrammarError(name, "arguments that it has", unknown[0], hint)
     if repeated := [each for each in options if given.count(each) > 1]:
         raise GrammarError(name, "each argument once", f"{repeated[0]} twice", taken)
-    if num_values > len(parameters):
-        raise GrammarError(name, f"at most {len(parameters)} arguments", str(num_values), taken)
+    if num_values > len(by_place):
+        raise GrammarError(name, f"at most {len(by_place)} arguments without a name", str(num_values), taken)
     if missing := [each.name for each in parameters.values() if each.default is each.empty and each.name not in given]:
         raise GrammarError(name, missing[0], "none", taken)
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Annotated, ClassVar
 
 import torch
@@ -16,8 +16,9 @@ from torch import Tensor
 from hardneg.core.errors import argument_error, check_range
 from hardneg.core.objectives import log_expect_exp
 from hardneg.core.schedules import Number, Schedule
-from hardneg.core.types import NEVER, LogWeights, Scores
-from hardneg.negatives.base import Negatives
+from hardneg.core.tiles import NEVER, Tile
+from hardneg.core.types import Scores
+from hardneg.negatives.base import Negatives, check_by
 
 LogEta = Callable[[Tensor], Tensor]
 NamedLogEta = Callable[[Tensor, float], Tensor]
@@ -57,10 +58,12 @@ class Hardening(Negatives):
 
     log_eta: str | LogEta
     parameter: Number = 1.0
+    by: str = field(default="score", kw_only=True)
     examples: ClassVar = ('Hardening("exponential")', 'Hardening("threshold", 0.9)', 'Hardening("sigmoid", 3.0)')
 
     def __post_init__(self) -> None:
         check_range("Hardening", "parameter", self.parameter, 0.0, math.inf, open_high=True)
+        check_by("Hardening", self.by)
         if isinstance(self.log_eta, str) and self.log_eta not in _named:
             raise argument_error("Hardening", f"a function or one of {sorted(_named)}", "log_eta", self.log_eta)
         if not isinstance(self.log_eta, str) and self.parameter != 1.0:
@@ -69,8 +72,12 @@ class Hardening(Negatives):
         if not isinstance(self.parameter, Schedule):
             _check_non_decreasing(self)
 
-    def log_weights(self, scores: Scores) -> LogWeights:
-        return self._of(scores.candidates).masked_fill(~scores.valid, NEVER)
+    def log_weight(self, tile: Tile) -> Tensor:
+        return self._of(tile.score(self.by, "Hardening"))
+
+    @property
+    def monotone(self) -> bool:
+        return self.by == "score"
 
     def _of(self, score: Tensor) -> Tensor:
         if isinstance(self.log_eta, str):

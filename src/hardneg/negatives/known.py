@@ -11,7 +11,9 @@ from typing import Annotated, ClassVar
 import torch
 from torch import Tensor
 
-from hardneg.core.types import NEVER, LogWeights, Scores
+from hardneg.core.errors import ArgumentError
+from hardneg.core.tiles import NEVER, Tile
+from hardneg.core.types import Scores
 from hardneg.negatives.base import Negatives
 
 
@@ -30,12 +32,13 @@ class KnownPairs:
         values: Annotated[Tensor, "m"] | float = NEVER,
     ) -> None:
         if anchor_ids.ndim != 1 or anchor_ids.shape != candidate_ids.shape:
-            raise ValueError(
-                "KnownPairs needs one candidate id per anchor id, got "
-                f"anchor_ids={tuple(anchor_ids.shape)} and candidate_ids={tuple(candidate_ids.shape)}."
+            raise ArgumentError(
+                "KnownPairs",
+                "one candidate id per anchor id",
+                f"anchor_ids={tuple(anchor_ids.shape)} and candidate_ids={tuple(candidate_ids.shape)}",
             )
         if bool((anchor_ids < 0).any()) or bool((candidate_ids < 0).any()):
-            raise ValueError("KnownPairs needs ids of 0 or more, got a negative one, which matches nothing.")
+            raise ArgumentError("KnownPairs", "ids of 0 or more", "a negative one, which matches nothing")
         self.anchor_ids, self.candidate_ids = anchor_ids, candidate_ids
         self.span = int(candidate_ids.max()) + 1 if len(candidate_ids) else 1
         order = torch.argsort(anchor_ids * self.span + candidate_ids)
@@ -45,19 +48,20 @@ class KnownPairs:
     def __len__(self) -> int:
         return len(self.keys)
 
-    def look_up(self, scores: Scores) -> tuple[Annotated[Tensor, "b n"], Annotated[Tensor, "b n"]]:
+    def look_up(self, scores: Scores | Tile) -> tuple[Annotated[Tensor, "b n"], Annotated[Tensor, "b n"]]:
         """Which pairs of the scores are known, and their value (0 where not)."""
-        anchors, candidates = scores.anchor_tags.ids, scores.candidate_tags.ids
-        if anchors is None or candidates is None or not scores.ids_given:
-            raise ValueError("Known needs ids of anchors and candidates, got None; pass ids=... with the vectors.")
+        tile = scores if isinstance(scores, Tile) else scores.tile()
+        anchors, candidates = tile.anchor_tags.ids, tile.candidate_tags.ids
+        if anchors is None or candidates is None or not tile.ids_given:
+            raise ArgumentError("Known", "ids of anchors and candidates", "None", "pass ids=... with the vectors")
         if not len(self):
-            return torch.zeros_like(scores.valid), torch.zeros_like(scores.candidates)
+            return torch.zeros_like(tile.s, dtype=torch.bool), torch.zeros_like(tile.s)
         key = anchors[:, None] * self.span + candidates
         keys, values = self._on(key.device)
         slot = torch.searchsorted(keys, key).clamp(max=len(keys) - 1)
         in_range = (anchors >= 0)[:, None] & (candidates >= 0) & (candidates < self.span)
-        known = ((keys[slot] == key) & in_range).expand_as(scores.valid)
-        return known, torch.where(known, values[slot].to(scores.candidates.dtype), 0.0)
+        known = ((keys[slot] == key) & in_range).expand_as(tile.s)
+        return known, torch.where(known, values[slot].to(tile.s.dtype), 0.0)
 
     def _on(self, device: torch.device) -> tuple[Tensor, Tensor]:
         """The table on this device, copied there once."""
@@ -76,8 +80,11 @@ class Known(Negatives):
     pairs: KnownPairs
     textual: ClassVar = False
 
-    def log_weights(self, scores: Scores) -> LogWeights:
-        return self.pairs.look_up(scores)[1].masked_fill(~scores.valid, NEVER)
+    def log_weight(self, tile: Tile) -> Tensor:
+        return self.pairs.look_up(tile)[1]
+
+    def reads(self) -> frozenset[str]:
+        return frozenset({"ids"})
 
     def __repr__(self) -> str:
         return f"Known(<{len(self.pairs)} pairs>)"

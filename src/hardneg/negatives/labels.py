@@ -5,9 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
+from torch import Tensor
+
 from hardneg.core.errors import check_kind
-from hardneg.core.types import LogWeights, Scores
-from hardneg.negatives.base import Negatives, keep
+from hardneg.core.tiles import Tile
+from hardneg.negatives.base import Negatives
 
 
 @dataclass(frozen=True, repr=False)
@@ -16,8 +18,11 @@ class OtherLabel(Negatives):
 
     masks: ClassVar = True
 
-    def log_weights(self, scores: Scores) -> LogWeights:
-        return keep(scores, ~scores.same_label("OtherLabel"))
+    def log_weight(self, tile: Tile) -> Tensor:
+        return tile.keep(~tile.same_label("OtherLabel"))
+
+    def reads(self) -> frozenset[str]:
+        return frozenset({"labels"})
 
 
 @dataclass(frozen=True, repr=False)
@@ -31,5 +36,8 @@ class From(Negatives):
     def __post_init__(self) -> None:
         check_kind("From", "source", self.source, str, "the name of a source")
 
-    def log_weights(self, scores: Scores) -> LogWeights:
-        return keep(scores, scores.of_source("From", self.source))
+    def log_weight(self, tile: Tile) -> Tensor:
+        return tile.keep(tile.of_source("From", self.source))
+
+    def reads(self) -> frozenset[str]:
+        return frozenset({"source"})

@@ -8,15 +8,17 @@ the weights; ``detach=True`` does not, and then repels exactly like temperature 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import ClassVar
 
 import torch
+from torch import Tensor
 
+from hardneg.core.bounds import Bound, Largest
 from hardneg.core.errors import check_kind, check_range
 from hardneg.core.schedules import Number
-from hardneg.core.types import NEVER, LogWeights, Scores
-from hardneg.negatives.base import Negatives
+from hardneg.core.tiles import Tile
+from hardneg.negatives.base import Negatives, check_by
 
 
 @dataclass(frozen=True, repr=False)
@@ -26,6 +28,8 @@ class Tilt(Negatives):
     beta: Number
     detach: bool = False
     source: str | None = None
+    by: str = field(default="score", kw_only=True)
+    removes: ClassVar = False
     examples: ClassVar = ("Tilt(1.0)", "Tilt(5.0, detach=True)", "Tilt(0.0)")
 
     def __post_init__(self) -> None:
@@ -33,12 +37,23 @@ class Tilt(Negatives):
         check_kind("Tilt", "detach", self.detach, bool, "True or False")
         if self.source is not None:
             check_kind("Tilt", "source", self.source, str, "the name of a source")
+        check_by("Tilt", self.by)
 
-    def log_weights(self, scores: Scores) -> LogWeights:
-        tilted = self.beta * (scores.candidates.detach() if self.detach else scores.candidates)
-        if self.source is not None:
-            tilted = torch.where(scores.of_source("Tilt", self.source), tilted, 0.0)
-        return tilted.masked_fill(~scores.valid, NEVER)
+    def log_weight(self, tile: Tile) -> Tensor:
+        s = tile.score(self.by, "Tilt")
+        tilted: Tensor = self.beta * (s.detach() if self.detach else s)
+        return tilted if self.source is None else torch.where(tile.of_source("Tilt", self.source), tilted, 0.0)
+
+    def reads(self) -> frozenset[str]:
+        return super().reads() | ({"source"} if self.source is not None else set())
+
+    @property
+    def slope(self) -> Number:
+        return self.beta if self.source is None and self.by == "score" else 0.0
+
+    @property
+    def slope_detached(self) -> bool:
+        return self.detach
 
 
 @dataclass(frozen=True, repr=False)
@@ -52,17 +67,24 @@ class ClippedTilt(Negatives):
     beta: Number
     bound: float = 2.0
     detach: bool = False
-    ranks: ClassVar = True  # the scale is that of the valid candidates
+    by: str = field(default="score", kw_only=True)
+    removes: ClassVar = False
     examples: ClassVar = ("ClippedTilt(1.0)", "ClippedTilt(10.0, bound=1.0, detach=True)")
 
     def __post_init__(self) -> None:
         check_range("ClippedTilt", "beta", self.beta, 0.0, math.inf, open_high=True)
         check_range("ClippedTilt", "bound", self.bound, 0.0, math.inf, open_high=True)
         check_kind("ClippedTilt", "detach", self.detach, bool, "True or False")
+        check_by("ClippedTilt", self.by)
 
-    def log_weights(self, scores: Scores) -> LogWeights:
-        s = scores.candidates.detach() if self.detach else scores.candidates
-        size = torch.where(scores.valid, s, 0.0).abs()
-        largest = size.amax() if size.numel() else size.sum()
-        rescaled = s * (self.bound / torch.where(largest > 0, largest, 1.0))
-        return (self.beta * rescaled).masked_fill(~scores.valid, NEVER)
+    def bounds(self) -> dict[str, Bound]:
+        return {"largest": Largest(lambda tile: self._score(tile).abs(), scope="batch", grad=not self.detach)}
+
+    def log_weight(self, tile: Tile) -> Tensor:
+        largest = tile.bound["largest"]
+        log_w: Tensor = self.beta * (self._score(tile) * (self.bound / torch.where(largest > 0, largest, 1.0)))
+        return log_w
+
+    def _score(self, tile: Tile) -> Tensor:
+        s = tile.score(self.by, "ClippedTilt")
+        return s.detach() if self.detach else s

@@ -4,13 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from html import escape
 from typing import Any
 
-from hardneg.pages.axes import Point
-from hardneg.pages.line_chart import Line, line_chart
-from hardneg.pages.page import card, said_instead
-from hardneg.reporting.figures import legend
+from hardneg.pages.charts.axes import Point
+from hardneg.pages.charts.lines import Line, line_chart
 from hardneg.reporting.story import ArmRuns, Story, known
 
 
@@ -21,7 +18,7 @@ class Curve:
     key: str
     name: str
     unit: str
-    told: str
+    explained: str
     show: Callable[[float], str]
     beside: str | None = None  # drawn dashed where it differs
 
@@ -42,7 +39,7 @@ CURVES = (
     ),
     Curve(
         "hardness", "Hardness of the negatives", "mean cosine similarity",
-        "Solid: as the arm weights them. Dotted, where it differs: all images of the batch alike.", _short,
+        "Thick: as the arm weights them. Fine dots, where it differs: all images of the batch alike.", _short,
         "uniform_hardness",
     ),
     Curve(
@@ -65,10 +62,11 @@ CURVES = (
 )  # fmt: skip
 
 
-def curves_section(story: Story) -> str:
+def curves_of(story: Story) -> dict[str, Any]:
+    """The charts, those that never change by name, or a sentence in their place."""
     records = [one.metrics for arm in story.arms for one in arm.seeds if one.metrics]
     if records and max(map(len, records)) == 1:
-        return said_instead("Over training", _one_record(records, alone=story.kind == "run"))
+        return {"instead": _one_record(records, alone=story.kind == "run")}
     cards, constant = [], []
     for curve in CURVES:
         lines = [line for arm in story.arms if (line := _line(curve, arm)) is not None]
@@ -79,16 +77,10 @@ def curves_section(story: Story) -> str:
             constant.append(f"{curve.name.lower()} ({curve.show(values[0])})")
             continue
         chart = line_chart(curve.name, lines, curve.unit, curve.show, floor=0.0 if min(values) >= 0.0 else None)
-        cards.append(card(curve.name, curve.told, chart))
+        cards.append((curve, chart))
     if not cards and not constant:
-        return said_instead("Over training", "No run has records over training (metrics.jsonl).")
-    shown = f'<p class="small">Not drawn, as it never changes: {escape(", ".join(constant))}.</p>' if constant else ""
-    seeds = "" if story.kind == "run" else "Thick: the mean over seeds; thin: every seed. "
-    told = f"{seeds}Long runs are averaged over neighbouring records."
-    return (
-        f'<section><h2 class="h">Over training</h2>{legend(story)}<p class="small">{told}</p>'
-        f'<div class="grid">{"".join(cards)}</div>{shown}</section>'
-    )
+        return {"instead": "No run has records over training (metrics.jsonl)."}
+    return {"instead": "", "cards": cards, "constant": ", ".join(constant)}
 
 
 def _one_record(records: list[list[dict[str, Any]]], alone: bool) -> str:

@@ -1,12 +1,11 @@
-"""How figures and arms are written on the page."""
+"""How figures are written on the page."""
 
 from __future__ import annotations
 
-from html import escape
 from typing import Any
 
 from hardneg.comparing.request import measure
-from hardneg.reporting.story import ArmRuns, Story, known
+from hardneg.reporting.story import Story, known
 
 ABSENT = "n/a"
 
@@ -19,18 +18,18 @@ def percent(value: Any, digits: int = 2, unit: str = " %") -> str:
     return f"{100 * value:.{digits}f}{unit}" if known(value) else ABSENT
 
 
-def points(value: float, half: float) -> str:
-    return f"{signed(value)} ± {100 * half:.2f}"
-
-
 def signed(value: float) -> str:
     """In points; what rounds to nothing has no minus."""
     return f"{100 * value:+z.2f}"
 
 
+def number(value: Any, form: str) -> str:
+    return format(value, form) if known(value) else ABSENT
+
+
 def evaluated_in(story: Story) -> str:
     """The split whose images are evaluated; both where runs that were made apart differ in it."""
-    runs = [one.config.get("options", {}) for arm in story.arms for one in arm.seeds]
+    runs = [one.options for arm in story.arms for one in arm.seeds]
     every = runs or [story.facts.get("comparison", {}).get("common", {})]
     return " or ".join(sorted({str(one.get("evaluate_on", "test")) for one in every}))
 
@@ -43,24 +42,3 @@ def measure_in(story: Story, name: str) -> str:
 
 def listed(parts: list[str]) -> str:
     return parts[0] if len(parts) == 1 else f"{', '.join(parts[:-1])} and {parts[-1]}"
-
-
-def badge(arm: ArmRuns) -> str:
-    if not arm.letter:
-        return ""
-    return f'<span class="badge b{arm.number % 8}" title="{escape(arm.text, quote=True)}">{arm.letter}</span>'
-
-
-def named(arm: ArmRuns) -> str:
-    return f"{badge(arm)} <code>{escape(arm.text)}</code>"
-
-
-def in_arm(arm: ArmRuns) -> str:
-    return f" in {badge(arm)}" if arm.letter else ""
-
-
-def legend(story: Story) -> str:
-    if len(story.arms) == 1:
-        return ""
-    keys = "".join(f"<span>{named(arm)}</span>" for arm in story.arms)
-    return f'<p class="legend">{keys}</p>'

@@ -2,41 +2,38 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
 from typing import Any
 
-from hardneg.pages.histogram_chart import histogram_chart
-from hardneg.pages.page import card, said_instead
-from hardneg.reporting.figures import evaluated_in, named
+from markupsafe import Markup
+
+from hardneg.pages.charts.histogram import Shares, histogram_chart
 from hardneg.reporting.separation import MOST_IMAGES, separation_of
 from hardneg.reporting.story import ArmRuns, Story, known
 
 
-def histograms_section(story: Story) -> str:
+def histograms_of(story: Story) -> list[tuple[ArmRuns, str, Markup]]:
+    """For each arm what it says of its pairs, and the chart."""
     found = [(arm, counts) for arm in story.arms if (counts := _counts(arm)) is not None]
-    title = "Do the features keep classes apart?"
     if not found:
-        return said_instead(title, "No finished run has similarities of labelled pairs.")
+        return []
     low, high = _occupied([counts for _, counts in found])
     shares = [(arm, counts, *_shares(counts, low, high)) for arm, counts in found]
     highest = max(max(*same, *other) for _, _, _, same, other in shares)
     cards = []
     for arm, counts, edges, same, other in shares:
         share = separation_of(arm)
-        told = (
+        sentence = (
             f"A same-class pair is more alike than an other-class pair {100 * share:.1f} % of the time{_drawn(arm)}."
             if share is not None
             else ""
         )
-        chart = histogram_chart(arm.text, edges, same, other, (counts["other_mean"], counts["same_mean"]), highest)
-        cards.append(card(named(arm), told, chart, plain=False))
-    key = (
-        '<p class="legend"><span class="key same"></span> same class <span class="key other"></span> other classes</p>'
-    )
-    return (
-        f'<section><h2 class="h">{title}</h2><p>How alike pairs of {evaluated_in(story)} images are in the '
-        f"trained features. The less the two overlap, the better. Labels only tell which pairs are which.</p>{key}"
-        f'<div class="grid">{"".join(cards)}</div></section>'
-    )
+        kinds = (
+            Shares("same-class pairs", same, counts["same_mean"]),
+            Shares("other-class pairs", other, counts["other_mean"]),
+        )
+        cards.append((arm, sentence, histogram_chart(arm.text, edges, *kinds, highest)))
+    return cards
 
 
 def _drawn(arm: ArmRuns) -> str:
@@ -45,9 +42,8 @@ def _drawn(arm: ArmRuns) -> str:
 
 
 def _counts(arm: ArmRuns) -> dict[str, Any] | None:
-    """The counts of all seeds together, and the means over them."""
-    seeds = [result["similarities"] for result in arm.finished() if result.get("similarities")]
-    seeds = [one for one in seeds if known(one.get("same_mean")) and known(one.get("other_mean"))]
+    """The counts of all seeds together, and the means over them; None without pairs of both kinds."""
+    seeds = [found for result in arm.finished() if _whole(found := result.get("similarities", {}))]
     seeds = [one for one in seeds if one["edges"] == seeds[0]["edges"]]
     if not seeds:
         return None
@@ -56,6 +52,16 @@ def _counts(arm: ArmRuns) -> dict[str, Any] | None:
     }
     means = {name: sum(one[name] for one in seeds) / len(seeds) for name in ("same_mean", "other_mean")}
     return {"edges": seeds[0]["edges"], **summed, **means}
+
+
+def _whole(found: dict[str, Any]) -> bool:
+    """Whether these are two histograms with pairs, over one set of rising edges."""
+    edges, same, other = (found.get(name, []) for name in ("edges", "same", "other"))
+    if not (known(found.get("same_mean")) and known(found.get("other_mean"))):
+        return False
+    fits = len(edges) > 1 and len(same) == len(other) == len(edges) - 1
+    rising = all(low < high for low, high in pairwise(edges))
+    return fits and rising and all(min(kind) >= 0 and sum(kind) > 0 for kind in (same, other))
 
 
 def _occupied(every: list[dict[str, Any]]) -> tuple[float, float]:

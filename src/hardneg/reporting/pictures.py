@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from html import escape
 from typing import Annotated, Any
 
 import torch
 from torch import Tensor
 
+from hardneg.core.errors import DataChanged, FileError
 from hardneg.io.embeddings import load_embeddings
-from hardneg.pages.page import said_instead
-from hardneg.pages.png import thumbnail
-from hardneg.reporting.figures import badge, evaluated_in, in_arm, listed
+from hardneg.pages.thumbnails import thumbnail
+from hardneg.reporting.figures import evaluated_in, listed
 from hardneg.reporting.story import ArmRuns, SeedRun, Story
+from hardneg.training.data.fingerprint import fingerprint
 from hardneg.training.data.images import ImageData, load
 from hardneg.training.evaluation.pairs import directions
 
@@ -30,31 +30,70 @@ class Neighbours:
     near: float  # share of the nearest images, over all of the test images, that are of the same class
 
 
-def pictures_section(story: Story) -> str:
-    title = "The hardest negatives, seen"
+@dataclass(frozen=True)
+class Thumb:
+    """An image: its data URI, the name of its class, and whether it is a "false" or "true" negative or a "positive"."""
+
+    source: str
+    name: str
+    alt: str
+    kind: str = "shown"
+    tiny: bool = False
+
+
+@dataclass(frozen=True)
+class Strip:
+    """Images beside an anchor; those of no arm are random."""
+
+    arm: ArmRuns | None
+    head: str
+    images: list[Thumb]
+
+
+def pictures_of(story: Story) -> dict[str, Any]:
+    """For some images, those nearest in the features; or a sentence in their place."""
     arms = _arms_to_show(story)
     if not arms:
-        return said_instead(title, "No images are shown: no finished run has saved its embeddings (embeddings.npz).")
-    options = arms[0][1].config.get("options", {})
+        return {"instead": "No images are shown: no finished run has saved its embeddings (embeddings.npz)."}
     try:
-        data = _evaluated_images(options)
+        data = _evaluated_images(arms[0][1])
         anchors = _anchors(data)
         shown = [_neighbours(arm, one, data, anchors) for arm, one in arms]
+        cards = [_anchor_card(i, int(anchor), data, shown) for i, anchor in enumerate(anchors)]
     except (ValueError, OSError, ImportError) as error:
-        return said_instead(title, f"No images are shown: {error}")
-    assert data.labels is not None
-    chance = float(torch.bincount(data.labels).double().square().sum() - len(data)) / (len(data) * (len(data) - 1))
-    near = listed([f"{100 * one.near:.0f} %{in_arm(one.arm)}" for one in shown])
-    split = evaluated_in(story)
-    cards = "".join(_anchor_card(i, int(anchor), data, shown) for i, anchor in enumerate(anchors))
-    return (
-        f'<section><h2 class="h">{title}</h2><p>For some {split} images, those that are nearest in the trained '
-        "features: these are the hardest negatives that a batch could hold. Those in a red frame with a cross are "
-        f"false negatives: they are of the same class. Among the {COUNTED} nearest of a {split} image, {near} are of "
-        f"its own class; among random ones {100 * chance:.0f} %. That is why harder negatives are also falser "
-        f"ones.{_who(arms)}</p>"
-        f'<div class="anchors">{cards}</div></section>'
-    )
+        return {"instead": f"No images are shown: {error}"}
+    labels = data.labelled("The section of images")
+    chance = float(torch.bincount(labels).double().square().sum() - len(data)) / (len(data) * (len(data) - 1))
+    sentences = _sentences(shown, chance, evaluated_in(story))
+    return {"instead": "", "cards": cards, "sentences": sentences, "who": _who(arms)}
+
+
+def _sentences(shown: list[Neighbours], chance: float, split: str) -> list[str]:
+    """What the nearest images are, by the numbers; positives of an arm that sees labels are no false negatives."""
+    said = []
+    blind = [one for one in shown if not one.arm.uses_labels]
+    aware = [one for one in shown if one.arm.uses_labels]
+    for group, framed in ((blind, "false negatives, in a red frame with a cross"), (aware, "positives, as labels say")):
+        if group:
+            near = listed([f"{100 * one.near:.0f} %{_in_arm(one.arm)}" for one in group])
+            said.append(
+                f"Among the {COUNTED} nearest of a {split} image, {near} are of its own class ({framed}); among random "
+                f"ones {100 * chance:.0f} %."
+            )
+    if blind:
+        more = [one.near > 1.2 * chance for one in blind]
+        said.append(
+            "So the hardest negatives are false more often than random ones."
+            if all(more)
+            else "So the hardest negatives are not clearly false more often than random ones."
+            if not any(more)
+            else "So in some of these arms the hardest negatives are false more often than random ones."
+        )
+    return said
+
+
+def _in_arm(arm: ArmRuns) -> str:
+    return f" in {arm.letter}" if arm.letter else ""
 
 
 def _arms_to_show(story: Story) -> list[tuple[ArmRuns, SeedRun]]:
@@ -65,7 +104,9 @@ def _arms_to_show(story: Story) -> list[tuple[ArmRuns, SeedRun]]:
         if runs:
             there.append((arm, runs[0]))
     alike = [one for one in there[1:] if _images_of(one[1]) == _images_of(there[0][1])]
-    others = sorted(alike, key=lambda one: -(one[0].row["mean"] or 0.0))
+    # One that sees labels only where no other sees as little as the first.
+    sees = there[0][0].uses_labels if there else False
+    others = sorted(alike, key=lambda one: (one[0].uses_labels != sees, -(one[0].row.get("mean") or 0.0)))
     return there[:1] + others[:1]
 
 
@@ -73,21 +114,25 @@ def _who(arms: list[tuple[ArmRuns, SeedRun]]) -> str:
     """Which arms are shown, and why not all: the page would be long, and few would look at more."""
     if arms[0][0].alone:
         return ""
-    shown = f" Shown {'is' if len(arms) == 1 else 'are'} {badge(arms[0][0])}, the first arm (seed {arms[0][1].seed})"
-    others = [f" and {badge(arm)}, the best of the others (seed {one.seed})" for arm, one in arms[1:]]
+    shown = f"Shown {'is' if len(arms) == 1 else 'are'} {arms[0][0].letter}, the first arm (seed {arms[0][1].seed})"
+    others = [f" and {arm.letter}, the best of the others (seed {one.seed})" for arm, one in arms[1:]]
     return f"{shown}{''.join(others)}."
 
 
 def _images_of(one: SeedRun) -> tuple[Any, ...]:
-    options = one.config.get("options", {})
-    return tuple(options.get(name) for name in ("data", "data_root", "evaluate_on"))
+    return tuple(str(one.options.get(name)) for name in ("data", "data_root", "evaluate_on"))
 
 
-def _evaluated_images(options: dict[str, Any]) -> ImageData:
-    name, root = options.get("data", "digits"), options.get("data_root")
-    if options.get("evaluate_on") == "validation":
-        return load(name, "train", root).held_out()[1]
-    return load(name, "test", root)
+def _evaluated_images(one: SeedRun) -> ImageData:
+    name, root = one.options.get("data", "digits"), one.options.get("data_root")
+    if not isinstance(name, str) or not isinstance(root, str | None):
+        raise FileError("report", "the name of a data set in options.data", one.run.config_path)
+    validation = one.options.get("evaluate_on") == "validation"
+    data = load(name, "train", root).held_out()[1] if validation else load(name, "test", root)
+    recorded = (one.trained or {}).get("data", {}).get("test", {}).get("fingerprint")
+    if recorded is not None and recorded != fingerprint(data):
+        raise DataChanged("report", f"the images that {one.run.path.name} was evaluated on", f"others in {name}")
+    return data
 
 
 def _anchors(data: ImageData) -> Tensor:
@@ -114,39 +159,33 @@ def _neighbours(arm: ArmRuns, one: SeedRun, data: ImageData, anchors: Tensor) ->
     return Neighbours(arm, x[anchors] @ x.T, near)
 
 
-def _anchor_card(row: int, anchor: int, data: ImageData, shown: list[Neighbours]) -> str:
-    assert data.labels is not None
-    other = data.labels != data.labels[anchor]
+def _anchor_card(row: int, anchor: int, data: ImageData, shown: list[Neighbours]) -> tuple[Thumb, list[Strip]]:
+    labels = data.labelled("The section of images")
+    other = labels != labels[anchor]
     strips = []
     for one in shown:
         similarity = one.similarity[row].clone()
         similarity[anchor] = -2.0
         nearest = similarity.argsort(descending=True)[: min(NUM_NEAREST, len(data) - 1)]
         true = similarity.masked_fill(~other, -2.0).argsort(descending=True)[: min(NUM_OTHER, int(other.sum()))]
-        strips.append(_strip(f"{badge(one.arm)} nearest", data, anchor, nearest, one.similarity[row]))
-        strips.append(_strip(f"{badge(one.arm)} nearest of other classes", data, anchor, true, one.similarity[row]))
+        for head, index in (("nearest", nearest), ("nearest of other classes", true)):
+            strips.append(Strip(one.arm, head, _thumbs(data, anchor, index, one.similarity[row], one.arm.uses_labels)))
     order = torch.randperm(len(data), generator=torch.Generator().manual_seed(anchor + 1))
-    strips.append(_strip("random", data, anchor, order[order != anchor][:NUM_NEAREST], None))
-    name = escape(data.classes[int(data.labels[anchor])])
-    return (
-        f'<div class="anchor"><div class="who">{_thumb(data, anchor, "shown", f"anchor of class {name}")}'
-        f"<span>{name}</span></div><div class=strips>{''.join(strips)}</div></div>"
-    )
+    sees = all(one.arm.uses_labels for one in shown)
+    strips.append(Strip(None, "random", _thumbs(data, anchor, order[order != anchor][:NUM_NEAREST], None, sees)))
+    name = data.classes[int(labels[anchor])]
+    return Thumb(thumbnail(data.images[anchor]), name, f"anchor of class {name}", tiny=max(data.size) <= 32), strips
 
 
-def _strip(head: str, data: ImageData, anchor: int, index: Tensor, similarity: Tensor | None) -> str:
-    assert data.labels is not None
+def _thumbs(data: ImageData, anchor: int, index: Tensor, similarity: Tensor | None, sees_labels: bool) -> list[Thumb]:
+    labels = data.labelled("The section of images")
     images = []
     for i in index.tolist():
-        false = bool(data.labels[i] == data.labels[anchor])
-        name = escape(data.classes[int(data.labels[i])], quote=True)
+        same = bool(labels[i] == labels[anchor])
+        kind = "true" if not same else "positive" if sees_labels else "false"
+        name = data.classes[int(labels[i])]
         near = "" if similarity is None else f", similarity {float(similarity[i]):.2f}"
-        told = f"class {name}{near}{', false negative' if false else ''}"
-        image = _thumb(data, i, "false" if false else "true", told)
-        images.append(f'<figure class="{"false" if false else "true"}">{image}<figcaption>{name}</figcaption></figure>')
-    return f'<div class="strip"><h4>{head}</h4><div>{"".join(images)}</div></div>'
-
-
-def _thumb(data: ImageData, index: int, kind: str, told: str) -> str:
-    tiny = " tiny" if max(data.size) <= 32 else ""
-    return f'<img class="{kind}{tiny}" src="{thumbnail(data.images[index])}" alt="{told}" title="{told}">'
+        which = {"true": "", "positive": ", positive", "false": ", false negative"}[kind]
+        source = thumbnail(data.images[i])
+        images.append(Thumb(source, name, f"class {name}{near}{which}", kind, max(data.size) <= 32))
+    return images

@@ -9,11 +9,19 @@ from typing import Any
 
 from hardneg.comparing.arms import Arm, parse_arm
 from hardneg.comparing.canonical import plainly
-from hardneg.comparing.request import METRIC
+from hardneg.comparing.request import METRIC, TITLES
 from hardneg.comparing.verdict import last_of
+from hardneg.core.errors import FileError
+from hardneg.core.text import printable
+from hardneg.io.files import read_json
+from hardneg.reporting.shapes import COMPARISON, CONFIG, RECORD, REQUEST, RESULT, ROW, checked
 from hardneg.reporting.story import ArmRuns, SeedRun, Story, Table, known, missing_parts
 from hardneg.training.options import RECIPES
 from hardneg.training.runs import Run
+
+MOST_SEEDS = 10_000
+_odd = (ArithmeticError, AttributeError, LookupError, TypeError, ValueError)
+"""What options of another version, or of other kinds, may raise."""
 
 
 def read_story(path: Path) -> Story:
@@ -21,72 +29,87 @@ def read_story(path: Path) -> Story:
     if (path / "comparison.json").is_file():
         return _read_comparison(path)
     if (path / "config.json").is_file():
-        one = _read_run(path)
-        arm = ArmRuns(
-            0, arm_text(one.config, ["negatives", "tau_plus", "batches"]), row_of([one], METRIC), [one], alone=True
-        )
+        one = read_run(path)
+        text = arm_text(one.config, ["negatives", "tau_plus", "batches"])
+        arm = ArmRuns(0, text, row_of([one], METRIC), [one], alone=True)
         return Story(path, "run", METRIC, [arm], missing_parts([arm], None), one.config)
     if any((path / "runs").glob("*/config.json")):
         return _read_unfinished(path)
     what = "a run (a directory with config.json) or a comparison (one with comparison.json or runs/)"
-    why = "" if path.exists() else ", which is not there"
-    raise ValueError(f"report needs {what}, got path={str(path)!r}{why}.")
+    raise FileError("report", what, path, None if path.exists() else "which is not there")
 
 
 def _read_comparison(path: Path) -> Story:
-    facts = _read_json(path / "comparison.json")
-    if not isinstance(facts, dict) or not isinstance(facts.get("rows"), list) or not facts["rows"]:
-        raise ValueError(f"report needs a comparison.json with rows, got {path / 'comparison.json'}; compare again.")
-    runs = [_read_run(one.parent) for one in sorted((path / "runs").glob("*/config.json"))]
-    seeds = int(facts.get("comparison", {}).get("seeds", len(facts["rows"][0]["values"])))
+    file = path / "comparison.json"
+    facts = checked(read_json(file, "compare again", who="report"), COMPARISON, file, needs=("rows",))
+    rows = [checked(row, ROW, file, f"rows[{i}]", needs=("arm", "values")) for i, row in enumerate(facts["rows"])]
+    if not rows or not all(row["values"] for row in rows):
+        raise FileError("report", "a comparison with rows and values", file, fix="compare again")
+    seeds = facts.get("comparison", {}).get("seeds", len(rows[0]["values"]))
+    metric = _metric(facts, file)
+    if seeds > MOST_SEEDS:
+        raise FileError("report", f"at most {MOST_SEEDS} seeds", file, f"which has {seeds}")
+    runs = [read_run(one.parent) for one in sorted((path / "runs").glob("*/config.json"))]
     arms = []
-    for number, row in enumerate(facts["rows"]):
+    for number, row in enumerate(rows):
         wanted = wanted_arm(row["arm"], facts)
         found = [one for one in runs if wanted is not None and one.seed < seeds and _is_of(one, wanted)]
-        by_seed = {one.seed: one for one in found}  # an older version may have trained it twice, written otherwise
-        arms.append(ArmRuns(number, row["arm"], row, [by_seed[seed] for seed in sorted(by_seed)]))
-    return Story(path, "comparison", facts.get("metric", METRIC), arms, missing_parts(arms, seeds), facts)
+        arms.append(ArmRuns(number, row["arm"], row, one_per_seed(found)))
+    return Story(path, "comparison", metric, arms, missing_parts(arms, seeds), facts)
 
 
 def _read_unfinished(path: Path) -> Story:
     """Runs of a comparison that was stopped: what is finished, under names made of the options that differ."""
     groups: dict[str, list[SeedRun]] = {}
     for one in sorted((path / "runs").glob("*/config.json")):
-        groups.setdefault(one.parent.name.rpartition("-seed")[0] or one.parent.name, []).append(_read_run(one.parent))
-    request = _read_json(path / "request.json") if (path / "request.json").is_file() else {}
-    metric = request.get("metric", METRIC) if isinstance(request, dict) else METRIC
+        groups.setdefault(one.parent.name.rpartition("-seed")[0] or one.parent.name, []).append(read_run(one.parent))
+    file = path / "request.json"
+    request = checked(read_json(file, "delete it", who="report"), REQUEST, file) if file.is_file() else {}
+    metric = _metric(request, file)
     differing = differing_options([run for runs in groups.values() for run in runs])
     arms = []
     for number, runs in enumerate(groups.values()):
-        runs = sorted(runs, key=lambda one: one.seed)
+        runs = one_per_seed(runs)
         arms.append(ArmRuns(number, arm_text(runs[0].config, differing), row_of(runs, metric), runs))
-    seeds = max(one.seed for arm in arms for one in arm.seeds) + 1
+    seeds = min(MOST_SEEDS, max(one.seed for arm in arms for one in arm.seeds) + 1)
     return Story(path, "unfinished", metric, arms, missing_parts(arms, seeds), arms[0].seeds[0].config)
 
 
-def _read_run(path: Path) -> SeedRun:
+def _metric(facts: dict[str, Any], file: Path) -> str:
+    metric = str(facts.get("metric", METRIC))
+    if metric not in TITLES:
+        raise FileError("report", f"a metric among {', '.join(TITLES)}", file, f"which has {printable(metric, 40)!r}")
+    return metric
+
+
+def read_run(path: Path) -> SeedRun:
     run = Run(path)
-    config = _read_json(run.config_path)
-    result = _read_json(run.result_path) if run.result_path.is_file() else None
-    return SeedRun(int(config.get("options", {}).get("seed", 0)), run, config, result, run.metrics())
+    config = checked(run.config(), CONFIG, run.config_path)
+    found = run.result()
+    result = None if found is None else checked(found, RESULT, run.result_path)
+    metrics = checked(run.metrics(), [RECORD], run.metrics_path)
+    return SeedRun(int(config.get("options", {}).get("seed", 0)), run, config, result, metrics)
 
 
-def _read_json(path: Path) -> Any:
-    try:
-        return json.loads(path.read_text())
-    except ValueError as error:
-        raise ValueError(f"report needs JSON in {path}, got a file that cannot be read ({error}).") from None
+def one_per_seed(runs: Iterable[SeedRun]) -> list[SeedRun]:
+    """In the order of the seeds; of copies of one run only one counts, a finished one if there is."""
+    chosen: dict[int, SeedRun] = {}
+    for one in runs:
+        before = chosen.get(one.seed)
+        if before is None or (before.result is None and one.result is not None):
+            chosen[one.seed] = one
+    return [chosen[seed] for seed in sorted(chosen)]
 
 
 def wanted_arm(text: str, facts: dict[str, Any]) -> Arm | None:
     """The arm with the common options and its tuned value; None where this version cannot read it."""
-    asked, tuned = facts.get("comparison", {}), facts.get("tuned")
+    request, tuned = facts.get("comparison", {}), facts.get("tuned")
     try:
-        arm = parse_arm(text).under(asked.get("common", {}))
-        if asked.get("tune") and tuned and text in tuned:
-            arm = arm.with_option(asked["tune"][0], tuned[text])
+        arm = parse_arm(text).under(request.get("common", {}))
+        if request.get("tune") and tuned and text in tuned:
+            arm = arm.with_option(request["tune"][0], tuned[text])
         arm.complete()
-    except (ValueError, TypeError):
+    except _odd:
         return None
     return arm
 
@@ -97,15 +120,15 @@ def _is_of(one: SeedRun, arm: Arm) -> bool:
         return False
     wanted = json.loads(json.dumps(arm.complete(seed=one.seed).as_dict(), default=str))
     try:
-        mine, theirs = plainly(wanted), plainly(one.config.get("options", {}))
-    except ValueError:  # an expression of another version
+        mine, theirs = plainly(wanted), plainly(one.options)
+    except _odd:  # an expression of another version
         return False
     return all(theirs[name] == value for name, value in mine.items() if name in theirs)
 
 
 def differing_options(runs: list[SeedRun]) -> list[str]:
     """The options, other than the seed, that are not the same in all runs."""
-    every = [run.config.get("options", {}) for run in runs]
+    every = [run.options for run in runs]
     names = dict.fromkeys(name for options in every for name in options)
     return [name for name in names if name != "seed" and any(other.get(name) != every[0].get(name) for other in every)]
 

@@ -3,32 +3,37 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from hardneg.comparing.request import METRIC
-from hardneg.reporting.reading import arm_text, differing_options, read_story, row_of
+from hardneg.core.errors import ArgumentError
+from hardneg.reporting.reading import arm_text, differing_options, one_per_seed, read_story, row_of
 from hardneg.reporting.story import ArmRuns, SeedRun, Story
 
 
 def read_stories(paths: Sequence[Path]) -> Story:
     """One story of all paths; runs whose options differ in nothing but the seed are one arm."""
     if not paths:
-        raise ValueError("report needs at least one run or comparison, got none.")
+        raise ArgumentError("report", "at least one run or comparison", "none")
     if len({path.resolve() for path in paths}) < len(paths):
-        raise ValueError(f"report needs paths that differ, got {', '.join(map(str, paths))}.")
+        raise ArgumentError("report", "paths that differ", ", ".join(map(str, paths)))
     parts = [read_story(path) for path in paths]
     if len(parts) == 1:
         return parts[0]
     metric = next((part.metric for part in parts if part.kind != "run"), METRIC)
-    arms = _arms(parts, metric)
+    arms, copies = _arms(parts, metric)
     missing = [one for part in parts for one in part.missing]
-    return Story(paths[0].parent, "several", metric, arms, missing, {"notes": _of_seeds(arms)}, parts)
+    return Story(paths[0].parent, "several", metric, arms, missing, {"notes": [*_of_seeds(arms), *copies]}, parts)
 
 
-def _arms(parts: list[Story], metric: str) -> list[ArmRuns]:
-    """Arms of comparisons keep their names; those of runs are named by the options that differ between all of them."""
+def _arms(parts: list[Story], metric: str) -> tuple[list[ArmRuns], list[str]]:
+    """Arms of comparisons keep their names; those of runs are named by the options that differ between all of them.
+
+    Copies of one run count once, which the notes say.
+    """
     differing = differing_options([one for part in parts for arm in part.arms for one in arm.seeds])
     groups: dict[str, tuple[str, list[SeedRun], dict[str, Any]]] = {}
     for part in parts:
@@ -37,20 +42,27 @@ def _arms(parts: list[Story], metric: str) -> list[ArmRuns]:
             key = _key(arm) if part.kind == "run" else f"{part.path}/{arm.number}"
             row = arm.row if part.kind == "comparison" and part.metric == metric else {}
             groups.setdefault(key, (text, [], row))[1].extend(arm.seeds)
-    arms = []
-    for number, (text, runs, row) in enumerate(groups.values()):
-        runs = sorted(runs, key=lambda one: one.seed)
+    arms, copies = [], []
+    for number, (text, found, row) in enumerate(groups.values()):
+        runs = one_per_seed(found)
+        for seed, times in Counter(one.seed for one in found).items():
+            if times > 1:
+                names = ", ".join(one.run.path.name for one in found if one.seed == seed)
+                copies.append(f"{text}: seed {seed} is there {times} times ({names}); it counts once.")
         # The first arm of this page is not the one that the differences of a comparison are against.
         told = {name: value for name, value in row.items() if not name.startswith("difference")}
         arms.append(ArmRuns(number, text, told or row_of(runs, metric), runs))
-    return _told_apart(arms)
+    return _told_apart(arms), copies
 
 
 def _key(arm: ArmRuns) -> str:
-    """All that was asked for except the seed."""
-    config = arm.seeds[0].config
-    options = {name: value for name, value in config.get("options", {}).items() if name != "seed"}
-    return json.dumps([config.get("recipe"), options], sort_keys=True)
+    """The options except the seed, and what was trained: "auto" may be two networks, and a name two data sets."""
+    one = arm.seeds[0]
+    options = {name: value for name, value in one.options.items() if name != "seed"}
+    trained = one.trained or {}
+    encoder = {name: value for name, value in trained.get("encoder", {}).items() if name != "initial_weights"}
+    resolved = [encoder, trained.get("views"), trained.get("data")]
+    return json.dumps([one.config.get("recipe"), options, resolved], sort_keys=True)
 
 
 def _told_apart(arms: list[ArmRuns]) -> list[ArmRuns]:

@@ -9,8 +9,9 @@ from typing import Any, TypeGuard
 
 from hardneg.comparing.arms import uses_labels
 from hardneg.comparing.cautions import cautions
+from hardneg.comparing.fairness import same_weights, unlike, unlike_notes
 from hardneg.comparing.request import letter_of
-from hardneg.comparing.verdict import last_of, unlike, unlike_notes
+from hardneg.comparing.verdict import last_of
 from hardneg.training.runs import Run
 
 Table = dict[str, Any]
@@ -26,6 +27,15 @@ class SeedRun:
     config: dict[str, Any]
     result: dict[str, Any] | None
     metrics: list[dict[str, Any]]
+
+    @property
+    def options(self) -> dict[str, Any]:
+        return dict(self.config.get("options", {}))
+
+    @property
+    def trained(self) -> dict[str, Any] | None:
+        """The record of what was trained; None in runs of older versions."""
+        return self.config.get("trained")
 
 
 @dataclass
@@ -46,13 +56,16 @@ class ArmRuns:
     def uses_labels(self) -> bool:
         """As the table says; without one, or in one of an older version, by the options of the runs."""
         return bool(self.row.get("uses_labels")) or any(
-            uses_labels(one.config.get("recipe", ""), one.config.get("options", {})) for one in self.seeds
+            uses_labels(one.config.get("recipe", ""), one.options) for one in self.seeds
         )
 
     def cautions(self) -> list[str]:
         finals = [last_of(result) for result in self.finished()]
-        options = self.seeds[0].config.get("options", {}) if self.seeds else {}
-        return cautions(self.text, options, finals, [said for one in self.seeds for said in one.run.warnings()])
+        options = self.seeds[0].options if self.seeds else {}
+        collapsed = sum(bool(result.get("collapsed")) for result in self.finished())
+        return cautions(
+            self.text, options, finals, [said for one in self.seeds for said in one.run.warned()], collapsed
+        )
 
     def finished(self) -> list[dict[str, Any]]:
         return [one.result for one in self.seeds if one.result is not None]
@@ -81,7 +94,14 @@ class Story:
     @property
     def unlike(self) -> list[str]:
         """What differs between the arms beside their negatives."""
-        return unlike_notes(self._options_of_runs())
+        return unlike_notes(self._unlike())
+
+    @property
+    def unlike_data(self) -> bool:
+        return "data" in self._unlike()
+
+    def _unlike(self) -> dict[str, list[str]]:
+        return unlike(self._options_of_runs(), [one.trained for arm in self.arms for one in arm.seeds])
 
     @property
     def cautions(self) -> list[str]:
@@ -92,11 +112,11 @@ class Story:
 
     @property
     def same_weights(self) -> bool:
-        """Whether runs with the same seed began alike: the encoder and its projection are as large."""
-        return not {"encoder", "dim"} & unlike(self._options_of_runs()).keys()
+        """Whether runs with the same seed began with the same weights, by the digests that they recorded."""
+        return same_weights([(one.seed, one.trained) for arm in self.arms for one in arm.seeds])
 
     def _options_of_runs(self) -> list[dict[str, Any]]:
-        return [one.config.get("options", {}) for arm in self.arms for one in arm.seeds]
+        return [one.options for arm in self.arms for one in arm.seeds]
 
 
 def known(value: Any) -> TypeGuard[float]:

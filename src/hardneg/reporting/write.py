@@ -1,7 +1,7 @@
-"""The page about a run or a comparison, section by section.
+"""The page about a run or a comparison.
 
-Everything on it is read from the run directories (runs.py) and comparison.json; nothing is trained, and nothing is
-fetched: the charts are inline SVG, the images data URIs.
+Everything on it is read from the run directories and comparison.json; nothing is trained, and nothing is fetched: the
+charts are inline SVG, the images data URIs.
 """
 
 from __future__ import annotations
@@ -9,38 +9,55 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from hardneg.io.files import go_on, write_atomically
-from hardneg.pages.page import page
-from hardneg.reporting.answer import answer_section, title_of
-from hardneg.reporting.curves import curves_section
-from hardneg.reporting.histograms import histograms_section
-from hardneg.reporting.pictures import pictures_section
-from hardneg.reporting.provenance import provenance_section
+from hardneg.pages.render import render, write_page
+from hardneg.reporting.answer import answer_of, aside_of, differences, notes_of, setting_of, title_of
+from hardneg.reporting.curves import curves_of
+from hardneg.reporting.figures import evaluated_in
+from hardneg.reporting.histograms import histograms_of
+from hardneg.reporting.pictures import pictures_of
+from hardneg.reporting.provenance import provenance_of
 from hardneg.reporting.side_by_side import read_stories
-from hardneg.reporting.table import results_section
-from hardneg.reporting.words import words_section
-
-SECTIONS = (
-    answer_section,
-    results_section,
-    words_section,
-    curves_section,
-    histograms_section,
-    pictures_section,
-    provenance_section,
-)
+from hardneg.reporting.story import Story
+from hardneg.reporting.table import cells_of, dots_of, heads_of, measures_of, table_csv, table_note
 
 
-def write_report(paths: str | Path | Sequence[str | Path], out: str | Path | None = None) -> Path:
+def write_report(
+    paths: str | Path | Sequence[str | Path], out: str | Path | None = None, *, overwrite: bool = False
+) -> Path:
     """Writes one HTML page about run directories and comparisons, and returns where it is.
 
-    The file is ``report.html`` in the directory, and beside the first one where there are several.
+    The file is ``report.html`` in the directory, and beside the first one where there are several. A file there that is
+    no page of ours is only replaced with ``overwrite``.
     """
     places = [Path(paths)] if isinstance(paths, (str, Path)) else [Path(path) for path in paths]
     story = read_stories(places)
     file = Path(out) if out is not None else places[0] if len(places) == 1 else places[0].resolve().parent
     if file.is_dir():
         file = file / "report.html"
-    text = page(title_of(story), "\n".join(section(story) for section in SECTIONS))
-    write_atomically(file, lambda stream: stream.write(text.encode()), go_on)
+    write_page(file, report_page(story), "report", overwrite=overwrite)
     return file
+
+
+def report_page(story: Story) -> str:
+    heads = heads_of(story)
+    return render(
+        "report.html",
+        title=title_of(story),
+        story=story,
+        split=evaluated_in(story),
+        answer=answer_of(story),
+        dots=dots_of(story),
+        differences=differences(story),
+        notes=notes_of(story),
+        asides={arm.number: aside_of(arm, story) for arm in story.arms},
+        setting=setting_of(story),
+        heads=heads,
+        rows=[(arm, cells_of(arm, heads, story.arms[0])) for arm in story.arms],
+        csv=table_csv(story),
+        table_note=table_note(story),
+        measures=measures_of(story),
+        curves=curves_of(story),
+        histograms=histograms_of(story),
+        pictures=pictures_of(story),
+        provenance=provenance_of(story),
+    )

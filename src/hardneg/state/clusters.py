@@ -8,7 +8,7 @@ from typing import Annotated
 import torch
 from torch import Tensor
 
-from hardneg.core.errors import argument_error, optional
+from hardneg.core.errors import ArgumentError, argument_error, optional
 from hardneg.core.types import Keys
 from hardneg.state.pools import Bank
 from hardneg.state.stateful import Stateful, check_count, check_ids
@@ -47,7 +47,7 @@ class Clusters(Stateful):
     def tag(self, keys: Keys) -> Keys:
         """The same keys with their clusters."""
         if keys.ids is None:
-            raise ValueError("Clusters.tag needs keys with ids, got ids=None.")
+            raise ArgumentError("Clusters.tag", "keys with ids", "ids=None")
         return replace(keys, clusters=self.of(keys.ids))
 
     @torch.no_grad()

@@ -10,10 +10,10 @@ from typing import Annotated, ClassVar
 
 import torch
 from torch import Tensor
-from torch.nn.functional import normalize
 
 from hardneg.core.errors import argument_error, check_range
 from hardneg.core.types import Keys
+from hardneg.core.vectors import unit
 from hardneg.state.stateful import Stateful, check_count, check_ids, last_of_each
 
 _chunk = 2**24
@@ -167,7 +167,7 @@ class Bank(Stateful):
         ids, new = ids[last], keys.vectors.detach().to(self.vectors)[last]
         seen = self.visited[ids][:, None]
         mixed = torch.where(seen, self.momentum * self.vectors[ids] + (1.0 - self.momentum) * new, new)
-        self.vectors[ids] = normalize(mixed, dim=-1) if self.normalize else mixed
+        self.vectors[ids] = unit(mixed).to(mixed) if self.normalize else mixed
         if keys.labels is not None:
             self.labels[ids] = keys.labels.to(self.labels)[last]
             self.labelled[ids] = True

@@ -8,7 +8,7 @@ from typing import Annotated, Any, ClassVar
 import torch
 from torch import Tensor, nn
 
-from hardneg.core.errors import argument_error
+from hardneg.core.errors import ArgumentError, argument_error
 
 
 class Stateful(nn.Module):
@@ -86,7 +86,7 @@ def last_of_each(slots: Annotated[Tensor, "b"]) -> Annotated[Tensor, "b"]:
 def check_ids(who: str, ids: Tensor | None, num_instances: int) -> Tensor:
     """The ids, if each is below num_instances; a negative one is nobody's. Costs one synchronisation on a GPU."""
     if ids is None:
-        raise ValueError(f"{who} needs the ids of the rows, got ids=None; pass the positions in the data set.")
+        raise ArgumentError(who, "the ids of the rows", "ids=None", "pass the positions in the data set")
     if len(ids) and int(ids.max()) >= num_instances:
         raise argument_error(who, f"ids below num_instances={num_instances}", "ids.max()", int(ids.max()))
     return ids

@@ -16,6 +16,7 @@ from hardneg.io.files import write_atomically
 from hardneg.io.sealed import check_seal, sealing
 
 NEWEST, PREVIOUS = "checkpoint.pt", "checkpoint.previous.pt"
+PARTS = {"of", "step", "epoch", "epoch_seconds", "method", "optimizer", "harvested", "planned_from", "rng"}
 FIX = "put back a copy of it, or delete it to train from the beginning"
 
 
@@ -91,6 +92,6 @@ def read_state(path: Path, device: torch.device | str = "cpu") -> dict[str, Any]
     except Exception as error:  # torch raises whatever the bytes of a damaged file lead it to
         got = f"{type(error).__name__}: {str(error).partition(chr(10))[0]}"
         raise Damaged("train", "a checkpoint", path, got=got, fix=FIX) from error
-    if not isinstance(state, dict) or not isinstance(state.get("of"), str):
+    if not isinstance(state, dict) or not state.keys() >= PARTS:
         raise Damaged("train", "a checkpoint", path, got="it is no checkpoint of a run", fix=FIX)
     return state

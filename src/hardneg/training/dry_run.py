@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import torch
 
+from hardneg.core.errors import ArgumentError
 from hardneg.core.schedules import value_of
 from hardneg.core.scoring import score
 from hardneg.core.types import Keys
+from hardneg.losses.options import read_generator, read_objective
 from hardneg.negatives import parse
 from hardneg.training.numbers import number_of
 from hardneg.training.options import TrainOptions
@@ -21,9 +23,13 @@ def try_negatives(options: TrainOptions, labelled: bool = True) -> None:
     >>> try_negatives(SimCLROptions(negatives="OtherLabel() * Tilt(1.0)"))
     >>> try_negatives(SimCLROptions(negatives="From('queue')"))
     Traceback (most recent call last):
-    ValueError: train needs --negatives for candidates of the batch, got negatives="From('queue')": From needs ...
+    hardneg.core.errors.ArgumentError: train needs --negatives for candidates of the batch, got ...: From needs ...
     """
     options.check()
+    if (objective := getattr(options, "objective", None)) is not None:
+        read_objective(objective)
+    if (generate := getattr(options, "generate", None)) is not None:
+        read_generator(generate)
     negatives = parse(options.negatives)
     rows = torch.arange(4)
     keys = Keys(torch.eye(4), rows, rows % 2 if labelled else None, source=options.source)
@@ -32,4 +38,5 @@ def try_negatives(options: TrainOptions, labelled: bool = True) -> None:
         negatives.at(0, 1).log_weights(scores)
     except ValueError as error:
         has = f"candidates of the {options.source}{'' if labelled else ' without labels'}"
-        raise ValueError(f"train needs --negatives for {has}, got negatives={options.negatives!r}: {error}") from None
+        got = f"negatives={options.negatives!r}: {error}"
+        raise ArgumentError("train", f"--negatives for {has}", got) from None

@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from torch.nn.functional import relu
 
 from hardneg.batching.refresh import eval_mode
-from hardneg.core.errors import argument_error
+from hardneg.core.errors import ArgumentError, MissingExtra, argument_error
 
 Images = Annotated[Tensor, "b c h w"]
 Features = Annotated[Tensor, "b d"]
@@ -54,7 +54,7 @@ class Encoder(nn.Module):
         features: Tensor = self.backbone(images)
         if features.ndim != 2 or features.shape[1] != self.feature_dim:
             got = tuple(features.shape)
-            raise ValueError(f"Encoder needs a backbone that gives [b, {self.feature_dim}], got features={got}.")
+            raise ArgumentError("Encoder", f"a backbone that gives [b, {self.feature_dim}]", f"features={got}")
         return features
 
     def forward(self, images: Images) -> Features:
@@ -145,9 +145,11 @@ def check_embeds(encoder: nn.Module, images: Images, prepare: Callable[[Images],
         found = features_of(encoder)(prepare(some.to(_device_of(encoder, images))))
     if not isinstance(found, Tensor) or found.ndim != 2 or len(found) != len(some):
         got = f"{tuple(found.shape)}" if isinstance(found, Tensor) else type(found).__name__
-        raise ValueError(
-            f"train needs an encoder that gives features [b, d], got {got} for {len(some)} images from "
-            f"{type(encoder).__name__}; wrap it: hardneg.training.encoders.Encoder(module, feature_dim, head)."
+        raise ArgumentError(
+            "train",
+            "an encoder that gives features [b, d]",
+            f"{got} for {len(some)} images from {type(encoder).__name__}",
+            "wrap it: hardneg.training.encoders.Encoder(module, feature_dim, head)",
         )
 
 
@@ -257,9 +259,8 @@ def _torchvision(name: str, in_channels: int) -> tuple[nn.Module, int]:
     try:
         import torchvision  # type: ignore[import-not-found, unused-ignore]
     except (ImportError, RuntimeError) as error:  # a torchvision of another torch raises RuntimeError
-        raise ImportError(
-            f"torchvision:{name} needs a torchvision that fits torch; pip install torchvision."
-        ) from error
+        fix = "pip install torchvision"
+        raise MissingExtra(f"torchvision:{name}", "a torchvision that fits torch", fix=fix) from error
     backbone = torchvision.models.get_model(name, weights=None)
     feature_dim = backbone.fc.in_features
     backbone.fc = nn.Identity()

@@ -62,7 +62,7 @@ if TYPE_CHECKING:
 PROBED = 64
 """Images at most on which a user's views are compared with what evaluation would see."""
 
-LEAD = 25
+LEAD = 33
 """Steps from the vectors of a graph to the batches planned from it, for a refresh every 100 steps."""
 
 
@@ -250,7 +250,7 @@ class Loop:
         size = min(every, len(self.sampler) - begun)
         left = begun + size - done
         nearest = self.step - (self.refreshed or 0) + min(every, len(self.sampler)) / 2 >= every
-        return nearest and left == min(LEAD, every // 4, size - 1) and self.step + left < self.total
+        return nearest and left == min(LEAD, (every - 1) // 3, size - 1) and self.step + left < self.total
 
     def _vectors(self) -> Tensor:
         """What the ranks plan from, the same on all of them."""

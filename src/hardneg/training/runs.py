@@ -26,7 +26,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from hardneg.core.errors import Damaged
+from hardneg.core.errors import Damaged, FileError
 from hardneg.io.files import (
     check_folder,
     disk_failure,
@@ -40,7 +40,9 @@ from hardneg.training.checkpoints import Checkpoints
 from hardneg.training.data.fingerprint import check_same_data
 from hardneg.training.records import line_of, read_records
 from hardneg.training.tensorboard import leave_board, show_on_board
-from hardneg.training.trained import check_same_encoder
+from hardneg.training.trained import check_same_encoder, is_record
+
+CONFIG_FIX = "put back a copy of it, or use another --out"
 
 FIGURES = ("knn", "1nn", "linear", "uniformity")
 """Those of the result that TensorBoard shows beside the records."""
@@ -53,6 +55,13 @@ LEAVES_WITH_STDIN = "HARDNEG_LEAVES_WITH_STDIN"
 REFUSED, DIVERGED, NO_ROOM, NO_MEMORY, DATA_CHANGED = 2, 3, 4, 5, 6
 """The exit codes of the process of a run: wrong input or damaged files, losses or weights that are not finite, a full
 disk, too little memory, other data than the run was begun with."""
+
+
+class Warned(NamedTuple):
+    """A warning of a run; ``kind`` is the same for those that differ in their numbers only."""
+
+    kind: str
+    text: str
 
 
 class Memory(NamedTuple):
@@ -85,18 +94,21 @@ class Run:
         if not run.begun():
             write_json(run.config_path, {**wanted, **environment()})
             return run
-        before = run.config()
+        before = run._whole_config()
         if not resume:
-            raise ValueError(f"{run.path} already holds a run; use --resume to go on with it, or another --out.")
+            fix = "use --resume to go on with it, or another --out"
+            raise FileError("train", "a new folder", run.path, "which already holds a run", fix)
         if before["recipe"] != recipe:
-            raise ValueError(f"{run.path} holds a checkpoint of recipe {before['recipe']!r}, got {recipe!r}.")
+            got = f"which holds a checkpoint of recipe {before['recipe']!r}"
+            raise FileError("train", f"a run of recipe {recipe!r}", run.path, got)
         then, now = (
             json.loads(json.dumps(one, default=str)) for one in ({**(usual or {}), **before["options"]}, options)
         )
         changed = {name: (then.get(name), value) for name, value in now.items() if then.get(name) != value}
         if changed:
             listed = ", ".join(f"{name}: {old!r} -> {new!r}" for name, (old, new) in changed.items())
-            raise ValueError(f"{run.path} was started with other options ({listed}); resume with the same ones.")
+            got = f"which was started with other options ({listed})"
+            raise FileError("train", "the options of the run", run.path, got, "resume with the same ones")
         run.checkpoints.fall_back()
         return run
 
@@ -133,8 +145,17 @@ class Run:
 
     def config(self) -> dict[str, Any]:
         if not self.config_path.exists():
-            raise ValueError(f"{self.path} is not a run: it has no config.json.")
-        config: dict[str, Any] = read_json(self.config_path, "put back a copy of it, or use another --out", who="train")
+            raise FileError("train", "a run", self.path, "which has no config.json")
+        config: dict[str, Any] = read_json(self.config_path, CONFIG_FIX, who="train")
+        return config
+
+    def _whole_config(self) -> dict[str, Any]:
+        """The config of a run that goes on, which needs all of its parts."""
+        config = self.config()
+        known = isinstance(config.get("recipe"), str) and isinstance(config.get("options"), dict)
+        if not known or not is_record(config.get("trained")):
+            what = "a recipe, its options and what was trained"
+            raise Damaged("train", what, self.config_path, got=f"it lacks {what}", fix=CONFIG_FIX)
         return config
 
     def check_data(self, now: dict[str, Any]) -> None:
@@ -170,20 +191,26 @@ class Run:
         show_on_board(self.path, result.get("steps", 0), {name: result[name] for name in FIGURES if name in result})
         leave_board(self.path)
 
-    def warn(self, text: str) -> None:
+    def warn(self, text: str, kind: str = "") -> None:
         """Keeps a warning beside the other files, for whoever started the process."""
-        if text not in (before := self.warnings()):
-            write_json(self.path / "warnings.json", {"warnings": [*before, text]})
+        before = self.warned()
+        if text not in (one.text for one in before):
+            every = [one._asdict() for one in (*before, Warned(kind, text))]
+            write_json(self.path / "warnings.json", {"warnings": every})
 
     def warnings(self) -> list[str]:
+        return [one.text for one in self.warned()]
+
+    def warned(self) -> list[Warned]:
         path = self.path / "warnings.json"
         if not path.exists():
             return []
         try:
             found = read_json(path, "delete it", who="train", kind=object)  # a list in older versions
-            return [str(one) for one in (found["warnings"] if isinstance(found, dict) else found)]
+            every = found["warnings"] if isinstance(found, dict) else found
+            return [Warned(**one) if isinstance(one, dict) else Warned("", str(one)) for one in every]
         except (Damaged, KeyError, TypeError):
-            return [f"{path.name} is damaged: what the run warned of is not known."]
+            return [Warned("damaged", f"{path.name} is damaged: what the run warned of is not known.")]
 
     def took(self, memory: Memory) -> None:
         write_json(self.path / "memory.json", memory._asdict())
@@ -228,9 +255,8 @@ class Run:
         state = self.checkpoints.load(device)
         if state is not None and state["of"] != self._asked():
             path = self.checkpoint_path
-            raise ValueError(
-                f"{path} is the checkpoint of another run ({state['of']}); delete it to train from the beginning."
-            )
+            got = f"which is the checkpoint of another run ({state['of']})"
+            raise FileError("train", "its own checkpoint", path, got, "delete it to train from the beginning")
         return state
 
     def _asked(self) -> str:

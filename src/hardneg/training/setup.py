@@ -16,7 +16,7 @@ from hardneg.batching.graph import ProximityGraph
 from hardneg.batching.refresh import Refresh
 from hardneg.batching.sampler import PlannedBatchSampler
 from hardneg.batching.spec import BatchSpec, parse_batches
-from hardneg.core.errors import optional, warn_once
+from hardneg.core.errors import ArgumentError, optional, warn_once
 from hardneg.core.schedules import LONG
 from hardneg.negatives import parse
 from hardneg.training.augmentation.views import Augmentation, augment_for_text, check_augment
@@ -59,9 +59,11 @@ def check_words(options: TrainOptions) -> BatchSpec:
     for schedules in (parse(options.negatives), spec.planner):
         schedules.at(LONG, LONG)  # where they end
     if spec.planner.needs != "nothing" and spec.warmup >= options.epochs:
-        raise ValueError(
-            f"train needs more epochs than the warm-up of its batches, which is uniform, got epochs={options.epochs} "
-            f"and warmup={spec.warmup}; write warmup={options.epochs - 1} into --batches, or train longer."
+        raise ArgumentError(
+            "train",
+            "more epochs than the warm-up of its batches, which is uniform",
+            f"epochs={options.epochs} and warmup={spec.warmup}",
+            f"write warmup={options.epochs - 1} into --batches, or train longer",
         )
     return spec
 
@@ -76,10 +78,10 @@ def encoder_for(options: TrainOptions, data: ImageData) -> Encoder:
 
 def check_device(options: TrainOptions) -> None:
     if options.device == "cuda" and not torch.cuda.is_available():
-        raise ValueError("train needs a CUDA device, got device='cuda' and none is visible; use --device cpu.")
+        raise ArgumentError("train", "a CUDA device", "device='cuda' and none is visible", "use --device cpu")
     has_half = options.device != "cpu" and (torch.cuda.is_available() or torch.backends.mps.is_available())
     if options.precision == "fp16" and not has_half:
-        raise ValueError("train needs --precision bf16 or no on a CPU, which has no fp16, got precision='fp16'.")
+        raise ArgumentError("train", "--precision bf16 or no on a CPU, which has no fp16", "precision='fp16'")
 
 
 def accelerator_for(options: TrainOptions) -> Accelerator:
@@ -94,9 +96,11 @@ def accelerator_for(options: TrainOptions) -> Accelerator:
     if ours:
         state._shared_state[OURS] = True
     if accelerator.num_processes != ranks:
-        raise ValueError(
-            f"train needs Accelerate to see the {ranks} ranks of the launcher, got {accelerator.num_processes}; use "
-            "torchrun --nproc_per_node N, or accelerate launch --multi_gpu --num_processes N (also on CPUs)."
+        raise ArgumentError(
+            "train",
+            f"Accelerate to see the {ranks} ranks of the launcher",
+            str(accelerator.num_processes),
+            "use torchrun --nproc_per_node N, or accelerate launch --multi_gpu --num_processes N (also on CPUs)",
         )
     return accelerator
 
@@ -128,17 +132,18 @@ def check_agreed(accelerator: Accelerator, value: int) -> None:
     if accelerator.num_processes > 1:
         found = accelerator.gather(torch.tensor([int(value)], device=accelerator.device))
         if bool((found != found[0]).any()):
-            raise ValueError(f"train needs every rank to see the folder of --out, got ranks at {found.tolist()}.")
+            raise ArgumentError("train", "every rank to see the folder of --out", f"ranks at {found.tolist()}")
 
 
 def check_batch(options: TrainOptions, data: ImageData, ranks: int) -> None:
     if options.batch_size > len(data):
-        raise ValueError(
-            f"train needs --batch-size of at most the {len(data)} images of {options.data}, "
-            f"got batch_size={options.batch_size}."
+        raise ArgumentError(
+            "train",
+            f"--batch-size of at most the {len(data)} images of {options.data}",
+            f"batch_size={options.batch_size}",
         )
     if options.batch_size % ranks:
-        raise ValueError(f"train needs --batch-size to divide over {ranks} ranks, got batch_size={options.batch_size}.")
+        raise ArgumentError("train", f"--batch-size to divide over {ranks} ranks", f"batch_size={options.batch_size}")
 
 
 def sampler_for(accelerator: Accelerator, options: TrainOptions, spec: BatchSpec, n: int) -> PlannedBatchSampler:
@@ -154,7 +159,7 @@ def sampler_for(accelerator: Accelerator, options: TrainOptions, spec: BatchSpec
         total_epochs=options.epochs,
         num_replicas=accelerator.num_processes,
         rank=accelerator.process_index,
-        ahead=8,
+        ahead=8 if accelerator.device.type != "cuda" or spec.planner.needs != "graph" else None,
     )
 
 

@@ -39,3 +39,14 @@ def check_same_encoder(before: dict[str, Any], now: dict[str, Any]) -> None:
     if (before["class"], before["parameters"]) != (now["class"], now["parameters"]):
         begun, here = (f"{one['class']} of {one['parameters']} parameters" for one in (before, now))
         raise ArgumentError("train", f"the encoder that the run was begun with, {begun}", here, "resume with the same")
+
+
+def is_record(trained: Any) -> bool:
+    """Whether this is a record of what was trained, or None, as in a run of an older version."""
+    try:
+        encoder, splits = trained["encoder"], [trained["data"][split] for split in ("train", "test")]
+        fields = [encoder["class"], *(split["fingerprint"] for split in splits)]
+        numbers = [encoder["parameters"], *(split["images"] for split in splits)]
+    except (TypeError, KeyError):
+        return trained is None
+    return all(isinstance(one, str) for one in fields) and all(isinstance(one, int) for one in numbers)

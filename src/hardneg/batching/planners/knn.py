@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from hardneg.batching.filler import Room
+from hardneg.batching.graph import in_range
 from hardneg.batching.planners.base import Planner
 
 
@@ -21,6 +22,9 @@ class NearestNeighbours(Planner):
     """The free instances closest to a uniform start, closest first; exact, one row of similarities per batch."""
 
     needs: ClassVar[str] = "vectors"
+
+    def prepare(self, data: Tensor, batch_size: int, rng: np.random.Generator) -> Tensor:
+        return in_range(data)[0]
 
     def fill(self, prepared: Any, room: Room, rng: np.random.Generator) -> None:
         vectors: Tensor = prepared

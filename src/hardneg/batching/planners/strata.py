@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from hardneg.batching.filler import Room
+from hardneg.batching.graph import in_range
 from hardneg.batching.planners.base import Planner
 from hardneg.batching.walks import torch_generator
 from hardneg.core.errors import argument_error
@@ -36,7 +37,7 @@ class Strata(Planner):
     ) -> tuple[NDArray[Any], list[NDArray[Any]], NDArray[Any]]:
         count = self.num_strata if self.num_strata is not None else max(2, len(data) // (4 * batch_size))
         count = min(count, len(data))
-        centres, stratum = kmeans(data.detach().float(), count, torch_generator(rng), self.num_iterations)
+        centres, stratum = kmeans(in_range(data)[0].float(), count, torch_generator(rng), self.num_iterations)
         order = (centres @ centres.T - centres.square().sum(1) / 2).argsort(dim=1, descending=True).cpu().numpy()
         own = stratum.cpu().numpy()
         return own, [np.flatnonzero(own == number) for number in range(count)], order

@@ -15,7 +15,7 @@ from typing import Annotated, Any
 import torch
 from torch import Tensor
 
-from hardneg.core.errors import argument_error, check_range
+from hardneg.core.errors import ArgumentError, argument_error, check_range
 from hardneg.core.philox import uniforms
 from hardneg.training.augmentation.pixels import Images, Parameters, Planes, blur, grey_of, jitter, per_row, resample
 
@@ -232,7 +232,7 @@ def _check_pair(name: str, value: Range, low: float, high: float) -> None:
 def check_images(images: Tensor, ids: Tensor) -> None:
     if images.ndim != 4 or images.dtype != torch.uint8 or ids.shape != images.shape[:1]:
         shapes = f"images={tuple(images.shape)} of {images.dtype} and ids={tuple(ids.shape)}"
-        raise ValueError(f"Augment needs uint8 images [b, c, h, w] and one id each, got {shapes}.")
+        raise ArgumentError("Augment", "uint8 images [b, c, h, w] and one id each", str(shapes))
 
 
 CIFAR = Augment(mean=(0.4914, 0.4822, 0.4465), std=(0.2470, 0.2435, 0.2616))

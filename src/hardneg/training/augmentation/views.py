@@ -20,7 +20,7 @@ from typing import Annotated, Any, NamedTuple, Protocol, runtime_checkable
 import torch
 from torch import Tensor, nn
 
-from hardneg.core.errors import ArgumentError, argument_error, optional
+from hardneg.core.errors import ArgumentError, GrammarError, argument_error, optional
 from hardneg.core.philox import uniforms
 from hardneg.negatives.grammar import read_expression
 from hardneg.training.augmentation.augment import PRESETS, Augment, Views, check_images, preset_for
@@ -202,12 +202,12 @@ def parse_augment(text: str) -> Chosen:
             return Chosen(text, {})
         found = read_expression(_quoted_brackets(text), {name: _choice(name) for name in NAMES})
         if not isinstance(found, Chosen):
-            raise ValueError("that is no augmentation.")
+            raise GrammarError("--augment", "an augmentation", repr(found))
         found.augment(PRESETS.get(found.name, Augment()))
     except ValueError as error:
         names = f"{', '.join(NAMES[:-1])} or {NAMES[-1]}"
         example = "alone or with other values, such as 'cifar(blur_probability=0.5)'"
-        raise ValueError(f"train needs --augment to be {names}, {example}, got augment={text!r}: {error}") from None
+        raise GrammarError("train", f"--augment to be {names}, {example}", f"augment={text!r}: {error}") from None
     return found
 
 
@@ -219,9 +219,11 @@ def check_augment(text: str, in_channels: int | None = None) -> None:
     mean = chosen.augment(PRESETS.get(chosen.name, Augment())).mean
     if in_channels is not None and mean and len(mean) != in_channels:
         fitting = [name for name, preset in PRESETS.items() if len(preset.mean) == in_channels]
-        raise ValueError(
-            f"train needs an --augment for images of {in_channels} channel{'s' * (in_channels > 1)}, got "
-            f"augment={text!r}, which is for {len(mean)}; use auto or {' or '.join(fitting)}."
+        raise ArgumentError(
+            "train",
+            f"an --augment for images of {in_channels} channel{'s' * (in_channels > 1)}",
+            f"augment={text!r}, which is for {len(mean)}",
+            f"use auto or {' or '.join(fitting)}",
         )
 
 
@@ -241,7 +243,7 @@ def _choice(name: str) -> Callable[..., Chosen]:
     def choose(*values: Any, **changes: Any) -> Chosen:
         unknown = [*map(repr, values), *(option for option in changes if option not in OPTIONS)]
         if unknown:
-            raise ValueError(f"{name} has the options {', '.join(OPTIONS)}, by name, got {', '.join(unknown)}.")
+            raise GrammarError(name, f"options by name among {', '.join(OPTIONS)}", ", ".join(unknown))
         return Chosen(name, {option: _out_of_quotes(value) for option, value in changes.items()})
 
     return choose
@@ -266,4 +268,4 @@ def _out_of_quotes(value: Any) -> Any:
     try:
         return ast.literal_eval(value)
     except (ValueError, SyntaxError, TypeError):
-        raise ValueError(f"{value} needs numbers in its brackets.") from None
+        raise ArgumentError(f"{value}", "numbers in its brackets") from None

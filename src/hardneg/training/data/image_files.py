@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from torch import Tensor
 
-from hardneg.core.errors import argument_error, optional, warn_once
+from hardneg.core.errors import ArgumentError, MissingExtra, NoFile, argument_error, optional, warn_once
 from hardneg.io.arrays import Array, known_labels, read_arrays, says_none
 
 
@@ -60,7 +60,7 @@ _SHOWN = 5
 
 def read_folder(folder: Path, split: str, size: int | None) -> Found:
     if not folder.is_dir():
-        raise FileNotFoundError(f"load needs a folder of images, got no folder {folder}.")
+        raise NoFile("load", "a folder of images", folder, "where there is none")
     train = folder / "train"
     names = ("test", "val", "valid", "validation")
     test = next((folder / name for name in names if (folder / name).is_dir()), None)
@@ -101,11 +101,11 @@ def _classes_of_files(folder: Path, classes: list[str]) -> dict[Path, str]:
     """Each image file with its class, where there are any."""
     files = _image_files(folder)
     if not files:
-        raise FileNotFoundError(f"load needs images ({', '.join(sorted(_SUFFIXES))}), got none in {folder}.")
+        raise NoFile("load", f"images ({', '.join(sorted(_SUFFIXES))})", folder, "where there are none")
     found = {path: path.relative_to(folder).parts[0] for path in files}
     loose = sum(name not in classes for name in found.values())
     if classes and loose:
-        raise ValueError(f"load needs every image in a class folder, got {loose} beside the class folders in {folder}.")
+        raise ArgumentError("load", "every image in a class folder", f"{loose} beside the class folders in {folder}")
     return found
 
 
@@ -124,10 +124,9 @@ def _decoded(files: list[Path], folder: Path, size: int | None) -> dict[Path, Ar
     if len(broken) > 1:
         names = [str(path.relative_to(folder)) for path in broken]
         more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
-        raise ValueError(
-            f"load needs readable images, got {len(broken)} of {len(files)} that are not in {folder}: "
-            f"{', '.join(names[:_SHOWN])}{more}. Of the first: {next(iter(broken.values()))}"
-        )
+        listed = f"{', '.join(names[:_SHOWN])}{more}"
+        got = f"{len(broken)} of {len(files)} that are not in {folder}: {listed}. Of the first: "
+        raise ArgumentError("load", "readable images", got + str(next(iter(broken.values()))))
     for error in broken.values():
         raise error
     return {path: image for path, image in found.items() if not isinstance(image, ValueError)}
@@ -147,7 +146,7 @@ def read_hub(path: str, split: str, size: int | None) -> Found:
     try:
         import datasets  # type: ignore[import-untyped]
     except ImportError as error:
-        raise ImportError(f"hf:{path} needs the package datasets; pip install datasets.") from error
+        raise MissingExtra(f"hf:{path}", "the package datasets", fix="pip install datasets") from error
     found = datasets.load_dataset(path)
     train = found["train"] if "train" in found else next(iter(found.values()))
     test = next((found[name] for name in ("test", "validation") if name in found and found[name] is not train), None)
@@ -166,7 +165,7 @@ def _hub_part(path: str, rows: Any, size: int | None) -> Part:
     image = next((name for name, kind in kinds.items() if kind == "Image"), None)
     label = next((name for name, kind in kinds.items() if kind == "ClassLabel"), None)
     if image is None:
-        raise ValueError(f"load needs a column of images in hf:{path}, got columns {kinds}.")
+        raise ArgumentError("load", f"a column of images in hf:{path}", f"columns {kinds}")
     where = [f"row {i} of hf:{path}" for i in range(len(rows))]
     images = same_shape([pixels(*row, size) for row in zip(rows[image], where, strict=True)], where)
     if label is None:
@@ -181,7 +180,7 @@ def read_image(path: Path, size: int | None = None) -> Array:
         with Image.open(path) as image:
             return pixels(image, str(path), size)
     except (OSError, EOFError, SyntaxError, Image.DecompressionBombError) as error:
-        raise ValueError(f"load needs readable images, got {path}: {error}.") from error
+        raise ArgumentError("load", "readable images", f"{path}: {error}") from error
 
 
 def pixels(image: Any, where: str, size: int | None = None) -> Array:
@@ -219,9 +218,11 @@ def _eight_bits(image: Any, format: str | None, where: str) -> Any:
     if not image.mode.startswith(("I", "F")):
         return image
     if not image.mode.startswith("I;16") and not (image.mode == "I" and format in ("PNG", "PPM")):
-        raise ValueError(
-            f"load needs images of 8 or 16 bits, got mode {image.mode!r} in {where}, where nobody knows which value is "
-            "white; write it as 8 bits over the range that you mean."
+        raise ArgumentError(
+            "load",
+            "images of 8 or 16 bits",
+            f"mode {image.mode!r} in {where}, where nobody knows which value is white",
+            "write it as 8 bits over the range that you mean",
         )
     from PIL import Image
 
@@ -236,9 +237,11 @@ def same_shape(images: list[Array], where: list[str]) -> Array:
         images = [image if image.ndim == 3 else np.repeat(image[:, :, None], 3, axis=2) for image in images]
     for image, place in zip(images, where, strict=True):
         if image.shape != images[0].shape:
-            raise ValueError(
-                f"load needs images of one size, got {images[0].shape[:2]} in {where[0]} and {image.shape[:2]} in "
-                f"{place}; size=64, or folder:PATH@64 on the command line, makes all of them 64 x 64."
+            raise ArgumentError(
+                "load",
+                "images of one size",
+                f"{images[0].shape[:2]} in {where[0]} and {image.shape[:2]} in {place}",
+                "size=64, or folder:PATH@64 on the command line, makes all of them 64 x 64",
             )
     return np.stack(images)
 

@@ -2,7 +2,7 @@
 
     load("digits", "train")                 8 x 8 grey digits, inside scikit-learn
     load("fashion-mnist", "test")           IDX files
-    load("cifar10", "train", root="data")   montages, the original archive, or where torchvision put it; cifar100 alike
+    load("cifar10", "train", root="data")   the original archive, where torchvision put it, or montages; cifar100 alike
     load("folder:photos@64")                class folders, or train/ and test/ with class folders; @64 or size=64
                                             makes the images 64 x 64
     load("npz:images.npz")                  arrays images and labels; test_images and test_labels if there are
@@ -27,7 +27,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from hardneg.core.errors import argument_error
+from hardneg.core.errors import ArgumentError, argument_error
 from hardneg.io.arrays import Array, known_labels, warn_of_unseen_classes
 from hardneg.training.data.image_files import Found, Part, pixels, read_folder, read_hub, read_npz, same_shape
 from hardneg.training.data.named import NAMED
@@ -45,25 +45,25 @@ class ImageData:
     ids: Annotated[Tensor, "n"]  # int64
     name: str
     classes: tuple[str, ...] = ()
-    origin: str = ""  # which copy of the data this is, for reports: "JPEG q95 copy"
+    origin: str = ""  # which copy of the data this is, for reports: "JPEG copy"
 
     def __post_init__(self) -> None:
         who, n = f"ImageData {self.name!r}", len(self.images)
         if self.images.ndim != 4 or self.images.dtype != torch.uint8 or self.images.shape[1] not in (1, 3):
             shape = f"{tuple(self.images.shape)} of {self.images.dtype}"
-            raise ValueError(f"{who} needs uint8 images [n, 1 or 3, h, w], got images={shape}.")
+            raise ArgumentError(who, "uint8 images [n, 1 or 3, h, w]", f"images={shape}")
         if n == 0:
-            raise ValueError(f"{who} needs at least one image, got none.")
+            raise ArgumentError(who, "at least one image", "none")
         for field in ("labels", "ids"):
             value = getattr(self, field)
             if value is not None and (value.shape != (n,) or value.dtype != torch.int64):
                 got = f"{tuple(value.shape)} of {value.dtype}"
-                raise ValueError(f"{who} needs int64 {field}, one per image ({n}), got {field}={got}.")
+                raise ArgumentError(who, f"int64 {field}, one per image ({n})", f"{field}={got}")
         if (repeated := n - len(np.unique(self.ids.cpu()))) > 0:
-            raise ValueError(f"{who} needs distinct ids, got {repeated} repeated.")
+            raise ArgumentError(who, "distinct ids", f"{repeated} repeated")
         if self.labels is not None and not 0 <= int(self.labels.min()) <= int(self.labels.max()) < len(self.classes):
             low, high = int(self.labels.min()), int(self.labels.max())
-            raise ValueError(f"{who} needs labels in [0, {len(self.classes)}), got labels from {low} to {high}.")
+            raise ArgumentError(who, f"labels in [0, {len(self.classes)})", f"labels from {low} to {high}")
 
     def __len__(self) -> int:
         return len(self.images)
@@ -79,9 +79,9 @@ class ImageData:
     def labelled(self, who: str) -> Annotated[Tensor, "n"]:
         """The labels, or an error that says who needs them: none, or one class only, cannot be evaluated."""
         if self.labels is None:
-            raise ValueError(f"{who} needs labels, got none in {self.name!r}; use class folders or an array `labels`.")
+            raise ArgumentError(who, "labels", f"none in {self.name!r}", "use class folders or an array `labels`")
         if self.num_labels() < 2:
-            raise ValueError(f"{who} needs at least two classes, got one in {self.name!r}: {self.classes}.")
+            raise ArgumentError(who, "at least two classes", f"one in {self.name!r}: {self.classes}")
         return self.labels
 
     def num_labels(self) -> int:
@@ -107,7 +107,7 @@ class ImageData:
 def load(name: str, split: str = "train", root: str | Path | None = None, *, size: int | None = None) -> ImageData:
     """Reads one split ("train", "test" or "all") of a named data set, a folder or a file.
 
-    ``root`` says where the files of a named set are; without it HARDNEG_DATA (default ../shared/data) and the usual
+    ``root`` says where the files of a named set are; without it HARDNEG_DATA (default: the user's cache) and the usual
     places are looked at. ``size`` makes image files square; the named sets keep their own size.
 
     >>> load("digits", "test").images.shape
@@ -162,9 +162,11 @@ def check_name(name: str) -> None:
     """Raises unless ``load`` would know the name; reads nothing, so that a command line can ask first."""
     kind, colon, path = name.partition(":")
     if not (kind in ("folder", "npz", "hf") and path) and not (kind in NAMED and not colon):
-        raise ValueError(
-            f"load needs a data set among {', '.join(NAMED)}, folder:PATH, npz:PATH, hf:NAME, got name={name!r}; "
-            "digits needs no files, and images of your own are folder:PATH, with a folder for each class."
+        raise ArgumentError(
+            "load",
+            f"a data set among {', '.join(NAMED)}, folder:PATH, npz:PATH, hf:NAME",
+            f"name={name!r}",
+            "digits needs no files, and images of your own are folder:PATH, with a folder for each class",
         )
 
 
@@ -203,20 +205,20 @@ def _joined(name: str, parts: list[tuple[Part, int]]) -> ImageData:
 def _check_one_size(name: str, shapes: Sequence[tuple[int, ...]]) -> None:
     if len(set(shapes)) > 1:
         found = " and ".join(str(tuple(shape)) for shape in shapes)
-        raise ValueError(f"load needs train and test images of one size, got {found} in {name!r}.")
+        raise ArgumentError("load", "train and test images of one size", f"{found} in {name!r}")
 
 
 def _channels_first(name: str, images: Array) -> Array:
     if images.dtype != np.uint8:
         hint = "; use (images * 255).round().astype('uint8') for values in [0, 1]" if images.dtype.kind == "f" else ""
-        raise ValueError(f"load needs uint8 images in {name!r}, got images of {images.dtype}{hint}.")
+        raise ArgumentError("load", f"uint8 images in {name!r}", f"images of {images.dtype}{hint}")
     if images.ndim == 3:
         return images[:, None]
     if images.ndim == 4 and images.shape[1] not in (1, 3) and images.shape[3] in (1, 3):
         return images.transpose(0, 3, 1, 2)
     if images.ndim != 4 or images.shape[1] not in (1, 3):
         what = "images [n, h, w], [n, c, h, w] or [n, h, w, c] with 1 or 3 channels"
-        raise ValueError(f"load needs {what} in {name!r}, got images={images.shape}.")
+        raise ArgumentError("load", f"{what} in {name!r}", f"images={images.shape}")
     return images
 
 
@@ -233,5 +235,5 @@ def _stratified(labels: Tensor | None, n: int, share: float, seed: int) -> Annot
     held = np.zeros(n, dtype=bool)
     held[order[np.argsort(position[order], kind="stable")[: math.ceil(share * n - 1e-9)]]] = True
     if not 0 < held.sum() < n:
-        raise ValueError(f"A split of {share:g} needs more images, got {n}.")
+        raise ArgumentError(f"A split of {share:g}", "more images", str(n))
     return torch.from_numpy(held)

@@ -15,7 +15,7 @@ from typing import Any, BinaryIO, NamedTuple
 
 import numpy as np
 
-from hardneg.core.errors import missing_extra
+from hardneg.core.errors import ArgumentError, NoFile, missing_extra
 from hardneg.io.arrays import Array
 from hardneg.training.data.image_files import Found, Part, read_image
 
@@ -52,9 +52,13 @@ def _find_idx(places: list[Path], name: str) -> Path:
         for path in (place / name, place / f"{name}.gz"):
             if path.is_file():
                 return path
-    raise FileNotFoundError(
-        f"load needs the file {name}[.gz] of fashion-mnist, got none in {_listed(places)}; "
-        "apt install dataset-fashion-mnist, or --data-root FOLDER (in Python root=FOLDER) with the four IDX files."
+    fix = "apt install dataset-fashion-mnist, or --data-root FOLDER (in Python root=FOLDER) with the four IDX files"
+    raise NoFile(
+        "load",
+        f"the file {name}[.gz] of fashion-mnist",
+        places[0],
+        f"where there is none, nor in {_listed(places[1:])}",
+        fix,
     )
 
 
@@ -62,12 +66,10 @@ def _read_idx(path: Path, ndim: int) -> Array:
     """The IDX format: two zero bytes, the type (8 = uint8), the number of axes, their sizes as big-endian int32."""
     raw = gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()
     if raw[:4] != bytes([0, 0, 8, ndim]) or len(raw) < 4 + 4 * ndim:
-        raise ValueError(f"load needs an IDX file of uint8 with {ndim} axes, got {path}.")
+        raise ArgumentError("load", f"an IDX file of uint8 with {ndim} axes", str(path))
     shape = np.frombuffer(raw, ">i4", ndim, offset=4)
     if len(raw) != 4 + 4 * ndim + int(np.prod(shape, dtype=np.int64)):
-        raise ValueError(
-            f"load needs a whole IDX file of shape {tuple(shape.tolist())}, got {len(raw)} bytes in {path}."
-        )
+        raise ArgumentError("load", f"a whole IDX file of shape {tuple(shape.tolist())}", f"{len(raw)} bytes in {path}")
     return np.frombuffer(raw, np.uint8, offset=4 + 4 * ndim).reshape(shape)
 
 
@@ -81,19 +83,18 @@ class Cifar(NamedTuple):
     label_key: bytes
     names_file: str
     names_key: bytes
-    pack_labels: str
-    pack_names: str
-    pack_origin: str
+    montage_labels: str
+    montage_names: str
 
 
 _CIFAR = {
     "cifar10": Cifar(
         "cifar-10-batches-py", "cifar-10-python.tar.gz", tuple(f"data_batch_{i}" for i in range(1, 6)), "test_batch",
-        b"labels", "batches.meta", b"label_names", "y", "classes", "JPEG q95 copy",
+        b"labels", "batches.meta", b"label_names", "y", "classes",
     ),
     "cifar100": Cifar(
         "cifar-100-python", "cifar-100-python.tar.gz", ("train",), "test",
-        b"fine_labels", "meta", b"fine_label_names", "fine", "fine_names", "JPEG q90 copy",
+        b"fine_labels", "meta", b"fine_label_names", "fine", "fine_names",
     ),
 }  # fmt: skip
 
@@ -115,11 +116,12 @@ def _read_cifar(name: str, split: str, root: Path | None) -> Found:
                     reader(False) if split != "train" else None,
                     num_train=50_000,
                 )
-    raise FileNotFoundError(
-        f"load needs {spec.archive}, its folder {spec.folder} or the montages of {name}, got none in {_listed(roots)}; "
+    fix = (
         f"--data-root FOLDER (in Python root=FOLDER) or HARDNEG_DATA says where, torchvision.datasets.{name.upper()}"
-        f"(FOLDER, download=True) puts it there, or use hf:uoft-cs/{name} with `datasets` installed."
+        f"(FOLDER, download=True) puts it there, or use hf:uoft-cs/{name} with `datasets` installed"
     )
+    what = f"{spec.archive}, its folder {spec.folder} or the montages of {name}"
+    raise NoFile("load", what, roots[0], "where there is none of them", fix)
 
 
 def _cifar_folder(folder: Path, spec: Cifar, train: bool) -> Part:
@@ -135,7 +137,7 @@ def _cifar_archive(archive: Path, spec: Cifar, train: bool) -> Part:
         def open_file(name: str) -> BinaryIO:
             member = tar.extractfile(f"{spec.folder}/{name}")
             if member is None:
-                raise ValueError(f"load needs the file {name} in {archive}, got something else under that name.")
+                raise ArgumentError("load", f"the file {name} in {archive}", "something else under that name")
             return member  # type: ignore[return-value]
 
         return _cifar_pickles(open_file, spec, train)
@@ -167,19 +169,18 @@ class _ArraysOnly(pickle.Unpickler):
 
 
 def _cifar_montages(folder: Path, spec: Cifar, train: bool) -> Part:
-    """Images of 32 x 32 laid out row by row in a square of 100 x 100."""
+    """A compact copy: ``train_*.jpg`` and ``test.jpg``, each 100 x 100 images row by row, and ``labels.npz``."""
     split = "train" if train else "test"
     files = sorted(folder.glob("train_*.jpg")) if train else [folder / "test.jpg"]
     with ThreadPoolExecutor() as pool:
         squares = list(pool.map(read_image, files))
     for square, path in zip(squares, files, strict=True):
         if square.shape != (3200, 3200, 3):
-            raise ValueError(f"load needs montages of 3200 x 3200 pixels in colour, got {square.shape} in {path}.")
+            raise ArgumentError("load", "montages of 3200 x 3200 pixels in colour", f"{square.shape} in {path}")
     tiles = [square.reshape(100, 32, 100, 32, 3).transpose(0, 2, 4, 1, 3).reshape(-1, 3, 32, 32) for square in squares]
     with np.load(folder / "labels.npz") as labels:
-        return Part(
-            np.concatenate(tiles), labels[f"{spec.pack_labels}_{split}"], labels[spec.pack_names], spec.pack_origin
-        )
+        of_split, names = labels[f"{spec.montage_labels}_{split}"], labels[spec.montage_names]
+    return Part(np.concatenate(tiles), of_split, names, "JPEG copy")
 
 
 NAMED: dict[str, Callable[[str, Path | None], Found]] = {
@@ -191,7 +192,14 @@ NAMED: dict[str, Callable[[str, Path | None], Found]] = {
 
 
 def _roots(root: Path | None) -> list[Path]:
-    return [root] if root is not None else [Path(os.environ.get("HARDNEG_DATA") or "../shared/data")]
+    return [root if root is not None else default_root()]
+
+
+def default_root() -> Path:
+    """The folder that HARDNEG_DATA names, or ``hardneg`` in the cache folder of the user."""
+    named = os.environ.get("HARDNEG_DATA")
+    cache = os.environ.get("XDG_CACHE_HOME") or os.environ.get("LOCALAPPDATA") or Path.home() / ".cache"
+    return Path(named) if named else Path(cache) / "hardneg"
 
 
 def _listed(places: list[Path]) -> str:

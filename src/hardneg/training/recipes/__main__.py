@@ -50,7 +50,10 @@ def _keep_warnings(run: Run) -> None:
     show = warnings.showwarning
 
     def keep(message: Warning | str, category: type[Warning], *where: Any, **line: Any) -> None:
-        run.warn(str(message)) if issubclass(category, HardnegWarning) else show(message, category, *where, **line)
+        if isinstance(message, HardnegWarning):
+            run.warn(str(message), message.kind)
+        else:
+            show(message, category, *where, **line)
 
     warnings.showwarning = keep
 

@@ -1,0 +1,78 @@
+"""What a candidate generator is: it makes candidates that are not in the data, before anything is weighed."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Annotated, Any, ClassVar
+
+import torch
+from torch import Tensor
+
+from hardneg.core.pairing import Pairing
+from hardneg.core.schedules import short_repr
+from hardneg.core.tiles import NEVER
+from hardneg.core.types import Keys
+
+_registry: dict[str, type[Generator]] = {}
+
+
+class Generator:
+    """Subclasses are frozen dataclasses with ``make(pairing, step)``; defining one registers it by its ``name``.
+
+    What is made are private candidates of the source "synthetic", [b, k, d], without ids, labels or clusters.
+    ``step`` counts the calls of the loss: draws depend on it and on a seed, never on a global state.
+    """
+
+    name: ClassVar[str]
+    examples: ClassVar[tuple[str, ...]] = ()
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        cls.name = cls.__dict__.get("name", cls.__name__)
+        _registry[cls.name] = cls
+
+    def make(self, pairing: Pairing, step: int) -> Annotated[Tensor, "b k d"]:
+        raise NotImplementedError
+
+    def __call__(self, pairing: Pairing, step: int) -> Pairing:
+        """The pairing with the candidates that were made."""
+        made = Keys(self.make(pairing, step), source="synthetic")
+        return replace(pairing, candidates=(*pairing.candidates, made))
+
+    def __repr__(self) -> str:
+        return short_repr(self).replace(type(self).__name__, self.name, 1)
+
+
+def registered_generators() -> dict[str, type[Generator]]:
+    """Every generator that the grammar knows, by name."""
+    return dict(_registry)
+
+
+@torch.no_grad()
+def hardest(pairing: Pairing, num: int, columns: int = 4096) -> tuple[Annotated[Tensor, "b k d"], Tensor]:
+    """The vectors of the closest valid candidates of each anchor, and which of them are real; by tiles."""
+    whole = slice(0, len(pairing))
+    value, index = None, None
+    for cut in pairing.cuts(columns):
+        tile, valid, _ = pairing.tile(whole, cut)
+        found = torch.where(valid, tile.s, NEVER), tile.column.expand(tile.s.shape)
+        if value is not None and index is not None:
+            found = torch.cat([value, found[0]], dim=1), torch.cat([index, found[1]], dim=1)
+        best = found[0].topk(min(num, found[0].shape[1]), dim=1)
+        value, index = best.values, found[1].gather(1, best.indices)
+    assert value is not None
+    assert index is not None
+    return _take(pairing, index), value != NEVER
+
+
+def _take(pairing: Pairing, index: Annotated[Tensor, "b k"]) -> Annotated[Tensor, "b k d"]:
+    """Candidates by their column."""
+    vectors = pairing.anchors.vectors.new_zeros(*index.shape, pairing.anchors.dim)
+    offset = 0
+    for keys in pairing.candidates:
+        inside = (index >= offset) & (index < offset + len(keys))
+        row, slot = inside.nonzero().unbind(1)
+        place = index[row, slot] - offset
+        vectors[row, slot] = (keys.vectors[row, place] if keys.private else keys.vectors[place]).to(vectors)
+        offset += len(keys)
+    return vectors

@@ -1,0 +1,57 @@
+"""MoCHi (Kalantidis et al. 2020, sec. 3.2 and 3.3): mixtures of the hardest negatives, and of them with the anchor.
+
+h = a n_i + (1 - a) n_j with a in (0, 1), and h = b q + (1 - b) n_j with b in (0, 0.5), of unit norm; n_i, n_j are drawn
+from the hardest negatives. No gradient flows into what is mixed.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Annotated, ClassVar
+
+import torch
+from torch import Tensor
+
+from hardneg.core.errors import check_kind, check_range
+from hardneg.core.generators.base import Generator, hardest
+from hardneg.core.pairing import Pairing
+from hardneg.core.philox import uniforms
+from hardneg.core.vectors import unit
+
+
+@dataclass(frozen=True, repr=False)
+class MoCHi(Generator):
+    """``num_mixed`` mixtures of two of the ``num_hardest`` negatives and ``num_with_anchor`` of one with the anchor."""
+
+    num_hardest: int = 1024
+    num_mixed: int = 1024
+    num_with_anchor: int = 128
+    seed: int = 0
+    name: ClassVar = "mochi"
+    examples: ClassVar = ("mochi()", "mochi(num_hardest=64, num_mixed=32, num_with_anchor=8)")
+
+    def __post_init__(self) -> None:
+        for name in ("num_hardest", "num_mixed", "num_with_anchor", "seed"):
+            check_kind("mochi", name, getattr(self, name), int, "a whole number")
+            check_range("mochi", name, getattr(self, name), name == "num_hardest", math.inf)
+
+    @torch.no_grad()
+    def make(self, pairing: Pairing, step: int) -> Annotated[Tensor, "b k d"]:
+        hard, real = hardest(pairing, self.num_hardest)
+        anchors, count = pairing.anchors.vectors, real.sum(1).clamp(min=1)
+        rows = torch.arange(len(anchors), device=anchors.device)
+        number = self.num_mixed + self.num_with_anchor
+        if not hard.shape[1]:
+            return hard
+        draws = uniforms(3 * number, rows, torch.zeros_like(rows), step, self.seed).T.to(anchors)  # [b, 3 k]
+        first, second, share = draws.view(len(anchors), 3, number).unbind(1)
+        one, other = (_pick(hard, (draw * count[:, None]).long()) for draw in (first, second))
+        share = share[:, :, None]
+        mixed = share * one + (1.0 - share) * other
+        with_anchor = 0.5 * share * anchors[:, None] + (1.0 - 0.5 * share) * one
+        return unit(torch.cat([mixed[:, : self.num_mixed], with_anchor[:, self.num_mixed :]], dim=1))
+
+
+def _pick(vectors: Tensor, index: Tensor) -> Tensor:
+    return vectors.gather(1, index.clamp(max=vectors.shape[1] - 1)[:, :, None].expand(-1, -1, vectors.shape[2]))

@@ -1,0 +1,178 @@
+"""What an objective is: a plain function of a positive's score and the statistics of its anchor's row.
+
+Corner cases, the same for all: a pair whose anchor has no negative, or whose positive is not valid, costs 0 and has no
+gradient. NaN in gives NaN out.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, fields, is_dataclass, replace
+from typing import Annotated, Any, ClassVar
+
+import torch
+from torch import Tensor
+from torch.nn.functional import logsigmoid
+
+from hardneg.core.errors import ArgumentError, argument_error, check_range
+from hardneg.core.schedules import Schedule, short_repr
+from hardneg.core.statistics import LogMean, PerRow, Statistic, Support
+from hardneg.core.types import NEVER, LogWeights, PairLosses, Scores
+
+_registry: dict[str, type[Objective]] = {}
+
+
+@dataclass(eq=False)
+class Row:
+    """The statistics of anchors, [b, 1] each, as attributes: ``row.log_mean``, ``row.support``."""
+
+    statistics: Mapping[str, PerRow]
+    temperature: float | Tensor
+
+    def __getattr__(self, name: str) -> PerRow:
+        try:
+            return self.statistics[name]
+        except KeyError:
+            raise AttributeError(f"{name!r} is not among the statistics {sorted(self.statistics)}") from None
+
+
+class Objective:
+    """A loss for each pair of an anchor and a positive. Subclasses are frozen dataclasses; defining one registers it.
+
+    ``__call__(positive, row)`` gets scores of positives, [b, p] or a tile of them, and the statistics of their rows,
+    [b, 1]: those that ``statistics()`` declares.
+    """
+
+    name: ClassVar[str]
+    """The name in the grammar: ``objective="rince(q=0.5)"``."""
+    examples: ClassVar[tuple[str, ...]] = ()
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        cls.name = cls.__dict__.get("name", cls.__name__)
+        _registry[cls.name] = cls
+
+    def statistics(self) -> Mapping[str, Statistic]:
+        """What it needs of each row, by name. The support is always there."""
+        return {"log_mean": LogMean()}
+
+    def __call__(self, positive: Tensor, row: Row) -> Tensor:
+        raise NotImplementedError
+
+    @property
+    def needs_negatives(self) -> bool:
+        """Whether an anchor without a negative costs nothing."""
+        return True
+
+    def at(self, step: int, total: int | None = None) -> Objective:
+        """With its schedules evaluated, as tensors, so that a new number does not compile a graph again."""
+        numbers = {
+            name: torch.tensor(schedule(step, total), dtype=torch.float64) for name, schedule in self._schedules()
+        }
+        return replace(self, **numbers) if numbers else self  # type: ignore[type-var]
+
+    def schedules(self) -> list[Schedule]:
+        return [schedule for _, schedule in self._schedules()]
+
+    def losses(self, scores: Scores, log_w: LogWeights) -> PairLosses:
+        """The loss of each pair, [b, p], from dense scores."""
+        check_shape(self.name, scores, log_w)
+        statistics = {name: statistic.dense(scores, log_w) for name, statistic in self.statistics().items()}
+        losses = self(scores.positives, Row(statistics, scores.temperature))
+        real = scores.positive_valid
+        if self.needs_negatives:
+            real = (log_w != NEVER).any(-1, keepdim=True) & real
+        return torch.where(real, losses, scores.positives * 0.0)  # times 0: NaN stays NaN
+
+    def __repr__(self) -> str:
+        return short_repr(self).replace(type(self).__name__, self.name, 1) if is_dataclass(self) else f"{self.name}()"
+
+    def _schedules(self) -> list[tuple[str, Schedule]]:
+        if not is_dataclass(self):
+            return []
+        values = ((field.name, getattr(self, field.name)) for field in fields(self))
+        return [(name, value) for name, value in values if isinstance(value, Schedule)]
+
+
+def registered_objectives() -> dict[str, type[Objective]]:
+    """Every objective that the grammar knows, by name."""
+    return {name: cls for name, cls in _registry.items() if cls is not Function}
+
+
+@dataclass(frozen=True, repr=False)
+class Function(Objective):
+    """A plain function of (positive, row), which has ``row.log_mean``, ``row.support`` and ``row.temperature``."""
+
+    function: Callable[[Tensor, Row], Tensor]
+
+    def statistics(self) -> Mapping[str, Statistic]:
+        return {"log_mean": LogMean(), "support": Support()}
+
+    def __call__(self, positive: Tensor, row: Row) -> Tensor:
+        return self.function(positive, row)
+
+
+def check_shape(who: str, scores: Scores, log_w: LogWeights) -> None:
+    if log_w.shape != scores.candidates.shape:
+        what = f"a log-weight for each candidate, shape {tuple(scores.candidates.shape)}"
+        raise ArgumentError(who, what, f"log_w={tuple(log_w.shape)}", "use negatives.log_weights(scores)")
+
+
+TauPlus = float | Tensor | Schedule
+
+
+def check_tau_plus(who: str, tau_plus: TauPlus) -> None:
+    check_range(who, "tau_plus", tau_plus, 0.0, 1.0, open_high=True)
+
+
+def corrects(tau_plus: TauPlus) -> bool:
+    """Whether there is something to correct for; a tensor, such as a schedule's number, is not looked into."""
+    if isinstance(tau_plus, Schedule):
+        float(tau_plus)  # which says that it is not a number yet
+    return isinstance(tau_plus, Tensor) or bool(tau_plus)
+
+
+def reduce(
+    losses: PairLosses, scores: Scores, reduction: str = "anchors", weights: Annotated[Tensor, "b"] | None = None
+) -> Tensor:
+    """One number from the pairs.
+
+    ``"anchors"``: mean over the positives of each anchor, then over all anchors (SupCon); an anchor without a positive
+    counts as 0. ``"pairs"``: mean over all valid pairs (H-SCL), so anchors with more positives count more. ``"none"``:
+    the mean of each anchor, [b]. ``weights`` of the anchors make either mean a weighted one.
+    """
+    return reduce_sums(losses.sum(-1), scores.positive_valid.sum(-1).to(losses.dtype), reduction, weights)
+
+
+def reduce_sums(sums: Tensor, counts: Tensor, reduction: str, weights: Tensor | None = None) -> Tensor:
+    """One number from the sum of each anchor's losses, [b], and the number of its positives, [b]."""
+    per_anchor = sums / counts.clamp(min=1.0)
+    if reduction == "none":
+        return per_anchor if weights is None else weights * per_anchor
+    if reduction == "anchors":
+        return per_anchor.mean() if weights is None else (weights * per_anchor).sum() / _at_least_tiny(weights.sum())
+    if reduction == "pairs":
+        if weights is None:
+            return sums.sum() / counts.sum().clamp(min=1.0)
+        return (weights * sums).sum() / _at_least_tiny((weights * counts).sum())
+    raise argument_error("reduce", "reduction 'anchors', 'pairs' or 'none'", "reduction", reduction)
+
+
+def softplus(x: Tensor) -> Tensor:
+    """log(1 + e^x); torch's own softplus drops the digits of e^-x above 20."""
+    return -logsigmoid(-x)
+
+
+def log1m_exp(x: Tensor) -> Tensor:
+    """log(1 - e^x) for x < 0, accurate at both ends (Maechler 2012)."""
+    close = x > -math.log(2.0)
+    return torch.where(
+        close,
+        torch.log(-torch.expm1(torch.where(close, x, -1.0))),
+        torch.log1p(-torch.exp(torch.where(close, -1.0, x))),
+    )
+
+
+def _at_least_tiny(total: Tensor) -> Tensor:
+    return torch.where(total > 0, total, 1.0)

@@ -1,0 +1,158 @@
+"""InfoNCE (van den Oord et al. 2018) with any number of negatives, three denominators and the correction of DCL.
+
+Everything stands on one primitive, computed in log-space: log E_q[e^s] = LSE(s + log_w) - LSE(log_w).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Annotated, ClassVar
+
+import torch
+from torch import Tensor
+from torch.nn.functional import logsigmoid
+
+from hardneg.core.errors import ArgumentError, argument_error
+from hardneg.core.objectives.base import Objective, Row, TauPlus, check_tau_plus, corrects, log1m_exp, softplus
+from hardneg.core.statistics import LogMass, LogMean, LogPositives, Others, Statistic, Support
+from hardneg.core.types import NEVER, LogWeights, PairLosses, Scores
+
+NumNegatives = str | float | Tensor
+
+
+@dataclass(frozen=True, repr=False, eq=False)
+class InfoNCE(Objective):
+    """-log e^a / (e^a + M E_q[e^s]) for each positive a; the options are those of ``info_nce``."""
+
+    num_negatives: NumNegatives = "support"
+    tau_plus: TauPlus = 0.0
+    positives_in_denominator: str = "own"
+    name: ClassVar = "info_nce"
+
+    def __post_init__(self) -> None:
+        check_tau_plus("info_nce", self.tau_plus)
+        check_num_negatives("info_nce", self.num_negatives)
+        if self.positives_in_denominator not in ("own", "all", "none"):
+            what = "'own', 'all' or 'none'"
+            raise argument_error("info_nce", what, "positives_in_denominator", self.positives_in_denominator)
+
+    def statistics(self) -> Mapping[str, Statistic]:
+        needed: dict[str, Statistic] = {"log_mean": LogMean()}
+        if self.positives_in_denominator == "all":
+            needed["log_positives"] = LogPositives()
+        return needed | number_statistic(self.num_negatives)
+
+    @property
+    def needs_negatives(self) -> bool:
+        return self.positives_in_denominator != "all"  # there the positives stand against each other, as in SupCon
+
+    def __call__(self, positive: Tensor, row: Row) -> Tensor:
+        log_mean = row.log_mean
+        if corrects(self.tau_plus):
+            log_mean, _ = debiased(log_mean, positive, self.tau_plus, row.temperature)  # type: ignore[arg-type]
+        log_negative = log_mean + log_number(row, self.num_negatives)
+        if self.positives_in_denominator == "own":
+            return -logsigmoid(positive - log_negative)
+        if self.positives_in_denominator == "none":
+            return log_negative - positive
+        # Not logaddexp(...) - positive, which would lose a loss that is small beside its scores.
+        return softplus(log_negative - row.log_positives) + (row.log_positives - positive)
+
+
+def info_nce(
+    scores: Scores,
+    log_w: LogWeights,
+    *,
+    num_negatives: NumNegatives = "support",
+    tau_plus: float | Tensor = 0.0,
+    positives_in_denominator: str = "own",
+    log_q: tuple[Tensor, Tensor] | None = None,
+) -> PairLosses:
+    """InfoNCE = -log e^a / (e^a + M E_q[e^s]) for each positive a.
+
+    num_negatives: M. ``"support"``, the number of candidates that q allows; ``"candidates"``, all that are not the
+        anchor itself (H-SCL's 2B - 2); ``"mass"``, the sum of the weights, which leaves them unnormalised; a number.
+    tau_plus: share of false negatives to correct for (DCL, HCL): E becomes (E - tau_plus e^a) / (1 - tau_plus), with
+        the pair's own positive, and at least e^(-1/temperature), the smallest e^s of unit vectors. A floored pair
+        has no gradient to its negatives. A number, or a tensor [] or [b, 1].
+    positives_in_denominator: ``"own"``, the pair's positive; ``"all"``, every positive of the anchor (SupCon);
+        ``"none"`` (GraphCL; can be negative).
+    log_q: log-probability with which each candidate ([n] or [b, n]) and each positive ([b] or [b, p]) was sampled
+        into the batch; subtracted from the scores after the weights are known (Yi et al. 2019).
+
+    >>> from hardneg import Uniform, two_views
+    >>> z = torch.nn.functional.normalize(torch.ones(2, 4), dim=-1)
+    >>> scores = two_views(z, z, temperature=1.0)
+    >>> info_nce(scores, Uniform().log_weights(scores)).squeeze(1)  # log 3: one positive, two equal negatives
+    tensor([1.0986, 1.0986, 1.0986, 1.0986])
+    """
+    objective = InfoNCE(num_negatives, tau_plus, positives_in_denominator)
+    if log_q is not None:
+        scores = _without_sampling_bias(scores, log_q, tau_plus)
+    return objective.losses(scores, log_w)
+
+
+def debiased(
+    log_mean: Annotated[Tensor, "b 1"],
+    positives: Annotated[Tensor, "b p"],
+    tau_plus: float | Tensor,
+    temperature: float | Tensor,
+) -> tuple[Annotated[Tensor, "b p"], Annotated[Tensor, "b p"]]:
+    """log max((E - tau_plus e^a) / (1 - tau_plus), e^(-1/temperature)), and where the floor was taken.
+
+    Chuang et al. 2020, eq. 8, in log-space. The floor is active once the mean of e^s over the negatives falls below
+    tau_plus e^a + (1 - tau_plus) e^(-1/temperature); at low temperature that is soon everywhere.
+    """
+    share = tau_plus if isinstance(tau_plus, Tensor) else torch.tensor(tau_plus, dtype=torch.float64)
+    log_share = share.log() + positives - log_mean  # tau_plus e^a / E
+    # Also without a negative, where a tau_plus of 0 would have a gradient of NaN.
+    negative = (log_share >= 0) | (log_mean == NEVER)
+    rest = log_mean + log1m_exp(torch.where(negative, -1.0, log_share)) - torch.log1p(-share)
+    floor = torch.zeros_like(rest) - 1.0 / temperature
+    clamped = negative | ((rest <= floor) & (share > 0))
+    return torch.where(clamped, floor, rest), clamped
+
+
+def check_num_negatives(who: str, num_negatives: NumNegatives) -> None:
+    if isinstance(num_negatives, Tensor):
+        fine = num_negatives.ndim <= 1
+    elif isinstance(num_negatives, str):
+        fine = num_negatives in ("support", "candidates", "mass")
+    else:
+        fine = isinstance(num_negatives, (int, float)) and not isinstance(num_negatives, bool) and num_negatives > 0
+    if not fine:
+        what = "num_negatives 'support', 'candidates', 'mass', a number above 0 or a tensor [] or [b]"
+        raise argument_error(who, what, "num_negatives", num_negatives)
+
+
+def number_statistic(num_negatives: NumNegatives) -> dict[str, Statistic]:
+    """What must be known of a row to know the number of its negatives."""
+    if not isinstance(num_negatives, str):
+        return {}
+    named: dict[str, dict[str, Statistic]] = {
+        "support": {"support": Support()},
+        "candidates": {"candidates": Others()},
+        "mass": {"log_mass": LogMass()},
+    }
+    return named[num_negatives]
+
+
+def log_number(row: Row, num_negatives: NumNegatives) -> Tensor:
+    """log M of each row, [b, 1]."""
+    if isinstance(num_negatives, str):
+        if num_negatives == "mass":
+            return row.log_mass
+        return (row.support if num_negatives == "support" else row.candidates).log()
+    if isinstance(num_negatives, Tensor) and num_negatives.ndim:
+        num_negatives = num_negatives[:, None]
+    return (torch.ones_like(row.log_mean) * num_negatives).log()
+
+
+def _without_sampling_bias(scores: Scores, log_q: tuple[Tensor, Tensor], tau_plus: TauPlus) -> Scores:
+    if corrects(tau_plus):
+        what = "tau_plus=0 with log_q: the floor of the debiased mean has no meaning there"
+        raise ArgumentError("info_nce", what)
+    of_candidates, of_positives = log_q
+    of_positives = of_positives[:, None] if of_positives.ndim == 1 else of_positives
+    return scores.changed(positives=scores.positives - of_positives, candidates=scores.candidates - of_candidates)

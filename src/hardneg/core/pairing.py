@@ -1,0 +1,226 @@
+"""Who meets whom: anchors, their positives and their candidates as vectors with tags. No [b, n] is made here.
+
+``scores()`` gives the dense matrices; ``tile()`` a block of them. Vectors are taken as given; scores are float32 or
+wider, also under autocast and for half precision inputs. An infinite feature is treated as NaN, so that it cannot hide
+in a finite loss.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Annotated, NamedTuple
+
+import torch
+from torch import Tensor
+
+from hardneg.core.errors import ArgumentError
+from hardneg.core.tiles import Tags, Tile, same_id
+from hardneg.core.types import Keys
+from hardneg.core.vectors import widened
+
+
+class Cut(NamedTuple):
+    """Columns ``low`` to ``high - 1`` of one pool, which are ``offset + low`` ... of all candidates."""
+
+    pool: int
+    low: int
+    high: int
+    offset: int
+
+
+class Met(NamedTuple):
+    """A tile, which of its candidates may be negatives, and which were promoted to positives."""
+
+    tile: Tile
+    valid: Annotated[Tensor, "b n"]
+    promoted: Annotated[Tensor, "b n"] | None
+
+
+@dataclass(frozen=True, eq=False)
+class Pairing:
+    """Anchors [b, d], positives [b, p, d], and pools of candidates, shared [n, d] or private [b, k, d].
+
+    ``label_positives``: candidates of the anchor's label are positives too, and no longer negatives unless
+    ``same_label_negatives``. ``guide``: the same pairs under another model.
+    """
+
+    anchors: Keys
+    positives: Keys
+    candidates: tuple[Keys, ...]
+    temperature: float | Tensor
+    positive_mask: Annotated[Tensor, "b p"] | None = None
+    ids_given: bool = True
+    label_positives: bool = False
+    same_label_negatives: bool = False
+    guide: Pairing | None = None
+
+    def __len__(self) -> int:
+        return len(self.anchors)
+
+    @property
+    def num_candidates(self) -> int:
+        return sum(len(keys) for keys in self.candidates)
+
+    @property
+    def source_names(self) -> tuple[str, ...]:
+        return tuple(dict.fromkeys(keys.source or "pool" for keys in self.candidates))
+
+    def prepared(self) -> Pairing:
+        """Vectors in float32 or wider, infinities as NaN, positives as [b, p, d]."""
+
+        def ready(keys: Keys) -> Keys:
+            return replace(keys, vectors=not_infinite(widened(keys.vectors)))
+
+        return replace(
+            self,
+            anchors=ready(self.anchors),
+            positives=ready(several(self.positives)),
+            candidates=tuple(ready(keys) for keys in self.candidates),
+            guide=None if self.guide is None else self.guide.prepared(),
+        )
+
+    def guided(self, other: Pairing) -> Pairing:
+        """With another model's vectors of the same pairs as a second channel, without gradient."""
+        mine, theirs = ([len(one), *map(len, one.candidates)] for one in (self, other))
+        if mine != theirs:
+            raise ArgumentError("guided", f"the same anchors and candidates, {mine}", str(theirs))
+        return replace(self, guide=replace(other, temperature=1.0))
+
+    def of_rows(self, rows: slice) -> Pairing:
+        """Some of the anchors, against the same candidates."""
+
+        def part(keys: Keys) -> Keys:
+            ids, labels, clusters = (_rows(tag, rows) for tag in _each(keys))
+            return Keys(keys.vectors[rows], ids, labels, clusters, keys.source)
+
+        return replace(
+            self,
+            anchors=part(self.anchors),
+            positives=part(self.positives),
+            candidates=tuple(part(keys) if keys.private else keys for keys in self.candidates),
+            temperature=of_rows(self.temperature, rows),
+            positive_mask=_rows(self.positive_mask, rows),
+            guide=None if self.guide is None else self.guide.of_rows(rows),
+        )
+
+    def cuts(self, columns: int) -> list[Cut]:
+        """The candidates in blocks of at most so many columns; one empty block if there are none."""
+        cuts, offset = [], 0
+        for pool, keys in enumerate(self.candidates):
+            cuts += [Cut(pool, low, min(low + columns, len(keys)), offset) for low in range(0, len(keys), columns)]
+            offset += len(keys)
+        return cuts or [Cut(0, 0, 0, 0)]
+
+    def tile(
+        self,
+        rows: slice,
+        cut: Cut,
+        anchors: Tensor | None = None,
+        candidates: Tensor | None = None,
+        temperature: float | Tensor | None = None,
+    ) -> Met:
+        """These anchors against these candidates; the vectors may be given, as leaves of a graph of their own."""
+        keys, names = self.candidates[cut.pool], self.source_names
+        anchors = self.anchors.vectors[rows] if anchors is None else anchors
+        candidates = self.vectors_of(rows, cut) if candidates is None else candidates
+        temperature = of_rows(self.temperature, rows) if temperature is None else temperature
+        tags, own = self._tags(rows, cut), Tags(*(_rows(tag, rows) for tag in _each(self.anchors)))
+        tile = Tile(
+            similarity(anchors, candidates) / temperature,
+            temperature,
+            own,
+            tags,
+            torch.arange(cut.offset + cut.low, cut.offset + cut.high, device=anchors.device),
+            keys.source or "pool",
+            names,
+            None if self.guide is None else self.guide.plain(rows, cut),
+            self.ids_given,
+        )
+        return self._met(tile, rows)
+
+    def plain(self, rows: slice, cut: Cut) -> Annotated[Tensor, "b n"]:
+        """Similarities without gradient."""
+        with torch.no_grad():
+            return similarity(self.anchors.vectors[rows], self.vectors_of(rows, cut))
+
+    def positive_tile(
+        self,
+        rows: slice,
+        anchors: Tensor | None = None,
+        positives: Tensor | None = None,
+        temperature: float | Tensor | None = None,
+    ) -> tuple[Tile, Tensor]:
+        """The anchors' own positives as a private block, and which of them are real."""
+        anchors = self.anchors.vectors[rows] if anchors is None else anchors
+        positives = self.positives.vectors[rows] if positives is None else positives
+        temperature = of_rows(self.temperature, rows) if temperature is None else temperature
+        s = similarity(anchors, positives) / temperature
+        guide = None
+        if self.guide is not None:
+            guide = similarity(self.guide.anchors.vectors[rows], self.guide.positives.vectors[rows]).detach()
+        mask = torch.ones_like(s, dtype=torch.bool) if self.positive_mask is None else self.positive_mask[rows]
+        return Tile(s, temperature, Tags(), Tags(), torch.arange(s.shape[1], device=s.device), guide=guide), mask
+
+    def vectors_of(self, rows: slice, cut: Cut) -> Tensor:
+        keys = self.candidates[cut.pool]
+        return keys.vectors[rows, cut.low : cut.high] if keys.private else keys.vectors[cut.low : cut.high]
+
+    def _tags(self, rows: slice, cut: Cut) -> Tags:
+        keys = self.candidates[cut.pool]
+
+        def part(tag: Tensor | None) -> Tensor | None:
+            if tag is None:
+                return None
+            return tag[rows, cut.low : cut.high] if keys.private else tag[None, cut.low : cut.high]
+
+        ids, labels, clusters = (part(tag) for tag in _each(keys))
+        if ids is None and any(other.ids is not None for other in self.candidates):
+            ids = torch.full((1, cut.high - cut.low), -1, device=keys.vectors.device)
+        return Tags(ids, labels, clusters)
+
+    def _met(self, tile: Tile, rows: slice) -> Met:
+        valid = torch.ones_like(tile.s, dtype=torch.bool)
+        ids = tile.candidate_tags.ids
+        if ids is not None and tile.anchor_tags.ids is not None:
+            valid = ~same_id(tile.anchor_tags.ids, ids)
+        if ids is not None and self.positives.ids is not None:
+            for column in self.positives.ids[rows].unbind(1):
+                valid = valid & ~same_id(column, ids)
+        if not self.label_positives:
+            return Met(tile, valid, None)
+        promoted = valid & tile.same_label("same_label_positives")
+        return Met(tile, valid if self.same_label_negatives else valid & ~promoted, promoted)
+
+
+def similarity(rows: Annotated[Tensor, "b d"], vectors: Tensor) -> Annotated[Tensor, "b n"]:
+    """[b, d] with [n, d] or [b, k, d] -> [b, n] or [b, k]."""
+    wide = torch.promote_types(rows.dtype, vectors.dtype)
+    rows, vectors = rows.to(wide), vectors.to(wide)
+    if vectors.ndim == 2:
+        return rows @ vectors.T
+    return (vectors * rows[:, None, :]).sum(-1)
+
+
+def not_infinite(values: Tensor) -> Tensor:
+    return values + values * 0.0  # inf * 0 = NaN; a finite value stays what it is
+
+
+def several(keys: Keys) -> Keys:
+    """Positives as [b, p, d]."""
+    if keys.private:
+        return keys
+    ids, labels, clusters = (None if tag is None else tag[:, None] for tag in _each(keys))
+    return Keys(keys.vectors[:, None], ids, labels, clusters, keys.source)
+
+
+def of_rows(value: float | Tensor, rows: slice) -> float | Tensor:
+    """A number per anchor is cut with the anchors; one number is everybody's."""
+    return value[rows] if isinstance(value, Tensor) and value.ndim == 2 else value
+
+
+def _each(keys: Keys) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
+    return keys.ids, keys.labels, keys.clusters
+
+
+def _rows(tag: Tensor | None, rows: slice) -> Tensor | None:
+    return None if tag is None else tag[rows]

@@ -1,0 +1,74 @@
+"""The streamed loss: any distribution, any objective, any device, without [b, n].
+
+Bounds, then row statistics, then the pairs, each a sweep over the same tiles. The backward pass recomputes the tiles
+and takes the vector-Jacobian product of the pointwise functions: memory is that of a few tiles.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, NamedTuple
+
+import torch
+from torch import Tensor
+
+from hardneg.core.checks import check_parts
+from hardneg.core.objectives import Objective, Row, reduce_sums
+from hardneg.core.pairing import Pairing
+from hardneg.core.sweep import find_bounds
+from hardneg.kernels.largest import LargestValue
+from hardneg.kernels.pairs import PromotedPairs, masked_sum
+from hardneg.kernels.plan import Plan
+from hardneg.kernels.row_statistics import RowStatistics
+from hardneg.negatives.base import Negatives, not_pointwise
+
+
+class Own(NamedTuple):
+    """The scores of the anchors' own positives, without gradient, and which of them are real."""
+
+    s: Annotated[Tensor, "b p"]
+    valid: Annotated[Tensor, "b p"]
+
+
+class Streamed(NamedTuple):
+    """A loss, and beside it, without gradient, the statistics of the rows and the anchors' own positives."""
+
+    loss: Tensor
+    row: Row
+    own: Own
+
+
+def streamed(
+    pairing: Pairing,
+    negatives: Negatives,
+    objective: Objective,
+    reduction: str = "anchors",
+    tile: tuple[int, int] | None = None,
+) -> Streamed:
+    """The loss of a pairing, and the statistics of its rows.
+
+    The same as ``reduce(objective.losses(scores, negatives.log_weights(scores)), scores, reduction)`` of dense scores.
+    """
+    check_parts(pairing)
+    check_streamable(negatives)
+    with torch.autocast(pairing.anchors.vectors.device.type, enabled=False):
+        plan = Plan(pairing.prepared(), negatives.factors, objective, tile)
+        tensors = plan.leaves.tensors
+        bounds = find_bounds(plan.factors, plan.blocks())
+        largest = [LargestValue.apply(plan, bounds, place, *tensors) for place in plan.largest]  # type: ignore[no-untyped-call]
+        names = list(plan.statistics(objective))
+        values = RowStatistics.apply(plan, bounds, *tensors, *largest)  # type: ignore[no-untyped-call]
+        row = Row(dict(zip(names, values, strict=True)), plan.pairing.temperature)
+        own, real = plan.pairing.positive_tile(slice(0, len(pairing)))
+        sums, counts = masked_sum(objective, own.s, row, real), real.sum(-1, keepdim=True).to(own.s.dtype)
+        if pairing.label_positives:
+            more, number = PromotedPairs.apply(plan, names, *tensors, *values)  # type: ignore[no-untyped-call]
+            sums, counts = sums + more, counts + number
+    plain = Row({name: value.detach() for name, value in row.statistics.items()}, row.temperature)
+    return Streamed(reduce_sums(sums[:, 0], counts[:, 0], reduction), plain, Own(own.s.detach(), real))
+
+
+def check_streamable(negatives: Negatives) -> None:
+    """Raises, by name, for a factor that needs whole rows."""
+    for factor in negatives.factors:
+        if not factor.pointwise:
+            raise not_pointwise(factor, "a streamed loss (impl='streamed')")

@@ -1,0 +1,41 @@
+"""ADNCE (Wu et al. 2023, "Understanding contrastive learning via distributionally robust optimization", eq. 12).
+
+Weights of a Gaussian shape over the similarity: candidates near ``mu`` count most, and the closest, which are the
+likeliest to be false negatives, count less again. The gradient flows through the weights unless ``detach``.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+from typing import ClassVar
+
+from torch import Tensor
+
+from hardneg.core.errors import check_kind, check_range
+from hardneg.core.schedules import Number
+from hardneg.core.tiles import Tile
+from hardneg.negatives.base import Negatives, check_by
+
+
+@dataclass(frozen=True, repr=False)
+class Gaussian(Negatives):
+    """log w = -(similarity - mu)^2 / (2 sigma^2), in plain similarity."""
+
+    mu: Number = 0.7
+    sigma: Number = 1.0
+    detach: bool = False
+    by: str = field(default="score", kw_only=True)
+    removes: ClassVar = False
+    examples: ClassVar = ("Gaussian()", "Gaussian(0.4, sigma=0.3, detach=True)")
+
+    def __post_init__(self) -> None:
+        check_range("Gaussian", "mu", self.mu, -math.inf, math.inf)
+        check_range("Gaussian", "sigma", self.sigma, 1e-6, math.inf, open_high=True)
+        check_kind("Gaussian", "detach", self.detach, bool, "True or False")
+        check_by("Gaussian", self.by)
+
+    def log_weight(self, tile: Tile) -> Tensor:
+        similarity = tile.similarity if self.by == "score" else tile.guided("Gaussian")
+        distance: Tensor = ((similarity.detach() if self.detach else similarity) - self.mu) / self.sigma
+        return -0.5 * distance.square()

@@ -1,0 +1,164 @@
+"""Windows of ranks: a candidate is a negative if its rank among the anchor's candidates lies in a range.
+
+Ring: Wu et al. 2021, sec. 4. Rank: what miners of text retrieval do. Equal scores are told apart by their column, so
+the number kept is exact also where embeddings collapse. A NaN score is never dropped.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+
+from hardneg.core.bounds import Bound, Count, Window, beyond, within
+from hardneg.core.errors import argument_error, check_kind, check_range
+from hardneg.core.schedules import Number, Schedule
+from hardneg.core.tiles import Tile
+from hardneg.negatives.base import Negatives, check_by
+
+ROUNDING = 1e-9
+"""Slack of an edge, so that 0.29 of 100 candidates are 29 and not 28."""
+
+
+@dataclass(frozen=True, repr=False)
+class Ring(Negatives):
+    """Candidates between two fractions of the valid ones, counted from the closest.
+
+    Edges are int(fraction * number of valid candidates + 1e-9); ``dynamic_inner`` takes inner as a fraction of the
+    outer set. ``at_least`` candidates are kept where there are as many: the ring grows outwards, then inwards. In the
+    paper's percentiles, counted from the farthest: w_l = 100 (1 - outer) and w_u = 100 (1 - inner), or
+    100 (1 - inner * outer) when dynamic; its appendix E calls w_u what the main text calls w_l.
+    """
+
+    inner: Number = 0.0
+    outer: Number = 1.0
+    dynamic_inner: bool = False
+    at_least: int = 0
+    by: str = field(default="score", kw_only=True)
+    masks: ClassVar = True
+    examples: ClassVar = (
+        "Ring(0.0, 1.0)",
+        "Ring(0.1, 0.5)",
+        "Ring(0.25, outer=0.6, dynamic_inner=True)",
+        "Ring(0.1, outer=0.15, at_least=3)",
+    )
+
+    def __post_init__(self) -> None:
+        check_range("Ring", "inner", self.inner, 0.0, 1.0)
+        check_range("Ring", "outer", self.outer, 0.0, 1.0)
+        check_kind("Ring", "dynamic_inner", self.dynamic_inner, bool, "True or False")
+        check_kind("Ring", "at_least", self.at_least, int, "a whole number")
+        check_range("Ring", "at_least", self.at_least, 0, math.inf)
+        check_by("Ring", self.by)
+        if not isinstance(self.inner, Schedule) and not isinstance(self.outer, Schedule):
+            # Made here, outside any compiled graph, so that an annealed ring does not recompile it at each step: the
+            # edges are tensors, and the sizes of the selections come from a few steps (_reach).
+            largest_inner = self.inner * self.outer if self.dynamic_inner else self.inner
+            reach = (_reach(largest_inner), _reach(self.outer), _reach(1.0 - self.outer))
+            object.__setattr__(self, "_reach", reach)
+            object.__setattr__(self, "_edges", torch.tensor([self.inner, self.outer], dtype=torch.float64).unbind())
+
+    def bounds(self) -> dict[str, Bound]:
+        skipped, closest, farthest = self._reach or (1.0, 1.0, 1.0)
+        window = Window(
+            self._places,
+            lambda n: int(skipped * n) + 1 if skipped else 0,
+            lambda n: n if self.at_least else int(closest * n) + 1,
+            lambda n: int(farthest * n) + 1 if farthest else 0,
+            _value(self),
+        )
+        return {"count": Count(), "window": window}
+
+    def log_weight(self, tile: Tile) -> Tensor:
+        return _inside(self, tile)
+
+    def _places(self, earlier: Mapping[str, Any]) -> tuple[Tensor, Tensor]:
+        if self._reach is None:
+            float(self.inner), float(self.outer)  # the one that is a schedule says so
+        (inner, outer), count = self._edges, earlier["count"]
+        stop = (outer * count.double() + ROUNDING).long()
+        start = (inner * (stop if self.dynamic_inner else count).double() + ROUNDING).long()
+        if self.at_least:
+            stop = torch.minimum(torch.maximum(stop, start + self.at_least), count)
+            start = torch.minimum(start, (stop - self.at_least).clamp(min=0))
+        return start, stop
+
+    _reach: ClassVar[tuple[float, float, float] | None] = None
+    _edges: ClassVar[tuple[Tensor, Tensor]]
+
+
+@dataclass(frozen=True, repr=False)
+class Rank(Negatives):
+    """Candidates of rank start to stop - 1 among the valid ones, the closest being 0; ``stop=None`` has no end."""
+
+    start: int = 0
+    stop: int | None = None
+    by: str = field(default="score", kw_only=True)
+    masks: ClassVar = True
+    examples: ClassVar = ("Rank(0, 5)", "Rank(2, 4)", "Rank(3)")
+
+    def __post_init__(self) -> None:
+        check_kind("Rank", "start", self.start, int, "a whole number")
+        if self.stop is not None:
+            check_kind("Rank", "stop", self.stop, int, "a whole number")
+        if self.start < 0:
+            raise argument_error("Rank", "a start of 0 or more", "start", self.start)
+        if self.stop is not None and self.stop <= self.start:
+            raise argument_error("Rank", f"a stop above start={self.start}", "stop", self.stop)
+
+        check_by("Rank", self.by)
+
+    def bounds(self) -> dict[str, Bound]:
+        start, stop = self.start, self.stop
+        window = Window(
+            self._places,
+            lambda n: start,
+            lambda n: n if stop is None else stop,
+            lambda n: 0 if stop is None else n,
+            _value(self),
+            nearest=start if stop is None else stop,
+        )
+        return {"count": Count(), "window": window}
+
+    def log_weight(self, tile: Tile) -> Tensor:
+        return _inside(self, tile)
+
+    @property
+    def most(self) -> int | None:
+        return None if self.stop is None else self.stop - self.start
+
+    def shown(self, wanted: int | None) -> int | None:
+        if self.by != "score" or (wanted is None and self.stop is None):
+            return None
+        ends = [end for end in (self.stop, None if wanted is None else self.start + wanted) if end is not None]
+        return min(ends)
+
+    def _places(self, earlier: Mapping[str, Any]) -> tuple[Tensor, Tensor]:
+        count = earlier["count"]
+        return count.clamp(max=self.start), count if self.stop is None else count.clamp(max=self.stop)
+
+
+def _value(band: Ring | Rank) -> Callable[[Tile], Tensor]:
+    """What is ranked."""
+    return lambda tile: tile.read(band.by, type(band).__name__)[0]
+
+
+def _inside(band: Ring | Rank, tile: Tile) -> Tensor:
+    value = _value(band)(tile).detach()
+    before, after = tile.bound["window"]
+    outside: Tensor | None = None
+    if before is not None:
+        outside = within(value, tile.column, before)
+    if after is not None:
+        farther = beyond(value, tile.column, after)
+        outside = farther if outside is None else outside | farther
+    return tile.constant(0.0) if outside is None else tile.keep(~outside)
+
+
+def _reach(fraction: float) -> float:
+    """The fraction rounded up to one of a few, so that a schedule meets few of them."""
+    return next(reach for reach in (0.0, 0.125, 0.5, 1.0) if fraction <= reach)

@@ -1,0 +1,158 @@
+"""The hardness-falseness frontier as inline SVG: a numbered dot for each rule, named where there is room."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from markupsafe import Markup
+
+from hardneg.pages.charts.axes import Axis, padded, shown, svg
+
+RADIUS = 9.0
+_left, _right, _top, _bottom = 52.0, 22.0, 26.0, 46.0
+_letter, _line = 6.7, 14.0  # width of a letter and height of a line of the names
+
+Box = tuple[float, float, float, float]
+"""Left, top, right, bottom."""
+
+
+@dataclass(frozen=True)
+class Spot:
+    """One rule: its number in the table, its place, and how it is drawn."""
+
+    number: int
+    name: str
+    told: str
+    x: float
+    y: float
+    error: float
+    colour: int
+    front: bool
+    asked: bool
+
+
+@dataclass(frozen=True)
+class RootAxis(Axis):
+    """Shares as their square roots: what happens below one percent is seen, too."""
+
+    def __call__(self, value: float) -> float:
+        share = math.sqrt(min(max(value, 0.0) / self.high, 1.0))
+        return self.start + (self.end - self.start) * share
+
+    def ticks(self, most: int = 5) -> list[float]:
+        """1, 2 and 5 times powers of ten from the top down, as far as they stand apart; and 0."""
+        power = math.floor(math.log10(self.high))
+        wanted = [factor * 10.0 ** (power - down) for down in range(5) for factor in (5.0, 2.0, 1.0)]
+        kept = [0.0]
+        for value in (value for value in wanted if value <= self.high):
+            if all(abs(self(value) - self(other)) >= abs(self.end - self.start) / (2.2 * most) for other in kept):
+                kept.append(value)
+        return sorted(kept)
+
+
+def scatter(spots: Sequence[Spot], random: float, *, width: int, height: int, named: bool, kind: str) -> Markup:
+    """Similarity to the right, known false negatives upwards; the rules that no other beats are filled and joined."""
+    reach = [spot.x for spot in spots] + ([] if math.isnan(random) else [random])
+    x = Axis(*padded(reach), _left, width - _right)
+    y = RootAxis(0.0, 1.08 * max(*(spot.y + spot.error for spot in spots), 1e-4), height - _bottom, _top)
+    body = [_grid(x, y, width, height)]
+    if not math.isnan(random):
+        body.append(_random(random, x, y))
+    front = sorted((spot for spot in spots if spot.front), key=lambda spot: spot.x)
+    if len(front) > 1:
+        path = " ".join(f"{x(spot.x):.1f},{y(spot.y):.1f}" for spot in front)
+        body.append(f'<polyline class="best" points="{path}"/>')
+    drawn = sorted(spots, key=lambda spot: (spot.asked, spot.front))
+    body += [_dot(spot, x, y, RADIUS if named else RADIUS - 2) for spot in drawn]
+    if named:
+        body.append(_names(drawn[::-1], x, y, width, height))
+    told = "; ".join(f"{spot.number}: {spot.told}" for spot in spots)
+    label = f"Similarity of the negatives against the share that is false. {told}."
+    return svg(label, "".join(body), width=width, height=height, kind=f"chart {kind}")
+
+
+def _dot(spot: Spot, x_axis: Axis, y_axis: Axis, radius: float) -> str:
+    x, y = x_axis(spot.x), y_axis(spot.y)
+    low, high = y_axis(spot.y - spot.error), y_axis(spot.y + spot.error)
+    rim = f'<circle class="rim" cx="{x:.1f}" cy="{y:.1f}" r="{radius + 4}"/>' if spot.asked else ""
+    kinds = " ".join(word for word, on in (("front", spot.front), ("asked", spot.asked)) if on)
+    return (
+        f'<g class="c{spot.colour} {kinds}"><title>{shown(spot.told)}</title>'
+        f'{rim}{_error(spot, x, low, high)}<circle class="spot" cx="{x:.1f}" cy="{y:.1f}" r="{radius}"/>'
+        f'<text class="number" x="{x:.1f}" y="{y + 3.7:.1f}" text-anchor="middle">{spot.number}</text></g>'
+    )
+
+
+def _error(spot: Spot, x: float, low: float, high: float) -> str:
+    """One standard error either way."""
+    return f'<line class="interval" x1="{x:.1f}" x2="{x:.1f}" y1="{low:.1f}" y2="{high:.1f}"/>' if spot.error else ""
+
+
+def _random(value: float, x: Axis, y: Axis) -> str:
+    at = x(value)
+    return (
+        f'<line class="random" x1="{at:.1f}" x2="{at:.1f}" y1="{y.start}" y2="{y.end}"/>'
+        f'<text x="{at + 4:.1f}" y="{y.end + 6:.1f}">random</text>'
+    )
+
+
+def _grid(x: Axis, y: Axis, width: int, height: int) -> str:
+    across = "".join(
+        f'<line class="grid" x1="{_left}" x2="{x.end}" y1="{y(t):.1f}" y2="{y(t):.1f}"/>'
+        f'<text x="{_left - 7}" y="{y(t) + 4:.1f}" text-anchor="end">{100 * t:.4g} %</text>'
+        for t in y.ticks(6)
+    )
+    along = "".join(
+        f'<line class="tick" x1="{x(t):.1f}" x2="{x(t):.1f}" y1="{y.start}" y2="{y.start + 4}"/>'
+        f'<text x="{x(t):.1f}" y="{y.start + 17}" text-anchor="middle">{t:.4g}</text>'
+        for t in x.ticks(7 if width > 500 else 4)
+    )
+    axis = f'<line class="tick" x1="{_left}" x2="{x.end}" y1="{y.start}" y2="{y.start}"/>'
+    named = (
+        '<text class="unit" x="2" y="12">known false negatives (lower is better)</text>'
+        f'<text class="unit" x="{x.end}" y="{height - 6}" text-anchor="end">'
+        "similarity of the negatives (harder to the right)</text>"
+    )
+    return across + along + axis + named
+
+
+def _names(spots: Sequence[Spot], x: Axis, y: Axis, width: int, height: int) -> str:
+    """Names beside their dots where they cover nothing; the others are told by the number and the tooltip."""
+    room = RADIUS + 1
+    taken: list[Box] = [_around(x(spot.x), y(spot.y), room) for spot in spots]
+    written = []
+    for spot in spots:
+        for place, anchor in _places(spot, x(spot.x), y(spot.y)):
+            inside = (
+                place[0] >= _left and place[2] <= width - 2 and place[1] >= _top - 8 and place[3] <= height - _bottom
+            )
+            if inside and not any(_overlap(place, other) for other in taken):
+                at = place[0] if anchor == "start" else place[2]
+                written.append(
+                    f'<text class="rule halo" x="{at:.1f}" y="{place[3] - 3.5:.1f}" text-anchor="{anchor}">'
+                    f"{shown(spot.name)}</text>"
+                )
+                taken.append(place)
+                break
+    return "".join(written)
+
+
+def _places(spot: Spot, x: float, y: float) -> list[tuple[Box, str]]:
+    """Right, left, then obliquely above and below."""
+    long, away = _letter * len(spot.name), RADIUS + 4
+    found: list[tuple[Box, str]] = []
+    for shift in (0.0, -12.0, 12.0):
+        top = y - _line / 2 + shift
+        found.append(((x + away, top, x + away + long, top + _line), "start"))
+        found.append(((x - away - long, top, x - away, top + _line), "end"))
+    return found
+
+
+def _around(x: float, y: float, room: float) -> Box:
+    return x - room, y - room, x + room, y + room
+
+
+def _overlap(one: Box, other: Box) -> bool:
+    return one[0] < other[2] and other[0] < one[2] and one[1] < other[3] and other[1] < one[3]

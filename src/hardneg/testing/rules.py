@@ -1,0 +1,303 @@
+"""The rules that every distribution keeps, each a function that gives None or says what to fix."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Annotated
+
+import torch
+from torch import Tensor
+from torch.nn.functional import pad
+
+from hardneg.core.objectives import InfoNCE, info_nce, reduce
+from hardneg.core.scoring import dense
+from hardneg.core.types import NEVER, LogWeights, PairLosses, Scores, with_support
+from hardneg.kernels.chunked import streamed
+from hardneg.negatives import Negatives, OtherLabel, Product, parse
+from hardneg.testing.examples import make_pairing, make_scores, take_columns, take_rows, weights_by_tiles
+
+Problem = str | None
+Rule = Callable[[Negatives], Problem]
+
+
+def reads_back(negatives: Negatives) -> Problem:
+    """parse(repr(q)) == q: a @dataclass(frozen=True, repr=False) of numbers and names, unless textual = False."""
+    if not all(factor.textual for factor in negatives.factors):
+        return None
+    again = parse(repr(negatives))
+    return None if again == negatives else f"reads back as {again!r}, which is not equal; leave eq to the dataclass"
+
+
+def evaluates_schedules(negatives: Negatives) -> Problem:
+    """.at(step, total) gives the distribution with numbers for its schedules; do not override it."""
+    now = negatives.at(0, 10)
+    if isinstance(now, Negatives) and not now.schedules():
+        return None
+    return f"gives {now!r} for .at(0, 10), which still has schedules; do not override at()"
+
+
+def has_shape_and_dtype(negatives: Negatives) -> Problem:
+    """log_weights is [b, n] in the dtype of the scores, for shared candidates and for private ones."""
+    for dtype in (torch.float32, torch.float64, torch.bfloat16):
+        for private in (False, True):
+            scores = make_scores(dtype, private=private)
+            log_w = negatives.log_weights(scores)
+            if log_w.shape != scores.valid.shape:
+                return (
+                    f"gives shape {tuple(log_w.shape)} for scores {tuple(scores.valid.shape)}; the tags of shared "
+                    "candidates are [1, n], so end with .expand_as(scores.valid)"
+                )
+            if log_w.dtype != scores.candidates.dtype:
+                return (
+                    f"gives {log_w.dtype} for scores of {scores.candidates.dtype}; make new tensors with "
+                    "scores.candidates.new_zeros(...)"
+                )
+    return None
+
+
+def never_takes_invalid(negatives: Negatives) -> Problem:
+    """A candidate that is not valid has the log-weight NEVER."""
+    scores = make_scores()
+    scores = scores.narrowed(torch.arange(scores.valid.shape[1]) % 3 != 0)  # for more reasons than its id
+    if (negatives.log_weights(scores)[~scores.valid] == NEVER).all():
+        return None
+    return "gives weight to invalid candidates; end with .masked_fill(~scores.valid, NEVER)"
+
+
+def is_a_function(negatives: Negatives) -> Problem:
+    """The same scores give the same log-weights, and stay as they are."""
+    scores = make_scores()
+    first = negatives.log_weights(scores)
+    if not torch.equal(scores.candidates, make_scores().candidates):
+        return "writes into the scores; use operations without a trailing _, such as masked_fill"
+    if not torch.allclose(first, negatives.log_weights(scores), rtol=0.0, atol=0.0, equal_nan=True):
+        return "gives two different answers to the same scores; give the weights, and let hardneg.draw draw from them"
+    return None
+
+
+def has_sound_values(negatives: Negatives) -> Problem:
+    """A log-weight is finite or NEVER; with masks = True it is 0 or NEVER."""
+    log_w = negatives.log_weights(make_scores())
+    if (torch.isnan(log_w) | (log_w == torch.inf)).any():
+        return "gives NaN or +inf for finite scores; a log-weight is finite or NEVER, which is -inf"
+    if all(factor.masks for factor in negatives.factors) and (log_w[log_w != NEVER] != 0).any():
+        return "says masks = True but weighs what it keeps; give 0 or NEVER, or leave masks = False"
+    return None
+
+
+def ignores_order_of_anchors(negatives: Negatives) -> Problem:
+    """Permuting the anchors permutes the rows."""
+    scores = make_scores(private=True)
+    order = torch.tensor([3, 5, 0, 4, 1, 2])
+    plain, permuted = negatives.log_weights(scores), negatives.log_weights(take_rows(scores, order))
+    if _close(_log_q(plain)[order], _log_q(permuted)):
+        return None
+    return "gives an anchor other weights when the anchors change places; use its tags, not its row number"
+
+
+def ignores_order_of_candidates(negatives: Negatives) -> Problem:
+    """Permuting the candidates changes neither the loss nor the kept scores."""
+    scores = make_scores()
+    order = torch.randperm(scores.valid.shape[1], generator=torch.Generator().manual_seed(1))
+    if _same_choice(negatives, scores, take_columns(scores, order)):
+        return None
+    return "chooses others when the candidates change places; use scores and tags, not column numbers"
+
+
+def ignores_invalid(negatives: Negatives) -> Problem:
+    """Invalid candidates change nothing, whatever their scores."""
+    scores = make_scores()
+    n = scores.valid.shape[1]
+    more = take_columns(scores, torch.tensor([0, n - 1, n // 2, *range(n)]))
+    extra = torch.arange(n + 3) < 3
+    beyond = torch.tensor([4.0, -4.0, 0.0, *[0.0] * n], dtype=scores.candidates.dtype)
+    more = replace(more, candidates=torch.where(extra, beyond, more.candidates), valid=more.valid & ~extra)
+    if _same_choice(negatives, scores, more):
+        return None
+    return "changes when invalid candidates are added; leave them out of means, maxima, ranks and counts"
+
+
+def survives_empty_row(negatives: Negatives) -> Problem:
+    """An anchor without a valid candidate costs nothing and has a zero gradient."""
+    scores = make_scores().narrowed(torch.arange(6)[:, None] != 2)
+    inputs = _leaves(scores)
+    losses = _losses(negatives, replace(scores, positives=inputs[0], candidates=inputs[1]))
+    if not (losses[2] == 0).all():
+        return f"costs {losses[2].tolist()} for an anchor without candidates; give NEVER in the whole row"
+    gradients = torch.autograd.grad(losses.sum(), inputs)
+    if all(bool(torch.isfinite(g).all()) and bool((g[2] == 0).all()) for g in gradients):
+        return None
+    return (
+        "gives an anchor without candidates a gradient that is not zero; put a harmless number into the row with "
+        "torch.where before a division, a softmax or a log, not after it"
+    )
+
+
+def survives_no_candidates(negatives: Negatives) -> Problem:
+    """Scores [b, 0] cost nothing; a maximum of nothing needs a case of its own."""
+    losses = _losses(negatives, take_columns(make_scores(), torch.tensor([], dtype=torch.long)))
+    return None if (losses == 0).all() else "has a cost without any candidate, for scores [b, 0]"
+
+
+def shows_nan(negatives: Negatives) -> Problem:
+    """NaN in a valid supported candidate gives a NaN loss, never a finite one."""
+    scores = make_scores()
+    supported = negatives.log_weights(scores) != NEVER
+    for poisoned in (supported, supported & (supported.cumsum(-1) == 1)):
+        losses = _losses(negatives, replace(scores, candidates=scores.candidates.masked_fill(poisoned, torch.nan)))
+        if not torch.isnan(losses[poisoned.any(-1)[:, None] & scores.positive_valid]).all():
+            return "hides NaN in a candidate's score; ask who is outside, ~(score < limit), not score >= limit"
+    return None
+
+
+def agrees_in_low_precision(negatives: Negatives) -> Problem:
+    """float32 agrees with float64 on the same scores at temperature 0.01, also for vectors of bfloat16."""
+    for dtype in (torch.float32, torch.bfloat16):
+        scores = make_scores(dtype, temperature=0.01)
+        wide = replace(scores, positives=scores.positives.double(), candidates=scores.candidates.double())
+        if not _same_choice(negatives, wide, scores):
+            return (
+                f"differs between float32 and float64 at temperature 0.01 (vectors of {dtype}); stay in log-space: "
+                "no exp of a score, no log of a weight"
+            )
+    return None
+
+
+def composes(negatives: Negatives) -> Problem:
+    """OtherLabel() * q and q * OtherLabel() have a finite loss."""
+    scores = make_scores()
+    other, row = scores.valid & ~scores.same_label("check_negatives"), torch.arange(6)[:, None]
+    few = (row > 1) | ~other | (row == 0) & (other.cumsum(-1) == 1)  # OtherLabel leaves anchor 0 one, anchor 1 none
+    for product in (OtherLabel() * negatives, Product((*negatives.factors, OtherLabel()))):
+        if not torch.isfinite(_losses(product, scores.narrowed(few))).all():
+            return (
+                f"has a loss that is not finite in {product!r}, where anchors are left with one candidate or none; "
+                "look for a division by a count or by a spread"
+            )
+    return None
+
+
+def compiles(negatives: Negatives) -> Problem:
+    """torch.compile(fullgraph=True) takes it: no .item(), no if on the values of a tensor, no loop over rows."""
+
+    def loss(positives: Tensor, candidates: Tensor) -> PairLosses:
+        return _losses(negatives, replace(scores, positives=positives, candidates=candidates))
+
+    scores = make_scores()
+    inputs = _leaves(scores)
+    torch.compiler.reset()  # every distribution is compiled inside this one function, whose cache is limited
+    compiled = torch.compile(loss, fullgraph=True, backend="aot_eager")(*inputs)
+    eager = loss(*inputs)
+    gradients = [torch.autograd.grad(losses.sum(), inputs) for losses in (eager, compiled)]
+    if _close(eager, compiled) and all(_close(one, other) for one, other in zip(*gradients, strict=True)):
+        return None
+    return "has another loss or gradient when compiled; keep no state in log_weights"
+
+
+def works_in_tiles(negatives: Negatives) -> Problem:
+    """A weight comes from its pair and from declared bounds of its row: any split into tiles is the same."""
+    scores = make_scores()
+    scores = scores.changed(candidates=(scores.candidates * 4).round() / 4)  # with ties
+    whole = negatives.log_weights(scores)
+    n = whole.shape[1]
+    if not negatives.pointwise:
+        return None  # declares_what_it_needs
+    for edges in ((0, 5, 6, n), (0, n), (0, *range(1, n + 1)), (0, 0, n, n)):
+        tiled = weights_by_tiles(negatives, scores, edges)
+        if not torch.equal(whole == NEVER, tiled == NEVER) or not _close(_log_q(whole), _log_q(tiled)):
+            return (
+                "gives other weights when its candidates come in several tiles; log_weight(tile) may look at each pair "
+                f"and at tile.bound, not at the other columns of the tile: {_what_to_write}"
+            )
+    return None
+
+
+def declares_what_it_needs(negatives: Negatives) -> Problem:
+    """A class with log_weights(scores) alone weighs each candidate by itself, or says ranks = True."""
+    if negatives.pointwise or any(factor.looks_around for factor in negatives.factors):
+        return None
+    scores = make_scores()
+    whole = negatives.log_weights(scores)
+    some = torch.arange(0, whole.shape[1], 2)
+    if _close(whole[:, some], negatives.log_weights(take_columns(scores, some))):
+        return None
+    return (
+        "weighs a candidate by the other candidates of its row and does not declare it; write log_weight(tile) in "
+        f"place of log_weights(scores): {_what_to_write}"
+    )
+
+
+_what_to_write = (
+    "declare what it must know of a row, def bounds(self): return {'closest': Largest(lambda tile: tile.s)}, and read "
+    "tile.bound['closest'], [r, 1] (docs/guides/extend.md)"
+)
+
+
+def streams(negatives: Negatives) -> Problem:
+    """The streamed loss has the value and the gradient of the dense one, for shared and private candidates."""
+    if not negatives.pointwise:
+        return None
+    for private in (False, True):
+        pairing = make_pairing(private=private)
+        vectors = [keys.vectors.requires_grad_() for keys in (pairing.anchors, pairing.candidates[0])]
+        scores = dense(pairing)
+        losses = reduce(info_nce(scores, negatives.log_weights(scores)), scores, "none")
+        found = streamed(pairing, negatives, InfoNCE(), "none", tile=(4, 5)).loss
+        gradients = [torch.autograd.grad(each.sum(), vectors, materialize_grads=True) for each in (losses, found)]
+        if not _close(losses, found) or not all(_close(*both) for both in zip(*gradients, strict=True)):
+            return "has another loss or gradient when streamed; tensors with a gradient must be fields, not closed over"
+    return None
+
+
+rules_of_text: tuple[Rule, ...] = (reads_back, evaluates_schedules)
+rules_of_weights: tuple[Rule, ...] = (
+    has_shape_and_dtype,
+    never_takes_invalid,
+    is_a_function,
+    works_in_tiles,
+    has_sound_values,
+    ignores_order_of_anchors,
+    ignores_order_of_candidates,
+    ignores_invalid,
+    survives_empty_row,
+    survives_no_candidates,
+    shows_nan,
+    agrees_in_low_precision,
+    composes,
+    compiles,
+    declares_what_it_needs,
+    streams,
+)
+
+
+def _leaves(scores: Scores) -> tuple[Tensor, Tensor]:
+    return scores.positives.clone().requires_grad_(), scores.candidates.clone().requires_grad_()
+
+
+def _losses(negatives: Negatives, scores: Scores) -> PairLosses:
+    return info_nce(scores, negatives.log_weights(scores))
+
+
+def _log_q(log_w: LogWeights) -> LogWeights:
+    """The weights without the constant of each row."""
+    some, safe = with_support(log_w)
+    return torch.where(some, torch.log_softmax(safe, dim=-1), NEVER)
+
+
+def _same_choice(negatives: Negatives, first: Scores, second: Scores) -> bool:
+    """Whether both have the same loss and keep the same scores."""
+    log_w, other = negatives.log_weights(first), negatives.log_weights(second)
+    kept, other_kept = _kept(first, log_w), _kept(second, other)
+    kept = pad(kept, (0, other_kept.shape[1] - kept.shape[1]), value=NEVER)
+    return _close(kept, other_kept) and _close(info_nce(first, log_w), info_nce(second, other))
+
+
+def _kept(scores: Scores, log_w: LogWeights) -> Annotated[Tensor, "b n"]:
+    return scores.candidates.masked_fill(log_w == NEVER, NEVER).sort(dim=-1, descending=True).values
+
+
+def _close(first: Tensor, second: Tensor) -> bool:
+    """Within a thousand roundings of the narrower dtype, relative to numbers of size 1 or more."""
+    tolerance = 1000 * max(torch.finfo(first.dtype).eps, torch.finfo(second.dtype).eps)
+    return torch.allclose(first.double(), second.double(), rtol=tolerance, atol=tolerance)
