@@ -35,7 +35,8 @@ def masked_blocks(
 ):  # fmt: skip
     """Blocks of columns, of the whole ones: [first, last) may need masks, of which no row needs [skip, skip + skipped).
 
-    Sorted by label, the columns with the label of every row are excluded without a look, unless one id has two labels.
+    Sorted by label, the columns with the label of every row are excluded without a look. Where one id has two labels,
+    every other block needs masks.
     """
     whole = n // BN
     row = tl.program_id(0) * BM
@@ -56,7 +57,6 @@ def masked_blocks(
                 split = tl.load(split_ptr) != 0
                 begin = tl.where(split, 0, begin)
                 end = tl.where(split, n, end)
-                inner_end = tl.where(split, inner, inner_end)
     elif SELF:
         begin = row
         end = row + BM
