@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
+import numpy as np
 import pytest
 
 from hardneg.kernels.triton_language import installed, interpreted
@@ -14,6 +17,13 @@ def triton_can_run() -> None:
         pytest.skip("triton is not installed")
     if DEVICE == "cpu" and not interpreted:
         pytest.skip("triton was imported without TRITON_INTERPRET=1, and there is no GPU")
+
+
+@pytest.fixture(autouse=True)
+def quiet_interpreter() -> Iterator[None]:
+    """NumPy warns of the infinities that masks are made of; a GPU does not."""
+    with np.errstate(all="ignore"):
+        yield
 
 
 @pytest.fixture(params=[0, 1 << 30], ids=["sorted", "masked"])

@@ -13,7 +13,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 import hardneg as hn
 from hardneg.core.errors import ArgumentError
 from hardneg.core.objectives import debiased
-from hardneg.kernels import triton
+from hardneg.kernels import triton_function
 from hardneg.kernels.triton import row_statistics, supports, two_view_losses
 from support import dense_pairs
 from support.kernel_inputs import DEVICE, DTYPES, TOLERANCE, assert_close_in_norm, numbers, twice, vectors
@@ -35,6 +35,7 @@ SELF = {
     "band": {"ids": True, "beta": 1.0, "low": each(100, 0.3), "high": 0.4},
     "running maximum": {"ids": True, "beta": 1.0, "temperature": 0.02},
     "running maximum, any tilt": {"ids": True, "beta": 2.5, "temperature": 0.02},
+    "running maximum, detached": {"beta": 0.5, "detach": True, "temperature": 0.02},
     "running maximum, band": {"beta": 0.5, "temperature": 0.02, "low": -0.1, "high": each(100, 0.5)},
     "norms": {"ids": True, "beta": 1.0, "length": 3.0, "normalize": True},
     "norms, band": {"ids": True, "beta": 1.0, "length": 3.0, "normalize": True, "low": -0.1, "high": 0.3},
@@ -83,6 +84,14 @@ def assert_agrees(anchors: Tensor, candidates: Tensor | None, case: dict[str, An
 def test_self_similarity_agrees_with_the_whole_matrix(name: str, dtype: torch.dtype) -> None:
     case, length = arguments(SELF[name], 100)
     assert_agrees(vectors(100, 24, dtype, length), None, case)
+
+
+@pytest.mark.parametrize("consistent", [True, False], ids=["label per id", "two labels per id"])
+@pytest.mark.usefixtures("sorted_from")
+def test_blocks_of_one_label_agree_with_the_whole_matrix(consistent: bool) -> None:
+    ids = twice(300)
+    labels = ids % 2 if consistent else torch.arange(300, device=DEVICE) // 150
+    assert_agrees(vectors(300, 16), None, {"beta": 1.0, "anchor_ids": ids, "anchor_labels": labels})
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
@@ -150,8 +159,10 @@ def test_a_broken_feature_is_never_a_finite_loss(bad: float, low: float | None) 
 
 def test_a_queue_gets_no_gradient_and_no_sweep_for_one(monkeypatch: pytest.MonkeyPatch) -> None:
     sweeps = []
-    gradient = triton._gradient
-    monkeypatch.setattr(triton, "_gradient", lambda *args, **rest: sweeps.append(args) or gradient(*args, **rest))
+    gradient = triton_function._gradient
+    monkeypatch.setattr(
+        triton_function, "_gradient", lambda *args, **rest: sweeps.append(args) or gradient(*args, **rest)
+    )
     anchors, queue = vectors(5, 8).requires_grad_(), vectors(9, 8, seed=1)
     row_statistics(anchors, queue, temperature=0.5).log_mean.sum().backward()
     assert anchors.grad is not None
@@ -199,12 +210,15 @@ def test_it_is_the_loss_of_the_papers(beta: float, tau_plus: float) -> None:
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("normalize", [False, True], ids=["unit", "norms"])
-@pytest.mark.parametrize(("beta", "tau_plus", "temperature"), [(0.0, 0.0, 0.5), (1.0, 0.1, 0.5), (0.7, 0.3, 0.1)])
+@pytest.mark.parametrize(
+    ("beta", "tau_plus", "temperature"), [(0.0, 0.0, 0.5), (0.0, 0.3, 0.5), (1.0, 0.1, 0.5), (0.7, 0.3, 0.1)]
+)
 @pytest.mark.usefixtures("sorted_from")
 def test_losses_of_two_views_agree_with_the_dense_path(
     beta: float, tau_plus: float, temperature: float, normalize: bool, dtype: torch.dtype
 ) -> None:
     z, upstream = vectors(60, 16, dtype, length=2.0 if normalize else 1.0), torch.rand(60, device=DEVICE)
+    z[40:] = z[10:30]  # equal views, whose debiased mean is at its floor if tau_plus is large
     ids = twice(60)[:30].repeat(2)
     ours, theirs = z.clone().requires_grad_(), z.double().requires_grad_()
     learned, expected_learned = (torch.tensor(temperature, dtype=torch.float64, requires_grad=True) for _ in range(2))

@@ -9,7 +9,7 @@ from typing import Annotated, Any, get_type_hints
 import typer
 
 from hardneg.cli.errors import errors_for_people, given, read_yaml
-from hardneg.core.errors import UnknownName
+from hardneg.core.errors import ArgumentError, UnknownName
 from hardneg.training.options import RECIPES, from_text
 
 
@@ -72,7 +72,7 @@ def compare(
         others = read_options(option or [])
         if twice := sorted(others.keys() & given(ctx)):
             flag = "--" + twice[0].replace("_", "-")
-            raise ValueError(f"compare needs {flag} or --option {twice[0]}=..., not both; got two values.")
+            raise ArgumentError("compare", f"{flag} or --option {twice[0]}=..., not both", "two values")
         if config is not None:
             told, others = _with_file(config, told, others, given(ctx))
         common = {name: told[name] for name in ("data", "epochs", "batch_size")} | others
@@ -93,7 +93,7 @@ def _with_file(
         raise UnknownName(unknown[0], sorted({*told, *kinds}), f"in {path}")
     for name, (what, right) in _kinds.items():
         if name in values and not right(values[name]):
-            raise ValueError(f"--config needs {what}, got {name}={values[name]!r} in {path}.")
+            raise ArgumentError("--config", what, f"{name}={values[name]!r} in {path}")
     read = {name: from_text(kinds.get(name), value) for name, value in values.items() if name not in on_the_line}
     told = told | {name: value for name, value in read.items() if name in told}
     return told, {name: value for name, value in read.items() if name not in told} | others

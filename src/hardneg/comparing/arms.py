@@ -14,14 +14,17 @@ from typing import Any
 
 from hardneg import papers
 from hardneg.batching.spec import parse_batches
-from hardneg.comparing.canonical import plainly
-from hardneg.core.errors import UnknownName, argument_error
+from hardneg.comparing.canonical import SCHEDULED, plainly
+from hardneg.core.errors import ArgumentError, UnknownName, argument_error
 from hardneg.core.schedules import LONG, Number, Schedule, adaptive, registered_schedules, value_of
 from hardneg.losses.paper import Paper
 from hardneg.negatives import Negatives, parse
 from hardneg.negatives.grammar import read_expression
 from hardneg.training.dry_run import try_negatives
+from hardneg.training.numbers import number_of
 from hardneg.training.options import RECIPES, TrainOptions
+
+_moments = range(0, LONG + 1, LONG // 100)
 
 
 @dataclass(frozen=True)
@@ -49,13 +52,20 @@ class Arm:
 
     @property
     def temperature(self) -> float:
-        return float(self.complete().temperature)
+        """The lowest that its schedule comes to."""
+        number = number_of(self.complete().temperature)
+        if isinstance(number, adaptive):
+            return min(number.start, number.end)
+        return min(value_of(number, step, LONG) for step in _moments)
+
+    @property
+    def temperature_moves(self) -> bool:
+        return isinstance(number_of(self.complete().temperature), Schedule)
 
     @property
     def beta(self) -> float:
         """The tilt of its negatives, at the strongest that its schedules come to."""
-        slopes, moments = [tilt.slope for tilt in self._tilts()], range(0, LONG + 1, LONG // 100)
-        return max(sum(_strength(beta, step) for beta in slopes) for step in moments)
+        return max(sum(_strength(tilt.slope, step) for tilt in self._tilts()) for step in _moments)
 
     @property
     def repels_so_exactly(self) -> bool:
@@ -72,7 +82,9 @@ class Arm:
 
     def has_untilted_twin_in(self, other: Arm, *, at_any_temperature: bool = False) -> bool:
         """Whether the other repels alike by its temperature alone, and differs in nothing else but tau_plus."""
-        alike = at_any_temperature or abs(self.effective_temperature / other.temperature - 1.0) < 0.02
+        moves = self.temperature_moves or other.temperature_moves
+        near = not moves and abs(self.effective_temperature / other.temperature - 1.0) < 0.02
+        alike = at_any_temperature or near
         return self.beta > 0.0 and other.beta == 0.0 and alike and self._beside() == other._beside()
 
     @property
@@ -132,7 +144,7 @@ def parse_arm(text: str) -> Arm:
     methods = {name: _reader(name, made) for name, made in (_recipes() | _papers()).items()}
     arm = read_expression(method, {**methods, **registered_schedules()})
     if not isinstance(arm, Arm):
-        raise ValueError(f"an arm needs a paper or a recipe such as 'simclr()', got {method!r}.")
+        raise ArgumentError("an arm", "a paper or a recipe such as 'simclr()'", repr(method))
     if at:
         parse_batches(batches)
         arm = arm.with_option("batches", batches)
@@ -149,6 +161,7 @@ def _reader(name: str, made: Callable[..., Made]) -> Callable[..., Arm]:
         given = {*inspect.signature(made).bind(*values, **options).arguments, *options}
         recipe, chosen = made(*values, **options)
         _check_options(name, recipe, chosen, made)
+        chosen = {one: repr(value) if isinstance(value, Schedule) else value for one, value in chosen.items()}
         usual = {one: value for one, value in chosen.items() if one in parameters and one not in given}
         own = tuple(one for one in chosen if one not in parameters and one not in options)
         return Arm("", recipe, {one: value for one, value in chosen.items() if one not in usual}, usual, own)
@@ -165,8 +178,8 @@ def _check_options(name: str, recipe: str, options: dict[str, Any], made: Callab
             raise UnknownName(
                 option, known, f"in {name}", dict.fromkeys(known, f"It is called as {call}" if own else "")
             )
-        if isinstance(value, Schedule):
-            raise argument_error(name, "a number", option, value, fix="schedules go into negatives")
+        if isinstance(value, Schedule) and option not in SCHEDULED:
+            raise argument_error(name, f"a number; only {' and '.join(SCHEDULED)} may be schedules", option, value)
 
 
 Made = tuple[str, dict[str, Any]]
@@ -183,10 +196,10 @@ def _of_paper(paper: Paper) -> Callable[..., Made]:
 
     def made(*values: Any, **options: Any) -> Made:
         own = {name: value for name, value in options.items() if name in signature.parameters}
-        others = {name: value for name, value in options.items() if name not in signature.parameters}
+        written = {name: value for name, value in options.items() if name in known or name not in own}
         chosen = paper.options(*values, **own)
         needed = {name: x for name, x in chosen.items() if name in signature.parameters or x != known.get(name)}
-        return paper.recipe, needed | others
+        return paper.recipe, needed | written
 
     several = inspect.Parameter("options", inspect.Parameter.VAR_KEYWORD)
     made.__signature__ = signature.replace(parameters=[*signature.parameters.values(), several])  # type: ignore[attr-defined]

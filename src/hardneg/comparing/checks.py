@@ -12,7 +12,7 @@ import torch
 from hardneg.comparing.arms import Arm
 from hardneg.comparing.canonical import plainly
 from hardneg.comparing.request import SHARED, Comparison
-from hardneg.core.errors import HardnegError, argument_error
+from hardneg.core.errors import ArgumentError, HardnegError, argument_error
 from hardneg.training.data.fingerprint import data_record
 from hardneg.training.data.images import ImageData, check_name
 from hardneg.training.options import RECIPES, TrainOptions
@@ -60,11 +60,11 @@ def _check_options(arm: Arm, comparison: Comparison) -> None:
     for name in SHARED:
         if name in arm.options:
             got = f"{name}={arm.options[name]!r} in {arm.text!r}"
-            raise ValueError(f"compare needs the same {name} for every arm, got {got}; give it to compare, if at all.")
+            raise ArgumentError("compare", f"the same {name} for every arm", got, "give it to compare, if at all")
     for name in arm.own:
         if comparison.common.get(name, arm.options[name]) != arm.options[name]:
             told = f"--option {name}={comparison.common[name]}"
-            raise ValueError(f"{arm.text} needs its own {name}, {arm.options[name]}, got {told}; write it in the arms.")
+            raise ArgumentError(arm.text, f"its own {name}, {arm.options[name]}", told, "write it in the arms")
     tuned = comparison.tune and comparison.tune[0]
     if tuned and tuned not in {one.name for one in fields(RECIPES[arm.recipe])}:
         raise argument_error("compare", f"--tune with an option of {arm.recipe}", "tune", tuned)
@@ -72,9 +72,7 @@ def _check_options(arm: Arm, comparison: Comparison) -> None:
         # Every arm gets the same tries; one that is trained at another value than it says would be called by a
         # wrong name.
         got = f"{tuned}={arm.options[tuned]!r} in {arm.text!r}"
-        raise ValueError(
-            f"compare needs arms that leave {tuned} to --tune, got {got}; leave it out there, or do not tune."
-        )
+        raise ArgumentError("compare", f"arms that leave {tuned} to --tune", got, "leave it out there, or do not tune")
 
 
 def _check_difference(one: Arm, other: Arm, comparison: Comparison) -> None:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, fields, replace
 from typing import Any
 
 from hardneg.comparing.arms import Arm
-from hardneg.core.errors import argument_error
+from hardneg.core.errors import ArgumentError, argument_error
 from hardneg.training.options import RECIPES
 
 METRIC = "knn"
@@ -67,7 +67,7 @@ class Comparison:
             raise argument_error("compare", what, "tune", name)
         if name in self.common:
             got = f"--tune {name}=... and {name}={self.common[name]!r}"
-            raise ValueError(f"compare needs {name} to be either tuned or given for all arms, got {got}.")
+            raise ArgumentError("compare", f"{name} to be either tuned or given for all arms", got)
         if len(set(values)) < len(values):
             raise argument_error("compare", "--tune with values that differ", "tune", values)
 

@@ -34,10 +34,11 @@ from hardneg.mining.engine import MinedBlock, Miner
 from hardneg.mining.explain import Explanation
 from hardneg.mining.inputs import Embedded, Progress, embeddings, load_problem, make_miner
 from hardneg.mining.manifest import describe_inputs, is_of, read_manifest
-from hardneg.mining.options import MineOptions, check_options, manifest_of
+from hardneg.mining.options import MineOptions, manifest_of
 from hardneg.mining.output import Layout, Result, has_rows, recover, write_output
 from hardneg.mining.problem import Problem
 from hardneg.mining.ranks import Ranks, join_ranks
+from hardneg.mining.request import check_options
 from hardneg.negatives import parse
 
 _ours = re.compile(r"job\.json|manifest\.json|output(\.parquet|\.jsonl)?|block-\d{6,}\.npz|\..*\.partial")

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import math
 import re
-from dataclasses import MISSING, asdict, dataclass, field, fields
+from dataclasses import MISSING, asdict, dataclass, fields
 from typing import Any, get_args, get_type_hints
 
-from hardneg.core.errors import ArgumentError
+from hardneg.core.errors import ArgumentError, argument_error
+from hardneg.core.options import option
 from hardneg.core.schedules import Schedule
 
 Scheduled = float | str
@@ -18,10 +19,8 @@ DATA, NEGATIVES, TRAINING, RUN = "Data and encoder", "Negatives", "Training", "T
 """The panels of the help."""
 
 
-def option(
-    default: Any, help: str, panel: str, *, low: float | None = None, high: float | None = None, among: Any = None
-) -> Any:
-    return field(default=default, metadata={"help": help, "panel": panel, "low": low, "high": high, "among": among})
+OBJECTIVE = 'What the loss makes of positives and negatives: info_nce, "rince(q=0.5)", jsd, sigmoid ...'
+GENERATE = 'More candidates made from those there are, such as "mochi(num_hardest=64)".'
 
 
 @dataclass(frozen=True)
@@ -113,6 +112,11 @@ class SupervisedOptions(SimCLROptions):
 
     negatives: str = option("OtherLabel()", 'Negatives in the grammar, such as "OtherLabel() * Tilt(1.0)".', NEGATIVES)
     reduction: str = option("anchors", "anchors (SupCon) or pairs (H-SCL).", NEGATIVES, among=("anchors", "pairs"))
+
+    def check(self) -> None:
+        if self.generate is not None:
+            what = "--generate to be none, since made candidates have no label"
+            raise argument_error("supervised", what, "generate", self.generate)
 
 
 @dataclass(frozen=True)

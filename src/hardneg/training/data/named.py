@@ -15,7 +15,7 @@ from typing import Any, BinaryIO, NamedTuple
 
 import numpy as np
 
-from hardneg.core.errors import ArgumentError, missing_extra
+from hardneg.core.errors import ArgumentError, NoFile, missing_extra
 from hardneg.io.arrays import Array
 from hardneg.training.data.image_files import Found, Part, read_image
 
@@ -52,9 +52,13 @@ def _find_idx(places: list[Path], name: str) -> Path:
         for path in (place / name, place / f"{name}.gz"):
             if path.is_file():
                 return path
-    raise FileNotFoundError(
-        f"load needs the file {name}[.gz] of fashion-mnist, got none in {_listed(places)}; "
-        "apt install dataset-fashion-mnist, or --data-root FOLDER (in Python root=FOLDER) with the four IDX files."
+    fix = "apt install dataset-fashion-mnist, or --data-root FOLDER (in Python root=FOLDER) with the four IDX files"
+    raise NoFile(
+        "load",
+        f"the file {name}[.gz] of fashion-mnist",
+        places[0],
+        f"where there is none, nor in {_listed(places[1:])}",
+        fix,
     )
 
 
@@ -112,11 +116,12 @@ def _read_cifar(name: str, split: str, root: Path | None) -> Found:
                     reader(False) if split != "train" else None,
                     num_train=50_000,
                 )
-    raise FileNotFoundError(
-        f"load needs {spec.archive}, its folder {spec.folder} or the montages of {name}, got none in {_listed(roots)}; "
+    fix = (
         f"--data-root FOLDER (in Python root=FOLDER) or HARDNEG_DATA says where, torchvision.datasets.{name.upper()}"
-        f"(FOLDER, download=True) puts it there, or use hf:uoft-cs/{name} with `datasets` installed."
+        f"(FOLDER, download=True) puts it there, or use hf:uoft-cs/{name} with `datasets` installed"
     )
+    what = f"{spec.archive}, its folder {spec.folder} or the montages of {name}"
+    raise NoFile("load", what, roots[0], "where there is none of them", fix)
 
 
 def _cifar_folder(folder: Path, spec: Cifar, train: bool) -> Part:
