@@ -12,6 +12,8 @@ from hardneg.core.errors import ArgumentError
 from hardneg.kernels import chain, triton_chain
 from support.kernel_inputs import DEVICE
 
+pytestmark = pytest.mark.usefixtures("triton_can_run")
+
 
 def numbers(chains: int, columns: int, steps: int, dtype: torch.dtype) -> tuple[Tensor, ...]:
     """Scores, starts, proposals and logarithms of uniform numbers; a start or proposal of -1 is none."""

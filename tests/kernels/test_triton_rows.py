@@ -18,6 +18,8 @@ from hardneg.kernels.triton import row_statistics, supports, two_view_losses
 from support import dense_pairs
 from support.kernel_inputs import DEVICE, DTYPES, TOLERANCE, assert_close_in_norm, numbers, twice, vectors
 
+pytestmark = pytest.mark.usefixtures("triton_can_run")
+
 
 def each(rows: int, scale: float) -> Tensor:
     return scale * torch.linspace(-1.0, 1.0, rows, device=DEVICE)
