@@ -7,8 +7,8 @@ in a finite loss.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
-from typing import Annotated, NamedTuple
+from dataclasses import dataclass, fields
+from typing import Annotated, Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -57,6 +57,10 @@ class Pairing:
     def __len__(self) -> int:
         return len(self.anchors)
 
+    def changed(self, **changes: Any) -> Pairing:
+        """A copy with some fields changed; dataclasses.replace, which torch 2.6 does not compile."""
+        return Pairing(**{name: changes.get(name, getattr(self, name)) for name in _fields_of_pairing})
+
     @property
     def num_candidates(self) -> int:
         return sum(len(keys) for keys in self.candidates)
@@ -69,10 +73,9 @@ class Pairing:
         """Vectors in float32 or wider, infinities as NaN, positives as [b, p, d]."""
 
         def ready(keys: Keys) -> Keys:
-            return replace(keys, vectors=not_infinite(widened(keys.vectors)))
+            return keys.changed(vectors=not_infinite(widened(keys.vectors)))
 
-        return replace(
-            self,
+        return self.changed(
             anchors=ready(self.anchors),
             positives=ready(several(self.positives)),
             candidates=tuple(ready(keys) for keys in self.candidates),
@@ -84,7 +87,7 @@ class Pairing:
         mine, theirs = ([len(one), *map(len, one.candidates)] for one in (self, other))
         if mine != theirs:
             raise ArgumentError("guided", f"the same anchors and candidates, {mine}", str(theirs))
-        return replace(self, guide=replace(other, temperature=1.0))
+        return self.changed(guide=other.changed(temperature=1.0))
 
     def of_rows(self, rows: slice) -> Pairing:
         """Some of the anchors, against the same candidates."""
@@ -93,8 +96,7 @@ class Pairing:
             ids, labels, clusters = (_rows(tag, rows) for tag in _each(keys))
             return Keys(keys.vectors[rows], ids, labels, clusters, keys.source)
 
-        return replace(
-            self,
+        return self.changed(
             anchors=part(self.anchors),
             positives=part(self.positives),
             candidates=tuple(part(keys) if keys.private else keys for keys in self.candidates),
@@ -224,3 +226,6 @@ def _each(keys: Keys) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
 
 def _rows(tag: Tensor | None, rows: slice) -> Tensor | None:
     return None if tag is None else tag[rows]
+
+
+_fields_of_pairing = tuple(field.name for field in fields(Pairing))

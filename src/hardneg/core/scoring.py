@@ -8,7 +8,6 @@ cannot hide in a finite loss.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import Annotated, Protocol
 
 import torch
@@ -297,4 +296,4 @@ def as_keys(pool: Pools, match_ids: bool = True) -> list[Keys]:
     if isinstance(pool, Tensor):
         return [Keys(pool)]
     keys = pool if isinstance(pool, Keys) else pool.keys()  # type: ignore[union-attr]
-    return [keys if match_ids else replace(keys, ids=None)]
+    return [keys if match_ids else keys.changed(ids=None)]

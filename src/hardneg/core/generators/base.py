@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Annotated, Any, ClassVar
 
 import torch
@@ -39,7 +38,7 @@ class Generator:
         vectors = self.make(pairing, step)
         labels, clusters = (_nobodys(tag, vectors) for tag in (pairing.anchors.labels, pairing.anchors.clusters))
         made = Keys(vectors, None, labels, clusters, source="synthetic")
-        return replace(pairing, candidates=(*pairing.candidates, made))
+        return pairing.changed(candidates=(*pairing.candidates, made))
 
     def __repr__(self) -> str:
         return short_repr(self).replace(type(self).__name__, self.name, 1)
