@@ -65,14 +65,17 @@ def find_bounds(factors: Sequence[Factor], blocks: Sequence[Rows]) -> list[list[
             for before in found:
                 before.append({})
             continue
-        with torch.no_grad():
-            states = [
-                reduce_rows(declared, rows, left_by(factors[:i], before))
-                for rows, before in zip(blocks, found, strict=True)
-            ]
+        batch = any(bound.scope == "batch" for bound in declared.values())
+        states: list[dict[str, State]] = []
+        for rows, before in zip(blocks, found, strict=True):
+            with torch.no_grad():
+                states.append(reduce_rows(declared, rows, left_by(factors[:i], before)))
+            if not batch:  # at once, so that the states of one block are held and not those of all
+                before.append(finish(declared, states.pop()))
+        if batch:
             _share_batch_scope(declared, states)
-        for before, state in zip(found, states, strict=True):
-            before.append(finish(declared, state))
+            for before, state in zip(found, states, strict=True):
+                before.append(finish(declared, state))
     return found
 
 
