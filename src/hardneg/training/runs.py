@@ -27,6 +27,7 @@ from typing import Any, NamedTuple
 import torch
 
 from hardneg.core.errors import Damaged, FileError
+from hardneg.core.text import printable
 from hardneg.io.files import (
     check_folder,
     disk_failure,
@@ -106,7 +107,7 @@ class Run:
         )
         changed = {name: (then.get(name), value) for name, value in now.items() if then.get(name) != value}
         if changed:
-            listed = ", ".join(f"{name}: {old!r} -> {new!r}" for name, (old, new) in changed.items())
+            listed = ", ".join(f"{name}: {printable(repr(old), 80)} -> {new!r}" for name, (old, new) in changed.items())
             got = f"which was started with other options ({listed})"
             raise FileError("train", "the options of the run", run.path, got, "resume with the same ones")
         run.checkpoints.fall_back()
@@ -160,12 +161,12 @@ class Run:
 
     def check_data(self, now: dict[str, Any]) -> None:
         """Raises ``DataChanged`` if the run was begun with other data."""
-        if trained := self.config().get("trained"):
+        if trained := self._whole_config().get("trained"):
             check_same_data("train", self.path, trained["data"], now)
 
     def check_encoder(self, now: dict[str, Any]) -> None:
         """Raises if the run was begun with another encoder."""
-        if trained := self.config().get("trained"):
+        if trained := self._whole_config().get("trained"):
             check_same_encoder(trained["encoder"], now)
 
     def record_trained(self, encoder: dict[str, Any], views: str, data: dict[str, Any]) -> None:
@@ -183,6 +184,9 @@ class Run:
             return None
         advice = "delete it to evaluate again from the checkpoint"
         result: dict[str, Any] = read_json(self.result_path, advice, who="train")
+        numbers = [result[name] for name in (*FIGURES, "steps", "seconds") if result.get(name) is not None]
+        if not all(isinstance(one, (int, float)) for one in numbers) or not is_record(result.get("trained")):
+            raise Damaged("train", "figures", self.result_path, got="its figures are not numbers", fix=advice)
         return result
 
     def finish(self, result: dict[str, Any]) -> None:
