@@ -95,7 +95,7 @@ class Run:
         if not run.begun():
             write_json(run.config_path, {**wanted, **environment()})
             return run
-        before = run._whole_config()
+        before = run.whole_config()
         if not resume:
             fix = "use --resume to go on with it, or another --out"
             raise FileError("train", "a new folder", run.path, "which already holds a run", fix)
@@ -150,7 +150,7 @@ class Run:
         config: dict[str, Any] = read_json(self.config_path, CONFIG_FIX, who="train")
         return config
 
-    def _whole_config(self) -> dict[str, Any]:
+    def whole_config(self) -> dict[str, Any]:
         """The config of a run that goes on, which needs all of its parts."""
         config = self.config()
         known = isinstance(config.get("recipe"), str) and isinstance(config.get("options"), dict)
@@ -161,12 +161,12 @@ class Run:
 
     def check_data(self, now: dict[str, Any]) -> None:
         """Raises ``DataChanged`` if the run was begun with other data."""
-        if trained := self._whole_config().get("trained"):
+        if trained := self.whole_config().get("trained"):
             check_same_data("train", self.path, trained["data"], now)
 
     def check_encoder(self, now: dict[str, Any]) -> None:
         """Raises if the run was begun with another encoder."""
-        if trained := self._whole_config().get("trained"):
+        if trained := self.whole_config().get("trained"):
             check_same_encoder(trained["encoder"], now)
 
     def record_trained(self, encoder: dict[str, Any], views: str, data: dict[str, Any]) -> None:
