@@ -11,6 +11,7 @@ import shutil
 import struct
 import zipfile
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -72,7 +73,8 @@ def mutate_value(value: Any, random: Random) -> Any:
     for _ in range(random.choice((1, 1, 1, 2, 3))):
         places = [place for place in _places(value) if place[0] is not value or random.random() < 0.05]
         if places:
-            _change(*random.choice(places), random, value)
+            with suppress(RecursionError):  # of a change to a value that an earlier one has nested
+                _change(*random.choice(places), random, value)
     return value.get("")
 
 

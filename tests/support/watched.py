@@ -52,7 +52,7 @@ def _hook(event: str, arguments: tuple[Any, ...]) -> None:
 
 
 @contextmanager
-def watched(seconds: int = 30, gigabytes: int = 8) -> Iterator[Deeds]:
+def watched(seconds: int = 120, gigabytes: int = 8) -> Iterator[Deeds]:
     """Records the deeds of what is called inside, within limits of time and of memory that it may ask for."""
     global _now, _hooked
     if not _hooked:

@@ -174,7 +174,7 @@ def test_a_killed_comparison_ends_with_the_same_table(
         patch.setattr(
             hardneg.comparing.runs,
             "in_a_process",
-            lambda recipe, options, one, environ: run_recipe(recipe, options, one.path, quiet=True),
+            lambda recipe, options, one, environ, **_: run_recipe(recipe, options, one.path, quiet=True),
         )
         compare(comparison, whole, jobs=1, show=lambda line: None)
 

@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Any
 
 from hardneg.comparing.request import Comparison
-from hardneg.core.errors import FileError, warn_once
+from hardneg.core.errors import Damaged, FileError, warn_once
 from hardneg.io.files import go_on, read_json, write_json
-from hardneg.training.data.fingerprint import check_same_data
+from hardneg.training.data.fingerprint import check_same_data, is_data_record
 
 
 def open_folder(out: Path, comparison: Comparison, data: dict[str, Any], threads: int, allow_other_data: bool) -> int:
@@ -23,7 +23,7 @@ def open_folder(out: Path, comparison: Comparison, data: dict[str, Any], threads
     before = _read(path) if path.exists() else {}
     if before and before | wanted != before:
         raise FileError("compare", "the options that the comparison was begun with", path, fix="use another --out")
-    if "data" in before and not allow_other_data:
+    if before.get("data") and not allow_other_data:
         check_same_data("compare", out, before["data"], data)
     begun_with = before.get("threads")
     if begun_with not in (None, threads) and "OMP_NUM_THREADS" in os.environ:
@@ -39,4 +39,7 @@ def open_folder(out: Path, comparison: Comparison, data: dict[str, Any], threads
 def _read(path: Path) -> dict[str, Any]:
     advice = "delete it if the comparison is the same, or use another --out"
     found: dict[str, Any] = read_json(path, advice, who="compare")
+    threads, data = found.get("threads"), found.get("data")
+    if not isinstance(threads, int | None) or not (data is None or is_data_record(data)):
+        raise Damaged("compare", "what it was begun with", path, got="its threads or data are not", fix=advice)
     return found

@@ -177,7 +177,7 @@ def folder_of(arm: Arm) -> str:
 
 def _as_begun(options: TrainOptions, run: Run) -> TrainOptions:
     """The options in the words with which the run was begun, of the same training: it goes on with no others."""
-    begun = run.config().get("options", {}) if run.config_path.exists() else {}
+    begun = run.whole_config()["options"] if run.config_path.exists() else {}
     return replace(options, **{name: begun[name] for name in EXPRESSIONS if name in begun})
 
 

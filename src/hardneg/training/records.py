@@ -58,6 +58,8 @@ def _parsed(path: Path, line: str) -> Record:
 
 def _checked(path: Path, record: Record) -> Record:
     found: Record = checked(record, "train", path, FIX)
+    if not all(isinstance(value, int | float | None) for value in found.values()):
+        raise _damaged(path)
     return found
 
 

@@ -27,6 +27,7 @@ from typing import Any, NamedTuple
 import torch
 
 from hardneg.core.errors import Damaged, FileError
+from hardneg.core.text import printable
 from hardneg.io.files import (
     check_folder,
     disk_failure,
@@ -94,7 +95,7 @@ class Run:
         if not run.begun():
             write_json(run.config_path, {**wanted, **environment()})
             return run
-        before = run._whole_config()
+        before = run.whole_config()
         if not resume:
             fix = "use --resume to go on with it, or another --out"
             raise FileError("train", "a new folder", run.path, "which already holds a run", fix)
@@ -106,7 +107,7 @@ class Run:
         )
         changed = {name: (then.get(name), value) for name, value in now.items() if then.get(name) != value}
         if changed:
-            listed = ", ".join(f"{name}: {old!r} -> {new!r}" for name, (old, new) in changed.items())
+            listed = ", ".join(f"{name}: {printable(repr(old), 80)} -> {new!r}" for name, (old, new) in changed.items())
             got = f"which was started with other options ({listed})"
             raise FileError("train", "the options of the run", run.path, got, "resume with the same ones")
         run.checkpoints.fall_back()
@@ -149,7 +150,7 @@ class Run:
         config: dict[str, Any] = read_json(self.config_path, CONFIG_FIX, who="train")
         return config
 
-    def _whole_config(self) -> dict[str, Any]:
+    def whole_config(self) -> dict[str, Any]:
         """The config of a run that goes on, which needs all of its parts."""
         config = self.config()
         known = isinstance(config.get("recipe"), str) and isinstance(config.get("options"), dict)
@@ -160,12 +161,12 @@ class Run:
 
     def check_data(self, now: dict[str, Any]) -> None:
         """Raises ``DataChanged`` if the run was begun with other data."""
-        if trained := self.config().get("trained"):
+        if trained := self.whole_config().get("trained"):
             check_same_data("train", self.path, trained["data"], now)
 
     def check_encoder(self, now: dict[str, Any]) -> None:
         """Raises if the run was begun with another encoder."""
-        if trained := self.config().get("trained"):
+        if trained := self.whole_config().get("trained"):
             check_same_encoder(trained["encoder"], now)
 
     def record_trained(self, encoder: dict[str, Any], views: str, data: dict[str, Any]) -> None:
@@ -183,6 +184,9 @@ class Run:
             return None
         advice = "delete it to evaluate again from the checkpoint"
         result: dict[str, Any] = read_json(self.result_path, advice, who="train")
+        numbers = [result[name] for name in (*FIGURES, "steps", "seconds") if result.get(name) is not None]
+        if not all(isinstance(one, (int, float)) for one in numbers) or not is_record(result.get("trained")):
+            raise Damaged("train", "figures", self.result_path, got="its figures are not numbers", fix=advice)
         return result
 
     def finish(self, result: dict[str, Any]) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 from torch import nn
 
 from hardneg.core.errors import ArgumentError
-from hardneg.training.data.fingerprint import content_of
+from hardneg.training.data.fingerprint import content_of, is_data_record
 
 
 def encoder_record(encoder: nn.Module) -> dict[str, Any]:
@@ -44,9 +44,8 @@ def check_same_encoder(before: dict[str, Any], now: dict[str, Any]) -> None:
 def is_record(trained: Any) -> bool:
     """Whether this is a record of what was trained, or None, as in a run of an older version."""
     try:
-        encoder, splits = trained["encoder"], [trained["data"][split] for split in ("train", "test")]
-        fields = [encoder["class"], *(split["fingerprint"] for split in splits)]
-        numbers = [encoder["parameters"], *(split["images"] for split in splits)]
+        encoder, data = trained["encoder"], trained["data"]
+        known = isinstance(encoder["class"], str) and isinstance(encoder["parameters"], int)
     except (TypeError, KeyError):
         return trained is None
-    return all(isinstance(one, str) for one in fields) and all(isinstance(one, int) for one in numbers)
+    return known and is_data_record(data) and all(isinstance(one, dict) for one in data.values())

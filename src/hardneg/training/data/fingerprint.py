@@ -55,6 +55,15 @@ def check_same_data(who: str, path: Path, before: Record, now: Record) -> None:
     )
 
 
+def is_data_record(record: Any) -> bool:
+    """Whether a record that was read has what ``data_record`` writes."""
+    try:
+        splits = [record[split] for split in ("train", "test")]
+        return all(isinstance(one["fingerprint"], str) and isinstance(one["images"], int) for one in splits)
+    except (TypeError, KeyError):
+        return False
+
+
 def _of_split(data: ImageData) -> Record:
     shape = list(data.images.shape[1:])
     return {"images": len(data), "shape": shape, "classes": data.num_labels(), "fingerprint": fingerprint(data)}
