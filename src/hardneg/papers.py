@@ -206,7 +206,7 @@ def sogclr(num_instances: int, temperature: float = 0.1, gamma: float = 0.9) -> 
     """SogCLR (Yuan et al. 2022): the global loss through running normalisers by id; call with ``ids``.
 
     The value is the authors' surrogate, two directions added and not divided by the temperature; ``last["real_loss"]``
-    is the loss. Each instance's first visit is handled by itself. Image and text: ``SogCLR(..., bimodal=True)``.
+    is the loss. Each instance's first visit is handled by itself. Image and text: ``SogCLR(..., views="cross")``.
 
     >>> z1, z2 = torch.nn.functional.normalize(torch.randn(2, 8, 4), dim=-1)
     >>> sogclr(num_instances=100)(z1, z2, ids=torch.arange(8)).ndim

@@ -173,3 +173,27 @@ def test_draws_do_not_depend_on_blocks_or_shards(text: str) -> None:
     one = mined(hn.parse(text), draw="gumbel")
     for how in ({"corpus_block": 16}, {"corpus_block": 16, "shards": 8}):
         assert mined(hn.parse(text), draw="gumbel", **how).rows.tolist() == one.rows.tolist()
+
+
+@dataclass(frozen=True, repr=False)
+class BelowClosestOfBatch(Hidden):
+    """Depends on which other queries are mined with it."""
+
+    textual: ClassVar = False
+
+    def bounds(self) -> Mapping[str, Bound]:
+        return {"closest": Largest(lambda tile: tile.similarity, scope="batch")}
+
+    def log_weight(self, tile: Tile) -> Tensor:
+        return tile.keep(tile.similarity <= tile.bound["closest"] - 0.25)
+
+
+def test_what_a_batch_decides_is_refused_by_name() -> None:
+    with pytest.raises(ArgumentError, match="weights that no batch decides") as caught:
+        mined(BelowClosestOfBatch())
+    assert "BelowClosestOfBatch" in str(caught.value.got)
+
+
+def test_no_queries_have_no_negatives() -> None:
+    none = hn.Keys(torch.zeros(0, 6))
+    assert hn.mine(none, keys(N, 2), torch.zeros(0, dtype=torch.long), "Uniform()", K).rows.shape == (0, K)

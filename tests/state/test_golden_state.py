@@ -78,7 +78,8 @@ def all_new_or_all_known(case: Case) -> list[bool]:
 def test_sogclr(case: Case) -> None:
     """Equal to the authors' code up to the first batch that mixes new items with known ones."""
     hyper, bimodal = case["hyper"], case["hyper"]["impl"] == "libauc_v2"
-    loss_of = SogCLR(hyper["N"], hyper["temperature"], hyper["gamma"], bimodal=bimodal)
+    views_of = "cross" if bimodal else "two"
+    loss_of = SogCLR(hyper["N"], hyper["temperature"], hyper["gamma"], views=views_of)
     compared = 0
     for (inputs, recorded), agrees in zip(steps_of(case), all_new_or_all_known(case), strict=True):
         if not agrees:

@@ -101,7 +101,7 @@ STATEFUL: dict[str, Callable[[], nn.Module]] = {
     "cache": WithCache,
     "momentum encoder": WithMomentumEncoder,
     "sogclr": lambda: SogCLR(SIZE),
-    "sogclr bimodal": lambda: SogCLR(SIZE, bimodal=True),
+    "sogclr bimodal": lambda: SogCLR(SIZE, views="cross"),
     "emc2": lambda: EMC2(SIZE),
     "emc2 with bank": lambda: EMC2(SIZE, remember=Bank(SIZE, DIM)),
     "emc2 two encoders": lambda: EMC2(SIZE, views="cross"),

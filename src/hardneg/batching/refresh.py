@@ -112,7 +112,7 @@ class Refresh:
             return
         m = min(self.num_candidates, len(vectors) - 1) if self.num_candidates is not None else None
         k = min(self.num_neighbours, m if m is not None else len(vectors) - 1)
-        generator = torch.Generator(vectors.device).manual_seed(self.seed * 2**31 + step)
+        generator = torch.Generator(vectors.device).manual_seed((self.seed * 2**31 + step) % 2**63)
         build = partial(build_graph, vectors, k, m, generator)
         self.sampler.data = self._aside(build, vectors.device) if vectors.is_cuda else build()
 
@@ -143,7 +143,7 @@ class Refresh:
             return
         try:
             self.sampler.plan_next(graph, self._process)
-        except (EOFError, OSError, pickle.PickleError):
+        except (EOFError, OSError, pickle.PickleError, AttributeError, TypeError):  # the last two: it cannot be pickled
             self._process = None
 
 

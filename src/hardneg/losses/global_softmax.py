@@ -33,9 +33,10 @@ class SogCLR(nn.Module):
 
     The scale is the authors': the two directions are added and nothing is divided by the temperature, so the gradient
     is 2 * temperature times that of the mean loss of 2b anchors; ``divide_by_temperature`` gives that of NT-Xent's
-    scale. ``bimodal`` contrasts z1 with z2 only, both ways, each direction with its own normaliser of e^(s_ij - s_ii);
-    its two directions are averaged, and each is a mean over the candidates (LibAUC's GCLoss_v2 sums over them, b - 1
-    times more).
+    scale. ``views="cross"`` (two encoders) contrasts z1 with z2 only, both ways, each direction with its own normaliser
+    of e^(s_ij - s_ii); its two directions are averaged, and each is a mean over the candidates (LibAUC's GCLoss_v2 sums
+    over them, b - 1 times more). Nothing is drawn or encoded: ``seed`` and ``encode`` are there so that SogCLR and EMC2
+    can stand in for each other.
 
     >>> z1, z2 = torch.nn.functional.normalize(torch.randn(2, 8, 4), dim=-1)
     >>> loss = SogCLR(num_instances=100)
@@ -51,25 +52,35 @@ class SogCLR(nn.Module):
         temperature: float = 0.1,
         gamma: float = 0.9,
         *,
+        views: str = "two",
+        seed: int = 0,
         divide_by_temperature: bool = False,
-        bimodal: bool = False,
         negatives: Negatives = Uniform(),
     ) -> None:
         super().__init__()
+        if views not in ("two", "cross"):
+            raise argument_error("SogCLR", "views 'two' or 'cross'", "views", views)
         self.temperature, self.negatives = temperature, negatives
-        self.divide_by_temperature, self.bimodal = divide_by_temperature, bimodal
-        self.partitions = nn.ModuleList([Partition(num_instances, gamma) for _ in range(2 if bimodal else 1)])
+        self.divide_by_temperature, self.views = divide_by_temperature, views
+        self.partitions = nn.ModuleList([Partition(num_instances, gamma) for _ in range(1 if views == "two" else 2)])
         self.last = {}
 
-    def forward(self, z1: Views, z2: Views, ids: Tensor | None = None, labels: Tensor | None = None) -> Tensor:
-        if self.bimodal:
+    def forward(
+        self,
+        z1: Views,
+        z2: Views,
+        ids: Tensor | None = None,
+        labels: Tensor | None = None,
+        encode: Encode | None = None,
+    ) -> Tensor:
+        if self.views == "cross":
             both = [_relative(cross_views(*pair, self.temperature, ids, labels)) for pair in ((z1, z2), (z2, z1))]
         else:
             both = [two_views(z1, z2, self.temperature, ids, labels)]
         parts = [self._one(*part, ids) for part in zip(both, self.partitions, strict=True)]
         losses, real, running = (torch.stack(values).mean() for values in zip(*parts, strict=True))
         self.last = {"real_loss": real, "running_loss": running}
-        scale = 1.0 if self.bimodal else 2.0
+        scale = 1.0 if self.views == "cross" else 2.0
         return losses * (1.0 if self.divide_by_temperature else scale * self.temperature)
 
     def _one(self, scores: Scores, partition: nn.Module, ids: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:

@@ -48,7 +48,7 @@ def check_rule(rule: Rule, temperature: float, near_positive: float | None) -> N
             "mine", f"numbers in {rule.negatives!r}", "a schedule", "evaluate it first: negatives.at(step, total)"
         )
     factor = batch_dependent(rule.negatives)
-    if factor is not None and rule.draw != "top":
+    if factor is not None and (rule.draw != "top" or factor.removes):
         raise ArgumentError("mine", "weights that no batch decides", repr(factor), "use Tilt(beta)")
 
 

@@ -123,6 +123,6 @@ def _flat_tensor(positives: Tensor, num_queries: int) -> tuple[Tensor, Tensor]:
             f"corpus ids [{num_queries}] or [{num_queries}, p] as positives",
             f"positives={tuple(positives.shape)} of {positives.dtype}",
         )
-    ids = positives.cpu().long().view(num_queries, -1)
+    ids = positives.cpu().long()[:, None].flatten(1)
     real = ids != -1
     return real.nonzero()[:, 0], ids[real]
