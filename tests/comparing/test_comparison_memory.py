@@ -32,7 +32,7 @@ GB = 2**30
 
 @pytest.fixture(autouse=True)
 def _asked_often(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(comparison_memory, "ASKED_EVERY", 0.01)
+    monkeypatch.setattr(comparison_memory, "POLL_SECONDS", 0.01)
 
 
 def runs_that_hold(memory: Memory | None, number: int, path: Path) -> list[Run]:

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from hardneg.auditing.findings import find_in_rows
 from hardneg.auditing.prepare import make_subject
-from hardneg.auditing.request import asked_by_audit
+from hardneg.auditing.request import as_audit_errors
 from hardneg.auditing.result import Audit
 from hardneg.auditing.rules import Expressions, given_rules
 from hardneg.auditing.settings import Settings
@@ -86,7 +86,7 @@ def audit(
         return audit_files(options, progress=progress)
     if embeddings is None:
         raise ArgumentError("audit", "embeddings, or the path of a mined file as mined=...", "neither")
-    with asked_by_audit(), torch.no_grad():
+    with as_audit_errors(), torch.no_grad():
         subject = make_subject(
             embeddings,
             corpus,

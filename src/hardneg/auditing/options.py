@@ -67,7 +67,7 @@ class AuditOptions:
 
     @property
     def names_origin(self) -> bool:
-        """Whether it is said what a file was mined from."""
+        """Whether the options name the data that a file was mined from."""
         return self.has_corpus or self.queries is not None or self.query_embeddings is not None
 
 

@@ -66,6 +66,7 @@ class Suggestion:
     false_negatives: float
     false_negatives_error: float
     told: str
+    """The suggestion as a sentence; the name is a key of audit.json."""
 
 
 @dataclass(frozen=True)
@@ -116,7 +117,7 @@ class MinedFindings:
     short: int
     """Queries with fewer negatives than wanted (without a manifest: than the longest list)."""
     queries_without: int | None
-    """Queries that were asked for and have no negative at all."""
+    """Queries of the mining job that have no negative at all."""
     equal_to_positive: int
     """Negatives that are a positive of their query, under the same id."""
     positive_under_another_id: int
@@ -179,11 +180,11 @@ class Audit:
 
     def to_dict(self) -> dict[str, Any]:
         """Everything, as JSON can hold it."""
-        told = asdict(self)
-        told["exact"] = self.exact
+        fields = asdict(self)
+        fields["exact"] = self.exact
         if self.mined is not None:
-            told["mined"]["coverage"] = self.mined.coverage
-        plain: dict[str, Any] = _plain(told)
+            fields["mined"]["coverage"] = self.mined.coverage
+        plain: dict[str, Any] = _plain(fields)
         return plain
 
     def table(self) -> str:

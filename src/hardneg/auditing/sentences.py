@@ -88,8 +88,8 @@ def lead(audit: Audit) -> Markup:
         else f"{random}."
     )
     hardest = max((row for row in known if not row.reads_judge), key=lambda row: row.similarity, default=known[0])
-    said = Markup("The hardest rule here, <code>{}</code>, reaches similarity {}, and {} of its negatives are false.")
-    named = said.format(hardest.expression, number(hardest.similarity), percent(hardest.false_negatives))
+    text = Markup("The hardest rule here, <code>{}</code>, reaches similarity {}, and {} of its negatives are false.")
+    named = text.format(hardest.expression, number(hardest.similarity), percent(hardest.false_negatives))
     return Markup("{} {}{}").format(first, named, _middle(known, even, hardest))
 
 

@@ -94,7 +94,7 @@ class Excursions(NamedTuple):
 
 
 class Walker:
-    """One walk at a time over a graph; asked for more nodes until the batch is full.
+    """One walk at a time over a graph; called for more nodes until the batch is full.
 
     ``patience`` is how many moves without a new node end the search; its default of 10,000 + 50 per node leaves
     Algorithm 3's distribution untouched wherever a node has a chance of more than about one in a thousand per move.

@@ -93,8 +93,8 @@ def _print_summary(summary: Summary, options: MineOptions, explain: bool) -> Non
     console.print(similarities)
     odd = ", ".join(f"{name.replace('_', ' ')} {number:,}" for name, number in summary.counts.items() if number)
     console.print(Text(odd))
-    told = summary.explanation
-    console.print(Text(f"{told.short:,} of {told.queries:,} queries have fewer than {options.k} negatives."))
+    short, queries = summary.explanation.short, summary.explanation.queries
+    console.print(Text(f"{short:,} of {queries:,} queries have fewer than {options.k} negatives."))
     console.print(Text(f"{summary.rows_written:,} rows in {options.out}, described in {summary.manifest}."))
 
 

@@ -26,7 +26,7 @@ from hardneg.training.options import RECIPES, TrainOptions
 from hardneg.training.runs import DATA_CHANGED, DIVERGED, LEAVES_WITH_STDIN, NO_MEMORY, NO_ROOM, Run
 
 RUNS_ON_A_GPU = 2
-"""At once, unless told otherwise: one compiles, plans and evaluates while the other trains."""
+"""Default number of runs at once: one compiles, plans and evaluates while the other trains."""
 
 
 class RunFailed(HardnegError, OSError):
@@ -129,9 +129,9 @@ def run_all(
 
 def usual_threads(arms: list[Arm], seeds: int, jobs: int | None) -> int:
     """As many as OMP_NUM_THREADS says, or the share of the cores that a run has beside the others."""
-    told = os.environ.get("OMP_NUM_THREADS", "").partition(",")[0].strip()
-    if told.isdecimal() and int(told):
-        return int(told)
+    threads = os.environ.get("OMP_NUM_THREADS", "").partition(",")[0].strip()
+    if threads.isdecimal() and int(threads):
+        return int(threads)
     return max(1, num_cores() // (jobs or _usual_jobs(len(arms) * seeds, _on_gpu(arms))))
 
 
@@ -170,8 +170,8 @@ def run_of(arm: Arm, seed: int, out: Path) -> Run:
 def folder_of(arm: Arm) -> str:
     """A short name that is the same for the same training; options that a later version adds do not change it."""
     usual, chosen = (plainly(options.as_dict()) for options in (RECIPES[arm.recipe](), arm.complete()))
-    told = {name: value for name, value in chosen.items() if value != usual[name]}
-    digest = hashlib.blake2b(json.dumps([arm.recipe, told], sort_keys=True).encode(), digest_size=4)
+    changed = {name: value for name, value in chosen.items() if value != usual[name]}
+    digest = hashlib.blake2b(json.dumps([arm.recipe, changed], sort_keys=True).encode(), digest_size=4)
     return f"{arm.recipe}-{digest.hexdigest()}"
 
 

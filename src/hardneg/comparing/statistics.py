@@ -91,7 +91,7 @@ def difference_of(arm: Outcomes, against: Outcomes) -> Estimate | None:
     differences = arm.accuracies - against.accuracies
     alone = float(arm.accuracies.var(ddof=1) + against.accuracies.var(ddof=1))
     training = (1.0 - unpaired) * float(differences.var(ddof=1)) + unpaired * alone
-    # Of equal variances, of which the paired and the summed runs tell independently.
+    # Assumes equal variances, estimated independently from the paired and from the summed runs.
     freedom = (seeds - 1) / ((1.0 - unpaired / 2.0) ** 2 + (unpaired / 2.0) ** 2)
     known = arm.correct is not None and against.correct is not None and arm.correct.shape == against.correct.shape
     table = arm.correct - against.correct if known else None  # type: ignore[operator]

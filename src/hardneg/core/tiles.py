@@ -38,8 +38,8 @@ class Tags:
 class Tile:
     """Anchors [r] against candidates [c]; tags of candidates are [r|1, c] or, for clusterings, [r|1, c, k].
 
-    ``s`` is similarity / temperature, ``column`` the place of each candidate among all of its row, by which equal
-    scores are told apart. ``bound`` holds what the distribution declared in ``bounds()``, one number per row.
+    ``s`` is similarity / temperature, ``column`` the place of each candidate among all of its row, which breaks
+    ties. ``bound`` holds what the distribution declared in ``bounds()``, one number per row.
     """
 
     s: Pairs

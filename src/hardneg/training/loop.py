@@ -103,7 +103,7 @@ def train(
         check_batch(options, data, accelerator.num_processes)
         augment = augment_for(options, data) if views is None else as_augmentation(views)
         loop = Loop(accelerator, run, options, spec, data, build, augment, seen)
-        try_negatives(options, labelled=data.labels is not None)  # after the recipe has said whether it needs labels
+        try_negatives(options, labelled=data.labels is not None)  # the recipe has now declared whether it needs labels
         seconds = loop.run_all(quiet)
         times = {"seconds": round(seconds, 3), "epoch_seconds": loop.epoch_seconds}
         if accelerator.is_main_process:

@@ -248,17 +248,17 @@ class Run:
 
     def save(self, state: dict[str, Any]) -> None:
         """Replaces the checkpoint; it names its run, so that one copied from elsewhere is refused."""
-        self.checkpoints.save(state | {"of": self._asked()})
+        self.checkpoints.save(state | {"of": self._identity()})
 
     def load(self, device: torch.device | str = "cpu") -> dict[str, Any] | None:
         """The newest checkpoint, or None."""
         state = self.checkpoints.load(device)
-        if state is not None and state["of"] != self._asked():
+        if state is not None and state["of"] != self._identity():
             path = self.checkpoint_path
             got = f"which is the checkpoint of another run ({state['of']})"
             raise FileError("train", "its own checkpoint", path, got, "delete it to train from the beginning")
         return state
 
-    def _asked(self) -> str:
+    def _identity(self) -> str:
         config = self.config()
         return f"{config['recipe']}: {json.dumps(config['options'], sort_keys=True)}"
