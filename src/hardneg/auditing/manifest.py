@@ -20,7 +20,7 @@ _fix = "name the files with --queries, --corpus and their embeddings, or mine ag
 
 
 def manifest_beside(path: str) -> dict[str, Any]:
-    """The manifest that `hardneg mine` wrote with this very file, or nothing."""
+    """The manifest that `hardneg mine` wrote with exactly this file, or an empty dict."""
     file = manifest_of(path)
     manifest = read_manifest(file, "audit")
     if "output" in manifest and not is_of(Path(path), manifest):
@@ -82,7 +82,7 @@ def _checked(name: str, given: Any, folder: Path) -> Path:
     found = Path(os.path.normpath(folder / path))
     if not found.exists():
         raise NoFile("audit", f"the {name} that were mined", found, "which is not there", _fix)
-    # A folder elsewhere is not walked through on the word of a manifest.
+    # A manifest must not make the audit read folders elsewhere.
     inside = found.resolve().is_relative_to(folder.resolve())
     if found.is_dir() and not inside:
         raise FileError("audit", f"the {name} in the folder of the manifest", found, "a folder outside", _fix)

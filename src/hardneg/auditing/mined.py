@@ -1,4 +1,4 @@
-"""The audit of a mined file: its lists, and where it lies on the frontier if the vectors are at hand.
+"""The audit of a mined file: its lists, and its place on the frontier if the vectors are available.
 
 What was mined from is taken from the options or, where they name nothing, from the manifest beside the file.
 """
@@ -80,7 +80,7 @@ def audit_mined(
         ),
     )
     if corpus is None or queries is None or corpus.vectors is None or queries.vectors is None:
-        why = "The vectors are not at hand, so how similar and how false the negatives are is not known."
+        why = "The vectors are not available, so how similar and how false the negatives are is not known."
         return _lists_only(options, found, (*origin.notes, why))
     assert row_of is not None
     assert where is not None
@@ -185,7 +185,7 @@ def _origin_of_manifest(options: AuditOptions, manifest: dict[str, Any], encodin
 
 
 def _from_cache(options: AuditOptions, keys: Any, origin: Origin) -> Origin:
-    """Vectors that the miner has kept for these very texts."""
+    """Vectors that the miner has kept for exactly these texts."""
     found: list[Documents | None] = []
     notes = origin.notes
     for side, what in ((origin.queries, "queries"), (origin.corpus, "corpus")):

@@ -1,4 +1,4 @@
-"""From what the caller gives to what is audited, checked at the door.
+"""Checks the input of an audit and prepares the subject that is measured.
 
 What the positive of an anchor is:
 
@@ -37,7 +37,7 @@ def make_subject(
     normalize: bool = True,
     seed: int = 0,
 ) -> Subject:
-    """Checks everything at the door and puts it together."""
+    """Checks all input and combines it."""
     anchors = _keys("embeddings", embeddings, labels, groups, beside=corpus is not None)
     if corpus is None:
         anchors = anchors if anchors.ids is not None else replace(anchors, ids=_arange(anchors))

@@ -53,12 +53,12 @@ class Row:
     reads_judge: bool = False
     """Whether the rule itself reads the labels or groups that false negatives are known by: it has none by design."""
     on_frontier: bool = False
-    """Whether no other rule has negatives as similar with fewer false ones; rules that read the judge stand aside."""
+    """Whether no other rule has negatives as similar with fewer false ones; rules that read the judge are excluded."""
 
 
 @dataclass(frozen=True)
 class Suggestion:
-    """The hardest member of a family that stays at or below the wished share of false negatives, or why none does."""
+    """The hardest member of a family that stays at or below the wanted share of false negatives, or why none does."""
 
     family: str
     expression: str | None
@@ -121,7 +121,7 @@ class MinedFindings:
     equal_to_positive: int
     """Negatives that are a positive of their query, under the same id."""
     positive_under_another_id: int
-    """Negatives with the text or the very vector of a positive of their query, under another id."""
+    """Negatives with the same text or vector as a positive of their query, under another id."""
     repeated: int
     """Negatives that are twice in the list of their query, by id, text or vector."""
     compared_by: tuple[str, ...]

@@ -61,7 +61,7 @@ def audit_subject(
     report = _reporter(progress, passes * len(rows))
     pairs = PairCounts()
     found, random, own, diagnosed = measured(subject, rules, rows, settings, report, pairs)
-    # On few candidates a default rule may leave nobody a negative; that is no news.
+    # On few candidates a default rule may leave no anchor a negative; this is not reported.
     found = [row for row in found if row.kind != "default" or row.without_negatives < 1]
     ideas: list[Any] = []
     if settings.wanted_false_negatives is not None:
@@ -166,7 +166,7 @@ def _notes(subject: Subject, settings: Settings) -> tuple[str, ...]:
     if labels is not None and bool((labels < 0).any()):
         notes.append(f"{int((labels < 0).sum()):,} anchors have no label and do not count for false negatives.")
     if "judgements" in subject.judges:
-        notes.append("Judgements are incomplete: what nobody judged counts as no false negative.")
+        notes.append("Judgements are incomplete: pairs without a judgement do not count as false negatives.")
     return tuple(notes)
 
 

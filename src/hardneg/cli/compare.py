@@ -19,7 +19,7 @@ def compare(
         list[str] | None, typer.Option(help="A paper or recipe, and after @ who shares the batch; repeat it.")
     ] = None,
     data: Annotated[str, typer.Option(help="As in train.")] = "digits",
-    out: Annotated[Path, typer.Option(help="Directory of the comparison; the same one goes on.")] = Path(
+    out: Annotated[Path, typer.Option(help="Directory of the comparison; an existing one is resumed.")] = Path(
         "runs/compare"
     ),
     seeds: Annotated[int, typer.Option(help="Runs of each arm; the same seeds for all.", min=2)] = 3,
@@ -49,7 +49,7 @@ def compare(
 ) -> None:
     """Compare negatives on your data: same budget, seeds and initial weights; a table, sentences and a report.
 
-    A killed comparison goes on when the same command is given again; finished runs are kept.
+    A killed comparison resumes when the same command is given again; finished runs are kept.
 
     Examples:
 
@@ -63,7 +63,7 @@ def compare(
 
       hardneg compare --config comparison.yaml --jobs 2
     """
-    with errors_for_people("Nothing is lost: give the same command again to go on."):
+    with errors_for_people("Nothing is lost: give the same command again to resume."):
         from hardneg.cli.tables import compare_and_show
         from hardneg.comparing.request import Comparison, read_options
 

@@ -64,7 +64,7 @@ class Arm:
 
     @property
     def beta(self) -> float:
-        """The tilt of its negatives, at the strongest that its schedules come to."""
+        """The tilt of its negatives, at the strongest value of its schedules."""
         return max(sum(_strength(tilt.slope, step) for tilt in self._tilts()) for step in _moments)
 
     @property

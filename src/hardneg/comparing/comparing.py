@@ -1,6 +1,6 @@
 """Comparisons: the same budget, seeds and initial weights for every arm, and what the difference is worth.
 
-Each run is a directory of its own (runs.py), so a killed comparison goes on with what is finished.
+Each run is a directory of its own (runs.py), so a killed comparison resumes and keeps finished runs.
 """
 
 from __future__ import annotations

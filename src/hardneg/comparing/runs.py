@@ -1,4 +1,4 @@
-"""The runs of a comparison: each in a process and a directory of its own, so that a killed one goes on."""
+"""The runs of a comparison: each in a process and a directory of its own, so that a killed one can resume."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ RUNS_ON_A_GPU = 2
 
 
 class RunFailed(HardnegError, OSError):
-    """A run of a comparison ended without figures; finished ones are kept, others go on from their checkpoints."""
+    """A run of a comparison ended without figures; finished ones are kept, others resume from their checkpoints."""
 
     advice = "Fix or remove this arm and give the command again: finished runs are kept"
 
@@ -158,8 +158,8 @@ def _where_it_fits(
                     raise
                 warn_once(
                     "compare.memory",
-                    f"Memory did not hold the runs side by side: they go on with {machine.jobs} at a time. "
-                    "Use --jobs to begin with fewer.",
+                    f"Too little memory for the parallel runs: they continue with {machine.jobs} at a time. "
+                    "Use --jobs to start fewer.",
                 )
 
 
@@ -176,7 +176,7 @@ def folder_of(arm: Arm) -> str:
 
 
 def _as_begun(options: TrainOptions, run: Run) -> TrainOptions:
-    """The options in the words with which the run was begun, of the same training: it goes on with no others."""
+    """The options as written when the run was started, of the same training: it resumes only with these."""
     begun = run.config().get("options", {}) if run.config_path.exists() else {}
     return replace(options, **{name: begun[name] for name in EXPRESSIONS if name in begun})
 
@@ -205,7 +205,7 @@ def _threads(number: int) -> dict[str, str]:
 
 
 def _ended(code: int, output: str) -> str:
-    if code < 0:  # a signal leaves no last words: the last line may be of any time
+    if code < 0:  # a killed process writes no final error: the last line may be of any time
         hint = ", as when memory runs out" if code == -signal.SIGKILL else ""
         return f"killed by {signal.Signals(-code).name}{hint}"
     lines = output.strip().splitlines() or ["it printed nothing"]

@@ -102,7 +102,7 @@ def difference_of(arm: Outcomes, against: Outcomes) -> Estimate | None:
 def _items(arms: Sequence[Outcomes], table: NDArray[np.float64] | None) -> tuple[float, float]:
     """The variance between items, and that of the rest: what is left of a cell without its run and its item.
 
-    Where nobody knows which items were right, the arms count as if each had test items of its own, which is the most it
+    If it is unknown which items were right, the arms count as if each had test items of its own, which is the most it
     can be; and the variance between runs is at least that of rounding to a whole number of items.
     """
     number = arms[0].num_test or 0

@@ -142,5 +142,5 @@ class Tile:
 
 
 def same_id(anchor: Annotated[Tensor, "b"], candidate: Annotated[Tensor, "b|1 n"]) -> Annotated[Tensor, "b n"]:
-    """True where both carry the same id; a negative id is nobody's."""
+    """True where both carry the same id; a negative id equals no other."""
     return (anchor[:, None] == candidate) & (anchor >= 0)[:, None]

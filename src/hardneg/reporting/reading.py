@@ -154,7 +154,7 @@ def row_of(runs: list[SeedRun], metric: str) -> Table:
     """The line of an arm outside of a finished comparison: means of what is there, and no intervals."""
     results = [one.result for one in runs if one.result is not None]
     final = [last_of(result) for result in results]
-    if not results:  # none is finished: what they have come to
+    if not results:  # none is finished: use the records so far
         final = [one.metrics[-1] for one in runs if one.metrics]
 
     def mean(values: Iterable[Any]) -> float | None:

@@ -243,7 +243,7 @@ class Loop:
     def _is_due(self, epoch: int) -> bool:
         """Shortly before the segment of the plan that begins nearest to ``refresh`` steps after the last one.
 
-        Shortly before, since on a GPU the graph is built while training goes on.
+        Shortly before, since on a GPU the graph is built while training continues.
         """
         every, done = self.spec.refresh, self.step - epoch * len(self.sampler)
         begun = (done - 1) // every * every

@@ -86,7 +86,7 @@ class Run:
         resume: bool,
         usual: Mapping[str, Any] | None = None,
     ) -> Run:
-        """Starts a run, or goes on with the one that is there if it was started with the same options.
+        """Starts a run, or resumes the existing one if it was started with the same options.
 
         ``usual``: the defaults of the options, at which a run of an older version was that does not have them.
         """
@@ -96,7 +96,7 @@ class Run:
             return run
         before = run._whole_config()
         if not resume:
-            fix = "use --resume to go on with it, or another --out"
+            fix = "use --resume to continue it, or another --out"
             raise FileError("train", "a new folder", run.path, "which already holds a run", fix)
         if before["recipe"] != recipe:
             got = f"which holds a checkpoint of recipe {before['recipe']!r}"
@@ -129,7 +129,7 @@ class Run:
         return self.path / "result.json"
 
     def begun(self) -> bool:
-        """Whether there is anything to lose: a run that failed at the door may be started with other options."""
+        """Whether the run has results: one that failed during its checks may be started with other options."""
         return self.checkpoint_path.exists() or self.result_path.exists() or bool(self.metrics())
 
     @contextmanager
@@ -150,7 +150,7 @@ class Run:
         return config
 
     def _whole_config(self) -> dict[str, Any]:
-        """The config of a run that goes on, which needs all of its parts."""
+        """The config of a resumed run, which needs all of its parts."""
         config = self.config()
         known = isinstance(config.get("recipe"), str) and isinstance(config.get("options"), dict)
         if not known or not is_record(config.get("trained")):

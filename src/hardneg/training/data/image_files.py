@@ -133,7 +133,7 @@ def _decoded(files: list[Path], folder: Path, size: int | None) -> dict[Path, Ar
 
 
 def _warn_if_dark(images: Array, folder: Path) -> None:
-    """Images of 12 bits in files of 16 come out almost black; nobody would see it."""
+    """Images of 12 bits in files of 16 would be almost black, without an error."""
     if (brightest := int(images.max())) <= 16:
         warn_once(
             f"image_files.dark.{folder}",
