@@ -1,4 +1,4 @@
-"""Each paper in one expression: a callable that returns a scalar, with the values of the authors' code unless said.
+"""Each paper in one expression: a callable that returns a scalar, with the authors' values unless noted otherwise.
 
 Vectors are taken as given: pass unit vectors. docs/explanation/papers.md says where paper and code differ. This is the
 only place where a paper is defined: ``registered()`` gives those that a recipe trains, with their options.

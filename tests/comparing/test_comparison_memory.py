@@ -32,7 +32,7 @@ GB = 2**30
 
 @pytest.fixture(autouse=True)
 def _asked_often(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(comparison_memory, "ASKED_EVERY", 0.01)
+    monkeypatch.setattr(comparison_memory, "POLL_SECONDS", 0.01)
 
 
 def runs_that_hold(memory: Memory | None, number: int, path: Path) -> list[Run]:
@@ -178,7 +178,7 @@ def test_runs_that_memory_did_not_hold_go_on_with_fewer_beside_them(
     forget_warnings()
     machine = Machine(3, 100 * GB, [Place()])
     seen = pretending(machine, monkeypatch, limit=1)
-    with pytest.warns(HardnegWarning, match="Memory did not hold the runs side by side"):
+    with pytest.warns(HardnegWarning, match="Too little memory for the parallel runs"):
         results = run_all([parse_arm("simclr()")], list(range(5)), tmp_path, How(3), Watcher(print))
     assert results == [5 * [{"knn": 0.5}]]
     assert machine.jobs == 1

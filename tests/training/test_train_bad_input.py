@@ -243,7 +243,7 @@ def test_another_recipe_other_options_or_no_resume_leave_the_run_alone(data: str
         ("moco", {}, True, "which holds a checkpoint of recipe 'simclr'"),
         ("simclr", {"temperature": 0.3}, True, r"other options \(temperature: 0.5 -> 0.3\); resume with the same ones"),
         ("simclr", {"batch_size": 48, "seed": 1}, True, r"batch_size: 32 -> 48, seed: 0 -> 1"),
-        ("simclr", {}, False, "already holds a run; use --resume to go on with it, or another --out"),
+        ("simclr", {}, False, "already holds a run; use --resume to continue it, or another --out"),
     ):
         with pytest.raises(ValueError, match=message):
             run(recipe, begun, options_of(data, **options), resume=resume)

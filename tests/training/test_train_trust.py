@@ -347,7 +347,7 @@ def test_point_18_a_damaged_checkpoint_falls_back_on_the_one_before(data: str, b
     assert Run(begun).checkpoints.previous.exists()
     size = 8 * (begun / NEWEST).stat().st_size
     flip(begun / NEWEST, size // 3)
-    with pytest.warns(HardnegWarning, match=r"checkpoint.pt is damaged .*goes on from the checkpoint before it"):
+    with pytest.warns(HardnegWarning, match=r"checkpoint.pt is damaged .*resumes from the checkpoint before it"):
         run("simclr", begun, options_of(data), resume=True)
     assert_same(everything(begun), everything(whole))
 

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from hardneg.auditing.findings import find_in_rows
 from hardneg.auditing.prepare import make_subject
-from hardneg.auditing.request import asked_by_audit
+from hardneg.auditing.request import as_audit_errors
 from hardneg.auditing.result import Audit
 from hardneg.auditing.rules import Expressions, given_rules
 from hardneg.auditing.settings import Settings
@@ -57,7 +57,7 @@ def audit(
         (``labels``, ``clusters``); judgements are relevant ids for each query as in ``mine``, the best first.
     mined: negatives of each query, as ``mine`` gives them or as ids [q, k]; or the path of a mined file, which then
         needs nothing else (see docs/guides/audit.md).
-    model, encoder, cache: of the texts of a mined file whose embeddings are not at hand: a sentence-transformers model
+    model, encoder, cache: of the texts of a mined file whose embeddings are missing: a sentence-transformers model
         or ``"module:function"``, and the folder of embeddings. Nothing in a file chooses them.
     temperature, tau_plus: of the loss; tilts weigh by exp(beta * similarity / temperature).
     near_duplicate: cosine from which a candidate is a copy of the anchor or of a positive.
@@ -86,7 +86,7 @@ def audit(
         return audit_files(options, progress=progress)
     if embeddings is None:
         raise ArgumentError("audit", "embeddings, or the path of a mined file as mined=...", "neither")
-    with asked_by_audit(), torch.no_grad():
+    with as_audit_errors(), torch.no_grad():
         subject = make_subject(
             embeddings,
             corpus,

@@ -25,7 +25,7 @@ from hardneg.auditing.lists import is_mined
 from hardneg.auditing.options import AuditOptions as AuditOptions
 from hardneg.auditing.options import check_read
 from hardneg.auditing.prepare import make_subject
-from hardneg.auditing.request import asked_by_audit
+from hardneg.auditing.request import as_audit_errors
 from hardneg.auditing.result import Audit
 from hardneg.auditing.rules import given_rules
 from hardneg.auditing.subject import Subject
@@ -45,7 +45,7 @@ def audit_files(options: AuditOptions, progress: Progress | None = None, encodin
 
     progress: called with (anchors done, anchors in all). encoding: as in mining, for texts that must be encoded.
     """
-    with asked_by_audit(), torch.no_grad():
+    with as_audit_errors(), torch.no_grad():
         kind = kind_of(options)
         check_read(options, kind)
         if kind == "mined":
@@ -90,7 +90,7 @@ def load_subject(options: AuditOptions, kind: str) -> Subject:
 
 
 def _beside(options: AuditOptions, anchors: Documents, candidates: Documents) -> Subject:
-    """Queries against a corpus: judgements, or labels or groups of both sides, tell what is false."""
+    """Queries against a corpus: judgements, or labels or groups of both sides, define which negatives are false."""
     assert anchors.vectors is not None
     if candidates.vectors is None:
         raise ArgumentError("audit", "embeddings of the corpus", "none", "give --corpus-embeddings")

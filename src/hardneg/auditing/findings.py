@@ -88,7 +88,7 @@ def _content(name: Any, text_of: Mapping[Any, str] | None, is_text: bool) -> str
 def _same_vectors(
     positives: Sequence[Any], negatives: Sequence[Any], row_of: Mapping[Any, int] | None, vectors: Tensor | None
 ) -> tuple[dict[Any, Any], set[Any]]:
-    """The positive whose very vector a negative has, by name of the negative; negatives with that of an earlier one."""
+    """The positive with the same vector as a negative, by name of the negative; negatives that copy an earlier one."""
     if row_of is None or vectors is None:
         return {}, set()
     near = [name for name in dict.fromkeys(positives) if name in row_of]

@@ -20,20 +20,20 @@ _fix = "name the files with --queries, --corpus and their embeddings, or mine ag
 
 
 def manifest_beside(path: str) -> dict[str, Any]:
-    """The manifest that `hardneg mine` wrote with this very file, or nothing."""
+    """The manifest that `hardneg mine` wrote with exactly this file, or an empty dict."""
     file = manifest_of(path)
     manifest = read_manifest(file, "audit")
     if "output" in manifest and not is_of(Path(path), manifest):
         fix = "mine again, or delete the manifest to audit the file as it is"
         raise DataChanged(
-            "audit", "a mined file and its manifest of one job", f"another file than {file} tells of", fix
+            "audit", "a mined file and its manifest of one job", f"another file than {file} describes", fix
         )
     return manifest
 
 
-def similarity_of(told: dict[str, Any]) -> str:
+def similarity_of(recorded: dict[str, Any]) -> str:
     """That of the manifest; a cosine where it says none."""
-    return "dot" if told.get("similarity") == "dot" else "cosine"
+    return "dot" if recorded.get("similarity") == "dot" else "cosine"
 
 
 def whole_number(value: Any) -> int | None:
@@ -42,24 +42,24 @@ def whole_number(value: Any) -> int | None:
 
 def mine_options(manifest: dict[str, Any], folder: Path) -> tuple[MineOptions, tuple[str, ...]]:
     """What is needed of a manifest's options to read its files again, and what there is to say about them."""
-    told = manifest["options"]
-    columns = told.get("columns")
+    recorded = manifest["options"]
+    columns = recorded.get("columns")
     columns = columns if isinstance(columns, dict) else {}
     known = {"options": {one.name for one in fields(MineOptions)}, "columns": {one.name for one in fields(Columns)}}
-    foreign = sorted({*(set(told) - known["options"]), *(set(columns) - known["columns"])})
+    foreign = sorted({*(set(recorded) - known["options"]), *(set(columns) - known["columns"])})
     notes = (f"The manifest has options that this version does not know: {', '.join(foreign)}.",) if foreign else ()
     paths = input_paths(manifest, folder)
     if "queries" not in paths:
         raise ArgumentError("audit", "a manifest that names the queries", "one that does not", _fix)
-    column = told.get("embedding_column")
+    column = recorded.get("embedding_column")
     named = Columns(**{name: value for name, value in columns.items() if name in known["columns"] and _is_text(value)})
     mined = MineOptions(paths["queries"], out="", columns=named)
     return replace(
         mined,
         **paths,
         embedding_column=column if isinstance(column, str) else None,
-        missing_positives="drop" if told.get("missing_positives") == "drop" else "error",
-        search="bm25" if told.get("search") == "bm25" else "exact",
+        missing_positives="drop" if recorded.get("missing_positives") == "drop" else "error",
+        search="bm25" if recorded.get("search") == "bm25" else "exact",
     ), notes
 
 
@@ -82,7 +82,7 @@ def _checked(name: str, given: Any, folder: Path) -> Path:
     found = Path(os.path.normpath(folder / path))
     if not found.exists():
         raise NoFile("audit", f"the {name} that were mined", found, "which is not there", _fix)
-    # A folder elsewhere is not walked through on the word of a manifest.
+    # A manifest must not make the audit read folders elsewhere.
     inside = found.resolve().is_relative_to(folder.resolve())
     if found.is_dir() and not inside:
         raise FileError("audit", f"the {name} in the folder of the manifest", found, "a folder outside", _fix)

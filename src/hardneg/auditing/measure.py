@@ -36,7 +36,7 @@ class Chunk:
     similarity: Annotated[Tensor, "b n"]
     false: Annotated[Tensor, "b n"] | None
     known: Annotated[Tensor, "b"]
-    asked: Annotated[Tensor, "b n 3"]  # similarity, whether near, whether false: one product with q means all three
+    measures: Annotated[Tensor, "b n 3"]  # similarity, whether near, whether false: one product with q means all three
     num_valid: Annotated[Tensor, "b"]
     diagnosed: bool
 
@@ -45,12 +45,12 @@ class Chunk:
         scores = subject.scores(rows, temperature)
         false = subject.known_false(rows, scores) if subject.judges else None
         similarity = scores.candidates * temperature
-        asked = torch.stack([similarity, subject.near(rows, scores, near).to(similarity)], dim=-1)
+        measures = torch.stack([similarity, subject.near(rows, scores, near).to(similarity)], dim=-1)
         if false is not None:
-            asked = torch.cat([asked, false[..., None].to(asked)], dim=-1)
+            measures = torch.cat([measures, false[..., None].to(measures)], dim=-1)
         # A listed negative may be no valid candidate; an even choice is then one of all.
         count = scores.num_valid().clamp(min=1)
-        return cls(rows, scores, similarity, false, subject.is_known(rows), asked, count, diagnosed)
+        return cls(rows, scores, similarity, false, subject.is_known(rows), measures, count, diagnosed)
 
 
 @dataclass
@@ -77,7 +77,7 @@ class Tally:
             q, log_w = q * some[:, None], log_w.masked_fill(~some[:, None], NEVER)
         square = torch.linalg.vector_norm(q, dim=-1).square()
         self.anchors, self.empty = self.anchors + len(some), self.empty + int((~some).sum())
-        means = _expected(q, chunk.asked)
+        means = _expected(q, chunk.measures)
         self._keep("similarity", means[:, 0], some)
         self._keep("near", means[:, 1], some)
         if chunk.false is not None:
@@ -152,10 +152,10 @@ class Tally:
         return float(self.mass.topk(most).values.sum()) / total if total else math.nan
 
 
-def _expected(q: Annotated[Tensor, "b n"], asked: Annotated[Tensor, "b n k"]) -> Annotated[Tensor, "b k"]:
+def _expected(q: Annotated[Tensor, "b n"], measures: Annotated[Tensor, "b n k"]) -> Annotated[Tensor, "b k"]:
     """E_q of each column, added up in pieces: in one long float32 sum the many small weights of a tilt are lost."""
-    parts = zip(q.split(_piece, 1), asked.split(_piece, 1), strict=True)  # type: ignore[no-untyped-call]
-    total = asked.new_zeros(len(q), asked.shape[-1], dtype=torch.float64)
+    parts = zip(q.split(_piece, 1), measures.split(_piece, 1), strict=True)  # type: ignore[no-untyped-call]
+    total = measures.new_zeros(len(q), measures.shape[-1], dtype=torch.float64)
     for weights, values in parts:
         total += torch.bmm(weights[:, None], values)[:, 0]
     mass = q.sum(-1, keepdim=True, dtype=torch.float64)  # 1 but for rounding, 0 without negatives

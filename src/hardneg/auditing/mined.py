@@ -1,4 +1,4 @@
-"""The audit of a mined file: its lists, and where it lies on the frontier if the vectors are at hand.
+"""The audit of a mined file: its lists, and its place on the frontier if the vectors are available.
 
 What was mined from is taken from the options or, where they name nothing, from the manifest beside the file.
 """
@@ -49,10 +49,10 @@ def audit_mined(
 ) -> Audit:
     """What is wrong with the lists and, where vectors are known, how hard and false they are beside other rules."""
     manifest = manifest_beside(options.input)
-    told = manifest.get("options")
-    told = told if isinstance(told, dict) else {}
-    options = replace(options, similarity=options.similarity or similarity_of(told))
-    lists = read_lists(options.input, whole_number(told.get("k")))
+    recorded = manifest.get("options")
+    recorded = recorded if isinstance(recorded, dict) else {}
+    options = replace(options, similarity=options.similarity or similarity_of(recorded))
+    lists = read_lists(options.input, whole_number(recorded.get("k")))
     encoding = encoding or (lambda what, steps: lambda done: None)
     named = options.names_origin
     origin = _given_origin(options, lists, encoding) if named else _origin_of_manifest(options, manifest, encoding)
@@ -80,7 +80,7 @@ def audit_mined(
         ),
     )
     if corpus is None or queries is None or corpus.vectors is None or queries.vectors is None:
-        why = "The vectors are not at hand, so how similar and how false the negatives are is not known."
+        why = "The vectors are not available, so how similar and how false the negatives are is not known."
         return _lists_only(options, found, (*origin.notes, why))
     assert row_of is not None
     assert where is not None
@@ -115,9 +115,9 @@ def _subject(
     judged = None
     if options.judgements is not None:
         # By id, or by the number of the row where there are none.
-        asked = {str(queries.ids[row]): place for place, row in enumerate(rows)}
+        places = {str(queries.ids[row]): place for place, row in enumerate(rows)}
         documents = {str(name): row for row, name in enumerate(corpus.ids)}
-        judged = judged_lists(read_judgements(options.judgements, WHO), asked, documents, len(rows))
+        judged = judged_lists(read_judgements(options.judgements, WHO), places, documents, len(rows))
     subject = make_subject(
         queries.vectors[rows],
         Keys(corpus.vectors),
@@ -185,7 +185,7 @@ def _origin_of_manifest(options: AuditOptions, manifest: dict[str, Any], encodin
 
 
 def _from_cache(options: AuditOptions, keys: Any, origin: Origin) -> Origin:
-    """Vectors that the miner has kept for these very texts."""
+    """Vectors that the miner has kept for exactly these texts."""
     found: list[Documents | None] = []
     notes = origin.notes
     for side, what in ((origin.queries, "queries"), (origin.corpus, "corpus")):
@@ -220,14 +220,14 @@ def _rows_of(names: Iterable[Any], side: Documents, what: str) -> dict[Any, int]
 def _lost(lists: Lists, where: dict[Any, int], row_of: dict[Any, int]) -> tuple[str, ...]:
     queries = sum(name not in where for name in lists.queries)
     documents = len({name for name in lists.documents() if name not in row_of})
-    told = [(queries, "queries"), (documents, "documents")]
-    return tuple(f"{number:,} {what} of the mined file are not among those given." for number, what in told if number)
+    counts = [(queries, "queries"), (documents, "documents")]
+    return tuple(f"{number:,} {what} of the mined file are not among those given." for number, what in counts if number)
 
 
 def _without(manifest: dict[str, Any], lists: Lists) -> int | None:
     counts = manifest.get("counts")
-    asked = whole_number(counts.get("queries")) if isinstance(counts, dict) else None
-    return None if asked is None else max(0, asked - sum(bool(each) for each in lists.negatives))
+    requested = whole_number(counts.get("queries")) if isinstance(counts, dict) else None
+    return None if requested is None else max(0, requested - sum(bool(each) for each in lists.negatives))
 
 
 def _lists_only(options: AuditOptions, found: MinedFindings, notes: Sequence[str]) -> Audit:

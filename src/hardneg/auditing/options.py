@@ -67,7 +67,7 @@ class AuditOptions:
 
     @property
     def names_origin(self) -> bool:
-        """Whether it is said what a file was mined from."""
+        """Whether the options name the data that a file was mined from."""
         return self.has_corpus or self.queries is not None or self.query_embeddings is not None
 
 
@@ -87,7 +87,7 @@ _reads: dict[str, set[str]] = {
 
 
 def check_read(options: AuditOptions, kind: str) -> None:
-    """Raises for the first option that an input of this kind does not read, rather than leave it out of account."""
+    """Raises for the first option that an input of this kind does not read, instead of ignoring it."""
     what = {"run": "a run", "mined": "a mined file"}.get(kind, "embeddings")
     if what == "embeddings" and options.has_corpus:
         what = "embeddings beside a corpus"
@@ -97,7 +97,7 @@ def check_read(options: AuditOptions, kind: str) -> None:
     for name, value in _given(options):
         if name not in _reads[what]:
             flag = name.replace("_", "-")
-            raise ArgumentError("audit", f"no --{flag} for {what}", f"--{flag} {value}, which it would not read")
+            raise ArgumentError("audit", f"no --{flag} for {what}", f"--{flag} {value}", "remove it: it has no effect")
     needed = {"label_column": "labels", "group_column": "groups"}
     for column, file in needed.items():
         if what == "a run" and getattr(options, column) is not None and getattr(options, file) is None:

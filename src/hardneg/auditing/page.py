@@ -115,7 +115,7 @@ def _similarities(audit: Audit) -> tuple[str, Markup] | None:
 
 
 def _suggestions(audit: Audit) -> list[tuple[str, str]]:
-    """Each by its expression or family, and what is said of it."""
+    """Each expression or family with its description."""
     if audit.wanted_false_negatives is None:
         return []
     return [

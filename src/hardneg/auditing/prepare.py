@@ -1,9 +1,9 @@
-"""From what the caller gives to what is audited, checked at the door.
+"""Checks the input of an audit and prepares the subject that is measured.
 
 What the positive of an anchor is:
 
 - what ``positives`` says: vectors of a second view [n, d], or ids of candidates;
-- with judgements only, the first one of each query: the rule is told one, the others are what it may walk into;
+- with judgements only, the first one of each query: it is known to the rule, the others may become false negatives;
 - ``positives="label"``: one row of the same label, drawn with the seed, for supervised training;
 - else there is none, and what needs one (BelowPositive, the clamped share) has no answer.
 """
@@ -37,13 +37,13 @@ def make_subject(
     normalize: bool = True,
     seed: int = 0,
 ) -> Subject:
-    """Checks everything at the door and puts it together."""
+    """Checks all input and combines it."""
     anchors = _keys("embeddings", embeddings, labels, groups, beside=corpus is not None)
     if corpus is None:
         anchors = anchors if anchors.ids is not None else replace(anchors, ids=_arange(anchors))
     candidates = anchors if corpus is None else _keys("corpus", corpus, None, None)
-    anchors = _told_apart(anchors, 0)
-    candidates = anchors if corpus is None else _told_apart(candidates, len(anchors))
+    anchors = _with_distinct_unknowns(anchors, 0)
+    candidates = anchors if corpus is None else _with_distinct_unknowns(candidates, len(anchors))
     if anchors.dim != candidates.dim:
         raise ArgumentError(
             "audit", "embeddings and corpus of one dimension", f"{anchors.dim} and {candidates.dim} features"
@@ -149,7 +149,7 @@ def _arange(keys: Keys) -> Tensor:
     return torch.arange(len(keys), device=keys.vectors.device)
 
 
-def _told_apart(keys: Keys, offset: int) -> Keys:
+def _with_distinct_unknowns(keys: Keys, offset: int) -> Keys:
     """Rows of which no label or group is known (below 0) are like no other row."""
     labels, clusters = (None if tag is None else unlike(tag, offset) for tag in (keys.labels, keys.clusters))
     return replace(keys, labels=labels, clusters=clusters)

@@ -1,4 +1,4 @@
-"""Errors of the readers that mining and audits share, in the name of the one who asked."""
+"""Errors raised by the readers that mining and audits share name the caller."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from hardneg.core.errors import HardnegError
 
 
 @contextmanager
-def asked_by_audit() -> Iterator[None]:
+def as_audit_errors() -> Iterator[None]:
     """Errors of mining inside are errors of the audit that called it."""
     try:
         yield

@@ -53,12 +53,12 @@ class Row:
     reads_judge: bool = False
     """Whether the rule itself reads the labels or groups that false negatives are known by: it has none by design."""
     on_frontier: bool = False
-    """Whether no other rule has negatives as similar with fewer false ones; rules that read the judge stand aside."""
+    """Whether no other rule has negatives as similar with fewer false ones; rules that read the judge are excluded."""
 
 
 @dataclass(frozen=True)
 class Suggestion:
-    """The hardest member of a family that stays at or below the wished share of false negatives, or why none does."""
+    """The hardest member of a family that stays at or below the wanted share of false negatives, or why none does."""
 
     family: str
     expression: str | None
@@ -66,6 +66,7 @@ class Suggestion:
     false_negatives: float
     false_negatives_error: float
     told: str
+    """The suggestion as a sentence; the name is a key of audit.json."""
 
 
 @dataclass(frozen=True)
@@ -116,11 +117,11 @@ class MinedFindings:
     short: int
     """Queries with fewer negatives than wanted (without a manifest: than the longest list)."""
     queries_without: int | None
-    """Queries that were asked for and have no negative at all."""
+    """Queries of the mining job that have no negative at all."""
     equal_to_positive: int
     """Negatives that are a positive of their query, under the same id."""
     positive_under_another_id: int
-    """Negatives with the text or the very vector of a positive of their query, under another id."""
+    """Negatives with the same text or vector as a positive of their query, under another id."""
     repeated: int
     """Negatives that are twice in the list of their query, by id, text or vector."""
     compared_by: tuple[str, ...]
@@ -179,11 +180,11 @@ class Audit:
 
     def to_dict(self) -> dict[str, Any]:
         """Everything, as JSON can hold it."""
-        told = asdict(self)
-        told["exact"] = self.exact
+        fields = asdict(self)
+        fields["exact"] = self.exact
         if self.mined is not None:
-            told["mined"]["coverage"] = self.mined.coverage
-        plain: dict[str, Any] = _plain(told)
+            fields["mined"]["coverage"] = self.mined.coverage
+        plain: dict[str, Any] = _plain(fields)
         return plain
 
     def table(self) -> str:

@@ -76,8 +76,8 @@ def given_rules(expressions: Expressions) -> list[NamedRule]:
         key = name if all(factor.textual for factor in negatives.factors) else id(negatives)
         if key not in rules:
             alike[name] += 1
-            told = name if alike[name] == 1 else f"{name} ({alike[name]})"
-            rules[key] = NamedRule(told, "given", negatives)
+            shown = name if alike[name] == 1 else f"{name} ({alike[name]})"
+            rules[key] = NamedRule(shown, "given", negatives)
     return list(rules.values())
 
 

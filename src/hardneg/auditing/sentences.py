@@ -88,8 +88,8 @@ def lead(audit: Audit) -> Markup:
         else f"{random}."
     )
     hardest = max((row for row in known if not row.reads_judge), key=lambda row: row.similarity, default=known[0])
-    said = Markup("The hardest rule here, <code>{}</code>, reaches similarity {}, and {} of its negatives are false.")
-    named = said.format(hardest.expression, number(hardest.similarity), percent(hardest.false_negatives))
+    text = Markup("The hardest rule here, <code>{}</code>, reaches similarity {}, and {} of its negatives are false.")
+    named = text.format(hardest.expression, number(hardest.similarity), percent(hardest.false_negatives))
     return Markup("{} {}{}").format(first, named, _middle(known, even, hardest))
 
 
@@ -128,5 +128,5 @@ def sentence_of(row: Row, audit: Audit) -> Markup:
         parts.append(f"{percent(row.without_negatives, 1)} of the anchors have none")
     front = " No other rule here beats it in both." if row.on_frontier else ""
     if row.reads_judge:
-        front = " It reads what false negatives are known by, so it stands aside from the frontier."
+        front = " It reads the data that defines false negatives, so it is not part of the frontier."
     return Markup("{}: {}.{}").format(name, ", ".join(parts), front)

@@ -1,4 +1,4 @@
-"""The hardest rules that stay at or below a wished share of false negatives, on the anchors looked at.
+"""The hardest rules that stay at or below a wanted share of false negatives, on the anchors looked at.
 
 Every row of scores is sorted once; rings, margins and rank windows are then windows of it, and tilts are weights over
 it, so that whole grids are searched in one pass. What is found is measured again as the expression it is.
@@ -38,7 +38,7 @@ _tries = 4
 
 
 def beta_of(strength: float, temperature: float) -> float:
-    """Three digits of beta: nobody types more."""
+    """Three digits of beta, enough for an expression typed by hand."""
     return float(f"{strength * temperature:.3g}")
 
 
@@ -151,7 +151,7 @@ def suggestions(
             if row.false_negatives <= search.wanted:
                 break
             row = None  # rounding put it just above; the next one is easier
-        found.append(_none(name, search) if row is None else _told(name, row, search))
+        found.append(_none(name, search) if row is None else _suggestion(name, row, search))
         if row is not None:
             rows.append(replace(row, kind="suggested"))
     return found, rows
@@ -162,7 +162,7 @@ def _rule(text: str) -> NamedRule:
 
 
 def _ordered(name: str, search: GridSearch) -> list[str]:
-    """The members that stay at or below the wished share, the hardest first."""
+    """The members that stay at or below the wanted share, the hardest first."""
     members = list(zip(_texts(name, search.temperature), *search.curve(name), strict=True))
     if name == "Ring(inner, outer)":
         members.sort(key=lambda member: -member[2] if not math.isnan(member[2]) else math.inf)
@@ -185,28 +185,28 @@ def _texts(name: str, temperature: float) -> list[str]:
 def _none(name: str, search: GridSearch) -> Suggestion:
     wanted = f"{100 * search.wanted:.4g} %"
     lowest = min((value for value in search.curve(name)[0] if not math.isnan(value)), default=math.nan)
-    told = f"None: the least false member of the grid has {100 * lowest:.2f} %, above the wished {wanted}."
+    text = f"None: the least false member of the grid has {100 * lowest:.2f} %, above the limit of {wanted}."
     if lowest <= search.wanted:
-        told = f"None: those members of the grid that come closest to the wished {wanted} lie above it by rounding."
+        text = f"None: those members of the grid that come closest to the limit of {wanted} lie above it by rounding."
     elif math.isnan(lowest):
-        told = "None: no member of the grid leaves an anchor a negative."
-    return Suggestion(name, None, math.nan, math.nan, math.nan, told)
+        text = "None: no member of the grid leaves an anchor a negative."
+    return Suggestion(name, None, math.nan, math.nan, math.nan, text)
 
 
-def _told(name: str, row: Row, search: GridSearch) -> Suggestion:
+def _suggestion(name: str, row: Row, search: GridSearch) -> Suggestion:
     wanted = f"{100 * search.wanted:.4g} %"
     what = {
         "Tilt": "the largest beta",
         "Ring(0.0, outer)": "the narrowest ring around the anchor",
         "Ring(inner, outer)": "the ring with the most similar negatives that leaves the closest out",
     }.get(name, "the smallest margin below the positive")
-    told = f"{what[0].upper()}{what[1:]} with at most {wanted} false negatives."
+    text = f"{what[0].upper()}{what[1:]} with at most {wanted} false negatives."
     if row.expression == _last(name, search.temperature):
-        told += " It is the hardest that was tried."
+        text += " It is the hardest that was tried."
     worse = _easier_and_falser(name, row.expression, search)
     if worse is not None:
-        told += f" The share does not grow steadily here: {worse[0]} is easier and has {100 * worse[1]:.2f} %."
-    return Suggestion(name, row.expression, row.similarity, row.false_negatives, row.false_negatives_error, told)
+        text += f" The share does not grow steadily here: {worse[0]} is easier and has {100 * worse[1]:.2f} %."
+    return Suggestion(name, row.expression, row.similarity, row.false_negatives, row.false_negatives_error, text)
 
 
 def _easier_and_falser(name: str, expression: str, search: GridSearch) -> tuple[str, float] | None:

@@ -58,17 +58,17 @@ def audit_subject(
             "audit", "labels, groups or judgements to suggest rules at a share of false negatives", "none"
         )
     passes = 1 if settings.wanted_false_negatives is None else 2
-    tell = _told(progress, passes * len(rows))
+    report = _reporter(progress, passes * len(rows))
     pairs = PairCounts()
-    found, random, own, diagnosed = measured(subject, rules, rows, settings, tell, pairs)
-    # On few candidates a default rule may leave nobody a negative; that is no news.
+    found, random, own, diagnosed = measured(subject, rules, rows, settings, report, pairs)
+    # On few candidates a default rule may leave no anchor a negative; this is not reported.
     found = [row for row in found if row.kind != "default" or row.without_negatives < 1]
     ideas: list[Any] = []
     if settings.wanted_false_negatives is not None:
         search = GridSearch(subject, settings.wanted_false_negatives, settings.temperature)
         for chunk in chunks(subject, rows, settings):
             search.add(chunk)
-            tell(len(chunk.rows))
+            report(len(chunk.rows))
 
         def measure(rules: list[NamedRule]) -> list[Row]:
             return measured(subject, rules, rows, settings, lambda done: None)[0]
@@ -84,7 +84,7 @@ def audit_subject(
         num_candidates=len(subject.candidates),
         num_diagnosed=diagnosed,
         judges=subject.judges,
-        positives=_positives_told(subject),
+        positives=_source_of_positives(subject),
         temperature=settings.temperature,
         tau_plus=settings.tau_plus,
         near_duplicate=settings.near_duplicate,
@@ -118,7 +118,7 @@ def measured(
     rules: Sequence[NamedRule],
     rows: Tensor,
     settings: Settings,
-    tell: Callable[[int], None],
+    report: Callable[[int], None],
     pairs: PairCounts | None = None,
 ) -> tuple[list[Row], float, float, int]:
     """The rows of the rules, mean similarities of all candidates and of the positives, and how many were diagnosed."""
@@ -137,7 +137,7 @@ def measured(
         diagnosed += len(chunk.rows) if chunk.diagnosed else 0
         if pairs is not None:
             pairs.add(chunk, settings.temperature)
-        tell(len(chunk.rows))
+        report(len(chunk.rows))
     size = len(subject.askable_rows())
     found = [tally.row(subject, size) for tally in tallies]
     return found, _mean(random), _mean(own), diagnosed
@@ -147,7 +147,7 @@ def _mean(values: list[float]) -> float:
     return math.fsum(values) / len(values) if values else math.nan
 
 
-def _positives_told(subject: Subject) -> str:
+def _source_of_positives(subject: Subject) -> str:
     if subject.views is not None:
         return "a second view of each anchor"
     return "none" if subject.pairs is None else "rows of the candidates"
@@ -166,9 +166,9 @@ def _notes(subject: Subject, settings: Settings) -> tuple[str, ...]:
     if labels is not None and bool((labels < 0).any()):
         notes.append(f"{int((labels < 0).sum()):,} anchors have no label and do not count for false negatives.")
     if "judgements" in subject.judges:
-        notes.append("Judgements are incomplete: what nobody judged counts as no false negative.")
+        notes.append("Judgements are incomplete: pairs without a judgement do not count as false negatives.")
     return tuple(notes)
 
 
-def _told(progress: Callable[[int, int], None] | None, total: int) -> Callable[[int], None]:
+def _reporter(progress: Callable[[int, int], None] | None, total: int) -> Callable[[int], None]:
     return (lambda done: None) if progress is None else (lambda done: progress(done, total))

@@ -99,7 +99,7 @@ def sampled(audit: Audit) -> str:
 
 
 def _rows(audit: Audit, width: int) -> tuple[Table, list[str]]:
-    """As many columns as the terminal has room for, the most telling first; and those that are left out."""
+    """As many columns as the terminal has room for, the most informative first; and the columns left out."""
     names = [("* " if row.on_frontier else "  ") + row.expression for row in audit.rows]
     first = min(max(len(name) for name in names), max(30, width - 48))
     title = "Hardness against falseness; * no other rule beats it in both"
@@ -140,19 +140,19 @@ def _suggested(audit: Audit) -> Table:
 def findings(mined: MinedFindings) -> dict[str, str]:
     """What was found in a mined file, in words."""
 
-    def told(value: Any) -> str:
+    def count(value: Any) -> str:
         return "not known" if value is None else f"{value:,}"
 
     wanted = "" if mined.wanted is None else f" than {mined.wanted}"
     return {
-        "queries": told(mined.queries),
-        "negatives": told(mined.negatives),
-        f"queries with fewer negatives{wanted}": told(mined.short),
-        "queries without any negative": told(mined.queries_without),
-        "negatives that are a positive of their query": told(mined.equal_to_positive),
-        "negatives that are a positive under another id": told(mined.positive_under_another_id),
-        "negatives twice in one list": told(mined.repeated),
-        "different documents among the negatives": told(mined.documents)
+        "queries": count(mined.queries),
+        "negatives": count(mined.negatives),
+        f"queries with fewer negatives{wanted}": count(mined.short),
+        "queries without any negative": count(mined.queries_without),
+        "negatives that are a positive of their query": count(mined.equal_to_positive),
+        "negatives that are a positive under another id": count(mined.positive_under_another_id),
+        "negatives twice in one list": count(mined.repeated),
+        "different documents among the negatives": count(mined.documents)
         + ("" if mined.documents_in_corpus is None else f" of {mined.documents_in_corpus:,}"),
     }
 

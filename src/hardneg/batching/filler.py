@@ -25,7 +25,7 @@ coverages = ("once", "free")
 class Guard:
     """Who may never share a batch: two of one group, or two closer than a near-duplicate similarity.
 
-    ``groups`` is one whole number per instance (a document, a label, an id); a negative one is nobody's. Similarity is
+    ``groups`` is one whole number per instance (a document, a label, an id); below 0: no group. Similarity is
     the inner product of ``vectors`` as given.
     """
 
@@ -59,7 +59,7 @@ class Tally:
 
     filled: int = 0  # drawn uniformly because the planner offered too few
     forced: int = 0  # placed early because their group has as many members left as there are batches
-    repeated: int = 0  # seen before in the epoch, since nobody new was allowed
+    repeated: int = 0  # seen before in the epoch, since no unseen instance was allowed
     refused: int = 0  # offers the guard turned down
 
 
@@ -158,7 +158,7 @@ class Room:
         return nodes
 
     def fill(self) -> None:
-        """Fills the rest of the batch uniformly; with repeats where nobody free is allowed."""
+        """Fills the rest of the batch uniformly; with repeats where no free instance is allowed."""
         before = self.missing
         if before:
             for nodes in self._uniform(at_once=max(64, 2 * before)):

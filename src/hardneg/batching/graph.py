@@ -28,7 +28,7 @@ from hardneg.batching.stored import load_arrays, save_arrays
 from hardneg.core.errors import ArgumentError, NotFinite, argument_error, optional
 
 _block = 256  # nodes that share a pool, at most: a larger block is not faster, and ties more nodes together
-_pools_per_node = 8  # a node is in M / block pools: with fewer than this, many nodes would be nobody's neighbour
+_pools_per_node = 8  # a node is in M / block pools: with fewer than this, many nodes would be the neighbour of no other
 _chunk_scores = (2**22, 2**26)  # numbers held at once, on a CPU and on a GPU: more is not faster
 _whole = {2: torch.int16, 4: torch.int32, 8: torch.int64}
 _region_bytes = 2**24  # of the vectors that a part of the nodes takes its candidates from

@@ -58,7 +58,7 @@ def encode(
 
 
 def harvested(bank: HasKeys, num_instances: int) -> Annotated[Tensor, "n d"]:
-    """The vectors of a bank by id, [num_instances, d]; an instance not visited yet is 0, similar to nobody."""
+    """The vectors of a bank by id, [num_instances, d]; an instance not visited yet is 0, similar to no other."""
     keys: Keys = bank.keys()
     if keys.ids is None or len(keys) == 0:
         raise argument_error("harvested", "a bank with at least one instance, by id", "number of keys", len(keys))
@@ -76,7 +76,7 @@ class Refresh:
     ``vectors`` is called for the vectors, [n, d]: ``lambda: encode(model, loader)`` or ``lambda: harvested(bank, n)``.
     A planner that needs a graph gets one of ``num_neighbours`` and ``num_candidates``. Its randomness depends on the
     seed and the step only, so a resumed run builds the same graph from the same vectors. From vectors on a GPU the
-    graph is built beside the training, which goes on; the next segment waits for it.
+    graph is built while training continues; the next segment waits for it.
     """
 
     def __init__(
@@ -106,7 +106,7 @@ class Refresh:
 
     def now(self, step: int = 0) -> None:
         """Refreshes at once, for instance before the first hard epoch."""
-        vectors = self.vectors().clone()  # training goes on meanwhile, perhaps in the same buffer
+        vectors = self.vectors().clone()  # training continues meanwhile, perhaps in the same buffer
         if self.sampler.planner.needs != "graph":
             self.sampler.data = vectors
             return

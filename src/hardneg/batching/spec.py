@@ -42,7 +42,7 @@ class BatchSpec:
         if self.coverage not in coverages:
             raise argument_error("batches", f"coverage among {coverages}", "coverage", self.coverage)
         for name, value in vars(self.planner).items():
-            if isinstance(value, adaptive):  # nobody would tell it how training goes
+            if isinstance(value, adaptive):  # a planner receives no feedback from training
                 raise argument_error("batches", "a schedule of the epochs, such as linear(0.2, 0.05)", name, value)
 
 

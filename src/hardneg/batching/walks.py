@@ -1,7 +1,7 @@
 """Walks over a proximity graph: the first ``size`` distinct nodes in visiting order (ProSampler, Algorithm 3).
 
 A random walk with restart is a sequence of independent excursions from its start. An excursion of no move at all shows
-nothing new, so each one here moves at least once and then goes on with probability 1 - restart: the order of first
+nothing new, so each one here moves at least once and then continues with probability 1 - restart: the order of first
 visits has exactly the distribution of Algorithm 3, no step is lost waiting at the start, and restart = 1, where the
 algorithm as printed never ends, becomes its limit (the start and its neighbours, as the paper describes it).
 
@@ -46,7 +46,7 @@ def walk(
     ``"depth_first"`` (a random branch as far as it goes). ``steps``: uniform over the neighbours (the algorithm), or
     proportional to their similarity (the text; a negative similarity counts as 0). A walk that finds nothing new for a
     long time (10,000 + 50 x size moves), or has nowhere to go, is filled: a uniform one of the nodes it has not seen
-    joins, and the walk goes on from there. ``walks`` says how many nodes were filled.
+    joins, and the walk continues from there. ``walks`` says how many nodes were filled.
 
     >>> ring = ProximityGraph.from_lists([[(i - 1) % 12, (i + 1) % 12] for i in range(12)])
     >>> nodes = walk(ring, start=3, size=5, restart=0.2, generator=torch.Generator().manual_seed(0))
@@ -94,7 +94,7 @@ class Excursions(NamedTuple):
 
 
 class Walker:
-    """One walk at a time over a graph; asked for more nodes until the batch is full.
+    """One walk at a time over a graph; called for more nodes until the batch is full.
 
     ``patience`` is how many moves without a new node end the search; its default of 10,000 + 50 per node leaves
     Algorithm 3's distribution untouched wherever a node has a chance of more than about one in a thousand per move.
@@ -179,7 +179,7 @@ class Walker:
         self.jump(start)
 
     def jump(self, node: int) -> None:
-        """The same walk goes on from a new start."""
+        """The same walk continues from a new start."""
         self._seen[node] = self._number
         self._start = self._place = node
         self._frontier.append(node)
@@ -217,7 +217,7 @@ class Walker:
     def _lengths(self, count: int, moves: int, restart: float, rng: np.random.Generator) -> tuple[Nodes, Any]:
         """Lengths of the excursions of some walks [count, k], and which walks end in the middle of one.
 
-        An excursion longer than ``moves`` is cut and goes on next time, which changes nothing: its length has no
+        An excursion longer than ``moves`` is cut and continues next time, which changes nothing: its length has no
         memory.
         """
         if restart * moves >= 1.0:

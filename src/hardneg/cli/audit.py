@@ -18,8 +18,8 @@ if TYPE_CHECKING:
 def audit(ctx: typer.Context, config: Path | None, out: str, overwrite: bool, **values: Any) -> None:
     """Say how hard and how false negatives are, before anyone trains on them: a table, a page and a JSON file.
 
-    Labels, groups or judgements tell which negatives are false. Without them the audit says how hard the negatives are,
-    how concentrated, and how many are near-duplicates.
+    Labels, groups or judgements define which negatives are false. Without them the audit shows how hard the negatives
+    are, how concentrated, and how many are near-duplicates.
 
     Examples:
 

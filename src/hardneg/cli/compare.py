@@ -19,7 +19,7 @@ def compare(
         list[str] | None, typer.Option(help="A paper or recipe, and after @ who shares the batch; repeat it.")
     ] = None,
     data: Annotated[str, typer.Option(help="As in train.")] = "digits",
-    out: Annotated[Path, typer.Option(help="Directory of the comparison; the same one goes on.")] = Path(
+    out: Annotated[Path, typer.Option(help="Directory of the comparison; an existing one is resumed.")] = Path(
         "runs/compare"
     ),
     seeds: Annotated[int, typer.Option(help="Runs of each arm; the same seeds for all.", min=2)] = 3,
@@ -49,7 +49,7 @@ def compare(
 ) -> None:
     """Compare negatives on your data: same budget, seeds and initial weights; a table, sentences and a report.
 
-    A killed comparison goes on when the same command is given again; finished runs are kept.
+    A killed comparison resumes when the same command is given again; finished runs are kept.
 
     Examples:
 
@@ -63,40 +63,40 @@ def compare(
 
       hardneg compare --config comparison.yaml --jobs 2
     """
-    with errors_for_people("Nothing is lost: give the same command again to go on."):
+    with errors_for_people("Nothing is lost: give the same command again to resume."):
         from hardneg.cli.tables import compare_and_show
         from hardneg.comparing.request import Comparison, read_options
 
-        told: dict[str, Any] = {"data": data, "out": out, "seeds": seeds, "epochs": epochs, "batch_size": batch_size}
-        told |= {"metric": metric, "tune": tune, "arm": arm or [], "jobs": jobs}
+        flags: dict[str, Any] = {"data": data, "out": out, "seeds": seeds, "epochs": epochs, "batch_size": batch_size}
+        flags |= {"metric": metric, "tune": tune, "arm": arm or [], "jobs": jobs}
         others = read_options(option or [])
         if twice := sorted(others.keys() & given(ctx)):
             flag = "--" + twice[0].replace("_", "-")
             raise ArgumentError("compare", f"{flag} or --option {twice[0]}=..., not both", "two values")
         if config is not None:
-            told, others = _with_file(config, told, others, given(ctx))
-        common = {name: told[name] for name in ("data", "epochs", "batch_size")} | others
-        wanted = Comparison(tuple(told["arm"]), told["seeds"], common, _tune(told["tune"]), told["metric"])
-        compare_and_show(wanted, Path(told["out"]), told["jobs"], allow_other_data)
+            flags, others = _with_file(config, flags, others, given(ctx))
+        common = {name: flags[name] for name in ("data", "epochs", "batch_size")} | others
+        wanted = Comparison(tuple(flags["arm"]), flags["seeds"], common, _tune(flags["tune"]), flags["metric"])
+        compare_and_show(wanted, Path(flags["out"]), flags["jobs"], allow_other_data)
 
 
 def _with_file(
-    path: Path, told: dict[str, Any], others: dict[str, Any], on_the_line: set[str]
+    path: Path, flags: dict[str, Any], others: dict[str, Any], on_the_line: set[str]
 ) -> tuple[dict[str, Any], dict[str, Any]]:
     """Both with what the file says; what was given on the command line wins."""
     values = read_yaml(path)
     if "arms" in values:
         values["arm"] = values.pop("arms")
     kinds = {name: kind for recipe in RECIPES.values() for name, kind in get_type_hints(recipe).items()}
-    unknown = [name for name in values if name not in told and name not in kinds]
+    unknown = [name for name in values if name not in flags and name not in kinds]
     if unknown:
-        raise UnknownName(unknown[0], sorted({*told, *kinds}), f"in {path}")
+        raise UnknownName(unknown[0], sorted({*flags, *kinds}), f"in {path}")
     for name, (what, right) in _kinds.items():
         if name in values and not right(values[name]):
             raise ArgumentError("--config", what, f"{name}={values[name]!r} in {path}")
     read = {name: from_text(kinds.get(name), value) for name, value in values.items() if name not in on_the_line}
-    told = told | {name: value for name, value in read.items() if name in told}
-    return told, {name: value for name, value in read.items() if name not in told} | others
+    flags = flags | {name: value for name, value in read.items() if name in flags}
+    return flags, {name: value for name, value in read.items() if name not in flags} | others
 
 
 def _is_text(value: Any) -> bool:

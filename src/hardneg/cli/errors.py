@@ -1,4 +1,4 @@
-"""What a person sees when a command cannot go on, and the exit code that a script sees."""
+"""The message and the exit code of a command that fails."""
 
 from __future__ import annotations
 

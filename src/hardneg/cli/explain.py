@@ -37,7 +37,7 @@ def explain_expression(text: str, temperature: float) -> None:
 
 
 def _remarks(negatives: Negatives, temperature: float) -> list[str]:
-    said = []
+    remarks = []
     total = max([getattr(schedule, "steps", None) or 100 for schedule in negatives.schedules()], default=100)
     begin, end = negatives.at(0, total), negatives.at(total, total)
     betas = [_tilt(at) for at in (begin, end)]
@@ -45,14 +45,14 @@ def _remarks(negatives: Negatives, temperature: float) -> list[str]:
         effective = [f"{temperature / (1.0 + beta):.4g}" for beta in betas]
         shown = effective[0] if betas[0] == betas[1] else " to ".join(effective)
         detached = all(factor.slope_detached for factor in negatives.factors)
-        said.append(
+        remarks.append(
             f"A tilt is a temperature in disguise: at temperature {temperature:g} this repels like temperature {shown}"
             + ("." if detached else ", before the gradient through the weights is counted.")
             + f" Compare it with an untilted run at {shown}."
         )
     if negatives.schedules():
-        said.append(f"At the start of training: {begin!r}. At the end: {end!r}.")
-    return said
+        remarks.append(f"At the start of training: {begin!r}. At the end: {end!r}.")
+    return remarks
 
 
 def _tilt(negatives: Negatives) -> float:

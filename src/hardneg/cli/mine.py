@@ -30,7 +30,7 @@ def mine(ctx: typer.Context, config: Path | None, dry_run: bool, explain: bool, 
 
       torchrun --nproc-per-node 8 -m hardneg mine ...   (the same output)
     """
-    with errors_for_people("Run the same command again to go on."):
+    with errors_for_people("Run the same command again to resume."):
         values |= {n: v for n, v in from_file("mine", config, MineOptions).items() if n not in given(ctx)}
         options = build(MineOptions, values)
         if dry_run:
@@ -93,9 +93,9 @@ def _print_summary(summary: Summary, options: MineOptions, explain: bool) -> Non
     console.print(similarities)
     odd = ", ".join(f"{name.replace('_', ' ')} {number:,}" for name, number in summary.counts.items() if number)
     console.print(Text(odd))
-    told = summary.explanation
-    console.print(Text(f"{told.short:,} of {told.queries:,} queries have fewer than {options.k} negatives."))
-    console.print(Text(f"{summary.rows_written:,} rows in {options.out}, described in {summary.manifest}."))
+    short, queries = summary.explanation.short, summary.explanation.queries
+    console.print(Text(f"{short:,} of {queries:,} queries have fewer than {options.k} negatives."))
+    console.print(Text(f"Wrote {summary.rows_written:,} rows to {options.out}; details in {summary.manifest}."))
 
 
 def _print_estimate(cost: Estimate) -> None:

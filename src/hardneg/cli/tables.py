@@ -59,14 +59,14 @@ def show_comparison(summary: dict[str, Any], console: Console) -> None:
 
 def _aside(summary: dict[str, Any], row: dict[str, Any]) -> str:
     """What must be known of an arm to read its figures rightly: its tuned value, and whether it knows the classes."""
-    said = []
+    remarks = []
     if summary.get("tuned"):
-        said.append(f"tuned to {summary['comparison']['tune'][0]}={summary['tuned'][row['arm']]:g}")
+        remarks.append(f"tuned to {summary['comparison']['tune'][0]}={summary['tuned'][row['arm']]:g}")
     if row.get("uses_labels"):
-        said.append(SEES_LABELS)
+        remarks.append(SEES_LABELS)
     if row.get("collapsed"):
-        said.append(f"collapsed in {row['collapsed']} of {len(row['values'])} runs")
-    return f"  ({'; '.join(said)})" if said else ""
+        remarks.append(f"collapsed in {row['collapsed']} of {len(row['values'])} runs")
+    return f"  ({'; '.join(remarks)})" if remarks else ""
 
 
 def comparison_table(summary: dict[str, Any]) -> Table:

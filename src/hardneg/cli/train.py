@@ -32,7 +32,7 @@ EXAMPLES = {
 
   hardneg train simclr --config run.yaml --seed 1 --out runs/seed1   (flags win over the file)
 
-  hardneg train simclr --data cifar10 --epochs 100 --resume   (goes on where it stopped)
+  hardneg train simclr --data cifar10 --epochs 100 --resume   (resumes where it stopped)
 """,
     "supervised": """
   hardneg train supervised --temperature 0.07 --positives-in-denominator all   (SupCon)
@@ -68,7 +68,7 @@ def _command(recipe: str, options: type[TrainOptions]) -> Callable[..., None]:
     hints = get_type_hints(options)
 
     def command(ctx: typer.Context, config: Path | None, **values: Any) -> None:
-        with errors_for_people("Nothing is lost: run the same command with --resume to go on."):
+        with errors_for_people("Nothing is lost: run the same command with --resume to continue."):
             if config is not None:
                 values |= {name: v for name, v in _configured(config, options).items() if name not in given(ctx)}
             out, how = Path(values.pop("out")), {name: values.pop(name) for name in ("resume", "allow_other_data")}

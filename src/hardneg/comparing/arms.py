@@ -64,7 +64,7 @@ class Arm:
 
     @property
     def beta(self) -> float:
-        """The tilt of its negatives, at the strongest that its schedules come to."""
+        """The tilt of its negatives, at the strongest value of its schedules."""
         return max(sum(_strength(tilt.slope, step) for tilt in self._tilts()) for step in _moments)
 
     @property
@@ -110,7 +110,7 @@ class Arm:
 
 
 def uses_labels(recipe: str, options: dict[str, Any]) -> bool:
-    """Whether training is told the class of every image: by the recipe, or by negatives that ask for labels."""
+    """Whether training uses the class of every image: in the recipe, or in negatives that need labels."""
     if recipe == "supervised":
         return True
     return not _can_weigh(recipe, options, labelled=False) and _can_weigh(recipe, options, labelled=True)
@@ -154,7 +154,7 @@ def parse_arm(text: str) -> Arm:
 
 
 def _reader(name: str, made: Callable[..., Made]) -> Callable[..., Arm]:
-    """Reads the call of a paper or recipe, and tells apart what is written, what is usual, and what makes the paper."""
+    """Reads the call of a paper or recipe; separates written options, defaults, and those that define the paper."""
     parameters = inspect.signature(made).parameters
 
     def read(*values: Any, **options: Any) -> Arm:

@@ -29,7 +29,7 @@ def cautions(
     if empty > MOST and options.get("positives_in_denominator") != "all":  # there positives stand against each other
         found["empty"] = (
             f"{arm}: {empty:.0%} of the anchors had no negative in the last records, and taught nothing. Its accuracy "
-            "tells little about its negatives: widen them, or use larger batches."
+            "shows little about its negatives: widen them, or use larger batches."
         )
     if clamped > MOST:
         found["clamped"] = (

@@ -1,4 +1,4 @@
-"""What is asked of the arms of a comparison before anything is trained."""
+"""Checks of the arms of a comparison before anything is trained."""
 
 from __future__ import annotations
 
@@ -63,8 +63,8 @@ def _check_options(arm: Arm, comparison: Comparison) -> None:
             raise ArgumentError("compare", f"the same {name} for every arm", got, "give it to compare, if at all")
     for name in arm.own:
         if comparison.common.get(name, arm.options[name]) != arm.options[name]:
-            told = f"--option {name}={comparison.common[name]}"
-            raise ArgumentError(arm.text, f"its own {name}, {arm.options[name]}", told, "write it in the arms")
+            given = f"--option {name}={comparison.common[name]}"
+            raise ArgumentError(arm.text, f"its own {name}, {arm.options[name]}", given, "write it in the arms")
     tuned = comparison.tune and comparison.tune[0]
     if tuned and tuned not in {one.name for one in fields(RECIPES[arm.recipe])}:
         raise argument_error("compare", f"--tune with an option of {arm.recipe}", "tune", tuned)

@@ -1,6 +1,6 @@
 """Comparisons: the same budget, seeds and initial weights for every arm, and what the difference is worth.
 
-Each run is a directory of its own (runs.py), so a killed comparison goes on with what is finished.
+Each run is a directory of its own (runs.py), so a killed comparison resumes and keeps finished runs.
 """
 
 from __future__ import annotations
@@ -125,11 +125,11 @@ def _as_json(verdict: Verdict) -> dict[str, Any]:
 def _cautions(arms: list[Arm], results: Results, out: Path) -> list[str]:
     seeds = range(len(results[0]))
     shared, warned = of_all([[one for seed in seeds for one in run_of(arm, seed, out).warned()] for arm in arms])
-    said = [f"All arms: {one}" for one in shared]
+    lines = [f"All arms: {one}" for one in shared]
     for arm, of_arm, own in zip(arms, results, warned, strict=True):
         collapsed = sum(bool(one.get("collapsed")) for one in of_arm)
-        said += cautions(arm.text, arm.complete().as_dict(), [last_of(one) for one in of_arm], own, collapsed)
-    return said
+        lines += cautions(arm.text, arm.complete().as_dict(), [last_of(one) for one in of_arm], own, collapsed)
+    return lines
 
 
 Tries = list[tuple[float, float | None]]

@@ -1,4 +1,4 @@
-"""Whether arms differ in more than their negatives: by what was trained, and not by how it was asked for."""
+"""Whether arms differ in more than their negatives: judged by what was trained, not by how the options were written."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 from hardneg.comparing.request import SHARED
 
 BESIDE = ("encoder", "dim", "augment", "learning_rate", "weight_decay", "precision")
-"""What arms may write, and what makes a difference tell of more than their negatives."""
+"""Options that an arm may set and that affect results in addition to its negatives."""
 Trained = Mapping[str, Any] | None
 """The record of what a run trained (training/trained.py); None in runs of older versions."""
 

@@ -1,4 +1,4 @@
-"""The folder of a comparison: it holds one, which goes on with the same options, data and threads."""
+"""The folder of a comparison: it holds one, which resumes with the same options, data and threads."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def open_folder(out: Path, comparison: Comparison, data: dict[str, Any], threads
         warn_once(
             "compare.threads",
             f"OMP_NUM_THREADS={threads} has no effect: this comparison was begun with {begun_with} for each run, on "
-            "which its figures depend. Use another --out to begin anew.",
+            "which its figures depend. Use another --out to start a new one.",
         )
     write_json(path, wanted | {"threads": begun_with or threads, "data": data}, go_on)
     return int(begun_with or threads)

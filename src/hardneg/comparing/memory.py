@@ -1,4 +1,4 @@
-"""Runs side by side on a machine: as many as were asked for, where its memory and that of its GPUs allow."""
+"""Runs side by side on a machine: as many as requested, where its memory and that of its GPUs allow."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from hardneg.training.runs import Memory, Run
 
 FILLED = 0.9
 """The share of what was free that runs may take together."""
-ASKED_EVERY = 0.5  # seconds
+POLL_SECONDS = 0.5
 
 
 class NotBegun(RuntimeError):
@@ -39,7 +39,7 @@ class Place:
 
 @dataclass
 class Machine:
-    """Lets a run begin beside others once one has said how much it takes (after its first epoch) and that is free."""
+    """Starts a run beside others once one has recorded its memory use (after its first epoch) and that much is free."""
 
     jobs: int
     host: int
@@ -55,7 +55,7 @@ class Machine:
         """Waits until there is room; the place is this run's until it ends."""
         with self._changed:
             while (place := self._place()) is None:
-                self._changed.wait(ASKED_EVERY)
+                self._changed.wait(POLL_SECONDS)
             place.running += 1
             self.under_way.append(run)
         try:
@@ -68,7 +68,7 @@ class Machine:
                 self._changed.notify_all()
 
     def learn(self, runs: Iterable[Run]) -> None:
-        """Takes note of what these hold, or held, as far as they have said so."""
+        """Updates the largest memory use from those runs that have recorded theirs."""
         known = [memory for run in runs if (memory := run.memory())]
         self.largest = Memory(*(max(sizes) for sizes in zip(self.largest, *known, strict=True)))
 
@@ -133,8 +133,8 @@ def _gpus() -> list[Place]:
     ask = "import torch; print(*(torch.cuda.mem_get_info(i)[0] for i in range(torch.cuda.device_count())))"
     answer = subprocess.run([sys.executable, "-c", ask], capture_output=True, text=True)
     if answer.returncode:
-        why = (answer.stderr.strip().splitlines() or ["it said nothing"])[-1]
+        why = (answer.stderr.strip().splitlines() or ["no output"])[-1]
         raise OSError(f"compare needs GPUs that say what they have free, got {why!r}; use --option device=cpu.")
-    said = answer.stdout.split()
-    names = os.environ.get("CUDA_VISIBLE_DEVICES") or ",".join(map(str, range(len(said))))
-    return [Place(name.strip(), int(free)) for name, free in zip(names.split(","), said, strict=False)]
+    free_sizes = answer.stdout.split()
+    names = os.environ.get("CUDA_VISIBLE_DEVICES") or ",".join(map(str, range(len(free_sizes))))
+    return [Place(name.strip(), int(free)) for name, free in zip(names.split(","), free_sizes, strict=False)]

@@ -1,4 +1,4 @@
-"""What a comparison is asked for: arms, seeds, the options they share, what is tuned, and what decides."""
+"""The request of a comparison: arms, seeds, the options they share, what is tuned, and what decides."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ class Comparison:
         if len(set(self.arms)) < len(self.arms):
             raise argument_error("compare", "arms that differ", "arms", self.arms)
         if self.seeds < 2:
-            raise argument_error("compare", "at least two seeds, to tell a difference from noise", "seeds", self.seeds)
+            raise argument_error("compare", "at least two seeds, to estimate the noise", "seeds", self.seeds)
         if self.metric not in TITLES:
             raise argument_error("compare", f"a metric among {tuple(TITLES)}", "metric", self.metric)
         if "seed" in self.common:

@@ -1,4 +1,4 @@
-"""The runs of a comparison: each in a process and a directory of its own, so that a killed one goes on."""
+"""The runs of a comparison: each in a process and a directory of its own, so that a killed one can resume."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ from hardneg.training.options import RECIPES, TrainOptions
 from hardneg.training.runs import DATA_CHANGED, DIVERGED, LEAVES_WITH_STDIN, NO_MEMORY, NO_ROOM, Run
 
 RUNS_ON_A_GPU = 2
-"""At once, unless told otherwise: one compiles, plans and evaluates while the other trains."""
+"""Default number of runs at once: one compiles, plans and evaluates while the other trains."""
 
 
 class RunFailed(HardnegError, OSError):
-    """A run of a comparison ended without figures; finished ones are kept, others go on from their checkpoints."""
+    """A run of a comparison ended without figures; finished ones are kept, others resume from their checkpoints."""
 
     advice = "Fix or remove this arm and give the command again: finished runs are kept"
 
@@ -129,9 +129,9 @@ def run_all(
 
 def usual_threads(arms: list[Arm], seeds: int, jobs: int | None) -> int:
     """As many as OMP_NUM_THREADS says, or the share of the cores that a run has beside the others."""
-    told = os.environ.get("OMP_NUM_THREADS", "").partition(",")[0].strip()
-    if told.isdecimal() and int(told):
-        return int(told)
+    threads = os.environ.get("OMP_NUM_THREADS", "").partition(",")[0].strip()
+    if threads.isdecimal() and int(threads):
+        return int(threads)
     return max(1, num_cores() // (jobs or _usual_jobs(len(arms) * seeds, _on_gpu(arms))))
 
 
@@ -158,8 +158,8 @@ def _where_it_fits(
                     raise
                 warn_once(
                     "compare.memory",
-                    f"Memory did not hold the runs side by side: they go on with {machine.jobs} at a time. "
-                    "Use --jobs to begin with fewer.",
+                    f"Too little memory for the parallel runs: they continue with {machine.jobs} at a time. "
+                    "Use --jobs to start fewer.",
                 )
 
 
@@ -170,13 +170,13 @@ def run_of(arm: Arm, seed: int, out: Path) -> Run:
 def folder_of(arm: Arm) -> str:
     """A short name that is the same for the same training; options that a later version adds do not change it."""
     usual, chosen = (plainly(options.as_dict()) for options in (RECIPES[arm.recipe](), arm.complete()))
-    told = {name: value for name, value in chosen.items() if value != usual[name]}
-    digest = hashlib.blake2b(json.dumps([arm.recipe, told], sort_keys=True).encode(), digest_size=4)
+    changed = {name: value for name, value in chosen.items() if value != usual[name]}
+    digest = hashlib.blake2b(json.dumps([arm.recipe, changed], sort_keys=True).encode(), digest_size=4)
     return f"{arm.recipe}-{digest.hexdigest()}"
 
 
 def _as_begun(options: TrainOptions, run: Run) -> TrainOptions:
-    """The options in the words with which the run was begun, of the same training: it goes on with no others."""
+    """The options as written when the run was started, of the same training: it resumes only with these."""
     begun = run.whole_config()["options"] if run.config_path.exists() else {}
     return replace(options, **{name: begun[name] for name in EXPRESSIONS if name in begun})
 
@@ -205,7 +205,7 @@ def _threads(number: int) -> dict[str, str]:
 
 
 def _ended(code: int, output: str) -> str:
-    if code < 0:  # a signal leaves no last words: the last line may be of any time
+    if code < 0:  # a killed process writes no final error: the last line may be of any time
         hint = ", as when memory runs out" if code == -signal.SIGKILL else ""
         return f"killed by {signal.Signals(-code).name}{hint}"
     lines = output.strip().splitlines() or ["it printed nothing"]

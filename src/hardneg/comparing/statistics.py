@@ -91,7 +91,7 @@ def difference_of(arm: Outcomes, against: Outcomes) -> Estimate | None:
     differences = arm.accuracies - against.accuracies
     alone = float(arm.accuracies.var(ddof=1) + against.accuracies.var(ddof=1))
     training = (1.0 - unpaired) * float(differences.var(ddof=1)) + unpaired * alone
-    # Of equal variances, of which the paired and the summed runs tell independently.
+    # Assumes equal variances, estimated independently from the paired and from the summed runs.
     freedom = (seeds - 1) / ((1.0 - unpaired / 2.0) ** 2 + (unpaired / 2.0) ** 2)
     known = arm.correct is not None and against.correct is not None and arm.correct.shape == against.correct.shape
     table = arm.correct - against.correct if known else None  # type: ignore[operator]
@@ -102,7 +102,7 @@ def difference_of(arm: Outcomes, against: Outcomes) -> Estimate | None:
 def _items(arms: Sequence[Outcomes], table: NDArray[np.float64] | None) -> tuple[float, float]:
     """The variance between items, and that of the rest: what is left of a cell without its run and its item.
 
-    Where nobody knows which items were right, the arms count as if each had test items of its own, which is the most it
+    If it is unknown which items were right, the arms count as if each had test items of its own, which is the most it
     can be; and the variance between runs is at least that of rounding to a whole number of items.
     """
     number = arms[0].num_test or 0

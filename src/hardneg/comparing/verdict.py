@@ -214,12 +214,12 @@ def answer(verdicts: Sequence[Verdict], measured: str) -> list[str]:
     if first.half_width is None:
         return [f"There is no verdict, as {first.why_open}."]
     known = f"{first.seeds} seeds and {first.num_test:,} test items"
-    said = [f"Against {first.against}, in {measured}, with {known}:"] if fair else []
+    lines = [f"Against {first.against}, in {measured}, with {known}:"] if fair else []
     for side, words in SIDES.items():
         if named := [f"{one.arm} ({100 * one.difference:+z.2f} points)" for one in fair if one.standing == side]:
-            said.append(f"{words}: {', '.join(named)}.")
+            lines.append(f"{words}: {', '.join(named)}.")
     better = {one.arm for one in fair if one.standing == "above"}
-    said += [
+    lines += [
         f"But {one.arm} is not better beyond noise than {one.against}, which has its effective temperature: a lower "
         "temperature may do as much."
         for one in verdicts
@@ -227,8 +227,8 @@ def answer(verdicts: Sequence[Verdict], measured: str) -> list[str]:
     ]
     if apart:
         names = ", ".join(one.arm for one in apart)
-        said.append(f"Shown apart, as only one of the two sees labels: {names} beside {first.against}.")
-    return said
+        lines.append(f"Shown apart, as only one of the two sees labels: {names} beside {first.against}.")
+    return lines
 
 
 def temperature_notes(arms: list[Arm], *, tuned: bool = False) -> list[str]:

@@ -2,8 +2,8 @@
 
 A bound is reduced over the candidates that the factors before it left (or over the anchor's positives), tile by tile,
 shard by shard or rank by rank: ``merge(of(first), of(second))`` is what ``of`` both would give, and ``finish`` turns
-that into the numbers that ``tile.bound`` holds. Equal scores are told apart by their column. A bound is right for the
-very scores that it was reduced from: every pass cuts the same tiles.
+that into the numbers that ``tile.bound`` holds. Ties are broken by column. A bound is right for exactly
+the scores that it was reduced from: every pass cuts the same tiles.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Checks of vectors, temperatures and parts at the door."""
+"""Checks of input vectors, temperatures and parts."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _checking = False
 
 @contextmanager
 def checks(enabled: bool = True) -> Iterator[None]:
-    """Checks vectors at the door: inside, vectors that are not finite or not of unit norm raise.
+    """Checks input vectors: inside, vectors that are not finite or not of unit norm raise.
 
     Costs one synchronisation per call on a GPU, so it is off by default.
 

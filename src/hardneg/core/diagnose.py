@@ -62,7 +62,7 @@ def joined(parts: list[Diagnosis]) -> Diagnosis:
 def diagnose(scores: Scores, log_w: LogWeights, *, tau_plus: float | Tensor = 0.0) -> Diagnosis:
     """How hard, how false and how many the negatives of each anchor are.
 
-    The gradient of the weights, where there is one, tells which negatives are attracted; on tensors without a graph
+    The gradient of the weights, where there is one, shows which negatives are attracted; on tensors without a graph
     the weights are taken to follow the scores, as HCL's do, unless they do not change with them.
 
     >>> from hardneg import Tilt, two_views

@@ -55,7 +55,7 @@ def uniforms(
         torch.stack([word.expand(num_blocks, len(ids)) for word in counter]),
         torch.stack([seed & _WORD, (seed >> 32) & _WORD]),
     )
-    # Block by block, so that a slot keeps its numbers when more slots are asked for.
+    # Block by block, so that a slot keeps its numbers when more slots are requested.
     drawn = words.transpose(0, 1).flatten(0, 1)[:num]
     return (drawn >> 8).to(torch.float32) * 2.0**-24
 

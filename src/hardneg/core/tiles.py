@@ -38,8 +38,8 @@ class Tags:
 class Tile:
     """Anchors [r] against candidates [c]; tags of candidates are [r|1, c] or, for clusterings, [r|1, c, k].
 
-    ``s`` is similarity / temperature, ``column`` the place of each candidate among all of its row, by which equal
-    scores are told apart. ``bound`` holds what the distribution declared in ``bounds()``, one number per row.
+    ``s`` is similarity / temperature, ``column`` the place of each candidate among all of its row, which breaks
+    ties. ``bound`` holds what the distribution declared in ``bounds()``, one number per row.
     """
 
     s: Pairs
@@ -142,5 +142,5 @@ class Tile:
 
 
 def same_id(anchor: Annotated[Tensor, "b"], candidate: Annotated[Tensor, "b|1 n"]) -> Annotated[Tensor, "b n"]:
-    """True where both carry the same id; a negative id is nobody's."""
+    """True where both carry the same id; a negative id equals no other."""
     return (anchor[:, None] == candidate) & (anchor >= 0)[:, None]

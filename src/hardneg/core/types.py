@@ -122,7 +122,7 @@ class Scores:
     source: Annotated[Tensor, "n"]  # index into source_names
     source_names: tuple[str, ...]
     guide: Guide | None = None
-    ids_given: bool = True  # False: rows were numbered to tell them apart, and mean nothing outside the batch
+    ids_given: bool = True  # False: rows were numbered to distinguish them; the numbers mean nothing outside the batch
 
     def changed(self, **changes: Any) -> Scores:
         """A copy with some fields changed; dataclasses.replace, which torch 2.6 does not compile."""

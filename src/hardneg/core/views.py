@@ -61,7 +61,7 @@ def pair_cross(
 def batch_ids(z: Tensor, ids: Tensor | None) -> Tensor:
     """An id for every row: without ids the rows are numbered, and kept apart from the ids of any pool by match_ids.
 
-    A row with a negative id is nobody's either, but it is itself: it gets a number that no data set has.
+    A row with a negative id equals no other row, but it equals itself: it gets a number that no data set has.
     """
     rows = torch.arange(z.shape[0], device=z.device)
     if ids is None:

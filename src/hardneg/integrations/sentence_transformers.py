@@ -88,7 +88,7 @@ class NegativesLoss(nn.Module):
         anchors, *documents = embeddings
         owner = self._owner(anchors)
         group = labels.long() if labels is not None and labels.ndim == 1 and not labels.is_floating_point() else None
-        none = None if group is None else torch.full_like(group, torch.iinfo(torch.long).min)  # which nobody has
+        none = None if group is None else torch.full_like(group, torch.iinfo(torch.long).min)  # equals no real group
         # A document belongs to the anchor of its row, and is not that anchor's negative here.
         batch = [Keys(each, owner, none if i else group, source="batch") for i, each in enumerate(documents)]
         if self.gather_across_devices:

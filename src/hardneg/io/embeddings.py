@@ -37,7 +37,7 @@ def read_embeddings(path: Path) -> tuple[tuple[Features, Labels, Features, Label
     """The split, and the names of its classes where its labels are text."""
     who = "load_embeddings"
     if path.is_file():
-        check_seal(path, who, "make it anew: delete result.json of the run and train again with --resume")
+        check_seal(path, who, "make it again: delete result.json of the run and train again with --resume")
     plain = {"x": "float", "y": "str"}
     advice = {name: f"np.array({name}, dtype={plain[name[-1]]}) has none" for name in SPLIT_NAMES}
     found = read_arrays(who, path, advice, needed=SPLIT_NAMES)

@@ -18,7 +18,7 @@ from hardneg.io.sealed import checked, with_checksum
 
 _no_room = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 go_on = "make room, then run the same command again"
-"""The advice of verbs that go on by themselves; runs have --resume."""
+"""The advice of commands that resume by themselves; runs have --resume."""
 
 
 def write_atomically(
@@ -26,7 +26,7 @@ def write_atomically(
 ) -> None:
     """Writes beside the file, then replaces it: readers see the old content or the new, never a part.
 
-    ``advice`` says how to go on once a full disk has room again.
+    ``advice`` says how to resume once a full disk has free space.
     """
     partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
     try:

@@ -1,5 +1,5 @@
 """Tables and embeddings from disk: Parquet, JSONL, CSV, TSV, Hugging Face data sets, folders of files; npy, npz,
-safetensors. A table is a dict of columns, lists of equal length. ``who`` asks is said in every error."""
+safetensors. A table is a dict of columns, lists of equal length. Every error names the caller, ``who``."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ image_suffixes = (".jpg", ".jpeg", ".png", ".bmp", ".gif", ".webp", ".tif", ".ti
 
 
 def suffix_of(path: Path) -> str:
-    """The suffix that tells the format; ``.gz`` behind it does not count."""
+    """The suffix that determines the format, without a final ``.gz``."""
     return Path(path.stem).suffix.lower() if path.suffix.lower() == ".gz" else path.suffix.lower()
 
 

@@ -53,7 +53,7 @@ def row_statistics(
         tags of the candidates are those of the anchors.
     temperature: a number, or a tensor with one element, which gets a gradient; its value is read on the host.
     beta, detach: the tilt log w = beta s, and whether its gradient is cut.
-    anchor_ids, candidate_ids: equal ids are no negatives; a negative id is nobody's.
+    anchor_ids, candidate_ids: equal ids are no negatives; a negative id equals no other.
     anchor_labels, candidate_labels: equal labels are no negatives (OtherLabel).
     low, high: the band of each anchor in plain similarity, ends included.
     normalize: divides vectors by their norms, inside the products.

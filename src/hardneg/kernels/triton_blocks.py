@@ -71,7 +71,7 @@ def allowed_pairs(
     row_ids_ptr, row_labels_ptr, column_ids_ptr, column_labels_ptr, rows, columns, b, n,
     SELF: tl.constexpr, IDS: tl.constexpr, LABELS: tl.constexpr,
 ):  # fmt: skip
-    """Other columns than the row itself, of another id (a negative one is nobody's) and of another label."""
+    """Other columns than the row itself, of another id (a negative one equals no other) and of another label."""
     allowed = (columns < n)[None, :]
     if SELF:
         allowed = allowed & (rows[:, None] != columns[None, :])

@@ -135,7 +135,7 @@ class InstanceDiscrimination(nn.Module):
 
     >>> loss = InstanceDiscrimination(num_instances=50, dim=4, num_draws=8)
     >>> z, ids = torch.nn.functional.normalize(torch.randn(16, 4), dim=-1), torch.arange(16)
-    >>> loss(z, ids).item()  # nobody is in the bank yet
+    >>> loss(z, ids).item()  # the bank is empty
     0.0
     >>> loss(z, ids).item() > 0
     True

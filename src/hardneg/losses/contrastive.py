@@ -188,7 +188,7 @@ class ContrastiveLoss(nn.Module):
         return joined([self._diagnose(dense(pairing.of_rows(each) if len(rows) > 1 else pairing)) for each in rows])
 
     def _diagnose(self, scores: Scores) -> Diagnosis:
-        with torch.enable_grad():  # whether the weights carry a gradient tells who is attracted
+        with torch.enable_grad():  # a gradient of the weights shows which negatives are attracted
             scores = scores.changed(
                 positives=scores.positives.detach(), candidates=scores.candidates.detach().requires_grad_()
             )

@@ -54,7 +54,7 @@ def registered() -> dict[str, Paper]:
 
 
 def trained_by(recipe: str, **more: Any) -> Callable[[Made], Made]:
-    """Registers a paper with the recipe that trains it, and options of the recipe that its loss does not tell."""
+    """Registers a paper with the recipe that trains it, and options of the recipe that its loss does not determine."""
 
     def register(make: Made) -> Made:
         _registered[make.__name__] = Paper(make.__name__, make, recipe, more)

@@ -1,4 +1,4 @@
-"""What is checked at the door of mining."""
+"""Checks of the input of mining."""
 
 from __future__ import annotations
 

@@ -2,7 +2,7 @@
 
 The cache is a folder of pieces of some thousand texts, named by the key of the encoder and of the texts in them
 (cache_key.py). A killed run finds the pieces it had; changed texts or another encoder make other names. A piece that is
-damaged is made anew.
+damaged is encoded again.
 """
 
 from __future__ import annotations

@@ -206,13 +206,13 @@ def _fingerprint(options: MineOptions, problem: Problem, miner: Miner) -> dict[s
     for vectors in (miner.finder.queries.vectors, miner.finder.keys.vectors):
         for low in range(0, len(vectors), 65536):
             content.update(vectors[low : low + 65536].contiguous().cpu().numpy().tobytes())
-    told = {
+    relevant = {
         name: value
         for name, value in asdict(options).items()
         if name not in ("device", "cache", "batch_size", "overwrite")
     }
     return {
-        "options": json.dumps(told, sort_keys=True),
+        "options": json.dumps(relevant, sort_keys=True),
         "content": content.hexdigest(),
         "rescore": None
         if options.rescore is None
@@ -246,8 +246,8 @@ def _save(file: Any, miner: Miner, low: int, high: int) -> None:
 def _read_block(path: Path) -> tuple[MinedBlock, Any]:
     """The block, and the scores of its positives."""
     file = read_npz("mine", path)
-    told = json.loads(file["explanation"].tobytes())
-    explanation = Explanation(**{**told, "steps": tuple(told["steps"]), "used": tuple(told["used"])})
+    fields = json.loads(file["explanation"].tobytes())
+    explanation = Explanation(**{**fields, "steps": tuple(fields["steps"]), "used": tuple(fields["used"])})
     rows, scores, found_by = (torch.from_numpy(file[name]) for name in ("rows", "scores", "found_by"))
     return MinedBlock(rows, scores, found_by, explanation), file["positive_scores"]
 

@@ -29,8 +29,8 @@ class Lexical:
     def scores(self, queries: Annotated[Tensor, "m"], rows: Annotated[Tensor, "m"]) -> Annotated[Tensor, "m"]:
         """The BM25 score of each pair."""
         out = torch.zeros(len(rows))
-        asked, place = torch.unique(queries, return_inverse=True)
-        for number, words in enumerate(self._tokens(asked)):
+        distinct, place = torch.unique(queries, return_inverse=True)
+        for number, words in enumerate(self._tokens(distinct)):
             mine = (place == number).nonzero()[:, 0]
             if words:
                 out[mine] = torch.from_numpy(np.asarray(self.index.get_scores(words), dtype=np.float32))[rows[mine]]

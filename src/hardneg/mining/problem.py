@@ -164,15 +164,15 @@ def _finished(
     counts["queries_without_positive"] = len(first) - len(kept)
     if not kept:
         raise ArgumentError("mine", "at least one query with a positive in the corpus", "none")
-    asked = queries.only([first[group] for group in kept])
+    kept_queries = queries.only([first[group] for group in kept])
     own = [-1] * len(kept)
     if same is not None:
-        own = [same.get(key_of(one), -1) for one in asked.ids]
-    elif asked.texts is not None and documents.texts is not None:
+        own = [same.get(key_of(one), -1) for one in kept_queries.ids]
+    elif kept_queries.texts is not None and documents.texts is not None:
         where = {text: row for row, text in enumerate(documents.texts)}
-        own = [where.get(text, -1) for text in asked.texts]
+        own = [where.get(text, -1) for text in kept_queries.texts]
     counts.update(queries=len(kept), corpus=len(documents), queries_that_are_documents=sum(row >= 0 for row in own))
-    return Problem(asked, documents, [list(dict.fromkeys(rows[group])) for group in kept], own, counts)
+    return Problem(kept_queries, documents, [list(dict.fromkeys(rows[group])) for group in kept], own, counts)
 
 
 def _share_positives(queries: Side, first: list[int], rows: list[list[int]]) -> int:

@@ -1,4 +1,4 @@
-"""Exact nearest candidates by blocks: one matrix product per pair of blocks and a running top; FAISS if asked for.
+"""Exact nearest candidates by blocks: one matrix product per pair of blocks and a running top; FAISS on request.
 
 The scores of all queries against all of the corpus, [q, n], are never held: at most one block of them is.
 """
@@ -255,7 +255,7 @@ class FaissIndex:
             self.index.add(self._plain(corpus.part(low, high)))
 
     def nearest(self, queries: Tensor, size: int, excluded: tuple[Tensor, Tensor]) -> Nearest:
-        """Like the exact search; the excluded pairs are taken out afterwards, so that many more are asked for."""
+        """Like the exact search; excluded pairs are removed afterwards, so that many more are searched for."""
         n = len(self.corpus)
         most = int(torch.bincount(excluded[0]).max()) if len(excluded[0]) else 0
         values, rows = self.index.search(self._plain(queries), min(size + most, n))

@@ -1,6 +1,6 @@
 """Windows of ranks: a candidate is a negative if its rank among the anchor's candidates lies in a range.
 
-Ring: Wu et al. 2021, sec. 4. Rank: what miners of text retrieval do. Equal scores are told apart by their column, so
+Ring: Wu et al. 2021, sec. 4. Rank: what miners of text retrieval do. Ties are broken by column, so
 the number kept is exact also where embeddings collapse. A NaN score is never dropped.
 """
 

@@ -50,7 +50,7 @@ def _environment() -> Environment:
 
 
 def _visible(value: Any) -> Any:
-    """Characters that nobody sees, or that turn the direction of writing, are shown as escapes."""
+    """Invisible characters, and those that turn the direction of writing, are shown as escapes."""
     return value if isinstance(value, Markup) else printable(value)
 
 

@@ -70,26 +70,26 @@ def pictures_of(story: Story) -> dict[str, Any]:
 
 def _sentences(shown: list[Neighbours], chance: float, split: str) -> list[str]:
     """What the nearest images are, by the numbers; positives of an arm that sees labels are no false negatives."""
-    said = []
+    lines = []
     blind = [one for one in shown if not one.arm.uses_labels]
     aware = [one for one in shown if one.arm.uses_labels]
     for group, framed in ((blind, "false negatives, in a red frame with a cross"), (aware, "positives, as labels say")):
         if group:
             near = listed([f"{100 * one.near:.0f} %{_in_arm(one.arm)}" for one in group])
-            said.append(
+            lines.append(
                 f"Among the {COUNTED} nearest of a {split} image, {near} are of its own class ({framed}); among random "
                 f"ones {100 * chance:.0f} %."
             )
     if blind:
         more = [one.near > 1.2 * chance for one in blind]
-        said.append(
+        lines.append(
             "So the hardest negatives are false more often than random ones."
             if all(more)
             else "So the hardest negatives are not clearly false more often than random ones."
             if not any(more)
             else "So in some of these arms the hardest negatives are false more often than random ones."
         )
-    return said
+    return lines
 
 
 def _in_arm(arm: ArmRuns) -> str:

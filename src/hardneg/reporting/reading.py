@@ -137,9 +137,9 @@ def arm_text(config: dict[str, Any], names: list[str]) -> str:
     """The run as an arm: its temperature, and those of the named options that are not the recipe's defaults."""
     recipe, options = config.get("recipe", "run"), config.get("options", {})
     usual = RECIPES[recipe]().as_dict() if recipe in RECIPES else {}
-    told = [name for name in names if name in options and (name not in usual or options[name] != usual[name])]
-    told = [name for name in dict.fromkeys(["temperature", *told]) if name in options]
-    return f"{recipe}({', '.join(f'{name}={options[name]!r}' for name in told)})"
+    shown = [name for name in names if name in options and (name not in usual or options[name] != usual[name])]
+    shown = [name for name in dict.fromkeys(["temperature", *shown]) if name in options]
+    return f"{recipe}({', '.join(f'{name}={options[name]!r}' for name in shown)})"
 
 
 def _steps(runs: list[SeedRun]) -> int | None:
@@ -154,7 +154,7 @@ def row_of(runs: list[SeedRun], metric: str) -> Table:
     """The line of an arm outside of a finished comparison: means of what is there, and no intervals."""
     results = [one.result for one in runs if one.result is not None]
     final = [last_of(result) for result in results]
-    if not results:  # none is finished: what they have come to
+    if not results:  # none is finished: use the records so far
         final = [one.metrics[-1] for one in runs if one.metrics]
 
     def mean(values: Iterable[Any]) -> float | None:

@@ -50,9 +50,9 @@ def _arms(parts: list[Story], metric: str) -> tuple[list[ArmRuns], list[str]]:
                 names = ", ".join(one.run.path.name for one in found if one.seed == seed)
                 copies.append(f"{text}: seed {seed} is there {times} times ({names}); it counts once.")
         # The first arm of this page is not the one that the differences of a comparison are against.
-        told = {name: value for name, value in row.items() if not name.startswith("difference")}
-        arms.append(ArmRuns(number, text, told or row_of(runs, metric), runs))
-    return _told_apart(arms), copies
+        statistics = {name: value for name, value in row.items() if not name.startswith("difference")}
+        arms.append(ArmRuns(number, text, statistics or row_of(runs, metric), runs))
+    return _with_distinct_names(arms), copies
 
 
 def _key(arm: ArmRuns) -> str:
@@ -65,7 +65,7 @@ def _key(arm: ArmRuns) -> str:
     return json.dumps([one.config.get("recipe"), options, resolved], sort_keys=True)
 
 
-def _told_apart(arms: list[ArmRuns]) -> list[ArmRuns]:
+def _with_distinct_names(arms: list[ArmRuns]) -> list[ArmRuns]:
     """Arms of the same name get the directory of their first run behind it."""
     names = [arm.text for arm in arms]
     for arm in arms:

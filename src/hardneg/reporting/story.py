@@ -1,4 +1,4 @@
-"""What the page tells: the arms of a run or a comparison, their seeds, and what is missing of them."""
+"""The contents of the page: the arms of a run or a comparison, their seeds, and what is missing of them."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ class ArmRuns:
         options = self.seeds[0].options if self.seeds else {}
         collapsed = sum(bool(result.get("collapsed")) for result in self.finished())
         return cautions(
-            self.text, options, finals, [said for one in self.seeds for said in one.run.warned()], collapsed
+            self.text, options, finals, [warning for one in self.seeds for warning in one.run.warned()], collapsed
         )
 
     def finished(self) -> list[dict[str, Any]]:
@@ -73,7 +73,7 @@ class ArmRuns:
 
 @dataclass(frozen=True)
 class Story:
-    """All that the page tells."""
+    """The contents of the page."""
 
     path: Path
     kind: str  # "run", "comparison", "unfinished" (a comparison without comparison.json) or "several"
@@ -125,16 +125,16 @@ def known(value: Any) -> TypeGuard[float]:
 
 def missing_parts(arms: list[ArmRuns], seeds: int | None) -> list[str]:
     """Which runs are not there or not finished, and which have lost a part that the page would show."""
-    said = []
+    problems = []
     for arm in arms:
         there = {one.seed: one for one in arm.seeds}
         for seed in range(seeds) if seeds is not None else there:
             name = f"{arm.text}, seed {seed}"
             if seed not in there:
-                said.append(f"{name}: no run directory with these options")
+                problems.append(f"{name}: no run directory with these options")
             elif there[seed].result is None:
                 steps = there[seed].metrics[-1].get("step", 0) if there[seed].metrics else 0
-                said.append(f"{name}: not finished (last record at step {steps})")
+                problems.append(f"{name}: not finished (last record at step {steps})")
             elif not there[seed].metrics:
-                said.append(f"{name}: no records over training (metrics.jsonl)")
-    return said
+                problems.append(f"{name}: no records over training (metrics.jsonl)")
+    return problems

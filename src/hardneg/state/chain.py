@@ -134,7 +134,7 @@ class Chain(Stateful):
         self.register_buffer("scored_at", torch.full((chains,), -1))
 
     def slots(self, ids: PerAnchor, views: PerAnchor | int = 0) -> PerAnchor:
-        """Where the chain of an anchor is kept; negative for an id that is nobody's."""
+        """Where the chain of an anchor is kept; negative for an id that stands for no instance."""
         ids = check_ids("Chain", ids, self.num_instances)
         return torch.where(ids >= 0, ids * self.num_views + views, -1)
 
@@ -235,7 +235,7 @@ class Chain(Stateful):
         found, view = ids.gather(1, end), views.gather(1, end).clamp(max=self.num_views - 1)
         each = torch.arange(self.num_views, device=ids.device)[:, None, None]
         of_views = torch.where((ids == found) & (views == each), values, NEVER).amax(-1).T
-        # A row with a negative id is nobody's: nothing could be found again by it.
+        # A negative id stands for no instance: nothing could be looked up by it.
         self.state[slots] = torch.where(found < self.num_instances, found, -1).squeeze(1)
         self.view[slots] = view.squeeze(1).to(self.view)
         self.log_score[slots] = of_views.scatter(1, view, values.gather(1, end))

@@ -52,7 +52,7 @@ class Clusters(Stateful):
 
     @torch.no_grad()
     def refresh(self, store: Bank | Keys, num_clusters: int) -> None:
-        """Clusters the vectors anew by k-means, once per run with different starts; needs scikit-learn."""
+        """Clusters the vectors again by k-means, once per run with different starts; needs scikit-learn."""
         keys = store.keys() if isinstance(store, Bank) else store
         ids = check_ids("Clusters.refresh", keys.ids, self.num_instances)
         if num_clusters < 1 or num_clusters > len(keys):

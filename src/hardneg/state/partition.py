@@ -76,8 +76,8 @@ class Partition(Stateful):
 
     def _store(self, ids: Tensor, log_u: Tensor) -> None:
         """The mean of u over the rows of each id, in log-space."""
-        told = (ids >= 0) & (log_u != NEVER)
-        ids, log_u = ids[told], log_u[told]
+        known = (ids >= 0) & (log_u != NEVER)
+        ids, log_u = ids[known], log_u[known]
         if not len(ids):
             return
         found, group = torch.unique(ids, return_inverse=True)  # type: ignore[no-untyped-call]

@@ -60,7 +60,7 @@ class Queue(Stateful):
     def keys(self) -> Keys:
         """The rows held, in the order of their slots."""
         count = int(self.count)
-        known = bool(self.labelled[:count].all())  # of none, too: an empty queue may be asked for other labels
+        known = bool(self.labelled[:count].all())  # True for an empty queue, too, so that OtherLabel accepts it
         return Keys(
             self.vectors[:count].clone(),
             self.ids[:count].clone(),

@@ -84,7 +84,7 @@ def last_of_each(slots: Annotated[Tensor, "b"]) -> Annotated[Tensor, "b"]:
 
 
 def check_ids(who: str, ids: Tensor | None, num_instances: int) -> Tensor:
-    """The ids, if each is below num_instances; a negative one is nobody's. Costs one synchronisation on a GPU."""
+    """The ids, if each is below num_instances; negative: no instance. Costs one synchronisation on a GPU."""
     if ids is None:
         raise ArgumentError(who, "the ids of the rows", "ids=None", "pass the positions in the data set")
     if len(ids) and int(ids.max()) >= num_instances:

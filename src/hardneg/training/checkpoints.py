@@ -58,7 +58,7 @@ class Checkpoints:
                 raise
             self.previous.replace(self.newest)
             warnings.warn(
-                f"{self.newest} is damaged ({error.got}); the run goes on from the checkpoint before it.",
+                f"{self.newest} is damaged ({error.got}); the run resumes from the checkpoint before it.",
                 HardnegWarning,
                 stacklevel=2,
             )

@@ -17,7 +17,7 @@ from hardneg.training.options import TrainOptions
 def try_negatives(options: TrainOptions, labelled: bool = True) -> None:
     """Raises for negatives that ask for what the recipe does not have: clusters, a second model, another source.
 
-    labelled: whether the images have labels; before the data is loaded nobody knows, and they may.
+    labelled: whether the images have labels; before the data is loaded this is unknown, and assumed.
 
     >>> from hardneg.training.options import SimCLROptions
     >>> try_negatives(SimCLROptions(negatives="OtherLabel() * Tilt(1.0)"))

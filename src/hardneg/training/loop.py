@@ -103,7 +103,7 @@ def train(
         check_batch(options, data, accelerator.num_processes)
         augment = augment_for(options, data) if views is None else as_augmentation(views)
         loop = Loop(accelerator, run, options, spec, data, build, augment, seen)
-        try_negatives(options, labelled=data.labels is not None)  # after the recipe has said whether it needs labels
+        try_negatives(options, labelled=data.labels is not None)  # the recipe has now declared whether it needs labels
         seconds = loop.run_all(quiet)
         times = {"seconds": round(seconds, 3), "epoch_seconds": loop.epoch_seconds}
         if accelerator.is_main_process:
@@ -243,7 +243,7 @@ class Loop:
     def _is_due(self, epoch: int) -> bool:
         """Shortly before the segment of the plan that begins nearest to ``refresh`` steps after the last one.
 
-        Shortly before, since on a GPU the graph is built while training goes on.
+        Shortly before, since on a GPU the graph is built while training continues.
         """
         every, done = self.spec.refresh, self.step - epoch * len(self.sampler)
         begun = (done - 1) // every * every

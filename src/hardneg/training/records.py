@@ -1,4 +1,4 @@
-"""The records of a run: lines of JSON with their checksums, what the last of them come to, and whether it collapsed."""
+"""The records of a run: lines of JSON with their checksums, the final figures, and whether the run collapsed."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ FEWEST, MOST, SHARE = 3, 10, 5
 """The final figures are means over the last fifth of the records, at least three and at most ten of them."""
 
 OF_THE_LAST = ("step", "epoch", "effective_temperature")
-"""Where a run has come to, which a mean would blur."""
+"""Positions in the run, of which a mean has no meaning."""
 
 COLLAPSED_SIMILARITY, COLLAPSED_LOSS = 0.99, 0.95
 """Beyond what a fresh encoder has (0.93 of the tiny one on digits); a run on digits that collapsed ends at 1.000."""

@@ -87,7 +87,7 @@ class Run:
         resume: bool,
         usual: Mapping[str, Any] | None = None,
     ) -> Run:
-        """Starts a run, or goes on with the one that is there if it was started with the same options.
+        """Starts a run, or resumes the existing one if it was started with the same options.
 
         ``usual``: the defaults of the options, at which a run of an older version was that does not have them.
         """
@@ -97,7 +97,7 @@ class Run:
             return run
         before = run.whole_config()
         if not resume:
-            fix = "use --resume to go on with it, or another --out"
+            fix = "use --resume to continue it, or another --out"
             raise FileError("train", "a new folder", run.path, "which already holds a run", fix)
         if before["recipe"] != recipe:
             got = f"which holds a checkpoint of recipe {before['recipe']!r}"
@@ -130,7 +130,7 @@ class Run:
         return self.path / "result.json"
 
     def begun(self) -> bool:
-        """Whether there is anything to lose: a run that failed at the door may be started with other options."""
+        """Whether the run has results: one that failed during its checks may be started with other options."""
         return self.checkpoint_path.exists() or self.result_path.exists() or bool(self.metrics())
 
     @contextmanager
@@ -151,7 +151,7 @@ class Run:
         return config
 
     def whole_config(self) -> dict[str, Any]:
-        """The config of a run that goes on, which needs all of its parts."""
+        """The config of a resumed run, which needs all of its parts."""
         config = self.config()
         known = isinstance(config.get("recipe"), str) and isinstance(config.get("options"), dict)
         if not known or not is_record(config.get("trained")):
@@ -252,17 +252,17 @@ class Run:
 
     def save(self, state: dict[str, Any]) -> None:
         """Replaces the checkpoint; it names its run, so that one copied from elsewhere is refused."""
-        self.checkpoints.save(state | {"of": self._asked()})
+        self.checkpoints.save(state | {"of": self._identity()})
 
     def load(self, device: torch.device | str = "cpu") -> dict[str, Any] | None:
         """The newest checkpoint, or None."""
         state = self.checkpoints.load(device)
-        if state is not None and state["of"] != self._asked():
+        if state is not None and state["of"] != self._identity():
             path = self.checkpoint_path
             got = f"which is the checkpoint of another run ({state['of']})"
             raise FileError("train", "its own checkpoint", path, got, "delete it to train from the beginning")
         return state
 
-    def _asked(self) -> str:
+    def _identity(self) -> str:
         config = self.config()
         return f"{config['recipe']}: {json.dumps(config['options'], sort_keys=True)}"

@@ -44,7 +44,7 @@ def splits(options: TrainOptions) -> tuple[ImageData, ImageData]:
 
 
 def check_words(options: TrainOptions) -> BatchSpec:
-    """Raises for names and expressions that nobody knows, before anything is loaded or written."""
+    """Raises for unknown names and expressions, before anything is loaded or written."""
     check_name(options.data)
     check_augment(options.augment)
     if options.encoder != "auto":
@@ -128,7 +128,7 @@ def synchronised(method: Model, accelerator: Accelerator) -> Model:
 
 
 def check_agreed(accelerator: Accelerator, value: int) -> None:
-    """Raises unless all ranks found the same on the disk; one that does not see it would start anew."""
+    """Raises unless all ranks found the same on the disk; one that does not see it would start again."""
     if accelerator.num_processes > 1:
         found = accelerator.gather(torch.tensor([int(value)], device=accelerator.device))
         if bool((found != found[0]).any()):

@@ -32,7 +32,7 @@ def digest_of_weights(module: nn.Module) -> str:
 
 
 def check_same_encoder(before: dict[str, Any], now: dict[str, Any]) -> None:
-    """Raises unless a run goes on with the encoder that it was begun with.
+    """Raises unless a run resumes with the encoder that it was started with.
 
     Its first weights may differ, as those of another version of torch do: a checkpoint replaces them.
     """

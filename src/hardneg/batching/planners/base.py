@@ -27,7 +27,7 @@ _registry: dict[str, type[Planner]] = {}
 class Planner(ABC):
     """Subclasses are frozen dataclasses with a ``fill`` and, where something is worked out first, a ``prepare``."""
 
-    offers: ClassVar[bool] = True  # False: leaves every batch to the room's uniform filling
+    offers: ClassVar[bool] = True  # False: leaves every batch to the filler
     needs: ClassVar[str] = "nothing"  # what it plans from: "nothing", "vectors" or "graph" (which vectors give, too)
 
     def __init_subclass__(cls, **kwargs: Any) -> None:

@@ -21,7 +21,7 @@ from hardneg.core.errors import check_range, optional
 
 @dataclass(frozen=True)
 class CuthillMcKee(Planner):
-    """A batch is the piece of the order that a uniform start is in; pieces that are short go on with the next.
+    """A batch is the piece of the order that a uniform start is in; short pieces continue with the next.
 
     ``num_neighbours`` and ``num_candidates`` say how the graph is built when vectors are given. Needs scipy, which the
     extra ``eval`` brings.

@@ -2,7 +2,7 @@
 
 The paper's walks ignore each other (an "epoch" of the authors' code is about three times as long as a plain one and
 visits hubs up to ten times). With coverage "once" a walk passes through instances that are already taken but collects
-free ones only; where it finds too few, another free one is drawn uniformly and the walk goes on from there.
+free ones only; where it finds too few, another free one is drawn uniformly and the walk continues from there.
 """
 
 from __future__ import annotations
@@ -109,7 +109,7 @@ class Proximity(Planner):
             self._search(prepared, room, rng)
 
     def _search(self, walker: Walker, room: Room, rng: np.random.Generator) -> None:
-        """The walk goes on until the batch is full; from another free node where it finds no more."""
+        """The walk continues until the batch is full; from another free node where it finds no more."""
         while room.missing:
             patience = max(200, 4 * room.missing) if room.covering else None
             wanted = room.missing

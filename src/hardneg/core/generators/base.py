@@ -18,7 +18,7 @@ _registry: dict[str, type[Generator]] = {}
 class Generator:
     """Subclasses are frozen dataclasses with ``make(pairing, step)``; defining one registers it by its ``name``.
 
-    What is made are private candidates of the source "synthetic", [b, k, d], with an id, label and cluster of nobody.
+    Makes private candidates of the source "synthetic", [b, k, d], with an id, label and cluster that equal no other.
     ``step`` counts the calls of the loss: draws depend on it and on a seed, never on a global state.
     """
 

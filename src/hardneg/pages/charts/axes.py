@@ -1,7 +1,7 @@
 """Axes, grids and paths of charts as inline SVG. Strings in, strings out.
 
-Colours are CSS classes (``c0`` to ``c7``), so that style.css decides what they are in light and in dark; they can be
-told apart by colour-blind people, and no chart relies on them alone. Charts with a ``viewBox`` are drawn for cards of
+Colours are CSS classes (``c0`` to ``c7``), so that style.css decides what they are in light and in dark; colour-blind
+people can distinguish them, and no chart relies on them alone. Charts with a ``viewBox`` are drawn for cards of
 about 360 pixels, where their text is as large as the page's small print.
 """
 

@@ -77,10 +77,10 @@ def _dot_row(axis: Axis, row: Dots, y: float, show: Format) -> str:
         f"{shown(f'{row.title}, seed {seed}: {show(v)}')}</title></circle>"
         for seed, v in row.values.items()
     )
-    told = f"{row.title}: mean {show(row.mean)}" + (f", 95 % interval {show(low)} to {show(high)}" if half else "")
+    tooltip = f"{row.title}: mean {show(row.mean)}" + (f", 95 % interval {show(low)} to {show(high)}" if half else "")
     middle = (
         f'<line class="centre" x1="{axis(row.mean):.2f}%" x2="{axis(row.mean):.2f}%" y1="{y - 10}" y2="{y + 10}">'
-        f"<title>{shown(told)}</title></line>"
+        f"<title>{shown(tooltip)}</title></line>"
     )
     lines = _name_lines(row)
     label = "".join(

@@ -107,6 +107,6 @@ def _path(points: list[Point], x: Axis, y: Axis, kind: str) -> str:
     return f'<polyline class="{kind}" points="{" ".join(f"{x(px):.1f},{y(py):.1f}" for px, py in points)}"/>'
 
 
-def _hit(point: Point, x: Axis, y: Axis, told: str) -> str:
+def _hit(point: Point, x: Axis, y: Axis, tooltip: str) -> str:
     place = f'cx="{x(point[0]):.1f}" cy="{y(point[1]):.1f}"'
-    return f'<circle class="hit" {place} r="6"><title>{shown(told)}</title></circle>'
+    return f'<circle class="hit" {place} r="6"><title>{shown(tooltip)}</title></circle>'

@@ -24,13 +24,13 @@ class Spot:
 
     number: int
     name: str
-    told: str
+    description: str
     x: float
     y: float
     error: float
     colour: int
     front: bool
-    asked: bool
+    given: bool
 
 
 @dataclass(frozen=True)
@@ -64,22 +64,22 @@ def scatter(spots: Sequence[Spot], random: float, *, width: int, height: int, na
     if len(front) > 1:
         path = " ".join(f"{x(spot.x):.1f},{y(spot.y):.1f}" for spot in front)
         body.append(f'<polyline class="best" points="{path}"/>')
-    drawn = sorted(spots, key=lambda spot: (spot.asked, spot.front))
+    drawn = sorted(spots, key=lambda spot: (spot.given, spot.front))
     body += [_dot(spot, x, y, RADIUS if named else RADIUS - 2) for spot in drawn]
     if named:
         body.append(_names(drawn[::-1], x, y, width, height))
-    told = "; ".join(f"{spot.number}: {spot.told}" for spot in spots)
-    label = f"Similarity of the negatives against the share that is false. {told}."
+    description = "; ".join(f"{spot.number}: {spot.description}" for spot in spots)
+    label = f"Similarity of the negatives against the share that is false. {description}."
     return svg(label, "".join(body), width=width, height=height, kind=f"chart {kind}")
 
 
 def _dot(spot: Spot, x_axis: Axis, y_axis: Axis, radius: float) -> str:
     x, y = x_axis(spot.x), y_axis(spot.y)
     low, high = y_axis(spot.y - spot.error), y_axis(spot.y + spot.error)
-    rim = f'<circle class="rim" cx="{x:.1f}" cy="{y:.1f}" r="{radius + 4}"/>' if spot.asked else ""
-    kinds = " ".join(word for word, on in (("front", spot.front), ("asked", spot.asked)) if on)
+    rim = f'<circle class="rim" cx="{x:.1f}" cy="{y:.1f}" r="{radius + 4}"/>' if spot.given else ""
+    kinds = " ".join(word for word, on in (("front", spot.front), ("given", spot.given)) if on)
     return (
-        f'<g class="c{spot.colour} {kinds}"><title>{shown(spot.told)}</title>'
+        f'<g class="c{spot.colour} {kinds}"><title>{shown(spot.description)}</title>'
         f'{rim}{_error(spot, x, low, high)}<circle class="spot" cx="{x:.1f}" cy="{y:.1f}" r="{radius}"/>'
         f'<text class="number" x="{x:.1f}" y="{y + 3.7:.1f}" text-anchor="middle">{spot.number}</text></g>'
     )
@@ -119,7 +119,7 @@ def _grid(x: Axis, y: Axis, width: int, height: int) -> str:
 
 
 def _names(spots: Sequence[Spot], x: Axis, y: Axis, width: int, height: int) -> str:
-    """Names beside their dots where they cover nothing; the others are told by the number and the tooltip."""
+    """Names beside their dots where they cover nothing; the others have a number and a tooltip."""
     room = RADIUS + 1
     taken: list[Box] = [_around(x(spot.x), y(spot.y), room) for spot in spots]
     written = []

@@ -150,7 +150,7 @@ class Augment:
         return self.apply(images.repeat(2, 1, 1, 1), parameters)
 
     def _finished(self, planes: Planes) -> Images:
-        """Normalised and stacked once, in the dtype and the memory layout asked for."""
+        """Normalised and stacked once, in the dtype and the requested memory layout."""
         if self.mean:
             if len(self.mean) != len(planes):
                 raise argument_error("Augment", f"a mean for each of {len(planes)} channels", "mean", self.mean)

@@ -259,7 +259,7 @@ def _quoted_brackets(text: str) -> str:
     try:
         return ast.unparse(_Quoted().visit(ast.parse(text.strip(), mode="eval")))
     except SyntaxError:
-        return text  # which the reader tells
+        return text  # the reader reports the syntax error
 
 
 def _out_of_quotes(value: Any) -> Any:

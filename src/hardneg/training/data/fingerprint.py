@@ -1,4 +1,4 @@
-"""Which data a run was trained on, by content: so that a run never goes on with other images under the same name."""
+"""Which data a run was trained on, by content: so that a run never resumes with other images under the same name."""
 
 from __future__ import annotations
 

@@ -24,7 +24,7 @@ class Part(NamedTuple):
 
 
 class Found(NamedTuple):
-    """What a reader found: the splits asked for; without ``num_train`` there is one part only, to be split here."""
+    """What a reader found: the requested splits; without ``num_train`` there is one part only, to be split here."""
 
     train: Part | None
     test: Part | None = None
@@ -110,7 +110,7 @@ def _classes_of_files(folder: Path, classes: list[str]) -> dict[Path, str]:
 
 
 def _decoded(files: list[Path], folder: Path, size: int | None) -> dict[Path, Array]:
-    """All of the images; those that cannot be read are told together, so that one round mends them."""
+    """All of the images; unreadable ones are reported together, so that all can be fixed at once."""
 
     def decoded(path: Path) -> Array | ValueError:
         try:
@@ -133,7 +133,7 @@ def _decoded(files: list[Path], folder: Path, size: int | None) -> dict[Path, Ar
 
 
 def _warn_if_dark(images: Array, folder: Path) -> None:
-    """Images of 12 bits in files of 16 come out almost black; nobody would see it."""
+    """Images of 12 bits in files of 16 would be almost black, without an error."""
     if (brightest := int(images.max())) <= 16:
         warn_once(
             f"image_files.dark.{folder}",

@@ -181,7 +181,7 @@ def from_pairs(pairs: Iterable[tuple[Any, int]], name: str, *, size: int | None 
 
 
 def _chosen(name: str, found: Found, split: str) -> ImageData:
-    """The parts asked for; ids run on from the train split into the test split."""
+    """The requested parts; ids run on from the train split into the test split."""
     parts = {"train": [(found.train, 0)], "test": [(found.test, found.num_train or 0)]}
     chosen = [*parts["train"], *parts["test"]] if split == "all" else parts[split]
     return _joined(name, [(part, first) for part, first in chosen if part is not None])

@@ -1,6 +1,6 @@
 """iSogCLR (Qiu et al. 2023): SimCLR with a temperature for each image, learnt with the encoder.
 
-The loss is that of the batch, without the running normalisers of SogCLR. Images that are alike many others come to a
+The loss is that of the batch, without the running normalisers of SogCLR. Images similar to many others get a
 higher temperature, rare ones to a lower one.
 """
 
