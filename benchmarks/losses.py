@@ -31,7 +31,7 @@ from hardneg.core.errors import ArgumentError
 from hardneg.core.objectives import debiased
 from hardneg.io.provenance import environment
 from hardneg.kernels import chain, triton_chain
-from hardneg.kernels.triton import row_statistics
+from hardneg.kernels.triton import row_statistics, two_view_losses
 from hardneg.kernels.triton_labels import pair_losses, positive_statistics
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -55,12 +55,17 @@ def labels_of(z: Tensor, classes: int) -> Tensor:
     return (torch.arange(len(z) // 2, device=z.device) * 7919 % classes).repeat(2)
 
 
-def streamed(tau_plus: float = 0.0, **options: Any) -> Loss:
-    """InfoNCE from the Triton kernels, with masks by id."""
+def streamed(**options: Any) -> Loss:
+    """InfoNCE of two views in the Triton kernels, with masks by id."""
+    return lambda z: two_view_losses(z, **({"temperature": TEMPERATURE} | options)).losses.mean()
+
+
+def composed(tau_plus: float = 0.0, **options: Any) -> Loss:
+    """The same from the row statistics and operations on vectors of a number per row."""
 
     def loss(z: Tensor) -> Tensor:
         positive = positives(z)
-        log_mean, _, support = row_statistics(z, **({"temperature": TEMPERATURE, "anchor_ids": ids_of(z)} | options))
+        log_mean, _, support = row_statistics(z, temperature=TEMPERATURE, anchor_ids=ids_of(z), **options)
         if tau_plus:
             log_mean = debiased(log_mean[:, None], positive[:, None], tau_plus, TEMPERATURE)[0][:, 0]
         return -F.logsigmoid(positive - log_mean - support.log()).mean()
@@ -168,7 +173,8 @@ OURS: dict[str, tuple[Callable[[], Loss], tuple[tuple[int, int], ...]]] = {
     "detached": (lambda: streamed(beta=0.7, detach=True), ((65536, 128),)),
     "uniform": (streamed, ((65536, 128), (262144, 128), (32768, 256))),
     "HCL, running maximum": (lambda: streamed(beta=1.0, temperature=0.02), ((65536, 128),)),
-    "HCL, band": (lambda: streamed(beta=1.0, low=-0.1, high=0.2), ((65536, 128),)),
+    "HCL, from row statistics": (lambda: composed(tau_plus=0.1, beta=1.0), ((65536, 128),)),
+    "HCL, band": (lambda: composed(beta=1.0, low=-0.1, high=0.2), ((65536, 128),)),
     "SupCon, 10 labels": (lambda: supcon(10), ((65536, 128),)),
     "SupCon, 1000 labels": (lambda: supcon(1000), ((65536, 128),)),
     "H-SCL, 10 labels": (lambda: hscl(10), ((65536, 128),)),
@@ -260,8 +266,12 @@ def measure_chain(device: torch.device) -> dict[str, Any]:
 
 def jobs(options: argparse.Namespace) -> list[tuple[str, Callable[[], Loss], int, int]]:
     if options.targets:
-        return [(name, make, rows, dim) for name, (make, sizes) in OURS.items() for rows, dim in sizes]
-    return [(name, make, rows, dim) for dim in options.dims for rows in options.rows for name, make in PEERS.items()]
+        every = [(name, make, rows, dim) for name, (make, sizes) in OURS.items() for rows, dim in sizes]
+    else:
+        every = [
+            (name, make, rows, dim) for dim in options.dims for rows in options.rows for name, make in PEERS.items()
+        ]
+    return [one for one in every if not options.only or one[0] in options.only]
 
 
 def run(options: argparse.Namespace) -> dict[str, Any]:
@@ -299,6 +309,7 @@ def read_options() -> argparse.Namespace:
     parser.add_argument("--dims", type=int, nargs="+", default=[64, 128, 256, 512, 1024])
     parser.add_argument("--dense-rows", type=int, default=65536, help="no whole matrix above so many rows")
     parser.add_argument("--targets", action="store_true", help="the sizes of the kernels' targets, ours only")
+    parser.add_argument("--only", nargs="+", default=[], metavar="LOSS", help="of these losses only")
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--dtype", default="bfloat16")
     parser.add_argument("--out", type=Path, default=ROOT / "benchmarks" / "results" / "losses.json")

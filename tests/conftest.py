@@ -19,6 +19,7 @@ if not torch.cuda.is_available():
     os.environ.setdefault("TRITON_INTERPRET", "1")  # read at the first import of the kernels, whichever test that is in
 
 from hardneg.core.errors import forget_warnings
+from support.vectors import make_unit_vectors
 
 torch.set_num_threads(1)
 settings.register_profile("steady", derandomize=True)  # the same examples in every run of the tests
@@ -81,8 +82,3 @@ def two_unit_views() -> tuple[Tensor, Tensor]:
     """Two correlated views of 8 instances with 6 features, [8, 6] each, in float64."""
     first = make_unit_vectors(8, 6, seed=1)
     return first, normalize(0.8 * first + 0.6 * make_unit_vectors(8, 6, seed=2), dim=-1)
-
-
-def make_unit_vectors(*shape: int, seed: int = 0, dtype: torch.dtype = torch.float64) -> Tensor:
-    noise = torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
-    return normalize(noise, dim=-1).to(dtype)

@@ -1,17 +1,19 @@
 """Each paper in one expression: a callable that returns a scalar, with the values of the authors' code unless said.
 
-Vectors are taken as given: pass unit vectors. docs/explanation/papers.md says where paper and code differ.
+Vectors are taken as given: pass unit vectors. docs/explanation/papers.md says where paper and code differ. This is the
+only place where a paper is defined: ``registered()`` gives those that a recipe trains, with their options.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Annotated
+from typing import Annotated, Any
 
 import torch
 from torch import Tensor
 
-from hardneg.core.objectives import info_nce, jsd, reduce
+from hardneg.core.generators import MoCHi
+from hardneg.core.objectives import RINCE, ISogCLR, info_nce, jsd, reduce
 from hardneg.core.schedules import Number
 from hardneg.core.scoring import Pools, cross_views, from_matrix, score
 from hardneg.core.types import NEVER, Keys
@@ -19,8 +21,11 @@ from hardneg.core.vectors import widened
 from hardneg.losses.bank import CMC, InstanceDiscrimination
 from hardneg.losses.contrastive import ContrastiveLoss
 from hardneg.losses.global_softmax import EMC2, SogCLR
+from hardneg.losses.individual import IndividualTemperatures
 from hardneg.losses.neighbours import neighbour_nce
-from hardneg.negatives import Negatives, OtherLabel, Rank, Ring, Threshold, Tilt, Uniform
+from hardneg.losses.paper import registered as registered
+from hardneg.losses.paper import trained_by
+from hardneg.negatives import Gaussian, Negatives, OtherLabel, Rank, Ring, Threshold, Tilt, Uniform
 from hardneg.state.cache import Cache, Encode, cache_loss
 from hardneg.state.clusters import Clusters
 from hardneg.state.pools import Bank
@@ -29,6 +34,7 @@ Loss = Callable[..., Tensor]
 Views = Annotated[Tensor, "b d"]
 
 
+@trained_by("simclr")
 def simclr(temperature: float = 0.5) -> ContrastiveLoss:
     """NT-Xent (Chen et al. 2020), the mean over 2b anchors; Google's code returns twice that.
 
@@ -39,16 +45,19 @@ def simclr(temperature: float = 0.5) -> ContrastiveLoss:
     return ContrastiveLoss(Uniform(), temperature, normalize=False)
 
 
+@trained_by("simclr")
 def debiased(temperature: float = 0.5, tau_plus: float = 0.1) -> ContrastiveLoss:
     """Debiased contrastive learning (Chuang et al. 2020), one positive."""
     return ContrastiveLoss(Uniform(), temperature, tau_plus, normalize=False)
 
 
+@trained_by("simclr")
 def hcl(temperature: float = 0.5, tau_plus: float = 0.1, beta: Number = 1.0) -> ContrastiveLoss:
     """Hard negatives by tilting, debiased (Robinson et al. 2021); the gradient flows through the weights."""
     return ContrastiveLoss(Tilt(beta), temperature, tau_plus, normalize=False)
 
 
+@trained_by("supervised")
 def supcon(temperature: float = 0.07) -> ContrastiveLoss:
     """SupCon's L_out (Khosla et al. 2020), without the authors' factor temperature / 0.07."""
     return ContrastiveLoss(
@@ -56,16 +65,19 @@ def supcon(temperature: float = 0.07) -> ContrastiveLoss:
     )
 
 
+@trained_by("supervised")
 def scl(temperature: float = 0.5) -> ContrastiveLoss:
     """The SCL that H-SCL compares with: all same-label positives in a pooled mean, M = 2b - 2; not SupCon."""
     return _pooled(OtherLabel(), temperature)
 
 
+@trained_by("supervised")
 def hscl(temperature: float = 0.5, beta: Number = 1.0, detach: bool = False) -> ContrastiveLoss:
     """H-SCL(beta) (Jiang et al. 2024): tilted negatives of other labels."""
     return _pooled(OtherLabel() * Tilt(beta, detach=detach), temperature)
 
 
+@trained_by("supervised")
 def hscl_threshold(temperature: float = 0.5, threshold: Number = 0.0) -> ContrastiveLoss:
     """H-SCL(tau), the threshold being the cosine l of tau = e^(l / temperature); the authors published no code.
 
@@ -74,11 +86,13 @@ def hscl_threshold(temperature: float = 0.5, threshold: Number = 0.0) -> Contras
     return _pooled(OtherLabel() * Threshold(threshold), temperature)
 
 
+@trained_by("moco")
 def moco(temperature: float = 0.07) -> ContrastiveLoss:
     """MoCo (He et al. 2020): q against a queue, k its positive; the caller pushes k after the loss."""
     return _against_pool(Uniform(), temperature)
 
 
+@trained_by("moco")
 def ring(
     temperature: float = 0.07, inner: Number = 0.1, outer: Number = 1.0, dynamic_inner: bool = True
 ) -> ContrastiveLoss:
@@ -86,16 +100,50 @@ def ring(
     return _against_pool(Ring(inner, outer, dynamic_inner), temperature)
 
 
+@trained_by("moco")
+def mochi(
+    temperature: float = 0.2, num_hardest: int = 1024, num_mixed: int = 1024, num_with_anchor: int = 128, seed: int = 0
+) -> ContrastiveLoss:
+    """MoCHi (Kalantidis et al. 2020): MoCo with mixtures of the hardest negatives as more candidates."""
+    made = MoCHi(num_hardest, num_mixed, num_with_anchor, seed)
+    return _against_pool(Uniform(), temperature, generate=made)
+
+
+@trained_by("simclr")
+def adnce(temperature: float = 0.5, mu: Number = 0.7, sigma: Number = 1.0) -> ContrastiveLoss:
+    """ADNCE (Wu et al. 2023): weights of a Gaussian shape, so that the closest candidates count less again."""
+    return ContrastiveLoss(Gaussian(mu, sigma), temperature, normalize=False)
+
+
+@trained_by("simclr")
+def rince(temperature: float = 0.5, q: float = 0.5, lam: float = 0.01) -> ContrastiveLoss:
+    """RINCE (Chuang et al. 2022): a symmetric loss that bears false positives."""
+    return ContrastiveLoss(Uniform(), temperature, objective=RINCE(q, lam), normalize=False)
+
+
+def isogclr(num_instances: int, start: float = 0.7, rho: float = 0.3) -> IndividualTemperatures:
+    """iSogCLR (Qiu et al. 2023): a temperature per instance, learnt; call with ``ids``. No running normalisers.
+
+    >>> z1, z2 = torch.nn.functional.normalize(torch.randn(2, 8, 4), dim=-1)
+    >>> isogclr(num_instances=100)(z1, z2, ids=torch.arange(8)).ndim
+    0
+    """
+    return IndividualTemperatures(ContrastiveLoss(objective=ISogCLR(rho), normalize=False), num_instances, start)
+
+
+@trained_by("moco", version="v3")
 def moco_v3(temperature: float = 0.2) -> Loss:
     """MoCo v3 (Chen et al. 2021), one direction: 2 temperature * InfoNCE of q against the keys of the batch.
 
     The paper adds the swapped direction: ``loss(q1, k2) + loss(q2, k1)``.
     """
-    inner: Loss = ContrastiveLoss(Uniform(), temperature, views="cross", normalize=False)
+    inner = ContrastiveLoss(Uniform(), temperature, views="cross", normalize=False)
 
     def loss(q: Views, k: Views, ids: Tensor | None = None) -> Tensor:
-        return 2.0 * temperature * inner(q, k.detach(), ids)
+        value: Tensor = 2.0 * temperature * inner(q, k.detach(), ids)
+        return value
 
+    loss.inner = inner  # type: ignore[attr-defined]
     return loss
 
 
@@ -270,5 +318,5 @@ def _pooled(negatives: Negatives, temperature: float) -> ContrastiveLoss:
     )
 
 
-def _against_pool(negatives: Negatives, temperature: float) -> ContrastiveLoss:
-    return ContrastiveLoss(negatives, temperature, views="pool", normalize=False, detach_keys=True)
+def _against_pool(negatives: Negatives, temperature: float, **options: Any) -> ContrastiveLoss:
+    return ContrastiveLoss(negatives, temperature, views="pool", normalize=False, detach_keys=True, **options)

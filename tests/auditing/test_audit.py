@@ -17,10 +17,10 @@ from torch.nn.functional import normalize
 
 import hardneg as hn
 import support.brute_force as brute_force
-from conftest import make_unit_vectors
 from hardneg.auditing import Audit, audit
 from hardneg.auditing.measure import EVEN_SHARE
 from hardneg.auditing.tags import numbered
+from support.vectors import make_unit_vectors
 
 N, D = 40, 6
 TEMPERATURE = 0.4

@@ -11,13 +11,13 @@ from test_audit import make_data
 from torch import Tensor
 from torch.nn.functional import normalize
 
-from conftest import make_unit_vectors
 from hardneg.auditing import Audit, audit
 from hardneg.auditing.prepare import make_subject
 from hardneg.auditing.settings import Settings
 from hardneg.auditing.suggest import FRACTIONS, MARGINS, STRENGTHS, GridSearch, _none, _ordered, _texts, beta_of
 from hardneg.auditing.survey import chunks, sampled_anchors
 from hardneg.negatives import parse
+from support.vectors import make_unit_vectors
 
 N = 300
 TEMPERATURE = 0.3

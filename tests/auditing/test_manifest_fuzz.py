@@ -50,7 +50,7 @@ def mutated(record: dict[str, Any], chance: random.Random) -> Any:
         if chance.random() < 0.2 and isinstance(holder, dict):
             del holder[last]
         else:
-            holder[last] = chance.choice(ODD)
+            holder[last] = copy.deepcopy(chance.choice(ODD))
     return record
 
 

@@ -17,6 +17,8 @@ from torch import Tensor
 from hardneg.batching import walks as walks_module
 from hardneg.batching.excursions import Tables, paths
 from hardneg.batching.graph import ProximityGraph, build_graph
+from hardneg.batching.planners import Proximity
+from hardneg.batching.sampler import PlannedBatchSampler
 from hardneg.batching.walks import Walker, Walks, walk, walks
 from support.golden_inputs import cases_of
 
@@ -169,6 +171,17 @@ def test_first_excursions_of_several_walks_are_each_their_own(restart: float) ->
         expected = [island + (start + step) % 20 for step in range(1, 20)]
         assert [*first.tolist(), *rest.tolist()] == expected[: len(first) + len(rest)]
         assert len(first) + len(rest) == 19
+
+
+def test_point_13_an_epoch_is_planned_in_few_turns(unit_vectors: UnitVectors, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Planning runs beside a GPU's steps, so its turns through Python count: fewer than one for a batch."""
+    turns: list[int] = []
+    original = walks_module.paths
+    monkeypatch.setattr(walks_module, "paths", lambda *args: turns.append(1) or original(*args))
+    graph = build_graph(unit_vectors(2048, 8), 20, 200, seeded(0))
+    sampler = PlannedBatchSampler(Proximity(restart=0.1), 2048, 16, graph, seed=0, ahead=8)
+    assert sorted(node for batch in sampler for node in batch) == list(range(2048))
+    assert 0 < len(turns) < len(sampler)
 
 
 walk_cases = [case for case in cases_of("batchsampler") if "inclusion_prob" in case]

@@ -39,7 +39,8 @@ OTHER = {
     "weight_decay": 1e-5, "augment": "tiny", "seed": 7, "precision": "bf16", "device": "cpu", "compile": True,
     "log_every": 5, "evaluate_on": "validation", "save_every": 2, "positives_in_denominator": "all",
     "num_negatives": "mass", "reduction": "pairs", "version": "v3", "queue": 128, "momentum": 0.9,
-    "gamma": 0.5, "burn_in": 0.25, "num_steps": 100, "forget": True,
+    "gamma": 0.5, "burn_in": 0.25, "num_steps": 100, "forget": True, "objective": "rince(q=0.1)", "rho": 0.1,
+    "generate": "mochi(num_hardest=8)",
 }  # fmt: skip
 """A value for every option that is not its default."""
 
@@ -144,9 +145,9 @@ def test_a_comparison_from_a_file(compared: list[Any], tmp_path: Path) -> None:
     for arguments in (["--config", str(tmp_path / "both.yaml")], [*by_flags, "--option", "learning_rate=1e-4"]):
         done = hardneg("compare", *arguments, "--tune", "dim=8,16")
         assert done.exit_code == 0, done.stderr
-    (by_file, where, jobs), (by_flag, _, _) = compared
+    (by_file, where, jobs, other_data), (by_flag, *_) = compared
     assert by_file == by_flag
-    assert (where, jobs) == (Path("runs/compare"), None)
+    assert (where, jobs, other_data) == (Path("runs/compare"), None, False)
     hardneg("compare", "--config", str(tmp_path / "both.yaml"), "--seeds", "2", "--option", "encoder=resnet18")
     assert (compared[-1][0].seeds, compared[-1][0].common["encoder"]) == (2, "resnet18")
 
@@ -362,11 +363,12 @@ def test_what_the_disk_refuses_is_1_and_what_is_wrong_is_2(
 
 def test_a_failed_run_of_a_comparison_is_1(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     def fail(*_: Any) -> None:
-        raise RunFailed("runs/simclr-0 failed: MemoryError")
+        raise RunFailed(Path("runs/simclr-0"), "exit code 1: MemoryError")
 
     monkeypatch.setattr(table, "compare_and_show", fail)
     done = hardneg("compare", "--arm", "simclr()", "--arm", "hcl()", "--out", str(tmp_path))
-    assert (done.exit_code, done.stderr.strip()) == (1, "runs/simclr-0 failed: MemoryError")
+    assert done.exit_code == 1
+    assert " ".join(done.stderr.split()).startswith("runs/simclr-0 failed, exit code 1: MemoryError. Fix or remove")
 
 
 def test_ctrl_c_leaves_a_run_that_goes_on(data: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

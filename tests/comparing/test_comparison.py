@@ -195,9 +195,12 @@ def test_wrong_kinds_in_a_file_are_named(line: str, said: str, started: Started,
         ),
         (("--arm", "simclr(temprature=1)"), "Did you mean temperature?"),
         (("--arm", "ring(foo=1)"), "'foo' is not known. Known in ring: temperature, inner, outer, dynamic_inner"),
-        (("--arm", "moco(temperature=linear(0.1, 0.2))"), "schedules go into negatives"),
+        (("--arm", "moco(momentum=linear(0.1, 0.2))"), "only temperature and tau_plus may be schedules"),
         # What only a step of training would find
-        (("--arm", "emc2(negatives='Tilt(1.0)')"), "emc2(negatives='Tilt(1.0)') cannot be trained: emc2 draws"),
+        (
+            ("--arm", "emc2(negatives='Tilt(1.0)')"),
+            "emc2(negatives='Tilt(1.0)') cannot be trained: emc2 needs --negatives to be",
+        ),
         (("--arm", "sogclr(tau_plus=0.1)"), "sogclr(tau_plus=0.1) cannot be trained: sogclr needs --tau-plus of 0"),
         (("--arm", "simclr(negatives='SameCluster()')"), "cannot be trained: train needs --negatives for candidates"),
         (("--arm", "simclr(negatives=\"From('queue')\")"), "cannot be trained: train needs --negatives for candidates"),
@@ -1223,3 +1226,12 @@ def test_point_17_runs_of_other_data_are_refused_and_have_no_verdict(
     assert [one["standing"] for one in summary["verdicts"]] == ["open"]
     assert summary["answer"] == ["There is no verdict, as the runs have different data."]
     assert summary["unlike"][0].startswith("data differs: 96 train images (")
+
+
+def test_point_4_arms_take_schedules_of_temperature_and_tau_plus() -> None:
+    arm = parse_arm("simclr(temperature=linear(0.5, 0.1), tau_plus=linear(0, 0.1))")
+    options = arm.complete()
+    assert (options.temperature, options.tau_plus) == ("linear(0.5, 0.1)", "linear(0, 0.1)")
+    assert arm.temperature == pytest.approx(0.1), "the lowest"
+    assert arm.trains_like(parse_arm("simclr(tau_plus=linear(0.0,0.1), temperature=linear(0.5,0.1))"))
+    assert not parse_arm("hcl(beta=4)").has_untilted_twin_in(arm), "a temperature that moves is no control"

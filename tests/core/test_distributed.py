@@ -15,13 +15,13 @@ import torch.multiprocessing as mp
 from torch import Tensor, nn
 from torch.nn.functional import normalize
 
-from conftest import make_unit_vectors
 from hardneg import papers
 from hardneg.core.distributed import gather
 from hardneg.core.types import Keys
 from hardneg.losses.bank import CMC
 from hardneg.losses.global_softmax import EMC2
 from hardneg.state.pools import Bank, Queue
+from support.vectors import make_unit_vectors
 
 SPLIT = [slice(0, 5), slice(5, 8)]  # 5 rows on the first rank, 3 on the second
 STEPS = 4

@@ -160,6 +160,7 @@ def test_adaptive_saves_its_state():
 
 
 SCHEDULED = [
+    "Gaussian({0}, sigma={0})",
     "Tilt({})",
     "Tilt({}, detach=True)",
     "ClippedTilt({})",

@@ -19,9 +19,9 @@ import torch
 from torch import Tensor
 
 import hardneg as hn
-from conftest import make_unit_vectors
 from hardneg.core.objectives import debiased
 from hardneg.core.types import Guide
+from support.vectors import make_unit_vectors
 
 Letters = dict[str, int]
 HAS_OWN_LETTERS = (hn.Keys, hn.Scores)
@@ -152,7 +152,7 @@ CALLS: dict[str, list[Callable[[], Any]]] = {
         lambda: checked(hn.cross_views)(Z1, Z2, 0.5),
         lambda: checked(hn.cross_views)(Z1, Z2, torch.tensor(0.5), labels=LABELS, extra=[queue(), private()]),
     ],
-    "dense": [lambda: checked(hn.core.scoring.dense)(hn.core.pairing.pair_views([Z1, Z2], 0.5))],
+    "dense": [lambda: checked(hn.core.scoring.dense)(hn.core.views.pair_views([Z1, Z2], 0.5))],
     "score": [
         lambda: checked(hn.score)(hn.Keys(Z1, IDS), Z2, queue(), 0.5),
         lambda: checked(hn.score)(Z1, hn.Keys(Z2), [queue(), private()], 0.5),

@@ -12,6 +12,8 @@ from hardneg.core.errors import ArgumentError
 from hardneg.kernels import chain, triton_chain
 from support.kernel_inputs import DEVICE
 
+pytestmark = pytest.mark.usefixtures("triton_can_run")
+
 
 def numbers(chains: int, columns: int, steps: int, dtype: torch.dtype) -> tuple[Tensor, ...]:
     """Scores, starts, proposals and logarithms of uniform numbers; a start or proposal of -1 is none."""
@@ -21,7 +23,7 @@ def numbers(chains: int, columns: int, steps: int, dtype: torch.dtype) -> tuple[
 
 
 def assert_same_visits(parts: tuple[Tensor, ...], burn_in: int = 0) -> chain.Visits:
-    ours, theirs = triton_chain.walk(*parts, burn_in), chain.walk(*parts, burn_in)
+    ours, theirs = triton_chain.walk(*parts, burn_in), chain.walk(*parts, burn_in)  # type: ignore[call-arg]
     for mine, expected in zip(ours, theirs, strict=True):
         assert mine.dtype == expected.dtype
         assert torch.equal(mine, expected)

@@ -15,6 +15,8 @@ from hardneg.kernels.triton_labels import pair_losses, positive_statistics
 from support import dense_pairs
 from support.kernel_inputs import DEVICE, DTYPES, TOLERANCE, assert_close_in_norm, numbers, twice, vectors
 
+pytestmark = pytest.mark.usefixtures("triton_can_run")
+
 CASES = {
     "self": {"b": 100, "n": None, "ids": True},
     "self, no ids": {"b": 100, "n": None},

@@ -13,10 +13,12 @@ from torch.utils._python_dispatch import TorchDispatchMode
 import hardneg as hn
 from hardneg.core.errors import ArgumentError
 from hardneg.core.objectives import debiased
-from hardneg.kernels import triton
-from hardneg.kernels.triton import row_statistics, supports
+from hardneg.kernels import triton_function
+from hardneg.kernels.triton import row_statistics, supports, two_view_losses
 from support import dense_pairs
 from support.kernel_inputs import DEVICE, DTYPES, TOLERANCE, assert_close_in_norm, numbers, twice, vectors
+
+pytestmark = pytest.mark.usefixtures("triton_can_run")
 
 
 def each(rows: int, scale: float) -> Tensor:
@@ -35,6 +37,7 @@ SELF = {
     "band": {"ids": True, "beta": 1.0, "low": each(100, 0.3), "high": 0.4},
     "running maximum": {"ids": True, "beta": 1.0, "temperature": 0.02},
     "running maximum, any tilt": {"ids": True, "beta": 2.5, "temperature": 0.02},
+    "running maximum, detached": {"beta": 0.5, "detach": True, "temperature": 0.02},
     "running maximum, band": {"beta": 0.5, "temperature": 0.02, "low": -0.1, "high": each(100, 0.5)},
     "norms": {"ids": True, "beta": 1.0, "length": 3.0, "normalize": True},
     "norms, band": {"ids": True, "beta": 1.0, "length": 3.0, "normalize": True, "low": -0.1, "high": 0.3},
@@ -83,6 +86,14 @@ def assert_agrees(anchors: Tensor, candidates: Tensor | None, case: dict[str, An
 def test_self_similarity_agrees_with_the_whole_matrix(name: str, dtype: torch.dtype) -> None:
     case, length = arguments(SELF[name], 100)
     assert_agrees(vectors(100, 24, dtype, length), None, case)
+
+
+@pytest.mark.parametrize("consistent", [True, False], ids=["label per id", "two labels per id"])
+@pytest.mark.usefixtures("sorted_from")
+def test_blocks_of_one_label_agree_with_the_whole_matrix(consistent: bool) -> None:
+    ids = twice(300)
+    labels = ids % 2 if consistent else torch.arange(300, device=DEVICE) // 150
+    assert_agrees(vectors(300, 16), None, {"beta": 1.0, "anchor_ids": ids, "anchor_labels": labels})
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
@@ -150,8 +161,10 @@ def test_a_broken_feature_is_never_a_finite_loss(bad: float, low: float | None) 
 
 def test_a_queue_gets_no_gradient_and_no_sweep_for_one(monkeypatch: pytest.MonkeyPatch) -> None:
     sweeps = []
-    gradient = triton._gradient
-    monkeypatch.setattr(triton, "_gradient", lambda *args, **rest: sweeps.append(args) or gradient(*args, **rest))
+    gradient = triton_function._gradient
+    monkeypatch.setattr(
+        triton_function, "_gradient", lambda *args, **rest: sweeps.append(args) or gradient(*args, **rest)
+    )
     anchors, queue = vectors(5, 8).requires_grad_(), vectors(9, 8, seed=1)
     row_statistics(anchors, queue, temperature=0.5).log_mean.sum().backward()
     assert anchors.grad is not None
@@ -195,6 +208,53 @@ def test_it_is_the_loss_of_the_papers(beta: float, tau_plus: float) -> None:
     torch.testing.assert_close(loss, expected)
     ours, theirs = torch.autograd.grad(2 * loss, [z1, z2]), torch.autograd.grad(2 * expected, [z1, z2])
     torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("normalize", [False, True], ids=["unit", "norms"])
+@pytest.mark.parametrize(
+    ("beta", "tau_plus", "temperature"), [(0.0, 0.0, 0.5), (0.0, 0.3, 0.5), (1.0, 0.1, 0.5), (0.7, 0.3, 0.1)]
+)
+@pytest.mark.usefixtures("sorted_from")
+def test_losses_of_two_views_agree_with_the_dense_path(
+    beta: float, tau_plus: float, temperature: float, normalize: bool, dtype: torch.dtype
+) -> None:
+    z, upstream = vectors(60, 16, dtype, length=2.0 if normalize else 1.0), torch.rand(60, device=DEVICE)
+    z[40:] = z[10:30]  # equal views, whose debiased mean is at its floor if tau_plus is large
+    ids = twice(60)[:30].repeat(2)
+    ours, theirs = z.clone().requires_grad_(), z.double().requires_grad_()
+    learned, expected_learned = (torch.tensor(temperature, dtype=torch.float64, requires_grad=True) for _ in range(2))
+    found = two_view_losses(ours, temperature=learned, beta=beta, tau_plus=tau_plus, ids=ids, normalize=normalize)
+    both = torch.nn.functional.normalize(theirs, dim=-1) if normalize else theirs
+    scores = hn.two_views(*both.chunk(2), temperature=expected_learned, ids=ids[:30])
+    expected = hn.info_nce(scores, hn.Tilt(beta).log_weights(scores), tau_plus=tau_plus)[:, 0]
+    torch.testing.assert_close(found.losses.double(), expected, rtol=2e-5, atol=2e-5)
+    gradients = torch.autograd.grad((found.losses * upstream).sum(), [ours, learned])
+    expected_gradients = torch.autograd.grad((expected * upstream).sum(), [theirs, expected_learned])
+    for mine, reference in zip(gradients, expected_gradients, strict=True):
+        assert_close_in_norm(mine, reference, TOLERANCE[dtype])
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("scale", [1e-3, 1024.0])
+def test_gradients_scale_with_the_upstream_gradient(scale: float, dtype: torch.dtype) -> None:
+    z, ids = vectors(40, 16, dtype, seed=3).requires_grad_(), twice(40)
+    log_mean = row_statistics(z, temperature=0.1, beta=1.0, anchor_ids=ids).log_mean
+    (expected,) = torch.autograd.grad(log_mean.sum(), z, retain_graph=True)
+    (scaled,) = torch.autograd.grad(scale * log_mean.sum(), z)
+    assert_close_in_norm(scaled / scale, expected.double(), max(TOLERANCE[dtype], 1e-3))
+
+
+def test_losses_of_two_views_in_corner_cases() -> None:
+    z = vectors(4, 8).requires_grad_()
+    alone = two_view_losses(z, temperature=0.5, tau_plus=0.1, ids=numbers(3, 3, 3, 3))
+    assert alone.losses.tolist() == [0.0] * 4
+    assert (torch.autograd.grad(alone.losses.sum(), z)[0] == 0).all()
+    broken = z.detach().clone()
+    broken[1, 2] = math.nan
+    assert two_view_losses(broken, temperature=0.5, tau_plus=0.1).losses.isnan().all()
+    with pytest.raises(ArgumentError, match="an even number of rows"):
+        two_view_losses(vectors(3, 8), temperature=0.5)
 
 
 def test_what_cannot_be_served_is_named() -> None:

@@ -8,11 +8,11 @@ import pytest
 import torch
 
 import hardneg as hn
-from conftest import make_unit_vectors
 from hardneg import papers
 from hardneg.core.types import Keys
 from hardneg.losses.bank import CMC, BankContrast, InstanceDiscrimination, RunningZ, binary_nce
 from hardneg.state.pools import Bank
+from support.vectors import make_unit_vectors
 
 
 def filled(size: int = 30, dim: int = 5) -> Bank:

@@ -7,7 +7,7 @@ import torch
 from torch.nn.functional import normalize
 
 import hardneg as hn
-from hardneg.core.errors import ArgumentError
+from hardneg.core.errors import ArgumentError, HardnegWarning, forget_warnings
 from hardneg.core.generators import MoCHi
 from hardneg.core.objectives import RINCE, InfoNCE, Objective, registered_objectives
 from hardneg.core.statistics import Mean
@@ -53,7 +53,7 @@ def test_rince(impl):
 @pytest.mark.parametrize("impl", IMPLS)
 def test_adnce(impl):
     z = views()
-    loss = hn.ContrastiveLoss("ADNCE(0.4, sigma=0.3)", temperature=0.5, impl=impl)
+    loss = hn.ContrastiveLoss("Gaussian(0.4, sigma=0.3)", temperature=0.5, impl=impl)
     total = 0.0
     for positive, negative in rows(z):
         w = torch.exp(-((negative - 0.4) ** 2) / (2 * 0.3**2))
@@ -97,6 +97,11 @@ def test_mochi(impl):
         total = total - torch.log_softmax(scores, 0)[0]
     assert_same(loss(z1, z2, pool=queue), total / 6, [z1, z2])
     assert loss(z1, z2, pool=queue) != loss(z1, z2, pool=queue)  # new draws at each call
+    by_label = hn.ContrastiveLoss("OtherLabel()", positives="label", generate=MoCHi(4, 5, 3), impl=impl)
+    assert by_label.pairing(z1, z2, labels=LABELS).candidates[-1].labels.shape == (12, 8)
+    assert by_label(z1, z2, labels=LABELS) > hn.ContrastiveLoss("OtherLabel()", positives="label")(
+        z1, z2, labels=LABELS
+    )
     again = hn.ContrastiveLoss(temperature=0.2, generate="mochi(8, 5, 3, seed=1)", views="pool", impl=impl)
     again.load_state_dict(loss.state_dict())
     assert again(z1, z2, pool=queue) == loss(z1, z2, pool=queue)
@@ -182,11 +187,21 @@ def test_what_cannot_stream_says_so_at_construction():
 
 def test_auto_streams_large_batches(monkeypatch):
     z = views()
-    monkeypatch.setattr("hardneg.losses.contrastive.MOST_DENSE", 10)
+    monkeypatch.setitem(hn.losses.contrastive.MOST_DENSE, "cpu", 10)
     seen = []
     monkeypatch.setattr("hardneg.losses.contrastive.dense", lambda pairing: seen.append(pairing))
     assert hn.ContrastiveLoss()(*z) == hn.ContrastiveLoss(impl="streamed")(*z)
     assert not seen
+
+
+def test_a_streamed_loss_warns_like_a_dense_one():
+    z = views(b=8, d=16)[0].detach()
+    for impl in IMPLS:
+        forget_warnings()
+        with pytest.warns(HardnegWarning, match=r"100% of the debiased.*tau_plus=0.3 .*temperature=0.05"):
+            hn.ContrastiveLoss(temperature=0.05, tau_plus=0.3, impl=impl)(z, z)
+        with pytest.warns(HardnegWarning, match="100% of the anchors have no negative"):
+            hn.ContrastiveLoss("Threshold(2.0)", impl=impl)(z, z)
 
 
 def test_diagnose_of_blocks_is_that_of_all(monkeypatch):
@@ -195,7 +210,7 @@ def test_diagnose_of_blocks_is_that_of_all(monkeypatch):
         loss = hn.ContrastiveLoss(text, tau_plus=0.1, impl="streamed")
         whole = loss.diagnose(*z, labels=LABELS)
         with monkeypatch.context() as patch:
-            patch.setattr("hardneg.losses.contrastive.MOST_DENSE", 16 * 12 * 5)
+            patch.setattr("hardneg.losses.contrastive.LOOKED_AT", 12 * 5)
             blocks = loss.diagnose(*z, labels=LABELS)
         for name, value in vars(whole).items():
             torch.testing.assert_close(getattr(blocks, name), value, equal_nan=True)

@@ -217,14 +217,18 @@ def test_point_20_kills_of_mine(name: str, both: bool, tmp_path: Path) -> None:
     if name == "mined":
         pytest.importorskip("datasets", reason="needs the extra 'text'")
     job, plain = slow_job(tmp_path, name), slow_job(tmp_path, f"plain-{name}")
+    finish(time.sleep, 0)  # the server that starts the others loads its modules
     began = time.monotonic()
     assert finish(mining, plain) == 0
     usual = time.monotonic() - began
     chance, codes = random.Random(name + str(both)), Counter[Any]()
     for _ in range(KILLS):
-        codes.update(killed(mining, job, [chance.uniform(0, usual) for _ in range(2)], both))
+        found = killed(mining, job, [chance.uniform(0, usual) for _ in range(2)], both)
+        codes.update(found)
         if Path(job.out).exists():
             assert read_table(job.out) == read_table(plain.out)
+        if 0 in found:  # begin anew
+            shutil.rmtree(f"{job.out}.embeddings")
     assert set(codes) <= {-signal.SIGKILL, 0, 3}
     assert finish(mining, job) == 0
     assert read_table(job.out) == read_table(plain.out)
@@ -253,8 +257,9 @@ def test_point_20_kills_of_audit(both: bool, tmp_path: Path) -> None:
     def arguments(out: str) -> list[str]:
         return ["audit", job.out, "-o", str(tmp_path / out)]
 
+    finish(time.sleep, 0)
     began = time.monotonic()
-    assert finish(auditing, arguments("plain")) in (0, None)
+    assert finish(auditing, arguments("plain")) == 0
     usual = time.monotonic() - began
     finish(auditing, arguments("found"))
     names = ("audit.html", "audit.json")

@@ -23,8 +23,7 @@ from hardneg.io.tables import read_table
 from hardneg.mining import mine
 from hardneg.mining.estimate import estimate
 from hardneg.mining.job import run
-from hardneg.mining.options import MineOptions
-from hardneg.mining.problem import Columns
+from hardneg.mining.options import Columns, MineOptions
 
 pyarrow = pytest.importorskip("pyarrow", reason="needs the extra 'mine'")
 WORDS = tuple("cat dog fish bird tree rock river cloud sun moon star wind rain snow fire sand salt iron".split())  # noqa: SIM905

@@ -23,8 +23,7 @@ from hardneg.cli.mine import mine as verb
 from hardneg.io.tables import read_table
 from hardneg.mining.estimate import estimate
 from hardneg.mining.job import run
-from hardneg.mining.options import MineOptions
-from hardneg.mining.problem import Columns
+from hardneg.mining.options import Columns, MineOptions
 
 pyarrow = pytest.importorskip("pyarrow", reason="needs the extra 'mine'")
 

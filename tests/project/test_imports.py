@@ -66,7 +66,9 @@ for module in pkgutil.walk_packages(hardneg.__path__, "hardneg."):
     assert "torch" in modules_after(code)
 
 
-@pytest.mark.parametrize("arguments", [["--help"], ["explain", "--help"], ["--version"]])
+@pytest.mark.parametrize(
+    "arguments", [["--help"], ["--version"], *([verb, "--help"] for verb in ("explain", "mine", "audit", "compare"))]
+)
 def test_help_answers_without_torch(arguments: list[str]) -> None:
     code = f"""
 import sys

@@ -8,12 +8,12 @@ from torch import Tensor
 from torch.nn.functional import normalize
 
 import hardneg as hn
-from conftest import make_unit_vectors
 from hardneg import papers
 from hardneg.core.types import Keys
 from hardneg.losses.global_softmax import EMC2
 from hardneg.state.chain import Chain, metropolis_hastings
 from hardneg.state.pools import Bank
+from support.vectors import make_unit_vectors
 
 TEMPERATURE, NUM_CANDIDATES, NUM_CHAINS, NUM_SWEEPS, BURN_IN_SWEEPS = 0.07, 50, 25_000, 7, 3
 

@@ -10,11 +10,11 @@ import torch
 from torch import Tensor
 from torch.nn.functional import normalize
 
-from conftest import make_unit_vectors
 from hardneg.core.types import Keys
 from hardneg.losses.global_softmax import EMC2
 from hardneg.state.chain import Chain
 from hardneg.state.pools import Bank
+from support.vectors import make_unit_vectors
 
 ITEMS, TEMPERATURE = 480, 0.1
 

@@ -9,10 +9,10 @@ import torch
 from torch import Tensor
 
 import hardneg as hn
-from conftest import make_unit_vectors
 from hardneg import papers
 from hardneg.losses.global_softmax import SogCLR
 from hardneg.state.partition import Partition
+from support.vectors import make_unit_vectors
 
 
 def views(b: int, d: int = 6, seed: int = 0) -> tuple[Tensor, Tensor]:

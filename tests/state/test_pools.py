@@ -8,10 +8,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import hardneg as hn
-from conftest import make_unit_vectors
 from hardneg import papers
 from hardneg.core.types import Keys
 from hardneg.state.pools import Bank, Queue
+from support.vectors import make_unit_vectors
 
 
 def rows(*ids: int, dim: int = 3) -> Keys:

@@ -13,7 +13,6 @@ from torch import Tensor, nn
 from torch.nn.functional import normalize
 
 import hardneg as hn
-from conftest import make_unit_vectors
 from hardneg import papers
 from hardneg.core.schedules import cosine
 from hardneg.core.types import Keys
@@ -23,6 +22,7 @@ from hardneg.state.cache import Cache, cache_loss, retrieve
 from hardneg.state.clusters import Clusters
 from hardneg.state.momentum import MomentumEncoder
 from hardneg.state.pools import Bank, Queue
+from support.vectors import make_unit_vectors
 
 SIZE, DIM = 24, 6
 

@@ -66,6 +66,18 @@ def test_graph_of_a_gpu_is_made_in_a_thread_and_waited_for() -> None:
     assert len([index for batch in sampler for index in batch]) == N
 
 
+def test_point_13_graphs_after_the_first_take_no_more_memory() -> None:
+    """Each in a stream of its own would allocate from the device again, which stops training for that time."""
+    sampler = PlannedBatchSampler(Proximity(num_neighbours=10, num_candidates=100), N, 256, seed=0)
+    refresh = Refresh(sampler, 1, lambda: unit_vectors_there(1), num_neighbours=10, num_candidates=100)
+    held = []
+    for step in range(4):
+        refresh.now(step)
+        assert len(sampler.data) == N  # waits for it
+        held.append(torch.cuda.memory_reserved())
+    assert held[1:] == [held[1]] * 3
+
+
 class Stopped(Exception):
     """Training is killed here."""
 

@@ -13,7 +13,7 @@ from hardneg.auditing.lists import Lists
 from hardneg.auditing.measure import NUM_HUBS
 from hardneg.auditing.result import Example, Hub, MinedFindings
 from hardneg.auditing.subject import Subject
-from hardneg.mining.directions import directions
+from hardneg.core.vectors import unit
 
 _same_vector = 1.0 - 1e-6  # the cosine of a vector with itself, after rounding
 _most_examples = 5
@@ -96,8 +96,8 @@ def _same_vectors(
     if not far:
         return {}, set()
     rows = torch.tensor([row_of[name] for name in (*near, *far)])
-    unit = directions(vectors[rows].double())
-    equal = (unit[len(near) :] @ unit.T >= _same_vector) & (rows[len(near) :, None] != rows)
+    normal = unit(vectors[rows].double())
+    equal = (normal[len(near) :] @ normal.T >= _same_vector) & (rows[len(near) :, None] != rows)
     twins, earlier = equal[:, : len(near)], equal[:, len(near) :].tril(-1).any(1)
     alike = {
         name: near[int(hits.int().argmax())] for name, hits in zip(far, twins, strict=True) if near and bool(hits.any())

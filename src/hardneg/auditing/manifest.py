@@ -14,8 +14,7 @@ from typing import Any
 from hardneg.core.errors import ArgumentError, DataChanged, FileError, NoFile
 from hardneg.mining.cache_key import digest_of_path
 from hardneg.mining.manifest import is_of, read_manifest
-from hardneg.mining.options import MineOptions, inputs, manifest_of
-from hardneg.mining.problem import Columns
+from hardneg.mining.options import Columns, MineOptions, inputs, manifest_of
 
 _fix = "name the files with --queries, --corpus and their embeddings, or mine again"
 

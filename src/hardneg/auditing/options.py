@@ -1,4 +1,4 @@
-"""Everything that `hardneg audit` can be told, and what each kind of input reads of it."""
+"""The options of `hardneg audit`, light enough for ``--help``, and which of them each kind of input reads."""
 
 from __future__ import annotations
 
@@ -7,37 +7,42 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
-from hardneg.auditing.rules import check_rules, given_rules
-from hardneg.auditing.settings import Settings
+from hardneg.auditing.settings import LOOK, RULES, Settings
 from hardneg.core.errors import ArgumentError
-from hardneg.mining.options import manifest_of
-from hardneg.mining.problem import Columns
+from hardneg.core.options import argument, option, part
+from hardneg.mining.options import Columns, manifest_of
+
+KNOWN, MINED = "What is known", "What it was mined from"
+PANELS = (KNOWN, MINED, RULES, LOOK)
+"""The panels of the help."""
 
 
 @dataclass(frozen=True)
 class AuditOptions:
-    """Everything that `hardneg audit` is told; paths, what they hold, and how to look."""
+    """Paths, what they hold, the rules, and how to look."""
 
-    input: str
-    expressions: tuple[str, ...] = ()
-    settings: Settings = field(default_factory=Settings)
-    labels: str | None = None
-    groups: str | None = None
-    label_column: str | None = None
-    group_column: str | None = None
-    positives: str | None = None
-    judgements: str | None = None
-    queries: str | None = None
-    query_embeddings: str | None = None
-    corpus: str | None = None
-    corpus_embeddings: str | None = None
-    embedding_column: str | None = None
-    columns: Columns = field(default_factory=Columns)
-    model: str | None = None
-    encoder: str | None = None
-    cache: str | None = None
-    similarity: str | None = None  # None: that of a mined file's manifest, else the cosine
-    split: str | None = None  # of a run; None: the test set
+    input: str = argument("Embeddings (.npy .npz .safetensors, or a table), a run, or a mined file.")
+    expressions: tuple[str, ...] = option((), "In the grammar; repeat it.", RULES, "--expression", "-e")
+    settings: Settings = field(default_factory=Settings, metadata=part())
+    labels: str | None = option(None, "File of labels: .npy .npz .txt or a table.", KNOWN)
+    groups: str | None = option(None, "File of groups; negatives of the same group are false, too.", KNOWN)
+    label_column: str | None = option(None, "Column or array of labels.", KNOWN)
+    group_column: str | None = option(None, "Column or array of groups.", KNOWN)
+    positives: str | None = option(None, "Embeddings of a second view, or 'label': a row of the same label.", KNOWN)
+    judgements: str | None = option(None, "Table of query id, document id, score (qrels).", KNOWN)
+    queries: str | None = option(None, "Table with the ids (and texts) of the queries.", MINED)
+    query_embeddings: str | None = option(None, "Of a mined file's queries.", MINED)
+    corpus: str | None = option(None, "Table with the ids (and texts) of the documents.", MINED)
+    corpus_embeddings: str | None = option(None, "Of the documents.", MINED)
+    embedding_column: str | None = option(None, "Column or array that holds embeddings.", MINED)
+    columns: Columns = field(
+        default_factory=Columns, metadata=part("{}_column", ("query", "query_id", "corpus", "corpus_id"), MINED)
+    )
+    model: str | None = option(None, "sentence-transformers model for texts without embeddings.", MINED)
+    encoder: str | None = option(None, "module:function from texts to vectors, instead.", MINED)
+    cache: str | None = option(None, "Folder of embeddings; default INPUT.embeddings.", MINED)
+    similarity: str | None = option(None, "cosine or dot; that of a mined file's manifest, else cosine.", LOOK)
+    split: str | None = option(None, "train or test, of a run; else test.", LOOK)
 
     def __post_init__(self) -> None:
         for name, known in (("similarity", ("cosine", "dot")), ("split", ("train", "test"))):
@@ -45,6 +50,8 @@ class AuditOptions:
                 raise ArgumentError("audit", f"{name} in {known}", f"{name}={getattr(self, name)!r}")
         if self.model is not None and self.encoder is not None:
             raise ArgumentError("audit", "a model or an encoder", "both")
+        from hardneg.auditing.rules import check_rules, given_rules  # torch, which --help does without
+
         check_rules(given_rules(self.expressions), positives=True, labels=True, groups=True)
 
     def reads(self) -> list[Path]:

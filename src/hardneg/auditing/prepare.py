@@ -20,9 +20,8 @@ from hardneg.auditing.subject import Subject
 from hardneg.auditing.tags import numbered, unlike
 from hardneg.core.errors import ArgumentError
 from hardneg.core.types import Keys
-from hardneg.core.vectors import widened
+from hardneg.core.vectors import unit, widened
 from hardneg.mining.checks import check_finite
-from hardneg.mining.directions import directions
 from hardneg.mining.judgements import Tag
 from hardneg.mining.pairs import Pairs, Positives, RowsOf, as_pairs, read_positives
 
@@ -54,7 +53,7 @@ def make_subject(
     subject = Subject(
         ready[id(anchors)],
         ready[id(candidates)],
-        ready[id(candidates)] if normalize else directions(ready[id(candidates)]),
+        ready[id(candidates)] if normalize else unit(ready[id(candidates)]),
         anchors.tags,
         candidates.tags,
         unit=normalize,
@@ -173,4 +172,4 @@ def _prepared(name: str, vectors: Tensor, normalize: bool, dtype: torch.dtype) -
             (f"{int(zero.sum())} zero vectors in {name}, first in row {int(zero.int().argmax())}"),
             "leave those rows out or use normalize=False",
         )
-    return directions(wide)
+    return unit(wide)

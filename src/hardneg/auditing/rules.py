@@ -13,8 +13,7 @@ from torch import Tensor
 from hardneg.core.errors import ArgumentError
 from hardneg.core.types import NEVER, LogWeights, Scores
 from hardneg.mining.search_depth import batch_dependent
-from hardneg.negatives import BelowPositive, Known, Negatives, OtherLabel, parse
-from hardneg.negatives.clusters import OtherCluster, SameCluster
+from hardneg.negatives import Negatives, parse
 
 Expressions = str | Negatives | Sequence[str | Negatives]
 
@@ -49,9 +48,8 @@ class NamedRule:
 
     def reads(self, judges: Sequence[str]) -> bool:
         """Whether a factor uses what false negatives are known by."""
-        factors = () if self.negatives is None else self.negatives.factors
-        by = {OtherLabel: "labels", OtherCluster: "groups", SameCluster: "groups", Known: "judgements"}
-        return any(by.get(type(factor)) in judges for factor in factors)
+        known_by = {"labels": "labels", "clusters": "groups", "ids": "judgements"}
+        return self.negatives is not None and any(known_by.get(what) in judges for what in self.negatives.reads())
 
     def log_weights(self, scores: Scores, anchors: Annotated[Tensor, "b"]) -> LogWeights:
         if self.negatives is not None:
@@ -109,17 +107,18 @@ def check_rules(rules: Sequence[NamedRule], *, positives: bool, labels: bool, gr
 
 
 def _check_factor(factor: Negatives, positives: bool, labels: bool, groups: bool) -> None:
-    if isinstance(factor, BelowPositive) and factor.by == "guide":
+    reads = factor.reads()
+    if "guide" in reads:
         raise ArgumentError("audit", "expressions without a second model as guide", repr(factor), "use by='score'")
-    if isinstance(factor, BelowPositive) and not positives:
+    if "positives" in reads and not positives:
         fix = (
             "give positives=second view [n, d], corpus ids, judgements, or "
             'positives="label" (one row of the same label stands in)'
         )
         raise ArgumentError(repr(factor), "positives", "embeddings alone, which have none", fix)
-    if isinstance(factor, OtherLabel) and not labels:
+    if "labels" in reads and not labels:
         raise ArgumentError(repr(factor), "labels of anchors and candidates", "none")
-    if isinstance(factor, (SameCluster, OtherCluster)) and not groups:
+    if "clusters" in reads and not groups:
         raise ArgumentError(repr(factor), "groups of anchors and candidates", "none")
 
 

@@ -6,19 +6,22 @@ import math
 from dataclasses import dataclass
 
 from hardneg.core.errors import argument_error, check_range
+from hardneg.core.options import option
+
+RULES, LOOK = "Which rules", "How it looks"
 
 
 @dataclass(frozen=True)
 class Settings:
     """How an audit looks: the loss it has in mind, and how much of the data it looks at."""
 
-    temperature: float = 0.5
-    tau_plus: float = 0.0
-    near_duplicate: float = 0.95
-    num_anchors: int = 512
-    seed: int = 0
-    wanted_false_negatives: float | None = None
-    frontier: bool = True
+    temperature: float = option(0.5, "Of the loss.", RULES)
+    tau_plus: float = option(0.0, "Share of false negatives that the loss corrects for.", RULES)
+    near_duplicate: float = option(0.95, "Cosine of a copy.", LOOK)
+    num_anchors: int = option(512, "Anchors in the sample.", LOOK)
+    seed: int = option(0, "Of the sample.", LOOK)
+    wanted_false_negatives: float | None = option(None, "Suggest rules with at most this share, such as 0.02.", RULES)
+    frontier: bool = option(True, "Measure a default set of rules.", RULES, "--frontier/--no-frontier")
 
     def __post_init__(self) -> None:
         check_range("audit", "temperature", self.temperature, 0.0, math.inf, open_high=True)

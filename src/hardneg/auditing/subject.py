@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from hardneg.core.types import Scores, Tags, same_id
-from hardneg.mining.directions import directions
+from hardneg.core.vectors import unit
 from hardneg.mining.pairs import Pairs
 
 
@@ -102,9 +102,9 @@ class Subject:
         limit = cosine - 4.0 * torch.finfo(self.directions.dtype).eps  # the cosine of a copy may be just below 1
         close = scores.candidates >= scores.tempered(limit)
         if not self.unit:
-            close = directions(self.anchors[rows]) @ self.directions.T >= limit
+            close = unit(self.anchors[rows]) @ self.directions.T >= limit
         if self.views is not None:
-            close |= directions(self.views[rows]) @ self.directions.T >= limit
+            close |= unit(self.views[rows]) @ self.directions.T >= limit
         elif self.pairs is not None:
             place, column, row = self._columns(rows)
             for number in range(int(column.max()) + 1 if len(column) else 0):

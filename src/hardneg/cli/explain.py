@@ -13,7 +13,7 @@ from rich.text import Text
 from hardneg.core.errors import check_range
 from hardneg.core.schedules import Schedule, registered_schedules
 from hardneg.core.text import printable
-from hardneg.negatives import Negatives, Tilt, parse, registered_negatives
+from hardneg.negatives import Negatives, parse, registered_negatives
 
 
 def list_grammar() -> None:
@@ -44,7 +44,7 @@ def _remarks(negatives: Negatives, temperature: float) -> list[str]:
     if any(betas):
         effective = [f"{temperature / (1.0 + beta):.4g}" for beta in betas]
         shown = effective[0] if betas[0] == betas[1] else " to ".join(effective)
-        detached = all(f.detach for f in negatives.factors if isinstance(f, Tilt))
+        detached = all(factor.slope_detached for factor in negatives.factors)
         said.append(
             f"A tilt is a temperature in disguise: at temperature {temperature:g} this repels like temperature {shown}"
             + ("." if detached else ", before the gradient through the weights is counted.")
@@ -57,7 +57,7 @@ def _remarks(negatives: Negatives, temperature: float) -> list[str]:
 
 def _tilt(negatives: Negatives) -> float:
     """The betas of its tilts add up."""
-    return sum(float(f.beta) for f in negatives.factors if isinstance(f, Tilt) and f.source is None)  # type: ignore[arg-type]
+    return sum(float(factor.slope) for factor in negatives.factors)  # type: ignore[arg-type]
 
 
 def _table(title: str, classes: Mapping[str, type[Negatives] | type[Schedule]]) -> Table:

@@ -2,95 +2,21 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import typer
 
-from hardneg.cli.errors import errors_for_people
+from hardneg.cli.errors import errors_for_people, given
+from hardneg.cli.flags import CONFIG, CONTEXT, build, from_file, parameter, parameters_of, with_parameters
+from hardneg.mining.options import INPUT, OUTPUT, RULE, SEARCH, MineOptions
 
 if TYPE_CHECKING:
     from hardneg.mining.estimate import Estimate
     from hardneg.mining.job import Summary
-    from hardneg.mining.options import MineOptions
-
-_input, _rule, _search, _output = "What is mined", "Which negatives", "How candidates are found", "What is written"
 
 
-def mine(
-    queries: Annotated[str, typer.Argument(help="Queries: .parquet .jsonl .csv .tsv, a data set, or embeddings.")],
-    out: Annotated[str, typer.Option("--out", "-o", help=".parquet, .jsonl, or a folder for datasets.")],
-    corpus: Annotated[str | None, typer.Option(help="Documents; none: the positives.", rich_help_panel=_input)] = None,
-    judgements: Annotated[
-        str | None, typer.Option(help="Table of query id, document id, score (qrels).", rich_help_panel=_input)
-    ] = None,
-    query_embeddings: Annotated[
-        str | None, typer.Option(help=".npy .npz .safetensors .parquet", rich_help_panel=_input)
-    ] = None,
-    corpus_embeddings: Annotated[str | None, typer.Option(help="The same.", rich_help_panel=_input)] = None,
-    embedding_column: Annotated[
-        str | None, typer.Option(help="Column or array that holds embeddings.", rich_help_panel=_input)
-    ] = None,
-    query_column: Annotated[str | None, typer.Option(help="Text of a query.", rich_help_panel=_input)] = None,
-    query_id_column: Annotated[str | None, typer.Option(rich_help_panel=_input)] = None,
-    positive_column: Annotated[
-        str | None, typer.Option(help="Positives of a query: ids or texts, one or a list.", rich_help_panel=_input)
-    ] = None,
-    corpus_column: Annotated[
-        str | None, typer.Option(help="Text of a document; 'title+text' joins.", rich_help_panel=_input)
-    ] = None,
-    corpus_id_column: Annotated[str | None, typer.Option(rich_help_panel=_input)] = None,
-    label_column: Annotated[
-        str | None, typer.Option(help="Labels in both tables, for OtherLabel().", rich_help_panel=_input)
-    ] = None,
-    missing_positives: Annotated[
-        str, typer.Option(help="Positives not in the corpus: error or drop.", rich_help_panel=_input)
-    ] = "error",
-    model: Annotated[str | None, typer.Option(help="sentence-transformers model.", rich_help_panel=_input)] = None,
-    encoder: Annotated[
-        str | None, typer.Option(help="module:function from texts to vectors.", rich_help_panel=_input)
-    ] = None,
-    batch_size: Annotated[int, typer.Option(min=1, help="Texts encoded at a time.", rich_help_panel=_input)] = 64,
-    cache: Annotated[
-        str | None, typer.Option(help="Folder of embeddings; default OUT.embeddings.", rich_help_panel=_input)
-    ] = None,
-    negatives: Annotated[
-        str, typer.Option("--negatives", "-n", help="Expression of the grammar.", rich_help_panel=_rule)
-    ] = "BelowPositive(relative=0.05)",
-    k: Annotated[int, typer.Option("-k", min=1, help="Negatives of a query.", rich_help_panel=_rule)] = 5,
-    draw: Annotated[str, typer.Option(help="top, gumbel or categorical.", rich_help_panel=_rule)] = "top",
-    seed: Annotated[int, typer.Option(help="Of the draws.", rich_help_panel=_rule)] = 0,
-    temperature: Annotated[float, typer.Option(help="Of tilts.", rich_help_panel=_rule)] = 1.0,
-    similarity: Annotated[str, typer.Option(help="cosine or dot.", rich_help_panel=_rule)] = "cosine",
-    near_positive: Annotated[
-        float | None, typer.Option(help="Cosine from which a candidate is a copy of a positive.", rich_help_panel=_rule)
-    ] = None,
-    near_negative: Annotated[
-        float | None, typer.Option(help="... of a negative taken before it.", rich_help_panel=_rule)
-    ] = None,
-    search: Annotated[str, typer.Option(help="exact, flat, ivf, hnsw or bm25.", rich_help_panel=_search)] = "exact",
-    bm25: Annotated[bool, typer.Option("--bm25", help="Candidates by words, too.", rich_help_panel=_search)] = False,
-    rescore: Annotated[
-        str | None, typer.Option(help="module:function from (query, document) pairs.", rich_help_panel=_search)
-    ] = None,
-    candidates: Annotated[
-        int, typer.Option(min=1, help="Of each retriever, with --bm25 or --rescore.", rich_help_panel=_search)
-    ] = 100,
-    query_block: Annotated[
-        int, typer.Option(min=0, help="Queries at a time; 0: what fits.", rich_help_panel=_search)
-    ] = 0,
-    device: Annotated[str | None, typer.Option(help="cpu, cuda ...", rich_help_panel=_search)] = None,
-    format: Annotated[
-        str, typer.Option(help="triplet, n-tuple, labeled-pair, labeled-list or ids.", rich_help_panel=_output)
-    ] = "triplet",
-    scores: Annotated[bool, typer.Option("--scores", help="With scores.", rich_help_panel=_output)] = False,
-    overwrite: Annotated[
-        bool, typer.Option("--overwrite", help="Also replace what mine has not made.", rich_help_panel=_output)
-    ] = False,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what it will cost.", rich_help_panel=_output)] = False,
-    explain: Annotated[
-        bool, typer.Option("--explain", help="Say what each factor removed.", rich_help_panel=_output)
-    ] = False,
-) -> None:
+def mine(ctx: typer.Context, config: Path | None, dry_run: bool, explain: bool, **values: Any) -> None:
     """Turn a data set and its embeddings into training data with hard negatives.
 
     Examples:
@@ -104,9 +30,9 @@ def mine(
 
       torchrun --nproc-per-node 8 -m hardneg mine ...   (the same output)
     """
-    told = dict(locals())
     with errors_for_people("Run the same command again to go on."):
-        options = _options(told)
+        values |= {n: v for n, v in from_file("mine", config, MineOptions).items() if n not in given(ctx)}
+        options = build(MineOptions, values)
         if dry_run:
             from hardneg.mining.estimate import estimate
 
@@ -115,15 +41,16 @@ def mine(
         _mine(options, explain)
 
 
-def _options(told: dict[str, Any]) -> MineOptions:
-    from hardneg.mining.options import MineOptions
-    from hardneg.mining.problem import Columns
-
-    names = ("query", "query_id", "positive", "corpus", "corpus_id", "label")
-    columns = Columns(**{name: told.pop(f"{name}_column") for name in names})
-    for name in ("dry_run", "explain"):
-        told.pop(name)
-    return MineOptions(columns=columns, **told)
+with_parameters(
+    mine,
+    [
+        CONTEXT,
+        *parameters_of(MineOptions, (INPUT, RULE, SEARCH, OUTPUT)),
+        parameter("dry_run", bool, False, "--dry-run", help="Estimate the cost only.", rich_help_panel=OUTPUT),
+        parameter("explain", bool, False, "--explain", help="Count what each factor removed.", rich_help_panel=OUTPUT),
+        CONFIG,
+    ],
+)
 
 
 def _mine(options: MineOptions, explain: bool) -> None:

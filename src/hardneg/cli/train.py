@@ -7,11 +7,12 @@ import os
 from collections.abc import Callable
 from dataclasses import Field, fields
 from pathlib import Path
-from typing import Annotated, Any, get_type_hints
+from typing import Any, get_type_hints
 
 import typer
 
 from hardneg.cli.errors import errors_for_people, given, read_yaml
+from hardneg.cli.flags import CONTEXT, parameter, with_parameters
 from hardneg.core.errors import ArgumentError, UnknownName
 from hardneg.training.options import RECIPES, RUN, Scheduled, TrainOptions, allowed, called, from_text
 
@@ -50,6 +51,9 @@ EXAMPLES = {
     "sogclr": """
   hardneg train sogclr --data cifar10 --batch-size 128 --gamma 0.9 --epochs 100
 """,
+    "isogclr": """
+  hardneg train isogclr --data cifar10 --rho 0.3 --epochs 100
+""",
     "emc2": """
   hardneg train emc2 --data cifar10 --batch-size 128 --burn-in 0.5 --epochs 100
 """,
@@ -78,24 +82,22 @@ def _command(recipe: str, options: type[TrainOptions]) -> Callable[..., None]:
                 typer.echo(f"run: {out}")
 
     parameters = [
-        inspect.Parameter("ctx", inspect.Parameter.KEYWORD_ONLY, annotation=typer.Context),
+        CONTEXT,
         *(_of_option(one, hints[one.name]) for one in fields(options)),
-        _parameter("out", Path, Path("runs") / recipe, help="Directory of the run.", rich_help_panel=RUN),
-        _parameter("resume", bool, False, help="Go on with the run in --out.", rich_help_panel=RUN),
-        _parameter("allow_other_data", bool, False, "--allow-other-data", help=ALLOW_OTHER_DATA, rich_help_panel=RUN),
-        _parameter("config", Path | None, None, help="A YAML file with any of these options.", rich_help_panel=RUN),
+        parameter("out", Path, Path("runs") / recipe, help="Directory of the run.", rich_help_panel=RUN),
+        parameter("resume", bool, False, help="Go on with the run in --out.", rich_help_panel=RUN),
+        parameter("allow_other_data", bool, False, "--allow-other-data", help=ALLOW_OTHER_DATA, rich_help_panel=RUN),
+        parameter("config", Path | None, None, help="A YAML file with any of these options.", rich_help_panel=RUN),
     ]
-    command.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
-    command.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
     plain = f"\n  hardneg train {recipe} --data digits --epochs 20\n"
     command.__doc__ = f"{options.__doc__}\n\nExamples:\n{EXAMPLES.get(recipe, plain)}"
-    return command
+    return with_parameters(command, parameters)
 
 
 def _of_option(one: Field[Any], kind: Any) -> inspect.Parameter:
     default = str(one.default) if kind == Scheduled else one.default
     help = " ".join([one.metadata["help"], *_allowed(one.metadata)])
-    return _parameter(
+    return parameter(
         one.name, str if kind == Scheduled else kind, default, help=help, rich_help_panel=one.metadata["panel"]
     )
 
@@ -111,11 +113,6 @@ def _allowed(rules: Any) -> list[str]:
         return []
     words = allowed(rules["low"], rules["high"]).removeprefix("of ")
     return [f"{words[0].upper()}{words[1:]}."]
-
-
-def _parameter(name: str, kind: Any, default: Any, *flags: str, **rest: Any) -> inspect.Parameter:
-    annotation = Annotated[kind, typer.Option(*flags, **rest)]
-    return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation)
 
 
 def _configured(path: Path, options: type[TrainOptions]) -> dict[str, Any]:

@@ -10,18 +10,21 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable
 from dataclasses import dataclass, field, fields, replace
-from typing import Any, TypeGuard
+from typing import Any
 
 from hardneg import papers
 from hardneg.batching.spec import parse_batches
-from hardneg.comparing.canonical import plainly
+from hardneg.comparing.canonical import SCHEDULED, plainly
 from hardneg.core.errors import ArgumentError, UnknownName, argument_error
 from hardneg.core.schedules import LONG, Number, Schedule, adaptive, registered_schedules, value_of
-from hardneg.losses.contrastive import ContrastiveLoss
-from hardneg.negatives import Negatives, Tilt, Uniform, parse
+from hardneg.losses.paper import Paper
+from hardneg.negatives import Negatives, parse
 from hardneg.negatives.grammar import read_expression
 from hardneg.training.dry_run import try_negatives
+from hardneg.training.numbers import number_of
 from hardneg.training.options import RECIPES, TrainOptions
+
+_moments = range(0, LONG + 1, LONG // 100)
 
 
 @dataclass(frozen=True)
@@ -49,22 +52,29 @@ class Arm:
 
     @property
     def temperature(self) -> float:
-        return float(self.complete().temperature)
+        """The lowest that its schedule comes to."""
+        number = number_of(self.complete().temperature)
+        if isinstance(number, adaptive):
+            return min(number.start, number.end)
+        return min(value_of(number, step, LONG) for step in _moments)
+
+    @property
+    def temperature_moves(self) -> bool:
+        return isinstance(number_of(self.complete().temperature), Schedule)
 
     @property
     def beta(self) -> float:
         """The tilt of its negatives, at the strongest that its schedules come to."""
-        tilts, moments = [tilt.beta for tilt in self._tilts()], range(0, LONG + 1, LONG // 100)
-        return max(sum(_strength(beta, step) for beta in tilts) for step in moments)
+        return max(sum(_strength(tilt.slope, step) for tilt in self._tilts()) for step in _moments)
 
     @property
     def repels_so_exactly(self) -> bool:
         """Whether it repels just as at its effective temperature: no gradient goes through the weights of its tilt."""
-        return all(tilt.detach for tilt in self._tilts())
+        return all(tilt.slope_detached for tilt in self._tilts())
 
     @property
     def tilt_moves(self) -> bool:
-        return any(isinstance(tilt.beta, Schedule) for tilt in self._tilts())
+        return any(isinstance(tilt.slope, Schedule) for tilt in self._tilts())
 
     @property
     def effective_temperature(self) -> float:
@@ -72,7 +82,9 @@ class Arm:
 
     def has_untilted_twin_in(self, other: Arm, *, at_any_temperature: bool = False) -> bool:
         """Whether the other repels alike by its temperature alone, and differs in nothing else but tau_plus."""
-        alike = at_any_temperature or abs(self.effective_temperature / other.temperature - 1.0) < 0.02
+        moves = self.temperature_moves or other.temperature_moves
+        near = not moves and abs(self.effective_temperature / other.temperature - 1.0) < 0.02
+        alike = at_any_temperature or near
         return self.beta > 0.0 and other.beta == 0.0 and alike and self._beside() == other._beside()
 
     @property
@@ -82,13 +94,13 @@ class Arm:
     def _negatives(self) -> Negatives:
         return parse(self.complete().negatives)
 
-    def _tilts(self) -> list[Tilt]:
+    def _tilts(self) -> list[Negatives]:
         return [factor for factor in self._negatives().factors if _tilts_all(factor)]
 
     def _beside(self) -> tuple[str, TrainOptions, list[str]]:
         """All but the temperature, the tilt and tau_plus, the correction that HCL adds to its tilt."""
         others = replace(self.complete(), negatives="", temperature=1.0, tau_plus=0.0)
-        factors = [repr(one) for one in self._negatives().factors if not _tilts_all(one) and one != Uniform()]
+        factors = [repr(one) for one in self._negatives().factors if not _tilts_all(one) and one != parse("Uniform()")]
         return self.recipe, others, factors
 
     def trains_like(self, other: Arm) -> bool:
@@ -113,8 +125,8 @@ def _can_weigh(recipe: str, options: dict[str, Any], *, labelled: bool) -> bool:
     return True
 
 
-def _tilts_all(factor: Negatives) -> TypeGuard[Tilt]:
-    return isinstance(factor, Tilt) and factor.source is None
+def _tilts_all(factor: Negatives) -> bool:
+    return isinstance(factor.slope, Schedule) or factor.slope != 0.0
 
 
 def _strength(beta: Number, step: int) -> float:
@@ -149,6 +161,7 @@ def _reader(name: str, made: Callable[..., Made]) -> Callable[..., Arm]:
         given = {*inspect.signature(made).bind(*values, **options).arguments, *options}
         recipe, chosen = made(*values, **options)
         _check_options(name, recipe, chosen, made)
+        chosen = {one: repr(value) if isinstance(value, Schedule) else value for one, value in chosen.items()}
         usual = {one: value for one, value in chosen.items() if one in parameters and one not in given}
         own = tuple(one for one in chosen if one not in parameters and one not in options)
         return Arm("", recipe, {one: value for one, value in chosen.items() if one not in usual}, usual, own)
@@ -165,56 +178,32 @@ def _check_options(name: str, recipe: str, options: dict[str, Any], made: Callab
             raise UnknownName(
                 option, known, f"in {name}", dict.fromkeys(known, f"It is called as {call}" if own else "")
             )
-        if isinstance(value, Schedule):
-            raise argument_error(name, "a number", option, value, fix="schedules go into negatives")
+        if isinstance(value, Schedule) and option not in SCHEDULED:
+            raise argument_error(name, f"a number; only {' and '.join(SCHEDULED)} may be schedules", option, value)
 
 
 Made = tuple[str, dict[str, Any]]
 
 
-def _usual(paper: Callable[..., Any], parameter: str) -> Any:
-    return inspect.signature(paper).parameters[parameter].default
-
-
 def _papers() -> dict[str, Callable[..., Made]]:
-    """The papers that a recipe trains: those of hardneg.papers that are a ContrastiveLoss, and MoCo v3."""
-    made = {name: _of_paper(one) for name, one in vars(papers).items() if _is_paper(one)}
-    return {name: how for name, how in made.items() if how is not None} | {"moco_v3": _moco_v3}
+    return {name: _of_paper(paper) for name, paper in papers.registered().items()}
 
 
-def _is_paper(one: Any) -> bool:
-    returned = inspect.signature(one).return_annotation if inspect.isfunction(one) else None
-    return returned == "ContrastiveLoss" and not one.__name__.startswith("_")
-
-
-def _of_paper(paper: Callable[..., ContrastiveLoss]) -> Callable[..., Made] | None:
-    """A reader of the paper's call, also with further options of its recipe; None where no recipe trains it."""
-    signature = inspect.signature(paper)
-    usual = paper()
-    recipe = "supervised" if usual.positives == "label" else {"two": "simclr", "pool": "moco"}.get(usual.views)
-    if recipe is None:
-        return None
+def _of_paper(paper: Paper) -> Callable[..., Made]:
+    """A reader of the paper's call, also with further options of its recipe."""
+    signature = inspect.signature(paper.make)
+    known = {one.name: one.default for one in fields(RECIPES[paper.recipe])}
 
     def made(*values: Any, **options: Any) -> Made:
         own = {name: value for name, value in options.items() if name in signature.parameters}
-        others = {name: value for name, value in options.items() if name not in signature.parameters}
-        return recipe, _options_of(paper(*values, **own), recipe, signature) | others
+        written = {name: value for name, value in options.items() if name in known or name not in own}
+        chosen = paper.options(*values, **own)
+        needed = {name: x for name, x in chosen.items() if name in signature.parameters or x != known.get(name)}
+        return paper.recipe, needed | written
 
     several = inspect.Parameter("options", inspect.Parameter.VAR_KEYWORD)
     made.__signature__ = signature.replace(parameters=[*signature.parameters.values(), several])  # type: ignore[attr-defined]
     return made
-
-
-def _options_of(loss: ContrastiveLoss, recipe: str, signature: inspect.Signature) -> dict[str, Any]:
-    """What the loss is, as options of its recipe: those that the paper takes, and those that are not usual there."""
-    known = {one.name: one.default for one in fields(RECIPES[recipe])}
-    chosen = {name: getattr(loss, name) for name in inspect.signature(ContrastiveLoss).parameters if name in known}
-    chosen["negatives"] = repr(loss.negatives)
-    return {name: value for name, value in chosen.items() if name in signature.parameters or value != known[name]}
-
-
-def _moco_v3(temperature: float = _usual(papers.moco_v3, "temperature"), **options: Any) -> Made:
-    return "moco", {"temperature": temperature, "version": "v3", **options}
 
 
 def _recipes() -> dict[str, Callable[..., Made]]:

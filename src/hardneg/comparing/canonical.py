@@ -8,7 +8,10 @@ from typing import Any
 
 from hardneg.batching.spec import parse_batches
 from hardneg.negatives import parse
+from hardneg.training.numbers import number_of
 
+SCHEDULED = ("temperature", "tau_plus")
+"""Options that may be schedules, as text; others stand inside of negatives."""
 _readers = {"negatives": parse, "batches": parse_batches}
 EXPRESSIONS = tuple(_readers)
 """The options that can be written in several ways."""
@@ -24,10 +27,15 @@ def plainly(options: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _plain(name: str, value: Any) -> Any:
+    if name in SCHEDULED and isinstance(value, str):
+        return _with_floats(number_of(value))
     if name not in _readers:
         return float(value) if isinstance(value, int) and not isinstance(value, bool) else value
-    read = ast.parse(repr(_readers[name](value)), mode="eval")
-    return ast.unparse(_Floats().visit(read))
+    return _with_floats(_readers[name](value))
+
+
+def _with_floats(read: object) -> str:
+    return ast.unparse(_Floats().visit(ast.parse(repr(read), mode="eval")))
 
 
 class _Floats(ast.NodeTransformer):

@@ -7,9 +7,8 @@ in a finite loss.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from typing import Annotated, NamedTuple
+from dataclasses import dataclass, fields
+from typing import Annotated, Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -58,6 +57,10 @@ class Pairing:
     def __len__(self) -> int:
         return len(self.anchors)
 
+    def changed(self, **changes: Any) -> Pairing:
+        """A copy with some fields changed; dataclasses.replace, which torch 2.6 does not compile."""
+        return Pairing(**{name: changes.get(name, getattr(self, name)) for name in _fields_of_pairing})
+
     @property
     def num_candidates(self) -> int:
         return sum(len(keys) for keys in self.candidates)
@@ -70,10 +73,9 @@ class Pairing:
         """Vectors in float32 or wider, infinities as NaN, positives as [b, p, d]."""
 
         def ready(keys: Keys) -> Keys:
-            return replace(keys, vectors=not_infinite(widened(keys.vectors)))
+            return keys.changed(vectors=not_infinite(widened(keys.vectors)))
 
-        return replace(
-            self,
+        return self.changed(
             anchors=ready(self.anchors),
             positives=ready(several(self.positives)),
             candidates=tuple(ready(keys) for keys in self.candidates),
@@ -85,7 +87,7 @@ class Pairing:
         mine, theirs = ([len(one), *map(len, one.candidates)] for one in (self, other))
         if mine != theirs:
             raise ArgumentError("guided", f"the same anchors and candidates, {mine}", str(theirs))
-        return replace(self, guide=replace(other, temperature=1.0))
+        return self.changed(guide=other.changed(temperature=1.0))
 
     def of_rows(self, rows: slice) -> Pairing:
         """Some of the anchors, against the same candidates."""
@@ -94,8 +96,7 @@ class Pairing:
             ids, labels, clusters = (_rows(tag, rows) for tag in _each(keys))
             return Keys(keys.vectors[rows], ids, labels, clusters, keys.source)
 
-        return replace(
-            self,
+        return self.changed(
             anchors=part(self.anchors),
             positives=part(self.positives),
             candidates=tuple(part(keys) if keys.private else keys for keys in self.candidates),
@@ -193,50 +194,6 @@ class Pairing:
         return Met(tile, valid if self.same_label_negatives else valid & ~promoted, promoted)
 
 
-def pair_views(
-    views: Sequence[Annotated[Tensor, "b d"]],
-    temperature: float | Tensor,
-    ids: Tensor | None = None,
-    labels: Tensor | None = None,
-    clusters: Tensor | None = None,
-    extra: Sequence[Keys] = (),
-) -> Pairing:
-    """All views are anchors and candidates; every other view of the same row is a positive."""
-    number = len(views)
-    check_views("two_views", views)
-    views = [widened(view) for view in views]  # once, so that gradients of half precision add up in float32
-
-    def each(tag: Tensor | None) -> Tensor | None:
-        return None if tag is None else torch.cat([tag] * number)
-
-    batch = Keys(torch.cat(list(views)), each(batch_ids(views[0], ids)), each(labels), each(clusters), source="batch")
-    if number == 2:
-        positives = torch.cat([views[1], views[0]])[:, None]
-    else:
-        others = [torch.stack([views[j] for j in range(number) if j != i], dim=1) for i in range(number)]
-        positives = torch.cat(others)
-    temperature = _each_view(temperature, len(views[0]), number)
-    return Pairing(batch, Keys(positives), (batch, *extra), temperature, ids_given=ids is not None)
-
-
-def pair_cross(
-    z1: Annotated[Tensor, "b d"],
-    z2: Annotated[Tensor, "b d"],
-    temperature: float | Tensor,
-    ids: Tensor | None = None,
-    labels: Tensor | None = None,
-    clusters: Tensor | None = None,
-    extra: Sequence[Keys] = (),
-) -> Pairing:
-    """One view against the other."""
-    check_views("cross_views", [z1, z2])
-    z1, z2 = widened(z1), widened(z2)
-    rows = batch_ids(z1, ids)
-    other = Keys(z2, rows, labels, clusters, source="batch")
-    anchors = Keys(z1, rows, labels, clusters)
-    return Pairing(anchors, Keys(z2[:, None]), (other, *extra), temperature, ids_given=ids is not None)
-
-
 def similarity(rows: Annotated[Tensor, "b d"], vectors: Tensor) -> Annotated[Tensor, "b n"]:
     """[b, d] with [n, d] or [b, k, d] -> [b, n] or [b, k]."""
     wide = torch.promote_types(rows.dtype, vectors.dtype)
@@ -263,34 +220,12 @@ def of_rows(value: float | Tensor, rows: slice) -> float | Tensor:
     return value[rows] if isinstance(value, Tensor) and value.ndim == 2 else value
 
 
-def batch_ids(z: Tensor, ids: Tensor | None) -> Tensor:
-    """An id for every row: without ids the rows are numbered, and kept apart from the ids of any pool by match_ids.
-
-    A row with a negative id is nobody's either, but it is itself: it gets a number that no data set has.
-    """
-    rows = torch.arange(z.shape[0], device=z.device)
-    if ids is None:
-        return rows
-    return torch.where(ids < 0, rows + 2**62, ids) if ids.shape == rows.shape else ids  # Keys refuses other shapes
-
-
-def check_views(who: str, views: Sequence[Tensor]) -> None:
-    shapes = [tuple(view.shape) for view in views]
-    if len(views) < 2 or views[0].ndim != 2 or len(set(shapes)) > 1:
-        named = " and ".join(f"z{i + 1}={shape}" for i, shape in enumerate(shapes))
-        raise ArgumentError(who, "two views of the same shape [b, d]", named or "none")
-
-
-def _each_view(temperature: float | Tensor, rows: int, number: int) -> float | Tensor:
-    """A temperature per instance is that of each of its views."""
-    if isinstance(temperature, Tensor) and temperature.shape == (rows, 1) and rows > 1:
-        return temperature.repeat(number, 1)
-    return temperature
-
-
 def _each(keys: Keys) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
     return keys.ids, keys.labels, keys.clusters
 
 
 def _rows(tag: Tensor | None, rows: slice) -> Tensor | None:
     return None if tag is None else tag[rows]
+
+
+_fields_of_pairing = tuple(field.name for field in fields(Pairing))

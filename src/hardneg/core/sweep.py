@@ -14,6 +14,7 @@ from torch import Tensor
 
 from hardneg.core.bounds import Bound, State
 from hardneg.core.tiles import NEVER, Tile
+from hardneg.core.types import LogWeights, Scores
 
 Bounds = Mapping[str, Any]
 """The finished bounds of one factor, by name."""
@@ -22,9 +23,19 @@ MaskedTile = tuple[Tile, Tensor]
 
 
 class Factor(Protocol):
+    """A distribution, as far as a sweep knows it."""
+
     def bounds(self) -> Mapping[str, Bound]: ...
 
     def log_weight(self, tile: Tile) -> Tensor: ...
+
+    def log_weights(self, scores: Scores) -> LogWeights: ...
+
+    @property
+    def pointwise(self) -> bool: ...
+
+    @property
+    def looks_around(self) -> bool: ...
 
 
 class Rows(Protocol):
@@ -54,15 +65,46 @@ def find_bounds(factors: Sequence[Factor], blocks: Sequence[Rows]) -> list[list[
             for before in found:
                 before.append({})
             continue
-        with torch.no_grad():
-            states = [
-                reduce_rows(declared, rows, left_by(factors[:i], before))
-                for rows, before in zip(blocks, found, strict=True)
-            ]
+        batch = any(bound.scope == "batch" for bound in declared.values())
+        states: list[dict[str, State]] = []
+        for rows, before in zip(blocks, found, strict=True):
+            with torch.no_grad():
+                states.append(reduce_rows(declared, rows, left_by(factors[:i], before)))
+            if not batch:  # at once, so that the states of one block are held and not those of all
+                before.append(finish(declared, states.pop()))
+        if batch:
             _share_batch_scope(declared, states)
-        for before, state in zip(found, states, strict=True):
-            before.append(finish(declared, state))
+            for before, state in zip(found, states, strict=True):
+                before.append(finish(declared, state))
     return found
+
+
+def dense_weights(factors: Sequence[Factor], scores: Scores) -> LogWeights:
+    """The log-weights of a product over all candidates: the sweep of one tile, with gradient through the bounds.
+
+    A factor without ``log_weight`` gets the whole rows that the factors before it left.
+    """
+    tile, left = scores.tile(), scores.valid
+    total: Tensor | None = None
+    for factor in factors:
+        if total is not None and (factor.looks_around or not factor.pointwise):
+            left = scores.valid & (total != NEVER)
+        if factor.pointwise:
+            log_w = factor.log_weight(tile.bounded(_dense_bounds(factor, scores, tile, left)))
+        else:
+            log_w = factor.log_weights(scores if total is None else scores.narrowed(left))
+        total = log_w if total is None else total + log_w
+    assert total is not None
+    return torch.where(scores.valid, total, NEVER)
+
+
+def _dense_bounds(factor: Factor, scores: Scores, tile: Tile, left: Tensor) -> Bounds:
+    declared = factor.bounds()
+    states = {}
+    for name, bound in declared.items():
+        one = (tile, left) if bound.over == "candidates" else (scores.positive_tile(), scores.positive_valid)
+        states[name] = bound.of(*one)
+    return finish(declared, states)
 
 
 Left = Callable[[Tile, Tensor], Tensor]
@@ -86,6 +128,19 @@ def reduce_rows(declared: Mapping[str, Bound], rows: Rows, left: Left) -> dict[s
                 state = bound.of(tile, mask)
                 states[name] = bound.merge(states[name], state) if name in states else state
     return states
+
+
+def merge_states(
+    declared: Mapping[str, Bound], first: Mapping[str, State], second: Mapping[str, State]
+) -> dict[str, State]:
+    """The states of two shards of the candidates as one; the columns of the second come after those of the first.
+
+    The positives are the same for every shard.
+    """
+    return {
+        name: first[name] if bound.over == "positives" else bound.merge(first[name], second[name])
+        for name, bound in declared.items()
+    }
 
 
 def finish(declared: Mapping[str, Bound], states: Mapping[str, State]) -> Bounds:

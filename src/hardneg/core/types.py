@@ -76,6 +76,10 @@ class Keys:
                     "Keys", f"whole numbers as {name}", f"{name} of {value.dtype}", f"use {name}.long()"
                 )
 
+    def changed(self, **changes: Any) -> Keys:
+        """A copy with some fields changed; dataclasses.replace, which torch 2.6 does not compile."""
+        return Keys(**{name: changes.get(name, getattr(self, name)) for name in _fields_of_keys})
+
     def __len__(self) -> int:
         return self.vectors.shape[-2]
 
@@ -224,3 +228,4 @@ class Scores:
 
 
 _fields_of_scores = tuple(field.name for field in fields(Scores))
+_fields_of_keys = tuple(field.name for field in fields(Keys))

@@ -6,26 +6,35 @@ and takes the vector-Jacobian product of the pointwise functions: memory is that
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Annotated, NamedTuple
 
 import torch
 from torch import Tensor
 
+from hardneg.core.checks import check_parts
 from hardneg.core.objectives import Objective, Row, reduce_sums
 from hardneg.core.pairing import Pairing
-from hardneg.core.scoring import check_parts
 from hardneg.core.sweep import find_bounds
 from hardneg.kernels.largest import LargestValue
-from hardneg.kernels.pairs import PromotedPairs, own_pairs
+from hardneg.kernels.pairs import PromotedPairs, masked_sum
 from hardneg.kernels.plan import Plan
 from hardneg.kernels.row_statistics import RowStatistics
 from hardneg.negatives.base import Negatives, not_pointwise
 
 
+class Own(NamedTuple):
+    """The scores of the anchors' own positives, without gradient, and which of them are real."""
+
+    s: Annotated[Tensor, "b p"]
+    valid: Annotated[Tensor, "b p"]
+
+
 class Streamed(NamedTuple):
+    """A loss, and beside it, without gradient, the statistics of the rows and the anchors' own positives."""
+
     loss: Tensor
     row: Row
-    """The statistics, without gradient."""
+    own: Own
 
 
 def streamed(
@@ -49,12 +58,13 @@ def streamed(
         names = list(plan.statistics(objective))
         values = RowStatistics.apply(plan, bounds, *tensors, *largest)  # type: ignore[no-untyped-call]
         row = Row(dict(zip(names, values, strict=True)), plan.pairing.temperature)
-        sums, counts = own_pairs(plan, row)
+        own, real = plan.pairing.positive_tile(slice(0, len(pairing)))
+        sums, counts = masked_sum(objective, own.s, row, real), real.sum(-1, keepdim=True).to(own.s.dtype)
         if pairing.label_positives:
             more, number = PromotedPairs.apply(plan, names, *tensors, *values)  # type: ignore[no-untyped-call]
             sums, counts = sums + more, counts + number
     plain = Row({name: value.detach() for name, value in row.statistics.items()}, row.temperature)
-    return Streamed(reduce_sums(sums[:, 0], counts[:, 0], reduction), plain)
+    return Streamed(reduce_sums(sums[:, 0], counts[:, 0], reduction), plain, Own(own.s.detach(), real))
 
 
 def check_streamable(negatives: Negatives) -> None:

@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 
 from hardneg.core.pairing import Cut
 from hardneg.core.sweep import Bounds, left_by
@@ -25,6 +26,7 @@ class LargestValue(torch.autograd.Function):
         return values[0].clone() if not values[0].ndim else torch.cat(values)
 
     @staticmethod
+    @once_differentiable  # type: ignore[untyped-decorator]
     def backward(ctx: Any, *grads: Tensor) -> tuple[Any, ...]:
         plan, tensors, wanted = ctx.plan, ctx.saved_tensors, list(ctx.needs_input_grad[3:])
         gradients = Gradients(tensors, plan.leaves.parts, wanted)

@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 
 from hardneg.core.objectives import Objective, Row
 from hardneg.core.pairing import Cut
@@ -14,13 +15,8 @@ from hardneg.kernels.leaves import Gradients, Part
 from hardneg.kernels.plan import Plan
 
 
-def own_pairs(plan: Plan, row: Row) -> tuple[Tensor, Tensor]:
-    """The sum of the losses of each anchor's own positives, and their number."""
-    tile, real = plan.pairing.positive_tile(slice(0, len(plan.pairing)))
-    return _masked_sum(plan.objective, tile.s, row, real), real.sum(-1, keepdim=True).to(tile.s.dtype)
-
-
-def _masked_sum(objective: Objective, positive: Tensor, row: Row, real: Tensor) -> Tensor:
+def masked_sum(objective: Objective, positive: Tensor, row: Row, real: Tensor) -> Tensor:
+    """The sum of the losses of each anchor's real pairs, [b, 1]."""
     if objective.needs_negatives:
         real = real & (row.support > 0)
     return torch.where(real, objective(positive, row), positive * 0.0).sum(-1, keepdim=True)
@@ -43,6 +39,7 @@ class PromotedPairs(torch.autograd.Function):
         return sums, counts
 
     @staticmethod
+    @once_differentiable  # type: ignore[untyped-decorator]
     def backward(ctx: Any, *grads: Tensor) -> tuple[Any, ...]:
         plan, tensors, wanted = ctx.plan, ctx.saved_tensors, list(ctx.needs_input_grad[2:])
         gradients = Gradients(tensors, _parts(plan, tensors), wanted)
@@ -69,5 +66,5 @@ def _of_tile(plan: Plan, names: list[str], rows: slice, cut: Cut, pieces: Sequen
     met = plan.met(rows, cut, pieces)
     assert met.promoted is not None
     row = Row(dict(zip(names, pieces[number:], strict=True)), met.tile.temperature)
-    total = _masked_sum(objective, met.tile.s, row, met.promoted)
+    total = masked_sum(objective, met.tile.s, row, met.promoted)
     return total, met.promoted.sum(-1, keepdim=True).to(total.dtype)

@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 
 from hardneg.core.pairing import Cut
 from hardneg.core.statistics import Mass, Statistic, Weighed, row_max
@@ -28,6 +29,7 @@ class RowStatistics(torch.autograd.Function):
         return tuple(torch.cat(parts) for parts in zip(*(each.finished for each in ctx.sums), strict=True))
 
     @staticmethod
+    @once_differentiable  # type: ignore[untyped-decorator]
     def backward(ctx: Any, *grads: Tensor) -> tuple[Any, ...]:
         plan, tensors, wanted = ctx.plan, ctx.saved_tensors, list(ctx.needs_input_grad[2:])
         largest = tensors[len(plan.leaves.parts) :]

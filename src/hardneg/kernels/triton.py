@@ -8,25 +8,16 @@ The kernels and their derivation are in ``triton_rows``. What they cannot do ``s
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Annotated, Any, NamedTuple
+from functools import lru_cache
+from typing import Annotated, NamedTuple
 
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
-from hardneg.kernels import triton_rows
-from hardneg.kernels.triton_sides import PerAnchor, PerCandidate, Side, Tags, block_of, check_served, sides_of, switches
+from hardneg.core.errors import ArgumentError
+from hardneg.kernels.triton_function import FIXED_SHIFT_BITS, Band, Plan, RowStatisticsFunction, spread
+from hardneg.kernels.triton_sides import PerAnchor, PerCandidate, Tags, check_served
 from hardneg.kernels.triton_sides import supports as supports
-
-LOG2_E = math.log2(math.e)
-FIXED_SHIFT_BITS = 118.0
-"""Terms of a sum with one shift for all rows may be that many bits below 1 (float32 has 126)."""
-
-
-Band = tuple[Tensor | None, Tensor | None]
-"""The lowest and the highest similarity of each anchor's negatives."""
 
 
 class RowStatistics(NamedTuple):
@@ -72,180 +63,55 @@ def row_statistics(
     value = float(temperature.detach()) if isinstance(temperature, Tensor) else float(temperature)
     tags = Tags.of(anchors, candidates, anchor_ids, candidate_ids, anchor_labels, candidate_labels)
     band = _band(low, high, anchors)
-    bits = (1.0 + beta) * 2.0 * LOG2_E / value
-    fixed = (unit or normalize) and bits < FIXED_SHIFT_BITS
-    masked = tags.few
-    plan = Plan(value, float(beta), detach, normalize, fixed, candidates is None, masked)
-    given = temperature if isinstance(temperature, Tensor) and temperature.requires_grad else None
-    return RowStatistics(
-        *_RowStatistics.apply(  # type: ignore[no-untyped-call]
-            anchors, candidates, given, tags, band, plan
+    fixed = (unit or normalize) and spread(value, beta) < FIXED_SHIFT_BITS
+    plan = Plan(value, float(beta), detach, normalize, fixed, candidates is None, tags.few)
+    learned = temperature if isinstance(temperature, Tensor) and temperature.requires_grad else None
+    found = RowStatisticsFunction.apply(anchors, candidates, learned, tags, band, plan)  # type: ignore[no-untyped-call]
+    return RowStatistics(*found[:3])
+
+
+class ViewLosses(NamedTuple):
+    losses: PerAnchor
+    """InfoNCE of each row, never reduced; 0 without a negative."""
+    log_mean: PerAnchor
+    """log E_q[e^s] before tau_plus, without a gradient."""
+    support: PerAnchor
+
+
+def two_view_losses(
+    vectors: Annotated[Tensor, "2b d"],
+    *,
+    temperature: float | Tensor,
+    beta: float = 0.0,
+    detach: bool = False,
+    tau_plus: float = 0.0,
+    ids: Annotated[Tensor, "2b"] | None = None,
+    normalize: bool = False,
+    unit: bool = True,
+) -> ViewLosses:
+    """SimCLR, DCL and HCL of both views in one tensor: positives, debiasing and losses inside the sweep.
+
+    Row i + b is the other view of row i. What ``row_statistics`` and a few operations on [2b] tensors give, with a
+    fraction of the launches: what small batches pay for. The other arguments are those of ``row_statistics``.
+    """
+    check_served("two_view_losses", vectors, None, temperature, beta)
+    if len(vectors) % 2 or not 0.0 <= tau_plus < 1.0:
+        raise ArgumentError(
+            "two_view_losses", "an even number of rows and tau_plus in [0, 1)", f"rows={len(vectors)}, {tau_plus=}"
         )
-    )
+    ids = _numbered(len(vectors) // 2, vectors.device) if ids is None else ids
+    value = float(temperature.detach()) if isinstance(temperature, Tensor) else float(temperature)
+    tags = Tags.of(vectors, None, ids, None, None, None)
+    fixed = (unit or normalize) and spread(value, beta) < FIXED_SHIFT_BITS
+    plan = Plan(value, float(beta), detach, normalize, fixed, True, tags.few, views=True, tau_plus=float(tau_plus))
+    learned = temperature if isinstance(temperature, Tensor) and temperature.requires_grad else None
+    found = RowStatisticsFunction.apply(vectors, None, learned, tags, (None, None), plan)  # type: ignore[no-untyped-call]
+    return ViewLosses(found[3], found[0].detach(), found[2])
 
 
-@dataclass(frozen=True)
-class Plan:
-    """The numbers and switches of one call."""
-
-    temperature: float
-    beta: float
-    detach: bool
-    normalize: bool
-    fixed: bool
-    """One shift for all rows, and no running maximum."""
-    itself: bool
-    """Self-similarity: the candidates are the anchors."""
-    masked: bool
-    """Masks in every block; otherwise in those that hold ids or labels of the rows, both sides being sorted."""
-
-    @property
-    def scale(self) -> float:
-        return LOG2_E / self.temperature
-
-    @property
-    def tilt(self) -> int:
-        special = {0.0: triton_rows.UNIFORM, 1.0: triton_rows.SQUARE}
-        return special.get(self.beta, triton_rows.GENERAL)
-
-    @property
-    def single(self) -> bool:
-        """Whether the gradient needs one exponential of the score only, e^(power s)."""
-        return self.beta == 0.0 or self.detach
-
-    @property
-    def power(self) -> float:
-        return 1.0 + self.beta if self.single else 1.0
-
-
-class Coefficients(NamedTuple):
-    """Of each anchor, as in the derivation: A, C and the shift."""
-
-    a: Tensor
-    c: Tensor
-    shift: Tensor
-
-
-class _RowStatistics(torch.autograd.Function):
-    @staticmethod
-    def forward(
-        ctx: Any,
-        anchors: Tensor,
-        candidates: Tensor | None,
-        temperature: Tensor | None,
-        tags: Tags,
-        band: Band,
-        plan: Plan,
-    ) -> tuple[Tensor, Tensor, Tensor]:
-        ctx.plan, ctx.temperature = plan, temperature
-        ctx.set_materialize_grads(False)
-        rows, columns = sides_of(anchors, candidates, tags, plan.normalize, plan.masked)
-        if rows.order is not None and band[0] is not None and band[1] is not None:
-            band = band[0][rows.order], band[1][rows.order]
-        found, sums = _sweep(rows, columns, band, plan)
-        ctx.save_for_backward(*rows, *columns, *band, *sums)
-        ctx.mark_non_differentiable(found[2])
-        return found
-
-    @staticmethod
-    @once_differentiable  # type: ignore[untyped-decorator]
-    def backward(ctx: Any, g_mean: Tensor | None, g_mass: Tensor | None, _: None) -> tuple[Tensor | None, ...]:
-        plan, saved = ctx.plan, ctx.saved_tensors
-        rows, columns, band, sums = Side(*saved[:8]), Side(*saved[8:16]), saved[16:18], saved[18:]
-        grad_anchors: Tensor | None = None
-        grad_candidates: Tensor | None = None
-        grad_temperature: Tensor | None = None
-        if g_mean is None and g_mass is None:
-            return None, None, None, None, None, None
-        own, unit = _coefficients(g_mean, g_mass, rows, sums, plan)
-        if ctx.needs_input_grad[0] or ctx.needs_input_grad[2]:
-            others = own if plan.itself else None
-            learn = ctx.needs_input_grad[2]
-            grad_anchors, product = _gradient(rows, columns, own, others, band, unit, plan, product_too=learn)
-            if learn:
-                # ds / d temperature = -s / temperature. The sum over pairs of gradient times s is that of the rows'
-                # products; in self-similarity every pair is there in both roles.
-                total = -product.sum() / (plan.temperature * (2.0 if plan.itself else 1.0))
-                grad_temperature = total.to(ctx.temperature.dtype).reshape(ctx.temperature.shape)
-        if not plan.itself and ctx.needs_input_grad[1]:
-            grad_candidates = _gradient(columns, rows, None, own, band, unit, plan)[0]
-        return grad_anchors, grad_candidates, grad_temperature, None, None, None
-
-
-def _sweep(
-    rows: Side, columns: Side, band: Band, plan: Plan
-) -> tuple[tuple[Tensor, Tensor, Tensor], tuple[Tensor, Tensor, Tensor]]:
-    b, n, d = len(rows.vectors), len(columns.vectors), rows.vectors.shape[1]
-    log_mean, log_mass, sum0, sum1, shift = rows.vectors.new_empty(5, b, dtype=torch.float32).unbind()
-    support = rows.vectors.new_empty(b, dtype=torch.int32)
-    largest = None
-    if not plan.itself:
-        largest = columns.vectors.new_zeros(()) if n == 0 else torch.linalg.vector_norm(columns.vectors, math.inf)
-    block = block_of(rows.vectors, b, backward=False)
-    if b:
-        triton_rows.forward[(-(-b // block.rows),)](
-            rows.vectors, columns.vectors, rows.inverse_norms, columns.inverse_norms,
-            rows.ids, columns.ids, rows.labels, columns.labels, *band,
-            rows.begin, rows.end, rows.split, rows.order, largest, log_mean, log_mass, support, sum0, sum1, shift,
-            b, n, d, plan.scale, plan.beta, plan.scale if plan.fixed else 0.0,
-            TILT=plan.tilt, BAND=band[0] is not None,
-            FIXED=plan.fixed, MASKED=plan.masked, LATE=block.stages if plan.masked else 1,
-            **switches(rows, columns, plan.itself, block),
-        )  # fmt: skip
-    return (log_mean, log_mass, support), (sum0, sum1, shift)
-
-
-def _coefficients(
-    g_mean: Tensor | None, g_mass: Tensor | None, rows: Side, sums: Sequence[Tensor], plan: Plan
-) -> tuple[Coefficients, Tensor]:
-    """The rows' coefficients, in the order of the rows, and what their gradients are to be multiplied by."""
-    b = len(rows.vectors)
-    a, c, shift = rows.vectors.new_empty(3, b, dtype=torch.float32).unbind()
-    unit = rows.vectors.new_empty((), dtype=torch.float32)
-    upstream = [None if g is None else g.contiguous() for g in (g_mean, g_mass)]
-    largest = [None if g is None else torch.linalg.vector_norm(g, math.inf) for g in upstream]
-    headroom = (2.0 + 4.0 * plan.beta) / 2.0**14 if rows.vectors.dtype == torch.float16 else 1.0
-    slope, power = 1.0 if plan.detach else 1.0 + plan.beta, plan.power
-    if b:
-        triton_rows.coefficients[(-(-b // 256),)](
-            *upstream, *largest, rows.order, *sums, a, c, shift, unit,
-            b, 0.0 if plan.single else plan.beta, slope, power, headroom, plan.temperature,
-            BLOCK=256, SORTED=rows.order is not None, MEAN=g_mean is not None, MASS=g_mass is not None,
-        )  # fmt: skip
-    return Coefficients(a, c, shift), unit
-
-
-def _gradient(
-    rows: Side,
-    columns: Side,
-    of_rows: Coefficients | None,
-    of_columns: Coefficients | None,
-    band: Band,
-    unit: Tensor,
-    plan: Plan,
-    product_too: bool = False,
-) -> tuple[Tensor, Tensor]:
-    """The gradient of the rows, and of each row its product with it; whose coefficients are given are the anchors."""
-    b, n, d = len(rows.vectors), len(columns.vectors), rows.vectors.shape[1]
-    gradient = torch.empty_like(rows.vectors)
-    product = rows.vectors.new_empty(b, dtype=torch.float32)
-    block = block_of(rows.vectors, b, backward=True)
-    scale = plan.scale * plan.power
-    nothing = None, None, None
-    if b:
-        triton_rows.backward[(-(-b // block.rows),)](
-            rows.vectors, columns.vectors, rows.inverse_norms, columns.inverse_norms,
-            rows.ids, columns.ids, rows.labels, columns.labels,
-            *(band if of_rows else nothing[:2]), *(band if of_columns else nothing[:2]),
-            *(of_rows or nothing), *(of_columns or nothing),
-            rows.begin, rows.end, rows.split, rows.order, unit, gradient, product,
-            b, n, d, scale, plan.beta, scale if plan.fixed else 0.0,
-            TILT=triton_rows.UNIFORM if plan.single else plan.tilt, BAND=band[0] is not None,
-            ROW=of_rows is not None, COLUMN=of_columns is not None, PRODUCT=product_too,
-            FIXED=plan.fixed, MASKED=plan.masked, LATE=block.stages if plan.masked else 1,
-            **switches(rows, columns, plan.itself, block),
-        )  # fmt: skip
-    return gradient, product
+@lru_cache(maxsize=4)
+def _numbered(rows: int, device: torch.device) -> Tensor:
+    return torch.arange(rows, device=device).repeat(2)
 
 
 def _band(low: float | Tensor | None, high: float | Tensor | None, anchors: Tensor) -> Band:

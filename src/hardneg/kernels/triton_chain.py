@@ -2,9 +2,10 @@
 # mypy: disable-error-code="no-untyped-def,no-untyped-call"
 """Metropolis-Hastings chains as one kernel: the visits of ``chain.walk`` from the same numbers, bit for bit.
 
-A program walks CHAINS chains. Proposals, their scores and the bars that the state's score must stay below do not depend
-on the state, so that a block of STEPS is loaded at once; only a comparison and two selections per step are in sequence.
-Counts are added atomically, and are the same in any order: they are whole numbers.
+A program walks CHAINS chains. The scores of the proposals and the bars that the state's score must stay below do not
+depend on the state: they are gathered first, step by step side by side for all chains of the program, so that the walk
+itself, a comparison and two selections per step, reads them ahead. Counts are added atomically, and are the same in any
+order: they are whole numbers.
 """
 
 from __future__ import annotations
@@ -15,45 +16,50 @@ from hardneg.core.errors import ArgumentError
 from hardneg.kernels.chain import PerChain, PerColumn, PerStep, Visits
 from hardneg.kernels.triton_language import installed, interpreted, jit, tl
 
-CHAINS, STEPS = 8, 16
+CHAINS, STEPS = 32, 32
 
 
 @jit
 def _walk(
-    scores_ptr, start_ptr, proposals_ptr, log_uniforms_ptr, counts_ptr, end_ptr, accepted_ptr,
-    num_chains, num_columns, num_steps, stride, burn_in, CHAINS: tl.constexpr, STEPS: tl.constexpr,
+    scores_ptr, start_ptr, proposals_ptr, log_uniforms_ptr, ahead_ptr, counts_ptr, end_ptr, accepted_ptr,
+    num_chains, num_columns, num_steps, stride, burn_in, CHAINS: tl.constexpr, STEPS: tl.constexpr, AHEAD: tl.constexpr,
 ):  # fmt: skip
-    chains = tl.program_id(0) * CHAINS + tl.arange(0, CHAINS)
+    program = tl.program_id(0).to(tl.int64)
+    within = tl.arange(0, CHAINS)
+    chains = program * CHAINS + within
     real = chains < num_chains
-    row = chains.to(tl.int64)
-    within = tl.arange(0, STEPS)
-    column = tl.load(start_ptr + chains, mask=real, other=-1).to(tl.int32)
-    score = tl.load(scores_ptr + row * stride + column, mask=real & (column >= 0), other=float("-inf"))
-    score = tl.where(score != score, float("-inf"), score)
+    # Of this program: proposed scores, bars and columns of each step, [3, steps, CHAINS].
+    ahead_ptr += program * 3 * num_steps * CHAINS
+    plane = num_steps * CHAINS
     for begin in tl.range(0, num_steps, STEPS):
-        steps = (begin + within)[None, :]
-        at = row[:, None] * num_steps + steps
+        steps = begin + tl.arange(0, STEPS)[None, :]
         there = real[:, None] & (steps < num_steps)
-        proposals = tl.load(proposals_ptr + at, mask=there, other=-1).to(tl.int32)
-        from_row = scores_ptr + row[:, None] * stride + proposals
-        proposed = tl.load(from_row, mask=there & (proposals >= 0), other=float("-inf"))
+        at = chains[:, None] * num_steps + steps
+        columns = tl.load(proposals_ptr + at, mask=there, other=-1)
+        proposed = tl.load(
+            scores_ptr + chains[:, None] * stride + columns, mask=there & (columns >= 0), other=float("-inf")
+        )
         bars = proposed - tl.load(log_uniforms_ptr + at, mask=there, other=0.0)
         bars = tl.where(proposed == float("-inf"), float("-inf"), bars)
-        path = tl.zeros([CHAINS, STEPS], tl.int32)
-        accepted = tl.zeros([CHAINS, STEPS], tl.int8)
-        # Not unrolled: its code would not fit into the cache of instructions.
-        for step in tl.range(0, tl.minimum(STEPS, num_steps - begin), num_stages=1):
-            here = (within == step)[None, :]
-            move = score < tl.sum(tl.where(here, bars, 0.0), 1)
-            column = tl.where(move, tl.sum(tl.where(here, proposals, 0), 1), column)
-            score = tl.where(move, tl.sum(tl.where(here, proposed, 0.0), 1), score)
-            path = tl.where(here, column[:, None], path)
-            accepted = tl.where(here, move[:, None].to(tl.int8), accepted)
-        tl.store(accepted_ptr + at, accepted, mask=there)
-        one = tl.zeros([CHAINS, STEPS], score.dtype) + 1.0
-        visited = there & (steps >= burn_in) & (path >= 0)
-        tl.atomic_add(counts_ptr + row[:, None] * num_columns + path, one, mask=visited, sem="relaxed")
-    tl.store(end_ptr + chains, column, mask=real)
+        to = ahead_ptr + steps * CHAINS + within[:, None]
+        tl.store(to, proposed, mask=steps < num_steps)
+        tl.store(to + plane, bars, mask=steps < num_steps)
+        tl.store(to + 2 * plane, columns.to(proposed.dtype), mask=steps < num_steps)
+    tl.debug_barrier()
+    column = tl.load(start_ptr + chains, mask=real, other=-1)
+    score = tl.load(scores_ptr + chains * stride + column, mask=real & (column >= 0), other=float("-inf"))
+    score = tl.where(score != score, float("-inf"), score)
+    column = column.to(score.dtype)
+    one = tl.zeros([CHAINS], score.dtype) + 1.0
+    for step in tl.range(0, num_steps, num_stages=AHEAD):
+        from_step = ahead_ptr + step * CHAINS + within
+        move = score < tl.load(from_step + plane)
+        score = tl.where(move, tl.load(from_step), score)
+        column = tl.where(move, tl.load(from_step + 2 * plane), column)
+        tl.store(accepted_ptr + step * num_chains + chains, move.to(tl.int8), mask=real)
+        visited = real & (column >= 0) & (within * 0 + step >= burn_in)
+        tl.atomic_add(counts_ptr + chains * num_columns + column.to(tl.int64), one, mask=visited, sem="relaxed")
+    tl.store(end_ptr + chains, column.to(tl.int64), mask=real)
 
 
 def supports(log_scores: PerColumn) -> str | None:
@@ -64,6 +70,8 @@ def supports(log_scores: PerColumn) -> str | None:
         return f"the scores are on {log_scores.device.type}, and Triton needs a GPU"
     if log_scores.dtype not in (torch.float32, torch.float64):
         return f"the scores are {log_scores.dtype}, and not float32 or float64"
+    if log_scores.dtype == torch.float32 and log_scores.shape[1] >= 2**24:
+        return "there are 2**24 columns or more, which float32 cannot number"
     return None
 
 
@@ -74,11 +82,14 @@ def walk(log_scores: PerColumn, start: PerChain, proposals: PerStep, log_uniform
     b, n = log_scores.shape
     k = proposals.shape[1]
     scores = log_scores.detach() if log_scores.stride(1) == 1 else log_scores.detach().contiguous()
+    programs = -(-b // CHAINS)
+    ahead = scores.new_empty(programs, 3, k, CHAINS)
     counts, end = scores.new_zeros(b, n), torch.empty_like(start)
-    accepted = torch.empty(b, k, dtype=torch.int8, device=scores.device)
+    accepted = torch.empty(k, b, dtype=torch.int8, device=scores.device)
     if b:
-        _walk[(-(-b // CHAINS),)](
+        _walk[(programs,)](
             scores, start.contiguous(), proposals.contiguous(), log_uniforms.to(scores.dtype).contiguous(),
-            counts, end, accepted, b, n, k, scores.stride(0), burn_in, CHAINS=CHAINS, STEPS=STEPS, num_warps=1,
+            ahead, counts, end, accepted, b, n, k, scores.stride(0), burn_in,
+            CHAINS=CHAINS, STEPS=STEPS, AHEAD=8, num_warps=4,
         )  # fmt: skip
-    return Visits(counts, end, accepted.view(torch.bool))
+    return Visits(counts, end, accepted.view(torch.bool).T)

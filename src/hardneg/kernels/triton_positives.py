@@ -14,8 +14,8 @@ Sorted by label, the positives of a block of rows are in few blocks of columns; 
 
 from __future__ import annotations
 
+from hardneg.kernels.triton_blocks import allowed_pairs, load_rows, load_vectors
 from hardneg.kernels.triton_language import jit, tl
-from hardneg.kernels.triton_rows import allowed_pairs, load_rows, load_vectors
 
 
 @jit
@@ -32,9 +32,10 @@ def positive_blocks(begin_ptr, end_ptr, b, n, BM: tl.constexpr, BN: tl.constexpr
 
 @jit
 def scores_and_positives(
-    start, r, rows, c_ptr, r_norm_ptr, c_norm_ptr, r_ids_ptr, c_ids_ptr, r_labels_ptr, c_labels_ptr, b, n, d, scale,
+    start, r, rows, c_ptr, r_norm_ptr, c_norm_ptr, r_ids_ptr, c_ids_ptr, r_labels_ptr, c_labels_ptr,
+    begin_ptr, end_ptr, b, n, d, scale,
     BN: tl.constexpr, BD: tl.constexpr, FULL_D: tl.constexpr, NORMS: tl.constexpr, SELF: tl.constexpr,
-    IDS: tl.constexpr, PRECISION: tl.constexpr,
+    IDS: tl.constexpr, SORTED: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     columns = start + tl.arange(0, BN)
     c = load_vectors(c_ptr, columns, n, d, BD, True, FULL_D)
@@ -42,9 +43,15 @@ def scores_and_positives(
     if NORMS:
         x = x * load_rows(r_norm_ptr, rows, b, True)[:, None] * load_rows(c_norm_ptr, columns, n, True)[None, :]
     positive = allowed_pairs(r_ids_ptr, None, c_ids_ptr, None, rows, columns, b, n, SELF, IDS, False)
-    label = tl.load(r_labels_ptr + rows, mask=rows < b, other=0)[:, None]
-    other = tl.load(c_labels_ptr + columns, mask=columns < n, other=0)[None, :]
-    return x, positive & (label == other) & (rows < b)[:, None], c, columns
+    if SORTED:  # the columns with the row's label
+        begin = tl.load(begin_ptr + rows, mask=rows < b, other=0)[:, None]
+        end = tl.load(end_ptr + rows, mask=rows < b, other=0)[:, None]
+        positive = positive & (columns[None, :] >= begin) & (columns[None, :] < end)
+    else:
+        label = tl.load(r_labels_ptr + rows, mask=rows < b, other=0)[:, None]
+        other = tl.load(c_labels_ptr + columns, mask=columns < n, other=0)[None, :]
+        positive = positive & (label == other) & (rows < b)[:, None]
+    return x, positive, c, columns
 
 
 @jit
@@ -77,8 +84,8 @@ def positives_forward(
     begin, end = positive_blocks(begin_ptr, end_ptr, b, n, BM, BN, SORTED)
     for start in tl.range(begin, end, BN):
         x, positive, c, columns = scores_and_positives(
-            start, a, rows, c_ptr, a_norm_ptr, c_norm_ptr, a_ids_ptr, c_ids_ptr, a_labels_ptr, c_labels_ptr, b, n, d,
-            scale, BN, BD, FULL_D, NORMS, SELF, IDS, PRECISION,
+            start, a, rows, c_ptr, a_norm_ptr, c_norm_ptr, a_ids_ptr, c_ids_ptr, a_labels_ptr, c_labels_ptr,
+            begin_ptr, end_ptr, b, n, d, scale, BN, BD, FULL_D, NORMS, SELF, IDS, SORTED, PRECISION,
         )  # fmt: skip
         count += tl.sum(positive.to(tl.int32), 1)
         if PAIRS:
@@ -136,8 +143,8 @@ def positives_backward(
     begin, end = positive_blocks(begin_ptr, end_ptr, b, n, BM, BN, SORTED)
     for start in tl.range(begin, end, BN):
         x, positive, c, columns = scores_and_positives(
-            start, r, rows, c_ptr, r_norm_ptr, c_norm_ptr, r_ids_ptr, c_ids_ptr, r_labels_ptr, c_labels_ptr, b, n, d,
-            scale, BN, BD, FULL_D, NORMS, SELF, IDS, PRECISION,
+            start, r, rows, c_ptr, r_norm_ptr, c_norm_ptr, r_ids_ptr, c_ids_ptr, r_labels_ptr, c_labels_ptr,
+            begin_ptr, end_ptr, b, n, d, scale, BN, BD, FULL_D, NORMS, SELF, IDS, SORTED, PRECISION,
         )  # fmt: skip
         e = tl.zeros_like(x)
         if ROW:

@@ -114,12 +114,14 @@ def sides_of(
         return rows, rows if candidates is None else _side(
             candidates, tags.candidate_ids, tags.candidate_labels, normalize
         )
-    rows, row_keys = _sorted_side(anchors, tags.anchor_ids, tags.anchor_labels, normalize)
+    anchor_ids, candidate_ids, split = tags.anchor_ids, tags.candidate_ids, None
+    if tags.anchor_labels is not None and tags.anchor_ids is not None:
+        anchor_ids, candidate_ids, split = _numbered_ids(tags)
+    rows, row_keys = _sorted_side(anchors, anchor_ids, tags.anchor_labels, normalize)
     if candidates is None:
-        rows = _facing(rows, row_keys, row_keys, _split_ids(tags))
+        rows = _facing(rows, row_keys, row_keys, split)
         return rows, rows
-    columns, column_keys = _sorted_side(candidates, tags.candidate_ids, tags.candidate_labels, normalize)
-    split = _split_ids(tags)
+    columns, column_keys = _sorted_side(candidates, candidate_ids, tags.candidate_labels, normalize)
     return _facing(rows, row_keys, column_keys, split), _facing(columns, column_keys, row_keys, split)
 
 
@@ -146,18 +148,31 @@ def _facing(rows: Side, keys: Tensor, others: Tensor, split: Tensor | None) -> S
     return rows._replace(begin=begin, end=end, split=split)
 
 
-def _split_ids(tags: Tags) -> Tensor | None:
-    """Whether one id has two labels: then the columns of a row's id are not all among those of its label."""
-    if tags.anchor_ids is None or tags.anchor_labels is None:
-        return None
+def _numbered_ids(tags: Tags) -> tuple[Tensor, Tensor, Tensor]:
+    """The ids as small numbers of 32 bits, nobody's as -1; and whether one id has two labels.
+
+    Then the columns of a row's id are not all among those of its label.
+    """
     ids, labels = tags.anchor_ids, tags.anchor_labels
+    assert ids is not None
+    assert labels is not None
+    num_anchors = len(ids)
     if tags.candidate_ids is not ids or tags.candidate_labels is not labels:
         assert tags.candidate_ids is not None
         assert tags.candidate_labels is not None
         ids, labels = torch.cat([ids, tags.candidate_ids]), torch.cat([labels, tags.candidate_labels])
-    ids, order = ids.sort()
+    ordered, order = ids.sort(stable=True)
+    another = ordered[1:] != ordered[:-1]
     labels = labels[order]
-    return ((ids[1:] == ids[:-1]) & (labels[1:] != labels[:-1]) & (ids[1:] >= 0)).any()
+    split = (~another & (labels[1:] != labels[:-1]) & (ordered[1:] >= 0)).any()
+    numbers = torch.nn.functional.pad(another.cumsum(0, dtype=torch.int32), (1, 0))
+    numbers = torch.where(ordered < 0, -1, numbers)
+    numbers = torch.empty_like(numbers).index_copy_(0, order, numbers)
+    return (
+        numbers[:num_anchors],
+        numbers[-len(tags.candidate_ids) :] if tags.candidate_ids is not None else numbers,
+        split,
+    )
 
 
 class Block(NamedTuple):

@@ -6,4 +6,5 @@ from hardneg.losses.bank import binary_nce as binary_nce
 from hardneg.losses.contrastive import ContrastiveLoss as ContrastiveLoss
 from hardneg.losses.global_softmax import EMC2 as EMC2
 from hardneg.losses.global_softmax import SogCLR as SogCLR
+from hardneg.losses.individual import IndividualTemperatures as IndividualTemperatures
 from hardneg.losses.neighbours import neighbour_nce as neighbour_nce

@@ -9,13 +9,14 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from hardneg.core.checks import check_temperature
 from hardneg.core.diagnose import Diagnosis, diagnose, joined
 from hardneg.core.errors import argument_error, check_range
-from hardneg.core.objectives import NumNegatives, check_num_negatives, reduce
+from hardneg.core.objectives import NumNegatives, check_num_negatives, corrects, debiased, reduce
 from hardneg.core.objectives.base import TauPlus
 from hardneg.core.pairing import Pairing
 from hardneg.core.schedules import Schedule, adaptive
-from hardneg.core.scoring import Pools, check_temperature, dense
+from hardneg.core.scoring import Pools, dense
 from hardneg.core.types import LogWeights, Scores
 from hardneg.kernels.chunked import check_streamable, streamed
 from hardneg.kernels.leaves import tensor_fields
@@ -24,9 +25,12 @@ from hardneg.losses.views import Guides, View, Views
 from hardneg.losses.warn import warn_of_empty, warn_of_floor
 from hardneg.negatives import Negatives, Uniform, parse
 
-MOST_DENSE = 2**27
-"""Above so many scores, ``impl="auto"`` streams: dense matrices would take several GiB."""
+MOST_DENSE = {"cpu": 2**18 - 1, "cuda": 2**27}
+"""Above so many scores, ``impl="auto"`` streams: on a CPU tiles that fit its caches are faster (benchmarks/algebra.py),
+elsewhere dense matrices of that size would take several GiB."""
 
+LOOKED_AT = 2**23
+"""So many scores are diagnosed at once."""
 Temperature = float | Tensor | Schedule
 
 
@@ -45,7 +49,8 @@ class ContrastiveLoss(nn.Module):
     objective: its name or text (``"rince(q=0.1)"``), an Objective, or a function of (positive, row statistics);
         ``num_negatives``, ``tau_plus`` and ``positives_in_denominator`` are those of ``info_nce``.
     impl: ``"dense"`` (matrices of scores), ``"streamed"`` (tiles, recomputed in the backward pass; what needs whole
-        rows raises) or ``"auto"``: dense unless that would take several GiB.
+        rows raises) or ``"auto"``: dense for small batches, and inside torch.compile. Streamed losses have a first
+        derivative only.
     generate: makes more candidates: ``"mochi(num_hardest=64)"`` or a Generator; not inside torch.compile.
 
     A schedule needs ``set_progress(step, total)`` before each step or epoch.
@@ -84,6 +89,7 @@ class ContrastiveLoss(nn.Module):
                 raise argument_error("ContrastiveLoss", f"{name} in {known}", name, value)
         self.meeting = Views(views, positives, same_label_negatives, normalize, detach_keys)
         self.views, self.positives, self.normalize, self.detach_keys = views, positives, normalize, detach_keys
+        self.same_label_negatives = same_label_negatives
         self.negatives = parse(negatives) if isinstance(negatives, str) else negatives
         if not isinstance(self.negatives, Negatives):
             raise argument_error("ContrastiveLoss", "a distribution such as Tilt(1.0)", "negatives", negatives)
@@ -177,7 +183,7 @@ class ContrastiveLoss(nn.Module):
         pairing = self.pairing(*args, **kwargs)
         size = len(pairing)
         if self._streams(pairing) and not any(factor.batch_scope for factor in self._current.factors):
-            size = max(1, MOST_DENSE // 16 // max(pairing.num_candidates, 1))
+            size = max(1, LOOKED_AT // max(pairing.num_candidates, 1))
         rows = [slice(low, low + size) for low in range(0, len(pairing), size)]
         return joined([self._diagnose(dense(pairing.of_rows(each) if len(rows) > 1 else pairing)) for each in rows])
 
@@ -191,13 +197,20 @@ class ContrastiveLoss(nn.Module):
     def _streams(self, pairing: Pairing) -> bool:
         if self.impl != "auto":
             return self.impl == "streamed"
-        large = len(pairing) * pairing.num_candidates > MOST_DENSE
+        most = MOST_DENSE.get(pairing.anchors.vectors.device.type, MOST_DENSE["cuda"])
+        large = len(pairing) * pairing.num_candidates > most
         return large and self._current.pointwise and not torch.compiler.is_compiling()
 
     def _streamed(self, pairing: Pairing) -> Tensor:
-        loss, row = streamed(pairing, self._current, self._objective, self.reduction)
-        if self._looks() and pairing.num_candidates and self._objective.needs_negatives:
-            warn_of_empty((row.support == 0).float().mean().item(), self._current)
+        loss, row, own = streamed(pairing, self._current, self._objective, self.reduction)
+        if self._looks() and pairing.num_candidates:
+            empty = row.support == 0
+            if self._objective.needs_negatives:
+                warn_of_empty(empty.float().mean().item(), self._current)
+            if corrects(self._tau_plus()) and "log_mean" in row.statistics:
+                real = own.valid & ~empty
+                floored = debiased(row.log_mean, own.s, self._tau_plus(), row.temperature)[1] & real
+                warn_of_floor(float(floored.sum() / real.sum().clamp(min=1)), self._tau_plus(), row.temperature)
         return loss
 
     def _now(self) -> float | Tensor:

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Annotated, Any
 
 from torch import Tensor
 
 from hardneg.core.errors import ArgumentError, argument_error, check_kind
-from hardneg.core.pairing import Pairing, pair_cross, pair_views
+from hardneg.core.pairing import Pairing
 from hardneg.core.scoring import Pools, as_keys, pair_pool
 from hardneg.core.types import Keys
 from hardneg.core.vectors import unit
+from hardneg.core.views import pair_cross, pair_views
 
 View = Annotated[Tensor, "b d"]
 Guides = Sequence[Any]
@@ -63,7 +64,7 @@ class Views:
             pools = None if parts is None else [Keys(vectors) for vectors in _listed(guide[len(views) :])]
             made = made.guided(self._of(guide[: len(views)], 1.0, ids, None, pools, None))
         by_label = self.positives == "label"
-        return replace(made, label_positives=by_label, same_label_negatives=self.same_label_negatives)
+        return made.changed(label_positives=by_label, same_label_negatives=self.same_label_negatives)
 
     def _of(
         self,
@@ -76,7 +77,7 @@ class Views:
     ) -> Pairing:
         if self.normalize:
             views = [unit(view) for view in views]
-            parts = parts and [replace(keys, vectors=unit(keys.vectors)) for keys in parts]
+            parts = parts and [keys.changed(vectors=unit(keys.vectors)) for keys in parts]
         first, *others = views
         if self.detach_keys:
             others = [view.detach() for view in others]

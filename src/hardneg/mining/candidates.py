@@ -4,20 +4,24 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from functools import reduce
 from typing import Annotated
 
 import torch
 from torch import Tensor
 
 from hardneg.core.errors import ArgumentError
+from hardneg.core.tiles import Tile
 from hardneg.core.types import NEVER, Guide, Keys, Scores, Tags
-from hardneg.mining.directions import directions
+from hardneg.core.vectors import unit
 from hardneg.mining.filters import Filters, near_positive_block, near_positive_listed
 from hardneg.mining.guide import GuideModel, pair_products, rows_of_vectors
+from hardneg.mining.noise import gumbel
 from hardneg.mining.pairs import Pairs, Positives, RowsOf, as_pairs, read_positives
-from hardneg.mining.search import Corpus, FaissIndex, Retriever, Search, most_scores, nearest
+from hardneg.mining.search import Corpus, FaissIndex, Nearest, Retriever, Search, merged, most_scores, nearest
 from hardneg.mining.search_depth import may_remove, reach_of
 from hardneg.mining.select import Candidates, Rule
+from hardneg.negatives.base import not_pointwise
 
 Rescore = Callable[[Annotated[Tensor, "m"], Annotated[Tensor, "m"]], Tensor]
 """(positions of queries, rows of the corpus) -> one score for each pair."""
@@ -54,6 +58,8 @@ class Finder:
         near = () if search.kind == "also" else (corpus.source or "corpus",)
         self.retrievers = (*near, *(other.name for other in search.also))
         self.index = FaissIndex(self.corpus, search) if search.kind in ("flat", "ivf", "hnsw") else None
+        self.shards = self.corpus.shards(search.shards)
+        check_shards(search, rule, self.listed)
         if self.index is not None and self.reach.size is None and not self.listed:
             raise ArgumentError(
                 f"Search({search.kind!r})",
@@ -67,6 +73,13 @@ class Finder:
         """Whether candidates are fixed lists (a union of retrievers, rescored) instead of the whole corpus."""
         return bool(self.search.also) or self.rescore is not None
 
+    @property
+    def swept(self) -> bool:
+        """Whether every factor is applied inside the search, with bounds from sweeps over the whole corpus."""
+        if self.listed or self.index is not None or self.rule.draw == "categorical":
+            return False
+        return (self.reach.size is None or len(self.shards) > 1) and self.rule.negatives.pointwise
+
     def attempts(self, filter_first: bool) -> Iterator[tuple[int | None, bool]]:
         """(how many candidates, whether the leading factors filter inside the search), deeper and deeper.
 
@@ -76,21 +89,25 @@ class Finder:
         if self.listed:
             yield self.search.candidates, False
             return
-        if size is None:
+        if self.swept:
+            size = self.rule.k
+        elif size is None:
             yield None, False
             return
         size *= 4 if self.rule.near_negative is not None else 1
+        if self.swept:
+            yield from ((each, True) for each in _growing(size, n))
+            return
         filters = any(may_remove(factor) for factor in self.rule.negatives.factors[: self.reach.num_leading])
         filters = (filters or self.near_positive is not None) and self.index is None
         if not (filters and filter_first):
             yield (2 * size + 8 if filters else size), False
-        while size < n:
-            yield size, filters
-            size *= 4
-        yield n, False
+        *deeper, last = _growing(size, n)
+        yield from ((each, filters) for each in deeper)
+        yield last, False
 
     def queries_at_once(self, size: int | None) -> int:
-        width = len(self.corpus) if size is None else size * (1 + len(self.search.also))
+        width = len(self.corpus) if size is None or self.swept else size * (1 + len(self.search.also))
         return max(1, most_scores // max(width, 1))
 
     def find(self, query: Annotated[Tensor, "b"], size: int | None, filtered: bool) -> tuple[Candidates, Tensor]:
@@ -100,8 +117,10 @@ class Finder:
             return self._whole_rows(query)
         if self.listed:
             return self._listed(query, size)
-        keep = Filters(self, query) if filtered else None
-        values, rows = self._nearest(query, size, keep)
+        if self.swept:
+            return self._swept(query, size)
+        keep = Filters(self, query, self.rule.negatives.factors[: self.reach.num_leading]) if filtered else None
+        values, rows, _ = self._nearest(query, size, keep)
         whole = (rows[:, -1] < 0) | (rows.shape[1] >= len(self.corpus))
         valid = rows >= 0
         after = valid if filtered else valid & ~near_positive_listed(self, query, rows)
@@ -110,7 +129,7 @@ class Finder:
         return Candidates(scores, values, rows, query, whole), seen
 
     def directions(self, rows: Tensor) -> Tensor:
-        return directions(self.corpus.rows(rows))
+        return unit(self.corpus.rows(rows))
 
     def outcome(self, candidates: Candidates, slots: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Rows, plain similarities and retrievers of the chosen; -1, NEVER and 0 where short."""
@@ -186,10 +205,37 @@ class Finder:
         assert self.guide is not None
         return self._padded_positives(query, self.guide.pairs)[0]
 
-    def _nearest(self, query: Tensor, size: int, keep: Filters | None = None) -> tuple[Tensor, Tensor]:
+    def _nearest(self, query: Tensor, size: int, keep: Filters | None = None) -> Nearest:
+        vectors, excluded = self.vectors(query), self.excluded.of(query)
         if self.index is not None:
-            return self.index.nearest(self.vectors(query), size, self.excluded.of(query))
-        return nearest(self.corpus, self.vectors(query), size, self.excluded.of(query), keep)
+            return self.index.nearest(vectors, size, excluded)
+        lists = [nearest(self.corpus, vectors, size, excluded, keep, part) for part in self.shards]
+        return reduce(lambda first, second: merged(first, second, size), lists)
+
+    def _swept(self, query: Tensor, size: int) -> tuple[Candidates, Tensor]:
+        """The first of the support in the order in which they are taken, from all of the corpus."""
+
+        def noise(low: int, high: int) -> Tensor:
+            rows = torch.arange(low, high, device=self.device).expand(len(query), -1)
+            return gumbel(self.rule.seed, query, rows)
+
+        drawn = noise if self.rule.draw == "gumbel" else None
+        keep = Filters(self, query, self.rule.negatives.factors, drawn)
+        found = self._nearest(query, size, keep)
+        whole = (found.rows[:, -1] < 0) | (found.rows.shape[1] >= len(self.corpus))
+        return Candidates(None, found.similarity, found.rows, query, whole, left=keep.seen[:, 1:]), keep.seen
+
+    def tile(self, query: Tensor, similarity: Tensor, low: int, high: int) -> Tile:
+        """These queries against the rows low to high - 1 of the corpus."""
+        tile = self.block_scores(query, similarity, similarity != NEVER, low, high).tile()
+        tile.column = tile.column + low
+        return tile
+
+    def positive_tile(self, query: Tensor) -> tuple[Tile, Tensor]:
+        """These queries against their positives, and which of them are real."""
+        empty = torch.zeros(len(query), 0, dtype=self.corpus.dtype, device=self.device)
+        scores = self.block_scores(query, empty, empty.bool(), 0, 0)
+        return scores.positive_tile(), scores.positive_valid
 
     def _whole_rows(self, query: Tensor) -> tuple[Candidates, Tensor]:
         vectors, excluded = self.vectors(query), self.excluded.of(query)
@@ -204,7 +250,7 @@ class Finder:
 
     def _listed(self, query: Tensor, size: int) -> tuple[Candidates, Tensor]:
         """The union of what several retrievers found, each candidate once, under the first that found it."""
-        lists = [] if self.search.kind == "also" else [self._nearest(query, size)[1]]
+        lists = [] if self.search.kind == "also" else [self._nearest(query, size).rows]
         lists += [self._other(other, query, size) for other in self.search.also]
         rows = torch.cat(lists, 1)
         valid = (rows >= 0) & ~_repeated(rows)
@@ -274,3 +320,24 @@ def _repeated(rows: Annotated[Tensor, "b m"]) -> Annotated[Tensor, "b m"]:
     again = torch.zeros_like(ordered, dtype=torch.bool)
     again[:, 1:] = ordered[:, 1:] == ordered[:, :-1]
     return torch.zeros_like(again).scatter(1, order, again)
+
+
+def check_shards(search: Search, rule: Rule, listed: bool) -> None:
+    """Raises for what a corpus in shards cannot answer."""
+    if search.shards == 1:
+        return
+    for factor in rule.negatives.factors:
+        if not factor.pointwise:
+            raise not_pointwise(factor, "a corpus in shards")
+    if listed or search.kind != "exact" or rule.draw == "categorical":
+        got = f"Search({search.kind!r}, shards={search.shards}) with draw={rule.draw!r}"
+        raise ArgumentError("mine", "an exact search and draw 'top' or 'gumbel' for shards", got, "use shards=1")
+
+
+def _growing(size: int, n: int) -> list[int]:
+    """Longer and longer lists, the last of them with all of the corpus."""
+    sizes = []
+    while size < n:
+        sizes.append(size)
+        size *= 4
+    return [*sizes, n]

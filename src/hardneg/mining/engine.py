@@ -176,6 +176,8 @@ class Miner:
 
     def _most_need_filters(self) -> bool:
         """Whether more than a quarter of the first queries need the filters inside the search; speed only."""
+        if self.finder.swept:
+            return False
         attempts = list(self.finder.attempts(False))
         if len(attempts) == 1 or not attempts[1][1]:
             return False

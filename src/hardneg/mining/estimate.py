@@ -10,8 +10,9 @@ import torch
 
 from hardneg.mining.encode import Encoder
 from hardneg.mining.inputs import load_encoders, load_problem, make_miner
-from hardneg.mining.options import MineOptions, check_options
+from hardneg.mining.options import MineOptions
 from hardneg.mining.problem import Problem, Side
+from hardneg.mining.request import check_options
 
 _texts = 64
 _queries = 256

@@ -1,41 +1,89 @@
-"""What is taken out while searching: copies of the positives, and what the leading factors do not allow."""
+"""The sweep of mining: bounds over the tiles of a corpus, and what is taken out while searching."""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import reduce
 from typing import TYPE_CHECKING, Annotated
 
 import torch
 from torch import Tensor
 
+from hardneg.core.sweep import Bounds, MaskedTile, finish, left_by, merge_states, reduce_rows
 from hardneg.core.types import NEVER
-from hardneg.mining.directions import directions
+from hardneg.core.vectors import unit
 from hardneg.mining.search import most_numbers, most_scores
-from hardneg.mining.search_depth import support
 from hardneg.mining.select import is_copy
+from hardneg.negatives import Negatives
 
 if TYPE_CHECKING:
     from hardneg.mining.candidates import Finder
 
+Noise = Callable[[int, int], Annotated[Tensor, "b m"]]
+"""(first row, end) of a block of the corpus -> a number for each query and row."""
+
+
+@dataclass(frozen=True, eq=False)
+class CorpusRows:
+    """Some queries against a part of the corpus, as tiles for the sweep: the same tiles at each call."""
+
+    finder: Finder
+    query: Annotated[Tensor, "b"]
+    part: tuple[int, int]
+
+    def tiles(self) -> Iterator[MaskedTile]:
+        finder = self.finder
+        vectors, excluded = finder.vectors(self.query), finder.excluded.of(self.query)
+        for low, high in finder.corpus.blocks(self.part):
+            similarity = finder.corpus.scores(vectors, excluded, low, high)
+            valid = (similarity != NEVER) & ~near_positive_block(finder, self.query, low, high)
+            yield finder.tile(self.query, similarity, low, high), valid
+
+    def positives(self) -> Iterator[MaskedTile]:
+        yield self.finder.positive_tile(self.query)
+
+
+def bounds_of(finder: Finder, query: Annotated[Tensor, "b"], factors: Sequence[Negatives]) -> list[Bounds]:
+    """The bounds of each factor for these queries, shard by shard and merged."""
+    found: list[Bounds] = []
+    for i, factor in enumerate(factors):
+        declared = factor.bounds()
+        if not declared:
+            found.append({})
+            continue
+        left = left_by(factors[:i], found)
+        states = [reduce_rows(declared, CorpusRows(finder, query, part), left) for part in finder.shards]
+        found.append(finish(declared, reduce(lambda first, second: merge_states(declared, first, second), states)))
+    return found
+
 
 class Filters:
-    """The guard near the positives and the leading factors, applied to blocks of scores while searching."""
+    """The guard near the positives and some of the factors, applied to blocks of similarities while searching.
 
-    def __init__(self, finder: Finder, query: Annotated[Tensor, "b"]) -> None:
-        self.finder, self.query = finder, query
-        self.factors = finder.rule.negatives.factors[: finder.reach.num_leading]
-        self.seen = torch.zeros(len(query), 2 + len(self.factors), dtype=torch.long, device=finder.device)
+    What is left is ordered by similarity or, with ``noise``, by log-weight and noise.
+    """
+
+    def __init__(
+        self, finder: Finder, query: Annotated[Tensor, "b"], factors: Sequence[Negatives], noise: Noise | None = None
+    ) -> None:
+        self.finder, self.query, self.factors, self.noise = finder, query, factors, noise
+        self.bounds = bounds_of(finder, query, factors)
+        self.seen = torch.zeros(len(query), 2 + len(factors), dtype=torch.long, device=finder.device)
 
     def __call__(self, similarity: Annotated[Tensor, "b m"], low: int, high: int) -> Annotated[Tensor, "b m"]:
         valid = similarity != NEVER
         left = [valid.sum(1)]
         valid = valid & ~near_positive_block(self.finder, self.query, low, high)
         left.append(valid.sum(1))
-        scores = self.finder.block_scores(self.query, similarity, valid, low, high)
-        for factor in self.factors:
-            valid = support(factor.log_weights(scores.narrowed(valid)))
+        tile = self.finder.tile(self.query, similarity, low, high)
+        log_w = torch.where(valid, 0.0, NEVER).to(similarity.dtype)
+        for factor, bound in zip(self.factors, self.bounds, strict=True):
+            log_w = torch.where(valid, log_w + factor.log_weight(tile.bounded(bound)), NEVER)
+            valid = log_w != NEVER
             left.append(valid.sum(1))
         self.seen += torch.stack(left, 1)
-        return valid
+        return similarity.masked_fill(~valid, NEVER) if self.noise is None else log_w.double() + self.noise(low, high)
 
 
 def near_positive_listed(finder: Finder, query: Tensor, rows: Annotated[Tensor, "b m"]) -> Annotated[Tensor, "b|1 m"]:
@@ -56,7 +104,7 @@ def near_positive_block(finder: Finder, query: Tensor, low: int, high: int) -> A
     if finder.near_positive is None:
         return torch.zeros(1, high - low, dtype=torch.bool, device=finder.device)
     hits = torch.zeros(len(query), high - low, dtype=torch.int32, device=finder.device)
-    part = directions(finder.corpus.part(low, high))
+    part = unit(finder.corpus.part(low, high))
     place, positive = finder.positives.of(query)
     at_once = max(1, most_scores // (high - low))
     for where, row in zip(torch.split(place, at_once), torch.split(positive, at_once), strict=True):

@@ -30,6 +30,7 @@ from hardneg.mining.lexical import Lexical
 from hardneg.mining.options import MineOptions
 from hardneg.mining.problem import Problem, Side, build_problem, positive_column, side_of_table
 from hardneg.mining.ranks import Ranks, device_of_rank
+from hardneg.mining.request import rule_of
 from hardneg.mining.search import Search
 
 Progress = Callable[[str, int], Callable[[int], None]]
@@ -202,7 +203,7 @@ def make_miner(options: MineOptions, problem: Problem, queries: Tensor, corpus: 
         Keys(queries, torch.tensor(problem.own), labels[0]),
         Keys(corpus, torch.arange(len(corpus)), labels[1], source="embedding"),
         problem.positives,
-        options.rule(),
+        rule_of(options),
         options.temperature,
         options.near_positive,
         search,

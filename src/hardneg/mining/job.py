@@ -34,11 +34,12 @@ from hardneg.mining.engine import MinedBlock, Miner
 from hardneg.mining.explain import Explanation
 from hardneg.mining.inputs import Embedded, Progress, embeddings, load_problem, make_miner
 from hardneg.mining.manifest import describe_inputs, is_of, read_manifest
-from hardneg.mining.options import MineOptions, check_options, manifest_of
+from hardneg.mining.options import MineOptions, manifest_of
 from hardneg.mining.output import Layout, Result, has_rows, recover, write_output
 from hardneg.mining.problem import Problem
 from hardneg.mining.ranks import Ranks, join_ranks
-from hardneg.negatives import Rank, parse
+from hardneg.mining.request import check_options
+from hardneg.negatives import parse
 
 _ours = re.compile(r"job\.json|manifest\.json|output(\.parquet|\.jsonl)?|block-\d{6,}\.npz|\..*\.partial")
 
@@ -129,8 +130,8 @@ def check_room(options: MineOptions, problem: Problem) -> None:
     size, k = len(problem.corpus), options.k
     taken = (len({*rows, own} - {-1}) for rows, own in zip(problem.positives, problem.own, strict=True))
     most = size - min(taken)
-    windows = [f.stop - f.start for f in parse(options.negatives).factors if isinstance(f, Rank) and f.stop is not None]
-    most = min(most, *windows) if windows else most
+    kept = parse(options.negatives).most
+    most = most if kept is None else min(most, kept)
     if most < k:
         got = f"k={k} where a query has at most {most} candidates, so that no row would be written"
         fix = f"use -k {max(most, 1)} or --format triplet"

@@ -1,21 +1,17 @@
-"""Everything that `hardneg mine` can be told."""
+"""The options of `hardneg mine`, light enough for ``--help``: the same for flags and Python."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from hardneg.core.errors import ArgumentError
-from hardneg.io.outputs import check_output
-from hardneg.mining.checks import check_rule
-from hardneg.mining.output import Layout, check_format
-from hardneg.mining.problem import Columns
-from hardneg.mining.search import Search
-from hardneg.mining.select import Rule
-from hardneg.negatives import parse
+from hardneg.core.options import REQUIRED, argument, option, part
 
 inputs = ("queries", "corpus", "judgements", "query_embeddings", "corpus_embeddings")
 """The options that name what is read."""
+
+INPUT, RULE, SEARCH, OUTPUT = "What is mined", "Which negatives", "How candidates are found", "What is written"
+"""The panels of the help."""
 
 
 def manifest_of(out: str | Path) -> Path:
@@ -23,58 +19,48 @@ def manifest_of(out: str | Path) -> Path:
 
 
 @dataclass(frozen=True)
+class Columns:
+    """Names of columns; None looks for the usual ones. Several joined by ``+`` are one text: ``title+text``."""
+
+    query: str | None = option(None, "Text of a query.", INPUT)
+    query_id: str | None = option(None, "Id of a query.", INPUT)
+    positive: str | None = option(None, "Positives of a query: ids or texts, one or a list.", INPUT)
+    corpus: str | None = option(None, "Text of a document; 'title+text' joins.", INPUT)
+    corpus_id: str | None = option(None, "Id of a document.", INPUT)
+    label: str | None = option(None, "Labels in both tables, for OtherLabel().", INPUT)
+
+
+@dataclass(frozen=True)
 class MineOptions:
-    """Everything that `hardneg mine` is told; paths, the rule, and how to search and write."""
+    """What is mined, the rule, and how to search and write."""
 
-    queries: str
-    out: str
-    corpus: str | None = None
-    judgements: str | None = None
-    query_embeddings: str | None = None
-    corpus_embeddings: str | None = None
-    embedding_column: str | None = None
-    columns: Columns = field(default_factory=Columns)
-    model: str | None = None
-    encoder: str | None = None
-    batch_size: int = 64
-    negatives: str = "BelowPositive(relative=0.05)"
-    k: int = 5
-    draw: str = "top"
-    seed: int = 0
-    temperature: float = 1.0
-    similarity: str = "cosine"
-    near_positive: float | None = None
-    near_negative: float | None = None
-    search: str = "exact"
-    bm25: bool = False
-    rescore: str | None = None
-    candidates: int = 100
-    format: str = "triplet"
-    scores: bool = False
-    missing_positives: str = "error"
-    cache: str | None = None
-    query_block: int = 0
-    device: str | None = None
-    overwrite: bool = False
-
-    def rule(self) -> Rule:
-        return Rule(parse(self.negatives), self.k, self.draw, self.seed, self.near_negative)
-
-
-def check_options(options: MineOptions) -> None:
-    """Everything that can be wrong before any work is done."""
-    check_format(Path(options.out))
-    reads = [Path(getattr(options, name)) for name in inputs if getattr(options, name) is not None]
-    for path in (Path(options.out), manifest_of(options.out), Path(f"{options.out}.work")):
-        check_output("mine", path, reads, overwrite=True)
-    check_rule(options.rule(), options.temperature, options.near_positive)
-    Layout(options.format, scores=options.scores)
-    if options.search != "bm25":
-        Search(options.search, query_block=options.query_block, candidates=options.candidates)
-    elif options.near_positive is not None or options.near_negative is not None:
-        raise ArgumentError("mine", "embeddings for near_positive and near_negative", "search='bm25'")
-    for name, known in (("similarity", ("cosine", "dot")), ("missing_positives", ("error", "drop"))):
-        if getattr(options, name) not in known:
-            raise ArgumentError("mine", f"{name} in {known}", f"{name}={getattr(options, name)!r}")
-    if options.model and options.encoder:
-        raise ArgumentError("mine", "a model or an encoder", "both")
+    queries: str = argument("Queries: .parquet .jsonl .csv .tsv, a data set, or embeddings.")
+    out: str = option(REQUIRED, ".parquet, .jsonl, or a folder for datasets.", None, "--out", "-o")
+    corpus: str | None = option(None, "Documents; none: the positives.", INPUT)
+    judgements: str | None = option(None, "Table of query id, document id, score (qrels).", INPUT)
+    query_embeddings: str | None = option(None, ".npy .npz .safetensors .parquet", INPUT)
+    corpus_embeddings: str | None = option(None, "The same, of the documents.", INPUT)
+    embedding_column: str | None = option(None, "Column or array that holds embeddings.", INPUT)
+    columns: Columns = field(default_factory=Columns, metadata=part("{}_column"))
+    model: str | None = option(None, "sentence-transformers model.", INPUT)
+    encoder: str | None = option(None, "module:function from texts to vectors.", INPUT)
+    batch_size: int = option(64, "Texts encoded at a time.", INPUT, low=1)
+    negatives: str = option("BelowPositive(relative=0.05)", "Expression of the grammar.", RULE, "--negatives", "-n")
+    k: int = option(5, "Negatives of a query.", RULE, "-k", low=1)
+    draw: str = option("top", "top, gumbel or categorical.", RULE)
+    seed: int = option(0, "Of the draws.", RULE)
+    temperature: float = option(1.0, "Of tilts.", RULE)
+    similarity: str = option("cosine", "cosine or dot.", RULE)
+    near_positive: float | None = option(None, "Cosine from which a candidate is a copy of a positive.", RULE)
+    near_negative: float | None = option(None, "Cosine from which it is a copy of a negative taken before it.", RULE)
+    search: str = option("exact", "exact, flat, ivf, hnsw or bm25.", SEARCH)
+    bm25: bool = option(False, "Also take candidates that share words.", SEARCH, "--bm25")
+    rescore: str | None = option(None, "module:function from (query, document) pairs.", SEARCH)
+    candidates: int = option(100, "Of each retriever, with --bm25 or --rescore.", SEARCH, low=1)
+    format: str = option("triplet", "triplet, n-tuple, labeled-pair, labeled-list or ids.", OUTPUT)
+    scores: bool = option(False, "Also write the scores.", OUTPUT, "--scores")
+    missing_positives: str = option("error", "Positives not in the corpus: error or drop.", INPUT)
+    cache: str | None = option(None, "Folder of embeddings; default OUT.embeddings.", INPUT)
+    query_block: int = option(0, "Queries at a time; 0: what fits.", SEARCH, low=0)
+    device: str | None = option(None, "cpu, cuda ...", SEARCH)
+    overwrite: bool = option(False, "Also replace what mine has not made.", OUTPUT, "--overwrite")

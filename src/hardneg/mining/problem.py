@@ -31,18 +31,6 @@ _corpus_ids = ("id", "_id", "doc_id", "corpus_id", "corpus-id", "docid", "docume
 _corpus_texts = ("text", "document", "passage", "positive", "answer", "contents", "image")
 
 
-@dataclass(frozen=True)
-class Columns:
-    """Names of columns; None looks for the usual ones. Several joined by ``+`` are one text: ``title+text``."""
-
-    query: str | None = None
-    query_id: str | None = None
-    positive: str | None = None
-    corpus: str | None = None
-    corpus_id: str | None = None
-    label: str | None = None
-
-
 @dataclass
 class Side:
     """Queries or documents: ids as they came, texts and embeddings where there are any, rows as in the file."""

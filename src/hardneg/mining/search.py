@@ -7,17 +7,17 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Annotated, Any, Protocol
+from typing import Annotated, Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
 
 from hardneg.core.errors import argument_error, optional
 from hardneg.core.types import NEVER
-from hardneg.mining.directions import directions
+from hardneg.core.vectors import unit
 
-Mask = Callable[[Annotated[Tensor, "b m"], int, int], Annotated[Tensor, "b m"]]
-"""(scores of a block of the corpus, its first row, its end) -> True where a candidate may stay."""
+Weigh = Callable[[Annotated[Tensor, "b m"], int, int], Annotated[Tensor, "b m"]]
+"""(similarities with a block of the corpus, its first row, its end) -> what to order by; NEVER: removed."""
 
 
 _queries = {"cpu": 512, "cuda": 4096}
@@ -48,6 +48,7 @@ class Search:
     cosine: vectors are taken at unit length, block by block.
     also: other retrievers, whose candidates join the nearest ones. Then, and where candidates are rescored, each
         retriever gives ``candidates`` of them.
+    shards: parts of the corpus that are searched one by one and whose results are merged; the same negatives.
     """
 
     kind: str = "exact"
@@ -58,13 +59,20 @@ class Search:
     candidates: int = 100
     cosine: bool = False
     also: tuple[Retriever, ...] = ()
+    shards: int = 1
 
     def __post_init__(self) -> None:
         if self.kind not in ("exact", "flat", "ivf", "hnsw", "also"):
             raise argument_error("Search", "kind 'exact', 'flat', 'ivf', 'hnsw' or 'also'", "kind", self.kind)
         if self.kind == "also" and not self.also:
             raise argument_error("Search", "retrievers in also with kind 'also'", "also", self.also)
-        for name, least in (("query_block", 0), ("corpus_block", 0), ("num_probes", 1), ("candidates", 1)):
+        for name, least in (
+            ("query_block", 0),
+            ("corpus_block", 0),
+            ("num_probes", 1),
+            ("candidates", 1),
+            ("shards", 1),
+        ):
             if getattr(self, name) < least:
                 raise argument_error("Search", f"{name} of {least} or more", name, getattr(self, name))
 
@@ -100,9 +108,16 @@ class Corpus:
         flat = index.clamp(min=0).flatten().to(self.vectors.device)
         return self.prepared(self.vectors[flat]).view(*index.shape, self.vectors.shape[1])
 
-    def blocks(self) -> list[tuple[int, int]]:
-        n = len(self)
-        return [(low, min(low + self.block, n)) for low in range(0, n, self.block)]
+    def blocks(self, part: tuple[int, int] | None = None) -> list[tuple[int, int]]:
+        """The blocks, or those of a shard."""
+        low, high = part or (0, len(self))
+        return [(one, min(one + self.block, high)) for one in range(low, high, self.block)]
+
+    def shards(self, number: int) -> list[tuple[int, int]]:
+        """At most so many parts of whole blocks: the products of a block are the same to the bit in any shard."""
+        blocks = self.blocks()
+        step = -(-len(blocks) // number)
+        return [(blocks[i][0], blocks[min(i + step, len(blocks)) - 1][1]) for i in range(0, len(blocks), step)]
 
     def part(self, low: int, high: int) -> Tensor:
         return self.prepared(self.vectors[low:high])
@@ -110,7 +125,7 @@ class Corpus:
     def prepared(self, vectors: Annotated[Tensor, "m d"]) -> Annotated[Tensor, "m d"]:
         """Vectors of queries or documents as they are compared."""
         wide = vectors.to(self.device, self.dtype)
-        return directions(wide) if self.cosine else wide
+        return unit(wide) if self.cosine else wide
 
     def scores(
         self, queries: Tensor, excluded: tuple[Tensor, Tensor], low: int, high: int, out: Tensor | None = None
@@ -129,30 +144,46 @@ class Corpus:
 
 
 def nearest(
-    corpus: Corpus, queries: Tensor, size: int, excluded: tuple[Tensor, Tensor], keep: Mask | None = None
-) -> tuple[Annotated[Tensor, "b m"], Annotated[Tensor, "b m"]]:
-    """The ``size`` most similar rows of each query, closest first, and their similarities.
+    corpus: Corpus, queries: Tensor, size: int, excluded: tuple[Tensor, Tensor], weigh: Weigh | None = None,
+    part: tuple[int, int] | None = None,
+) -> Nearest:  # fmt: skip
+    """The ``size`` most similar rows of each query, closest first; of those that ``weigh`` leaves, by its key.
 
-    Where fewer are left after the exclusions, the similarity is NEVER and the row -1. Equal similarities in the list
-    are sorted by row; which of several equal ones come last into the list is left open, and may follow the blocks.
+    Where fewer are left, the key is NEVER and the row -1. Of equal keys the lower row comes first, also into the list,
+    so that no order of blocks or shards changes it. ``part``: only blocks of these rows.
     """
     size = min(size, len(corpus))
     held = min(corpus.block, len(corpus)) * queries.shape[0]
     out = torch.empty(held, dtype=corpus.dtype, device=corpus.device) if queries.shape[0] else None
-    best: tuple[Tensor, Tensor] | None = None
-    for low, high in corpus.blocks():
+    best: Nearest | None = None
+    for low, high in corpus.blocks(part):
         similarity = corpus.scores(queries, excluded, low, high, out)
-        if keep is not None:
-            similarity.masked_fill_(~keep(similarity, low, high), NEVER)
-        values, index = top_of_rows(similarity, min(size, high - low))
-        index = index + low
-        if best is not None:
-            values, index = torch.cat([best[0], values], 1), torch.cat([best[1], index], 1)
-            values, place = values.topk(min(size, values.shape[1]), dim=1)
-            index = index.gather(1, place)
-        best = values, index
+        key = similarity if weigh is None else weigh(similarity, low, high)
+        values, index = top_of_rows(key, min(size, high - low))
+        found = Nearest(values, index + low, values if weigh is None else similarity.gather(1, index))
+        best = found if best is None else merged(best, found, size)
     assert best is not None
-    return in_order(*best)
+    return best.without_removed()
+
+
+class Nearest(NamedTuple):
+    """Lists of rows of the corpus, best first: keys, rows and similarities."""
+
+    key: Annotated[Tensor, "b m"]
+    rows: Annotated[Tensor, "b m"]
+    similarity: Annotated[Tensor, "b m"]
+
+    def without_removed(self) -> Nearest:
+        removed = self.key == NEVER
+        return Nearest(self.key, self.rows.masked_fill(removed, -1), self.similarity.masked_fill(removed, NEVER))
+
+
+def merged(first: Nearest, second: Nearest, size: int) -> Nearest:
+    """The best of two lists; all rows of the second are larger than those of the first."""
+    both = [torch.cat(pair, 1) for pair in zip(first, second, strict=True)]
+    key, place = both[0].sort(dim=1, descending=True, stable=True)
+    place = place[:, :size]
+    return Nearest(key[:, :size], both[1].gather(1, place), both[2].gather(1, place))
 
 
 def in_order(values: Tensor, rows: Tensor) -> tuple[Tensor, Tensor]:
@@ -164,7 +195,24 @@ def in_order(values: Tensor, rows: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def top_of_rows(scores: Annotated[Tensor, "b n"], size: int, group: int = 16) -> tuple[Tensor, Tensor]:
-    """``scores.topk(size)``, faster for a small size: only groups with one of the ``size`` largest maxima can matter.
+    """The ``size`` largest of each row, the largest first, and of equal ones the first; fast for a small size."""
+    n = scores.shape[1]
+    values, columns = _unordered_top(scores, min(size + 1, n), group)
+    if size < n:  # one more than wanted shows whether equal values lie on both sides of the end
+        tied = (values[:, size - 1] == values[:, size]).nonzero()[:, 0]
+        values, columns = values[:, :size], columns[:, :size]
+        if len(tied):
+            found = scores[tied].sort(dim=1, descending=True, stable=True)
+            values, columns = values.clone(), columns.clone()
+            values[tied], columns[tied] = found.values[:, :size], found.indices[:, :size]
+    by_column = columns.argsort(dim=1)
+    values, columns = values.gather(1, by_column), columns.gather(1, by_column)
+    values, order = values.sort(dim=1, descending=True, stable=True)
+    return values, columns.gather(1, order)
+
+
+def _unordered_top(scores: Tensor, size: int, group: int) -> tuple[Tensor, Tensor]:
+    """``scores.topk(size)``: only groups of columns with one of the ``size`` largest maxima can matter.
 
     The largest of each group of ``group`` columns comes from one vectorised pass; the selection then looks at a
     ``group``-th of the row, and at ``size`` groups.
@@ -206,7 +254,7 @@ class FaissIndex:
         for low, high in corpus.blocks():
             self.index.add(self._plain(corpus.part(low, high)))
 
-    def nearest(self, queries: Tensor, size: int, excluded: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
+    def nearest(self, queries: Tensor, size: int, excluded: tuple[Tensor, Tensor]) -> Nearest:
         """Like the exact search; the excluded pairs are taken out afterwards, so that many more are asked for."""
         n = len(self.corpus)
         most = int(torch.bincount(excluded[0]).max()) if len(excluded[0]) else 0
@@ -215,7 +263,8 @@ class FaissIndex:
         taken = torch.isin(torch.arange(len(queries))[:, None] * n + rows, excluded[0].cpu() * n + excluded[1].cpu())
         values = values.masked_fill(taken | (rows < 0), NEVER)
         values, rows = in_order(values, rows)
-        return values[:, :size].to(queries.device, self.corpus.dtype), rows[:, :size].to(queries.device)
+        values = values[:, :size].to(queries.device, self.corpus.dtype)
+        return Nearest(values, rows[:, :size].to(queries.device), values)
 
     @staticmethod
     def _plain(vectors: Tensor) -> Any:

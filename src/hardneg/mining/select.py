@@ -11,6 +11,7 @@ from torch import Tensor
 
 from hardneg.core.types import NEVER, Scores, with_support
 from hardneg.mining.noise import gumbel, uniform
+from hardneg.mining.search import top_of_rows
 from hardneg.mining.search_depth import ends_here, support
 from hardneg.negatives import Negatives
 
@@ -21,18 +22,19 @@ VectorsOf = Callable[[Tensor], Tensor]
 class Candidates:
     """Candidates of some queries, by row of the corpus; rows is None where the columns are the whole corpus."""
 
-    scores: Scores
+    scores: Scores | None  # None: the search has applied every factor, and the list is the support in its order
     similarity: Annotated[Tensor, "b m"]  # before the temperature
     rows: Annotated[Tensor, "b m"] | None
     query: Annotated[Tensor, "b"]  # position among all queries: what a draw depends on
     whole: Annotated[Tensor, "b"]  # True where no further candidate exists
     ordered: bool = True  # closest first
     lists: tuple[Annotated[Tensor, "b c"], ...] = ()  # rows found by each of several retrievers
+    left: Annotated[Tensor, "b f"] | None = None  # how many the search left after the guard and after each factor
 
     def row_numbers(self) -> Tensor:
         if self.rows is not None:
             return self.rows
-        b, n = self.scores.valid.shape
+        b, n = self.similarity.shape
         return torch.arange(n, device=self.query.device).expand(b, n)
 
 
@@ -59,14 +61,22 @@ class Rule:
 
 def select(candidates: Candidates, rule: Rule, vectors_of: VectorsOf) -> Selection:
     """The k negatives of each query, by the rule, among these candidates."""
-    scores = candidates.scores
-    log_w, left, ended = _weigh(scores, rule.negatives)
-    chosen = _order(candidates, log_w, rule)
+    if candidates.scores is None:
+        assert candidates.left is not None
+        assert candidates.rows is not None
+        slots = torch.arange(candidates.rows.shape[1], device=candidates.rows.device).expand_as(candidates.rows)
+        chosen = torch.where(candidates.rows >= 0, slots, -1)
+        left, ended = candidates.left, torch.zeros_like(candidates.whole)
+        chosen = _padded(chosen, rule.k) if rule.near_negative is not None else _padded(chosen[:, : rule.k], rule.k)
+    else:
+        log_w, counts, ended = _weigh(candidates.scores, rule.negatives)
+        chosen, left = _order(candidates, candidates.scores, log_w, rule), torch.stack(counts, 1)
     copies = torch.zeros(len(chosen), dtype=torch.long, device=chosen.device)
     if rule.near_negative is not None:
         chosen, copies = _without_copies(chosen, candidates.row_numbers(), rule, vectors_of)
-    full = chosen[:, -1] >= 0 if rule.draw == "top" else torch.zeros_like(ended)
-    return Selection(chosen, full | ended | candidates.whole, torch.stack(left, 1), copies)
+    by_order = rule.draw == "top" or candidates.scores is None
+    full = chosen[:, -1] >= 0 if by_order else torch.zeros_like(ended)
+    return Selection(chosen, full | ended | candidates.whole, left, copies)
 
 
 def _weigh(scores: Scores, negatives: Negatives) -> tuple[Tensor, list[Tensor], Tensor]:
@@ -83,7 +93,7 @@ def _weigh(scores: Scores, negatives: Negatives) -> tuple[Tensor, list[Tensor], 
     return total, left, ended
 
 
-def _order(candidates: Candidates, log_w: Tensor, rule: Rule) -> Annotated[Tensor, "b k"]:
+def _order(candidates: Candidates, scores: Scores, log_w: Tensor, rule: Rule) -> Annotated[Tensor, "b k"]:
     """Columns of the support in the order in which they are taken; -1 behind the last. More than k for the guard."""
     if rule.draw == "categorical":
         return _categorical(candidates, log_w, rule)
@@ -98,9 +108,9 @@ def _order(candidates: Candidates, log_w: Tensor, rule: Rule) -> Annotated[Tenso
         best = key.topk(min(wanted, m), dim=1)
         return _padded(torch.where(best.values > 0, best.indices, -1), rule.k)
     else:
-        key = candidates.scores.candidates.masked_fill(~support(log_w), NEVER)
-    best = key.topk(min(wanted, m), dim=1)
-    return _padded(torch.where(best.values == NEVER, -1, best.indices), rule.k)
+        key = scores.candidates.masked_fill(~support(log_w), NEVER)
+    values, index = top_of_rows(key, min(wanted, m))
+    return _padded(torch.where(values == NEVER, -1, index), rule.k)
 
 
 def _categorical(candidates: Candidates, log_w: Tensor, rule: Rule) -> Annotated[Tensor, "b k"]:

@@ -1,9 +1,9 @@
 """Distributions of negatives, one small file per idea. Importing this registers them in the grammar."""
 
-from hardneg.negatives.adnce import ADNCE
 from hardneg.negatives.bands import BelowPositive, Threshold
 from hardneg.negatives.base import Negatives, Product, Uniform, keep, registered_negatives
 from hardneg.negatives.clusters import OtherCluster, SameCluster
+from hardneg.negatives.gaussian import Gaussian
 from hardneg.negatives.grammar import parse, to_text
 from hardneg.negatives.hardening import Hardening, assumption_1, register_hardening
 from hardneg.negatives.known import Known, KnownPairs
@@ -12,10 +12,10 @@ from hardneg.negatives.tilt import ClippedTilt, Tilt
 from hardneg.negatives.windows import Rank, Ring
 
 __all__ = [
-    "ADNCE",
     "BelowPositive",
     "ClippedTilt",
     "From",
+    "Gaussian",
     "Hardening",
     "Known",
     "KnownPairs",

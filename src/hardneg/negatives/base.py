@@ -6,13 +6,12 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, fields, replace
 from typing import Any, ClassVar
 
-import torch
 from torch import Tensor
 
 from hardneg.core.bounds import Bound
 from hardneg.core.errors import ArgumentError, argument_error, warn_once
 from hardneg.core.schedules import Number, Schedule, short_repr, value_of
-from hardneg.core.sweep import Bounds, finish, weigh
+from hardneg.core.sweep import dense_weights, weigh
 from hardneg.core.tiles import Tile
 from hardneg.core.types import NEVER, LogWeights, Scores
 
@@ -54,6 +53,8 @@ class Negatives:
 
     def log_weights(self, scores: Scores) -> LogWeights:
         """Log-weights of all candidates, [b, n]; ``NEVER`` where one is not valid."""
+        if not self.pointwise and self.factors == (self,):
+            raise not_pointwise(self, "no log_weights(scores) either")
         return dense_weights(self.factors, scores)
 
     def reads(self) -> frozenset[str]:
@@ -90,6 +91,11 @@ class Negatives:
         """Whether no gradient flows through the weights of the tilt."""
         return True
 
+    @property
+    def most(self) -> int | None:
+        """At most how many candidates of a row it keeps; None: no limit of its own."""
+        return None
+
     def shown(self, wanted: int | None) -> int | None:
         """How many of the nearest candidates it must see to pass on the nearest ``wanted`` (None: all) it keeps.
 
@@ -123,37 +129,8 @@ class Negatives:
 def not_pointwise(factor: Negatives, where: str) -> ArgumentError:
     """The error of a factor that works on whole rows only, where there are none."""
     name = type(factor).__name__
-    fix = f"write {name}.log_weight(tile), and bounds() for what it must know of a row (docs/extend.md)"
+    fix = f"write {name}.log_weight(tile), and bounds() for what it must know of a row (docs/guides/extend.md)"
     return ArgumentError(name, f"whole rows: it has no log_weight(tile), and here is {where}", None, fix)
-
-
-def dense_weights(factors: tuple[Negatives, ...], scores: Scores) -> LogWeights:
-    """The log-weights of a product over all candidates: the sweep of one tile, with gradient through the bounds."""
-    tile, left = scores.tile(), scores.valid
-    total: Tensor | None = None
-    for factor in factors:
-        if total is not None and (factor.looks_around or not factor.pointwise):
-            left = scores.valid & (total != NEVER)
-        if factor.pointwise:
-            log_w = factor.log_weight(tile.bounded(_dense_bounds(factor, scores, tile, left)))
-        elif type(factor).log_weights is Negatives.log_weights:
-            raise not_pointwise(factor, "no log_weights(scores) either")
-        else:
-            log_w = factor.log_weights(scores.narrowed(left) if total is not None else scores)
-        total = log_w if total is None else total + log_w
-    assert total is not None
-    return torch.where(scores.valid, total, NEVER)
-
-
-def _dense_bounds(factor: Negatives, scores: Scores, tile: Tile, left: Tensor) -> Bounds:
-    declared = factor.bounds()
-    if not declared:
-        return {}
-    states = {}
-    for name, bound in declared.items():
-        one = (tile, left) if bound.over == "candidates" else (scores.positive_tile(), scores.positive_valid)
-        states[name] = bound.of(*one)
-    return finish(declared, states)
 
 
 def _schedules(factor: Negatives) -> Iterator[tuple[str, Schedule]]:
@@ -210,6 +187,10 @@ class Product(Negatives):
 
     def reads(self) -> frozenset[str]:
         return frozenset().union(*(factor.reads() for factor in self._factors))
+
+    @property
+    def most(self) -> int | None:
+        return min((factor.most for factor in self._factors if factor.most is not None), default=None)
 
     def at(self, step: int, total: int | None = None) -> Negatives:
         return Product(tuple(factor.at(step, total) for factor in self._factors))

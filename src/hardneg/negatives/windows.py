@@ -127,6 +127,10 @@ class Rank(Negatives):
     def log_weight(self, tile: Tile) -> Tensor:
         return _inside(self, tile)
 
+    @property
+    def most(self) -> int | None:
+        return None if self.stop is None else self.stop - self.start
+
     def shown(self, wanted: int | None) -> int | None:
         if self.by != "score" or (wanted is None and self.stop is None):
             return None

@@ -16,7 +16,7 @@ Shape = Any
 
 def _is_number(value: Any) -> bool:
     plain = isinstance(value, (int, float)) and not isinstance(value, bool)
-    return plain and abs(value) < 1e15 and math.isfinite(value)
+    return plain and abs(value) < 1e100 and math.isfinite(value)
 
 
 def _is_whole(value: Any) -> bool:

@@ -59,11 +59,13 @@ def heads_of(story: Story) -> list[tuple[str, str]]:
     return heads
 
 
-def cells_of(arm: ArmRuns, heads: list[tuple[str, str]]) -> list[Cell]:
-    """The cells of an arm but for its name."""
+def cells_of(arm: ArmRuns, heads: list[tuple[str, str]], first: ArmRuns) -> list[Cell]:
+    """The cells of an arm but for its name; beside the first, one that alone sees labels has no verdict."""
     row = arm.row
     half = row.get("half_width")
-    against, tag, kind = _against(row, first=arm.number == 0)
+    against, tag, kind = _against(row, first=arm is first)
+    if tag and arm.uses_labels != first.uses_labels:
+        tag, kind = f"{'sees' if arm.uses_labels else 'without'} labels", "alike"
     runs = f"collapsed in {row.get('collapsed')} of {len(row.get('values', []))} runs"
     texts: dict[str, list[str]] = {
         "seeds": [two_digits(100 * value) for value in row.get("values", [])] or [ABSENT],

@@ -52,7 +52,7 @@ def report_page(story: Story) -> str:
         asides={arm.number: aside_of(arm, story) for arm in story.arms},
         setting=setting_of(story),
         heads=heads,
-        rows=[(arm, cells_of(arm, heads)) for arm in story.arms],
+        rows=[(arm, cells_of(arm, heads, story.arms[0])) for arm in story.arms],
         csv=table_csv(story),
         table_note=table_note(story),
         measures=measures_of(story),

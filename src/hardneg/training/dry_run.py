@@ -8,6 +8,7 @@ from hardneg.core.errors import ArgumentError
 from hardneg.core.schedules import value_of
 from hardneg.core.scoring import score
 from hardneg.core.types import Keys
+from hardneg.losses.options import read_generator, read_objective
 from hardneg.negatives import parse
 from hardneg.training.numbers import number_of
 from hardneg.training.options import TrainOptions
@@ -25,6 +26,10 @@ def try_negatives(options: TrainOptions, labelled: bool = True) -> None:
     hardneg.core.errors.ArgumentError: train needs --negatives for candidates of the batch, got ...: From needs ...
     """
     options.check()
+    if (objective := getattr(options, "objective", None)) is not None:
+        read_objective(objective)
+    if (generate := getattr(options, "generate", None)) is not None:
+        read_generator(generate)
     negatives = parse(options.negatives)
     rows = torch.arange(4)
     keys = Keys(torch.eye(4), rows, rows % 2 if labelled else None, source=options.source)

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import math
 import re
-from dataclasses import MISSING, asdict, dataclass, field, fields
+from dataclasses import MISSING, asdict, dataclass, fields
 from typing import Any, get_args, get_type_hints
 
-from hardneg.core.errors import ArgumentError
+from hardneg.core.errors import ArgumentError, argument_error
+from hardneg.core.options import option
 from hardneg.core.schedules import Schedule
 
 Scheduled = float | str
@@ -18,10 +19,8 @@ DATA, NEGATIVES, TRAINING, RUN = "Data and encoder", "Negatives", "Training", "T
 """The panels of the help."""
 
 
-def option(
-    default: Any, help: str, panel: str, *, low: float | None = None, high: float | None = None, among: Any = None
-) -> Any:
-    return field(default=default, metadata={"help": help, "panel": panel, "low": low, "high": high, "among": among})
+OBJECTIVE = 'What the loss makes of positives and negatives: info_nce, "rince(q=0.5)", jsd, sigmoid ...'
+GENERATE = 'More candidates made from those there are, such as "mochi(num_hardest=64)".'
 
 
 @dataclass(frozen=True)
@@ -86,10 +85,16 @@ class TrainOptions:
         return asdict(self)
 
 
+OBJECTIVE = 'What is made of positives and negatives: info_nce, jsd, sigmoid, "rince(q=0.1)" ...'
+GENERATE = 'Makes more candidates, such as "mochi(num_hardest=64)".'
+
+
 @dataclass(frozen=True)
 class SimCLROptions(TrainOptions):
     """Two views of each image, both against all others of the batch: SimCLR, DCL, HCL."""
 
+    objective: str = option("info_nce", OBJECTIVE, NEGATIVES)
+    generate: str | None = option(None, GENERATE, NEGATIVES)
     positives_in_denominator: str = option(
         "own", "Which positives the denominator has.", NEGATIVES, among=("own", "all", "none")
     )
@@ -108,12 +113,19 @@ class SupervisedOptions(SimCLROptions):
     negatives: str = option("OtherLabel()", 'Negatives in the grammar, such as "OtherLabel() * Tilt(1.0)".', NEGATIVES)
     reduction: str = option("anchors", "anchors (SupCon) or pairs (H-SCL).", NEGATIVES, among=("anchors", "pairs"))
 
+    def check(self) -> None:
+        if self.generate is not None:
+            what = "--generate to be none, since made candidates have no label"
+            raise argument_error("supervised", what, "generate", self.generate)
+
 
 @dataclass(frozen=True)
 class MoCoOptions(TrainOptions):
     """A momentum encoder: v2 against a queue of its keys (MoCo, Ring), v3 against the keys of the batch."""
 
     temperature: float | str = option(0.2, TEMPERATURE, NEGATIVES, low=1e-4)
+    objective: str = option("info_nce", OBJECTIVE, NEGATIVES)
+    generate: str | None = option(None, GENERATE, NEGATIVES)
     version: str = option("v2", "v2 (queue) or v3 (batch, symmetric, predictor).", NEGATIVES, among=("v2", "v3"))
     queue: int = option(4096, "Keys in the queue (v2).", NEGATIVES, low=1)
     momentum: float = option(
@@ -134,6 +146,17 @@ class SogCLROptions(TrainOptions):
 
     def check(self) -> None:
         _check_fixed("sogclr", self)
+
+
+@dataclass(frozen=True)
+class ISogCLROptions(TrainOptions):
+    """Two views of each image, both against all others of the batch, with a learnt temperature per image: iSogCLR."""
+
+    temperature: float | str = option(0.7, "Temperature of every image at the start.", NEGATIVES, low=1e-4)
+    rho: float = option(0.3, "Keeps temperatures from falling.", NEGATIVES, low=0.0)
+
+    def check(self) -> None:
+        _check_fixed("isogclr", self)
 
 
 @dataclass(frozen=True)
@@ -223,5 +246,6 @@ RECIPES: dict[str, type[TrainOptions]] = {
     "supervised": SupervisedOptions,
     "moco": MoCoOptions,
     "sogclr": SogCLROptions,
+    "isogclr": ISogCLROptions,
     "emc2": EMC2Options,
 }

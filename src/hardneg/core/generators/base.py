@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Annotated, Any, ClassVar
 
 import torch
@@ -19,7 +18,7 @@ _registry: dict[str, type[Generator]] = {}
 class Generator:
     """Subclasses are frozen dataclasses with ``make(pairing, step)``; defining one registers it by its ``name``.
 
-    What is made are private candidates of the source "synthetic", [b, k, d], without ids, labels or clusters.
+    What is made are private candidates of the source "synthetic", [b, k, d], with an id, label and cluster of nobody.
     ``step`` counts the calls of the loss: draws depend on it and on a seed, never on a global state.
     """
 
@@ -36,11 +35,20 @@ class Generator:
 
     def __call__(self, pairing: Pairing, step: int) -> Pairing:
         """The pairing with the candidates that were made."""
-        made = Keys(self.make(pairing, step), source="synthetic")
-        return replace(pairing, candidates=(*pairing.candidates, made))
+        vectors = self.make(pairing, step)
+        labels, clusters = (_nobodys(tag, vectors) for tag in (pairing.anchors.labels, pairing.anchors.clusters))
+        made = Keys(vectors, None, labels, clusters, source="synthetic")
+        return pairing.changed(candidates=(*pairing.candidates, made))
 
     def __repr__(self) -> str:
         return short_repr(self).replace(type(self).__name__, self.name, 1)
+
+
+def _nobodys(tag: Tensor | None, vectors: Annotated[Tensor, "b k d"]) -> Tensor | None:
+    """A tag that no instance has, where the anchors have one: what is made belongs to no class."""
+    if tag is None:
+        return None
+    return torch.full((*vectors.shape[:2], *tag.shape[1:]), torch.iinfo(torch.int64).min, device=vectors.device)
 
 
 def registered_generators() -> dict[str, type[Generator]]:

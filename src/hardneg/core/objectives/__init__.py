@@ -12,6 +12,7 @@ from hardneg.core.objectives.info_nce import NumNegatives as NumNegatives
 from hardneg.core.objectives.info_nce import check_num_negatives as check_num_negatives
 from hardneg.core.objectives.info_nce import debiased as debiased
 from hardneg.core.objectives.info_nce import info_nce as info_nce
+from hardneg.core.objectives.isogclr import ISogCLR as ISogCLR
 from hardneg.core.objectives.jsd import JSD as JSD
 from hardneg.core.objectives.jsd import jsd as jsd
 from hardneg.core.objectives.rince import RINCE as RINCE

@@ -41,7 +41,7 @@ class InfoNCE(Objective):
         needed: dict[str, Statistic] = {"log_mean": LogMean()}
         if self.positives_in_denominator == "all":
             needed["log_positives"] = LogPositives()
-        return needed | number_statistic(self.num_negatives)
+        return {**needed, **number_statistic(self.num_negatives)}
 
     @property
     def needs_negatives(self) -> bool:

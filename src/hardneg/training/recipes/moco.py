@@ -32,7 +32,14 @@ from hardneg.training.setup import encoder_for
 
 def loss_for(options: MoCoOptions) -> ContrastiveLoss:
     temperature, tau_plus = number_of(options.temperature), number_of(options.tau_plus)
-    return ContrastiveLoss(options.negatives, temperature, tau_plus, normalize=False)
+    return ContrastiveLoss(
+        options.negatives,
+        temperature,
+        tau_plus,
+        objective=options.objective,
+        generate=options.generate,
+        normalize=False,
+    )
 
 
 class MoCoV2(Method):

@@ -42,14 +42,20 @@ class SimCLR(Method):
             number_of(options.tau_plus),
             num_negatives=options.num_negatives,
             positives_in_denominator=options.positives_in_denominator,
+            objective=options.objective,
+            generate=options.generate,
             normalize=False,
         )
 
     def loss_of(self, encode: Encode, batch: Batch) -> Tensor:
-        z1, z2 = normalize(encode(batch.views).float(), dim=-1).chunk(2)  # [b, d] each
-        self.first, self.second = (gather(Keys(z, batch.ids, batch.labels)) for z in (z1, z2))
+        self.gathered(encode, batch)
         loss: Tensor = self.loss(self.first.vectors, self.second.vectors, self.first.ids, self.first.labels)
         return loss
+
+    def gathered(self, encode: Encode, batch: Batch) -> None:
+        """Both views of the batch, from all ranks."""
+        z1, z2 = normalize(encode(batch.views).float(), dim=-1).chunk(2)  # [b, d] each
+        self.first, self.second = (gather(Keys(z, batch.ids, batch.labels)) for z in (z1, z2))
 
     def diagnose(self) -> Diagnosis:
         return self.loss.diagnose(self.first.vectors, self.second.vectors, self.first.ids, self.first.labels)

@@ -32,6 +32,8 @@ class Supervised(SimCLR):
             num_negatives=options.num_negatives,
             positives_in_denominator=options.positives_in_denominator,
             reduction=options.reduction,
+            objective=options.objective,
+            generate=options.generate,
             normalize=False,
         )
 

@@ -19,7 +19,7 @@ from hardneg.negatives.base import Negatives, check_by
 
 
 @dataclass(frozen=True, repr=False)
-class ADNCE(Negatives):
+class Gaussian(Negatives):
     """log w = -(similarity - mu)^2 / (2 sigma^2), in plain similarity."""
 
     mu: Number = 0.7
@@ -27,15 +27,15 @@ class ADNCE(Negatives):
     detach: bool = False
     by: str = field(default="score", kw_only=True)
     removes: ClassVar = False
-    examples: ClassVar = ("ADNCE()", "ADNCE(0.4, sigma=0.3, detach=True)")
+    examples: ClassVar = ("Gaussian()", "Gaussian(0.4, sigma=0.3, detach=True)")
 
     def __post_init__(self) -> None:
-        check_range("ADNCE", "mu", self.mu, -math.inf, math.inf)
-        check_range("ADNCE", "sigma", self.sigma, 1e-6, math.inf, open_high=True)
-        check_kind("ADNCE", "detach", self.detach, bool, "True or False")
-        check_by("ADNCE", self.by)
+        check_range("Gaussian", "mu", self.mu, -math.inf, math.inf)
+        check_range("Gaussian", "sigma", self.sigma, 1e-6, math.inf, open_high=True)
+        check_kind("Gaussian", "detach", self.detach, bool, "True or False")
+        check_by("Gaussian", self.by)
 
     def log_weight(self, tile: Tile) -> Tensor:
-        similarity = tile.similarity if self.by == "score" else tile.guided("ADNCE")
+        similarity = tile.similarity if self.by == "score" else tile.guided("Gaussian")
         distance: Tensor = ((similarity.detach() if self.detach else similarity) - self.mu) / self.sigma
         return -0.5 * distance.square()

@@ -1,0 +1,88 @@
+"""Checks of vectors, temperatures and parts at the door."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+from torch import Tensor
+
+from hardneg.core.errors import ArgumentError, NotFinite, argument_error
+from hardneg.core.pairing import Pairing
+
+_checking = False
+
+
+@contextmanager
+def checks(enabled: bool = True) -> Iterator[None]:
+    """Checks vectors at the door: inside, vectors that are not finite or not of unit norm raise.
+
+    Costs one synchronisation per call on a GPU, so it is off by default.
+
+    >>> import torch
+    >>> from hardneg import two_views
+    >>> with checks():
+    ...     two_views(torch.ones(2, 4), torch.ones(2, 4), temperature=0.5)
+    Traceback (most recent call last):
+    ...
+    hardneg.core.errors.ArgumentError: score needs unit vectors, got norms from 2 to 2; use ...
+    """
+    global _checking
+    before, _checking = _checking, enabled
+    try:
+        yield
+    finally:
+        _checking = before
+
+
+def check_parts(pairing: Pairing) -> None:
+    """Raises unless the parts fit together."""
+    anchors, pool = pairing.anchors, pairing.candidates
+    if anchors.private:
+        raise ArgumentError("score", "anchors [b, d]", f"vectors={tuple(anchors.vectors.shape)}")
+    if not len(anchors):
+        raise ArgumentError("score", "at least one anchor", f"vectors={tuple(anchors.vectors.shape)}")
+    check_temperature("score", pairing.temperature, len(anchors))
+    own = pairing.positives.vectors
+    if own.shape[0] != len(anchors):
+        raise ArgumentError("score", f"positives of {len(anchors)} anchors", f"positives={tuple(own.shape)}")
+    if not pool:
+        raise ArgumentError("score", "at least one pool of candidates", "pool=()")
+    for keys in [pairing.positives, *pool]:
+        if keys.dim != anchors.dim:
+            raise ArgumentError("score", f"vectors of {anchors.dim} features", str(tuple(keys.vectors.shape)))
+    for keys in pool:
+        if keys.private and keys.vectors.shape[0] != len(anchors):
+            what = f"private candidates of {len(anchors)} anchors"
+            raise ArgumentError("score", what, str(tuple(keys.vectors.shape)))
+
+
+def check_temperature(who: str, temperature: float | Tensor, rows: int | None = None) -> None:
+    """Raises unless every temperature is above 0. On a GPU a tensor is looked at inside ``checks()`` only."""
+    if isinstance(temperature, Tensor):
+        if temperature.ndim and rows is not None and temperature.shape not in ((1,), (rows, 1)):
+            what = f"a temperature of shape [] or [{rows}, 1], one per anchor"
+            raise ArgumentError(who, what, f"temperature={tuple(temperature.shape)}", "use temperature[:, None]")
+        if torch.compiler.is_compiling() or (temperature.is_cuda and not _checking):
+            return
+        if bool((temperature.detach() > 0).all()):
+            return
+        lowest = float(temperature.detach().min())
+        raise argument_error(who, "a temperature above 0", "temperature", lowest, "learn its logarithm: log_t.exp()")
+    if isinstance(temperature, (bool, str)) or not 0 < temperature < math.inf:
+        raise argument_error(who, "a temperature above 0", "temperature", temperature)
+
+
+def check_vectors(vectors: Tensor) -> None:
+    """Inside ``checks()``, raises for vectors that are not finite or not of unit norm."""
+    if not _checking or torch.compiler.is_compiling() or vectors.numel() == 0:
+        return
+    if not bool(torch.isfinite(vectors).all()):
+        raise NotFinite("score", "finite vectors", "NaN or inf", "look at the encoder's output before the loss")
+    norms = vectors.detach().norm(dim=-1)
+    low, high = norms.min().item(), norms.max().item()
+    if max(abs(low - 1.0), abs(high - 1.0)) > 1e-2:
+        got = f"norms from {low:.4g} to {high:.4g}"
+        raise ArgumentError("score", "unit vectors", got, "use torch.nn.functional.normalize(vectors, dim=-1)")

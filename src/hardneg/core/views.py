@@ -1,0 +1,83 @@
+"""Views of a batch as pairings: SimCLR's, with any number of views, and one view against the other."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Annotated
+
+import torch
+from torch import Tensor
+
+from hardneg.core.errors import ArgumentError
+from hardneg.core.pairing import Pairing
+from hardneg.core.types import Keys
+from hardneg.core.vectors import widened
+
+
+def pair_views(
+    views: Sequence[Annotated[Tensor, "b d"]],
+    temperature: float | Tensor,
+    ids: Tensor | None = None,
+    labels: Tensor | None = None,
+    clusters: Tensor | None = None,
+    extra: Sequence[Keys] = (),
+) -> Pairing:
+    """All views are anchors and candidates; every other view of the same row is a positive."""
+    number = len(views)
+    check_views("two_views", views)
+    views = [widened(view) for view in views]  # once, so that gradients of half precision add up in float32
+
+    def each(tag: Tensor | None) -> Tensor | None:
+        return None if tag is None else torch.cat([tag] * number)
+
+    batch = Keys(torch.cat(list(views)), each(batch_ids(views[0], ids)), each(labels), each(clusters), source="batch")
+    if number == 2:
+        positives = torch.cat([views[1], views[0]])[:, None]
+    else:
+        others = [torch.stack([views[j] for j in range(number) if j != i], dim=1) for i in range(number)]
+        positives = torch.cat(others)
+    temperature = _each_view(temperature, len(views[0]), number)
+    return Pairing(batch, Keys(positives), (batch, *extra), temperature, ids_given=ids is not None)
+
+
+def pair_cross(
+    z1: Annotated[Tensor, "b d"],
+    z2: Annotated[Tensor, "b d"],
+    temperature: float | Tensor,
+    ids: Tensor | None = None,
+    labels: Tensor | None = None,
+    clusters: Tensor | None = None,
+    extra: Sequence[Keys] = (),
+) -> Pairing:
+    """One view against the other."""
+    check_views("cross_views", [z1, z2])
+    z1, z2 = widened(z1), widened(z2)
+    rows = batch_ids(z1, ids)
+    other = Keys(z2, rows, labels, clusters, source="batch")
+    anchors = Keys(z1, rows, labels, clusters)
+    return Pairing(anchors, Keys(z2[:, None]), (other, *extra), temperature, ids_given=ids is not None)
+
+
+def batch_ids(z: Tensor, ids: Tensor | None) -> Tensor:
+    """An id for every row: without ids the rows are numbered, and kept apart from the ids of any pool by match_ids.
+
+    A row with a negative id is nobody's either, but it is itself: it gets a number that no data set has.
+    """
+    rows = torch.arange(z.shape[0], device=z.device)
+    if ids is None:
+        return rows
+    return torch.where(ids < 0, rows + 2**62, ids) if ids.shape == rows.shape else ids  # Keys refuses other shapes
+
+
+def check_views(who: str, views: Sequence[Tensor]) -> None:
+    shapes = [tuple(view.shape) for view in views]
+    if len(views) < 2 or views[0].ndim != 2 or len(set(shapes)) > 1:
+        named = " and ".join(f"z{i + 1}={shape}" for i, shape in enumerate(shapes))
+        raise ArgumentError(who, "two views of the same shape [b, d]", named or "none")
+
+
+def _each_view(temperature: float | Tensor, rows: int, number: int) -> float | Tensor:
+    """A temperature per instance is that of each of its views."""
+    if isinstance(temperature, Tensor) and temperature.shape == (rows, 1) and rows > 1:
+        return temperature.repeat(number, 1)
+    return temperature

@@ -1,0 +1,98 @@
+# ruff: noqa: N803
+# mypy: disable-error-code="no-untyped-def,no-untyped-call"
+"""What the sweeps share: loads that check bounds or not, and which blocks and pairs masks concern."""
+
+from __future__ import annotations
+
+from hardneg.kernels.triton_language import jit, tl
+
+
+@jit
+def load_vectors(pointer, rows, count, d, BD: tl.constexpr, CHECKED: tl.constexpr, FULL_D: tl.constexpr):
+    features = tl.arange(0, BD)
+    at = pointer + rows[:, None] * d + features[None, :]
+    if CHECKED:
+        return tl.load(at, mask=(rows < count)[:, None] & (features < d)[None, :], other=0.0)
+    elif FULL_D:
+        return tl.load(at)
+    else:
+        return tl.load(at, mask=(features < d)[None, :], other=0.0)
+
+
+@jit
+def load_rows(pointer, rows, count, CHECKED: tl.constexpr):
+    if CHECKED:
+        return tl.load(pointer + rows, mask=rows < count, other=0.0)
+    else:
+        return tl.load(pointer + rows)
+
+
+@jit
+def masked_blocks(
+    begin_ptr, end_ptr, split_ptr, b, n,
+    BM: tl.constexpr, BN: tl.constexpr, SELF: tl.constexpr, IDS: tl.constexpr, LABELS: tl.constexpr,
+    MASKED: tl.constexpr, SORTED: tl.constexpr,
+):  # fmt: skip
+    """Blocks of columns, of the whole ones: [first, last) may need masks, of which no row needs [skip, skip + skipped).
+
+    Sorted by label, the columns with the label of every row are excluded without a look. Where one id has two labels,
+    every other block needs masks.
+    """
+    whole = n // BN
+    row = tl.program_id(0) * BM
+    begin = row * 0
+    end = begin
+    inner = begin
+    inner_end = begin
+    if MASKED:
+        end += n
+    elif SORTED:
+        last_row = tl.minimum(row + BM, b) - 1
+        begin = tl.load(begin_ptr + row)
+        end = tl.load(end_ptr + last_row)
+        if LABELS:
+            inner = tl.load(begin_ptr + last_row)
+            inner_end = tl.load(end_ptr + row)
+            if IDS:
+                split = tl.load(split_ptr) != 0
+                begin = tl.where(split, 0, begin)
+                end = tl.where(split, n, end)
+    elif SELF:
+        begin = row
+        end = row + BM
+    first = tl.minimum(begin // BN, whole)
+    last = tl.minimum((end + BN - 1) // BN, whole)
+    skip = (inner + BN - 1) // BN
+    return first, last, skip, tl.maximum(inner_end // BN - skip, 0), whole
+
+
+@jit
+def allowed_pairs(
+    row_ids_ptr, row_labels_ptr, column_ids_ptr, column_labels_ptr, rows, columns, b, n,
+    SELF: tl.constexpr, IDS: tl.constexpr, LABELS: tl.constexpr,
+):  # fmt: skip
+    """Other columns than the row itself, of another id (a negative one is nobody's) and of another label."""
+    allowed = (columns < n)[None, :]
+    if SELF:
+        allowed = allowed & (rows[:, None] != columns[None, :])
+    if IDS:
+        row = tl.load(row_ids_ptr + rows, mask=rows < b, other=-1)[:, None]
+        column = tl.load(column_ids_ptr + columns, mask=columns < n, other=-1)[None, :]
+        allowed = allowed & ((row != column) | (row < 0))
+    if LABELS:
+        row = tl.load(row_labels_ptr + rows, mask=rows < b, other=0)[:, None]
+        allowed = allowed & (row != tl.load(column_labels_ptr + columns, mask=columns < n, other=0)[None, :])
+    return allowed
+
+
+@jit
+def other_view(z_ptr, given, real, n, d, BD: tl.constexpr, NORMS: tl.constexpr):
+    """The positives: the rows half of all rows away."""
+    half = n // 2
+    there = tl.where(given < half, given + half, given - half)
+    features = tl.arange(0, BD)
+    at = z_ptr + there[:, None] * d + features[None, :]
+    p = tl.load(at, mask=real[:, None] & (features < d)[None, :], other=0.0).to(tl.float32)
+    if NORMS:
+        p = p / tl.maximum(tl.sqrt(tl.sum(p * p, 1)), 1e-12)[:, None]
+    return p

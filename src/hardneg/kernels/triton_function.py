@@ -1,0 +1,232 @@
+"""The row statistics as a differentiable function: what is launched, with which numbers and switches."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+from hardneg.kernels import triton_gradients, triton_rows
+from hardneg.kernels.triton_sides import Side, Tags, block_of, sides_of, switches
+
+LOG2_E = math.log2(math.e)
+FIXED_SHIFT_BITS = 118.0
+"""Terms of a sum with one shift for all rows may be that many bits below 1 (float32 has 126)."""
+SAFE_BITS = 64.0
+"""Below such a spread of the terms, coefficients of upstream gradients up to 2^60 do not overflow."""
+
+Band = tuple[Tensor | None, Tensor | None]
+"""The lowest and the highest similarity of each anchor's negatives."""
+
+
+def spread(temperature: float, beta: float) -> float:
+    """Bits between the largest and the smallest term of the sums, for unit vectors."""
+    return (1.0 + beta) * 2.0 * LOG2_E / temperature
+
+
+@dataclass(frozen=True)
+class Plan:
+    """The numbers and switches of one call."""
+
+    temperature: float
+    beta: float
+    detach: bool
+    normalize: bool
+    fixed: bool
+    """One shift for all rows, and no running maximum."""
+    itself: bool
+    """Self-similarity: the candidates are the anchors."""
+    masked: bool
+    """Masks in every block; otherwise in those that hold ids or labels of the rows, both sides being sorted."""
+    views: bool = False
+    """The rows are two views of each instance, and their losses are wanted."""
+    tau_plus: float = 0.0
+
+    @property
+    def scale(self) -> float:
+        return LOG2_E / self.temperature
+
+    @property
+    def tilt(self) -> int:
+        special = {0.0: triton_rows.UNIFORM, 1.0: triton_rows.SQUARE}
+        return special.get(self.beta, triton_rows.GENERAL)
+
+    @property
+    def single(self) -> bool:
+        """Whether the gradient needs one exponential of the score only, e^(power s)."""
+        return self.beta == 0.0 or self.detach
+
+    @property
+    def power(self) -> float:
+        return 1.0 + self.beta if self.single else 1.0
+
+
+class Coefficients(NamedTuple):
+    """Of each anchor, as in the derivation: A, C and the shift."""
+
+    a: Tensor
+    c: Tensor
+    shift: Tensor
+
+
+class RowStatisticsFunction(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any,
+        anchors: Tensor,
+        candidates: Tensor | None,
+        temperature: Tensor | None,
+        tags: Tags,
+        band: Band,
+        plan: Plan,
+    ) -> tuple[Tensor, ...]:
+        ctx.plan, ctx.temperature = plan, temperature
+        ctx.set_materialize_grads(False)
+        rows, columns = sides_of(anchors, candidates, tags, plan.normalize, plan.masked)
+        if rows.order is not None and band[0] is not None and band[1] is not None:
+            band = band[0][rows.order], band[1][rows.order]
+        views = anchors.detach().contiguous() if plan.views else None
+        found, sums, slopes = _sweep(rows, columns, band, plan, views)
+        ctx.save_for_backward(*rows, *columns, *band, *sums, *slopes, views)
+        ctx.mark_non_differentiable(found[2])
+        return found
+
+    @staticmethod
+    @once_differentiable  # type: ignore[untyped-decorator]
+    def backward(
+        ctx: Any, g_mean: Tensor | None, g_mass: Tensor | None, _: None, g_loss: Tensor | None = None
+    ) -> tuple[Tensor | None, ...]:
+        plan, saved = ctx.plan, ctx.saved_tensors
+        rows, columns, band, sums = Side(*saved[:8]), Side(*saved[8:16]), saved[16:18], saved[18:21]
+        *slopes, views = saved[21:]
+        grad_anchors: Tensor | None = None
+        grad_candidates: Tensor | None = None
+        grad_temperature: Tensor | None = None
+        upstream = Upstream(g_loss if plan.views else g_mean, g_mass, *slopes)
+        if upstream.mean is None and g_mass is None:
+            return None, None, None, None, None, None
+        own, pull, unit = _coefficients(upstream, rows, sums, plan)
+        if ctx.needs_input_grad[0] or ctx.needs_input_grad[2]:
+            others = own if plan.itself else None
+            learn = ctx.needs_input_grad[2]
+            grad_anchors, product = _gradient(rows, columns, own, others, band, unit, plan, learn, (views, pull))
+            if learn:
+                # ds / d temperature = -s / temperature. The sum over pairs of gradient times s is that of the rows'
+                # products; in self-similarity every pair is there in both roles.
+                total = -product.sum() / (plan.temperature * (2.0 if plan.itself else 1.0))
+                total = total + upstream.by_floor() / plan.temperature**2 if plan.tau_plus else total
+                grad_temperature = total.to(ctx.temperature.dtype).reshape(ctx.temperature.shape)
+        if not plan.itself and ctx.needs_input_grad[1]:
+            grad_candidates = _gradient(columns, rows, None, own, band, unit, plan)[0]
+        return grad_anchors, grad_candidates, grad_temperature, None, None, None
+
+
+def _sweep(
+    rows: Side, columns: Side, band: Band, plan: Plan, views: Tensor | None
+) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...], tuple[Tensor | None, ...]]:
+    """Statistics (and losses) as given, sums as sorted, and the slopes of the losses by log_mean and positive."""
+    b, n, d = len(rows.vectors), len(columns.vectors), rows.vectors.shape[1]
+    log_mean, log_mass, sum0, sum1, shift, *losses = rows.vectors.new_empty(
+        8 if plan.views else 5, b, dtype=torch.float32
+    ).unbind()
+    loss, *slopes = losses or (None, None, None)
+    support = rows.vectors.new_empty(b, dtype=torch.int32)
+    largest = None
+    if not plan.itself:
+        largest = columns.vectors.new_zeros(()) if n == 0 else torch.linalg.vector_norm(columns.vectors, math.inf)
+    block = block_of(rows.vectors, b, backward=False)
+    if b:
+        triton_rows.forward[(-(-b // block.rows),)](
+            rows.vectors, columns.vectors, rows.inverse_norms, columns.inverse_norms,
+            rows.ids, columns.ids, rows.labels, columns.labels, *band,
+            rows.begin, rows.end, rows.split, rows.order, largest, log_mean, log_mass, support, sum0, sum1, shift,
+            views, loss, *slopes,
+            b, n, d, plan.scale, plan.beta, plan.scale if plan.fixed else 0.0, plan.temperature, plan.tau_plus,
+            VIEWS=plan.views, DEBIASED=plan.tau_plus > 0,
+            TILT=plan.tilt, BAND=band[0] is not None,
+            FIXED=plan.fixed, MASKED=plan.masked, LATE=block.stages if plan.masked else 1,
+            **switches(rows, columns, plan.itself, block),
+        )  # fmt: skip
+    found = (log_mean, log_mass, support) if loss is None else (log_mean, log_mass, support, loss)
+    return found, (sum0, sum1, shift), tuple(slopes)
+
+
+class Upstream(NamedTuple):
+    """Gradients of log_mean and log_mass; with slopes, of losses whose slopes by log_mean and the positive they are."""
+
+    mean: Tensor | None
+    mass: Tensor | None
+    by_mean: Tensor | None
+    by_positive: Tensor | None
+
+    def largest(self) -> Tensor:
+        mean = self.mean if self.mean is None or self.by_mean is None else self.mean * self.by_mean
+        parts = [torch.linalg.vector_norm(part, math.inf) for part in (mean, self.mass) if part is not None]
+        return torch.stack(parts).sum()
+
+    def by_floor(self) -> Tensor:
+        """Of the losses whose debiased mean is at its floor, -1 / temperature; these have no slope by log_mean."""
+        assert self.mean is not None
+        assert self.by_mean is not None
+        assert self.by_positive is not None
+        return -torch.where(self.by_mean == 0, self.mean * self.by_positive, 0.0).sum()
+
+
+def _coefficients(
+    upstream: Upstream, rows: Side, sums: Sequence[Tensor], plan: Plan
+) -> tuple[Coefficients, Tensor | None, Tensor]:
+    """The rows' coefficients in their order, what pulls at the positives, and what gradients are multiplied by."""
+    b, half = len(rows.vectors), rows.vectors.dtype == torch.float16
+    a, c, shift, pull, unit = rows.vectors.new_empty(5, max(b, 1), dtype=torch.float32).unbind()
+    g, h = upstream.mean, None if upstream.mass is None else upstream.mass.contiguous()
+    headroom = (2.0 + 4.0 * plan.beta) / 2.0**14 if half else 1.0
+    scaled = half or not plan.fixed or spread(plan.temperature, plan.beta) > SAFE_BITS
+    if b:
+        triton_gradients.coefficients[(-(-b // 256),)](
+            g, h, upstream.largest() if scaled else None, rows.order, *sums, upstream.by_mean, upstream.by_positive,
+            a, c, shift, pull, unit, b, 1 if g is None else g.stride(0), 0.0 if plan.single else plan.beta,
+            1.0 if plan.detach else 1.0 + plan.beta, plan.power, headroom, plan.temperature,
+            BLOCK=256, SORTED=rows.order is not None, MEAN=g is not None, MASS=h is not None, SCALED=scaled,
+            VIEWS=plan.views,
+        )  # fmt: skip
+    return Coefficients(a, c, shift), pull if plan.views else None, unit
+
+
+def _gradient(
+    rows: Side,
+    columns: Side,
+    of_rows: Coefficients | None,
+    of_columns: Coefficients | None,
+    band: Band,
+    unit: Tensor,
+    plan: Plan,
+    product_too: bool = False,
+    views: tuple[Tensor | None, Tensor | None] = (None, None),
+) -> tuple[Tensor, Tensor]:
+    """The gradient of the rows, and of each row its product with it; whose coefficients are given are the anchors."""
+    b, n, d = len(rows.vectors), len(columns.vectors), rows.vectors.shape[1]
+    gradient = torch.empty_like(rows.vectors)
+    product = rows.vectors.new_empty(b, dtype=torch.float32) if product_too or plan.normalize else unit
+    block = block_of(rows.vectors, b, backward=True)
+    scale = plan.scale * plan.power
+    nothing = None, None, None
+    if b:
+        triton_gradients.backward[(-(-b // block.rows),)](
+            rows.vectors, columns.vectors, rows.inverse_norms, columns.inverse_norms,
+            rows.ids, columns.ids, rows.labels, columns.labels,
+            *(band if of_rows else nothing[:2]), *(band if of_columns else nothing[:2]),
+            *(of_rows or nothing), *(of_columns or nothing),
+            rows.begin, rows.end, rows.split, rows.order, unit, gradient, product, *views,
+            b, n, d, scale, plan.beta, scale if plan.fixed else 0.0,
+            TILT=triton_rows.UNIFORM if plan.single else plan.tilt, BAND=band[0] is not None,
+            ROW=of_rows is not None, COLUMN=of_columns is not None, PRODUCT=product_too,
+            VIEWS=views[0] is not None,
+            FIXED=plan.fixed, MASKED=plan.masked, LATE=block.stages if plan.masked else 1,
+            **switches(rows, columns, plan.itself, block),
+        )  # fmt: skip
+    return gradient, product

@@ -1,0 +1,208 @@
+# ruff: noqa: N803, N806
+# mypy: disable-error-code="no-untyped-def,no-untyped-call"
+"""The backward pass of the row statistics; ``triton_rows`` has the derivation and the names."""
+
+from __future__ import annotations
+
+from hardneg.kernels.triton_blocks import allowed_pairs, load_rows, load_vectors, masked_blocks, other_view
+from hardneg.kernels.triton_language import jit, tl
+
+
+@jit
+def coefficients(
+    g_ptr, h_ptr, largest_ptr, order_ptr, sum0_ptr, sum1_ptr, shift_ptr, by_mean_ptr, by_positive_ptr,
+    A_ptr, C_ptr, at_ptr, pull_ptr, unit_ptr, b, stride, beta, slope, power, headroom, temperature,
+    BLOCK: tl.constexpr, SORTED: tl.constexpr, MEAN: tl.constexpr, MASS: tl.constexpr, SCALED: tl.constexpr,
+    VIEWS: tl.constexpr,
+):  # fmt: skip
+    """A, C and shift of each row for upstream gradients divided by ``unit``, and unit / temperature.
+
+    VIEWS: the upstream gradient is that of the losses; what pulls at the positives is stored too.
+    SCALED: unit is the largest gradient times ``headroom``, where coefficients could overflow, or the products of their
+    float16 gradients vanish: their largest entry is then about 2^14. Otherwise it is 1.
+    """
+    rows = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    real = rows < b
+    given = rows
+    if SORTED:
+        given = tl.load(order_ptr + rows, mask=real, other=0)
+    g = tl.zeros([BLOCK], tl.float32)
+    h = tl.zeros([BLOCK], tl.float32)
+    if MEAN:
+        g += tl.load(g_ptr + given * stride, mask=real, other=0.0)
+    if MASS:
+        h += tl.load(h_ptr + given, mask=real, other=0.0)
+    if VIEWS:
+        pull = g * tl.load(by_positive_ptr + given, mask=real, other=0.0) / temperature
+        tl.store(pull_ptr + given, pull, mask=real)
+        g = g * tl.load(by_mean_ptr + given, mask=real, other=0.0)
+    unit = temperature * 0.0 + 1.0
+    if SCALED:
+        unit = tl.load(largest_ptr) * headroom
+        unit = tl.where(unit == 0.0, 1.0, unit)
+    sum0 = tl.load(sum0_ptr + rows, mask=real, other=1.0)
+    sum1 = tl.load(sum1_ptr + rows, mask=real, other=1.0)
+    tl.store(A_ptr + rows, tl.where(sum1 == 0.0, 0.0, slope * (g / unit) / sum1), mask=real)
+    tl.store(C_ptr + rows, tl.where(sum1 == 0.0, 0.0, beta * ((h - g) / unit) / sum0), mask=real)
+    tl.store(at_ptr + rows, tl.load(shift_ptr + rows, mask=real, other=0.0) * power, mask=real)
+    if tl.program_id(0) == 0:
+        tl.store(unit_ptr, unit / temperature)
+
+
+@jit
+def pair_gradient(x, beta, A, C, TILT: tl.constexpr):
+    v = tl.exp2(x)
+    if TILT == 0:
+        return v * A
+    elif TILT == 1:
+        return v * (v * A + C)
+    else:
+        return tl.exp2(beta * x) * (v * A + C)
+
+
+@jit
+def role_gradient(
+    x, similarity, beta, A_ptr, C_ptr, shift_ptr, low_ptr, high_ptr, at, count,
+    AXIS: tl.constexpr, TILT: tl.constexpr, FIXED: tl.constexpr, BAND: tl.constexpr, CHECKED: tl.constexpr,
+):  # fmt: skip
+    """The gradient of the pairs as scores of their rows (AXIS 1) or columns (AXIS 0), each with its band and shift."""
+    A = tl.expand_dims(load_rows(A_ptr, at, count, CHECKED), AXIS)
+    C = A
+    if TILT != 0:
+        C = tl.expand_dims(load_rows(C_ptr, at, count, CHECKED), AXIS)
+    if not FIXED:
+        x = x - tl.expand_dims(load_rows(shift_ptr, at, count, CHECKED), AXIS)
+    if BAND:  # a pair above its band may be above the shift too: its exponential would be infinite
+        low = tl.expand_dims(load_rows(low_ptr, at, count, CHECKED), AXIS)
+        high = tl.expand_dims(load_rows(high_ptr, at, count, CHECKED), AXIS)
+        x = tl.where((similarity < low) | (similarity > high), float("-inf"), x)
+    return pair_gradient(x, beta, A, C, TILT)
+
+
+@jit
+def pulled(
+    total, start, r, rows,
+    c_ptr, r_norm_ptr, c_norm_ptr, r_ids_ptr, c_ids_ptr, r_labels_ptr, c_labels_ptr,
+    r_low_ptr, r_high_ptr, c_low_ptr, c_high_ptr, r_A_ptr, r_C_ptr, r_shift_ptr, c_A_ptr, c_C_ptr, c_shift_ptr,
+    b, n, d, scale, beta, shift,
+    BN: tl.constexpr, BD: tl.constexpr, FULL_D: tl.constexpr, TILT: tl.constexpr, FIXED: tl.constexpr,
+    NORMS: tl.constexpr, SELF: tl.constexpr, IDS: tl.constexpr, LABELS: tl.constexpr, BAND: tl.constexpr,
+    PRECISION: tl.constexpr, ROW: tl.constexpr, COLUMN: tl.constexpr, CHECKED: tl.constexpr,
+):  # fmt: skip
+    """The gradient of the rows with one more block of columns."""
+    columns = start + tl.arange(0, BN)
+    c = load_vectors(c_ptr, columns, n, d, BD, CHECKED, FULL_D)
+    x = tl.dot(r, tl.trans(c), input_precision=PRECISION)
+    similarity = x
+    if NORMS:
+        r_norm = load_rows(r_norm_ptr, rows, b, True)[:, None]
+        c_norm = load_rows(c_norm_ptr, columns, n, CHECKED)[None, :]
+    if NORMS and BAND:
+        similarity = x * (r_norm * c_norm)
+        x = similarity * scale - shift
+    elif NORMS:
+        x = x * c_norm * (r_norm * scale) - shift
+    else:
+        x = x * scale - shift
+    if CHECKED:
+        allowed = allowed_pairs(
+            r_ids_ptr, r_labels_ptr, c_ids_ptr, c_labels_ptr, rows, columns, b, n, SELF, IDS, LABELS
+        )
+        x = tl.where(allowed, x, float("-inf"))
+    if FIXED and not BAND:
+        if ROW:
+            A = load_rows(r_A_ptr, rows, b, True)[:, None]
+            C = A
+            if TILT != 0:
+                C = load_rows(r_C_ptr, rows, b, True)[:, None]
+        if COLUMN:
+            c_A = load_rows(c_A_ptr, columns, n, CHECKED)[None, :]
+            c_C = c_A
+            if TILT != 0:
+                c_C = load_rows(c_C_ptr, columns, n, CHECKED)[None, :]
+        if ROW and COLUMN:
+            e = pair_gradient(x, beta, A + c_A, C + c_C, TILT)
+        elif ROW:
+            e = pair_gradient(x, beta, A, C, TILT)
+        else:
+            e = pair_gradient(x, beta, c_A, c_C, TILT)
+    else:
+        e = tl.zeros_like(x)
+        if ROW:
+            e += role_gradient(
+                x, similarity, beta, r_A_ptr, r_C_ptr, r_shift_ptr, r_low_ptr, r_high_ptr, rows, b,
+                1, TILT, FIXED, BAND, True,
+            )  # fmt: skip
+        if COLUMN:
+            e += role_gradient(
+                x, similarity, beta, c_A_ptr, c_C_ptr, c_shift_ptr, c_low_ptr, c_high_ptr, columns, n,
+                0, TILT, FIXED, BAND, CHECKED,
+            )  # fmt: skip
+    if NORMS:
+        e = e * c_norm
+    return tl.dot(e.to(c.dtype), c, total, input_precision=PRECISION)
+
+
+@jit
+def backward(
+    r_ptr, c_ptr, r_norm_ptr, c_norm_ptr, r_ids_ptr, c_ids_ptr, r_labels_ptr, c_labels_ptr,
+    r_low_ptr, r_high_ptr, c_low_ptr, c_high_ptr, r_A_ptr, r_C_ptr, r_shift_ptr, c_A_ptr, c_C_ptr, c_shift_ptr,
+    begin_ptr, end_ptr, split_ptr, order_ptr, unit_ptr, gradient_ptr, product_ptr, z_ptr, by_positive_ptr,
+    b, n, d, scale, beta, shift,
+    BM: tl.constexpr, BN: tl.constexpr, BD: tl.constexpr, FULL_D: tl.constexpr, TILT: tl.constexpr,
+    FIXED: tl.constexpr, NORMS: tl.constexpr, SELF: tl.constexpr, IDS: tl.constexpr, LABELS: tl.constexpr,
+    BAND: tl.constexpr, MASKED: tl.constexpr, SORTED: tl.constexpr, RAGGED: tl.constexpr, LATE: tl.constexpr,
+    PRECISION: tl.constexpr, ROW: tl.constexpr, COLUMN: tl.constexpr, PRODUCT: tl.constexpr, VIEWS: tl.constexpr,
+):  # fmt: skip
+    """grad r_i = unit sum_j e_ij c_j. ROW: rows are anchors; COLUMN: columns are; both in self-similarity."""
+    rows = tl.program_id(0) * BM + tl.arange(0, BM)
+    r = load_vectors(r_ptr, rows, b, d, BD, True, FULL_D)
+    total = tl.zeros([BM, BD], tl.float32)
+    first, last, skip, skipped, whole = masked_blocks(
+        begin_ptr, end_ptr, split_ptr, b, n, BM, BN, SELF, IDS, LABELS, MASKED, SORTED
+    )
+    if not MASKED:
+        for k in tl.range(0, whole - (last - first)):
+            start = tl.where(k < first, k, k + (last - first)) * BN
+            total = pulled(
+                total, start, r, rows,
+                c_ptr, r_norm_ptr, c_norm_ptr, r_ids_ptr, c_ids_ptr, r_labels_ptr, c_labels_ptr,
+                r_low_ptr, r_high_ptr, c_low_ptr, c_high_ptr,
+                r_A_ptr, r_C_ptr, r_shift_ptr, c_A_ptr, c_C_ptr, c_shift_ptr, b, n, d, scale, beta, shift,
+                BN, BD, FULL_D, TILT, FIXED, NORMS, SELF, IDS, LABELS, BAND, PRECISION, ROW, COLUMN, False,
+            )  # fmt: skip
+    if MASKED or SORTED or SELF or RAGGED:
+        for k in tl.range(0, last - first - skipped + RAGGED, num_stages=LATE):
+            start = tl.where(first + k < skip, first + k, first + k + skipped)
+            start = tl.where(start < last, start, whole) * BN
+            total = pulled(
+                total, start, r, rows,
+                c_ptr, r_norm_ptr, c_norm_ptr, r_ids_ptr, c_ids_ptr, r_labels_ptr, c_labels_ptr,
+                r_low_ptr, r_high_ptr, c_low_ptr, c_high_ptr,
+                r_A_ptr, r_C_ptr, r_shift_ptr, c_A_ptr, c_C_ptr, c_shift_ptr, b, n, d, scale, beta, shift,
+                BN, BD, FULL_D, TILT, FIXED, NORMS, SELF, IDS, LABELS, BAND, PRECISION, ROW, COLUMN, True,
+            )  # fmt: skip
+
+    real = rows < b
+    given = rows
+    if SORTED:
+        given = tl.load(order_ptr + rows, mask=real, other=0)
+    total = total * tl.load(unit_ptr)
+    if VIEWS:  # the positive of a row is that of its other view too
+        half = n // 2
+        there = tl.where(given < half, given + half, given - half)
+        pull = tl.load(by_positive_ptr + given, mask=real, other=0.0)
+        pull += tl.load(by_positive_ptr + there, mask=real, other=0.0)
+        total += pull[:, None] * other_view(z_ptr, given, real, n, d, BD, NORMS)
+    if NORMS or PRODUCT:
+        z = load_vectors(r_ptr, rows, b, d, BD, True, FULL_D).to(tl.float32)
+        if NORMS:
+            norm = load_rows(r_norm_ptr, rows, b, True)[:, None]
+            z = z * norm
+        product = tl.sum(total * z, 1)
+        tl.store(product_ptr + rows, product, mask=real)
+        if NORMS:  # z = r norm: grad r = norm (grad z - z (z . grad z))
+            total = (total - z * product[:, None]) * norm
+    features = tl.arange(0, BD)
+    at = gradient_ptr + given[:, None] * d + features[None, :]
+    tl.store(at, total.to(r.dtype), mask=real[:, None] & (features < d)[None, :])

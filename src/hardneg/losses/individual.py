@@ -1,0 +1,43 @@
+"""A temperature per instance, learnt by the optimiser of the model (iSogCLR, Qiu et al. 2023)."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+import torch
+from torch import Tensor, nn
+
+from hardneg.core.errors import ArgumentError, check_kind, check_range
+from hardneg.losses.contrastive import ContrastiveLoss
+
+
+class IndividualTemperatures(nn.Module):
+    """A loss whose temperature is looked up by id: ``loss(z1, z2, ids=ids)``.
+
+    The temperatures are a parameter, clamped to [low, high] where they are used.
+
+    >>> loss = IndividualTemperatures(ContrastiveLoss(objective="isogclr"), num_instances=100)
+    >>> z1, z2 = torch.randn(2, 8, 4)
+    >>> loss(z1, z2, ids=torch.arange(8)).ndim
+    0
+    """
+
+    def __init__(
+        self, loss: ContrastiveLoss, num_instances: int, start: float = 0.7, low: float = 0.05, high: float = 0.7
+    ) -> None:
+        super().__init__()
+        check_kind("IndividualTemperatures", "num_instances", num_instances, int, "a whole number")
+        check_range("IndividualTemperatures", "low", low, 1e-6, high)
+        check_range("IndividualTemperatures", "start", start, low, high)
+        self.loss, self.low, self.high = loss, low, high
+        self.temperatures = nn.Parameter(torch.full((num_instances,), start))
+
+    def forward(self, z1: Tensor, z2: Tensor, ids: Annotated[Tensor, "b"] | None = None, **options: Any) -> Tensor:
+        if ids is None:
+            raise ArgumentError("IndividualTemperatures", "the ids of the rows", "None", "pass ids=...")
+        loss: Tensor = self.loss(z1, z2, ids, temperature=self.of(ids), **options)
+        return loss
+
+    def of(self, ids: Annotated[Tensor, "b"]) -> Annotated[Tensor, "b"]:
+        """The temperatures of these instances."""
+        return self.temperatures[ids].clamp(self.low, self.high)

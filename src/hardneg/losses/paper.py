@@ -1,0 +1,63 @@
+"""Papers by name, with the recipe that trains each: derived from the expression in papers.py."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from hardneg.losses.contrastive import ContrastiveLoss
+from hardneg.negatives import Uniform, to_text
+
+Made = TypeVar("Made", bound=Callable[..., Any])
+
+
+@dataclass(frozen=True)
+class Paper:
+    """A paper that a recipe of ``hardneg train`` trains: ``paper.options(beta=2.0)`` are the recipe's options."""
+
+    name: str
+    make: Callable[..., Any]
+    recipe: str
+    more: Mapping[str, Any]
+
+    def options(self, *values: Any, **arguments: Any) -> dict[str, Any]:
+        """Options that the paper takes by their name, and every option of the loss that is not its default.
+
+        >>> from hardneg import papers
+        >>> papers.registered()["hcl"].options(beta=2.0)
+        {'temperature': 0.5, 'tau_plus': 0.1, 'negatives': 'Tilt(2.0)'}
+        """
+        made = self.make(*values, **arguments)
+        loss: ContrastiveLoss = getattr(made, "inner", made)
+        usual, taken = ContrastiveLoss(loss.negatives), inspect.signature(self.make).parameters
+        found: dict[str, Any] = {"temperature": loss.temperature}
+        for name in ("tau_plus", "num_negatives", "positives_in_denominator", "reduction", "same_label_negatives"):
+            if name in taken or getattr(loss, name) != getattr(usual, name):
+                found[name] = getattr(loss, name)
+        if loss.negatives != Uniform():
+            found["negatives"] = to_text(loss.negatives)
+        if loss.objective.name != usual.objective.name:
+            found["objective"] = repr(loss.objective)
+        if loss.generate is not None:
+            found["generate"] = repr(loss.generate)
+        return {**found, **self.more}
+
+
+_registered: dict[str, Paper] = {}
+
+
+def registered() -> dict[str, Paper]:
+    """Every paper that a recipe trains, by name."""
+    return dict(_registered)
+
+
+def trained_by(recipe: str, **more: Any) -> Callable[[Made], Made]:
+    """Registers a paper with the recipe that trains it, and options of the recipe that its loss does not tell."""
+
+    def register(make: Made) -> Made:
+        _registered[make.__name__] = Paper(make.__name__, make, recipe, more)
+        return make
+
+    return register

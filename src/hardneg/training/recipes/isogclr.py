@@ -1,0 +1,47 @@
+"""iSogCLR (Qiu et al. 2023): SimCLR with a temperature for each image, learnt with the encoder.
+
+The loss is that of the batch, without the running normalisers of SogCLR. Images that are alike many others come to a
+higher temperature, rare ones to a lower one.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from hardneg.core.diagnose import Diagnosis
+from hardneg.losses.contrastive import ContrastiveLoss
+from hardneg.losses.individual import IndividualTemperatures
+from hardneg.training.data.images import ImageData
+from hardneg.training.loop import train
+from hardneg.training.options import ISogCLROptions
+from hardneg.training.recipes.simclr import SimCLR
+
+
+class ISogCLR(SimCLR):
+    def __init__(self, options: ISogCLROptions, data: ImageData, total: int) -> None:
+        options.check()
+        super().__init__(options, data, total)  # type: ignore[arg-type]
+        start, high = float(options.temperature), max(0.7, float(options.temperature))
+        self.individual = IndividualTemperatures(self.loss, len(data), start, low=min(0.05, start), high=high)
+
+    def loss_for(self, options: ISogCLROptions) -> ContrastiveLoss:
+        return ContrastiveLoss(options.negatives, objective=f"isogclr({options.rho!r})", normalize=False)
+
+    def loss_of(self, encode: Any, batch: Any) -> Tensor:
+        self.gathered(encode, batch)
+        first, second = self.first, self.second
+        loss: Tensor = self.individual(first.vectors, second.vectors, first.ids, labels=first.labels)
+        return loss
+
+    def diagnose(self) -> Diagnosis:
+        first, second = self.first, self.second
+        assert first.ids is not None
+        own = self.individual.of(first.ids).detach()
+        return self.loss.diagnose(first.vectors, second.vectors, first.ids, first.labels, temperature=own)
+
+
+def main(options: ISogCLROptions, out: str | Path, **how: Any) -> dict[str, Any]:
+    return train("isogclr", ISogCLR, options, out, **how)

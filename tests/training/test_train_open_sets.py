@@ -1,0 +1,53 @@
+"""Objectives, generators and a temperature per image in `hardneg train` and in the arms of a comparison."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from hardneg import papers
+from hardneg.comparing.arms import parse_arm
+from hardneg.core.errors import HardnegError
+from hardneg.training.options import RECIPES
+from hardneg.training.runs import Run
+from support.training_runs import few_digits, flat, run, short
+
+
+@pytest.mark.parametrize(
+    "arm",
+    [
+        "rince(q=0.1, lam=0.01)",
+        "adnce(mu=0.4)",
+        "mochi(num_hardest=8, num_mixed=8, num_with_anchor=4)",
+        "simclr(objective='sigmoid(bias=-2.0)')",
+        "isogclr(rho=0.2)",
+    ],
+)
+def test_an_arm_of_the_open_sets_trains(arm: str, tmp_path: Path) -> None:
+    data = few_digits(tmp_path / "digits.npz", 120)
+    chosen = parse_arm(arm)
+    result = run(chosen.recipe, tmp_path / "run", short(data, **chosen.options))
+    assert result["knn"] > 0.2  # chance is 0.1
+    if arm.startswith("isogclr"):
+        state = flat(Run(tmp_path / "run").load())
+        learnt = next(value for name, value in state.items() if name.endswith("individual.temperatures"))
+        assert len(learnt) == 120
+        assert learnt.std() > 0
+
+
+def test_wrong_objectives_and_generators_are_refused_before_the_run(tmp_path: Path) -> None:
+    data = few_digits(tmp_path / "digits.npz", 40)
+    for wrong in ({"objective": "rinze"}, {"generate": "machi()"}):
+        with pytest.raises((HardnegError, ValueError), match="Did you mean"):
+            run("simclr", tmp_path / "run", short(data, **wrong))
+
+
+@pytest.mark.parametrize("name", papers.registered())
+def test_every_registered_paper_is_an_arm(name: str) -> None:
+    arm, paper = parse_arm(f"{name}()"), papers.registered()[name]
+    assert arm.recipe == paper.recipe
+    complete = arm.complete().as_dict()
+    usual = {field: getattr(RECIPES[arm.recipe](), field) for field in complete}
+    assert {key: complete[key] for key in paper.options()} == {**paper.options()}
+    assert {key for key, value in complete.items() if value != usual[key]} <= set(paper.options())
