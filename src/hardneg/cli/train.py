@@ -14,6 +14,7 @@ import typer
 from hardneg.cli.errors import errors_for_people, given, read_yaml
 from hardneg.cli.flags import CONTEXT, parameter, with_parameters
 from hardneg.core.errors import ArgumentError, UnknownName
+from hardneg.core.text import printable
 from hardneg.training.options import RECIPES, RUN, Scheduled, TrainOptions, allowed, called, from_text
 
 ALLOW_OTHER_DATA = "Go on although the images or labels are not those that the run was begun with."
@@ -76,6 +77,8 @@ def _command(recipe: str, options: type[TrainOptions]) -> Callable[..., None]:
             from hardneg.cli.tables import show_evaluation
             from hardneg.training.recipes import run_recipe
 
+            if how["resume"] and not (out / "config.json").exists():
+                typer.echo(f"There is no run in {printable(str(out))} to resume: training starts anew.", err=True)
             result = run_recipe(recipe, wanted, out, **how)
             if int(os.environ.get("RANK", 0)) == 0:  # of several ranks, the first speaks for all
                 show_evaluation(result)
@@ -85,7 +88,9 @@ def _command(recipe: str, options: type[TrainOptions]) -> Callable[..., None]:
         CONTEXT,
         *(_of_option(one, hints[one.name]) for one in fields(options)),
         parameter("out", Path, Path("runs") / recipe, help="Directory of the run.", rich_help_panel=RUN),
-        parameter("resume", bool, False, help="Go on with the run in --out.", rich_help_panel=RUN),
+        parameter(
+            "resume", bool, False, help="Resume the run in --out; without one there, start.", rich_help_panel=RUN
+        ),
         parameter("allow_other_data", bool, False, "--allow-other-data", help=ALLOW_OTHER_DATA, rich_help_panel=RUN),
         parameter("config", Path | None, None, help="A YAML file with any of these options.", rich_help_panel=RUN),
     ]

@@ -60,6 +60,7 @@ def _keep_name(folder: Path) -> None:
 
 
 def check_folder(path: Path) -> None:
+    """Raises if the path of an output folder leads through a file."""
     if any(part.is_file() for part in (path, *path.parents)):
         raise FileError("--out", "a folder", path, got="where there is a file")
 

@@ -19,10 +19,6 @@ DATA, NEGATIVES, TRAINING, RUN = "Data and encoder", "Negatives", "Training", "T
 """The panels of the help."""
 
 
-OBJECTIVE = 'What the loss makes of positives and negatives: info_nce, "rince(q=0.5)", jsd, sigmoid ...'
-GENERATE = 'More candidates made from those there are, such as "mochi(num_hardest=64)".'
-
-
 @dataclass(frozen=True)
 class TrainOptions:
     """What every recipe takes."""
