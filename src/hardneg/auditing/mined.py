@@ -14,7 +14,7 @@ from typing import Any
 from hardneg.auditing.findings import as_rows, find
 from hardneg.auditing.inputs import WHO, Documents, judged_lists, side_of
 from hardneg.auditing.lists import Lists, read_lists
-from hardneg.auditing.manifest import manifest_beside, manifest_of, mine_options, similarity_of, whole_number
+from hardneg.auditing.manifest import manifest_beside, mine_options, similarity_of, whole_number
 from hardneg.auditing.options import AuditOptions
 from hardneg.auditing.prepare import make_subject
 from hardneg.auditing.result import Audit, MinedFindings
@@ -22,7 +22,7 @@ from hardneg.auditing.rules import given_rules
 from hardneg.auditing.samples import samples_of
 from hardneg.auditing.subject import Subject
 from hardneg.auditing.survey import audit_subject
-from hardneg.core.errors import ArgumentError, Damaged, DataChanged, argument_error
+from hardneg.core.errors import ArgumentError, DataChanged, argument_error
 from hardneg.core.types import Keys
 from hardneg.mining.encode import cached, embed
 from hardneg.mining.inputs import Progress as Encoding
@@ -167,11 +167,9 @@ def _origin_of_manifest(options: AuditOptions, manifest: dict[str, Any], encodin
 
     Vectors that are in no file come from the miner's cache, or by the model or function that the options name.
     """
-    if not manifest:
-        return Origin(notes=("There is no manifest beside the file, and no corpus was named.",))
     if not isinstance(manifest.get("options"), dict) or not manifest["options"]:
-        fix = "mine again with --overwrite, or delete the manifest to audit the lists alone"
-        raise Damaged("audit", "the manifest of a mined file", manifest_of(options.input), "it has no options", fix)
+        what = "The manifest beside the file has no options" if manifest else "There is no manifest beside the file"
+        return Origin(notes=(f"{what}, and no corpus was named: only the lists are audited.",))
     try:
         mined, notes = mine_options(manifest, Path(options.input).absolute().parent)
         problem = load_problem(mined)

@@ -88,9 +88,7 @@ def _command(recipe: str, options: type[TrainOptions]) -> Callable[..., None]:
         CONTEXT,
         *(_of_option(one, hints[one.name]) for one in fields(options)),
         parameter("out", Path, Path("runs") / recipe, help="Directory of the run.", rich_help_panel=RUN),
-        parameter(
-            "resume", bool, False, help="Resume the run in --out; without one there, start.", rich_help_panel=RUN
-        ),
+        parameter("resume", bool, False, help="Resume the run in --out, if there is one.", rich_help_panel=RUN),
         parameter("allow_other_data", bool, False, "--allow-other-data", help=ALLOW_OTHER_DATA, rich_help_panel=RUN),
         parameter("config", Path | None, None, help="A YAML file with any of these options.", rich_help_panel=RUN),
     ]
