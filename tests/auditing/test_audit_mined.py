@@ -193,7 +193,7 @@ def test_manifests_of_other_versions(tables: dict[str, str], tmp_path: Path) -> 
     assert older.row("mined") == usual
     for odd in ({"k": 4}, {**whole["options"], "queries": 3}, {**whole["options"], "columns": [1], "corpus": None}):
         assert audited(odd).row("mined") == usual  # what is read is what the digests say
-    assert "no manifest" in " ".join(audited([]).notes)
+    assert "has no options" in " ".join(audited([]).notes)
     for inputs in (None, [], {}, {"queries": 3}, {"queries": {"path": "queries.jsonl"}}):
         rewrite(manifest, options=whole["options"], inputs=inputs)
         found = audit_files(AuditOptions(mined, settings=QUIET))
