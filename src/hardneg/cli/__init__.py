@@ -1,1 +1,1 @@
-"""The command line: one file per verb."""
+"""The command line: app.py, and a file for each of the larger verbs."""
