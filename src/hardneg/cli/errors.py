@@ -40,7 +40,7 @@ _as_python_does = warnings.formatwarning
 
 
 def warning_for_people(message: Warning | str, category: type[Warning], *where: Any, **line: Any) -> str:
-    """Ours without the place in the source, which is not where the fix is."""
+    """Our warnings without the source line, which does not help the user."""
     if issubclass(category, HardnegWarning):
         return f"Note: {printable_lines(message)}\n"
     return _as_python_does(message, category, *where, **line)

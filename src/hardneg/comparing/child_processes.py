@@ -1,4 +1,4 @@
-"""What ends the runs of a comparison with it."""
+"""Ends the processes of the runs when their comparison ends."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from hardneg.comparing.memory import NotBegun
 
 
 class Lifelines:
-    """Pipes that runs hold on to: one whose pipe is closed leaves, so that a failure or Ctrl-C need not wait for it."""
+    """One pipe per run: a run ends when its pipe is closed, so that a failure or Ctrl-C need not wait for it."""
 
     def __init__(self) -> None:
         self._ends: set[int] = set()
@@ -20,7 +20,7 @@ class Lifelines:
 
     @contextmanager
     def one(self) -> Iterator[int]:
-        """The end of a pipe for the standard input of a run; none is made once the others were cut."""
+        """The end of a pipe for the standard input of a run; none is made once the others were closed."""
         with self._lock:
             if self._cut:
                 raise NotBegun("the comparison has ended")

@@ -137,7 +137,7 @@ Tries = list[tuple[float, float | None]]
 
 
 def _tries(prepared: Prepared, watcher: Watcher) -> list[Tries]:
-    """For every arm the same tries, with one seed; one that diverges has lost, and ends nothing."""
+    """For every arm the same tries, with one seed; a diverging one loses, and does not stop the others."""
     arms, comparison = prepared.arms, prepared.comparison
     if comparison.tune is None:
         return [[] for _ in arms]

@@ -49,25 +49,25 @@ class RunFailed(HardnegError, OSError):
 
 
 class OutOfMemory(RunFailed):
-    """One that memory did not hold."""
+    """A run that ran out of memory."""
 
     advice = "Use a smaller --batch-size, or free memory and give the same command again: finished runs are kept"
 
 
 class NoRoom(RunFailed):
-    """One whose files the disk did not hold."""
+    """A run that found the disk full."""
 
     advice = "Make room, then give the same command again: finished runs are kept"
 
 
 class OtherData(RunFailed):
-    """One that was begun with other data."""
+    """A run that was started with other data."""
 
     advice = "Put back the data, use another --out, or --allow-other-data if it is meant to change"
 
 
 class Diverged(RunFailed):
-    """One whose losses or weights were no longer finite."""
+    """A run whose losses or weights were no longer finite."""
 
 
 _failures = {DIVERGED: Diverged, NO_ROOM: NoRoom, NO_MEMORY: OutOfMemory, DATA_CHANGED: OtherData}
@@ -184,7 +184,7 @@ def _as_begun(options: TrainOptions, run: Run) -> TrainOptions:
 def in_a_process(
     recipe: str, options: TrainOptions, run: Run, environ: dict[str, str], *, allow_other_data: bool = False
 ) -> dict[str, Any]:
-    """A run in a process of its own; where the environment names a lifeline, it ends when that is cut."""
+    """A run in a process of its own; where the environment names a pipe, it ends when that is closed."""
     command = [sys.executable, "-m", "hardneg.training.recipes", recipe, str(run.path), json.dumps(options.as_dict())]
     command += ["--allow-other-data"] * allow_other_data
     lifeline = int(environ.get(LEAVES_WITH_STDIN, subprocess.DEVNULL))
@@ -196,7 +196,7 @@ def in_a_process(
 
 
 def _failure(code: int) -> type[RunFailed]:
-    """By the exit code. SIGKILL is how the system ends a process that memory does not hold."""
+    """By the exit code. The system ends a process that runs out of memory with SIGKILL."""
     return OutOfMemory if code == -signal.SIGKILL else _failures.get(code, RunFailed)
 
 

@@ -65,7 +65,7 @@ def check_folder(path: Path) -> None:
 
 
 def disk_failure(path: Path, cause: OSError, advice: str) -> NotWritten:
-    """The error of the disk, with the advice where there was no room."""
+    """The error of the disk, with the advice if it is full."""
     if isinstance(cause, NotWritten):
         return cause
     reason = cause.strerror or str(cause)

@@ -55,7 +55,7 @@ def _visible(value: Any) -> Any:
 
 
 def write_page(path: Path, text: str, who: str, *, overwrite: bool = False) -> None:
-    """Writes the page whole or not at all; never over a file that is no page of ours, unless ``overwrite``."""
+    """Writes the page whole or not at all; never over a file that hardneg has not written, unless ``overwrite``."""
     if path.is_file() and not overwrite and not is_sealed_page(path):
         fix = "use another --out, or --overwrite"
         raise FileError(who, "a new file or an earlier page of its own", path, "which is neither", fix)
