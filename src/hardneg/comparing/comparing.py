@@ -30,7 +30,7 @@ from hardneg.comparing.verdict import (
     verdicts_of,
 )
 from hardneg.core.errors import HardnegError
-from hardneg.io.files import check_folder, go_on, write_json
+from hardneg.io.files import check_folder, run_again, write_json
 from hardneg.io.provenance import environment
 
 Results = list[list[dict[str, Any]]]
@@ -114,7 +114,7 @@ def carry_out(prepared: Prepared, watcher: Watcher) -> dict[str, Any]:
         "threads": prepared.how.threads,
         **environment(),
     }
-    write_json(out / "comparison.json", summary, go_on)
+    write_json(out / "comparison.json", summary, run_again)
     return summary
 
 

@@ -18,7 +18,7 @@ import torch
 
 from hardneg.comparing.arms import Arm
 from hardneg.comparing.canonical import EXPRESSIONS, plainly
-from hardneg.comparing.child_processes import Lifelines
+from hardneg.comparing.child_processes import ChildPipes
 from hardneg.comparing.memory import Machine, NotBegun, num_cores, this_machine
 from hardneg.comparing.progress import Watcher
 from hardneg.core.errors import HardnegError, warn_once
@@ -96,13 +96,13 @@ def run_all(
     machine = this_machine(how.jobs or _usual_jobs(len(wanted), on_gpu), on_gpu=on_gpu)
     machine.learn(runs.values())
     how = replace(how, threads=how.threads or usual_threads(arms, len(seeds), how.jobs))
-    numbers, lifelines = count(1), Lifelines()
+    numbers, pipes = count(1), ChildPipes()
 
     def one(name: str) -> dict[str, Any]:
         (arm, seed), run = wanted[name], runs[name]
         try:
             options = _as_begun(arm.complete(seed=seed), run)
-            result = run.result() or _where_it_fits(arm.recipe, options, run, machine, how, lifelines)
+            result = run.result() or _where_it_fits(arm.recipe, options, run, machine, how, pipes)
         except RunFailed as error:
             if not (may_diverge and isinstance(error, Diverged)):
                 machine.close()  # before this thread is free to begin another
@@ -122,7 +122,7 @@ def run_all(
         except BaseException:
             pool.shutdown(wait=False, cancel_futures=True)
             machine.close()
-            lifelines.cut()
+            pipes.close()
             raise
     return [[futures[run_of(arm, seed, out).path.name].result() for seed in seeds] for arm in arms]
 
@@ -145,12 +145,12 @@ def _usual_jobs(runs: int, on_gpu: bool) -> int:
 
 
 def _where_it_fits(
-    recipe: str, options: TrainOptions, run: Run, machine: Machine, how: How, lifelines: Lifelines
+    recipe: str, options: TrainOptions, run: Run, machine: Machine, how: How, pipes: ChildPipes
 ) -> dict[str, Any]:
     while True:
-        with machine.beside_others(run) as place, lifelines.one() as lifeline:
+        with machine.beside_others(run) as place, pipes.one() as pipe:
             at_once = machine.jobs
-            environ = {**place.environ, **_threads(how.threads or 1), LEAVES_WITH_STDIN: str(lifeline)}
+            environ = {**place.environ, **_threads(how.threads or 1), LEAVES_WITH_STDIN: str(pipe)}
             try:
                 return in_a_process(recipe, options, run, environ, allow_other_data=how.allow_other_data)
             except OutOfMemory:
@@ -187,8 +187,8 @@ def in_a_process(
     """A run in a process of its own; where the environment names a pipe, it ends when that is closed."""
     command = [sys.executable, "-m", "hardneg.training.recipes", recipe, str(run.path), json.dumps(options.as_dict())]
     command += ["--allow-other-data"] * allow_other_data
-    lifeline = int(environ.get(LEAVES_WITH_STDIN, subprocess.DEVNULL))
-    answer = subprocess.run(command, env={**os.environ, **environ}, stdin=lifeline, capture_output=True, text=True)
+    pipe = int(environ.get(LEAVES_WITH_STDIN, subprocess.DEVNULL))
+    answer = subprocess.run(command, env={**os.environ, **environ}, stdin=pipe, capture_output=True, text=True)
     result = run.result()
     if answer.returncode or result is None:
         raise _failure(answer.returncode)(run.path, _ended(answer.returncode, answer.stderr or answer.stdout))

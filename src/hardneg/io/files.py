@@ -17,7 +17,7 @@ from hardneg.core.errors import Damaged, DiskFull, FileError, InUse, NotWritten
 from hardneg.io.sealed import checked, with_checksum
 
 _no_room = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
-go_on = "make room, then run the same command again"
+run_again = "make room, then run the same command again"
 """The advice of commands that resume by themselves; runs have --resume."""
 
 
