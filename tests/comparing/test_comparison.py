@@ -25,7 +25,7 @@ from hardneg.comparing import runs as comparison_runs
 from hardneg.comparing.arms import parse_arm
 from hardneg.comparing.cautions import cautions
 from hardneg.comparing.checks import check_arms
-from hardneg.comparing.child_processes import Lifelines
+from hardneg.comparing.child_processes import ChildPipes
 from hardneg.comparing.comparing import AllDiverged
 from hardneg.comparing.memory import Machine, NotBegun, Place, num_cores
 from hardneg.comparing.progress import Watcher
@@ -976,7 +976,7 @@ def test_a_failure_is_said_at_once_and_finished_runs_are_kept(tmp_path: Path, mo
 
 
 def test_no_run_begins_after_another_has_failed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The second one is let in by the machine, and has no lifeline yet when the first one fails."""
+    """The second one is let in by the machine, and has no pipe yet when the first one fails."""
     failed, begun = threading.Event(), []
 
     def fail(recipe: str, options: TrainOptions, run: Run, environ: dict[str, str], **how: bool) -> dict[str, Any]:
@@ -985,16 +985,16 @@ def test_no_run_begins_after_another_has_failed(tmp_path: Path, monkeypatch: pyt
             return {}
         raise RunFailed(run.path, "seed 0")
 
-    class Slow(Lifelines):
-        """Those after the first are made when all that there are have been cut."""
+    class Slow(ChildPipes):
+        """Those after the first are made when all that there are have been closed."""
 
         def one(self) -> Any:
             if threading.current_thread() is not first[0]:
                 assert failed.wait(20.0)
             return super().one()
 
-        def cut(self) -> None:
-            super().cut()
+        def close(self) -> None:
+            super().close()
             failed.set()
 
     first: list[threading.Thread] = []
@@ -1011,23 +1011,23 @@ def test_no_run_begins_after_another_has_failed(tmp_path: Path, monkeypatch: pyt
             yield self.places[0]
 
     monkeypatch.setattr(comparison_runs, "in_a_process", fail)
-    monkeypatch.setattr(comparison_runs, "Lifelines", Slow)
+    monkeypatch.setattr(comparison_runs, "ChildPipes", Slow)
     monkeypatch.setattr(comparison_runs, "this_machine", lambda jobs, on_gpu: Crowd(2, 1, [Place()]))
     with pytest.raises(RunFailed, match="seed 0"):
         run_all([parse_arm("simclr()")], [0, 1], tmp_path, How(2), Watcher(nothing))
     assert begun == [0]
 
 
-def test_a_lifeline_ends_when_all_are_cut() -> None:
-    lifelines = Lifelines()
-    with lifelines.one() as held, lifelines.one() as other:
+def test_a_pipe_ends_when_all_are_closed() -> None:
+    pipes = ChildPipes()
+    with pipes.one() as held, pipes.one() as other:
         os.set_blocking(held, False)
         with pytest.raises(BlockingIOError):
             os.read(held, 1)
-        lifelines.cut()
+        pipes.close()
         assert (os.read(held, 1), os.read(other, 1)) == (b"", b"")
-        with pytest.raises(NotBegun), lifelines.one():
-            pytest.fail("made after the others were cut")
+        with pytest.raises(NotBegun), pipes.one():
+            pytest.fail("made after the others were closed")
     for descriptor in (held, other):
         with pytest.raises(OSError, match="Bad file descriptor"):
             os.fstat(descriptor)

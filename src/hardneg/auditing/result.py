@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from hardneg.core.errors import ArgumentError
-from hardneg.io.files import go_on, write_atomically, write_json
+from hardneg.io.files import run_again, write_atomically, write_json
 from hardneg.io.outputs import sealed_page
 
 
@@ -198,11 +198,11 @@ class Audit:
         from hardneg.auditing.page import audit_page
 
         text = sealed_page(audit_page(self))
-        write_atomically(Path(path), lambda stream: stream.write(text.encode()), go_on)
+        write_atomically(Path(path), lambda stream: stream.write(text.encode()), run_again)
         return Path(path)
 
     def write_json(self, path: str | Path) -> Path:
-        write_json(Path(path), self.to_dict(), go_on)
+        write_json(Path(path), self.to_dict(), run_again)
         return Path(path)
 
 

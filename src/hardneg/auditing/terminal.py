@@ -71,7 +71,7 @@ def show(audit: Audit, console: Console | None = None) -> None:
         table, left_out = _rows(audit, console.width)
         console.print(table)
         if left_out:
-            console.print(Text(f"Left out for lack of room: {', '.join(left_out)}.", style="dim"))
+            console.print(Text(f"Columns that do not fit: {', '.join(left_out)}.", style="dim"))
         console.print(Text(sampled(audit), style="dim"))
     if audit.suggestions:
         console.print(_suggested(audit))

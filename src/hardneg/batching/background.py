@@ -97,4 +97,4 @@ def serve() -> None:
 def _planned(rules: Epoch, plan: Plan, planner: Planner, shared: SharedGraph, count: int) -> Plan:
     graph = shared.graph()
     prepared = planner.prepared(graph, rules.batch_size, rules.seed)
-    return rules.extended(plan, rules.room(plan), planner, graph, prepared, count)
+    return rules.extended(plan, rules.filler(plan), planner, graph, prepared, count)

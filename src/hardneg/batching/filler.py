@@ -1,6 +1,6 @@
-"""The room an epoch's batches are filled in: who is free, who may share a batch, and what each promise costs.
+"""Fills the batches of an epoch: which instances are free, which may share a batch, and what each guarantee costs.
 
-A planner offers nodes in the order it prefers; the room takes those that are free and that the guard allows. What a
+A planner offers nodes in the order it prefers; the filler takes those that are free and that the guard allows. What a
 planner leaves open is filled with uniform draws. So coverage and the guard hold for every planner, by construction.
 """
 
@@ -64,7 +64,7 @@ class Tally:
 
 
 @dataclass
-class Room:
+class Filler:
     """Bookkeeping of one epoch. ``sizes`` are the sizes of all its batches."""
 
     num_instances: int

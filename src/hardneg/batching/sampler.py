@@ -17,7 +17,7 @@ import torch
 from torch.utils.data import BatchSampler
 
 from hardneg.batching.background import PlanningProcess
-from hardneg.batching.filler import Guard, Room
+from hardneg.batching.filler import Filler, Guard
 from hardneg.batching.graph import ProximityGraph
 from hardneg.batching.plan import Plan, batch_hash
 from hardneg.batching.planners.base import Epoch, Planner
@@ -169,10 +169,10 @@ class PlannedBatchSampler(BatchSampler):
         planner, data = self._planner_for(epoch)
         return planner, data, self._prepare(planner, data)
 
-    def _continued(self, plan: Plan, room: Room, source: Source) -> Plan:
+    def _continued(self, plan: Plan, filler: Filler, source: Source) -> Plan:
         """The plan with one more segment, or with a piece of it."""
         count = min(self.segment - len(plan) % self.segment, len(self) - len(plan), self.ahead or len(self))
-        return self._kept(self._epoch_rules.extended(plan, room, *source, count))
+        return self._kept(self._epoch_rules.extended(plan, filler, *source, count))
 
     def _kept(self, plan: Plan) -> Plan:
         if self.plan_file is not None and self.rank == 0:
@@ -315,7 +315,7 @@ class PlanIterator(Iterator[list[int]]):
             )
 
     def _begin(self, epoch: int, position: int) -> None:
-        self._plan, self._position, self._room, self._source = self._sampler._begun(epoch), 0, None, None
+        self._plan, self._position, self._filler, self._source = self._sampler._begun(epoch), 0, None, None
         self._hash = batch_hash(self._plan)
         self._sampler._plan = self._plan
         while self._position < position:
@@ -327,13 +327,13 @@ class PlanIterator(Iterator[list[int]]):
             if sampler._planned is not None or isinstance(sampler._data, Future):
                 planned = sampler._from_process(self._plan)
                 if planned is not None:
-                    self._plan, self._room, self._source = planned, None, None
+                    self._plan, self._filler, self._source = planned, None, None
                     return self._next_batch()
-            if self._room is None:
-                self._room = sampler._epoch_rules.room(self._plan)
+            if self._filler is None:
+                self._filler = sampler._epoch_rules.filler(self._plan)
             if self._source is None or self._position % sampler.segment == 0:
                 self._source = sampler._source(self._plan.epoch)
-            self._plan = sampler._continued(self._plan, self._room, self._source)
+            self._plan = sampler._continued(self._plan, self._filler, self._source)
         return self._next_batch()
 
     def _next_batch(self) -> Any:
@@ -342,7 +342,7 @@ class PlanIterator(Iterator[list[int]]):
         self._position += 1
         return batch
 
-    _room: Room | None
+    _filler: Filler | None
     _source: Source | None
 
 

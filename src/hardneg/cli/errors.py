@@ -15,10 +15,10 @@ from hardneg.core.text import printable_lines
 
 
 @contextmanager
-def errors_for_people(go_on: str = "") -> Iterator[None]:
+def errors_for_people(advice: str = "") -> Iterator[None]:
     """One sentence instead of a traceback: 2 for wrong input, 1 for what the disk refuses, 130 for Ctrl-C.
 
-    ``go_on`` says how to continue what Ctrl-C has stopped.
+    ``advice`` says how to continue what Ctrl-C has stopped.
     """
     try:
         yield
@@ -32,7 +32,7 @@ def errors_for_people(go_on: str = "") -> Iterator[None]:
         _say("There is not enough memory for this input; use a smaller one, or a machine with more.")
         raise typer.Exit(1) from None
     except KeyboardInterrupt:
-        _say(f"Stopped. {go_on}".strip())
+        _say(f"Stopped. {advice}".strip())
         raise typer.Exit(130) from None
 
 
@@ -40,7 +40,7 @@ _as_python_does = warnings.formatwarning
 
 
 def warning_for_people(message: Warning | str, category: type[Warning], *where: Any, **line: Any) -> str:
-    """Ours without the place in the source, which is not where the fix is."""
+    """Our warnings without the source line, which does not help the user."""
     if issubclass(category, HardnegWarning):
         return f"Note: {printable_lines(message)}\n"
     return _as_python_does(message, category, *where, **line)

@@ -118,5 +118,5 @@ def _interval(value: float, half: float | None, sign: bool = True) -> str:
 
 
 def _known(value: float, digits: int) -> str:
-    """Not what an arm without negatives or without labels has no figure for."""
+    """The figure, or n/a where an arm has none, as without negatives or labels."""
     return f"{value:.{digits}f}" if math.isfinite(value) else "n/a"

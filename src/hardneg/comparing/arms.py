@@ -52,7 +52,7 @@ class Arm:
 
     @property
     def temperature(self) -> float:
-        """The lowest that its schedule comes to."""
+        """The lowest value of its schedule."""
         number = number_of(self.complete().temperature)
         if isinstance(number, adaptive):
             return min(number.start, number.end)
@@ -130,7 +130,7 @@ def _tilts_all(factor: Negatives) -> bool:
 
 
 def _strength(beta: Number, step: int) -> float:
-    """An adaptive schedule goes where the training sends it: its far end counts."""
+    """An adaptive schedule depends on training, so its far end counts."""
     return max(beta.start, beta.end) if isinstance(beta, adaptive) else value_of(beta, step, LONG)
 
 

@@ -1,4 +1,4 @@
-"""What to know of an arm before its accuracy is believed: runs that collapsed, negatives it did not have, warnings."""
+"""Cautions about the accuracy of an arm: collapsed runs, missing negatives, warnings."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What ends the runs of a comparison with it."""
+"""Ends the processes of the runs when their comparison ends."""
 
 from __future__ import annotations
 
@@ -10,19 +10,19 @@ from contextlib import contextmanager
 from hardneg.comparing.memory import NotBegun
 
 
-class Lifelines:
-    """Pipes that runs hold on to: one whose pipe is closed leaves, so that a failure or Ctrl-C need not wait for it."""
+class ChildPipes:
+    """One pipe per run: a run ends when its pipe is closed, so that a failure or Ctrl-C need not wait for it."""
 
     def __init__(self) -> None:
         self._ends: set[int] = set()
-        self._cut = False
+        self._closed = False
         self._lock = threading.Lock()
 
     @contextmanager
     def one(self) -> Iterator[int]:
-        """The end of a pipe for the standard input of a run; none is made once the others were cut."""
+        """The end of a pipe for the standard input of a run; none is made once the others were closed."""
         with self._lock:
-            if self._cut:
+            if self._closed:
                 raise NotBegun("the comparison has ended")
             here, there = os.pipe()
             self._ends.add(there)
@@ -35,8 +35,8 @@ class Lifelines:
                     self._ends.remove(there)
                     os.close(there)
 
-    def cut(self) -> None:
+    def close(self) -> None:
         with self._lock:
-            self._cut = True
+            self._closed = True
             while self._ends:
                 os.close(self._ends.pop())

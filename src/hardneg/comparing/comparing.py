@@ -30,7 +30,7 @@ from hardneg.comparing.verdict import (
     verdicts_of,
 )
 from hardneg.core.errors import HardnegError
-from hardneg.io.files import check_folder, go_on, write_json
+from hardneg.io.files import check_folder, run_again, write_json
 from hardneg.io.provenance import environment
 
 Results = list[list[dict[str, Any]]]
@@ -114,7 +114,7 @@ def carry_out(prepared: Prepared, watcher: Watcher) -> dict[str, Any]:
         "threads": prepared.how.threads,
         **environment(),
     }
-    write_json(out / "comparison.json", summary, go_on)
+    write_json(out / "comparison.json", summary, run_again)
     return summary
 
 
@@ -137,7 +137,7 @@ Tries = list[tuple[float, float | None]]
 
 
 def _tries(prepared: Prepared, watcher: Watcher) -> list[Tries]:
-    """For every arm the same tries, with one seed; one that diverges has lost, and ends nothing."""
+    """For every arm the same tries, with one seed; a diverging one loses, and does not stop the others."""
     arms, comparison = prepared.arms, prepared.comparison
     if comparison.tune is None:
         return [[] for _ in arms]

@@ -49,5 +49,5 @@ def _resolved(trained: Mapping[str, Any]) -> tuple[str, str, str]:
 
 
 def _shown(value: Any) -> str:
-    """1 as 1.0 is."""
+    """The same text for 1 and 1.0."""
     return f"{value:g}" if isinstance(value, int | float) and not isinstance(value, bool) else str(value)

@@ -9,7 +9,7 @@ from typing import Any
 
 from hardneg.comparing.request import Comparison
 from hardneg.core.errors import Damaged, FileError, warn_once
-from hardneg.io.files import go_on, read_json, write_json
+from hardneg.io.files import read_json, run_again, write_json
 from hardneg.training.data.fingerprint import check_same_data, is_data_record
 
 
@@ -32,7 +32,7 @@ def open_folder(out: Path, comparison: Comparison, data: dict[str, Any], threads
             f"OMP_NUM_THREADS={threads} has no effect: this comparison was begun with {begun_with} for each run, on "
             "which its figures depend. Use another --out to start a new one.",
         )
-    write_json(path, wanted | {"threads": begun_with or threads, "data": data}, go_on)
+    write_json(path, wanted | {"threads": begun_with or threads, "data": data}, run_again)
     return int(begun_with or threads)
 
 

@@ -20,7 +20,7 @@ POLL_SECONDS = 0.5
 
 
 class NotBegun(RuntimeError):
-    """A run that waited for room is not begun, since another failed or the comparison was stopped."""
+    """A waiting run is not started, since another failed or the comparison was stopped."""
 
 
 @dataclass
@@ -52,7 +52,7 @@ class Machine:
 
     @contextmanager
     def beside_others(self, run: Run) -> Iterator[Place]:
-        """Waits until there is room; the place is this run's until it ends."""
+        """Waits until there is enough memory; the place is reserved until the run ends."""
         with self._changed:
             while (place := self._place()) is None:
                 self._changed.wait(POLL_SECONDS)
@@ -73,7 +73,7 @@ class Machine:
         self.largest = Memory(*(max(sizes) for sizes in zip(self.largest, *known, strict=True)))
 
     def shrink(self, begun_with: int) -> bool:
-        """Fewer at once after a run that memory did not hold, begun when ``jobs`` was so; False if none are left."""
+        """Allows fewer at once after a run, started with this ``jobs``, ran out of memory; False if it was 1."""
         with self._changed:
             if self.jobs == begun_with:
                 self.jobs = max(1, min(self.jobs, len(self.under_way)) - 1)
@@ -114,7 +114,7 @@ def free_memory() -> int:
 
 
 def _cached(limits: Path) -> int:
-    """Bytes of files that were read and lie idle, which count as held and are given up where memory is wanted."""
+    """Bytes of the inactive page cache, which count as used and are freed on demand."""
     try:
         lines = (limits / "memory.stat").read_text().splitlines()
     except OSError:
@@ -129,7 +129,7 @@ def num_cores() -> int:
 
 
 def _gpus() -> list[Place]:
-    """Asked by a process of its own, since the one that asks keeps some of the memory for as long as it lives."""
+    """Queried in a separate process, since CUDA keeps some memory in the process that queries it."""
     ask = "import torch; print(*(torch.cuda.mem_get_info(i)[0] for i in range(torch.cuda.device_count())))"
     answer = subprocess.run([sys.executable, "-c", ask], capture_output=True, text=True)
     if answer.returncode:

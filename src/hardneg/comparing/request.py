@@ -13,7 +13,7 @@ from hardneg.training.options import RECIPES
 
 METRIC = "knn"
 SHARED = ("seed", "data", "data_root", "epochs", "batch_size", "evaluate_on")
-"""What is the same for every arm, and therefore neither an arm's nor to be tuned."""
+"""Options that are the same for every arm: an arm may not set them, and they are not tuned."""
 TITLES = {"knn": "kNN accuracy", "1nn": "1-NN accuracy", "linear": "linear probe"}
 
 

@@ -18,7 +18,7 @@ import torch
 
 from hardneg.comparing.arms import Arm
 from hardneg.comparing.canonical import EXPRESSIONS, plainly
-from hardneg.comparing.child_processes import Lifelines
+from hardneg.comparing.child_processes import ChildPipes
 from hardneg.comparing.memory import Machine, NotBegun, num_cores, this_machine
 from hardneg.comparing.progress import Watcher
 from hardneg.core.errors import HardnegError, warn_once
@@ -49,25 +49,25 @@ class RunFailed(HardnegError, OSError):
 
 
 class OutOfMemory(RunFailed):
-    """One that memory did not hold."""
+    """A run that ran out of memory."""
 
     advice = "Use a smaller --batch-size, or free memory and give the same command again: finished runs are kept"
 
 
 class NoRoom(RunFailed):
-    """One whose files the disk did not hold."""
+    """A run that found the disk full."""
 
     advice = "Make room, then give the same command again: finished runs are kept"
 
 
 class OtherData(RunFailed):
-    """One that was begun with other data."""
+    """A run that was started with other data."""
 
     advice = "Put back the data, use another --out, or --allow-other-data if it is meant to change"
 
 
 class Diverged(RunFailed):
-    """One whose losses or weights were no longer finite."""
+    """A run whose losses or weights were no longer finite."""
 
 
 _failures = {DIVERGED: Diverged, NO_ROOM: NoRoom, NO_MEMORY: OutOfMemory, DATA_CHANGED: OtherData}
@@ -96,13 +96,13 @@ def run_all(
     machine = this_machine(how.jobs or _usual_jobs(len(wanted), on_gpu), on_gpu=on_gpu)
     machine.learn(runs.values())
     how = replace(how, threads=how.threads or usual_threads(arms, len(seeds), how.jobs))
-    numbers, lifelines = count(1), Lifelines()
+    numbers, pipes = count(1), ChildPipes()
 
     def one(name: str) -> dict[str, Any]:
         (arm, seed), run = wanted[name], runs[name]
         try:
             options = _as_begun(arm.complete(seed=seed), run)
-            result = run.result() or _where_it_fits(arm.recipe, options, run, machine, how, lifelines)
+            result = run.result() or _where_it_fits(arm.recipe, options, run, machine, how, pipes)
         except RunFailed as error:
             if not (may_diverge and isinstance(error, Diverged)):
                 machine.close()  # before this thread is free to begin another
@@ -122,7 +122,7 @@ def run_all(
         except BaseException:
             pool.shutdown(wait=False, cancel_futures=True)
             machine.close()
-            lifelines.cut()
+            pipes.close()
             raise
     return [[futures[run_of(arm, seed, out).path.name].result() for seed in seeds] for arm in arms]
 
@@ -145,12 +145,12 @@ def _usual_jobs(runs: int, on_gpu: bool) -> int:
 
 
 def _where_it_fits(
-    recipe: str, options: TrainOptions, run: Run, machine: Machine, how: How, lifelines: Lifelines
+    recipe: str, options: TrainOptions, run: Run, machine: Machine, how: How, pipes: ChildPipes
 ) -> dict[str, Any]:
     while True:
-        with machine.beside_others(run) as place, lifelines.one() as lifeline:
+        with machine.beside_others(run) as place, pipes.one() as pipe:
             at_once = machine.jobs
-            environ = {**place.environ, **_threads(how.threads or 1), LEAVES_WITH_STDIN: str(lifeline)}
+            environ = {**place.environ, **_threads(how.threads or 1), LEAVES_WITH_STDIN: str(pipe)}
             try:
                 return in_a_process(recipe, options, run, environ, allow_other_data=how.allow_other_data)
             except OutOfMemory:
@@ -184,11 +184,11 @@ def _as_begun(options: TrainOptions, run: Run) -> TrainOptions:
 def in_a_process(
     recipe: str, options: TrainOptions, run: Run, environ: dict[str, str], *, allow_other_data: bool = False
 ) -> dict[str, Any]:
-    """A run in a process of its own; where the environment names a lifeline, it ends when that is cut."""
+    """A run in a process of its own; where the environment names a pipe, it ends when that is closed."""
     command = [sys.executable, "-m", "hardneg.training.recipes", recipe, str(run.path), json.dumps(options.as_dict())]
     command += ["--allow-other-data"] * allow_other_data
-    lifeline = int(environ.get(LEAVES_WITH_STDIN, subprocess.DEVNULL))
-    answer = subprocess.run(command, env={**os.environ, **environ}, stdin=lifeline, capture_output=True, text=True)
+    pipe = int(environ.get(LEAVES_WITH_STDIN, subprocess.DEVNULL))
+    answer = subprocess.run(command, env={**os.environ, **environ}, stdin=pipe, capture_output=True, text=True)
     result = run.result()
     if answer.returncode or result is None:
         raise _failure(answer.returncode)(run.path, _ended(answer.returncode, answer.stderr or answer.stdout))
@@ -196,7 +196,7 @@ def in_a_process(
 
 
 def _failure(code: int) -> type[RunFailed]:
-    """By the exit code. SIGKILL is how the system ends a process that memory does not hold."""
+    """By the exit code. The system ends a process that runs out of memory with SIGKILL."""
     return OutOfMemory if code == -signal.SIGKILL else _failures.get(code, RunFailed)
 
 

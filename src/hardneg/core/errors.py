@@ -162,7 +162,7 @@ class NotWritten(HardnegError, OSError):
 
 
 class DiskFull(NotWritten):
-    """There is no room for a file."""
+    """The disk is full."""
 
 
 def argument_error(who: str, what: str, name: str, value: Any, fix: str | None = None) -> ArgumentError:

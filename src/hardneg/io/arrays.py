@@ -49,7 +49,7 @@ def _check_kind(who: str, what: str, path: Path, needed: Sequence[str]) -> None:
 def read_npz(
     who: str, path: Path, names: Sequence[str] | None = None, advice: Mapping[str, str] | None = None
 ) -> dict[str, Array]:
-    """The arrays of an .npz file, or those of these names that it has, each checked before room is made for it."""
+    """The arrays of an .npz file, or those of these names that it has, each checked before it is loaded."""
     with _damage(who, path, ".npz", "which"), zipfile.ZipFile(path) as archive:
         there = {name.removesuffix(".npy"): name for name in archive.namelist()}
         wanted = list(there) if names is None else [name for name in names if name in there]

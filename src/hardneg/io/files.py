@@ -17,7 +17,7 @@ from hardneg.core.errors import Damaged, DiskFull, FileError, InUse, NotWritten
 from hardneg.io.sealed import checked, with_checksum
 
 _no_room = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
-go_on = "make room, then run the same command again"
+run_again = "make room, then run the same command again"
 """The advice of commands that resume by themselves; runs have --resume."""
 
 
@@ -66,7 +66,7 @@ def check_folder(path: Path) -> None:
 
 
 def disk_failure(path: Path, cause: OSError, advice: str) -> NotWritten:
-    """The error of the disk, with the advice where there was no room."""
+    """The error of the disk, with the advice if it is full."""
     if isinstance(cause, NotWritten):
         return cause
     reason = cause.strerror or str(cause)

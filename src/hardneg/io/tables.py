@@ -201,7 +201,7 @@ class _Unpacked(io.RawIOBase):
 
 @contextmanager
 def _open_text(path: Path, who: str) -> Iterator[IO[str]]:
-    """A text file, packed or not; the mark that Excel puts at the beginning of UTF-8 is none of its text."""
+    """A text file, packed or not; without the byte order mark that Excel writes."""
     binary: Any = io.BufferedReader(_Unpacked(path, who), 1 << 16) if path.suffix.lower() == ".gz" else path.open("rb")
     with io.TextIOWrapper(binary, encoding="utf-8-sig", newline="") as file:
         try:

@@ -1,4 +1,4 @@
-"""The steps of Metropolis-Hastings chains, vectorised over the chains; ``triton_chain`` is its twin on a GPU."""
+"""The steps of Metropolis-Hastings chains, vectorised over the chains; ``triton_chain`` is the same on a GPU."""
 
 from __future__ import annotations
 

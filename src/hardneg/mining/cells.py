@@ -1,4 +1,4 @@
-"""Cells of a table as texts, ids and positives; what is none of these is an error that names column and row."""
+"""Cells of a table as texts, ids and positives; any other value is an error that names column and row."""
 
 from __future__ import annotations
 

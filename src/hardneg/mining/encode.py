@@ -22,7 +22,7 @@ from torch import Tensor
 
 from hardneg.core.errors import ArgumentError, Damaged, FileError, optional, warn_once
 from hardneg.io.arrays import Array, read_npy
-from hardneg.io.files import go_on, write_atomically
+from hardneg.io.files import run_again, write_atomically
 from hardneg.io.sealed import check_seal, sealing
 from hardneg.mining.cache_key import key_of_function, key_of_model, keys_of_items
 from hardneg.mining.ranks import Ranks
@@ -90,7 +90,7 @@ def embed(
         path = cache / f"{name}.npy"
         if number % ranks.size == ranks.rank and not _is_whole(path, "encoded again"):
             vectors = _encoded(encoder, piece)
-            write_atomically(path, sealing(lambda file, vectors=vectors: np.save(file, vectors)), go_on)  # type: ignore[misc]
+            write_atomically(path, sealing(lambda file, vectors=vectors: np.save(file, vectors)), run_again)  # type: ignore[misc]
         if progress is not None:
             progress(len(piece))
     ranks.wait()
@@ -100,7 +100,7 @@ def embed(
     names = repr([name for name, _ in pieces])
     whole = cache / f"whole-{hashlib.sha256(names.encode()).hexdigest()[:32]}.npy"
     if ranks.first and not _is_whole(whole, "made again"):
-        write_atomically(whole, sealing(lambda file: _join(parts, file)), go_on)
+        write_atomically(whole, sealing(lambda file: _join(parts, file)), run_again)
     ranks.wait()
     return torch.from_numpy(read_npy("mine", whole, mapped=True))
 

@@ -24,7 +24,7 @@ import torch
 from hardneg import __version__
 from hardneg.core.errors import ArgumentError, Damaged, FileError, warn_once
 from hardneg.io.arrays import read_npz
-from hardneg.io.files import go_on, locked, read_json, write_atomically, write_json
+from hardneg.io.files import locked, read_json, run_again, write_atomically, write_json
 from hardneg.io.outputs import check_output, swap_in
 from hardneg.io.provenance import environment
 from hardneg.io.sealed import check_seal, sealing
@@ -96,7 +96,7 @@ def _run(options: MineOptions, ranks: Ranks, progress: Progress) -> Summary | No
     for number, (low, high) in enumerate(miner.blocks()):
         shard = _shard(work, number)
         if number % ranks.size == ranks.rank and not _is_whole(shard):
-            write_atomically(shard, sealing(lambda file, b=(low, high): _save(file, miner, *b)), go_on)  # type: ignore[misc]
+            write_atomically(shard, sealing(lambda file, b=(low, high): _save(file, miner, *b)), run_again)  # type: ignore[misc]
         done(high - low)
     ranks.wait()
     summary = _finish(options, problem, miner, work, embedded, sources) if ranks.first else None
@@ -163,7 +163,7 @@ def _work_folder(options: MineOptions, wanted: dict[str, Any], ranks: Ranks) -> 
         if work.exists() and _read_job(known) != wanted:
             shutil.rmtree(work)
         work.mkdir(parents=True, exist_ok=True)
-        write_json(known, wanted, go_on)
+        write_json(known, wanted, run_again)
     ranks.wait()
     return work
 
@@ -297,7 +297,7 @@ def _finish(
         "statistics": statistics,
         "output": digest_of_path(staged),
     }
-    write_json(work / "manifest.json", manifest, go_on)
+    write_json(work / "manifest.json", manifest, run_again)
     swap_in(staged, out)
     os.replace(work / "manifest.json", manifest_of(out))
     return Summary(counts, explanation, statistics, written, manifest_of(out))

@@ -40,5 +40,5 @@ def read_manifest(path: Path, who: str) -> dict[str, Any]:
 
 
 def is_of(out: Path, manifest: dict[str, Any]) -> bool:
-    """Whether the output is the very one that the manifest was written with."""
+    """Whether the output is the one that the manifest was written with."""
     return out.exists() and manifest.get("output") == digest_of_path(out)

@@ -23,7 +23,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hardneg.core.errors import FileError, argument_error, optional
-from hardneg.io.files import disk_failure, go_on, write_atomically
+from hardneg.io.files import disk_failure, run_again, write_atomically
 from hardneg.io.outputs import old_name
 from hardneg.mining.problem import Problem
 
@@ -193,7 +193,7 @@ def write_output(path: Path, result: Result, layout: Layout) -> int:
     if write is None:
         return _write_dataset(path, result, layout)
     counted: list[int] = []
-    write_atomically(path, lambda file: counted.append(write(file, result, layout)), go_on)
+    write_atomically(path, lambda file: counted.append(write(file, result, layout)), run_again)
     return counted[0]
 
 
@@ -267,7 +267,7 @@ def _write_dataset(path: Path, result: Result, layout: Layout) -> int:
     except BaseException as error:
         shutil.rmtree(path, ignore_errors=True)
         if isinstance(error, OSError):
-            raise disk_failure(path, error, go_on) from error
+            raise disk_failure(path, error, run_again) from error
         raise
     return len(dataset)
 

@@ -143,7 +143,7 @@ def build_problem(
 
 
 def _missing(missing: list[tuple[Any, Any]], corpus: Side) -> ArgumentError:
-    """How many positives are nowhere, which is the first and whose, and why that may be."""
+    """How many positives are missing, the first of them with its query, and a likely reason."""
     query, one = missing[0]
     texts = corpus.texts or ()
     empty = not key_of(one).strip() or any(
@@ -176,7 +176,7 @@ def _finished(
 
 
 def _share_positives(queries: Side, first: list[int], rows: list[list[int]]) -> int:
-    """Gives queries of the same text each other's positives, and says how many there are beside the first of each."""
+    """Gives queries of the same text each other's positives, and returns how many duplicates there are."""
     of_text: dict[str, list[int]] = {}
     for group, row in enumerate(first):
         if queries.texts is not None:

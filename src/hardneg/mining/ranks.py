@@ -17,7 +17,7 @@ class Ranks:
     size: int = 1
 
     def wait(self) -> None:
-        """Until every rank is here."""
+        """Waits for every rank."""
         if self.size > 1:
             torch.distributed.barrier()
 

@@ -48,7 +48,7 @@ class Negatives:
         return {}
 
     def log_weight(self, tile: Tile) -> Tensor:
-        """Log-weights of the pairs of a tile, [r, c] or broadcastable to it; who is valid is not its business."""
+        """Log-weights of the pairs of a tile, [r, c] or broadcastable to it; validity is handled by the caller."""
         raise not_pointwise(self, "a tile of candidates")
 
     def log_weights(self, scores: Scores) -> LogWeights:

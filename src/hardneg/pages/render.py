@@ -19,7 +19,7 @@ from markupsafe import Markup
 
 from hardneg.core.errors import FileError
 from hardneg.core.text import printable
-from hardneg.io.files import go_on, write_atomically
+from hardneg.io.files import run_again, write_atomically
 from hardneg.io.outputs import is_sealed_page, sealed_page
 
 POLICY = "default-src 'none'; img-src data:; style-src 'unsafe-inline'; form-action 'none'; base-uri 'none'"
@@ -55,11 +55,11 @@ def _visible(value: Any) -> Any:
 
 
 def write_page(path: Path, text: str, who: str, *, overwrite: bool = False) -> None:
-    """Writes the page whole or not at all; never over a file that is no page of ours, unless ``overwrite``."""
+    """Writes the page whole or not at all; never over a file that hardneg has not written, unless ``overwrite``."""
     if path.is_file() and not overwrite and not is_sealed_page(path):
         fix = "use another --out, or --overwrite"
         raise FileError(who, "a new file or an earlier page of its own", path, "which is neither", fix)
-    write_atomically(path, lambda stream: stream.write(sealed_page(text).encode()), go_on)
+    write_atomically(path, lambda stream: stream.write(sealed_page(text).encode()), run_again)
 
 
 def csv_link(head: Sequence[str], rows: Iterable[Sequence[Any]]) -> str:

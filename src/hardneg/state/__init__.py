@@ -1,4 +1,4 @@
-"""What remembers: queue, bank, cache, chain, partition function, clusters, momentum encoder."""
+"""State kept over steps: queue, bank, cache, chain, partition function, clusters, momentum encoder."""
 
 from hardneg.state.cache import Cache as Cache
 from hardneg.state.chain import Chain as Chain

@@ -242,7 +242,7 @@ class Chain(Stateful):
         self.scored_at[slots] = self.step
 
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:
-        """Also of the time when only the score of the state's own view was kept, and its view was called a twin."""
+        """Also loads older states, with a single score per state and the view under the name ``twin``."""
         twin, score = state_dict.pop(prefix + "twin", None), state_dict.get(prefix + "log_score")
         if twin is not None and score is not None and score.ndim == 1:
             view = twin.clamp(max=self.num_views - 1)

@@ -1,4 +1,4 @@
-"""Candidates from outside the batch: a queue forgets, a bank remembers.
+"""Candidates from outside the batch: a queue of recent keys, a bank with one vector per instance.
 
 Both start empty: no random vectors stand in as negatives. Both hand out copies, so pushing between the loss and its
 backward pass is safe, and both are the same on all ranks if all push the same gathered keys (``hardneg.gather``).

@@ -1,4 +1,4 @@
-"""What the classes that remember share: randomness from a seed and a step, and updates by id with a rule for twins."""
+"""Base of the stateful classes: randomness from a seed and a step, and updates by id with a rule for duplicates."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from hardneg.core.errors import ArgumentError, argument_error
 
 
 class Stateful(nn.Module):
-    """All state in buffers, so that ``state_dict`` is the whole truth, its randomness included.
+    """All state in buffers, so that ``state_dict`` is complete, its randomness included.
 
     Draws come from a generator made of the seed and the step, both buffers: a restored module draws what the saved one
     would have drawn, on any device. ``precise`` buffers keep their dtype when the module is sent to half precision;

@@ -19,7 +19,7 @@ FEWEST, MOST, SHARE = 3, 10, 5
 """The final figures are means over the last fifth of the records, at least three and at most ten of them."""
 
 OF_THE_LAST = ("step", "epoch", "effective_temperature")
-"""Positions in the run, of which a mean has no meaning."""
+"""Taken from the last record, not averaged."""
 
 COLLAPSED_SIMILARITY, COLLAPSED_LOSS = 0.99, 0.95
 """Beyond what a fresh encoder has (0.93 of the tiny one on digits); a run on digits that collapsed ends at 1.000."""

@@ -7,7 +7,7 @@ run/
   checkpoint.previous.pt   the one before it, for the case that the newest is damaged
   embeddings.npz   features and labels of both splits, where there are labels
   warnings.json    what a run of a comparison warned of
-  memory.json      bytes that the run holds, for a comparison that asks whether there is room for another
+  memory.json      bytes that the run holds, for a comparison that decides whether another run fits
   result.json      written last: its presence says that the run is finished
   events.out...    the records for TensorBoard, if it is installed
 
@@ -130,7 +130,7 @@ class Run:
         return self.path / "result.json"
 
     def begun(self) -> bool:
-        """Whether the run has results: one that failed during its checks may be started with other options."""
+        """Whether the run has results: a run that failed in its first checks may be started with other options."""
         return self.checkpoint_path.exists() or self.result_path.exists() or bool(self.metrics())
 
     @contextmanager

@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from hardneg.batching.filler import Guard, Room, coverages
+from hardneg.batching.filler import Filler, Guard, coverages
 from hardneg.batching.graph import ProximityGraph
 from hardneg.batching.plan import Plan, Segment
 from hardneg.core.errors import NotFinite, argument_error
@@ -39,16 +39,16 @@ class Planner(ABC):
         return data
 
     @abstractmethod
-    def fill(self, prepared: Any, room: Room, rng: np.random.Generator) -> None:
+    def fill(self, prepared: Any, filler: Filler, rng: np.random.Generator) -> None:
         """Offers nodes to the open batch; places it leaves open are filled uniformly."""
 
-    def fill_all(self, prepared: Any, room: Room, count: int, rng: np.random.Generator) -> None:
+    def fill_all(self, prepared: Any, filler: Filler, count: int, rng: np.random.Generator) -> None:
         """The next ``count`` batches, one after the other."""
         for _ in range(count):
-            room.open()
-            self.fill(prepared, room, rng)
-            room.fill()
-            room.close()
+            filler.open()
+            self.fill(prepared, filler, rng)
+            filler.fill()
+            filler.close()
 
     def at(self, step: int, total: int | None) -> Planner:
         """The same planner with every schedule at its number."""
@@ -76,7 +76,7 @@ class Planner(ABC):
         epoch = Epoch(n, batch_size, coverage=coverage, drop_last=drop_last, guard=guard, seed=seed)
         empty = epoch.empty_plan(0)
         return epoch.extended(
-            empty, epoch.room(empty), self, data, self.prepared(data, batch_size, seed), len(epoch.sizes)
+            empty, epoch.filler(empty), self, data, self.prepared(data, batch_size, seed), len(epoch.sizes)
         )
 
     def prepared(self, data: Any, batch_size: int, seed: int) -> Any:
@@ -133,25 +133,25 @@ class Epoch:
     def empty_plan(self, epoch: int) -> Plan:
         return Plan(self.num_instances, self.batch_size, len(self.sizes), epoch, self.seed)
 
-    def room(self, plan: Plan) -> Room:
-        """The room after the batches that the plan already has."""
+    def filler(self, plan: Plan) -> Filler:
+        """The filler in its state after the batches that the plan already has."""
         order = np.random.default_rng([self.seed, 1, plan.epoch]).permutation(self.num_instances)
-        room = Room(self.num_instances, self.sizes, self.coverage, self.guard, order)
+        filler = Filler(self.num_instances, self.sizes, self.coverage, self.guard, order)
         for batch in plan:
-            room.replay(batch)
-        return room
+            filler.replay(batch)
+        return filler
 
-    def extended(self, plan: Plan, room: Room, planner: Planner, data: Any, prepared: Any, count: int) -> Plan:
+    def extended(self, plan: Plan, filler: Filler, planner: Planner, data: Any, prepared: Any, count: int) -> Plan:
         """The plan with ``count`` more batches, a pure function of its batches, the data, the seed and the epoch."""
-        room.begin_segment()
+        filler.begin_segment()
         rng = np.random.default_rng([self.seed, 2, plan.epoch, len(plan)])
-        planner.fill_all(prepared, room, count, rng)
-        tally = room.tally
+        planner.fill_all(prepared, filler, count, rng)
+        tally = filler.tally
         filled = tally.filled if planner.offers else 0
         segment = Segment(
             len(plan), count, text_of(planner), digest_of(data), filled, tally.forced, tally.repeated, tally.refused
         )
-        return plan.extended([batch[: len(batch) - len(batch) % self.num_replicas] for batch in room.closed], segment)
+        return plan.extended([batch[: len(batch) - len(batch) % self.num_replicas] for batch in filler.closed], segment)
 
 
 def text_of(planner: Planner) -> str:

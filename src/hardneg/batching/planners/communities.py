@@ -14,7 +14,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from hardneg.batching.filler import Room
+from hardneg.batching.filler import Filler
 from hardneg.batching.graph import ProximityGraph, build_graph
 from hardneg.batching.planners.base import Planner
 from hardneg.batching.walks import torch_generator
@@ -52,12 +52,12 @@ class Communities(Planner):
         order = np.argsort(own, kind="stable")
         return own, np.split(order, np.cumsum(np.bincount(own))[:-1])
 
-    def fill(self, prepared: Any, room: Room, rng: np.random.Generator) -> None:
+    def fill(self, prepared: Any, filler: Filler, rng: np.random.Generator) -> None:
         own, members = prepared
-        node = room.start()
-        while node is not None and room.missing:
-            room.offer(rng.permutation(members[own[node]]))
-            node = room.draw()
+        node = filler.start()
+        while node is not None and filler.missing:
+            filler.offer(rng.permutation(members[own[node]]))
+            node = filler.draw()
 
 
 def graph_of(data: Tensor | ProximityGraph, k: int, m: int | None, generator: torch.Generator) -> ProximityGraph:

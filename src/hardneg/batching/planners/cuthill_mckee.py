@@ -12,7 +12,7 @@ from typing import Any, ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from hardneg.batching.filler import Room
+from hardneg.batching.filler import Filler
 from hardneg.batching.planners.base import Planner
 from hardneg.batching.planners.communities import graph_of, undirected
 from hardneg.batching.walks import torch_generator
@@ -45,8 +45,8 @@ class CuthillMcKee(Planner):
         place[order] = np.arange(len(order))
         return order, place, batch_size
 
-    def fill(self, prepared: Any, room: Room, rng: np.random.Generator) -> None:
+    def fill(self, prepared: Any, filler: Filler, rng: np.random.Generator) -> None:
         order, place, batch_size = prepared
-        node = room.start()
+        node = filler.start()
         if node is not None:
-            room.offer(np.roll(order, -(place[node] // batch_size * batch_size)))
+            filler.offer(np.roll(order, -(place[node] // batch_size * batch_size)))

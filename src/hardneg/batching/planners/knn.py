@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from hardneg.batching.filler import Room
+from hardneg.batching.filler import Filler
 from hardneg.batching.graph import in_range
 from hardneg.batching.planners.base import Planner
 
@@ -26,14 +26,18 @@ class NearestNeighbours(Planner):
     def prepare(self, data: Tensor, batch_size: int, rng: np.random.Generator) -> Tensor:
         return in_range(data)[0]
 
-    def fill(self, prepared: Any, room: Room, rng: np.random.Generator) -> None:
+    def fill(self, prepared: Any, filler: Filler, rng: np.random.Generator) -> None:
         vectors: Tensor = prepared
-        node = room.start()
+        node = filler.start()
         if node is None:
             return
-        scores = (vectors @ vectors[node]).masked_fill(torch.from_numpy(room.taken == 1).to(vectors.device), -torch.inf)
-        wanted = min(2 * room.missing, len(vectors)) if room.guard is not None else min(room.missing, len(vectors))
+        scores = (vectors @ vectors[node]).masked_fill(
+            torch.from_numpy(filler.taken == 1).to(vectors.device), -torch.inf
+        )
+        wanted = (
+            min(2 * filler.missing, len(vectors)) if filler.guard is not None else min(filler.missing, len(vectors))
+        )
         closest = scores.topk(wanted).indices.cpu().numpy()
-        room.offer(closest)
-        if room.missing and wanted < len(vectors):
-            room.offer(scores.argsort(descending=True).cpu().numpy()[wanted:])
+        filler.offer(closest)
+        if filler.missing and wanted < len(vectors):
+            filler.offer(scores.argsort(descending=True).cpu().numpy()[wanted:])

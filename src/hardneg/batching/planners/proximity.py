@@ -12,7 +12,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from hardneg.batching.filler import Room
+from hardneg.batching.filler import Filler
 from hardneg.batching.graph import ProximityGraph, build_graph
 from hardneg.batching.planners.base import Planner
 from hardneg.batching.walks import Walker, kinds, steps_by, torch_generator
@@ -69,57 +69,57 @@ class Proximity(Planner):
             graph = build_graph(data, k, m, torch_generator(rng))
         return Walker(graph, kind=self.kind, steps=self.steps, patience=self.patience)
 
-    def fill_all(self, prepared: Walker, room: Room, count: int, rng: np.random.Generator) -> None:
+    def fill_all(self, prepared: Walker, filler: Filler, count: int, rng: np.random.Generator) -> None:
         if isinstance(self.restart, Schedule):
             raise argument_error("Proximity", "a number", "restart", self.restart, "use planner.at(step, total)")
-        if room.guard is not None:
-            super().fill_all(prepared, room, count, rng)
-        elif room.covering:
+        if filler.guard is not None:
+            super().fill_all(prepared, filler, count, rng)
+        elif filler.covering:
             while count:
                 some = min(count, _at_once)
-                self._fill_some(prepared, room, some, rng)
+                self._fill_some(prepared, filler, some, rng)
                 count -= some
         else:
-            first, sizes = room.num_closed, room.sizes[room.num_closed : room.num_closed + count]
-            starts = room.order[np.arange(first, first + count) % room.num_instances]
+            first, sizes = filler.num_closed, filler.sizes[filler.num_closed : filler.num_closed + count]
+            starts = filler.order[np.arange(first, first + count) % filler.num_instances]
             nodes, filled = prepared.independent(starts, max(sizes), self.restart, rng)
-            room.tally.filled += int(filled.sum())
-            room.add(batch[:size] for batch, size in zip(nodes, sizes, strict=True))
+            filler.tally.filled += int(filled.sum())
+            filler.add(batch[:size] for batch, size in zip(nodes, sizes, strict=True))
 
-    def _fill_some(self, walker: Walker, room: Room, count: int, rng: np.random.Generator) -> None:
+    def _fill_some(self, walker: Walker, filler: Filler, count: int, rng: np.random.Generator) -> None:
         """Some batches whose first excursions are made all at once."""
         assert not isinstance(self.restart, Schedule)
-        starts, size = room.starts(count), room.sizes[room.num_closed]
-        free = 1.0 - np.count_nonzero(room.taken) / room.num_instances
+        starts, size = filler.starts(count), filler.sizes[filler.num_closed]
+        free = 1.0 - np.count_nonzero(filler.taken) / filler.num_instances
         moves = int(1.5 * size / max(free, 0.02))
         for start, begun in zip(starts.tolist(), walker.excursions(starts, moves, self.restart, rng), strict=True):
-            room.open()
-            room.enter(start)
+            filler.open()
+            filler.enter(start)
             walker.begin(start, self.restart)
-            room.offer(walker.found_on(begun, room.missing, room.taken))
-            self._search(walker, room, rng)
-            room.fill()
-            room.close()
+            filler.offer(walker.found_on(begun, filler.missing, filler.taken))
+            self._search(walker, filler, rng)
+            filler.fill()
+            filler.close()
 
-    def fill(self, prepared: Walker, room: Room, rng: np.random.Generator) -> None:
+    def fill(self, prepared: Walker, filler: Filler, rng: np.random.Generator) -> None:
         assert not isinstance(self.restart, Schedule)
-        node = room.start()
+        node = filler.start()
         if node is not None:
             prepared.begin(node, self.restart)
-            self._search(prepared, room, rng)
+            self._search(prepared, filler, rng)
 
-    def _search(self, walker: Walker, room: Room, rng: np.random.Generator) -> None:
+    def _search(self, walker: Walker, filler: Filler, rng: np.random.Generator) -> None:
         """The walk continues until the batch is full; from another free node where it finds no more."""
-        while room.missing:
-            patience = max(200, 4 * room.missing) if room.covering else None
-            wanted = room.missing
-            found = walker.more(wanted, room.taken, rng, patience)
-            room.offer(found)
+        while filler.missing:
+            patience = max(200, 4 * filler.missing) if filler.covering else None
+            wanted = filler.missing
+            found = walker.more(wanted, filler.taken, rng, patience)
+            filler.offer(found)
             if len(found) < wanted:
-                node = room.draw()
+                node = filler.draw()
                 if node is None:
                     return
-                room.tally.filled += 1
+                filler.tally.filled += 1
                 walker.jump(node)
 
 

@@ -12,7 +12,7 @@ from typing import Annotated, Any
 import numpy as np
 from torch import Tensor
 
-from hardneg.batching.filler import Room
+from hardneg.batching.filler import Filler
 from hardneg.batching.planners.base import Planner
 from hardneg.core.errors import argument_error
 
@@ -34,9 +34,9 @@ class SingleSource(Planner):
         values, own = np.unique(self.column.cpu().numpy(), return_inverse=True)
         return [np.flatnonzero(own == number) for number in range(len(values))]
 
-    def fill(self, prepared: Any, room: Room, rng: np.random.Generator) -> None:
-        free = [members[room.taken[members] == 0] for members in prepared]
+    def fill(self, prepared: Any, filler: Filler, rng: np.random.Generator) -> None:
+        free = [members[filler.taken[members] == 0] for members in prepared]
         count = np.array([len(members) for members in free])
-        able = np.where(count >= room.missing, count, 0)
+        able = np.where(count >= filler.missing, count, 0)
         if able.sum():
-            room.offer(rng.permutation(free[rng.choice(len(free), p=able / able.sum())]))
+            filler.offer(rng.permutation(free[rng.choice(len(free), p=able / able.sum())]))

@@ -10,7 +10,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from hardneg.batching.filler import Room
+from hardneg.batching.filler import Filler
 from hardneg.batching.graph import in_range
 from hardneg.batching.planners.base import Planner
 from hardneg.batching.walks import torch_generator
@@ -42,16 +42,16 @@ class Strata(Planner):
         own = stratum.cpu().numpy()
         return own, [np.flatnonzero(own == number) for number in range(count)], order
 
-    def fill(self, prepared: Any, room: Room, rng: np.random.Generator) -> None:
+    def fill(self, prepared: Any, filler: Filler, rng: np.random.Generator) -> None:
         own, members, order = prepared
-        node = room.start()
+        node = filler.start()
         if node is None:
             return
         stratum = own[node]
         for number in [stratum, *order[stratum][order[stratum] != stratum]]:
-            if not room.missing:
+            if not filler.missing:
                 return
-            room.offer(rng.permutation(members[number]))
+            filler.offer(rng.permutation(members[number]))
 
 
 def kmeans(vectors: Tensor, count: int, generator: torch.Generator, num_iterations: int) -> tuple[Tensor, Tensor]:
