@@ -1,0 +1,25 @@
+"""Faults that a review found, each with the smallest batch that shows it."""
+
+import pytest
+import torch
+from torch.nn.functional import normalize
+
+import hardneg as hn
+
+
+def vectors(*shape, seed=0):
+    z = torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+    return normalize(z, dim=-1)
+
+
+Z1, Z2 = vectors(6, 8), vectors(6, 8, seed=1)
+
+
+@pytest.mark.parametrize("impl", ["dense", "streamed"])
+@pytest.mark.parametrize("objective", ["isogclr", "info_nce(num_negatives=3)", "rince(q=1.0)"])
+def test_anchor_without_negative_has_no_gradient(impl, objective):
+    temperature = torch.full((1, 1), 1e-3, dtype=torch.float64, requires_grad=True)
+    loss = hn.ContrastiveLoss(views="cross", temperature=temperature, objective=objective, impl=impl)
+    with pytest.warns(hn.core.errors.HardnegWarning):
+        loss(Z1[:1], Z1[:1]).backward()
+    assert temperature.grad.tolist() == [[0.0]]
