@@ -23,3 +23,18 @@ def test_anchor_without_negative_has_no_gradient(impl, objective):
     with pytest.warns(hn.core.errors.HardnegWarning):
         loss(Z1[:1], Z1[:1]).backward()
     assert temperature.grad.tolist() == [[0.0]]
+
+
+def test_known_pairs_do_not_match_a_row_without_id():
+    pairs = hn.negatives.KnownPairs(torch.tensor([1]), torch.tensor([3]))
+    scores = hn.cross_views(Z1, Z2, 0.5, ids=torch.tensor([0, -1, 2, 3, 4, 5]))
+    assert not pairs.look_up(scores)[0].any()
+
+
+def test_known_pairs_of_large_ids():
+    large = 2**61
+    pairs = hn.negatives.KnownPairs(torch.tensor([large, 0]), torch.tensor([large + 1, 7]), torch.tensor([1.0, 2.0]))
+    ids = torch.tensor([large, large + 1, 0, 7, 4, 8])
+    found = torch.zeros(6, 6, dtype=torch.float64)
+    found[0, 1], found[2, 3] = 1.0, 2.0
+    assert torch.equal(pairs.look_up(hn.cross_views(Z1, Z2, 0.5, ids=ids))[1], found)
