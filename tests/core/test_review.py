@@ -38,3 +38,11 @@ def test_known_pairs_of_large_ids():
     found = torch.zeros(6, 6, dtype=torch.float64)
     found[0, 1], found[2, 3] = 1.0, 2.0
     assert torch.equal(pairs.look_up(hn.cross_views(Z1, Z2, 0.5, ids=ids))[1], found)
+
+
+def test_sigmoid_takes_a_number_of_negatives_per_anchor():
+    scores = hn.cross_views(Z1, Z2, 0.5)
+    log_w = hn.Uniform().log_weights(scores)
+    losses = hn.sigmoid(scores, log_w, num_negatives=torch.tensor([1.0, 2.0, 3.0, 4.0, 5.0, 6.0]))
+    for row in range(6):
+        assert torch.equal(losses[row], hn.sigmoid(scores, log_w, num_negatives=row + 1.0)[row])
