@@ -46,3 +46,24 @@ def test_sigmoid_takes_a_number_of_negatives_per_anchor():
     losses = hn.sigmoid(scores, log_w, num_negatives=torch.tensor([1.0, 2.0, 3.0, 4.0, 5.0, 6.0]))
     for row in range(6):
         assert torch.equal(losses[row], hn.sigmoid(scores, log_w, num_negatives=row + 1.0)[row])
+
+
+@pytest.mark.filterwarnings("ignore::hardneg.core.errors.HardnegWarning")
+@pytest.mark.parametrize("impl", ["dense", "streamed"])
+@pytest.mark.parametrize("ids", [None, torch.tensor([-1]), torch.tensor([3])])
+def test_nothing_is_mixed_for_an_anchor_without_negatives(impl, ids):
+    mixing = hn.ContrastiveLoss(generate="mochi(num_hardest=4, num_mixed=3, num_with_anchor=2)", impl=impl)
+    assert mixing(Z1[:1], Z2[:1], ids=ids) == 0.0
+
+
+@pytest.mark.filterwarnings("ignore::hardneg.core.errors.HardnegWarning")
+@pytest.mark.parametrize("impl", ["dense", "streamed"])
+def test_mixing_of_one_anchor_does_not_depend_on_another_without_negatives(impl):
+    mixing = hn.ContrastiveLoss(
+        generate="mochi(num_hardest=4, num_mixed=3, num_with_anchor=2)", impl=impl, reduction="none"
+    )
+    pool = hn.Keys(Z2[3:5], torch.tensor([7, 7]))
+    loss = mixing(Z1[:2], Z2[:2], ids=torch.tensor([5, 7]), pool=pool)
+    mixing._calls = 0
+    assert loss[1] == 0.0
+    assert loss[0] == mixing(Z1[:1], Z2[:1], ids=torch.tensor([5]), pool=pool)[0] > 0.0
