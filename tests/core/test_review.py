@@ -67,3 +67,19 @@ def test_mixing_of_one_anchor_does_not_depend_on_another_without_negatives(impl)
     mixing._calls = 0
     assert loss[1] == 0.0
     assert loss[0] == mixing(Z1[:1], Z2[:1], ids=torch.tensor([5]), pool=pool)[0] > 0.0
+
+
+@pytest.mark.filterwarnings("ignore::hardneg.core.errors.HardnegWarning")
+@pytest.mark.parametrize("impl", ["dense", "streamed"])
+@pytest.mark.parametrize("number", ["support", "candidates", 7])
+def test_debiased_anchor_without_negatives_pays_for_none(impl, number):
+    z1, z2 = (z[:2].clone().requires_grad_() for z in (Z1, Z2))
+    plain, debiased = (
+        hn.ContrastiveLoss(
+            "OtherLabel()", tau_plus=tau_plus, num_negatives=number, positives_in_denominator="all", impl=impl
+        )
+        for tau_plus in (0.0, torch.tensor(0.1, dtype=torch.float64))
+    )
+    loss = debiased(z1, z2, labels=torch.tensor([0, 0]))
+    assert loss == plain(z1, z2, labels=torch.tensor([0, 0]))
+    assert all(torch.isfinite(each).all() for each in torch.autograd.grad(loss, (z1, z2)))

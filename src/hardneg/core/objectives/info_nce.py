@@ -102,7 +102,8 @@ def debiased(
     """log max((E - tau_plus e^a) / (1 - tau_plus), e^(-1/temperature)), and where the floor was taken.
 
     Chuang et al. 2020, eq. 8, in log-space. The floor is active once the mean of e^s over the negatives falls below
-    tau_plus e^a + (1 - tau_plus) e^(-1/temperature); at low temperature that is soon everywhere.
+    tau_plus e^a + (1 - tau_plus) e^(-1/temperature); at low temperature that is soon everywhere. A mean over no
+    negatives stays NEVER.
     """
     share = tau_plus if isinstance(tau_plus, Tensor) else torch.tensor(tau_plus, dtype=torch.float64)
     log_share = share.log() + positives - log_mean  # tau_plus e^a / E
@@ -111,7 +112,7 @@ def debiased(
     rest = log_mean + log1m_exp(torch.where(negative, -1.0, log_share)) - torch.log1p(-share)
     floor = torch.zeros_like(rest) - 1.0 / temperature
     clamped = negative | ((rest <= floor) & (share > 0))
-    return torch.where(clamped, floor, rest), clamped
+    return torch.where(log_mean == NEVER, NEVER, torch.where(clamped, floor, rest)), clamped
 
 
 def check_num_negatives(who: str, num_negatives: NumNegatives) -> None:
