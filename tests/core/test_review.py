@@ -83,3 +83,15 @@ def test_debiased_anchor_without_negatives_pays_for_none(impl, number):
     loss = debiased(z1, z2, labels=torch.tensor([0, 0]))
     assert loss == plain(z1, z2, labels=torch.tensor([0, 0]))
     assert all(torch.isfinite(each).all() for each in torch.autograd.grad(loss, (z1, z2)))
+
+
+def test_gradient_of_a_share_of_zero():
+    scores = hn.cross_views(Z1, Z2, 0.5)
+    log_w = hn.Uniform().log_weights(scores)
+    grads = []
+    for start in (0.0, 1e-9):
+        tau_plus = torch.tensor(start, dtype=torch.float64, requires_grad=True)
+        (grad,) = torch.autograd.grad(hn.info_nce(scores, log_w, tau_plus=tau_plus).sum(), tau_plus)
+        grads.append(grad)
+    torch.testing.assert_close(*grads, rtol=1e-6, atol=0.0)
+    assert torch.equal(hn.info_nce(scores, log_w, tau_plus=torch.tensor(0.0)), hn.info_nce(scores, log_w))

@@ -106,10 +106,14 @@ def debiased(
     negatives stays NEVER.
     """
     share = tau_plus if isinstance(tau_plus, Tensor) else torch.tensor(tau_plus, dtype=torch.float64)
-    log_share = share.log() + positives - log_mean  # tau_plus e^a / E
-    # Also without a negative, where a tau_plus of 0 would have a gradient of NaN.
-    negative = (log_share >= 0) | (log_mean == NEVER)
-    rest = log_mean + log1m_exp(torch.where(negative, -1.0, log_share)) - torch.log1p(-share)
+    none, never = share <= 0, log_mean == NEVER
+    log_share = torch.where(none, 1.0, share).log() + positives - log_mean  # tau_plus e^a / E
+    negative = ((log_share >= 0) & ~none) | never
+    left = log1m_exp(torch.where(negative | none, -1.0, log_share))
+    # A share of 0 has no logarithm but a gradient, e^a / E, which is cut off before it overflows.
+    small = share * torch.where(never, 0.0, positives - log_mean).clamp(max=80.0).exp()
+    left = torch.where(none, torch.log1p(-torch.where(none, small, 0.0)), left)
+    rest = log_mean + left - torch.log1p(-share)
     floor = torch.zeros_like(rest) - 1.0 / temperature
     clamped = negative | ((rest <= floor) & (share > 0))
     return torch.where(log_mean == NEVER, NEVER, torch.where(clamped, floor, rest)), clamped
