@@ -17,9 +17,7 @@ from hardneg.kernels.plan import Plan
 
 def masked_sum(objective: Objective, positive: Tensor, row: Row, real: Tensor) -> Tensor:
     """The sum of the losses of each anchor's real pairs, [b, 1]."""
-    if objective.needs_negatives:
-        real = real & (row.support > 0)
-    return torch.where(real, objective(positive, row), positive * 0.0).sum(-1, keepdim=True)
+    return objective.real_losses(positive, row, real, row.support > 0).sum(-1, keepdim=True)
 
 
 class PromotedPairs(torch.autograd.Function):

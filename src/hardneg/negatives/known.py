@@ -40,9 +40,10 @@ class KnownPairs:
         if bool((anchor_ids < 0).any()) or bool((candidate_ids < 0).any()):
             raise ArgumentError("KnownPairs", "ids of 0 or more", "a negative one, which matches nothing")
         self.anchor_ids, self.candidate_ids = anchor_ids, candidate_ids
-        self.span = int(candidate_ids.max()) + 1 if len(candidate_ids) else 1
-        order = torch.argsort(anchor_ids * self.span + candidate_ids)
-        self.keys = (anchor_ids * self.span + candidate_ids)[order]
+        self.anchors, rank = anchor_ids.long().unique(return_inverse=True)
+        self.candidates, other = candidate_ids.long().unique(return_inverse=True)
+        # Keys of ranks, not of ids: a product of ids may overflow and match a pair that is not known.
+        self.keys, order = (rank * len(self.candidates) + other).sort()
         self.values = torch.as_tensor(values, dtype=torch.float64).expand(len(order))[order]
 
     def __len__(self) -> int:
@@ -56,18 +57,24 @@ class KnownPairs:
             raise ArgumentError("Known", "ids of anchors and candidates", "None", "pass ids=... with the vectors")
         if not len(self):
             return torch.zeros_like(tile.s, dtype=torch.bool), torch.zeros_like(tile.s)
-        key = anchors[:, None] * self.span + candidates
-        keys, values = self._on(key.device)
-        slot = torch.searchsorted(keys, key).clamp(max=len(keys) - 1)
-        in_range = (anchors >= 0)[:, None] & (candidates >= 0) & (candidates < self.span)
-        known = ((keys[slot] == key) & in_range).expand_as(tile.s)
-        return known, torch.where(known, values[slot].to(tile.s.dtype), 0.0)
+        self._move(anchors.device)
+        row, some = _rank(anchors[:, None], self.anchors)
+        column, other = _rank(candidates, self.candidates)
+        slot, known = _rank(row * len(self.candidates) + column, self.keys)
+        known = (known & some & other).expand_as(tile.s)
+        return known, torch.where(known, self.values[slot].to(tile.s.dtype), 0.0)
 
-    def _on(self, device: torch.device) -> tuple[Tensor, Tensor]:
-        """The table on this device, copied there once."""
+    def _move(self, device: torch.device) -> None:
+        """The table to this device, once."""
         if self.keys.device != device:
-            self.keys, self.values = self.keys.to(device), self.values.to(device)
-        return self.keys, self.values
+            for name in ("anchors", "candidates", "keys", "values"):
+                setattr(self, name, getattr(self, name).to(device))
+
+
+def _rank(values: Tensor, table: Annotated[Tensor, "m"]) -> tuple[Tensor, Tensor]:
+    """The place of each value in a sorted table, and whether it is there."""
+    place = torch.searchsorted(table, values.long()).clamp(max=len(table) - 1)
+    return place, table[place] == values
 
 
 @dataclass(frozen=True, repr=False)

@@ -11,7 +11,9 @@ from hardneg.core.pairing import Pairing
 from hardneg.core.schedules import short_repr
 from hardneg.core.tiles import NEVER
 from hardneg.core.types import Keys
+from hardneg.core.views import batch_ids
 
+Made = Annotated[Tensor, "b k d"] | tuple[Annotated[Tensor, "b k d"], Annotated[Tensor, "b k"]]
 _registry: dict[str, type[Generator]] = {}
 
 
@@ -30,18 +32,33 @@ class Generator:
         cls.name = cls.__dict__.get("name", cls.__name__)
         _registry[cls.name] = cls
 
-    def make(self, pairing: Pairing, step: int) -> Annotated[Tensor, "b k d"]:
+    def make(self, pairing: Pairing, step: int) -> Made:
+        """Vectors, or vectors and which of them are real, where an anchor may have no negative to make them from."""
         raise NotImplementedError
 
     def __call__(self, pairing: Pairing, step: int) -> Pairing:
         """The pairing with the candidates that were made."""
-        vectors = self.make(pairing, step)
+        made = self.make(pairing, step)
+        vectors, real = made if isinstance(made, tuple) else (made, None)
+        ids = None
+        if real is not None and not bool(real.all()):
+            pairing = _numbered(pairing)
+            assert pairing.anchors.ids is not None
+            ids = torch.where(real, -1, pairing.anchors.ids[:, None])  # an anchor's own id is never its negative
         labels, clusters = (_nobodys(tag, vectors) for tag in (pairing.anchors.labels, pairing.anchors.clusters))
-        made = Keys(vectors, None, labels, clusters, source="synthetic")
-        return pairing.changed(candidates=(*pairing.candidates, made))
+        synthetic = Keys(vectors, ids, labels, clusters, source="synthetic")
+        return pairing.changed(candidates=(*pairing.candidates, synthetic))
 
     def __repr__(self) -> str:
         return short_repr(self).replace(type(self).__name__, self.name, 1)
+
+
+def _numbered(pairing: Pairing) -> Pairing:
+    """With an id for every anchor; those without one get a number that no data set has."""
+    anchors = pairing.anchors
+    nobody = torch.full((len(anchors),), -1, device=anchors.vectors.device)
+    ids = batch_ids(anchors.vectors, nobody if anchors.ids is None else anchors.ids)
+    return pairing.changed(anchors=anchors.changed(ids=ids), ids_given=pairing.ids_given and anchors.ids is not None)
 
 
 def _nobodys(tag: Tensor | None, vectors: Annotated[Tensor, "b k d"]) -> Tensor | None:

@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Annotated, ClassVar
+from typing import ClassVar
 
 import torch
 from torch import Tensor
 
 from hardneg.core.errors import check_kind, check_range
-from hardneg.core.generators.base import Generator, hardest
+from hardneg.core.generators.base import Generator, Made, hardest
 from hardneg.core.pairing import Pairing
 from hardneg.core.philox import uniforms
 from hardneg.core.vectors import unit
@@ -37,20 +37,21 @@ class MoCHi(Generator):
             check_range("mochi", name, getattr(self, name), name == "num_hardest", math.inf)
 
     @torch.no_grad()
-    def make(self, pairing: Pairing, step: int) -> Annotated[Tensor, "b k d"]:
+    def make(self, pairing: Pairing, step: int) -> Made:
         hard, real = hardest(pairing, self.num_hardest)
         anchors, count = pairing.anchors.vectors, real.sum(1).clamp(min=1)
         rows = torch.arange(len(anchors), device=anchors.device)
         number = self.num_mixed + self.num_with_anchor
         if not hard.shape[1]:
-            return hard
+            return hard, real
         draws = uniforms(3 * number, rows, torch.zeros_like(rows), step, self.seed).T.to(anchors)  # [b, 3 k]
         first, second, share = draws.view(len(anchors), 3, number).unbind(1)
         one, other = (_pick(hard, (draw * count[:, None]).long()) for draw in (first, second))
         share = share[:, :, None]
         mixed = share * one + (1.0 - share) * other
         with_anchor = 0.5 * share * anchors[:, None] + (1.0 - 0.5 * share) * one
-        return unit(torch.cat([mixed[:, : self.num_mixed], with_anchor[:, self.num_mixed :]], dim=1))
+        made = unit(torch.cat([mixed[:, : self.num_mixed], with_anchor[:, self.num_mixed :]], dim=1))
+        return made, real.any(1, keepdim=True).expand(-1, number)
 
 
 def _pick(vectors: Tensor, index: Tensor) -> Tensor:

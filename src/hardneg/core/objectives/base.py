@@ -79,11 +79,21 @@ class Objective:
         """The loss of each pair, [b, p], from dense scores."""
         check_shape(self.name, scores, log_w)
         statistics = {name: statistic.dense(scores, log_w) for name, statistic in self.statistics().items()}
-        losses = self(scores.positives, Row(statistics, scores.temperature))
-        real = scores.positive_valid
+        some = (log_w != NEVER).any(-1, keepdim=True)
+        return self.real_losses(scores.positives, Row(statistics, scores.temperature), scores.positive_valid, some)
+
+    def real_losses(
+        self, positive: Tensor, row: Row, real: Annotated[Tensor, "b p"], some: Annotated[Tensor, "b 1"]
+    ) -> PairLosses:
+        """The loss of each real pair; 0 where the pair is not real or, if it needs negatives, the row has none.
+
+        Masking the loss is not enough: an infinite number on the way to it makes a gradient of 0 * inf.
+        """
         if self.needs_negatives:
-            real = (log_w != NEVER).any(-1, keepdim=True) & real
-        return torch.where(real, losses, scores.positives * 0.0)  # times 0: NaN stays NaN
+            real = real & some
+            row = Row({name: torch.where(some, value, 1.0) for name, value in row.statistics.items()}, row.temperature)
+        losses = self(torch.where(real, positive, 0.0), row)
+        return torch.where(real, losses, positive * 0.0)  # times 0: NaN stays NaN
 
     def __repr__(self) -> str:
         return short_repr(self).replace(type(self).__name__, self.name, 1) if is_dataclass(self) else f"{self.name}()"

@@ -102,16 +102,21 @@ def debiased(
     """log max((E - tau_plus e^a) / (1 - tau_plus), e^(-1/temperature)), and where the floor was taken.
 
     Chuang et al. 2020, eq. 8, in log-space. The floor is active once the mean of e^s over the negatives falls below
-    tau_plus e^a + (1 - tau_plus) e^(-1/temperature); at low temperature that is soon everywhere.
+    tau_plus e^a + (1 - tau_plus) e^(-1/temperature); at low temperature that is soon everywhere. A mean over no
+    negatives stays NEVER.
     """
     share = tau_plus if isinstance(tau_plus, Tensor) else torch.tensor(tau_plus, dtype=torch.float64)
-    log_share = share.log() + positives - log_mean  # tau_plus e^a / E
-    # Also without a negative, where a tau_plus of 0 would have a gradient of NaN.
-    negative = (log_share >= 0) | (log_mean == NEVER)
-    rest = log_mean + log1m_exp(torch.where(negative, -1.0, log_share)) - torch.log1p(-share)
+    none, never = share <= 0, log_mean == NEVER
+    log_share = torch.where(none, 1.0, share).log() + positives - log_mean  # tau_plus e^a / E
+    negative = ((log_share >= 0) & ~none) | never
+    left = log1m_exp(torch.where(negative | none, -1.0, log_share))
+    # A share of 0 has no logarithm but a gradient, e^a / E, which is cut off before it overflows.
+    small = share * torch.where(never, 0.0, positives - log_mean).clamp(max=80.0).exp()
+    left = torch.where(none, torch.log1p(-torch.where(none, small, 0.0)), left)
+    rest = log_mean + left - torch.log1p(-share)
     floor = torch.zeros_like(rest) - 1.0 / temperature
     clamped = negative | ((rest <= floor) & (share > 0))
-    return torch.where(clamped, floor, rest), clamped
+    return torch.where(log_mean == NEVER, NEVER, torch.where(clamped, floor, rest)), clamped
 
 
 def check_num_negatives(who: str, num_negatives: NumNegatives) -> None:
@@ -144,9 +149,12 @@ def log_number(row: Row, num_negatives: NumNegatives) -> Tensor:
         if num_negatives == "mass":
             return row.log_mass
         return (row.support if num_negatives == "support" else row.candidates).log()
-    if isinstance(num_negatives, Tensor) and num_negatives.ndim:
-        num_negatives = num_negatives[:, None]
-    return (torch.ones_like(row.log_mean) * num_negatives).log()
+    return given_number(row.log_mean, num_negatives).log()
+
+
+def given_number(like: Annotated[Tensor, "b 1"], number: float | Tensor) -> Annotated[Tensor, "b 1"]:
+    """A number, [] or [b], as one of each row."""
+    return torch.ones_like(like) * (number[:, None] if isinstance(number, Tensor) and number.ndim else number)
 
 
 def _without_sampling_bias(scores: Scores, log_q: tuple[Tensor, Tensor], tau_plus: TauPlus) -> Scores:
