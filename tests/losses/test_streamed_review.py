@@ -1,0 +1,59 @@
+"""Where a streamed loss once differed from the dense one, or a loss from what it promises."""
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import pytest
+import torch
+from torch.nn.functional import normalize
+
+import hardneg as hn
+from hardneg.core.bounds import Bound, Largest
+from hardneg.core.objectives import InfoNCE, reduce
+from hardneg.core.pairing import Pairing
+from hardneg.core.scoring import dense
+from hardneg.kernels.chunked import streamed
+from hardneg.negatives import Negatives
+
+TILES = [(4, 3), (100, 100)]
+
+
+def unit(seed, *shape):
+    made = torch.randn(*shape, 5, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+    return normalize(made, dim=-1).requires_grad_()
+
+
+def pairing(b=7, n=11, p=2, **options):
+    labels = torch.arange(max(b, n)) % 3
+    anchors, pool = hn.Keys(unit(0, b), labels=labels[:b]), hn.Keys(unit(1, n), labels=labels[:n])
+    return Pairing(anchors, hn.Keys(unit(2, b, p)), (pool,), 0.5, **options)
+
+
+def check(made, negatives, objective=InfoNCE(), extra=()):
+    """The streamed loss and its gradients are the dense ones."""
+    inputs = [made.anchors.vectors, made.positives.vectors, *(keys.vectors for keys in made.candidates), *extra]
+    scores = dense(made)
+    expected = reduce(objective.losses(scores, negatives.log_weights(scores)), scores, "anchors")
+    wanted = torch.autograd.grad(expected, inputs, materialize_grads=True)
+    for tile in TILES:
+        found = streamed(made, negatives, objective, "anchors", tile).loss
+        torch.testing.assert_close(found, expected)
+        torch.testing.assert_close(torch.autograd.grad(found, inputs, materialize_grads=True), wanted)
+
+
+@dataclass(frozen=True, repr=False)
+class FromHardestPositive(Negatives):
+    """A tilt by the distance to the closest positive, with gradient."""
+
+    textual: ClassVar = False
+
+    def bounds(self) -> dict[str, Bound]:
+        return {"top": Largest(lambda tile: tile.s, over="positives", grad=True)}
+
+    def log_weight(self, tile):
+        return -((tile.s - tile.bound["top"]) ** 2)
+
+
+@pytest.mark.parametrize("label_positives", [False, True])
+def test_gradient_of_a_largest_value_over_positives(label_positives):
+    check(pairing(label_positives=label_positives), FromHardestPositive())
