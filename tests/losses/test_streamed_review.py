@@ -9,6 +9,7 @@ from torch.nn.functional import normalize
 
 import hardneg as hn
 from hardneg.core.bounds import Bound, Largest
+from hardneg.core.errors import ArgumentError
 from hardneg.core.objectives import InfoNCE, reduce
 from hardneg.core.pairing import Pairing
 from hardneg.core.scoring import dense
@@ -57,3 +58,41 @@ class FromHardestPositive(Negatives):
 @pytest.mark.parametrize("label_positives", [False, True])
 def test_gradient_of_a_largest_value_over_positives(label_positives):
     check(pairing(label_positives=label_positives), FromHardestPositive())
+
+
+class RowSum(Bound):
+    """The sum of the scores of a row."""
+
+    def __init__(self, grad=False):
+        self.grad = grad
+
+    def of(self, tile, mask):
+        return (torch.where(mask, tile.s, 0.0).sum(-1, keepdim=True),)
+
+    def merge(self, first, second):
+        return (first[0] + second[0],)
+
+    def finish(self, state, earlier):
+        return state[0]
+
+
+@dataclass(frozen=True, repr=False)
+class BySum(Negatives):
+    grad: bool = False
+    textual: ClassVar = False
+
+    def bounds(self) -> dict[str, Bound]:
+        return {"sum": RowSum(self.grad)}
+
+    def log_weight(self, tile):
+        return -((tile.s - tile.bound["sum"]) ** 2)
+
+
+def test_a_bound_carries_a_gradient_only_where_it_declares_one():
+    made = pairing()
+    check(made, BySum())
+    with pytest.raises(ArgumentError, match="BySum needs a Largest as bound 'sum' with grad=True"):
+        streamed(made, BySum(grad=True), InfoNCE())
+    z1, z2 = unit(3, 300), unit(4, 300)
+    auto, wanted = (hn.ContrastiveLoss(BySum(grad=True), impl=impl)(z1, z2) for impl in ("auto", "dense"))
+    assert auto == wanted

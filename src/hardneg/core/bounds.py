@@ -29,6 +29,8 @@ class Bound(ABC):
     """``"candidates"``: those that the factors before left; ``"positives"``: the anchor's own and promoted ones."""
     scope: str = "row"
     """``"row"``, or ``"batch"``: one number for all anchors, which mining cannot have."""
+    grad: bool = False
+    """Whether the gradient flows through it; a streamed loss can do that for a ``Largest`` only."""
     nearest: ClassVar[int | None] = None
     """How many of the nearest candidates decide it; None: all of them."""
 
