@@ -96,3 +96,23 @@ def test_a_bound_carries_a_gradient_only_where_it_declares_one():
     z1, z2 = unit(3, 300), unit(4, 300)
     auto, wanted = (hn.ContrastiveLoss(BySum(grad=True), impl=impl)(z1, z2) for impl in ("auto", "dense"))
     assert auto == wanted
+
+
+@dataclass(frozen=True, repr=False, eq=False)
+class ByClass(Negatives):
+    """A log-weight for each class, from a table."""
+
+    table: torch.Tensor
+    textual: ClassVar = False
+
+    def log_weight(self, tile):
+        return self.table[tile.anchor_tags.labels[:, None] + tile.candidate_tags.labels].expand(tile.s.shape)
+
+
+def test_a_table_as_long_as_the_batch_is_not_cut_by_anchors():
+    made = pairing(b=7)
+    table = torch.linspace(-1, 1, 7, dtype=torch.float64).requires_grad_()
+    check(made, ByClass(table), extra=[table])
+    beta = torch.linspace(0, 1, 7, dtype=torch.float64)[:, None].requires_grad_()
+    numbers = torch.linspace(2, 5, 7, dtype=torch.float64).requires_grad_()
+    check(made, hn.Tilt(beta), InfoNCE(numbers), extra=[beta, numbers])

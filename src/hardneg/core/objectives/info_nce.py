@@ -144,9 +144,12 @@ def log_number(row: Row, num_negatives: NumNegatives) -> Tensor:
         if num_negatives == "mass":
             return row.log_mass
         return (row.support if num_negatives == "support" else row.candidates).log()
-    if isinstance(num_negatives, Tensor) and num_negatives.ndim:
-        num_negatives = num_negatives[:, None]
-    return (torch.ones_like(row.log_mean) * num_negatives).log()
+    return given_number(row.log_mean, num_negatives).log()
+
+
+def given_number(like: Annotated[Tensor, "b 1"], number: float | Tensor) -> Annotated[Tensor, "b 1"]:
+    """A number, [] or [b], as one of each row."""
+    return torch.ones_like(like) * (number[:, None] if isinstance(number, Tensor) and number.ndim else number)
 
 
 def _without_sampling_bias(scores: Scores, log_q: tuple[Tensor, Tensor], tau_plus: TauPlus) -> Scores:

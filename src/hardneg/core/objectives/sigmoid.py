@@ -13,7 +13,13 @@ import torch
 from torch import Tensor
 
 from hardneg.core.objectives.base import Objective, Row, softplus
-from hardneg.core.objectives.info_nce import NumNegatives, check_num_negatives, log_number, number_statistic
+from hardneg.core.objectives.info_nce import (
+    NumNegatives,
+    check_num_negatives,
+    given_number,
+    log_number,
+    number_statistic,
+)
 from hardneg.core.statistics import Mean, Statistic, Support
 from hardneg.core.tiles import Tile
 from hardneg.core.types import LogWeights, PairLosses, Scores
@@ -37,7 +43,7 @@ class Sigmoid(Objective):
         if isinstance(self.num_negatives, str):
             number = torch.where(row.support > 0, log_number(row, self.num_negatives), 0.0).exp()
         else:
-            number = torch.ones_like(row.mean) * self.num_negatives
+            number = given_number(row.mean, self.num_negatives)
         return softplus(-positive - self.bias) + number * row.mean
 
     def _of_negative(self, tile: Tile) -> Tensor:
