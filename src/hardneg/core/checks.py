@@ -11,6 +11,7 @@ from torch import Tensor
 
 from hardneg.core.errors import ArgumentError, NotFinite, argument_error
 from hardneg.core.pairing import Pairing
+from hardneg.core.vectors import widened
 
 _checking = False
 
@@ -57,6 +58,8 @@ def check_parts(pairing: Pairing) -> None:
         if keys.private and keys.vectors.shape[0] != len(anchors):
             what = f"private candidates of {len(anchors)} anchors"
             raise ArgumentError("score", what, str(tuple(keys.vectors.shape)))
+    for keys in [anchors, pairing.positives, *pool]:
+        check_vectors(widened(keys.vectors))
 
 
 def check_temperature(who: str, temperature: float | Tensor, rows: int | None = None) -> None:

@@ -13,7 +13,7 @@ from typing import Annotated, Protocol
 import torch
 from torch import Tensor
 
-from hardneg.core.checks import check_parts, check_temperature, check_vectors
+from hardneg.core.checks import check_parts, check_temperature
 from hardneg.core.checks import checks as checks
 from hardneg.core.errors import ArgumentError
 from hardneg.core.pairing import Pairing, not_infinite, similarity
@@ -256,9 +256,7 @@ def dense(pairing: Pairing) -> Scores:
 
 
 def _prepared(keys: Keys) -> Tensor:
-    vectors = widened(keys.vectors)
-    check_vectors(vectors)
-    return not_infinite(vectors)
+    return not_infinite(widened(keys.vectors))
 
 
 def _tag_of(pool: Sequence[Keys], name: str, like: Tensor, fill: int | None = None) -> Tensor | None:

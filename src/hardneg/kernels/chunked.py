@@ -51,6 +51,8 @@ def streamed(
     The same as ``reduce(objective.losses(scores, negatives.log_weights(scores)), scores, reduction)`` of dense scores.
     """
     check_parts(pairing)
+    if pairing.guide is not None:
+        check_parts(pairing.guide)
     check_streamable(negatives)
     with torch.autocast(pairing.anchors.vectors.device.type, enabled=False):
         plan = Plan(pairing.prepared(), negatives.factors, objective, tile)
