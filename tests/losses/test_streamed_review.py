@@ -9,7 +9,8 @@ from torch.nn.functional import normalize
 
 import hardneg as hn
 from hardneg.core.bounds import Bound, Largest
-from hardneg.core.errors import ArgumentError
+from hardneg.core.checks import checks
+from hardneg.core.errors import ArgumentError, NotFinite
 from hardneg.core.objectives import InfoNCE, reduce
 from hardneg.core.pairing import Pairing
 from hardneg.core.scoring import dense
@@ -116,3 +117,33 @@ def test_a_table_as_long_as_the_batch_is_not_cut_by_anchors():
     beta = torch.linspace(0, 1, 7, dtype=torch.float64)[:, None].requires_grad_()
     numbers = torch.linspace(2, 5, 7, dtype=torch.float64).requires_grad_()
     check(made, hn.Tilt(beta), InfoNCE(numbers), extra=[beta, numbers])
+
+
+@pytest.mark.parametrize("impl", ["dense", "streamed"])
+def test_checks_look_at_the_vectors_of_every_impl(impl):
+    loss, z = hn.ContrastiveLoss(normalize=False, impl=impl), unit(0, 6).detach()
+    with checks():
+        loss(z, z)
+        with pytest.raises(ArgumentError, match="unit vectors"):
+            loss(3 * z, z)
+        with pytest.raises(ArgumentError, match="unit vectors"):
+            loss(z, z, guide=(3 * z, z))
+        with pytest.raises(NotFinite):
+            loss(z, torch.full_like(z, torch.nan))
+
+
+def test_masked_positives_remove_no_candidates():
+    made, pool = pairing(p=2), hn.Keys(unit(1, 11), torch.arange(11))
+    own = hn.Keys(unit(2, 7, 2), torch.stack([torch.arange(7), torch.zeros(7).long()], dim=1))
+    made = made.changed(candidates=(pool,), positives=own, positive_mask=torch.tensor([[True, False]] * 7))
+    assert dense(made).valid.sum(-1).tolist() == [10] * 7
+    assert streamed(made, hn.Uniform(), InfoNCE()).row.support[:, 0].tolist() == [10] * 7
+    check(made, hn.Tilt(1.0))
+
+
+@pytest.mark.parametrize("mask", [torch.ones(7, 3).bool(), torch.ones(7, 2)])
+def test_a_positive_mask_is_checked_dense_and_streamed(mask):
+    made = pairing(p=2).changed(positive_mask=mask)
+    for compute in (dense, lambda made: streamed(made, hn.Uniform(), InfoNCE())):
+        with pytest.raises(ArgumentError, match="a bool positive_mask"):
+            compute(made)

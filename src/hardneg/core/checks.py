@@ -49,6 +49,10 @@ def check_parts(pairing: Pairing) -> None:
     own = pairing.positives.vectors
     if own.shape[0] != len(anchors):
         raise ArgumentError("score", f"positives of {len(anchors)} anchors", f"positives={tuple(own.shape)}")
+    mask, pairs = pairing.positive_mask, (len(anchors), own.shape[1] if pairing.positives.private else 1)
+    if mask is not None and (mask.shape != pairs or mask.dtype != torch.bool):
+        got = f"positive_mask={tuple(mask.shape)} of {mask.dtype}"
+        raise ArgumentError("score", f"a bool positive_mask {pairs}", got)
     if not pool:
         raise ArgumentError("score", "at least one pool of candidates", "pool=()")
     for keys in [pairing.positives, *pool]:
