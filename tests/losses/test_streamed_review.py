@@ -8,13 +8,16 @@ import torch
 from torch.nn.functional import normalize
 
 import hardneg as hn
+from hardneg.core import sweep
 from hardneg.core.bounds import Bound, Largest
 from hardneg.core.checks import checks
 from hardneg.core.errors import ArgumentError, NotFinite
 from hardneg.core.objectives import InfoNCE, reduce
 from hardneg.core.pairing import Pairing
 from hardneg.core.scoring import dense
+from hardneg.core.sweep import left_by, reduce_rows
 from hardneg.kernels.chunked import streamed
+from hardneg.kernels.plan import Plan
 from hardneg.negatives import Negatives
 
 TILES = [(4, 3), (100, 100)]
@@ -147,3 +150,24 @@ def test_a_positive_mask_is_checked_dense_and_streamed(mask):
     for compute in (dense, lambda made: streamed(made, hn.Uniform(), InfoNCE())):
         with pytest.raises(ArgumentError, match="a bool positive_mask"):
             compute(made)
+
+
+def test_a_window_holds_the_columns_of_a_block_once():
+    made = pairing(b=12, n=20)
+    ring = hn.Ring(0.1, 0.5)
+    rows = Plan(made.prepared(), (ring,), InfoNCE(), (4, 6)).blocks()[0]
+    value, column = reduce_rows(ring.bounds(), rows, left_by((), ()))["window"]
+    assert (value.shape, column.shape) == ((4, 20), (1, 20))
+    check(made, ring)
+    check(made, hn.Rank(1, 3))
+
+
+def test_the_states_of_one_block_are_finished_before_the_next(monkeypatch):
+    """Otherwise a ring holds the scores of all pairs."""
+    calls = []
+    for name in ("reduce_rows", "finish"):
+        plain = getattr(sweep, name)
+        monkeypatch.setattr(sweep, name, lambda *args, name=name, plain=plain: (calls.append(name), plain(*args))[1])
+    plan = Plan(pairing(b=12).prepared(), (hn.Ring(0.1, 0.5),), InfoNCE(), (4, 6))
+    sweep.find_bounds(plan.factors, plan.blocks())
+    assert calls == ["reduce_rows", "finish"] * 3

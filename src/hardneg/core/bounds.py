@@ -113,14 +113,16 @@ class Window(Bound):
 
     def of(self, tile: Tile, mask: Tensor) -> State:
         value = torch.where(mask, self.value(tile).detach(), NEVER)
-        return self._shortened((value, tile.column.expand(value.shape)))
+        return self._shortened((value, tile.column[None]))  # [1, c]: the columns are those of all rows
 
     def merge(self, first: State, second: State) -> State:
-        both = torch.cat([first[0], second[0]], dim=1), torch.cat([first[1], second[1]], dim=1)
-        return self._shortened(both)
+        columns = [first[1], second[1]]
+        if len({len(each) for each in columns}) > 1:
+            columns = [column.expand(value.shape) for value, column in (first, second)]
+        return self._shortened((torch.cat([first[0], second[0]], dim=1), torch.cat(columns, dim=1)))
 
     def finish(self, state: State, earlier: Mapping[str, Any]) -> tuple[Edge | None, Edge | None]:
-        value, column = state
+        value, column = state[0], state[1].expand(state[0].shape)
         start, stop = self.places(earlier)
         n, count = value.shape[1], earlier["count"]
         before = after = None
@@ -140,6 +142,7 @@ class Window(Bound):
             return state
         if not self.nearest:
             return value[:, :0], column[:, :0]
+        column = column.expand(value.shape)
         size = torch.full_like(value[:, :1], self.nearest, dtype=torch.long)
         edge = _edge(value, column, size, value.topk(self.nearest, dim=1).values[:, -1:])
         chosen = torch.where(~beyond(value, column, edge), value, NEVER)
