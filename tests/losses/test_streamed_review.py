@@ -171,3 +171,12 @@ def test_the_states_of_one_block_are_finished_before_the_next(monkeypatch):
     plan = Plan(pairing(b=12).prepared(), (hn.Ring(0.1, 0.5),), InfoNCE(), (4, 6))
     sweep.find_bounds(plan.factors, plan.blocks())
     assert calls == ["reduce_rows", "finish"] * 3
+
+
+@pytest.mark.parametrize("negatives", ["ClippedTilt(2.0)", "Tilt(1.0)"])
+def test_backward_inside_autocast_is_as_precise_as_outside(negatives):
+    loss = hn.ContrastiveLoss(negatives, temperature=0.1, positives="label", impl="streamed")
+    z1, z2, labels = unit(0, 8).detach().float().requires_grad_(), unit(1, 8).detach().float(), torch.arange(8) % 3
+    wanted = torch.autograd.grad(loss(z1, z2, labels=labels), z1)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        torch.testing.assert_close(torch.autograd.grad(loss(z1, z2, labels=labels), z1), wanted)

@@ -11,7 +11,7 @@ from torch.autograd.function import once_differentiable
 
 from hardneg.core.pairing import Cut
 from hardneg.core.sweep import Bounds, left_by
-from hardneg.kernels.leaves import Gradients
+from hardneg.kernels.leaves import Gradients, without_autocast
 from hardneg.kernels.plan import Plan
 
 
@@ -27,6 +27,7 @@ class LargestValue(torch.autograd.Function):
 
     @staticmethod
     @once_differentiable  # type: ignore[untyped-decorator]
+    @without_autocast
     def backward(ctx: Any, *grads: Tensor) -> tuple[Any, ...]:
         plan, tensors, wanted = ctx.plan, ctx.saved_tensors, list(ctx.needs_input_grad[3:])
         gradients = Gradients(tensors, plan.leaves.parts, wanted)

@@ -6,8 +6,9 @@ closed over by a lambda cannot be seen, and gets no gradient: make it a field.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields, is_dataclass, replace
+from functools import wraps
 from typing import Any, TypeVar
 
 import torch
@@ -18,6 +19,17 @@ from hardneg.core.pairing import Cut, Pairing
 Held = TypeVar("Held")
 PER_ANCHOR = ("num_negatives", "log_norm")
 """Fields that hold a number for each anchor as [b]; any other field does as [b, 1]."""
+
+
+def without_autocast(backward: Callable[..., Any]) -> Callable[..., Any]:
+    """A backward pass that recomputes its tiles in the precision of the forward pass, also inside autocast."""
+
+    @wraps(backward)
+    def precise(ctx: Any, *grads: Tensor) -> Any:
+        with torch.autocast(grads[0].device.type, enabled=False):
+            return backward(ctx, *grads)
+
+    return precise
 
 
 def tensor_fields(holder: Any) -> dict[str, Tensor]:
