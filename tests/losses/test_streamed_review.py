@@ -180,3 +180,11 @@ def test_backward_inside_autocast_is_as_precise_as_outside(negatives):
     wanted = torch.autograd.grad(loss(z1, z2, labels=labels), z1)
     with torch.autocast("cpu", dtype=torch.bfloat16):
         torch.testing.assert_close(torch.autograd.grad(loss(z1, z2, labels=labels), z1), wanted)
+
+
+@pytest.mark.parametrize("impl", ["dense", "streamed"])
+def test_a_guide_of_generated_candidates_is_refused_by_name(impl):
+    z1, z2 = unit(0, 8), unit(1, 8)
+    loss = hn.ContrastiveLoss("Tilt(1.0, by='guide')", generate="mochi(num_hardest=4)", impl=impl)
+    with pytest.raises(ArgumentError, match="guide=None with generate"):
+        loss(z1, z2, guide=(z1, z2))

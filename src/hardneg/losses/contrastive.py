@@ -140,6 +140,9 @@ class ContrastiveLoss(nn.Module):
         guide: Guides | None = None,
     ) -> Pairing:
         """Who meets whom: what the loss is computed from."""
+        if self.generate is not None and guide is not None:
+            what = "guide=None with generate: the guide has no vectors of candidates that are made"
+            raise argument_error("ContrastiveLoss", what, "generate", self.generate)
         views = [z1] if isinstance(z1, Tensor) else list(z1)
         views += [] if z2 is None else [z2]
         own = self._now() if temperature is None else temperature
