@@ -29,6 +29,8 @@ class Bound(ABC):
     """``"candidates"``: those that the factors before left; ``"positives"``: the anchor's own and promoted ones."""
     scope: str = "row"
     """``"row"``, or ``"batch"``: one number for all anchors, which mining cannot have."""
+    grad: bool = False
+    """Whether the gradient flows through it; a streamed loss can do that for a ``Largest`` only."""
     nearest: ClassVar[int | None] = None
     """How many of the nearest candidates decide it; None: all of them."""
 
@@ -111,14 +113,16 @@ class Window(Bound):
 
     def of(self, tile: Tile, mask: Tensor) -> State:
         value = torch.where(mask, self.value(tile).detach(), NEVER)
-        return self._shortened((value, tile.column.expand(value.shape)))
+        return self._shortened((value, torch.atleast_2d(tile.column)))  # [1, c] where the rows share their columns
 
     def merge(self, first: State, second: State) -> State:
-        both = torch.cat([first[0], second[0]], dim=1), torch.cat([first[1], second[1]], dim=1)
-        return self._shortened(both)
+        columns = [first[1], second[1]]
+        if len({len(each) for each in columns}) > 1:
+            columns = [column.expand(value.shape) for value, column in (first, second)]
+        return self._shortened((torch.cat([first[0], second[0]], dim=1), torch.cat(columns, dim=1)))
 
     def finish(self, state: State, earlier: Mapping[str, Any]) -> tuple[Edge | None, Edge | None]:
-        value, column = state
+        value, column = state[0], state[1].expand(state[0].shape)
         start, stop = self.places(earlier)
         n, count = value.shape[1], earlier["count"]
         before = after = None
@@ -138,6 +142,7 @@ class Window(Bound):
             return state
         if not self.nearest:
             return value[:, :0], column[:, :0]
+        column = column.expand(value.shape)
         size = torch.full_like(value[:, :1], self.nearest, dtype=torch.long)
         edge = _edge(value, column, size, value.topk(self.nearest, dim=1).values[:, -1:])
         chosen = torch.where(~beyond(value, column, edge), value, NEVER)

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from hardneg.core.errors import ArgumentError, NotFinite, argument_error
 from hardneg.core.pairing import Pairing
+from hardneg.core.vectors import widened
 
 _checking = False
 
@@ -48,6 +49,10 @@ def check_parts(pairing: Pairing) -> None:
     own = pairing.positives.vectors
     if own.shape[0] != len(anchors):
         raise ArgumentError("score", f"positives of {len(anchors)} anchors", f"positives={tuple(own.shape)}")
+    mask, pairs = pairing.positive_mask, (len(anchors), own.shape[1] if pairing.positives.private else 1)
+    if mask is not None and (mask.shape != pairs or mask.dtype != torch.bool):
+        got = f"positive_mask={tuple(mask.shape)} of {mask.dtype}"
+        raise ArgumentError("score", f"a bool positive_mask {pairs}", got)
     if not pool:
         raise ArgumentError("score", "at least one pool of candidates", "pool=()")
     for keys in [pairing.positives, *pool]:
@@ -57,6 +62,8 @@ def check_parts(pairing: Pairing) -> None:
         if keys.private and keys.vectors.shape[0] != len(anchors):
             what = f"private candidates of {len(anchors)} anchors"
             raise ArgumentError("score", what, str(tuple(keys.vectors.shape)))
+    for keys in [anchors, pairing.positives, *pool]:
+        check_vectors(widened(keys.vectors))
 
 
 def check_temperature(who: str, temperature: float | Tensor, rows: int | None = None) -> None:

@@ -163,6 +163,14 @@ class Pairing:
         mask = torch.ones_like(s, dtype=torch.bool) if self.positive_mask is None else self.positive_mask[rows]
         return Tile(s, temperature, Tags(), Tags(), torch.arange(s.shape[1], device=s.device), guide=guide), mask
 
+    def positive_ids(self, rows: slice) -> tuple[Annotated[Tensor, "b"], ...]:
+        """The ids of the first positives, of the second, ...; -1 where the positive is not real."""
+        ids = self.positives.ids
+        if ids is None:
+            return ()
+        ids = ids[rows] if self.positives.private else ids[rows, None]
+        return (ids if self.positive_mask is None else torch.where(self.positive_mask[rows], ids, -1)).unbind(1)
+
     def vectors_of(self, rows: slice, cut: Cut) -> Tensor:
         keys = self.candidates[cut.pool]
         return keys.vectors[rows, cut.low : cut.high] if keys.private else keys.vectors[cut.low : cut.high]
@@ -185,8 +193,8 @@ class Pairing:
         ids = tile.candidate_tags.ids
         if ids is not None and tile.anchor_tags.ids is not None:
             valid = ~same_id(tile.anchor_tags.ids, ids)
-        if ids is not None and self.positives.ids is not None:
-            for column in self.positives.ids[rows].unbind(1):
+        if ids is not None:
+            for column in self.positive_ids(rows):
                 valid = valid & ~same_id(column, ids)
         if not self.label_positives:
             return Met(tile, valid, None)

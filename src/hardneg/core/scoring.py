@@ -13,7 +13,7 @@ from typing import Annotated, Protocol
 import torch
 from torch import Tensor
 
-from hardneg.core.checks import check_parts, check_temperature, check_vectors
+from hardneg.core.checks import check_parts, check_temperature
 from hardneg.core.checks import checks as checks
 from hardneg.core.errors import ArgumentError
 from hardneg.core.pairing import Pairing, not_infinite, similarity
@@ -225,15 +225,12 @@ def dense(pairing: Pairing) -> Scores:
         positive = similarity(rows, own_vectors) / temperature
         candidates = _concatenated([similarity(rows, _prepared(keys)) for keys in pool]) / temperature
     mask = pairing.positive_mask
-    if mask is not None and (mask.shape != positive.shape or mask.dtype != torch.bool):
-        got = f"positive_mask={tuple(mask.shape)} of {mask.dtype}"
-        raise ArgumentError("score", f"a bool positive_mask {tuple(positive.shape)}", got)
     ids = _tag_of(pool, "ids", candidates, fill=-1)
     valid = torch.ones_like(candidates, dtype=torch.bool)
     if ids is not None and anchors.ids is not None:
         valid = ~same_id(anchors.ids, ids)
-    if ids is not None and own.ids is not None:
-        for column in own.ids.unbind(1) if own.private else (own.ids,):
+    if ids is not None:
+        for column in pairing.positive_ids(slice(None)):
             valid = valid & ~same_id(column, ids)
     names = pairing.source_names
     scores = Scores(
@@ -256,9 +253,7 @@ def dense(pairing: Pairing) -> Scores:
 
 
 def _prepared(keys: Keys) -> Tensor:
-    vectors = widened(keys.vectors)
-    check_vectors(vectors)
-    return not_infinite(vectors)
+    return not_infinite(widened(keys.vectors))
 
 
 def _tag_of(pool: Sequence[Keys], name: str, like: Tensor, fill: int | None = None) -> Tensor | None:

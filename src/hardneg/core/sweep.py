@@ -146,8 +146,16 @@ def merge_states(
 def finish(declared: Mapping[str, Bound], states: Mapping[str, State]) -> Bounds:
     finished: dict[str, Any] = {}
     for name, bound in declared.items():
-        finished[name] = bound.finish(states[name], finished)
+        value = bound.finish(states[name], finished)
+        finished[name] = value if bound.grad else _detached(value)
     return finished
+
+
+def _detached(value: Any) -> Any:
+    """Without gradient, as in a streamed loss: a tensor, or a tuple of them."""
+    if isinstance(value, tuple):
+        return tuple(_detached(each) for each in value)
+    return value.detach() if isinstance(value, Tensor) else value
 
 
 def _share_batch_scope(declared: Mapping[str, Bound], states: list[dict[str, State]]) -> None:

@@ -11,7 +11,9 @@ from typing import Annotated, NamedTuple
 import torch
 from torch import Tensor
 
+from hardneg.core.bounds import Largest
 from hardneg.core.checks import check_parts
+from hardneg.core.errors import ArgumentError
 from hardneg.core.objectives import Objective, Row, reduce_sums
 from hardneg.core.pairing import Pairing
 from hardneg.core.sweep import find_bounds
@@ -49,6 +51,8 @@ def streamed(
     The same as ``reduce(objective.losses(scores, negatives.log_weights(scores)), scores, reduction)`` of dense scores.
     """
     check_parts(pairing)
+    if pairing.guide is not None:
+        check_parts(pairing.guide)
     check_streamable(negatives)
     with torch.autocast(pairing.anchors.vectors.device.type, enabled=False):
         plan = Plan(pairing.prepared(), negatives.factors, objective, tile)
@@ -68,7 +72,19 @@ def streamed(
 
 
 def check_streamable(negatives: Negatives) -> None:
-    """Raises, by name, for a factor that needs whole rows."""
+    """Raises, by name, for a factor that needs whole rows, or the gradient of a bound that has none in tiles."""
     for factor in negatives.factors:
         if not factor.pointwise:
             raise not_pointwise(factor, "a streamed loss (impl='streamed')")
+        for name in dense_only(factor):
+            what = f"a Largest as bound {name!r} with grad=True in a streamed loss"
+            raise ArgumentError(type(factor).__name__, what, type(factor.bounds()[name]).__name__, "use impl='dense'")
+
+
+def streamable(negatives: Negatives) -> bool:
+    return all(factor.pointwise and not dense_only(factor) for factor in negatives.factors)
+
+
+def dense_only(factor: Negatives) -> list[str]:
+    """The names of the bounds whose gradient needs dense scores."""
+    return [name for name, bound in factor.bounds().items() if bound.grad and type(bound) is not Largest]

@@ -11,7 +11,7 @@ from torch.autograd.function import once_differentiable
 
 from hardneg.core.pairing import Cut
 from hardneg.core.sweep import Bounds, left_by
-from hardneg.kernels.leaves import Gradients
+from hardneg.kernels.leaves import Gradients, without_autocast
 from hardneg.kernels.plan import Plan
 
 
@@ -27,6 +27,7 @@ class LargestValue(torch.autograd.Function):
 
     @staticmethod
     @once_differentiable  # type: ignore[untyped-decorator]
+    @without_autocast
     def backward(ctx: Any, *grads: Tensor) -> tuple[Any, ...]:
         plan, tensors, wanted = ctx.plan, ctx.saved_tensors, list(ctx.needs_input_grad[3:])
         gradients = Gradients(tensors, plan.leaves.parts, wanted)
@@ -39,18 +40,20 @@ class LargestValue(torch.autograd.Function):
         return None, None, None, *gradients.totals
 
 
-def _reaching(ctx: Any, i: int, wanted: list[bool]) -> Iterator[tuple[Cut, list[Tensor], Tensor, Tensor]]:
+def _reaching(ctx: Any, i: int, wanted: list[bool]) -> Iterator[tuple[Cut | None, list[Tensor], Tensor, Tensor]]:
     """For each tile of a block of rows: the values of a bound, and which of them are the largest."""
     plan, (place, name), rows = ctx.plan, ctx.place, ctx.plan.rows[i]
-    for cut in plan.cuts:
+    over = plan.factors[place].bounds()[name].over
+    for cut in plan.cuts_over(over):
         with torch.enable_grad():
             pieces = plan.leaves.cut(rows, cut, ctx.saved_tensors, wanted)
             factors, _ = plan.held(pieces)
-            met = plan.met(rows, cut, pieces)
-            value = factors[place].bounds()[name].value(met.tile)
+            tile, mask = plan.masked(rows, cut, pieces, over)
+            value = factors[place].bounds()[name].value(tile)
         with torch.no_grad():
-            left = left_by(factors[:place], ctx.bounds[i][:place])(met.tile, met.valid)
-            reached = left & (value == ctx.bounds[i][place][name])
+            if over == "candidates":
+                mask = left_by(factors[:place], ctx.bounds[i][:place])(tile, mask)
+            reached = mask & (value == ctx.bounds[i][place][name])
         yield cut, pieces, value, reached.to(value.dtype)
 
 

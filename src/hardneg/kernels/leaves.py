@@ -6,8 +6,9 @@ closed over by a lambda cannot be seen, and gets no gradient: make it a field.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields, is_dataclass, replace
+from functools import wraps
 from typing import Any, TypeVar
 
 import torch
@@ -16,6 +17,19 @@ from torch import Tensor
 from hardneg.core.pairing import Cut, Pairing
 
 Held = TypeVar("Held")
+PER_ANCHOR = ("num_negatives", "log_norm")
+"""Fields that hold a number for each anchor as [b]; any other field does as [b, 1]."""
+
+
+def without_autocast(backward: Callable[..., Any]) -> Callable[..., Any]:
+    """A backward pass that recomputes its tiles in the precision of the forward pass, also inside autocast."""
+
+    @wraps(backward)
+    def precise(ctx: Any, *grads: Tensor) -> Any:
+        with torch.autocast(grads[0].device.type, enabled=False):
+            return backward(ctx, *grads)
+
+    return precise
 
 
 def tensor_fields(holder: Any) -> dict[str, Tensor]:
@@ -23,6 +37,11 @@ def tensor_fields(holder: Any) -> dict[str, Tensor]:
         return {}
     values = {field.name: getattr(holder, field.name) for field in fields(holder)}
     return {name: value for name, value in values.items() if isinstance(value, Tensor)}
+
+
+def is_per_anchor(tensor: Tensor, name: str, rows: int) -> bool:
+    """Whether a field holds a number for each anchor, and not a table of as many entries."""
+    return tensor.shape == ((rows,) if name in PER_ANCHOR else (rows, 1))
 
 
 def with_fields(holder: Held, tensors: dict[str, Tensor]) -> Held:
@@ -67,15 +86,15 @@ class Leaves:
             self.parts.append(Part("private" if keys.private else "columns", pool))
         self._temperature = len(self.tensors)
         if isinstance(pairing.temperature, Tensor):
-            self._append(pairing.temperature)
+            self._append(pairing.temperature)  # [] or [b, 1]
         self._fields: list[tuple[int, str, int]] = []
         for place, holder in enumerate(self.holders):
             for name, tensor in tensor_fields(holder).items():
                 self._fields.append((place, name, len(self.tensors)))
-                self._append(tensor)
+                self._append(tensor, name)
 
-    def _append(self, tensor: Tensor) -> None:
-        per_anchor = tensor.ndim > 0 and tensor.shape[0] == len(self.pairing) > 1
+    def _append(self, tensor: Tensor, name: str = "") -> None:
+        per_anchor = is_per_anchor(tensor, name, len(self.pairing))
         self.tensors.append(tensor)
         self.parts.append(Part("rows" if per_anchor else "whole"))
 

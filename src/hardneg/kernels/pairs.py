@@ -11,7 +11,7 @@ from torch.autograd.function import once_differentiable
 
 from hardneg.core.objectives import Objective, Row
 from hardneg.core.pairing import Cut
-from hardneg.kernels.leaves import Gradients, Part
+from hardneg.kernels.leaves import Gradients, Part, without_autocast
 from hardneg.kernels.plan import Plan
 
 
@@ -38,6 +38,7 @@ class PromotedPairs(torch.autograd.Function):
 
     @staticmethod
     @once_differentiable  # type: ignore[untyped-decorator]
+    @without_autocast
     def backward(ctx: Any, *grads: Tensor) -> tuple[Any, ...]:
         plan, tensors, wanted = ctx.plan, ctx.saved_tensors, list(ctx.needs_input_grad[2:])
         gradients = Gradients(tensors, _parts(plan, tensors), wanted)

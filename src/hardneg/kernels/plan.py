@@ -60,6 +60,22 @@ class Plan:
     def positive(self, rows: slice, pieces: Sequence[Tensor]) -> MaskedTile:
         return self.pairing.positive_tile(rows, pieces[0], pieces[1], self.leaves.temperature(pieces))
 
+    def cuts_over(self, over: str) -> Sequence[Cut | None]:
+        """The tiles that hold candidates, or positives: None for the anchors' own, then those with promoted ones."""
+        if over == "candidates":
+            return self.cuts
+        return [None, *(self.cuts if self.pairing.label_positives else [])]
+
+    def masked(self, rows: slice, cut: Cut | None, pieces: Sequence[Tensor], over: str) -> MaskedTile:
+        """A tile, and which of its pairs are candidates, or positives."""
+        if cut is None:
+            return self.positive(rows, pieces)
+        met = self.met(rows, cut, pieces)
+        if over == "candidates":
+            return met.tile, met.valid
+        assert met.promoted is not None
+        return met.tile, met.promoted
+
     def held(self, pieces: Sequence[Tensor]) -> tuple[tuple[Negatives, ...], Objective]:
         *factors, objective = self.leaves.held(pieces)
         return tuple(factors), objective

@@ -13,7 +13,7 @@ from hardneg.core.pairing import Cut
 from hardneg.core.statistics import Mass, Statistic, Weighed, row_max
 from hardneg.core.sweep import Bounds, weigh
 from hardneg.core.tiles import NEVER, Tile
-from hardneg.kernels.leaves import Gradients, Part
+from hardneg.kernels.leaves import Gradients, Part, without_autocast
 from hardneg.kernels.plan import Plan
 
 
@@ -30,6 +30,7 @@ class RowStatistics(torch.autograd.Function):
 
     @staticmethod
     @once_differentiable  # type: ignore[untyped-decorator]
+    @without_autocast
     def backward(ctx: Any, *grads: Tensor) -> tuple[Any, ...]:
         plan, tensors, wanted = ctx.plan, ctx.saved_tensors, list(ctx.needs_input_grad[2:])
         largest = tensors[len(plan.leaves.parts) :]

@@ -18,7 +18,7 @@ from hardneg.core.pairing import Pairing
 from hardneg.core.schedules import Schedule, adaptive
 from hardneg.core.scoring import Pools, dense
 from hardneg.core.types import LogWeights, Scores
-from hardneg.kernels.chunked import check_streamable, streamed
+from hardneg.kernels.chunked import check_streamable, streamable, streamed
 from hardneg.kernels.leaves import tensor_fields
 from hardneg.losses.options import AnyGenerator, AnyObjective, read_generator, read_objective
 from hardneg.losses.views import Guides, View, Views
@@ -140,6 +140,9 @@ class ContrastiveLoss(nn.Module):
         guide: Guides | None = None,
     ) -> Pairing:
         """Who meets whom: what the loss is computed from."""
+        if self.generate is not None and guide is not None:
+            what = "guide=None with generate: the guide has no vectors of candidates that are made"
+            raise argument_error("ContrastiveLoss", what, "generate", self.generate)
         views = [z1] if isinstance(z1, Tensor) else list(z1)
         views += [] if z2 is None else [z2]
         own = self._now() if temperature is None else temperature
@@ -199,7 +202,7 @@ class ContrastiveLoss(nn.Module):
             return self.impl == "streamed"
         most = MOST_DENSE.get(pairing.anchors.vectors.device.type, MOST_DENSE["cuda"])
         large = len(pairing) * pairing.num_candidates > most
-        return large and self._current.pointwise and not torch.compiler.is_compiling()
+        return large and not torch.compiler.is_compiling() and streamable(self._current)
 
     def _streamed(self, pairing: Pairing) -> Tensor:
         loss, row, own = streamed(pairing, self._current, self._objective, self.reduction)
