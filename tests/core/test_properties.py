@@ -45,7 +45,7 @@ BUILT = {
     "Threshold": st.builds(hn.Threshold, numbers(reals)),
     "Ring": st.builds(hn.Ring, numbers(fractions), numbers(fractions), st.booleans()),
     "Rank": whole.flatmap(lambda start: st.builds(hn.Rank, st.just(start), st.none() | st.integers(start + 1, 2000))),
-    "BelowPositive": st.builds(hn.BelowPositive, numbers(reals), st.none() | numbers(reals)),
+    "BelowPositive": st.builds(hn.BelowPositive, numbers(st.floats(-1e3, 1.0)), st.none() | numbers(reals)),
     "From": st.builds(hn.From, names),
     "Hardening": st.builds(
         hn.Hardening, st.sampled_from(["exponential", "threshold", "sigmoid"]), numbers(st.floats(0.0, 20.0))

@@ -440,7 +440,7 @@ def test_bad_tables_say_what_is_wrong(
         ({"queries": "nowhere.jsonl"}, "exists"),
         ({"out": "mined.csv"}, "that is .parquet, .jsonl or a folder"),
         ({"format": "pairs"}, "format in"),
-        ({"negatives": "Tilt("}, "not an expression"),
+        ({"negatives": "Tilt("}, "needs an expression"),
         ({"negatives": "OtherLabel()"}, "needs labels"),
         ({"k": 0}, "k of 1 or more"),
         ({"similarity": "l2"}, "similarity in"),

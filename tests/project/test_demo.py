@@ -43,7 +43,7 @@ def values_of(arguments: list[str], flag: str) -> list[str]:
     return [value for name, value in pairwise(arguments) if name == flag]
 
 
-def in_this_process(recipe: str, options: TrainOptions, run: Run, environ: dict[str, str]) -> dict[str, Any]:
+def in_this_process(recipe: str, options: TrainOptions, run: Run, environ: dict[str, str], **_: Any) -> dict[str, Any]:
     """As a process of its own would, without the seconds that each needs to import torch."""
     return run_recipe(recipe, options, run.path, resume=True, quiet=True)
 
