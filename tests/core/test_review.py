@@ -95,3 +95,12 @@ def test_gradient_of_a_share_of_zero():
         grads.append(grad)
     torch.testing.assert_close(*grads, rtol=1e-6, atol=0.0)
     assert torch.equal(hn.info_nce(scores, log_w, tau_plus=torch.tensor(0.0)), hn.info_nce(scores, log_w))
+
+
+def test_two_views_of_one_instance_with_its_temperature():
+    own = hn.two_views(Z1[:1], Z2[:1], temperature=torch.full((1, 1), 0.5, dtype=torch.float64))
+    assert torch.equal(own.positives, hn.two_views(Z1[:1], Z2[:1], temperature=0.5).positives)
+
+
+def test_repr_with_a_number_per_anchor():
+    assert repr(hn.core.objectives.InfoNCE(tau_plus=torch.zeros(2, 1))).startswith("info_nce(tau_plus=tensor(")
