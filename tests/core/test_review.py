@@ -1,5 +1,7 @@
 """Faults that a review found, each with the smallest batch that shows it."""
 
+import copy
+
 import pytest
 import torch
 from torch.nn.functional import normalize
@@ -95,3 +97,29 @@ def test_gradient_of_a_share_of_zero():
         grads.append(grad)
     torch.testing.assert_close(*grads, rtol=1e-6, atol=0.0)
     assert torch.equal(hn.info_nce(scores, log_w, tau_plus=torch.tensor(0.0)), hn.info_nce(scores, log_w))
+
+
+def test_two_views_of_one_instance_with_its_temperature():
+    own = hn.two_views(Z1[:1], Z2[:1], temperature=torch.full((1, 1), 0.5, dtype=torch.float64))
+    assert torch.equal(own.positives, hn.two_views(Z1[:1], Z2[:1], temperature=0.5).positives)
+
+
+def test_repr_with_a_number_per_anchor():
+    assert repr(hn.core.objectives.InfoNCE(tau_plus=torch.zeros(2, 1))).startswith("info_nce(tau_plus=tensor(")
+
+
+def test_a_row_can_be_copied():
+    row = hn.core.objectives.Row({"support": torch.ones(2, 1)}, 0.5)
+    assert torch.equal(copy.copy(row).support, row.support)
+
+
+def test_beside_refuses_another_temperature():
+    with pytest.raises(hn.core.errors.ArgumentError, match="one temperature"):
+        hn.core.scoring.beside(hn.cross_views(Z1, Z2, 0.5), hn.cross_views(Z2, Z1, 0.25))
+
+
+@pytest.mark.parametrize(("which", "size"), [("anchors", 2), ("candidates", 3)])
+def test_from_matrix_refuses_tags_of_another_length(which, size):
+    mask = torch.zeros(2, 3, dtype=torch.bool)
+    with pytest.raises(hn.core.errors.ArgumentError, match=f"labels of {size} {which}"):
+        hn.from_matrix(torch.zeros(2, 3), mask, **{which: hn.core.types.Tags(labels=torch.zeros(4))})

@@ -62,7 +62,7 @@ def short_repr(value: Any) -> str:
         current = getattr(value, field.name)
         if field.default is MISSING:
             parts.append(_literal(current))
-        elif current != field.default:
+        elif hasattr(current, "requires_grad") or current != field.default:  # a tensor; help needs no torch
             parts.append(f"{field.name}={_literal(current)}")
     return f"{type(value).__name__}({', '.join(parts)})"
 

@@ -120,6 +120,8 @@ def from_matrix(
     each column's source, ``guide`` the plain similarities of another model.
     """
     _check_matrix(similarity, positives, temperature, guide, sources)
+    for which, tags, size in zip(("anchors", "candidates"), (anchors, candidates), similarity.shape, strict=True):
+        _check_tags(which, tags or Tags(), size)
     with torch.autocast(similarity.device.type, enabled=False):
         scores = not_infinite(widened(similarity)) / temperature
     negative = ~positives if valid is None else valid & ~positives
@@ -151,6 +153,13 @@ def _check_matrix(
         raise ArgumentError("from_matrix", f"a guide of shape {tuple(similarity.shape)}", f"{tuple(guide.shape)}")
     if sources is not None and len(sources) != similarity.shape[1]:
         raise ArgumentError("from_matrix", f"a source for each of {similarity.shape[1]} columns", str(len(sources)))
+
+
+def _check_tags(which: str, tags: Tags, size: int) -> None:
+    for name in ("ids", "labels", "clusters"):
+        tag = getattr(tags, name)
+        if tag is not None and len(tag) != size:
+            raise ArgumentError("from_matrix", f"{name} of {size} {which}", f"{name}={tuple(tag.shape)}")
 
 
 def same_label_positives(scores: Scores, *, negatives_too: bool = False) -> Scores:
@@ -186,6 +195,8 @@ def beside(scores: Scores, *others: Scores) -> Scores:
     parts = [scores, *others]
     if any(part.candidates.shape[0] != scores.candidates.shape[0] for part in parts):
         raise ArgumentError("beside", "the same anchors", f"rows={[part.candidates.shape[0] for part in parts]}")
+    if not all(_same_temperature(scores.temperature, part.temperature) for part in others):
+        raise ArgumentError("beside", "one temperature", f"temperatures={[part.temperature for part in parts]}")
     names = tuple(dict.fromkeys(name for part in parts for name in part.source_names))
     codes = [
         torch.tensor([names.index(name) for name in part.source_names], device=part.source.device) for part in parts
@@ -198,6 +209,15 @@ def beside(scores: Scores, *others: Scores) -> Scores:
         source_names=names,
         guide=_beside_guides(parts),
     )
+
+
+def _same_temperature(one: float | Tensor, other: float | Tensor) -> bool:
+    """Up to float32; tensors on a GPU are not looked into."""
+    cuda = any(isinstance(each, Tensor) and each.is_cuda for each in (one, other))
+    if one is other or cuda or torch.compiler.is_compiling():
+        return True
+    ours, theirs = (torch.as_tensor(each).detach().double() for each in (one, other))
+    return bool(torch.isclose(ours, theirs, rtol=1e-6, atol=0.0).all())
 
 
 def _beside_tags(parts: list[Scores], name: str) -> Tensor | None:

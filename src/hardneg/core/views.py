@@ -78,6 +78,6 @@ def check_views(who: str, views: Sequence[Tensor]) -> None:
 
 def _each_view(temperature: float | Tensor, rows: int, number: int) -> float | Tensor:
     """A temperature per instance is that of each of its views."""
-    if isinstance(temperature, Tensor) and temperature.shape == (rows, 1) and rows > 1:
+    if isinstance(temperature, Tensor) and temperature.shape == (rows, 1):
         return temperature.repeat(number, 1)
     return temperature

@@ -40,8 +40,8 @@ class KnownPairs:
         if bool((anchor_ids < 0).any()) or bool((candidate_ids < 0).any()):
             raise ArgumentError("KnownPairs", "ids of 0 or more", "a negative one, which matches nothing")
         self.anchor_ids, self.candidate_ids = anchor_ids, candidate_ids
-        self.anchors, rank = anchor_ids.long().unique(return_inverse=True)
-        self.candidates, other = candidate_ids.long().unique(return_inverse=True)
+        self.anchors, rank = anchor_ids.long().unique(return_inverse=True)  # type: ignore[no-untyped-call]
+        self.candidates, other = candidate_ids.long().unique(return_inverse=True)  # type: ignore[no-untyped-call]
         # Keys of ranks, not of ids: a product of ids may overflow and match a pair that is not known.
         self.keys, order = (rank * len(self.candidates) + other).sort()
         self.values = torch.as_tensor(values, dtype=torch.float64).expand(len(order))[order]

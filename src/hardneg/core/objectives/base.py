@@ -31,6 +31,8 @@ class Row:
     temperature: float | Tensor
 
     def __getattr__(self, name: str) -> PerRow:
+        if name == "statistics" or name.startswith("__"):  # of a copy that has no fields yet
+            raise AttributeError(name)
         try:
             return self.statistics[name]
         except KeyError:
