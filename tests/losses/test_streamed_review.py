@@ -188,3 +188,9 @@ def test_a_guide_of_generated_candidates_is_refused_by_name(impl):
     loss = hn.ContrastiveLoss("Tilt(1.0, by='guide')", generate="mochi(num_hardest=4)", impl=impl)
     with pytest.raises(ArgumentError, match="guide=None with generate"):
         loss(z1, z2, guide=(z1, z2))
+
+
+def test_the_positive_tile_has_the_tags_of_the_anchors_dense_and_streamed():
+    made = pairing()
+    wanted, (found, _) = dense(made).positive_tile().anchor_tags, made.prepared().positive_tile(slice(2, 5))
+    assert found.anchor_tags.labels.tolist() == wanted.labels[2:5].tolist()
