@@ -18,6 +18,7 @@ from hardneg.core.scoring import dense
 from hardneg.core.sweep import left_by, reduce_rows
 from hardneg.kernels.chunked import streamed
 from hardneg.kernels.plan import Plan
+from hardneg.losses import contrastive
 from hardneg.negatives import Negatives
 
 TILES = [(4, 3), (100, 100)]
@@ -194,3 +195,14 @@ def test_the_positive_tile_has_the_tags_of_the_anchors_dense_and_streamed():
     made = pairing()
     wanted, (found, _) = dense(made).positive_tile().anchor_tags, made.prepared().positive_tile(slice(2, 5))
     assert found.anchor_tags.labels.tolist() == wanted.labels[2:5].tolist()
+
+
+def test_diagnose_by_blocks_cuts_numbers_per_anchor(monkeypatch):
+    beta, tau_plus = (torch.linspace(0, top, 12, dtype=torch.float64)[:, None] for top in (2.0, 0.2))
+    z1, z2 = unit(0, 12), unit(1, 12)
+    loss = hn.ContrastiveLoss(hn.Tilt(beta), tau_plus=tau_plus, views="cross", impl="streamed")
+    wanted = loss.diagnose(z1, z2)
+    monkeypatch.setattr(contrastive, "LOOKED_AT", 60)
+    found = loss.diagnose(z1, z2)
+    torch.testing.assert_close(found.effective_number, wanted.effective_number)
+    assert found.clamped_share() == wanted.clamped_share()

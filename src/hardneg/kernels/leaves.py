@@ -48,6 +48,12 @@ def with_fields(holder: Held, tensors: dict[str, Tensor]) -> Held:
     return replace(holder, **tensors) if tensors else holder  # type: ignore[type-var]
 
 
+def fields_of_rows(holder: Held, rows: slice, number: int) -> Held:
+    """With the fields that hold a number for each of ``number`` anchors cut to these rows."""
+    held = tensor_fields(holder).items()
+    return with_fields(holder, {name: each[rows] for name, each in held if is_per_anchor(each, name, number)})
+
+
 @dataclass(frozen=True)
 class Part:
     """Where a tensor is used: by all rows and columns, or cut along one or both."""

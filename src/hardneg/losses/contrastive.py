@@ -19,11 +19,11 @@ from hardneg.core.schedules import Schedule, adaptive
 from hardneg.core.scoring import Pools, dense
 from hardneg.core.types import LogWeights, Scores
 from hardneg.kernels.chunked import check_streamable, streamable, streamed
-from hardneg.kernels.leaves import tensor_fields
+from hardneg.kernels.leaves import fields_of_rows, tensor_fields
 from hardneg.losses.options import AnyGenerator, AnyObjective, read_generator, read_objective
 from hardneg.losses.views import Guides, View, Views
 from hardneg.losses.warn import warn_of_empty, warn_of_floor
-from hardneg.negatives import Negatives, Uniform, parse
+from hardneg.negatives import Negatives, Product, Uniform, parse
 
 MOST_DENSE = {"cpu": 2**18 - 1, "cuda": 2**27}
 """Above so many scores, ``impl="auto"`` streams: on a CPU tiles that fit its caches are faster (benchmarks/algebra.py),
@@ -187,15 +187,22 @@ class ContrastiveLoss(nn.Module):
         size = len(pairing)
         if self._streams(pairing) and not any(factor.batch_scope for factor in self._current.factors):
             size = max(1, LOOKED_AT // max(pairing.num_candidates, 1))
-        rows = [slice(low, low + size) for low in range(0, len(pairing), size)]
-        return joined([self._diagnose(dense(pairing.of_rows(each) if len(rows) > 1 else pairing)) for each in rows])
+        if size >= len(pairing):
+            return self._diagnose(dense(pairing), self._current, self._tau_plus())
+        parts = []
+        for low in range(0, len(pairing), size):
+            rows = slice(low, low + size)
+            negatives = Product(tuple(fields_of_rows(each, rows, len(pairing)) for each in self._current.factors))
+            tau_plus = getattr(fields_of_rows(self._objective, rows, len(pairing)), "tau_plus", 0.0)
+            parts.append(self._diagnose(dense(pairing.of_rows(rows)), negatives, tau_plus))
+        return joined(parts)
 
-    def _diagnose(self, scores: Scores) -> Diagnosis:
+    def _diagnose(self, scores: Scores, negatives: Negatives, tau_plus: float | Tensor) -> Diagnosis:
         with torch.enable_grad():  # whether the weights carry a gradient tells who is attracted
             scores = scores.changed(
                 positives=scores.positives.detach(), candidates=scores.candidates.detach().requires_grad_()
             )
-            return diagnose(scores, self._current.log_weights(scores), tau_plus=self._tau_plus())
+            return diagnose(scores, negatives.log_weights(scores), tau_plus=tau_plus)
 
     def _streams(self, pairing: Pairing) -> bool:
         if self.impl != "auto":
