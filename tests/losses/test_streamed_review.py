@@ -206,3 +206,23 @@ def test_diagnose_by_blocks_cuts_numbers_per_anchor(monkeypatch):
     found = loss.diagnose(z1, z2)
     torch.testing.assert_close(found.effective_number, wanted.effective_number)
     assert found.clamped_share() == wanted.clamped_share()
+
+
+@pytest.mark.parametrize("impl", ["dense", "streamed"])
+def test_tensor_fields_follow_the_module(impl):
+    z1, z2 = unit(0, 8), unit(1, 8)
+
+    def made(beta, tau_plus):
+        beta = torch.nn.Parameter(torch.tensor(beta, dtype=torch.float64))
+        return hn.ContrastiveLoss(hn.OtherLabel() * hn.Tilt(beta), tau_plus=torch.tensor(tau_plus), impl=impl)
+
+    saved, loss, labels = made(2.0, 0.05), made(0.5, 0.1), torch.arange(8)
+    loss.load_state_dict(saved.state_dict(), assign=True)
+    found = loss(z1, z2, labels=labels)
+    assert found == saved(z1, z2, labels=labels)
+    found.backward()
+    (beta,) = loss.parameters()
+    assert beta.grad is not None
+    loss.double()
+    loss(z1, z2, labels=labels)
+    assert loss.objective.tau_plus.dtype == torch.float64
