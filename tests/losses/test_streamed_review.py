@@ -18,6 +18,7 @@ from hardneg.core.scoring import dense
 from hardneg.core.sweep import left_by, reduce_rows
 from hardneg.kernels.chunked import streamed
 from hardneg.kernels.plan import Plan
+from hardneg.losses import contrastive
 from hardneg.negatives import Negatives
 
 TILES = [(4, 3), (100, 100)]
@@ -188,3 +189,40 @@ def test_a_guide_of_generated_candidates_is_refused_by_name(impl):
     loss = hn.ContrastiveLoss("Tilt(1.0, by='guide')", generate="mochi(num_hardest=4)", impl=impl)
     with pytest.raises(ArgumentError, match="guide=None with generate"):
         loss(z1, z2, guide=(z1, z2))
+
+
+def test_the_positive_tile_has_the_tags_of_the_anchors_dense_and_streamed():
+    made = pairing()
+    wanted, (found, _) = dense(made).positive_tile().anchor_tags, made.prepared().positive_tile(slice(2, 5))
+    assert found.anchor_tags.labels.tolist() == wanted.labels[2:5].tolist()
+
+
+def test_diagnose_by_blocks_cuts_numbers_per_anchor(monkeypatch):
+    beta, tau_plus = (torch.linspace(0, top, 12, dtype=torch.float64)[:, None] for top in (2.0, 0.2))
+    z1, z2 = unit(0, 12), unit(1, 12)
+    loss = hn.ContrastiveLoss(hn.Tilt(beta), tau_plus=tau_plus, views="cross", impl="streamed")
+    wanted = loss.diagnose(z1, z2)
+    monkeypatch.setattr(contrastive, "LOOKED_AT", 60)
+    found = loss.diagnose(z1, z2)
+    torch.testing.assert_close(found.effective_number, wanted.effective_number)
+    assert found.clamped_share() == wanted.clamped_share()
+
+
+@pytest.mark.parametrize("impl", ["dense", "streamed"])
+def test_tensor_fields_follow_the_module(impl):
+    z1, z2 = unit(0, 8), unit(1, 8)
+
+    def made(beta, tau_plus):
+        beta = torch.nn.Parameter(torch.tensor(beta, dtype=torch.float64))
+        return hn.ContrastiveLoss(hn.OtherLabel() * hn.Tilt(beta), tau_plus=torch.tensor(tau_plus), impl=impl)
+
+    saved, loss, labels = made(2.0, 0.05), made(0.5, 0.1), torch.arange(8)
+    loss.load_state_dict(saved.state_dict(), assign=True)
+    found = loss(z1, z2, labels=labels)
+    assert found == saved(z1, z2, labels=labels)
+    found.backward()
+    (beta,) = loss.parameters()
+    assert beta.grad is not None
+    loss.double()
+    loss(z1, z2, labels=labels)
+    assert loss.objective.tau_plus.dtype == torch.float64

@@ -8,7 +8,8 @@ import torch
 
 import hardneg as hn
 import support.brute_force as loops
-from hardneg.core.errors import HardnegWarning, forget_warnings
+from hardneg.core.errors import ArgumentError, HardnegWarning, forget_warnings
+from hardneg.negatives import ClippedTilt, Product
 
 EVERYWHERE = [
     "Uniform()",
@@ -314,3 +315,21 @@ def test_more_positives_and_blocks_beside_each_other():
 def test_a_parameter_beside_a_function_is_refused() -> None:
     with pytest.raises(ValueError, match="no parameter beside a function"):
         hn.Hardening(lambda score: 2.0 * score, 2.0)
+
+
+@pytest.mark.filterwarnings("ignore::hardneg.core.errors.HardnegWarning")
+def test_a_product_declares_what_its_factors_do():
+    bare, ranked = hn.Tilt(1.0) * hn.Uniform(), hn.OtherLabel() * hn.Rank(0, 4)
+    assert (bare.looks_around, bare.removes, bare.masks, bare.slope) == (False, False, False, 1.0)
+    assert (ranked.looks_around, ranked.removes, ranked.masks, ranked.slope) == (True, True, True, 0.0)
+    assert (hn.Tilt(1.0) * hn.Tilt(0.5, detach=True)).slope == 1.5
+    assert not (hn.Tilt(1.0) * hn.Tilt(0.5, detach=True)).slope_detached
+    assert (hn.OtherLabel() * ClippedTilt(1.0)).batch_scope
+    assert (hn.Tilt(1.0) * hn.Threshold(0.2)).monotone
+    assert not (hn.OtherLabel() * hn.Threshold(0.2)).monotone
+    assert ranked.shown(None) is None
+    assert (hn.Tilt(1.0) * hn.Rank(0, 4)).shown(None) == 4
+    nested = Product((ranked, hn.Tilt(1.0)))
+    assert nested.factors == (*ranked.factors, hn.Tilt(1.0))
+    with pytest.raises(ArgumentError, match="Product needs a sweep"):
+        ranked.log_weight(None)

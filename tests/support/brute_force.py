@@ -114,6 +114,8 @@ def score(
         own = vectors[i] if vectors.ndim == 3 else vectors[i : i + 1]
         ids = positives.ids if isinstance(positives, hn.Keys) else None
         own_ids = [] if ids is None else torch.atleast_1d(ids[i]).tolist()
+        if positive_mask is not None:  # what is masked is padding, and so is its id
+            own_ids = [each for each, keep in zip(own_ids, positive_mask[i], strict=False) if keep]
         candidates = [item for pool in pools for item in items(pool, i)]
         row = _row(anchor, list(own), candidates, temperature, own_ids)
         if positive_mask is not None:

@@ -113,7 +113,7 @@ class Window(Bound):
 
     def of(self, tile: Tile, mask: Tensor) -> State:
         value = torch.where(mask, self.value(tile).detach(), NEVER)
-        return self._shortened((value, torch.atleast_2d(tile.column)))  # [1, c] where the rows share their columns
+        return self._shortened((value, tile.column[None]))  # [1, c]: the rows share their columns
 
     def merge(self, first: State, second: State) -> State:
         columns = [first[1], second[1]]

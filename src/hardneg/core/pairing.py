@@ -126,12 +126,11 @@ class Pairing:
         anchors = self.anchors.vectors[rows] if anchors is None else anchors
         candidates = self.vectors_of(rows, cut) if candidates is None else candidates
         temperature = of_rows(self.temperature, rows) if temperature is None else temperature
-        tags, own = self._tags(rows, cut), Tags(*(_rows(tag, rows) for tag in _each(self.anchors)))
         tile = Tile(
             similarity(anchors, candidates) / temperature,
             temperature,
-            own,
-            tags,
+            self._anchor_tags(rows),
+            self._tags(rows, cut),
             torch.arange(cut.offset + cut.low, cut.offset + cut.high, device=anchors.device),
             keys.source or "pool",
             names,
@@ -161,7 +160,8 @@ class Pairing:
         if self.guide is not None:
             guide = similarity(self.guide.anchors.vectors[rows], self.guide.positives.vectors[rows]).detach()
         mask = torch.ones_like(s, dtype=torch.bool) if self.positive_mask is None else self.positive_mask[rows]
-        return Tile(s, temperature, Tags(), Tags(), torch.arange(s.shape[1], device=s.device), guide=guide), mask
+        column = torch.arange(s.shape[1], device=s.device)
+        return Tile(s, temperature, self._anchor_tags(rows), Tags(), column, guide=guide), mask
 
     def positive_ids(self, rows: slice) -> tuple[Annotated[Tensor, "b"], ...]:
         """The ids of the first positives, of the second, ...; -1 where the positive is not real."""
@@ -174,6 +174,9 @@ class Pairing:
     def vectors_of(self, rows: slice, cut: Cut) -> Tensor:
         keys = self.candidates[cut.pool]
         return keys.vectors[rows, cut.low : cut.high] if keys.private else keys.vectors[cut.low : cut.high]
+
+    def _anchor_tags(self, rows: slice) -> Tags:
+        return Tags(*(_rows(tag, rows) for tag in _each(self.anchors)))
 
     def _tags(self, rows: slice, cut: Cut) -> Tags:
         keys = self.candidates[cut.pool]

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields, is_dataclass, replace
 from functools import wraps
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 import torch
 from torch import Tensor
@@ -17,11 +17,12 @@ from torch import Tensor
 from hardneg.core.pairing import Cut, Pairing
 
 Held = TypeVar("Held")
+Backward = TypeVar("Backward", bound=Callable[..., Any])
 PER_ANCHOR = ("num_negatives", "log_norm")
 """Fields that hold a number for each anchor as [b]; any other field does as [b, 1]."""
 
 
-def without_autocast(backward: Callable[..., Any]) -> Callable[..., Any]:
+def without_autocast(backward: Backward) -> Backward:
     """A backward pass that recomputes its tiles in the precision of the forward pass, also inside autocast."""
 
     @wraps(backward)
@@ -29,7 +30,7 @@ def without_autocast(backward: Callable[..., Any]) -> Callable[..., Any]:
         with torch.autocast(grads[0].device.type, enabled=False):
             return backward(ctx, *grads)
 
-    return precise
+    return cast(Backward, precise)
 
 
 def tensor_fields(holder: Any) -> dict[str, Tensor]:
@@ -46,6 +47,12 @@ def is_per_anchor(tensor: Tensor, name: str, rows: int) -> bool:
 
 def with_fields(holder: Held, tensors: dict[str, Tensor]) -> Held:
     return replace(holder, **tensors) if tensors else holder  # type: ignore[type-var]
+
+
+def fields_of_rows(holder: Held, rows: slice, number: int) -> Held:
+    """With the fields that hold a number for each of ``number`` anchors cut to these rows."""
+    held = tensor_fields(holder).items()
+    return with_fields(holder, {name: each[rows] for name, each in held if is_per_anchor(each, name, number)})
 
 
 @dataclass(frozen=True)

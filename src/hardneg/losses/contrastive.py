@@ -19,11 +19,11 @@ from hardneg.core.schedules import Schedule, adaptive
 from hardneg.core.scoring import Pools, dense
 from hardneg.core.types import LogWeights, Scores
 from hardneg.kernels.chunked import check_streamable, streamable, streamed
-from hardneg.kernels.leaves import tensor_fields
+from hardneg.kernels.leaves import fields_of_rows, tensor_fields, with_fields
 from hardneg.losses.options import AnyGenerator, AnyObjective, read_generator, read_objective
 from hardneg.losses.views import Guides, View, Views
 from hardneg.losses.warn import warn_of_empty, warn_of_floor
-from hardneg.negatives import Negatives, Uniform, parse
+from hardneg.negatives import Negatives, Product, Uniform, parse
 
 MOST_DENSE = {"cpu": 2**18 - 1, "cuda": 2**27}
 """Above so many scores, ``impl="auto"`` streams: on a CPU tiles that fit its caches are faster (benchmarks/algebra.py),
@@ -111,14 +111,44 @@ class ContrastiveLoss(nn.Module):
             num_negatives=num_negatives,
             positives_in_denominator=positives_in_denominator,
         )
-        held = [each for one in (*self.negatives.factors, self.objective) for each in tensor_fields(one).values()]
-        self.learnt = nn.ParameterList([each for each in held if isinstance(each, nn.Parameter)])
+        self._register_fields()
         self.generate = None if generate is None else read_generator(generate)
         self.step: int | None = None  # None: no progress was set
         self.total: int | None = None
         self._current, self._objective = self.negatives, self.objective
         self._temperature: Tensor | None = None  # of a schedule, at this step
         self._calls = 0
+
+    def _register_fields(self) -> None:
+        """Tensors that are fields of the distribution or the objective become parameters or buffers of the loss."""
+        self.learnt = nn.ParameterList()
+        self._registered: list[tuple[int, str, str | int]] = []  # of which holder, which field, and where it is kept
+        for place, holder in enumerate((*self.negatives.factors, self.objective)):
+            for name, tensor in tensor_fields(holder).items():
+                if isinstance(tensor, nn.Parameter):
+                    self._registered.append((place, name, len(self.learnt)))
+                    self.learnt.append(tensor)
+                elif not tensor.requires_grad:
+                    self._registered.append((place, name, f"field_{place}_{name}"))
+                    self.register_buffer(f"field_{place}_{name}", tensor)
+
+    def _refresh_fields(self) -> None:
+        """Puts tensors that were replaced, by ``to(device)`` or ``load_state_dict(assign=True)``, into the fields."""
+        if not self._registered:
+            return
+        holders: list[Any] = [*self.negatives.factors, self.objective]
+        changes: list[dict[str, Tensor]] = [{} for _ in holders]
+        for place, name, key in self._registered:
+            tensor = self.learnt[key] if isinstance(key, int) else getattr(self, key)
+            if tensor is not getattr(holders[place], name):
+                changes[place][name] = tensor
+        if not any(changes):
+            return
+        *factors, self.objective = map(with_fields, holders, changes)
+        self.negatives = factors[0] if len(factors) == 1 else Product(tuple(factors))
+        self._current, self._objective = self.negatives, self.objective
+        if self.step is not None:
+            self.set_progress(self.step, self.total)
 
     def set_progress(self, step: int, total: int | None = None) -> None:
         """Evaluates the schedules; outside any compiled graph, so that new numbers do not recompile it."""
@@ -140,6 +170,7 @@ class ContrastiveLoss(nn.Module):
         guide: Guides | None = None,
     ) -> Pairing:
         """Who meets whom: what the loss is computed from."""
+        self._refresh_fields()
         if self.generate is not None and guide is not None:
             what = "guide=None with generate: the guide has no vectors of candidates that are made"
             raise argument_error("ContrastiveLoss", what, "generate", self.generate)
@@ -187,15 +218,22 @@ class ContrastiveLoss(nn.Module):
         size = len(pairing)
         if self._streams(pairing) and not any(factor.batch_scope for factor in self._current.factors):
             size = max(1, LOOKED_AT // max(pairing.num_candidates, 1))
-        rows = [slice(low, low + size) for low in range(0, len(pairing), size)]
-        return joined([self._diagnose(dense(pairing.of_rows(each) if len(rows) > 1 else pairing)) for each in rows])
+        if size >= len(pairing):
+            return self._diagnose(dense(pairing), self._current, self._tau_plus())
+        parts = []
+        for low in range(0, len(pairing), size):
+            rows = slice(low, low + size)
+            negatives = Product(tuple(fields_of_rows(each, rows, len(pairing)) for each in self._current.factors))
+            tau_plus = getattr(fields_of_rows(self._objective, rows, len(pairing)), "tau_plus", 0.0)
+            parts.append(self._diagnose(dense(pairing.of_rows(rows)), negatives, tau_plus))
+        return joined(parts)
 
-    def _diagnose(self, scores: Scores) -> Diagnosis:
+    def _diagnose(self, scores: Scores, negatives: Negatives, tau_plus: float | Tensor) -> Diagnosis:
         with torch.enable_grad():  # a gradient of the weights shows which negatives are attracted
             scores = scores.changed(
                 positives=scores.positives.detach(), candidates=scores.candidates.detach().requires_grad_()
             )
-            return diagnose(scores, self._current.log_weights(scores), tau_plus=self._tau_plus())
+            return diagnose(scores, negatives.log_weights(scores), tau_plus=tau_plus)
 
     def _streams(self, pairing: Pairing) -> bool:
         if self.impl != "auto":

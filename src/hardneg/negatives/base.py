@@ -11,7 +11,7 @@ from torch import Tensor
 from hardneg.core.bounds import Bound
 from hardneg.core.errors import ArgumentError, argument_error, warn_once
 from hardneg.core.schedules import Number, Schedule, short_repr, value_of
-from hardneg.core.sweep import dense_weights, weigh
+from hardneg.core.sweep import dense_weights
 from hardneg.core.tiles import Tile
 from hardneg.core.types import NEVER, LogWeights, Scores
 
@@ -170,12 +170,17 @@ class Product(Negatives):
     _factors: tuple[Negatives, ...]
     textual: ClassVar = False  # written with *, not by its name
 
+    def __post_init__(self) -> None:
+        flat = tuple(each for factor in self._factors for each in factor.factors)
+        object.__setattr__(self, "_factors", flat)
+        object.__setattr__(self, "masks", all(factor.masks for factor in flat))
+        object.__setattr__(self, "removes", any(factor.removes for factor in flat))
+        object.__setattr__(self, "ranks", any(factor.ranks for factor in flat))
+
     def log_weight(self, tile: Tile) -> Tensor:
-        """The sum of the factors, ``tile.bound`` being a mapping of ``"0"``, ``"1"`` ... to the bounds of each."""
-        for factor in self._factors:
-            if not factor.pointwise:
-                raise not_pointwise(factor, "a tile of candidates")
-        return weigh(self._factors, tile, [tile.bound.get(str(i), {}) for i in range(len(self._factors))])
+        """Raises: each factor has bounds of its own, which one tile does not hold."""
+        what = "a sweep: each factor has bounds of its own"
+        raise ArgumentError("Product", what, "log_weight(tile)", "use weigh(product.factors, tile, bounds)")
 
     @property
     def factors(self) -> tuple[Negatives, ...]:
@@ -184,6 +189,38 @@ class Product(Negatives):
     @property
     def pointwise(self) -> bool:
         return all(factor.pointwise for factor in self._factors)
+
+    @property
+    def looks_around(self) -> bool:
+        return any(factor.looks_around for factor in self._factors)
+
+    @property
+    def batch_scope(self) -> bool:
+        return any(factor.batch_scope for factor in self._factors)
+
+    @property
+    def monotone(self) -> bool:
+        removing = [factor for factor in self._factors if factor.removes]
+        return bool(removing) and all(factor.monotone for factor in removing)
+
+    @property
+    def slope(self) -> Number:
+        """The sum, if every factor is a tilt; a sum with a schedule in it is known at a step only: see ``at``."""
+        slopes = [factor.slope for factor in self._factors if not isinstance(factor, Uniform)]
+        if len(slopes) == 1:
+            return slopes[0]
+        plain = [each for each in slopes if not isinstance(each, Schedule)]
+        tilts = len(plain) == len(slopes) and all(isinstance(each, Tensor) or each != 0.0 for each in plain)
+        return sum(plain) if tilts else 0.0
+
+    @property
+    def slope_detached(self) -> bool:
+        return all(factor.slope_detached for factor in self._factors)
+
+    def shown(self, wanted: int | None) -> int | None:
+        for factor in reversed(self._factors):
+            wanted = factor.shown(wanted)
+        return wanted
 
     def reads(self) -> frozenset[str]:
         return frozenset().union(*(factor.reads() for factor in self._factors))
