@@ -73,7 +73,7 @@ class KnownPairs:
 
 def _rank(values: Tensor, table: Annotated[Tensor, "m"]) -> tuple[Tensor, Tensor]:
     """The place of each value in a sorted table, and whether it is there."""
-    place = torch.searchsorted(table, values.long()).clamp(max=len(table) - 1)
+    place = torch.searchsorted(table, values.long().contiguous()).clamp(max=len(table) - 1)
     return place, table[place] == values
 
 
