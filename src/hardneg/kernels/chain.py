@@ -23,7 +23,9 @@ class Visits(NamedTuple):
     accepted: PerStep
 
 
-def walk(log_scores: PerColumn, start: PerChain, proposals: PerStep, log_uniforms: PerStep, burn_in: int = 0) -> Visits:
+def metropolis_hastings(
+    log_scores: PerColumn, start: PerChain, proposals: PerStep, log_uniforms: PerStep, burn_in: int = 0
+) -> Visits:
     """k steps of each chain over its columns; a pure function.
 
     The state becomes the proposal where log U < s_new - s_state. A start of -1, or one whose score is NaN, takes the
@@ -31,7 +33,7 @@ def walk(log_scores: PerColumn, start: PerChain, proposals: PerStep, log_uniform
 
     >>> s = torch.tensor([[0.0, 2.0, -9.0]])
     >>> steps = torch.tensor([[1, 2, 0]]), torch.tensor([[0.9, 0.5, 0.1]]).log()
-    >>> visits = walk(s, torch.tensor([0]), *steps)
+    >>> visits = metropolis_hastings(s, torch.tensor([0]), *steps)
     >>> visits.counts.tolist(), visits.end.tolist(), visits.accepted.tolist()
     ([[1.0, 2.0, 0.0]], [0], [[True, False, True]])
     """

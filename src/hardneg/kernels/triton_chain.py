@@ -1,6 +1,6 @@
 # ruff: noqa: N803
 # mypy: disable-error-code="no-untyped-def,no-untyped-call"
-"""Metropolis-Hastings chains as one kernel: the visits of ``chain.walk`` from the same numbers, bit for bit.
+"""Metropolis-Hastings chains as one kernel: the visits of ``chain.metropolis_hastings`` from the same numbers, to the bit.
 
 A program walks CHAINS chains. The scores of the proposals and the bars that the state's score must stay below do not
 depend on the state: they are gathered first, step by step side by side for all chains of the program, so that the walk
@@ -76,9 +76,11 @@ def supports(log_scores: PerColumn) -> str | None:
 
 
 def walk(log_scores: PerColumn, start: PerChain, proposals: PerStep, log_uniforms: PerStep, burn_in: int = 0) -> Visits:
-    """As ``chain.walk``."""
+    """As ``chain.metropolis_hastings``."""
     if not interpreted and (reason := supports(log_scores)):
-        raise ArgumentError("walk", "what the Triton kernel can serve", reason, "use hardneg.kernels.chain.walk")
+        raise ArgumentError(
+            "walk", "what the Triton kernel can serve", reason, "use hardneg.kernels.chain.metropolis_hastings"
+        )
     b, n = log_scores.shape
     k = proposals.shape[1]
     scores = log_scores.detach() if log_scores.stride(1) == 1 else log_scores.detach().contiguous()

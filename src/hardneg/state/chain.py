@@ -18,7 +18,7 @@ estimate, or at least in its normaliser, and each view of an instance has a chai
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Annotated, Any, ClassVar, NamedTuple
+from typing import Annotated, Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -26,6 +26,7 @@ from torch import Tensor
 from hardneg.core.draws import draw
 from hardneg.core.errors import ArgumentError, check_range
 from hardneg.core.types import NEVER, LogWeights, Scores
+from hardneg.kernels.chain import Visits, metropolis_hastings
 from hardneg.state.stateful import Stateful, check_count, check_ids, last_of_each
 
 PerAnchor = Annotated[Tensor, "b"]
@@ -33,53 +34,6 @@ Draws = tuple[Annotated[Tensor, "b k"], Annotated[Tensor, "b k"]]
 """Proposed columns (-1: none) and the logarithms of uniform numbers."""
 _no_share = -1e30
 """A log-weight that weighs nothing and still marks an anchor as one that has negatives."""
-
-
-class Visits(NamedTuple):
-    """What k steps of each chain did."""
-
-    counts: Annotated[Tensor, "b n"]
-    """How often each column was the state after a step that counts."""
-    end: PerAnchor
-    """The last column, -1 where there was never one."""
-    accepted: Annotated[Tensor, "b k"]
-
-
-def metropolis_hastings(
-    log_scores: Annotated[Tensor, "b n"],
-    start: PerAnchor,
-    proposals: Annotated[Tensor, "b k"],
-    log_uniforms: Annotated[Tensor, "b k"],
-    burn_in: int = 0,
-) -> Visits:
-    """k steps of each chain over its columns; a pure function.
-
-    The state becomes the proposal where log U < s_new - s_state. A start of -1, or one whose score is NaN, takes the
-    first proposal. A proposal of -1 is no proposal, and one whose score is -inf or NaN is never accepted.
-
-    >>> s = torch.tensor([[0.0, 2.0, -9.0]])
-    >>> steps = torch.tensor([[1, 2, 0]]), torch.tensor([[0.9, 0.5, 0.1]]).log()
-    >>> visits = metropolis_hastings(s, torch.tensor([0]), *steps)
-    >>> visits.counts.tolist(), visits.end.tolist(), visits.accepted.tolist()
-    ([[1.0, 2.0, 0.0]], [0], [[True, False, True]])
-    """
-    b, k = proposals.shape
-    padded = torch.nn.functional.pad(log_scores, (0, 1), value=NEVER)  # column -1
-    score = padded.gather(1, start[:, None] % padded.shape[1]).squeeze(1)
-    score = torch.where(score.isnan(), NEVER, score)  # a chain must not be stuck where a broken batch left it
-    proposed = padded.gather(1, proposals % padded.shape[1]).T.contiguous()
-    # s_new - log U is what the state's score must stay below: one comparison per step, and no exponential.
-    bars = torch.where(proposed == NEVER, NEVER, proposed - log_uniforms.T)
-    accepted = torch.empty(k, b, dtype=torch.bool, device=log_scores.device)
-    for move, new, bar in zip(accepted, proposed, bars, strict=True):
-        torch.lt(score, bar, out=move)
-        score = torch.where(move, new, score)
-    steps = torch.arange(1, k + 1, device=log_scores.device)
-    last = (accepted.T * steps).cummax(1).values if k else proposals  # the last step that moved, from 1; 0: none
-    path = torch.cat([start[:, None], proposals], dim=1).gather(1, last)
-    counted = path[:, burn_in:]
-    counts = torch.zeros_like(padded).scatter_add(1, counted % padded.shape[1], torch.ones_like(counted).to(padded))
-    return Visits(counts[:, :-1], path[:, -1] if k else start, accepted.T)
 
 
 @dataclass(frozen=True, eq=False)
