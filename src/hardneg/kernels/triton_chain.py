@@ -1,6 +1,6 @@
 # ruff: noqa: N803
 # mypy: disable-error-code="no-untyped-def,no-untyped-call"
-"""Metropolis-Hastings chains as one kernel: the visits of ``chain.metropolis_hastings`` from the same numbers, to the bit.
+"""Metropolis-Hastings chains as one kernel: the visits of ``chain.metropolis_hastings``, to the bit.
 
 A program walks CHAINS chains. The scores of the proposals and the bars that the state's score must stay below do not
 depend on the state: they are gathered first, step by step side by side for all chains of the program, so that the walk
