@@ -1,4 +1,4 @@
-"""Triton 3.4 or newer where it is installed. Without it the modules of the kernels import all the same, and cannot run."""
+"""Triton, 3.4 or newer. Without it the modules of the kernels import all the same, and cannot run."""
 
 from __future__ import annotations
 
