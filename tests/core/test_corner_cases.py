@@ -1,4 +1,4 @@
-"""The rules for corner cases: what costs nothing, what is counted, what is said once, and what must never be hidden."""
+"""The rules for corner cases: what costs nothing, what is counted, what warns once, and what must never be hidden."""
 
 import math
 import warnings
@@ -426,13 +426,13 @@ def test_clamped_debiasing_is_counted():
     assert loss.diagnose(z1, z2).summary()["clamped"] == pytest.approx(clamped.double().mean().item())
 
 
-def test_clamping_above_a_half_is_said_once_with_its_fix():
+def test_clamping_above_a_half_warns_once_with_its_fix():
     z = vectors(8, 16)
     loss = clamping_loss()
-    with pytest.warns(HardnegWarning, match=r"100% of the debiased.*tau_plus=0.3 .*temperature=0.05") as said:
+    with pytest.warns(HardnegWarning, match=r"100% of the debiased.*tau_plus=0.3 .*temperature=0.05") as caught:
         _ = [loss(z, z) for _ in range(5)], clamping_loss()(z, z)
-    assert len(said) == 1
-    assert "Lower tau_plus or raise the temperature" in str(said[0].message)
+    assert len(caught) == 1
+    assert "Lower tau_plus or raise the temperature" in str(caught[0].message)
 
 
 @pytest.mark.parametrize("same", [3, 4, 5])
@@ -442,10 +442,10 @@ def test_a_half_is_the_limit(same):
     z2[:same] = z1[:same]
     loss = clamping_loss()
     assert loss.diagnose(z1, z2).summary()["clamped"] == pytest.approx(same / 8)
-    with warnings.catch_warnings(record=True) as said:
+    with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         loss(z1, z2)
-    assert ["62% of the debiased" in str(each.message) for each in said] == [True] * (same > 4)
+    assert ["62% of the debiased" in str(each.message) for each in caught] == [True] * (same > 4)
 
 
 def test_clamping_is_a_share_of_the_real_pairs_also_with_several_positives():
