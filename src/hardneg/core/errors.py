@@ -204,7 +204,7 @@ def check_range(who: str, name: str, value: Any, low: float, high: float, *, ope
         raise argument_error(who, "a number", name, value)
     if isinstance(value, Real):
         numbers = [float(value)]
-    elif _tensors_too and hasattr(value, "requires_grad") and value.numel():  # a tensor; help needs no torch
+    elif _tensors_too and hasattr(value, "is_meta") and value.numel() and not value.is_meta:  # help needs no torch
         numbers = [value.detach().amin().item(), value.detach().amax().item()]
     else:
         return
