@@ -141,7 +141,7 @@ def test_groups_that_fit_are_all_placed(sizes: list[int], batch_size: int, seed:
     assert all(len(groups[batch].unique()) == len(batch) for batch in plan)
 
 
-def test_a_group_too_large_for_the_epoch_is_left_out_and_said_so() -> None:
+def test_a_group_too_large_for_the_epoch_is_left_out_with_a_warning() -> None:
     groups = torch.cat([torch.zeros(15, dtype=torch.long), torch.arange(1, 26)])
     with pytest.warns(HardnegWarning, match="left some instances out of the epoch"):
         plan = Uniform().plan(40, 4, seeded(0), guard=Guard(groups=groups))

@@ -109,7 +109,7 @@ def test_warm_up_epochs_are_uniform(graph: ProximityGraph, unit_vectors: UnitVec
     assert plans[1].describe(vectors).similarity > plans[0].describe(vectors).similarity + 0.02
 
 
-def test_without_a_graph_batches_are_uniform_and_it_is_said() -> None:
+def test_without_a_graph_batches_are_uniform_with_a_warning() -> None:
     sampler = sampler_of(None)
     assert sorted(i for batch in sampler for i in batch) == list(range(N))
     sampler.set_epoch(1)

@@ -13,6 +13,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from hardneg.batching.graph import ProximityGraph, build_graph
 from hardneg.batching.sampler import ProximityBatchSampler
+from support.ranks import leave
 
 N = 211
 
@@ -35,7 +36,7 @@ def run_rank(rank: int, world: int, folder: Path) -> None:
         distributed.all_gather_object(gathered, (len(sampler), [len(batch) for batch in mine[-1]]))
         assert gathered[0] == gathered[1]
     torch.save(mine, folder / f"rank{rank}.pt")
-    distributed.destroy_process_group()
+    leave()
 
 
 def test_union_of_the_ranks_is_the_single_process_plan(tmp_path: Path) -> None:

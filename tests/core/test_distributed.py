@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import socket
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
@@ -21,6 +20,7 @@ from hardneg.core.types import Keys
 from hardneg.losses.bank import CMC
 from hardneg.losses.global_softmax import EMC2
 from hardneg.state.pools import Bank, Queue
+from support.ranks import free_port, leave
 from support.vectors import make_unit_vectors
 
 SPLIT = [slice(0, 5), slice(5, 8)]  # 5 rows on the first rank, 3 on the second
@@ -89,7 +89,7 @@ def train_on_rank(rank: int, port: int, folder: str) -> None:
         results[name] = (loss_of.state_dict(), gradients)
     results["gathered"] = gather_everything(rank)
     torch.save(results, Path(folder) / f"{rank}.pt")
-    dist.destroy_process_group()
+    leave()
 
 
 def gather_everything(rank: int) -> dict[str, Tensor]:
@@ -113,11 +113,8 @@ def gather_everything(rank: int) -> dict[str, Tensor]:
 
 @pytest.fixture(scope="module")
 def two_ranks() -> list[dict[str, object]]:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
     with tempfile.TemporaryDirectory() as folder:
-        mp.spawn(train_on_rank, args=(port, folder), nprocs=2)
+        mp.spawn(train_on_rank, args=(free_port(), folder), nprocs=2)
         return [torch.load(Path(folder) / f"{rank}.pt", weights_only=True) for rank in range(2)]
 
 

@@ -18,6 +18,7 @@ import math
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
+from itertools import product
 
 import pytest
 import torch
@@ -26,10 +27,12 @@ from torch.nn.functional import normalize, softplus
 
 import hardneg as hn
 from hardneg import papers
+from support.cases import all_pairs
 
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]
 TEMPERATURES = [0.01, 0.02, 0.05, 0.07, 0.1, 0.2, 0.5, 1.0]
 BETAS = [0.0, 0.5, 1.0, 5.0, 10.0, 50.0]
+FEW_TEMPERATURES, FEW_BETAS = [0.01, 0.07, 0.5], [0.0, 1.0, 50.0]
 LABELS = torch.arange(12) % 4
 UNIT_ROUNDOFF = 2.0**-24  # of float32, in which scores and losses are computed
 
@@ -135,62 +138,53 @@ def info_nce(tau_plus: float) -> Objective:
     return partial(hn.info_nce, tau_plus=tau_plus)
 
 
-@pytest.mark.parametrize("tau_plus", [0.0, 0.1])
-@pytest.mark.parametrize("beta", BETAS)
-@pytest.mark.parametrize("temperature", TEMPERATURES)
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+EXTREMES = list(product(DTYPES, [0.01], [50.0], [0.0, 0.1]))
+
+
+@pytest.mark.parametrize(
+    ("dtype", "temperature", "beta", "tau_plus"), EXTREMES + all_pairs(DTYPES, TEMPERATURES, BETAS, [0.0, 0.1])
+)
 def test_tilted_info_nce(dtype: torch.dtype, temperature: float, beta: float, tau_plus: float) -> None:
     check(dtype, info_nce(tau_plus), hn.Tilt(beta), temperature)
 
 
 # ClippedTilt is detached here: it divides by the largest score, several of which are 1 in this batch, and a maximum
 # has no gradient where it is reached twice.
-@pytest.mark.parametrize(
-    "text",
-    [
-        "Ring(0.1, 0.5)",
-        "Ring(0.25, outer=0.6, dynamic_inner=True)",
-        "Rank(2, 9)",
-        "Threshold(0.2)",
-        "BelowPositive(0.05)",
-        "OtherLabel() * Tilt(1.0)",
-        "OtherLabel() * Tilt(50.0, detach=True)",
-        "OtherLabel() * Ring(0.1, 0.5)",
-        "ClippedTilt(10.0, detach=True)",
-        'Hardening("sigmoid", 3.0)',
-    ],
-)
-@pytest.mark.parametrize("temperature", [0.01, 0.07, 0.5])
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+OTHERS = [
+    "Ring(0.1, 0.5)",
+    "Ring(0.25, outer=0.6, dynamic_inner=True)",
+    "Rank(2, 9)",
+    "Threshold(0.2)",
+    "BelowPositive(0.05)",
+    "OtherLabel() * Tilt(1.0)",
+    "OtherLabel() * Tilt(50.0, detach=True)",
+    "OtherLabel() * Ring(0.1, 0.5)",
+    "ClippedTilt(10.0, detach=True)",
+    'Hardening("sigmoid", 3.0)',
+]
+
+
+@pytest.mark.parametrize(("dtype", "temperature", "text"), all_pairs(DTYPES, FEW_TEMPERATURES, OTHERS))
 def test_other_negatives(dtype: torch.dtype, temperature: float, text: str) -> None:
     check(dtype, info_nce(0.0), hn.parse(text), temperature)
 
 
+OBJECTIVES: dict[str, Objective] = {
+    "jsd": hn.jsd,
+    "jsd debiased": partial(hn.jsd, tau_plus=0.1),
+    "sigmoid": hn.sigmoid,
+    "surrogate": hn.surrogate,
+    "no positive": partial(hn.info_nce, positives_in_denominator="none"),
+    "all positives": partial(hn.info_nce, positives_in_denominator="all"),
+    "mass": partial(hn.info_nce, num_negatives="mass"),
+}
+
+
 @pytest.mark.parametrize(
-    "objective",
-    [
-        hn.jsd,
-        partial(hn.jsd, tau_plus=0.1),
-        hn.sigmoid,
-        hn.surrogate,
-        partial(hn.info_nce, positives_in_denominator="none"),
-        partial(hn.info_nce, num_negatives="mass"),
-    ],
-    ids=["jsd", "jsd debiased", "sigmoid", "surrogate", "no positive", "mass"],
+    ("dtype", "temperature", "beta", "name"), all_pairs(DTYPES, FEW_TEMPERATURES, FEW_BETAS, list(OBJECTIVES))
 )
-@pytest.mark.parametrize("beta", [0.0, 1.0, 50.0])
-@pytest.mark.parametrize("temperature", [0.01, 0.07, 0.5])
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
-def test_other_objectives(dtype: torch.dtype, temperature: float, beta: float, objective: Objective) -> None:
-    check(dtype, objective, hn.Tilt(beta), temperature)
-
-
-@pytest.mark.parametrize("beta", [0.0, 1.0, 50.0])
-@pytest.mark.parametrize("temperature", [0.01, 0.07, 0.5])
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
-def test_all_positives_in_the_denominator(dtype: torch.dtype, temperature: float, beta: float) -> None:
-    objective = partial(hn.info_nce, positives_in_denominator="all")
-    check(dtype, objective, hn.Tilt(beta), temperature)
+def test_other_objectives(dtype: torch.dtype, temperature: float, beta: float, name: str) -> None:
+    check(dtype, OBJECTIVES[name], hn.Tilt(beta), temperature)
 
 
 def test_weights_normalised_last_are_caught() -> None:
@@ -217,9 +211,7 @@ def test_scores_in_bfloat16_are_caught() -> None:
     assert gradient_ratio > 100.0 * MOST_OF_GRADIENT
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-@pytest.mark.parametrize("temperature", [0.01, 0.07, 0.5])
-@pytest.mark.parametrize("beta", [0.0, 1.0, 50.0])
+@pytest.mark.parametrize(("dtype", "temperature", "beta"), all_pairs(DTYPES[:2], FEW_TEMPERATURES, FEW_BETAS))
 def test_autocast_changes_no_bit_of_the_loss(dtype: torch.dtype, temperature: float, beta: float) -> None:
     loss = hn.ContrastiveLoss(hn.Tilt(beta), temperature)
     z1, z2 = (z.requires_grad_() for z in views(dtype))

@@ -41,7 +41,7 @@ def test_steps_says_how_long_it_takes():
             assert short(step, 1000) == short(step) == long(step, 10)
 
 
-def test_the_length_of_the_run_is_asked_for():
+def test_a_schedule_without_the_length_of_the_run_raises():
     for schedule in (linear(1.0, 0.0), cosine(1.0, 0.0), exponential(1.0, 0.0), steps(1.0, 0.0)):
         with pytest.raises(ValueError, match=f"{type(schedule).__name__} needs the length of the run, got total=None"):
             schedule(3)

@@ -15,7 +15,7 @@ from support.kernel_inputs import DEVICE
 def triton_can_run() -> Iterator[None]:
     """Skips where neither a GPU nor the interpreter is there. NumPy need not warn of the infinities of masks."""
     if not installed:
-        pytest.skip("triton is not installed")
+        pytest.skip("triton 3.4 or newer is not installed")
     if DEVICE == "cpu" and not interpreted:
         pytest.skip("triton was imported without TRITON_INTERPRET=1, and there is no GPU")
     with np.errstate(all="ignore"):

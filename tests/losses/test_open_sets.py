@@ -4,12 +4,14 @@ import math
 
 import pytest
 import torch
+from torch import nn
 from torch.nn.functional import normalize
 
 import hardneg as hn
 from hardneg.core.errors import ArgumentError, HardnegWarning, forget_warnings
 from hardneg.core.generators import MoCHi
 from hardneg.core.objectives import RINCE, InfoNCE, Objective, registered_objectives
+from hardneg.core.schedules import linear
 from hardneg.core.statistics import Mean
 
 LABELS = torch.tensor([0, 0, 1, 1, 2, 2])
@@ -248,6 +250,61 @@ def test_wrong_objectives_are_named():
         hn.ContrastiveLoss(impl="triton")
     assert repr(RINCE(0.1)) == "rince(q=0.1)"
     assert math.isclose(InfoNCE(tau_plus=0.1).tau_plus, 0.1)
+
+
+@pytest.mark.parametrize(
+    ("options", "who", "got"),
+    [
+        ({"tau_plus": torch.tensor(1.5)}, "info_nce", "tau_plus=1.5"),
+        ({"tau_plus": torch.tensor([[0.5], [1.0]])}, "info_nce", "tau_plus=1.0"),
+        ({"objective": "jsd", "tau_plus": nn.Parameter(torch.tensor(-0.5))}, "jsd", "tau_plus=-0.5"),
+        ({"negatives": hn.Tilt(torch.tensor(-1.0))}, "Tilt", "beta=-1.0"),
+        ({"negatives": hn.OtherLabel() * hn.Tilt(torch.tensor(torch.nan))}, "Tilt", "beta=nan"),
+        ({"num_negatives": torch.tensor([3.0, -2.0])}, "info_nce", "num_negatives=-2.0"),
+    ],
+)
+def test_tensors_out_of_range_raise_at_construction(options, who, got):
+    with pytest.raises(ArgumentError) as caught:
+        hn.ContrastiveLoss(**options)
+    assert (caught.value.who, caught.value.got) == (who, got)
+
+
+def test_tensors_are_checked_once():
+    beta = nn.Parameter(torch.tensor(1.0))
+    loss = hn.ContrastiveLoss(hn.Tilt(beta))
+    beta.data.fill_(-1.0)  # as a step of an optimiser may
+    for impl in ("dense", "streamed"):
+        loss.impl = impl
+        assert loss(torch.randn(4, 3), torch.randn(4, 3)).isfinite()
+
+
+def test_numbers_per_instance_name_the_anchors():
+    z1, z2 = torch.randn(2, 3, 4, dtype=torch.float64)
+    share = torch.tensor([[0.05], [0.1], [0.2]], dtype=torch.float64)
+    cross = hn.ContrastiveLoss(tau_plus=share, views="cross", reduction="none")(z1, z2)
+    each = [hn.ContrastiveLoss(tau_plus=one.item(), views="cross", reduction="none")(z1, z2) for one in share]
+    torch.testing.assert_close(cross, torch.stack(each).diagonal())
+    for options, got in (
+        ({"tau_plus": share}, "tau_plus=(3, 1)"),
+        ({"negatives": hn.Tilt(share)}, "beta=(3, 1)"),
+        ({"num_negatives": share[:, 0]}, "num_negatives=(3,)"),
+    ):
+        loss = hn.ContrastiveLoss(**options)
+        for use in (loss, loss.diagnose):
+            with pytest.raises(ArgumentError) as caught:
+                use(z1, z2)
+            assert caught.value.got == got
+            assert caught.value.what.startswith("a number for each of the 6 anchors")
+    repeated = hn.ContrastiveLoss(tau_plus=torch.cat([share] * 2), reduction="none")(z1, z2)
+    each = [hn.ContrastiveLoss(tau_plus=one.item(), reduction="none")(z1, z2) for one in share]
+    torch.testing.assert_close(repeated, torch.stack([*each, *each]).diagonal())
+
+
+def test_the_loss_has_the_tau_plus_of_its_objective():
+    assert hn.ContrastiveLoss(objective="info_nce(tau_plus=0.1)").tau_plus == 0.1
+    assert hn.ContrastiveLoss(objective="info_nce(tau_plus=0.1)", tau_plus=0.2).tau_plus == 0.2
+    assert hn.ContrastiveLoss(objective="jsd(tau_plus=linear(0.0, 0.1))").tau_plus == linear(0.0, 0.1)
+    assert hn.ContrastiveLoss(objective="rince").tau_plus == 0.0
 
 
 def test_from_matrix_takes_ids_labels_sources_and_a_guide():

@@ -213,7 +213,7 @@ class BelowClosest(Negatives):
     textual = False
 
     def bounds(self):
-        return {"closest": Largest(lambda tile: tile.s, nearest=1)}
+        return {"closest": Largest(lambda tile: tile.s)}
 
     def log_weight(self, tile):
         return tile.keep(~(tile.s > tile.bound["closest"] - tile.tempered(0.1)))

@@ -9,7 +9,6 @@ import random
 import resource
 import shutil
 import signal
-import socket
 import sys
 import time
 from dataclasses import replace
@@ -23,6 +22,7 @@ import torch
 from hardneg.io.tables import read_table
 from hardneg.mining.job import run
 from hardneg.mining.options import MineOptions
+from support.ranks import free_port
 
 CONTEXT = multiprocessing.get_context("forkserver")
 CONTEXT.set_forkserver_preload(["hardneg.mining.job", "datasets"])
@@ -305,9 +305,7 @@ def as_rank(options: MineOptions, rank: int, port: int) -> None:
 
 
 def test_two_ranks_give_the_output_of_one(job: MineOptions, tmp_path: Path) -> None:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
+    port = free_port()
     children = [CONTEXT.Process(target=as_rank, args=(job, rank, port)) for rank in range(2)]
     for child in children:
         child.start()

@@ -1,4 +1,4 @@
-"""Every registered distribution keeps the rules of hardneg.testing; one that breaks a rule is told which."""
+"""Every registered distribution keeps the rules of hardneg.testing; an error names the rule that one breaks."""
 
 from __future__ import annotations
 
@@ -319,7 +319,7 @@ def counts_its_rows() -> type:
 
 
 @pytest.mark.parametrize(("rule", "message", "make"), BROKEN, ids=[make.__name__ for _, _, make in BROKEN])
-def test_broken_is_told_what_to_fix(rule: str, message: str, make: Callable[[], type[hn.negatives.Negatives]]) -> None:
+def test_the_error_says_what_to_fix(rule: str, message: str, make: Callable[[], type[hn.negatives.Negatives]]) -> None:
     with pytest.raises(AssertionError, match=f"(?s)^Broken.*{message}"):
         check_negatives(make(), compile=rule == "compiles")
 

@@ -179,20 +179,20 @@ def test_threshold_is_inclusive_and_in_plain_similarity():
 
 def test_mask_after_rank_says_once_that_order_matters():
     forget_warnings()
-    with pytest.warns(HardnegWarning, match=r"Ring \* OtherLabel: the order matters") as said:
+    with pytest.warns(HardnegWarning, match=r"Ring \* OtherLabel: the order matters") as caught:
         _ = [hn.Ring(0.0, 0.5) * hn.OtherLabel() for _ in range(3)]
-    assert len(said) == 1
+    assert len(caught) == 1
     with pytest.warns(HardnegWarning, match=r"Rank \* Threshold: the order matters"):
         hn.parse("Tilt(1.0) * Rank(0, 5) * Tilt(2.0) * Threshold(0.0)")
 
 
-def test_nothing_is_said_where_order_does_not_matter():
+def test_no_warning_where_order_does_not_matter():
     forget_warnings()  # a warning would be an error here
     for text in ("OtherLabel() * Ring(0.0, 0.5)", "Ring(0.0, 0.5) * Tilt(1.0)", "OtherLabel() * Threshold(0.1)"):
         hn.parse(text)
 
 
-def test_order_matters_is_said_for_bracketed_products_too():
+def test_bracketed_products_warn_of_their_order_too():
     forget_warnings()
     with pytest.warns(HardnegWarning, match=r"Ring \* OtherLabel: the order matters"):
         hn.Ring(0.0, 0.5) * (hn.OtherLabel() * hn.Tilt(1.0))

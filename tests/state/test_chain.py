@@ -170,10 +170,10 @@ def test_states_outside_the_batch_are_counted_reported_or_kept_by_a_bank_or_a_ca
     both = torch.stack([z1, z2])
     alone = run_small_batches(EMC2(40, 0.1), z1, z2, 60)
     with_bank = run_small_batches(EMC2(40, 0.1, remember=Bank(40, 6)), z1, z2, 60)
-    asked: list[Tensor] = []
+    encoded: list[Tensor] = []
 
     def encode(ids: Tensor, which: Tensor) -> Tensor:
-        asked.append(ids)
+        encoded.append(ids)
         return both[which, ids]
 
     with_callback = run_small_batches(EMC2(40, 0.1), z1, z2, 60, encode=encode)
@@ -182,7 +182,7 @@ def test_states_outside_the_batch_are_counted_reported_or_kept_by_a_bank_or_a_ca
         run_small_batches(EMC2(40, 0.1, remember=Bank(40, 6)), z1, z2, 10)
         run_small_batches(EMC2(40, 0.1), z1, z2, 10, encode=encode)
     assert max(with_bank) == max(with_callback) == 0.0
-    assert len(asked) > 10
+    assert len(encoded) > 10
 
 
 def test_callback_gives_a_gradient_to_the_state_and_the_bank_to_the_anchor_only() -> None:

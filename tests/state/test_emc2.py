@@ -120,17 +120,17 @@ def test_point_1_without_an_embedding_the_state_is_proposable_by_its_stored_scor
 @pytest.mark.parametrize("views", ["two", "cross"])
 def test_point_1_algorithm_1_proposes_from_the_whole_data_set(views: str) -> None:
     frozen = Frozen.make(views, 1)
-    asked: list[Tensor] = []
+    encoded: list[Tensor] = []
 
     def encode(ids: Tensor, which: Tensor) -> Tensor:
-        asked.append(ids)
+        encoded.append(ids)
         return frozen.encode(ids, which)
 
     loss = EMC2(ITEMS, TEMPERATURE, views=views, proposals="data set")
     begin_at_the_global_law(loss.chain, frozen, 0)
     way = way_to_the_global_softmax(loss, frozen, 24, 200, 0, encode=encode)
     assert way == pytest.approx(1.0, abs=0.1)
-    assert len(torch.cat(asked).unique()) == ITEMS
+    assert len(torch.cat(encoded).unique()) == ITEMS
 
 
 def test_algorithm_1_from_a_bank_or_not_at_all() -> None:

@@ -198,7 +198,7 @@ def test_double_precision_state_resumes_exactly() -> None:
 
 @pytest.mark.parametrize("make", [lambda n, d: papers.sogclr(n), lambda n, d: papers.emc2(n)])
 def test_memory_is_of_the_order_of_the_instances(make: Callable[[int, int], nn.Module]) -> None:
-    """A few numbers per instance, whatever the dimension; a bank is O(num_instances x dim) and asked for."""
+    """A few numbers per instance, whatever the dimension; a bank is O(num_instances x dim) and has to be given."""
     num_instances, dim = 1000, 64
     loss = make(num_instances, dim)
     z1, z2 = (make_unit_vectors(8, dim, seed=seed, dtype=torch.float32) for seed in (0, 1))
@@ -228,17 +228,17 @@ def test_cache_refresh_spends_its_budget_on_the_oldest() -> None:
     cache = Cache(10, 1)
     for item in range(10):
         cache.push(Keys(torch.zeros(1, 1), torch.tensor([item])))
-    asked: list[int] = []
+    encoded: list[int] = []
 
     def encode(ids: Tensor) -> Tensor:
-        asked.extend(ids.tolist())
+        encoded.extend(ids.tolist())
         return torch.ones(len(ids), 1)
 
     cache.refresh(encode, share=0.3)
-    assert sorted(asked) == [0, 1, 2]
+    assert sorted(encoded) == [0, 1, 2]
     assert cache.keys().vectors.sum() == 3
     cache.refresh(encode, share=0.0)
-    assert len(asked) == 3
+    assert len(encoded) == 3
 
 
 def test_cache_push_of_more_than_it_holds_keeps_the_last() -> None:
@@ -361,7 +361,7 @@ def test_an_update_of_the_momentum_encoder_neither_copies_statistics_nor_waits_f
     encoder = nn.Sequential(nn.Linear(3, 3), nn.BatchNorm1d(3))
     slow = MomentumEncoder(encoder, momentum=cosine(0.5, 1.0), total=4)
     versions = [buffer._version for buffer in slow.module.buffers()]
-    slow.n_averaged = slow.n_averaged.to("meta")  # whose value cannot be asked for
+    slow.n_averaged = slow.n_averaged.to("meta")  # which has no value
     before = slow.module[0].weight.clone()
     with torch.no_grad():
         encoder[0].weight.add_(1.0)

@@ -19,6 +19,7 @@ from hardneg.training.options import MoCoOptions
 from hardneg.training.recipes.moco import MoCoV2
 from hardneg.training.runs import Run
 from hardneg.training.setup import synchronised
+from support.ranks import free_port
 from support.training_ranks import run_job
 from support.training_runs import BATCH_SIZE, assert_same, everything, few_digits, short
 
@@ -72,7 +73,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     folder = tmp_path_factory.mktemp("ranks")
     jobs = jobs_of(few_digits(folder / "digits.npz", NUM_IMAGES))
     (folder / "jobs.json").write_text(json.dumps(jobs))
-    flags = "--multi_gpu --num_processes 2 --num_machines 1 --main_process_port 0 --mixed_precision no"
+    flags = f"--multi_gpu --num_processes 2 --num_machines 1 --main_process_port {free_port()} --mixed_precision no"
     script = Path(__file__).parents[1] / "support" / "training_ranks.py"
     command = [sys.executable, "-m", "accelerate.commands.launch", *flags.split(), "--dynamo_backend", "no"]
     launched = subprocess.Popen(

@@ -11,7 +11,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -31,8 +31,6 @@ class Bound(ABC):
     """``"row"``, or ``"batch"``: one number for all anchors, which mining cannot have."""
     grad: bool = False
     """Whether the gradient flows through it; a streamed loss can do that for a ``Largest`` only."""
-    nearest: ClassVar[int | None] = None
-    """How many of the nearest candidates decide it; None: all of them."""
 
     @abstractmethod
     def of(self, tile: Tile, mask: Tensor) -> State:
@@ -64,15 +62,13 @@ class Count(Bound):
 class Largest(Bound):
     """The largest of a pointwise value; -inf of nothing.
 
-    With ``grad`` the gradient flows to it, evenly where several are the largest. ``nearest=1`` says that the value
-    grows with the score, so that the closest candidate decides.
+    With ``grad`` the gradient flows to it, evenly where several are the largest.
     """
 
     value: Value
     over: str = "candidates"
     scope: str = "row"
     grad: bool = False
-    nearest: int | None = None  # type: ignore[misc]
 
     def of(self, tile: Tile, mask: Tensor) -> State:
         value = self.value(tile)
@@ -109,7 +105,7 @@ class Window(Bound):
     closest: Size
     farthest: Size
     value: Value
-    nearest: int | None = None  # type: ignore[misc]
+    nearest: int | None = None
 
     def of(self, tile: Tile, mask: Tensor) -> State:
         value = torch.where(mask, self.value(tile).detach(), NEVER)

@@ -10,7 +10,8 @@ import difflib
 import importlib
 import math
 import warnings
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from numbers import Real
 from pathlib import Path
 from typing import Any, Self
@@ -18,6 +19,7 @@ from typing import Any, Self
 from hardneg.core.text import printable
 
 _warned: set[str] = set()
+_tensors_too = False
 
 
 class HardnegWarning(UserWarning):
@@ -194,12 +196,30 @@ def check_kind(who: str, name: str, value: Any, kind: type, what: str) -> None:
 
 
 def check_range(who: str, name: str, value: Any, low: float, high: float, *, open_high: bool = False) -> None:
-    """Raises unless ``low <= value <= high`` (or ``< high``); what is not yet a number, like a schedule, passes."""
+    """Raises unless ``low <= value <= high`` (or ``< high``); what is not yet a number, like a schedule, passes.
+
+    So does a tensor, except inside ``tensors_checked()``.
+    """
     if isinstance(value, bool) or not hasattr(value, "__float__"):
         raise argument_error(who, "a number", name, value)
-    if not isinstance(value, Real):
+    if isinstance(value, Real):
+        numbers = [float(value)]
+    elif _tensors_too and hasattr(value, "is_meta") and value.numel() and not value.is_meta:  # help needs no torch
+        numbers = [value.detach().amin().item(), value.detach().amax().item()]
+    else:
         return
-    value = float(value)
-    if math.isnan(value) or value < low or value > high or (open_high and value == high):
-        bracket = ")" if open_high or high == math.inf else "]"
-        raise argument_error(who, f"{name} in [{low}, {high}{bracket}", name, value)
+    for number in numbers:
+        if math.isnan(number) or number < low or number > high or (open_high and number == high):
+            bracket = ")" if open_high or high == math.inf else "]"
+            raise argument_error(who, f"{name} in [{low}, {high}{bracket}", name, number)
+
+
+@contextmanager
+def tensors_checked() -> Iterator[None]:
+    """Inside, ``check_range`` looks into tensors, which waits for a GPU: for constructors, not for steps."""
+    global _tensors_too
+    before, _tensors_too = _tensors_too, True
+    try:
+        yield
+    finally:
+        _tensors_too = before

@@ -65,7 +65,7 @@ def _walk(
 def supports(log_scores: PerColumn) -> str | None:
     """Why the kernel cannot serve these scores; None if it can."""
     if not installed:
-        return "triton is not installed"
+        return "triton 3.4 or newer is not installed"
     if not log_scores.is_cuda:
         return f"the scores are on {log_scores.device.type}, and Triton needs a GPU"
     if log_scores.dtype not in (torch.float32, torch.float64):

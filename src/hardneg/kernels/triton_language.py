@@ -1,4 +1,4 @@
-"""Triton where it is installed. Without it the modules of the kernels import all the same, and cannot run."""
+"""Triton, 3.4 or newer. Without it the modules of the kernels import all the same, and cannot run."""
 
 from __future__ import annotations
 
@@ -14,7 +14,8 @@ except ModuleNotFoundError as error:
         raise
     _triton = tl = None
 
-installed = tl is not None
+installed = tl is not None and hasattr(_triton, "knobs")
+"""Triton 3.4 or newer: in the interpreter of 3.2 the kernels count wrong numbers of positives."""
 interpreted = installed and bool(_triton.knobs.runtime.interpret)
 """Whether kernels run in Triton's interpreter, on the CPU (TRITON_INTERPRET=1 before the first import)."""
 

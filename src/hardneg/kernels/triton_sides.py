@@ -25,7 +25,7 @@ def supports(
     """Why the kernels cannot serve these vectors; None if they can."""
     others = anchors if candidates is None else candidates
     if not installed:
-        return "triton is not installed"
+        return "triton 3.4 or newer is not installed"
     if not anchors.is_cuda:
         return f"the vectors are on {anchors.device.type}, and Triton needs a GPU"
     return cannot_serve(anchors, others, temperature, beta)

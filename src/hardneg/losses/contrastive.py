@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from hardneg.core.checks import check_temperature
 from hardneg.core.diagnose import Diagnosis, diagnose, joined
-from hardneg.core.errors import argument_error, check_range
+from hardneg.core.errors import argument_error, check_range, tensors_checked
 from hardneg.core.objectives import NumNegatives, check_num_negatives, corrects, debiased, reduce
 from hardneg.core.objectives.base import TauPlus
 from hardneg.core.pairing import Pairing
@@ -21,7 +21,7 @@ from hardneg.core.types import LogWeights, Scores
 from hardneg.kernels.chunked import check_streamable, streamable, streamed
 from hardneg.kernels.leaves import fields_of_rows, tensor_fields, with_fields
 from hardneg.losses.options import AnyGenerator, AnyObjective, read_generator, read_objective
-from hardneg.losses.views import Guides, View, Views
+from hardneg.losses.views import Guides, View, Views, check_per_anchor
 from hardneg.losses.warn import warn_of_empty, warn_of_floor
 from hardneg.negatives import Negatives, Product, Uniform, parse
 
@@ -103,14 +103,16 @@ class ContrastiveLoss(nn.Module):
             self.temperature = temperature
         check_range("ContrastiveLoss", "tau_plus", tau_plus, 0.0, 1.0, open_high=True)
         check_num_negatives("ContrastiveLoss", num_negatives)
-        self.tau_plus, self.num_negatives = tau_plus, num_negatives
-        self.positives_in_denominator, self.reduction, self.impl = positives_in_denominator, reduction, impl
+        self.reduction, self.impl = reduction, impl
         self.objective = read_objective(
             objective,
             tau_plus=tau_plus,
             num_negatives=num_negatives,
             positives_in_denominator=positives_in_denominator,
         )
+        with tensors_checked():  # once: a look at each step would wait for the GPU
+            for holder in (*self.negatives.factors, self.objective):
+                with_fields(holder, tensor_fields(holder))
         self._register_fields()
         self.generate = None if generate is None else read_generator(generate)
         self.step: int | None = None  # None: no progress was set
@@ -150,6 +152,23 @@ class ContrastiveLoss(nn.Module):
         if self.step is not None:
             self.set_progress(self.step, self.total)
 
+    @property
+    def tau_plus(self) -> TauPlus:
+        """That of the objective, however it was given; 0 if it has none."""
+        tau_plus: TauPlus = getattr(self.objective, "tau_plus", 0.0)
+        return tau_plus
+
+    @property
+    def num_negatives(self) -> NumNegatives:
+        """That of the objective, however it was given; "support" if it has none."""
+        number: NumNegatives = getattr(self.objective, "num_negatives", "support")
+        return number
+
+    @property
+    def positives_in_denominator(self) -> str:
+        """That of the objective, however it was given; "own" if it has none."""
+        return str(getattr(self.objective, "positives_in_denominator", "own"))
+
     def set_progress(self, step: int, total: int | None = None) -> None:
         """Evaluates the schedules; outside any compiled graph, so that new numbers do not recompile it."""
         self.step, self.total = step, total
@@ -178,6 +197,7 @@ class ContrastiveLoss(nn.Module):
         views += [] if z2 is None else [z2]
         own = self._now() if temperature is None else temperature
         pairing = self.meeting.pairing(views, own, ids, labels, pool, clusters, guide)
+        check_per_anchor((*self._current.factors, self._objective), len(views[0]), len(pairing))
         return pairing if self.generate is None else self.generate(pairing.prepared(), self._calls)
 
     def scores(self, *args: Any, **kwargs: Any) -> Scores:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any
 
@@ -14,6 +14,7 @@ from hardneg.core.scoring import Pools, as_keys, pair_pool
 from hardneg.core.types import Keys
 from hardneg.core.vectors import unit
 from hardneg.core.views import pair_cross, pair_views
+from hardneg.kernels.leaves import is_per_anchor, tensor_fields
 
 View = Annotated[Tensor, "b d"]
 Guides = Sequence[Any]
@@ -86,6 +87,18 @@ class Views:
         if self.kind == "two":
             return pair_views([first, *others], temperature, ids, labels, clusters)
         return pair_cross(first, others[0], temperature, ids, labels, clusters)
+
+
+def check_per_anchor(holders: Iterable[Any], instances: int, anchors: int) -> None:
+    """Raises where a field has a number for each instance and each view of one is an anchor."""
+    if instances == anchors or instances == 1:
+        return
+    for holder in holders:
+        for name, tensor in tensor_fields(holder).items():
+            if is_per_anchor(tensor, name, instances):
+                what = f"a number for each of the {anchors} anchors, which are the views one after the other"
+                fix = f"use torch.cat([{name}] * {anchors // instances})"
+                raise ArgumentError("ContrastiveLoss", what, f"{name}={tuple(tensor.shape)}", fix)
 
 
 def _listed(pools: Sequence[Any]) -> list[Tensor]:

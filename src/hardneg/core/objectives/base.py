@@ -94,7 +94,7 @@ class Objective:
         if self.needs_negatives:
             real = real & some
             row = Row({name: torch.where(some, value, 1.0) for name, value in row.statistics.items()}, row.temperature)
-        losses = self(torch.where(real, positive, 0.0), row)
+        losses = self.__call__(torch.where(real, positive, 0.0), row)  # self(...) compiles anew per object in torch 2.6
         return torch.where(real, losses, positive * 0.0)  # times 0: NaN stays NaN
 
     def __repr__(self) -> str:

@@ -5,6 +5,7 @@ Everything stands on one primitive, computed in log-space: log E_q[e^s] = LSE(s 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Annotated, ClassVar
@@ -13,7 +14,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import logsigmoid
 
-from hardneg.core.errors import ArgumentError, argument_error
+from hardneg.core.errors import ArgumentError, argument_error, check_range
 from hardneg.core.objectives.base import Objective, Row, TauPlus, check_tau_plus, corrects, log1m_exp, softplus
 from hardneg.core.statistics import LogMass, LogMean, LogPositives, Others, Statistic, Support
 from hardneg.core.types import NEVER, LogWeights, PairLosses, Scores
@@ -122,6 +123,7 @@ def debiased(
 def check_num_negatives(who: str, num_negatives: NumNegatives) -> None:
     if isinstance(num_negatives, Tensor):
         fine = num_negatives.ndim <= 1
+        check_range(who, "num_negatives", num_negatives, 0.0, math.inf)
     elif isinstance(num_negatives, str):
         fine = num_negatives in ("support", "candidates", "mass")
     else:

@@ -169,7 +169,8 @@ def kornia_transform(augment: Augment, size: tuple[int, int], in_channels: int =
         K.RandomHorizontalFlip(p=augment.flip_probability),
     ]
     if augment.warps:
-        steps.append(K.RandomAffine(augment.rotate, (augment.shift, augment.shift), augment.zoom, p=1.0))
+        shift = (augment.shift, augment.shift)  # without align_corners, kornia 0.7 shifts by size / (size - 1) as much
+        steps.append(K.RandomAffine(augment.rotate, shift, augment.zoom, p=1.0, align_corners=True))
     if in_channels == 3:
         steps.append(K.ColorJitter(*augment.jitter, p=augment.jitter_probability))
         steps.append(K.RandomGrayscale(p=augment.grey_probability))
