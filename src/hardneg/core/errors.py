@@ -10,7 +10,8 @@ import difflib
 import importlib
 import math
 import warnings
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from numbers import Real
 from pathlib import Path
 from typing import Any, Self
@@ -71,6 +72,15 @@ class HardnegError(Exception):
 
     def _then(self) -> str:
         return f"; {self.fix}" if self.fix else ""
+
+
+@contextmanager
+def located(where: str) -> Iterator[None]:
+    """Puts a place, such as the flag of an option, before the sentence of an error that the block raises."""
+    try:
+        yield
+    except HardnegError as error:
+        raise error.within(where)  # noqa: B904  (the same error)
 
 
 class ArgumentError(HardnegError, ValueError):
