@@ -109,7 +109,7 @@ def test_any_module_is_an_encoder() -> None:
 
 def test_wrong_names_are_told_before_anything_is_built() -> None:
     for arguments, message in [
-        (("vit",), "an encoder among tiny, resnet18, resnet50"),
+        (("resnet19",), r"Did you mean resnet18\? Known: tiny, resnet18, resnet50"),
         (("tiny", "mlp2"), "a head among auto, mlp, mlp-bn, linear, none"),
         (("tiny", "auto", "layer"), "a norm among"),
         (("torchvision:resnet18", "auto", "group"), "a norm among"),

@@ -30,7 +30,7 @@ from hardneg.comparing.verdict import (
     verdicts_of,
 )
 from hardneg.core.errors import HardnegError
-from hardneg.io.files import check_folder, run_again, write_json
+from hardneg.io.files import output_folder, run_again, write_json
 from hardneg.io.provenance import environment
 
 Results = list[list[dict[str, Any]]]
@@ -39,7 +39,7 @@ Results = list[list[dict[str, Any]]]
 
 def compare(
     comparison: Comparison,
-    out: Path,
+    out: str | Path,
     *,
     jobs: int | None = None,
     allow_other_data: bool = False,
@@ -68,10 +68,12 @@ class Prepared:
         return run_all(arms, list(range(seeds)), out, self.how, watcher, may_diverge=may_diverge)
 
 
-def prepare(comparison: Comparison, out: Path, jobs: int | None = None, allow_other_data: bool = False) -> Prepared:
+def prepare(
+    comparison: Comparison, out: str | Path, jobs: int | None = None, allow_other_data: bool = False
+) -> Prepared:
     """Raises for what cannot be compared, before anything is trained or shown."""
     arms = [parse_arm(text).under(comparison.common) for text in comparison.arms]
-    check_folder(out)
+    out = output_folder(out)
     data = check_arms(arms, comparison)
     # Results depend on the threads in their last bits, and bits grow: all runs have the same number.
     threads = open_folder(out, comparison, data, usual_threads(arms, comparison.seeds, jobs), allow_other_data)

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
 from hardneg.comparing.arms import Arm
-from hardneg.core.errors import ArgumentError, argument_error
+from hardneg.core.errors import ArgumentError, UnknownName, argument_error
 from hardneg.training.options import RECIPES
 
 METRIC = "knn"
@@ -91,7 +91,7 @@ def read_tune(text: str) -> tuple[str, tuple[float, ...]]:
         raise argument_error("compare", "--tune like temperature=0.1,0.2", "tune", text) from None
 
 
-def read_options(texts: list[str]) -> dict[str, Any]:
+def read_options(texts: Iterable[str]) -> dict[str, Any]:
     """``name=value`` as options of train; numbers and true or false are read as such."""
     options: dict[str, Any] = {}
     known = {field.name for recipe in RECIPES.values() for field in fields(recipe)}
@@ -99,7 +99,7 @@ def read_options(texts: list[str]) -> dict[str, Any]:
         name, _, value = text.partition("=")
         name = _option_name(name)
         if name not in known:
-            raise argument_error("compare", f"--option among {', '.join(sorted(known))}", "option", text)
+            raise UnknownName(name, sorted(known)).within("--option")
         if name in options:
             raise argument_error("compare", f"one --option for {name}", "option", texts)
         try:

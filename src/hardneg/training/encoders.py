@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from torch.nn.functional import relu
 
 from hardneg.batching.refresh import eval_mode
-from hardneg.core.errors import ArgumentError, MissingExtra, argument_error
+from hardneg.core.errors import ArgumentError, MissingExtra, UnknownName, argument_error
 
 Images = Annotated[Tensor, "b c h w"]
 Features = Annotated[Tensor, "b d"]
@@ -92,10 +92,9 @@ def build_encoder(
 
 
 def check_encoder(name: str, head: str = "auto", norm: str = "auto") -> None:
-    """Raises unless ``build_encoder`` knows the names; builds nothing, so that a command line can ask first."""
+    """Raises unless ``build_encoder`` knows the names; builds nothing, for the command line."""
     if name not in _BACKBONES and not name.startswith("torchvision:resnet"):
-        what = f"an encoder among {', '.join(_BACKBONES)}, torchvision:resnet18 ..."
-        raise argument_error("build_encoder", what, "name", name)
+        raise UnknownName(name, [*_BACKBONES, "torchvision:resnet18"])
     if head not in ("auto", *_HEADS):
         raise argument_error("build_encoder", f"a head among auto, {', '.join(_HEADS)}", "head", head)
     if norm not in ("auto", *NORMS) or (norm == "group" and ":" in name):

@@ -21,11 +21,11 @@ from hardneg.core.types import Keys
 from hardneg.losses.contrastive import ContrastiveLoss
 from hardneg.state.momentum import MomentumEncoder
 from hardneg.state.pools import Queue
+from hardneg.training.checks import number_of
 from hardneg.training.data.images import ImageData
 from hardneg.training.encoders import Encoder
 from hardneg.training.loop import train
 from hardneg.training.method import Batch, Encode, Method
-from hardneg.training.numbers import number_of
 from hardneg.training.options import MoCoOptions
 from hardneg.training.setup import encoder_for
 

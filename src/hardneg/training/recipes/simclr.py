@@ -16,10 +16,10 @@ from hardneg.core.diagnose import Diagnosis
 from hardneg.core.distributed import gather
 from hardneg.core.types import Keys
 from hardneg.losses.contrastive import ContrastiveLoss
+from hardneg.training.checks import number_of
 from hardneg.training.data.images import ImageData
 from hardneg.training.loop import train
 from hardneg.training.method import Batch, Encode, Method
-from hardneg.training.numbers import number_of
 from hardneg.training.options import SimCLROptions
 from hardneg.training.setup import encoder_for
 

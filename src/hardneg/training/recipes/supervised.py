@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import Any
 
 from hardneg.losses.contrastive import ContrastiveLoss
+from hardneg.training.checks import number_of
 from hardneg.training.data.images import ImageData
 from hardneg.training.loop import train
-from hardneg.training.numbers import number_of
 from hardneg.training.options import SupervisedOptions
 from hardneg.training.recipes.simclr import SimCLR
 
