@@ -19,9 +19,9 @@ EXAMPLES = {
     "simclr": """
   hardneg train simclr --data cifar10 --precision bf16 --compile
 
-  hardneg train simclr --negatives "Tilt(1.0)" --tau-plus 0.1 --out runs/hcl   (HCL)
+  hardneg train simclr --negatives "Tilt(1.0)" --tau-plus 0.1   (HCL)
 
-  hardneg train simclr --tau-plus 0.1 --out runs/dcl   (DCL)
+  hardneg train simclr --tau-plus 0.1   (DCL)
 
   hardneg train simclr --batches "proximity(num_candidates=500)"   (ProSampler)
 
