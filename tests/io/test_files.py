@@ -10,7 +10,7 @@ from typing import Any, BinaryIO
 import pytest
 
 from hardneg.core.errors import Damaged, DiskFull, FileError, NotWritten
-from hardneg.io.files import output_folder, disk_failure, parse_json, read_json, write_atomically, write_json
+from hardneg.io.files import disk_failure, output_folder, parse_json, read_json, write_atomically, write_json
 
 
 def test_a_file_is_replaced_whole(tmp_path: Path) -> None:

@@ -61,7 +61,7 @@ def test_every_registered_paper_is_an_arm(name: str) -> None:
 @pytest.mark.parametrize(("objective", "instead"), [("isogclr(0.3)", "isogclr"), ("surrogate()", "sogclr or emc2")])
 def test_objectives_with_a_recipe_of_their_own_are_refused(recipe: str, objective: str, instead: str) -> None:
     with pytest.raises(ArgumentError) as found:
-        try_negatives(RECIPES[recipe](**{"objective": objective}))
+        try_negatives(parse_arm(f"{recipe}(objective={objective!r})").complete())
     assert (found.value.who, found.value.got) == ("train", f"objective={objective!r}")
     assert found.value.fix == f"use hardneg train {instead}"
 

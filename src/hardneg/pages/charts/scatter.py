@@ -119,7 +119,10 @@ def _grid(x: Axis, y: Axis, width: int, height: int) -> str:
 
 
 def _names(spots: Sequence[Spot], x: Axis, y: Axis, width: int, height: int) -> str:
-    """Names beside their dots where they cover nothing; the others have a number and a tooltip."""
+    """Names beside their dots where they cover nothing; the others have a number and a tooltip.
+
+    A name above or below its dot must be nearer to it than to any other.
+    """
     room = RADIUS + 1
     taken: list[Box] = [_around(x(spot.x), y(spot.y), room) for spot in spots]
     written = []
@@ -128,8 +131,11 @@ def _names(spots: Sequence[Spot], x: Axis, y: Axis, width: int, height: int) -> 
             inside = (
                 place[0] >= _left and place[2] <= width - 2 and place[1] >= _top - 8 and place[3] <= height - _bottom
             )
-            if inside and not any(_overlap(place, other) for other in taken):
-                at = place[0] if anchor == "start" else place[2]
+            at = place[0] if anchor == "start" else place[2]
+            away = [_distance(place, x(one.x), y(one.y)) for one in spots if one is not spot]
+            level = place[1] < y(spot.y) < place[3]
+            own = level or _distance(place, x(spot.x), y(spot.y)) + 2.0 <= min(away, default=math.inf)
+            if inside and own and not any(_overlap(place, other) for other in taken):
                 written.append(
                     f'<text class="rule halo" x="{at:.1f}" y="{place[3] - 3.5:.1f}" text-anchor="{anchor}">'
                     f"{shown(spot.name)}</text>"
@@ -152,6 +158,10 @@ def _places(spot: Spot, x: float, y: float) -> list[tuple[Box, str]]:
 
 def _around(x: float, y: float, room: float) -> Box:
     return x - room, y - room, x + room, y + room
+
+
+def _distance(box: Box, x: float, y: float) -> float:
+    return math.hypot(max(box[0] - x, 0.0, x - box[2]), max(box[1] - y, 0.0, y - box[3]))
 
 
 def _overlap(one: Box, other: Box) -> bool:
