@@ -25,23 +25,22 @@ from hardneg.comparing import runs as comparison_runs
 from hardneg.comparing.arms import parse_arm
 from hardneg.comparing.cautions import cautions
 from hardneg.comparing.checks import check_arms
-from hardneg.comparing.child_processes import ChildPipes
 from hardneg.comparing.comparing import AllDiverged
-from hardneg.comparing.memory import Machine, NotBegun, Place, num_cores
+from hardneg.comparing.memory import ChildPipes, Machine, NotBegun, Place, num_cores
 from hardneg.comparing.progress import Watcher
 from hardneg.comparing.request import Comparison
 from hardneg.comparing.runs import Diverged, How, RunFailed, folder_of, in_a_process, run_all
 from hardneg.comparing.statistics import Outcomes, detectable_errors, difference_of, mean_of
 from hardneg.comparing.verdict import answer, chance_of_one, rows_of, sentences, temperature_notes, verdicts_of
 from hardneg.core.errors import ArgumentError, DataChanged, HardnegWarning, UnknownName, forget_warnings
-from hardneg.io.bits import pack_bits
+from hardneg.io.embeddings import pack_bits
 from hardneg.io.files import write_json
 from hardneg.reporting import write_report
 from hardneg.reporting.reading import wanted_arm
-from hardneg.training.data.fingerprint import data_record
 from hardneg.training.options import RECIPES, TrainOptions
 from hardneg.training.runs import Run, Warned
 from hardneg.training.setup import splits
+from hardneg.training.trained import data_record
 from support.html_page import Page
 from support.training_runs import few_digits, short
 
@@ -1080,11 +1079,11 @@ def test_a_run_of_a_comparison_keeps_what_it_warns_of(tmp_path: Path) -> None:
     options = short(data, epochs=1, negatives="Ring(0.05, 0.051)")
     run = Run(tmp_path / "run")
     comparison_runs.in_a_process("simclr", RECIPES["simclr"](**options), run, {"OMP_NUM_THREADS": "1"})
-    (said,) = run.warnings()
+    ((_, said),) = run.warned()
     assert "of the anchors have no negative under" in said
     run.warn(said)
     run.warn("another")
-    assert run.warnings() == [said, "another"]
+    assert [one.text for one in run.warned()] == [said, "another"]
 
 
 # Labels, collapsed runs, data: what may not be concluded

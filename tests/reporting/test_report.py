@@ -33,9 +33,9 @@ from hardneg.pages.charts.lines import Line, line_chart, thinned
 from hardneg.pages.thumbnails import thumbnail
 from hardneg.reporting import separation as separation_module
 from hardneg.reporting import write_report
-from hardneg.reporting.separation import separation
-from hardneg.training.data.fingerprint import fingerprint
+from hardneg.reporting.histograms import separation
 from hardneg.training.data.images import load
+from hardneg.training.trained import fingerprint
 from support.html_page import Page
 
 ARMS = (

@@ -5,8 +5,11 @@ from __future__ import annotations
 import json
 import math
 import sys
+from collections.abc import Callable
 from contextlib import nullcontext
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -19,14 +22,23 @@ from hardneg.training.data.images import load
 from hardneg.training.evaluation.embeddings import (
     evaluate_embeddings,
     evaluate_file,
-    knn_accuracy,
     knn_predict,
-    linear_probe,
-    sklearn_probe,
+    linear_predict,
+    sklearn_predict,
 )
 from hardneg.training.evaluation.pairs import _drawn_of_kind, alignment, similarity_histograms, uniformity
 
 Split = tuple[Tensor, Tensor, Tensor, Tensor]
+
+
+def accuracy(
+    predict: Callable[..., Tensor], train_x: Tensor, train_y: Tensor, test_x: Tensor, test_y: Tensor, **how: Any
+) -> float:
+    return (predict(train_x, train_y, test_x, **how) == test_y).double().mean().item()
+
+
+knn_accuracy, linear_probe = partial(accuracy, knn_predict), partial(accuracy, linear_predict)
+sklearn_probe = partial(accuracy, sklearn_predict)
 
 
 @pytest.fixture(scope="module")

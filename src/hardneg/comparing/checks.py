@@ -14,10 +14,10 @@ from hardneg.comparing.canonical import plainly
 from hardneg.comparing.request import SHARED, Comparison
 from hardneg.core.errors import ArgumentError, HardnegError, UnknownName, argument_error
 from hardneg.training.checks import check_batch, check_words
-from hardneg.training.data.fingerprint import data_record
 from hardneg.training.data.images import ImageData
 from hardneg.training.options import RECIPES, TrainOptions
 from hardneg.training.setup import augment_for, encoder_for, splits
+from hardneg.training.trained import data_record
 
 
 class CannotTrain(HardnegError, ValueError):

@@ -13,12 +13,10 @@ from pathlib import Path
 from typing import Any
 
 from hardneg.comparing.arms import Arm, parse_arm
-from hardneg.comparing.cautions import cautions, of_all
+from hardneg.comparing.cautions import cautions, of_all, unlike, unlike_notes
 from hardneg.comparing.checks import check_arms
-from hardneg.comparing.fairness import unlike, unlike_notes
-from hardneg.comparing.folder import open_folder
 from hardneg.comparing.progress import Watcher
-from hardneg.comparing.request import Comparison, measure
+from hardneg.comparing.request import Comparison, measure, open_folder
 from hardneg.comparing.runs import How, run_all, run_of, usual_threads
 from hardneg.comparing.verdict import (
     Verdict,

@@ -6,8 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from hardneg.comparing.request import why_no_accuracy
-from hardneg.reporting.figures import evaluated_in, measure_in, percent
-from hardneg.reporting.story import ArmRuns, Story, known
+from hardneg.reporting.story import ArmRuns, Story, evaluated_in, known, measure_in, percent
 
 UNLIKE = "More than the negatives differs"
 HELD_OUT = (

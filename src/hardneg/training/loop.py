@@ -29,7 +29,6 @@ from hardneg.losses.contrastive import ContrastiveLoss
 from hardneg.training.augmentation.augment import Views
 from hardneg.training.augmentation.views import Augmentation, as_augmentation, check_plain, described
 from hardneg.training.checks import check_batch, check_words, try_negatives
-from hardneg.training.data.fingerprint import data_record
 from hardneg.training.data.images import ImageData
 from hardneg.training.encoders import check_embeds, embed
 from hardneg.training.evaluation.embeddings import evaluate_embeddings
@@ -52,7 +51,7 @@ from hardneg.training.setup import (
     synchronised,
     synchronize,
 )
-from hardneg.training.trained import encoder_record
+from hardneg.training.trained import data_record, encoder_record
 
 if TYPE_CHECKING:
     from accelerate import Accelerator

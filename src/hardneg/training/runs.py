@@ -37,10 +37,9 @@ from hardneg.io.files import (
 )
 from hardneg.io.provenance import environment
 from hardneg.training.checkpoints import Checkpoints
-from hardneg.training.data.fingerprint import check_same_data
 from hardneg.training.records import line_of, read_records
 from hardneg.training.tensorboard import leave_board, show_on_board
-from hardneg.training.trained import check_same_encoder, is_record
+from hardneg.training.trained import check_same_data, check_same_encoder, is_record
 
 CONFIG_FIX = "put back a copy of it, or use another --out"
 
@@ -217,9 +216,6 @@ class Run:
         if text not in (one.text for one in before):
             every = [one._asdict() for one in (*before, Warned(kind, text))]
             write_json(self.path / "warnings.json", {"warnings": every})
-
-    def warnings(self) -> list[str]:
-        return [one.text for one in self.warned()]
 
     def warned(self) -> list[Warned]:
         path = self.path / "warnings.json"

@@ -17,7 +17,9 @@ from hardneg.batching.refresh import Refresh
 from hardneg.batching.sampler import PlannedBatchSampler
 from hardneg.batching.spec import BatchSpec
 from hardneg.core.errors import ArgumentError, optional, warn_once
+from hardneg.losses.contrastive import ContrastiveLoss
 from hardneg.training.augmentation.views import Augmentation, augment_for_text
+from hardneg.training.checks import number_of
 from hardneg.training.data.images import ImageData, load, load_splits
 from hardneg.training.encoders import Encoder, build_encoder, has_batch_statistics
 from hardneg.training.options import TrainOptions
@@ -45,6 +47,14 @@ def encoder_for(options: TrainOptions, data: ImageData) -> Encoder:
     if name == "auto":
         name = "tiny" if max(data.size) <= 28 else "resnet18"
     return build_encoder(name, data.in_channels, projection_dim=options.dim, seed=options.seed)
+
+
+def loss_for(options: TrainOptions, **more: Any) -> ContrastiveLoss:
+    """The loss that the options describe, as far as they have its arguments; ``more`` are those of a recipe."""
+    names = ("num_negatives", "positives_in_denominator", "reduction", "objective", "generate")
+    chosen = {name: getattr(options, name) for name in names if hasattr(options, name)}
+    temperature, tau_plus = number_of(options.temperature), number_of(options.tau_plus)
+    return ContrastiveLoss(options.negatives, temperature, tau_plus, normalize=False, **chosen, **more)
 
 
 def accelerator_for(options: TrainOptions) -> Accelerator:
