@@ -32,11 +32,11 @@ def test_the_terminal_says_what_was_taken_and_who_knows_the_classes(
     common = ("--data", data, "--batch-size", "32", "--tune", "temperature=0.5,0.25", "--out", str(tmp_path))
     done = hardneg("compare", *arms, *common)
     assert done.exit_code == 0, done.output
-    taken, told = "tuned to temperature=0.25", "sees the labels of the training images"
+    taken, sees = "tuned to temperature=0.25", "sees the labels of the training images"
     for line in (
         f"A  simclr()  ({taken})",
-        f"B  simclr(negatives='OtherLabel()')  ({taken}; {told})",
-        f"C  supcon()  ({taken}; {told})",
+        f"B  simclr(negatives='OtherLabel()')  ({taken}; {sees})",
+        f"C  supcon()  ({taken}; {sees})",
         f"D  hcl()  ({taken})",
     ):
         assert line in done.output
@@ -49,13 +49,13 @@ def test_the_terminal_says_what_was_taken_and_who_knows_the_classes(
 
 def test_the_terminal_names_the_validation_split(data: str, started: Started, tmp_path: Path) -> None:
     common = ("--arm", "simclr()", "--arm", "hcl()", "--data", data, "--batch-size", "32")
-    for split, told in (("test", False), ("validation", True)):
+    for split, reported in (("test", False), ("validation", True)):
         done = hardneg("compare", *common, "--option", f"evaluate_on={split}", "--out", str(tmp_path / split))
         assert done.exit_code == 0, done.output
-        assert ("5-NN accuracy on the validation split, %" in done.output) == told
+        assert ("5-NN accuracy on the validation split, %" in done.output) == reported
 
 
-def test_what_differs_beside_the_negatives_is_said(data: str, started: Started, tmp_path: Path) -> None:
+def test_what_differs_beside_the_negatives_is_reported(data: str, started: Started, tmp_path: Path) -> None:
     arms = ("simclr()", "hcl(beta=1)", "simclr(dim=16, learning_rate=0.1)")
     compared = ("--option", "dim=32", "--data", data, "--batch-size", "32", "--out", str(tmp_path))
     done = hardneg("compare", *(word for arm in arms for word in ("--arm", arm)), *compared)
@@ -78,13 +78,13 @@ LABELS = [
 ]
 
 
-@pytest.mark.parametrize(("arm", "told"), LABELS)
-def test_who_is_told_the_classes(arm: str, told: bool) -> None:
-    assert parse_arm(arm).uses_labels == told
+@pytest.mark.parametrize(("arm", "uses_labels"), LABELS)
+def test_which_arms_use_labels(arm: str, uses_labels: bool) -> None:
+    assert parse_arm(arm).uses_labels == uses_labels
 
 
 @pytest.mark.parametrize(
-    ("labels", "test_labels", "said"),
+    ("labels", "test_labels", "reported"),
     [
         (None, None, "There is no accuracy: its training images have no labels."),
         (0, 0, "There is no accuracy: its training images are of one class."),
@@ -92,7 +92,7 @@ def test_who_is_told_the_classes(arm: str, told: bool) -> None:
     ],
 )
 def test_the_terminal_and_the_page_say_why_there_is_no_accuracy(
-    labels: int | None, test_labels: int | None, said: str, tmp_path: Path
+    labels: int | None, test_labels: int | None, reported: str, tmp_path: Path
 ) -> None:
     pytest.importorskip("accelerate", reason="training needs the extra train")
     arrays: dict[str, Any] = {"images": np.random.default_rng(0).integers(0, 256, (48, 8, 8), dtype=np.uint8)}
@@ -105,21 +105,21 @@ def test_the_terminal_and_the_page_say_why_there_is_no_accuracy(
     options = ("--data", f"npz:{tmp_path / 'data.npz'}", "--epochs", "1", "--batch-size", "16", "--device", "cpu")
     done = hardneg("train", "simclr", *options, "--out", str(tmp_path / "run"))
     assert done.exit_code == 0, done.output
-    assert said in done.output
+    assert reported in done.output
     page = Page(write_report(tmp_path / "run").read_text()).words
-    assert said in page
+    assert reported in page
     assert "Measured by" not in page
 
 
-def test_one_neighbour_is_told_once(capsys: pytest.CaptureFixture[str]) -> None:
+def test_one_neighbour_is_reported_once(capsys: pytest.CaptureFixture[str]) -> None:
     show_evaluation({"knn": 0.75, "1nn": 0.75, "linear": 0.5, "k": 1, "steps": 3})
-    said = capsys.readouterr().out
-    assert said.count("1-NN accuracy") == 1
+    reported = capsys.readouterr().out
+    assert reported.count("1-NN accuracy") == 1
     show_evaluation({"knn": 0.75, "1nn": 0.75, "k": 5})
     assert [name in capsys.readouterr().out for name in ("5-NN accuracy",)] == [True]
 
 
-def test_negatives_that_were_not_there_are_said(data: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_negatives_that_were_not_there_are_reported(data: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def bare(recipe: str, options: TrainOptions, run: Run, environ: dict[str, str], **how: bool) -> dict[str, Any]:
         found = result(0.5, 100)
         found["final"] |= {"empty": 0.96 if "Ring" in options.negatives else 0.1, "clamped": 2.0 * options.tau_plus}
@@ -138,19 +138,19 @@ def test_negatives_that_were_not_there_are_said(data: str, tmp_path: Path, monke
     )
     assert clamped.startswith("debiased(tau_plus=0.35): 70% of its pairs were clamped")
     page = " ".join(Page((tmp_path / "report.html").read_text()).words.split())
-    for said in (empty, clamped):
-        assert said in done.output
-        assert said in page
+    for reported in (empty, clamped):
+        assert reported in done.output
+        assert reported in page
 
 
-@pytest.mark.parametrize(("denominator", "said"), [("own", 1), ("all", 0)])
-def test_supcon_needs_no_negatives(denominator: str, said: int) -> None:
+@pytest.mark.parametrize(("denominator", "number"), [("own", 1), ("all", 0)])
+def test_supcon_needs_no_negatives(denominator: str, number: int) -> None:
     options = parse_arm(f"supervised(positives_in_denominator={denominator!r})").complete().as_dict()
-    assert len(cautions("it", options, [{"empty": 1.0, "clamped": None}])) == said
+    assert len(cautions("it", options, [{"empty": 1.0, "clamped": None}])) == number
 
 
-def test_what_the_figures_say_is_not_said_again_by_the_warnings() -> None:
-    """A loss warns by its first batches, the caution is of the last one; what only the former saw is still said."""
+def test_what_the_figures_say_is_not_repeated_by_the_warnings() -> None:
+    """A loss warns by its first batches, the caution is of the last one; what only the former saw is still reported."""
     no_negative, at_floor = (
         "97% of the anchors have no negative under Ring(inner=0.5, outer=0.1) and cost nothing.",
         "92% of the debiased terms are at their floor, where negatives have no gradient.",
@@ -162,7 +162,7 @@ def test_what_the_figures_say_is_not_said_again_by_the_warnings() -> None:
     assert warned == f"it: {at_floor}"
 
 
-def test_warnings_of_the_runs_are_told_once_for_each_arm(
+def test_warnings_of_the_runs_are_reported_once_for_each_arm(
     data: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Those that a run leaves beside its files, also when the comparison goes on with runs that are there."""
@@ -171,11 +171,11 @@ def test_warnings_of_the_runs_are_told_once_for_each_arm(
         if command[0] == "git":
             return subprocess.CompletedProcess(command, 0, "", "")
         path, options = command[4:]
-        run, told = Run(Path(path)), json.loads(options)
+        run, wanted = Run(Path(path)), json.loads(options)
         finish(run, result(0.5, 100))
-        run.warn(f"{told['seed'] + 7} classes are unseen.", "unseen")
-        if told["negatives"] == "Tilt(1.0)":
-            run.warn(f"{told['seed'] + 1} images are odd.", "odd")
+        run.warn(f"{wanted['seed'] + 7} classes are unseen.", "unseen")
+        if wanted["negatives"] == "Tilt(1.0)":
+            run.warn(f"{wanted['seed'] + 1} images are odd.", "odd")
         return subprocess.CompletedProcess(command, 0, "", "")
 
     with monkeypatch.context() as patch:

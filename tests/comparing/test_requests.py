@@ -16,7 +16,7 @@ from support.training_runs import short
 
 
 @pytest.mark.parametrize(
-    ("line", "said"),
+    ("line", "reported"),
     [
         ("arms: [1, 2]", "a list of arms, each as text, got arm=[1, 2] in"),
         ("arms: simclr()", "a list of arms, each as text, got arm='simclr()' in"),
@@ -38,18 +38,18 @@ from support.training_runs import short
         ("epochs: many", "--epochs to be a whole number, got epochs='many'"),
     ],
 )
-def test_wrong_kinds_in_a_file_are_named(line: str, said: str, started: Started, tmp_path: Path) -> None:
+def test_wrong_kinds_in_a_file_are_named(line: str, reported: str, started: Started, tmp_path: Path) -> None:
     file, name = tmp_path / "comparison.yaml", line.partition(":")[0]
     usual = {"arms": "[simclr(), hcl()]", "out": tmp_path / "out"}
     lines = [f"{key}: {value}" for key, value in usual.items() if key != name]
     file.write_text("\n".join([*lines, line]))
     done = hardneg("compare", "--config", str(file))
     assert (done.exit_code, started) == (2, []), done.output
-    assert said in done.stderr, done.stderr
+    assert reported in done.stderr, done.stderr
 
 
 @pytest.mark.parametrize(
-    ("arguments", "said"),
+    ("arguments", "reported"),
     [
         (("--arm", "hcl(seed=7)"), "the same seed for every arm, got seed=7 in 'hcl(seed=7)'"),
         (("--arm", "simclr(seed=7)"), "the same seed for every arm, got seed=7 in 'simclr(seed=7)'"),
@@ -99,13 +99,13 @@ def test_wrong_kinds_in_a_file_are_named(line: str, said: str, started: Started,
     ],
 )
 def test_what_cannot_be_compared_is_2_and_nothing_is_started(
-    arguments: tuple[str, ...], said: str, data: str, started: Started, tmp_path: Path
+    arguments: tuple[str, ...], reported: str, data: str, started: Started, tmp_path: Path
 ) -> None:
     usual = ("--arm", "simclr(tau_plus=0.2)", "--data", data, "--out", str(tmp_path / "out"))
     batch = () if "--batch-size" in arguments else ("--batch-size", "32")
     done = hardneg("compare", *usual, *arguments, *batch)
     assert done.exit_code == 2, done.output
-    assert said in done.stderr, done.stderr
+    assert reported in done.stderr, done.stderr
     assert started == []
     assert "runs" not in done.stdout, "no bar before a refusal"
     assert not (tmp_path / "out").exists()

@@ -85,15 +85,15 @@ def test_a_process_says_that_its_training_diverged(batches: str, data: str, tmp_
 
 
 @pytest.mark.parametrize(
-    ("told", "jobs", "expected"), [("3", 1, 3), ("3,1", None, 3), (None, 2, 8), (None, None, 4), ("no", 16, 1)]
+    ("environ", "jobs", "expected"), [("3", 1, 3), ("3,1", None, 3), (None, 2, 8), (None, None, 4), ("no", 16, 1)]
 )
-def test_a_run_has_the_threads_that_are_told_or_its_share_of_the_cores(
-    told: str | None, jobs: int | None, expected: int, monkeypatch: pytest.MonkeyPatch
+def test_a_run_has_the_threads_that_are_requested_or_its_share_of_the_cores(
+    environ: str | None, jobs: int | None, expected: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(comparison_runs, "num_cores", lambda: 16)
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
-    if told is not None:
-        monkeypatch.setenv("OMP_NUM_THREADS", told)
+    if environ is not None:
+        monkeypatch.setenv("OMP_NUM_THREADS", environ)
     assert comparison_runs.usual_threads([parse_arm("simclr(device='cpu')")] * 2, 2, jobs) == expected
 
 
@@ -125,12 +125,12 @@ def test_all_runs_of_a_comparison_have_the_same_threads(
         compare(more, tmp_path, show=nothing)
 
 
-def child(code: int, said: str) -> Callable[..., Any]:
-    return lambda command, **how: subprocess.CompletedProcess(command, code, "", said)
+def child(code: int, reported: str) -> Callable[..., Any]:
+    return lambda command, **how: subprocess.CompletedProcess(command, code, "", reported)
 
 
 @pytest.mark.parametrize(
-    ("code", "said", "message"),
+    ("code", "reported", "message"),
     [
         (3, "Traceback\n  ...\nValueError: too warm\n", "run failed, exit code 3: ValueError: too warm"),
         (-9, "", "run failed, killed by SIGKILL, as when memory runs out"),
@@ -138,9 +138,9 @@ def child(code: int, said: str) -> Callable[..., Any]:
     ],
 )
 def test_a_failed_run_says_how_it_ended(
-    code: int, said: str, message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    code: int, reported: str, message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(subprocess, "run", child(code, said))
+    monkeypatch.setattr(subprocess, "run", child(code, reported))
     with pytest.raises(RunFailed) as failed:
         in_a_process("simclr", RECIPES["simclr"](), Run(tmp_path / "run"), {})
     assert f"{message}. " in str(failed.value)
@@ -148,7 +148,7 @@ def test_a_failed_run_says_how_it_ended(
 
 
 @pytest.mark.parametrize(
-    ("code", "said", "advice"),
+    ("code", "reported", "advice"),
     [
         (1, "ValueError: too warm.", "too warm. Fix or remove this arm and give the command again: finished"),
         (-9, "", "as when memory runs out. Use a smaller --batch-size, or free memory"),
@@ -160,9 +160,9 @@ def test_a_failed_run_says_how_it_ended(
     ],
 )
 def test_a_failed_run_says_whose_it_was_and_what_to_do(
-    code: int, said: str, advice: str, data: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    code: int, reported: str, advice: str, data: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(subprocess, "run", child(code, said))
+    monkeypatch.setattr(subprocess, "run", child(code, reported))
     monkeypatch.setattr(comparison_runs, "this_machine", lambda jobs, on_gpu: Machine(1, 1, [Place()]))
     monkeypatch.setattr("hardneg.io.provenance._commit", lambda: None)  # asks a process, too
     common = ("--data", data, "--batch-size", "32", "--out", str(tmp_path))
@@ -173,7 +173,9 @@ def test_a_failed_run_says_whose_it_was_and_what_to_do(
     assert "--resume" not in done.stderr
 
 
-def test_a_failure_is_said_at_once_and_finished_runs_are_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failure_is_reported_at_once_and_finished_runs_are_kept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     begun: list[int] = []
 
     def fail(recipe: str, options: TrainOptions, run: Run, environ: dict[str, str], **how: bool) -> dict[str, Any]:
@@ -257,7 +259,7 @@ def test_the_share_of_the_cores_is_of_those_that_may_be_used(monkeypatch: pytest
 
 
 def test_the_thread_of_a_failed_run_begins_no_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Not even by the thread of the one that failed, before the others are told."""
+    """Not even by the thread of the one that failed, before the others are stopped."""
     begun: list[int] = []
 
     def fail(recipe: str, options: TrainOptions, run: Run, environ: dict[str, str], **how: bool) -> dict[str, Any]:
@@ -296,11 +298,11 @@ def test_a_run_of_a_comparison_keeps_what_it_warns_of(tmp_path: Path) -> None:
     options = short(data, epochs=1, negatives="Ring(0.05, 0.051)")
     run = Run(tmp_path / "run")
     comparison_runs.in_a_process("simclr", RECIPES["simclr"](**options), run, {"OMP_NUM_THREADS": "1"})
-    ((_, said),) = run.warned()
-    assert "of the anchors have no negative under" in said
-    run.warn(said)
+    ((_, reported),) = run.warned()
+    assert "of the anchors have no negative under" in reported
+    run.warn(reported)
     run.warn("another")
-    assert [one.text for one in run.warned()] == [said, "another"]
+    assert [one.text for one in run.warned()] == [reported, "another"]
 
 
 def test_point_12_the_bar_moves_within_a_run(tmp_path: Path) -> None:

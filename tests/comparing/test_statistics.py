@@ -79,14 +79,14 @@ def test_verdicts_of_the_table_are_those_of_the_intervals() -> None:
     arms = [parse_arm(text) for text in ("simclr()", "hcl()", "debiased()", "simclr(temperature=0.1)")]
     results = [[result(v, 10**8) for v in values] for values in (FIRST, *OTHERS)]
     rows, verdicts = rows_of(arms, results, "knn"), verdicts_of(arms, results, "knn")
-    *said, last = sentences(verdicts)
-    for row, values, verdict, sentence in zip(rows[1:], OTHERS, verdicts, said, strict=True):
+    *reported, last = sentences(verdicts)
+    for row, values, verdict, sentence in zip(rows[1:], OTHERS, verdicts, reported, strict=True):
         assert row.difference == verdict.difference == pytest.approx(np.mean(values) - np.mean(FIRST))
         assert row.difference_half_width == verdict.half_width
         assert verdict.standing == ("alike" if abs(verdict.difference) <= (verdict.half_width or 0.0) else "above")
         assert ("not beyond noise (95 % interval" in sentence) == (verdict.standing == "alike")
-    assert "is 1.74 points above simclr(): beyond noise (95 % interval +0." in said[0]
-    assert "with 5 seeds and 100,000,000 test items, less than" in said[1]
+    assert "is 1.74 points above simclr(): beyond noise (95 % interval +0." in reported[0]
+    assert "with 5 seeds and 100,000,000 test items, less than" in reported[1]
     assert last == (
         "Each of the 3 differences is judged by itself: were there none at all, one or more would look beyond noise in "
         "up to 15 % of such comparisons."
@@ -127,10 +127,10 @@ def test_point_10_terminal_json_and_page_have_the_same_sentences(data: str, star
     done = hardneg("compare", *arms, "--data", data, "--batch-size", "32", "--out", str(tmp_path))
     assert done.exit_code == 0, done.output
     facts = json.loads((tmp_path / "comparison.json").read_text())
-    said = [*facts["answer"], *facts["sentences"]]
-    assert len(said) > 5
+    reported = [*facts["answer"], *facts["sentences"]]
+    assert len(reported) > 5
     page = " ".join(Page((tmp_path / "report.html").read_text()).words.split())
-    for sentence in said:
+    for sentence in reported:
         assert sentence in " ".join(done.output.split())
         assert sentence in page
 
@@ -158,7 +158,7 @@ def test_point_10_the_docs_have_the_table_of_the_simulation() -> None:
     assert sum(cell["found"] < 0.5 for cell in cells) == 1, "the one that the page names"
 
 
-def test_several_differences_mislead_no_more_often_than_is_said() -> None:
+def test_several_differences_mislead_no_more_often_than_stated() -> None:
     assert [chance_of_one(differences) for differences in (1, 4, 30)] == [5, 20, 100]
 
 
@@ -171,7 +171,7 @@ def test_a_difference_of_nothing_has_no_minus(capsys: pytest.CaptureFixture[str]
     summary = {"metric": "knn", "rows": [asdict(row) for row in rows], "sentences": sentences(verdicts), "notes": []}
     summary["answer"] = answer(verdicts, "kNN accuracy")
     show_comparison(summary, Console(width=120))
-    said = capsys.readouterr().out
-    assert "+0.0 ± " in said
-    assert "-0.00" not in said
-    assert " n/a " in said, "a hardness that nobody knows"
+    reported = capsys.readouterr().out
+    assert "+0.0 ± " in reported
+    assert "-0.00" not in reported
+    assert " n/a " in reported, "a hardness that nobody knows"

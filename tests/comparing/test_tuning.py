@@ -161,5 +161,5 @@ def test_where_temperature_is_tuned_any_untilted_arm_is_a_twin(arms: tuple[str, 
     tuned = [parse_arm(text).with_option("temperature", 0.1 * (i + 1)) for i, text in enumerate(arms)]
     notes = temperature_notes(tuned, tuned=True)
     assert [note.partition(" repels")[0] for note in notes] == noted
-    assert all(note.endswith("Add one.") for note in notes), "nobody is told to tune what was tuned"
+    assert all(note.endswith("Add one.") for note in notes), "no advice to tune what was tuned"
     assert all("--tune temperature" in note for note in temperature_notes(tuned))

@@ -50,7 +50,7 @@ def test_a_failed_write_leaves_what_was_there(number: int, kind: type, fix: str 
     assert [one.name for one in tmp_path.iterdir()] == ["x"]
 
 
-def test_an_error_of_torch_that_hides_the_disk_is_told_apart(tmp_path: Path) -> None:
+def test_an_error_of_torch_that_hides_the_disk_is_distinguished(tmp_path: Path) -> None:
     def write(file: BinaryIO) -> None:
         try:
             raise OSError(errno.ENOSPC, "full")

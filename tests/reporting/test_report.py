@@ -51,18 +51,18 @@ def test_the_other_measures_are_means_over_the_seeds(compared: Page) -> None:
 
 def test_the_answer_has_the_sentences_of_the_json(comparison: tuple[Path, dict[str, Any]], compared: Page) -> None:
     words = " ".join(compared.words.split())
-    for said in [*comparison[1]["answer"], *comparison[1]["sentences"], *comparison[1]["notes"]]:
-        assert said in words
+    for reported in [*comparison[1]["answer"], *comparison[1]["sentences"], *comparison[1]["notes"]]:
+        assert reported in words
     assert words.count(comparison[1]["answer"][0]) == 1, "the answer stands once"
     assert len(comparison[1]["notes"]) == 1, "only the arm without an untilted control is noted"
     assert any("Both repel alike" in one for one in comparison[1]["sentences"])
 
 
-TOLD = "(sees the labels of the training images)"
+USES_LABELS = "(sees the labels of the training images)"
 
 
 @pytest.mark.parametrize(
-    ("arm", "told"),
+    ("arm", "marked"),
     [
         ("supcon(temperature=0.1)", True),
         ("simclr(negatives='OtherLabel()')", True),
@@ -71,18 +71,18 @@ TOLD = "(sees the labels of the training images)"
         ("moco(negatives='Ring(0.0, 0.5)')", False),
     ],
 )
-def test_who_is_told_the_classes_is_said(arm: str, told: bool, tmp_path: Path) -> None:
+def test_arms_that_use_labels_are_marked(arm: str, marked: bool, tmp_path: Path) -> None:
     make_run(tmp_path / "run", arm, 0, make_data(tmp_path))
-    assert (TOLD in read(write_report(tmp_path / "run")).words) == told
+    assert (USES_LABELS in read(write_report(tmp_path / "run")).words) == marked
 
 
-def test_who_is_told_the_classes_is_known_without_the_runs(tmp_path: Path) -> None:
+def test_arms_that_use_labels_are_known_without_the_runs(tmp_path: Path) -> None:
     summary = make_comparison(tmp_path, ARMS[:2])
     summary["rows"][1] |= {"arm": "from_another_version()", "uses_labels": True}
     (tmp_path / "comparison.json").write_text(json.dumps(summary))
     words = " ".join(read(write_report(tmp_path)).words.split())
-    assert f"B from_another_version() {TOLD}" in words
-    assert words.count(TOLD) == 1
+    assert f"B from_another_version() {USES_LABELS}" in words
+    assert words.count(USES_LABELS) == 1
 
 
 @pytest.mark.parametrize(
@@ -98,7 +98,7 @@ def test_who_is_told_the_classes_is_known_without_the_runs(tmp_path: Path) -> No
         ),
     ],
 )
-def test_only_what_is_so_is_said_to_be_the_same(
+def test_only_what_is_equal_is_called_the_same(
     second: str, unlike: list[str], same_weights: bool, tmp_path: Path
 ) -> None:
     """Without comparison.json, by the options of the runs alone."""
@@ -110,8 +110,8 @@ def test_only_what_is_so_is_said_to_be_the_same(
     assert ("Data, budget and seeds are the same for all." in words) != same_weights
     assert ("which began with the same weights" in words) == same_weights
     assert ("More than the negatives differs" in words) == bool(unlike)
-    for said in unlike:
-        assert said in words
+    for reported in unlike:
+        assert reported in words
 
 
 def test_the_question_names_the_data_without_its_folder(compared: Page) -> None:
@@ -217,7 +217,7 @@ def test_the_split_that_is_evaluated_is_named(split: str, tmp_path: Path) -> Non
     assert f"pairs of {other} images" not in words
 
 
-def test_it_is_said_which_arms_are_shown(compared: Page, tmp_path: Path) -> None:
+def test_the_page_names_which_arms_are_shown(compared: Page, tmp_path: Path) -> None:
     assert "Shown are A, the first arm (seed 0) and C, the best of the others (seed 0)." in compared.words
     make_run(tmp_path / "run", ARMS[0], 0, make_data(tmp_path))
     assert "the first arm" not in read(write_report(tmp_path / "run")).words

@@ -29,7 +29,7 @@ def test_several_paths_are_arms_of_one_page(tmp_path: Path) -> None:
     assert "against the first, points" not in head
     assert first[column].split() == ["80.00", "82.00"], "runs that differ in the seed only are one arm"
     assert second[column].split() == ["84.00"]
-    assert first[0].endswith("simclr(temperature=0.5)"), "what is as usual is not said"
+    assert first[0].endswith("simclr(temperature=0.5)"), "defaults are not shown"
     assert second[0].endswith("simclr(temperature=0.5, negatives='Tilt(1)', tau_plus=0.1)")
     assert "The seeds are not the same in all arms." in page.words
     assert "the reference of the others" not in page.words
@@ -54,7 +54,7 @@ def test_a_comparison_and_a_run_on_one_page(tmp_path: Path) -> None:
     assert "3.11.7, 3.11" in dict(map(tuple, page.cells["versions"]))["python"]
 
 
-def test_the_same_arm_of_two_comparisons_is_told_apart(tmp_path: Path) -> None:
+def test_the_same_arm_of_two_comparisons_is_distinguished(tmp_path: Path) -> None:
     for name in ("monday", "tuesday"):
         make_comparison(tmp_path / name, ARMS[:2])
     lines = read(write_report([tmp_path / "monday", tmp_path / "tuesday"])).cells["results"][1:]

@@ -75,14 +75,14 @@ def test_tuned_arms_find_their_runs_and_say_what_was_taken(tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize(
-    ("lost", "said"),
+    ("lost", "reported"),
     [
         ("embeddings", "no finished run has saved its embeddings"),
         ("images", "No images are shown"),
         ("other images", "report needs the images that run was evaluated on"),
     ],
 )
-def test_without_embeddings_or_images_the_section_says_so(tmp_path: Path, lost: str, said: str) -> None:
+def test_without_embeddings_or_images_the_section_says_so(tmp_path: Path, lost: str, reported: str) -> None:
     make_run(tmp_path / "run", ARMS[0], 0, make_data(tmp_path))
     if lost == "embeddings":
         (tmp_path / "run" / "embeddings.npz").unlink()
@@ -93,7 +93,7 @@ def test_without_embeddings_or_images_the_section_says_so(tmp_path: Path, lost: 
         labels = np.arange(8) % 2
         np.savez(tmp_path / "data.npz", images=images, labels=labels, test_images=images, test_labels=labels)
     page = read(write_report(tmp_path / "run"))
-    assert said in page.words
+    assert reported in page.words
     assert not any(tag == "img" for tag, _ in page.tags)
 
 
@@ -154,7 +154,7 @@ def test_one_record_is_no_curve(tmp_path: Path) -> None:
     assert "one record only" not in read(write_report(tmp_path / "longer")).words
 
 
-def test_a_run_without_negatives_and_its_warnings_are_told(tmp_path: Path) -> None:
+def test_a_run_without_negatives_and_its_warnings_are_reported(tmp_path: Path) -> None:
     result = make_run(tmp_path / "run", ARMS[0], 0, make_data(tmp_path))
     result["final"]["empty"] = 1.0
     (tmp_path / "run" / "result.json").write_text(json.dumps(result))

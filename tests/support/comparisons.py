@@ -47,7 +47,7 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 @pytest.fixture
 def started(monkeypatch: pytest.MonkeyPatch) -> Started:
-    """The runs that are asked for; each ends at once, the better the closer its temperature is to 0.2."""
+    """The runs that were requested; each ends at once, the better the closer its temperature is to 0.2."""
     seen: Started = []
 
     def pretend(recipe: str, options: TrainOptions, run: Run, environ: dict[str, str], **how: bool) -> dict[str, Any]:

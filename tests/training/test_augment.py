@@ -176,7 +176,7 @@ class TestViews:
             torch.testing.assert_close(views(images, ids, epoch, seed), CIFAR.views(images, ids, epoch, seed))
         assert len(graphs) == 2
 
-    def test_wrong_inputs_are_told(self) -> None:
+    def test_wrong_inputs_are_reported(self) -> None:
         with pytest.raises(ValueError, match="needs uint8 images"):
             CIFAR.views(torch.rand(2, 3, 8, 8), torch.arange(2), 0, 0)
         with pytest.raises(ValueError, match=r"one id each, got .* ids=\(3,\)"):
@@ -195,7 +195,7 @@ class TestViews:
             {"blur_sigma": (0.0, 1.0)},
         ],
     )  # fmt: skip
-    def test_wrong_options_are_told(self, options: dict[str, object]) -> None:
+    def test_wrong_options_are_reported(self, options: dict[str, object]) -> None:
         with pytest.raises(ValueError, match="Augment needs"):
             Augment(**options)  # type: ignore[arg-type]
 
@@ -215,7 +215,7 @@ class TestViews:
 
 
 class TestParameters:
-    def test_boxes_fit_and_have_the_area_and_ratio_asked_for(self) -> None:
+    def test_boxes_fit_and_have_the_area_and_requested_ratio(self) -> None:
         augment = Augment(crop_scale=(0.3, 0.9), crop_ratio=(0.5, 2.0))
         left, top, width, height = draw_of(augment, 20_000, (20, 30)).box
         assert (left >= 0).all()
@@ -457,7 +457,9 @@ class TestByText:
             ("auto(mean=(0, 0, 0), std=(1, 1, 1))", 1, "which is for 3"),
         ],
     )
-    def test_channels_that_do_not_fit_are_told_before_training(self, text: str, channels: int, message: str) -> None:
+    def test_channels_that_do_not_fit_are_reported_before_training(
+        self, text: str, channels: int, message: str
+    ) -> None:
         check_augment(text)
         check_augment(text, 4 - channels)
         for check in (
@@ -550,11 +552,11 @@ class TestAnyCallable:
             (lambda x: (x, x), r"views as floats, got \['torch.uint8', 'torch.uint8'\]"),
         ],
     )
-    def test_that_gives_something_else_is_told(self, made: Any, message: str) -> None:
+    def test_that_gives_something_else_is_reported(self, made: Any, message: str) -> None:
         with pytest.raises(ValueError, match=message):
             AnyViews(lambda images, ids, epoch, seed: made(images)).views(random_images(3), torch.arange(3), 0, 0)
 
-    def test_what_is_no_callable_is_told(self) -> None:
+    def test_what_is_no_callable_is_reported(self) -> None:
         with pytest.raises(ValueError, match=r"train needs views\(images, ids, epoch, seed\) -> .*got views='cifar'"):
             as_augmentation("cifar")  # type: ignore[arg-type]
 

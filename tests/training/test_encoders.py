@@ -107,7 +107,7 @@ def test_any_module_is_an_encoder() -> None:
         Encoder(nn.Sequential(nn.Flatten(), nn.Linear(64, 10)), 12)(x)
 
 
-def test_wrong_names_are_told_before_anything_is_built() -> None:
+def test_wrong_names_are_reported_before_anything_is_built() -> None:
     for arguments, message in [
         (("resnet19",), r"Did you mean resnet18\? Known: tiny, resnet18, resnet50"),
         (("tiny", "mlp2"), "a head among auto, mlp, mlp-bn, linear, none"),
@@ -137,7 +137,7 @@ def test_torchvision_loses_its_classifier(monkeypatch: pytest.MonkeyPatch) -> No
     assert encoder(torch.rand(2, 1, 32, 32)).shape == (2, 128)
 
 
-def test_a_missing_torchvision_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_torchvision_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "torchvision", None)
     with pytest.raises(ImportError, match="pip install torchvision"):
         build_encoder("torchvision:resnet18", 3)
@@ -166,7 +166,7 @@ def test_a_module_without_features_is_embedded_by_what_it_gives() -> None:
     assert embed(nn.Flatten(), images, TINY.plain).shape == (30, 64)
 
 
-def test_a_module_that_gives_no_vectors_is_told_before_training() -> None:
+def test_a_module_that_gives_no_vectors_is_reported_before_training() -> None:
     class WithMaps(nn.Module):
         """As torchvision's VGG: its ``features`` are maps, and a part of it."""
 

@@ -343,21 +343,21 @@ def test_a_run_that_the_recipe_rejects_leaves_no_folder(tmp_path: Path) -> None:
 
 
 def test_evaluate_says_why_there_are_no_embeddings(whole: Path, tmp_path: Path) -> None:
-    def said(path: Path) -> str:
+    def reported(path: Path) -> str:
         done = CliRunner().invoke(app, ["evaluate", str(path)])
         assert done.exit_code == 2
         return " ".join(done.stderr.split())
 
     shutil.copytree(whole, tmp_path / "run")
     (tmp_path / "run" / "embeddings.npz").unlink()
-    assert "it was removed; delete result.json and train again with --resume" in said(tmp_path / "run")
+    assert "it was removed; delete result.json and train again with --resume" in reported(tmp_path / "run")
     (tmp_path / "run" / "result.json").write_text("{}")
-    assert "no labels, or one class only" in said(tmp_path / "run")
+    assert "no labels, or one class only" in reported(tmp_path / "run")
     (tmp_path / "run" / "result.json").unlink()
-    assert "the run is not finished: give its command again with --resume" in said(tmp_path / "run")
-    assert "train first" in said(tmp_path / "nowhere")
+    assert "the run is not finished: give its command again with --resume" in reported(tmp_path / "run")
+    assert "train first" in reported(tmp_path / "nowhere")
     (tmp_path / "comparison.json").write_text("{}")
-    assert "this is a comparison: give one of its runs" in said(tmp_path)
+    assert "this is a comparison: give one of its runs" in reported(tmp_path)
 
 
 def test_a_run_in_use_is_left_alone(data: str, begun: Path, monkeypatch: pytest.MonkeyPatch) -> None:

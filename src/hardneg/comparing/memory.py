@@ -130,8 +130,8 @@ def num_cores() -> int:
 
 def _gpus() -> list[Place]:
     """Queried in a separate process, since CUDA keeps some memory in the process that queries it."""
-    ask = "import torch; print(*(torch.cuda.mem_get_info(i)[0] for i in range(torch.cuda.device_count())))"
-    answer = subprocess.run([sys.executable, "-c", ask], capture_output=True, text=True)
+    query = "import torch; print(*(torch.cuda.mem_get_info(i)[0] for i in range(torch.cuda.device_count())))"
+    answer = subprocess.run([sys.executable, "-c", query], capture_output=True, text=True)
     if answer.returncode:
         why = (answer.stderr.strip().splitlines() or ["no output"])[-1]
         raise OSError(f"compare needs GPUs that say what they have free, got {why!r}; use --option device=cpu.")
