@@ -146,7 +146,7 @@ def test_negatives_that_were_not_there_are_reported(data: str, tmp_path: Path, m
 @pytest.mark.parametrize(("denominator", "number"), [("own", 1), ("all", 0)])
 def test_supcon_needs_no_negatives(denominator: str, number: int) -> None:
     options = parse_arm(f"supervised(positives_in_denominator={denominator!r})").complete().as_dict()
-    assert len(cautions("it", options, [{"empty": 1.0, "clamped": None}])) == number
+    assert len(cautions("it", options, [{"final": {"empty": 1.0, "clamped": None}}])) == number
 
 
 def test_what_the_figures_say_is_not_repeated_by_the_warnings() -> None:
@@ -155,7 +155,7 @@ def test_what_the_figures_say_is_not_repeated_by_the_warnings() -> None:
         "97% of the anchors have no negative under Ring(inner=0.5, outer=0.1) and cost nothing.",
         "92% of the debiased terms are at their floor, where negatives have no gradient.",
     )
-    last = [{"empty": 0.9, "clamped": 0.1}]
+    last = [{"final": {"empty": 0.9, "clamped": 0.1}}]
     kinds = [Warned("empty", no_negative), Warned("clamped", at_floor), Warned("clamped", at_floor.replace("92", "93"))]
     (figures, warned) = cautions("it", {}, last, kinds)
     assert figures.startswith("it: 90% of the anchors had no negative")
@@ -222,7 +222,7 @@ def test_point_11_the_temperature_control_is_in_terminal_and_json(data: str, sta
 def test_point_12_collapsed_runs_are_marked(data: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def collapse(recipe: str, options: TrainOptions, run: Run, environ: dict[str, str], **how: bool) -> dict[str, Any]:
         last = {"hardness": 0.3, "false_negatives": 0.2, "clamped": 0.0}
-        return result(0.5, 100) | {"collapsed": options.tau_plus > 0 and options.seed > 0, "last": last}
+        return result(0.5, 100) | {"collapsed": options.tau_plus > 0 and options.seed > 0, "final": last}
 
     monkeypatch.setattr(comparison_runs, "in_a_process", collapse)
     common = ("--data", data, "--batch-size", "32", "--out", str(tmp_path))

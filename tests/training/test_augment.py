@@ -138,10 +138,6 @@ class TestViews:
         for other in others:
             assert ((first - other).abs().mean((1, 2, 3)) > 0.01).all()
 
-    def test_both_is_what_views_splits(self) -> None:
-        images, ids = random_images(4), torch.arange(4)
-        assert torch.equal(CIFAR.both(images, ids, 0, 0), torch.cat(CIFAR.views(images, ids, 0, 0)))
-
     def test_dtype_and_layout(self) -> None:
         images, ids = random_images(4), torch.arange(4)
         plain = CIFAR.views(images, ids, 0, 0)[0]

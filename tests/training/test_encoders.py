@@ -12,13 +12,13 @@ from torch import nn
 from hardneg.training.augmentation.augment import TINY
 from hardneg.training.data.images import load
 from hardneg.training.encoders import (
+    _HEADS,
     Encoder,
     build_encoder,
     check_embeds,
     check_encoder,
     embed,
     has_batch_statistics,
-    projection_head,
 )
 
 
@@ -94,7 +94,7 @@ def test_bfloat16_and_channels_last() -> None:
 
 @pytest.mark.parametrize(("kind", "num"), [("mlp", 4), ("mlp-bn", 5), ("linear", 2), ("none", 0)])
 def test_heads(kind: str, num: int) -> None:
-    head = projection_head(kind, 16, 8)
+    head = _HEADS[kind](16, 8)
     assert len(list(head.parameters())) == num
     assert head(torch.rand(4, 16)).shape == (4, 16 if kind == "none" else 8)
 

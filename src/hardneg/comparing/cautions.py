@@ -15,18 +15,17 @@ MOST = 0.5
 def cautions(
     arm: str,
     options: Mapping[str, Any],
-    lasts: Sequence[Mapping[str, Any]],
+    results: Sequence[Mapping[str, Any]],
     warned: Iterable[Warned] = (),
-    collapsed: int = 0,
 ) -> list[str]:
-    """Sentences on the arm by the means over its last records, one for each seed, and by what its runs warned of."""
+    """Sentences on the arm by the figures of its runs, which have means over the last records, and their warnings."""
     found: dict[str, str] = {}
-    if collapsed:
+    if collapsed := sum(bool(result.get("collapsed")) for result in results):
         found["collapsed"] = (
-            f"{arm}: {collapsed} of {len(lasts)} runs collapsed: all images have nearly the same features. Lower the "
+            f"{arm}: {collapsed} of {len(results)} runs collapsed: all images have nearly the same features. Lower the "
             "learning rate or the temperature, or weaken the negatives."
         )
-    empty, clamped = (_mean(last.get(name) for last in lasts) for name in ("empty", "clamped"))
+    empty, clamped = (_mean(result.get("final", {}).get(name) for result in results) for name in ("empty", "clamped"))
     if empty > MOST and options.get("positives_in_denominator") != "all":  # there positives stand against each other
         found["empty"] = (
             f"{arm}: {empty:.0%} of the anchors had no negative in the last records, and taught nothing. Its accuracy "

@@ -21,7 +21,6 @@ from hardneg.comparing.runs import How, run_all, run_of, usual_threads
 from hardneg.comparing.verdict import (
     Verdict,
     answer,
-    last_of,
     rows_of,
     sentences,
     temperature_notes,
@@ -127,8 +126,7 @@ def _cautions(arms: list[Arm], results: Results, out: Path) -> list[str]:
     shared, warned = of_all([[one for seed in seeds for one in run_of(arm, seed, out).warned()] for arm in arms])
     lines = [f"All arms: {one}" for one in shared]
     for arm, of_arm, own in zip(arms, results, warned, strict=True):
-        collapsed = sum(bool(one.get("collapsed")) for one in of_arm)
-        lines += cautions(arm.text, arm.complete().as_dict(), [last_of(one) for one in of_arm], own, collapsed)
+        lines += cautions(arm.text, arm.complete().as_dict(), of_arm, own)
     return lines
 
 

@@ -10,7 +10,6 @@ from typing import Any, TypeGuard
 from hardneg.comparing.arms import uses_labels
 from hardneg.comparing.cautions import cautions, same_weights, unlike, unlike_notes
 from hardneg.comparing.request import letter_of, measure
-from hardneg.comparing.verdict import last_of
 from hardneg.training.runs import Run
 
 ABSENT = "n/a"
@@ -61,12 +60,9 @@ class ArmRuns:
         )
 
     def cautions(self) -> list[str]:
-        finals = [last_of(result) for result in self.finished()]
         options = self.seeds[0].options if self.seeds else {}
-        collapsed = sum(bool(result.get("collapsed")) for result in self.finished())
-        return cautions(
-            self.text, options, finals, [warning for one in self.seeds for warning in one.run.warned()], collapsed
-        )
+        warned = [warning for one in self.seeds for warning in one.run.warned()]
+        return cautions(self.text, options, self.finished(), warned)
 
     def finished(self) -> list[dict[str, Any]]:
         return [one.result for one in self.seeds if one.result is not None]
