@@ -210,7 +210,7 @@ def test_other_data_is_allowed_by_a_flag(requested: list[Any], tmp_path: Path) -
         ("tempratur: 0.1", "Did you mean temperature? It is a number or a schedule"),
         ("precison: no", "Did you mean precision? It is one of no, bf16, fp16, by default no."),
         ("resum: true", "Did you mean resume? It is true or false, by default False."),
-        ("zzz: 1", "'zzz' is not known. Known in FILE: data, "),
+        ("zzz: 1", "FILE: 'zzz' is not known. Known: data, "),
     ],
 )
 def test_point_12_an_unknown_name_in_a_file_gets_the_nearest(text: str, answer: str, tmp_path: Path) -> None:

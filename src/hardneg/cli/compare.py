@@ -10,7 +10,7 @@ import typer
 from hardneg.cli.errors import errors_for_people, given, read_yaml
 from hardneg.cli.flags import CONTEXT, build, checked_values, parameter, parameters_of, with_parameters
 from hardneg.cli.options import CompareOptions
-from hardneg.core.errors import ArgumentError
+from hardneg.core.errors import ArgumentError, located
 from hardneg.training.options import RECIPES
 
 
@@ -56,7 +56,8 @@ def _from_file(path: Path | None) -> dict[str, Any]:
         case dict() as tune if len(tune) == 1 and isinstance(next(iter(tune.values())), list):
             ((name, tries),) = tune.items()
             values["tune"] = f"{name}={','.join(map(str, tries))}"
-    return checked_values("compare", values, f"in {path}", CompareOptions, *RECIPES.values())
+    with located(str(path)):
+        return checked_values("compare", values, CompareOptions, *RECIPES.values())
 
 
 with_parameters(

@@ -11,7 +11,7 @@ from typing import Annotated, Any, TypeVar, get_origin, get_type_hints
 import typer
 
 from hardneg.cli.errors import errors_for_people, given, read_yaml
-from hardneg.core.errors import UnknownName
+from hardneg.core.errors import ArgumentError, UnknownName, located
 from hardneg.training.options import Scheduled, allowed, called, check_option, from_text
 
 Options = TypeVar("Options")
@@ -59,22 +59,33 @@ def with_file(
 
 def from_file(who: str, path: Path | None, *options: type) -> dict[str, Any]:
     """The options of a YAML file, by the names of their flags, checked for the same kinds and bounds."""
-    return {} if path is None else checked_values(who, read_yaml(path), f"in {path}", *options)
+    if path is None:
+        return {}
+    with located(str(path)):
+        return checked_values(who, read_yaml(path), *options)
 
 
-def checked_values(who: str, values: dict[str, Any], place: str, *options: type) -> dict[str, Any]:
+def checked_values(who: str, values: dict[str, Any], *options: type) -> dict[str, Any]:
     """The values as a flag would have read them; raises for names that none of the options has."""
     known = {name: part for kind in options for name, *part in _flat(kind) if "argument" not in part[-1]}
     found: dict[str, Any] = {}
     for name, value in values.items():
         if name not in known:
-            raise UnknownName(name, known, place, {one: _usage(*known[one]) for one in known})
+            raise UnknownName(name, known, usage={one: _usage(*known[one]) for one in known})
         _, kind, rules = known[name]
-        several = get_origin(kind) is tuple
-        found[name] = [value] if several and isinstance(value, str) else from_text(kind, value)
-        for one in found[name] if isinstance(found[name], list) else [found[name]]:
-            check_option(who, name, one, str if several else kind, rules)
+        if get_origin(kind) is tuple:
+            found[name] = _texts(who, name, value)
+        else:
+            found[name] = from_text(kind, value)
+            check_option(who, name, found[name], kind, rules)
     return found
+
+
+def _texts(who: str, name: str, value: Any) -> list[str]:
+    texts = [value] if isinstance(value, str) else value
+    if not isinstance(texts, list) or not all(isinstance(one, str) for one in texts):
+        raise ArgumentError(who, f"{name} to be a list of texts", f"{name}={value!r}")
+    return texts
 
 
 def build(options: type[Options], values: dict[str, Any], who: str = "hardneg") -> Options:
