@@ -31,7 +31,7 @@ GB = 2**30
 
 
 @pytest.fixture(autouse=True)
-def _asked_often(monkeypatch: pytest.MonkeyPatch) -> None:
+def _requested_often(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(comparison_memory, "POLL_SECONDS", 0.01)
 
 
@@ -102,7 +102,7 @@ def test_runs_are_shared_over_gpus_and_each_holds_what_fits(tmp_path: Path) -> N
     ]
 
 
-def test_a_run_begins_beside_another_once_that_has_said_what_it_holds(tmp_path: Path) -> None:
+def test_a_run_begins_beside_another_once_that_has_recorded_its_memory(tmp_path: Path) -> None:
     machine = Machine(2, 100 * GB, [Place()])
     first, second = runs_that_hold(None, 2, tmp_path)
     begun = threading.Event()
@@ -196,7 +196,7 @@ def test_a_run_that_does_not_fit_alone_fails(tmp_path: Path, monkeypatch: pytest
 
 
 @pytest.mark.parametrize(
-    ("code", "said", "failure"),
+    ("code", "reported", "failure"),
     [
         (-9, "", OutOfMemory),
         (NO_MEMORY, "CUDA out of memory. Tried to allocate 2.00 GiB.", OutOfMemory),
@@ -208,9 +208,9 @@ def test_a_run_that_does_not_fit_alone_fails(tmp_path: Path, monkeypatch: pytest
     ],
 )
 def test_how_a_run_ended_tells_whether_memory_ran_out(
-    code: int, said: str, failure: type, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    code: int, reported: str, failure: type, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    ended: Callable[..., Any] = lambda command, **how: subprocess.CompletedProcess(command, code, "", said)  # noqa: E731
+    ended: Callable[..., Any] = lambda command, **how: subprocess.CompletedProcess(command, code, "", reported)  # noqa: E731
     monkeypatch.setattr(subprocess, "run", ended)
     with pytest.raises(RunFailed) as failed:
         in_a_process("simclr", RECIPES["simclr"](), Run(tmp_path / "run"), {})
@@ -240,7 +240,7 @@ def test_free_memory_is_that_of_the_container_where_it_has_less(
 
 
 @pytest.mark.parametrize(("visible", "names"), [(None, ["0", "1"]), ("GPU-3f, 2", ["GPU-3f", "2"])])
-def test_gpus_are_asked_by_a_process_of_its_own(
+def test_gpus_are_queried_by_a_process_of_its_own(
     visible: str | None, names: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
@@ -250,9 +250,9 @@ def test_gpus_are_asked_by_a_process_of_its_own(
     assert this_machine(2, on_gpu=True).places == [Place(names[0], 10), Place(names[1], 20)]
 
 
-def test_gpus_that_cannot_be_asked_are_an_error_for_people(monkeypatch: pytest.MonkeyPatch) -> None:
-    said = "Traceback\nRuntimeError: CUDA unknown error\n"
-    monkeypatch.setattr(subprocess, "run", lambda *_, **__: subprocess.CompletedProcess([], 1, "", said))
+def test_gpus_that_cannot_be_queried_are_an_error_for_people(monkeypatch: pytest.MonkeyPatch) -> None:
+    reported = "Traceback\nRuntimeError: CUDA unknown error\n"
+    monkeypatch.setattr(subprocess, "run", lambda *_, **__: subprocess.CompletedProcess([], 1, "", reported))
     with pytest.raises(OSError, match="GPUs that say what they have free, got 'RuntimeError: CUDA unknown error'; use"):
         this_machine(2, on_gpu=True)
 
@@ -269,10 +269,10 @@ def test_a_run_says_what_it_holds(tmp_path: Path) -> None:
 
 def test_jobs_are_those_of_the_cores_or_two_for_each_gpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """How many threads a run has depends on the comparison as a whole, so a resumed one has as many."""
-    asked: list[tuple[int, bool]] = []
+    requested: list[tuple[int, bool]] = []
 
     def remember(jobs: int, on_gpu: bool) -> Machine:
-        asked.append((jobs, on_gpu))
+        requested.append((jobs, on_gpu))
         return Machine(jobs, 100 * GB, [Place()])
 
     threads: list[str] = []
@@ -292,5 +292,5 @@ def test_jobs_are_those_of_the_cores_or_two_for_each_gpu(tmp_path: Path, monkeyp
     on_cpu, anywhere = parse_arm("simclr(device='cpu')"), parse_arm("simclr()")
     for arms, seeds, jobs in (([on_cpu], 4, None), ([on_cpu], 20, None), ([anywhere], 9, None), ([anywhere], 2, 5)):
         run_all(arms, list(range(seeds)), tmp_path / folder_of(arms[0]) / str(seeds), How(jobs), Watcher(print))
-    assert asked == [(4, False), (16, False), (6, True), (5, True)]
+    assert requested == [(4, False), (16, False), (6, True), (5, True)]
     assert threads == 4 * ["4"] + 20 * ["1"] + 9 * ["2"] + 2 * ["3"]

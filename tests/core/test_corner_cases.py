@@ -69,9 +69,8 @@ def test_anchors_without_a_negative_cost_nothing(objective):
     two = [z1, z2]
     for text in (
         "Threshold(2.0)",
-        "Ring(0.5, 0.5)",
-        "Ring(0.7, 0.2)",
         "Ring(0.0, 0.1)",
+        "Ring(0.5, 0.501)",
         "Rank(6)",
         "BelowPositive(absolute=9.0)",
     ):
@@ -408,6 +407,17 @@ def test_single_class_batch():
     with pytest.warns(HardnegWarning, match="100% of the anchors have no negative under OtherLabel"):
         assert loss(z1, z2, labels=labels).item() == 0.0
     assert loss.diagnose(z1, z2, labels=labels).empty.all()
+
+
+@pytest.mark.parametrize(
+    ("text", "advice", "wrong"),
+    [("Ring(0.5, 0.501)", "Lower inner, raise outer", "labels"), ("OtherLabel()", "more labels", "outer")],
+)
+def test_the_advice_fits_the_factor_that_left_no_negative(text, advice, wrong):
+    z1, z2, labels = torch.randn(4, 3), torch.randn(4, 3), torch.zeros(4).long()
+    with pytest.warns(HardnegWarning, match=advice) as found:
+        hn.ContrastiveLoss(text)(z1, z2, labels=labels)
+    assert wrong not in str(found[0].message).partition("cost nothing.")[2]
 
 
 def clamping_loss(**options):

@@ -5,7 +5,7 @@ import warnings
 from dataclasses import replace
 
 import torch
-from hypothesis import given, settings
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 import hardneg as hn
@@ -43,7 +43,7 @@ BUILT = {
     "Tilt": st.builds(hn.Tilt, numbers(positive), st.booleans(), st.none() | names),
     "ClippedTilt": st.builds(hn.negatives.ClippedTilt, numbers(positive), st.floats(0.1, 9.0), st.booleans()),
     "Threshold": st.builds(hn.Threshold, numbers(reals)),
-    "Ring": st.builds(hn.Ring, numbers(fractions), numbers(fractions), st.booleans()),
+    "Ring": st.builds(hn.Ring, numbers(st.floats(0.0, 0.4)), numbers(st.floats(0.5, 1.0)), st.booleans()),
     "Rank": whole.flatmap(lambda start: st.builds(hn.Rank, st.just(start), st.none() | st.integers(start + 1, 2000))),
     "BelowPositive": st.builds(hn.BelowPositive, numbers(st.floats(-1e3, 1.0)), st.none() | numbers(reals)),
     "From": st.builds(hn.From, names),
@@ -165,6 +165,7 @@ def test_hardness_and_loss_grow_with_beta(seed, betas, before):
 @small
 @given(seeds, fractions, st.lists(fractions, min_size=2, max_size=5), st.integers(0, 30))
 def test_rings_are_nested_as_the_outer_edge_grows(seed, inner, outers, n):
+    assume(inner < min(outers))
     scores = random_scores(seed, n=n)
     kept = [hn.Ring(inner, outer).log_weights(scores) == 0 for outer in sorted(outers)]
     for smaller, larger in itertools.pairwise(kept):
@@ -172,7 +173,7 @@ def test_rings_are_nested_as_the_outer_edge_grows(seed, inner, outers, n):
 
 
 @small
-@given(seeds, st.floats(0.0, 1.0), st.integers(1, 30))
+@given(seeds, st.floats(0.0, 1.0, exclude_min=True, exclude_max=True), st.integers(1, 30))
 def test_a_ring_and_its_complement_are_everything(seed, edge, n):
     scores = random_scores(seed, n=n)
     near, far = hn.Ring(0.0, edge).log_weights(scores) == 0, hn.Ring(edge, 1.0).log_weights(scores) == 0

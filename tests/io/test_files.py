@@ -10,7 +10,7 @@ from typing import Any, BinaryIO
 import pytest
 
 from hardneg.core.errors import Damaged, DiskFull, FileError, NotWritten
-from hardneg.io.files import check_folder, disk_failure, parse_json, read_json, write_atomically, write_json
+from hardneg.io.files import disk_failure, output_folder, parse_json, read_json, write_atomically, write_json
 
 
 def test_a_file_is_replaced_whole(tmp_path: Path) -> None:
@@ -50,7 +50,7 @@ def test_a_failed_write_leaves_what_was_there(number: int, kind: type, fix: str 
     assert [one.name for one in tmp_path.iterdir()] == ["x"]
 
 
-def test_an_error_of_torch_that_hides_the_disk_is_told_apart(tmp_path: Path) -> None:
+def test_an_error_of_torch_that_hides_the_disk_is_distinguished(tmp_path: Path) -> None:
     def write(file: BinaryIO) -> None:
         try:
             raise OSError(errno.ENOSPC, "full")
@@ -92,10 +92,10 @@ def test_an_error_that_is_one_already_stays_as_it_is(tmp_path: Path) -> None:
 
 def test_an_output_folder_is_no_file(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    check_folder(tmp_path / "new")
+    assert output_folder(tmp_path / "new") == tmp_path / "new"
     for path in (tmp_path / "file", tmp_path / "file" / "below"):
         with pytest.raises(FileError, match="where there is a file") as error:
-            check_folder(path)
+            output_folder(path)
         assert error.value.path == path
 
 

@@ -9,6 +9,7 @@ import torch
 import hardneg as hn
 import support.brute_force as loops
 from hardneg.core.errors import ArgumentError, HardnegWarning, forget_warnings
+from hardneg.core.schedules import linear
 from hardneg.negatives import ClippedTilt, Product
 
 EVERYWHERE = [
@@ -26,7 +27,6 @@ EVERYWHERE = [
     "Ring(0.0, 0.3)",
     "Ring(0.5, 1.0)",
     "Ring(0.4, 0.8, dynamic_inner=True)",
-    "Ring(0.6, 0.4)",
     "Rank()",
     "Rank(0, 3)",
     "Rank(2, 5)",
@@ -209,6 +209,11 @@ def test_bracketed_products_warn_of_their_order_too():
         (lambda: hn.negatives.ClippedTilt(1.0, bound=-1.0), "ClippedTilt needs bound"),
         (lambda: hn.Ring(-0.1), "Ring needs inner"),
         (lambda: hn.Ring(0.0, 1.1), "Ring needs outer"),
+        (lambda: hn.Ring(0.5, 0.1), "Ring needs an inner below its outer"),
+        (lambda: hn.Ring(0.5, 0.5), "Ring needs an inner below its outer"),
+        (lambda: hn.parse("Ring(0.5, 0.1)"), "Ring needs an inner below its outer"),
+        (lambda: hn.Ring(0.0, 0.0, dynamic_inner=True), "Ring needs an outer above 0"),
+        (lambda: hn.Ring(1.0, 0.5, dynamic_inner=True), "Ring needs an outer above 0 and an inner below 1"),
         (lambda: hn.Rank(-1), "Rank needs a start of 0 or more, got start=-1"),
         (lambda: hn.Rank(3, 3), "Rank needs a stop above start=3, got stop=3"),
         (lambda: hn.BelowPositive(), "BelowPositive needs relative or absolute"),
@@ -333,3 +338,13 @@ def test_a_product_declares_what_its_factors_do():
     assert nested.factors == (*ranked.factors, hn.Tilt(1.0))
     with pytest.raises(ArgumentError, match="Product needs a sweep"):
         ranked.log_weight(None)
+
+
+def test_an_annealed_ring_may_become_empty_and_a_grown_one_never_is():
+    """Only a ring of plain numbers is refused: a schedule may pass through an empty ring, and at_least fills it."""
+    annealed = hn.Ring(0.2, linear(1.0, 0.1))
+    assert annealed.at(0, 10) == hn.Ring(0.2, 1.0)
+    assert (annealed.at(10, 10).inner, annealed.at(10, 10).outer) == (0.2, 0.1)
+    scores = hn.score(torch.eye(4), torch.eye(4), torch.eye(4), 0.5)
+    assert (annealed.at(10, 10).log_weights(scores) == hn.NEVER).all()
+    assert ((hn.Ring(0.5, 0.1, at_least=2).log_weights(scores) == 0).sum(-1) == 2).all()

@@ -144,15 +144,15 @@ def test_aspects_of_an_image(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "flags", "said"),
+    ("name", "flags", "reported"),
     [
         ("instance_discrimination", ("--loss", "mse"), "--loss is auto, nce, softmax or local-aggregation, got mse"),
         ("instance_discrimination", ("--negatives", "SameCluster()"), "--clusters of at least 1 is needed"),
         ("cmc", ("--loss", "local-aggregation"), "--loss is auto, nce or softmax"),
         *(
-            (name, flags, said)
+            (name, flags, reported)
             for name in ("instance_discrimination", "cmc")
-            for flags, said in [
+            for flags, reported in [
                 (("--epochs", "0"), "--epochs of at least 1 is needed, got 0"),
                 (("--batch-size", "0"), "--batch-size of at least 1 is needed, got 0"),
                 (("--batch-size", "1438"), "--batch-size of at most the 1437 images of digits is needed, got 1438"),
@@ -162,10 +162,10 @@ def test_aspects_of_an_image(monkeypatch: pytest.MonkeyPatch) -> None:
         ),
     ],
 )
-def test_wrong_flags(name: str, flags: tuple[str, ...], said: str, monkeypatch: Any, capsys: Any) -> None:
+def test_wrong_flags(name: str, flags: tuple[str, ...], reported: str, monkeypatch: Any, capsys: Any) -> None:
     module = script(name, monkeypatch)
     monkeypatch.setattr(sys, "argv", [name, *flags])
     with pytest.raises(SystemExit) as stopped:
         module.main()
     assert stopped.value.code == 2
-    assert said in capsys.readouterr().err
+    assert reported in capsys.readouterr().err

@@ -1,4 +1,4 @@
-"""Data sets: what is read equals what was written, splits are fixed, and every wrong input is told at the door."""
+"""Data sets: what is read equals what was written, splits are fixed, and every wrong input is an error at the door."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ import numpy as np
 import pytest
 import torch
 
-from hardneg.core.errors import HardnegWarning, forget_warnings
+from hardneg.core.errors import HardnegWarning, UnknownName, forget_warnings
 from hardneg.training.data import image_files
-from hardneg.training.data.images import ImageData, check_name, from_pairs, load, load_splits, named_data
+from hardneg.training.data.images import NAMED, ImageData, check_name, from_pairs, load, load_splits
 from hardneg.training.data.named import default_root
 from hardneg.training.evaluation.embeddings import evaluate_embeddings
 
@@ -54,11 +54,11 @@ class TestImageData:
             ({"ids": torch.tensor([0, 1, 1, 1])}, "distinct ids, got 2 repeated"),
         ],
     )
-    def test_wrong_values_are_told(self, changes: dict[str, object], message: str) -> None:
+    def test_wrong_values_are_reported(self, changes: dict[str, object], message: str) -> None:
         with pytest.raises(ValueError, match=message):
             image_data(**changes)
 
-    def test_no_images_are_told(self) -> None:
+    def test_no_images_are_reported(self) -> None:
         with pytest.raises(ValueError, match="at least one image"):
             image_data(0, labels=None)
 
@@ -116,11 +116,11 @@ class TestNamed:
         with pytest.raises(ImportError, match=r"pip install 'hardneg\[eval\]'"):
             load("digits")
 
-    def test_unknown_names_and_splits_are_told(self) -> None:
+    def test_unknown_names_and_splits_are_reported(self) -> None:
         for name in ("mnist", "folder", "folder:", "digits:x", "zip:x"):
-            with pytest.raises(ValueError, match="needs a data set among digits, fashion-mnist, cifar10, cifar100"):
+            with pytest.raises(UnknownName, match="Known: digits, fashion-mnist, cifar10, cifar100"):
                 check_name(name)
-        for name in (*named_data(), "folder:x", "npz:y", "hf:z"):
+        for name in (*NAMED, "folder:x", "npz:y", "hf:z"):
             check_name(name)
         with pytest.raises(ValueError, match="a split among"):
             load("digits", "valid")
@@ -144,7 +144,7 @@ class TestNamed:
         assert np.array_equal(data.images[:, 0].numpy(), images)
         assert data.classes[data.labels[0]] == "T-shirt/top"  # type: ignore[index]
 
-    def test_fashion_mnist_torn_file_is_told(self, tmp_path: Path) -> None:
+    def test_fashion_mnist_torn_file_is_reported(self, tmp_path: Path) -> None:
         write_idx(tmp_path / "t10k-images-idx3-ubyte", random_images(6, 28, 28), False)
         write_idx(tmp_path / "t10k-labels-idx1-ubyte", np.zeros(6, np.uint8), False)
         path = tmp_path / "t10k-images-idx3-ubyte"
@@ -297,7 +297,9 @@ class TestFiles:
             ({"images": random_images(4, 8, 8), "labels": np.array([0, 1, 1e30, 2])}, r"got 1 of 4 .* such as 1e\+30"),
         ],
     )
-    def test_npz_that_cannot_be_used_is_told(self, arrays: dict[str, np.ndarray], message: str, tmp_path: Path) -> None:
+    def test_npz_that_cannot_be_used_is_reported(
+        self, arrays: dict[str, np.ndarray], message: str, tmp_path: Path
+    ) -> None:
         np.savez(tmp_path / "x.npz", **arrays)  # type: ignore[arg-type]
         with pytest.raises(ValueError, match=message) as error:
             load(f"npz:{tmp_path / 'x.npz'}", "all")
@@ -317,7 +319,7 @@ class TestFiles:
             (b"PK\x03\x04 and then nothing", "a whole .npz file, got .* which is damaged"),
         ],
     )
-    def test_files_that_are_no_npz_are_told(self, content: str | bytes, message: str, tmp_path: Path) -> None:
+    def test_files_that_are_no_npz_are_reported(self, content: str | bytes, message: str, tmp_path: Path) -> None:
         path = tmp_path / "x.npz"
         with open(path, "wb") as file:
             if isinstance(content, str):
@@ -328,7 +330,7 @@ class TestFiles:
             load(f"npz:{path}")
         assert "pickle" not in str(error.value)
 
-    def test_a_torn_array_is_told(self, tmp_path: Path) -> None:
+    def test_a_torn_array_is_reported(self, tmp_path: Path) -> None:
         path = tmp_path / "x.npz"
         np.savez(path, images=random_images(4, 8, 8))
         raw = bytearray(path.read_bytes())
@@ -346,7 +348,7 @@ class TestFiles:
             ("é".encode(), 1, 0, "which is damaged: "),  # the name of a member, no longer UTF-8
         ],
     )
-    def test_torn_lists_of_arrays_are_told(
+    def test_torn_lists_of_arrays_are_reported(
         self, mark: bytes, offset: int, value: int, message: str, tmp_path: Path
     ) -> None:
         path = tmp_path / "x.npz"
@@ -354,7 +356,7 @@ class TestFiles:
         raw = bytearray(path.read_bytes())
         raw[raw.rindex(mark) + offset] = value
         path.write_bytes(raw)
-        with pytest.raises(ValueError, match=r"^load needs a whole \.npz file, got .*x\.npz, " + message):
+        with pytest.raises(ValueError, match=r"^data needs a whole \.npz file, got .*x\.npz, " + message):
             load(f"npz:{path}")
 
     def test_an_npz_without_members_lacks_its_arrays(self, tmp_path: Path) -> None:
@@ -377,9 +379,9 @@ class TestFiles:
         assert data.classes == ("0", "1")
         assert data.labels.tolist() == [0, 1, 1, 0]  # type: ignore[union-attr]
 
-    def test_missing_files_are_told(self, tmp_path: Path) -> None:
+    def test_missing_files_are_reported(self, tmp_path: Path) -> None:
         for name in (f"npz:{tmp_path}/none.npz", f"folder:{tmp_path}/none", f"folder:{tmp_path}"):
-            with pytest.raises(FileNotFoundError, match="load needs"):
+            with pytest.raises(FileNotFoundError, match="data needs"):
                 load(name)
 
     def test_folder_of_classes(self, tmp_path: Path) -> None:
@@ -467,7 +469,7 @@ class TestFiles:
             found = from_pairs([(each, 0)], "mine").images[0].numpy()
             assert np.abs(found - (255.0 + (grey - 255.0) * (alpha / 255.0))).max() <= 1.0
 
-    def test_folder_without_classes_has_no_labels_and_loose_images_are_told(self, tmp_path: Path) -> None:
+    def test_folder_without_classes_has_no_labels_and_loose_images_are_reported(self, tmp_path: Path) -> None:
         write_folder(tmp_path, {".": 4})
         assert load(f"folder:{tmp_path}", "all").labels is None
         write_folder(tmp_path, {"cat": 2})
@@ -498,7 +500,7 @@ class TestFiles:
             load(f"folder:{tmp_path}")
 
     @pytest.mark.parametrize("num_broken", [2, 7])
-    def test_broken_images_of_both_splits_are_told_together(self, num_broken: int, tmp_path: Path) -> None:
+    def test_broken_images_of_both_splits_are_reported_together(self, num_broken: int, tmp_path: Path) -> None:
         for split in ("train", "test"):
             write_folder(tmp_path / split, {"cat": 2, "dog": 1})
         for i in range(1, num_broken):
@@ -511,7 +513,7 @@ class TestFiles:
         assert "train/dog/torn1.png" in message
         assert ("test/cat/000.png" in message) == (num_broken == 2)
         assert (" and 2 more. " in message) == (num_broken == 7)
-        assert "Of the first: load needs readable images, got" in message
+        assert "Of the first: data needs readable images, got" in message
 
     def test_folder_without_pillow_names_the_extra(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         write_folder(tmp_path, {"cat": 2})
@@ -554,7 +556,7 @@ class TestFiles:
 
     def test_hub_without_datasets_says_so(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setitem(sys.modules, "datasets", None)
-        with pytest.raises(ImportError, match="pip install datasets"):
+        with pytest.raises(ImportError, match=r"hardneg\[text\]"):
             load("hf:uoft-cs/cifar10")
 
 
@@ -587,9 +589,9 @@ class TestBothSplits:
         assert (train.size, test.size) == ((8, 8), (8, 8))
         assert len(decoded) == len(set(decoded)) == len(train) + len(test) == (20 if split else 10)
 
-    def test_of_two_sizes_are_told(self, tmp_path: Path) -> None:
+    def test_of_two_sizes_are_reported(self, tmp_path: Path) -> None:
         np.savez(tmp_path / "x.npz", images=random_images(5, 8, 8), test_images=random_images(2, 9, 9))
-        message = r"^load needs train and test images of one size, got \(1, 8, 8\) and \(1, 9, 9\) in 'npz:.*x\.npz'\.$"
+        message = r"^data needs train and test images of one size, got \(1, 8, 8\) and \(1, 9, 9\) in 'npz:.*x\.npz'\.$"
         with pytest.raises(ValueError, match=message):
             load_splits(f"npz:{tmp_path / 'x.npz'}")
         with pytest.raises(ValueError, match=message):
@@ -608,9 +610,9 @@ class TestBothSplits:
             write_folder(tmp_path / "train", {"a": 3, "b": 2})
             write_folder(tmp_path / "test", {"a": 1, "B": 2, "C": 1})
         forget_warnings()
-        with pytest.warns(HardnegWarning, match=r"^3 of 4 test images are of classes .* \(B, C\)") as said:
+        with pytest.warns(HardnegWarning, match=r"^3 of 4 test images are of classes .* \(B, C\)") as reported:
             train, test = load_splits(name)
-        assert len(said) == 1
+        assert len(reported) == 1
         assert train.labels is not None
         assert test.labels is not None
         # Training ends with the evaluation of the same labels, which says it no second time: a warning is an error.

@@ -12,13 +12,13 @@ from torch import nn
 from hardneg.training.augmentation.augment import TINY
 from hardneg.training.data.images import load
 from hardneg.training.encoders import (
+    _HEADS,
     Encoder,
     build_encoder,
     check_embeds,
     check_encoder,
     embed,
     has_batch_statistics,
-    projection_head,
 )
 
 
@@ -94,7 +94,7 @@ def test_bfloat16_and_channels_last() -> None:
 
 @pytest.mark.parametrize(("kind", "num"), [("mlp", 4), ("mlp-bn", 5), ("linear", 2), ("none", 0)])
 def test_heads(kind: str, num: int) -> None:
-    head = projection_head(kind, 16, 8)
+    head = _HEADS[kind](16, 8)
     assert len(list(head.parameters())) == num
     assert head(torch.rand(4, 16)).shape == (4, 16 if kind == "none" else 8)
 
@@ -107,9 +107,9 @@ def test_any_module_is_an_encoder() -> None:
         Encoder(nn.Sequential(nn.Flatten(), nn.Linear(64, 10)), 12)(x)
 
 
-def test_wrong_names_are_told_before_anything_is_built() -> None:
+def test_wrong_names_are_reported_before_anything_is_built() -> None:
     for arguments, message in [
-        (("vit",), "an encoder among tiny, resnet18, resnet50"),
+        (("resnet19",), r"Did you mean resnet18\? Known: tiny, resnet18, resnet50"),
         (("tiny", "mlp2"), "a head among auto, mlp, mlp-bn, linear, none"),
         (("tiny", "auto", "layer"), "a norm among"),
         (("torchvision:resnet18", "auto", "group"), "a norm among"),
@@ -137,7 +137,7 @@ def test_torchvision_loses_its_classifier(monkeypatch: pytest.MonkeyPatch) -> No
     assert encoder(torch.rand(2, 1, 32, 32)).shape == (2, 128)
 
 
-def test_a_missing_torchvision_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_torchvision_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "torchvision", None)
     with pytest.raises(ImportError, match="pip install torchvision"):
         build_encoder("torchvision:resnet18", 3)
@@ -166,7 +166,7 @@ def test_a_module_without_features_is_embedded_by_what_it_gives() -> None:
     assert embed(nn.Flatten(), images, TINY.plain).shape == (30, 64)
 
 
-def test_a_module_that_gives_no_vectors_is_told_before_training() -> None:
+def test_a_module_that_gives_no_vectors_is_reported_before_training() -> None:
     class WithMaps(nn.Module):
         """As torchvision's VGG: its ``features`` are maps, and a part of it."""
 

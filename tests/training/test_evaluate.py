@@ -5,8 +5,11 @@ from __future__ import annotations
 import json
 import math
 import sys
+from collections.abc import Callable
 from contextlib import nullcontext
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -19,14 +22,23 @@ from hardneg.training.data.images import load
 from hardneg.training.evaluation.embeddings import (
     evaluate_embeddings,
     evaluate_file,
-    knn_accuracy,
     knn_predict,
-    linear_probe,
-    sklearn_probe,
+    linear_predict,
+    sklearn_predict,
 )
 from hardneg.training.evaluation.pairs import _drawn_of_kind, alignment, similarity_histograms, uniformity
 
 Split = tuple[Tensor, Tensor, Tensor, Tensor]
+
+
+def accuracy(
+    predict: Callable[..., Tensor], train_x: Tensor, train_y: Tensor, test_x: Tensor, test_y: Tensor, **how: Any
+) -> float:
+    return (predict(train_x, train_y, test_x, **how) == test_y).double().mean().item()
+
+
+knn_accuracy, linear_probe = partial(accuracy, knn_predict), partial(accuracy, linear_predict)
+sklearn_probe = partial(accuracy, sklearn_predict)
 
 
 @pytest.fixture(scope="module")
@@ -75,7 +87,7 @@ class TestNeighbours:
         y = torch.arange(3).repeat(4)
         assert knn_accuracy(x, y, x[:3], y[:3], k=12, temperature=0.005) == 1.0
 
-    def test_wrong_k_is_told(self, digits: Split) -> None:
+    def test_wrong_k_is_reported(self, digits: Split) -> None:
         with pytest.raises(ValueError, match="k of at least 1"):
             knn_accuracy(*digits, k=0)
 
@@ -236,7 +248,7 @@ class TestTogether:
             assert torch.equal(saved, part)
         assert evaluate_file(tmp_path / "x.npz", probe="none", k=5) == evaluate_embeddings(*digits, probe="none", k=5)
 
-    def test_saved_embeddings_that_are_not_are_told(self, tmp_path: Path) -> None:
+    def test_saved_embeddings_that_are_not_are_reported(self, tmp_path: Path) -> None:
         with pytest.raises(
             FileNotFoundError,
             match=r"for each of train_x, train_y, test_x, test_y in an \.npz file, got .*, where there is no file",
@@ -300,9 +312,9 @@ class TestTogether:
         np.savez(tmp_path / "x.npz", train_x=x[:2], train_y=names[:2], test_x=x, test_y=names)
         forget_warnings()
         match = r"^6 of 8 test images are of classes that no training image has \(c, d, e, f, g and 1 more\)"
-        with pytest.warns(HardnegWarning, match=match) as said:
+        with pytest.warns(HardnegWarning, match=match) as reported:
             result = evaluate_file(tmp_path / "x.npz", probe="none")
-        assert len(said) == 1
+        assert len(reported) == 1
         assert result["1nn"] == 0.25
 
     @pytest.mark.parametrize(
@@ -317,7 +329,7 @@ class TestTogether:
             ({2: torch.zeros(0, 3), 3: torch.zeros(0, dtype=torch.int64)}, "test_x=.0, 3."),
         ],
     )
-    def test_wrong_embeddings_are_told(self, change: dict[int, Tensor], message: str) -> None:
+    def test_wrong_embeddings_are_reported(self, change: dict[int, Tensor], message: str) -> None:
         split = [torch.randn(6, 3), torch.arange(6) % 2, torch.randn(4, 3), torch.arange(4) % 2]
         check_split(*split)
         for position, value in change.items():
@@ -325,6 +337,6 @@ class TestTogether:
         with pytest.raises(ValueError, match=message):
             evaluate_embeddings(*split)
 
-    def test_unknown_probe_is_told(self, digits: Split) -> None:
+    def test_unknown_probe_is_reported(self, digits: Split) -> None:
         with pytest.raises(ValueError, match="a probe among"):
             evaluate_embeddings(*digits, probe="svm")

@@ -18,7 +18,7 @@ from typer.testing import CliRunner
 
 from hardneg.cli.app import app
 from hardneg.comparing import Comparison, compare
-from hardneg.core.errors import Damaged, InUse
+from hardneg.core.errors import ArgumentError, Damaged, InUse, NotWritten, UnknownName
 from hardneg.io.files import write_atomically
 from hardneg.training.data.images import ImageData
 from hardneg.training.loop import Loop
@@ -79,10 +79,10 @@ def content(path: Path) -> dict[str, bytes]:
 
 @pytest.mark.parametrize("name", ["cifar", "mnist", "folder:", "digits:there", ""])
 def test_an_unknown_data_set_lists_the_known_ones(name: str, tmp_path: Path) -> None:
-    with pytest.raises(
-        ValueError, match=r"digits, fashion-mnist, cifar10, cifar100, folder:PATH.* digits needs no files"
-    ):
+    with pytest.raises(UnknownName) as found:
         run("simclr", tmp_path / "run", short(name))
+    assert (found.value.where, found.value.name) == ("--data", name)
+    assert found.value.known == ["digits", "fashion-mnist", "cifar10", "cifar100", "folder:PATH", "npz:PATH", "hf:NAME"]
     assert not (tmp_path / "run").exists()
 
 
@@ -97,7 +97,8 @@ def test_an_unknown_data_set_lists_the_known_ones(name: str, tmp_path: Path) -> 
 )
 def test_data_that_is_not_there_says_how_to_get_it(name: str, fix: str, tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError, match=fix):
-        run("simclr", tmp_path / "run", short(name, data_root=str(tmp_path)))
+        run("simclr", tmp_path / "runs" / "run", short(name, data_root=str(tmp_path)))
+    assert not (tmp_path / "runs").exists()  # a rejected run leaves no folder behind
 
 
 def save_npz(path: Path, **arrays: Any) -> str:
@@ -207,7 +208,7 @@ def test_supervised_training_and_comparing_need_two_classes(labels: Any, tmp_pat
         ({"batch_size": 80, "evaluate_on": "validation"}, "--batch-size of at most the 76 images"),
         ({"negatives": "Tlit(1.0)"}, "Did you mean Tilt"),
         ({"batches": "proximty()"}, "proximity"),
-        ({"encoder": "resnet19"}, "an encoder among tiny, resnet18"),
+        ({"encoder": "resnet19"}, "--encoder: .* Did you mean resnet18"),
         ({"learning_rate": 1e30}, "needs finite losses and weights, got loss=nan at step .; lower --learning-rate"),
     ],
 )
@@ -229,7 +230,7 @@ def test_equal_arms_and_unknown_tuning_are_refused(data: str, tmp_path: Path) ->
     with pytest.raises(ValueError, match="arms that differ, got the same options"):
         compare(same, tmp_path)
     tuned = Comparison(("simclr()", "hcl()"), 2, short(data), ("queue", (64.0,)))
-    with pytest.raises(ValueError, match="--tune with an option of simclr, got tune='queue'"):
+    with pytest.raises(ValueError, match=r"--tune: 'queue' is not known. .*Known in simclr: data"):
         compare(tuned, tmp_path)
     assert not (tmp_path / "runs").exists()
 
@@ -292,6 +293,13 @@ def test_other_damaged_files_are_named(name: str, advice: str, data: str, whole:
         assert_same(everything(tmp_path / "run"), everything(whole))
 
 
+def test_a_finished_run_needs_no_checkpoint(data: str, whole: Path, tmp_path: Path) -> None:
+    shutil.copytree(whole, tmp_path / "run")
+    for name in ("checkpoint.pt", "checkpoint.previous.pt"):
+        (tmp_path / "run" / name).write_bytes(b"damaged")
+    assert run("simclr", tmp_path / "run", options_of(data), resume=True) == Run(whole).result()
+
+
 def test_damaged_metrics_are_named_but_half_a_last_line_is_not(whole: Path, tmp_path: Path) -> None:
     shutil.copytree(whole, tmp_path / "run")
     file, good = tmp_path / "run" / "metrics.jsonl", Run(whole).metrics()
@@ -310,21 +318,46 @@ def test_a_file_in_the_place_of_a_folder_is_named(data: str, tmp_path: Path) -> 
     assert (tmp_path / "file").read_text() == "mine"
 
 
+@pytest.mark.parametrize("out", ["", " "])
+def test_an_empty_path_is_no_folder(out: str, data: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    for verb in (["train", "simclr"], ["compare", "--arm", "simclr()", "--arm", "hcl()"]):
+        done = CliRunner().invoke(app, [*verb, "--data", data, "--out", out])
+        assert done.exit_code == 2, done.output
+        assert "--out needs the path of a folder" in done.stderr
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.skipif(not Path("/proc/self").exists(), reason="a folder in which nobody can write")
+def test_a_folder_that_cannot_be_made_is_an_error_with_its_path(data: str) -> None:
+    with pytest.raises(NotWritten) as found:
+        run("simclr", Path("/proc/run"), options_of(data))
+    assert (found.value.path, found.value.errno) == (Path("/proc/run"), errno.ENOENT)
+
+
+def test_a_run_that_the_recipe_rejects_leaves_no_folder(tmp_path: Path) -> None:
+    name = save_npz(tmp_path / "plain.npz", images=noise(40, 8, 8))
+    with pytest.raises(ArgumentError, match="labels"):
+        run("supervised", tmp_path / "run", short(name))
+    assert not (tmp_path / "run").exists()
+
+
 def test_evaluate_says_why_there_are_no_embeddings(whole: Path, tmp_path: Path) -> None:
-    def said(path: Path) -> str:
+    def reported(path: Path) -> str:
         done = CliRunner().invoke(app, ["evaluate", str(path)])
         assert done.exit_code == 2
         return " ".join(done.stderr.split())
 
     shutil.copytree(whole, tmp_path / "run")
     (tmp_path / "run" / "embeddings.npz").unlink()
-    assert "it was removed; delete result.json and train again with --resume" in said(tmp_path / "run")
+    assert "it was removed; delete result.json and train again with --resume" in reported(tmp_path / "run")
     (tmp_path / "run" / "result.json").write_text("{}")
-    assert "no labels, or one class only" in said(tmp_path / "run")
+    assert "no labels, or one class only" in reported(tmp_path / "run")
     (tmp_path / "run" / "result.json").unlink()
-    assert "train first" in said(tmp_path / "run")
+    assert "the run is not finished: give its command again with --resume" in reported(tmp_path / "run")
+    assert "train first" in reported(tmp_path / "nowhere")
     (tmp_path / "comparison.json").write_text("{}")
-    assert "this is a comparison: give one of its runs" in said(tmp_path)
+    assert "this is a comparison: give one of its runs" in reported(tmp_path)
 
 
 def test_a_run_in_use_is_left_alone(data: str, begun: Path, monkeypatch: pytest.MonkeyPatch) -> None:

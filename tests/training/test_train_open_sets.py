@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
+import torch
 
 from hardneg import papers
 from hardneg.comparing.arms import parse_arm
-from hardneg.core.errors import HardnegError
-from hardneg.training.options import RECIPES
+from hardneg.core.errors import ArgumentError, HardnegError
+from hardneg.losses.contrastive import ContrastiveLoss
+from hardneg.training.checks import try_negatives
+from hardneg.training.options import RECIPES, SimCLROptions
 from hardneg.training.runs import Run
 from support.training_runs import few_digits, flat, run, short
 
@@ -51,3 +55,42 @@ def test_every_registered_paper_is_an_arm(name: str) -> None:
     usual = {field: getattr(RECIPES[arm.recipe](), field) for field in complete}
     assert {key: complete[key] for key in paper.options()} == {**paper.options()}
     assert {key for key, value in complete.items() if value != usual[key]} <= set(paper.options())
+
+
+@pytest.mark.parametrize("recipe", ["simclr", "supervised", "moco"])
+@pytest.mark.parametrize(("objective", "instead"), [("isogclr(0.3)", "isogclr"), ("surrogate()", "sogclr or emc2")])
+def test_objectives_with_a_recipe_of_their_own_are_refused(recipe: str, objective: str, instead: str) -> None:
+    with pytest.raises(ArgumentError) as found:
+        try_negatives(parse_arm(f"{recipe}(objective={objective!r})").complete())
+    assert (found.value.who, found.value.got) == ("train", f"objective={objective!r}")
+    assert found.value.fix == f"use hardneg train {instead}"
+
+
+@pytest.mark.parametrize(
+    ("objective", "beside", "got"),
+    [
+        ("info_nce(tau_plus=0.2)", {"tau_plus": 0.1}, "objective=info_nce(tau_plus=0.2) and tau_plus=0.1"),
+        ("jsd(tau_plus=0.2)", {"tau_plus": 0.2}, "objective=jsd(tau_plus=0.2) and tau_plus=0.2"),
+        (
+            "info_nce(num_negatives='mass')",
+            {"num_negatives": "candidates"},
+            "objective=info_nce(num_negatives='mass') and num_negatives='candidates'",
+        ),
+    ],
+)
+def test_one_value_inside_the_objective_and_one_beside_it_are_refused(
+    objective: str, beside: dict[str, Any], got: str
+) -> None:
+    with pytest.raises(ArgumentError) as found:
+        try_negatives(SimCLROptions(objective=objective, **beside))
+    assert (found.value.where, found.value.got) == ("--objective", got)
+    with pytest.raises(ArgumentError):
+        ContrastiveLoss(objective=objective, **beside)
+
+
+def test_a_value_inside_the_objective_alone_is_used() -> None:
+    try_negatives(SimCLROptions(objective="info_nce(tau_plus=0.2)"))
+    z1, z2 = torch.nn.functional.normalize(torch.randn(2, 8, 4), dim=-1)
+    assert torch.equal(
+        ContrastiveLoss(objective="info_nce(tau_plus=0.2)")(z1, z2), ContrastiveLoss(tau_plus=0.2)(z1, z2)
+    )

@@ -128,9 +128,9 @@ def test_options_with_one_value_say_so_before_anything_is_loaded(recipe: str, na
 
 def test_the_tables_are_of_options_that_are() -> None:
     known = {field.name: field.default for options in RECIPES.values() for field in fields(options)}
-    told = OTHER | {name: value for name, (value, _) in NOTHING.items()}
-    assert {*told, *NOT_RUN, "data", "data_root"} == set(known)
-    assert all(known[name] != value for name, value in told.items() if name != "device")
+    changed = OTHER | {name: value for name, (value, _) in NOTHING.items()}
+    assert {*changed, *NOT_RUN, "data", "data_root"} == set(known)
+    assert all(known[name] != value for name, value in changed.items() if name != "device")
 
 
 def other_data(name: str, folder: Path) -> tuple[dict[str, Any], dict[str, Any]]:

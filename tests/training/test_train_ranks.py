@@ -167,7 +167,7 @@ def test_the_ranks_plan_the_same_hard_batches(runs: dict[str, Any], name: str) -
     assert hard > warm
 
 
-def test_batch_statistics_that_ranks_cannot_share_are_said(runs: dict[str, Any]) -> None:
+def test_batch_statistics_that_ranks_cannot_share_are_reported(runs: dict[str, Any]) -> None:
     assert runs["errors"].count("cannot share: each normalises by its own part of the batch") == 1
     assert "Use an encoder without them" in runs["errors"]
 

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from hardneg.core.diagnose import Diagnosis
-from hardneg.training.dry_run import try_negatives
+from hardneg.training.checks import try_negatives
 from hardneg.training.evaluation.embeddings import evaluate_file
 from hardneg.training.loop import Loop
 from hardneg.training.options import RECIPES

@@ -59,7 +59,7 @@ def refreshes(batches: int, every: int, epochs: int) -> list[int]:
 @pytest.mark.parametrize(
     ("batches", "every"), [(195, 100), (195, 195), (1000, 100), (104, 100), (11, 11), (11, 100), (10, 3), (7, 1)]
 )
-def test_refreshes_come_about_as_often_as_asked_and_are_fresh_when_used(batches: int, every: int) -> None:
+def test_refreshes_come_about_as_often_as_requested_and_are_fresh_when_used(batches: int, every: int) -> None:
     steps = refreshes(batches, every, epochs=60)
     starts = [s for s in range(batches, 60 * batches) if (s % batches) % every == 0]  # of segments
     lead = min(33, (every - 1) // 3, min(every, batches) - 1)

@@ -138,7 +138,7 @@ def test_a_finished_run_is_not_trained_again(data: str, tmp_path: Path, monkeypa
     assert run("simclr", tmp_path, options, resume=True) == first
 
 
-def compare_as_asked(comparison: Comparison, out: Path) -> None:
+def compare_as_requested(comparison: Comparison, out: Path) -> None:
     torch.set_num_threads(1)
     os.cpu_count = lambda: 1  # one thread for each run, as in this process
     compare(comparison, out, show=lambda line: None)
@@ -179,7 +179,7 @@ def test_a_killed_comparison_ends_with_the_same_table(
         compare(comparison, whole, jobs=1, show=lambda line: None)
 
     runs = killed / "runs"
-    child = CONTEXT.Process(target=compare_as_asked, args=(comparison, killed))
+    child = CONTEXT.Process(target=compare_as_requested, args=(comparison, killed))
     child.start()
 
     def second_is_under_way() -> bool:
@@ -198,7 +198,7 @@ def test_a_killed_comparison_ends_with_the_same_table(
     (begun,) = [one.parent for one in runs.glob("*/config.json") if one.parent != finished[0].parent]
     assert 0 < steps_of(begun) < 6 * STEPS
 
-    child = CONTEXT.Process(target=compare_as_asked, args=(comparison, killed))
+    child = CONTEXT.Process(target=compare_as_requested, args=(comparison, killed))
     child.start()
     child.join(400)  # three runs, each in a process that begins with importing torch
     assert child.exitcode == 0

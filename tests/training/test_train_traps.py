@@ -87,7 +87,7 @@ def test_sogclr_knows_labels(data: str, tmp_path: Path) -> None:
         ("knn(coverage='bogus')", "coverage among"),
     ],
 )
-def test_batches_that_cannot_be_are_said_at_the_door(batches: str, message: str, tmp_path: Path) -> None:
+def test_batches_that_cannot_be_are_reported_at_the_door(batches: str, message: str, tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=message):
         run("simclr", tmp_path / "run", short("npz:nowhere.npz", batches=batches))
 
@@ -155,7 +155,7 @@ class Plain(torch.nn.Module):
         return self.layer(images.flatten(1)).unflatten(1, self.shape)
 
 
-def test_any_module_is_an_encoder_and_a_wrong_one_is_told_at_once(data: str, tmp_path: Path) -> None:
+def test_any_module_is_an_encoder_and_a_wrong_one_is_reported_at_once(data: str, tmp_path: Path) -> None:
     from hardneg.training.loop import train
     from hardneg.training.recipes.simclr import SimCLR
 

@@ -23,7 +23,6 @@ from hardneg.core.schedules import linear
 from hardneg.io.embeddings import load_embeddings
 from hardneg.training.augmentation import from_transform
 from hardneg.training.checkpoints import NEWEST, PREVIOUS
-from hardneg.training.data.fingerprint import fingerprint
 from hardneg.training.data.images import ImageData, load
 from hardneg.training.loop import Loop, train
 from hardneg.training.options import RECIPES, SimCLROptions, TrainOptions, option
@@ -31,6 +30,7 @@ from hardneg.training.recipes.__main__ import main
 from hardneg.training.recipes.simclr import SimCLR
 from hardneg.training.records import final_of, has_collapsed
 from hardneg.training.runs import DATA_CHANGED, DIVERGED, NO_MEMORY, NO_ROOM, REFUSED, Run
+from hardneg.training.trained import fingerprint
 from support.training_runs import assert_same, everything, few_digits, run, short
 
 pytest.importorskip("accelerate", reason="training needs the extra train")
@@ -448,12 +448,12 @@ def test_a_damaged_list_of_warnings_is_mentioned(tmp_path: Path) -> None:
     one = Run(tmp_path)
     one.warn("first")
     one.warn("second")
-    assert one.warnings() == ["first", "second"]
+    assert [warned.text for warned in one.warned()] == ["first", "second"]
     flip(tmp_path / "warnings.json", 8 * (tmp_path / "warnings.json").read_text().index("second"))
-    (mentioned,) = one.warnings()
+    ((_, mentioned),) = one.warned()
     assert "warnings.json is damaged" in mentioned
     (tmp_path / "warnings.json").write_text('["of an older version"]')
-    assert one.warnings() == ["of an older version"]
+    assert [warned.text for warned in one.warned()] == ["of an older version"]
 
 
 # The lock.

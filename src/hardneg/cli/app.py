@@ -10,8 +10,10 @@ import typer
 
 from hardneg.cli.audit import audit
 from hardneg.cli.compare import compare
-from hardneg.cli.errors import errors_for_people, warning_for_people
+from hardneg.cli.errors import warning_for_people
+from hardneg.cli.flags import verb
 from hardneg.cli.mine import mine
+from hardneg.cli.options import EvaluateOptions, ExplainOptions, ReportOptions
 from hardneg.cli.train import train_app
 from hardneg.core.errors import NoFile
 
@@ -40,11 +42,9 @@ def root(version: Annotated[bool, typer.Option("--version", help="Print the vers
 
 
 @app.command()
-def explain(
-    expression: Annotated[str | None, typer.Argument(help="Negatives in the grammar; none lists all of them.")] = None,
-    temperature: Annotated[float, typer.Option(help="Temperature of the scores.")] = 0.5,
-) -> None:
-    """Say what an expression of the grammar does, factor by factor.
+@verb(ExplainOptions)
+def explain(options: ExplainOptions) -> None:
+    """Explain what an expression of the grammar does, factor by factor.
 
     Without an expression, list every distribution and schedule with an example.
 
@@ -56,39 +56,40 @@ def explain(
 
       hardneg explain "OtherLabel() * Tilt(1.0)" --temperature 0.5
     """
-    with errors_for_people():
-        from hardneg.cli.explain import explain_expression, list_grammar
+    from hardneg.cli.explain import explain_expression, list_grammar
 
-        list_grammar() if expression is None else explain_expression(expression, temperature)
+    list_grammar() if options.expression is None else explain_expression(options.expression, options.temperature)
 
 
 @app.command()
-def evaluate(
-    path: Annotated[Path, typer.Argument(help="A run directory, or a file of saved embeddings (npz).")],
-) -> None:
+@verb(EvaluateOptions)
+def evaluate(options: EvaluateOptions) -> None:
     """Evaluate saved embeddings: linear probe, kNN (k = 200, or the size of a class), 1-NN, uniformity.
 
     Example:
 
       hardneg evaluate runs/simclr
     """
-    with errors_for_people():
-        from hardneg.cli.tables import show_evaluation
-        from hardneg.training.evaluation.embeddings import evaluate_file
+    from hardneg.cli.tables import show_evaluation
+    from hardneg.training.evaluation.embeddings import evaluate_file
 
-        file = path / "embeddings.npz" if path.is_dir() else path
-        if not file.exists():
-            raise NoFile("evaluate", "embeddings", file, "which is not there", _why_not(path))
-        show_evaluation(evaluate_file(file))
+    path = Path(options.path)
+    file = path / "embeddings.npz" if path.is_dir() else path
+    if not file.exists():
+        raise NoFile("evaluate", "embeddings", file, "which is not there", _why_not(path))
+    show_evaluation(evaluate_file(file))
 
 
 def _why_not(path: Path) -> str:
     """Why there are no embeddings, and what to do."""
     from hardneg.training.runs import Run
 
-    result = Run(path).result()
+    run = Run(path)
+    result = run.result()
     if (path / "comparison.json").exists():
         return f"this is a comparison: give one of its runs, {path / 'runs'}/..."
+    if result is None and run.config_path.exists():
+        return "the run is not finished: give its command again with --resume, which evaluates at the end"
     if result is None:
         return "train first"
     if "knn" in result:
@@ -97,13 +98,8 @@ def _why_not(path: Path) -> str:
 
 
 @app.command()
-def report(
-    paths: Annotated[list[Path], typer.Argument(help="Run directories and comparisons, one or several.")],
-    out: Annotated[Path | None, typer.Option(help="The HTML file; by default report.html in the directory.")] = None,
-    overwrite: Annotated[
-        bool, typer.Option("--overwrite", help="Also over a file that is no page of hardneg.")
-    ] = False,
-) -> None:
+@verb(ReportOptions)
+def report(options: ReportOptions) -> None:
     """Write one self-contained HTML page about runs and comparisons.
 
     Several paths become arms of one page, side by side; without --out it lies beside the first of them.
@@ -114,11 +110,10 @@ def report(
 
       hardneg report runs/simclr runs/moco --out both.html
     """
-    with errors_for_people():
-        from hardneg.core.text import printable
-        from hardneg.reporting import write_report
+    from hardneg.core.text import printable
+    from hardneg.reporting import write_report
 
-        typer.echo(f"report: {printable(write_report(paths, out, overwrite=overwrite))}")
+    typer.echo(f"report: {printable(write_report(options.paths, options.out, overwrite=options.overwrite))}")
 
 
 def main() -> None:

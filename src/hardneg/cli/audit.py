@@ -37,7 +37,7 @@ def audit(ctx: typer.Context, config: Path | None, out: str, overwrite: bool, **
     """
     with errors_for_people():
         values |= {n: v for n, v in from_file("audit", config, AuditOptions).items() if n not in given(ctx)}
-        options = build(AuditOptions, values)
+        options = build(AuditOptions, values, "audit")
         _check_out(out, options, overwrite)
         _show(_audit(options), options, out, overwrite)
 

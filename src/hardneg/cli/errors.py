@@ -55,8 +55,12 @@ def read_yaml(path: Path) -> dict[str, Any]:
         )
     try:
         values = yaml.safe_load(path.read_text()) or {}
+    except yaml.MarkedYAMLError as error:
+        where = f"in line {error.problem_mark.line + 1}: {error.problem}" if error.problem_mark else error.problem
+        raise FileError("--config", "lines like 'temperature: 0.5'", path, got=f"which is no YAML {where}") from None
     except (yaml.YAMLError, RecursionError, ValueError) as error:
-        raise FileError("--config", "YAML", path, got=f"which is not: {' '.join(str(error).split())}") from None
+        got = f"which is no YAML ({type(error).__name__})"
+        raise FileError("--config", "lines like 'temperature: 0.5'", path, got=got) from None
     if not isinstance(values, dict):
         got = f"which holds a {type(values).__name__}"
         raise FileError("--config", "lines like 'temperature: 0.5'", path, got=got)

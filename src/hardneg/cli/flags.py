@@ -10,11 +10,25 @@ from typing import Annotated, Any, TypeVar, get_origin, get_type_hints
 
 import typer
 
-from hardneg.cli.errors import read_yaml
-from hardneg.core.errors import UnknownName
-from hardneg.training.options import check_option, from_text
+from hardneg.cli.errors import errors_for_people, given, read_yaml
+from hardneg.core.errors import ArgumentError, UnknownName, located
+from hardneg.training.options import Scheduled, allowed, called, check_option, from_text
 
 Options = TypeVar("Options")
+
+
+def verb(options: type[Options]) -> Callable[[Callable[[Options], None]], Callable[..., None]]:
+    """Makes a command of a function of options: its flags are their fields, its help is the docstring."""
+
+    def command_of(work: Callable[[Options], None]) -> Callable[..., None]:
+        def command(**values: Any) -> None:
+            with errors_for_people():
+                work(build(options, values, work.__name__))
+
+        command.__doc__, command.__name__ = work.__doc__, work.__name__
+        return with_parameters(command, parameters_of(options))
+
+    return command_of
 
 
 def parameter(name: str, kind: Any, default: Any, *flags: str, **rest: Any) -> inspect.Parameter:
@@ -22,9 +36,12 @@ def parameter(name: str, kind: Any, default: Any, *flags: str, **rest: Any) -> i
     return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation)
 
 
-def parameters_of(options: type, panels: tuple[str, ...] = ()) -> list[inspect.Parameter]:
-    """One parameter for each field, in the order of the panels."""
-    found = [(_panel(rules), _parameter_of(name, one, kind, rules)) for name, one, kind, rules in _flat(options)]
+def parameters_of(options: type, panels: tuple[str, ...] = (), **defaults: Any) -> list[inspect.Parameter]:
+    """One parameter for each field, in the order of the panels; ``defaults`` replace those of the fields."""
+    found = [
+        (rules.get("panel"), _parameter_of(name, kind, defaults.get(name, one.default), rules))
+        for name, one, kind, rules in _flat(options)
+    ]
     order = [None, *panels]
     return [each for _, each in sorted(found, key=lambda pair: order.index(pair[0]) if panels else 0)]
 
@@ -33,33 +50,62 @@ CONFIG = parameter("config", Path | None, None, help="A YAML file with any of th
 CONTEXT = inspect.Parameter("ctx", inspect.Parameter.KEYWORD_ONLY, annotation=typer.Context)
 
 
-def from_file(verb: str, path: Path | None, options: type) -> dict[str, Any]:
-    """The options of a YAML file, by the names of their flags, held to the same kinds and bounds."""
-    known = {name: (kind, rules) for name, _, kind, rules in _flat(options) if "argument" not in rules}
-    values = {} if path is None else read_yaml(path)
+def with_file(
+    ctx: typer.Context, who: str, config: Path | None, values: dict[str, Any], *options: type
+) -> dict[str, Any]:
+    """The values of the flags, with those of a file where a flag was not given."""
+    return values | {name: v for name, v in from_file(who, config, *options).items() if name not in given(ctx)}
+
+
+def from_file(who: str, path: Path | None, *options: type) -> dict[str, Any]:
+    """The options of a YAML file, by the names of their flags, checked for the same kinds and bounds."""
+    if path is None:
+        return {}
+    with located(str(path)):
+        return checked_values(who, read_yaml(path), *options)
+
+
+def checked_values(who: str, values: dict[str, Any], *options: type) -> dict[str, Any]:
+    """The values as a flag would have read them; raises for names that none of the options has."""
+    known = {name: part for kind in options for name, *part in _flat(kind) if "argument" not in part[-1]}
+    found: dict[str, Any] = {}
     for name, value in values.items():
         if name not in known:
-            raise UnknownName(name, known, f"in {path}")
-        kind, rules = known[name]
-        several = get_origin(kind) is tuple
-        values[name] = [value] if several and isinstance(value, str) else from_text(kind, value)
-        for one in values[name] if isinstance(values[name], list) else [values[name]]:
-            check_option(verb, name, one, str if several else kind, rules)
-    return values
+            raise UnknownName(name, known, usage={one: _usage(*known[one]) for one in known})
+        _, kind, rules = known[name]
+        if get_origin(kind) is tuple:
+            found[name] = _texts(who, name, value)
+        else:
+            found[name] = from_text(kind, value)
+            check_option(who, name, found[name], kind, rules)
+    return found
 
 
-def build(options: type[Options], values: dict[str, Any]) -> Options:
-    """The options from the values of the flags; takes from ``values`` what it uses."""
-    given: dict[str, Any] = {}
-    hints = get_type_hints(options)
+def _texts(who: str, name: str, value: Any) -> list[str]:
+    texts = [value] if isinstance(value, str) else value
+    if not isinstance(texts, list) or not all(isinstance(one, str) for one in texts):
+        raise ArgumentError(who, f"{name} to be a list of texts", f"{name}={value!r}")
+    return texts
+
+
+def build(options: type[Options], values: dict[str, Any], who: str = "hardneg") -> Options:
+    """The options from the values of the flags, checked; takes from ``values`` what it uses."""
+    chosen: dict[str, Any] = {}
+    for name, _, kind, rules in _flat(options):
+        value = from_text(kind, values.pop(name))
+        if get_origin(kind) is tuple:
+            value = tuple(value or ())
+        elif "argument" not in rules:
+            check_option(who, name, value, kind, rules)
+        chosen[name] = value
+    hints, given_options = get_type_hints(options), {}
     for one in fields(options):  # type: ignore[arg-type]
         if "part" in one.metadata:
             inner = {each.name: one.metadata["part"].format(each.name) for each in _fields_of(one, hints[one.name])}
-            given[one.name] = hints[one.name](**{name: values.pop(flag) for name, flag in inner.items()})
+            given_options[one.name] = hints[one.name](**{name: chosen[flag] for name, flag in inner.items()})
         else:
-            value = values.pop(one.name)
-            given[one.name] = tuple(value or ()) if get_origin(hints[one.name]) is tuple else value
-    return options(**given)
+            given_options[one.name] = chosen[one.name]
+    return options(**given_options)
 
 
 def with_parameters(command: Callable[..., None], parameters: list[inspect.Parameter]) -> Callable[..., None]:
@@ -86,18 +132,32 @@ def _fields_of(one: Field[Any], kind: type) -> list[Field[Any]]:
     return [each for each in fields(kind) if not one.metadata["only"] or each.name in one.metadata["only"]]
 
 
-def _panel(rules: dict[str, Any]) -> str | None:
-    return rules.get("panel")
-
-
-def _parameter_of(name: str, one: Field[Any], kind: Any, rules: dict[str, Any]) -> inspect.Parameter:
-    if rules.get("argument"):
-        annotation = Annotated[kind, typer.Argument(help=rules["help"])]
-        return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, annotation=annotation)
-    default = inspect.Parameter.empty if one.default is MISSING else one.default
+def _parameter_of(name: str, kind: Any, default: Any, rules: dict[str, Any]) -> inspect.Parameter:
+    default = inspect.Parameter.empty if default is MISSING else default
     if get_origin(kind) is tuple:
-        kind, default = list[str] | None, None
-    shown = {"help": rules["help"], "rich_help_panel": rules["panel"]}
-    if rules["low"] is not None:
-        shown["min"] = rules["low"]
-    return parameter(name, kind, default, *rules["flags"], **shown)
+        kind, default = (list[str], default) if default is inspect.Parameter.empty else (list[str] | None, None)
+    if "argument" in rules:
+        annotation = Annotated[kind, typer.Argument(help=rules["help"])]
+        return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation)
+    if kind == Scheduled:
+        kind, default = str, str(default)
+    flags = rules["flags"] or ((f"--{name.replace('_', '-')}",) if kind is bool and default is False else ())
+    return parameter(name, kind, default, *flags, help=_help(rules), rich_help_panel=rules["panel"])
+
+
+def _help(rules: dict[str, Any]) -> str:
+    """With what is allowed in words, since choices and bounds in the place of the kind would leave no room for it."""
+    if rules["among"]:
+        return f"{rules['help']} One of {', '.join(rules['among'])}."
+    if rules["low"] is None:
+        return str(rules["help"])
+    words = allowed(rules["low"], rules["high"]).removeprefix("of ")
+    return f"{rules['help']} {words[0].upper()}{words[1:]}."
+
+
+def _usage(one: Field[Any], kind: Any, rules: dict[str, Any]) -> str:
+    """What an option takes: "It is a whole number of at least 1, by default 50"."""
+    what = f"one of {', '.join(rules['among'])}" if rules["among"] else called(kind)
+    bounds = f" {allowed(rules['low'], rules['high'])}" if rules["low"] is not None else ""
+    default = "" if one.default in (MISSING, None, ()) else f", by default {one.default}"
+    return f"It is {what}{bounds}{default}"

@@ -32,7 +32,7 @@ def mine(ctx: typer.Context, config: Path | None, dry_run: bool, explain: bool, 
     """
     with errors_for_people("Run the same command again to resume."):
         values |= {n: v for n, v in from_file("mine", config, MineOptions).items() if n not in given(ctx)}
-        options = build(MineOptions, values)
+        options = build(MineOptions, values, "mine")
         if dry_run:
             from hardneg.mining.estimate import estimate
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from pathlib import Path
 from typing import Any
 
 from rich.console import Console
@@ -19,7 +18,7 @@ SEES_LABELS = "sees the labels of the training images"
 LAST_RECORDS = "False negatives, hardness and clamped are means over the last records"
 
 
-def compare_and_show(comparison: Comparison, out: Path, jobs: int | None, allow_other_data: bool = False) -> None:
+def compare_and_show(comparison: Comparison, out: str, jobs: int | None, allow_other_data: bool = False) -> None:
     """Runs the comparison with a bar, prints the table and writes the report."""
     from rich.progress import Progress
 

@@ -20,8 +20,7 @@ from hardneg.core.schedules import LONG, Number, Schedule, adaptive, registered_
 from hardneg.losses.paper import Paper
 from hardneg.negatives import Negatives, parse
 from hardneg.negatives.grammar import read_expression
-from hardneg.training.dry_run import try_negatives
-from hardneg.training.numbers import number_of
+from hardneg.training.checks import number_of, try_negatives
 from hardneg.training.options import RECIPES, TrainOptions
 
 _moments = range(0, LONG + 1, LONG // 100)

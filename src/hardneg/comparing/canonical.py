@@ -8,7 +8,7 @@ from typing import Any
 
 from hardneg.batching.spec import parse_batches
 from hardneg.negatives import parse
-from hardneg.training.numbers import number_of
+from hardneg.training.checks import number_of
 
 SCHEDULED = ("temperature", "tau_plus")
 """Options that may be schedules, as text; others stand inside of negatives."""

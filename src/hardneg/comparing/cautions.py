@@ -1,10 +1,11 @@
-"""Cautions about the accuracy of an arm: collapsed runs, missing negatives, warnings."""
+"""What to know before figures are believed: collapsed runs, missing negatives, warnings, and other differences."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+from hardneg.comparing.request import SHARED
 from hardneg.training.runs import Warned
 
 MOST = 0.5
@@ -14,18 +15,17 @@ MOST = 0.5
 def cautions(
     arm: str,
     options: Mapping[str, Any],
-    lasts: Sequence[Mapping[str, Any]],
+    results: Sequence[Mapping[str, Any]],
     warned: Iterable[Warned] = (),
-    collapsed: int = 0,
 ) -> list[str]:
-    """Sentences on the arm by the means over its last records, one for each seed, and by what its runs warned of."""
+    """Sentences on the arm by the figures of its runs, which have means over the last records, and their warnings."""
     found: dict[str, str] = {}
-    if collapsed:
+    if collapsed := sum(bool(result.get("collapsed")) for result in results):
         found["collapsed"] = (
-            f"{arm}: {collapsed} of {len(lasts)} runs collapsed: all images have nearly the same features. Lower the "
+            f"{arm}: {collapsed} of {len(results)} runs collapsed: all images have nearly the same features. Lower the "
             "learning rate or the temperature, or weaken the negatives."
         )
-    empty, clamped = (_mean(last.get(name) for last in lasts) for name in ("empty", "clamped"))
+    empty, clamped = (_mean(result.get("final", {}).get(name) for result in results) for name in ("empty", "clamped"))
     if empty > MOST and options.get("positives_in_denominator") != "all":  # there positives stand against each other
         found["empty"] = (
             f"{arm}: {empty:.0%} of the anchors had no negative in the last records, and taught nothing. Its accuracy "
@@ -58,3 +58,49 @@ def _kind(one: Warned) -> str:
 def _mean(values: Iterable[Any]) -> float:
     there = [float(value) for value in values if value is not None]
     return sum(there) / len(there) if there else 0.0
+
+
+BESIDE = ("encoder", "dim", "augment", "learning_rate", "weight_decay", "precision")
+"""Options that an arm may set and that affect results in addition to its negatives."""
+Trained = Mapping[str, Any] | None
+"""The record of what a run trained (training/trained.py); None in runs of older versions."""
+
+
+def unlike(options: Sequence[Mapping[str, Any]], trained: Sequence[Trained] = ()) -> dict[str, list[str]]:
+    """What differs between runs beside the negatives and the seeds, and its values.
+
+    Encoders, views and data are compared as they were trained, where the runs recorded it: "auto" may be two networks.
+    """
+    values = {name: [_shown(one.get(name)) for one in options] for name in (*SHARED, *BESIDE) if name != "seed"}
+    if trained and all(trained):
+        resolved = [_resolved(one) for one in trained if one]
+        values |= {"encoder": [one[0] for one in resolved], "augment": [one[1] for one in resolved]}
+        values["data"] = [one[2] for one in resolved]
+        del values["data_root"]
+    found = {name: list(dict.fromkeys(seen)) for name, seen in values.items()}
+    return {name: seen for name, seen in found.items() if len(seen) > 1}
+
+
+def unlike_notes(differing: Mapping[str, list[str]]) -> list[str]:
+    return [f"{name} differs: {', '.join(values)}." for name, values in differing.items()]
+
+
+def same_weights(runs: Sequence[tuple[int, Trained]]) -> bool:
+    """Whether all runs with the same seed began with the same weights; False where one has no record of them."""
+    begun: dict[int, set[Any]] = {}
+    for seed, trained in runs:
+        begun.setdefault(seed, set()).add(trained and trained.get("encoder", {}).get("initial_weights"))
+    return bool(begun) and all(len(found) == 1 and None not in found for found in begun.values())
+
+
+def _resolved(trained: Mapping[str, Any]) -> tuple[str, str, str]:
+    encoder, data = trained.get("encoder", {}), trained.get("data", {})
+    name = encoder.get("name") or encoder.get("class")
+    parts = [f"{one.get('images')} {split} images ({one.get('fingerprint', '')[:8]})" for split, one in data.items()]
+    earlier = " after other data" if trained.get("earlier_data") else ""
+    return f"{name} of {encoder.get('parameters')} parameters", str(trained.get("views")), " and ".join(parts) + earlier
+
+
+def _shown(value: Any) -> str:
+    """The same text for 1 and 1.0."""
+    return f"{value:g}" if isinstance(value, int | float) and not isinstance(value, bool) else str(value)

@@ -12,11 +12,12 @@ import torch
 from hardneg.comparing.arms import Arm
 from hardneg.comparing.canonical import plainly
 from hardneg.comparing.request import SHARED, Comparison
-from hardneg.core.errors import ArgumentError, HardnegError, argument_error
-from hardneg.training.data.fingerprint import data_record
-from hardneg.training.data.images import ImageData, check_name
+from hardneg.core.errors import ArgumentError, HardnegError, UnknownName, argument_error
+from hardneg.training.checks import check_batch, check_words
+from hardneg.training.data.images import ImageData
 from hardneg.training.options import RECIPES, TrainOptions
-from hardneg.training.setup import augment_for, check_batch, check_words, encoder_for, splits
+from hardneg.training.setup import augment_for, encoder_for, splits
+from hardneg.training.trained import data_record
 
 
 class CannotTrain(HardnegError, ValueError):
@@ -43,7 +44,6 @@ def check_arms(arms: list[Arm], comparison: Comparison) -> dict[str, Any]:
         raise argument_error("compare", "--option that one of the arms takes", "option", unused[0])
     for one, other in combinations(arms, 2):
         _check_difference(one, other, comparison)
-    check_name(arms[0].complete().data)
     every = [one for arm in arms for one in (arm, *comparison.tries(arm))]
     for arm in every:
         _of(arm, check_words)
@@ -66,8 +66,8 @@ def _check_options(arm: Arm, comparison: Comparison) -> None:
             given = f"--option {name}={comparison.common[name]}"
             raise ArgumentError(arm.text, f"its own {name}, {arm.options[name]}", given, "write it in the arms")
     tuned = comparison.tune and comparison.tune[0]
-    if tuned and tuned not in {one.name for one in fields(RECIPES[arm.recipe])}:
-        raise argument_error("compare", f"--tune with an option of {arm.recipe}", "tune", tuned)
+    if tuned and tuned not in (known := [one.name for one in fields(RECIPES[arm.recipe])]):
+        raise UnknownName(tuned, known, f"in {arm.recipe}").within("--tune")
     if tuned in arm.options:
         # Every arm gets the same tries; one that is trained at another value than it says would be called by a
         # wrong name.

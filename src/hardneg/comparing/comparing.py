@@ -13,24 +13,21 @@ from pathlib import Path
 from typing import Any
 
 from hardneg.comparing.arms import Arm, parse_arm
-from hardneg.comparing.cautions import cautions, of_all
+from hardneg.comparing.cautions import cautions, of_all, unlike, unlike_notes
 from hardneg.comparing.checks import check_arms
-from hardneg.comparing.fairness import unlike, unlike_notes
-from hardneg.comparing.folder import open_folder
 from hardneg.comparing.progress import Watcher
-from hardneg.comparing.request import Comparison, measure
+from hardneg.comparing.request import Comparison, measure, open_folder
 from hardneg.comparing.runs import How, run_all, run_of, usual_threads
 from hardneg.comparing.verdict import (
     Verdict,
     answer,
-    last_of,
     rows_of,
     sentences,
     temperature_notes,
     verdicts_of,
 )
 from hardneg.core.errors import HardnegError
-from hardneg.io.files import check_folder, run_again, write_json
+from hardneg.io.files import output_folder, run_again, write_json
 from hardneg.io.provenance import environment
 
 Results = list[list[dict[str, Any]]]
@@ -39,7 +36,7 @@ Results = list[list[dict[str, Any]]]
 
 def compare(
     comparison: Comparison,
-    out: Path,
+    out: str | Path,
     *,
     jobs: int | None = None,
     allow_other_data: bool = False,
@@ -68,10 +65,12 @@ class Prepared:
         return run_all(arms, list(range(seeds)), out, self.how, watcher, may_diverge=may_diverge)
 
 
-def prepare(comparison: Comparison, out: Path, jobs: int | None = None, allow_other_data: bool = False) -> Prepared:
+def prepare(
+    comparison: Comparison, out: str | Path, jobs: int | None = None, allow_other_data: bool = False
+) -> Prepared:
     """Raises for what cannot be compared, before anything is trained or shown."""
     arms = [parse_arm(text).under(comparison.common) for text in comparison.arms]
-    check_folder(out)
+    out = output_folder(out)
     data = check_arms(arms, comparison)
     # Results depend on the threads in their last bits, and bits grow: all runs have the same number.
     threads = open_folder(out, comparison, data, usual_threads(arms, comparison.seeds, jobs), allow_other_data)
@@ -127,8 +126,7 @@ def _cautions(arms: list[Arm], results: Results, out: Path) -> list[str]:
     shared, warned = of_all([[one for seed in seeds for one in run_of(arm, seed, out).warned()] for arm in arms])
     lines = [f"All arms: {one}" for one in shared]
     for arm, of_arm, own in zip(arms, results, warned, strict=True):
-        collapsed = sum(bool(one.get("collapsed")) for one in of_arm)
-        lines += cautions(arm.text, arm.complete().as_dict(), [last_of(one) for one in of_arm], own, collapsed)
+        lines += cautions(arm.text, arm.complete().as_dict(), of_arm, own)
     return lines
 
 

@@ -1,4 +1,4 @@
-"""Runs side by side on a machine: as many as requested, where its memory and that of its GPUs allow."""
+"""Runs side by side on a machine: as many as memory allows, and none that outlives its comparison."""
 
 from __future__ import annotations
 
@@ -130,11 +130,43 @@ def num_cores() -> int:
 
 def _gpus() -> list[Place]:
     """Queried in a separate process, since CUDA keeps some memory in the process that queries it."""
-    ask = "import torch; print(*(torch.cuda.mem_get_info(i)[0] for i in range(torch.cuda.device_count())))"
-    answer = subprocess.run([sys.executable, "-c", ask], capture_output=True, text=True)
+    query = "import torch; print(*(torch.cuda.mem_get_info(i)[0] for i in range(torch.cuda.device_count())))"
+    answer = subprocess.run([sys.executable, "-c", query], capture_output=True, text=True)
     if answer.returncode:
         why = (answer.stderr.strip().splitlines() or ["no output"])[-1]
         raise OSError(f"compare needs GPUs that say what they have free, got {why!r}; use --option device=cpu.")
     free_sizes = answer.stdout.split()
     names = os.environ.get("CUDA_VISIBLE_DEVICES") or ",".join(map(str, range(len(free_sizes))))
     return [Place(name.strip(), int(free)) for name, free in zip(names.split(","), free_sizes, strict=False)]
+
+
+class ChildPipes:
+    """One pipe per run: a run ends when its pipe is closed, so that a failure or Ctrl-C need not wait for it."""
+
+    def __init__(self) -> None:
+        self._ends: set[int] = set()
+        self._closed = False
+        self._lock = threading.Lock()
+
+    @contextmanager
+    def one(self) -> Iterator[int]:
+        """The end of a pipe for the standard input of a run; none is made once the others were closed."""
+        with self._lock:
+            if self._closed:
+                raise NotBegun("the comparison has ended")
+            here, there = os.pipe()
+            self._ends.add(there)
+        try:
+            yield here
+        finally:
+            os.close(here)
+            with self._lock:
+                if there in self._ends:
+                    self._ends.remove(there)
+                    os.close(there)
+
+    def close(self) -> None:
+        with self._lock:
+            self._closed = True
+            while self._ends:
+                os.close(self._ends.pop())

@@ -1,15 +1,19 @@
-"""The request of a comparison: arms, seeds, the options they share, what is tuned, and what decides."""
+"""The request of a comparison: arms, seeds, the options they share, what is tuned, what decides; and its folder."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+import os
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, fields, replace
+from pathlib import Path
 from typing import Any
 
 from hardneg.comparing.arms import Arm
-from hardneg.core.errors import ArgumentError, argument_error
+from hardneg.core.errors import ArgumentError, Damaged, FileError, UnknownName, argument_error, warn_once
+from hardneg.io.files import read_json, run_again, write_json
 from hardneg.training.options import RECIPES
+from hardneg.training.trained import check_same_data, is_data_record
 
 METRIC = "knn"
 SHARED = ("seed", "data", "data_root", "epochs", "batch_size", "evaluate_on")
@@ -91,7 +95,7 @@ def read_tune(text: str) -> tuple[str, tuple[float, ...]]:
         raise argument_error("compare", "--tune like temperature=0.1,0.2", "tune", text) from None
 
 
-def read_options(texts: list[str]) -> dict[str, Any]:
+def read_options(texts: Iterable[str]) -> dict[str, Any]:
     """``name=value`` as options of train; numbers and true or false are read as such."""
     options: dict[str, Any] = {}
     known = {field.name for recipe in RECIPES.values() for field in fields(recipe)}
@@ -99,7 +103,7 @@ def read_options(texts: list[str]) -> dict[str, Any]:
         name, _, value = text.partition("=")
         name = _option_name(name)
         if name not in known:
-            raise argument_error("compare", f"--option among {', '.join(sorted(known))}", "option", text)
+            raise UnknownName(name, sorted(known)).within("--option")
         if name in options:
             raise argument_error("compare", f"one --option for {name}", "option", texts)
         try:
@@ -111,3 +115,35 @@ def read_options(texts: list[str]) -> dict[str, Any]:
 
 def _option_name(text: str) -> str:
     return text.strip().replace("-", "_")
+
+
+def open_folder(out: Path, comparison: Comparison, data: dict[str, Any], threads: int, allow_other_data: bool) -> int:
+    """The threads of every run: the number with which the comparison was begun, also where ``--jobs`` differ now.
+
+    Raises for a folder whose comparison has other options, or was begun with other data. Arms and seeds may be added.
+    """
+    path = out / "request.json"
+    wanted = json.loads(json.dumps({"common": comparison.common, "tune": comparison.tune, "metric": comparison.metric}))
+    before = _read_request(path) if path.exists() else {}
+    if before and before | wanted != before:
+        raise FileError("compare", "the options that the comparison was begun with", path, fix="use another --out")
+    if before.get("data") and not allow_other_data:
+        check_same_data("compare", out, before["data"], data)
+    begun_with = before.get("threads")
+    if begun_with not in (None, threads) and "OMP_NUM_THREADS" in os.environ:
+        warn_once(
+            "compare.threads",
+            f"OMP_NUM_THREADS={threads} has no effect: this comparison was begun with {begun_with} for each run, on "
+            "which its figures depend. Use another --out to start a new one.",
+        )
+    write_json(path, wanted | {"threads": begun_with or threads, "data": data}, run_again)
+    return int(begun_with or threads)
+
+
+def _read_request(path: Path) -> dict[str, Any]:
+    advice = "delete it if the comparison is the same, or use another --out"
+    found: dict[str, Any] = read_json(path, advice, who="compare")
+    threads, data = found.get("threads"), found.get("data")
+    if not isinstance(threads, int | None) or not (data is None or is_data_record(data)):
+        raise Damaged("compare", "what it was begun with", path, got="its threads or data are not", fix=advice)
+    return found

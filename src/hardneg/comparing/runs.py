@@ -18,8 +18,7 @@ import torch
 
 from hardneg.comparing.arms import Arm
 from hardneg.comparing.canonical import EXPRESSIONS, plainly
-from hardneg.comparing.child_processes import ChildPipes
-from hardneg.comparing.memory import Machine, NotBegun, num_cores, this_machine
+from hardneg.comparing.memory import ChildPipes, Machine, NotBegun, num_cores, this_machine
 from hardneg.comparing.progress import Watcher
 from hardneg.core.errors import HardnegError, warn_once
 from hardneg.training.options import RECIPES, TrainOptions

@@ -26,7 +26,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from hardneg.io.bits import unpack_bits
+from hardneg.io.embeddings import unpack_bits
 
 MARGIN = 1.05
 """By which intervals are wider than Student's: for arms of unequal variance, and variables that are not normal."""

@@ -68,14 +68,8 @@ def rows_of(arms: list[Arm], results: Sequence[Results], metric: str) -> list[Ro
     return rows
 
 
-def last_of(result: Mapping[str, Any]) -> dict[str, Any]:
-    """The means over the last records of a run; of a run of an older version, its last record."""
-    found = result.get("last", result.get("final"))
-    return dict(found) if isinstance(found, dict) else {}
-
-
 def _mean_of_last(results: Results, name: str) -> float:
-    found = [last_of(result).get(name) for result in results]
+    found = [result.get("final", {}).get(name) for result in results]
     return float(np.mean([np.nan if value is None else value for value in found]))
 
 

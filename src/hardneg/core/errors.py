@@ -75,6 +75,15 @@ class HardnegError(Exception):
         return f"; {self.fix}" if self.fix else ""
 
 
+@contextmanager
+def located(where: str) -> Iterator[None]:
+    """Puts a place, such as the flag of an option, before the sentence of an error that the block raises."""
+    try:
+        yield
+    except HardnegError as error:
+        raise error.within(where)  # noqa: B904  (the same error)
+
+
 class ArgumentError(HardnegError, ValueError):
     """A value that cannot mean anything here."""
 

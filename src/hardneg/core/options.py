@@ -20,9 +20,9 @@ def option(
     return field(default=default, metadata=rules)
 
 
-def argument(help: str) -> Any:
-    """A needed field that the command line takes without a flag."""
-    return field(metadata={"help": help, "argument": True})
+def argument(help: str, default: Any = MISSING) -> Any:
+    """A field that the command line takes without a flag; needed if it has no default."""
+    return field(default=default, metadata={"help": help, "argument": True})
 
 
 def part(name: str = "{}", only: tuple[str, ...] = (), panel: str | None = None) -> dict[str, Any]:

@@ -161,14 +161,14 @@ def _check_none(who: str, labels: Array, odd: Array, what: str, where: str) -> N
 
 def known_labels(labels: Array, where: str) -> Array | None:
     """The labels, or None where no image has one: a number below 0, also as text, and NaN say that there is none."""
-    labels = plain_labels("load", labels, where)
+    labels = plain_labels("data", labels, where)
     if labels.dtype.kind == "U":
         missing = np.isin(labels, [name for name in np.unique(labels) if says_none(str(name))])
     else:
         missing = ~(labels >= 0)
     if missing.any() and not missing.all():
         raise ArgumentError(
-            "load",
+            "data",
             "a label for every image or for none",
             f"{missing.sum()} of {len(labels)} without one (below 0) in {where}",
             "leave these images out, or take all labels away to train without them",

@@ -1,12 +1,15 @@
-"""Embeddings of both splits of a data set, with labels: one .npz file that training writes and others read."""
+"""Embeddings of both splits of a data set, with labels, as one .npz file; and yes-or-no answers as text for JSON."""
 
 from __future__ import annotations
 
+import base64
+import binascii
 from pathlib import Path
 from typing import Annotated, Any, BinaryIO
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from hardneg.core.errors import ArgumentError, NotFinite, argument_error
@@ -77,3 +80,21 @@ def _as_features(array: Array) -> Features:
 def _as_array(part: Tensor) -> Any:
     part = part.detach().cpu()
     return (part.float() if part.is_floating_point() else part).numpy()
+
+
+def pack_bits(answers: NDArray[np.bool_]) -> str:
+    """10,000 answers are 1,668 characters.
+
+    >>> unpack_bits(pack_bits(np.array([True, False, True])), 3)
+    array([ True, False,  True])
+    """
+    return base64.b64encode(np.packbits(answers).tobytes()).decode()
+
+
+def unpack_bits(text: Any, number: int) -> NDArray[np.bool_] | None:
+    """The answers, or None where the text does not hold so many."""
+    try:
+        packed = np.frombuffer(base64.b64decode(text, validate=True), np.uint8)
+    except (TypeError, ValueError, binascii.Error):
+        return None
+    return np.unpackbits(packed, count=number).astype(bool) if len(packed) == -(-number // 8) else None

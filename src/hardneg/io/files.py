@@ -13,7 +13,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from hardneg.core.errors import Damaged, DiskFull, FileError, InUse, NotWritten
+from hardneg.core.errors import ArgumentError, Damaged, DiskFull, FileError, InUse, NotWritten
 from hardneg.io.sealed import checked, with_checksum
 
 _no_room = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
@@ -59,10 +59,14 @@ def _keep_name(folder: Path) -> None:
             os.close(number)
 
 
-def check_folder(path: Path) -> None:
-    """Raises if the path of an output folder leads through a file."""
+def output_folder(out: str | Path) -> Path:
+    """The path of an output folder; raises if it is empty or leads through a file."""
+    if not str(out).strip():
+        raise ArgumentError("--out", "the path of a folder", repr(out), "use --out . for the current one")
+    path = Path(out)
     if any(part.is_file() for part in (path, *path.parents)):
         raise FileError("--out", "a folder", path, got="where there is a file")
+    return path
 
 
 def disk_failure(path: Path, cause: OSError, advice: str) -> NotWritten:

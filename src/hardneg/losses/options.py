@@ -20,7 +20,7 @@ AnyGenerator = str | Generator
 _usual = {"tau_plus": 0.0, "num_negatives": "support", "positives_in_denominator": "own"}
 
 
-def read_objective(objective: AnyObjective, **options: Any) -> Objective:
+def read_objective(objective: AnyObjective, who: str = "ContrastiveLoss", **options: Any) -> Objective:
     """The objective that is meant, with those of info_nce's options that it has and that are not the usual ones.
 
     >>> read_objective("rince(q=0.1)")
@@ -34,12 +34,15 @@ def read_objective(objective: AnyObjective, **options: Any) -> Objective:
     elif not isinstance(objective, Objective) and callable(objective):
         made = Function(objective)
     if not isinstance(made, Objective):
-        raise argument_error("ContrastiveLoss", "an objective such as 'info_nce'", "objective", objective)
+        raise argument_error(who, "an objective such as 'info_nce'", "objective", objective)
     changed = {name: value for name, value in options.items() if isinstance(value, Tensor) or value != _usual[name]}
     known: set[str] = {field.name for field in fields(made)} if is_dataclass(made) else set()
     for name, value in changed.items():
         if name not in known:
-            raise argument_error("ContrastiveLoss", f"an objective with {name} for {name}={value!r}", "objective", made)
+            raise argument_error(who, f"an objective with {name} for {name}={value!r}", "objective", made)
+        if isinstance(written := getattr(made, name), Tensor) or written != _usual[name]:
+            what = f"{name} either inside the objective or beside it"
+            raise ArgumentError(who, what, f"objective={made!r} and {name}={value!r}")
     return replace(made, **changed) if changed else made  # type: ignore[type-var]
 
 

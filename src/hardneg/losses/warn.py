@@ -6,15 +6,17 @@ import torch
 from torch import Tensor
 
 from hardneg.core.errors import warn_once
+from hardneg.negatives import Negatives
 
 
-def warn_of_empty(share: float, negatives: object) -> None:
+def warn_of_empty(share: float, negatives: Negatives) -> None:
     """``share`` of the anchors have no negative."""
     if share > 0.5:
+        advice = {factor.if_empty: None for factor in negatives.factors if factor.removes}  # each once, in order
         warn_once(
             f"empty:{negatives!r}",
             f"{share:.0%} of the anchors have no negative under {negatives!r} and cost nothing. "
-            "Widen the band, add a pool, or use a larger batch with more labels in it.",
+            f"{' '.join(advice) or Negatives.if_empty}",
         )
 
 

@@ -35,6 +35,8 @@ class Negatives:
     """Whether it can remove candidates; False if every log-weight is finite."""
     ranks: ClassVar[bool] = False
     """For a class with ``log_weights(scores)`` alone: whether a weight depends on which other candidates are valid."""
+    if_empty: ClassVar[str] = "Use a larger batch, add a pool, or remove fewer candidates."
+    """What to do where it leaves anchors without a negative, for the warning of the loss."""
     textual: ClassVar[bool] = True
     """Whether it can be written in the grammar; not if it is made of tensors."""
 

@@ -17,6 +17,7 @@ class OtherLabel(Negatives):
     """Candidates with another label than the anchor's."""
 
     masks: ClassVar = True
+    if_empty: ClassVar = "Use a larger batch with more labels in it, or add a pool."
 
     def log_weight(self, tile: Tile) -> Tensor:
         return tile.keep(~tile.same_label("OtherLabel"))

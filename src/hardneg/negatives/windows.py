@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
+from copy import copy
 from dataclasses import dataclass, field
+from numbers import Real
 from typing import Any, ClassVar
 
 import torch
@@ -16,7 +18,7 @@ from torch import Tensor
 
 from hardneg.core.bounds import Bound, Count, Window, beyond, within
 from hardneg.core.errors import argument_error, check_kind, check_range
-from hardneg.core.schedules import Number, Schedule
+from hardneg.core.schedules import Number, Schedule, value_of
 from hardneg.core.tiles import Tile
 from hardneg.negatives.base import Negatives, check_by
 
@@ -40,6 +42,7 @@ class Ring(Negatives):
     at_least: int = 0
     by: str = field(default="score", kw_only=True)
     masks: ClassVar = True
+    if_empty: ClassVar = "Lower inner, raise outer, or keep some candidates with at_least=1."
     examples: ClassVar = (
         "Ring(0.0, 1.0)",
         "Ring(0.1, 0.5)",
@@ -48,6 +51,26 @@ class Ring(Negatives):
     )
 
     def __post_init__(self) -> None:
+        self._prepare()
+        if self._edges_are_known() and not self.at_least and self._is_always_empty():
+            what = "an outer above 0 and an inner below 1" if self.dynamic_inner else "an inner below its outer"
+            raise argument_error("Ring", what, "(inner, outer)", (self.inner, self.outer))
+
+    def at(self, step: int, total: int | None = None) -> Negatives:
+        """Without the check for an empty ring, which an annealed one may pass through: the loss counts its anchors."""
+        ring = copy(self)
+        for name in ("inner", "outer"):
+            object.__setattr__(ring, name, value_of(getattr(self, name), step, total))
+        ring._prepare()
+        return ring
+
+    def _edges_are_known(self) -> bool:
+        return isinstance(self.inner, Real) and isinstance(self.outer, Real)
+
+    def _is_always_empty(self) -> bool:
+        return self.outer == 0 or self.inner >= (1 if self.dynamic_inner else self.outer)
+
+    def _prepare(self) -> None:
         check_range("Ring", "inner", self.inner, 0.0, 1.0)
         check_range("Ring", "outer", self.outer, 0.0, 1.0)
         check_kind("Ring", "dynamic_inner", self.dynamic_inner, bool, "True or False")

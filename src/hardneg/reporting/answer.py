@@ -6,8 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from hardneg.comparing.request import why_no_accuracy
-from hardneg.reporting.figures import evaluated_in, measure_in, percent
-from hardneg.reporting.story import ArmRuns, Story, known
+from hardneg.reporting.story import ArmRuns, Story, evaluated_in, known, measure_in, percent
 
 UNLIKE = "More than the negatives differs"
 HELD_OUT = (
@@ -35,8 +34,7 @@ def answer_of(story: Story) -> list[str]:
             "difference is judged here; hardneg compare does that."
         ]
     if story.kind == "comparison":
-        older = ["This comparison is of an older version; give its command again for an answer."]
-        return list(story.facts.get("answer", older))
+        return list(story.facts.get("answer", []))
     if not first.finished():
         return ["This run is not finished, so there is no accuracy yet. Below is what it has recorded so far."]
     if not known(first.row.get("mean")):

@@ -1,15 +1,21 @@
-"""Similarities of same-class and other-class pairs, arm by arm."""
+"""Similarities of same-class and other-class pairs, arm by arm, and how often the former are more alike."""
 
 from __future__ import annotations
 
 from itertools import pairwise
+from pathlib import Path
 from typing import Any
 
+import torch
 from markupsafe import Markup
+from torch.nn.functional import normalize
 
+from hardneg.io.embeddings import Features, Labels, load_embeddings
 from hardneg.pages.charts.histogram import Shares, histogram_chart
-from hardneg.reporting.separation import MOST_IMAGES, separation_of
 from hardneg.reporting.story import ArmRuns, Story, known
+
+MOST_IMAGES = 2000
+"""Evaluated images whose pairs are compared; where there are more, as many are drawn, the same for every run."""
 
 
 def histograms_of(story: Story) -> list[tuple[ArmRuns, str, Markup]]:
@@ -80,3 +86,34 @@ def _shares(counts: dict[str, Any], low: float, high: float) -> tuple[list[float
     inside = [i for i in range(len(edges) - 1) if edges[i] >= low - 1e-9 and edges[i + 1] <= high + 1e-9]
     same, other = ([counts[kind][i] / sum(counts[kind]) for i in inside] for kind in ("same", "other"))
     return [edges[i] for i in inside] + [edges[inside[-1] + 1]], same, other
+
+
+def separation_of(arm: ArmRuns) -> float | None:
+    """The mean over the seeds, each by itself: pairs of two encoders are not compared. None without embeddings."""
+    files = [one.run.path / "embeddings.npz" for one in arm.seeds if one.result is not None]
+    found = [share for file in files if (share := _of_file(file)) is not None]
+    return sum(found) / len(found) if found else None
+
+
+def _of_file(file: Path) -> float | None:
+    try:
+        _, _, features, labels = load_embeddings(file)
+    except (OSError, ValueError):
+        return None
+    return separation(features, labels)
+
+
+def separation(x: Features, y: Labels) -> float | None:
+    """The share of all (same-class pair, other-class pair) in which the first is more alike; ties count half.
+
+    None where there is no pair of one kind.
+    """
+    order = torch.randperm(len(x), generator=torch.Generator().manual_seed(0))[:MOST_IMAGES]
+    x, y = normalize(x[order].double(), dim=1), y[order]
+    above = torch.ones(len(x), len(x), dtype=torch.bool).triu(1)
+    cosines, alike = (x @ x.T)[above], (y[:, None] == y)[above]
+    same, other = cosines[alike], cosines[~alike].sort().values
+    if not len(same) or not len(other):
+        return None
+    below, not_above = (torch.searchsorted(other, same, right=right).double() for right in (False, True))
+    return float((below + not_above).mean()) / (2.0 * len(other))

@@ -11,11 +11,10 @@ from torch import Tensor
 from hardneg.core.errors import DataChanged, FileError
 from hardneg.io.embeddings import load_embeddings
 from hardneg.pages.thumbnails import thumbnail
-from hardneg.reporting.figures import evaluated_in, listed
-from hardneg.reporting.story import ArmRuns, SeedRun, Story
-from hardneg.training.data.fingerprint import fingerprint
+from hardneg.reporting.story import ArmRuns, SeedRun, Story, evaluated_in, listed
 from hardneg.training.data.images import ImageData, load
 from hardneg.training.evaluation.pairs import directions
+from hardneg.training.trained import fingerprint
 
 NUM_ANCHORS, NUM_NEAREST, NUM_OTHER = 6, 8, 4
 COUNTED = 10  # neighbours of every test image whose classes are counted

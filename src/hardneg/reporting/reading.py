@@ -10,7 +10,6 @@ from typing import Any
 from hardneg.comparing.arms import Arm, parse_arm
 from hardneg.comparing.canonical import plainly
 from hardneg.comparing.request import METRIC, TITLES
-from hardneg.comparing.verdict import last_of
 from hardneg.core.errors import FileError
 from hardneg.core.text import printable
 from hardneg.io.files import read_json
@@ -153,7 +152,7 @@ def _steps(runs: list[SeedRun]) -> int | None:
 def row_of(runs: list[SeedRun], metric: str) -> Table:
     """The line of an arm outside of a finished comparison: means of what is there, and no intervals."""
     results = [one.result for one in runs if one.result is not None]
-    final = [last_of(result) for result in results]
+    final = [result.get("final", {}) for result in results]
     if not results:  # none is finished: use the records so far
         final = [one.metrics[-1] for one in runs if one.metrics]
 

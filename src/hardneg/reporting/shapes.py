@@ -42,7 +42,7 @@ RECORD = {"step": NUMBER, "epoch": NUMBER, "*": NUMBER}
 RESULT = {
     "steps": WHOLE, "seconds": NUMBER, "epochs": NUMBER, "k": WHOLE, "num_test": WHOLE, "num_train": WHOLE,
     "knn": NUMBER, "1nn": NUMBER, "linear": NUMBER, "alignment": NUMBER, "uniformity": NUMBER, "no_accuracy": TEXT,
-    "final": {"*": NUMBER}, "last": {"*": NUMBER}, "trained": TRAINED, "correct": {"*": TEXT},
+    "final": {"*": NUMBER}, "trained": TRAINED, "correct": {"*": TEXT},
     "similarities": {
         "edges": [NUMBER], "same": [NUMBER], "other": [NUMBER], "same_mean": NUMBER, "other_mean": NUMBER,
     },

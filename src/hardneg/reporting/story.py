@@ -1,4 +1,4 @@
-"""The contents of the page: the arms of a run or a comparison, their seeds, and what is missing of them."""
+"""The contents of the page: the arms of a run or a comparison, their seeds, what is missing, and figures as text."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from pathlib import Path
 from typing import Any, TypeGuard
 
 from hardneg.comparing.arms import uses_labels
-from hardneg.comparing.cautions import cautions
-from hardneg.comparing.fairness import same_weights, unlike, unlike_notes
-from hardneg.comparing.request import letter_of
-from hardneg.comparing.verdict import last_of
+from hardneg.comparing.cautions import cautions, same_weights, unlike, unlike_notes
+from hardneg.comparing.request import letter_of, measure
 from hardneg.training.runs import Run
+
+ABSENT = "n/a"
 
 Table = dict[str, Any]
 """One line of the table, as comparison.json has it."""
@@ -60,12 +60,9 @@ class ArmRuns:
         )
 
     def cautions(self) -> list[str]:
-        finals = [last_of(result) for result in self.finished()]
         options = self.seeds[0].options if self.seeds else {}
-        collapsed = sum(bool(result.get("collapsed")) for result in self.finished())
-        return cautions(
-            self.text, options, finals, [warning for one in self.seeds for warning in one.run.warned()], collapsed
-        )
+        warned = [warning for one in self.seeds for warning in one.run.warned()]
+        return cautions(self.text, options, self.finished(), warned)
 
     def finished(self) -> list[dict[str, Any]]:
         return [one.result for one in self.seeds if one.result is not None]
@@ -138,3 +135,37 @@ def missing_parts(arms: list[ArmRuns], seeds: int | None) -> list[str]:
             elif not there[seed].metrics:
                 problems.append(f"{name}: no records over training (metrics.jsonl)")
     return problems
+
+
+def two_digits(value: float) -> str:
+    return f"{value:.2f}"
+
+
+def percent(value: Any, digits: int = 2, unit: str = " %") -> str:
+    return f"{100 * value:.{digits}f}{unit}" if known(value) else ABSENT
+
+
+def signed(value: float) -> str:
+    """In points; what rounds to nothing has no minus."""
+    return f"{100 * value:+z.2f}"
+
+
+def number(value: Any, form: str) -> str:
+    return format(value, form) if known(value) else ABSENT
+
+
+def evaluated_in(story: Story) -> str:
+    """The split whose images are evaluated; both where runs that were made apart differ in it."""
+    runs = [one.options for arm in story.arms for one in arm.seeds]
+    every = runs or [story.facts.get("comparison", {}).get("common", {})]
+    return " or ".join(sorted({str(one.get("evaluate_on", "test")) for one in every}))
+
+
+def measure_in(story: Story, name: str) -> str:
+    """How a measure is called on the page; kNN by its k where that is the same in all runs."""
+    known_k = {result.get("k") for arm in story.arms for result in arm.finished()}
+    return measure(name, known_k.pop() if len(known_k) == 1 else None)
+
+
+def listed(parts: list[str]) -> str:
+    return parts[0] if len(parts) == 1 else f"{', '.join(parts[:-1])} and {parts[-1]}"

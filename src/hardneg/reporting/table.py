@@ -10,8 +10,18 @@ from markupsafe import Markup
 from hardneg.comparing.request import TITLES
 from hardneg.pages.charts.dots import Dots, dot_plot
 from hardneg.pages.render import csv_link
-from hardneg.reporting.figures import ABSENT, measure_in, number, percent, signed, two_digits
-from hardneg.reporting.story import ArmRuns, Story, Table, known
+from hardneg.reporting.story import (
+    ABSENT,
+    ArmRuns,
+    Story,
+    Table,
+    known,
+    measure_in,
+    number,
+    percent,
+    signed,
+    two_digits,
+)
 
 
 @dataclass(frozen=True)

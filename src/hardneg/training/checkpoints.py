@@ -90,8 +90,7 @@ def read_state(path: Path, device: torch.device | str = "cpu") -> dict[str, Any]
     except (torch.OutOfMemoryError, MemoryError):
         raise
     except Exception as error:  # torch raises whatever the bytes of a damaged file lead it to
-        got = f"{type(error).__name__}: {str(error).partition(chr(10))[0]}"
-        raise Damaged("train", "a checkpoint", path, got=got, fix=FIX) from error
+        raise Damaged("train", "a checkpoint", path, got="torch cannot read it", fix=FIX) from error
     if not isinstance(state, dict) or not state.keys() >= PARTS:
         raise Damaged("train", "a checkpoint", path, got="it is no checkpoint of a run", fix=FIX)
     return state

@@ -14,14 +14,14 @@ from __future__ import annotations
 from collections.abc import Callable
 from contextlib import nullcontext
 from functools import partial
-from typing import Annotated
+from typing import Annotated, Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import relu
 
 from hardneg.batching.refresh import eval_mode
-from hardneg.core.errors import ArgumentError, MissingExtra, argument_error
+from hardneg.core.errors import ArgumentError, MissingExtra, UnknownName, argument_error
 
 Images = Annotated[Tensor, "b c h w"]
 Features = Annotated[Tensor, "b d"]
@@ -83,28 +83,22 @@ def build_encoder(
     with nullcontext() if seed is None else torch.random.fork_rng([]):
         if seed is not None:
             torch.manual_seed(seed)
-        backbone, feature_dim = (
-            _torchvision(name.partition(":")[2], in_channels)
-            if ":" in name
-            else _BACKBONES[name](in_channels, NORMS[norm])
-        )
-        return Encoder(backbone, feature_dim, projection_head(head, feature_dim, projection_dim), name)
+        if ":" in name:
+            backbone, feature_dim = _torchvision(name.partition(":")[2], in_channels)
+        else:
+            backbone = _BACKBONES[name](in_channels, NORMS[norm])
+            feature_dim = backbone.feature_dim
+        return Encoder(backbone, feature_dim, _HEADS[head](feature_dim, projection_dim), name)
 
 
 def check_encoder(name: str, head: str = "auto", norm: str = "auto") -> None:
-    """Raises unless ``build_encoder`` knows the names; builds nothing, so that a command line can ask first."""
+    """Raises unless ``build_encoder`` knows the names; builds nothing, for the command line."""
     if name not in _BACKBONES and not name.startswith("torchvision:resnet"):
-        what = f"an encoder among {', '.join(_BACKBONES)}, torchvision:resnet18 ..."
-        raise argument_error("build_encoder", what, "name", name)
+        raise UnknownName(name, [*_BACKBONES, "torchvision:resnet18"])
     if head not in ("auto", *_HEADS):
         raise argument_error("build_encoder", f"a head among auto, {', '.join(_HEADS)}", "head", head)
     if norm not in ("auto", *NORMS) or (norm == "group" and ":" in name):
         raise argument_error("build_encoder", "a norm among auto, batch, group (batch for torchvision's)", "norm", norm)
-
-
-def projection_head(kind: str, in_dim: int, out_dim: int) -> nn.Module:
-    """SimCLR's head, as wide inside as the features: 512-512(BN)-128 for ResNet-18."""
-    return _HEADS[kind](in_dim, out_dim)
 
 
 def has_batch_statistics(module: nn.Module) -> bool:
@@ -222,19 +216,10 @@ class ResidualBlock(nn.Module):
         return relu(self.residual(maps) + self.shortcut(maps))
 
 
-def _tiny(in_channels: int, norm: Norm) -> tuple[nn.Module, int]:
-    return TinyBackbone(in_channels, norm), TinyBackbone.feature_dim
-
-
-def _resnet(in_channels: int, norm: Norm, *, blocks: tuple[int, ...], bottleneck: bool) -> tuple[nn.Module, int]:
-    backbone = ResNetBackbone(in_channels, norm, blocks, bottleneck)
-    return backbone, backbone.feature_dim
-
-
-_BACKBONES: dict[str, Callable[[int, Norm], tuple[nn.Module, int]]] = {
-    "tiny": _tiny,
-    "resnet18": partial(_resnet, blocks=(2, 2, 2, 2), bottleneck=False),
-    "resnet50": partial(_resnet, blocks=(3, 4, 6, 3), bottleneck=True),
+_BACKBONES: dict[str, Callable[[int, Norm], Any]] = {
+    "tiny": TinyBackbone,
+    "resnet18": partial(ResNetBackbone, blocks=(2, 2, 2, 2), bottleneck=False),
+    "resnet50": partial(ResNetBackbone, blocks=(3, 4, 6, 3), bottleneck=True),
 }
 
 
@@ -247,6 +232,7 @@ def _mlp_bn(in_dim: int, out_dim: int) -> nn.Module:
     return nn.Sequential(hidden, nn.BatchNorm1d(in_dim), nn.ReLU(inplace=True), nn.Linear(in_dim, out_dim))
 
 
+# As wide inside as the features: 512-512(BN)-128 for ResNet-18.
 _HEADS: dict[str, Callable[[int, int], nn.Module]] = {
     "mlp": _mlp,
     "mlp-bn": _mlp_bn,

@@ -23,14 +23,13 @@ from hardneg.batching.spec import BatchSpec
 from hardneg.core.errors import DataChanged, HardnegWarning, NotFinite
 from hardneg.core.schedules import adaptive
 from hardneg.io.embeddings import save_embeddings
-from hardneg.io.files import write_atomically
+from hardneg.io.files import output_folder, write_atomically
 from hardneg.io.sealed import sealing
 from hardneg.losses.contrastive import ContrastiveLoss
 from hardneg.training.augmentation.augment import Views
 from hardneg.training.augmentation.views import Augmentation, as_augmentation, check_plain, described
-from hardneg.training.data.fingerprint import data_record
+from hardneg.training.checks import check_batch, check_words, try_negatives
 from hardneg.training.data.images import ImageData
-from hardneg.training.dry_run import try_negatives
 from hardneg.training.encoders import check_embeds, embed
 from hardneg.training.evaluation.embeddings import evaluate_embeddings
 from hardneg.training.evaluation.pairs import alignment
@@ -43,8 +42,6 @@ from hardneg.training.setup import (
     as_state,
     augment_for,
     check_agreed,
-    check_batch,
-    check_words,
     from_state,
     held_memory,
     progress_bar,
@@ -54,7 +51,7 @@ from hardneg.training.setup import (
     synchronised,
     synchronize,
 )
-from hardneg.training.trained import encoder_record
+from hardneg.training.trained import data_record, encoder_record
 
 if TYPE_CHECKING:
     from accelerate import Accelerator
@@ -87,7 +84,7 @@ def train(
     """
     spec = check_words(options)
     accelerator = accelerator_for(options)
-    run = Run(Path(out))
+    run = Run(output_folder(out))
     with run.alone() if accelerator.is_main_process else nullcontext():
         if accelerator.is_main_process:
             Run.open(out, recipe, options.as_dict(), resume, defaults_of(options))

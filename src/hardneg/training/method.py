@@ -37,7 +37,7 @@ class Method(nn.Module, ABC):
 
     @abstractmethod
     def loss_of(self, encode: Encode, batch: Batch) -> Tensor:
-        """The loss of a batch; remembers what ``diagnose`` and ``harvest`` ask for."""
+        """The loss of a batch; remembers what ``diagnose`` and ``harvest`` need."""
 
     def recorded(self, loss: Tensor) -> Tensor:
         """The loss to record, where that of ``loss_of`` is a surrogate whose value means nothing."""

@@ -183,7 +183,7 @@ def check_option(who: str, name: str, value: Any, kind: Any, rules: Any) -> None
         raise ArgumentError(who, f"{flag} to be one of {', '.join(rules['among'])}", got)
     if not _is(kind, value):
         raise ArgumentError(who, f"{flag} to be {called(kind)}", got)
-    if rules["low"] is not None and not isinstance(value, str):
+    if rules["low"] is not None and value is not None and not isinstance(value, str):
         check_bounds(who, name, value, rules)
 
 

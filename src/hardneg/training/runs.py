@@ -29,7 +29,6 @@ import torch
 from hardneg.core.errors import Damaged, FileError
 from hardneg.core.text import printable
 from hardneg.io.files import (
-    check_folder,
     disk_failure,
     locked,
     read_json,
@@ -38,10 +37,9 @@ from hardneg.io.files import (
 )
 from hardneg.io.provenance import environment
 from hardneg.training.checkpoints import Checkpoints
-from hardneg.training.data.fingerprint import check_same_data
 from hardneg.training.records import line_of, read_records
 from hardneg.training.tensorboard import leave_board, show_on_board
-from hardneg.training.trained import check_same_encoder, is_record
+from hardneg.training.trained import check_same_data, check_same_encoder, is_record
 
 CONFIG_FIX = "put back a copy of it, or use another --out"
 
@@ -110,7 +108,8 @@ class Run:
             listed = ", ".join(f"{name}: {printable(repr(old), 80)} -> {new!r}" for name, (old, new) in changed.items())
             got = f"which was started with other options ({listed})"
             raise FileError("train", "the options of the run", run.path, got, "resume with the same ones")
-        run.checkpoints.fall_back()
+        if run.result() is None:  # a finished run needs no checkpoint
+            run.checkpoints.fall_back()
         return run
 
     @property
@@ -135,14 +134,28 @@ class Run:
 
     @contextmanager
     def alone(self, patience: float = 10.0) -> Iterator[None]:
-        """Keeps other processes off the directory; waits ``patience`` seconds for one that is about to end."""
-        check_folder(self.path)
-        self.path.mkdir(parents=True, exist_ok=True)
+        """Keeps other processes off the directory; waits ``patience`` seconds for one that is about to end.
+
+        A directory that it makes is removed again if the run is rejected before it has written anything of its own.
+        """
+        made = [folder for folder in (self.path, *self.path.parents) if not folder.exists()]
+        try:
+            self.path.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise disk_failure(self.path, error, "make room, then give the command again") from error
         fix = "wait for it, or use another --out"
-        with locked(self.path / ".lock", "train", patience=patience, fix=fix):
-            for left in self.path.glob(".*.partial"):  # of a process that was killed while it wrote
-                left.unlink(missing_ok=True)
-            yield
+        try:
+            with locked(self.path / ".lock", "train", patience=patience, fix=fix):
+                for left in self.path.glob(".*.partial"):  # of a process that was killed while it wrote
+                    left.unlink(missing_ok=True)
+                yield
+        except BaseException:
+            if made and {file.name for file in self.path.iterdir()} <= {".lock", self.config_path.name}:
+                for file in self.path.iterdir():
+                    file.unlink()
+                for folder in made:
+                    folder.rmdir()
+            raise
 
     def config(self) -> dict[str, Any]:
         if not self.config_path.exists():
@@ -182,7 +195,9 @@ class Run:
         """The final figures, or None while the run is not finished."""
         if not self.result_path.exists():
             return None
-        advice = "delete it to evaluate again from the checkpoint"
+        advice = (
+            "delete it to evaluate again from the checkpoint" if self.checkpoint_path.exists() else "put back a copy"
+        )
         result: dict[str, Any] = read_json(self.result_path, advice, who="train")
         numbers = [result[name] for name in (*FIGURES, "steps", "seconds") if result.get(name) is not None]
         if not all(isinstance(one, (int, float)) for one in numbers) or not is_record(result.get("trained")):
@@ -201,9 +216,6 @@ class Run:
         if text not in (one.text for one in before):
             every = [one._asdict() for one in (*before, Warned(kind, text))]
             write_json(self.path / "warnings.json", {"warnings": every})
-
-    def warnings(self) -> list[str]:
-        return [one.text for one in self.warned()]
 
     def warned(self) -> list[Warned]:
         path = self.path / "warnings.json"

@@ -15,15 +15,13 @@ from torch import Tensor, nn
 from hardneg.batching.graph import ProximityGraph
 from hardneg.batching.refresh import Refresh
 from hardneg.batching.sampler import PlannedBatchSampler
-from hardneg.batching.spec import BatchSpec, parse_batches
+from hardneg.batching.spec import BatchSpec
 from hardneg.core.errors import ArgumentError, optional, warn_once
-from hardneg.core.schedules import LONG
-from hardneg.negatives import parse
-from hardneg.training.augmentation.views import Augmentation, augment_for_text, check_augment
-from hardneg.training.data.images import ImageData, check_name, load, load_splits
-from hardneg.training.dry_run import try_negatives
-from hardneg.training.encoders import Encoder, build_encoder, check_encoder, has_batch_statistics
-from hardneg.training.numbers import check_schedules
+from hardneg.losses.contrastive import ContrastiveLoss
+from hardneg.training.augmentation.views import Augmentation, augment_for_text
+from hardneg.training.checks import number_of
+from hardneg.training.data.images import ImageData, load, load_splits
+from hardneg.training.encoders import Encoder, build_encoder, has_batch_statistics
 from hardneg.training.options import TrainOptions
 from hardneg.training.runs import Memory
 
@@ -43,31 +41,6 @@ def splits(options: TrainOptions) -> tuple[ImageData, ImageData]:
     return load_splits(options.data, options.data_root)
 
 
-def check_words(options: TrainOptions) -> BatchSpec:
-    """Raises for unknown names and expressions, before anything is loaded or written."""
-    check_name(options.data)
-    check_augment(options.augment)
-    if options.encoder != "auto":
-        check_encoder(options.encoder)
-    if ":" in options.encoder:  # whether torchvision is there and knows it
-        with torch.device("meta"):
-            build_encoder(options.encoder, 3, projection_dim=options.dim)
-    check_device(options)
-    check_schedules(options)
-    try_negatives(options)
-    spec = parse_batches(options.batches)
-    for schedules in (parse(options.negatives), spec.planner):
-        schedules.at(LONG, LONG)  # where they end
-    if spec.planner.needs != "nothing" and spec.warmup >= options.epochs:
-        raise ArgumentError(
-            "train",
-            "more epochs than the warm-up of its batches, which is uniform",
-            f"epochs={options.epochs} and warmup={spec.warmup}",
-            f"write warmup={options.epochs - 1} into --batches, or train longer",
-        )
-    return spec
-
-
 def encoder_for(options: TrainOptions, data: ImageData) -> Encoder:
     """The encoder that the options name; "auto" is the tiny one for images up to 28 pixels, else ResNet-18."""
     name = options.encoder
@@ -76,12 +49,12 @@ def encoder_for(options: TrainOptions, data: ImageData) -> Encoder:
     return build_encoder(name, data.in_channels, projection_dim=options.dim, seed=options.seed)
 
 
-def check_device(options: TrainOptions) -> None:
-    if options.device == "cuda" and not torch.cuda.is_available():
-        raise ArgumentError("train", "a CUDA device", "device='cuda' and none is visible", "use --device cpu")
-    has_half = options.device != "cpu" and (torch.cuda.is_available() or torch.backends.mps.is_available())
-    if options.precision == "fp16" and not has_half:
-        raise ArgumentError("train", "--precision bf16 or no on a CPU, which has no fp16", "precision='fp16'")
+def loss_for(options: TrainOptions, **more: Any) -> ContrastiveLoss:
+    """The loss that the options describe, as far as they have its arguments; ``more`` are those of a recipe."""
+    names = ("num_negatives", "positives_in_denominator", "reduction", "objective", "generate")
+    chosen = {name: getattr(options, name) for name in names if hasattr(options, name)}
+    temperature, tau_plus = number_of(options.temperature), number_of(options.tau_plus)
+    return ContrastiveLoss(options.negatives, temperature, tau_plus, normalize=False, **chosen, **more)
 
 
 def accelerator_for(options: TrainOptions) -> Accelerator:
@@ -133,17 +106,6 @@ def check_agreed(accelerator: Accelerator, value: int) -> None:
         found = accelerator.gather(torch.tensor([int(value)], device=accelerator.device))
         if bool((found != found[0]).any()):
             raise ArgumentError("train", "every rank to see the folder of --out", f"ranks at {found.tolist()}")
-
-
-def check_batch(options: TrainOptions, data: ImageData, ranks: int) -> None:
-    if options.batch_size > len(data):
-        raise ArgumentError(
-            "train",
-            f"--batch-size of at most the {len(data)} images of {options.data}",
-            f"batch_size={options.batch_size}",
-        )
-    if options.batch_size % ranks:
-        raise ArgumentError("train", f"--batch-size to divide over {ranks} ranks", f"batch_size={options.batch_size}")
 
 
 def sampler_for(accelerator: Accelerator, options: TrainOptions, spec: BatchSpec, n: int) -> PlannedBatchSampler:

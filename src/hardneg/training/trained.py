@@ -1,14 +1,79 @@
-"""What was really trained: the encoder and its first weights, the views, and the data, whatever "auto" stood for."""
+"""What was really trained: the encoder and its first weights, the views and the data, whatever "auto" stood for.
+
+Data is recorded by content, so that a run never resumes with other images under the same name.
+"""
 
 from __future__ import annotations
 
 import hashlib
+from pathlib import Path
 from typing import Any
 
-from torch import nn
+import torch
+from torch import Tensor, nn
 
-from hardneg.core.errors import ArgumentError
-from hardneg.training.data.fingerprint import content_of, is_data_record
+from hardneg.core.errors import ArgumentError, DataChanged
+from hardneg.training.data.images import ImageData
+
+Record = dict[str, Any]
+
+
+def fingerprint(data: ImageData) -> str:
+    """The digest of the images, labels and ids with their numbers; names of files, classes and data sets do not count.
+
+    >>> from hardneg.training.data.images import load
+    >>> fingerprint(load("digits", "test")) == fingerprint(load("digits", "test"))
+    True
+    """
+    found = hashlib.blake2b(digest_size=16)
+    for name, part in (("images", data.images), ("labels", data.labels), ("ids", data.ids)):
+        found.update(f"{name} {None if part is None else tuple(part.shape)} ".encode())
+        if part is not None:
+            found.update(content_of(part))
+    return found.hexdigest()
+
+
+def content_of(part: Tensor) -> Any:
+    """The bytes of a tensor in the order of its indices, as a buffer."""
+    flat = part.detach().cpu().contiguous().view(-1)
+    return flat.view(torch.uint8).numpy()
+
+
+def data_record(train: ImageData, test: ImageData) -> Record:
+    """What a run records of its data: of each split the numbers and the fingerprint."""
+    return {"train": _of_split(train), "test": _of_split(test)}
+
+
+def check_same_data(who: str, path: Path, before: Record, now: Record) -> None:
+    """Raises ``DataChanged``, with both fingerprints, unless the records are of the same data."""
+    changed = [split for split in ("train", "test") if before[split]["fingerprint"] != now[split]["fingerprint"]]
+    if not changed:
+        return
+    then, here = (" and ".join(_shown(split, record[split]) for split in changed) for record in (before, now))
+    raise DataChanged(
+        who,
+        f"the data that {path} was begun with, {then}",
+        here,
+        fix="put back the data, use another --out, or --allow-other-data if it is meant to change",
+    )
+
+
+def is_data_record(record: Any) -> bool:
+    """Whether a record that was read has what ``data_record`` writes."""
+    try:
+        splits = [record[split] for split in ("train", "test")]
+        return all(isinstance(one["fingerprint"], str) and isinstance(one["images"], int) for one in splits)
+    except (TypeError, KeyError):
+        return False
+
+
+def _of_split(data: ImageData) -> Record:
+    shape = list(data.images.shape[1:])
+    return {"images": len(data), "shape": shape, "classes": data.num_labels(), "fingerprint": fingerprint(data)}
+
+
+def _shown(split: str, record: Record) -> str:
+    return f"{record['images']} {split} images with fingerprint {record['fingerprint']}"
 
 
 def encoder_record(encoder: nn.Module) -> dict[str, Any]:

@@ -62,21 +62,24 @@ def padded(values: Sequence[float], *, floor: float | None = None, share: float 
     return (low if floor is None else max(low, floor)), high
 
 
-def grid(x: Axis, y: Axis, y_unit: str, x_unit: str, show_x: Format, show_y: Format) -> str:
+def grid(
+    x: Axis, y: Axis, y_unit: str, x_unit: str, show_x: Format, show_y: Format, *, most: tuple[int, int] = (5, 5)
+) -> str:
+    """Lines across, ticks along, at most so many of each, and the names of both axes."""
     across = "".join(
-        f'<line class="grid" x1="{LEFT}" x2="{x.end}" y1="{y(t):.1f}" y2="{y(t):.1f}"/>'
-        f'<text x="{LEFT - 6}" y="{y(t) + 4:.1f}" text-anchor="end">{shown(show_y(t))}</text>'
-        for t in y.ticks(5)
+        f'<line class="grid" x1="{x.start}" x2="{x.end}" y1="{y(t):.1f}" y2="{y(t):.1f}"/>'
+        f'<text x="{x.start - 6}" y="{y(t) + 4:.1f}" text-anchor="end">{shown(show_y(t))}</text>'
+        for t in y.ticks(most[1])
     )
     along = "".join(
         f'<line class="tick" x1="{x(t):.1f}" x2="{x(t):.1f}" y1="{y.start}" y2="{y.start + 4}"/>'
         f'<text x="{x(t):.1f}" y="{y.start + 16}" text-anchor="middle">{shown(show_x(t))}</text>'
-        for t in x.ticks(5)
+        for t in x.ticks(most[0])
     )
-    axis = f'<line class="tick" x1="{LEFT}" x2="{x.end}" y1="{y.start}" y2="{y.start}"/>'
+    axis = f'<line class="tick" x1="{x.start}" x2="{x.end}" y1="{y.start}" y2="{y.start}"/>'
     named = (
         f'<text class="unit" x="2" y="11">{shown(y_unit)}</text>'
-        f'<text class="unit" x="{x.end}" y="{HEIGHT - 4}" text-anchor="end">{shown(x_unit)}</text>'
+        f'<text class="unit" x="{x.end}" y="{y.start + BOTTOM - 4}" text-anchor="end">{shown(x_unit)}</text>'
     )
     return across + along + axis + named
 

@@ -32,10 +32,10 @@ def dot_plot(name: str, rows: list[Dots], unit: str, show: Format) -> Markup:
         top += LINE * len(_name_lines(row)) + ROW
         heights.append(top - 17)
     base = top + 2
-    body = [
-        f'<line class="grid" x1="{axis(t):.2f}%" x2="{axis(t):.2f}%" y1="6" y2="{base}"/>'
-        f'<text x="{axis(t):.2f}%" y="{base + 15}" text-anchor="middle">{shown(plain_number(t))}</text>'
-        for t in axis.ticks(7)
+    ticks = [(f"{axis(t):.2f}%", shown(plain_number(t))) for t in axis.ticks(7)]
+    body = [f'<text x="{x}" y="{base + 15}" text-anchor="middle">{number}</text>' for x, number in ticks]
+    body += [  # not behind the names
+        f'<line class="grid" x1="{x}" x2="{x}" y1="{y - 13}" y2="{y + 15}"/>' for x, _ in ticks for y in heights
     ]
     body.append(f'<text x="50%" y="{base + 33}" text-anchor="middle">{shown(unit)}</text>')
     body += [_pairing(axis, *pair) for pair in zip(rows, rows[1:], heights, heights[1:], strict=False)]

@@ -9,6 +9,9 @@ from markupsafe import Markup
 
 from hardneg.pages.charts.axes import BOTTOM, HEIGHT, LEFT, TOP, WIDTH, Axis, grid, shown, svg
 
+LETTER = 7.0
+"""The width of a bold letter of a label, at most."""
+
 
 @dataclass(frozen=True)
 class Shares:
@@ -43,9 +46,10 @@ def histogram_chart(
 
 
 def _label(kind: str, one: Shares, at: float, left: bool) -> str:
-    side, shift = ("end", -5) if left else ("start", 5)
-    if (left and at - LEFT < 70) or (not left and WIDTH - 12 - at < 70):  # no room on its own side of the line
-        side, shift = ("start", 5) if left else ("end", -5)
-    row = TOP + 12 if kind == "same" else TOP + 25
+    """On its own side of the line where it stays inside the chart, else on the other."""
     words = f"{one.name.split()[0]} {one.mean:.2f}"
+    wide = LETTER * len(words) + 5
+    left = at >= wide if left else at + wide > WIDTH
+    side, shift = ("end", -5) if left else ("start", 5)
+    row = TOP + 12 if kind == "same" else TOP + 25
     return f'<text class="halo {kind}" x="{at + shift:.1f}" y="{row}" text-anchor="{side}">{shown(words)}</text>'

@@ -8,10 +8,10 @@ from dataclasses import dataclass
 
 from markupsafe import Markup
 
-from hardneg.pages.charts.axes import Axis, padded, shown, svg
+from hardneg.pages.charts.axes import Axis, grid, padded, shown, svg
 
 RADIUS = 9.0
-_left, _right, _top, _bottom = 52.0, 22.0, 26.0, 46.0
+_left, _right, _top, _bottom = 52.0, 22.0, 26.0, 38.0
 _letter, _line = 6.7, 14.0  # width of a letter and height of a line of the names
 
 Box = tuple[float, float, float, float]
@@ -57,7 +57,9 @@ def scatter(spots: Sequence[Spot], random: float, *, width: int, height: int, na
     reach = [spot.x for spot in spots] + ([] if math.isnan(random) else [random])
     x = Axis(*padded(reach), _left, width - _right)
     y = RootAxis(0.0, 1.08 * max(*(spot.y + spot.error for spot in spots), 1e-4), height - _bottom, _top)
-    body = [_grid(x, y, width, height)]
+    units = "known false negatives (lower is better)", "similarity of the negatives (harder to the right)"
+    most = 7 if width > 500 else 4, 6
+    body = [grid(x, y, *units, lambda v: f"{v:.4g}", lambda v: f"{100 * v:.4g} %", most=most)]
     if not math.isnan(random):
         body.append(_random(random, x, y))
     front = sorted((spot for spot in spots if spot.front), key=lambda spot: spot.x)
@@ -98,28 +100,11 @@ def _random(value: float, x: Axis, y: Axis) -> str:
     )
 
 
-def _grid(x: Axis, y: Axis, width: int, height: int) -> str:
-    across = "".join(
-        f'<line class="grid" x1="{_left}" x2="{x.end}" y1="{y(t):.1f}" y2="{y(t):.1f}"/>'
-        f'<text x="{_left - 7}" y="{y(t) + 4:.1f}" text-anchor="end">{100 * t:.4g} %</text>'
-        for t in y.ticks(6)
-    )
-    along = "".join(
-        f'<line class="tick" x1="{x(t):.1f}" x2="{x(t):.1f}" y1="{y.start}" y2="{y.start + 4}"/>'
-        f'<text x="{x(t):.1f}" y="{y.start + 17}" text-anchor="middle">{t:.4g}</text>'
-        for t in x.ticks(7 if width > 500 else 4)
-    )
-    axis = f'<line class="tick" x1="{_left}" x2="{x.end}" y1="{y.start}" y2="{y.start}"/>'
-    named = (
-        '<text class="unit" x="2" y="12">known false negatives (lower is better)</text>'
-        f'<text class="unit" x="{x.end}" y="{height - 6}" text-anchor="end">'
-        "similarity of the negatives (harder to the right)</text>"
-    )
-    return across + along + axis + named
-
-
 def _names(spots: Sequence[Spot], x: Axis, y: Axis, width: int, height: int) -> str:
-    """Names beside their dots where they cover nothing; the others have a number and a tooltip."""
+    """Names beside their dots where they cover nothing; the others have a number and a tooltip.
+
+    A name above or below its dot must be nearer to it than to any other.
+    """
     room = RADIUS + 1
     taken: list[Box] = [_around(x(spot.x), y(spot.y), room) for spot in spots]
     written = []
@@ -128,8 +113,11 @@ def _names(spots: Sequence[Spot], x: Axis, y: Axis, width: int, height: int) -> 
             inside = (
                 place[0] >= _left and place[2] <= width - 2 and place[1] >= _top - 8 and place[3] <= height - _bottom
             )
-            if inside and not any(_overlap(place, other) for other in taken):
-                at = place[0] if anchor == "start" else place[2]
+            at = place[0] if anchor == "start" else place[2]
+            away = [_distance(place, x(one.x), y(one.y)) for one in spots if one is not spot]
+            level = place[1] < y(spot.y) < place[3]
+            own = level or _distance(place, x(spot.x), y(spot.y)) + 2.0 <= min(away, default=math.inf)
+            if inside and own and not any(_overlap(place, other) for other in taken):
                 written.append(
                     f'<text class="rule halo" x="{at:.1f}" y="{place[3] - 3.5:.1f}" text-anchor="{anchor}">'
                     f"{shown(spot.name)}</text>"
@@ -152,6 +140,10 @@ def _places(spot: Spot, x: float, y: float) -> list[tuple[Box, str]]:
 
 def _around(x: float, y: float, room: float) -> Box:
     return x - room, y - room, x + room, y + room
+
+
+def _distance(box: Box, x: float, y: float) -> float:
+    return math.hypot(max(box[0] - x, 0.0, x - box[2]), max(box[1] - y, 0.0, y - box[3]))
 
 
 def _overlap(one: Box, other: Box) -> bool:

@@ -80,15 +80,10 @@ class Augment:
         self, images: Images, ids: Annotated[Tensor, "b"], epoch: int | Tensor, seed: int | Tensor
     ) -> tuple[Images, Images]:
         """Two views of each image, uint8 in, ``dtype`` out."""
-        first, second = self.both(images, ids, epoch, seed).chunk(2)
-        return first, second
-
-    def both(
-        self, images: Images, ids: Annotated[Tensor, "b"], epoch: int | Tensor, seed: int | Tensor
-    ) -> Annotated[Tensor, "2b c h w"]:
-        """The first views of all images, then the second ones: what an encoder takes in one pass."""
         check_images(images, ids)
-        return self._apply_both(images, self._draw_both(ids, epoch, seed, (images.shape[2], images.shape[3])))
+        parameters = self._draw_both(ids, epoch, seed, (images.shape[2], images.shape[3]))
+        first, second = self._apply_both(images, parameters).chunk(2)
+        return first, second
 
     def plain(self, images: Images) -> Images:
         """The images as they are, normalised as the views are: for evaluation."""

@@ -15,14 +15,13 @@ import ast
 import re
 from collections.abc import Callable
 from dataclasses import dataclass, fields, replace
-from typing import Annotated, Any, NamedTuple, Protocol, runtime_checkable
+from typing import Annotated, Any, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor, nn
 
-from hardneg.core.errors import ArgumentError, GrammarError, argument_error, optional
+from hardneg.core.errors import ArgumentError, GrammarError, UnknownName, argument_error, optional
 from hardneg.core.philox import uniforms
-from hardneg.negatives.grammar import read_expression
 from hardneg.training.augmentation.augment import PRESETS, Augment, Views, check_images, preset_for
 from hardneg.training.augmentation.pixels import Images, blur_radius
 
@@ -35,7 +34,7 @@ OPTIONS = tuple(one.name for one in fields(Augment) if one.name not in ("dtype",
 
 @runtime_checkable
 class Augmentation(Protocol):
-    """What training asks of an augmentation, such as ``Augment``."""
+    """What training needs of an augmentation, such as ``Augment``."""
 
     def views(self, images: Images, ids: Ids, epoch: int, seed: int) -> tuple[Images, Images]:
         """Two views of uint8 images, as floats."""
@@ -182,42 +181,37 @@ def kornia_transform(augment: Augment, size: tuple[int, int], in_channels: int =
     return nn.Sequential(*steps)
 
 
-class Chosen(NamedTuple):
-    """A preset, "auto" or "kornia", and the values that are not the preset's."""
+def parse_augment(text: str) -> tuple[str, dict[str, Any]]:
+    """The preset, "auto" or "kornia" that a text names, and the values that are not the preset's.
 
-    name: str
-    changes: dict[str, Any]
-
-    def augment(self, preset: Augment) -> Augment:
-        return replace(preset, **self.changes)
-
-
-def parse_augment(text: str) -> Chosen:
-    """What this text names, without knowing the images.
-
-    >>> parse_augment("cifar(crop_scale=(0.08, 1.0), blur_probability=0.5)").changes
-    {'crop_scale': (0.08, 1.0), 'blur_probability': 0.5}
+    >>> parse_augment("cifar(crop_scale=(0.08, 1.0), blur_probability=0.5)")
+    ('cifar', {'crop_scale': (0.08, 1.0), 'blur_probability': 0.5})
     """
+    name, bracket, _ = text.strip().partition("(")
+    if name not in NAMES:
+        raise UnknownName(text, NAMES)
+    if not bracket:
+        return name, {}
     try:
-        if text in NAMES:
-            return Chosen(text, {})
-        found = read_expression(_quoted_brackets(text), {name: _choice(name) for name in NAMES})
-        if not isinstance(found, Chosen):
-            raise GrammarError("--augment", "an augmentation", repr(found))
-        found.augment(PRESETS.get(found.name, Augment()))
-    except ValueError as error:
-        names = f"{', '.join(NAMES[:-1])} or {NAMES[-1]}"
-        example = "alone or with other values, such as 'cifar(blur_probability=0.5)'"
-        raise GrammarError("train", f"--augment to be {names}, {example}", f"augment={text!r}: {error}") from None
-    return found
+        call = ast.parse(text.strip(), mode="eval").body
+        if not isinstance(call, ast.Call) or call.args:
+            raise ValueError("options are written as name=value")
+        changes = {str(one.arg): ast.literal_eval(one.value) for one in call.keywords}
+    except (SyntaxError, ValueError, TypeError, RecursionError, MemoryError) as error:
+        example = f"{name}(blur_probability=0.5)"
+        raise GrammarError("An augmentation", f"options such as {example!r}", f"{text!r} ({error})") from None
+    for option in changes:
+        if option not in OPTIONS:
+            raise UnknownName(option, OPTIONS, f"in {name}")
+    return name, changes
 
 
 def check_augment(text: str, in_channels: int | None = None) -> None:
     """Raises for a text that names no augmentation or, if they are known, one that does not fit the channels."""
-    chosen = parse_augment(text)
-    if chosen.name == KORNIA:
-        optional("kornia.augmentation", f"--augment {text}", extra="vision")
-    mean = chosen.augment(PRESETS.get(chosen.name, Augment())).mean
+    name, changes = parse_augment(text)
+    if name == KORNIA:
+        optional("kornia.augmentation", "train", extra="vision")
+    mean = replace(PRESETS.get(name, Augment()), **changes).mean
     if in_channels is not None and mean and len(mean) != in_channels:
         fitting = [name for name, preset in PRESETS.items() if len(preset.mean) == in_channels]
         raise ArgumentError(
@@ -232,41 +226,8 @@ def augment_for_text(text: str, images: Images, *, channels_last: bool = False) 
     """The augmentation that a text names, for images like these."""
     in_channels, size = images.shape[1], (images.shape[2], images.shape[3])
     check_augment(text, in_channels)
-    chosen = parse_augment(text)
-    preset = PRESETS[chosen.name if chosen.name in PRESETS else preset_for(images)]
-    augment = replace(chosen.augment(preset), channels_last=channels_last)
-    if chosen.name == KORNIA:
+    name, changes = parse_augment(text)
+    augment = replace(PRESETS[name if name in PRESETS else preset_for(images)], channels_last=channels_last, **changes)
+    if name == KORNIA:
         return AnyViews(OfBatches(kornia_transform(augment, size, in_channels)), augment.plain)
     return augment
-
-
-def _choice(name: str) -> Callable[..., Chosen]:
-    def choose(*values: Any, **changes: Any) -> Chosen:
-        unknown = [*map(repr, values), *(option for option in changes if option not in OPTIONS)]
-        if unknown:
-            raise GrammarError(name, f"options by name among {', '.join(OPTIONS)}", ", ".join(unknown))
-        return Chosen(name, {option: _out_of_quotes(value) for option, value in changes.items()})
-
-    return choose
-
-
-class _Quoted(ast.NodeTransformer):
-    def visit_Tuple(self, node: ast.Tuple) -> ast.expr:
-        return ast.Constant(ast.unparse(node))
-
-
-def _quoted_brackets(text: str) -> str:
-    """The text with each ``(0.08, 1.0)`` in quotes, since the grammar knows no brackets without a name."""
-    try:
-        return ast.unparse(_Quoted().visit(ast.parse(text.strip(), mode="eval")))
-    except SyntaxError:
-        return text  # the reader reports the syntax error
-
-
-def _out_of_quotes(value: Any) -> Any:
-    if not isinstance(value, str) or not value.startswith("("):
-        return value
-    try:
-        return ast.literal_eval(value)
-    except (ValueError, SyntaxError, TypeError):
-        raise ArgumentError(f"{value}", "numbers in its brackets") from None

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from torch import Tensor
 
-from hardneg.core.errors import ArgumentError, MissingExtra, NoFile, argument_error, optional, warn_once
+from hardneg.core.errors import ArgumentError, NoFile, argument_error, optional, warn_once
 from hardneg.io.arrays import Array, known_labels, read_arrays, says_none
 
 
@@ -40,7 +40,7 @@ _NPZ = {
 
 
 def read_npz(path: Path) -> Found:
-    arrays = read_arrays("load", path, _NPZ, needed=("images",))
+    arrays = read_arrays("data", path, _NPZ, needed=("images",))
     labels, test_labels = (
         known_labels(arrays[key], f"{key} of {path}") if key in arrays else None for key in ("labels", "test_labels")
     )
@@ -60,7 +60,7 @@ _SHOWN = 5
 
 def read_folder(folder: Path, split: str, size: int | None) -> Found:
     if not folder.is_dir():
-        raise NoFile("load", "a folder of images", folder, "where there is none")
+        raise NoFile("data", "a folder of images", folder, "where there is none")
     train = folder / "train"
     names = ("test", "val", "valid", "validation")
     test = next((folder / name for name in names if (folder / name).is_dir()), None)
@@ -101,11 +101,11 @@ def _classes_of_files(folder: Path, classes: list[str]) -> dict[Path, str]:
     """Each image file with its class, where there are any."""
     files = _image_files(folder)
     if not files:
-        raise NoFile("load", f"images ({', '.join(sorted(_SUFFIXES))})", folder, "where there are none")
+        raise NoFile("data", f"images ({', '.join(sorted(_SUFFIXES))})", folder, "where there are none")
     found = {path: path.relative_to(folder).parts[0] for path in files}
     loose = sum(name not in classes for name in found.values())
     if classes and loose:
-        raise ArgumentError("load", "every image in a class folder", f"{loose} beside the class folders in {folder}")
+        raise ArgumentError("data", "every image in a class folder", f"{loose} beside the class folders in {folder}")
     return found
 
 
@@ -126,7 +126,7 @@ def _decoded(files: list[Path], folder: Path, size: int | None) -> dict[Path, Ar
         more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
         listed = f"{', '.join(names[:_SHOWN])}{more}"
         got = f"{len(broken)} of {len(files)} that are not in {folder}: {listed}. Of the first: "
-        raise ArgumentError("load", "readable images", got + str(next(iter(broken.values()))))
+        raise ArgumentError("data", "readable images", got + str(next(iter(broken.values()))))
     for error in broken.values():
         raise error
     return {path: image for path, image in found.items() if not isinstance(image, ValueError)}
@@ -143,11 +143,12 @@ def _warn_if_dark(images: Array, folder: Path) -> None:
 
 
 def read_hub(path: str, split: str, size: int | None) -> Found:
+    load = optional("datasets", f"hf:{path}", extra="text").load_dataset
     try:
-        import datasets  # type: ignore[import-untyped]
-    except ImportError as error:
-        raise MissingExtra(f"hf:{path}", "the package datasets", fix="pip install datasets") from error
-    found = datasets.load_dataset(path)
+        found = load(path)
+    except Exception as error:  # whatever the hub, its cache, pyarrow and fsspec raise, on many lines
+        reason = (str(error).strip() or type(error).__name__).splitlines()[0]
+        raise ArgumentError("data", "a data set of the hub or its cache", f"hf:{path} ({reason})") from error
     train = found["train"] if "train" in found else next(iter(found.values()))
     test = next((found[name] for name in ("test", "validation") if name in found and found[name] is not train), None)
     if test is None:
@@ -165,7 +166,7 @@ def _hub_part(path: str, rows: Any, size: int | None) -> Part:
     image = next((name for name, kind in kinds.items() if kind == "Image"), None)
     label = next((name for name, kind in kinds.items() if kind == "ClassLabel"), None)
     if image is None:
-        raise ArgumentError("load", f"a column of images in hf:{path}", f"columns {kinds}")
+        raise ArgumentError("data", f"a column of images in hf:{path}", f"columns {kinds}")
     where = [f"row {i} of hf:{path}" for i in range(len(rows))]
     images = same_shape([pixels(*row, size) for row in zip(rows[image], where, strict=True)], where)
     if label is None:
@@ -180,14 +181,14 @@ def read_image(path: Path, size: int | None = None) -> Array:
         with Image.open(path) as image:
             return pixels(image, str(path), size)
     except (OSError, EOFError, SyntaxError, Image.DecompressionBombError) as error:
-        raise ArgumentError("load", "readable images", f"{path}: {error}") from error
+        raise ArgumentError("data", "readable images", f"{path}: {error}") from error
 
 
 def pixels(image: Any, where: str, size: int | None = None) -> Array:
     """An image as uint8 [h, w] or [h, w, 3]; ``size`` fits it into a square, cutting what is too long."""
     if isinstance(image, np.ndarray | Tensor):
         if size is not None:
-            raise argument_error("load", "PIL images to resize", "image", type(image).__name__)
+            raise argument_error("data", "PIL images to resize", "image", type(image).__name__)
         return np.asarray(image)
     from PIL import ImageOps
 
@@ -219,7 +220,7 @@ def _eight_bits(image: Any, format: str | None, where: str) -> Any:
         return image
     if not image.mode.startswith("I;16") and not (image.mode == "I" and format in ("PNG", "PPM")):
         raise ArgumentError(
-            "load",
+            "data",
             "images of 8 or 16 bits",
             f"mode {image.mode!r} in {where}, where nobody knows which value is white",
             "write it as 8 bits over the range that you mean",
@@ -238,7 +239,7 @@ def same_shape(images: list[Array], where: list[str]) -> Array:
     for image, place in zip(images, where, strict=True):
         if image.shape != images[0].shape:
             raise ArgumentError(
-                "load",
+                "data",
                 "images of one size",
                 f"{images[0].shape[:2]} in {where[0]} and {image.shape[:2]} in {place}",
                 "size=64, or folder:PATH@64 on the command line, makes all of them 64 x 64",

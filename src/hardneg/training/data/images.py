@@ -27,7 +27,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from hardneg.core.errors import ArgumentError, argument_error
+from hardneg.core.errors import ArgumentError, UnknownName, argument_error
 from hardneg.io.arrays import Array, known_labels, warn_of_unseen_classes
 from hardneg.training.data.image_files import Found, Part, pixels, read_folder, read_hub, read_npz, same_shape
 from hardneg.training.data.named import NAMED
@@ -114,7 +114,7 @@ def load(name: str, split: str = "train", root: str | Path | None = None, *, siz
     torch.Size([360, 1, 8, 8])
     """
     if split not in SPLITS:
-        raise argument_error("load", f"a split among {SPLITS}", "split", split)
+        raise argument_error("data", f"a split among {SPLITS}", "split", split)
     found = _read(name, split, root, size)
     if found.num_train is not None or split == "all":
         return _chosen(name, found, split)
@@ -145,7 +145,7 @@ def _read(name: str, split: str, root: str | Path | None, size: int | None) -> F
     if kind in ("folder", "hf") and (square := re.fullmatch(r"(.+)@(\d+)", path)):
         path, size = square[1], int(square[2])
     if size is not None and (kind not in ("folder", "hf") or size < 4):
-        raise argument_error("load", "a size of at least 4 pixels, and that for folder: and hf: only", "size", size)
+        raise argument_error("data", "a size of at least 4 pixels, and that for folder: and hf: only", "size", size)
     if kind == "folder":
         return read_folder(Path(path), split, size)
     if kind == "hf":
@@ -153,21 +153,12 @@ def _read(name: str, split: str, root: str | Path | None, size: int | None) -> F
     return read_npz(Path(path)) if kind == "npz" else NAMED[kind](split, None if root is None else Path(root))
 
 
-def named_data() -> tuple[str, ...]:
-    """The data sets that need no path."""
-    return tuple(NAMED)
-
-
 def check_name(name: str) -> None:
-    """Raises unless ``load`` would know the name; reads nothing, so that a command line can ask first."""
+    """Raises unless ``load`` would know the name; reads nothing, for the command line."""
     kind, colon, path = name.partition(":")
     if not (kind in ("folder", "npz", "hf") and path) and not (kind in NAMED and not colon):
-        raise ArgumentError(
-            "load",
-            f"a data set among {', '.join(NAMED)}, folder:PATH, npz:PATH, hf:NAME",
-            f"name={name!r}",
-            "digits needs no files, and images of your own are folder:PATH, with a folder for each class",
-        )
+        usage = {"digits": "It needs no files", "folder:PATH": "It has a folder of images for each class"}
+        raise UnknownName(name, [*NAMED, "folder:PATH", "npz:PATH", "hf:NAME"], usage=usage)
 
 
 def from_pairs(pairs: Iterable[tuple[Any, int]], name: str, *, size: int | None = None) -> ImageData:
@@ -205,20 +196,20 @@ def _joined(name: str, parts: list[tuple[Part, int]]) -> ImageData:
 def _check_one_size(name: str, shapes: Sequence[tuple[int, ...]]) -> None:
     if len(set(shapes)) > 1:
         found = " and ".join(str(tuple(shape)) for shape in shapes)
-        raise ArgumentError("load", "train and test images of one size", f"{found} in {name!r}")
+        raise ArgumentError("data", "train and test images of one size", f"{found} in {name!r}")
 
 
 def _channels_first(name: str, images: Array) -> Array:
     if images.dtype != np.uint8:
         hint = "; use (images * 255).round().astype('uint8') for values in [0, 1]" if images.dtype.kind == "f" else ""
-        raise ArgumentError("load", f"uint8 images in {name!r}", f"images of {images.dtype}{hint}")
+        raise ArgumentError("data", f"uint8 images in {name!r}", f"images of {images.dtype}{hint}")
     if images.ndim == 3:
         return images[:, None]
     if images.ndim == 4 and images.shape[1] not in (1, 3) and images.shape[3] in (1, 3):
         return images.transpose(0, 3, 1, 2)
     if images.ndim != 4 or images.shape[1] not in (1, 3):
         what = "images [n, h, w], [n, c, h, w] or [n, h, w, c] with 1 or 3 channels"
-        raise ArgumentError("load", f"{what} in {name!r}", f"images={images.shape}")
+        raise ArgumentError("data", f"{what} in {name!r}", f"images={images.shape}")
     return images
 
 

@@ -54,7 +54,7 @@ def _find_idx(places: list[Path], name: str) -> Path:
                 return path
     fix = "apt install dataset-fashion-mnist, or --data-root FOLDER (in Python root=FOLDER) with the four IDX files"
     raise NoFile(
-        "load",
+        "data",
         f"the file {name}[.gz] of fashion-mnist",
         places[0],
         f"where there is none, nor in {_listed(places[1:])}",
@@ -66,10 +66,10 @@ def _read_idx(path: Path, ndim: int) -> Array:
     """The IDX format: two zero bytes, the type (8 = uint8), the number of axes, their sizes as big-endian int32."""
     raw = gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()
     if raw[:4] != bytes([0, 0, 8, ndim]) or len(raw) < 4 + 4 * ndim:
-        raise ArgumentError("load", f"an IDX file of uint8 with {ndim} axes", str(path))
+        raise ArgumentError("data", f"an IDX file of uint8 with {ndim} axes", str(path))
     shape = np.frombuffer(raw, ">i4", ndim, offset=4)
     if len(raw) != 4 + 4 * ndim + int(np.prod(shape, dtype=np.int64)):
-        raise ArgumentError("load", f"a whole IDX file of shape {tuple(shape.tolist())}", f"{len(raw)} bytes in {path}")
+        raise ArgumentError("data", f"a whole IDX file of shape {tuple(shape.tolist())}", f"{len(raw)} bytes in {path}")
     return np.frombuffer(raw, np.uint8, offset=4 + 4 * ndim).reshape(shape)
 
 
@@ -121,7 +121,7 @@ def _read_cifar(name: str, split: str, root: Path | None) -> Found:
         f"(FOLDER, download=True) puts it there, or use hf:uoft-cs/{name} with `datasets` installed"
     )
     what = f"{spec.archive}, its folder {spec.folder} or the montages of {name}"
-    raise NoFile("load", what, roots[0], "where there is none of them", fix)
+    raise NoFile("data", what, roots[0], "where there is none of them", fix)
 
 
 def _cifar_folder(folder: Path, spec: Cifar, train: bool) -> Part:
@@ -137,7 +137,7 @@ def _cifar_archive(archive: Path, spec: Cifar, train: bool) -> Part:
         def open_file(name: str) -> BinaryIO:
             member = tar.extractfile(f"{spec.folder}/{name}")
             if member is None:
-                raise ArgumentError("load", f"the file {name} in {archive}", "something else under that name")
+                raise ArgumentError("data", f"the file {name} in {archive}", "something else under that name")
             return member  # type: ignore[return-value]
 
         return _cifar_pickles(open_file, spec, train)
@@ -164,7 +164,7 @@ class _ArraysOnly(pickle.Unpickler):
             ("numpy._core.multiarray", "_reconstruct"), ("numpy._core.numeric", "_frombuffer"), ("_codecs", "encode"),
         }  # fmt: skip
         if (module, name) not in allowed:
-            raise pickle.UnpicklingError(f"load needs arrays in a CIFAR file, got {module}.{name}.")
+            raise pickle.UnpicklingError(f"data needs arrays in a CIFAR file, got {module}.{name}.")
         return super().find_class(module, name)
 
 
@@ -176,7 +176,7 @@ def _cifar_montages(folder: Path, spec: Cifar, train: bool) -> Part:
         squares = list(pool.map(read_image, files))
     for square, path in zip(squares, files, strict=True):
         if square.shape != (3200, 3200, 3):
-            raise ArgumentError("load", "montages of 3200 x 3200 pixels in colour", f"{square.shape} in {path}")
+            raise ArgumentError("data", "montages of 3200 x 3200 pixels in colour", f"{square.shape} in {path}")
     tiles = [square.reshape(100, 32, 100, 32, 3).transpose(0, 2, 4, 1, 3).reshape(-1, 3, 32, 32) for square in squares]
     with np.load(folder / "labels.npz") as labels:
         of_split, names = labels[f"{spec.montage_labels}_{split}"], labels[spec.montage_names]

@@ -16,8 +16,7 @@ from torch.nn.functional import cross_entropy
 
 from hardneg.core.errors import argument_error, optional
 from hardneg.io.arrays import warn_of_unseen_classes
-from hardneg.io.bits import pack_bits
-from hardneg.io.embeddings import Features, Labels, check_split, read_embeddings
+from hardneg.io.embeddings import Features, Labels, check_split, pack_bits, read_embeddings
 from hardneg.training.evaluation.cuda_graph import InOneLaunch
 from hardneg.training.evaluation.pairs import directions, similarity_histograms, uniformity
 
@@ -58,21 +57,14 @@ def evaluate_embeddings(
     return result
 
 
-def linear_probe(
-    train_x: Features, train_y: Labels, test_x: Features, test_y: Labels, *,
-    epochs: int = 100, learning_rate: float = 1e-3, batch_size: int = 256, seed: int = 0,
-) -> float:  # fmt: skip
-    """Accuracy of a logistic regression on frozen, standardised features: a linear layer, Adam, mini-batches."""
-    check_split(train_x, train_y, test_x, test_y)
-    how = {"epochs": epochs, "batch_size": batch_size, "seed": seed}
-    return _accuracy(linear_predict(train_x, train_y, test_x, learning_rate=learning_rate, **how), test_y)
-
-
 def linear_predict(
     train_x: Features, train_y: Labels, test_x: Features, *,
     epochs: int = 100, learning_rate: float = 1e-3, batch_size: int = 256, seed: int = 0,
 ) -> Labels:  # fmt: skip
-    """The label that ``linear_probe`` gives to each test row."""
+    """The label that a logistic regression on frozen, standardised features gives to each test row.
+
+    A linear layer, Adam, mini-batches.
+    """
     train, test = _standardised(train_x, test_x)
     classes, targets = torch.unique(train_y, return_inverse=True)
     targets = targets.to(train.device)
@@ -98,40 +90,26 @@ def linear_predict(
     return predicted
 
 
-def sklearn_probe(
-    train_x: Features, train_y: Labels, test_x: Features, test_y: Labels, *, strength: float = 1.0, seed: int = 0
-) -> float:
-    """Accuracy of scikit-learn's logistic regression, run to convergence: exact, for thousands of rows.
-
-    ``strength`` is its C, the inverse of the L2 penalty. The seed is not used, the optimum being unique.
-    """
-    check_split(train_x, train_y, test_x, test_y)
-    return _accuracy(sklearn_predict(train_x, train_y, test_x, strength=strength, seed=seed), test_y)
-
-
 def sklearn_predict(
     train_x: Features, train_y: Labels, test_x: Features, *, strength: float = 1.0, seed: int = 0
 ) -> Labels:
-    """The label that ``sklearn_probe`` gives to each test row."""
-    LogisticRegression = optional("sklearn.linear_model", "sklearn_probe", extra="eval").LogisticRegression  # noqa: N806
+    """The same by scikit-learn, run to convergence: exact, for thousands of rows.
+
+    ``strength`` is its C, the inverse of the L2 penalty. The seed is not used, the optimum being unique.
+    """
+    LogisticRegression = optional("sklearn.linear_model", "sklearn_predict", extra="eval").LogisticRegression  # noqa: N806
     train, test = (part.cpu().numpy() for part in _standardised(train_x, test_x))
     model = LogisticRegression(C=strength, max_iter=5000).fit(train, train_y.cpu().numpy())
     return torch.from_numpy(model.predict(test))
 
 
-def knn_accuracy(
-    train_x: Features, train_y: Labels, test_x: Features, test_y: Labels, *,
-    k: int = 200, temperature: float = 0.5, block: int = 1024,
-) -> float:  # fmt: skip
-    """Accuracy of the vote of the k nearest by cosine, each with weight e^(cosine / temperature) (Wu et al. 2018)."""
-    check_split(train_x, train_y, test_x, test_y)
-    return _accuracy(knn_predict(train_x, train_y, test_x, k=k, temperature=temperature, block=block), test_y)
-
-
 def knn_predict(
     train_x: Features, train_y: Labels, test_x: Features, *, k: int = 200, temperature: float = 0.5, block: int = 1024
 ) -> Labels:
-    """The label with the heaviest vote for each test row; k is clipped to the number of train rows."""
+    """The label with the heaviest vote of the k nearest by cosine for each test row (Wu et al. 2018).
+
+    A vote weighs e^(cosine / temperature); k is clipped to the number of train rows.
+    """
     if k < 1 or temperature <= 0:
         raise argument_error(
             "knn_predict", "k of at least 1 and a positive temperature", "(k, temperature)", (k, temperature)

@@ -23,7 +23,7 @@ class EMC2Method(GlobalMethod):
     def __init__(self, options: EMC2Options, data: ImageData, total: int) -> None:
         super().__init__(options, data)
         bank = None if options.forget else Bank(len(data), options.dim)
-        self.loss: EMC2 = EMC2(
+        self.loss = EMC2(
             len(data),
             self.temperature,
             options.burn_in,
@@ -32,8 +32,8 @@ class EMC2Method(GlobalMethod):
             seed=options.seed,
         )
 
-    def surrogate(self) -> Tensor:
-        loss: Tensor = self.loss(self.first.vectors, self.second.vectors, ids=self.first.ids)
+    def of_views(self, z1: Tensor, z2: Tensor, ids: Tensor | None, labels: Tensor | None) -> Tensor:
+        loss: Tensor = self.loss(z1, z2, ids)
         return loss
 
 

@@ -23,24 +23,23 @@ from hardneg.training.recipes.simclr import SimCLR
 class ISogCLR(SimCLR):
     def __init__(self, options: ISogCLROptions, data: ImageData, total: int) -> None:
         options.check()
-        super().__init__(options, data, total)  # type: ignore[arg-type]
+        super().__init__(options, data, total)
         start, high = float(options.temperature), max(0.7, float(options.temperature))
         self.individual = IndividualTemperatures(self.loss, len(data), start, low=min(0.05, start), high=high)
 
     def loss_for(self, options: ISogCLROptions) -> ContrastiveLoss:
         return ContrastiveLoss(options.negatives, objective=f"isogclr({options.rho!r})", normalize=False)
 
-    def loss_of(self, encode: Any, batch: Any) -> Tensor:
-        self.gathered(encode, batch)
-        first, second = self.first, self.second
-        loss: Tensor = self.individual(first.vectors, second.vectors, first.ids, labels=first.labels)
+    def of_views(self, z1: Tensor, z2: Tensor, ids: Tensor | None, labels: Tensor | None) -> Tensor:
+        loss: Tensor = self.individual(z1, z2, ids, labels=labels)
         return loss
 
     def diagnose(self) -> Diagnosis:
         first, second = self.first, self.second
         assert first.ids is not None
         own = self.individual.of(first.ids).detach()
-        return self.loss.diagnose(first.vectors, second.vectors, first.ids, first.labels, temperature=own)
+        found: Diagnosis = self.loss.diagnose(first.vectors, second.vectors, first.ids, first.labels, temperature=own)
+        return found
 
 
 def main(options: ISogCLROptions, out: str | Path, **how: Any) -> dict[str, Any]:

@@ -18,28 +18,15 @@ from hardneg.core.diagnose import Diagnosis
 from hardneg.core.distributed import gather
 from hardneg.core.schedules import cosine, value_of
 from hardneg.core.types import Keys
-from hardneg.losses.contrastive import ContrastiveLoss
 from hardneg.state.momentum import MomentumEncoder
 from hardneg.state.pools import Queue
+from hardneg.training.checks import number_of
 from hardneg.training.data.images import ImageData
 from hardneg.training.encoders import Encoder
 from hardneg.training.loop import train
 from hardneg.training.method import Batch, Encode, Method
-from hardneg.training.numbers import number_of
 from hardneg.training.options import MoCoOptions
-from hardneg.training.setup import encoder_for
-
-
-def loss_for(options: MoCoOptions) -> ContrastiveLoss:
-    temperature, tau_plus = number_of(options.temperature), number_of(options.tau_plus)
-    return ContrastiveLoss(
-        options.negatives,
-        temperature,
-        tau_plus,
-        objective=options.objective,
-        generate=options.generate,
-        normalize=False,
-    )
+from hardneg.training.setup import encoder_for, loss_for
 
 
 class MoCoV2(Method):

@@ -19,49 +19,38 @@ from hardneg.losses.contrastive import ContrastiveLoss
 from hardneg.training.data.images import ImageData
 from hardneg.training.loop import train
 from hardneg.training.method import Batch, Encode, Method
-from hardneg.training.numbers import number_of
 from hardneg.training.options import SimCLROptions
-from hardneg.training.setup import encoder_for
-
-
-def harvest_of(first: Keys, second: Keys) -> Keys:
-    """Both views of each image, as one vector of unit norm."""
-    return Keys(torch.cat([first.vectors, second.vectors], dim=1).detach() * 0.5**0.5, first.ids)
+from hardneg.training.setup import encoder_for, loss_for
 
 
 class SimCLR(Method):
-    def __init__(self, options: SimCLROptions, data: ImageData, total: int) -> None:
+    def __init__(self, options: Any, data: ImageData, total: int) -> None:
         super().__init__()
         self.encoder = encoder_for(options, data)
-        self.loss = self.loss_for(options)
+        self.loss: Any = self.loss_for(options)
 
     def loss_for(self, options: Any) -> ContrastiveLoss:
-        return ContrastiveLoss(
-            options.negatives,
-            number_of(options.temperature),
-            number_of(options.tau_plus),
-            num_negatives=options.num_negatives,
-            positives_in_denominator=options.positives_in_denominator,
-            objective=options.objective,
-            generate=options.generate,
-            normalize=False,
-        )
+        return loss_for(options)
 
     def loss_of(self, encode: Encode, batch: Batch) -> Tensor:
-        self.gathered(encode, batch)
-        loss: Tensor = self.loss(self.first.vectors, self.second.vectors, self.first.ids, self.first.labels)
+        z1, z2 = normalize(encode(batch.views).float(), dim=-1).chunk(2)  # [b, d] each
+        self.first, self.second = (gather(Keys(z, batch.ids, batch.labels)) for z in (z1, z2))  # from all ranks
+        return self.of_views(self.first.vectors, self.second.vectors, self.first.ids, self.first.labels)
+
+    def of_views(self, z1: Tensor, z2: Tensor, ids: Tensor | None, labels: Tensor | None) -> Tensor:
+        loss: Tensor = self.loss(z1, z2, ids, labels)
         return loss
 
-    def gathered(self, encode: Encode, batch: Batch) -> None:
-        """Both views of the batch, from all ranks."""
-        z1, z2 = normalize(encode(batch.views).float(), dim=-1).chunk(2)  # [b, d] each
-        self.first, self.second = (gather(Keys(z, batch.ids, batch.labels)) for z in (z1, z2))
-
     def diagnose(self) -> Diagnosis:
-        return self.loss.diagnose(self.first.vectors, self.second.vectors, self.first.ids, self.first.labels)
+        found: Diagnosis = self.loss.diagnose(
+            self.first.vectors, self.second.vectors, self.first.ids, self.first.labels
+        )
+        return found
 
     def harvest(self) -> Keys:
-        return harvest_of(self.first, self.second)
+        """Both views of each image, as one vector of unit norm."""
+        both = torch.cat([self.first.vectors, self.second.vectors], dim=1).detach() * 0.5**0.5
+        return Keys(both, self.first.ids)
 
     def set_progress(self, step: int, total: int) -> None:
         self.loss.set_progress(step, total)

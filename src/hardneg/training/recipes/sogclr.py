@@ -6,67 +6,46 @@ of the batch. Other ``negatives`` than uniform ones say which candidates count a
 
 from __future__ import annotations
 
-from abc import abstractmethod
 from pathlib import Path
 from typing import Any
 
 from torch import Tensor
-from torch.nn.functional import normalize
 
 from hardneg.core.diagnose import Diagnosis
-from hardneg.core.distributed import gather
-from hardneg.core.types import Keys
-from hardneg.losses.contrastive import ContrastiveLoss
-from hardneg.losses.global_softmax import EMC2, SogCLR
+from hardneg.losses.global_softmax import SogCLR
 from hardneg.training.data.images import ImageData
 from hardneg.training.loop import train
-from hardneg.training.method import Batch, Encode, Method
 from hardneg.training.options import SogCLROptions, TrainOptions
-from hardneg.training.recipes.simclr import harvest_of
-from hardneg.training.setup import encoder_for
+from hardneg.training.recipes.simclr import SimCLR
 
 
-class GlobalMethod(Method):
+class GlobalMethod(SimCLR):
     """A loss over the whole data set: every rank computes that of all gathered rows, and so keeps the same state."""
 
-    loss: SogCLR | EMC2
-
     def __init__(self, options: TrainOptions, data: ImageData) -> None:
-        super().__init__()
         options.check()
-        self.encoder = encoder_for(options, data)
+        super().__init__(options, data, 0)
+        self.of_batch = self.loss  # the subclass has a global loss in its place
         self.temperature = float(options.temperature)  # not a schedule, as the options have checked
-        self.of_batch = ContrastiveLoss(options.negatives, self.temperature, normalize=False)
-
-    def loss_of(self, encode: Encode, batch: Batch) -> Tensor:
-        z1, z2 = normalize(encode(batch.views).float(), dim=-1).chunk(2)  # [b, d] each
-        self.first, self.second = (gather(Keys(z, batch.ids, batch.labels)) for z in (z1, z2))
-        return self.surrogate()
-
-    @abstractmethod
-    def surrogate(self) -> Tensor:
-        """What has the gradient of the global loss, of the gathered batch."""
 
     def recorded(self, loss: Tensor) -> Tensor:
-        return self.loss.last["real_loss"]
+        real: Tensor = self.loss.last["real_loss"]
+        return real
 
     def diagnose(self) -> Diagnosis:
-        return self.of_batch.diagnose(self.first.vectors, self.second.vectors, self.first.ids, self.first.labels)
+        first, second = self.first, self.second
+        found: Diagnosis = self.of_batch.diagnose(first.vectors, second.vectors, first.ids, first.labels)
+        return found
 
-    def harvest(self) -> Keys:
-        return harvest_of(self.first, self.second)
+    def set_progress(self, step: int, total: int) -> None:
+        """The global loss has no schedules of its own."""
 
 
 class SogCLRMethod(GlobalMethod):
     def __init__(self, options: SogCLROptions, data: ImageData, total: int) -> None:
         super().__init__(options, data)
         self.negatives = self.of_batch.negatives  # the same object, so that an adaptive schedule moves both
-        self.loss: SogCLR = SogCLR(len(data), self.temperature, options.gamma, negatives=self.negatives)
-
-    def surrogate(self) -> Tensor:
-        first, second = self.first, self.second
-        loss: Tensor = self.loss(first.vectors, second.vectors, ids=first.ids, labels=first.labels)
-        return loss
+        self.loss = SogCLR(len(data), self.temperature, options.gamma, negatives=self.negatives)
 
     def set_progress(self, step: int, total: int) -> None:
         self.loss.negatives = self.negatives.at(step, total)

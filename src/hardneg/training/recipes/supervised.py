@@ -13,9 +13,9 @@ from typing import Any
 from hardneg.losses.contrastive import ContrastiveLoss
 from hardneg.training.data.images import ImageData
 from hardneg.training.loop import train
-from hardneg.training.numbers import number_of
 from hardneg.training.options import SupervisedOptions
 from hardneg.training.recipes.simclr import SimCLR
+from hardneg.training.setup import loss_for
 
 
 class Supervised(SimCLR):
@@ -24,18 +24,7 @@ class Supervised(SimCLR):
         super().__init__(options, data, total)
 
     def loss_for(self, options: SupervisedOptions) -> ContrastiveLoss:
-        return ContrastiveLoss(
-            options.negatives,
-            number_of(options.temperature),
-            number_of(options.tau_plus),
-            positives="label",
-            num_negatives=options.num_negatives,
-            positives_in_denominator=options.positives_in_denominator,
-            reduction=options.reduction,
-            objective=options.objective,
-            generate=options.generate,
-            normalize=False,
-        )
+        return loss_for(options, positives="label")
 
 
 def main(options: SupervisedOptions, out: str | Path, **how: Any) -> dict[str, Any]:

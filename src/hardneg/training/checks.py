@@ -1,0 +1,137 @@
+"""Checks of the options of a run, before anything is loaded or written; errors name the flag."""
+
+from __future__ import annotations
+
+from dataclasses import fields
+
+import torch
+
+from hardneg.batching.spec import BatchSpec, parse_batches
+from hardneg.core.errors import ArgumentError, located
+from hardneg.core.schedules import LONG, Number, Schedule, registered_schedules, value_of
+from hardneg.core.scoring import score
+from hardneg.core.types import Keys
+from hardneg.losses.options import read_generator, read_objective
+from hardneg.negatives import parse
+from hardneg.negatives.grammar import read_expression
+from hardneg.training.augmentation.views import check_augment
+from hardneg.training.data.images import ImageData, check_name
+from hardneg.training.encoders import build_encoder, check_encoder
+from hardneg.training.options import Scheduled, TrainOptions, check_bounds
+
+OWN_RECIPES = {"isogclr": "isogclr", "surrogate": "sogclr or emc2"}
+"""Objectives that mean nothing without the state of a recipe: temperatures or normalisers of every image."""
+
+
+def check_words(options: TrainOptions) -> BatchSpec:
+    """Raises for unknown names and expressions; returns who shares a batch."""
+    with located("--data"):
+        check_name(options.data)
+    with located("--augment"):
+        check_augment(options.augment)
+    with located("--encoder"):
+        if options.encoder != "auto":
+            check_encoder(options.encoder)
+        if ":" in options.encoder:  # whether torchvision is there and knows it
+            with torch.device("meta"):
+                build_encoder(options.encoder, 3, projection_dim=options.dim)
+    _check_device(options)
+    _check_schedules(options)
+    try_negatives(options)
+    with located("--batches"):
+        spec = parse_batches(options.batches)
+    for schedules in (parse(options.negatives), spec.planner):
+        schedules.at(LONG, LONG)  # where they end
+    if spec.planner.needs != "nothing" and spec.warmup >= options.epochs:
+        raise ArgumentError(
+            "train",
+            "more epochs than the warm-up of its batches, which is uniform",
+            f"epochs={options.epochs} and warmup={spec.warmup}",
+            f"write warmup={options.epochs - 1} into --batches, or train longer",
+        )
+    return spec
+
+
+def check_batch(options: TrainOptions, data: ImageData, ranks: int) -> None:
+    got = f"batch_size={options.batch_size}"
+    if options.batch_size > len(data):
+        raise ArgumentError("train", f"--batch-size of at most the {len(data)} images of {options.data}", got)
+    if options.batch_size % ranks:
+        raise ArgumentError("train", f"--batch-size to divide over {ranks} ranks", got)
+
+
+def try_negatives(options: TrainOptions, labelled: bool = True) -> None:
+    """Raises for negatives that need what the recipe does not have: clusters, a second model, another source.
+
+    Tried on four rows. labelled: whether the images have labels; before the data is loaded this is unknown, and
+    assumed.
+
+    >>> from hardneg.training.options import SimCLROptions
+    >>> try_negatives(SimCLROptions(negatives="OtherLabel() * Tilt(1.0)"))
+    >>> try_negatives(SimCLROptions(negatives="From('queue')"))
+    Traceback (most recent call last):
+    hardneg.core.errors.ArgumentError: train needs --negatives for candidates of the batch, got ...: From needs ...
+    """
+    options.check()
+    _try_objective(options)
+    if (generate := getattr(options, "generate", None)) is not None:
+        with located("--generate"):
+            read_generator(generate)
+    with located("--negatives"):
+        negatives = parse(options.negatives)
+    rows = torch.arange(4)
+    keys = Keys(torch.eye(4), rows, rows % 2 if labelled else None, source=options.source)
+    scores = score(keys, keys, keys, value_of(number_of(options.temperature), 0, 1))
+    try:
+        negatives.at(0, 1).log_weights(scores)
+    except ValueError as error:
+        has = f"candidates of the {options.source}{'' if labelled else ' without labels'}"
+        got = f"negatives={options.negatives!r}: {error}"
+        raise ArgumentError("train", f"--negatives for {has}", got) from None
+
+
+def _try_objective(options: TrainOptions) -> None:
+    if (text := getattr(options, "objective", None)) is None:
+        return
+    names = ("num_negatives", "positives_in_denominator")
+    beside = {name: getattr(options, name) for name in names if hasattr(options, name)}
+    with located("--objective"):
+        objective = read_objective(text, "train", tau_plus=number_of(options.tau_plus), **beside)
+    if recipe := OWN_RECIPES.get(objective.name):
+        what = "an --objective of the vectors of a batch alone"
+        raise ArgumentError("train", what, f"objective={text!r}", f"use hardneg train {recipe}")
+
+
+def number_of(value: Scheduled) -> Number:
+    """The number, or the schedule that a text describes.
+
+    >>> number_of("linear(0.5, 0.1)")(50, 100)
+    0.3
+    """
+    if not isinstance(value, str):
+        return value
+    # As an argument, which is where the grammar has schedules.
+    found = read_expression(f"number({value})", {"number": lambda value: value, **registered_schedules()})
+    if not isinstance(found, Schedule):
+        raise ArgumentError("train", 'a number or a schedule such as "linear(0.5, 0.1)"', repr(value))
+    return found
+
+
+def _check_schedules(options: TrainOptions) -> None:
+    """Raises for schedules that cannot be read, or begin or end out of bounds."""
+    rules = {one.name: one.metadata for one in fields(options)}
+    for name in ("temperature", "tau_plus"):
+        number = number_of(getattr(options, name))
+        if isinstance(number, Schedule):
+            for step, when in ((0, "begins"), (LONG, "ends")):
+                value = value_of(number, step, LONG)
+                got = f"{name}={number!r}, which {when} at {value:g}"
+                check_bounds("train", name, value, rules[name], got)
+
+
+def _check_device(options: TrainOptions) -> None:
+    if options.device == "cuda" and not torch.cuda.is_available():
+        raise ArgumentError("train", "a CUDA device", "device='cuda' and none is visible", "use --device cpu")
+    has_half = options.device != "cpu" and (torch.cuda.is_available() or torch.backends.mps.is_available())
+    if options.precision == "fp16" and not has_half:
+        raise ArgumentError("train", "--precision bf16 or no on a CPU, which has no fp16", "precision='fp16'")

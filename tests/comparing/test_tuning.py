@@ -1,0 +1,165 @@
+"""Every arm is tuned by the same tries on a validation split."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from hardneg.comparing import compare
+from hardneg.comparing import runs as comparison_runs
+from hardneg.comparing.arms import parse_arm
+from hardneg.comparing.checks import check_arms
+from hardneg.comparing.comparing import AllDiverged
+from hardneg.comparing.request import Comparison
+from hardneg.comparing.runs import Diverged
+from hardneg.comparing.verdict import temperature_notes
+from hardneg.reporting import write_report
+from hardneg.training.options import TrainOptions
+from hardneg.training.runs import Run
+from support.comparisons import Started, finish, hardneg, nothing, result
+from support.training_runs import short
+
+
+@pytest.mark.parametrize(
+    "tune",
+    ["temperature=0.25,1e-1", "'temperature=0.25, 0.1'", "{temperature: [0.25, 1e-1]}", "\n  temperature: [0.25, 0.1]"],
+)
+def test_a_file_may_tune_in_its_own_way(tune: str, data: str, started: Started, tmp_path: Path) -> None:
+    file = tmp_path / "comparison.yaml"
+    file.write_text(f"arms: [simclr(), hcl()]\ndata: {data}\nbatch-size: 32\ntune: {tune}\nout: {tmp_path / 'out'}\n")
+    done = hardneg("compare", "--config", str(file))
+    assert done.exit_code == 0, done.output
+    facts = json.loads((tmp_path / "out" / "comparison.json").read_text())
+    assert facts["comparison"]["tune"] == ["temperature", [0.25, 0.1]]
+    assert facts["tuned"] == {"simclr()": 0.25, "hcl()": 0.25}
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "tune"),
+    [
+        ("simclr()", "debiased()", ("tau_plus", (0.0, 0.1))),
+        ("supcon()", "supervised(positives_in_denominator='all')", ("temperature", (0.1, 0.2))),
+        ("hcl()", "simclr(negatives='Tilt(1.0)')", ("tau_plus", (0.0, 0.05))),
+    ],
+)
+def test_arms_that_tuning_would_make_alike_are_seen(
+    first: str, second: str, tune: tuple[str, tuple[float, ...]], data: str
+) -> None:
+    arms = [parse_arm(text).under(short(data)) for text in (first, second)]
+    check_arms(arms, Comparison((first, second), 2, short(data)))
+    with pytest.raises(ValueError, match=f"differ in more than the {tune[0]} that --tune gives them, got the same"):
+        check_arms(arms, Comparison((first, second), 2, short(data), tune))
+
+
+def test_a_tuned_value_that_an_arm_cannot_train_with_is_seen(data: str, started: Started, tmp_path: Path) -> None:
+    comparison = Comparison(("simclr()", "sogclr()"), 2, short(data), ("tau_plus", (0.0, 0.1)))
+    with pytest.raises(ValueError, match=r"sogclr\(\) tau_plus=0.1 cannot be trained: sogclr needs --tau-plus of 0"):
+        compare(comparison, tmp_path, show=nothing)
+    assert started == []
+
+
+def test_a_try_may_be_as_the_arm_is(data: str) -> None:
+    texts, common = ("simclr()", "hcl()"), short(data, evaluate_on="validation")
+    tune = ("temperature", (0.5, 0.25))
+    check_arms([parse_arm(text).under(common) for text in texts], Comparison(texts, 2, common, tune))
+
+
+def test_every_arm_is_tuned_on_the_validation_split_and_then_trained_on_all(
+    data: str, started: Started, tmp_path: Path
+) -> None:
+    arms = ("simclr()", "hcl(beta=3)", "simclr(tau_plus=0.2)")
+    comparison = Comparison(arms, 2, short(data), ("temperature", (0.5, 0.25, 0.1)))
+    summary = compare(comparison, tmp_path, jobs=1, show=nothing)
+    tried = [options for _, options, path in started if "tuning" in path.parts]
+    trained = [options for _, options, path in started if "tuning" not in path.parts]
+    assert [(one.temperature, one.evaluate_on, one.seed) for one in tried] == 3 * [
+        (0.5, "validation", 0),
+        (0.25, "validation", 0),
+        (0.1, "validation", 0),
+    ]
+    assert sorted((one.tau_plus, one.seed) for one in trained) == sorted((t, s) for t in (0, 0.1, 0.2) for s in (0, 1))
+    assert {(one.temperature, one.evaluate_on) for one in trained} == {(0.25, "test")}, "0.25 was the best"
+    assert summary["tuned"] == dict.fromkeys(arms, 0.25)
+    assert summary["tries"] == {arm: [(0.5, 0.6), (0.25, 0.85), (0.1, 0.8)] for arm in arms}
+    assert [row["effective_temperature"] for row in summary["rows"]] == [0.25, 0.0625, 0.25]
+
+
+def test_a_try_that_diverges_has_lost_and_ends_nothing(
+    data: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def diverge(recipe: str, options: TrainOptions, run: Run, environ: dict[str, str], **how: bool) -> dict[str, Any]:
+        if options.learning_rate > 1.0 or (options.tau_plus and options.learning_rate > 0.1):
+            raise Diverged(run.path, "not finite")
+        finish(run, found := result(1.0 - options.learning_rate, 100))
+        return found
+
+    monkeypatch.setattr(comparison_runs, "in_a_process", diverge)
+    lines: list[str] = []
+    arms, tries = ("simclr()", "debiased()"), ("learning_rate", (1e30, 0.2, 0.05))
+    summary = compare(Comparison(arms, 2, short(data), tries), tmp_path / "some", jobs=1, show=lines.append)
+    assert summary["tuned"] == dict.fromkeys(arms, 0.05)
+    assert summary["tries"]["debiased()"] == [(1e30, None), (0.2, None), (0.05, 0.95)]
+    assert [line for line in lines if "diverged" in line] == [
+        "[1/6] simclr() learning_rate=1e+30, seed 0: diverged",
+        "[4/6] debiased() learning_rate=1e+30, seed 0: diverged",
+        "[5/6] debiased() learning_rate=0.2, seed 0: diverged",
+    ]
+    page = write_report(tmp_path / "some").read_text()
+    assert "Diverged: simclr() with 1e+30, debiased() with 1e+30, debiased() with 0.2." in page
+    all_of_them = Comparison(arms, 2, short(data), ("learning_rate", (0.3, 0.2)))
+    with pytest.raises(
+        AllDiverged, match=r"debiased\(\) needs a learning_rate with which it does not diverge, got 0.3, 0.2"
+    ):
+        compare(all_of_them, tmp_path / "all", jobs=1, show=nothing)
+    fixed = Comparison(arms, 2, short(data, learning_rate=0.5))
+    with pytest.raises(Diverged):  # what is compared must not
+        compare(fixed, tmp_path / "fixed", jobs=1, show=nothing)
+
+
+def test_a_tuned_comparison_on_digits(data: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In this process, with real training: every figure is found again in the runs."""
+    pytest.importorskip("accelerate", reason="training needs the extra train")
+    from hardneg.training.recipes import run_recipe
+
+    def here(recipe: str, options: TrainOptions, run: Run, environ: dict[str, str], **how: bool) -> dict[str, Any]:
+        return run_recipe(recipe, options, run.path, resume=True, quiet=True)
+
+    monkeypatch.setattr(comparison_runs, "in_a_process", here)
+    common = ("--data", data, "--epochs", "1", "--batch-size", "32", "--option", "dim=16", "--option", "device=cpu")
+    arms = ("--arm", "simclr()", "--arm", "hcl()", "--tune", "temperature=0.2,1.0", "--seeds", "2")
+    done = hardneg("compare", *arms, *common, "--out", str(tmp_path), "--jobs", "1")
+    assert done.exit_code == 0, done.output
+    summary = json.loads((tmp_path / "comparison.json").read_text())
+    tries: dict[str, list[tuple[float, float]]] = {"Uniform()": [], "Tilt(1.0)": []}
+    for config in (tmp_path / "tuning").glob("runs/*/config.json"):
+        options = json.loads(config.read_text())["options"]
+        result = json.loads((config.parent / "result.json").read_text())
+        assert (result["num_train"], result["num_test"]) == (76, 20)
+        tries[options["negatives"]].append((result["knn"], options["temperature"]))
+    for row, found in zip(summary["rows"], tries.values(), strict=True):
+        assert sorted(temperature for _, temperature in found) == [0.2, 1.0]
+        assert (max(found)[0], summary["tuned"][row["arm"]]) in found
+    assert (len(list((tmp_path / "runs").iterdir())), summary["num_test"]) == (4, 120)
+    assert "means over the last records" in done.output
+    page = (tmp_path / "report.html").read_text()
+    assert "no run directory with these options" not in page
+    assert "Tuned on a validation split" in page
+
+
+@pytest.mark.parametrize(
+    ("arms", "noted"),
+    [
+        (("simclr()", "hcl(beta=3)"), []),
+        (("simclr() @ knn()", "hcl(beta=3)"), ["hcl(beta=3)"]),
+        (("hcl()", "hcl(beta=3)"), ["hcl()", "hcl(beta=3)"]),
+    ],
+)
+def test_where_temperature_is_tuned_any_untilted_arm_is_a_twin(arms: tuple[str, ...], noted: list[str]) -> None:
+    tuned = [parse_arm(text).with_option("temperature", 0.1 * (i + 1)) for i, text in enumerate(arms)]
+    notes = temperature_notes(tuned, tuned=True)
+    assert [note.partition(" repels")[0] for note in notes] == noted
+    assert all(note.endswith("Add one.") for note in notes), "no advice to tune what was tuned"
+    assert all("--tune temperature" in note for note in temperature_notes(tuned))

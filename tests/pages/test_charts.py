@@ -1,0 +1,56 @@
+"""What is drawn stays inside its chart, and nothing covers a name."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+from hardneg.pages.charts.axes import WIDTH
+from hardneg.pages.charts.dots import Dots, dot_plot
+from hardneg.pages.charts.histogram import LETTER, Shares, histogram_chart
+from hardneg.pages.charts.scatter import Spot, scatter
+
+
+@pytest.mark.parametrize("same", [0.02, 0.3, 0.6, 0.88, 0.99])
+@pytest.mark.parametrize("other", [0.01, 0.5, 0.98])
+def test_labels_of_means_stay_inside_the_chart(same: float, other: float) -> None:
+    edges, shares = [i / 10 for i in range(11)], [0.1] * 10
+    chart = histogram_chart(
+        "x", edges, Shares("same-class pairs", shares, same), Shares("other-class pairs", shares, other), 0.1
+    )
+    labels = re.findall(r'<text class="halo \w+" x="([\d.]+)" y="[\d.]+" text-anchor="(\w+)">(.*?)</text>', chart)
+    assert [words for _, _, words in labels] == [f"other-class {other:.2f}", f"same-class {same:.2f}"]
+    for at, side, words in labels:
+        wide = LETTER * len(words)
+        left, right = (float(at) - wide, float(at)) if side == "end" else (float(at), float(at) + wide)
+        assert left >= 0
+        assert right <= WIDTH
+
+
+def test_grid_lines_do_not_run_through_names() -> None:
+    rows = [
+        Dots(f"{letter}  {'long name ' * 6}", letter, i, {0: 1.0 + i}, 1.0 + i, 0.5) for i, letter in enumerate("AB")
+    ]
+    chart = dot_plot("x", rows, "points", str)
+    lines = [(float(a), float(b)) for a, b in re.findall(r'class="grid"[^>]* y1="([\d.]+)" y2="([\d.]+)"', chart)]
+    names = [float(y) for y in re.findall(r'class="halo name" x="0" y="([\d.]+)"', chart)]
+    assert len(lines) > 2
+    assert len(names) == 4
+    assert not any(top < baseline and baseline - 11 < bottom for top, bottom in lines for baseline in names)
+
+
+def test_a_name_stands_nearest_to_its_own_dot() -> None:
+    """Three dots in a row: only the last has room beside it."""
+    spots = [Spot(1 + i, f"rule {i}", f"rule {i}", 0.5 + 0.016 * i, 0.1, 0.0, i, False, False) for i in range(3)]
+    spots.append(Spot(9, "far", "far", 0.9, 0.3, 0.0, 0, True, False))
+    chart = scatter(spots, 0.5, width=700, height=400, named=True, kind="")
+    at = {
+        int(n): (float(x), float(y) - 3.7)
+        for x, y, n in re.findall(r'number" x="([\d.]+)" y="([\d.]+)"[^>]*>(\d)', chart)
+    }
+    names = re.findall(r'class="rule halo" x="([\d.]+)" y="([\d.]+)"[^>]*>rule (\d)<', chart)
+    assert {name for *_, name in names} == {"2"}
+    for x, y, name in names:
+        near = min(at, key=lambda n: (at[n][0] - float(x)) ** 2 + (at[n][1] - (float(y) - 3.5)) ** 2)
+        assert near == int(name) + 1
