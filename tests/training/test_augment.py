@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import interpolate
 
-from hardneg.core.philox import philox, uniforms
+from hardneg.core.keyed import philox, uniforms
 from hardneg.training.augmentation import from_transform
 from hardneg.training.augmentation.augment import (
     CIFAR,

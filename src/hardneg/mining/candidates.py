@@ -11,14 +11,15 @@ import torch
 from torch import Tensor
 
 from hardneg.core.errors import ArgumentError
+from hardneg.core.keyed import uniform_of_pairs
+from hardneg.core.nearest import Corpus, FaissIndex, Nearest, merged, nearest
 from hardneg.core.tiles import Tile
 from hardneg.core.types import NEVER, Guide, Keys, Scores, Tags
 from hardneg.core.vectors import unit
 from hardneg.mining.filters import Filters, near_positive_block, near_positive_listed
 from hardneg.mining.guide import GuideModel, pair_products, rows_of_vectors
-from hardneg.mining.noise import gumbel
 from hardneg.mining.pairs import Pairs, Positives, RowsOf, as_pairs, read_positives
-from hardneg.mining.search import Corpus, FaissIndex, Nearest, Retriever, Search, merged, most_scores, nearest
+from hardneg.mining.search import Retriever, Search, most_scores
 from hardneg.mining.search_depth import may_remove, reach_of
 from hardneg.mining.select import Candidates, Rule
 from hardneg.negatives.base import not_pointwise
@@ -57,7 +58,9 @@ class Finder:
         self.excluded = _with_own(pairs, queries.ids, corpus.ids, rows_of).to(self.device)
         near = () if search.kind == "also" else (corpus.source or "corpus",)
         self.retrievers = (*near, *(other.name for other in search.also))
-        self.index = FaissIndex(self.corpus, search) if search.kind in ("flat", "ivf", "hnsw") else None
+        self.index = (
+            FaissIndex(self.corpus, search.kind, search.num_probes) if search.kind in ("flat", "ivf", "hnsw") else None
+        )
         self.shards = self.corpus.shards(search.shards)
         check_shards(search, rule, self.listed)
         if self.index is not None and self.reach.size is None and not self.listed:
@@ -215,11 +218,11 @@ class Finder:
     def _swept(self, query: Tensor, size: int) -> tuple[Candidates, Tensor]:
         """The first of the support in the order in which they are taken, from all of the corpus."""
 
-        def noise(low: int, high: int) -> Tensor:
+        def uniforms(low: int, high: int) -> Tensor:
             rows = torch.arange(low, high, device=self.device).expand(len(query), -1)
-            return gumbel(self.rule.seed, query, rows)
+            return uniform_of_pairs(self.rule.seed, query, rows)
 
-        drawn = noise if self.rule.draw == "gumbel" else None
+        drawn = uniforms if self.rule.draw == "gumbel" else None
         keep = Filters(self, query, self.rule.negatives.factors, drawn)
         found = self._nearest(query, size, keep)
         whole = (found.rows[:, -1] < 0) | (found.rows.shape[1] >= len(self.corpus))

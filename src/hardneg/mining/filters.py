@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import torch
 from torch import Tensor
 
+from hardneg.core.draws import gumbel_keys
 from hardneg.core.sweep import Bounds, MaskedTile, finish, left_by, merge_states, reduce_rows
 from hardneg.core.types import NEVER
 from hardneg.core.vectors import unit
@@ -20,8 +21,8 @@ from hardneg.negatives import Negatives
 if TYPE_CHECKING:
     from hardneg.mining.candidates import Finder
 
-Noise = Callable[[int, int], Annotated[Tensor, "b m"]]
-"""(first row, end) of a block of the corpus -> a number for each query and row."""
+Uniforms = Callable[[int, int], Annotated[Tensor, "b m"]]
+"""(first row, end) of a block of the corpus -> a random number for each query and row."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -61,13 +62,17 @@ def bounds_of(finder: Finder, query: Annotated[Tensor, "b"], factors: Sequence[N
 class Filters:
     """The guard near the positives and some of the factors, applied to blocks of similarities while searching.
 
-    What is left is ordered by similarity or, with ``noise``, by log-weight and noise.
+    What is left is ordered by similarity or, with ``uniforms``, as Gumbel-max draws them.
     """
 
     def __init__(
-        self, finder: Finder, query: Annotated[Tensor, "b"], factors: Sequence[Negatives], noise: Noise | None = None
+        self,
+        finder: Finder,
+        query: Annotated[Tensor, "b"],
+        factors: Sequence[Negatives],
+        uniforms: Uniforms | None = None,
     ) -> None:
-        self.finder, self.query, self.factors, self.noise = finder, query, factors, noise
+        self.finder, self.query, self.factors, self.uniforms = finder, query, factors, uniforms
         self.bounds = bounds_of(finder, query, factors)
         self.seen = torch.zeros(len(query), 2 + len(factors), dtype=torch.long, device=finder.device)
 
@@ -83,7 +88,9 @@ class Filters:
             valid = log_w != NEVER
             left.append(valid.sum(1))
         self.seen += torch.stack(left, 1)
-        return similarity.masked_fill(~valid, NEVER) if self.noise is None else log_w.double() + self.noise(low, high)
+        if self.uniforms is None:
+            return similarity.masked_fill(~valid, NEVER)
+        return gumbel_keys(log_w, self.uniforms(low, high))
 
 
 def near_positive_listed(finder: Finder, query: Tensor, rows: Annotated[Tensor, "b m"]) -> Annotated[Tensor, "b|1 m"]:

@@ -8,8 +8,9 @@ import torch
 from torch import Tensor
 
 from hardneg.core.errors import ArgumentError
+from hardneg.core.nearest import Corpus
 from hardneg.core.types import Keys
-from hardneg.mining.search import Corpus, most_numbers
+from hardneg.mining.search import most_numbers
 
 
 class GuideModel:

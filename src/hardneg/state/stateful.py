@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from hardneg.core.errors import ArgumentError, argument_error
+from hardneg.core.keyed import generator_at
 
 
 class Stateful(nn.Module):
@@ -49,23 +50,6 @@ class Stateful(nn.Module):
             if saved is not None:
                 setattr(self, name, getattr(self, name).to(saved.dtype))
         super()._load_from_state_dict(state_dict, prefix, *args)
-
-
-def generator_at(seed: int, step: int, stream: int = 0) -> torch.Generator:
-    """A generator for one step of one seed; neighbouring seeds and steps give unrelated numbers.
-
-    >>> generator_at(0, 1).initial_seed() == generator_at(0, 1).initial_seed() != generator_at(1, 0).initial_seed()
-    True
-    """
-    return torch.Generator().manual_seed(_mix(_mix(_mix(seed) ^ step) ^ stream))
-
-
-def _mix(x: int) -> int:
-    """The finaliser of SplitMix64 (Steele et al. 2014)."""
-    x = (x + 0x9E3779B97F4A7C15) % 2**64
-    x = ((x ^ (x >> 30)) * 0xBF58476D1CE4E5B9) % 2**64
-    x = ((x ^ (x >> 27)) * 0x94D049BB133111EB) % 2**64
-    return x ^ (x >> 31)
 
 
 def last_of_each(slots: Annotated[Tensor, "b"]) -> Annotated[Tensor, "b"]:
