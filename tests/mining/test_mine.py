@@ -234,16 +234,16 @@ def test_explanation_counts() -> None:
     queries, corpus, positives = make_data()
     text = "OtherLabel() * Ring(0.0, 0.5) * Rank(0, 3)"
     mined = mine(queries, corpus, positives, text, 5)
-    told = mined.explanation
-    assert told.queries == told.short == len(queries)
-    assert told.why == {"3. Rank(stop=3)": len(queries)}
+    explained = mined.explanation
+    assert explained.queries == explained.short == len(queries)
+    assert explained.why == {"3. Rank(stop=3)": len(queries)}
     left = [0, 0, 0, 0]
     for i in range(len(queries)):
         for place, part in enumerate(("Uniform()", "OtherLabel()", "OtherLabel() * Ring(0.0, 0.5)", text)):
             weights = _row_weights(parse(part), queries, corpus, positives[i], i, 1.0, None)
             left[place] += int((weights != NEVER).sum())
-    assert told.looked_at == left[0]
-    assert told.removed == [0, left[0] - left[1], left[1] - left[2], left[2] - left[3], 0]
+    assert explained.looked_at == left[0]
+    assert explained.removed == [0, left[0] - left[1], left[1] - left[2], left[2] - left[3], 0]
 
 
 def test_rescoring_replaces_the_similarities() -> None:
@@ -366,7 +366,7 @@ def test_exact_copies_are_copies_at_one(dim: int, text: str) -> None:
     ("change", "message"),
     [
         ({"k": 0}, "k of 1 or more"),
-        ({"draw": "best"}, "draw 'top', 'gumbel' or 'categorical'"),
+        ({"draw": "best"}, "draw to be one of top, gumbel, categorical, got draw='best'"),
         ({"temperature": 0.0}, "temperature above 0"),
         ({"near_positive": 2.0}, "near_positive in"),
         ({"negatives": "Tilt(linear(1.0, 0.0))"}, "got a schedule"),
@@ -381,8 +381,8 @@ def test_exact_copies_are_copies_at_one(dim: int, text: str) -> None:
         ({"corpus": Keys(torch.eye(3))}, "same dimension"),
         ({"corpus": Keys(torch.eye(4) / 0)}, "finite vectors, got NaN or inf in corpus: first in row 0"),
         ({"corpus": Keys(torch.eye(4), ids=torch.tensor([1, 2, 2, 3]))}, "distinct corpus ids, got id 2"),
-        ({"search": "magic"}, "kind 'exact', 'flat', 'ivf', 'hnsw' or 'also'"),
-        ({"near_negative": 0.9, "draw": "categorical"}, "categorical draws repeat"),
+        ({"search": "magic"}, "kind to be one of exact, flat, ivf, hnsw, also"),
+        ({"near_negative": 0.9, "draw": "categorical"}, "categorical ones repeat"),
     ],
 )
 def test_clear_errors(change: dict[str, object], message: str) -> None:

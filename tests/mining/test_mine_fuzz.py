@@ -34,7 +34,7 @@ def encode(texts: list[str]) -> Any:
 
 @dataclass(frozen=True)
 class Case:
-    """Two tables as they are written, and what is asked."""
+    """Two tables as they are written, and the options."""
 
     queries: list[dict[str, Any]]
     corpus: list[dict[str, Any]] | None
@@ -239,16 +239,16 @@ def test_a_sentence_or_a_right_file(seed: int) -> None:
             format=case.format,
             k=case.k,
         )
-        said, summary = None, None
+        message, summary = None, None
         try:
             summary = run(options)
         except ValueError as error:
-            said = str(error)
-        if said is not None:
+            message = str(error)
+        if message is not None:
             event("a sentence")
-            assert " needs " in said
-            assert "got" in said
-            assert said.endswith(".")
+            assert " needs " in message
+            assert "got" in message
+            assert message.endswith(".")
             assert not Path(options.out).exists()
             assert not Path(f"{options.out}.work").exists()
             return

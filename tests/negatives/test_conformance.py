@@ -332,7 +332,7 @@ def says_that_far_ones_are_removed_with_near_ones() -> type:
 
 
 @pytest.mark.parametrize(("rule", "message", "make"), BROKEN, ids=[make.__name__ for _, _, make in BROKEN])
-def test_broken_is_told_what_to_fix(rule: str, message: str, make: Callable[[], type[hn.negatives.Negatives]]) -> None:
+def test_broken_says_what_to_fix(rule: str, message: str, make: Callable[[], type[hn.negatives.Negatives]]) -> None:
     with pytest.raises(AssertionError, match=f"(?s)^Broken.*{message}"):
         check_negatives(make(), compile=rule == "compiles")
 

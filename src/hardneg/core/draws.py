@@ -10,7 +10,7 @@ from typing import Annotated
 import torch
 from torch import Tensor
 
-from hardneg.core.errors import argument_error
+from hardneg.core.errors import argument_error, check_count
 from hardneg.core.topk import top_of_rows
 from hardneg.core.types import NEVER, LogWeights, with_support
 
@@ -28,8 +28,7 @@ def draw(
     >>> draw(log_w, 3, torch.Generator().manual_seed(0), method="gumbel").tolist()
     [[0, -1, -1]]
     """
-    if k < 1:
-        raise argument_error("draw", "k of 1 or more", "k", k)
+    check_count("draw", "k", k)
     b, n = log_w.shape
     if method == "categorical":
         return categorical(log_w.detach(), _uniform((b, k), generator).to(log_w.device))

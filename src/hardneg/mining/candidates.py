@@ -10,7 +10,7 @@ from typing import Annotated
 import torch
 from torch import Tensor
 
-from hardneg.core.errors import ArgumentError
+from hardneg.core.errors import ArgumentError, written
 from hardneg.core.keyed import uniform_of_pairs
 from hardneg.core.nearest import Corpus, FaissIndex, Nearest, merged, nearest
 from hardneg.core.tiles import Tile
@@ -67,8 +67,8 @@ class Finder:
             raise ArgumentError(
                 f"Search({search.kind!r})",
                 "an expression that the nearest candidates decide",
-                f"{rule.negatives!r} with draw={rule.draw!r}",
-                "begin with Rank(0, stop) or search='exact'",
+                f"{rule.negatives!r} with {written('mine', 'draw', rule.draw)}",
+                f"begin with Rank(0, stop) or use {written('mine', 'search', 'exact')}",
             )
 
     @property

@@ -6,7 +6,7 @@ import math
 
 from torch import Tensor
 
-from hardneg.core.errors import ArgumentError, argument_error, check_range
+from hardneg.core.errors import ArgumentError, argument_error, check_among, check_count, check_range, spelled
 from hardneg.core.types import Keys
 from hardneg.mining.search_depth import batch_dependent
 from hardneg.mining.select import Rule
@@ -30,10 +30,8 @@ def check_inputs(queries: Keys, corpus: Keys, rule: Rule, temperature: float, ne
 
 
 def check_rule(rule: Rule, temperature: float, near_positive: float | None) -> None:
-    if isinstance(rule.k, bool) or not isinstance(rule.k, int) or rule.k < 1:
-        raise argument_error("mine", "k of 1 or more", "k", rule.k)
-    if rule.draw not in ("top", "gumbel", "categorical"):
-        raise argument_error("mine", "draw 'top', 'gumbel' or 'categorical'", "draw", rule.draw)
+    check_count("mine", "k", rule.k)
+    check_among("mine", "draw", rule.draw, ("top", "gumbel", "categorical"))
     check_range("mine", "temperature", temperature, 0.0, math.inf, open_high=True)
     if temperature == 0:
         raise argument_error("mine", "a temperature above 0", "temperature", temperature)
@@ -41,12 +39,12 @@ def check_rule(rule: Rule, temperature: float, near_positive: float | None) -> N
         if value is not None:
             check_range("mine", name, value, -1.0, 1.0)
     if rule.near_negative is not None and rule.draw == "categorical":
-        what = "draw 'top' or 'gumbel' with near_negative: categorical draws repeat candidates"
+        guard = spelled("mine", "near_negative")
+        what = f"draws 'top' or 'gumbel' with {guard}: categorical ones repeat candidates"
         raise argument_error("mine", what, "draw", rule.draw)
     if rule.negatives.schedules():
-        raise ArgumentError(
-            "mine", f"numbers in {rule.negatives!r}", "a schedule", "evaluate it first: negatives.at(step, total)"
-        )
+        fix = "give a number, or evaluate it first: negatives.at(step, total)"
+        raise ArgumentError("mine", f"numbers in {rule.negatives!r}", "a schedule", fix)
     factor = batch_dependent(rule.negatives)
     if factor is not None and (rule.draw != "top" or factor.removes):
         raise ArgumentError("mine", "weights that no batch decides", repr(factor), "use Tilt(beta)")

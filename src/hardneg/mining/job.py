@@ -22,7 +22,7 @@ import numpy as np
 import torch
 
 from hardneg import __version__
-from hardneg.core.errors import ArgumentError, Damaged, FileError, warn_once
+from hardneg.core.errors import ArgumentError, Damaged, FileError, spelled, warn_once, written
 from hardneg.io.arrays import read_npz
 from hardneg.io.files import locked, read_json, run_again, write_atomically, write_json
 from hardneg.io.outputs import check_output, swap_in
@@ -89,6 +89,7 @@ def _run(options: MineOptions, ranks: Ranks, progress: Progress) -> Summary | No
     sources = describe_inputs(options) if ranks.first else {}
     problem = load_problem(options)
     check_room(options, problem)
+    warn_of_ids(options, problem)
     embedded = embeddings(options, problem, ranks, progress)
     miner = make_miner(options, problem, *embedded.vectors)
     work = _work_folder(options, _fingerprint(options, problem, miner), ranks)
@@ -124,8 +125,8 @@ def _check_ours(options: MineOptions) -> None:
 
 
 def check_room(options: MineOptions, problem: Problem) -> None:
-    """Raises where no query can have k negatives and the format writes none with fewer."""
-    if options.format != "n-tuple" or options.draw == "categorical":
+    """Warns where no query can have k negatives; raises if the format writes none with fewer."""
+    if options.draw == "categorical":
         return
     size, k = len(problem.corpus), options.k
     taken = (len({*rows, own} - {-1}) for rows, own in zip(problem.positives, problem.own, strict=True))
@@ -133,9 +134,21 @@ def check_room(options: MineOptions, problem: Problem) -> None:
     kept = parse(options.negatives).most
     most = most if kept is None else min(most, kept)
     if most < k:
-        got = f"k={k} where a query has at most {most} candidates, so that no row would be written"
-        fix = f"use -k {max(most, 1)} or --format triplet"
-        raise ArgumentError("mine", "k negatives of some query for n-tuples", got, fix)
+        given = written("mine", "k", k)
+        if options.format == "n-tuple":
+            got = f"{given} where a query has at most {most} candidates, so that no row would be written"
+            fix = f"use {written('mine', 'k', max(most, 1))} or {written('mine', 'format', 'triplet')}"
+            raise ArgumentError("mine", f"{spelled('mine', 'k')} negatives of some query for n-tuples", got, fix)
+        few = f"{given} is more than a query has candidates, {most} at most: every query gets fewer negatives."
+        warn_once(f"few candidates: {k} of {most}", few)
+
+
+def warn_of_ids(options: MineOptions, problem: Problem) -> None:
+    """Warns where a format for training has no texts to write."""
+    if options.format != "ids" and (problem.queries.texts is None or problem.corpus.texts is None):
+        ids = written("mine", "format", "ids")
+        text = f"There are no texts, so the rows of {options.format} hold ids: use {ids}, or name tables with texts."
+        warn_once(f"no texts: {options.format}", text)
 
 
 def _shard(work: Path, number: int) -> Path:

@@ -11,7 +11,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from hardneg.core.errors import ArgumentError
+from hardneg.core.errors import ArgumentError, argument_error
 from hardneg.io.tables import Table, read_table
 
 Tag = Tensor | NDArray[Any] | Sequence[Any]
@@ -43,9 +43,8 @@ def _columns(names: list[str], path: str, who: str) -> tuple[str, str, str | Non
         next((name for name in known if name in names), None) for known in (_queries, _documents, _grades)
     )
     if query is None and document is None:
-        raise ArgumentError(
-            who, f"a header with the names of the columns (query-id, corpus-id, score) in {path}", str(names)
-        )
+        fix = "add a first line such as query-id,corpus-id,score, separated as the others are"
+        raise ArgumentError(who, f"a first line that names the columns of {path}", str(names), fix)
     rest = [name for name in names if name not in (query, document, grade)]
     if (query is None or document is None) and len(rest) != 1:
         missing, known = ("query", _queries) if query is None else ("document", _documents)
@@ -105,9 +104,9 @@ def numbered_both(
 
 def _listed(name: str, given: Tag, size: int, who: str) -> list[Any]:
     if isinstance(given, str) or not hasattr(given, "__len__"):
-        raise ArgumentError(who, f"one of {name} for each row", f"{name}={given!r}")
+        raise argument_error(who, f"one of {name} for each row", name, given)
     if isinstance(given, (Tensor, np.ndarray)) and given.ndim != 1:
-        raise ArgumentError(who, f"one of {name} for each row, shape ({size},)", f"{name}={tuple(given.shape)}")
+        raise argument_error(who, f"one of {name} for each row, shape ({size},)", name, tuple(given.shape))
     if len(given) != size:
         raise ArgumentError(who, f"one of {name} for each of {size} rows", f"{len(given)} {name}")
     return given.tolist() if isinstance(given, (Tensor, np.ndarray)) else list(given)

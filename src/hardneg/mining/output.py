@@ -22,7 +22,7 @@ from typing import Any, BinaryIO
 import numpy as np
 from numpy.typing import NDArray
 
-from hardneg.core.errors import FileError, argument_error, optional
+from hardneg.core.errors import FileError, check_among, optional
 from hardneg.io.files import disk_failure, run_again, write_atomically
 from hardneg.io.outputs import old_name
 from hardneg.mining.problem import Problem
@@ -57,8 +57,7 @@ class Layout:
     scores: bool = False
 
     def __post_init__(self) -> None:
-        if self.format not in formats:
-            raise argument_error("mine", f"format in {formats}", "format", self.format)
+        check_among("mine", "format", self.format, formats)
 
 
 def has_rows(result: Result, layout: Layout) -> bool:

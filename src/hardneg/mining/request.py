@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from hardneg.core.errors import ArgumentError
+from hardneg.core.errors import ArgumentError, argument_error, check_among, check_count, spelled
 from hardneg.io.outputs import check_output
 from hardneg.mining.checks import check_rule
 from hardneg.mining.options import MineOptions, inputs, manifest_of
 from hardneg.mining.output import Layout, check_format
-from hardneg.mining.search import Search
 from hardneg.mining.select import Rule
 from hardneg.negatives import parse
 
@@ -26,12 +25,13 @@ def check_options(options: MineOptions) -> None:
         check_output("mine", path, reads, overwrite=True)
     check_rule(rule_of(options), options.temperature, options.near_positive)
     Layout(options.format, scores=options.scores)
-    if options.search != "bm25":
-        Search(options.search, query_block=options.query_block, candidates=options.candidates)
-    elif options.near_positive is not None or options.near_negative is not None:
-        raise ArgumentError("mine", "embeddings for near_positive and near_negative", "search='bm25'")
-    for name, known in (("similarity", ("cosine", "dot")), ("missing_positives", ("error", "drop"))):
-        if getattr(options, name) not in known:
-            raise ArgumentError("mine", f"{name} in {known}", f"{name}={getattr(options, name)!r}")
+    check_among("mine", "search", options.search, ("exact", "flat", "ivf", "hnsw", "bm25"))
+    check_among("mine", "similarity", options.similarity, ("cosine", "dot"))
+    check_among("mine", "missing_positives", options.missing_positives, ("error", "drop"))
+    check_count("mine", "query_block", options.query_block, least=0)
+    check_count("mine", "candidates", options.candidates)
+    if options.search == "bm25" and not options.near_positive is options.near_negative is None:
+        what = f"embeddings for {spelled('mine', 'near_positive')} and {spelled('mine', 'near_negative')}"
+        raise argument_error("mine", what, "search", "bm25")
     if options.model and options.encoder:
         raise ArgumentError("mine", "a model or an encoder", "both")

@@ -8,7 +8,7 @@ from typing import Annotated, Protocol
 import torch
 from torch import Tensor
 
-from hardneg.core.errors import argument_error
+from hardneg.core.errors import argument_error, check_among, check_count
 
 _queries = {"cpu": 512, "cuda": 4096}
 _block_bytes = {"cpu": 20 << 20, "cuda": 1 << 30}  # on a CPU what its caches still help with
@@ -52,19 +52,13 @@ class Search:
     shards: int = 1
 
     def __post_init__(self) -> None:
-        if self.kind not in ("exact", "flat", "ivf", "hnsw", "also"):
-            raise argument_error("Search", "kind 'exact', 'flat', 'ivf', 'hnsw' or 'also'", "kind", self.kind)
+        check_among("Search", "kind", self.kind, ("exact", "flat", "ivf", "hnsw", "also"))
         if self.kind == "also" and not self.also:
             raise argument_error("Search", "retrievers in also with kind 'also'", "also", self.also)
-        for name, least in (
-            ("query_block", 0),
-            ("corpus_block", 0),
-            ("num_probes", 1),
-            ("candidates", 1),
-            ("shards", 1),
-        ):
-            if getattr(self, name) < least:
-                raise argument_error("Search", f"{name} of {least} or more", name, getattr(self, name))
+        for name in ("query_block", "corpus_block"):
+            check_count("Search", name, getattr(self, name), least=0)
+        for name in ("num_probes", "candidates", "shards"):
+            check_count("Search", name, getattr(self, name))
 
     def blocks(self, device: torch.device) -> tuple[int, int]:
         """Queries and documents of one matrix product."""

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from hardneg.core.errors import ArgumentError, argument_error
+from hardneg.core.errors import check_count as check_count
 from hardneg.core.keyed import generator_at
 
 
@@ -74,8 +75,3 @@ def check_ids(who: str, ids: Tensor | None, num_instances: int) -> Tensor:
     if len(ids) and int(ids.max()) >= num_instances:
         raise argument_error(who, f"ids below num_instances={num_instances}", "ids.max()", int(ids.max()))
     return ids
-
-
-def check_count(who: str, name: str, value: int) -> None:
-    if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-        raise argument_error(who, f"{name} of 1 or more", name, value)
