@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -38,6 +38,13 @@ class Lists:
     negatives: list[list[Any]]
     wanted: int | None = None
     are_texts: bool = True  # False where the names are ids
+
+    def only(self, places: list[int]) -> Lists:
+        """The lists of some of the queries."""
+        queries, positives, negatives = (
+            [each[i] for i in places] for each in (self.queries, self.positives, self.negatives)
+        )
+        return replace(self, queries=queries, positives=positives, negatives=negatives)
 
     def documents(self) -> Iterator[Any]:
         for each in (self.positives, self.negatives):

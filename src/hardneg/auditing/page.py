@@ -50,7 +50,8 @@ def audit_page(audit: Audit) -> str:
 
 def _title(audit: Audit) -> str:
     name = Path(str(audit.provenance.get("input", ""))).name
-    return f"How hard and how false are the negatives of {name or 'these embeddings'}?"
+    question = "How hard and how false" if audit.judges else "How hard"
+    return f"{question} are the negatives of {name or 'these embeddings'}?"
 
 
 def _columns(audit: Audit) -> dict[str, Any]:
@@ -121,10 +122,10 @@ def _suggestions(audit: Audit) -> list[tuple[str, str]]:
     return [
         (
             one.expression or one.family,
-            f"{one.told} Similarity {number(one.similarity)}, "
+            f"{one.sentence} Similarity {number(one.similarity)}, "
             f"{with_error(one.false_negatives, one.false_negatives_error)} false."
             if one.expression
-            else one.told,
+            else one.sentence,
         )
         for one in audit.suggestions
     ]

@@ -29,7 +29,7 @@ class Subject:
     views: Annotated[Tensor, "a d"] | None = None
     pairs: Pairs | None = None
     judged: Pairs | None = None
-    askable: Annotated[Tensor, "m"] | None = None  # anchors that may be looked at; None: all
+    known_rows: Annotated[Tensor, "m"] | None = None  # anchors that may be looked at; None: all
     unit: bool = True
     source: str = "pool"
     names: tuple[Any, ...] | None = None  # of the candidates, in the result
@@ -42,11 +42,12 @@ class Subject:
     def judges(self) -> tuple[str, ...]:
         """What false negatives are known by."""
         known = {"labels": "labels", "groups": "clusters"}
-        found = [word for word, tag in known.items() if self._both(tag)]
+        found = [word for word, tag in known.items() if self.both(tag)]
         return (*found, "judgements") if self.judged is not None else tuple(found)
 
-    def askable_rows(self) -> Annotated[Tensor, "m"]:
-        return torch.arange(len(self.anchors)) if self.askable is None else self.askable
+    def rows(self) -> Annotated[Tensor, "m"]:
+        """The anchors that may be looked at."""
+        return torch.arange(len(self.anchors)) if self.known_rows is None else self.known_rows
 
     def name_of(self, row: int) -> Any:
         if self.names is not None:
@@ -79,9 +80,9 @@ class Subject:
     def known_false(self, rows: Annotated[Tensor, "b"], scores: Scores) -> Annotated[Tensor, "b n"]:
         """Candidates that are known not to be negatives of these anchors."""
         false = torch.zeros_like(scores.valid)
-        if self._both("labels"):
+        if self.both("labels"):
             false |= scores.same_label("audit")
-        if self._both("clusters"):
+        if self.both("clusters"):
             false |= scores.same_cluster("audit")
         if self.judged is not None:
             false[self.judged.of(rows)] = True
@@ -93,7 +94,7 @@ class Subject:
         """Anchors about which any judge says something: an unlabelled one has no known false negatives."""
         known = torch.zeros(len(rows), dtype=torch.bool, device=rows.device)
         for word, tag in (("labels", self.anchor_tags.labels), ("clusters", self.anchor_tags.clusters)):
-            if self._both(word) and tag is not None:
+            if self.both(word) and tag is not None:
                 known |= (tag[rows] >= 0).view(len(rows), -1).any(1)
         return known | True if self.judged is not None else known
 
@@ -133,7 +134,8 @@ class Subject:
         count = torch.bincount(place, minlength=len(rows))
         return place, torch.arange(len(place), device=place.device) - (count.cumsum(0) - count)[place], row
 
-    def _both(self, name: str) -> bool:
+    def both(self, name: str) -> bool:
+        """Whether anchors and candidates have this tag."""
         return getattr(self.anchor_tags, name) is not None and getattr(self.candidate_tags, name) is not None
 
 
