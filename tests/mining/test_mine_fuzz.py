@@ -220,6 +220,7 @@ def check(case: Case, truth: Truth, counts: dict[str, int], table: dict[str, lis
         assert total == counts["negatives"]
 
 
+@pytest.mark.filterwarnings("ignore::hardneg.core.errors.HardnegWarning")  # of a k above the corpus
 @settings(max_examples=200, deadline=None)
 @given(st.integers(0, 2**32))
 @example(4637)  # an empty query with a positive that is nowhere

@@ -46,7 +46,7 @@ def test_unknown_columns_are_refused(tmp_path: Path, text: str, message: str) ->
 
 
 def test_ids_that_are_none_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match=r"ids as 'doc_id' in .*, got None in row 1"):
+    with pytest.raises(ValueError, match=r"ids that are numbers or texts .*, got None in 'doc_id', row 1"):
         judged(tmp_path / "j.jsonl", '{"qid": 1, "doc_id": 2}\n{"qid": 1}\n')
 
 

@@ -21,7 +21,7 @@ from hardneg.auditing.tags import numbered, unlike
 from hardneg.core.errors import ArgumentError, argument_error
 from hardneg.core.types import Keys
 from hardneg.core.vectors import unit, widened
-from hardneg.mining.checks import check_finite
+from hardneg.mining.checks import check_directions, check_finite
 from hardneg.mining.judgements import Tag
 from hardneg.mining.pairs import Pairs, Positives, RowsOf, as_pairs, read_positives
 
@@ -145,14 +145,6 @@ def _keys(
 def _prepared(name: str, vectors: Tensor, normalize: bool, dtype: torch.dtype) -> Tensor:
     check_finite(name, vectors)
     wide = widened(vectors.detach().to(dtype))
-    if not normalize:
-        return wide
-    zero = (wide == 0).all(1)
-    if bool(zero.any()):
-        raise ArgumentError(
-            "audit",
-            "vectors with a direction",
-            (f"{int(zero.sum())} zero vectors in {name}, first in row {int(zero.int().argmax())}"),
-            "leave those rows out, or compare by the dot product (normalize=False, --similarity dot)",
-        )
-    return unit(wide)
+    if normalize:
+        check_directions(name, wide)
+    return unit(wide) if normalize else wide

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from hardneg.core.errors import ArgumentError, spelled
 from hardneg.core.types import NEVER, LogWeights, Scores
-from hardneg.mining.search_depth import batch_dependent
+from hardneg.mining.checks import check_weights
 from hardneg.negatives import Negatives, parse
 
 Expressions = str | Negatives | Sequence[str | Negatives]
@@ -95,12 +95,7 @@ def check_rules(rules: Sequence[NamedRule], *, positives: bool, labels: bool, gr
     for rule in rules:
         if rule.negatives is None:
             continue
-        if rule.negatives.schedules():
-            fix = "give a number, or evaluate it: negatives.at(step, total)"
-            raise ArgumentError("audit", f"numbers in {rule.name}", "a schedule", fix)
-        batch = batch_dependent(rule.negatives)
-        if batch is not None:
-            raise ArgumentError("audit", "weights that no batch decides", repr(batch), "use Tilt(beta)")
+        check_weights("audit", rule.negatives)
         for factor in rule.negatives.factors:
             _check_factor(factor, positives, labels, groups)
 

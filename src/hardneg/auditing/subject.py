@@ -59,7 +59,7 @@ class Subject:
         anchors = self.anchors[rows]
         similarity = anchors @ self.candidates.T
         positives, real = self._positives(anchors, rows)
-        tags = Tags(*(None if tag is None else tag[rows] for tag in _all(self.anchor_tags)))
+        tags = self.anchor_tags.mapped(lambda tag: tag[rows])
         valid = torch.ones_like(similarity, dtype=torch.bool)
         if tags.ids is not None and self.candidate_tags.ids is not None:
             valid &= ~same_id(tags.ids, self.candidate_tags.ids[None])
@@ -72,7 +72,7 @@ class Subject:
             valid,
             temperature,
             tags,
-            Tags(*(None if tag is None else tag[None] for tag in _all(self.candidate_tags))),
+            self.candidate_tags.mapped(lambda tag: tag[None]),
             torch.zeros(len(self.candidates), dtype=torch.long, device=similarity.device),
             (self.source,),
         )
@@ -107,7 +107,7 @@ class Subject:
         if self.views is not None:
             close |= unit(self.views[rows]) @ self.directions.T >= limit
         elif self.pairs is not None:
-            place, column, row = self._columns(rows)
+            place, column, row = self.pairs.columns(rows)
             for number in range(int(column.max()) + 1 if len(column) else 0):
                 one = column == number
                 close[place[one]] |= self.directions[row[one]] @ self.directions.T >= limit
@@ -120,24 +120,13 @@ class Subject:
             return own, torch.ones_like(own, dtype=torch.bool)
         if self.pairs is None:
             return anchors.new_zeros(len(rows), 1), torch.zeros(len(rows), 1, dtype=torch.bool, device=anchors.device)
-        place, column, row = self._columns(rows)
+        place, column, row = self.pairs.columns(rows)
         own = anchors.new_zeros(len(rows), int(column.max()) + 1 if len(column) else 1)
         real = torch.zeros_like(own, dtype=torch.bool)
         own[place, column] = (anchors[place] * self.candidates[row]).sum(-1)
         real[place, column] = True
         return own, real
 
-    def _columns(self, rows: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """The positives of these anchors: whose, its how manieth, and which candidate."""
-        assert self.pairs is not None
-        place, row = self.pairs.of(rows)
-        count = torch.bincount(place, minlength=len(rows))
-        return place, torch.arange(len(place), device=place.device) - (count.cumsum(0) - count)[place], row
-
     def both(self, name: str) -> bool:
         """Whether anchors and candidates have this tag."""
         return getattr(self.anchor_tags, name) is not None and getattr(self.candidate_tags, name) is not None
-
-
-def _all(tags: Tags) -> tuple[Tensor | None, ...]:
-    return tags.ids, tags.labels, tags.clusters

@@ -31,14 +31,14 @@ def draw(
     check_count("draw", "k", k)
     b, n = log_w.shape
     if method == "categorical":
-        return categorical(log_w.detach(), _uniform((b, k), generator).to(log_w.device))
+        return draw_at(log_w.detach(), _uniform((b, k), generator).to(log_w.device))
     if method == "gumbel":
         index = gumbel_order(log_w.detach(), _uniform((b, n), generator).to(log_w.device), min(k, n))
         return torch.nn.functional.pad(index, (0, k - index.shape[1]), value=-1)
     raise argument_error("draw", "method 'categorical' or 'gumbel'", "method", method)
 
 
-def categorical(log_w: Tensor, uniforms: Annotated[Tensor, "b k"]) -> Annotated[Tensor, "b k"]:
+def draw_at(log_w: Tensor, uniforms: Annotated[Tensor, "b k"]) -> Annotated[Tensor, "b k"]:
     """Columns drawn with replacement, one for each uniform number; -1 in rows without support.
 
     By the inverse of the distribution function, so that the cost is [b, n + k] and not [b, n, k].

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from hardneg.core.errors import ArgumentError, argument_error
 from hardneg.io.tables import Table, read_table
+from hardneg.mining.cells import checked_ids, key_of
 
 Tag = Tensor | NDArray[Any] | Sequence[Any]
 
@@ -33,7 +34,8 @@ def read_judgements(path: str, who: str = "mine") -> list[tuple[str, str]]:
     table = read_table(path, who)
     query, document, grade = _columns(list(table), path, who)
     grades = [1.0] * len(table[query]) if grade is None else _numbers(table, grade, path, who)
-    pairs = zip(_ids(table, query, path, who), _ids(table, document, path, who), strict=True)
+    ids = (checked_ids(table[name], name, f"judgements {path}", who) for name in (query, document))
+    pairs = zip(*([key_of(one) for one in each] for each in ids), strict=True)
     rows = sorted(zip(grades, pairs, strict=True), key=lambda row: -row[0])
     return [pair for value, pair in rows if value > 0]
 
@@ -70,13 +72,6 @@ def _numbers(table: Table, name: str, path: str, who: str) -> list[float]:
         if math.isnan(numbers[-1]):
             raise ArgumentError(who, f"numbers as {name!r} in {path}", f"{value!r} in row {row}")
     return numbers
-
-
-def _ids(table: Table, name: str, path: str, who: str) -> list[str]:
-    for row, value in enumerate(table[name]):
-        if isinstance(value, bool) or not isinstance(value, (str, int)):
-            raise ArgumentError(who, f"ids as {name!r} in {path}", f"{value!r} in row {row}")
-    return [str(value) for value in table[name]]
 
 
 def numbered_both(

@@ -9,10 +9,11 @@ from typing import Annotated
 import torch
 from torch import Tensor
 
-from hardneg.core.draws import categorical, gumbel_order
+from hardneg.core.draws import draw_at, gumbel_order
 from hardneg.core.keyed import uniform_of_pairs
 from hardneg.core.topk import top_of_rows
 from hardneg.core.types import NEVER, Scores
+from hardneg.mining.meeting import is_copy
 from hardneg.mining.search_depth import ends_here, support
 from hardneg.negatives import Negatives
 
@@ -117,10 +118,10 @@ def _categorical(candidates: Candidates, log_w: Tensor, rule: Rule) -> Annotated
     numbers = torch.arange(rule.k, device=log_w.device).expand(len(log_w), -1)
     uniforms = uniform_of_pairs(rule.seed, candidates.query, numbers)
     if candidates.rows is None or not log_w.shape[1]:
-        return categorical(log_w, uniforms)
+        return draw_at(log_w, uniforms)
     rows = candidates.rows
     by_row = torch.where(rows < 0, torch.iinfo(rows.dtype).max, rows).argsort(dim=1)
-    place = categorical(log_w.gather(1, by_row), uniforms)
+    place = draw_at(log_w.gather(1, by_row), uniforms)
     return torch.where(place < 0, -1, by_row.gather(1, place.clamp(min=0)))
 
 
@@ -155,11 +156,6 @@ def _extend(taken: Tensor, piece: Tensor, rows: Tensor, rule: Rule, vectors_of: 
     place = torch.arange(both.shape[1], 0, -1, device=both.device).expand_as(both).masked_fill(~kept, 0)
     best = place.topk(rule.k, dim=1)
     return torch.where(best.values > 0, both.gather(1, best.indices), -1), passed
-
-
-def is_copy(cosine: Tensor, limit: float) -> Tensor:
-    """Whether a cosine reaches the limit; that of a vector with its copy may be rounded to a little below 1."""
-    return cosine >= limit - 4.0 * torch.finfo(cosine.dtype).eps
 
 
 def _padded(slots: Tensor, k: int) -> Tensor:
