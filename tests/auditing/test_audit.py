@@ -20,6 +20,7 @@ import support.brute_force as brute_force
 from hardneg.auditing import Audit, audit
 from hardneg.auditing.measure import EVEN_SHARE
 from hardneg.auditing.tags import numbered
+from hardneg.core.errors import ArgumentError
 from support.vectors import make_unit_vectors
 
 N, D = 40, 6
@@ -129,8 +130,8 @@ def test_chunks_and_float32_change_nothing(monkeypatch: pytest.MonkeyPatch) -> N
     for one, other in zip(whole.rows, parts.rows, strict=True):
         assert _numbers(one) == pytest.approx(_numbers(other), abs=1e-9, nan_ok=True)
     monkeypatch.undo()
-    told = {"temperature": TEMPERATURE, "tau_plus": 0.05}
-    narrow = audit(z.float(), "Tilt(2.0)", positives=views.float(), labels=labels, **told)
+    loss = {"temperature": TEMPERATURE, "tau_plus": 0.05}
+    narrow = audit(z.float(), "Tilt(2.0)", positives=views.float(), labels=labels, **loss)
     assert _numbers(narrow.row("Tilt(2.0)")) == pytest.approx(_numbers(whole.row("Tilt(2.0)")), abs=1e-4, nan_ok=True)
 
 
@@ -159,9 +160,9 @@ def test_judgements_tell_the_false_negatives() -> None:
         judgements=[[100 + row for row in own] for own in judged],
         frontier=False,
     )
-    asked = [i for i, own in enumerate(judged) if own]
+    known = [i for i, own in enumerate(judged) if own]
     false, below = [], []
-    for i in asked:
+    for i in known:
         s = (corpus @ queries[i]).tolist()
         others = sorted((k for k in range(30) if k != judged[i][0]), key=lambda k: -s[k])
         false.append(sum(k in judged[i] for k in others[:5]) / 5)
@@ -169,7 +170,7 @@ def test_judgements_tell_the_false_negatives() -> None:
         kept = [k for k in others if s[k] <= limit]
         if kept:
             below.append(sum(k in judged[i] for k in kept) / len(kept))
-    assert found.num_anchors == len(asked) == 5
+    assert found.num_anchors == len(known) == 5
     assert found.row("Rank(stop=5)").false_negatives == pytest.approx(mean(false))
     assert found.row("BelowPositive(relative=0.2)").false_negatives == pytest.approx(mean(below))
     assert found.judges == ("judgements",)
@@ -272,9 +273,9 @@ def test_without_judges_and_positives_it_says_what_it_does_not_know() -> None:
     assert not found.frontier()
     assert not any(row.expression.startswith("BelowPositive") for row in found.rows)
     assert len(found.notes) == 2
-    told = json.loads(json.dumps(found.to_dict(), allow_nan=False))
-    assert told["rows"][0]["false_negatives"] is None
-    assert told["rows"][0]["similarity"] == found.rows[0].similarity
+    loss = json.loads(json.dumps(found.to_dict(), allow_nan=False))
+    assert loss["rows"][0]["false_negatives"] is None
+    assert loss["rows"][0]["similarity"] == found.rows[0].similarity
 
 
 def test_a_batch_takes_milliseconds() -> None:
@@ -331,7 +332,7 @@ BAD: list[tuple[dict[str, Any], str]] = [
     ({}, "needs embeddings"),
     ({"embeddings": torch.ones(4)}, r"floats \[n, d\]"),
     ({"embeddings": [[1.0]]}, r"floats \[n, d\]"),
-    ({"embeddings": torch.zeros(4, 3)}, "audit needs vectors with a direction, got 4 zero vectors"),
+    ({"embeddings": torch.zeros(4, 3)}, "audit needs vectors with a direction for the cosine, got 4 zero vectors"),
     ({"embeddings": torch.tensor([[1.0, float("nan")], [0.0, 1.0]])}, "audit needs finite vectors, got NaN"),
     ({"embeddings": torch.ones(0, 3)}, "at least one row"),
     ({"labels": torch.arange(3)}, "for each of 4 rows, got 3 labels"),
@@ -366,16 +367,19 @@ BAD: list[tuple[dict[str, Any], str]] = [
 
 
 @pytest.mark.parametrize(("arguments", "message"), BAD, ids=[str(number) for number in range(len(BAD))])
-def test_wrong_input_is_said(arguments: dict[str, Any], message: str) -> None:
+def test_wrong_input_is_an_error(arguments: dict[str, Any], message: str) -> None:
     given = {"embeddings": torch.rand(4, 3)} | arguments if arguments else {}
     with pytest.raises((ValueError, FileNotFoundError), match=message):
         audit(**given)
 
 
 def test_extremes() -> None:
-    one = audit(torch.ones(1, 3), "Uniform()", labels=[0], frontier=False)
-    assert one.rows[0].without_negatives == 1
-    assert math.isnan(one.rows[0].similarity)
+    with pytest.raises(ArgumentError) as one:
+        audit(torch.ones(1, 3), "Uniform()", labels=[0], frontier=False)
+    assert (one.value.what, one.value.got) == ("at least two embeddings, or a corpus beside them", "one")
+    alone = audit(torch.ones(1, 3), "Uniform()", corpus=hn.Keys(torch.ones(1, 3)), positives=[[0]], frontier=False)
+    assert alone.rows[0].without_negatives == 1
+    assert math.isnan(alone.rows[0].similarity)
     two = audit(torch.tensor([[1.0, 0.0], [1.0, 0.0]]), labels=[0, 0], wanted_false_negatives=0.5)
     assert two.row("Uniform()").false_negatives == 1
     assert two.row("Uniform()").near_duplicates == 1

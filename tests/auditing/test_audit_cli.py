@@ -73,7 +73,7 @@ def test_from_end_to_end(files: dict[str, str], tmp_path: Path) -> None:
         "--num-anchors", "50", "--seed", "3", "--out", str(out),
     )  # fmt: skip
     assert result.exit_code == 0, result.output
-    told = json.loads((out / "audit.json").read_text(), parse_constant=pytest.fail)
+    stored = json.loads((out / "audit.json").read_text(), parse_constant=pytest.fail)
     z, views, labels = (torch.from_numpy(np.load(files[name])) for name in ("z", "views", "labels"))
     found = hn.audit(
         z, ["Tilt(3.0)", "BelowPositive(0.1)"], labels=labels, positives=views, temperature=0.3, tau_plus=0.1,
@@ -81,14 +81,14 @@ def test_from_end_to_end(files: dict[str, str], tmp_path: Path) -> None:
     )  # fmt: skip
     same = found.to_dict()
     for name in ("rows", "suggestions", "num_anchors", "random_similarity", "positive_similarity", "exact"):
-        assert told[name] == same[name], name
+        assert stored[name] == same[name], name
     page = Cells()
     html = (out / "audit.html").read_text()
     page.feed(html)
     header, *cells = page.rows
     shown = {name: show for name, show in COLUMNS.items() if name in header}
     assert header == ["rule", *shown]
-    assert len(cells) == len(found.rows) == len(told["rows"])
+    assert len(cells) == len(found.rows) == len(stored["rows"])
     terminal = unescape(result.output)
     for number, (row, line) in enumerate(zip(found.rows, cells, strict=True), 1):
         assert line[0] == f"{number}{row.expression}"
@@ -97,9 +97,9 @@ def test_from_end_to_end(files: dict[str, str], tmp_path: Path) -> None:
             each for each in terminal.splitlines() if re.match(rf"│ [* ] {re.escape(row.expression)} +│", each)
         ][:1]
         assert [cell.strip() for cell in printed.split("│")[2:-1]] == line[1:]
-    for one in told["suggestions"]:
+    for one in stored["suggestions"]:
         assert (one["expression"] or one["family"]) in unescape(html)
-        assert one["told"] in unescape(html)
+        assert one["sentence"] in unescape(html)
     assert "http" not in html.replace('http-equiv="Content-Security-Policy"', "")
     assert html.count("<svg") == 3, "the frontier for wide and narrow screens, and the similarities"
     assert "audit.html" in result.output
@@ -112,9 +112,9 @@ def test_a_run_directory(tmp_path: Path) -> None:
     for split, size in (("test", 20), ("train", 40)):
         result = call(str(tmp_path), "--split", split, "-o", str(tmp_path / split), "--no-frontier", "-e", "Uniform()")
         assert result.exit_code == 0, result.output
-        told = json.loads((tmp_path / split / "audit.json").read_text())
-        assert told["num_candidates"] == size
-        assert told["rows"][0]["false_negatives"] == pytest.approx(
+        stored = json.loads((tmp_path / split / "audit.json").read_text())
+        assert stored["num_candidates"] == size
+        assert stored["rows"][0]["false_negatives"] == pytest.approx(
             hn.audit((z[40:] if split == "test" else z[:40]).float(), "Uniform()", frontier=False,
                      labels=labels[40:] if split == "test" else labels[:40]).rows[0].false_negatives
         )  # fmt: skip
@@ -147,11 +147,11 @@ def test_labels_and_embeddings_in_any_format(kind: str, files: dict[str, str], t
         more = ["--label-column", "kind"]
     result = call(path, *more, "-e", "Rank(0, 3)", "--no-frontier", "-o", str(tmp_path / "out"))
     assert result.exit_code == 0, result.output
-    told = json.loads((tmp_path / "out" / "audit.json").read_text())
+    stored = json.loads((tmp_path / "out" / "audit.json").read_text())
     wanted = hn.audit(torch.from_numpy(z), "Rank(0, 3)", labels=torch.from_numpy(labels), frontier=False).rows[0]
-    assert told["rows"][0]["false_negatives"] == pytest.approx(wanted.false_negatives, abs=1e-9)
+    assert stored["rows"][0]["false_negatives"] == pytest.approx(wanted.false_negatives, abs=1e-9)
     if kind in ("jsonl", "parquet"):
-        assert str(told["rows"][0]["hubs"][0]["id"]).startswith("x")
+        assert str(stored["rows"][0]["hubs"][0]["id"]).startswith("x")
 
 
 def test_queries_and_a_corpus_with_judgements(tmp_path: Path) -> None:
@@ -168,24 +168,24 @@ def test_queries_and_a_corpus_with_judgements(tmp_path: Path) -> None:
         str(tmp_path / "d.npy"), "--judgements", str(tmp_path / "qrels.tsv"), "-o", str(tmp_path / "out"),
     )  # fmt: skip
     assert result.exit_code == 0, result.output
-    told = json.loads((tmp_path / "out" / "audit.json").read_text())
+    stored = json.loads((tmp_path / "out" / "audit.json").read_text())
     best_first = [[i + 2, i + 1, i] for i in range(4)] + [[]]
     wanted = hn.audit(z[:5].float(), corpus=z[5:].float(), judgements=best_first)
-    assert [row["false_negatives"] for row in told["rows"]] == [row.false_negatives for row in wanted.rows]
-    assert told["num_anchors"] == 4
-    assert any(row["expression"].startswith("BelowPositive") for row in told["rows"])
+    assert [row["false_negatives"] for row in stored["rows"]] == [row.false_negatives for row in wanted.rows]
+    assert stored["num_anchors"] == 4
+    assert any(row["expression"].startswith("BelowPositive") for row in stored["rows"])
 
 
 def test_the_embeddings_file_of_a_run_is_the_run(tmp_path: Path) -> None:
     z, _, labels = make_data(60)
     file = tmp_path / "embeddings.npz"
     save_embeddings(file, z[:40], labels[:40], z[40:], labels[40:])
-    told = {}
+    stored = {}
     for name in (str(file), str(tmp_path)):
         result = call(name, "--split", "train", "-o", str(tmp_path / "out"), "--num-anchors", "40")
         assert result.exit_code == 0, result.output
-        told[name] = json.loads((tmp_path / "out" / "audit.json").read_text())["rows"]
-    assert told[str(file)] == told[str(tmp_path)]
+        stored[name] = json.loads((tmp_path / "out" / "audit.json").read_text())["rows"]
+    assert stored[str(file)] == stored[str(tmp_path)]
     # Named by its array it is any file of embeddings.
     result = call(str(file), "--embedding-column", "test_x", "--label-column", "test_y", "-o", str(tmp_path / "test"))
     assert result.exit_code == 0, result.output
@@ -198,8 +198,8 @@ def test_a_run_reads_other_labels_and_groups(tmp_path: Path) -> None:
     save_embeddings(tmp_path / "embeddings.npz", z[:40], labels[:40], z[40:], labels[40:])
     np.save(tmp_path / "coarse.npy", labels[40:].numpy() // 2)
     np.save(tmp_path / "groups.npy", np.arange(20) // 2)
-    told = {"labels": str(tmp_path / "coarse.npy"), "groups": str(tmp_path / "groups.npy")}
-    options = AuditOptions(str(tmp_path), ("Uniform()",), Settings(frontier=False), **told)
+    stored = {"labels": str(tmp_path / "coarse.npy"), "groups": str(tmp_path / "groups.npy")}
+    options = AuditOptions(str(tmp_path), ("Uniform()",), Settings(frontier=False), **stored)
     found = audit_files(options)
     wanted = hn.audit(z[40:].float(), "Uniform()", labels=labels[40:] // 2, groups=np.arange(20) // 2, frontier=False)
     assert found.rows[0].false_negatives == wanted.rows[0].false_negatives
@@ -259,7 +259,7 @@ UNREAD: list[tuple[str, list[str], str]] = [
     ("{z}", ["--corpus-embeddings", "{z}", "--positives", "{z}"], "--positives for embeddings beside a corpus"),
     ("{run}", ["--queries", "{mined}"], "--queries for a run"),
     ("{run}", ["--corpus", "{mined}"], "--corpus for a run"),
-    ("{run}", ["--label-column", "y"], "a file of labels for label_column='y'"),
+    ("{run}", ["--label-column", "y"], "--labels for --label-column y"),
     ("{mined}", ["--labels", "{y}"], "--labels for a mined file"),
     ("{mined}", ["--groups", "{y}"], "--groups for a mined file"),
     ("{mined}", ["--positives", "{z}"], "--positives for a mined file"),
@@ -273,7 +273,7 @@ UNREAD: list[tuple[str, list[str], str]] = [
 
 
 @pytest.mark.parametrize(("input", "more", "message"), UNREAD, ids=[each[2][:60] for each in UNREAD])
-def test_an_option_that_would_not_be_read_is_said(input: str, more: list[str], message: str, tmp_path: Path) -> None:
+def test_an_option_that_is_not_read_is_an_error(input: str, more: list[str], message: str, tmp_path: Path) -> None:
     known = write_wrong(tmp_path)
     z = np.load(known["z"])
     (tmp_path / "run").mkdir()
@@ -290,7 +290,7 @@ def test_an_option_that_would_not_be_read_is_said(input: str, more: list[str], m
 
 
 @pytest.mark.parametrize("name", ["mined.jsonl.gz", "table.csv.gz"])
-def test_a_cut_off_gzip_file_is_said(name: str, tmp_path: Path) -> None:
+def test_a_cut_off_gzip_file_is_an_error(name: str, tmp_path: Path) -> None:
     lines = "".join(json.dumps({"anchor": f"a{i}", "positive": f"p{i}", "negative": "n"}) + "\n" for i in range(5000))
     packed = gzip.compress(lines.encode())
     for size in (30, len(packed) // 2):
@@ -345,8 +345,11 @@ WRONG: list[tuple[list[str], str]] = [
     (["{z}", "--corpus-embeddings", "{z}"], "give --judgements"),
     (["{z}", "--corpus-embeddings", "{narrow}", "--judgements", "{dir}/none.tsv"], "none match"),
     (["{z}", "--wanted-false-negatives", "0.02"], "needs labels, groups or judgements"),
-    (["{z}", "--wanted-false-negatives", "2"], "wanted_false_negatives"),
-    (["{z}", "--similarity", "l2"], "similarity in"),
+    (
+        ["{z}", "--wanted-false-negatives", "2"],
+        "needs --wanted-false-negatives in [0.0, 1.0], got --wanted-false-negatives 2.0",
+    ),
+    (["{z}", "--similarity", "l2"], "needs --similarity to be one of cosine, dot, got --similarity l2"),
     (["{z}", "--out", "{z}"], "needs a folder as --out"),
     (["{dir}/table.jsonl"], "or a mined file, got"),
     (["{dir}/labelled.jsonl"], "or a mined file, got"),
@@ -422,7 +425,7 @@ def test_absent_columns_are_left_out(files: dict[str, str], tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize("name", ["objects.npy", "objects.npz", "words.npy", "cut.npz"])
-def test_arrays_that_numpy_cannot_read_are_told_without_its_advice(name: str, tmp_path: Path) -> None:
+def test_arrays_that_numpy_cannot_read_raise_without_its_advice(name: str, tmp_path: Path) -> None:
     """NumPy would have people run the code in the file."""
     np.save(tmp_path / "x.npy", np.random.default_rng(0).normal(size=(40, 4)).astype(np.float32))
     objects = np.array(["a", 1] * 20, dtype=object)

@@ -67,10 +67,10 @@ def test_every_format_says_the_same(kind: str, suffix: str, tables: dict[str, st
     lists = read_lists(mined)
     vectors = {row["text"]: v for row, v in zip(*_texts(tables, "corpus"), strict=True)}
     vectors |= {row["id"]: v for row, v in zip(*_texts(tables, "corpus"), strict=True)}
-    asked = {row["query"]: v for row, v in zip(*_texts(tables, "queries"), strict=True)}
-    asked |= {row["id"]: v for row, v in zip(*_texts(tables, "queries"), strict=True)}
+    wanted = {row["query"]: v for row, v in zip(*_texts(tables, "queries"), strict=True)}
+    wanted |= {row["id"]: v for row, v in zip(*_texts(tables, "queries"), strict=True)}
     similar = [
-        float(np.mean([asked[query] @ vectors[name] for name in names]))
+        float(np.mean([wanted[query] @ vectors[name] for name in names]))
         for query, names in zip(lists.queries, lists.negatives, strict=True)
     ]
     assert row.similarity == pytest.approx(np.mean(similar), abs=1e-5)
@@ -135,7 +135,7 @@ def test_repeated_by_vector_and_short_lists_are_each_counted_once(tables: dict[s
     assert told is not None
     assert (told.repeated, told.positive_under_another_id) == (2, 0)
     assert (told.short, told.queries_without) == (2, None)
-    # The manifest says that five were asked for: one is not in the file at all, one has an empty list.
+    # The manifest says that five were wanted for: one is not in the file at all, one has an empty list.
     Path(f"{mined}.manifest.json").write_text(json.dumps({"counts": {"queries": 5}, "options": {"k": 3}}))
     told = audit_files(AuditOptions(mined, settings=QUIET, **tables)).mined
     assert told is not None
@@ -162,12 +162,12 @@ def test_the_similarity_is_that_of_the_manifest(similarity: str, tables: dict[st
     np.save(tables["corpus_embeddings"], vectors * np.linspace(0.5, 3, len(vectors), dtype=np.float32)[:, None])
     mined = mine_into(tables, tmp_path / "mined.parquet", format="ids", similarity=similarity, negatives="Rank(0, 40)")
     lists = read_lists(mined)
-    documents, asked = np.load(tables["corpus_embeddings"]), np.load(tables["query_embeddings"])
+    documents, wanted = np.load(tables["corpus_embeddings"]), np.load(tables["query_embeddings"])
     if similarity == "cosine":
-        documents, asked = (each / np.linalg.norm(each, axis=1, keepdims=True) for each in (documents, asked))
+        documents, wanted = (each / np.linalg.norm(each, axis=1, keepdims=True) for each in (documents, wanted))
     rows = [[int(name[1:]) for name in names] for names in lists.negatives]
     wanted = np.mean(
-        [asked[int(query[1:])] @ documents[own].mean(0) for query, own in zip(lists.queries, rows, strict=True)]
+        [wanted[int(query[1:])] @ documents[own].mean(0) for query, own in zip(lists.queries, rows, strict=True)]
     )
     found = audit_files(AuditOptions(mined, settings=QUIET))
     assert found.row("mined").similarity == pytest.approx(float(wanted), abs=1e-4)

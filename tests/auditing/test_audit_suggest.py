@@ -14,7 +14,7 @@ from torch.nn.functional import normalize
 from hardneg.auditing import Audit, audit
 from hardneg.auditing.prepare import make_subject
 from hardneg.auditing.settings import Settings
-from hardneg.auditing.suggest import FRACTIONS, MARGINS, STRENGTHS, GridSearch, _none, _ordered, _texts, beta_of
+from hardneg.auditing.suggest import FRACTIONS, MARGINS, STRENGTHS, Family, GridSearch, _none, beta_of, families
 from hardneg.auditing.survey import chunks, sampled_anchors
 from hardneg.negatives import parse
 from support.vectors import make_unit_vectors
@@ -26,6 +26,10 @@ TEMPERATURE = 0.3
 @pytest.fixture(scope="module")
 def data() -> tuple[Tensor, Tensor, Tensor]:
     return make_data(N, seed=11)
+
+
+def family(name: str, temperature: float = TEMPERATURE) -> Family:
+    return next(one for one in families(temperature, has_positives=True) if one.name == name)
 
 
 def rates(data: tuple[Tensor, Tensor, Tensor], texts: list[str]) -> list[float]:
@@ -51,7 +55,7 @@ def test_the_grid_is_what_the_expressions_do(name: str, data: tuple[Tensor, Tens
     search = GridSearch(subject, 0.1, TEMPERATURE)
     for chunk in chunks(subject, sampled_anchors(subject, settings), settings):
         search.add(chunk)
-    texts, curve = _texts(name, TEMPERATURE), search.curve(name)[0]
+    texts, curve = family(name).texts, search.curve(name)[0]
     some = list(range(0, len(texts), 7))
     assert [curve[i] for i in some] == pytest.approx(rates(data, [texts[i] for i in some]), abs=1e-9, nan_ok=True)
 
@@ -73,9 +77,9 @@ def test_suggestions_meet_the_wish_and_are_tight(wanted: float, data: tuple[Tens
         harder = _next_harder(name, one.expression)
         if harder is not None:
             assert rates(data, [harder])[0] > wanted, name
-    assert (found["Tilt"].expression is None) == (even > wanted or rates(data, [f"Tilt({_beta(0)})"])[0] > wanted)
+    assert (found["Tilt"].expression is None) == (even > wanted or rates(data, [f"Tilt({_beta(-1)})"])[0] > wanted)
     best = found["Ring(inner, outer)"]
-    members = _texts("Ring(inner, outer)", TEMPERATURE)[::5]
+    members = family("Ring(inner, outer)").texts[::5]
     z, views, labels = data
     rows = audit(z, members, positives=views, labels=labels, temperature=TEMPERATURE, frontier=False).rows
     for row in rows:  # no other ring of the grid is as false at most, and harder
@@ -87,27 +91,25 @@ def _beta(step: int) -> float:
 
 
 def _next_harder(name: str, text: str) -> str | None:
-    texts = [repr(parse(each)) for each in _texts(name, TEMPERATURE)]
+    texts = [repr(parse(each)) for each in family(name).texts]
     at = texts.index(text)
-    if name == "Tilt":
-        return texts[at + 1] if at + 1 < len(texts) else None
     if name == "Ring(inner, outer)":
         return None
     return texts[at - 1] if at else None
 
 
-def test_none_is_said_with_the_least_that_there_is(data: tuple[Tensor, Tensor, Tensor]) -> None:
+def test_none_comes_with_the_least_that_there_is(data: tuple[Tensor, Tensor, Tensor]) -> None:
     found = suggested(data, 0.0)
     [tilt] = [one for one in found.suggestions if one.family == "Tilt"]
     assert tilt.expression is None
-    assert tilt.told.startswith("None: the least false member of the grid has ")
-    assert f"{100 * rates(data, [f'Tilt({_beta(0)})'])[0]:.2f} %" in tilt.told
+    assert tilt.sentence.startswith("None: the least false member of the grid has ")
+    assert f"{100 * rates(data, [f'Tilt({_beta(-1)})'])[0]:.2f} %" in tilt.sentence
 
 
 def test_everything_is_allowed(data: tuple[Tensor, Tensor, Tensor]) -> None:
     found = {one.family: one for one in suggested(data, 1.0).suggestions}
-    assert found["Tilt"].expression == f"Tilt({_beta(-1)})"
-    assert "hardest that was tried" in found["Tilt"].told
+    assert found["Tilt"].expression == f"Tilt({_beta(0)})"
+    assert "hardest that was tried" in found["Tilt"].sentence
     assert found["BelowPositive(relative)"].expression == "BelowPositive(relative=0.0)"
     narrowest = next(each for each in FRACTIONS if int(each * (N - 1)))
     assert found["Ring(0.0, outer)"].expression == f"Ring(outer={narrowest})"
@@ -128,15 +130,17 @@ def test_the_hardest_that_fits_is_suggested_where_the_share_falls_with_hardness(
     z = normalize(centres.repeat_interleave(2, 0) + 1e-3 * make_unit_vectors(40, 8, seed=1), dim=-1)
     found = audit(z, labels=torch.arange(40) % 2, wanted_false_negatives=0.1, temperature=0.1)
     for one in found.suggestions:
-        assert not one.told.startswith("None"), one
+        assert not one.sentence.startswith("None"), one
         assert one.false_negatives <= 0.1
     [tilt] = [one for one in found.suggestions if one.family == "Tilt"]
-    assert tilt.expression == f"Tilt({beta_of(STRENGTHS[-1], 0.1)})"
-    assert "does not grow steadily here: Tilt(" in tilt.told
-    told = float(tilt.told.split()[-2])
-    assert told > 10
-    rows = audit(z, tilt.told.split("here: ")[1].split(" is easier")[0], labels=torch.arange(40) % 2, temperature=0.1)
-    assert 100 * rows.rows[0].false_negatives == pytest.approx(told, abs=0.006)
+    assert tilt.expression == f"Tilt({beta_of(STRENGTHS[0], 0.1)})"
+    assert "does not grow steadily here: Tilt(" in tilt.sentence
+    share = float(tilt.sentence.split()[-2])
+    assert share > 10
+    rows = audit(
+        z, tilt.sentence.split("here: ")[1].split(" is easier")[0], labels=torch.arange(40) % 2, temperature=0.1
+    )
+    assert 100 * rows.rows[0].false_negatives == pytest.approx(share, abs=0.006)
 
 
 def test_no_suggestion_contradicts_itself(data: tuple[Tensor, Tensor, Tensor]) -> None:
@@ -145,21 +149,21 @@ def test_no_suggestion_contradicts_itself(data: tuple[Tensor, Tensor, Tensor]) -
         for one in suggested(data, wanted).suggestions:
             if one.expression is not None:
                 assert one.false_negatives <= wanted
-            elif "least false member" in one.told:
-                assert float(re.findall(r"has ([0-9.]+) %", one.told)[0]) > 100 * wanted - 0.005
+            elif "least false member" in one.sentence:
+                assert float(re.findall(r"has ([0-9.]+) %", one.sentence)[0]) > 100 * wanted - 0.005
 
 
 def test_the_order_of_a_family_and_what_rounding_does() -> None:
     class Flat(GridSearch):
         def curve(self, name: str) -> tuple[list[float], list[float]]:
-            size = len(_texts(name, 1.0))
+            size = len(family(name, 1.0).texts)
             return [0.1] * 5 + [0.9] + [0.1] * (size - 6), [0.0] * size
 
     search = Flat(make_subject(make_unit_vectors(4, 3), None), 0.2, 1.0)
-    tilts = _ordered("Tilt", search)
-    assert tilts[0] == f"Tilt({beta_of(STRENGTHS[-1], 1.0)})"
+    tilts = search.allowed(family("Tilt", 1.0))
+    assert tilts[0] == f"Tilt({beta_of(STRENGTHS[0], 1.0)})"
     assert f"Tilt({beta_of(STRENGTHS[5], 1.0)})" not in tilts
-    assert _ordered("Ring(0.0, outer)", search)[0] == f"Ring(0.0, {FRACTIONS[0]})"
-    assert "by rounding" in _none("Tilt", search).told
+    assert search.allowed(family("Ring(0.0, outer)"))[0] == f"Ring(0.0, {FRACTIONS[0]})"
+    assert "by rounding" in _none(family("Tilt"), search).sentence
     assert len(MARGINS) == 96
     assert torch.tensor(MARGINS).diff().min() > 0

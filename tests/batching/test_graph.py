@@ -141,15 +141,6 @@ def test_faiss_finds_the_exact_graph_of_few_vectors(unit_vectors: UnitVectors) -
     assert recall > 0.95
 
 
-def test_selection_is_that_of_topk_for_all_signs() -> None:
-    generator = torch.Generator().manual_seed(0)
-    scores = torch.randn(40, 300, generator=generator) * 10.0 ** torch.randint(-30, 30, (40, 300), generator=generator)
-    scores[:, 7], scores[0] = -torch.inf, -scores[0].abs()
-    values, index = graph_module._top(scores, 20)
-    assert torch.equal(values, scores.topk(20).values)
-    assert torch.equal(scores.gather(1, index), values)
-
-
 def test_same_seed_same_graph_and_another_seed_another(unit_vectors: UnitVectors) -> None:
     vectors = unit_vectors(400, 4)
     first, again, other = (build_graph(vectors, 5, 50, torch.Generator().manual_seed(s)) for s in (1, 1, 2))

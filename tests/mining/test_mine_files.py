@@ -18,6 +18,7 @@ import typer
 from typer.testing import CliRunner
 
 from hardneg.cli.mine import mine as verb
+from hardneg.core.errors import HardnegWarning
 from hardneg.core.types import Keys
 from hardneg.io.tables import read_table
 from hardneg.mining import mine
@@ -439,11 +440,11 @@ def test_bad_tables_say_what_is_wrong(
     [
         ({"queries": "nowhere.jsonl"}, "exists"),
         ({"out": "mined.csv"}, "that is .parquet, .jsonl or a folder"),
-        ({"format": "pairs"}, "format in"),
+        ({"format": "pairs"}, "format to be one of"),
         ({"negatives": "Tilt("}, "needs an expression"),
         ({"negatives": "OtherLabel()"}, "needs labels"),
         ({"k": 0}, "k of 1 or more"),
-        ({"similarity": "l2"}, "similarity in"),
+        ({"similarity": "l2"}, "similarity to be one of cosine, dot"),
         ({"encoder": None}, "a --model or an --encoder"),
         ({"encoder": "nowhere:encode"}, "a function that exists"),
         ({"encoder": "test_mine_files"}, "'module:function'"),
@@ -502,7 +503,8 @@ def test_other_broken_files(job: MineOptions, tmp_path: Path) -> None:
 def test_one_document(job: MineOptions, tmp_path: Path) -> None:
     one = write_lines(tmp_path / "c.jsonl", [{"id": "d0", "text": "alone"}])
     query = write_lines(tmp_path / "q.jsonl", [{"id": "q0", "query": "who", "positive": "d0"}])
-    summary = run(replace(job, queries=query, corpus=one))
+    with pytest.warns(HardnegWarning, match="k=3 is more than a query has candidates, 0 at most"):
+        summary = run(replace(job, queries=query, corpus=one))
     assert summary is not None
     assert lines(job.out) == [{"query_id": "q0", "positive_ids": ["d0"], "negative_ids": [], "scores": []}]
     assert summary.explanation.why == {"too few candidates": 1}
@@ -533,17 +535,17 @@ def test_dry_run_writes_nothing(job: MineOptions, tmp_path: Path) -> None:
 def test_the_verb(job: MineOptions) -> None:
     app = typer.Typer()
     app.command()(verb)
-    told = [job.queries, "--corpus", str(job.corpus), "--encoder", str(job.encoder), "-k", "3", "--format", "ids"]
-    told += ["-n", job.negatives, "-o", job.out]
-    done = CliRunner().invoke(app, [*told, "--explain"])
+    command = [job.queries, "--corpus", str(job.corpus), "--encoder", str(job.encoder), "-k", "3", "--format", "ids"]
+    command += ["-n", job.negatives, "-o", job.out]
+    done = CliRunner().invoke(app, [*command, "--explain"])
     assert done.exit_code == 0, done.output
     assert "BelowPositive(relative=0.02)" in done.output
     assert "similarity" in done.output
     assert [row["negative_ids"] for row in lines(job.out)] == expected()
-    assert CliRunner().invoke(app, [*told, "--dry-run"]).output.count("about") == 3
-    wrong = CliRunner().invoke(app, [*told, "--draw", "best"])
+    assert CliRunner().invoke(app, [*command, "--dry-run"]).output.count("about") == 3
+    wrong = CliRunner().invoke(app, [*command, "--draw", "best"])
     assert wrong.exit_code == 2
-    assert "draw 'top', 'gumbel' or 'categorical'" in wrong.output
+    assert "--draw to be one of top, gumbel, categorical, got --draw best" in wrong.output
 
 
 def test_images(job: MineOptions, tmp_path: Path) -> None:

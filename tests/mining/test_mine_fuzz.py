@@ -34,7 +34,7 @@ def encode(texts: list[str]) -> Any:
 
 @dataclass(frozen=True)
 class Case:
-    """Two tables as they are written, and what is asked."""
+    """Two tables as they are written, and the options."""
 
     queries: list[dict[str, Any]]
     corpus: list[dict[str, Any]] | None
@@ -220,6 +220,7 @@ def check(case: Case, truth: Truth, counts: dict[str, int], table: dict[str, lis
         assert total == counts["negatives"]
 
 
+@pytest.mark.filterwarnings("ignore::hardneg.core.errors.HardnegWarning")  # of a k above the corpus
 @settings(max_examples=200, deadline=None)
 @given(st.integers(0, 2**32))
 @example(4637)  # an empty query with a positive that is nowhere
@@ -239,16 +240,16 @@ def test_a_sentence_or_a_right_file(seed: int) -> None:
             format=case.format,
             k=case.k,
         )
-        said, summary = None, None
+        message, summary = None, None
         try:
             summary = run(options)
         except ValueError as error:
-            said = str(error)
-        if said is not None:
+            message = str(error)
+        if message is not None:
             event("a sentence")
-            assert " needs " in said
-            assert "got" in said
-            assert said.endswith(".")
+            assert " needs " in message
+            assert "got" in message
+            assert message.endswith(".")
             assert not Path(options.out).exists()
             assert not Path(f"{options.out}.work").exists()
             return

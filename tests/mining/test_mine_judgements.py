@@ -33,8 +33,8 @@ def test_two_columns_are_relevant_pairs(tmp_path: Path) -> None:
             "query_id,doc_id,points\n1,7,0\n",
             r"audit needs a column of grades .* got columns \['query_id', 'doc_id', 'p",
         ),
-        ("1,7,2\n1,8,0\n", "audit needs a header"),
-        ("q7,0,d1,1\nq7,0,d2,0\n", "audit needs a header"),
+        ("1,7,2\n1,8,0\n", "audit needs a first line that names the columns"),
+        ("q7,0,d1,1\nq7,0,d2,0\n", "audit needs a first line that names the columns"),
         ("query_id,iteration,paragraph,rel\n1,0,7,1\n", "a column of document ids"),
         ("query_id,doc_id,score\n1,7,good\n", "numbers as 'score' in .*, got 'good' in row 0"),
         ("query_id,doc_id,score\n1,7,1\n1,7,nan\n", "got 'nan' in row 1"),
@@ -46,7 +46,7 @@ def test_unknown_columns_are_refused(tmp_path: Path, text: str, message: str) ->
 
 
 def test_ids_that_are_none_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match=r"ids as 'doc_id' in .*, got None in row 1"):
+    with pytest.raises(ValueError, match=r"ids that are numbers or texts .*, got None in 'doc_id', row 1"):
         judged(tmp_path / "j.jsonl", '{"qid": 1, "doc_id": 2}\n{"qid": 1}\n')
 
 

@@ -277,8 +277,8 @@ def limited(options: MineOptions, most: int) -> None:
     try:
         work(options)
     except OSError as error:
-        told = "what was there before is unchanged; make room, then run the same command again"
-        os._exit(7 if told in str(error) else 8)
+        advice = "what was there before is unchanged; make room, then run the same command again"
+        os._exit(7 if advice in str(error) else 8)
 
 
 @pytest.mark.parametrize("name", ["mined.jsonl", "mined.parquet", "mined"])

@@ -128,7 +128,7 @@ def test_point_15_margins_that_mean_nothing(margin: str) -> None:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"k": 100}, r"k=100 where a query has at most 59 candidates.*use -k 59 or --format triplet"),
+        ({"k": 100}, r"k=100 where a query has at most 59 candidates.*use k=59 or format='triplet'"),
         ({"k": 5, "negatives": "Rank(2, 5)"}, "at most 3 candidates"),
     ],
 )

@@ -1,4 +1,4 @@
-"""`hardneg mine` never writes a wrong file: what would once have given one, and what is written or said instead."""
+"""`hardneg mine` never writes a wrong file: what would once have given one, and what is written or raised instead."""
 
 from __future__ import annotations
 
@@ -379,17 +379,17 @@ def test_partials_of_killed_runs_are_removed(job: MineOptions, tmp_path: Path) -
 def test_the_exit_code_tells_the_disk_from_the_input(job: MineOptions, tmp_path: Path) -> None:
     app = typer.Typer()
     app.command()(verb)
-    told = [job.queries, "--corpus", str(job.corpus), "--encoder", str(job.encoder), "-k", "3"]
+    command = [job.queries, "--corpus", str(job.corpus), "--encoder", str(job.encoder), "-k", "3"]
     (tmp_path / "file").write_text("")
-    in_the_way = CliRunner().invoke(app, [*told, "-o", str(tmp_path / "file" / "mined.jsonl")])
+    in_the_way = CliRunner().invoke(app, [*command, "-o", str(tmp_path / "file" / "mined.jsonl")])
     assert in_the_way.exit_code == 1, in_the_way.output
     assert "Not a directory" in in_the_way.output
     assert "make room" not in in_the_way.output
-    assert CliRunner().invoke(app, [*told, "-o", str(tmp_path / "m.csv")]).exit_code == 2
+    assert CliRunner().invoke(app, [*command, "-o", str(tmp_path / "m.csv")]).exit_code == 2
 
 
 @pytest.mark.parametrize("function", ["bound", "borrowed"])
-def test_a_changed_function_is_told_by_its_source(
+def test_a_changed_function_is_known_by_its_source(
     function: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from hardneg.mining.encode import encoder_of_function

@@ -318,6 +318,19 @@ def counts_its_rows() -> type:
     return Broken
 
 
+@broken("mines_as_whole_rows", r"mined otherwise by blocks than from whole rows .* leave shown\(\) and monotone")
+def says_that_far_ones_are_removed_with_near_ones() -> type:
+    @dataclass(frozen=True, repr=False)
+    class Broken(hn.negatives.Negatives):
+        masks: ClassVar = True
+        monotone: ClassVar = True  # type: ignore[assignment]
+
+        def log_weight(self, tile: Tile) -> torch.Tensor:
+            return tile.keep(~(tile.similarity > 0.1))
+
+    return Broken
+
+
 @pytest.mark.parametrize(("rule", "message", "make"), BROKEN, ids=[make.__name__ for _, _, make in BROKEN])
 def test_the_error_says_what_to_fix(rule: str, message: str, make: Callable[[], type[hn.negatives.Negatives]]) -> None:
     with pytest.raises(AssertionError, match=f"(?s)^Broken.*{message}"):

@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.nn.functional import interpolate
 
 from hardneg.core.errors import ArgumentError
-from hardneg.core.philox import philox, uniforms
+from hardneg.core.keyed import philox, uniforms
 from hardneg.training.augmentation import from_transform
 from hardneg.training.augmentation.augment import (
     CIFAR,

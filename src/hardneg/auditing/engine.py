@@ -10,9 +10,10 @@ from typing import Annotated
 import torch
 from torch import Tensor
 
+from hardneg.auditing.files import as_audit_errors, audit_files
 from hardneg.auditing.findings import find_in_rows
+from hardneg.auditing.options import AuditOptions
 from hardneg.auditing.prepare import make_subject
-from hardneg.auditing.request import as_audit_errors
 from hardneg.auditing.result import Audit
 from hardneg.auditing.rules import Expressions, given_rules
 from hardneg.auditing.settings import Settings
@@ -74,31 +75,21 @@ def audit(
     True
     """
     settings = Settings(temperature, tau_plus, near_duplicate, num_anchors, seed, wanted_false_negatives, frontier)
+    rules = given_rules(expressions)
     if isinstance(mined, (str, Path)):
-        from hardneg.auditing.files import AuditOptions, audit_files
-
         if embeddings is not None or corpus is not None:
             raise ArgumentError("audit", "the path of a mined file alone, or tensors", "both", "see AuditOptions")
-        texts = tuple(rule.name for rule in given_rules(expressions))
-        options = AuditOptions(
-            str(mined), texts, settings, model=model, encoder=encoder, cache=None if cache is None else str(cache)
-        )
+        texts = tuple(rule.name for rule in rules)
+        folder = None if cache is None else str(cache)
+        options = AuditOptions(str(mined), texts, settings, model=model, encoder=encoder, cache=folder)
         return audit_files(options, progress=progress)
     if embeddings is None:
         raise ArgumentError("audit", "embeddings, or the path of a mined file as mined=...", "neither")
     with as_audit_errors(), torch.no_grad():
-        subject = make_subject(
-            embeddings,
-            corpus,
-            positives=positives,
-            judgements=judgements,
-            labels=labels,
-            groups=groups,
-            normalize=normalize,
-            seed=seed,
-        )
+        known = {"positives": positives, "judgements": judgements, "labels": labels, "groups": groups}
+        subject = make_subject(embeddings, corpus, **known, normalize=normalize, seed=seed)  # type: ignore[arg-type]
         listed = None if mined is None else listed_rows(subject, mined)
-        found = audit_subject(subject, given_rules(expressions), settings, listed=listed, progress=progress)
+        found = audit_subject(subject, rules, settings, listed=listed, progress=progress)
         return found if listed is None else replace(found, mined=find_in_rows(subject, listed))
 
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,6 @@ from torch import Tensor
 
 from hardneg.auditing.inputs import (
     WHO,
-    Documents,
     check_columns_found,
     is_run,
     judged_lists,
@@ -20,24 +20,37 @@ from hardneg.auditing.inputs import (
     rows_by_name,
     side_of,
     split_of_run,
-)  # fmt: skip
+)
 from hardneg.auditing.lists import is_mined
+from hardneg.auditing.mined import audit_mined
 from hardneg.auditing.options import AuditOptions as AuditOptions
 from hardneg.auditing.options import check_read
 from hardneg.auditing.prepare import make_subject
-from hardneg.auditing.request import as_audit_errors
 from hardneg.auditing.result import Audit
 from hardneg.auditing.rules import given_rules
 from hardneg.auditing.subject import Subject
 from hardneg.auditing.survey import audit_subject
-from hardneg.core.errors import ArgumentError, NoFile
+from hardneg.core.errors import ArgumentError, HardnegError, NoFile
 from hardneg.core.types import Keys
 from hardneg.io.provenance import environment
 from hardneg.io.tables import column_names, read_vectors, suffix_of, vector_suffixes
 from hardneg.mining.inputs import Progress as Encoding
-from hardneg.mining.judgements import numbered_both, read_judgements
+from hardneg.mining.judgements import numbered_both
+from hardneg.mining.problem import Side
 
 Progress = Callable[[int, int], None]
+
+
+@contextmanager
+def as_audit_errors() -> Iterator[None]:
+    """Errors of the readers that mining and audits share name the audit that called them."""
+    try:
+        yield
+    except HardnegError as error:
+        if error.who == "mine":
+            error.who = "audit"
+            error.args = ("audit", *error.args[1:])
+        raise
 
 
 def audit_files(options: AuditOptions, progress: Progress | None = None, encoding: Encoding | None = None) -> Audit:
@@ -49,8 +62,6 @@ def audit_files(options: AuditOptions, progress: Progress | None = None, encodin
         kind = kind_of(options)
         check_read(options, kind)
         if kind == "mined":
-            from hardneg.auditing.mined import audit_mined
-
             found = audit_mined(options, progress, encoding)
         else:
             subject = load_subject(options, kind)
@@ -81,65 +92,53 @@ def kind_of(options: AuditOptions) -> str:
 def load_subject(options: AuditOptions, kind: str) -> Subject:
     """Embeddings with what is known of them; a corpus beside them if there is one."""
     if kind == "run":
-        vectors, labels = split_of_run(Path(options.input), options.split or "test")
-        return _alone(options, Documents(range(len(vectors)), False, None, vectors, labels.tolist()))
-    anchors = side_of(options, "queries", options.input, options.queries)
-    if options.has_corpus:
-        return _beside(options, anchors, side_of(options, "corpus", options.corpus, options.corpus_embeddings))
-    return _alone(options, anchors)
-
-
-def _beside(options: AuditOptions, anchors: Documents, candidates: Documents) -> Subject:
-    """Queries against a corpus: judgements, or labels or groups of both sides, define which negatives are false."""
-    assert anchors.vectors is not None
+        vectors, known = split_of_run(Path(options.input), options.split or "test")
+        anchors = Side(range(len(vectors)), None, vectors, known.tolist(), named=False)
+    else:
+        anchors = side_of(options, "queries", options.input, options.queries)
+    beside = side_of(options, "corpus", options.corpus, options.corpus_embeddings) if options.has_corpus else None
+    candidates = beside or anchors
     if candidates.vectors is None:
-        raise ArgumentError("audit", "embeddings of the corpus", "none", "give --corpus-embeddings")
-    check_columns_found(options, anchors, candidates)
-    sizes = (len(anchors.vectors), len(candidates.vectors))
-    own: dict[str, Tensor] = {}
-    others: dict[str, Tensor] = {}
-    for word in ("labels", "groups"):
-        first, second = getattr(anchors, word), getattr(candidates, word)
-        if first is not None and second is not None:
-            own[word], others[word] = numbered_both(word, first, second, sizes, WHO)
-    if options.judgements is None and not own:
-        raise ArgumentError(
-            "audit",
-            ("judgements (query id, document id) for queries and a corpus, or labels or groups of both"),
-            "none",
-            "give --judgements, or --label-column",
-        )
-    keys = Keys(candidates.vectors, labels=others.get("labels"), clusters=others.get("groups"))
-    judged = None if options.judgements is None else _judged(options.judgements, anchors, candidates)
+        raise ArgumentError(WHO, "embeddings of the corpus", "none", "give --corpus-embeddings")
+    check_columns_found(options, anchors, *([] if beside is None else [beside]))
+    own, others = _tags(options, anchors, beside)
+    keys = (
+        None if beside is None else Keys(candidates.vectors, labels=others.get("labels"), clusters=others.get("groups"))
+    )
+    assert anchors.vectors is not None
     subject = make_subject(
-        anchors.vectors, keys, judgements=judged, labels=own.get("labels"), groups=own.get("groups"), **_how(options)
+        anchors.vectors,
+        keys,
+        positives=_own_positives(options, anchors.vectors),
+        judgements=_judged(options.judgements, anchors, candidates),
+        **own,
+        normalize=options.similarity != "dot",
+        seed=options.settings.seed,
     )
     return replace(subject, names=tuple(candidates.ids) if candidates.named else None)
 
 
-def _alone(options: AuditOptions, anchors: Documents) -> Subject:
-    """Rows that are each other's candidates."""
-    vectors = anchors.vectors
-    assert vectors is not None
-    check_columns_found(options, anchors)
-    labels = anchors.labels if options.labels is None else read_tags("labels", options.labels, options.label_column)
-    groups = anchors.groups if options.groups is None else read_tags("groups", options.groups, options.group_column)
-    judged = None if options.judgements is None else _judged(options.judgements, anchors, anchors)
-    subject = make_subject(
-        vectors,
-        None,
-        labels=labels,
-        groups=groups,
-        judgements=judged,
-        positives=_own_positives(options, vectors),
-        **_how(options),
-    )
-    return replace(subject, names=tuple(anchors.ids) if anchors.named else None)
+def _tags(options: AuditOptions, anchors: Side, beside: Side | None) -> tuple[dict[str, Any], dict[str, Tensor]]:
+    """Labels and groups of the anchors and of a corpus beside them, which must have them too."""
+    own: dict[str, Any] = {}
+    others: dict[str, Tensor] = {}
+    for word, column in (("labels", options.label_column), ("groups", options.group_column)):
+        first, path = getattr(anchors, word), getattr(options, word)
+        if beside is None:
+            own[word] = first if path is None else read_tags(word, path, column)
+        elif first is not None and getattr(beside, word) is not None:
+            sizes = len(anchors), len(beside)
+            own[word], others[word] = numbered_both(word, first, getattr(beside, word), sizes, WHO)
+    if beside is not None and options.judgements is None and not own:
+        what = "judgements (query id, document id) for queries and a corpus, or labels or groups of both"
+        raise ArgumentError(WHO, what, "none", "give --judgements, or --label-column")
+    return own, others
 
 
-def _judged(path: str, anchors: Documents, candidates: Documents) -> list[list[int]]:
-    pairs = read_judgements(path, WHO)
-    return judged_lists(pairs, rows_by_name(anchors), rows_by_name(candidates), len(anchors.ids))
+def _judged(path: str | None, anchors: Side, candidates: Side) -> list[list[int]] | None:
+    if path is None:
+        return None
+    return judged_lists(path, rows_by_name(anchors.ids), rows_by_name(candidates.ids), len(anchors))
 
 
 def _own_positives(options: AuditOptions, vectors: Tensor) -> Tensor | str | None:
@@ -148,13 +147,6 @@ def _own_positives(options: AuditOptions, vectors: Tensor) -> Tensor | str | Non
         return options.positives
     views = read_vectors(options.positives, options.embedding_column, WHO)[0]
     if views.shape != vectors.shape:
-        raise ArgumentError(
-            "audit",
-            f"a second view {tuple(vectors.shape)} as positives",
-            f"{tuple(views.shape)} in {options.positives}",
-        )
+        got = f"{tuple(views.shape)} in {options.positives}"
+        raise ArgumentError(WHO, f"a second view {tuple(vectors.shape)} as positives", got)
     return views
-
-
-def _how(options: AuditOptions) -> dict[str, Any]:
-    return {"normalize": options.similarity != "dot", "seed": options.settings.seed}

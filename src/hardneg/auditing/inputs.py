@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,24 +15,13 @@ from hardneg.core.errors import ArgumentError, FileError, NoFile
 from hardneg.io.arrays import names_in_npz, read_npy, read_npz
 from hardneg.io.embeddings import SPLIT_NAMES, load_embeddings
 from hardneg.io.tables import aligned, read_table, read_vectors, suffix_of, vector_suffixes
-from hardneg.mining.problem import side_of_table
+from hardneg.mining.judgements import read_judgements
+from hardneg.mining.problem import Side, side_of_table
 
 WHO = "audit"
 
 
-@dataclass(frozen=True, eq=False)
-class Documents:
-    """Queries or documents: names, and texts, vectors, labels and groups where there are any."""
-
-    ids: Sequence[Any]
-    named: bool
-    texts: list[str] | None = None
-    vectors: Tensor | None = None
-    labels: Sequence[Any] | None = None
-    groups: Sequence[Any] | None = None
-
-
-def side_of(options: AuditOptions, kind: str, path: str | None, beside: str | None) -> Documents:
+def side_of(options: AuditOptions, kind: str, path: str | None, beside: str | None) -> Side:
     """One side from a file of embeddings, a table, or a table with embeddings beside it.
 
     For queries, ``path`` holds the embeddings and ``beside`` names the rows; for a corpus, ``path`` is the table and
@@ -50,8 +39,8 @@ def side_of(options: AuditOptions, kind: str, path: str | None, beside: str | No
     if table_path is None:
         assert vectors is not None
         if text is not None or identity is not None:
-            raise ArgumentError("audit", f"a table of {kind} for the column {text or identity!r}", "embeddings alone")
-        return Documents(ids or range(len(vectors)), ids is not None, None, vectors, **tags)
+            raise ArgumentError(WHO, f"a table of {kind} for the column {text or identity!r}", "embeddings alone")
+        return Side(ids or range(len(vectors)), None, vectors, **tags, named=ids is not None)
     table = read_table(table_path, WHO)
     side = side_of_table(table, text, identity, None, kind, WHO)
     if vectors is not None:
@@ -62,7 +51,7 @@ def side_of(options: AuditOptions, kind: str, path: str | None, beside: str | No
     for word, column in (("labels", options.label_column), ("groups", options.group_column)):
         if column is not None and column in table:
             tags[word] = table[column]
-    return Documents(side.ids, side.named, side.texts, vectors, **tags)
+    return replace(side, vectors=vectors, **tags)
 
 
 def _arrays(path: Path, options: AuditOptions) -> dict[str, Any]:
@@ -74,14 +63,14 @@ def _arrays(path: Path, options: AuditOptions) -> dict[str, Any]:
     return {word: arrays[name] for word, name in wanted.items() if name in arrays}
 
 
-def check_columns_found(options: AuditOptions, *sides: Documents) -> None:
+def check_columns_found(options: AuditOptions, *sides: Side) -> None:
     """A column that was named must be there, unless it is that of a file of its own."""
     for word, column in (("labels", options.label_column), ("groups", options.group_column)):
         if column is None or getattr(options, word) is not None:
             continue
         if any(getattr(side, word) is None for side in sides):
             where = options.input if len(sides) == 1 else "queries and corpus"
-            raise ArgumentError("audit", f"the column or array {column!r} of {word} in {where}", "none")
+            raise ArgumentError(WHO, f"the column or array {column!r} of {word} in {where}", "none")
 
 
 def is_run(path: Path) -> bool:
@@ -97,65 +86,51 @@ def split_of_run(path: Path, split: str) -> tuple[Tensor, Tensor]:
     return (train_x, train_y) if split == "train" else (test_x, test_y)
 
 
-def _tags_in_arrays(what: str, path: Path, column: str | None) -> Sequence[Any]:
-    if path.suffix == ".npy":
-        return _flat(read_npy(WHO, path), what, str(path))
-    names = names_in_npz(WHO, path)
-    name = column or (what if what in names else next(iter(names), what))
-    if name not in names:
-        raise ArgumentError(WHO, f"an array {name!r} of {what} in {path}", str(names))
-    return _flat(read_npz(WHO, path, [name])[name], what, str(path))
-
-
 def read_tags(what: str, path: str, column: str | None) -> Sequence[Any]:
     """Labels or groups from .npy, .npz, a table, or a text file with one in each line."""
     file = Path(path)
     if not file.exists():
-        raise NoFile("audit", f"a file of {what} that exists", path)
-    if file.suffix in (".npy", ".npz"):
-        return _tags_in_arrays(what, file, column)
+        raise NoFile(WHO, f"a file of {what} that exists", path)
+    if file.suffix == ".npy":
+        return _flat(read_npy(WHO, file), what, path)
     if file.suffix == ".txt":
         try:
             return file.read_text(encoding="utf-8").splitlines()
         except UnicodeDecodeError as error:
             raise FileError(WHO, "text in UTF-8", path, f"{error.reason} at byte {error.start}") from None
-    table = read_table(path, WHO)
-    found = column or next((name for name in (what, what[:-1], "class", "y") if name in table), None)
-    if found is None and len(table) == 1:
-        found = next(iter(table))
-    if found is None or found not in table:
-        raise ArgumentError("audit", f"a column of {what} in {path}", f"columns {sorted(table)}", "name it")
-    return table[found]
+    names = names_in_npz(WHO, file) if file.suffix == ".npz" else list(table := read_table(path, WHO))
+    usual = next((name for name in (what, what[:-1], "class", "y") if name in names), None)
+    name = column or usual or (names[0] if len(names) == 1 or (file.suffix == ".npz" and names) else None)
+    if name is None or name not in names:
+        fix = f"name it with --{what[:-1]}-column"
+        raise ArgumentError(WHO, f"a column or array of {what} in {path}", str(sorted(names)), fix)
+    return _flat(read_npz(WHO, file, [name])[name], what, path) if file.suffix == ".npz" else table[name]
 
 
 def _flat(array: Any, what: str, path: str) -> list[Any]:
     if array.ndim != 1 or array.dtype.kind not in "iuUSb":
-        raise ArgumentError("audit", f"{what} [n] of whole numbers or texts in {path}", f"{array.shape} {array.dtype}")
+        raise ArgumentError(WHO, f"{what} [n] of whole numbers or texts in {path}", f"{array.shape} {array.dtype}")
     values: list[Any] = array.tolist()
     return values
 
 
-def rows_by_name(side: Documents) -> dict[str, int]:
+def rows_by_name(ids: Sequence[Any]) -> dict[str, int]:
     """Ids are matched as text: 12 in one file is "12" in another."""
-    rows = {str(name): row for row, name in enumerate(side.ids)}
-    if len(rows) < len(side.ids):
-        raise ArgumentError("audit", "distinct ids", f"{len(side.ids) - len(rows)} repeated")
+    rows = {str(name): row for row, name in enumerate(ids)}
+    if len(rows) < len(ids):
+        raise ArgumentError(WHO, "distinct ids", f"{len(ids) - len(rows)} repeated")
     return rows
 
 
-def judged_lists(
-    judged: Sequence[tuple[str, str]], queries: Mapping[str, int], documents: Mapping[str, int], size: int
-) -> list[list[int]]:
+def judged_lists(path: str, queries: Mapping[str, int], documents: Mapping[str, int], size: int) -> list[list[int]]:
     """The judged rows of each query; pairs of other queries, or of documents that are not there, do not count."""
+    judged = read_judgements(path, WHO)
     lists: list[list[int]] = [[] for _ in range(size)]
     for query, document in judged:
         if query in queries and document in documents:
             lists[queries[query]].append(documents[document])
     if not any(lists):
-        raise ArgumentError(
-            "audit",
-            "judgements of these queries and documents",
-            f"{len(judged)} pairs of which none match",
-            "check the ids (without ids, rows are numbered from 0)",
-        )
+        what = "judgements of these queries and documents"
+        fix = "check the ids (without ids, rows are numbered from 0)"
+        raise ArgumentError(WHO, what, f"{len(judged)} pairs of which none match", fix)
     return lists

@@ -14,8 +14,10 @@ count once.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from collections.abc import Hashable, Iterable, Iterator
+from dataclasses import dataclass, replace
+from functools import reduce
+from operator import or_
 from pathlib import Path
 from typing import Any
 
@@ -38,6 +40,13 @@ class Lists:
     negatives: list[list[Any]]
     wanted: int | None = None
     are_texts: bool = True  # False where the names are ids
+
+    def only(self, places: list[int]) -> Lists:
+        """The lists of some of the queries."""
+        queries, positives, negatives = (
+            [each[i] for i in places] for each in (self.queries, self.positives, self.negatives)
+        )
+        return replace(self, queries=queries, positives=positives, negatives=negatives)
 
     def documents(self) -> Iterator[Any]:
         for each in (self.positives, self.negatives):
@@ -64,12 +73,13 @@ def read_lists(path: str | Path, wanted: int | None = None) -> Lists:
     if negative is not None or tuples:
         columns = [table[name] for name in tuples or [str(negative)]]
         rows = ([one for value in row for one in _listed(value)] for row in zip(*columns, strict=True))
-        return _grouped(zip(anchors, (_listed(one) for one in documents), rows, strict=True), path, wanted)
+        grouped = zip(anchors, (_listed(one) for one in documents), rows, strict=True)
+        return _merged(_grouped(grouped, path), wanted)
     marks = table.get("label") or table.get("labels") or _first_is_positive(table.get("scores"))
     if marks is None:
         raise ArgumentError("audit", "negatives in a mined file", f"columns {names} in {path}: none says which")
-    marked = ((_listed(one), _listed(mark)) for one, mark in zip(documents, marks, strict=True))
-    return _labelled(((anchor, *each) for anchor, each in zip(anchors, marked, strict=True)), path, wanted)
+    labelled = zip(anchors, (_listed(one) for one in documents), (_listed(mark) for mark in marks), strict=True)
+    return _merged(_labelled(labelled, path), wanted)
 
 
 def _anchors_and_documents(table: Table, path: str | Path) -> tuple[list[Any], list[Any]]:
@@ -111,42 +121,35 @@ def _check_names(names: Iterable[Any], path: str | Path, row: int) -> None:
             raise ArgumentError("audit", "ids or texts in a mined file", f"{name!r} in row {row} of {path}")
 
 
-def _grouped(rows: Iterable[tuple[Any, list[Any], list[Any]]], path: str | Path, wanted: int | None) -> Lists:
-    """Negatives of each anchor and its positives; over several rows of an anchor the same negative counts once."""
-    found: dict[Any, dict[tuple[Any, ...], list[Any]]] = {}
+Row = tuple[Any, list[Any], list[Any]]
+
+
+def _grouped(rows: Iterable[Row], path: str | Path) -> Iterator[tuple[Any, Hashable, list[Any], list[Any]]]:
+    """Rows of an anchor, its positives and its negatives: those with the same positives are one list."""
     for number, (anchor, positives, negatives) in enumerate(rows):
         _check_names((anchor, *positives, *negatives), path, number)
-        found.setdefault(anchor, {}).setdefault(tuple(positives), []).extend(negatives)
-    merged = []
-    for lists in found.values():
-        most: Counter[Any] = Counter()
-        for names in lists.values():
-            most |= Counter(names)
-        merged.append(list(most.elements()))
-    own = [list(dict.fromkeys(one for positives in lists for one in positives)) for lists in found.values()]
-    return Lists(list(found), own, merged, wanted)
+        yield anchor, tuple(positives), positives, negatives
 
 
-def _labelled(rows: Iterable[tuple[Any, list[Any], list[Any]]], path: str | Path, wanted: int | None) -> Lists:
-    """One list for each row; where several rows of an anchor repeat its negatives (one per positive), once."""
-    positives: dict[Any, dict[Any, None]] = {}
-    most: dict[Any, Counter[Any]] = {}
+def _labelled(rows: Iterable[Row], path: str | Path) -> Iterator[tuple[Any, Hashable, list[Any], list[Any]]]:
+    """Rows of an anchor, documents and their labels: each is a list, but pairs are one list together."""
     for number, (anchor, documents, labels) in enumerate(rows):
         _check_names((anchor, *documents), path, number)
         marked = list(zip(documents, _numbers(labels, len(documents), path, number), strict=True))
-        positives.setdefault(anchor, {}).update({document: None for document, label in marked if label > 0})
+        positives = [document for document, label in marked if label > 0]
         negatives = [document for document, label in marked if label <= 0]
-        before = most.setdefault(anchor, Counter())
-        if len(documents) == 1:
-            before.update(negatives)
-        else:
-            most[anchor] = before | Counter(negatives)
-    return Lists(
-        list(positives),
-        [list(own) for own in positives.values()],
-        [list(count.elements()) for count in most.values()],
-        wanted,
-    )
+        yield anchor, "pairs" if len(documents) == 1 else number, positives, negatives
+
+
+def _merged(rows: Iterable[tuple[Any, Hashable, list[Any], list[Any]]], wanted: int | None) -> Lists:
+    """The positives and negatives of each anchor; a negative that several of its lists repeat counts once."""
+    positives: dict[Any, dict[Any, None]] = {}
+    lists: dict[Any, dict[Hashable, Counter[Any]]] = {}
+    for anchor, key, own, others in rows:
+        positives.setdefault(anchor, {}).update(dict.fromkeys(own))
+        lists.setdefault(anchor, {}).setdefault(key, Counter()).update(others)
+    negatives = [list(reduce(or_, each.values()).elements()) for each in lists.values()]
+    return Lists(list(positives), [list(own) for own in positives.values()], negatives, wanted)
 
 
 def _numbers(labels: list[Any], size: int, path: str | Path, row: int) -> list[float]:

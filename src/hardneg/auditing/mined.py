@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from hardneg.auditing.findings import as_rows, find
-from hardneg.auditing.inputs import WHO, Documents, judged_lists, side_of
+from hardneg.auditing.inputs import WHO, judged_lists, side_of
 from hardneg.auditing.lists import Lists, read_lists
 from hardneg.auditing.manifest import manifest_beside, mine_options, similarity_of, whole_number
 from hardneg.auditing.options import AuditOptions
@@ -27,7 +27,6 @@ from hardneg.core.types import Keys
 from hardneg.mining.encode import cached, embed
 from hardneg.mining.inputs import Progress as Encoding
 from hardneg.mining.inputs import load_encoders, load_problem
-from hardneg.mining.judgements import read_judgements
 from hardneg.mining.options import MineOptions
 from hardneg.mining.problem import Side
 from hardneg.mining.ranks import Ranks
@@ -37,9 +36,15 @@ from hardneg.mining.ranks import Ranks
 class Origin:
     """What a file was mined from, as far as it is known, and what there is to say about it."""
 
-    queries: Documents | None = None
-    corpus: Documents | None = None
+    queries: Side | None = None
+    corpus: Side | None = None
     notes: tuple[str, ...] = ()
+
+    def without_vectors(self) -> list[tuple[str, Side]]:
+        """The sides of which only the texts are known."""
+        sides = {"queries": self.queries, "corpus": self.corpus}
+        known = [(what, side) for what, side in sides.items() if side is not None]
+        return [(what, side) for what, side in known if side.vectors is None and side.texts is not None]
 
 
 def audit_mined(
@@ -56,60 +61,50 @@ def audit_mined(
     encoding = encoding or (lambda what, steps: lambda done: None)
     named = options.names_origin
     origin = _given_origin(options, lists, encoding) if named else _origin_of_manifest(options, manifest, encoding)
-    corpus, queries = origin.corpus, origin.queries
-    row_of = None if corpus is None else _rows_of(lists.documents(), corpus, "documents")
-    where = None if queries is None else _rows_of(lists.queries, queries, "queries")
-    text_of = None
-    if corpus is not None and corpus.texts is not None and row_of is not None:
-        text_of = {name: corpus.texts[row] for name, row in row_of.items()}
-    found = find(
-        lists,
-        text_of=text_of,
-        row_of=row_of,
-        vectors=None if corpus is None else corpus.vectors,
-        num_documents=None if corpus is None else len(corpus.ids),
-        queries_without=_without(manifest, lists),
-    )
-    texts, known = queries.texts if queries is not None else None, where or {}
-    found = replace(
-        found,
-        samples=samples_of(
-            lists,
-            lambda name: texts[known[name]] if texts is not None and name in known else name,
-            lambda name: (text_of or {}).get(name, name),
-        ),
-    )
+    row_of = _rows_of(lists.documents(), origin.corpus, "documents")
+    where = _rows_of(lists.queries, origin.queries, "queries")
+    found = _findings(lists, origin, row_of, where, _without(manifest, lists))
+    queries, corpus = origin.queries, origin.corpus
     if corpus is None or queries is None or corpus.vectors is None or queries.vectors is None:
         why = "The vectors are not available, so how similar and how false the negatives are is not known."
         return _lists_only(options, found, (*origin.notes, why))
-    assert row_of is not None
-    assert where is not None
-    subject, kept = _subject(options, lists, queries, corpus, where, row_of)
-    listed = as_rows(kept, row_of)
-    audited = audit_subject(
-        subject, given_rules(options.expressions), options.settings, listed=listed, progress=progress
-    )
+    kept = lists.only([i for i, name in enumerate(lists.queries) if name in where])
+    subject = _subject(options, kept, queries, corpus, where, row_of)
+    given = given_rules(options.expressions)
+    audited = audit_subject(subject, given, options.settings, listed=as_rows(kept, row_of), progress=progress)
     return replace(audited, mined=found, notes=(*audited.notes, *origin.notes, *_lost(lists, where, row_of)))
 
 
+def _findings(
+    lists: Lists, origin: Origin, row_of: dict[Any, int], where: dict[Any, int], queries_without: int | None
+) -> MinedFindings:
+    """What the lists show, with some of them as texts where these are known."""
+    corpus = origin.corpus
+    text_of = _texts_of(corpus, row_of)
+    query_text = _texts_of(origin.queries, where)
+    found = find(
+        lists,
+        text_of=text_of or None,
+        row_of=None if corpus is None else row_of,
+        vectors=None if corpus is None else corpus.vectors,
+        num_documents=None if corpus is None else len(corpus),
+        queries_without=queries_without,
+    )
+    samples = samples_of(lists, lambda name: query_text.get(name, name), lambda name: text_of.get(name, name))
+    return replace(found, samples=samples)
+
+
+def _texts_of(side: Side | None, rows: dict[Any, int]) -> dict[Any, str]:
+    texts = None if side is None else side.texts
+    return {} if texts is None else {name: texts[row] for name, row in rows.items()}
+
+
 def _subject(
-    options: AuditOptions,
-    lists: Lists,
-    queries: Documents,
-    corpus: Documents,
-    where: dict[Any, int],
-    row_of: dict[Any, int],
-) -> tuple[Subject, Lists]:
-    """The queries of the file against the corpus, with the positives of the file; and the lists of those queries."""
+    options: AuditOptions, lists: Lists, queries: Side, corpus: Side, where: dict[Any, int], row_of: dict[Any, int]
+) -> Subject:
+    """The queries of the lists against the corpus, with the positives of the lists."""
     assert queries.vectors is not None
     assert corpus.vectors is not None
-    kept = [i for i, name in enumerate(lists.queries) if name in where]
-    lists = Lists(
-        [lists.queries[i] for i in kept],
-        [lists.positives[i] for i in kept],
-        [lists.negatives[i] for i in kept],
-        lists.wanted,
-    )
     rows = [where[name] for name in lists.queries]
     positives = [[row_of[name] for name in own if name in row_of] for own in lists.positives]
     judged = None
@@ -117,7 +112,7 @@ def _subject(
         # By id, or by the number of the row where there are none.
         places = {str(queries.ids[row]): place for place, row in enumerate(rows)}
         documents = {str(name): row for row, name in enumerate(corpus.ids)}
-        judged = judged_lists(read_judgements(options.judgements, WHO), places, documents, len(rows))
+        judged = judged_lists(options.judgements, places, documents, len(rows))
     subject = make_subject(
         queries.vectors[rows],
         Keys(corpus.vectors),
@@ -126,8 +121,7 @@ def _subject(
         normalize=options.similarity != "dot",
         seed=options.settings.seed,
     )
-    names = corpus.ids if corpus.named or corpus.texts is None else corpus.texts
-    return replace(subject, names=tuple(names)), lists
+    return replace(subject, names=tuple(corpus.ids if corpus.named or corpus.texts is None else corpus.texts))
 
 
 def _given_origin(options: AuditOptions, lists: Lists, encoding: Encoding) -> Origin:
@@ -137,25 +131,23 @@ def _given_origin(options: AuditOptions, lists: Lists, encoding: Encoding) -> Or
     if options.queries is not None or options.query_embeddings is not None:
         queries = side_of(options, "queries", options.query_embeddings, options.queries)
     elif all(isinstance(name, str) for name in lists.queries):
-        queries = Documents(range(len(lists.queries)), False, [str(name) for name in lists.queries])
+        queries = Side(range(len(lists.queries)), [str(name) for name in lists.queries], named=False)
+    origin = Origin(queries, corpus)
     if options.model is None and options.encoder is None:
-        return Origin(queries, corpus)
-    sides = [side for side in (queries, corpus) if side is not None and side.vectors is None and side.texts is not None]
-    if corpus is None or queries is None or not sides:
+        return origin
+    if corpus is None or queries is None or not origin.without_vectors():
         raise argument_error(WHO, "texts without embeddings for a model", "model", options.model or options.encoder)
-    return _encoded(options, Origin(queries, corpus), encoding)
+    return _encoded(options, origin, encoding)
 
 
 def _encoded(options: AuditOptions, origin: Origin, encoding: Encoding) -> Origin:
     """Vectors of texts that have none, by the model or function that the options name."""
     encoders = load_encoders(MineOptions("", "", model=options.model, encoder=options.encoder))
-    found = []
-    for side, encoder, what in zip((origin.queries, origin.corpus), encoders, ("queries", "corpus"), strict=True):
-        if side is not None and side.vectors is None and side.texts is not None:
-            done = encoding(f"encoding {what}", len(side.texts))
-            side = replace(side, vectors=embed(side.texts, encoder, _cache(options), Ranks(), done))
-        found.append(side)
-    return Origin(found[0], found[1], origin.notes)
+    encoder_of = dict(zip(("queries", "corpus"), encoders, strict=True))
+    for what, side in origin.without_vectors():
+        done = encoding(f"encoding {what}", len(side))
+        side.vectors = embed(side.texts or [], encoder_of[what], _cache(options), Ranks(), done)
+    return origin
 
 
 def _cache(options: AuditOptions) -> Path:
@@ -177,7 +169,7 @@ def _origin_of_manifest(options: AuditOptions, manifest: dict[str, Any], encodin
         raise
     except (OSError, ValueError, TypeError, ImportError) as error:
         return Origin(notes=(f"What the manifest names could not be read: {error}",))
-    origin = Origin(_documents(problem.queries), _documents(problem.corpus), notes)
+    origin = Origin(problem.queries, problem.corpus, notes)
     if mined.search == "bm25":
         return replace(origin, notes=(*notes, "The file was mined by words alone."))
     if options.model is not None or options.encoder is not None:
@@ -187,26 +179,20 @@ def _origin_of_manifest(options: AuditOptions, manifest: dict[str, Any], encodin
 
 def _from_cache(options: AuditOptions, keys: Any, origin: Origin) -> Origin:
     """Vectors that the miner has kept for exactly these texts."""
-    found: list[Documents | None] = []
     notes = origin.notes
-    for side, what in ((origin.queries, "queries"), (origin.corpus, "corpus")):
+    for what, side in origin.without_vectors():
         key = keys.get(what) if isinstance(keys, dict) else None
-        if side is not None and side.vectors is None and side.texts is not None:
-            vectors = cached(side.texts, key, _cache(options)) if isinstance(key, str) else None
-            if vectors is None:
-                fix = "name the --model or --encoder to encode the texts, or the --cache that holds them"
-                notes = (*notes, f"The embeddings of the {what} are not in {_cache(options)}: {fix}.")
-            side = replace(side, vectors=vectors)
-        found.append(side)
-    return Origin(found[0], found[1], notes)
+        side.vectors = cached(side.texts or [], key, _cache(options)) if isinstance(key, str) else None
+        if side.vectors is None:
+            fix = "name the --model or --encoder to encode the texts, or the --cache that holds them"
+            notes = (*notes, f"The embeddings of the {what} are not in {_cache(options)}: {fix}.")
+    return replace(origin, notes=notes)
 
 
-def _documents(side: Side) -> Documents:
-    return Documents(side.ids, side.named, side.texts, side.vectors)
-
-
-def _rows_of(names: Iterable[Any], side: Documents, what: str) -> dict[Any, int]:
+def _rows_of(names: Iterable[Any], side: Side | None, what: str) -> dict[Any, int]:
     """Where each name of the file is: by id or by text, whichever finds more."""
+    if side is None:
+        return {}
     wanted = dict.fromkeys(names)
     by_id = {str(name): row for row, name in reversed(list(enumerate(side.ids)))}
     by_text = {text: row for row, text in reversed(list(enumerate(side.texts or ())))}
@@ -214,7 +200,7 @@ def _rows_of(names: Iterable[Any], side: Documents, what: str) -> dict[Any, int]
     second = {name: by_text[name] for name in wanted if name in by_text}
     found = first if len(first) >= len(second) else second
     if wanted and not found:
-        raise ArgumentError("audit", f"the {what} of the mined file among those given", f"none of {len(wanted)}")
+        raise ArgumentError(WHO, f"the {what} of the mined file among those given", f"none of {len(wanted)}")
     return found
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from hardneg.auditing.settings import LOOK, RULES, Settings
-from hardneg.core.errors import ArgumentError
+from hardneg.core.errors import ArgumentError, check_among
 from hardneg.core.options import argument, option, part
 from hardneg.mining.options import Columns, manifest_of
 
@@ -46,8 +46,8 @@ class AuditOptions:
 
     def __post_init__(self) -> None:
         for name, known in (("similarity", ("cosine", "dot")), ("split", ("train", "test"))):
-            if getattr(self, name) not in (None, *known):
-                raise ArgumentError("audit", f"{name} in {known}", f"{name}={getattr(self, name)!r}")
+            if getattr(self, name) is not None:
+                check_among("audit", name, getattr(self, name), known)
         if self.model is not None and self.encoder is not None:
             raise ArgumentError("audit", "a model or an encoder", "both")
         from hardneg.auditing.rules import check_rules, given_rules  # torch, which --help does without
@@ -98,10 +98,10 @@ def check_read(options: AuditOptions, kind: str) -> None:
         if name not in _reads[what]:
             flag = name.replace("_", "-")
             raise ArgumentError("audit", f"no --{flag} for {what}", f"--{flag} {value}", "remove it: it has no effect")
-    needed = {"label_column": "labels", "group_column": "groups"}
-    for column, file in needed.items():
-        if what == "a run" and getattr(options, column) is not None and getattr(options, file) is None:
-            raise ArgumentError("audit", f"a file of {file} for {column}={getattr(options, column)!r}", "none")
+    for column, file in (("label_column", "labels"), ("group_column", "groups")):
+        named = getattr(options, column)
+        if what == "a run" and named is not None and getattr(options, file) is None:
+            raise ArgumentError("audit", f"--{file} for --{column.replace('_', '-')} {named}", "none")
 
 
 def _given(options: AuditOptions) -> Iterator[tuple[str, Any]]:

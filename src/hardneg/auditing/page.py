@@ -9,7 +9,7 @@ from typing import Any
 from markupsafe import Markup
 
 from hardneg.auditing.result import Audit, Hub, Row
-from hardneg.auditing.sentences import ESTIMATES, WORDS, lead, sentence_of
+from hardneg.auditing.sentences import lead, sentence_of
 from hardneg.auditing.terminal import ABSENT, COLUMNS, findings, number, percent, sampled, short, times, with_error
 from hardneg.pages.charts.histogram import Shares, histogram_chart
 from hardneg.pages.charts.scatter import Spot, scatter
@@ -39,8 +39,6 @@ def audit_page(audit: Audit) -> str:
             ["rule", *columns], ([row.expression, *(show(row) for show in columns.values())] for row in audit.rows)
         ),
         hubs=_hubs(audit),
-        words=[(word, meaning) for word, (column, meaning) in WORDS.items() if column is None or column in columns],
-        estimates="" if audit.exact else ESTIMATES,
         facts=_facts(audit),
         short=short,
         percent=percent,
@@ -50,7 +48,8 @@ def audit_page(audit: Audit) -> str:
 
 def _title(audit: Audit) -> str:
     name = Path(str(audit.provenance.get("input", ""))).name
-    return f"How hard and how false are the negatives of {name or 'these embeddings'}?"
+    question = "How hard and how false" if audit.judges else "How hard"
+    return f"{question} are the negatives of {name or 'these embeddings'}?"
 
 
 def _columns(audit: Audit) -> dict[str, Any]:
@@ -121,10 +120,10 @@ def _suggestions(audit: Audit) -> list[tuple[str, str]]:
     return [
         (
             one.expression or one.family,
-            f"{one.told} Similarity {number(one.similarity)}, "
+            f"{one.sentence} Similarity {number(one.similarity)}, "
             f"{with_error(one.false_negatives, one.false_negatives_error)} false."
             if one.expression
-            else one.told,
+            else one.sentence,
         )
         for one in audit.suggestions
     ]

@@ -18,10 +18,10 @@ from torch import Tensor
 
 from hardneg.auditing.subject import Subject
 from hardneg.auditing.tags import numbered, unlike
-from hardneg.core.errors import ArgumentError
+from hardneg.core.errors import ArgumentError, argument_error
 from hardneg.core.types import Keys
 from hardneg.core.vectors import unit, widened
-from hardneg.mining.checks import check_finite
+from hardneg.mining.checks import check_directions, check_finite
 from hardneg.mining.judgements import Tag
 from hardneg.mining.pairs import Pairs, Positives, RowsOf, as_pairs, read_positives
 
@@ -39,63 +39,56 @@ def make_subject(
 ) -> Subject:
     """Checks all input and combines it."""
     anchors = _keys("embeddings", embeddings, labels, groups, beside=corpus is not None)
-    if corpus is None:
-        anchors = anchors if anchors.ids is not None else replace(anchors, ids=_arange(anchors))
-    candidates = anchors if corpus is None else _keys("corpus", corpus, None, None)
-    anchors = _with_distinct_unknowns(anchors, 0)
-    candidates = anchors if corpus is None else _with_distinct_unknowns(candidates, len(anchors))
+    if corpus is None and len(anchors) == 1:
+        raise ArgumentError("audit", "at least two embeddings, or a corpus beside them", "one")
+    if corpus is None and anchors.ids is None:
+        anchors = replace(anchors, ids=torch.arange(len(anchors), device=anchors.vectors.device))
+    candidates = anchors if corpus is None else _keys("corpus", corpus, None, None, offset=len(anchors))
     if anchors.dim != candidates.dim:
-        raise ArgumentError(
-            "audit", "embeddings and corpus of one dimension", f"{anchors.dim} and {candidates.dim} features"
-        )
+        got = f"{anchors.dim} and {candidates.dim} features"
+        raise ArgumentError("audit", "embeddings and corpus of one dimension", got)
     wide = torch.promote_types(anchors.vectors.dtype, candidates.vectors.dtype)
-    ready = {id(keys): _prepared(name, keys.vectors, normalize, wide) for name, keys in _named(anchors, candidates)}
+    own = _prepared("embeddings", anchors.vectors, normalize, wide)
+    others = own if corpus is None else _prepared("corpus", candidates.vectors, normalize, wide)
     subject = Subject(
-        ready[id(anchors)],
-        ready[id(candidates)],
-        ready[id(candidates)] if normalize else unit(ready[id(candidates)]),
+        own,
+        others,
+        others if normalize else unit(others),
         anchors.tags,
         candidates.tags,
         unit=normalize,
         source=candidates.source or "pool",
     )
-    rows_of = None if corpus is None and not isinstance(embeddings, Keys) else candidates.ids
-    subject = _with_positives(subject, positives, judgements, rows_of, normalize, seed)
-    device = subject.anchors.device
-    pairs, judged = (None if each is None else each.to(device) for each in (subject.pairs, subject.judged))
-    return replace(subject, pairs=pairs, judged=judged)
+    ids = None if corpus is None and not isinstance(embeddings, Keys) else candidates.ids
+    return _with_positives(subject, positives, judgements, ids, seed)
 
 
 def _with_positives(
-    subject: Subject,
-    positives: Positives | str | None,
-    judgements: Positives | None,
-    ids: Tensor | None,
-    normalize: bool,
-    seed: int,
+    subject: Subject, positives: Positives | str | None, judgements: Positives | None, ids: Tensor | None, seed: int
 ) -> Subject:
-    size = len(subject.anchors)
+    size, device = len(subject.anchors), subject.anchors.device
+
+    def pairs_of(given: Positives) -> Pairs:
+        return read_positives(given, size, RowsOf(ids, len(subject.candidates)))
+
     if judgements is not None:
-        judged = read_positives(judgements, size, RowsOf(ids, len(subject.candidates)))
+        judged = pairs_of(judgements)
         some = judged.count().nonzero()[:, 0]
         if not len(some):
             raise ArgumentError("audit", "at least one judged document", "judgements of none")
-        subject = replace(subject, judged=judged, askable=some)
-        if positives is None:
-            first = _flat_first(judgements, size)
-            return replace(subject, pairs=read_positives(first, size, RowsOf(ids, len(subject.candidates))))
+        subject = replace(subject, judged=judged.to(device), known_rows=some)
+        positives = _flat_first(judgements, size) if positives is None else positives
     if positives is None:
         return subject
-    if isinstance(positives, str):
-        if positives != "label":
-            raise ArgumentError("audit", 'positives as vectors, ids or "label"', f"positives={positives!r}")
-        return replace(subject, pairs=_same_label(subject, seed))
     if isinstance(positives, Tensor) and positives.is_floating_point():
         if positives.shape != subject.anchors.shape:
-            got, wanted = tuple(positives.shape), tuple(subject.anchors.shape)
-            raise ArgumentError("audit", f"a second view {wanted} as positives", f"positives={got}")
-        return replace(subject, views=_prepared("positives", positives, normalize, subject.anchors.dtype))
-    return replace(subject, pairs=read_positives(positives, size, RowsOf(ids, len(subject.candidates))))
+            what = f"a second view {tuple(subject.anchors.shape)} as positives"
+            raise argument_error("audit", what, "positives", tuple(positives.shape))
+        return replace(subject, views=_prepared("positives", positives, subject.unit, subject.anchors.dtype))
+    if isinstance(positives, str) and positives != "label":
+        raise argument_error("audit", 'positives as vectors, ids or "label"', "positives", positives)
+    pairs = _same_label(subject, seed) if isinstance(positives, str) else pairs_of(positives)
+    return replace(subject, pairs=pairs.to(device))
 
 
 def _flat_first(judgements: Positives, size: int) -> list[list[Any]]:
@@ -129,7 +122,10 @@ def _same_label(subject: Subject, seed: int) -> Pairs:
     return as_pairs(anchors[some], chosen[some], len(own))
 
 
-def _keys(name: str, given: Tensor | Keys, labels: Tag | None, groups: Tag | None, *, beside: bool = False) -> Keys:
+def _keys(
+    name: str, given: Tensor | Keys, labels: Tag | None, groups: Tag | None, *, beside: bool = False, offset: int = 0
+) -> Keys:
+    """As Keys with numbers for labels and groups; rows of which none is known (below 0) are like no other row."""
     keys = given if isinstance(given, Keys) else None
     if keys is None:
         if not isinstance(given, Tensor) or given.ndim != 2 or not given.is_floating_point():
@@ -138,38 +134,17 @@ def _keys(name: str, given: Tensor | Keys, labels: Tag | None, groups: Tag | Non
         keys = Keys(given)
     if keys.private or not len(keys):
         raise ArgumentError("audit", f"{name} [n, d] with at least one row", str(tuple(keys.vectors.shape)))
-    for word, tag in (("labels", labels), ("groups", groups)):
-        if tag is not None:
-            number = numbered(word, tag, len(keys), only_numbers=beside).to(keys.vectors.device)
-            keys = replace(keys, labels=number) if word == "labels" else replace(keys, clusters=number)
-    return keys
 
+    def tag(word: str, given: Tag | None, own: Tensor | None) -> Tensor | None:
+        number = own if given is None else numbered(word, given, len(keys), only_numbers=beside)
+        return None if number is None else unlike(number.to(keys.vectors.device), offset)
 
-def _arange(keys: Keys) -> Tensor:
-    return torch.arange(len(keys), device=keys.vectors.device)
-
-
-def _with_distinct_unknowns(keys: Keys, offset: int) -> Keys:
-    """Rows of which no label or group is known (below 0) are like no other row."""
-    labels, clusters = (None if tag is None else unlike(tag, offset) for tag in (keys.labels, keys.clusters))
-    return replace(keys, labels=labels, clusters=clusters)
-
-
-def _named(anchors: Keys, candidates: Keys) -> list[tuple[str, Keys]]:
-    return [("embeddings", anchors)] if anchors is candidates else [("embeddings", anchors), ("corpus", candidates)]
+    return replace(keys, labels=tag("labels", labels, keys.labels), clusters=tag("groups", groups, keys.clusters))
 
 
 def _prepared(name: str, vectors: Tensor, normalize: bool, dtype: torch.dtype) -> Tensor:
     check_finite(name, vectors)
     wide = widened(vectors.detach().to(dtype))
-    if not normalize:
-        return wide
-    zero = (wide == 0).all(1)
-    if bool(zero.any()):
-        raise ArgumentError(
-            "audit",
-            "vectors with a direction",
-            (f"{int(zero.sum())} zero vectors in {name}, first in row {int(zero.int().argmax())}"),
-            "leave those rows out or use normalize=False",
-        )
-    return unit(wide)
+    if normalize:
+        check_directions(name, wide)
+    return unit(wide) if normalize else wide

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from hardneg.core.errors import ArgumentError
-from hardneg.io.files import run_again, write_atomically, write_json
+from hardneg.io.files import run_again, without_nan, write_atomically, write_json
 from hardneg.io.outputs import sealed_page
+from hardneg.negatives import parse
 
 
 @dataclass(frozen=True)
@@ -65,8 +67,8 @@ class Suggestion:
     similarity: float
     false_negatives: float
     false_negatives_error: float
-    told: str
-    """The suggestion as a sentence; the name is a key of audit.json."""
+    sentence: str
+    """What was found, in words."""
 
 
 @dataclass(frozen=True)
@@ -166,13 +168,15 @@ class Audit:
         return self.num_anchors == self.num_anchors_in_all
 
     def row(self, expression: object) -> Row:
-        """The row of an expression, given as text or as a distribution."""
-        wanted = expression if isinstance(expression, str) else repr(expression)
-        for row in self.rows:
-            if row.expression == wanted:
-                return row
-        known = [row.expression for row in self.rows]
-        raise ArgumentError("Audit.row", f"an expression among {known}", f"expression={wanted!r}")
+        """The row of an expression, given as a distribution or as any text that means the same."""
+        wanted = str(expression)
+        known = {row.expression: row for row in self.rows}
+        if wanted not in known:
+            with suppress(ArgumentError):  # the name of a row, such as "mined", is no expression
+                wanted = repr(parse(wanted))
+        if wanted not in known:
+            raise ArgumentError("Audit.row", f"an expression among {list(known)}", f"expression={expression!r}")
+        return known[wanted]
 
     def frontier(self) -> tuple[Row, ...]:
         """The rules that no other beats in both similarity and falseness, from the easiest to the hardest."""
@@ -180,11 +184,10 @@ class Audit:
 
     def to_dict(self) -> dict[str, Any]:
         """Everything, as JSON can hold it."""
-        fields = asdict(self)
-        fields["exact"] = self.exact
+        fields = {**asdict(self), "exact": self.exact}
         if self.mined is not None:
             fields["mined"]["coverage"] = self.mined.coverage
-        plain: dict[str, Any] = _plain(fields)
+        plain: dict[str, Any] = without_nan(fields)
         return plain
 
     def table(self) -> str:
@@ -224,14 +227,3 @@ def with_frontier(rows: Sequence[Row]) -> tuple[Row, ...]:
         return known and not row.reads_judge
 
     return tuple(replace(row, on_frontier=placed(row) and not beaten(i, row)) for i, row in enumerate(rows))
-
-
-def _plain(value: Any) -> Any:
-    """Tuples as lists, NaN as None, which JSON does not have."""
-    if isinstance(value, dict):
-        return {name: _plain(each) for name, each in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [_plain(each) for each in value]
-    if isinstance(value, float) and not math.isfinite(value):
-        return None
-    return value

@@ -10,9 +10,9 @@ from typing import Annotated
 import torch
 from torch import Tensor
 
-from hardneg.core.errors import ArgumentError
+from hardneg.core.errors import ArgumentError, spelled
 from hardneg.core.types import NEVER, LogWeights, Scores
-from hardneg.mining.search_depth import batch_dependent
+from hardneg.mining.checks import check_weights
 from hardneg.negatives import Negatives, parse
 
 Expressions = str | Negatives | Sequence[str | Negatives]
@@ -95,13 +95,7 @@ def check_rules(rules: Sequence[NamedRule], *, positives: bool, labels: bool, gr
     for rule in rules:
         if rule.negatives is None:
             continue
-        if rule.negatives.schedules():
-            raise ArgumentError(
-                "audit", f"numbers in {rule.name}", "a schedule", "evaluate it: negatives.at(step, total)"
-            )
-        batch = batch_dependent(rule.negatives)
-        if batch is not None:
-            raise ArgumentError("audit", "weights that no batch decides", repr(batch), "use Tilt(beta)")
+        check_weights("audit", rule.negatives)
         for factor in rule.negatives.factors:
             _check_factor(factor, positives, labels, groups)
 
@@ -111,15 +105,13 @@ def _check_factor(factor: Negatives, positives: bool, labels: bool, groups: bool
     if "guide" in reads:
         raise ArgumentError("audit", "expressions without a second model as guide", repr(factor), "use by='score'")
     if "positives" in reads and not positives:
-        fix = (
-            "give positives=second view [n, d], corpus ids, judgements, or "
-            'positives="label" (one row of the same label stands in)'
-        )
+        given, judged = spelled("audit", "positives"), spelled("audit", "judgements")
+        fix = f'give {given} (a second view of each row, or "label": one row of the same label) or {judged}'
         raise ArgumentError(repr(factor), "positives", "embeddings alone, which have none", fix)
-    if "labels" in reads and not labels:
-        raise ArgumentError(repr(factor), "labels of anchors and candidates", "none")
-    if "clusters" in reads and not groups:
-        raise ArgumentError(repr(factor), "groups of anchors and candidates", "none")
+    for tag, word, known in (("labels", "labels", labels), ("clusters", "groups", groups)):
+        if tag in reads and not known:
+            fix = f"give {spelled('audit', word)}"
+            raise ArgumentError(repr(factor), f"{word} of anchors and candidates", "none", fix)
 
 
 def thresholds(scores: Scores) -> list[float]:

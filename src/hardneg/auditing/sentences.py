@@ -9,69 +9,6 @@ from markupsafe import Markup
 from hardneg.auditing.result import Audit, Row
 from hardneg.auditing.terminal import count, number, percent, times, with_error
 
-_words: dict[str, tuple[str | None, str]] = {
-    "Negative": (None, "An item that another one, the <em>anchor</em>, is pushed away from in training."),
-    "Rule": (
-        None,
-        "How negatives are chosen. <code>Uniform()</code>: all alike. <code>Tilt(beta)</code>: the more similar, the "
-        "more weight. <code>Ring</code>, <code>Rank</code>, <code>Threshold</code>: a band of similarities. "
-        "<code>BelowPositive</code>: clearly less similar than the positive.",
-    ),
-    "Similarity": (
-        "similarity",
-        "How alike an anchor and its negatives are, weighted as the rule weights them: hard negatives are similar "
-        "ones. 1 is the same direction, 0 unrelated.",
-    ),
-    "False negative": (
-        "false negatives",
-        "A negative that belongs with the anchor: of its class or group, or judged relevant to it. Pushing it away "
-        "teaches the wrong thing. Only known ones are counted.",
-    ),
-    "Effective number": (
-        "effective number",
-        "How many equally weighted negatives would be as concentrated. Small: a few decide.",
-    ),
-    "Near-duplicates": (
-        "near-duplicates",
-        "Share of the weight on items almost equal to the anchor or to its positive: likely copies, and false.",
-    ),
-    "Hubness": (
-        "hubness",
-        "How many times as often two anchors draw the same negative as they would by an even choice. 1: no hubs. 50: "
-        "the same items are everyone's negatives.",
-    ),
-    "Coverage": (
-        "coverage",
-        "Share of the items that are anyone's negative at all: chosen by some anchor at least a tenth as often as by "
-        "an even choice. Small: most of the data is never pushed away.",
-    ),
-    "Effective temperature": (
-        "effective temperature",
-        "Similarities are divided by a temperature; a tilt pushes much like a lower one. A plain rule at that "
-        "temperature is the fair comparison.",
-    ),
-    "Attracted": (
-        "attracted",
-        "Share of the negatives that the loss pulls closer instead: a side effect of tilts whose weights are trained "
-        "through.",
-    ),
-    "Clamped": (
-        "clamped",
-        "Share of the pairs where the correction for false negatives (tau_plus) would subtract more than there is, so "
-        "that the negatives push no more.",
-    ),
-    "No negative": ("no negative", "Share of anchors for which the rule leaves no negative: they learn nothing."),
-}
-
-WORDS = {word: (column, Markup(meaning)) for word, (column, meaning) in _words.items()}
-
-ESTIMATES = (
-    "Not every anchor was looked at. Means over anchors are estimates, ± one standard error where it is given; "
-    "hubness is an unbiased estimate; the coverage of all anchors is at least what is shown, and single hubs may owe "
-    "their place to the draw of the anchors. Every anchor was compared with all candidates, so ranks and rings are "
-    "exact."
-)
-
 
 def lead(audit: Audit) -> Markup:
     """The answer in two or three sentences."""

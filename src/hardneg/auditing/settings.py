@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from hardneg.core.errors import argument_error, check_range
+from hardneg.core.errors import argument_error, check_count, check_range
 from hardneg.core.options import option
 
 RULES, LOOK = "Which rules", "How it looks"
@@ -21,7 +21,7 @@ class Settings:
     num_anchors: int = option(512, "Anchors in the sample.", LOOK)
     seed: int = option(0, "Of the sample.", LOOK)
     wanted_false_negatives: float | None = option(None, "Suggest rules with at most this share, such as 0.02.", RULES)
-    frontier: bool = option(True, "Measure a default set of rules.", RULES, "--frontier/--no-frontier")
+    frontier: bool = option(True, "Measure a default set of rules.", LOOK, "--frontier/--no-frontier")
 
     def __post_init__(self) -> None:
         check_range("audit", "temperature", self.temperature, 0.0, math.inf, open_high=True)
@@ -29,7 +29,6 @@ class Settings:
             raise argument_error("audit", "a temperature above 0", "temperature", self.temperature)
         check_range("audit", "tau_plus", self.tau_plus, 0.0, 1.0, open_high=True)
         check_range("audit", "near_duplicate", self.near_duplicate, -1.0, 1.0)
-        if isinstance(self.num_anchors, bool) or not isinstance(self.num_anchors, int) or self.num_anchors < 1:
-            raise argument_error("audit", "num_anchors of 1 or more", "num_anchors", self.num_anchors)
+        check_count("audit", "num_anchors", self.num_anchors)
         if self.wanted_false_negatives is not None:
             check_range("audit", "wanted_false_negatives", self.wanted_false_negatives, 0.0, 1.0)

@@ -29,7 +29,7 @@ class Subject:
     views: Annotated[Tensor, "a d"] | None = None
     pairs: Pairs | None = None
     judged: Pairs | None = None
-    askable: Annotated[Tensor, "m"] | None = None  # anchors that may be looked at; None: all
+    known_rows: Annotated[Tensor, "m"] | None = None  # anchors that may be looked at; None: all
     unit: bool = True
     source: str = "pool"
     names: tuple[Any, ...] | None = None  # of the candidates, in the result
@@ -42,11 +42,12 @@ class Subject:
     def judges(self) -> tuple[str, ...]:
         """What false negatives are known by."""
         known = {"labels": "labels", "groups": "clusters"}
-        found = [word for word, tag in known.items() if self._both(tag)]
+        found = [word for word, tag in known.items() if self.both(tag)]
         return (*found, "judgements") if self.judged is not None else tuple(found)
 
-    def askable_rows(self) -> Annotated[Tensor, "m"]:
-        return torch.arange(len(self.anchors)) if self.askable is None else self.askable
+    def rows(self) -> Annotated[Tensor, "m"]:
+        """The anchors that may be looked at."""
+        return torch.arange(len(self.anchors)) if self.known_rows is None else self.known_rows
 
     def name_of(self, row: int) -> Any:
         if self.names is not None:
@@ -58,7 +59,7 @@ class Subject:
         anchors = self.anchors[rows]
         similarity = anchors @ self.candidates.T
         positives, real = self._positives(anchors, rows)
-        tags = Tags(*(None if tag is None else tag[rows] for tag in _all(self.anchor_tags)))
+        tags = self.anchor_tags.mapped(lambda tag: tag[rows])
         valid = torch.ones_like(similarity, dtype=torch.bool)
         if tags.ids is not None and self.candidate_tags.ids is not None:
             valid &= ~same_id(tags.ids, self.candidate_tags.ids[None])
@@ -71,7 +72,7 @@ class Subject:
             valid,
             temperature,
             tags,
-            Tags(*(None if tag is None else tag[None] for tag in _all(self.candidate_tags))),
+            self.candidate_tags.mapped(lambda tag: tag[None]),
             torch.zeros(len(self.candidates), dtype=torch.long, device=similarity.device),
             (self.source,),
         )
@@ -79,9 +80,9 @@ class Subject:
     def known_false(self, rows: Annotated[Tensor, "b"], scores: Scores) -> Annotated[Tensor, "b n"]:
         """Candidates that are known not to be negatives of these anchors."""
         false = torch.zeros_like(scores.valid)
-        if self._both("labels"):
+        if self.both("labels"):
             false |= scores.same_label("audit")
-        if self._both("clusters"):
+        if self.both("clusters"):
             false |= scores.same_cluster("audit")
         if self.judged is not None:
             false[self.judged.of(rows)] = True
@@ -93,7 +94,7 @@ class Subject:
         """Anchors about which any judge says something: an unlabelled one has no known false negatives."""
         known = torch.zeros(len(rows), dtype=torch.bool, device=rows.device)
         for word, tag in (("labels", self.anchor_tags.labels), ("clusters", self.anchor_tags.clusters)):
-            if self._both(word) and tag is not None:
+            if self.both(word) and tag is not None:
                 known |= (tag[rows] >= 0).view(len(rows), -1).any(1)
         return known | True if self.judged is not None else known
 
@@ -106,7 +107,7 @@ class Subject:
         if self.views is not None:
             close |= unit(self.views[rows]) @ self.directions.T >= limit
         elif self.pairs is not None:
-            place, column, row = self._columns(rows)
+            place, column, row = self.pairs.columns(rows)
             for number in range(int(column.max()) + 1 if len(column) else 0):
                 one = column == number
                 close[place[one]] |= self.directions[row[one]] @ self.directions.T >= limit
@@ -119,23 +120,13 @@ class Subject:
             return own, torch.ones_like(own, dtype=torch.bool)
         if self.pairs is None:
             return anchors.new_zeros(len(rows), 1), torch.zeros(len(rows), 1, dtype=torch.bool, device=anchors.device)
-        place, column, row = self._columns(rows)
+        place, column, row = self.pairs.columns(rows)
         own = anchors.new_zeros(len(rows), int(column.max()) + 1 if len(column) else 1)
         real = torch.zeros_like(own, dtype=torch.bool)
         own[place, column] = (anchors[place] * self.candidates[row]).sum(-1)
         real[place, column] = True
         return own, real
 
-    def _columns(self, rows: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """The positives of these anchors: whose, its how manieth, and which candidate."""
-        assert self.pairs is not None
-        place, row = self.pairs.of(rows)
-        count = torch.bincount(place, minlength=len(rows))
-        return place, torch.arange(len(place), device=place.device) - (count.cumsum(0) - count)[place], row
-
-    def _both(self, name: str) -> bool:
+    def both(self, name: str) -> bool:
+        """Whether anchors and candidates have this tag."""
         return getattr(self.anchor_tags, name) is not None and getattr(self.candidate_tags, name) is not None
-
-
-def _all(tags: Tags) -> tuple[Tensor | None, ...]:
-    return tags.ids, tags.labels, tags.clusters

@@ -32,9 +32,36 @@ FRACTIONS = (
     0.45, 0.5, 0.6, 0.7, 0.8, 0.9, 1.0,
 )  # fmt: skip
 MARGINS = tuple(round(0.01 * step, 2) for step in range(96))
-STRENGTHS = tuple(2.0 ** (step / 4) for step in range(-4, 37))
+STRENGTHS = tuple(2.0 ** (step / 4) for step in range(36, -5, -1))
 TOP = 10
 _tries = 4
+
+
+@dataclass(frozen=True)
+class Family:
+    """Expressions of one kind, the hardest first if they are ``ordered``; ``best`` describes the one to take."""
+
+    name: str
+    best: str
+    texts: tuple[str, ...]
+    ordered: bool = True
+
+
+def families(temperature: float, has_positives: bool) -> list[Family]:
+    """The grids that are searched."""
+    edges = (0.0, *FRACTIONS)
+    inside = tuple(f"Ring({edges[inner]}, {edges[outer]})" for inner, outer in _pairs_of_fractions())
+    found = [
+        Family("Ring(0.0, outer)", "The narrowest ring around the anchor", tuple(f"Ring(0.0, {f})" for f in FRACTIONS)),
+        Family(
+            "Ring(inner, outer)", "The ring with the most similar negatives that leaves the closest out", inside, False
+        ),
+    ]
+    for name in ("BelowPositive(relative)", f"BelowPositive(relative) * Rank(0, {TOP})") if has_positives else ():
+        texts = tuple(name.replace("relative", f"relative={margin}") for margin in MARGINS)
+        found.append(Family(name, "The smallest margin below the positive", texts))
+    tilts = tuple(f"Tilt({beta_of(strength, temperature)})" for strength in STRENGTHS)
+    return [*found, Family("Tilt", "The largest beta", tilts)]
 
 
 def beta_of(strength: float, temperature: float) -> float:
@@ -64,10 +91,20 @@ class GridSearch:
         found = torch.cat([both, some.double().sum(0, keepdim=True)])
         self.sums[name] = self.sums[name] + found if name in self.sums else found
 
+    def families(self) -> list[Family]:
+        return families(self.temperature, self.subject.has_positives)
+
     def curve(self, name: str) -> tuple[list[float], list[float]]:
         """Mean false share and mean similarity at every member of the grid."""
         false, similarity, count = self.sums[name]
         return (false / count).tolist(), (similarity / count).tolist()
+
+    def allowed(self, family: Family) -> list[str]:
+        """The members that stay at or below the wanted share, the hardest first."""
+        members = list(zip(family.texts, *self.curve(family.name), strict=True))
+        if not family.ordered:
+            members.sort(key=lambda member: -member[2] if not math.isnan(member[2]) else math.inf)
+        return [text for text, false, _ in members if false <= self.wanted]
 
 
 class SortedRows:
@@ -123,7 +160,7 @@ def _pairs_of_fractions() -> list[tuple[int, int]]:
 
 
 def _tilted(chunk: Chunk, temperature: float) -> tuple[Tensor, Tensor]:
-    """E_q of falseness and similarity for every strength of a tilt: [b, g] each, from the weakest."""
+    """E_q of falseness and similarity for every strength of a tilt: [b, g] each, from the strongest."""
     assert chunk.false is not None
     valid, scores = chunk.scores.valid, chunk.scores.candidates
     above = (scores - scores.masked_fill(~valid, NEVER).amax(1, keepdim=True)).masked_fill(~valid, NEVER)
@@ -141,19 +178,17 @@ def suggestions(
 ) -> tuple[list[Suggestion], list[Row]]:
     """The best member of every family, measured as the expression it is, and those rows."""
     found, rows = [], []
-    families = {name: _ordered(name, search) for name in search.sums}
-    first = measure([_rule(texts[0]) for texts in families.values() if texts])
-    known = {row.expression: row for row in first}
-    for name, texts in families.items():
-        row = None
-        for text in texts[:_tries]:
+    allowed = {family: search.allowed(family) for family in search.families()}
+    known = {row.expression: row for row in measure([_rule(texts[0]) for texts in allowed.values() if texts])}
+    for family, texts in allowed.items():
+        for text in texts[:_tries]:  # where rounding puts one just above the limit, the next is easier
             row = known.get(repr(parse(text))) or measure([_rule(text)])[0]
             if row.false_negatives <= search.wanted:
+                found.append(_suggestion(family, row, search))
+                rows.append(replace(row, kind="suggested"))
                 break
-            row = None  # rounding put it just above; the next one is easier
-        found.append(_none(name, search) if row is None else _suggestion(name, row, search))
-        if row is not None:
-            rows.append(replace(row, kind="suggested"))
+        else:
+            found.append(_none(family, search))
     return found, rows
 
 
@@ -161,70 +196,26 @@ def _rule(text: str) -> NamedRule:
     return NamedRule(repr(parse(text)), "suggested", parse(text))
 
 
-def _ordered(name: str, search: GridSearch) -> list[str]:
-    """The members that stay at or below the wanted share, the hardest first."""
-    members = list(zip(_texts(name, search.temperature), *search.curve(name), strict=True))
-    if name == "Ring(inner, outer)":
-        members.sort(key=lambda member: -member[2] if not math.isnan(member[2]) else math.inf)
-    elif name == "Tilt":
-        members.reverse()
-    return [text for text, false, _ in members if false <= search.wanted]
-
-
-def _texts(name: str, temperature: float) -> list[str]:
-    if name == "Tilt":
-        return [f"Tilt({beta_of(strength, temperature)})" for strength in STRENGTHS]
-    if name == "Ring(0.0, outer)":
-        return [f"Ring(0.0, {outer})" for outer in FRACTIONS]
-    if name == "Ring(inner, outer)":
-        edges = (0.0, *FRACTIONS)
-        return [f"Ring({edges[inner]}, {edges[outer]})" for inner, outer in _pairs_of_fractions()]
-    return [name.replace("relative", f"relative={margin}") for margin in MARGINS]
-
-
-def _none(name: str, search: GridSearch) -> Suggestion:
+def _none(family: Family, search: GridSearch) -> Suggestion:
     wanted = f"{100 * search.wanted:.4g} %"
-    lowest = min((value for value in search.curve(name)[0] if not math.isnan(value)), default=math.nan)
+    lowest = min((value for value in search.curve(family.name)[0] if not math.isnan(value)), default=math.nan)
     text = f"None: the least false member of the grid has {100 * lowest:.2f} %, above the limit of {wanted}."
     if lowest <= search.wanted:
         text = f"None: those members of the grid that come closest to the limit of {wanted} lie above it by rounding."
     elif math.isnan(lowest):
         text = "None: no member of the grid leaves an anchor a negative."
-    return Suggestion(name, None, math.nan, math.nan, math.nan, text)
+    return Suggestion(family.name, None, math.nan, math.nan, math.nan, text)
 
 
-def _suggestion(name: str, row: Row, search: GridSearch) -> Suggestion:
-    wanted = f"{100 * search.wanted:.4g} %"
-    what = {
-        "Tilt": "the largest beta",
-        "Ring(0.0, outer)": "the narrowest ring around the anchor",
-        "Ring(inner, outer)": "the ring with the most similar negatives that leaves the closest out",
-    }.get(name, "the smallest margin below the positive")
-    text = f"{what[0].upper()}{what[1:]} with at most {wanted} false negatives."
-    if row.expression == _last(name, search.temperature):
-        text += " It is the hardest that was tried."
-    worse = _easier_and_falser(name, row.expression, search)
-    if worse is not None:
-        text += f" The share does not grow steadily here: {worse[0]} is easier and has {100 * worse[1]:.2f} %."
-    return Suggestion(name, row.expression, row.similarity, row.false_negatives, row.false_negatives_error, text)
-
-
-def _easier_and_falser(name: str, expression: str, search: GridSearch) -> tuple[str, float] | None:
-    """The falsest of the easier members of a family, if it is too false."""
-    if name == "Ring(inner, outer)":
-        return None  # the family has no order but that of its similarity
-    members = [
-        (repr(parse(text)), f) for text, f in zip(_texts(name, search.temperature), search.curve(name)[0], strict=True)
-    ]
-    place = [text for text, _ in members].index(expression)
-    easier = members[:place] if name == "Tilt" else members[place + 1 :]
-    too_false = [member for member in easier if member[1] > search.wanted]
-    return max(too_false, key=lambda member: member[1], default=None)
-
-
-def _last(name: str, temperature: float) -> str:
-    """The hardest member of the grid, beyond which nothing was tried."""
-    texts = _texts(name, temperature)
-    if name == "Ring(inner, outer)":
-        return ""
-    return repr(parse(texts[-1] if name == "Tilt" else texts[0]))
+def _suggestion(family: Family, row: Row, search: GridSearch) -> Suggestion:
+    text = f"{family.best} with at most {100 * search.wanted:.4g} % false negatives."
+    if family.ordered:
+        names = [repr(parse(text)) for text in family.texts]
+        place = names.index(row.expression)
+        text += " It is the hardest that was tried." if not place else ""
+        easier = zip(names[place + 1 :], search.curve(family.name)[0][place + 1 :], strict=True)
+        worst = max((one for one in easier if one[1] > search.wanted), key=lambda one: one[1], default=None)
+        if worst is not None:
+            text += f" The share does not grow steadily here: {worst[0]} is easier and has {100 * worst[1]:.2f} %."
+    figures = (row.similarity, row.false_negatives, row.false_negatives_error)
+    return Suggestion(family.name, row.expression, *figures, text)

@@ -9,13 +9,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Sequence
-from typing import Annotated, Any
+from dataclasses import dataclass, field
+from typing import Annotated
 
 import torch
 from torch import Tensor
 
 from hardneg.auditing.measure import Chunk, Tally
-from hardneg.auditing.result import Audit, Row, with_frontier
+from hardneg.auditing.result import Audit, Row, Suggestion, with_frontier
 from hardneg.auditing.rules import NamedRule, check_rules, default_rules, thresholds
 from hardneg.auditing.samples import PairCounts
 from hardneg.auditing.settings import Settings
@@ -39,67 +40,75 @@ def audit_subject(
 ) -> Audit:
     """The audit of what was put together, with the lists of a mined file as one more rule."""
     rows = sampled_anchors(subject, settings)
-    rules = [NamedRule("mined", "mined", listed=listed)] if listed is not None else []
-    rules += given
-    if settings.frontier:
-        some = rows[: min(64, max(1, _for_thresholds // len(subject.candidates)))]
-        rules += default_rules(subject.has_positives, thresholds(subject.scores(some, 1.0)), rules)
-    tags = (subject.anchor_tags, subject.candidate_tags)
-    check_rules(
-        rules,
-        positives=subject.has_positives,
-        labels=all(tag.labels is not None for tag in tags),
-        groups=all(tag.clusters is not None for tag in tags),
-    )
-    if not rules:
-        raise ArgumentError("audit", "at least one expression", "none and frontier=False")
-    if settings.wanted_false_negatives is not None and not subject.judges:
-        raise ArgumentError(
-            "audit", "labels, groups or judgements to suggest rules at a share of false negatives", "none"
-        )
-    passes = 1 if settings.wanted_false_negatives is None else 2
-    report = _reporter(progress, passes * len(rows))
-    pairs = PairCounts()
-    found, random, own, diagnosed = measured(subject, rules, rows, settings, report, pairs)
+    rules = _checked_rules(subject, given, settings, listed, rows)
+    wanted = settings.wanted_false_negatives
+    total = len(rows) * (1 if wanted is None else 2)
+
+    def report(done: int) -> None:
+        if progress is not None:
+            progress(done, total)
+
+    found = measured(subject, rules, rows, settings, report)
     # On few candidates a default rule may leave no anchor a negative; this is not reported.
-    found = [row for row in found if row.kind != "default" or row.without_negatives < 1]
-    ideas: list[Any] = []
-    if settings.wanted_false_negatives is not None:
-        search = GridSearch(subject, settings.wanted_false_negatives, settings.temperature)
-        for chunk in chunks(subject, rows, settings):
-            search.add(chunk)
-            report(len(chunk.rows))
-
-        def measure(rules: list[NamedRule]) -> list[Row]:
-            return measured(subject, rules, rows, settings, lambda done: None)[0]
-
-        ideas, extra = suggestions(search, measure)
-        names = {row.expression for row in found}
-        found += [row for row in extra if row.expression not in names]
+    table = [row for row in found.rows if row.kind != "default" or row.without_negatives < 1]
+    ideas: list[Suggestion] = []
+    if wanted is not None:
+        ideas, extra = _suggested(subject, rows, settings, report)
+        names = {row.expression for row in table}
+        table += [row for row in extra if row.expression not in names]
     return Audit(
-        rows=with_frontier(found),
+        rows=with_frontier(table),
         suggestions=tuple(ideas),
         num_anchors=len(rows),
-        num_anchors_in_all=len(subject.askable_rows()),
+        num_anchors_in_all=len(subject.rows()),
         num_candidates=len(subject.candidates),
-        num_diagnosed=diagnosed,
+        num_diagnosed=found.diagnosed,
         judges=subject.judges,
         positives=_source_of_positives(subject),
         temperature=settings.temperature,
         tau_plus=settings.tau_plus,
         near_duplicate=settings.near_duplicate,
-        wanted_false_negatives=settings.wanted_false_negatives,
+        wanted_false_negatives=wanted,
         seed=settings.seed,
-        random_similarity=random,
-        positive_similarity=own,
-        notes=_notes(subject, settings),
-        similarities=pairs.found(),
+        random_similarity=_mean(found.random),
+        positive_similarity=_mean(found.own),
+        notes=_notes(subject),
+        similarities=found.pairs.found(),
     )
+
+
+def _checked_rules(
+    subject: Subject, given: Sequence[NamedRule], settings: Settings, listed: Tensor | None, rows: Tensor
+) -> list[NamedRule]:
+    """The lists, the rules given and the default ones, none of which lacks anything."""
+    rules = [*([] if listed is None else [NamedRule("mined", "mined", listed=listed)]), *given]
+    if settings.frontier:
+        some = rows[: min(64, max(1, _for_thresholds // len(subject.candidates)))]
+        rules += default_rules(subject.has_positives, thresholds(subject.scores(some, 1.0)), rules)
+    if not rules:
+        raise ArgumentError("audit", "at least one expression", "none and no frontier")
+    known = {"positives": subject.has_positives, "labels": subject.both("labels"), "groups": subject.both("clusters")}
+    check_rules(rules, **known)
+    if settings.wanted_false_negatives is not None and not subject.judges:
+        what = "labels, groups or judgements to suggest rules at a share of false negatives"
+        raise ArgumentError("audit", what, "none")
+    return rules
+
+
+def _suggested(
+    subject: Subject, rows: Tensor, settings: Settings, report: Callable[[int], None]
+) -> tuple[list[Suggestion], list[Row]]:
+    assert settings.wanted_false_negatives is not None
+    search = GridSearch(subject, settings.wanted_false_negatives, settings.temperature)
+    for chunk in chunks(subject, rows, settings):
+        search.add(chunk)
+        report(len(chunk.rows))
+    return suggestions(search, lambda rules: measured(subject, rules, rows, settings).rows)
 
 
 def sampled_anchors(subject: Subject, settings: Settings) -> Annotated[Tensor, "m"]:
     """Anchors without replacement, in the order in which they were drawn."""
-    rows = subject.askable_rows()
+    rows = subject.rows()
     order = torch.randperm(len(rows), generator=torch.Generator().manual_seed(settings.seed))
     return rows[order[: settings.num_anchors]].to(subject.anchors.device)
 
@@ -113,34 +122,38 @@ def chunks(subject: Subject, rows: Tensor, settings: Settings) -> Iterator[Chunk
         seen += len(part)
 
 
+@dataclass
+class Measured:
+    """The rows of the rules, similarities of all candidates and of the positives, and how many were diagnosed."""
+
+    rows: list[Row] = field(default_factory=list)
+    random: list[float] = field(default_factory=list)
+    own: list[float] = field(default_factory=list)
+    diagnosed: int = 0
+    pairs: PairCounts = field(default_factory=PairCounts)
+
+
 def measured(
     subject: Subject,
     rules: Sequence[NamedRule],
     rows: Tensor,
     settings: Settings,
-    report: Callable[[int], None],
-    pairs: PairCounts | None = None,
-) -> tuple[list[Row], float, float, int]:
-    """The rows of the rules, mean similarities of all candidates and of the positives, and how many were diagnosed."""
+    report: Callable[[int], None] = lambda done: None,
+) -> Measured:
     tallies = [Tally(rule, len(subject.candidates)) for rule in rules]
-    random: list[float] = []
-    own: list[float] = []
-    diagnosed = 0
+    found = Measured()
     for chunk in chunks(subject, rows, settings):
         for tally in tallies:
             tally.add(chunk, settings.tau_plus)
         scores = chunk.scores
-        some = scores.valid.any(-1)
         mean = (chunk.similarity * scores.valid).sum(-1).double() / chunk.num_valid
-        random += mean[some].tolist()
-        own += (scores.positives[scores.positive_valid].double() * settings.temperature).tolist()
-        diagnosed += len(chunk.rows) if chunk.diagnosed else 0
-        if pairs is not None:
-            pairs.add(chunk, settings.temperature)
+        found.random += mean[scores.valid.any(-1)].tolist()
+        found.own += (scores.positives[scores.positive_valid].double() * settings.temperature).tolist()
+        found.diagnosed += len(chunk.rows) if chunk.diagnosed else 0
+        found.pairs.add(chunk, settings.temperature)
         report(len(chunk.rows))
-    size = len(subject.askable_rows())
-    found = [tally.row(subject, size) for tally in tallies]
-    return found, _mean(random), _mean(own), diagnosed
+    found.rows = [tally.row(subject, len(subject.rows())) for tally in tallies]
+    return found
 
 
 def _mean(values: list[float]) -> float:
@@ -153,13 +166,13 @@ def _source_of_positives(subject: Subject) -> str:
     return "none" if subject.pairs is None else "rows of the candidates"
 
 
-def _notes(subject: Subject, settings: Settings) -> tuple[str, ...]:
+def _notes(subject: Subject) -> tuple[str, ...]:
     notes = []
     if not subject.judges:
         notes.append("No labels, groups or judgements: which negatives are false is not known.")
     if not subject.has_positives:
         notes.append("No positives: BelowPositive and the clamped share have no answer.")
-    left = len(subject.anchors) - len(subject.askable_rows())
+    left = len(subject.anchors) - len(subject.rows())
     if left:
         notes.append(f"{left:,} queries without a judgement were left out.")
     labels = subject.anchor_tags.labels
@@ -168,7 +181,3 @@ def _notes(subject: Subject, settings: Settings) -> tuple[str, ...]:
     if "judgements" in subject.judges:
         notes.append("Judgements are incomplete: pairs without a judgement do not count as false negatives.")
     return tuple(notes)
-
-
-def _reporter(progress: Callable[[int, int], None] | None, total: int) -> Callable[[int], None]:
-    return (lambda done: None) if progress is None else (lambda done: progress(done, total))

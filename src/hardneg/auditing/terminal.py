@@ -77,7 +77,7 @@ def show(audit: Audit, console: Console | None = None) -> None:
         console.print(_suggested(audit))
         for one in audit.suggestions:
             if one.expression is None:
-                console.print(Text(f"{one.family}: {one.told}", style="dim"))
+                console.print(Text(f"{one.family}: {one.sentence}", style="dim"))
     if audit.mined is not None:
         console.print(_mined(audit.mined))
     for note in audit.notes:
@@ -102,7 +102,7 @@ def _rows(audit: Audit, width: int) -> tuple[Table, list[str]]:
     """As many columns as the terminal has room for, the most informative first; and the columns left out."""
     names = [("* " if row.on_frontier else "  ") + row.expression for row in audit.rows]
     first = min(max(len(name) for name in names), max(30, width - 48))
-    title = "Hardness against falseness; * no other rule beats it in both"
+    title = "Hardness against falseness; * no other rule beats it in both" if audit.judges else "Hardness"
     table = Table(title=title, title_justify="left", padding=(0, 1))
     table.add_column("expression", width=first)
     room = width - first - 4

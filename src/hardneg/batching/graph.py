@@ -12,7 +12,6 @@ from permutations, so that all nodes are candidates equally often.
 from __future__ import annotations
 
 import hashlib
-import sys
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -21,16 +20,19 @@ from typing import Annotated, Any
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from hardneg.batching.stored import load_arrays, save_arrays
-from hardneg.core.errors import ArgumentError, NotFinite, argument_error, optional
+from hardneg.core.errors import ArgumentError, NotFinite, argument_error
+from hardneg.core.nearest import Corpus, FaissIndex, nearest
+from hardneg.core.topk import top_of_rows
 
 _block = 256  # nodes that share a pool, at most: a larger block is not faster, and ties more nodes together
 _pools_per_node = 8  # a node is in M / block pools: with fewer than this, many nodes would be the neighbour of no other
 _chunk_scores = (2**22, 2**26)  # numbers held at once, on a CPU and on a GPU: more is not faster
 _whole = {2: torch.int16, 4: torch.int32, 8: torch.int64}
+_approximate_from = 10_000  # nodes: from there on FAISS searches inverted lists
+_searched_at_once = 8192  # nodes, by FAISS
 _region_bytes = 2**24  # of the vectors that a part of the nodes takes its candidates from
 
 
@@ -137,14 +139,11 @@ def build_graph(
     with torch.no_grad(), torch.autocast(vectors.device.type, enabled=False):
         wide, exponent = in_range(vectors)
         name = f"K={num_neighbours}, M={num_candidates if num_candidates is not None else 'all'}"
-        if num_candidates is None and search == "faiss":
-            neighbours, similarities = _with_faiss(wide, num_neighbours)
-            return ProximityGraph(neighbours, torch.ldexp(similarities, 2 * exponent), name + ", faiss")
-        rows = (
-            _exact(wide, num_neighbours)
-            if num_candidates is None
-            else _sampled(wide, num_neighbours, num_candidates, generator)
-        )
+        if num_candidates is None:
+            rows = _nearest(wide, num_neighbours, search)
+            name += ", faiss" if search == "faiss" else ""
+        else:
+            rows = _sampled(wide, num_neighbours, num_candidates, generator)
         neighbours, similarities = _collected(rows, wide, num_neighbours)
         return ProximityGraph(neighbours, torch.ldexp(similarities, 2 * exponent), name)
 
@@ -215,7 +214,7 @@ def _against_region(
         own = torch.where(pool.gather(1, slot) == nodes, slot, unwanted)
         scores = torch.bmm(_rows(vectors, nodes), _rows(held, local).transpose(1, 2))
         scores.scatter_(2, own[:, :, None], -torch.inf)
-        values, index = _top(scores.view(-1, m + 1), k)
+        values, index = top_of_rows(scores.view(-1, m + 1), k)
         neighbours = pool.gather(1, index.view(len(nodes), -1)).view(-1, k)
         yield nodes.view(-1)[:left], neighbours[:left], values[:left]
         left -= nodes.numel()
@@ -226,37 +225,19 @@ def _rows(vectors: Tensor, index: Tensor) -> Tensor:
     return vectors.index_select(0, index.view(-1)).view(*index.shape, -1)
 
 
-def _exact(vectors: Tensor, k: int) -> Rows:
+def _nearest(vectors: Tensor, k: int, search: str) -> Rows:
+    """Each node's nearest among all others, by the search that mining has: exact, or through FAISS."""
     n = len(vectors)
-    for nodes in torch.split(torch.arange(n, device=vectors.device), max(16, _chunk_scores[vectors.is_cuda] // n)):
-        scores = vectors[nodes] @ vectors.T
-        scores.scatter_(1, nodes[:, None], -torch.inf)
-        values, index = _top(scores, k)
-        yield nodes, index, values
-
-
-def _top(scores: Tensor, k: int) -> tuple[Tensor, Tensor]:
-    plain = scores.device.type != "cpu" or scores.dtype != torch.float32 or sys.byteorder != "little"
-    if plain or scores.shape[1] <= 2 * k:
-        values, index = scores.topk(k)
-        return values, index
-    # Score and column in one whole number, because numpy selects and sorts those with vector instructions: twice as
-    # fast as torch.topk for 100 of 1,000. The bits of floats are in their order once those of negatives are flipped.
-    packed = np.empty(scores.shape, dtype=np.int64)
-    halves = packed.view(np.int32).reshape(*scores.shape, 2)
-    halves[..., 0] = np.arange(scores.shape[1], dtype=np.int32)
-    _flip(scores.contiguous().numpy().view(np.int32), out=halves[..., 1])
-    packed.partition(packed.shape[1] - k, axis=1)
-    best = np.sort(packed[:, packed.shape[1] - k :], axis=1)[:, ::-1]
-    bits = np.empty(best.shape, dtype=np.int32)
-    _flip((best >> 32).astype(np.int32), out=bits)
-    return torch.from_numpy(bits.view(np.float32)), torch.from_numpy(best & 0xFFFFFFFF)
-
-
-def _flip(bits: NDArray[np.int32], out: NDArray[np.int32]) -> None:
-    np.right_shift(bits, 31, out=out)
-    np.bitwise_and(out, 0x7FFFFFFF, out=out)
-    np.bitwise_xor(out, bits, out=out)
+    corpus = Corpus(vectors, vectors.device, n)
+    index = None
+    if search == "faiss":
+        index = FaissIndex(corpus, "flat" if n < _approximate_from else "ivf", who="build_graph(search='faiss')")
+    step = max(16, _chunk_scores[vectors.is_cuda] // n) if index is None else _searched_at_once
+    for nodes in torch.split(torch.arange(n, device=vectors.device), step):
+        itself = torch.arange(len(nodes), device=vectors.device), nodes
+        args = vectors[nodes], k, itself
+        found = nearest(corpus, *args) if index is None else index.nearest(*args)
+        yield nodes, found.rows, found.key.masked_fill(found.rows < 0, 0.0)
 
 
 class _Pools:
@@ -297,25 +278,6 @@ def _collected(rows: Rows, vectors: Tensor, k: int) -> tuple[Tensor, Tensor]:
         neighbours[nodes] = index.to(torch.int32)
         similarities[nodes] = values
     return neighbours.cpu().long(), similarities.cpu()
-
-
-def _with_faiss(vectors: Tensor, k: int) -> tuple[Tensor, Tensor]:
-    faiss = optional("faiss", "build_graph(search='faiss')", extra="ann")
-    array = np.ascontiguousarray(vectors.float().cpu().numpy())
-    n, d = array.shape
-    index = faiss.IndexFlatIP(d)
-    if n >= 10_000:
-        index = faiss.IndexIVFFlat(index, d, int(4 * n**0.5), faiss.METRIC_INNER_PRODUCT)
-        index.train(array)
-        index.nprobe = 16
-    index.add(array)
-    values, found = index.search(array, k + 1)
-    other = (found != np.arange(n)[:, None]) & (found >= 0)
-    order = np.argsort(~other, axis=1, kind="stable")[:, :k]
-    absent = ~np.take_along_axis(other, order, axis=1)
-    neighbours = np.where(absent, -1, np.take_along_axis(found, order, axis=1))
-    similarities = np.where(absent, 0.0, np.take_along_axis(values, order, axis=1)).astype(np.float32)
-    return torch.from_numpy(neighbours), torch.from_numpy(similarities)
 
 
 def as_graph(graph: Any) -> ProximityGraph:

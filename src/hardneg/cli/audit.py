@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -9,7 +10,8 @@ import typer
 
 from hardneg.auditing.options import PANELS, AuditOptions
 from hardneg.cli.errors import errors_for_people, given
-from hardneg.cli.flags import CONFIG, CONTEXT, build, from_file, parameter, parameters_of, with_parameters
+from hardneg.cli.flags import CONFIG, CONTEXT, build, flags_of, from_file, parameter, parameters_of, with_parameters
+from hardneg.cli.progress import progress_bars
 
 if TYPE_CHECKING:
     from hardneg.auditing.result import Audit
@@ -35,7 +37,8 @@ def audit(ctx: typer.Context, config: Path | None, out: str, overwrite: bool, **
 
       hardneg audit theirs.jsonl --queries queries.jsonl --corpus corpus.jsonl --corpus-column title+text
     """
-    with errors_for_people():
+    flags = flags_of(AuditOptions)
+    with errors_for_people(flags={"audit": flags, "mine": flags}):
         values |= {n: v for n, v in from_file("audit", config, AuditOptions).items() if n not in given(ctx)}
         options = build(AuditOptions, values, "audit")
         _check_out(out, options, overwrite)
@@ -68,24 +71,17 @@ def _check_out(out: str, options: AuditOptions, overwrite: bool) -> None:
 
 
 def _audit(options: AuditOptions) -> Audit:
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-
     from hardneg.auditing.files import audit_files
 
-    parts = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    with Progress(*parts, transient=True) as bars:
-        tasks: dict[str, Any] = {}
+    with progress_bars() as bars:
+        started: list[Callable[[int], None]] = []
 
         def looked_at(done: int, total: int) -> None:
-            if "anchors" not in tasks:
-                tasks["anchors"] = bars.add_task("anchors", total=total)
-            bars.advance(tasks["anchors"], done)
+            if not started:
+                started.append(bars("anchors", total))
+            started[0](done)
 
-        def encoding(what: str, steps: int) -> Any:
-            task = bars.add_task(what, total=steps)
-            return lambda done: bars.advance(task, done)
-
-        return audit_files(options, looked_at, encoding)
+        return audit_files(options, looked_at, bars)
 
 
 def _show(found: Audit, options: AuditOptions, out: str, overwrite: bool) -> None:

@@ -3,25 +3,26 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import typer
 
-from hardneg.core.errors import FileError, HardnegWarning, optional
+from hardneg.core.errors import FileError, HardnegWarning, flags_in_errors, optional
 from hardneg.core.text import printable_lines
 
 
 @contextmanager
-def errors_for_people(advice: str = "") -> Iterator[None]:
+def errors_for_people(advice: str = "", flags: Mapping[str, Mapping[str, str]] | None = None) -> Iterator[None]:
     """One sentence instead of a traceback: 2 for wrong input, 1 for what the disk refuses, 130 for Ctrl-C.
 
-    ``advice`` says how to continue what Ctrl-C has stopped.
+    ``advice`` says how to continue what Ctrl-C has stopped; ``flags`` how the arguments of callers are written here.
     """
     try:
-        yield
+        with flags_in_errors(flags or {}):
+            yield
     except (ValueError, ImportError, FileNotFoundError) as error:
         _say(str(error))
         raise typer.Exit(2) from None

@@ -32,6 +32,8 @@ def verb(options: type[Options]) -> Callable[[Callable[[Options], None]], Callab
 
 
 def parameter(name: str, kind: Any, default: Any, *flags: str, **rest: Any) -> inspect.Parameter:
+    if kind is bool:
+        rest["metavar"] = ""  # a switch takes no value
     annotation = Annotated[kind, typer.Option(*flags, **rest)]
     return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation)
 
@@ -44,6 +46,12 @@ def parameters_of(options: type, panels: tuple[str, ...] = (), **defaults: Any) 
     ]
     order = [None, *panels]
     return [each for _, each in sorted(found, key=lambda pair: order.index(pair[0]) if panels else 0)]
+
+
+def flags_of(options: type) -> dict[str, str]:
+    """Each option as it is written on the command line: {"k": "-k", "near_positive": "--near-positive"}."""
+    named = {name: next(iter(rules.get("flags") or ()), None) for name, _, _, rules in _flat(options)}
+    return {name: flag or f"--{name.replace('_', '-')}" for name, flag in named.items()}
 
 
 CONFIG = parameter("config", Path | None, None, help="A YAML file with any of these options; flags win.")

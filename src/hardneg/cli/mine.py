@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from hardneg.cli.errors import errors_for_people, given
-from hardneg.cli.flags import CONFIG, CONTEXT, build, from_file, parameter, parameters_of, with_parameters
+from hardneg.cli.flags import CONFIG, CONTEXT, build, flags_of, from_file, parameter, parameters_of, with_parameters
+from hardneg.cli.progress import progress_bars
 from hardneg.mining.options import INPUT, OUTPUT, RULE, SEARCH, MineOptions
 
 if TYPE_CHECKING:
@@ -30,7 +31,7 @@ def mine(ctx: typer.Context, config: Path | None, dry_run: bool, explain: bool, 
 
       torchrun --nproc-per-node 8 -m hardneg mine ...   (the same output)
     """
-    with errors_for_people("Run the same command again to resume."):
+    with errors_for_people("Run the same command again to resume.", {"mine": flags_of(MineOptions)}):
         values |= {n: v for n, v in from_file("mine", config, MineOptions).items() if n not in given(ctx)}
         options = build(MineOptions, values, "mine")
         if dry_run:
@@ -54,20 +55,10 @@ with_parameters(
 
 
 def _mine(options: MineOptions, explain: bool) -> None:
-    import os
-
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-
     from hardneg.mining.job import run
 
-    parts = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    with Progress(*parts, disable=os.environ.get("RANK", "0") != "0", transient=True) as bars:
-
-        def progress(what: str, steps: int) -> Any:
-            task = bars.add_task(what, total=steps)
-            return lambda done: bars.advance(task, done)
-
-        summary = run(options, progress)
+    with progress_bars() as bars:
+        summary = run(options, bars)
     if summary is not None:
         _print_summary(summary, options, explain)
 

@@ -10,7 +10,8 @@ from typing import Annotated
 import torch
 from torch import Tensor
 
-from hardneg.core.errors import argument_error
+from hardneg.core.errors import argument_error, check_count
+from hardneg.core.topk import top_of_rows
 from hardneg.core.types import NEVER, LogWeights, with_support
 
 
@@ -27,21 +28,24 @@ def draw(
     >>> draw(log_w, 3, torch.Generator().manual_seed(0), method="gumbel").tolist()
     [[0, -1, -1]]
     """
-    if k < 1:
-        raise argument_error("draw", "k of 1 or more", "k", k)
+    check_count("draw", "k", k)
+    b, n = log_w.shape
     if method == "categorical":
-        return _categorical(log_w.detach(), k, generator)
+        return draw_at(log_w.detach(), _uniform((b, k), generator).to(log_w.device))
     if method == "gumbel":
-        return _gumbel_top_k(log_w.detach(), k, generator)
+        index = gumbel_order(log_w.detach(), _uniform((b, n), generator).to(log_w.device), min(k, n))
+        return torch.nn.functional.pad(index, (0, k - index.shape[1]), value=-1)
     raise argument_error("draw", "method 'categorical' or 'gumbel'", "method", method)
 
 
-def _categorical(log_w: Tensor, k: int, generator: torch.Generator) -> Tensor:
-    """By the inverse of the distribution function, so that the cost is [b, n + k] and not [b, n, k]."""
-    b, n = log_w.shape
-    uniforms = _uniform((b, k), generator).to(log_w.device)
+def draw_at(log_w: Tensor, uniforms: Annotated[Tensor, "b k"]) -> Annotated[Tensor, "b k"]:
+    """Columns drawn with replacement, one for each uniform number; -1 in rows without support.
+
+    By the inverse of the distribution function, so that the cost is [b, n + k] and not [b, n, k].
+    """
+    n = log_w.shape[1]
     if n == 0:
-        return torch.full((b, k), -1, device=log_w.device)
+        return torch.full(uniforms.shape, -1, device=log_w.device)
     some, safe = with_support(log_w)
     q = torch.softmax(safe.double(), dim=-1)
     cumulative = q.cumsum(-1)
@@ -53,12 +57,15 @@ def _categorical(log_w: Tensor, k: int, generator: torch.Generator) -> Tensor:
     return torch.where(unknown.any(-1, keepdim=True), unknown.int().argmax(-1, keepdim=True), index)
 
 
-def _gumbel_top_k(log_w: Tensor, k: int, generator: torch.Generator) -> Tensor:
-    b, n = log_w.shape
-    noise = -torch.log(-torch.log(_uniform((b, n), generator).clamp(min=1e-300))).to(log_w.device)
-    best = (log_w.double() + noise).topk(min(k, n), dim=-1)
-    index = torch.where(best.values == NEVER, -1, best.indices)
-    return torch.nn.functional.pad(index, (0, k - index.shape[1]), value=-1)
+def gumbel_order(log_w: Tensor, uniforms: Annotated[Tensor, "b n"], k: int) -> Annotated[Tensor, "b k"]:
+    """The columns of k draws without replacement, in the order in which they are drawn; -1 behind the last."""
+    values, index = top_of_rows(gumbel_keys(log_w, uniforms), k)
+    return torch.where(values == NEVER, -1, index)
+
+
+def gumbel_keys(log_w: Tensor, uniforms: Annotated[Tensor, "b n"]) -> Annotated[Tensor, "b n"]:
+    """Log-weight plus Gumbel noise: the largest is a draw from the weights, the k largest are k without replacement."""
+    return log_w.double() - torch.log(-torch.log(uniforms.clamp(min=1e-300)))
 
 
 def _uniform(shape: tuple[int, int], generator: torch.Generator) -> Tensor:

@@ -10,8 +10,9 @@ import difflib
 import importlib
 import math
 import warnings
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from contextvars import ContextVar
 from numbers import Real
 from pathlib import Path
 from typing import Any, Self
@@ -176,8 +177,32 @@ class DiskFull(NotWritten):
     """The disk is full."""
 
 
+_flags: ContextVar[Mapping[str, Mapping[str, str]] | None] = ContextVar("flags", default=None)
+
+
+@contextmanager
+def flags_in_errors(flags: Mapping[str, Mapping[str, str]]) -> Iterator[None]:
+    """Inside, errors of these callers name their arguments as the command line does: {"mine": {"k": "-k"}}."""
+    before = _flags.set(flags)
+    try:
+        yield
+    finally:
+        _flags.reset(before)
+
+
+def spelled(who: str, name: str) -> str:
+    """An argument as its user writes it: ``near_positive``, or ``--near-positive`` on the command line."""
+    return (_flags.get() or {}).get(who, {}).get(name, name)
+
+
+def written(who: str, name: str, value: Any) -> str:
+    """An argument with its value: ``draw='top'``, or ``--draw top`` on the command line."""
+    flag = spelled(who, name)
+    return f"{name}={value!r}" if flag == name else f"{flag} {value}"
+
+
 def argument_error(who: str, what: str, name: str, value: Any, fix: str | None = None) -> ArgumentError:
-    return ArgumentError(who, what, f"{name}={value!r}", fix)
+    return ArgumentError(who, what, written(who, name, value), fix)
 
 
 _packages = {"PIL": "Pillow", "faiss": "faiss-cpu", "sklearn": "scikit-learn", "yaml": "pyyaml"}
@@ -220,7 +245,7 @@ def check_range(who: str, name: str, value: Any, low: float, high: float, *, ope
     for number in numbers:
         if math.isnan(number) or number < low or number > high or (open_high and number == high):
             bracket = ")" if open_high or high == math.inf else "]"
-            raise argument_error(who, f"{name} in [{low}, {high}{bracket}", name, number)
+            raise argument_error(who, f"{spelled(who, name)} in [{low}, {high}{bracket}", name, number)
 
 
 @contextmanager
@@ -232,3 +257,15 @@ def tensors_checked() -> Iterator[None]:
         yield
     finally:
         _tensors_too = before
+
+
+def check_among(who: str, name: str, value: Any, known: Sequence[str]) -> None:
+    """Raises unless the value is one of the known ones."""
+    if value not in known:
+        raise argument_error(who, f"{spelled(who, name)} to be one of {', '.join(known)}", name, value)
+
+
+def check_count(who: str, name: str, value: Any, least: int = 1) -> None:
+    """Raises unless the value is a whole number of at least this."""
+    if isinstance(value, bool) or not isinstance(value, int) or value < least:
+        raise argument_error(who, f"{spelled(who, name)} of {least} or more", name, value)

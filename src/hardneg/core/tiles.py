@@ -7,7 +7,7 @@ at hand.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Annotated, Any
 
@@ -32,6 +32,10 @@ class Tags:
     ids: Tensor | None = None  # [n] or [b, k]
     labels: Tensor | None = None  # [n] or [b, k]
     clusters: Tensor | None = None  # [n], [n, r], [b, k] or [b, k, r]
+
+    def mapped(self, change: Callable[[Tensor], Tensor]) -> Tags:
+        """Each tag that there is, changed."""
+        return Tags(*(None if tag is None else change(tag) for tag in (self.ids, self.labels, self.clusters)))
 
 
 @dataclass(eq=False)

@@ -89,7 +89,8 @@ def _damage(who: str, path: Path, kind: str, whose: str) -> Iterator[None]:
     except HardnegError:
         raise
     except Exception as error:
-        raise FileError(who, f"a whole {kind} file", path, f"{whose} is damaged: {error}") from None
+        why = f": {error}" if kind == ".npz" else " or of another kind"  # NumPy speaks of magic strings
+        raise FileError(who, f"a whole {kind} file", path, f"{whose} is damaged{why}") from error
 
 
 def _check_header(who: str, path: Path, file: IO[bytes], name: str | None, size: int, advice: str | None) -> None:

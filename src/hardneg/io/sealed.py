@@ -13,7 +13,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from hardneg.core.errors import Damaged
+from hardneg.core.errors import Damaged, FileError, warn_once
 
 _mark = b"\nhardneg-sha256:"
 _length = len(_mark) + 64 + 1
@@ -52,6 +52,19 @@ def check_seal(path: Path, who: str, fix: str) -> None:
         end = file.read()
     if end.startswith(_mark) and end[len(_mark) : -1].decode("ascii", "replace") != digest_of(path, size - _length):
         raise Damaged(who, "an undamaged file", path, got="its checksum differs", fix=fix)
+
+
+def is_whole(path: Path, who: str, then: str, read: Callable[[Path], object]) -> bool:
+    """Whether a file is there, has its checksum and can be read; a damaged one is warned of, with what is done then."""
+    if not path.exists():
+        return False
+    try:
+        check_seal(path, who, then)
+        read(path)
+    except FileError:
+        warn_once(f"damaged {path}", str(Damaged(who, "an undamaged file", path, fix=then)))
+        return False
+    return True
 
 
 def with_checksum(record: dict[str, Any]) -> dict[str, Any]:

@@ -62,7 +62,7 @@ def column_names(path: str | Path, who: str = "mine") -> list[str]:
         try:
             return list(parquet.read_schema(path).names)
         except Exception as error:
-            raise ArgumentError(who, "a whole Parquet file", f"{path}: {error}") from None
+            raise FileError(who, "a whole Parquet file", path, "which is damaged or of another kind") from error
     if path.is_file() and suffix_of(path) in (".jsonl", ".json"):
         with _open_text(path, who) as file:
             first = next((line for line in file if line.strip()), "{}")
@@ -130,7 +130,7 @@ def _load_safetensors(path: Path, who: str) -> dict[str, Any]:
     try:
         tensors = load(str(path))
     except Exception as error:
-        raise ArgumentError(who, "a whole safetensors file", f"{path}: {error}") from None
+        raise FileError(who, "a whole safetensors file", path, "which is damaged or of another kind") from error
     # NumPy has no bfloat16; float32 holds each of its numbers.
     return {name: (one.float() if one.dtype == torch.bfloat16 else one).numpy() for name, one in tensors.items()}
 
@@ -140,14 +140,14 @@ def column_of_vectors(values: list[Any], where: str | Path, who: str = "mine") -
     what = f"embeddings of one length in {where}"
     try:
         sizes = {len(value) for value in values}
-    except TypeError as error:
-        raise ArgumentError(who, what, str(error)) from None
+    except TypeError:
+        raise ArgumentError(who, what, "values that are no lists") from None
     if len(sizes) != 1 or isinstance(values[0], str):
         raise ArgumentError(who, what, f"lengths {sorted(sizes)[:5]}")
     try:
         return _checked(np.asarray(values, dtype=np.float32), where, who)
-    except (TypeError, ValueError, OverflowError) as error:
-        raise ArgumentError(who, what, str(error)) from None
+    except (TypeError, ValueError, OverflowError):
+        raise ArgumentError(who, what, "values that are no numbers") from None
 
 
 def _checked(array: Any, where: str | Path, who: str) -> Tensor:
@@ -222,8 +222,11 @@ def _read_lines(path: Path, who: str) -> Table:
                 continue
             try:
                 row = json.loads(line)
-            except (ValueError, RecursionError) as error:  # RecursionError: brackets within brackets
-                raise FileError(who, what, path, f"line {number}: {error}") from None
+            except json.JSONDecodeError as error:
+                place = f"line {number}, character {error.pos + 1}"
+                raise FileError(who, what, path, f"which is no JSON at {place}") from None
+            except (ValueError, RecursionError):  # a number of too many digits, brackets within brackets
+                raise FileError(who, what, path, f"which Python cannot read in line {number}") from None
             if not isinstance(row, dict):
                 raise FileError(who, what, path, f"line {number}: {line[:40]!r}")
             rows.append(row)
@@ -246,7 +249,8 @@ def _read_csv(path: Path, delimiter: str, who: str) -> Table:
 def _columns_of(reader: Any, path: Path, who: str) -> Table:
     header: list[str] = next(reader, [])
     if len(set(header)) != len(header):
-        raise ArgumentError(who, "different names of columns", f"{header} in {path}")
+        fix = "add a first line with the names of the columns if there is none"
+        raise ArgumentError(who, "different names of columns in the first line", f"{header} in {path}", fix)
     columns: list[list[Any]] = [[] for _ in header]
     for row in reader:
         if not row:  # an empty line
@@ -265,7 +269,7 @@ def _read_parquet(path: Path, who: str) -> Table:
     try:
         table = parquet.read_table(path)
     except Exception as error:
-        raise ArgumentError(who, "a whole Parquet file", f"{path}: {error}") from None
+        raise FileError(who, "a whole Parquet file", path, "which is damaged or of another kind") from error
     return {name: table[name].to_pylist() for name in table.column_names}
 
 
@@ -280,7 +284,7 @@ def _read_folder(path: Path, who: str) -> Table:
             dataset = load(str(path))
             return {name: list(dataset[name]) for name in dataset.column_names}
         except Exception as error:  # pyarrow's and datasets' own, and those of Python for files that name other things
-            raise FileError(who, "a whole saved data set", path, f"which is damaged: {error}") from None
+            raise FileError(who, "a whole saved data set", path, "which is damaged") from error
     files = sorted(file for file in path.rglob("*") if file.suffix.lower() in image_suffixes)
     if not files:
         raise ArgumentError(who, "a saved data set or a folder of images", f"{path} with neither")

@@ -20,10 +20,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from hardneg.core.errors import ArgumentError, Damaged, FileError, optional, warn_once
+from hardneg.core.errors import ArgumentError, Damaged, optional
 from hardneg.io.arrays import Array, read_npy
 from hardneg.io.files import run_again, write_atomically
-from hardneg.io.sealed import check_seal, sealing
+from hardneg.io.sealed import is_whole, sealing
 from hardneg.mining.cache_key import key_of_function, key_of_model, keys_of_items
 from hardneg.mining.ranks import Ranks
 
@@ -88,7 +88,7 @@ def embed(
     pieces = _pieces(texts, encoder.key)
     for number, (name, piece) in enumerate(pieces):
         path = cache / f"{name}.npy"
-        if number % ranks.size == ranks.rank and not _is_whole(path, "encoded again"):
+        if number % ranks.size == ranks.rank and not _is_whole(path, "its vectors are encoded again"):
             vectors = _encoded(encoder, piece)
             write_atomically(path, sealing(lambda file, vectors=vectors: np.save(file, vectors)), run_again)  # type: ignore[misc]
         if progress is not None:
@@ -99,7 +99,7 @@ def embed(
         return torch.from_numpy(parts[0] if len(parts) == 1 else np.concatenate(parts))
     names = repr([name for name, _ in pieces])
     whole = cache / f"whole-{hashlib.sha256(names.encode()).hexdigest()[:32]}.npy"
-    if ranks.first and not _is_whole(whole, "made again"):
+    if ranks.first and not _is_whole(whole, "its vectors are made again"):
         write_atomically(whole, sealing(lambda file: _join(parts, file)), run_again)
     ranks.wait()
     return torch.from_numpy(read_npy("mine", whole, mapped=True))
@@ -108,7 +108,7 @@ def embed(
 def cached(texts: Sequence[str], key: str, cache: Path) -> Tensor | None:
     """Embeddings that an encoder of this key has left in the cache; None unless all are there and undamaged."""
     pieces = _pieces(texts, key)
-    if not all(_is_whole(cache / f"{name}.npy", "left aside") for name, _ in pieces):
+    if not all(_is_whole(cache / f"{name}.npy", "its vectors are left aside") for name, _ in pieces):
         return None
     return torch.from_numpy(np.concatenate(_read(pieces, cache)))
 
@@ -125,16 +125,7 @@ def _name(key: str, texts: list[str]) -> str:
 
 
 def _is_whole(path: Path, then: str) -> bool:
-    """Whether the file is there and as it was written; a damaged one is warned of."""
-    if not path.exists():
-        return False
-    try:
-        check_seal(path, "mine", then)
-        read_npy("mine", path, mapped=True)
-    except FileError:
-        warn_once(f"damaged {path}", str(Damaged("mine", "an undamaged file", path, fix=f"its vectors are {then}")))
-        return False
-    return True
+    return is_whole(path, "mine", then, lambda file: read_npy("mine", file, mapped=True))
 
 
 def _read(pieces: list[tuple[str, list[str]]], cache: Path) -> list[Array]:

@@ -15,9 +15,10 @@ import torch
 from torch import Tensor
 
 from hardneg.core.types import NEVER, Keys
-from hardneg.mining.candidates import Finder, Rescore
+from hardneg.mining.candidates import Finder
 from hardneg.mining.checks import check_inputs
 from hardneg.mining.explain import Explanation
+from hardneg.mining.meeting import Meeting, Rescore
 from hardneg.mining.pairs import Positives
 from hardneg.mining.search import Search
 from hardneg.mining.select import Candidates, Rule, Selection, select
@@ -117,46 +118,45 @@ class Miner:
     ) -> None:
         check_inputs(queries, corpus, rule, temperature, near_positive)
         self.rule = rule
-        self.finder = Finder(queries, corpus, positives, rule, temperature, near_positive, search, rescore, guide)
+        self.meeting = Meeting(queries, corpus, positives, temperature, near_positive, search, rescore, guide)
+        self.finder = Finder(self.meeting, rule, search)
         self._filter_first: bool | None = None
 
     def blocks(self) -> list[tuple[int, int]]:
-        step, total = self.finder.query_block, len(self.finder.queries)
+        step, total = self.meeting.query_block, len(self.meeting.queries)
         return [(low, min(low + step, total)) for low in range(0, total, step)]
 
     def block(self, low: int, high: int) -> MinedBlock:
         """The negatives of queries low to high - 1."""
-        finder, k = self.finder, self.rule.k
-        explanation = Explanation.of(self.rule.negatives, finder.near_positive, self.rule.near_negative)
-        rows = torch.full((high - low, k), -1)
-        scores = torch.full((high - low, k), NEVER, dtype=finder.corpus.dtype)
-        found_by = torch.zeros(high - low, k, dtype=torch.long)
+        block = self._empty(high - low)
         for query, candidates, seen, chosen in self._attempted(torch.arange(low, high)):
             done = chosen.decided.cpu()
             left, removed = _steps(seen, chosen)
             number = (chosen.slots >= 0).sum(1)
-            explanation.count(left[chosen.decided], removed[chosen.decided], number[chosen.decided], k)
-            place = query[done] - low
-            outcome = finder.outcome(candidates, chosen.slots)
-            rows[place], scores[place], found_by[place] = (each[done] for each in outcome)
-        return MinedBlock(rows, scores, found_by, explanation)
+            decided = chosen.decided
+            block.explanation.count(left[decided], removed[decided], number[decided], self.rule.k)
+            outcome = self.finder.outcome(candidates, chosen.slots)
+            for column, values in zip((block.rows, block.scores, block.found_by), outcome, strict=True):
+                column[query[done] - low] = values[done]
+        return block
 
     def joined(self, parts: Sequence[MinedBlock]) -> Mined:
         """The blocks as one, with the ids of the corpus."""
-        finder = self.finder
-        explanation = Explanation.of(self.rule.negatives, finder.near_positive, self.rule.near_negative)
-        empty = MinedBlock(
-            torch.full((0, self.rule.k), -1),
-            torch.zeros(0, self.rule.k, dtype=finder.corpus.dtype),
-            torch.zeros(0, self.rule.k, dtype=torch.long),
-            explanation,
-        )
+        whole = self._empty(0)
         for part in parts:
-            explanation.add(part.explanation)
+            whole.explanation.add(part.explanation)
         rows, scores, found_by = (
-            torch.cat([getattr(part, name) for part in (empty, *parts)]) for name in ("rows", "scores", "found_by")
+            torch.cat([getattr(part, name) for part in (whole, *parts)]) for name in ("rows", "scores", "found_by")
         )
-        return Mined(finder.ids_of(rows), scores, rows, found_by, finder.retrievers, explanation)
+        ids = self.meeting.ids_of(rows)
+        return Mined(ids, scores, rows, found_by, self.finder.retrievers, whole.explanation)
+
+    def _empty(self, queries: int) -> MinedBlock:
+        """The block of queries that have no negatives."""
+        shape = queries, self.rule.k
+        explanation = Explanation.of(self.rule.negatives, self.meeting.near_positive, self.rule.near_negative)
+        scores = torch.full(shape, NEVER, dtype=self.meeting.corpus.dtype)
+        return MinedBlock(torch.full(shape, -1), scores, torch.zeros(shape, dtype=torch.long), explanation)
 
     def _attempted(self, pending: Tensor) -> Iterator[tuple[Tensor, Candidates, Tensor, Selection]]:
         """Searches deeper until every query is decided; yields each attempt with its candidates and choice."""
@@ -166,7 +166,7 @@ class Miner:
             undecided = []
             for query in torch.split(pending, self.finder.queries_at_once(size)):
                 candidates, seen = self.finder.find(query, size, filtered)
-                chosen = select(candidates, self.rule, self.finder.directions)
+                chosen = select(candidates, self.rule, self.meeting.directions)
                 undecided.append(query[~chosen.decided.cpu()])
                 yield query, candidates, seen, chosen
             pending = torch.cat(undecided)
@@ -181,9 +181,9 @@ class Miner:
         attempts = list(self.finder.attempts(False))
         if len(attempts) == 1 or not attempts[1][1]:
             return False
-        first = torch.arange(min(_pilot, len(self.finder.queries)))
+        first = torch.arange(min(_pilot, len(self.meeting.queries)))
         candidates, _ = self.finder.find(first, *attempts[0])
-        return float((~select(candidates, self.rule, self.finder.directions).decided).float().mean()) > 0.25
+        return float((~select(candidates, self.rule, self.meeting.directions).decided).float().mean()) > 0.25
 
 
 def _steps(seen: Tensor, chosen: Selection) -> tuple[Tensor, Tensor]:

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import resource
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
+from hardneg.mining.checks import check_options
 from hardneg.mining.encode import Encoder
 from hardneg.mining.inputs import load_encoders, load_problem, make_miner
 from hardneg.mining.options import MineOptions
 from hardneg.mining.problem import Problem, Side
-from hardneg.mining.request import check_options
 
 _texts = 64
 _queries = 256
@@ -71,14 +71,9 @@ def _encoding_seconds(side: Side, encoder: Encoder) -> float:
 
 
 def _sample(problem: Problem) -> Problem:
-    rows = list(range(min(_queries, len(problem.queries))))
-    return Problem(
-        problem.queries.only(rows),
-        problem.corpus,
-        [problem.positives[row] for row in rows],
-        [problem.own[row] for row in rows],
-        problem.counts,
-    )
+    some = slice(0, min(_queries, len(problem.queries)))
+    queries = problem.queries.only(list(range(some.stop)))
+    return replace(problem, queries=queries, positives=problem.positives[some], own=problem.own[some])
 
 
 def _peak() -> int:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Annotated, Any
 
@@ -46,16 +48,16 @@ class Explanation:
         few = left[short] < k  # at hand, after the guard, after each factor
         first = torch.where(few.any(1), few.int().argmax(1), few.shape[1])
         reasons = ("too few candidates", *self.steps)
-        for place, number in enumerate(torch.bincount(first, minlength=len(reasons)).tolist()):
-            if number:
-                self.why[reasons[place]] = self.why.get(reasons[place], 0) + number
+        self._explain(Counter(reasons[place] for place in first.tolist()))
 
     def add(self, other: Explanation) -> None:
         for name in ("queries", "short", "empty", "looked_at"):
             setattr(self, name, getattr(self, name) + getattr(other, name))
         self.removed = [a + b for a, b in zip(self.removed, other.removed, strict=True)]
-        for reason, number in other.why.items():
-            self.why[reason] = self.why.get(reason, 0) + number
+        self._explain(other.why)
+
+    def _explain(self, why: Mapping[str, int]) -> None:
+        self.why = dict(Counter(self.why) + Counter(why))
 
     def rows(self) -> list[tuple[str, int, int]]:
         """(step, candidates removed, queries short because of it), for a table; unused guards are left out."""

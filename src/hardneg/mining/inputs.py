@@ -23,6 +23,7 @@ from hardneg.io.tables import (
     vector_suffixes,
 )
 from hardneg.mining.cells import checked_ids
+from hardneg.mining.checks import check_directions, rule_of
 from hardneg.mining.encode import Encoder, embed, encoder_of_function, encoders_of_model, load_callable
 from hardneg.mining.engine import Miner
 from hardneg.mining.judgements import numbered_both, read_judgements
@@ -30,7 +31,6 @@ from hardneg.mining.lexical import Lexical
 from hardneg.mining.options import MineOptions
 from hardneg.mining.problem import Problem, Side, build_problem, positive_column, side_of_table
 from hardneg.mining.ranks import Ranks, device_of_rank
-from hardneg.mining.request import rule_of
 from hardneg.mining.search import Search
 
 Progress = Callable[[str, int], Callable[[int], None]]
@@ -182,7 +182,7 @@ def load_encoders(options: MineOptions) -> tuple[Encoder, Encoder]:
 def make_miner(options: MineOptions, problem: Problem, queries: Tensor, corpus: Tensor) -> Miner:
     if options.similarity == "cosine":
         for name, vectors in (("queries", queries), ("corpus", corpus)):
-            _check_directions(name, vectors)
+            check_directions(name, vectors)
     only_words = options.search == "bm25"
     also: tuple[Lexical, ...] = ()
     if options.bm25 or only_words:
@@ -235,15 +235,3 @@ def _labels(problem: Problem) -> tuple[Tensor | None, Tensor | None]:
     if first is None or second is None:
         return None, None
     return numbered_both("labels", first, second, (len(first), len(second)))
-
-
-def _check_directions(name: str, vectors: Tensor) -> None:
-    for low in range(0, len(vectors), 65536):
-        zero = (vectors[low : low + 65536] == 0).all(1)
-        if bool(zero.any()):
-            raise ArgumentError(
-                "mine",
-                "vectors with a direction for the cosine",
-                (f"{int(zero.sum())} zero vectors in {name}, first in row {low + int(zero.int().argmax())}"),
-                "leave those rows out or use --similarity dot",
-            )

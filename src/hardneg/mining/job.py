@@ -22,13 +22,14 @@ import numpy as np
 import torch
 
 from hardneg import __version__
-from hardneg.core.errors import ArgumentError, Damaged, FileError, warn_once
+from hardneg.core.errors import ArgumentError, Damaged, spelled, warn_once, written
 from hardneg.io.arrays import read_npz
 from hardneg.io.files import locked, read_json, run_again, write_atomically, write_json
 from hardneg.io.outputs import check_output, swap_in
 from hardneg.io.provenance import environment
-from hardneg.io.sealed import check_seal, sealing
+from hardneg.io.sealed import is_whole, sealing
 from hardneg.mining.cache_key import digest_of_path, key_of_function
+from hardneg.mining.checks import check_options
 from hardneg.mining.encode import load_callable
 from hardneg.mining.engine import MinedBlock, Miner
 from hardneg.mining.explain import Explanation
@@ -38,7 +39,6 @@ from hardneg.mining.options import MineOptions, manifest_of
 from hardneg.mining.output import Layout, Result, has_rows, recover, write_output
 from hardneg.mining.problem import Problem
 from hardneg.mining.ranks import Ranks, join_ranks
-from hardneg.mining.request import check_options
 from hardneg.negatives import parse
 
 _ours = re.compile(r"job\.json|manifest\.json|output(\.parquet|\.jsonl)?|block-\d{6,}\.npz|\..*\.partial")
@@ -89,13 +89,14 @@ def _run(options: MineOptions, ranks: Ranks, progress: Progress) -> Summary | No
     sources = describe_inputs(options) if ranks.first else {}
     problem = load_problem(options)
     check_room(options, problem)
+    warn_of_ids(options, problem)
     embedded = embeddings(options, problem, ranks, progress)
     miner = make_miner(options, problem, *embedded.vectors)
     work = _work_folder(options, _fingerprint(options, problem, miner), ranks)
     done = progress("mining", len(problem.queries))
     for number, (low, high) in enumerate(miner.blocks()):
-        shard = _shard(work, number)
-        if number % ranks.size == ranks.rank and not _is_whole(shard):
+        shard, is_own = _shard(work, number), number % ranks.size == ranks.rank
+        if is_own and not is_whole(shard, "mine", "its queries are mined again", _read_block):
             write_atomically(shard, sealing(lambda file, b=(low, high): _save(file, miner, *b)), run_again)  # type: ignore[misc]
         done(high - low)
     ranks.wait()
@@ -124,8 +125,8 @@ def _check_ours(options: MineOptions) -> None:
 
 
 def check_room(options: MineOptions, problem: Problem) -> None:
-    """Raises where no query can have k negatives and the format writes none with fewer."""
-    if options.format != "n-tuple" or options.draw == "categorical":
+    """Warns where no query can have k negatives; raises if the format writes none with fewer."""
+    if options.draw == "categorical":
         return
     size, k = len(problem.corpus), options.k
     taken = (len({*rows, own} - {-1}) for rows, own in zip(problem.positives, problem.own, strict=True))
@@ -133,26 +134,25 @@ def check_room(options: MineOptions, problem: Problem) -> None:
     kept = parse(options.negatives).most
     most = most if kept is None else min(most, kept)
     if most < k:
-        got = f"k={k} where a query has at most {most} candidates, so that no row would be written"
-        fix = f"use -k {max(most, 1)} or --format triplet"
-        raise ArgumentError("mine", "k negatives of some query for n-tuples", got, fix)
+        given = written("mine", "k", k)
+        if options.format == "n-tuple":
+            got = f"{given} where a query has at most {most} candidates, so that no row would be written"
+            fix = f"use {written('mine', 'k', max(most, 1))} or {written('mine', 'format', 'triplet')}"
+            raise ArgumentError("mine", f"{spelled('mine', 'k')} negatives of some query for n-tuples", got, fix)
+        few = f"{given} is more than a query has candidates, {most} at most: every query gets fewer negatives."
+        warn_once(f"few candidates: {k} of {most}", few)
+
+
+def warn_of_ids(options: MineOptions, problem: Problem) -> None:
+    """Warns where a format for training has no texts to write."""
+    if options.format != "ids" and (problem.queries.texts is None or problem.corpus.texts is None):
+        ids = written("mine", "format", "ids")
+        text = f"There are no texts, so the rows of {options.format} hold ids: use {ids}, or name tables with texts."
+        warn_once(f"no texts: {options.format}", text)
 
 
 def _shard(work: Path, number: int) -> Path:
     return work / f"block-{number:06d}.npz"
-
-
-def _is_whole(shard: Path) -> bool:
-    """Whether a block is there and as it was written; a damaged one is warned of and mined again."""
-    if not shard.exists():
-        return False
-    try:
-        check_seal(shard, "mine", "")
-        _read_block(shard)
-    except FileError:
-        warn_once(f"damaged {shard}", str(Damaged("mine", "a whole block", shard, fix="its queries are mined again")))
-        return False
-    return True
 
 
 def _work_folder(options: MineOptions, wanted: dict[str, Any], ranks: Ranks) -> Path:
@@ -203,7 +203,7 @@ def _fingerprint(options: MineOptions, problem: Problem, miner: Miner) -> dict[s
             _add_to(content, column or ())
     _add_to(content, problem.positives)
     _add_to(content, problem.own)
-    for vectors in (miner.finder.queries.vectors, miner.finder.keys.vectors):
+    for vectors in (miner.meeting.queries.vectors, miner.meeting.keys.vectors):
         for low in range(0, len(vectors), 65536):
             content.update(vectors[low : low + 65536].contiguous().cpu().numpy().tobytes())
     relevant = {
@@ -217,8 +217,8 @@ def _fingerprint(options: MineOptions, problem: Problem, miner: Miner) -> dict[s
         "rescore": None
         if options.rescore is None
         else key_of_function(options.rescore, load_callable(options.rescore)),
-        "block": miner.finder.query_block,
-        "device": miner.finder.device.type,
+        "block": miner.meeting.query_block,
+        "device": miner.meeting.device.type,
         "version": __version__,
     }
 
@@ -232,7 +232,7 @@ def _add_to(content: Any, column: Iterable[Any]) -> None:
 
 def _save(file: Any, miner: Miner, low: int, high: int) -> None:
     block = miner.block(low, high)
-    positives, real = miner.finder.positive_scores(torch.arange(low, high, device=miner.finder.device))
+    positives, real = miner.meeting.positive_scores(torch.arange(low, high, device=miner.meeting.device))
     np.savez(
         file,
         rows=block.rows.numpy(),
@@ -307,9 +307,9 @@ def _statistics(result: Result, miner: Miner) -> dict[str, dict[str, float]]:
     """Similarities of positives, chosen negatives and random documents."""
     random = torch.Generator().manual_seed(0)
     query = torch.randint(0, len(result.rows), (1000,), generator=random)
-    rows = torch.randint(0, len(miner.finder.corpus), (1000,), generator=random)
-    finder = miner.finder
-    drawn = finder.pair_scores(query.to(finder.device), rows.to(finder.device)).cpu().numpy()
+    rows = torch.randint(0, len(miner.meeting.corpus), (1000,), generator=random)
+    device = miner.meeting.device
+    drawn = miner.meeting.pair_scores(query.to(device), rows.to(device)).cpu().numpy()
     groups = {"positives": result.positive_scores, "negatives": result.scores[result.rows >= 0], "random": drawn}
     out = {}
     for name, values in groups.items():

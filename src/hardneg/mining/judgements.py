@@ -11,8 +11,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from hardneg.core.errors import ArgumentError
+from hardneg.core.errors import ArgumentError, argument_error
 from hardneg.io.tables import Table, read_table
+from hardneg.mining.cells import checked_ids, key_of
 
 Tag = Tensor | NDArray[Any] | Sequence[Any]
 
@@ -33,7 +34,8 @@ def read_judgements(path: str, who: str = "mine") -> list[tuple[str, str]]:
     table = read_table(path, who)
     query, document, grade = _columns(list(table), path, who)
     grades = [1.0] * len(table[query]) if grade is None else _numbers(table, grade, path, who)
-    pairs = zip(_ids(table, query, path, who), _ids(table, document, path, who), strict=True)
+    ids = (checked_ids(table[name], name, f"judgements {path}", who) for name in (query, document))
+    pairs = zip(*([key_of(one) for one in each] for each in ids), strict=True)
     rows = sorted(zip(grades, pairs, strict=True), key=lambda row: -row[0])
     return [pair for value, pair in rows if value > 0]
 
@@ -43,9 +45,8 @@ def _columns(names: list[str], path: str, who: str) -> tuple[str, str, str | Non
         next((name for name in known if name in names), None) for known in (_queries, _documents, _grades)
     )
     if query is None and document is None:
-        raise ArgumentError(
-            who, f"a header with the names of the columns (query-id, corpus-id, score) in {path}", str(names)
-        )
+        fix = "add a first line such as query-id,corpus-id,score, separated as the others are"
+        raise ArgumentError(who, f"a first line that names the columns of {path}", str(names), fix)
     rest = [name for name in names if name not in (query, document, grade)]
     if (query is None or document is None) and len(rest) != 1:
         missing, known = ("query", _queries) if query is None else ("document", _documents)
@@ -73,13 +74,6 @@ def _numbers(table: Table, name: str, path: str, who: str) -> list[float]:
     return numbers
 
 
-def _ids(table: Table, name: str, path: str, who: str) -> list[str]:
-    for row, value in enumerate(table[name]):
-        if isinstance(value, bool) or not isinstance(value, (str, int)):
-            raise ArgumentError(who, f"ids as {name!r} in {path}", f"{value!r} in row {row}")
-    return [str(value) for value in table[name]]
-
-
 def numbered_both(
     name: str, first: Tag, second: Tag, sizes: tuple[int, int], who: str = "mine"
 ) -> tuple[Annotated[Tensor, "n"], Annotated[Tensor, "m"]]:
@@ -105,9 +99,9 @@ def numbered_both(
 
 def _listed(name: str, given: Tag, size: int, who: str) -> list[Any]:
     if isinstance(given, str) or not hasattr(given, "__len__"):
-        raise ArgumentError(who, f"one of {name} for each row", f"{name}={given!r}")
+        raise argument_error(who, f"one of {name} for each row", name, given)
     if isinstance(given, (Tensor, np.ndarray)) and given.ndim != 1:
-        raise ArgumentError(who, f"one of {name} for each row, shape ({size},)", f"{name}={tuple(given.shape)}")
+        raise argument_error(who, f"one of {name} for each row, shape ({size},)", name, tuple(given.shape))
     if len(given) != size:
         raise ArgumentError(who, f"one of {name} for each of {size} rows", f"{len(given)} {name}")
     return given.tolist() if isinstance(given, (Tensor, np.ndarray)) else list(given)

@@ -22,10 +22,10 @@ from typing import Any, BinaryIO
 import numpy as np
 from numpy.typing import NDArray
 
-from hardneg.core.errors import FileError, argument_error, optional
+from hardneg.core.errors import FileError, check_among, optional
 from hardneg.io.files import disk_failure, run_again, write_atomically
 from hardneg.io.outputs import old_name
-from hardneg.mining.problem import Problem
+from hardneg.mining.problem import Problem, Side
 
 formats = ("triplet", "n-tuple", "labeled-pair", "labeled-list", "ids")
 _rows_at_once = 50_000
@@ -57,8 +57,7 @@ class Layout:
     scores: bool = False
 
     def __post_init__(self) -> None:
-        if self.format not in formats:
-            raise argument_error("mine", f"format in {formats}", "format", self.format)
+        check_among("mine", "format", self.format, formats)
 
 
 def has_rows(result: Result, layout: Layout) -> bool:
@@ -79,109 +78,113 @@ def chunks_of(result: Result, layout: Layout) -> Iterator[dict[str, list[Any]]]:
     """The output as columns, some thousand queries at a time; at least one, maybe of no rows."""
     count = np.array([len(own) for own in result.problem.positives])
     end = count.cumsum()
-    build = {
-        "triplet": _triplets,
-        "n-tuple": _tuples,
-        "labeled-pair": _pairs,
-        "labeled-list": _lists,
-        "ids": _ids,
-    }[layout.format]
     step = max(1, _rows_at_once // max(1, result.rows.shape[1]))
     for low in range(0, len(count), step):
         high = min(low + step, len(count))
         query = np.repeat(np.arange(low, high), count[low:high])
         positive = np.array([row for own in result.problem.positives[low:high] for row in own], dtype=np.int64)
         scores = result.positive_scores[end[low] - count[low] : end[high - 1]]
-        yield build(result, layout, query, positive, scores)
+        yield _builders[layout.format](Piece(result, query, positive, scores), layout)
 
 
-def _documents(result: Result, rows: Any) -> list[Any]:
-    corpus = result.problem.corpus
-    named = corpus.texts if corpus.texts is not None else corpus.ids
-    return [named[row] for row in rows.tolist()]
+@dataclass(frozen=True)
+class Piece:
+    """The positives of some queries: whose, which document and its score, [m] each."""
+
+    result: Result
+    query: NDArray[np.int64]
+    positive: NDArray[np.int64]
+    scores: NDArray[Any]
+
+    def only(self, kept: Any) -> Piece:
+        return Piece(self.result, self.query[kept], self.positive[kept], self.scores[kept])
+
+    @property
+    def negatives(self) -> NDArray[np.int64]:
+        """[m, k], -1 where short."""
+        return self.result.rows[self.query]
+
+    def columns(self, layout: Layout, query: NDArray[Any], documents: NDArray[Any]) -> dict[str, list[Any]]:
+        return {layout.anchor: _named(self.result.problem.queries, query), layout.positive: self.documents(documents)}
+
+    def documents(self, rows: NDArray[Any]) -> list[Any]:
+        return _named(self.result.problem.corpus, rows)
 
 
-def _anchors(result: Result, query: Any) -> list[Any]:
-    queries = result.problem.queries
-    named = queries.texts if queries.texts is not None else queries.ids
-    return [named[row] for row in query.tolist()]
+def _named(side: Side, rows: NDArray[Any]) -> list[Any]:
+    """Texts or, without them, ids."""
+    names = side.texts if side.texts is not None else side.ids
+    return [names[row] for row in rows.tolist()]
 
 
-def _triplets(result: Result, layout: Layout, query: Any, positive: Any, positive_scores: Any) -> dict[str, list[Any]]:
-    negative = result.rows[query]
-    place, column = (negative >= 0).nonzero()
-    out = {
-        layout.anchor: _anchors(result, query[place]),
-        layout.positive: _documents(result, positive[place]),
-        "negative": _documents(result, negative[place, column]),
-    }
+def _triplets(piece: Piece, layout: Layout) -> dict[str, list[Any]]:
+    place, column = (piece.negatives >= 0).nonzero()
+    out = piece.columns(layout, piece.query[place], piece.positive[place])
+    out["negative"] = piece.documents(piece.negatives[place, column])
     if layout.scores:
-        both = np.stack([positive_scores[place], result.scores[query[place], column]], 1)
-        out["scores"] = both.tolist()
+        out["scores"] = np.stack([piece.scores[place], piece.result.scores[piece.query[place], column]], 1).tolist()
     return out
 
 
-def _tuples(result: Result, layout: Layout, query: Any, positive: Any, positive_scores: Any) -> dict[str, list[Any]]:
-    full = (result.rows[query] >= 0).all(1)
-    query, positive, positive_scores = query[full], positive[full], positive_scores[full]
-    out = {layout.anchor: _anchors(result, query), layout.positive: _documents(result, positive)}
-    for column in range(result.rows.shape[1]):
-        out[f"negative_{column + 1}"] = _documents(result, result.rows[query, column])
+def _tuples(piece: Piece, layout: Layout) -> dict[str, list[Any]]:
+    piece = piece.only((piece.negatives >= 0).all(1))
+    out = piece.columns(layout, piece.query, piece.positive)
+    for number, rows in enumerate(piece.negatives.T, 1):
+        out[f"negative_{number}"] = piece.documents(rows)
     if layout.scores:
-        out["scores"] = np.concatenate([positive_scores[:, None], result.scores[query]], 1).tolist()
+        out["scores"] = np.concatenate([piece.scores[:, None], piece.result.scores[piece.query]], 1).tolist()
     return out
 
 
-def _pairs(result: Result, layout: Layout, query: Any, positive: Any, positive_scores: Any) -> dict[str, list[Any]]:
-    distinct = np.unique(query)
+def _pairs(piece: Piece, layout: Layout) -> dict[str, list[Any]]:
+    result, distinct = piece.result, np.unique(piece.query)
     place, column = (result.rows[distinct] >= 0).nonzero()
-    owner = np.concatenate([query, distinct[place]])
-    rows = np.concatenate([positive, result.rows[distinct[place], column]])
-    label = np.concatenate([np.ones(len(query), dtype=np.int64), np.zeros(len(place), dtype=np.int64)])
-    scores = np.concatenate([positive_scores, result.scores[distinct[place], column]])
+    others = distinct[place]
+    owner = np.concatenate([piece.query, others])
     order = np.argsort(owner, kind="stable")
-    values = {"score": scores[order].tolist()} if layout.scores else {"label": label[order].tolist()}
-    return {layout.anchor: _anchors(result, owner[order]), layout.positive: _documents(result, rows[order]), **values}
-
-
-def _lists(result: Result, layout: Layout, query: Any, positive: Any, positive_scores: Any) -> dict[str, list[Any]]:
-    some = (result.rows[query] >= 0).any(1)
-    query, positive, positive_scores = query[some], positive[some], positive_scores[some]
-    kept = result.rows[query] >= 0
-    documents = [
-        _documents(result, np.concatenate([positive[i : i + 1], result.rows[query[i]][kept[i]]]))
-        for i in range(len(query))
-    ]
-    out = {layout.anchor: _anchors(result, query), layout.positive: documents}
+    rows = np.concatenate([piece.positive, result.rows[others, column]])
     if layout.scores:
-        own, scores = positive_scores.tolist(), result.scores[query]
-        out["scores"] = [[own[i], *scores[i][kept[i]].tolist()] for i in range(len(query))]
+        name, values = "score", np.concatenate([piece.scores, result.scores[others, column]])
+    else:
+        name, values = "label", np.repeat([1, 0], [len(piece.query), len(others)])
+    return {**piece.columns(layout, owner[order], rows[order]), name: values[order].tolist()}
+
+
+def _lists(piece: Piece, layout: Layout) -> dict[str, list[Any]]:
+    piece = piece.only((piece.negatives >= 0).any(1))
+    kept = piece.negatives >= 0
+    out = piece.columns(layout, piece.query, piece.positive)
+    first, rest = out[layout.positive], piece.negatives
+    out[layout.positive] = [[one, *piece.documents(rest[i][kept[i]])] for i, one in enumerate(first)]
+    if layout.scores:
+        scores = piece.result.scores[piece.query]
+        out["scores"] = [[own, *scores[i][kept[i]].tolist()] for i, own in enumerate(piece.scores.tolist())]
     else:
         out["labels"] = [[1, *[0] * int(number)] for number in kept.sum(1)]
     return out
 
 
-def _ids(result: Result, layout: Layout, query: Any, positive: Any, positive_scores: Any) -> dict[str, list[Any]]:
-    ids, distinct = result.problem.corpus.ids, np.unique(query).tolist()
-    kept = [result.rows[i] >= 0 for i in distinct]
+def _ids(piece: Piece, layout: Layout) -> dict[str, list[Any]]:
+    result, distinct = piece.result, np.unique(piece.query).tolist()
+    ids, queries = result.problem.corpus.ids, result.problem.queries.ids
+    kept = {i: result.rows[i] >= 0 for i in distinct}
     out = {
-        "query_id": [result.problem.queries.ids[i] for i in distinct],
+        "query_id": [queries[i] for i in distinct],
         "positive_ids": [[ids[row] for row in result.problem.positives[i]] for i in distinct],
-        "negative_ids": [
-            [ids[row] for row in result.rows[i][keep].tolist()] for i, keep in zip(distinct, kept, strict=True)
-        ],
-        "scores": [result.scores[i][keep].tolist() for i, keep in zip(distinct, kept, strict=True)],
+        "negative_ids": [[ids[row] for row in result.rows[i][kept[i]].tolist()] for i in distinct],
+        "scores": [result.scores[i][kept[i]].tolist() for i in distinct],
     }
     if len(result.retrievers) > 1:
-        out["found_by"] = [
-            [_names(bits, result.retrievers) for bits in result.found_by[i][keep].tolist()]
-            for i, keep in zip(distinct, kept, strict=True)
-        ]
+        found = [result.found_by[i][kept[i]].tolist() for i in distinct]
+        out["found_by"] = [[_retrievers(bits, result.retrievers) for bits in each] for each in found]
     return out
 
 
-def _names(bits: int, retrievers: tuple[str, ...]) -> str:
-    return "+".join(name for i, name in enumerate(retrievers) if bits >> i & 1)
+def _retrievers(bits: int, names: tuple[str, ...]) -> str:
+    return "+".join(name for i, name in enumerate(names) if bits >> i & 1)
+
+
+_builders = {"triplet": _triplets, "n-tuple": _tuples, "labeled-pair": _pairs, "labeled-list": _lists, "ids": _ids}
 
 
 def write_output(path: Path, result: Result, layout: Layout) -> int:
@@ -214,15 +217,12 @@ def check_format(path: Path) -> None:
 
 
 def _write_parquet(file: BinaryIO, result: Result, layout: Layout) -> int:
-    pyarrow, parquet = (
-        optional("pyarrow", ".parquet", extra="text"),
-        optional("pyarrow.parquet", ".parquet", extra="text"),
-    )
+    pyarrow, parquet = (optional(name, ".parquet", extra="text") for name in ("pyarrow", "pyarrow.parquet"))
     writer, written = None, 0
     for part in chunks_of(result, layout):
         table = pyarrow.table(part) if writer is None else pyarrow.table(part, schema=writer.schema)
         if writer is None:
-            table = table.cast(_filled_schema(pyarrow, table.schema, layout))
+            table = table.cast(_filled_schema(pyarrow, table.schema))
             writer = parquet.ParquetWriter(file, table.schema)
         writer.write_table(table)
         written += len(table)
@@ -231,30 +231,29 @@ def _write_parquet(file: BinaryIO, result: Result, layout: Layout) -> int:
     return written
 
 
-def _filled_schema(pyarrow: Any, schema: Any, layout: Layout) -> Any:
-    """Types for columns that are empty in the first rows, which would otherwise be of no type."""
-    text = pyarrow.string()
-    number = {"score": pyarrow.float32(), "label": pyarrow.int64()}
-    lists = {"scores": pyarrow.list_(pyarrow.float32()), "labels": pyarrow.list_(pyarrow.int64())}
+def _filled_schema(pyarrow: Any, schema: Any) -> Any:
+    """Types for columns that are empty in the first rows, which would otherwise be of no type; scores in float32."""
+    kinds = {
+        "score": pyarrow.float32(),
+        "scores": pyarrow.float32(),
+        "label": pyarrow.int64(),
+        "labels": pyarrow.int64(),
+    }
     fields = []
     for field in schema:
-        kind = field.type
-        if pyarrow.types.is_null(kind):
-            kind = number.get(field.name, lists.get(field.name, text))
-        elif pyarrow.types.is_list(kind) and pyarrow.types.is_null(kind.value_type):
-            kind = lists.get(field.name, pyarrow.list_(text))
-        elif field.name in ("score", "scores"):
-            kind = number["score"] if field.name == "score" else lists["scores"]
-        fields.append(pyarrow.field(field.name, kind))
+        kind = kinds.get(field.name, pyarrow.string())
+        many = field.name in ("scores", "labels") or pyarrow.types.is_list(field.type)
+        inner = field.type.value_type if pyarrow.types.is_list(field.type) else field.type
+        known = not pyarrow.types.is_null(inner) and field.name not in ("score", "scores")
+        fields.append(field if known else pyarrow.field(field.name, pyarrow.list_(kind) if many else kind))
     return pyarrow.schema(fields)
 
 
 def _write_lines(file: BinaryIO, result: Result, layout: Layout) -> int:
     written = 0
     for part in chunks_of(result, layout):
-        names = list(part)
         for values in zip(*part.values(), strict=True):
-            line = json.dumps(dict(zip(names, values, strict=True)), ensure_ascii=False)
+            line = json.dumps(dict(zip(part, values, strict=True)), ensure_ascii=False)
             file.write(line.encode() + b"\n")
             written += 1
     return written

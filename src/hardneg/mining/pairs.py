@@ -27,11 +27,16 @@ class Pairs:
 
     def of(self, queries: Annotated[Tensor, "b"]) -> tuple[Annotated[Tensor, "m"], Annotated[Tensor, "m"]]:
         """The pairs of these queries: position within ``queries``, and row."""
+        place, _, rows = self.columns(queries)
+        return place, rows
+
+    def columns(self, queries: Annotated[Tensor, "b"]) -> tuple[Tensor, Tensor, Tensor]:
+        """The pairs of these queries: position within ``queries``, which of its pairs it is, and row; [m] each."""
         begin = self.start[queries]
         count = self.start[queries + 1] - begin
         place = torch.repeat_interleave(torch.arange(len(queries), device=queries.device), count)
-        offset = torch.arange(len(place), device=queries.device) - (count.cumsum(0) - count)[place]
-        return place, self.rows[begin[place] + offset]
+        column = torch.arange(len(place), device=queries.device) - (count.cumsum(0) - count)[place]
+        return place, column, self.rows[begin[place] + column]
 
     def count(self) -> Annotated[Tensor, "q"]:
         return self.start.diff()

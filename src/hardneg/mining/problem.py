@@ -14,7 +14,7 @@
 from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -35,24 +35,24 @@ _corpus_texts = ("text", "document", "passage", "positive", "answer", "contents"
 class Side:
     """Queries or documents: ids as they came, texts and embeddings where there are any, rows as in the file."""
 
-    ids: list[Any]
+    ids: Sequence[Any]
     texts: list[str] | None = None
     vectors: Tensor | None = None
-    labels: list[Any] | None = None
+    labels: Sequence[Any] | None = None
+    groups: Sequence[Any] | None = None
     named: bool = True  # False where ids are only positions
     own_ids: bool = False  # True where a file of embeddings carries the ids
 
     def only(self, rows: list[int]) -> Side:
-        keep = torch.tensor(rows, dtype=torch.long)
-        everything = len(rows) == len(self.ids) and rows == list(range(len(rows)))
-        return Side(
-            [self.ids[row] for row in rows],
-            None if self.texts is None else [self.texts[row] for row in rows],
-            self.vectors if self.vectors is None or everything else self.vectors[keep],
-            None if self.labels is None else [self.labels[row] for row in rows],
-            self.named,
-            self.own_ids,
-        )
+        """Some of the rows; all of them share the vectors, which may lie on disk."""
+        if rows == list(range(len(self.ids))):
+            return replace(self)  # not itself: queries and documents get vectors of their own
+        kept: dict[str, Any] = {}
+        for name in ("ids", "texts", "labels", "groups"):
+            column = getattr(self, name)
+            kept[name] = None if column is None else [column[row] for row in rows]
+        vectors = None if self.vectors is None else self.vectors[torch.tensor(rows, dtype=torch.long)]
+        return replace(self, vectors=vectors, **kept)
 
     def __len__(self) -> int:
         return len(self.ids)
@@ -300,7 +300,7 @@ def _with_texts(documents: Side, new: list[str]) -> Side:
     assert documents.texts is not None
     ids = of_one_kind([*documents.ids, *new]) if documents.named else list(range(len(documents) + len(new)))
     labels = None if documents.labels is None else [*documents.labels, *[None] * len(new)]
-    return Side(ids, [*documents.texts, *new], None, labels, documents.named)
+    return Side(ids, [*documents.texts, *new], labels=labels, named=documents.named)
 
 
 def _add_judged(

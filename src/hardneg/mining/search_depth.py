@@ -65,10 +65,5 @@ def ends_here(factor: Negatives, scores: Scores, before: Tensor, after: Tensor) 
     return before.new_zeros(before.shape[0])
 
 
-def batch_dependent(negatives: Negatives) -> Negatives | None:
-    """The factor, if any, whose weights depend on which other anchors are in the batch: mining has no batch."""
-    return next((factor for factor in negatives.factors if factor.batch_scope), None)
-
-
 def support(log_w: Tensor) -> Tensor:
     return log_w != NEVER

@@ -9,9 +9,11 @@ from typing import Annotated
 import torch
 from torch import Tensor
 
-from hardneg.core.types import NEVER, Scores, with_support
-from hardneg.mining.noise import gumbel, uniform
-from hardneg.mining.search import top_of_rows
+from hardneg.core.draws import draw_at, gumbel_order
+from hardneg.core.keyed import uniform_of_pairs
+from hardneg.core.topk import top_of_rows
+from hardneg.core.types import NEVER, Scores
+from hardneg.mining.meeting import is_copy
 from hardneg.mining.search_depth import ends_here, support
 from hardneg.negatives import Negatives
 
@@ -100,36 +102,27 @@ def _order(candidates: Candidates, scores: Scores, log_w: Tensor, rule: Rule) ->
     b, m = log_w.shape
     wanted = rule.k if rule.near_negative is None else m
     if rule.draw == "gumbel":
-        noise = gumbel(rule.seed, candidates.query, candidates.row_numbers())
-        key = log_w.double() + noise
-    elif candidates.ordered:
+        uniforms = uniform_of_pairs(rule.seed, candidates.query, candidates.row_numbers())
+        return _padded(gumbel_order(log_w, uniforms, min(wanted, m)), rule.k)
+    if candidates.ordered:
         # Sorted already, closest first: the first of the support keep their order, also among equals.
         key = torch.arange(m, 0, -1, device=log_w.device).expand(b, m).masked_fill(~support(log_w), 0)
         best = key.topk(min(wanted, m), dim=1)
         return _padded(torch.where(best.values > 0, best.indices, -1), rule.k)
-    else:
-        key = scores.candidates.masked_fill(~support(log_w), NEVER)
-    values, index = top_of_rows(key, min(wanted, m))
+    values, index = top_of_rows(scores.candidates.masked_fill(~support(log_w), NEVER), min(wanted, m))
     return _padded(torch.where(values == NEVER, -1, index), rule.k)
 
 
 def _categorical(candidates: Candidates, log_w: Tensor, rule: Rule) -> Annotated[Tensor, "b k"]:
-    """k draws with replacement by the inverse of the distribution function, candidates in the order of their rows."""
-    rows = candidates.row_numbers()
-    b, m = log_w.shape
-    if m == 0:
-        return torch.full((b, rule.k), -1, device=log_w.device)
-    by_row = None
-    if candidates.rows is not None:
-        by_row = torch.where(rows < 0, torch.iinfo(rows.dtype).max, rows).argsort(dim=1)
-        log_w = log_w.gather(1, by_row)
-    some, safe = with_support(log_w)
-    cumulative = torch.softmax(safe.double(), dim=1).cumsum(1)
-    draws = uniform(rule.seed, candidates.query, torch.arange(rule.k, device=log_w.device).expand(b, -1))
-    place = torch.searchsorted(cumulative, draws * cumulative[:, -1:], right=True).clamp(max=m - 1)
-    if by_row is not None:
-        place = by_row.gather(1, place)
-    return torch.where(some, place, -1)
+    """k draws with replacement, the candidates taken in the order of their rows."""
+    numbers = torch.arange(rule.k, device=log_w.device).expand(len(log_w), -1)
+    uniforms = uniform_of_pairs(rule.seed, candidates.query, numbers)
+    if candidates.rows is None or not log_w.shape[1]:
+        return draw_at(log_w, uniforms)
+    rows = candidates.rows
+    by_row = torch.where(rows < 0, torch.iinfo(rows.dtype).max, rows).argsort(dim=1)
+    place = draw_at(log_w.gather(1, by_row), uniforms)
+    return torch.where(place < 0, -1, by_row.gather(1, place.clamp(min=0)))
 
 
 def _without_copies(order: Tensor, rows: Tensor, rule: Rule, vectors_of: VectorsOf) -> tuple[Tensor, Tensor]:
@@ -163,11 +156,6 @@ def _extend(taken: Tensor, piece: Tensor, rows: Tensor, rule: Rule, vectors_of: 
     place = torch.arange(both.shape[1], 0, -1, device=both.device).expand_as(both).masked_fill(~kept, 0)
     best = place.topk(rule.k, dim=1)
     return torch.where(best.values > 0, both.gather(1, best.indices), -1), passed
-
-
-def is_copy(cosine: Tensor, limit: float) -> Tensor:
-    """Whether a cosine reaches the limit; that of a vector with its copy may be rounded to a little below 1."""
-    return cosine >= limit - 4.0 * torch.finfo(cosine.dtype).eps
 
 
 def _padded(slots: Tensor, k: int) -> Tensor:

@@ -8,7 +8,8 @@ from typing import Annotated
 import torch
 from torch import Tensor
 
-from hardneg.core.errors import ArgumentError, argument_error, optional
+from hardneg.core.errors import ArgumentError, argument_error
+from hardneg.core.kmeans import kmeans
 from hardneg.core.types import Keys
 from hardneg.state.pools import Bank
 from hardneg.state.stateful import Stateful, check_count, check_ids
@@ -51,22 +52,16 @@ class Clusters(Stateful):
         return replace(keys, clusters=self.of(keys.ids))
 
     @torch.no_grad()
-    def refresh(self, store: Bank | Keys, num_clusters: int) -> None:
-        """Clusters the vectors again by k-means, once per run with different starts; needs scikit-learn."""
+    def refresh(self, store: Bank | Keys, num_clusters: int, num_iterations: int = 100) -> None:
+        """Clusters the vectors again by k-means, once per run from different random rows."""
         keys = store.keys() if isinstance(store, Bank) else store
         ids = check_ids("Clusters.refresh", keys.ids, self.num_instances)
         if num_clusters < 1 or num_clusters > len(keys):
             raise argument_error("Clusters.refresh", f"num_clusters in [1, {len(keys)}]", "num_clusters", num_clusters)
         for run in range(self.num_runs):
-            seed = self.generator(stream=run).initial_seed() % 2**32
-            self.assignments[ids, run] = _k_means(keys.vectors, num_clusters, seed).to(self.assignments)
+            found = kmeans(keys.vectors.float(), num_clusters, self.generator(stream=run), num_iterations)[1]
+            self.assignments[ids, run] = found.to(self.assignments)
         self.step += 1
 
     def extra_repr(self) -> str:
         return f"num_instances={self.num_instances}, num_runs={self.num_runs}"
-
-
-def _k_means(vectors: Tensor, num_clusters: int, seed: int) -> Tensor:
-    KMeans = optional("sklearn.cluster", "Clusters.refresh", extra="eval").KMeans  # noqa: N806
-    found = KMeans(num_clusters, n_init=1, random_state=seed).fit(vectors.float().cpu().numpy())
-    return torch.from_numpy(found.labels_).long()

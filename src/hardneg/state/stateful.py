@@ -9,6 +9,8 @@ import torch
 from torch import Tensor, nn
 
 from hardneg.core.errors import ArgumentError, argument_error
+from hardneg.core.errors import check_count as check_count
+from hardneg.core.keyed import generator_at
 
 
 class Stateful(nn.Module):
@@ -51,23 +53,6 @@ class Stateful(nn.Module):
         super()._load_from_state_dict(state_dict, prefix, *args)
 
 
-def generator_at(seed: int, step: int, stream: int = 0) -> torch.Generator:
-    """A generator for one step of one seed; neighbouring seeds and steps give unrelated numbers.
-
-    >>> generator_at(0, 1).initial_seed() == generator_at(0, 1).initial_seed() != generator_at(1, 0).initial_seed()
-    True
-    """
-    return torch.Generator().manual_seed(_mix(_mix(_mix(seed) ^ step) ^ stream))
-
-
-def _mix(x: int) -> int:
-    """The finaliser of SplitMix64 (Steele et al. 2014)."""
-    x = (x + 0x9E3779B97F4A7C15) % 2**64
-    x = ((x ^ (x >> 30)) * 0xBF58476D1CE4E5B9) % 2**64
-    x = ((x ^ (x >> 27)) * 0x94D049BB133111EB) % 2**64
-    return x ^ (x >> 31)
-
-
 def last_of_each(slots: Annotated[Tensor, "b"]) -> Annotated[Tensor, "b"]:
     """True at the last row of each slot: of rows that would write to one place, the last one does. Negative: never.
 
@@ -90,8 +75,3 @@ def check_ids(who: str, ids: Tensor | None, num_instances: int) -> Tensor:
     if len(ids) and int(ids.max()) >= num_instances:
         raise argument_error(who, f"ids below num_instances={num_instances}", "ids.max()", int(ids.max()))
     return ids
-
-
-def check_count(who: str, name: str, value: int) -> None:
-    if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-        raise argument_error(who, f"{name} of 1 or more", name, value)

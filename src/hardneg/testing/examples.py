@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Annotated
@@ -15,7 +15,7 @@ from hardneg.core.pairing import Pairing
 from hardneg.core.scoring import dense
 from hardneg.core.sweep import find_bounds, weigh
 from hardneg.core.tiles import NEVER, Tile
-from hardneg.core.types import Guide, Keys, LogWeights, Scores, Tags
+from hardneg.core.types import Guide, Keys, LogWeights, Scores
 from hardneg.negatives import Negatives
 
 
@@ -70,8 +70,8 @@ def _pairing(dtype: torch.dtype, temperature: float, private: bool) -> tuple[Pai
 def take_rows(scores: Scores, index: Annotated[Tensor, "b"]) -> Scores:
     """The scores of these anchors, in this order."""
 
-    def rows(tag: Tensor | None) -> Tensor | None:
-        return tag if tag is None or len(tag) == 1 else tag[index]
+    def rows(tag: Tensor) -> Tensor:
+        return tag if len(tag) == 1 else tag[index]
 
     return replace(
         scores,
@@ -79,8 +79,8 @@ def take_rows(scores: Scores, index: Annotated[Tensor, "b"]) -> Scores:
         candidates=scores.candidates[index],
         positive_valid=scores.positive_valid[index],
         valid=scores.valid[index],
-        anchor_tags=_each_tag(scores.anchor_tags, rows),
-        candidate_tags=_each_tag(scores.candidate_tags, rows),
+        anchor_tags=scores.anchor_tags.mapped(rows),
+        candidate_tags=scores.candidate_tags.mapped(rows),
         guide=scores.guide and Guide(scores.guide.positives[index], scores.guide.candidates[index]),
     )
 
@@ -91,14 +91,10 @@ def take_columns(scores: Scores, index: Annotated[Tensor, "n"]) -> Scores:
         scores,
         candidates=scores.candidates[:, index],
         valid=scores.valid[:, index],
-        candidate_tags=_each_tag(scores.candidate_tags, lambda tag: None if tag is None else tag[:, index]),
+        candidate_tags=scores.candidate_tags.mapped(lambda tag: tag[:, index]),
         source=scores.source[index],
         guide=scores.guide and Guide(scores.guide.positives, scores.guide.candidates[:, index]),
     )
-
-
-def _each_tag(tags: Tags, change: Callable[[Tensor | None], Tensor | None]) -> Tags:
-    return Tags(change(tags.ids), change(tags.labels), change(tags.clusters))
 
 
 @dataclass(eq=False)

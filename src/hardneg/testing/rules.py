@@ -16,6 +16,7 @@ from hardneg.core.types import NEVER, LogWeights, PairLosses, Scores, with_suppo
 from hardneg.kernels.chunked import streamed
 from hardneg.negatives import Negatives, OtherLabel, Product, parse
 from hardneg.testing.examples import make_pairing, make_scores, take_columns, take_rows, weights_by_tiles
+from hardneg.testing.mining import mines_as_whole_rows
 
 Problem = str | None
 Rule = Callable[[Negatives], Problem]
@@ -268,6 +269,7 @@ rules_of_weights: tuple[Rule, ...] = (
     compiles,
     declares_what_it_needs,
     streams,
+    mines_as_whole_rows,
 )
 
 

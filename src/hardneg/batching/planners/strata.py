@@ -6,15 +6,14 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
-from torch import Tensor
 
 from hardneg.batching.filler import Filler
 from hardneg.batching.graph import in_range
 from hardneg.batching.planners.base import Planner
 from hardneg.batching.walks import torch_generator
 from hardneg.core.errors import argument_error
+from hardneg.core.kmeans import kmeans
 
 
 @dataclass(frozen=True)
@@ -52,21 +51,3 @@ class Strata(Planner):
             if not filler.missing:
                 return
             filler.offer(rng.permutation(members[number]))
-
-
-def kmeans(vectors: Tensor, count: int, generator: torch.Generator, num_iterations: int) -> tuple[Tensor, Tensor]:
-    """Lloyd's algorithm from random rows: centres [c, d] and each row's cluster [n]; empty ones take a random row."""
-    n = len(vectors)
-    centres = vectors[torch.randperm(n, generator=generator)[:count].to(vectors.device)].clone()
-    nearest = torch.zeros(n, dtype=torch.long, device=vectors.device)
-    for _ in range(num_iterations):
-        half = centres.square().sum(1) / 2
-        nearest = torch.cat([(chunk @ centres.T - half).argmax(1) for chunk in torch.split(vectors, 8192)])
-        sizes = torch.bincount(nearest, minlength=count)
-        sums = torch.zeros_like(centres).index_add_(0, nearest, vectors)
-        spare = vectors[torch.randint(n, (count,), generator=generator).to(vectors.device)]
-        moved = torch.where((sizes > 0)[:, None], sums / sizes.clamp(min=1)[:, None], spare)
-        if torch.equal(moved, centres):
-            break
-        centres = moved
-    return centres, nearest

@@ -15,8 +15,8 @@ from torch import Tensor
 
 from hardneg.core.errors import check_kind, check_range
 from hardneg.core.generators.base import Generator, Made, hardest
+from hardneg.core.keyed import uniforms
 from hardneg.core.pairing import Pairing
-from hardneg.core.philox import uniforms
 from hardneg.core.vectors import unit
 
 

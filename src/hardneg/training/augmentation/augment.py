@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from hardneg.core.errors import ArgumentError, argument_error, check_range
-from hardneg.core.philox import uniforms
+from hardneg.core.keyed import uniforms
 from hardneg.training.augmentation.pixels import Images, Parameters, Planes, blur, grey_of, jitter, per_row, resample
 
 Views = Callable[[Images, Tensor, int, int], tuple[Images, Images]]

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from hardneg.core.errors import ArgumentError, argument_error
-from hardneg.core.philox import uniforms
+from hardneg.core.keyed import uniforms
 from hardneg.training.augmentation.pixels import Images
 from hardneg.training.augmentation.views import AnyViews, Ids, as_unit
 

@@ -21,7 +21,7 @@ import torch
 from torch import Tensor, nn
 
 from hardneg.core.errors import ArgumentError, GrammarError, UnknownName, argument_error, optional
-from hardneg.core.philox import uniforms
+from hardneg.core.keyed import uniforms
 from hardneg.training.augmentation.augment import PRESETS, Augment, Views, check_images, preset_for
 from hardneg.training.augmentation.pixels import Images, blur_radius
 

@@ -1,7 +1,10 @@
-"""Random numbers as a pure function of what they are for: Philox4x32-10 (Salmon et al. 2011) in torch's integers.
+"""Random numbers as a pure function of what they are for: the same in any order, block, process and on any device.
 
-A draw depends on (seed, epoch, id, view) alone, so it is the same for any order of batches, any number of workers or
-ranks, and on every device.
+- SplitMix64 (Steele et al. 2014) for pairs and for generators: (seed, query, item), (seed, step, stream).
+- Philox4x32-10 (Salmon et al. 2011) for augmentations, (seed, epoch, id, view): its words of 32 bits compile for GPUs,
+  where a product of 64 bits that wraps around is undefined.
+
+Both streams stay: runs resume and files are mined again with the numbers of earlier versions.
 """
 
 from __future__ import annotations
@@ -11,10 +14,49 @@ from typing import Annotated
 import torch
 from torch import Tensor
 
+_ODD = (-7046029254386353131, -4658895280553007687, -7723592293110705685)  # SplitMix64's constants, as signed numbers
 _MULTIPLIERS = (0xD2511F53, 0xCD9E8D57)
 _KEY_STEPS = (0x9E3779B9, 0xBB67AE85)
 _WORD = 0xFFFFFFFF
 _ROUNDS = 10
+
+
+def splitmix(x: Tensor) -> Tensor:
+    """The finaliser of SplitMix64, on whole numbers of 64 bits."""
+    x = x + _ODD[0]
+    x = (x ^ _shift(x, 30)) * _ODD[1]
+    x = (x ^ _shift(x, 27)) * _ODD[2]
+    return x ^ _shift(x, 31)
+
+
+def _shift(x: Tensor, by: int) -> Tensor:
+    """Logical shift to the right; torch's keeps the sign."""
+    return (x >> by) & ((1 << (64 - by)) - 1)
+
+
+def generator_at(seed: int, step: int, stream: int = 0) -> torch.Generator:
+    """A generator for one step of one seed; neighbouring seeds and steps give unrelated numbers.
+
+    >>> generator_at(0, 1).initial_seed() == generator_at(0, 1).initial_seed() != generator_at(1, 0).initial_seed()
+    True
+    """
+    mixed = torch.tensor(0)
+    for part in (seed, step, stream):
+        mixed = splitmix(mixed ^ part)
+    return torch.Generator().manual_seed(int(mixed) % 2**64)
+
+
+def uniform_of_pairs(
+    seed: int, query: Annotated[Tensor, "b"], item: Annotated[Tensor, "b m"]
+) -> Annotated[Tensor, "b m"]:
+    """Uniform in (0, 1), float64: one number for each (seed, query, item).
+
+    >>> bool((uniform_of_pairs(0, torch.arange(2), torch.arange(3).expand(2, 3)).diff(dim=0) != 0).all())
+    True
+    """
+    key = splitmix(splitmix(torch.full_like(query, seed)) + query)
+    bits = splitmix(splitmix(key[:, None] + item * _ODD[0]))
+    return (((bits >> 11) & ((1 << 53) - 1)).double() + 0.5) * 2.0**-53
 
 
 def philox(counter: Annotated[Tensor, "4 *"], key: Annotated[Tensor, "2"]) -> Annotated[Tensor, "4 *"]:

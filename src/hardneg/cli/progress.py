@@ -1,0 +1,27 @@
+"""Bars for what takes long, in a terminal only: nothing is written to a file or a pipe."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+Bars = Callable[[str, int], Callable[[int], None]]
+"""(what is done, how many steps) -> call it with the number of steps done."""
+
+
+@contextmanager
+def progress_bars() -> Iterator[Bars]:
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+    console = Console()
+    hidden = not console.is_terminal or os.environ.get("RANK", "0") != "0"
+    parts = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    with Progress(*parts, console=console, disable=hidden, transient=True) as bars:
+
+        def bar(what: str, steps: int) -> Callable[[int], None]:
+            task = bars.add_task(what, total=steps)
+            return lambda done: bars.advance(task, done)
+
+        yield bar

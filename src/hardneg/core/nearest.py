@@ -1,0 +1,179 @@
+"""The nearest rows of a corpus by blocks: one matrix product per pair of blocks and a running top; or through FAISS.
+
+The scores of all queries against all of the corpus, [q, n], are never held: at most one block of them is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Annotated, Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from hardneg.core.errors import optional
+from hardneg.core.tiles import NEVER
+from hardneg.core.topk import in_order, top_of_rows
+from hardneg.core.vectors import unit
+
+Weigh = Callable[[Annotated[Tensor, "b m"], int, int], Annotated[Tensor, "b m"]]
+"""(similarities with a block of the corpus, its first row, its end) -> what to order by; NEVER: removed."""
+Excluded = tuple[Annotated[Tensor, "m"], Annotated[Tensor, "m"]]
+"""Pairs that never meet: the position of the query, and the row of the corpus."""
+
+
+class Corpus:
+    """The corpus by blocks, in float32 or wider on the device; memory-mapped and half precision vectors are welcome."""
+
+    def __init__(
+        self,
+        vectors: Annotated[Tensor, "n d"],
+        device: torch.device,
+        block: int,
+        like: torch.dtype = torch.float32,
+        cosine: bool = False,
+    ) -> None:
+        # On another device the whole corpus is moved there, as it is; on the CPU it may stay on disk.
+        self.vectors = vectors.to(device)
+        self.device = device
+        self.block = block
+        self.cosine = cosine
+        self.dtype = torch.promote_types(torch.promote_types(vectors.dtype, like), torch.float32)
+
+    def __len__(self) -> int:
+        return self.vectors.shape[0]
+
+    def rows(self, index: Tensor) -> Tensor:
+        """Vectors of these rows, [*index.shape, d]; any row for a negative index."""
+        flat = index.clamp(min=0).flatten().to(self.vectors.device)
+        return self.prepared(self.vectors[flat]).view(*index.shape, self.vectors.shape[1])
+
+    def blocks(self, part: tuple[int, int] | None = None) -> list[tuple[int, int]]:
+        """The blocks, or those of a shard."""
+        low, high = part or (0, len(self))
+        return [(one, min(one + self.block, high)) for one in range(low, high, self.block)]
+
+    def shards(self, number: int) -> list[tuple[int, int]]:
+        """At most so many parts of whole blocks: the products of a block are the same to the bit in any shard."""
+        blocks = self.blocks()
+        step = -(-len(blocks) // number)
+        return [(blocks[i][0], blocks[min(i + step, len(blocks)) - 1][1]) for i in range(0, len(blocks), step)]
+
+    def part(self, low: int, high: int) -> Tensor:
+        return self.prepared(self.vectors[low:high])
+
+    def prepared(self, vectors: Annotated[Tensor, "m d"]) -> Annotated[Tensor, "m d"]:
+        """Vectors of queries or documents as they are compared."""
+        wide = vectors.to(self.device, self.dtype)
+        return unit(wide) if self.cosine else wide
+
+    def scores(
+        self, queries: Tensor, excluded: Excluded, low: int, high: int, out: Tensor | None = None
+    ) -> Annotated[Tensor, "b m"]:
+        """Similarities with the rows low to high - 1; NEVER for the excluded (query, row) pairs."""
+        if out is not None:
+            out = out[: queries.shape[0] * (high - low)].view(queries.shape[0], high - low)
+        similarity = torch.mm(queries, self.part(low, high).T, out=out)
+        query, row = excluded
+        if len(row) and (low or high < len(self)):
+            inside = (row >= low) & (row < high)
+            query, row = query[inside], row[inside] - low
+        if len(row):
+            similarity[query, row] = NEVER
+        return similarity
+
+
+def nearest(
+    corpus: Corpus, queries: Tensor, size: int, excluded: Excluded, weigh: Weigh | None = None,
+    part: tuple[int, int] | None = None,
+) -> Nearest:  # fmt: skip
+    """The ``size`` most similar rows of each query, closest first; of those that ``weigh`` leaves, by its key.
+
+    Where fewer are left, the key is NEVER and the row -1. Of equal keys the lower row comes first, also into the list,
+    so that no order of blocks or shards changes it. ``part``: only blocks of these rows.
+    """
+    size = min(size, len(corpus))
+    held = min(corpus.block, len(corpus)) * queries.shape[0]
+    out = torch.empty(held, dtype=corpus.dtype, device=corpus.device) if queries.shape[0] else None
+    best: Nearest | None = None
+    for low, high in corpus.blocks(part):
+        similarity = corpus.scores(queries, excluded, low, high, out)
+        key = similarity if weigh is None else weigh(similarity, low, high)
+        values, index = top_of_rows(key, min(size, high - low))
+        found = Nearest(values, index + low, values if weigh is None else similarity.gather(1, index))
+        best = found if best is None else merged(best, found, size)
+    assert best is not None
+    return best.without_removed()
+
+
+class Nearest(NamedTuple):
+    """Lists of rows of the corpus, best first: keys, rows and similarities."""
+
+    key: Annotated[Tensor, "b m"]
+    rows: Annotated[Tensor, "b m"]
+    similarity: Annotated[Tensor, "b m"]
+
+    def without_removed(self) -> Nearest:
+        removed = self.key == NEVER
+        return Nearest(self.key, self.rows.masked_fill(removed, -1), self.similarity.masked_fill(removed, NEVER))
+
+
+def merged(first: Nearest, second: Nearest, size: int) -> Nearest:
+    """The best of two lists; all rows of the second are larger than those of the first."""
+    both = [torch.cat(pair, 1) for pair in zip(first, second, strict=True)]
+    key, place = both[0].sort(dim=1, descending=True, stable=True)
+    place = place[:, :size]
+    return Nearest(key[:, :size], both[1].gather(1, place), both[2].gather(1, place))
+
+
+class FaissIndex:
+    """FAISS behind ``nearest``: flat (exact), ivf or hnsw (approximate), inner product."""
+
+    def __init__(self, corpus: Corpus, kind: str, num_probes: int = 16, who: str | None = None) -> None:
+        faiss = optional("faiss", who or f"Search({kind!r})", extra="ann")
+        dim = corpus.vectors.shape[1]
+        self.corpus, self.kind = corpus, kind
+        if kind == "flat":
+            self.index = faiss.IndexFlatIP(dim)
+        elif kind == "hnsw":
+            self.index = faiss.IndexHNSWFlat(dim, 32, faiss.METRIC_INNER_PRODUCT)
+            self.index.hnsw.efSearch = 16 * num_probes
+        else:
+            cells = max(1, min(int(4 * len(corpus) ** 0.5), len(corpus) // 39))
+            self.index = faiss.IndexIVFFlat(faiss.IndexFlatIP(dim), dim, cells, faiss.METRIC_INNER_PRODUCT)
+            sample = torch.linspace(0, len(corpus) - 1, min(len(corpus), 256 * cells)).long()
+            self.index.train(self._plain(corpus.rows(sample)))
+            self.index.nprobe = min(num_probes, cells)
+        for low, high in corpus.blocks():
+            self.index.add(self._plain(corpus.part(low, high)))
+
+    def nearest(self, queries: Annotated[Tensor, "b d"], size: int, excluded: Excluded) -> Nearest:
+        """As the exact search; excluded pairs are removed afterwards, so that many more are searched for."""
+        n = len(self.corpus)
+        most = int(torch.bincount(excluded[0]).max()) if len(excluded[0]) else 0
+        values, rows = self.index.search(self._plain(queries), min(size + most + (self.kind == "flat"), n))
+        values, rows = torch.from_numpy(values), torch.from_numpy(rows)
+        taken = torch.isin(torch.arange(len(queries))[:, None] * n + rows, excluded[0].cpu() * n + excluded[1].cpu())
+        values, rows = in_order(values.masked_fill(taken | (rows < 0), NEVER), rows)
+        key = values[:, :size].to(queries.device, self.corpus.dtype)
+        found = Nearest(key, rows[:, :size].to(queries.device), key).without_removed()
+        if self.kind == "flat" and values.shape[1] > size:
+            tied = (values[:, size - 1] == values[:, size]) & (values[:, size] != NEVER)
+            self._settle_ties(found, queries, excluded, tied)
+        return found
+
+    def _settle_ties(self, found: Nearest, queries: Tensor, excluded: Excluded, tied: Annotated[Tensor, "b"]) -> None:
+        """Where equal similarities lie on both sides of the end FAISS takes any: there the exact search decides."""
+        again = tied.nonzero()[:, 0].to(queries.device)
+        if not len(again):
+            return
+        place = torch.full((len(queries),), -1, device=queries.device)
+        place[again] = torch.arange(len(again), device=queries.device)
+        query, row = place[excluded[0]], excluded[1]
+        exact = nearest(self.corpus, queries[again], found.rows.shape[1], (query[query >= 0], row[query >= 0]))
+        for each, right in zip(found, exact, strict=True):
+            each[again] = right
+
+    @staticmethod
+    def _plain(vectors: Tensor) -> Any:
+        return vectors.detach().cpu().float().contiguous().numpy()

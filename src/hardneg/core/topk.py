@@ -1,0 +1,90 @@
+"""The largest of each row, fast, with one rule for ties: of equal values the lower column comes first."""
+
+from __future__ import annotations
+
+import sys
+from typing import Annotated
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+_GROUP = 16
+
+
+def top_of_rows(
+    scores: Annotated[Tensor, "b n"], size: int
+) -> tuple[Annotated[Tensor, "b k"], Annotated[Tensor, "b k"]]:
+    """The ``size`` largest of each row, the largest first, and their columns; of equal ones the first.
+
+    >>> top_of_rows(torch.tensor([[1.0, 3.0, 2.0, 3.0]]), 3)[1].tolist()
+    [[1, 3, 2]]
+    """
+    n = scores.shape[1]
+    few = size * _GROUP * 2 <= n
+    packable = scores.device.type == "cpu" and scores.dtype == torch.float32 and sys.byteorder == "little"
+    if packable and not few and scores.numel() and not bool(scores.isnan().any()):
+        return _packed_top(scores, size)
+    values, columns = (_of_groups if few and scores.numel() else _plain)(scores, min(size + 1, n))
+    if size < n:  # one more than wanted shows whether equal values lie on both sides of the end
+        tied = (values[:, size - 1] == values[:, size]).nonzero()[:, 0]
+        values, columns = values[:, :size], columns[:, :size]
+        if len(tied):
+            found = scores[tied].sort(dim=1, descending=True, stable=True)
+            values, columns = values.clone(), columns.clone()
+            values[tied], columns[tied] = found.values[:, :size], found.indices[:, :size]
+    return in_order(values, columns)
+
+
+def in_order(values: Annotated[Tensor, "b k"], columns: Annotated[Tensor, "b k"]) -> tuple[Tensor, Tensor]:
+    """Sorted by value, the largest first, and by column where equal."""
+    by_column = columns.argsort(dim=1)
+    values, columns = values.gather(1, by_column), columns.gather(1, by_column)
+    values, order = values.sort(dim=1, descending=True, stable=True)
+    return values, columns.gather(1, order)
+
+
+def _plain(scores: Tensor, size: int) -> tuple[Tensor, Tensor]:
+    best = scores.topk(size, dim=1)
+    return best.values, best.indices
+
+
+def _of_groups(scores: Tensor, size: int) -> tuple[Tensor, Tensor]:
+    """As ``topk``: only groups of columns with one of the ``size`` largest maxima can matter.
+
+    The largest of each group comes from one vectorised pass; the selection then looks at a sixteenth of the row, and at
+    ``size`` groups.
+    """
+    b, n = scores.shape
+    width = n // _GROUP
+    largest = scores[:, : width * _GROUP].view(b, _GROUP, width).amax(1)
+    groups = largest.topk(min(size, width), dim=1, sorted=False).indices
+    columns = (groups[:, :, None] + torch.arange(_GROUP, device=scores.device) * width).flatten(1)
+    rest = torch.arange(width * _GROUP, n, device=scores.device).expand(b, -1)
+    columns = torch.cat([columns, rest], 1)
+    values, place = scores.gather(1, columns).topk(size, dim=1)
+    return values, columns.gather(1, place)
+
+
+def _packed_top(scores: Tensor, size: int) -> tuple[Tensor, Tensor]:
+    """Score and column in one whole number, because numpy selects and sorts those with vector instructions: twice as
+    fast as torch.topk for 100 of 1,000. The bits of floats are in their order once those of negatives are flipped, and
+    columns count down, so that of equal scores the first is the largest number."""
+    n = scores.shape[1]
+    packed = np.empty(scores.shape, dtype=np.int64)
+    halves = packed.view(np.int32).reshape(*scores.shape, 2)
+    halves[..., 0] = np.arange(n - 1, -1, -1, dtype=np.int32)
+    _flip((scores + 0.0).contiguous().numpy().view(np.int32), out=halves[..., 1])  # + 0.0: -0 equals 0
+    if size < n:
+        packed.partition(n - size, axis=1)
+    best = np.sort(packed[:, n - size :], axis=1)[:, ::-1]
+    bits = np.empty(best.shape, dtype=np.int32)
+    _flip((best >> 32).astype(np.int32), out=bits)
+    return torch.from_numpy(bits.view(np.float32)), torch.from_numpy(n - 1 - (best & 0xFFFFFFFF))
+
+
+def _flip(bits: NDArray[np.int32], out: NDArray[np.int32]) -> None:
+    np.right_shift(bits, 31, out=out)
+    np.bitwise_and(out, 0x7FFFFFFF, out=out)
+    np.bitwise_xor(out, bits, out=out)

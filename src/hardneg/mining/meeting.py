@@ -1,0 +1,197 @@
+"""Queries against a corpus: products, positives and tags of any pair, as scores and as tiles, never all at once."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Annotated
+
+import torch
+from torch import Tensor
+
+from hardneg.core.errors import ArgumentError
+from hardneg.core.nearest import Corpus
+from hardneg.core.tiles import Tile
+from hardneg.core.types import NEVER, Guide, Keys, Scores, Tags
+from hardneg.core.vectors import unit
+from hardneg.mining.pairs import Pairs, Positives, RowsOf, as_pairs, read_positives
+from hardneg.mining.search import Search, most_numbers, most_scores
+
+Rescore = Callable[[Annotated[Tensor, "m"], Annotated[Tensor, "m"]], Tensor]
+"""(positions of queries, rows of the corpus) -> one score for each pair."""
+
+
+class Model:
+    """One model's vectors of the queries and of the corpus, and the products of pairs and of blocks."""
+
+    def __init__(self, queries: Annotated[Tensor, "q d"], corpus: Corpus) -> None:
+        self.queries, self.corpus = queries, corpus
+
+    def of(self, query: Annotated[Tensor, "b"]) -> Annotated[Tensor, "b d"]:
+        return self.corpus.prepared(self.queries[query.to(self.queries.device)])
+
+    def block(self, query: Annotated[Tensor, "b"], low: int, high: int) -> Annotated[Tensor, "b m"]:
+        return self.of(query) @ self.corpus.part(low, high).T
+
+    def pairs(self, query: Annotated[Tensor, "m"], rows: Annotated[Tensor, "m"]) -> Annotated[Tensor, "m"]:
+        at_once = max(1, most_numbers // self.queries.shape[1])
+        parts = [
+            (self.of(q) * self.corpus.rows(r)).sum(-1)
+            for q, r in zip(torch.split(query, at_once), torch.split(rows, at_once), strict=True)
+        ]
+        return torch.cat(parts) if parts else torch.zeros(0, dtype=self.corpus.dtype, device=self.corpus.device)
+
+
+class Meeting:
+    """Who meets whom: queries, documents, positives, and pairs that never meet."""
+
+    def __init__(
+        self,
+        queries: Keys,
+        corpus: Keys,
+        positives: Positives,
+        temperature: float,
+        near_positive: float | None,
+        search: Search,
+        rescore: Rescore | None,
+        guide: tuple[Tensor, Tensor] | None,
+    ) -> None:
+        self.queries, self.keys, self.rescore = queries, corpus, rescore
+        self.temperature, self.near_positive = temperature, near_positive
+        self.device = torch.device(search.device) if search.device else corpus.vectors.device
+        self.query_block, self._block = search.blocks(self.device)
+        self.model = self._model(queries.vectors, corpus.vectors, search.cosine)
+        self.corpus = self.model.corpus
+        self.guide = None if guide is None else self._guide(*guide, search.cosine)
+        rows_of = RowsOf(corpus.ids, len(corpus))
+        pairs = read_positives(positives, len(queries), rows_of)
+        self.positives = pairs.to(self.device)
+        self.excluded = _with_own(pairs, queries.ids, corpus.ids, rows_of).to(self.device)
+        self.source = corpus.source or "corpus"
+        self._last: tuple[Tensor, tuple[Tensor, Tensor]] | None = None
+
+    def _model(self, queries: Tensor, corpus: Tensor, cosine: bool) -> Model:
+        return Model(queries, Corpus(corpus, self.device, self._block, queries.dtype, cosine))
+
+    def _guide(self, queries: Tensor, corpus: Tensor, cosine: bool) -> Model:
+        sizes = len(self.queries), len(self.keys)
+        if (len(queries), len(corpus)) != sizes or queries.shape[1:] != corpus.shape[1:]:
+            got = f"guide={tuple(queries.shape)} and {tuple(corpus.shape)}"
+            raise ArgumentError("mine", f"a guide of {sizes[0]} queries and {sizes[1]} documents", got)
+        return self._model(queries, corpus, cosine)
+
+    def directions(self, rows: Tensor) -> Tensor:
+        return unit(self.corpus.rows(rows))
+
+    def ids_of(self, rows: Tensor) -> Tensor:
+        if self.keys.ids is None:
+            return rows
+        return self.keys.ids.cpu()[rows.clamp(min=0)].masked_fill(rows < 0, -1)
+
+    def pair_scores(self, query: Annotated[Tensor, "m"], rows: Annotated[Tensor, "m"]) -> Annotated[Tensor, "m"]:
+        """Similarity, or the rescorer's score, of each pair."""
+        if self.rescore is None:
+            return self.model.pairs(query, rows)
+        scores = self.rescore(query.cpu(), rows.cpu()).to(self.device, self.corpus.dtype)
+        if scores.shape != rows.shape or not bool(scores.isfinite().all()):
+            what = f"one finite score for each of {len(rows)} pairs"
+            raise ArgumentError("rescore", what, f"shape {tuple(scores.shape)}")
+        return scores
+
+    def positive_scores(self, query: Tensor) -> tuple[Annotated[Tensor, "b p"], Annotated[Tensor, "b p"]]:
+        """Similarities of these queries with their positives, and which are real; kept for the blocks of a search."""
+        if self._last is None or self._last[0] is not query:
+            self._last = query, self._of_positives(query, self.pair_scores)
+        return self._last[1]
+
+    def _of_positives(self, query: Tensor, score: Callable[[Tensor, Tensor], Tensor]) -> tuple[Tensor, Tensor]:
+        place, column, rows = self.positives.columns(query)
+        width = int(column.max()) + 1 if len(column) else 1
+        scores = torch.zeros(len(query), width, dtype=self.corpus.dtype, device=self.device)
+        real = torch.zeros(len(query), width, dtype=torch.bool, device=self.device)
+        scores[place, column], real[place, column] = score(query[place], rows), True
+        return scores, real
+
+    def block_scores(self, query: Tensor, similarity: Tensor, valid: Tensor, low: int, high: int) -> Scores:
+        """Scores against the rows low to high - 1 of the corpus, which all these queries share."""
+        tags = self.keys.tags.mapped(lambda tag: tag[low:high].to(self.device)[None])
+        guided = None if self.guide is None else self.guide.block(query, low, high)
+        return self._scores(query, similarity, valid, tags, guided)
+
+    def listed_scores(self, query: Tensor, similarity: Tensor, valid: Tensor, rows: Annotated[Tensor, "b m"]) -> Scores:
+        """Scores against the rows of a list for each query."""
+        tags = self.keys.tags.mapped(lambda tag: tag[rows.clamp(min=0).to(tag.device)].to(self.device))
+        guided = None
+        if self.guide is not None:
+            guided = self.guide.pairs(query.repeat_interleave(rows.shape[1]), rows.flatten()).view_as(similarity)
+        return self._scores(query, similarity, valid, tags, guided)
+
+    def _scores(self, query: Tensor, similarity: Tensor, valid: Tensor, tags: Tags, guided: Tensor | None) -> Scores:
+        positives, real = self.positive_scores(query)
+        guide = None
+        if self.guide is not None and guided is not None:
+            guide = Guide(self._of_positives(query, self.guide.pairs)[0], guided)
+        return Scores(
+            positives=positives / self.temperature,
+            candidates=similarity if self.temperature == 1.0 else similarity / self.temperature,
+            positive_valid=real,
+            valid=valid,
+            temperature=self.temperature,
+            anchor_tags=self.queries.tags.mapped(lambda tag: tag[query.to(tag.device)].to(self.device)),
+            candidate_tags=tags,
+            source=torch.zeros(similarity.shape[1], dtype=torch.long, device=self.device),
+            source_names=(self.source,),
+            guide=guide,
+        )
+
+    def tile(self, query: Tensor, similarity: Tensor, low: int, high: int) -> Tile:
+        """These queries against the rows low to high - 1 of the corpus."""
+        tile = self.block_scores(query, similarity, similarity != NEVER, low, high).tile()
+        tile.column = tile.column + low
+        return tile
+
+    def positive_tile(self, query: Tensor) -> tuple[Tile, Tensor]:
+        """These queries against their positives, and which of them are real."""
+        empty = torch.zeros(len(query), 0, dtype=self.corpus.dtype, device=self.device)
+        scores = self.block_scores(query, empty, empty.bool(), 0, 0)
+        return scores.positive_tile(), scores.positive_valid
+
+    def near_positive_listed(self, query: Tensor, rows: Annotated[Tensor, "b m"]) -> Annotated[Tensor, "b|1 m"]:
+        """True where a candidate of the list is nearly a positive of its query, by cosine."""
+
+        def cosine(where: Tensor, row: Tensor) -> Tensor:
+            return torch.bmm(self.directions(rows[where]), self.directions(row)[:, :, None])[:, :, 0]
+
+        return self._near_positive(query, rows.shape[1], most_numbers // self.queries.dim, cosine)
+
+    def near_positive_block(self, query: Tensor, low: int, high: int) -> Annotated[Tensor, "b|1 m"]:
+        """True where a row of this block of the corpus is nearly a positive of the query, by cosine."""
+        part = None if self.near_positive is None else unit(self.corpus.part(low, high))
+        return self._near_positive(query, high - low, most_scores, lambda where, row: self.directions(row) @ part.T)  # type: ignore[union-attr]
+
+    def _near_positive(
+        self, query: Tensor, width: int, most: int, cosine: Callable[[Tensor, Tensor], Tensor]
+    ) -> Annotated[Tensor, "b|1 m"]:
+        if self.near_positive is None:
+            return torch.zeros(1, width, dtype=torch.bool, device=self.device)
+        hits = torch.zeros(len(query), width, dtype=torch.int32, device=self.device)
+        place, positive = self.positives.of(query)
+        at_once = max(1, most // max(width, 1))
+        for where, row in zip(torch.split(place, at_once), torch.split(positive, at_once), strict=True):
+            hits.index_add_(0, where, is_copy(cosine(where, row), self.near_positive).int())
+        return hits > 0
+
+
+def is_copy(cosine: Tensor, limit: float) -> Tensor:
+    """Whether a cosine reaches the limit; that of a vector with its copy may be rounded to a little below 1."""
+    return cosine >= limit - 4.0 * torch.finfo(cosine.dtype).eps
+
+
+def _with_own(positives: Pairs, query_ids: Tensor | None, corpus_ids: Tensor | None, rows_of: RowsOf) -> Pairs:
+    """What can never be a negative: the positives, and the row with the query's own id."""
+    if query_ids is None or corpus_ids is None:
+        return positives
+    ids = query_ids.cpu()
+    own = torch.where(ids >= 0, rows_of(ids), -1)
+    query = torch.repeat_interleave(torch.arange(len(positives)), positives.count())
+    real = (own >= 0).nonzero()[:, 0]
+    return as_pairs(torch.cat([query, real]), torch.cat([positives.rows, own[real]]), len(positives))
