@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any
+from typing import Annotated, Any
 
 import torch
 from torch import Tensor, nn
@@ -16,7 +16,7 @@ from hardneg.core.objectives import NumNegatives, check_num_negatives, corrects,
 from hardneg.core.objectives.base import TauPlus
 from hardneg.core.pairing import Pairing
 from hardneg.core.schedules import Schedule, adaptive
-from hardneg.core.scoring import Pools, dense
+from hardneg.core.scoring import Pools, dense, from_matrix
 from hardneg.core.types import LogWeights, Scores
 from hardneg.kernels.chunked import check_streamable, streamable, streamed
 from hardneg.kernels.leaves import fields_of_rows, tensor_fields, with_fields
@@ -183,6 +183,21 @@ class ContrastiveLoss(nn.Module):
     def scores(self, *args: Any, **kwargs: Any) -> Scores:
         """The dense scores, of the arguments of the call."""
         return dense(self.pairing(*args, **kwargs))
+
+    def of_matrix(self, similarity: Tensor, positives: Tensor, **parts: Any) -> Annotated[Tensor, "b n"]:
+        """The loss of each pair of any scorer, 0 where there is none; not reduced, and never streamed.
+
+        The arguments are those of ``from_matrix``, with the temperature of this loss.
+        """
+        if self.generate is not None:
+            what = "generate=None for a matrix: it has no vectors to make candidates from"
+            raise argument_error("ContrastiveLoss", what, "generate", self.generate)
+        self._refresh_fields()
+        scores = from_matrix(similarity, positives, self._now(), **parts)
+        log_w = self._current.log_weights(scores)
+        if not torch.compiler.is_compiling():
+            self._warn(scores, log_w)
+        return self._objective.losses(scores, log_w)
 
     def forward(
         self,
