@@ -10,7 +10,7 @@ from torch import Tensor
 
 from hardneg.core.errors import ArgumentError
 from hardneg.integrations.lightly import NegativesLoss
-from support.old_torchvision import library
+from support.libraries import library
 from support.two_ranks import on_two_ranks
 
 losses: Any = library("lightly.loss")

@@ -10,7 +10,7 @@ from torch.nn.functional import normalize
 
 import hardneg as hn
 from hardneg.integrations.open_clip import NegativesLoss
-from support.old_torchvision import library
+from support.libraries import library
 from support.two_ranks import on_two_ranks
 
 open_clip: Any = library("open_clip")

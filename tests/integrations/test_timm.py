@@ -9,7 +9,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import hardneg as hn
 from hardneg.batching import Refresh, encode
-from support.old_torchvision import library
+from support.libraries import library
 
 timm: Any = library("timm")
 
