@@ -176,7 +176,7 @@ class ContrastiveLoss(nn.Module):
             raise argument_error("ContrastiveLoss", what, "generate", self.generate)
         views = [z1] if isinstance(z1, Tensor) else list(z1)
         views += [] if z2 is None else [z2]
-        own = self._now() if temperature is None else temperature
+        own = self.temperature_now() if temperature is None else temperature
         pairing = self.meeting.pairing(views, own, ids, labels, pool, clusters, guide)
         return pairing if self.generate is None else self.generate(pairing.prepared(), self._calls)
 
@@ -193,7 +193,7 @@ class ContrastiveLoss(nn.Module):
             what = "generate=None for a matrix: it has no vectors to make candidates from"
             raise argument_error("ContrastiveLoss", what, "generate", self.generate)
         self._refresh_fields()
-        scores = from_matrix(similarity, positives, self._now(), **parts)
+        scores = from_matrix(similarity, positives, self.temperature_now(), **parts)
         log_w = self._current.log_weights(scores)
         if not torch.compiler.is_compiling():
             self._warn(scores, log_w)
@@ -269,7 +269,7 @@ class ContrastiveLoss(nn.Module):
                 warn_of_floor(float(floored.sum() / real.sum().clamp(min=1)), self._tau_plus(), row.temperature)
         return loss
 
-    def _now(self) -> float | Tensor:
+    def temperature_now(self) -> float | Tensor:
         """The temperature of this step."""
         if isinstance(self.temperature, Schedule):
             return float(self.temperature) if self._temperature is None else self._temperature  # raises if not set
