@@ -28,6 +28,7 @@ ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 NEEDS = {  # packages that a page shows and that need not be installed
     "lightning": ("lightning",),
+    "transformers": ("transformers", "datasets", "hardneg.integrations.sentence_transformers.batches"),
     "metric-learning": ("pytorch_metric_learning",),
     "lightly-and-open-clip": ("lightly.loss", "open_clip"),
     "graphs": ("torch_geometric",),
