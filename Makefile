@@ -2,15 +2,16 @@
 PYTHON ?= python3
 BIN := .venv/bin
 OLDEST := .venv-oldest/bin
+INTEGRATIONS := .venv-integrations/bin
 PIP := pip install --quiet --disable-pip-version-check
 ifneq ($(wildcard ../shared/data),)
 export HARDNEG_DATA ?= $(abspath ../shared/data)
 endif
 
-.PHONY: help demo test quick test-oldest check format docs reference results lock dist bench clean
+.PHONY: help demo test quick test-oldest test-integrations check format docs reference results lock dist bench clean
 
 help: ## List the targets.
-	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' Makefile | expand -t 14
+	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' Makefile | expand -t 20
 
 # Run again, it shows the finished comparison; `make clean` removes it.
 demo: .venv/demo ## Compare five choices of negatives on digits: runs/demo/report.html and audit.html.
@@ -31,6 +32,12 @@ quick: .venv/installed ## Run the tests that are neither slow nor for a GPU.
 
 test-oldest: .venv-oldest/installed ## Run the tests with the smallest versions that pyproject.toml allows.
 	$(OLDEST)/python -m pytest -n 2
+
+# A skip is a failure here: what these tests need is installed, or they are for nothing.
+test-integrations: .venv-integrations/installed ## Run the tests of timm, lightly and open_clip, which need an old torchvision.
+	HARDNEG_INTEGRATIONS=1 $(INTEGRATIONS)/python -m pytest tests/integrations/test_timm.py \
+	  tests/integrations/test_lightly.py tests/integrations/test_open_clip.py \
+	  "tests/project/test_docs.py::test_page_runs[docs/guides/lightly-and-open-clip.md]"
 
 check: .venv/installed ## Lint, format, types, layers.
 	$(BIN)/ruff check .
@@ -88,5 +95,13 @@ bench: .venv/installed ## Measure speed and memory.
 	$(OLDEST)/$(PIP) -c constraints-oldest.txt -e '.[test]'
 	touch $@
 
+.venv-integrations/installed: pyproject.toml constraints.txt constraints-integrations.txt
+	test -x $(INTEGRATIONS)/python || $(PYTHON) -m venv .venv-integrations
+	$(INTEGRATIONS)/$(PIP) -c constraints.txt -e '.[report,lightning]' \
+	  pytest hypothesis huggingface-hub regex requests safetensors
+	$(INTEGRATIONS)/$(PIP) -c constraints-integrations.txt --no-deps \
+	  torchvision timm open-clip-torch lightly lightly-utils ftfy wcwidth
+	touch $@
+
 clean: ## Remove what was built, and the demo.
-	rm -rf .venv .venv-oldest runs/demo build dist .mypy_cache .pytest_cache .ruff_cache
+	rm -rf .venv .venv-oldest .venv-integrations runs/demo build dist .mypy_cache .pytest_cache .ruff_cache

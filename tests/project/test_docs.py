@@ -22,9 +22,17 @@ from hardneg import schedules
 from hardneg.cli.app import app
 from hardneg.negatives import base, hardening
 from hardneg.testing import check_negatives
+from support.libraries import library
 
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+NEEDS = {  # packages that a page shows and that need not be installed
+    "lightning": ("lightning",),
+    "transformers": ("transformers", "datasets", "hardneg.integrations.sentence_transformers.batches"),
+    "metric-learning": ("pytorch_metric_learning",),
+    "lightly-and-open-clip": ("lightly.loss", "open_clip"),
+    "graphs": ("torch_geometric",),
+}
 REGISTRIES: tuple[dict[str, Any], ...] = (base._registry, schedules._registry, hardening._named)
 
 
@@ -108,6 +116,8 @@ def check_shell(page: Path, block: Block) -> None:
 
 @pytest.mark.parametrize("page", PAGES, ids=[str(page.relative_to(ROOT)) for page in PAGES])
 def test_page_runs(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in NEEDS.get(page.stem, ()):
+        library(name)
     monkeypatch.chdir(tmp_path)  # pages may write files
     generated = page.read_text(encoding="utf-8").startswith("<!-- Generated")
     assert generated or any(block.language == "python" for block in blocks_of(page)), f"{page.name} has nothing to run"

@@ -94,22 +94,26 @@ class Plan:
             hashed.update(self[number].tobytes())
         return str(hashed.hexdigest())
 
-    def save(self, path: str | Path) -> None:
-        """Writes an .npz file without pickle, whole or not at all."""
+    def parts(self) -> dict[str, Any]:
+        """The plan as two arrays and a text, for a file or a checkpoint."""
         values = {name: getattr(self, name) for name in ("num_instances", "batch_size", "num_batches", "epoch", "seed")}
         head = json.dumps({**values, "segments": [asdict(segment) for segment in self.segments]})
-        save_arrays(path, order=self.order, offsets=self.offsets, head=np.array(head))
+        return {"order": self.order, "offsets": self.offsets, "head": head}
+
+    @classmethod
+    def from_parts(cls, parts: dict[str, Any]) -> Plan:
+        head = json.loads(str(parts["head"]))
+        segments = tuple(Segment(**segment) for segment in head.pop("segments"))
+        return cls(**head, order=parts["order"], offsets=parts["offsets"], segments=segments)
+
+    def save(self, path: str | Path) -> None:
+        """Writes an .npz file without pickle, whole or not at all."""
+        save_arrays(path, **self.parts())
 
     @classmethod
     def load(cls, path: str | Path) -> Plan:
         """The saved plan; raises ``Damaged`` if the file is not what was saved."""
-
-        def made(parts: dict[str, Any]) -> Plan:
-            head = json.loads(str(parts["head"]))
-            segments = tuple(Segment(**segment) for segment in head.pop("segments"))
-            return cls(**head, order=parts["order"], offsets=parts["offsets"], segments=segments)
-
-        return load_arrays("Plan.load", path, made, "begin the epoch again without it")
+        return load_arrays("Plan.load", path, cls.from_parts, "begin the epoch again without it")
 
     def columns(self) -> dict[str, Nodes]:
         """One row per place in a batch: batch, place, instance, segment."""

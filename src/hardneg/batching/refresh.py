@@ -50,7 +50,7 @@ def encode(
     with eval_mode(model):
         for batch in _shown(loader, progress):
             taken = inputs(batch)
-            vectors = model(taken.to(device) if isinstance(taken, Tensor) else taken)
+            vectors = model(taken.to(device) if hasattr(taken, "to") else taken)  # graphs and encodings have it too
             rows.append((unit(vectors).float() if normalize else vectors.float()).cpu())
     if not rows:
         raise argument_error("encode", "a loader with at least one batch", "loader", loader)

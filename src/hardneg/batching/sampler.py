@@ -10,11 +10,12 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator
 from concurrent.futures import Future
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch.utils.data import BatchSampler
+from torch.utils.data import BatchSampler, Sampler
 
 from hardneg.batching.background import PlanningProcess
 from hardneg.batching.filler import Filler, Guard
@@ -71,6 +72,10 @@ class PlannedBatchSampler(BatchSampler):
         plan_file: str | Path | None = None,
         ahead: int | None = None,
     ) -> None:
+        if isinstance(num_instances, Sampler):  # Lightning makes the sampler again, with its own as the first argument
+            fix = "in Lightning, use Trainer(use_distributed_sampler=False): this sampler knows its ranks"
+            what, got = "the number of instances", f"num_instances={type(num_instances).__name__}"
+            raise ArgumentError(type(self).__name__, what, got, fix)
         self.num_replicas, self.rank = _ranks(type(self).__name__, num_replicas, rank)
         if segment < 1:
             raise argument_error(type(self).__name__, "segments of at least one batch", "segment", segment)
@@ -94,6 +99,16 @@ class PlannedBatchSampler(BatchSampler):
         self._planned: tuple[Plan, Any, Plan] | None = None
         self._data: Any = None
         self.data = data
+
+    def spread(self, num_replicas: int, rank: int) -> None:
+        """Plans for these ranks: for a sampler that was made before the ranks started, as in a script of Lightning."""
+        if (num_replicas, rank) == (self.num_replicas, self.rank):
+            return
+        self.num_replicas, self.rank = _ranks(type(self).__name__, num_replicas, rank)
+        size = self.batch_size * num_replicas
+        self._epoch_rules = replace(self._epoch_rules, batch_size=size, num_replicas=num_replicas)
+        self._plan, self._resumed = self._epoch_rules.empty_plan(self.epoch), None
+        self._prepared = (None, None, None)  # of batches of another size
 
     @property
     def data(self) -> Any:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any
+from typing import Annotated, Any
 
 import torch
 from torch import Tensor, nn
@@ -16,7 +16,7 @@ from hardneg.core.objectives import NumNegatives, check_num_negatives, corrects,
 from hardneg.core.objectives.base import TauPlus
 from hardneg.core.pairing import Pairing
 from hardneg.core.schedules import Schedule, adaptive
-from hardneg.core.scoring import Pools, dense
+from hardneg.core.scoring import Pools, dense, from_matrix
 from hardneg.core.types import LogWeights, Scores
 from hardneg.kernels.chunked import check_streamable, streamable, streamed
 from hardneg.kernels.leaves import fields_of_rows, tensor_fields, with_fields
@@ -195,7 +195,7 @@ class ContrastiveLoss(nn.Module):
             raise argument_error("ContrastiveLoss", what, "generate", self.generate)
         views = [z1] if isinstance(z1, Tensor) else list(z1)
         views += [] if z2 is None else [z2]
-        own = self._now() if temperature is None else temperature
+        own = self.temperature_now() if temperature is None else temperature
         pairing = self.meeting.pairing(views, own, ids, labels, pool, clusters, guide)
         check_per_anchor((*self._current.factors, self._objective), len(views[0]), len(pairing))
         return pairing if self.generate is None else self.generate(pairing.prepared(), self._calls)
@@ -203,6 +203,21 @@ class ContrastiveLoss(nn.Module):
     def scores(self, *args: Any, **kwargs: Any) -> Scores:
         """The dense scores, of the arguments of the call."""
         return dense(self.pairing(*args, **kwargs))
+
+    def of_matrix(self, similarity: Tensor, positives: Tensor, **parts: Any) -> Annotated[Tensor, "b n"]:
+        """The loss of each pair of any scorer, 0 where there is none; not reduced, and never streamed.
+
+        The arguments are those of ``from_matrix``, with the temperature of this loss.
+        """
+        if self.generate is not None:
+            what = "generate=None for a matrix: it has no vectors to make candidates from"
+            raise argument_error("ContrastiveLoss", what, "generate", self.generate)
+        self._refresh_fields()
+        scores = from_matrix(similarity, positives, self.temperature_now(), **parts)
+        log_w = self._current.log_weights(scores)
+        if not torch.compiler.is_compiling():
+            self._warn(scores, log_w)
+        return self._objective.losses(scores, log_w)
 
     def forward(
         self,
@@ -274,7 +289,7 @@ class ContrastiveLoss(nn.Module):
                 warn_of_floor(float(floored.sum() / real.sum().clamp(min=1)), self._tau_plus(), row.temperature)
         return loss
 
-    def _now(self) -> float | Tensor:
+    def temperature_now(self) -> float | Tensor:
         """The temperature of this step."""
         if isinstance(self.temperature, Schedule):
             return float(self.temperature) if self._temperature is None else self._temperature  # raises if not set

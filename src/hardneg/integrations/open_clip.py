@@ -1,0 +1,64 @@
+"""A loss with the call of open_clip's ClipLoss, with any negatives.
+
+loss = NegativesLoss("Tilt(1.0)")     # ClipLoss(local_loss=True, gather_with_grad=True, rank=..., world_size=...) there
+loss(**model(images, texts), output_dict=True)["contrastive_loss"]
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from hardneg.core.types import Keys
+from hardneg.integrations.ranks import distinct_ids, num_ranks, of_all_ranks
+from hardneg.losses.contrastive import ContrastiveLoss
+from hardneg.negatives import Negatives, Uniform
+
+
+class NegativesLoss(nn.Module):
+    """The mean of images against texts and texts against images; ``Uniform()`` is ClipLoss.
+
+    gather: whether the candidates are those of all ranks, with gradient. A rank has its own anchors only: its value is
+        that of ``ClipLoss(local_loss=True, gather_with_grad=True)``, and so is the gradient.
+    The other options are those of ContrastiveLoss; the temperature is 1 / logit_scale.
+    """
+
+    def __init__(self, negatives: Negatives | str = Uniform(), *, gather: bool = True, **options: Any) -> None:
+        super().__init__()
+        self.gather = gather
+        self.loss = ContrastiveLoss(negatives, temperature=1.0, views="cross", normalize=False, **options)
+
+    def set_progress(self, step: int, total: int | None = None) -> None:
+        """Evaluates the schedules."""
+        self.loss.set_progress(step, total)
+
+    def forward(
+        self,
+        image_features: Tensor,
+        text_features: Tensor,
+        logit_scale: Tensor | float,
+        logit_bias: Tensor | None = None,
+        output_dict: bool = False,
+        ids: Tensor | None = None,
+    ) -> Tensor | dict[str, Tensor]:
+        """Features are of unit norm, as the models give them. Rows with equal ``ids`` are never negatives.
+
+        A bias on all logits cancels in a softmax: it is not read, and its gradient is 0.
+        """
+        temperature = 1.0 / torch.as_tensor(logit_scale)
+        own = ids
+        if self.gather and num_ranks() > 1 and ids is None:
+            own = distinct_ids(image_features)
+        losses = [
+            self.loss(one, other, ids=own, pool=self._pool(other, own), temperature=temperature)
+            for one, other in ((image_features, text_features), (text_features, image_features))
+        ]
+        total = (losses[0] + losses[1]) / 2
+        if logit_bias is not None:
+            total = total + 0.0 * logit_bias.sum()  # DistributedDataParallel wants a gradient for every parameter
+        return {"contrastive_loss": total} if output_dict else total
+
+    def _pool(self, features: Tensor, ids: Tensor | None) -> Keys | None:
+        return of_all_ranks(features, ids) if self.gather and ids is not None and num_ranks() > 1 else None

@@ -1,0 +1,47 @@
+"""HardBatches for sentence-transformers in a plain HF Trainer: killed and resumed, equal to the last bit."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from support.libraries import library
+
+for name in ("transformers", "accelerate", "datasets", "hardneg.integrations.sentence_transformers.batches"):
+    library(name)
+TESTS = Path(__file__).parents[1]
+
+
+def run(folder: Path, kill_at: int = 0, resume: str = "") -> int:
+    folder.mkdir(exist_ok=True)
+    paths = os.pathsep.join([str(TESTS), os.environ.get("PYTHONPATH", "")])
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "PYTHONPATH": paths}
+    command = [sys.executable, str(TESTS / "support" / "hf_run.py"), str(folder), str(kill_at), resume]
+    return subprocess.run(command, env=environment, timeout=240, check=False).returncode
+
+
+def batches(folder: Path) -> list[Any]:
+    return [json.loads(line) for line in (folder / "log.jsonl").read_text().splitlines()]
+
+
+def test_killed_and_resumed(tmp_path: Path) -> None:
+    """Eight batches an epoch, a checkpoint every three steps, a refresh every five, dropout, a schedule."""
+    whole, broken = tmp_path / "whole", tmp_path / "broken"
+    assert run(whole) == 0
+    assert run(broken, kill_at=11) == -signal.SIGKILL
+    assert run(broken, resume="resume") == 0
+    expected = batches(whole)
+    assert len(expected) == 16
+    assert batches(broken) == expected[:11] + expected[9:]
+    assert sorted(i for batch in expected[8:] for i in batch) == list(range(64))
+    first, second = (torch.load(folder / "weights.pt") for folder in (whole, broken))
+    assert all(torch.equal(first[name], second[name]) for name in first)
+    (broken / "checkpoint-16" / "hardneg" / "record.json").unlink()
+    assert run(broken, resume="resume") == 1, "without the plan it does not resume"
