@@ -7,7 +7,7 @@ from typing import Any
 
 from hardneg.comparing.request import SHARED
 
-BESIDE = ("encoder", "dim", "augment", "learning_rate", "weight_decay", "precision")
+BESIDE = ("encoder", "dim", "augment", "learning_rate", "weight_decay", "precision", "encode_chunk")
 """Options that an arm may set and that affect results in addition to its negatives."""
 Trained = Mapping[str, Any] | None
 """The record of what a run trained (training/trained.py); None in runs of older versions."""
