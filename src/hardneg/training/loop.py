@@ -276,7 +276,7 @@ class Loop:
     def _record(self, epoch: int, loss: Tensor, show: Callable[[dict[str, float]], None]) -> None:
         with torch.no_grad():
             found = self.method.diagnose().summary()
-            # MoCo's is that of the rank's own anchors.
+            # That of a user's method may be of the rank's own anchors.
             loss = self.accelerator.reduce(self.method.recorded(loss).detach(), "mean")
         record = {"step": self.step, "epoch": epoch, "loss": float(loss), **found}
         if not math.isfinite(record["loss"]):

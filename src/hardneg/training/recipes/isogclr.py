@@ -28,10 +28,10 @@ class ISogCLR(SimCLR):
         self.individual = IndividualTemperatures(self.loss, len(data), start, low=min(0.05, start), high=high)
 
     def loss_for(self, options: ISogCLROptions) -> ContrastiveLoss:
-        return ContrastiveLoss(options.negatives, objective=f"isogclr({options.rho!r})", normalize=False)
+        return ContrastiveLoss(options.negatives, objective=f"isogclr({options.rho!r})", normalize=False, gather=True)
 
     def loss_of(self, encode: Any, batch: Any) -> Tensor:
-        self.gathered(encode, batch)
+        self.encoded(encode, batch)
         first, second = self.first, self.second
         loss: Tensor = self.individual(first.vectors, second.vectors, first.ids, labels=first.labels)
         return loss

@@ -40,6 +40,7 @@ def loss_for(options: MoCoOptions) -> ContrastiveLoss:
         objective=options.objective,
         generate=options.generate,
         normalize=False,
+        gather=True,
     )
 
 
@@ -62,14 +63,12 @@ class MoCoV2(Method):
             k = normalize(self.encode_keys(second).float(), dim=-1)
         self.last = (q, k, batch.ids, batch.labels, self.queue.keys())
         self.keys = gather(Keys(k, batch.ids, batch.labels))
-        q, k, ids, labels, pool = self.last
-        loss: Tensor = self.loss(q, k, ids, labels, pool)
+        loss: Tensor = self.loss(*self.last)
         return loss
 
     def diagnose(self) -> Diagnosis:
-        q, k, ids, labels, pool = self.last
-        of_all = gather(Keys(q.detach(), ids, labels))
-        return self.loss.diagnose(of_all.vectors, gather(Keys(k)).vectors, of_all.ids, of_all.labels, pool)
+        q, *others = self.last
+        return self.loss.diagnose(q.detach(), *others)
 
     def harvest(self) -> Keys:
         return self.keys

@@ -45,23 +45,24 @@ class SimCLR(Method):
             objective=options.objective,
             generate=options.generate,
             normalize=False,
+            gather=True,
         )
 
     def loss_of(self, encode: Encode, batch: Batch) -> Tensor:
-        self.gathered(encode, batch)
+        self.encoded(encode, batch)
         loss: Tensor = self.loss(self.first.vectors, self.second.vectors, self.first.ids, self.first.labels)
         return loss
 
-    def gathered(self, encode: Encode, batch: Batch) -> None:
-        """Both views of the batch, from all ranks."""
+    def encoded(self, encode: Encode, batch: Batch) -> None:
+        """Both views of the rank's part of the batch."""
         z1, z2 = normalize(encode(batch.views).float(), dim=-1).chunk(2)  # [b, d] each
-        self.first, self.second = (gather(Keys(z, batch.ids, batch.labels)) for z in (z1, z2))
+        self.first, self.second = (Keys(z, batch.ids, batch.labels) for z in (z1, z2))
 
     def diagnose(self) -> Diagnosis:
         return self.loss.diagnose(self.first.vectors, self.second.vectors, self.first.ids, self.first.labels)
 
     def harvest(self) -> Keys:
-        return harvest_of(self.first, self.second)
+        return gather(harvest_of(self.first, self.second))
 
     def set_progress(self, step: int, total: int) -> None:
         self.loss.set_progress(step, total)

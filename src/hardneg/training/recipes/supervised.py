@@ -35,6 +35,7 @@ class Supervised(SimCLR):
             objective=options.objective,
             generate=options.generate,
             normalize=False,
+            gather=True,
         )
 
 
