@@ -109,7 +109,7 @@ class _Ranks:
         every: Tensor = _GatherRows.apply(rows, self)  # type: ignore[no-untyped-call]
         if self.views == 1:
             return every
-        parts = [part.chunk(self.views) for part in every.split(self.sizes)]
+        parts = [part.chunk(self.views) for part in every.split(self.sizes)]  # type: ignore[no-untyped-call]
         return torch.cat([part[view] for view in range(self.views) for part in parts])
 
 
