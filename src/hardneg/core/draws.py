@@ -30,18 +30,20 @@ def draw(
     if k < 1:
         raise argument_error("draw", "k of 1 or more", "k", k)
     if method == "categorical":
-        return _categorical(log_w.detach(), k, generator)
+        return draw_at(log_w.detach(), _uniform((len(log_w), k), generator).to(log_w.device))
     if method == "gumbel":
         return _gumbel_top_k(log_w.detach(), k, generator)
     raise argument_error("draw", "method 'categorical' or 'gumbel'", "method", method)
 
 
-def _categorical(log_w: Tensor, k: int, generator: torch.Generator) -> Tensor:
-    """By the inverse of the distribution function, so that the cost is [b, n + k] and not [b, n, k]."""
-    b, n = log_w.shape
-    uniforms = _uniform((b, k), generator).to(log_w.device)
+def draw_at(log_w: LogWeights, uniforms: Annotated[Tensor, "b k"]) -> Annotated[Tensor, "b k"]:
+    """The categorical draws that belong to these numbers in [0, 1).
+
+    By the inverse of the distribution function, so that the cost is [b, n + k] and not [b, n, k].
+    """
+    n = log_w.shape[1]
     if n == 0:
-        return torch.full((b, k), -1, device=log_w.device)
+        return torch.full(uniforms.shape, -1, device=log_w.device)
     some, safe = with_support(log_w)
     q = torch.softmax(safe.double(), dim=-1)
     cumulative = q.cumsum(-1)

@@ -28,7 +28,8 @@ class EMC2Method(GlobalMethod):
             self.temperature,
             options.burn_in,
             remember=bank,
-            num_steps=options.num_steps or None,
+            # Of distinct images, as in a batch here, each anchor has that many candidates: they need not be counted.
+            num_steps=options.num_steps or 2 * options.batch_size - 2,
             seed=options.seed,
         )
 
