@@ -245,6 +245,8 @@ class EMC2(nn.Module):
             state_dict.update({first + name.removeprefix(f"{prefix}remember."): state_dict[name] for name in kept})
         super()._load_from_state_dict(state_dict, prefix, *args)
 
+    # Compiled, the backward pass would read the bank again, which has changed by then.
+    @torch.compiler.disable  # type: ignore[untyped-decorator]
     def _embedded(self, ids: Tensor, views: Tensor, encode: Encode | None, source: str, like: Views) -> Keys | None:
         """These instances as candidates of their rows, [b, m, d], with id -1 where one is not known.
 
@@ -260,11 +262,9 @@ class EMC2(nn.Module):
                 return None
             vectors = filled.expand(*known.shape, -1).index_put((known,), encode(pairs[:, 0], pairs[:, 1])[which])
         elif self.remember is not None:
-            kept = self.remember.of(ids)
-            assert kept.ids is not None
-            known, vectors = kept.ids >= 0, kept.vectors
+            vectors, known = self.remember.vectors_of(ids)
             if self.remember_first is not None:
-                vectors = torch.where(views[..., None] == 1, vectors, self.remember_first.of(ids).vectors)
+                vectors = torch.where(views[..., None] == 1, vectors, self.remember_first.vectors_of(ids)[0])
             vectors = torch.where(known[..., None], vectors, filled.to(vectors))
         else:
             return None

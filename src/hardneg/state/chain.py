@@ -119,6 +119,10 @@ class Chain(Stateful):
         ids = scores.candidate_tags.ids
         if ids is None:
             raise ArgumentError("Chain", "the ids of the candidates", "ids=None", "pass Keys with ids")
+        numbers = []
+        if draws is None:  # first, since it is not compiled
+            steps = int(scores.valid.sum(-1).max()) if num_steps is None else num_steps
+            numbers = self.uniforms((len(slots), max(steps, 1)), slots.device, 0, 1)
         views = _occurrence(ids) if views is None else views
         start = self._column_of_state(ids, views, scores.valid, slots)
         stored = self._stored_scores(start, slots)
@@ -126,8 +130,9 @@ class Chain(Stateful):
         start = torch.where(away, scores.candidates.shape[1] + self.views_of(slots), start)
         values = torch.cat([scores.candidates.detach().double(), stored], dim=1)
         if draws is None:
-            steps = int(scores.valid.sum(-1).max()) if num_steps is None else num_steps
-            draws = self._draw(torch.cat([scores.valid, stored != NEVER], dim=1), max(steps, 1))
+            allowed = torch.cat([scores.valid, stored != NEVER], dim=1)
+            level = torch.zeros_like(allowed, dtype=torch.float64).masked_fill(~allowed, NEVER)
+            draws = draw_at(level, numbers[0]), numbers[1].log()
         burn_in = int(self.burn_in * draws[0].shape[1])
         visits = metropolis_hastings(values, start, *draws, burn_in)
         walk = self._walk(scores, visits, draws[0].shape[1] - burn_in, slots)
@@ -136,14 +141,10 @@ class Chain(Stateful):
             self.advance()
         return walk
 
-    def _draw(self, allowed: Tensor, steps: int) -> Draws:
-        level = torch.zeros_like(allowed, dtype=torch.float64).masked_fill(~allowed, NEVER)
-        proposals = draw_at(level, self.uniforms((len(level), steps), 0, level.device))
-        return proposals, self.log_uniforms(proposals)
-
     def log_uniforms(self, proposals: Annotated[Tensor, "b k"]) -> Annotated[Tensor, "b k"]:
         """The random numbers of this step, one for each proposal."""
-        return self.uniforms(tuple(proposals.shape), 1, proposals.device).log()
+        numbers: Tensor = self.uniforms(tuple(proposals.shape), proposals.device, 1)[0]
+        return numbers.log()
 
     def _column_of_state(self, ids: Tensor, views: Tensor, valid: Tensor, slots: Tensor) -> Tensor:
         """The candidate that is the chain's state, in the same view if that is there; -1 if it is not a candidate."""

@@ -78,7 +78,8 @@ class Queue(Stateful):
         head = self.number("head")
         slots = torch.arange(head, head + rows, device=self.ids.device) % self.capacity
         newest = slice(len(keys) - rows, None)
-        self.vectors = _wide_enough(self.vectors, keys.vectors, self.dtype)
+        if (wide := _wide_enough(self.vectors, keys.vectors, self.dtype)) != self.vectors.dtype:
+            self.vectors = self.vectors.to(wide)
         self.vectors[slots] = keys.vectors[newest].detach().to(self.vectors)
         self.ids[slots] = -1 if keys.ids is None else keys.ids[newest].to(self.ids)
         self.labels[slots] = 0 if keys.labels is None else keys.labels[newest].to(self.labels)
@@ -156,20 +157,25 @@ class Bank(Stateful):
 
     def of(self, ids: Annotated[Tensor, "n | b k"]) -> Keys:
         """The vectors of these instances, [n, d] or [b, k, d]; one not visited, or a negative id, is 0 with id -1."""
-        slots = ids.clamp(min=0)
-        known = (ids >= 0) & self.visited[slots]
-        labels = None
+        vectors, known = self.vectors_of(ids)
+        slots, labels = ids.clamp(min=0), None
         if self.looked_up("labelled", _all_and_any)[1]:
             labels = self.labels[slots] if bool((self.labelled[slots] | ~known).all()) and bool(known.any()) else None
-        vectors = self.vectors[slots] * known[..., None]
         return Keys(vectors, torch.where(known, ids, -1), labels, source=self.source)
+
+    def vectors_of(self, ids: Annotated[Tensor, "n | b k"]) -> tuple[Tensor, Tensor]:
+        """The vectors of these instances, 0 for one that is not known, and which are."""
+        slots = ids.clamp(min=0)
+        known = (ids >= 0) & self.visited[slots]
+        return self.vectors[slots] * known[..., None], known
 
     @torch.no_grad()
     def push(self, keys: Keys) -> None:
         """Updates the instances of these rows; a row with a negative id is left out."""
         keys = _shared("Bank.push", keys, self.dim)
         ids = self.checked("Bank.push", keys.ids, self.num_instances).to(self.pushed_at.device)
-        self.vectors = _wide_enough(self.vectors, keys.vectors, self.dtype)
+        if (wide := _wide_enough(self.vectors, keys.vectors, self.dtype)) != self.vectors.dtype:
+            self.vectors = self.vectors.to(wide)
         writes, new, slots = Writes(ids), keys.vectors.detach().to(self.vectors), ids.clamp(min=0)
         if self.momentum:
             seen = self.visited[slots][:, None]
@@ -239,8 +245,8 @@ def _without_replacement(own: Tensor, room: Tensor, inside: Tensor, k: int, gene
     return torch.cat(parts)
 
 
-def _wide_enough(store: Tensor, pushed: Tensor, dtype: torch.dtype | None) -> Tensor:
-    return store.to(dtype or torch.promote_types(torch.promote_types(store.dtype, pushed.dtype), torch.float32))
+def _wide_enough(store: Tensor, pushed: Tensor, dtype: torch.dtype | None) -> torch.dtype:
+    return dtype or torch.promote_types(torch.promote_types(store.dtype, pushed.dtype), torch.float32)
 
 
 def _shared(who: str, keys: Keys | Tensor, dim: int) -> Keys:

@@ -43,9 +43,11 @@ class Stateful(nn.Module):
         """The randomness of this step; different streams are independent."""
         return generator_at(self.number("seed"), self.number("step"), stream)
 
-    def uniforms(self, shape: tuple[int, ...], stream: int, device: torch.device) -> Tensor:
+    @torch.compiler.disable  # type: ignore[untyped-decorator]
+    def uniforms(self, shape: tuple[int, ...], device: torch.device, *streams: int) -> list[Tensor]:
         """float64 numbers in [0, 1) of this step: those of ``generator(stream)``, on any device."""
-        return self._ahead(shape, self.number("seed"), self.number("step"), stream, device)
+        seed, step = self.number("seed"), self.number("step")
+        return [self._ahead(shape, seed, step, stream, device) for stream in streams]
 
     def number(self, name: str) -> int:
         """The number in a buffer."""
@@ -66,10 +68,18 @@ class Stateful(nn.Module):
         return found
 
     def advance(self) -> None:
-        self.set_number("step", self.number("step") + 1)
+        if torch.compiler.is_compiling():
+            self.step += 1
+        else:
+            self.set_number("step", self.number("step") + 1)
 
     def checked(self, who: str, ids: Tensor | None, num_instances: int) -> Tensor:
-        """``check_ids``; on a GPU at calls 1, 2, 4, 8 ... only. A wrong id also fails in the kernel that uses it."""
+        """``check_ids``; on a GPU at calls 1, 2, 4, 8 ... only. A wrong id also fails in the kernel that uses it.
+
+        Inside torch.compile it is not looked at.
+        """
+        if ids is not None and torch.compiler.is_compiling():
+            return ids
         self._calls += 1
         if ids is not None and ids.is_cuda and self._calls & (self._calls - 1):
             return ids

@@ -32,6 +32,8 @@ class EMC2Method(GlobalMethod):
             num_steps=options.num_steps or 2 * options.batch_size - 2,
             seed=options.seed,
         )
+        if options.compile:
+            self.loss.compile()
 
     def surrogate(self) -> Tensor:
         loss: Tensor = self.loss(self.first.vectors, self.second.vectors, ids=self.first.ids)
