@@ -3,8 +3,8 @@
     python benchmarks/grad_cache.py --images 65536 --chunk 4096 --steps 3
 
 Both views of all images are candidates of each other: 131,072 rows in the loss, which streams. A step is views to
-weights: encoding twice, the loss, its backward pass and Adam. Images are random patches of 8 x 8 pixels, and their views
-differ by noise. Memory is the peak of what torch allocated, that of the weights and of the views included.
+weights: encoding twice, the loss, its backward pass and Adam. Images are random patches of 8 x 8 pixels, and their
+views differ by noise. Memory is the peak of what torch allocated, that of the weights and of the views included.
 """
 
 from __future__ import annotations
