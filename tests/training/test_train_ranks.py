@@ -39,7 +39,18 @@ GRADIENT_TOLERANCE = 0.01  # of Adam's first moment, which it does not show in i
 PARAMETER_TOLERANCE = 0.03  # of the way that Adam can have gone
 
 PROXIMITY = "proximity(num_candidates=150, num_neighbours=8, restart=0.3, refresh=4"
-SAME_BATCHES = ("uniform", "debiased tilt", "proximity", "moco v2", "moco v3", "supervised", "sogclr", "emc2")
+SAME_BATCHES = (
+    "uniform",
+    "debiased tilt",
+    "proximity",
+    "moco v2",
+    "moco v3",
+    "supervised",
+    "sogclr",
+    "emc2",
+    "isogclr",
+    "in chunks",
+)
 
 
 CUT: list[tuple[str, tuple[str, ...], dict[str, Any]]] = [
@@ -62,6 +73,8 @@ def jobs_of(data: str) -> list[dict[str, Any]]:
         job("supervised", "supervised", negatives="OtherLabel() * Tilt(1.0)", reduction="pairs"),
         job("sogclr", "sogclr", temperature=0.3),
         job("emc2", "emc2", temperature=0.3),
+        job("isogclr", "isogclr", temperature=0.3),
+        job("in chunks", encode_chunk=12),  # of 32 views on each of two ranks, and 64 on one
         job("harvested", batches=f"{PROXIMITY})", learning_rate=1e-3),
         *(job(f"{name}, cut", *how, **options) | {"cut_at": STEPS + 2} for name, how, options in CUT),
         job("batch statistics", batches=f"{PROXIMITY}, encode=True)") | {"batch_statistics": True},

@@ -60,7 +60,7 @@ def _mean(values: Iterable[Any]) -> float:
     return sum(there) / len(there) if there else 0.0
 
 
-BESIDE = ("encoder", "dim", "augment", "learning_rate", "weight_decay", "precision")
+BESIDE = ("encoder", "dim", "augment", "learning_rate", "weight_decay", "precision", "encode_chunk")
 """Options that an arm may set and that affect results in addition to its negatives."""
 Trained = Mapping[str, Any] | None
 """The record of what a run trained (training/trained.py); None in runs of older versions."""

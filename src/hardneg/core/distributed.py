@@ -1,21 +1,31 @@
-"""Many ranks as one: gather the keys, then every rank computes the same loss and the same state.
+"""Many ranks as one; nothing else in the library knows of ranks.
 
-The backward pass adds the gradients that all ranks have for a row. With the averaging of gradients that
-DistributedDataParallel does, a loss of all gathered anchors on every rank (what the losses with state need), or a mean
-over each rank's own, equally many anchors against all gathered candidates, gives the gradient of one process with the
-whole batch. Nothing else in the library knows of ranks.
+The backward pass of a gather adds the gradients that all ranks have for a row. With the averaging of gradients that
+DistributedDataParallel does, each of these gives the value and the gradient of one process with the whole batch:
+
+    gather                       a loss of all gathered rows on every rank: what the losses with state need
+    gathered, mean_over_ranks    the loss of each rank's own anchors against the candidates of all ranks
+
+With the second, a rank compares its b anchors with n candidates and does 1 / ranks of the work.
 """
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from hardneg.core.errors import ArgumentError
+from hardneg.core.pairing import Pairing
 from hardneg.core.types import Keys
+from hardneg.core.views import NUMBERED
+
+
+def several_ranks() -> bool:
+    return dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1
 
 
 def gather(keys: Keys) -> Keys:
@@ -27,41 +37,118 @@ def gather(keys: Keys) -> Keys:
     >>> gather(keys) is keys
     True
     """
-    if not (dist.is_available() and dist.is_initialized()) or dist.get_world_size() == 1:
-        return keys
-    sizes = _sizes(len(keys.vectors), keys.vectors.device)
-    ids, labels, clusters = (
-        None if tag is None else _gather_rows(tag, sizes) for tag in (keys.ids, keys.labels, keys.clusters)
-    )
-    vectors: Tensor = _GatherRows.apply(keys.vectors, sizes)  # type: ignore[no-untyped-call]
-    return replace(keys, vectors=vectors, ids=ids, labels=labels, clusters=clusters)
+    return _Ranks(_sizes(keys)).keys(keys) if several_ranks() else keys
+
+
+def gathered(pairing: Pairing, *, candidates: bool = True, anchors: bool = False) -> Pairing:
+    """Each rank's anchors against the candidates of all ranks; or, if ``anchors``, those of all ranks, too.
+
+    Without ``candidates`` those that the anchors share stand as they are: a queue that is the same on all ranks.
+    """
+    if not several_ranks():
+        return pairing
+    own = pairing.candidates[0] is pairing.anchors
+    ranks = _Ranks(_sizes(pairing.anchors), views=1 + pairing.positives.vectors.shape[1] if own else 1)
+    if min(ranks.sizes) == 0:
+        raise ArgumentError("gather", "at least one row on every rank", f"rows={ranks.sizes}")
+
+    def pool(keys: Keys) -> Keys:
+        if keys.private:
+            return ranks.keys(keys) if anchors else keys
+        apart = _apart(keys, ranks.begin, pairing.ids_given)
+        return (ranks if own else _Ranks(_sizes(keys))).keys(apart) if candidates else keys
+
+    pools = tuple(pool(keys) for keys in pairing.candidates)
+    mine = _apart(pairing.anchors, ranks.begin, pairing.ids_given)
+    changes: dict[str, Any] = {"anchors": mine, "candidates": pools}
+    if anchors:
+        changes["anchors"] = pools[0] if own else ranks.keys(mine)
+        changes["positives"] = ranks.keys(pairing.positives)
+        if pairing.positive_mask is not None:
+            changes["positive_mask"] = ranks.rows(pairing.positive_mask)
+        if isinstance(pairing.temperature, Tensor) and pairing.temperature.ndim == 2:
+            changes["temperature"] = ranks.rows(pairing.temperature)
+    if pairing.guide is not None:
+        changes["guide"] = gathered(pairing.guide, candidates=candidates, anchors=anchors)
+    return pairing.changed(num_views=0, **changes)
+
+
+def mean_over_ranks(mean: Tensor, number: int) -> Tensor:
+    """The mean over all ranks of what each has ``number`` of, from its own mean.
+
+    The value is the same on all ranks; the gradient is that of the own part, times the number of ranks: what
+    DistributedDataParallel divides by.
+    """
+    if not several_ranks():
+        return mean
+    sums = torch.stack([mean.detach().double() * number, torch.full_like(mean, number, dtype=torch.float64)])
+    dist.all_reduce(sums)
+    own = mean * (number * dist.get_world_size() / sums[1]).to(mean.dtype)
+    return own + ((sums[0] / sums[1]).to(mean.dtype) - own).detach()
+
+
+@dataclass(frozen=True)
+class _Ranks:
+    """How many rows each rank has, in so many views one after the other."""
+
+    sizes: list[int]
+    views: int = 1
+
+    @property
+    def begin(self) -> int:
+        return sum(self.sizes[: dist.get_rank()])
+
+    def keys(self, keys: Keys) -> Keys:
+        ids, labels, clusters = (
+            None if tag is None else self.rows(tag) for tag in (keys.ids, keys.labels, keys.clusters)
+        )
+        return Keys(self.rows(keys.vectors), ids, labels, clusters, keys.source)
+
+    def rows(self, rows: Tensor) -> Tensor:
+        """In the order of one process: the first view of all ranks, then the second."""
+        every: Tensor = _GatherRows.apply(rows, self)  # type: ignore[no-untyped-call]
+        if self.views == 1:
+            return every
+        parts = [part.chunk(self.views) for part in every.split(self.sizes)]  # type: ignore[no-untyped-call]
+        return torch.cat([part[view] for view in range(self.views) for part in parts])
 
 
 class _GatherRows(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, rows: Tensor, sizes: list[int]) -> Tensor:
-        ctx.sizes = sizes
-        return _gather_rows(rows, sizes)
+    def forward(ctx: Any, rows: Tensor, ranks: _Ranks) -> Tensor:
+        """Padded to the longest, because not every backend gathers different sizes."""
+        ctx.ranks = ranks
+        padded = rows.new_zeros(max(ranks.sizes), *rows.shape[1:])
+        padded[: len(rows)] = rows.detach()
+        parts = [torch.empty_like(padded) for _ in ranks.sizes]
+        dist.all_gather(parts, padded)
+        return torch.cat([part[:size] for part, size in zip(parts, ranks.sizes, strict=True)])
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
         total = gradients[0].contiguous().clone()
         dist.all_reduce(total)
-        start = sum(ctx.sizes[: dist.get_rank()])
-        return total[start : start + ctx.sizes[dist.get_rank()]], None
+        begin = ctx.ranks.begin
+        return total[begin : begin + ctx.ranks.sizes[dist.get_rank()]], None
 
 
-def _gather_rows(rows: Tensor, sizes: list[int]) -> Tensor:
-    """Padded to the longest, because not every backend gathers different sizes."""
-    padded = rows.new_zeros(max(sizes), *rows.shape[1:])
-    padded[: len(rows)] = rows.detach()
-    parts = [torch.empty_like(padded) for _ in sizes]
-    dist.all_gather(parts, padded)
-    return torch.cat([part[:size] for part, size in zip(parts, sizes, strict=True)])
+def _sizes(keys: Keys) -> list[int]:
+    """The number of rows of each rank. Raises on all of them where they differ in more: the collectives would hang."""
+    tags = [0 if tag is None else tag.ndim for tag in (keys.ids, keys.labels, keys.clusters)]
+    mine = torch.tensor([len(keys.vectors), keys.dim, *tags], device=keys.vectors.device)
+    of_ranks = [torch.zeros_like(mine) for _ in range(dist.get_world_size())]
+    dist.all_gather(of_ranks, mine)
+    (sizes, *others) = zip(*(each.tolist() for each in of_ranks), strict=True)
+    for name, values in zip(("features", "ids", "labels", "clusters"), others, strict=True):
+        if len(set(values)) > 1:
+            got = f"{values}" if name == "features" else f"{[bool(value) for value in values]}"
+            raise ArgumentError("gather", f"the same {name} on every rank", f"{name}={got}", "give all ranks the same")
+    return list(sizes)
 
 
-def _sizes(size: int, device: torch.device) -> list[int]:
-    mine = torch.tensor([size], device=device)
-    sizes = [torch.zeros_like(mine) for _ in range(dist.get_world_size())]
-    dist.all_gather(sizes, mine)
-    return [int(value) for value in sizes]
+def _apart(keys: Keys, begin: int, given: bool) -> Keys:
+    """Rows that were numbered on each rank get numbers that no other rank has."""
+    if keys.ids is None:
+        return keys
+    numbered = keys.ids >= NUMBERED if given else torch.ones_like(keys.ids, dtype=torch.bool)
+    return keys.changed(ids=torch.where(numbered, keys.ids + begin, keys.ids))

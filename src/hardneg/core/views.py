@@ -13,6 +13,9 @@ from hardneg.core.pairing import Pairing
 from hardneg.core.types import Keys
 from hardneg.core.vectors import widened
 
+NUMBERED = 2**62
+"""From here on, ids are numbers of rows that have no id of their own: no data set has so many."""
+
 
 def pair_views(
     views: Sequence[Annotated[Tensor, "b d"]],
@@ -66,7 +69,7 @@ def batch_ids(z: Tensor, ids: Tensor | None) -> Tensor:
     rows = torch.arange(z.shape[0], device=z.device)
     if ids is None:
         return rows
-    return torch.where(ids < 0, rows + 2**62, ids) if ids.shape == rows.shape else ids  # Keys refuses other shapes
+    return torch.where(ids < 0, rows + NUMBERED, ids) if ids.shape == rows.shape else ids  # Keys refuses other shapes
 
 
 def check_views(who: str, views: Sequence[Tensor]) -> None:

@@ -23,6 +23,7 @@ class Visits(NamedTuple):
     accepted: PerStep
 
 
+@torch.compiler.disable  # type: ignore[untyped-decorator]  # a loop of as many steps as proposals is no graph
 def metropolis_hastings(
     log_scores: PerColumn, start: PerChain, proposals: PerStep, log_uniforms: PerStep, burn_in: int = 0
 ) -> Visits:

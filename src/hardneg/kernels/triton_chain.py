@@ -75,6 +75,7 @@ def supports(log_scores: PerColumn) -> str | None:
     return None
 
 
+@torch.compiler.disable  # type: ignore[untyped-decorator]
 def walk(log_scores: PerColumn, start: PerChain, proposals: PerStep, log_uniforms: PerStep, burn_in: int = 0) -> Visits:
     """As ``chain.metropolis_hastings``."""
     if not interpreted and (reason := supports(log_scores)):

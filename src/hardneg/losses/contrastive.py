@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from hardneg.core.checks import check_temperature
 from hardneg.core.diagnose import Diagnosis, diagnose, joined
+from hardneg.core.distributed import gathered, mean_over_ranks
 from hardneg.core.errors import argument_error, check_range, tensors_checked
 from hardneg.core.objectives import NumNegatives, check_num_negatives, corrects, debiased, reduce
 from hardneg.core.objectives.base import TauPlus
@@ -51,6 +52,10 @@ class ContrastiveLoss(nn.Module):
     impl: ``"dense"`` (matrices of scores), ``"streamed"`` (tiles, recomputed in the backward pass; what needs whole
         rows raises) or ``"auto"``: dense for small batches, and inside torch.compile. Streamed losses have a first
         derivative only.
+    gather: under torch.distributed, the candidates are those of all ranks, which may have different numbers of rows.
+        Each rank compares its own anchors with them; value and, averaged over the ranks as DistributedDataParallel
+        does, gradient are those of one process with the whole batch. A pool stands as given, the same on all ranks.
+        ``reduction="none"`` gives the losses of the rank's own anchors.
     generate: makes more candidates: ``"mochi(num_hardest=64)"`` or a Generator; not inside torch.compile.
 
     A schedule needs ``set_progress(step, total)`` before each step or epoch.
@@ -78,6 +83,7 @@ class ContrastiveLoss(nn.Module):
         objective: AnyObjective = "info_nce",
         impl: str = "auto",
         generate: AnyGenerator | None = None,
+        gather: bool = False,
     ) -> None:
         super().__init__()
         for name, value, known in (
@@ -115,6 +121,7 @@ class ContrastiveLoss(nn.Module):
                 with_fields(holder, tensor_fields(holder))
         self._register_fields()
         self.generate = None if generate is None else read_generator(generate)
+        self.gather = gather
         self.step: int | None = None  # None: no progress was set
         self.total: int | None = None
         self._current, self._objective = self.negatives, self.objective
@@ -187,8 +194,9 @@ class ContrastiveLoss(nn.Module):
         *,
         temperature: Tensor | None = None,
         guide: Guides | None = None,
+        all_anchors: bool = False,
     ) -> Pairing:
-        """Who meets whom: what the loss is computed from."""
+        """Who meets whom: what the loss is computed from; with ``gather``, the rank's own anchors or all of them."""
         self._refresh_fields()
         if self.generate is not None and guide is not None:
             what = "guide=None with generate: the guide has no vectors of candidates that are made"
@@ -198,6 +206,8 @@ class ContrastiveLoss(nn.Module):
         own = self.temperature_now() if temperature is None else temperature
         pairing = self.meeting.pairing(views, own, ids, labels, pool, clusters, guide)
         check_per_anchor((*self._current.factors, self._objective), len(views[0]), len(pairing))
+        if self.gather:
+            pairing = gathered(pairing, candidates=pool is None, anchors=self._of_all_anchors() or all_anchors)
         return pairing if self.generate is None else self.generate(pairing.prepared(), self._calls)
 
     def scores(self, *args: Any, **kwargs: Any) -> Scores:
@@ -237,19 +247,19 @@ class ContrastiveLoss(nn.Module):
         """
         pairing = self.pairing(z1, z2, ids, labels, pool, clusters, temperature=temperature, guide=guide)
         if self._streams(pairing):
-            return self._streamed(pairing)
+            return self._mean(self._streamed(pairing), pairing)
         scores = dense(pairing)
         log_w = self._current.log_weights(scores)
         if not torch.compiler.is_compiling():
             self._warn(scores, log_w)
-        return reduce(self._objective.losses(scores, log_w), scores, self.reduction)
+        return self._mean(reduce(self._objective.losses(scores, log_w), scores, self.reduction), pairing)
 
     def diagnose(self, *args: Any, **kwargs: Any) -> Diagnosis:
         """How hard, how false and how many the negatives of this batch are; exact also under ``no_grad``.
 
-        Where the loss streams, the anchors are looked at in blocks.
+        Where the loss streams, the anchors are looked at in blocks. With ``gather``, those of all ranks.
         """
-        pairing = self.pairing(*args, **kwargs)
+        pairing = self.pairing(*args, **kwargs, all_anchors=True)
         size = len(pairing)
         if self._streams(pairing) and not any(factor.batch_scope for factor in self._current.factors):
             size = max(1, LOOKED_AT // max(pairing.num_candidates, 1))
@@ -288,6 +298,17 @@ class ContrastiveLoss(nn.Module):
                 floored = debiased(row.log_mean, own.s, self._tau_plus(), row.temperature)[1] & real
                 warn_of_floor(float(floored.sum() / real.sum().clamp(min=1)), self._tau_plus(), row.temperature)
         return loss
+
+    def _of_all_anchors(self) -> bool:
+        """Whether the rank's own anchors do not suffice: then every rank computes the loss of all."""
+        whole = any(factor.batch_scope for factor in self._current.factors)
+        return whole or self.generate is not None or self.reduction == "pairs"
+
+    def _mean(self, loss: Tensor, pairing: Pairing) -> Tensor:
+        """Over the anchors of all ranks."""
+        if not self.gather or self.reduction == "none" or self._of_all_anchors():
+            return loss
+        return mean_over_ranks(loss, len(pairing))
 
     def temperature_now(self) -> float | Tensor:
         """The temperature of this step."""

@@ -198,8 +198,8 @@ class EMC2(nn.Module):
         num_views = self.chain.num_views
         each = torch.arange(num_views, device=ids.device)
         states = self.chain.states_of(slots)
-        states = torch.where(torch.isin(states, ids), -1, states)[:, None].expand(-1, num_views)
-        own = self._embedded(states, each.expand_as(states), encode, "state")
+        states = torch.where(_among(states, ids), -1, states)[:, None].expand(-1, num_views)
+        own = self._embedded(states, each.expand_as(states), encode, "state", z2)
         build = two_views if self.views == "two" else cross_views
         scores = build(z1, z2, self.temperature, ids, extra=() if own is None else own)
         views, steps = each.repeat_interleave(len(ids))[None], self.num_steps
@@ -223,11 +223,11 @@ class EMC2(nn.Module):
         others = torch.where(others < chain.num_instances, others, -1)
         views = torch.randint(chain.num_views, (rows, steps), generator=generator).to(slots.device)
         state, view = chain.states_of(slots)[:, None], chain.views_of(slots)[:, None]
-        proposed = self._embedded(others, views, encode, "data set")
-        if proposed is None:
+        proposed = self._embedded(others, views, encode, "data set", positives)
+        if proposed is None or proposed.ids is None or not bool((proposed.ids >= 0).any()):
             fix = "pass encode= at the call, or remember=Bank(...)"
             raise ArgumentError("EMC2", "embeddings of the data set for proposals='data set'", "none", fix)
-        own = self._embedded(state, view, encode, "state")
+        own = self._embedded(state, view, encode, "state", positives)
         parts = [proposed] if own is None else [proposed, own]
         known = torch.cat([part.ids for part in parts], dim=1)  # type: ignore[misc]
         scores = score(anchors, positives, parts, self.temperature)
@@ -245,27 +245,37 @@ class EMC2(nn.Module):
             state_dict.update({first + name.removeprefix(f"{prefix}remember."): state_dict[name] for name in kept})
         super()._load_from_state_dict(state_dict, prefix, *args)
 
-    def _embedded(self, ids: Tensor, views: Tensor, encode: Encode | None, source: str) -> Keys | None:
-        """These instances as candidates of their rows, [b, m, d]; an id of -1 is none. None if none is known."""
+    # Compiled, the backward pass would read the bank again, which has changed by then.
+    @torch.compiler.disable  # type: ignore[untyped-decorator]
+    def _embedded(self, ids: Tensor, views: Tensor, encode: Encode | None, source: str, like: Views) -> Keys | None:
+        """These instances as candidates of their rows, [b, m, d], with id -1 where one is not known.
+
+        Its place shows a row of the batch and is masked: a unit vector like the others, for the checks. None if there
+        is nothing to embed them with.
+        """
+        filled = like[0].detach()
         if encode is not None:
             known = ids >= 0
             side = views if self.views == "two" else torch.ones_like(views)
             pairs, which = torch.unique(torch.stack([ids, side], dim=-1)[known], dim=0, return_inverse=True)  # type: ignore[no-untyped-call]
-            vectors = encode(pairs[:, 0], pairs[:, 1])[which] if len(pairs) else None
+            if not len(pairs):
+                return None
+            vectors = filled.expand(*known.shape, -1).index_put((known,), encode(pairs[:, 0], pairs[:, 1])[which])
         elif self.remember is not None:
-            kept = self.remember.of(ids)
-            assert kept.ids is not None
-            known, vectors = kept.ids >= 0, kept.vectors
+            vectors, known = self.remember.vectors_of(ids)
             if self.remember_first is not None:
-                vectors = torch.where(views[..., None] == 1, vectors, self.remember_first.of(ids).vectors)
-            vectors = vectors[known]
+                vectors = torch.where(views[..., None] == 1, vectors, self.remember_first.vectors_of(ids)[0])
+            vectors = torch.where(known[..., None], vectors, filled.to(vectors))
         else:
             return None
-        if vectors is None or not len(vectors):
-            return None
-        # A place without one shows the first of them and is masked: a unit vector like the others, for the checks.
-        filled = vectors[:1].detach().expand(known.numel(), -1).reshape(*known.shape, -1).index_put((known,), vectors)
-        return Keys(filled, torch.where(known, ids, -1), source=source)
+        return Keys(vectors, torch.where(known, ids, -1), source=source)
+
+
+def _among(values: Tensor, others: Annotated[Tensor, "b"]) -> Tensor:
+    """torch.isin, which waits for the GPU."""
+    in_order = others.sort().values
+    place = torch.searchsorted(in_order, values).clamp(max=len(others) - 1)
+    return in_order[place] == values
 
 
 def _and_known(scores: Scores, ids: Annotated[Tensor, "b m"]) -> Tensor:

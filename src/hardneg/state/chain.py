@@ -23,11 +23,11 @@ from typing import Annotated, Any, ClassVar
 import torch
 from torch import Tensor
 
-from hardneg.core.draws import draw
+from hardneg.core.draws import draw_at
 from hardneg.core.errors import ArgumentError, check_range
 from hardneg.core.types import NEVER, LogWeights, Scores
 from hardneg.kernels.chain import Visits, metropolis_hastings
-from hardneg.state.stateful import Stateful, check_count, check_ids, last_of_each
+from hardneg.state.stateful import Stateful, Writes, check_count
 
 PerAnchor = Annotated[Tensor, "b"]
 Draws = tuple[Annotated[Tensor, "b k"], Annotated[Tensor, "b k"]]
@@ -89,7 +89,7 @@ class Chain(Stateful):
 
     def slots(self, ids: PerAnchor, views: PerAnchor | int = 0) -> PerAnchor:
         """Where the chain of an anchor is kept; negative for an id that stands for no instance."""
-        ids = check_ids("Chain", ids, self.num_instances)
+        ids = self.checked("Chain", ids, self.num_instances)
         return torch.where(ids >= 0, ids * self.num_views + views, -1)
 
     def states_of(self, slots: PerAnchor) -> PerAnchor:
@@ -119,6 +119,10 @@ class Chain(Stateful):
         ids = scores.candidate_tags.ids
         if ids is None:
             raise ArgumentError("Chain", "the ids of the candidates", "ids=None", "pass Keys with ids")
+        numbers = []
+        if draws is None:  # first, since it is not compiled
+            steps = int(scores.valid.sum(-1).max()) if num_steps is None else num_steps
+            numbers = self.uniforms((len(slots), max(steps, 1)), slots.device, 0, 1)
         views = _occurrence(ids) if views is None else views
         start = self._column_of_state(ids, views, scores.valid, slots)
         stored = self._stored_scores(start, slots)
@@ -126,25 +130,21 @@ class Chain(Stateful):
         start = torch.where(away, scores.candidates.shape[1] + self.views_of(slots), start)
         values = torch.cat([scores.candidates.detach().double(), stored], dim=1)
         if draws is None:
-            steps = int(scores.valid.sum(-1).max()) if num_steps is None else num_steps
-            draws = self._draw(torch.cat([scores.valid, stored != NEVER], dim=1), max(steps, 1))
+            allowed = torch.cat([scores.valid, stored != NEVER], dim=1)
+            level = torch.zeros_like(allowed, dtype=torch.float64).masked_fill(~allowed, NEVER)
+            draws = draw_at(level, numbers[0]), numbers[1].log()
         burn_in = int(self.burn_in * draws[0].shape[1])
         visits = metropolis_hastings(values, start, *draws, burn_in)
         walk = self._walk(scores, visits, draws[0].shape[1] - burn_in, slots)
         if self.training:
             self._store(scores, ids, views, slots, visits.end)
-            self.step += 1
+            self.advance()
         return walk
-
-    def _draw(self, allowed: Tensor, steps: int) -> Draws:
-        level = torch.zeros_like(allowed, dtype=torch.float64).masked_fill(~allowed, NEVER)
-        proposals = draw(level, steps, self.generator(stream=0), method="categorical")
-        return proposals, self.log_uniforms(proposals)
 
     def log_uniforms(self, proposals: Annotated[Tensor, "b k"]) -> Annotated[Tensor, "b k"]:
         """The random numbers of this step, one for each proposal."""
-        uniforms = torch.rand(proposals.shape, generator=self.generator(stream=1), dtype=torch.float64)
-        return uniforms.log().to(proposals.device)
+        numbers: Tensor = self.uniforms(tuple(proposals.shape), proposals.device, 1)[0]
+        return numbers.log()
 
     def _column_of_state(self, ids: Tensor, views: Tensor, valid: Tensor, slots: Tensor) -> Tensor:
         """The candidate that is the chain's state, in the same view if that is there; -1 if it is not a candidate."""
@@ -179,21 +179,23 @@ class Chain(Stateful):
 
     def _store(self, scores: Scores, ids: Tensor, views: Tensor, slots: Tensor, end: Tensor) -> None:
         """The end of each walk; one that ends outside the candidates keeps its id and scores as they were."""
-        num_candidates = scores.candidates.shape[1]
-        rows = last_of_each(slots) & (end >= num_candidates)
-        self.view[slots[rows]] = (end[rows] - num_candidates).to(self.view)
-        rows = last_of_each(slots) & (end >= 0) & (end < num_candidates)
-        slots, end = slots[rows], end[rows, None]
-        ids, views = (tag.expand(len(rows), -1)[rows] for tag in (ids, views))
-        values = scores.candidates.detach().double()[rows]
-        found, view = ids.gather(1, end), views.gather(1, end).clamp(max=self.num_views - 1)
+        writes, at, num_candidates = Writes(slots), slots.clamp(min=0), scores.candidates.shape[1]
+        writes.into(self.view, torch.where(end >= num_candidates, end - num_candidates, self.view[at]))
+        if not num_candidates:
+            return
+        inside = ((end >= 0) & (end < num_candidates))[:, None]
+        column = end.clamp(0, num_candidates - 1)[:, None]
+        ids, views = (tag.expand(len(slots), -1) for tag in (ids, views))
+        values = scores.candidates.detach().double()
+        found, view = ids.gather(1, column), views.gather(1, column).clamp(max=self.num_views - 1)
         each = torch.arange(self.num_views, device=ids.device)[:, None, None]
         of_views = torch.where((ids == found) & (views == each), values, NEVER).amax(-1).T
+        of_views = of_views.scatter(1, view, values.gather(1, column))
         # A negative id stands for no instance: nothing could be looked up by it.
-        self.state[slots] = torch.where(found < self.num_instances, found, -1).squeeze(1)
-        self.view[slots] = view.squeeze(1).to(self.view)
-        self.log_score[slots] = of_views.scatter(1, view, values.gather(1, end))
-        self.scored_at[slots] = self.step
+        found = torch.where(found < self.num_instances, found, -1)
+        for buffer, new in ((self.state, found), (self.view, view), (self.scored_at, self.step.expand_as(found))):
+            writes.into(buffer, torch.where(inside, new, buffer[at, None]).squeeze(1))
+        writes.into(self.log_score, torch.where(inside, of_views, self.log_score[at]))
 
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:
         """Also loads older states, with a single score per state and the view under the name ``twin``."""

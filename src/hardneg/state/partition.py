@@ -18,7 +18,7 @@ from torch import Tensor
 from hardneg.core.errors import check_range
 from hardneg.core.objectives import log_expect_exp
 from hardneg.core.types import NEVER, LogWeights, Scores
-from hardneg.state.stateful import Stateful, check_count, check_ids
+from hardneg.state.stateful import Stateful, Writes, check_count
 
 
 class Partition(Stateful):
@@ -51,12 +51,12 @@ class Partition(Stateful):
 
         ``log_w`` says which candidates are averaged, and how; n is the size of its support.
         """
-        ids = check_ids("Partition", scores.anchor_tags.ids, self.num_instances).to(self.log_u.device)
+        ids = self.checked("Partition", scores.anchor_tags.ids, self.num_instances).to(self.log_u.device)
         log_g = log_expect_exp(scores.candidates.double(), log_w.double())
         log_u = self._mixed(self._of(ids), log_g)
         if self.training:
             self._store(ids, log_u)
-            self.step += 1
+            self.advance()
         num_negatives = (log_w != NEVER).sum(-1).clamp(min=1).double()
         return (log_u + num_negatives.log()).to(scores.candidates.dtype)
 
@@ -76,16 +76,15 @@ class Partition(Stateful):
 
     def _store(self, ids: Tensor, log_u: Tensor) -> None:
         """The mean of u over the rows of each id, in log-space."""
-        known = (ids >= 0) & (log_u != NEVER)
-        ids, log_u = ids[known], log_u[known]
-        if not len(ids):
-            return
-        found, group = torch.unique(ids, return_inverse=True)  # type: ignore[no-untyped-call]
-        top = torch.full_like(found, NEVER, dtype=log_u.dtype).scatter_reduce(0, group, log_u, "amax")
+        writes, known = Writes(ids), log_u != NEVER
+        group = writes.last
+        top = torch.full_like(log_u, NEVER).scatter_reduce(0, group, log_u, "amax")
+        share = torch.where(known, (log_u - top[group]).exp(), 0.0)
         # index_put_ adds in the order of the rows, also on a GPU: the same state on every rank.
-        total = torch.zeros_like(top).index_put_((group,), (log_u - top[group]).exp(), accumulate=True)
-        count = torch.zeros_like(top).index_put_((group,), torch.ones_like(log_u), accumulate=True)
-        self.log_u[found] = top + total.log() - count.log()
+        total, count = (
+            torch.zeros_like(top).index_put_((group,), values, accumulate=True) for values in (share, known.to(top))
+        )
+        writes.into(self.log_u, torch.where(count > 0, top + total.log() - count.log(), self._of(ids)))
 
     def extra_repr(self) -> str:
         return f"num_instances={self.num_instances}, gamma={self.gamma}"

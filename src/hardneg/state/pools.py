@@ -14,7 +14,7 @@ from torch import Tensor
 from hardneg.core.errors import argument_error, check_range
 from hardneg.core.types import Keys
 from hardneg.core.vectors import unit
-from hardneg.state.stateful import Stateful, check_count, check_ids, last_of_each
+from hardneg.state.stateful import Stateful, Writes, check_count
 
 _chunk = 2**24
 """Largest number of random keys held at once by a draw without replacement."""
@@ -59,8 +59,10 @@ class Queue(Stateful):
 
     def keys(self) -> Keys:
         """The rows held, in the order of their slots."""
-        count = int(self.count)
-        known = bool(self.labelled[:count].all())  # True for an empty queue, too, so that OtherLabel accepts it
+        count = len(self)
+        every, some = self.looked_up("labelled", _all_and_any)
+        # True for an empty queue, too, so that OtherLabel accepts it.
+        known = every or count == 0 or (some and bool(self.labelled[:count].all()))
         return Keys(
             self.vectors[:count].clone(),
             self.ids[:count].clone(),
@@ -73,24 +75,28 @@ class Queue(Stateful):
         """Adds rows in place of the oldest ones."""
         keys = _shared("Queue.push", keys, self.dim)
         rows = min(len(keys), self.capacity)
-        slots = (self.head + torch.arange(rows, device=self.ids.device)) % self.capacity
+        head = self.number("head")
+        slots = torch.arange(head, head + rows, device=self.ids.device) % self.capacity
         newest = slice(len(keys) - rows, None)
-        self.vectors = _wide_enough(self.vectors, keys.vectors, self.dtype)
+        if (wide := _wide_enough(self.vectors, keys.vectors, self.dtype)) != self.vectors.dtype:
+            self.vectors = self.vectors.to(wide)
         self.vectors[slots] = keys.vectors[newest].detach().to(self.vectors)
         self.ids[slots] = -1 if keys.ids is None else keys.ids[newest].to(self.ids)
         self.labels[slots] = 0 if keys.labels is None else keys.labels[newest].to(self.labels)
-        self.labelled[slots] = keys.labels is not None
-        self.step += 1
+        every, some = self.looked_up("labelled", _all_and_any)
+        if not every if keys.labels is not None else some:
+            self.labelled[slots] = keys.labels is not None
+        self.advance()
         self.pushed_at[slots] = self.step
-        self.head.copy_((self.head + rows) % self.capacity)
-        self.count.copy_((self.count + rows).clamp(max=self.capacity))
+        self.set_number("head", (head + rows) % self.capacity)
+        self.set_number("count", min(len(self) + rows, self.capacity))
 
     def age(self) -> Annotated[Tensor, "n"]:
         """How many pushes ago each row came in; 0 for those of the last push."""
-        return self.step - self.pushed_at[: int(self.count)]
+        return self.step - self.pushed_at[: len(self)]
 
     def __len__(self) -> int:
-        return int(self.count)
+        return self.number("count")
 
     def extra_repr(self) -> str:
         return f"capacity={self.capacity}, dim={self.dim}"
@@ -151,27 +157,35 @@ class Bank(Stateful):
 
     def of(self, ids: Annotated[Tensor, "n | b k"]) -> Keys:
         """The vectors of these instances, [n, d] or [b, k, d]; one not visited, or a negative id, is 0 with id -1."""
+        vectors, known = self.vectors_of(ids)
+        slots, labels = ids.clamp(min=0), None
+        if self.looked_up("labelled", _all_and_any)[1]:
+            labels = self.labels[slots] if bool((self.labelled[slots] | ~known).all()) and bool(known.any()) else None
+        return Keys(vectors, torch.where(known, ids, -1), labels, source=self.source)
+
+    def vectors_of(self, ids: Annotated[Tensor, "n | b k"]) -> tuple[Tensor, Tensor]:
+        """The vectors of these instances, 0 for one that is not known, and which are."""
         slots = ids.clamp(min=0)
         known = (ids >= 0) & self.visited[slots]
-        labels = self.labels[slots] if bool((self.labelled[slots] | ~known).all()) and bool(known.any()) else None
-        vectors = self.vectors[slots] * known[..., None]
-        return Keys(vectors, torch.where(known, ids, -1), labels, source=self.source)
+        return self.vectors[slots] * known[..., None], known
 
     @torch.no_grad()
     def push(self, keys: Keys) -> None:
         """Updates the instances of these rows; a row with a negative id is left out."""
         keys = _shared("Bank.push", keys, self.dim)
-        ids = check_ids("Bank.push", keys.ids, self.num_instances).to(self.pushed_at.device)
-        self.vectors = _wide_enough(self.vectors, keys.vectors, self.dtype)
-        last = last_of_each(ids)
-        ids, new = ids[last], keys.vectors.detach().to(self.vectors)[last]
-        seen = self.visited[ids][:, None]
-        mixed = torch.where(seen, self.momentum * self.vectors[ids] + (1.0 - self.momentum) * new, new)
-        self.vectors[ids] = unit(mixed).to(mixed) if self.normalize else mixed
+        ids = self.checked("Bank.push", keys.ids, self.num_instances).to(self.pushed_at.device)
+        if (wide := _wide_enough(self.vectors, keys.vectors, self.dtype)) != self.vectors.dtype:
+            self.vectors = self.vectors.to(wide)
+        writes, new, slots = Writes(ids), keys.vectors.detach().to(self.vectors), ids.clamp(min=0)
+        if self.momentum:
+            seen = self.visited[slots][:, None]
+            new = torch.where(seen, self.momentum * self.vectors[slots] + (1.0 - self.momentum) * new, new)
+        writes.into(self.vectors, unit(new) if self.normalize else new)
         if keys.labels is not None:
-            self.labels[ids] = keys.labels.to(self.labels)[last]
-            self.labelled[ids] = True
-        self.pushed_at[ids] = self.pushes
+            writes.into(self.labels, keys.labels)
+            if not self.looked_up("labelled", _all_and_any)[0]:
+                writes.into(self.labelled, torch.ones_like(ids))
+        writes.into(self.pushed_at, self.pushes.expand(len(ids)))
         self.pushes += 1
 
     def draw(
@@ -186,7 +200,7 @@ class Bank(Stateful):
             raise argument_error("Bank.draw", "k of 1 or more", "k", k)
         if generator is None:
             generator = self.generator()
-            self.step += 1
+            self.advance()
         pool, anchors = self.visited.nonzero().squeeze(1).cpu(), ids.cpu()
         own = torch.searchsorted(pool, anchors)
         inside = self.visited.cpu()[anchors.clamp(min=0)] & (anchors >= 0)
@@ -205,6 +219,10 @@ class Bank(Stateful):
 
     def extra_repr(self) -> str:
         return f"num_instances={self.num_instances}, dim={self.dim}, momentum={self.momentum}"
+
+
+def _all_and_any(mask: Tensor) -> tuple[bool, bool]:
+    return bool(mask.all()), bool(mask.any())
 
 
 def _with_replacement(own: Tensor, room: Tensor, inside: Tensor, k: int, generator: torch.Generator) -> Tensor:
@@ -227,8 +245,8 @@ def _without_replacement(own: Tensor, room: Tensor, inside: Tensor, k: int, gene
     return torch.cat(parts)
 
 
-def _wide_enough(store: Tensor, pushed: Tensor, dtype: torch.dtype | None) -> Tensor:
-    return store.to(dtype or torch.promote_types(torch.promote_types(store.dtype, pushed.dtype), torch.float32))
+def _wide_enough(store: Tensor, pushed: Tensor, dtype: torch.dtype | None) -> torch.dtype:
+    return dtype or torch.promote_types(torch.promote_types(store.dtype, pushed.dtype), torch.float32)
 
 
 def _shared(who: str, keys: Keys | Tensor, dim: int) -> Keys:

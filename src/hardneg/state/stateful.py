@@ -1,9 +1,13 @@
-"""Base of the stateful classes: randomness from a seed and a step, and updates by id with a rule for duplicates."""
+"""Base of the stateful classes: randomness from a seed and a step, and updates by id with a rule for duplicates.
+
+A step of training must not wait for the GPU, which would then wait for the launches of the rest of the step. So what
+the host needs of a buffer is looked up only after a change from outside, and rows are chosen without counting them.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, Any, ClassVar, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -11,6 +15,9 @@ from torch import Tensor, nn
 from hardneg.core.errors import ArgumentError, argument_error
 from hardneg.core.errors import check_count as check_count
 from hardneg.core.keyed import generator_at
+from hardneg.state.ahead import Ahead
+
+Found = TypeVar("Found")
 
 
 class Stateful(nn.Module):
@@ -28,12 +35,57 @@ class Stateful(nn.Module):
 
     def __init__(self, seed: int = 0) -> None:
         super().__init__()
+        self._looked_up: dict[str, tuple[Tensor, int, Any]] = {}
+        self._ahead = Ahead(generator_at)
+        self._calls = 0
         self.register_buffer("seed", torch.tensor(seed))
         self.register_buffer("step", torch.tensor(0))
 
     def generator(self, stream: int = 0) -> torch.Generator:
         """The randomness of this step; different streams are independent."""
-        return generator_at(int(self.seed), int(self.step), stream)
+        return generator_at(self.number("seed"), self.number("step"), stream)
+
+    @torch.compiler.disable  # type: ignore[untyped-decorator]
+    def uniforms(self, shape: tuple[int, ...], device: torch.device, *streams: int) -> list[Tensor]:
+        """float64 numbers in [0, 1) of this step: those of ``generator(stream)``, on any device."""
+        seed, step = self.number("seed"), self.number("step")
+        return [self._ahead(shape, seed, step, stream, device) for stream in streams]
+
+    def number(self, name: str) -> int:
+        """The number in a buffer."""
+        return self.looked_up(name, int)
+
+    def set_number(self, name: str, value: int) -> None:
+        buffer: Tensor = getattr(self, name)
+        buffer.fill_(value)
+        self._looked_up[name] = buffer, buffer._version, value
+
+    def looked_up(self, name: str, read: Callable[[Tensor], Found]) -> Found:
+        """What ``read`` finds in a buffer; read again only after something else than ``set_number`` has changed it."""
+        buffer: Tensor = getattr(self, name)
+        seen = self._looked_up.get(name)
+        if seen is None or seen[0] is not buffer or seen[1] != buffer._version:
+            seen = self._looked_up[name] = buffer, buffer._version, read(buffer)
+        found: Found = seen[2]
+        return found
+
+    def advance(self) -> None:
+        if torch.compiler.is_compiling():
+            self.step += 1
+        else:
+            self.set_number("step", self.number("step") + 1)
+
+    def checked(self, who: str, ids: Tensor | None, num_instances: int) -> Tensor:
+        """``check_ids``; on a GPU at calls 1, 2, 4, 8 ... only. A wrong id also fails in the kernel that uses it.
+
+        Inside torch.compile it is not looked at.
+        """
+        if ids is not None and torch.compiler.is_compiling():
+            return ids
+        self._calls += 1
+        if ids is not None and ids.is_cuda and self._calls & (self._calls - 1):
+            return ids
+        return check_ids(who, ids, num_instances)
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Any:
         dtypes = {name: getattr(self, name).dtype for name in self.precise}
@@ -59,13 +111,44 @@ def last_of_each(slots: Annotated[Tensor, "b"]) -> Annotated[Tensor, "b"]:
     >>> last_of_each(torch.tensor([4, 7, 4, -1])).tolist()
     [False, True, True, False]
     """
-    if len(slots) == 0:
-        return slots.new_zeros(0, dtype=torch.bool)
-    _, group = torch.unique(slots, return_inverse=True)  # type: ignore[no-untyped-call]
-    position = torch.arange(len(slots), device=slots.device)
-    # The largest position does not depend on the order of the writes, so a GPU gives the same answer each time.
-    last = torch.zeros_like(position).scatter_reduce(0, group, position, "amax")
-    return (last[group] == position) & (slots >= 0)
+    return (last_rows(slots) == torch.arange(len(slots), device=slots.device)) & (slots >= 0)
+
+
+def last_rows(slots: Annotated[Tensor, "b"]) -> Annotated[Tensor, "b"]:
+    """For each row the last one that has the same slot.
+
+    >>> last_rows(torch.tensor([4, 7, 4, -1])).tolist()
+    [2, 1, 2, 3]
+    """
+    in_order, order = slots.sort(stable=True)
+    ends = torch.searchsorted(in_order, in_order, right=True) - 1
+    return torch.empty_like(order).scatter_(0, order, order[ends])
+
+
+class Writes:
+    """Rows that are written to slots: of several rows with one slot the last one is, and one with a negative is not.
+
+    >>> buffer, writes = torch.zeros(3), Writes(torch.tensor([2, 0, 2, -1]))
+    >>> writes.into(buffer, torch.tensor([5.0, 6.0, 7.0, 8.0]))
+    >>> buffer.tolist()
+    [6.0, 0.0, 7.0]
+    """
+
+    def __init__(self, slots: Annotated[Tensor, "b"]) -> None:
+        self.last, real = last_rows(slots), slots >= 0
+        if not len(slots):
+            self.slots, self.rows, self.any = slots, self.last, real.new_zeros(1)
+            return
+        # A row without a slot repeats the write of one that has one: all writes to one place are the same.
+        other = slots.argmax(dim=0, keepdim=True)
+        self.any = real[other]
+        self.slots = torch.where(real, slots, slots[other]).clamp(min=0)
+        self.rows = torch.where(real, self.last, self.last[other])
+
+    def into(self, buffer: Tensor, values: Annotated[Tensor, "b ..."]) -> None:
+        """``values`` has a row for each slot, of which those of ``rows`` are written."""
+        new = values.to(buffer)[self.rows]
+        buffer[self.slots] = torch.where(self.any, new, buffer[self.slots])
 
 
 def check_ids(who: str, ids: Tensor | None, num_instances: int) -> Tensor:

@@ -35,6 +35,9 @@ class Method(nn.Module, ABC):
         """The part of the encoder that a run records, so that methods can be compared by it."""
         return self.encoder
 
+    def prepare(self, how: Callable[[nn.Module], Encode]) -> None:
+        """Applies ``how`` to encoders beside the trained one, so that they are called as it is: compiled, in chunks."""
+
     @abstractmethod
     def loss_of(self, encode: Encode, batch: Batch) -> Tensor:
         """The loss of a batch; remembers what ``diagnose`` and ``harvest`` need."""

@@ -43,6 +43,9 @@ class TrainOptions:
     )
     epochs: int = option(50, "Passes over the data.", TRAINING, low=1)
     batch_size: int = option(256, "Images in a batch, over all ranks together.", TRAINING, low=2)
+    encode_chunk: int = option(
+        0, "Views that are encoded at once, for batches larger than memory; 0: all of them.", TRAINING, low=0
+    )
     learning_rate: float = option(1e-3, "Adam's step size.", TRAINING, low=0.0)
     weight_decay: float = option(1e-6, "Adam's weight decay.", TRAINING, low=0.0)
     augment: str = option(

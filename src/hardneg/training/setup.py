@@ -54,7 +54,8 @@ def loss_for(options: TrainOptions, **more: Any) -> ContrastiveLoss:
     names = ("num_negatives", "positives_in_denominator", "reduction", "objective", "generate")
     chosen = {name: getattr(options, name) for name in names if hasattr(options, name)}
     temperature, tau_plus = number_of(options.temperature), number_of(options.tau_plus)
-    return ContrastiveLoss(options.negatives, temperature, tau_plus, normalize=False, **chosen, **more)
+    chosen |= {"gather": True, **more}
+    return ContrastiveLoss(options.negatives, temperature, tau_plus, normalize=False, **chosen)
 
 
 def accelerator_for(options: TrainOptions) -> Accelerator:

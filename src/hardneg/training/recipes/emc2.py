@@ -28,9 +28,12 @@ class EMC2Method(GlobalMethod):
             self.temperature,
             options.burn_in,
             remember=bank,
-            num_steps=options.num_steps or None,
+            # Of distinct images, as in a batch here, each anchor has that many candidates: they need not be counted.
+            num_steps=options.num_steps or 2 * options.batch_size - 2,
             seed=options.seed,
         )
+        if options.compile:
+            self.loss.compile()
 
     def of_views(self, z1: Tensor, z2: Tensor, ids: Tensor | None, labels: Tensor | None) -> Tensor:
         loss: Tensor = self.loss(z1, z2, ids)

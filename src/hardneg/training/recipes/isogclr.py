@@ -1,7 +1,7 @@
 """iSogCLR (Qiu et al. 2023): SimCLR with a temperature for each image, learnt with the encoder.
 
 The loss is that of the batch, without the running normalisers of SogCLR. Images similar to many others get a
-higher temperature, rare ones to a lower one.
+higher temperature, rare ones a lower one.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class ISogCLR(SimCLR):
         self.individual = IndividualTemperatures(self.loss, len(data), start, low=min(0.05, start), high=high)
 
     def loss_for(self, options: ISogCLROptions) -> ContrastiveLoss:
-        return ContrastiveLoss(options.negatives, objective=f"isogclr({options.rho!r})", normalize=False)
+        return ContrastiveLoss(options.negatives, objective=f"isogclr({options.rho!r})", normalize=False, gather=True)
 
     def of_views(self, z1: Tensor, z2: Tensor, ids: Tensor | None, labels: Tensor | None) -> Tensor:
         loss: Tensor = self.individual(z1, z2, ids, labels=labels)

@@ -7,6 +7,7 @@ The shuffling of batches for BatchNorm is left out: use synchronised or no batch
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -34,24 +35,26 @@ class MoCoV2(Method):
         super().__init__()
         self.encoder = encoder_for(options, data)
         self.slow = MomentumEncoder(self.encoder, options.momentum)
+        self.encode_keys: Encode = self.slow.__call__
         self.queue = Queue(options.queue, options.dim)
         self.loss = loss_for(options)
+
+    def prepare(self, how: Callable[[nn.Module], Encode]) -> None:
+        self.encode_keys = how(self.slow)
 
     def loss_of(self, encode: Encode, batch: Batch) -> Tensor:
         first, second = batch.views.chunk(2)
         q = normalize(encode(first).float(), dim=-1)
         with torch.no_grad():
-            k = normalize(self.slow(second).float(), dim=-1)
+            k = normalize(self.encode_keys(second).float(), dim=-1)
         self.last = (q, k, batch.ids, batch.labels, self.queue.keys())
         self.keys = gather(Keys(k, batch.ids, batch.labels))
-        q, k, ids, labels, pool = self.last
-        loss: Tensor = self.loss(q, k, ids, labels, pool)
+        loss: Tensor = self.loss(*self.last)
         return loss
 
     def diagnose(self) -> Diagnosis:
-        q, k, ids, labels, pool = self.last
-        of_all = gather(Keys(q.detach(), ids, labels))
-        return self.loss.diagnose(of_all.vectors, gather(Keys(k)).vectors, of_all.ids, of_all.labels, pool)
+        q, *others = self.last
+        return self.loss.diagnose(q.detach(), *others)
 
     def harvest(self) -> Keys:
         return self.keys
@@ -70,6 +73,7 @@ class MoCoV3(Method):
         encoder = encoder_for(options, data)
         self.encoder: Predicted = Predicted(encoder, options.dim)
         self.slow = MomentumEncoder(encoder, cosine(options.momentum, 1.0), total)
+        self.encode_keys: Encode = self.slow.__call__
         self.temperature = number_of(options.temperature)
         self.temperature_now = value_of(self.temperature, 0, total)
         self.loss = loss_for(options)
@@ -77,7 +81,7 @@ class MoCoV3(Method):
     def loss_of(self, encode: Encode, batch: Batch) -> Tensor:
         q1, q2 = normalize(encode(batch.views).float(), dim=-1).chunk(2)
         with torch.no_grad():
-            k1, k2 = normalize(self.slow(batch.views).float(), dim=-1).chunk(2)
+            k1, k2 = normalize(self.encode_keys(batch.views).float(), dim=-1).chunk(2)
         pool1, pool2 = (gather(Keys(k, batch.ids, batch.labels, source="batch")) for k in (k1, k2))
         self.last, self.keys = (q1, k2, batch.ids, batch.labels, pool2), pool2
         both: Tensor = self.loss(q1, k2, batch.ids, batch.labels, pool2) + self.loss(
@@ -92,7 +96,7 @@ class MoCoV3(Method):
         """The mean of the two directions in nats, as of the other recipes."""
         return loss / (4.0 * self.temperature_now)
 
-    diagnose, harvest = MoCoV2.diagnose, MoCoV2.harvest
+    prepare, diagnose, harvest = MoCoV2.prepare, MoCoV2.diagnose, MoCoV2.harvest
 
     def set_progress(self, step: int, total: int) -> None:
         self.loss.set_progress(step, total)

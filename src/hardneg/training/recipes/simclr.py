@@ -34,8 +34,12 @@ class SimCLR(Method):
 
     def loss_of(self, encode: Encode, batch: Batch) -> Tensor:
         z1, z2 = normalize(encode(batch.views).float(), dim=-1).chunk(2)  # [b, d] each
-        self.first, self.second = (gather(Keys(z, batch.ids, batch.labels)) for z in (z1, z2))  # from all ranks
+        self.first, self.second = (self.shared(Keys(z, batch.ids, batch.labels)) for z in (z1, z2))
         return self.of_views(self.first.vectors, self.second.vectors, self.first.ids, self.first.labels)
+
+    def shared(self, keys: Keys) -> Keys:
+        """What the loss is given: the rank's own part of the batch, since the loss gathers the candidates."""
+        return keys
 
     def of_views(self, z1: Tensor, z2: Tensor, ids: Tensor | None, labels: Tensor | None) -> Tensor:
         loss: Tensor = self.loss(z1, z2, ids, labels)
@@ -48,9 +52,12 @@ class SimCLR(Method):
         return found
 
     def harvest(self) -> Keys:
+        return gather(self.both())
+
+    def both(self) -> Keys:
         """Both views of each image, as one vector of unit norm."""
-        both = torch.cat([self.first.vectors, self.second.vectors], dim=1).detach() * 0.5**0.5
-        return Keys(both, self.first.ids)
+        vectors = torch.cat([self.first.vectors, self.second.vectors], dim=1).detach() * 0.5**0.5
+        return Keys(vectors, self.first.ids)
 
     def set_progress(self, step: int, total: int) -> None:
         self.loss.set_progress(step, total)

@@ -12,21 +12,37 @@ from typing import Any
 from torch import Tensor
 
 from hardneg.core.diagnose import Diagnosis
+from hardneg.core.distributed import gather
+from hardneg.core.types import Keys
+from hardneg.losses.contrastive import ContrastiveLoss
 from hardneg.losses.global_softmax import SogCLR
 from hardneg.training.data.images import ImageData
 from hardneg.training.loop import train
 from hardneg.training.options import SogCLROptions, TrainOptions
 from hardneg.training.recipes.simclr import SimCLR
+from hardneg.training.setup import loss_for
 
 
 class GlobalMethod(SimCLR):
-    """A loss over the whole data set: every rank computes that of all gathered rows, and so keeps the same state."""
+    """A loss over the whole data set: every rank computes that of all gathered rows, and so keeps the same state.
+
+    With ``--compile`` it is compiled, too: its many small operations would take longer to launch than the encoder's.
+    """
 
     def __init__(self, options: TrainOptions, data: ImageData) -> None:
         options.check()
         super().__init__(options, data, 0)
         self.of_batch = self.loss  # the subclass has a global loss in its place
         self.temperature = float(options.temperature)  # not a schedule, as the options have checked
+
+    def loss_for(self, options: Any) -> ContrastiveLoss:
+        return loss_for(options, gather=False)
+
+    def shared(self, keys: Keys) -> Keys:
+        return gather(keys)
+
+    def harvest(self) -> Keys:
+        return self.both()
 
     def recorded(self, loss: Tensor) -> Tensor:
         real: Tensor = self.loss.last["real_loss"]
@@ -46,6 +62,8 @@ class SogCLRMethod(GlobalMethod):
         super().__init__(options, data)
         self.negatives = self.of_batch.negatives  # the same object, so that an adaptive schedule moves both
         self.loss = SogCLR(len(data), self.temperature, options.gamma, negatives=self.negatives)
+        if options.compile:
+            self.loss.compile()
 
     def set_progress(self, step: int, total: int) -> None:
         self.loss.negatives = self.negatives.at(step, total)
