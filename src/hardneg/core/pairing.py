@@ -1,8 +1,8 @@
 """Who meets whom: anchors, their positives and their candidates as vectors with tags. No [b, n] is made here.
 
 ``scores()`` gives the dense matrices; ``tile()`` a block of them. Vectors are taken as given unless ``normalize``;
-scores are float32 or wider, also under autocast and for half precision inputs. An infinite feature is treated as NaN, so
-that it cannot hide in a finite loss.
+scores are float32 or wider, also under autocast and for half precision inputs. An infinite feature is treated as NaN,
+so that it cannot hide in a finite loss.
 """
 
 from __future__ import annotations
@@ -42,9 +42,8 @@ class Pairing:
 
     ``label_positives``: candidates of the anchor's label are positives too, and no longer negatives unless
     ``same_label_negatives``. ``guide``: the same pairs under another model. ``normalize``: vectors are brought to unit
-    norm before they are compared. ``num_views``: 2 or more where the anchors are so many views of a batch, one after the
-    other, and the positives the other views; 1 where the positives are the first rows of the first pool, one for each
-    anchor.
+    norm before they are compared. ``num_views``: 2 or more where the anchors are so many views of a batch, one after
+    the other, and the positives the other views; 1 where the positives are the first rows of the first pool.
     """
 
     anchors: Keys

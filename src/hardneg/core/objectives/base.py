@@ -67,6 +67,15 @@ class Objective:
         """Whether an anchor without a negative costs nothing."""
         return True
 
+    @property
+    def pair_kind(self) -> str | None:
+        """``"softplus"`` where the loss of a pair is softplus(offset - positive), ``"linear"`` where it is
+        offset - positive, the offset being ``pair_offset`` of its row; None for any other."""
+        return None
+
+    def pair_offset(self, row: Row) -> PerRow:
+        raise NotImplementedError
+
     def at(self, step: int, total: int | None = None) -> Objective:
         """With its schedules evaluated, as tensors, so that a new number does not compile a graph again."""
         numbers = {
