@@ -90,7 +90,8 @@ class Objective:
         """The loss of each pair, [b, p], from dense scores."""
         check_shape(self.name, scores, log_w)
         statistics = {name: statistic.dense(scores, log_w) for name, statistic in self.statistics().items()}
-        some = (log_w != NEVER).any(-1, keepdim=True)
+        support = statistics.get("support")
+        some = (log_w != NEVER).any(-1, keepdim=True) if support is None else support > 0
         return self.real_losses(scores.positives, Row(statistics, scores.temperature), scores.positive_valid, some)
 
     def real_losses(
