@@ -42,8 +42,9 @@ class Pairing:
 
     ``label_positives``: candidates of the anchor's label are positives too, and no longer negatives unless
     ``same_label_negatives``. ``guide``: the same pairs under another model. ``normalize``: vectors are brought to unit
-    norm before they are compared. ``num_views``: 2 or more where the anchors are so many views of a batch, one after
-    the other, and the positives the other views; 1 where the positives are the first rows of the first pool.
+    norm before they are compared. ``num_views``: 2 or more where anchors and ``positives`` are so many views of a
+    batch, one after the other, and an anchor's positives the other views of its row (see ``own``); 1 where the
+    positives are the first rows of the first pool.
     """
 
     anchors: Keys
@@ -90,9 +91,15 @@ class Pairing:
         elif self.num_views == 1:
             own = Keys(pools[0].vectors[: len(self), None])
         else:
-            own = self._ready(several(self.positives))
+            own = self._ready(self.own())
         guide = None if self.guide is None else self.guide.prepared()
         return self.changed(anchors=anchors, positives=own, candidates=pools, guide=guide, normalize=False, num_views=0)
+
+    def own(self) -> Keys:
+        """The anchors' own positives, [b, p, d]."""
+        if self.num_views > 1:
+            return Keys(other_views(self.positives.vectors, self.num_views))
+        return several(self.positives)
 
     def _ready(self, keys: Keys) -> Keys:
         vectors = unit(keys.vectors) if self.normalize else not_infinite(widened(keys.vectors))
@@ -114,7 +121,7 @@ class Pairing:
 
         return self.changed(
             anchors=part(self.anchors),
-            positives=part(self.positives),
+            positives=part(self.own()),
             candidates=tuple(part(keys) if keys.private else keys for keys in self.candidates),
             temperature=of_rows(self.temperature, rows),
             positive_mask=_rows(self.positive_mask, rows),

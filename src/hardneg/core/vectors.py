@@ -35,7 +35,7 @@ def unit(vectors: Annotated[Tensor, "* d"]) -> Annotated[Tensor, "* d"]:
         size = torch.frexp(largest).exponent.clamp(-most, most)  # of NaN or infinity: any number will do
         power = torch.exp2(-size.to(wide.dtype)).masked_fill(zero, 0.0)
     scaled = wide * power
-    return scaled / (torch.linalg.vector_norm(scaled, dim=-1, keepdim=True) + zero)
+    return torch.div(scaled, torch.linalg.vector_norm(scaled, dim=-1, keepdim=True) + zero)
 
 
 def is_zero(vectors: Annotated[Tensor, "* d"]) -> Annotated[Tensor, "*"]:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import lru_cache
 from typing import Annotated
 
 import torch
 from torch import Tensor
 
 from hardneg.core.errors import ArgumentError
-from hardneg.core.pairing import Pairing, other_views
+from hardneg.core.pairing import Pairing
 from hardneg.core.types import Keys
 
 
@@ -28,10 +29,12 @@ def pair_views(
     def each(tag: Tensor | None) -> Tensor | None:
         return None if tag is None else torch.cat([tag] * number)
 
-    batch = Keys(torch.cat(list(views)), each(batch_ids(views[0], ids)), each(labels), each(clusters), source="batch")
-    own = Keys(other_views(batch.vectors, number))
+    numbers = _numbers(len(views[0]), number, views[0].device) if ids is None else each(batch_ids(views[0], ids))
+    batch = Keys(torch.cat(list(views)), numbers, each(labels), each(clusters), source="batch")
     temperature = _each_view(temperature, len(views[0]), number)
-    return Pairing(batch, own, (batch, *extra), temperature, ids_given=ids is not None, num_views=number)
+    return Pairing(
+        batch, Keys(batch.vectors), (batch, *extra), temperature, ids_given=ids is not None, num_views=number
+    )
 
 
 def pair_cross(
@@ -49,6 +52,19 @@ def pair_cross(
     other = Keys(z2, rows, labels, clusters, source="batch")
     anchors = Keys(z1, rows, labels, clusters)
     return Pairing(anchors, Keys(z2[:, None]), (other, *extra), temperature, ids_given=ids is not None, num_views=1)
+
+
+def _numbers(rows: int, number: int, device: torch.device) -> Tensor:
+    """0, 1, 2 ... for the rows of each view; kept, as small batches on a GPU are a matter of launches."""
+    if torch.compiler.is_compiling() or (device.type == "cuda" and torch.cuda.is_current_stream_capturing()):
+        return torch.arange(rows, device=device).repeat(number)
+    return _kept_numbers(rows, number, device)
+
+
+@lru_cache(maxsize=4)
+def _kept_numbers(rows: int, number: int, device: torch.device) -> Tensor:
+    with torch.inference_mode(False):  # a tensor of inference could not be saved for a backward pass
+        return torch.arange(rows, device=device).repeat(number)
 
 
 def batch_ids(z: Tensor, ids: Tensor | None) -> Tensor:

@@ -37,7 +37,7 @@ def choose(pairing: Pairing, negatives: Negatives, objective: Objective, impl: s
         return Path("dense" if impl == "auto" else "chunked", "inside torch.compile")
     reason = cannot(pairing, negatives, objective)
     if reason is None:
-        return Path("triton", f"{negatives!r} is of the closed family")
+        return Path("triton", "the distribution is of the closed family")
     if impl == "streamed":
         return Path("chunked", reason)
     number, most = len(pairing) * pairing.num_candidates, _most_dense(pairing)

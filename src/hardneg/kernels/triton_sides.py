@@ -220,7 +220,7 @@ def block_of(vectors: Tensor, num_rows: int, backward: bool) -> Block:
     if num_rows < SORTED_FROM:
         return Block(64, 64, 4, 3)
     if not backward:
-        return Block(128, 64, 8, 2 if d <= 128 else 3, 128)
+        return Block(128, 64, 4, 2) if d <= 128 else Block(128, 64, 8, 3, 128)
     return Block(64, 128, 4, 3 if d <= 64 else 2) if d <= 128 else Block(128, 64, 8, 3)
 
 

@@ -252,7 +252,7 @@ class ContrastiveLoss(nn.Module):
             if self._objective.needs_negatives:
                 warn_of_empty(empty.float().mean().item(), self._current)
             if corrects(self._tau_plus()) and "log_mean" in row.statistics:
-                real = own.valid & ~empty
+                real = ~empty if own.valid is None else own.valid & ~empty
                 floored = debiased(row.log_mean, own.s, self._tau_plus(), row.temperature)[1] & real
                 warn_of_floor(float(floored.sum() / real.sum().clamp(min=1)), self._tau_plus(), row.temperature)
         return loss

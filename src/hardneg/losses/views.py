@@ -58,12 +58,16 @@ class Views:
         if len(views) != 2 and (self.kind != "two" or pool is not None):
             raise ArgumentError("ContrastiveLoss", "two views for views='cross' or a pool", f"{len(views)} views")
         parts = None if pool is None else as_keys(pool)
-        made = self._of(views, temperature, ids, labels, parts, clusters)
+        made = self._of(views, temperature, ids, labels, parts, clusters).changed(
+            label_positives=self.positives == "label",
+            same_label_negatives=self.same_label_negatives,
+            normalize=self.normalize,
+        )
         if guide is not None:
             pools = None if parts is None else [Keys(vectors) for vectors in _listed(guide[len(views) :])]
-            made = made.guided(self._of(guide[: len(views)], 1.0, ids, None, pools, None))
-        by_label = self.positives == "label"
-        return made.changed(label_positives=by_label, same_label_negatives=self.same_label_negatives)
+            other = self._of(guide[: len(views)], 1.0, ids, None, pools, None)
+            made = made.guided(other.changed(normalize=self.normalize))
+        return made
 
     def _of(
         self,
@@ -78,12 +82,10 @@ class Views:
         if self.detach_keys:
             others = [view.detach() for view in others]
         if parts is not None:
-            made = pair_pool(Keys(first, ids, labels, clusters), others[0], parts, temperature)
-        elif self.kind == "two":
-            made = pair_views([first, *others], temperature, ids, labels, clusters)
-        else:
-            made = pair_cross(first, others[0], temperature, ids, labels, clusters)
-        return made.changed(normalize=self.normalize)
+            return pair_pool(Keys(first, ids, labels, clusters), others[0], parts, temperature)
+        if self.kind == "two":
+            return pair_views([first, *others], temperature, ids, labels, clusters)
+        return pair_cross(first, others[0], temperature, ids, labels, clusters)
 
 
 def _listed(pools: Sequence[Any]) -> list[Tensor]:
