@@ -29,14 +29,13 @@ def unit(vectors: Annotated[Tensor, "* d"]) -> Annotated[Tensor, "* d"]:
     if not wide.shape[-1]:
         return wide
     with torch.no_grad():
-        largest = wide.abs().amax(-1, keepdim=True)
+        largest = torch.linalg.vector_norm(wide, math.inf, dim=-1, keepdim=True)
         zero = largest == 0
-        size = torch.frexp(torch.where(torch.isfinite(largest), largest, 1.0)).exponent
         most = math.frexp(torch.finfo(wide.dtype).max)[1] - 2  # a subnormal number asks for more
-        power = torch.exp2(-size.clamp(-most, most).to(wide.dtype))
+        size = torch.frexp(largest).exponent.clamp(-most, most)  # of NaN or infinity: any number will do
+        power = torch.exp2(-size.to(wide.dtype)).masked_fill(zero, 0.0)
     scaled = wide * power
-    norm = torch.where(zero, 1.0, scaled.norm(dim=-1, keepdim=True))
-    return torch.where(zero, 0.0, scaled / norm)
+    return torch.div(scaled, torch.linalg.vector_norm(scaled, dim=-1, keepdim=True) + zero)
 
 
 def is_zero(vectors: Annotated[Tensor, "* d"]) -> Annotated[Tensor, "*"]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import lru_cache
 from typing import Annotated
 
 import torch
@@ -11,7 +12,6 @@ from torch import Tensor
 from hardneg.core.errors import ArgumentError
 from hardneg.core.pairing import Pairing
 from hardneg.core.types import Keys
-from hardneg.core.vectors import widened
 
 NUMBERED = 2**62
 """From here on, ids are numbers of rows that have no id of their own: no data set has so many."""
@@ -28,19 +28,16 @@ def pair_views(
     """All views are anchors and candidates; every other view of the same row is a positive."""
     number = len(views)
     check_views("two_views", views)
-    views = [widened(view) for view in views]  # once, so that gradients of half precision add up in float32
 
     def each(tag: Tensor | None) -> Tensor | None:
         return None if tag is None else torch.cat([tag] * number)
 
-    batch = Keys(torch.cat(list(views)), each(batch_ids(views[0], ids)), each(labels), each(clusters), source="batch")
-    if number == 2:
-        positives = torch.cat([views[1], views[0]])[:, None]
-    else:
-        others = [torch.stack([views[j] for j in range(number) if j != i], dim=1) for i in range(number)]
-        positives = torch.cat(others)
+    numbers = _numbers(len(views[0]), number, views[0].device) if ids is None else each(batch_ids(views[0], ids))
+    batch = Keys(torch.cat(list(views)), numbers, each(labels), each(clusters), source="batch")
     temperature = _each_view(temperature, len(views[0]), number)
-    return Pairing(batch, Keys(positives), (batch, *extra), temperature, ids_given=ids is not None)
+    return Pairing(
+        batch, Keys(batch.vectors), (batch, *extra), temperature, ids_given=ids is not None, num_views=number
+    )
 
 
 def pair_cross(
@@ -54,11 +51,23 @@ def pair_cross(
 ) -> Pairing:
     """One view against the other."""
     check_views("cross_views", [z1, z2])
-    z1, z2 = widened(z1), widened(z2)
     rows = batch_ids(z1, ids)
     other = Keys(z2, rows, labels, clusters, source="batch")
     anchors = Keys(z1, rows, labels, clusters)
-    return Pairing(anchors, Keys(z2[:, None]), (other, *extra), temperature, ids_given=ids is not None)
+    return Pairing(anchors, Keys(z2[:, None]), (other, *extra), temperature, ids_given=ids is not None, num_views=1)
+
+
+def _numbers(rows: int, number: int, device: torch.device) -> Tensor:
+    """0, 1, 2 ... for the rows of each view; kept, as small batches on a GPU are a matter of launches."""
+    if torch.compiler.is_compiling() or (device.type == "cuda" and torch.cuda.is_current_stream_capturing()):
+        return torch.arange(rows, device=device).repeat(number)
+    return _kept_numbers(rows, number, device)
+
+
+@lru_cache(maxsize=4)
+def _kept_numbers(rows: int, number: int, device: torch.device) -> Tensor:
+    with torch.inference_mode(False):  # a tensor of inference could not be saved for a backward pass
+        return torch.arange(rows, device=device).repeat(number)
 
 
 def batch_ids(z: Tensor, ids: Tensor | None) -> Tensor:

@@ -25,10 +25,10 @@ from hardneg.negatives.base import Negatives, not_pointwise
 
 
 class Own(NamedTuple):
-    """The scores of the anchors' own positives, without gradient, and which of them are real."""
+    """The scores of the anchors' own positives, without gradient, and which of them are real; None: all."""
 
     s: Annotated[Tensor, "b p"]
-    valid: Annotated[Tensor, "b p"]
+    valid: Annotated[Tensor, "b p"] | None
 
 
 class Streamed(NamedTuple):

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from hardneg.core.errors import ArgumentError
 from hardneg.kernels.triton_function import FIXED_SHIFT_BITS, Band, Plan, RowStatisticsFunction, spread
-from hardneg.kernels.triton_sides import PerAnchor, PerCandidate, Tags, check_served
+from hardneg.kernels.triton_sides import PerAnchor, PerCandidate, Tags, Temperature, served
 from hardneg.kernels.triton_sides import supports as supports
 
 
@@ -35,7 +35,7 @@ def row_statistics(
     anchors: Annotated[Tensor, "b d"],
     candidates: Annotated[Tensor, "n d"] | None = None,
     *,
-    temperature: float | Tensor,
+    temperature: float | Tensor | Temperature,
     beta: float = 0.0,
     detach: bool = False,
     anchor_ids: PerAnchor | None = None,
@@ -59,13 +59,12 @@ def row_statistics(
     normalize: divides vectors by their norms, inside the products.
     unit: the vectors have unit norm; without it (and without ``normalize``) every row keeps a running maximum.
     """
-    check_served("row_statistics", anchors, candidates, temperature, beta)
-    value = float(temperature.detach()) if isinstance(temperature, Tensor) else float(temperature)
+    anchors, candidates = served("row_statistics", anchors, candidates, temperature, beta)
+    value, learned = Temperature.of(temperature)
     tags = Tags.of(anchors, candidates, anchor_ids, candidate_ids, anchor_labels, candidate_labels)
     band = _band(low, high, anchors)
     fixed = (unit or normalize) and spread(value, beta) < FIXED_SHIFT_BITS
     plan = Plan(value, float(beta), detach, normalize, fixed, candidates is None, tags.few)
-    learned = temperature if isinstance(temperature, Tensor) and temperature.requires_grad else None
     found = RowStatisticsFunction.apply(anchors, candidates, learned, tags, band, plan)  # type: ignore[no-untyped-call]
     return RowStatistics(*found[:3])
 
@@ -73,6 +72,8 @@ def row_statistics(
 class ViewLosses(NamedTuple):
     losses: PerAnchor
     """InfoNCE of each row, never reduced; 0 without a negative."""
+    positives: PerAnchor
+    """The scores of the positives, without a gradient."""
     log_mean: PerAnchor
     """log E_q[e^s] before tau_plus, without a gradient."""
     support: PerAnchor
@@ -81,11 +82,13 @@ class ViewLosses(NamedTuple):
 def two_view_losses(
     vectors: Annotated[Tensor, "2b d"],
     *,
-    temperature: float | Tensor,
+    temperature: float | Tensor | Temperature,
     beta: float = 0.0,
     detach: bool = False,
     tau_plus: float = 0.0,
     ids: Annotated[Tensor, "2b"] | None = None,
+    labels: Annotated[Tensor, "2b"] | None = None,
+    low: float | Annotated[Tensor, "2b"] | None = None,
     normalize: bool = False,
     unit: bool = True,
 ) -> ViewLosses:
@@ -94,19 +97,18 @@ def two_view_losses(
     Row i + b is the other view of row i. What ``row_statistics`` and a few operations on [2b] tensors give, with a
     fraction of the launches: what small batches pay for. The other arguments are those of ``row_statistics``.
     """
-    check_served("two_view_losses", vectors, None, temperature, beta)
+    served("two_view_losses", vectors, None, temperature, beta)
     if len(vectors) % 2 or not 0.0 <= tau_plus < 1.0:
         raise ArgumentError(
             "two_view_losses", "an even number of rows and tau_plus in [0, 1)", f"rows={len(vectors)}, {tau_plus=}"
         )
     ids = _numbered(len(vectors) // 2, vectors.device) if ids is None else ids
-    value = float(temperature.detach()) if isinstance(temperature, Tensor) else float(temperature)
-    tags = Tags.of(vectors, None, ids, None, None, None)
+    value, learned = Temperature.of(temperature)
+    tags = Tags.of(vectors, None, ids, None, labels, None)
     fixed = (unit or normalize) and spread(value, beta) < FIXED_SHIFT_BITS
     plan = Plan(value, float(beta), detach, normalize, fixed, True, tags.few, views=True, tau_plus=float(tau_plus))
-    learned = temperature if isinstance(temperature, Tensor) and temperature.requires_grad else None
-    found = RowStatisticsFunction.apply(vectors, None, learned, tags, (None, None), plan)  # type: ignore[no-untyped-call]
-    return ViewLosses(found[3], found[0].detach(), found[2])
+    found = RowStatisticsFunction.apply(vectors, None, learned, tags, _band(low, None, vectors), plan)  # type: ignore[no-untyped-call]
+    return ViewLosses(found[3], found[4], found[0].detach(), found[2])
 
 
 @lru_cache(maxsize=4)

@@ -86,6 +86,38 @@ def allowed_pairs(
 
 
 @jit
+def unit_rows(v):
+    """Float32 rows times a power of two, the inverse of their norms then, and before; 0 for a row of zeros.
+
+    The power, which is exact, keeps squares in the range of float32 at any scale of the rows.
+    """
+    exponent = tl.max(tl.abs(v), 1).to(tl.int32, bitcast=True) & 0x7F800000
+    power = tl.maximum(0x7F000000 - exponent, 0x00800000).to(tl.float32, bitcast=True)
+    v = v * power[:, None]
+    square = tl.sum(v * v, 1)
+    inverse = tl.where(square == 0.0, 0.0, 1.0 / tl.sqrt(square))
+    return v, inverse, inverse * power
+
+
+@jit
+def normed(
+    v_ptr, order_ptr, out_ptr, inverse_ptr, slope_ptr, n, d, BM: tl.constexpr, BD: tl.constexpr, SORTED: tl.constexpr
+):
+    """Rows in their order as ``unit_rows`` gives them, in their own precision."""
+    rows = tl.program_id(0) * BM + tl.arange(0, BM)
+    features = tl.arange(0, BD)
+    real = (rows < n)[:, None] & (features < d)[None, :]
+    given = rows
+    if SORTED:
+        given = tl.load(order_ptr + rows, mask=rows < n, other=0)
+    v = tl.load(v_ptr + given[:, None] * d + features[None, :], mask=real, other=0.0)
+    scaled, inverse, slope = unit_rows(v.to(tl.float32))
+    tl.store(out_ptr + rows[:, None] * d + features[None, :], scaled.to(v.dtype), mask=real)
+    tl.store(inverse_ptr + rows, inverse, mask=rows < n)
+    tl.store(slope_ptr + rows, slope, mask=rows < n)
+
+
+@jit
 def other_view(z_ptr, given, real, n, d, BD: tl.constexpr, NORMS: tl.constexpr):
     """The positives: the rows half of all rows away."""
     half = n // 2
@@ -94,5 +126,6 @@ def other_view(z_ptr, given, real, n, d, BD: tl.constexpr, NORMS: tl.constexpr):
     at = z_ptr + there[:, None] * d + features[None, :]
     p = tl.load(at, mask=real[:, None] & (features < d)[None, :], other=0.0).to(tl.float32)
     if NORMS:
-        p = p / tl.maximum(tl.sqrt(tl.sum(p * p, 1)), 1e-12)[:, None]
+        p, inverse, _ = unit_rows(p)
+        p = p * inverse[:, None]
     return p

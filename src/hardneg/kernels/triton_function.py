@@ -93,17 +93,17 @@ class RowStatisticsFunction(torch.autograd.Function):
         views = anchors.detach().contiguous() if plan.views else None
         found, sums, slopes = _sweep(rows, columns, band, plan, views)
         ctx.save_for_backward(*rows, *columns, *band, *sums, *slopes, views)
-        ctx.mark_non_differentiable(found[2])
+        ctx.mark_non_differentiable(found[2], *found[4:])
         return found
 
     @staticmethod
     @once_differentiable  # type: ignore[untyped-decorator]
     def backward(
-        ctx: Any, g_mean: Tensor | None, g_mass: Tensor | None, _: None, g_loss: Tensor | None = None
+        ctx: Any, g_mean: Tensor | None, g_mass: Tensor | None, _: None, g_loss: Tensor | None = None, *rest: None
     ) -> tuple[Tensor | None, ...]:
         plan, saved = ctx.plan, ctx.saved_tensors
-        rows, columns, band, sums = Side(*saved[:8]), Side(*saved[8:16]), saved[16:18], saved[18:21]
-        *slopes, views = saved[21:]
+        rows, columns, band, sums = Side(*saved[:9]), Side(*saved[9:18]), saved[18:20], saved[20:23]
+        *slopes, views = saved[23:]
         grad_anchors: Tensor | None = None
         grad_candidates: Tensor | None = None
         grad_temperature: Tensor | None = None
@@ -132,12 +132,12 @@ def _sweep(
     """Statistics (and losses) as given, sums as sorted, and the slopes of the losses by log_mean and positive."""
     b, n, d = len(rows.vectors), len(columns.vectors), rows.vectors.shape[1]
     log_mean, log_mass, sum0, sum1, shift, *losses = rows.vectors.new_empty(
-        8 if plan.views else 5, b, dtype=torch.float32
+        9 if plan.views else 5, b, dtype=torch.float32
     ).unbind()
-    loss, *slopes = losses or (None, None, None)
+    loss, positive, *slopes = losses or (None, None, None, None)
     support = rows.vectors.new_empty(b, dtype=torch.int32)
     largest = None
-    if not plan.itself:
+    if not plan.normalize:
         largest = columns.vectors.new_zeros(()) if n == 0 else torch.linalg.vector_norm(columns.vectors, math.inf)
     block = block_of(rows.vectors, b, backward=False)
     if b:
@@ -145,14 +145,14 @@ def _sweep(
             rows.vectors, columns.vectors, rows.inverse_norms, columns.inverse_norms,
             rows.ids, columns.ids, rows.labels, columns.labels, *band,
             rows.begin, rows.end, rows.split, rows.order, largest, log_mean, log_mass, support, sum0, sum1, shift,
-            views, loss, *slopes,
+            views, loss, positive, *slopes,
             b, n, d, plan.scale, plan.beta, plan.scale if plan.fixed else 0.0, plan.temperature, plan.tau_plus,
             VIEWS=plan.views, DEBIASED=plan.tau_plus > 0,
             TILT=plan.tilt, BAND=band[0] is not None,
             FIXED=plan.fixed, MASKED=plan.masked, LATE=block.stages if plan.masked else 1,
             **switches(rows, columns, plan.itself, block),
         )  # fmt: skip
-    found = (log_mean, log_mass, support) if loss is None else (log_mean, log_mass, support, loss)
+    found = (log_mean, log_mass, support, *(each for each in (loss, positive) if each is not None))
     return found, (sum0, sum1, shift), tuple(slopes)
 
 
@@ -217,7 +217,7 @@ def _gradient(
     nothing = None, None, None
     if b:
         triton_gradients.backward[(-(-b // block.rows),)](
-            rows.vectors, columns.vectors, rows.inverse_norms, columns.inverse_norms,
+            rows.vectors, columns.vectors, rows.inverse_norms, columns.inverse_norms, rows.slopes,
             rows.ids, columns.ids, rows.labels, columns.labels,
             *(band if of_rows else nothing[:2]), *(band if of_columns else nothing[:2]),
             *(of_rows or nothing), *(of_columns or nothing),

@@ -81,8 +81,8 @@ def role_gradient(
 
 @jit
 def pulled(
-    total, start, r, rows,
-    c_ptr, r_norm_ptr, c_norm_ptr, r_ids_ptr, c_ids_ptr, r_labels_ptr, c_labels_ptr,
+    total, start, r, r_norm, rows,
+    c_ptr, c_norm_ptr, r_ids_ptr, c_ids_ptr, r_labels_ptr, c_labels_ptr,
     r_low_ptr, r_high_ptr, c_low_ptr, c_high_ptr, r_A_ptr, r_C_ptr, r_shift_ptr, c_A_ptr, c_C_ptr, c_shift_ptr,
     b, n, d, scale, beta, shift,
     BN: tl.constexpr, BD: tl.constexpr, FULL_D: tl.constexpr, TILT: tl.constexpr, FIXED: tl.constexpr,
@@ -95,13 +95,12 @@ def pulled(
     x = tl.dot(r, tl.trans(c), input_precision=PRECISION)
     similarity = x
     if NORMS:
-        r_norm = load_rows(r_norm_ptr, rows, b, True)[:, None]
         c_norm = load_rows(c_norm_ptr, columns, n, CHECKED)[None, :]
     if NORMS and BAND:
-        similarity = x * (r_norm * c_norm)
+        similarity = x * (r_norm[:, None] * c_norm)
         x = similarity * scale - shift
     elif NORMS:
-        x = x * c_norm * (r_norm * scale) - shift
+        x = x * c_norm * (r_norm * scale)[:, None] - shift
     else:
         x = x * scale - shift
     if CHECKED:
@@ -145,7 +144,7 @@ def pulled(
 
 @jit
 def backward(
-    r_ptr, c_ptr, r_norm_ptr, c_norm_ptr, r_ids_ptr, c_ids_ptr, r_labels_ptr, c_labels_ptr,
+    r_ptr, c_ptr, r_norm_ptr, c_norm_ptr, slope_ptr, r_ids_ptr, c_ids_ptr, r_labels_ptr, c_labels_ptr,
     r_low_ptr, r_high_ptr, c_low_ptr, c_high_ptr, r_A_ptr, r_C_ptr, r_shift_ptr, c_A_ptr, c_C_ptr, c_shift_ptr,
     begin_ptr, end_ptr, split_ptr, order_ptr, unit_ptr, gradient_ptr, product_ptr, z_ptr, by_positive_ptr,
     b, n, d, scale, beta, shift,
@@ -157,6 +156,9 @@ def backward(
     """grad r_i = unit sum_j e_ij c_j. ROW: rows are anchors; COLUMN: columns are; both in self-similarity."""
     rows = tl.program_id(0) * BM + tl.arange(0, BM)
     r = load_vectors(r_ptr, rows, b, d, BD, True, FULL_D)
+    r_norm = tl.full([BM], 1.0, tl.float32)
+    if NORMS:
+        r_norm = load_rows(r_norm_ptr, rows, b, True)
     total = tl.zeros([BM, BD], tl.float32)
     first, last, skip, skipped, whole = masked_blocks(
         begin_ptr, end_ptr, split_ptr, b, n, BM, BN, SELF, IDS, LABELS, MASKED, SORTED
@@ -165,8 +167,8 @@ def backward(
         for k in tl.range(0, whole - (last - first)):
             start = tl.where(k < first, k, k + (last - first)) * BN
             total = pulled(
-                total, start, r, rows,
-                c_ptr, r_norm_ptr, c_norm_ptr, r_ids_ptr, c_ids_ptr, r_labels_ptr, c_labels_ptr,
+                total, start, r, r_norm, rows,
+                c_ptr, c_norm_ptr, r_ids_ptr, c_ids_ptr, r_labels_ptr, c_labels_ptr,
                 r_low_ptr, r_high_ptr, c_low_ptr, c_high_ptr,
                 r_A_ptr, r_C_ptr, r_shift_ptr, c_A_ptr, c_C_ptr, c_shift_ptr, b, n, d, scale, beta, shift,
                 BN, BD, FULL_D, TILT, FIXED, NORMS, SELF, IDS, LABELS, BAND, PRECISION, ROW, COLUMN, False,
@@ -176,8 +178,8 @@ def backward(
             start = tl.where(first + k < skip, first + k, first + k + skipped)
             start = tl.where(start < last, start, whole) * BN
             total = pulled(
-                total, start, r, rows,
-                c_ptr, r_norm_ptr, c_norm_ptr, r_ids_ptr, c_ids_ptr, r_labels_ptr, c_labels_ptr,
+                total, start, r, r_norm, rows,
+                c_ptr, c_norm_ptr, r_ids_ptr, c_ids_ptr, r_labels_ptr, c_labels_ptr,
                 r_low_ptr, r_high_ptr, c_low_ptr, c_high_ptr,
                 r_A_ptr, r_C_ptr, r_shift_ptr, c_A_ptr, c_C_ptr, c_shift_ptr, b, n, d, scale, beta, shift,
                 BN, BD, FULL_D, TILT, FIXED, NORMS, SELF, IDS, LABELS, BAND, PRECISION, ROW, COLUMN, True,
@@ -197,12 +199,11 @@ def backward(
     if NORMS or PRODUCT:
         z = load_vectors(r_ptr, rows, b, d, BD, True, FULL_D).to(tl.float32)
         if NORMS:
-            norm = load_rows(r_norm_ptr, rows, b, True)[:, None]
-            z = z * norm
+            z = z * r_norm[:, None]
         product = tl.sum(total * z, 1)
         tl.store(product_ptr + rows, product, mask=real)
-        if NORMS:  # z = r norm: grad r = norm (grad z - z (z . grad z))
-            total = (total - z * product[:, None]) * norm
+        if NORMS:  # z = r slope, r as it was given: grad r = slope (grad z - z (z . grad z))
+            total = (total - z * product[:, None]) * load_rows(slope_ptr, rows, b, True)[:, None]
     features = tl.arange(0, BD)
     at = gradient_ptr + given[:, None] * d + features[None, :]
     tl.store(at, total.to(r.dtype), mask=real[:, None] & (features < d)[None, :])

@@ -16,8 +16,9 @@ from hardneg.kernels.triton_sides import (
     PerCandidate,
     Side,
     Tags,
+    Temperature,
     block_of,
-    check_served,
+    served,
     sides_of,
     switches,
 )
@@ -46,7 +47,7 @@ def positive_statistics(
     anchors: Annotated[Tensor, "b d"],
     candidates: Annotated[Tensor, "n d"] | None = None,
     *,
-    temperature: float | Tensor,
+    temperature: float | Tensor | Temperature,
     anchor_labels: PerAnchor,
     candidate_labels: PerCandidate | None = None,
     anchor_ids: PerAnchor | None = None,
@@ -67,7 +68,7 @@ def pair_losses(
     candidates: Annotated[Tensor, "n d"] | None = None,
     *,
     log_negative: PerAnchor,
-    temperature: float | Tensor,
+    temperature: float | Tensor | Temperature,
     anchor_labels: PerAnchor,
     candidate_labels: PerCandidate | None = None,
     anchor_ids: PerAnchor | None = None,
@@ -87,16 +88,15 @@ def _apply(
     who: str,
     anchors: Tensor,
     candidates: Tensor | None,
-    temperature: float | Tensor,
+    temperature: float | Tensor | Temperature,
     tags: Tags,
     normalize: bool,
     log_negative: Tensor | None,
 ) -> Any:
-    check_served(who, anchors, candidates, temperature)
+    anchors, candidates = served(who, anchors, candidates, temperature)
     if tags.anchor_labels is None:
         raise argument_error(who, "labels of the anchors and of the candidates", "candidate_labels", None)
-    value = float(temperature.detach()) if isinstance(temperature, Tensor) else float(temperature)
-    learned = temperature if isinstance(temperature, Tensor) and temperature.requires_grad else None
+    value, learned = Temperature.of(temperature)
     return _Positives.apply(  # type: ignore[no-untyped-call]
         anchors, candidates, learned, log_negative, tags, value, normalize
     )
@@ -128,7 +128,7 @@ class _Positives(torch.autograd.Function):
     @once_differentiable  # type: ignore[untyped-decorator]
     def backward(ctx: Any, g_first: Tensor, g_second: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
         saved = ctx.saved_tensors
-        rows, columns, (offset, first, second) = Side(*saved[:8]), Side(*saved[8:16]), saved[16:]
+        rows, columns, (offset, first, second) = Side(*saved[:9]), Side(*saved[9:18]), saved[18:]
         grad_anchors, grad_candidates, grad_learned = None, None, None
         grad_offset = g_first * second if offset is not None and ctx.needs_input_grad[3] else None
         parts = _upstream(g_first, g_second, first, offset, rows.vectors.dtype)
@@ -186,7 +186,7 @@ def _gradient(
     block = block_of(rows.vectors, 0, backward=True)
     if b:
         triton_positives.positives_backward[(-(-b // block.rows),)](
-            rows.vectors, columns.vectors, rows.inverse_norms, columns.inverse_norms,
+            rows.vectors, columns.vectors, rows.inverse_norms, columns.inverse_norms, rows.slopes,
             rows.ids, columns.ids, rows.labels, columns.labels, parts.p, parts.q, parts.log,
             rows.begin, rows.end, rows.order, anchors.order, parts.unit / ctx.temperature, gradient, product,
             b, n, d, LOG2_E / ctx.temperature, PAIRS=parts.q is None, ROW=row, COLUMN=column,

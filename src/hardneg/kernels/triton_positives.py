@@ -129,7 +129,7 @@ def positive_gradient(
 
 @jit
 def positives_backward(
-    r_ptr, c_ptr, r_norm_ptr, c_norm_ptr, r_ids_ptr, c_ids_ptr, r_labels_ptr, c_labels_ptr,
+    r_ptr, c_ptr, r_norm_ptr, c_norm_ptr, slope_ptr, r_ids_ptr, c_ids_ptr, r_labels_ptr, c_labels_ptr,
     P_ptr, Q_ptr, L_ptr, begin_ptr, end_ptr, order_ptr, anchor_order_ptr, unit_ptr, gradient_ptr, product_ptr,
     b, n, d, scale,
     BM: tl.constexpr, BN: tl.constexpr, BD: tl.constexpr, FULL_D: tl.constexpr, NORMS: tl.constexpr,
@@ -161,12 +161,11 @@ def positives_backward(
     total = total * tl.load(unit_ptr)
     z = load_vectors(r_ptr, rows, b, d, BD, True, FULL_D).to(tl.float32)
     if NORMS:
-        norm = load_rows(r_norm_ptr, rows, b, True)[:, None]
-        z = z * norm
+        z = z * load_rows(r_norm_ptr, rows, b, True)[:, None]
     product = tl.sum(total * z, 1)
     tl.store(product_ptr + rows, product, mask=real)
     if NORMS:
-        total = (total - z * product[:, None]) * norm
+        total = (total - z * product[:, None]) * load_rows(slope_ptr, rows, b, True)[:, None]
     features = tl.arange(0, BD)
     at = gradient_ptr + given[:, None] * d + features[None, :]
     tl.store(at, total.to(r.dtype), mask=real[:, None] & (features < d)[None, :])

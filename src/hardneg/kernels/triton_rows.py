@@ -48,8 +48,8 @@ def nothing_yet(BM: tl.constexpr):
 
 @jit
 def added(
-    sum0, sum1, top, outside, start, a, rows,
-    c_ptr, a_norm_ptr, c_norm_ptr, a_ids_ptr, c_ids_ptr, a_labels_ptr, c_labels_ptr, low_ptr, high_ptr,
+    sum0, sum1, top, outside, start, a, a_norm, rows,
+    c_ptr, c_norm_ptr, a_ids_ptr, c_ids_ptr, a_labels_ptr, c_labels_ptr, low_ptr, high_ptr,
     b, n, d, scale, beta, shift,
     BM: tl.constexpr, BN: tl.constexpr, BD: tl.constexpr, FULL_D: tl.constexpr, TILT: tl.constexpr,
     FIXED: tl.constexpr, NORMS: tl.constexpr, SELF: tl.constexpr, IDS: tl.constexpr, LABELS: tl.constexpr,
@@ -60,17 +60,18 @@ def added(
     c = load_vectors(c_ptr, columns, n, d, BD, CHECKED, FULL_D)
     x = tl.dot(a, tl.trans(c), input_precision=PRECISION)
     if NORMS:
-        a_norm = load_rows(a_norm_ptr, rows, b, True)[:, None]
         c_norm = load_rows(c_norm_ptr, columns, n, CHECKED)[None, :]
     if BAND:
         if NORMS:
-            x = x * (a_norm * c_norm)  # in this order the bits are those of the backward pass, from either side
+            x = x * (
+                a_norm[:, None] * c_norm
+            )  # in this order the bits are those of the backward pass, from either side
         low = load_rows(low_ptr, rows, b, True)[:, None]
         high = load_rows(high_ptr, rows, b, True)[:, None]
         beyond = (x < low) | (x > high)
         x = x * scale - shift
     elif NORMS:
-        x = x * c_norm * (a_norm * scale) - shift
+        x = x * c_norm * (a_norm * scale)[:, None] - shift
     else:
         x = x * scale - shift
     if CHECKED:
@@ -142,7 +143,7 @@ def pair_loss(log_mean, support, positive, temperature, tau_plus, DEBIASED: tl.c
 def forward(
     a_ptr, c_ptr, a_norm_ptr, c_norm_ptr, a_ids_ptr, c_ids_ptr, a_labels_ptr, c_labels_ptr, low_ptr, high_ptr,
     begin_ptr, end_ptr, split_ptr, order_ptr, largest_ptr, log_mean_ptr, log_mass_ptr, support_ptr,
-    sum0_ptr, sum1_ptr, shift_ptr, z_ptr, loss_ptr, by_mean_ptr, by_positive_ptr,
+    sum0_ptr, sum1_ptr, shift_ptr, z_ptr, loss_ptr, positive_ptr, by_mean_ptr, by_positive_ptr,
     b, n, d, scale, beta, shift, temperature, tau_plus,
     BM: tl.constexpr, BN: tl.constexpr, BD: tl.constexpr, FULL_D: tl.constexpr, TILT: tl.constexpr,
     FIXED: tl.constexpr, NORMS: tl.constexpr, SELF: tl.constexpr, IDS: tl.constexpr, LABELS: tl.constexpr,
@@ -151,6 +152,9 @@ def forward(
 ):  # fmt: skip
     rows = tl.program_id(0) * BM + tl.arange(0, BM)
     a = load_vectors(a_ptr, rows, b, d, BD, True, FULL_D)
+    a_norm = tl.full([BM], 1.0, tl.float32)
+    if NORMS:  # once, and not in every block of columns
+        a_norm = load_rows(a_norm_ptr, rows, b, True)
     outside = tl.zeros([BM], tl.int32)
     sum0, sum1, top = nothing_yet(BM)
     first, last, skip, skipped, whole = masked_blocks(
@@ -160,8 +164,8 @@ def forward(
         for k in tl.range(0, whole - (last - first)):
             start = tl.where(k < first, k, k + (last - first)) * BN
             sum0, sum1, top, outside = added(
-                sum0, sum1, top, outside, start, a, rows,
-                c_ptr, a_norm_ptr, c_norm_ptr, a_ids_ptr, c_ids_ptr, a_labels_ptr, c_labels_ptr, low_ptr, high_ptr,
+                sum0, sum1, top, outside, start, a, a_norm, rows,
+                c_ptr, c_norm_ptr, a_ids_ptr, c_ids_ptr, a_labels_ptr, c_labels_ptr, low_ptr, high_ptr,
                 b, n, d, scale, beta, shift,
                 BM, BN, BD, FULL_D, TILT, FIXED, NORMS, SELF, IDS, LABELS, BAND, PRECISION, False,
             )  # fmt: skip
@@ -174,8 +178,8 @@ def forward(
             start = tl.where(first + k < skip, first + k, first + k + skipped)
             start = tl.where(start < last, start, whole) * BN
             late0, late1, late_top, outside = added(
-                late0, late1, late_top, outside, start, a, rows,
-                c_ptr, a_norm_ptr, c_norm_ptr, a_ids_ptr, c_ids_ptr, a_labels_ptr, c_labels_ptr, low_ptr, high_ptr,
+                late0, late1, late_top, outside, start, a, a_norm, rows,
+                c_ptr, c_norm_ptr, a_ids_ptr, c_ids_ptr, a_labels_ptr, c_labels_ptr, low_ptr, high_ptr,
                 b, n, d, scale, beta, shift,
                 BM, BN, BD, FULL_D, TILT, FIXED, NORMS, SELF, IDS, LABELS, BAND, PRECISION, True,
             )  # fmt: skip
@@ -204,7 +208,7 @@ def forward(
     ln2: tl.constexpr = 0.6931471805599453
     # An infinite feature is treated as NaN: it must not hide in a finite loss.
     broken = tl.sum(load_vectors(a_ptr, rows, b, d, BD, True, FULL_D).to(tl.float32) * 0.0, 1)
-    if not SELF:
+    if not NORMS:
         broken += tl.load(largest_ptr).to(tl.float32) * 0.0
     given = rows
     if SORTED:
@@ -214,10 +218,11 @@ def forward(
         p = other_view(z_ptr, given, real, n, d, BD, NORMS)
         z = load_vectors(a_ptr, rows, b, d, BD, True, FULL_D).to(tl.float32)
         if NORMS:
-            z = z * load_rows(a_norm_ptr, rows, b, True)[:, None]
+            z = z * a_norm[:, None]
         positive = tl.sum(z * p, 1) / temperature
         loss, by_mean, by_positive = pair_loss(log_mean, support, positive, temperature, tau_plus, DEBIASED)
         tl.store(loss_ptr + given, loss, mask=real)
+        tl.store(positive_ptr + given, positive, mask=real)
         tl.store(by_mean_ptr + given, by_mean, mask=real)
         tl.store(by_positive_ptr + given, by_positive, mask=real)
     tl.store(log_mean_ptr + given, log_mean, mask=real)

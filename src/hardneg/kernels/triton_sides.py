@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from hardneg.core.errors import ArgumentError
+from hardneg.kernels.triton_blocks import normed
 from hardneg.kernels.triton_language import installed, interpreted
 
 LARGEST_DIM = 256
@@ -17,6 +18,21 @@ SORTED_FROM = 8192
 
 PerAnchor = Annotated[Tensor, "b"]
 PerCandidate = Annotated[Tensor, "n"]
+
+
+class Temperature(NamedTuple):
+    """A temperature, read on the host once, and its tensor if that gets a gradient."""
+
+    value: float
+    learned: Tensor | None = None
+
+    @classmethod
+    def of(cls, temperature: float | Tensor | Temperature) -> Temperature:
+        if isinstance(temperature, Temperature):
+            return temperature
+        if not isinstance(temperature, Tensor):
+            return cls(float(temperature))
+        return cls(float(temperature.detach()), temperature if temperature.requires_grad else None)
 
 
 def supports(
@@ -34,8 +50,8 @@ def supports(
 def cannot_serve(anchors: Tensor, candidates: Tensor, temperature: float | Tensor, beta: float) -> str | None:
     if anchors.ndim != 2 or candidates.ndim != 2 or anchors.shape[1] != candidates.shape[1]:
         return f"the shapes are {tuple(anchors.shape)} and {tuple(candidates.shape)}, not [b, d] and [n, d]"
-    if anchors.dtype != candidates.dtype or anchors.dtype not in (torch.bfloat16, torch.float16, torch.float32):
-        return f"the vectors are {anchors.dtype} and {candidates.dtype}, not both bfloat16, float16 or float32"
+    if not {anchors.dtype, candidates.dtype} <= {torch.bfloat16, torch.float16, torch.float32}:
+        return f"the vectors are {anchors.dtype} and {candidates.dtype}, not bfloat16, float16 or float32"
     if anchors.device != candidates.device:
         return f"the vectors are on {anchors.device} and {candidates.device}"
     if not 1 <= anchors.shape[1] <= LARGEST_DIM:
@@ -49,13 +65,16 @@ def cannot_serve(anchors: Tensor, candidates: Tensor, temperature: float | Tenso
     return None
 
 
-def check_served(
-    who: str, anchors: Tensor, candidates: Tensor | None, temperature: float | Tensor, beta: float = 0.0
-) -> None:
+def served(
+    who: str, anchors: Tensor, candidates: Tensor | None, temperature: float | Tensor | Temperature, beta: float = 0.0
+) -> tuple[Tensor, Tensor | None]:
+    """Both sides in one type that holds both; raises for what the kernels cannot serve."""
     others = anchors if candidates is None else candidates
-    cannot = cannot_serve(anchors, others, temperature, beta) if interpreted else None
-    if reason := cannot if interpreted else supports(anchors, candidates, temperature, beta):
+    given = 1.0 if isinstance(temperature, Temperature) else temperature
+    if reason := (cannot_serve if interpreted else supports)(anchors, others, given, beta):
         raise ArgumentError(who, "what the Triton kernels can serve", reason, "use another implementation")
+    wide = torch.promote_types(anchors.dtype, others.dtype)
+    return anchors.to(wide), None if candidates is None else candidates.to(wide)
 
 
 @dataclass(frozen=True, eq=False)
@@ -103,6 +122,8 @@ class Side(NamedTuple):
     end: Tensor | None = None
     split: Tensor | None = None
     """Whether an id has two labels, and so columns elsewhere."""
+    slopes: Tensor | None = None
+    """With norms: what a gradient is multiplied by, the inverse norms of the rows as they were given."""
 
 
 def sides_of(
@@ -125,22 +146,30 @@ def sides_of(
     return _facing(rows, row_keys, column_keys, split), _facing(columns, column_keys, row_keys, split)
 
 
-def _side(vectors: Tensor, ids: Tensor | None, labels: Tensor | None, normalize: bool) -> Side:
-    vectors = vectors.detach().contiguous()
-    norms = None
-    if normalize:
-        norms = torch.linalg.vector_norm(vectors, dim=-1, dtype=torch.float32).clamp_(min=1e-12).reciprocal_()
-    return Side(vectors, norms, ids, labels)
+def _side(
+    vectors: Tensor, ids: Tensor | None, labels: Tensor | None, normalize: bool, order: Tensor | None = None
+) -> Side:
+    vectors = vectors.detach()
+    if not normalize:
+        return Side(vectors.contiguous() if order is None else vectors[order], None, ids, labels, order)
+    n, d = vectors.shape
+    inverse, slopes = vectors.new_empty(2, n, dtype=torch.float32).unbind()
+    scaled = vectors.new_empty(n, d)
+    if n:
+        normed[(-(-n // 16),)](
+            vectors.contiguous(), order, scaled, inverse, slopes, n, d,
+            BM=16, BD=padded(d), SORTED=order is not None, num_warps=4,
+        )  # fmt: skip
+    return Side(scaled, inverse, ids, labels, order, slopes=slopes)
 
 
 def _sorted_side(vectors: Tensor, ids: Tensor | None, labels: Tensor | None, normalize: bool) -> tuple[Side, Tensor]:
     if labels is None:
         assert ids is not None
         ids, order = ids.sort(stable=True)
-        return _side(vectors.detach()[order], ids, None, normalize)._replace(order=order), ids
+        return _side(vectors, ids, None, normalize, order), ids
     labels, order = labels.sort(stable=True)
-    ids = None if ids is None else ids[order]
-    return _side(vectors.detach()[order], ids, labels, normalize)._replace(order=order), labels
+    return _side(vectors, None if ids is None else ids[order], labels, normalize, order), labels
 
 
 def _facing(rows: Side, keys: Tensor, others: Tensor, split: Tensor | None) -> Side:
@@ -191,17 +220,21 @@ def block_of(vectors: Tensor, num_rows: int, backward: bool) -> Block:
     if num_rows < SORTED_FROM:
         return Block(64, 64, 4, 3)
     if not backward:
-        return Block(128, 64, 8, 2 if d <= 128 else 3, 128)
+        return Block(128, 64, 4, 2) if d <= 128 else Block(128, 64, 8, 3, 128)
     return Block(64, 128, 4, 3 if d <= 64 else 2) if d <= 128 else Block(128, 64, 8, 3)
+
+
+def padded(d: int) -> int:
+    """A power of two that blocks of so many features fit into."""
+    return max(16, 1 << (d - 1).bit_length())
 
 
 def switches(rows: Side, columns: Side, itself: bool, block: Block) -> dict[str, Any]:
     n, d = len(columns.vectors), rows.vectors.shape[1]
-    padded = max(16, 1 << (d - 1).bit_length())
     half = rows.vectors.dtype != torch.float32
     return {
-        "BM": block.rows, "BN": block.columns, "BD": padded,
-        "FULL_D": d == padded, "RAGGED": n % block.columns != 0, "SORTED": rows.order is not None,
+        "BM": block.rows, "BN": block.columns, "BD": padded(d),
+        "FULL_D": d == padded(d), "RAGGED": n % block.columns != 0, "SORTED": rows.order is not None,
         "NORMS": rows.inverse_norms is not None, "SELF": itself,
         "IDS": rows.ids is not None and columns.ids is not None,
         "LABELS": rows.labels is not None and columns.labels is not None,

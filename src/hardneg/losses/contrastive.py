@@ -19,16 +19,13 @@ from hardneg.core.pairing import Pairing
 from hardneg.core.schedules import Schedule, adaptive
 from hardneg.core.scoring import Pools, dense, from_matrix
 from hardneg.core.types import LogWeights, Scores
-from hardneg.kernels.chunked import check_streamable, streamable, streamed
+from hardneg.kernels.chunked import check_streamable
+from hardneg.kernels.dispatch import Path, choose, streamed
 from hardneg.kernels.leaves import fields_of_rows, tensor_fields, with_fields
 from hardneg.losses.options import AnyGenerator, AnyObjective, read_generator, read_objective
 from hardneg.losses.views import Guides, View, Views, check_per_anchor
 from hardneg.losses.warn import warn_of_empty, warn_of_floor
 from hardneg.negatives import Negatives, Product, Uniform, parse
-
-MOST_DENSE = {"cpu": 2**18 - 1, "cuda": 2**27}
-"""Above so many scores, ``impl="auto"`` streams: on a CPU tiles that fit its caches are faster (benchmarks/algebra.py),
-elsewhere dense matrices of that size would take several GiB."""
 
 LOOKED_AT = 2**23
 """So many scores are diagnosed at once."""
@@ -49,9 +46,10 @@ class ContrastiveLoss(nn.Module):
     normalize: brings views and pool to unit norm. detach_keys: no gradient to z2 (MoCo's keys).
     objective: its name or text (``"rince(q=0.1)"``), an Objective, or a function of (positive, row statistics);
         ``num_negatives``, ``tau_plus`` and ``positives_in_denominator`` are those of ``info_nce``.
-    impl: ``"dense"`` (matrices of scores), ``"streamed"`` (tiles, recomputed in the backward pass; what needs whole
-        rows raises) or ``"auto"``: dense for small batches, and inside torch.compile. Streamed losses have a first
-        derivative only.
+    impl: ``"dense"`` (matrices of scores), ``"streamed"`` (no matrix: Triton kernels on a GPU for what they serve,
+        tiles for the rest; what needs whole rows raises) or ``"auto"``: Triton where it serves, otherwise dense for
+        small batches, and inside torch.compile. ``path`` says which it was at the last call, ``explain_path`` which
+        it would be. Streamed losses have a first derivative only.
     gather: under torch.distributed, the candidates are those of all ranks, which may have different numbers of rows.
         Each rank compares its own anchors with them; value and, averaged over the ranks as DistributedDataParallel
         does, gradient are those of one process with the whole batch. A pool stands as given, the same on all ranks.
@@ -127,6 +125,7 @@ class ContrastiveLoss(nn.Module):
         self._current, self._objective = self.negatives, self.objective
         self._temperature: Tensor | None = None  # of a schedule, at this step
         self._calls = 0
+        self.path: Path | None = None  # of the last call
 
     def _register_fields(self) -> None:
         """Tensors that are fields of the distribution or the objective become parameters or buffers of the loss."""
@@ -246,22 +245,33 @@ class ContrastiveLoss(nn.Module):
         ``guide``: the same views under another model, for ``by="guide"``; with a pool, and the pool's vectors.
         """
         pairing = self.pairing(z1, z2, ids, labels, pool, clusters, temperature=temperature, guide=guide)
-        if self._streams(pairing):
-            return self._mean(self._streamed(pairing), pairing)
+        self.path = choose(pairing, self._current, self._objective, self.impl)
+        if self.path.name != "dense":
+            return self._mean(self._streamed(pairing, self.path), pairing)
         scores = dense(pairing)
         log_w = self._current.log_weights(scores)
         if not torch.compiler.is_compiling():
             self._warn(scores, log_w)
         return self._mean(reduce(self._objective.losses(scores, log_w), scores, self.reduction), pairing)
 
+    def explain_path(self, *args: Any, **kwargs: Any) -> str:
+        """How the loss of these arguments of the call is computed, and why.
+
+        >>> z1, z2 = torch.randn(4, 8), torch.randn(4, 8)
+        >>> ContrastiveLoss("Tilt(1.0)").explain_path(z1, z2)
+        'dense: 64 scores are few, and the vectors are on cpu, and Triton needs a GPU'
+        """
+        return str(choose(self.pairing(*args, **kwargs), self._current, self._objective, self.impl))
+
     def diagnose(self, *args: Any, **kwargs: Any) -> Diagnosis:
         """How hard, how false and how many the negatives of this batch are; exact also under ``no_grad``.
 
         Where the loss streams, the anchors are looked at in blocks. With ``gather``, those of all ranks.
         """
-        pairing = self.pairing(*args, **kwargs, all_anchors=True)
+        pairing = self.pairing(*args, **kwargs, all_anchors=True).prepared()
         size = len(pairing)
-        if self._streams(pairing) and not any(factor.batch_scope for factor in self._current.factors):
+        path = choose(pairing, self._current, self._objective, self.impl)
+        if path.name != "dense" and not any(factor.batch_scope for factor in self._current.factors):
             size = max(1, LOOKED_AT // max(pairing.num_candidates, 1))
         if size >= len(pairing):
             return self._diagnose(dense(pairing), self._current, self._tau_plus())
@@ -280,21 +290,14 @@ class ContrastiveLoss(nn.Module):
             )
             return diagnose(scores, negatives.log_weights(scores), tau_plus=tau_plus)
 
-    def _streams(self, pairing: Pairing) -> bool:
-        if self.impl != "auto":
-            return self.impl == "streamed"
-        most = MOST_DENSE.get(pairing.anchors.vectors.device.type, MOST_DENSE["cuda"])
-        large = len(pairing) * pairing.num_candidates > most
-        return large and not torch.compiler.is_compiling() and streamable(self._current)
-
-    def _streamed(self, pairing: Pairing) -> Tensor:
-        loss, row, own = streamed(pairing, self._current, self._objective, self.reduction)
+    def _streamed(self, pairing: Pairing, path: Path) -> Tensor:
+        loss, row, own = streamed(path, pairing, self._current, self._objective, self.reduction)
         if self._looks() and pairing.num_candidates:
             empty = row.support == 0
             if self._objective.needs_negatives:
                 warn_of_empty(empty.float().mean().item(), self._current)
             if corrects(self._tau_plus()) and "log_mean" in row.statistics:
-                real = own.valid & ~empty
+                real = ~empty if own.valid is None else own.valid & ~empty
                 floored = debiased(row.log_mean, own.s, self._tau_plus(), row.temperature)[1] & real
                 warn_of_floor(float(floored.sum() / real.sum().clamp(min=1)), self._tau_plus(), row.temperature)
         return loss
@@ -338,7 +341,8 @@ class ContrastiveLoss(nn.Module):
         warn_of_floor(found.clamped_share(), self._tau_plus(), scores.temperature)
 
     def extra_repr(self) -> str:
-        return f"{self.negatives!r}, temperature={self.temperature}, tau_plus={self.tau_plus}, views={self.views!r}"
+        shown = f"{self.negatives!r}, temperature={self.temperature}, tau_plus={self.tau_plus}, views={self.views!r}"
+        return shown if self.path is None else f"{shown}, path={str(self.path)!r}"
 
     def get_extra_state(self) -> Tensor:
         """Step, total, calls, then value and last metric of each adaptive schedule; NaN for None."""

@@ -12,7 +12,6 @@ from hardneg.core.errors import ArgumentError, argument_error, check_kind
 from hardneg.core.pairing import Pairing
 from hardneg.core.scoring import Pools, as_keys, pair_pool
 from hardneg.core.types import Keys
-from hardneg.core.vectors import unit
 from hardneg.core.views import pair_cross, pair_views
 from hardneg.kernels.leaves import is_per_anchor, tensor_fields
 
@@ -60,12 +59,16 @@ class Views:
         if len(views) != 2 and (self.kind != "two" or pool is not None):
             raise ArgumentError("ContrastiveLoss", "two views for views='cross' or a pool", f"{len(views)} views")
         parts = None if pool is None else as_keys(pool)
-        made = self._of(views, temperature, ids, labels, parts, clusters)
+        made = self._of(views, temperature, ids, labels, parts, clusters).changed(
+            label_positives=self.positives == "label",
+            same_label_negatives=self.same_label_negatives,
+            normalize=self.normalize,
+        )
         if guide is not None:
             pools = None if parts is None else [Keys(vectors) for vectors in _listed(guide[len(views) :])]
-            made = made.guided(self._of(guide[: len(views)], 1.0, ids, None, pools, None))
-        by_label = self.positives == "label"
-        return made.changed(label_positives=by_label, same_label_negatives=self.same_label_negatives)
+            other = self._of(guide[: len(views)], 1.0, ids, None, pools, None)
+            made = made.guided(other.changed(normalize=self.normalize))
+        return made
 
     def _of(
         self,
@@ -76,9 +79,6 @@ class Views:
         parts: list[Keys] | None,
         clusters: Tensor | None,
     ) -> Pairing:
-        if self.normalize:
-            views = [unit(view) for view in views]
-            parts = parts and [keys.changed(vectors=unit(keys.vectors)) for keys in parts]
         first, *others = views
         if self.detach_keys:
             others = [view.detach() for view in others]

@@ -20,6 +20,7 @@ from hardneg.core.errors import argument_error, check_range
 from hardneg.core.schedules import Number
 from hardneg.core.tiles import Tile
 from hardneg.negatives.base import Negatives, check_by
+from hardneg.negatives.closed import ClosedForm
 
 
 @dataclass(frozen=True, repr=False)
@@ -46,6 +47,11 @@ class Threshold(Negatives):
     @property
     def monotone(self) -> bool:
         return self.by == "score"
+
+    def closed_form(self) -> ClosedForm | None:
+        if self.by != "score" or not isinstance(self.similarity, (int, float)):
+            return None
+        return ClosedForm(floor=self.similarity - 4.0 * torch.finfo(torch.float32).eps)
 
 
 @dataclass(frozen=True, repr=False)
@@ -79,15 +85,22 @@ class BelowPositive(Negatives):
 
     def log_weight(self, tile: Tile) -> Tensor:
         value, one = (each.detach() for each in tile.read(self.by, "BelowPositive"))
-        lowest = -tile.bound["minus_lowest"]
-        outside: Tensor | None = None
+        return tile.keep(~(value > self._ceiling(-tile.bound["minus_lowest"], one)))
+
+    def _ceiling(self, lowest: Tensor, one: Tensor | float = 1.0) -> Tensor:
+        """The highest score of a negative, ``one`` being that of a similarity of 1; infinite without a positive."""
+        ends = []
         if self.relative is not None:
-            outside = value > torch.where(lowest == math.inf, lowest, lowest - self.relative * lowest.abs())
+            ends.append(torch.where(lowest == math.inf, lowest, lowest - self.relative * lowest.abs()))
         if self.absolute is not None:
-            above = value > lowest - self.absolute * one
-            outside = above if outside is None else outside | above
-        assert outside is not None
-        return tile.keep(~outside)
+            ends.append(lowest - self.absolute * one)
+        return ends[0] if len(ends) == 1 else torch.minimum(*ends)
+
+    def closed_form(self) -> ClosedForm | None:
+        margins = (self.relative, self.absolute)
+        if self.by != "score" or not all(margin is None or isinstance(margin, (int, float)) for margin in margins):
+            return None
+        return ClosedForm(ceilings=(self._ceiling,))
 
     def reads(self) -> frozenset[str]:
         return super().reads() | {"positives"}

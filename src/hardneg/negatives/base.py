@@ -14,6 +14,7 @@ from hardneg.core.schedules import Number, Schedule, short_repr, value_of
 from hardneg.core.sweep import dense_weights
 from hardneg.core.tiles import Tile
 from hardneg.core.types import NEVER, LogWeights, Scores
+from hardneg.negatives.closed import ClosedForm, product_of
 
 _registry: dict[str, type[Negatives]] = {}
 
@@ -96,6 +97,10 @@ class Negatives:
     @property
     def most(self) -> int | None:
         """At most how many candidates of a row it keeps; None: no limit of its own."""
+        return None
+
+    def closed_form(self) -> ClosedForm | None:
+        """What the fused kernels need to know of it; None if it is not of the closed family."""
         return None
 
     def shown(self, wanted: int | None) -> int | None:
@@ -219,6 +224,9 @@ class Product(Negatives):
     def slope_detached(self) -> bool:
         return all(factor.slope_detached for factor in self._factors)
 
+    def closed_form(self) -> ClosedForm | None:
+        return product_of(factor.closed_form() for factor in self._factors)
+
     def shown(self, wanted: int | None) -> int | None:
         for factor in reversed(self._factors):
             wanted = factor.shown(wanted)
@@ -246,6 +254,9 @@ class Uniform(Negatives):
 
     def log_weight(self, tile: Tile) -> Tensor:
         return tile.constant(0.0)
+
+    def closed_form(self) -> ClosedForm:
+        return ClosedForm()
 
 
 def _say_if_order_matters(factors: tuple[Negatives, ...]) -> None:

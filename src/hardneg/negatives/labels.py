@@ -10,6 +10,7 @@ from torch import Tensor
 from hardneg.core.errors import check_kind
 from hardneg.core.tiles import Tile
 from hardneg.negatives.base import Negatives
+from hardneg.negatives.closed import ClosedForm
 
 
 @dataclass(frozen=True, repr=False)
@@ -21,6 +22,9 @@ class OtherLabel(Negatives):
 
     def log_weight(self, tile: Tile) -> Tensor:
         return tile.keep(~tile.same_label("OtherLabel"))
+
+    def closed_form(self) -> ClosedForm:
+        return ClosedForm(other_labels=True)
 
     def reads(self) -> frozenset[str]:
         return frozenset({"labels"})

@@ -19,6 +19,7 @@ from hardneg.core.errors import check_kind, check_range
 from hardneg.core.schedules import Number
 from hardneg.core.tiles import Tile
 from hardneg.negatives.base import Negatives, check_by
+from hardneg.negatives.closed import ClosedForm
 
 
 @dataclass(frozen=True, repr=False)
@@ -54,6 +55,10 @@ class Tilt(Negatives):
     @property
     def slope_detached(self) -> bool:
         return self.detach
+
+    def closed_form(self) -> ClosedForm | None:
+        plain = self.source is None and self.by == "score" and isinstance(self.beta, (int, float))
+        return ClosedForm(float(self.beta), self.detach) if plain else None
 
 
 @dataclass(frozen=True, repr=False)

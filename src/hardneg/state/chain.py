@@ -26,6 +26,7 @@ from torch import Tensor
 from hardneg.core.draws import draw_at
 from hardneg.core.errors import ArgumentError, check_range
 from hardneg.core.types import NEVER, LogWeights, Scores
+from hardneg.kernels import triton_chain
 from hardneg.kernels.chain import Visits, metropolis_hastings
 from hardneg.state.stateful import Stateful, Writes, check_count
 
@@ -134,7 +135,9 @@ class Chain(Stateful):
             level = torch.zeros_like(allowed, dtype=torch.float64).masked_fill(~allowed, NEVER)
             draws = draw_at(level, numbers[0]), numbers[1].log()
         burn_in = int(self.burn_in * draws[0].shape[1])
-        visits = metropolis_hastings(values, start, *draws, burn_in)
+        # The same visits either way, to the bit.
+        steps_of = triton_chain.walk if triton_chain.supports(values) is None else metropolis_hastings
+        visits = steps_of(values, start, *draws, burn_in)
         walk = self._walk(scores, visits, draws[0].shape[1] - burn_in, slots)
         if self.training:
             self._store(scores, ids, views, slots, visits.end)

@@ -67,6 +67,15 @@ class Objective:
         """Whether an anchor without a negative costs nothing."""
         return True
 
+    @property
+    def pair_kind(self) -> str | None:
+        """``"softplus"`` where the loss of a pair is softplus(offset - positive), ``"linear"`` where it is
+        offset - positive, the offset being ``pair_offset`` of its row; None for any other."""
+        return None
+
+    def pair_offset(self, row: Row) -> PerRow:
+        raise NotImplementedError
+
     def at(self, step: int, total: int | None = None) -> Objective:
         """With its schedules evaluated, as tensors, so that a new number does not compile a graph again."""
         numbers = {
@@ -81,7 +90,8 @@ class Objective:
         """The loss of each pair, [b, p], from dense scores."""
         check_shape(self.name, scores, log_w)
         statistics = {name: statistic.dense(scores, log_w) for name, statistic in self.statistics().items()}
-        some = (log_w != NEVER).any(-1, keepdim=True)
+        support = statistics.get("support")
+        some = (log_w != NEVER).any(-1, keepdim=True) if support is None else support > 0
         return self.real_losses(scores.positives, Row(statistics, scores.temperature), scores.positive_valid, some)
 
     def real_losses(

@@ -16,7 +16,7 @@ from torch.nn.functional import logsigmoid
 
 from hardneg.core.errors import ArgumentError, argument_error, check_range
 from hardneg.core.objectives.base import Objective, Row, TauPlus, check_tau_plus, corrects, log1m_exp, softplus
-from hardneg.core.statistics import LogMass, LogMean, LogPositives, Others, Statistic, Support
+from hardneg.core.statistics import LogMass, LogMean, LogPositives, Others, PerRow, Statistic, Support
 from hardneg.core.types import NEVER, LogWeights, PairLosses, Scores
 
 NumNegatives = str | float | Tensor
@@ -47,6 +47,18 @@ class InfoNCE(Objective):
     @property
     def needs_negatives(self) -> bool:
         return self.positives_in_denominator != "all"  # there the positives stand against each other, as in SupCon
+
+    @property
+    def pair_kind(self) -> str | None:
+        if corrects(self.tau_plus):
+            return None
+        return "softplus" if self.positives_in_denominator == "own" else "linear"
+
+    def pair_offset(self, row: Row) -> PerRow:
+        log_negative = row.log_mean + log_number(row, self.num_negatives)
+        if self.positives_in_denominator != "all":
+            return log_negative
+        return softplus(log_negative - row.log_positives) + row.log_positives
 
     def __call__(self, positive: Tensor, row: Row) -> Tensor:
         log_mean = row.log_mean

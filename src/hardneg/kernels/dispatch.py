@@ -1,0 +1,61 @@
+"""Which way a loss is computed, and why: dense matrices, the Triton kernels, or chunks of rows and columns."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+
+from hardneg.core.checks import check_parts
+from hardneg.core.objectives import Objective
+from hardneg.core.pairing import Pairing
+from hardneg.kernels import chunked
+from hardneg.kernels.chunked import Streamed, streamable
+from hardneg.kernels.triton_loss import cannot, triton_loss
+from hardneg.negatives.base import Negatives
+
+MOST_DENSE = {"cpu": 2**18 - 1, "cuda": 2**27}
+"""Above so many scores, ``impl="auto"`` takes no dense matrix: on a CPU tiles that fit its caches are faster
+(benchmarks/algebra.py), elsewhere dense matrices of that size would take several GiB."""
+
+
+class Path(NamedTuple):
+    """``"dense"``, ``"triton"`` or ``"chunked"``, and the reason."""
+
+    name: str
+    reason: str
+
+    def __str__(self) -> str:
+        return f"{self.name}: {self.reason}"
+
+
+def choose(pairing: Pairing, negatives: Negatives, objective: Objective, impl: str) -> Path:
+    """Triton wherever it serves; otherwise, under "auto", dense matrices as long as they are small."""
+    if impl == "dense":
+        return Path("dense", "impl='dense'")
+    if torch.compiler.is_compiling():
+        return Path("dense" if impl == "auto" else "chunked", "inside torch.compile")
+    reason = cannot(pairing, negatives, objective)
+    if reason is None:
+        return Path("triton", "the distribution is of the closed family")
+    if impl == "streamed":
+        return Path("chunked", reason)
+    number, most = len(pairing) * pairing.num_candidates, _most_dense(pairing)
+    if number <= most:
+        return Path("dense", f"{number:,} scores are few, and {reason}")
+    if not streamable(negatives):
+        return Path("dense", f"{negatives!r} needs whole rows")
+    return Path("chunked", f"{number:,} scores are many, and {reason}")
+
+
+def streamed(path: Path, pairing: Pairing, negatives: Negatives, objective: Objective, reduction: str) -> Streamed:
+    """The loss of a pairing by a path that is not dense, and the statistics of its rows."""
+    if path.name == "chunked":
+        return chunked.streamed(pairing, negatives, objective, reduction)
+    check_parts(pairing)
+    with torch.autocast(pairing.anchors.vectors.device.type, enabled=False):
+        return triton_loss(pairing, negatives, objective, reduction)
+
+
+def _most_dense(pairing: Pairing) -> int:
+    return MOST_DENSE.get(pairing.anchors.vectors.device.type, MOST_DENSE["cuda"])

@@ -1,0 +1,226 @@
+"""The loss of a pairing from the Triton kernels: any distribution of the closed family, without [b, n].
+
+``cannot`` names what is not served. Two views with InfoNCE of their own positives go through one sweep; everything else
+through row statistics, an objective of them, and, for positives by label, a sweep over those.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import cached_property
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from hardneg.core.checks import check_temperature
+from hardneg.core.objectives import InfoNCE, Objective, Row, reduce_sums
+from hardneg.core.pairing import Pairing
+from hardneg.core.statistics import LogMass, LogMean, LogPositives, Others, Statistic, Support, masked_lse
+from hardneg.core.types import NEVER, Keys
+from hardneg.kernels.chunked import Own, Streamed
+from hardneg.kernels.pairs import masked_sum
+from hardneg.kernels.triton import RowStatistics, row_statistics, two_view_losses
+from hardneg.kernels.triton_labels import PositiveStatistics, pair_losses, positive_statistics
+from hardneg.kernels.triton_own import own_similarity
+from hardneg.kernels.triton_sides import SORTED_FROM, Temperature, supports
+from hardneg.negatives.base import Negatives
+from hardneg.negatives.closed import ClosedForm
+
+STATISTICS = (LogMass, LogMean, LogPositives, Others, Support)
+LARGEST_UNIT_NORM = 1.02
+"""Rounding to bfloat16 leaves unit vectors below that."""
+
+
+def cannot(pairing: Pairing, negatives: Negatives, objective: Objective) -> str | None:
+    """Why the kernels cannot serve this; None if they can."""
+    form, pools = negatives.closed_form(), pairing.candidates
+    beta = 0.0 if form is None else form.beta
+    if any(keys.private for keys in pools):
+        return "candidates are private to each anchor"
+    for keys in pools:
+        if reason := supports(pairing.anchors.vectors, keys.vectors, pairing.temperature, beta):
+            return reason
+    if is_slow(pairing):
+        return "products of float32 without TF32 are faster in cuBLAS"
+    if form is None:
+        return f"{negatives!r} is not of the closed family"
+    if unknown := [name for name, each in objective.statistics().items() if type(each) not in STATISTICS]:
+        return f"{objective!r} needs the row statistic {unknown[0]!r}"
+    if pairing.label_positives and objective.pair_kind is None:
+        return f"{objective!r} of positives by label needs every pair"
+    if pairing.label_positives and form.ceilings:
+        return f"{negatives!r} needs the lowest of the positives by label"
+    if pairing.positives.ids is not None:
+        return "positives have ids of their own"
+    if pairing.positives.vectors.numel() >= 2**31:
+        return "the positives have 2**31 elements or more"
+    if _reads_labels(pairing, form) and any(keys.labels is None for keys in (pairing.anchors, *pools)):
+        return "labels are missing"
+    return None
+
+
+def is_slow(pairing: Pairing) -> bool:
+    """Measured on an H200: exact products of float32 in Triton take five times as long as chunks do."""
+    single = any(keys.vectors.dtype == torch.float32 for keys in (pairing.anchors, *pairing.candidates))
+    return single and torch.get_float32_matmul_precision() == "highest"
+
+
+def triton_loss(pairing: Pairing, negatives: Negatives, objective: Objective, reduction: str) -> Streamed:
+    """As ``chunked.streamed``, of what ``cannot`` has nothing against."""
+    form = negatives.closed_form()
+    assert form is not None
+    temperature = Temperature.of(pairing.temperature)
+    check_temperature("ContrastiveLoss", temperature.value)
+    tau_plus = _fused_tau_plus(objective)
+    two_views = pairing.num_views == 2 and pairing.itself and not pairing.label_positives
+    if two_views and tau_plus is not None and not form.ceilings:
+        return _two_views(pairing, form, temperature, tau_plus, reduction)
+    own = own_similarity(pairing.anchors.vectors, pairing.own().vectors, pairing.normalize)
+    own = own / pairing.temperature
+    real = torch.ones_like(own, dtype=torch.bool) if pairing.positive_mask is None else pairing.positive_mask
+    swept = _Swept(pairing, form, temperature)
+    row = swept.row(objective, own, real)
+    sums, counts = masked_sum(objective, own, row, real)[:, 0], real.sum(-1).to(own.dtype)
+    if pairing.label_positives:
+        more, number = swept.promoted(objective, row)
+        sums, counts = sums + more, counts + number
+    plain = Row({name: value.detach() for name, value in row.statistics.items()}, row.temperature)
+    return Streamed(reduce_sums(sums, counts, reduction), plain, Own(own.detach(), real))
+
+
+def _fused_tau_plus(objective: Objective) -> float | None:
+    """tau_plus of an InfoNCE that ``two_view_losses`` computes; None for any other objective."""
+    if type(objective) is not InfoNCE or objective.positives_in_denominator != "own":
+        return None
+    tau_plus = objective.tau_plus
+    known = isinstance(tau_plus, (int, float)) or (
+        isinstance(tau_plus, Tensor) and not tau_plus.ndim and not tau_plus.requires_grad and not tau_plus.is_cuda
+    )
+    fused = known and isinstance(objective.num_negatives, str) and objective.num_negatives == "support"
+    return float(tau_plus) if fused else None  # type: ignore[arg-type]
+
+
+def _two_views(
+    pairing: Pairing, form: ClosedForm, temperature: Temperature, tau_plus: float, reduction: str
+) -> Streamed:
+    found = two_view_losses(
+        pairing.anchors.vectors,
+        temperature=temperature,
+        beta=form.beta,
+        detach=form.detach,
+        tau_plus=tau_plus,
+        ids=pairing.anchors.ids,
+        labels=pairing.anchors.labels if form.other_labels else None,
+        low=form.floor if form.banded else None,
+        normalize=pairing.normalize,
+        unit=_has_unit_norm(pairing),
+    )
+    row = Row({"log_mean": found.log_mean[:, None], "support": found.support[:, None]}, pairing.temperature)
+    loss = found.losses if reduction == "none" else found.losses.mean()
+    return Streamed(loss, row, Own(found.positives[:, None], None))
+
+
+def _reads_labels(pairing: Pairing, form: ClosedForm) -> bool:
+    return pairing.label_positives or form.other_labels
+
+
+def _has_unit_norm(pairing: Pairing) -> bool:
+    """Looks only where the running maximum, which serves all vectors, would cost more than the wait for the answer."""
+    if pairing.normalize or len(pairing) < SORTED_FROM or torch.cuda.is_current_stream_capturing():
+        return pairing.normalize
+    norms = [
+        torch.linalg.vector_norm(keys.vectors.detach(), dim=-1, dtype=torch.float32).amax()
+        for keys in {id(keys): keys for keys in (pairing.anchors, *pairing.candidates) if len(keys)}.values()
+    ]
+    return bool(torch.stack(norms).amax() <= LARGEST_UNIT_NORM)
+
+
+class _Swept:
+    """Anchors against all their candidates as one side."""
+
+    def __init__(self, pairing: Pairing, form: ClosedForm, temperature: Temperature) -> None:
+        self.pairing, self.form, self.temperature = pairing, form, temperature
+        anchors, pools = pairing.anchors, pairing.candidates
+        self.anchor_ids, self.ids = anchors.ids, None if pairing.itself else _joined_ids(pools)
+        self.candidates = None if pairing.itself else torch.cat([keys.vectors for keys in pools])
+
+    def row(self, objective: Objective, own: Tensor, real: Tensor) -> Row:
+        """The statistics that the objective declares, and the support."""
+        pairing, form = self.pairing, self.form
+        by_label = form.other_labels or (pairing.label_positives and not pairing.same_label_negatives)
+        lowest = torch.where(real, own.detach(), torch.inf).amin(-1) * self.temperature.value
+        found = row_statistics(
+            **self._sides(by_label),
+            beta=form.beta,
+            detach=form.detach,
+            low=form.floor if form.banded else None,
+            high=form.ceiling(lowest),
+            unit=_has_unit_norm(pairing),
+        )
+        needed = {"support": Support(), **objective.statistics()}
+        values = {name: self._of(each, found, own, real)[:, None] for name, each in needed.items()}
+        return Row(values, pairing.temperature)
+
+    def _of(self, statistic: Statistic, found: RowStatistics, own: Tensor, real: Tensor) -> Tensor:
+        if isinstance(statistic, LogPositives):
+            log_sum = masked_lse(own, real)[:, 0]
+            log_sum = torch.logaddexp(log_sum, self.by_label.log_sum) if self.pairing.label_positives else log_sum
+            return torch.where(log_sum == NEVER, 0.0, log_sum)
+        known = {LogMean: found.log_mean, LogMass: found.log_mass, Support: found.support}
+        value = self._num_others() if isinstance(statistic, Others) else known[type(statistic)]
+        return value.to(own.dtype)
+
+    def _num_others(self) -> Tensor:
+        """Of each anchor, the candidates that are not the same instance."""
+        ids, n = self.anchor_ids if self.pairing.itself else self.ids, self.pairing.num_candidates
+        if self.anchor_ids is None or ids is None:
+            return torch.full((len(self.pairing),), n, device=self.pairing.anchors.vectors.device)
+        ids = ids.sort().values
+        low, high = (torch.searchsorted(ids, self.anchor_ids, right=right) for right in (False, True))
+        return n - torch.where(self.anchor_ids >= 0, high - low, 0)
+
+    def promoted(self, objective: Objective, row: Row) -> tuple[Tensor, Tensor]:
+        """The sum of the losses of each anchor's positives by label, and their number."""
+        some = row.support > 0
+        if objective.needs_negatives:
+            row = Row({name: torch.where(some, value, 1.0) for name, value in row.statistics.items()}, row.temperature)
+        else:
+            some = torch.ones_like(some)
+        offset = objective.pair_offset(row)[:, 0]
+        if objective.pair_kind == "softplus":
+            total, number = pair_losses(log_negative=torch.where(some[:, 0], offset, NEVER), **self._sides(True))
+            return total, number
+        found = self.by_label
+        return torch.where(some[:, 0], found.num_positives * offset - found.total, 0.0), found.num_positives
+
+    @cached_property
+    def by_label(self) -> PositiveStatistics:
+        return positive_statistics(**self._sides(True))
+
+    def _sides(self, labels: bool) -> dict[str, Any]:
+        anchors, pools = self.pairing.anchors, self.pairing.candidates
+        of_pools = None
+        if labels and not self.pairing.itself:
+            of_pools = torch.cat([keys.labels for keys in pools])  # type: ignore[misc]
+        return {
+            "anchors": anchors.vectors,
+            "candidates": self.candidates,
+            "anchor_ids": self.anchor_ids,
+            "candidate_ids": self.ids,
+            "anchor_labels": anchors.labels if labels else None,
+            "candidate_labels": of_pools,
+            "temperature": self.temperature,
+            "normalize": self.pairing.normalize,
+        }
+
+
+def _joined_ids(pools: Sequence[Keys]) -> Tensor | None:
+    """The ids of all candidates, -1 where a pool has none; None if none has."""
+    if all(keys.ids is None for keys in pools):
+        return None
+    parts = [
+        torch.full((len(keys),), -1, device=keys.vectors.device) if keys.ids is None else keys.ids.long()
+        for keys in pools
+    ]
+    return torch.cat(parts)
