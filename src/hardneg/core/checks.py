@@ -11,7 +11,6 @@ from torch import Tensor
 
 from hardneg.core.errors import ArgumentError, NotFinite, argument_error
 from hardneg.core.pairing import Pairing
-from hardneg.core.vectors import widened
 
 _checking = False
 
@@ -62,8 +61,10 @@ def check_parts(pairing: Pairing) -> None:
         if keys.private and keys.vectors.shape[0] != len(anchors):
             what = f"private candidates of {len(anchors)} anchors"
             raise ArgumentError("score", what, str(tuple(keys.vectors.shape)))
-    for keys in [anchors, pairing.positives, *pool]:
-        check_vectors(widened(keys.vectors))
+    if _checking:
+        ready = pairing.prepared()
+        for keys in [ready.anchors, ready.positives, *ready.candidates]:
+            check_vectors(keys.vectors)
 
 
 def check_temperature(who: str, temperature: float | Tensor, rows: int | None = None) -> None:

@@ -1,8 +1,8 @@
 """Who meets whom: anchors, their positives and their candidates as vectors with tags. No [b, n] is made here.
 
-``scores()`` gives the dense matrices; ``tile()`` a block of them. Vectors are taken as given; scores are float32 or
-wider, also under autocast and for half precision inputs. An infinite feature is treated as NaN, so that it cannot hide
-in a finite loss.
+``scores()`` gives the dense matrices; ``tile()`` a block of them. Vectors are taken as given unless ``normalize``;
+scores are float32 or wider, also under autocast and for half precision inputs. An infinite feature is treated as NaN,
+so that it cannot hide in a finite loss.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from torch import Tensor
 from hardneg.core.errors import ArgumentError
 from hardneg.core.tiles import Tags, Tile, same_id
 from hardneg.core.types import Keys
-from hardneg.core.vectors import widened
+from hardneg.core.vectors import unit, widened
 
 
 class Cut(NamedTuple):
@@ -81,8 +81,10 @@ class Pairing:
     """Anchors [b, d], positives [b, p, d], and pools of candidates, shared [n, d] or private [b, k, d].
 
     ``label_positives``: candidates of the anchor's label are positives too, and no longer negatives unless
-    ``same_label_negatives``. ``guide``: the same pairs under another model. ``precision``: the dtype of the inputs, if
-    the vectors were widened; that of the vectors, if None.
+    ``same_label_negatives``. ``guide``: the same pairs under another model. ``normalize``: vectors are brought to unit
+    norm before they are compared. ``num_views``: 2 or more where the anchors are so many views of a batch, one after
+    the other, and the positives the other views; 1 where the positives are the first rows of the first pool, one for
+    each anchor.
     """
 
     anchors: Keys
@@ -94,7 +96,8 @@ class Pairing:
     label_positives: bool = False
     same_label_negatives: bool = False
     guide: Pairing | None = None
-    precision: torch.dtype | None = None
+    normalize: bool = False
+    num_views: int = 0
 
     def __len__(self) -> int:
         return len(self.anchors)
@@ -111,22 +114,30 @@ class Pairing:
     def source_names(self) -> tuple[str, ...]:
         return tuple(dict.fromkeys(keys.source or "pool" for keys in self.candidates))
 
+    @property
+    def itself(self) -> bool:
+        """Whether the anchors are their own candidates, and have no others."""
+        return len(self.candidates) == 1 and self.candidates[0] is self.anchors
+
     def prepared(self) -> Pairing:
-        """Vectors in float32 or wider, infinities as NaN, positives as [b, p, d]; one tensor stays one."""
-        made: dict[int, Tensor] = {}
+        """Vectors in float32 or wider, of unit norm if they are to be, infinities as NaN, positives as [b, p, d].
 
-        def ready(keys: Keys) -> Keys:
-            if id(keys.vectors) not in made:
-                made[id(keys.vectors)] = not_infinite(widened(keys.vectors))
-            return keys.changed(vectors=made[id(keys.vectors)])
+        What is there twice is prepared once, so that gradients of half precision add up in float32.
+        """
+        anchors = self._ready(self.anchors)
+        pools = tuple(anchors if keys is self.anchors else self._ready(keys) for keys in self.candidates)
+        if self.num_views > 1:
+            own = Keys(other_views(anchors.vectors, self.num_views))
+        elif self.num_views == 1:
+            own = Keys(pools[0].vectors[: len(self), None])
+        else:
+            own = self._ready(several(self.positives))
+        guide = None if self.guide is None else self.guide.prepared()
+        return self.changed(anchors=anchors, positives=own, candidates=pools, guide=guide, normalize=False, num_views=0)
 
-        return self.changed(
-            anchors=ready(self.anchors),
-            positives=ready(several(self.positives)),
-            candidates=tuple(ready(keys) for keys in self.candidates),
-            guide=None if self.guide is None else self.guide.prepared(),
-            precision=self.precision or self.anchors.vectors.dtype,
-        )
+    def _ready(self, keys: Keys) -> Keys:
+        vectors = unit(keys.vectors) if self.normalize else not_infinite(widened(keys.vectors))
+        return keys.changed(vectors=vectors)
 
     def guided(self, other: Pairing) -> Pairing:
         """With another model's vectors of the same pairs as a second channel, without gradient."""
@@ -149,6 +160,7 @@ class Pairing:
             temperature=of_rows(self.temperature, rows),
             positive_mask=_rows(self.positive_mask, rows),
             guide=None if self.guide is None else self.guide.of_rows(rows),
+            num_views=0,
         )
 
     def cuts(self, columns: int) -> list[Cut]:
@@ -244,6 +256,15 @@ def similarity(rows: Annotated[Tensor, "b d"], vectors: Tensor) -> Annotated[Ten
 
 def not_infinite(values: Tensor) -> Tensor:
     return values + values * 0.0  # inf * 0 = NaN; a finite value stays what it is
+
+
+def other_views(views: Annotated[Tensor, "vb d"], number: int) -> Annotated[Tensor, "vb p d"]:
+    """For each row of so many views, one after the other, the same row of every other view."""
+    if number == 2:
+        return views.roll(len(views) // 2, 0)[:, None]
+    each = views.view(number, -1, views.shape[-1])
+    others = [torch.stack([each[j] for j in range(number) if j != i], dim=1) for i in range(number)]
+    return torch.cat(others)
 
 
 def several(keys: Keys) -> Keys:

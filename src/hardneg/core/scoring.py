@@ -8,6 +8,7 @@ cannot hide in a finite loss.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import reduce
 from typing import Annotated, Protocol
 
 import torch
@@ -237,21 +238,17 @@ def _beside_guides(parts: list[Scores]) -> Guide | None:
 
 def dense(pairing: Pairing) -> Scores:
     """All anchors with all candidates: matrices [b, n]."""
-    anchors, own, pool, temperature = pairing.anchors, pairing.positives, pairing.candidates, pairing.temperature
     check_parts(pairing)
-    with torch.autocast(anchors.vectors.device.type, enabled=False):
-        rows = _prepared(anchors)
-        own_vectors = _prepared(own) if own.private else _prepared(own)[:, None]
-        positive = similarity(rows, own_vectors) / temperature
-        candidates = _concatenated([similarity(rows, _prepared(keys)) for keys in pool]) / temperature
+    with torch.autocast(pairing.anchors.vectors.device.type, enabled=False):
+        pairing = pairing.prepared()
+        anchors, pool, temperature = pairing.anchors, pairing.candidates, pairing.temperature
+        positive = similarity(anchors.vectors, pairing.positives.vectors) / temperature
+        candidates = _concatenated([similarity(anchors.vectors, keys.vectors) for keys in pool]) / temperature
     mask = pairing.positive_mask
     ids = _tag_of(pool, "ids", candidates, fill=-1)
-    valid = torch.ones_like(candidates, dtype=torch.bool)
-    if ids is not None and anchors.ids is not None:
-        valid = ~same_id(anchors.ids, ids)
-    if ids is not None:
-        for column in pairing.positive_ids(slice(None)):
-            valid = valid & ~same_id(column, ids)
+    same = [] if ids is None or anchors.ids is None else [same_id(anchors.ids, ids)]
+    same += [] if ids is None else [same_id(column, ids) for column in pairing.positive_ids(slice(None))]
+    valid = ~reduce(torch.logical_or, same) if same else torch.ones_like(candidates, dtype=torch.bool)
     names = pairing.source_names
     scores = Scores(
         positives=positive,
@@ -270,10 +267,6 @@ def dense(pairing: Pairing) -> Scores:
     return (
         same_label_positives(scores, negatives_too=pairing.same_label_negatives) if pairing.label_positives else scores
     )
-
-
-def _prepared(keys: Keys) -> Tensor:
-    return not_infinite(widened(keys.vectors))
 
 
 def _tag_of(pool: Sequence[Keys], name: str, like: Tensor, fill: int | None = None) -> Tensor | None:

@@ -1,8 +1,8 @@
 """Row statistics: the few numbers per anchor that an objective needs of q and its candidates.
 
 Each is computed from dense scores, or from parts: one for each block of candidates, relative to the block's largest
-log-weight, since two plain log-sum-exps would lose the digits of the scores under a large tilt. At the row's own shift a
-statistic is a plain sum over all pairs, so its gradient by a tile is that of the tile's own terms: ``cotangents``.
+log-weight, since two plain log-sum-exps would lose the digits of the scores under a large tilt. At the row's own shift
+a statistic is a plain sum over all pairs, so its gradient by a tile is that of the tile's own terms: ``cotangents``.
 """
 
 from __future__ import annotations

@@ -9,9 +9,8 @@ import torch
 from torch import Tensor
 
 from hardneg.core.errors import ArgumentError
-from hardneg.core.pairing import Pairing
+from hardneg.core.pairing import Pairing, other_views
 from hardneg.core.types import Keys
-from hardneg.core.vectors import widened
 
 
 def pair_views(
@@ -25,19 +24,14 @@ def pair_views(
     """All views are anchors and candidates; every other view of the same row is a positive."""
     number = len(views)
     check_views("two_views", views)
-    views = [widened(view) for view in views]  # once, so that gradients of half precision add up in float32
 
     def each(tag: Tensor | None) -> Tensor | None:
         return None if tag is None else torch.cat([tag] * number)
 
     batch = Keys(torch.cat(list(views)), each(batch_ids(views[0], ids)), each(labels), each(clusters), source="batch")
-    if number == 2:
-        positives = torch.cat([views[1], views[0]])[:, None]
-    else:
-        others = [torch.stack([views[j] for j in range(number) if j != i], dim=1) for i in range(number)]
-        positives = torch.cat(others)
+    own = Keys(other_views(batch.vectors, number))
     temperature = _each_view(temperature, len(views[0]), number)
-    return Pairing(batch, Keys(positives), (batch, *extra), temperature, ids_given=ids is not None)
+    return Pairing(batch, own, (batch, *extra), temperature, ids_given=ids is not None, num_views=number)
 
 
 def pair_cross(
@@ -51,11 +45,10 @@ def pair_cross(
 ) -> Pairing:
     """One view against the other."""
     check_views("cross_views", [z1, z2])
-    z1, z2 = widened(z1), widened(z2)
     rows = batch_ids(z1, ids)
     other = Keys(z2, rows, labels, clusters, source="batch")
     anchors = Keys(z1, rows, labels, clusters)
-    return Pairing(anchors, Keys(z2[:, None]), (other, *extra), temperature, ids_given=ids is not None)
+    return Pairing(anchors, Keys(z2[:, None]), (other, *extra), temperature, ids_given=ids is not None, num_views=1)
 
 
 def batch_ids(z: Tensor, ids: Tensor | None) -> Tensor:

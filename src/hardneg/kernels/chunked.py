@@ -22,6 +22,7 @@ from hardneg.kernels.largest import LargestValue
 from hardneg.kernels.leaves import Piece
 from hardneg.kernels.pairs import PromotedPairs, masked_sum
 from hardneg.kernels.plan import Plan
+from hardneg.kernels.products import narrows
 from hardneg.kernels.row_statistics import RowStatistics, statistics_of
 from hardneg.kernels.swept import sweep
 from hardneg.negatives.base import Negatives, not_pointwise
@@ -60,7 +61,7 @@ def streamed(
     with torch.autocast(pairing.anchors.vectors.device.type, enabled=False):
         ready = pairing.prepared()
         own = ready.positive_scores()
-        plan = Plan(ready, negatives.factors, objective, own, tile)
+        plan = Plan(ready, negatives.factors, objective, own, tile, narrows(pairing.anchors.vectors))
         row = _row(plan, ready, own)
         real = plan.pairing.real(slice(0, len(pairing)))
         sums, counts = masked_sum(objective, own, row, real), real.sum(-1, keepdim=True).to(own.dtype)

@@ -102,6 +102,6 @@ def _pull_back_traced(
         return tuple(outputs), tuple(cotangents)
 
     asked = [each for each, want in zip(inputs, wanted, strict=True) if want]
-    _, back, cotangents = torch.func.vjp(of_wanted, *asked, has_aux=True)
+    _, back, cotangents = torch.func.vjp(of_wanted, *asked, has_aux=True)  # type: ignore[misc]
     found = list(back(cotangents))
     return [found.pop(0) if want else None for want in wanted]

@@ -12,7 +12,7 @@ from hardneg.core.sweep import Bounds, left_by
 from hardneg.kernels.compiled import pull_back
 from hardneg.kernels.leaves import Piece
 from hardneg.kernels.plan import Compared, Plan
-from hardneg.kernels.swept import Sweep
+from hardneg.kernels.swept import Grads, Sweep
 
 
 class LargestValue(Sweep):
@@ -34,7 +34,7 @@ class LargestValue(Sweep):
         self.value = values[0].clone() if not values[0].ndim else torch.cat(values)
         return (self.value,)
 
-    def prepare(self, pieces: list[Piece], grads: Sequence[Tensor]) -> None:
+    def prepare(self, pieces: list[Piece], grads: Grads) -> None:
         """The gradient of each pair that reaches the value of its row."""
         plan = self.plan
         number = torch.zeros(len(plan.pairing), 1, dtype=torch.long, device=grads[0].device)
@@ -45,7 +45,7 @@ class LargestValue(Sweep):
             number[rows] += self._of_tile(rows, compared, [compared.similarity(), *some])[1].sum(-1, keepdim=True)
         self.share = grads[0] / (number if grads[0].ndim else number.sum()).clamp(min=1)
 
-    def pull_own(self, pieces: list[Piece], wanted: list[bool], grads: Sequence[Tensor]) -> Sequence[Tensor | None]:
+    def pull_own(self, pieces: list[Piece], wanted: list[bool], grads: Grads) -> Sequence[Tensor | None]:
         if self.over == "candidates":
             return [None] * len(pieces)
 
@@ -62,7 +62,7 @@ class LargestValue(Sweep):
         compared: Compared,
         pieces: list[Piece],
         wanted: list[bool],
-        grads: Sequence[Tensor],
+        grads: Grads,
     ) -> Sequence[Tensor | None]:
         if not self._in_tiles:
             return [None] * len(wanted)

@@ -12,7 +12,7 @@ from hardneg.core.pairing import Cut
 from hardneg.kernels.compiled import pull_back
 from hardneg.kernels.leaves import Holders, Piece
 from hardneg.kernels.plan import Compared, Plan
-from hardneg.kernels.swept import Sweep
+from hardneg.kernels.swept import Grads, Sweep
 
 
 def masked_sum(objective: Objective, positive: Tensor, row: Row, real: Tensor) -> Tensor:
@@ -45,7 +45,7 @@ class PromotedPairs(Sweep):
         compared: Compared,
         pieces: list[Piece],
         wanted: list[bool],
-        grads: Sequence[Tensor],
+        grads: Grads,
     ) -> Sequence[Tensor | None]:
         some = [piece.of(rows) for piece in pieces]
         args = self.plan.holders, compared, some, self.names, tuple(wanted), grads[0][rows]

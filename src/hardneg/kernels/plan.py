@@ -55,11 +55,12 @@ class Plan:
         objective: Objective,
         own: Annotated[Tensor, "b p"],
         tile: tuple[int, int] | None = None,
+        half: bool = False,
     ) -> None:
         self.factors, self.objective, self.own = factors, objective, own.detach()
         self.runner = Runner.of(own.device, (*factors, objective))
         self.holders, self.pieces = collect(pairing, factors, objective)
-        self.products = Products(pairing)
+        self.products = Products(pairing, half)
         self.pairing = self.products.of_pairing(pairing)
         rows, columns = tile or self._tile()
         self.cuts = self.pairing.cuts(columns)

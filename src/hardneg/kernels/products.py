@@ -30,8 +30,8 @@ class Factor(NamedTuple):
 class Products:
     """The products of a prepared pairing. It holds nothing of the pairing's own vectors if it uses others."""
 
-    def __init__(self, pairing: Pairing) -> None:
-        self.half = narrows(pairing)
+    def __init__(self, pairing: Pairing, half: bool = False) -> None:
+        self.half = half
         made: dict[int, Factor] = {}
         for keys in (pairing.anchors, *pairing.candidates):
             if id(keys.vectors) not in made:
@@ -77,9 +77,9 @@ class Products:
             _cut(pool, rows, cut).add_(_multiplied(grad.T, own) if pool.ndim == 2 else grad[:, :, None] * own[:, None])
 
 
-def narrows(pairing: Pairing) -> bool:
-    """Whether the products of a pairing are in 16 bits."""
-    return pairing.anchors.vectors.device.type in TENSOR_CORES and pairing.precision in (torch.float16, torch.bfloat16)
+def narrows(vectors: Tensor) -> bool:
+    """Whether inputs like these are multiplied in 16 bits."""
+    return vectors.device.type in TENSOR_CORES and vectors.dtype in (torch.float16, torch.bfloat16)
 
 
 def _factor(vectors: Tensor, half: bool) -> Factor:

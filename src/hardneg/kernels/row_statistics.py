@@ -17,7 +17,7 @@ from hardneg.core.tiles import NEVER, Tile
 from hardneg.kernels.compiled import pull_back
 from hardneg.kernels.leaves import Held, Holders, Piece
 from hardneg.kernels.plan import Compared, Plan
-from hardneg.kernels.swept import Sweep
+from hardneg.kernels.swept import Grads, Sweep
 
 
 class Sums(NamedTuple):
@@ -76,7 +76,7 @@ class RowStatistics(Sweep):
         pairs = zip(statistics, self.sums.totals, strict=True)
         return tuple(statistic.finish(total, self.sums.mass) for statistic, total in pairs)
 
-    def pull_own(self, pieces: list[Piece], wanted: list[bool], grads: Sequence[Tensor]) -> Sequence[Tensor | None]:
+    def pull_own(self, pieces: list[Piece], wanted: list[bool], grads: Grads) -> Sequence[Tensor | None]:
         def outputs_of(inputs: Sequence[Tensor]) -> tuple[list[Tensor], list[Tensor]]:
             held = self.plan.holders.held(inputs)
             own, real = self.plan.own_tile(inputs[-1], held.temperature)
@@ -92,7 +92,7 @@ class RowStatistics(Sweep):
         compared: Compared,
         pieces: list[Piece],
         wanted: list[bool],
-        grads: Sequence[Tensor],
+        grads: Grads,
     ) -> Sequence[Tensor | None]:
         of_rows = self.sums.of(rows), [grad[rows] for grad in grads]
         bounds = self.bounds[self.plan.rows.index(rows)]
@@ -103,7 +103,7 @@ class RowStatistics(Sweep):
         args = self.plan.holders, compared, _cut(pieces, rows), tuple(wanted[:-1]), bounds, *of_rows, other, dtype
         return [*self.plan.runner(pull_tile, *args), None]
 
-    def _other(self, rows: slice, cut: Cut, compared: Compared, pieces: list[Piece], grads: Sequence[Tensor]) -> Other:
+    def _other(self, rows: slice, cut: Cut, compared: Compared, pieces: list[Piece], grads: Grads) -> Other:
         columns = slice(cut.low, cut.high)
         sides = self.plan.pairing.sides(columns, cut._replace(low=rows.start, high=rows.stop))
         turned = Compared(compared.product.T, compared.scale, sides)
@@ -137,7 +137,8 @@ def _blocks(x: Annotated[Tensor, "b n"], block: int | None, fill: float) -> Anno
     """The columns in blocks of so many, filled up; without a number, in one block."""
     if block is None:
         return x[:, None]
-    return pad(x, (0, -x.shape[1] % block), value=fill).unflatten(1, (-1, block))
+    filled = pad(x, (0, -x.shape[1] % block), value=fill)
+    return filled.view(len(x), -1, block)
 
 
 def _merged(statistics: Sequence[Statistic], found: list[list[Parts]], own: list[Tensor]) -> Sums:
@@ -172,7 +173,7 @@ def pull_tile(
     wanted: Sequence[bool],
     bounds: Sequence[Bounds],
     sums: Sums,
-    grads: Sequence[Tensor],
+    grads: Grads,
     other: Other | None,
     dtype: torch.dtype,
 ) -> list[Tensor | None]:
@@ -195,7 +196,7 @@ def pull_tile(
 
 
 def _of_met(
-    held: Held, met: Met, bounds: Sequence[Bounds], sums: Sums, grads: Sequence[Tensor]
+    held: Held, met: Met, bounds: Sequence[Bounds], sums: Sums, grads: Grads
 ) -> tuple[list[Tensor], list[Tensor]]:
     """What a tile adds to the statistics, and the gradients by it."""
     statistics = list(statistics_of(held.objective).values())
@@ -216,7 +217,7 @@ def _cotangents(
     masked: Tensor,
     log_w: Tensor | None,
     sums: Sums,
-    grads: Sequence[Tensor],
+    grads: Grads,
 ) -> tuple[list[Tensor], list[Tensor]]:
     """Values and log-weights of a tile with the gradients by them; ``masked`` are the log-weights, NEVER outside."""
     outputs: list[Tensor] = []

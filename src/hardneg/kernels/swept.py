@@ -18,6 +18,9 @@ from hardneg.core.pairing import Cut, Pairing
 from hardneg.kernels.leaves import Piece
 from hardneg.kernels.plan import Compared, Plan
 
+Grads = Sequence[Tensor]
+"""The gradients by what a sweep gives."""
+
 
 class Sweep(ABC):
     """What a sweep sums over the tiles of a plan, and what it hands back to them."""
@@ -31,10 +34,10 @@ class Sweep(ABC):
     @abstractmethod
     def forward(self, pieces: list[Piece]) -> tuple[Tensor, ...]: ...
 
-    def prepare(self, pieces: list[Piece], grads: Sequence[Tensor]) -> None:
+    def prepare(self, pieces: list[Piece], grads: Grads) -> None:  # noqa: B027
         """What the backward pass needs of all rows before the first tile."""
 
-    def pull_own(self, pieces: list[Piece], wanted: list[bool], grads: Sequence[Tensor]) -> Sequence[Tensor | None]:
+    def pull_own(self, pieces: list[Piece], wanted: list[bool], grads: Grads) -> Sequence[Tensor | None]:
         """The gradients by the pieces that come from the anchors' own positives."""
         return [None] * len(pieces)
 
@@ -46,7 +49,7 @@ class Sweep(ABC):
         compared: Compared,
         pieces: list[Piece],
         wanted: list[bool],
-        grads: Sequence[Tensor],
+        grads: Grads,
     ) -> Sequence[Tensor | None]:
         """The gradients by the similarities of a tile and by the pieces."""
 
@@ -104,7 +107,7 @@ class _Totals:
             for piece, want in zip(pieces, self.wanted_pieces, strict=True)
         ]
 
-    def pull(self, rows: slice, cut: Cut, pieces: list[Piece], grads: Sequence[Tensor]) -> None:
+    def pull(self, rows: slice, cut: Cut, pieces: list[Piece], grads: Grads) -> None:
         plan, (anchors, *pools) = self.task.plan, self.vectors
         own = self.task.both_roles and plan.products.are_own(cut.pool)
         pool = None if own else pools[cut.pool]

@@ -12,7 +12,6 @@ from hardneg.core.errors import ArgumentError, argument_error, check_kind
 from hardneg.core.pairing import Pairing
 from hardneg.core.scoring import Pools, as_keys, pair_pool
 from hardneg.core.types import Keys
-from hardneg.core.vectors import unit
 from hardneg.core.views import pair_cross, pair_views
 
 View = Annotated[Tensor, "b d"]
@@ -75,17 +74,16 @@ class Views:
         parts: list[Keys] | None,
         clusters: Tensor | None,
     ) -> Pairing:
-        if self.normalize:
-            views = [unit(view) for view in views]
-            parts = parts and [keys.changed(vectors=unit(keys.vectors)) for keys in parts]
         first, *others = views
         if self.detach_keys:
             others = [view.detach() for view in others]
         if parts is not None:
-            return pair_pool(Keys(first, ids, labels, clusters), others[0], parts, temperature)
-        if self.kind == "two":
-            return pair_views([first, *others], temperature, ids, labels, clusters)
-        return pair_cross(first, others[0], temperature, ids, labels, clusters)
+            made = pair_pool(Keys(first, ids, labels, clusters), others[0], parts, temperature)
+        elif self.kind == "two":
+            made = pair_views([first, *others], temperature, ids, labels, clusters)
+        else:
+            made = pair_cross(first, others[0], temperature, ids, labels, clusters)
+        return made.changed(normalize=self.normalize)
 
 
 def _listed(pools: Sequence[Any]) -> list[Tensor]:
