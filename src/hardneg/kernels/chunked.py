@@ -17,7 +17,7 @@ from hardneg.core.checks import check_parts
 from hardneg.core.errors import ArgumentError
 from hardneg.core.objectives import Objective, Row, reduce_sums
 from hardneg.core.pairing import Pairing
-from hardneg.core.sweep import find_bounds
+from hardneg.kernels.bounds import bounds_of
 from hardneg.kernels.largest import LargestValue
 from hardneg.kernels.leaves import Piece
 from hardneg.kernels.pairs import PromotedPairs, masked_sum
@@ -76,7 +76,7 @@ def streamed(
 
 def _row(plan: Plan, pairing: Pairing, own: Tensor) -> Row:
     """The statistics of all rows, and before them the bounds of the factors."""
-    bounds = find_bounds(plan.factors, plan.blocks())
+    bounds = bounds_of(plan)
     pieces, last = list(plan.pieces), Piece(own, True)
     largest = []
     for place in _with_gradient(plan.factors):

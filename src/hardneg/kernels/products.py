@@ -61,7 +61,10 @@ class Products:
     def of_tile(self, rows: slice, cut: Cut) -> tuple[Tensor, Tensor | None]:
         """The products of a tile, and the number that makes them similarities."""
         pool, anchors = self.pools[cut.pool], self.anchors.vectors[rows]
-        return similarity(anchors, _cut(pool.vectors, rows, cut)), _product_of(self.anchors.norm, pool.norm)
+        return similarity(anchors, _cut(pool.vectors, rows, cut)), self.scale(cut)
+
+    def scale(self, cut: Cut) -> Tensor | None:
+        return _product_of(self.anchors.norm, self.pools[cut.pool].norm)
 
     def add_gradient(self, grad: Tensor, rows: slice, cut: Cut, anchors: Tensor | None, pool: Tensor | None) -> None:
         """Adds what the gradient by the similarities of a tile gives to the sums of the anchors and of the pool."""

@@ -137,8 +137,8 @@ def _blocks(x: Annotated[Tensor, "b n"], block: int | None, fill: float) -> Anno
     """The columns in blocks of so many, filled up; without a number, in one block."""
     if block is None:
         return x[:, None]
-    filled = pad(x, (0, -x.shape[1] % block), value=fill)
-    return filled.view(len(x), -1, block)
+    number = max(1, -(-x.shape[1] // block))
+    return pad(x, (0, number * block - x.shape[1]), value=fill).reshape(len(x), number, block)
 
 
 def _merged(statistics: Sequence[Statistic], found: list[list[Parts]], own: list[Tensor]) -> Sums:
