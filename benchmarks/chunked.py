@@ -14,6 +14,7 @@ import argparse
 import json
 import math
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -67,16 +68,18 @@ CASES = (
 )
 
 
+parsed = lru_cache(hn.parse)
+meeting = lru_cache(lambda negatives: hn.ContrastiveLoss(negatives, TEMPERATURE))
+
+
 def pairing_of(case: Case, z: Tensor, queue: Tensor | None) -> Pairing:
-    loss = hn.ContrastiveLoss(case.negatives, TEMPERATURE)
     if queue is None:
-        return loss.pairing(*z.chunk(2))
-    return loss.pairing(z, z.detach().roll(1, 0), pool=queue)
+        return meeting(case.negatives).pairing(*z.chunk(2))
+    return meeting(case.negatives).pairing(z, z.detach().roll(1, 0), pool=queue)
 
 
 def loss_of(case: Case, z: Tensor, queue: Tensor | None) -> Tensor:
-    negatives = hn.parse(case.negatives)
-    return streamed(pairing_of(case, z, queue), negatives, InfoNCE(tau_plus=case.tau_plus)).loss
+    return streamed(pairing_of(case, z, queue), parsed(case.negatives), InfoNCE(tau_plus=case.tau_plus)).loss
 
 
 def inputs(case: Case, options: argparse.Namespace) -> tuple[Tensor, Tensor | None]:

@@ -13,7 +13,7 @@ from hardneg.core.pairing import of_rows
 from hardneg.core.sweep import Bounds, Factor, Reducer, find_bounds, finish, left_by, reduce_rows
 from hardneg.core.tiles import NEVER
 from hardneg.kernels.leaves import Holders
-from hardneg.kernels.plan import Block, Compared, Plan
+from hardneg.kernels.plan import Block, Compared, Plan, similarity_of, tempered
 from hardneg.kernels.triton_edges import edges, serves
 
 
@@ -39,7 +39,8 @@ class _Compiled(Reducer):
         pieces, raw = [piece.of(rows.rows) for piece in plan.pieces], self._raw
         for cut in plan.cuts:
             compared = plan.compared(rows.rows, cut)
-            found = plan.runner(states_of_tile, plan.holders, i, compared, pieces, before, raw)
+            args = plan.holders, i, compared, pieces, before, raw
+            found = plan.runner(states_of_tile, (*plan.shape(rows.rows, cut), i), *args)
             for name, state in found.items():
                 states[name] = declared[name].merge(states[name], state) if name in states else state
         return states
@@ -63,9 +64,10 @@ class _Compiled(Reducer):
         start, stop = bound.places(earlier)
         found = edges(value, column, (start, stop), earlier["count"], bound.slack)
         if self._raw and bound.by == "score":
-            temperature = of_rows(self.plan.pairing.temperature, rows.rows)
-            scale = self.plan.products.scale(self.plan.cuts[0])
-            found = [(self.plan.runner(scores_of, edge, scale, temperature), place) for edge, place in found]
+            plan, cut = self.plan, self.plan.cuts[0]
+            args = plan.products.scale(cut), of_rows(plan.pairing.temperature, rows.rows)
+            shape = plan.shape(rows.rows, cut)
+            found = [(plan.runner(scores_of, shape, edge, *args), place) for edge, place in found]
         n = value.shape[1]
         return (found[0] if bound.skipped(n) else None), (found[1] if n and bound.farthest(n) else None)
 
@@ -91,4 +93,4 @@ def states_of_tile(
 
 def scores_of(product: Tensor, scale: Tensor | None, temperature: float | Tensor) -> Tensor:
     """As the scores of a tile come from its products, by the same operations."""
-    return (product if scale is None else product * scale) / temperature
+    return tempered(similarity_of(product, scale), scale, temperature)

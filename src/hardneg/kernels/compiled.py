@@ -21,11 +21,12 @@ BLOCK = 1024
 """Candidates whose sums a compiled function forms at once: what a kernel keeps in registers."""
 Found = TypeVar("Found")
 Kinds = tuple[type, ...]
+Shape = tuple[int, ...]
 _refused: set[Kinds] = set()
 
 
 class Runner(NamedTuple):
-    """Runs functions of tiles, compiled where that is worth it, for holders of these classes."""
+    """Runs functions of tiles for holders of some classes, compiled where that is worth it."""
 
     device: str
     kinds: Kinds
@@ -42,11 +43,12 @@ class Runner(NamedTuple):
     def block(self) -> int | None:
         return BLOCK if self.device in DEVICES else None
 
-    def __call__(self, function: Callable[..., Found], *args: Any) -> Found:
+    def __call__(self, function: Callable[..., Found], shape: Shape, *args: Any) -> Found:
+        """The function of these arguments, whose shapes are those of a tile of this shape."""
         if not self.compiles:
             return function(*args)
         try:
-            return _compiled(function, self.kinds)(*args)  # type: ignore[no-any-return]
+            return _compiled(function, self.kinds, shape)(*args)  # type: ignore[no-any-return]
         except torch._dynamo.exc.TorchDynamoException as error:
             found = function(*args)  # raises, if that was why
             _refused.add(self.kinds)
@@ -61,11 +63,16 @@ class Runner(NamedTuple):
 
 
 @lru_cache(maxsize=256)
-def _compiled(function: Callable[..., Any], kinds: Kinds) -> Callable[..., Any]:
-    """Compiled in a copy of its own: torch limits how often one function is compiled again for other holders."""
+def _compiled(function: Callable[..., Any], kinds: Kinds, shape: Shape) -> Callable[..., Any]:
+    """Compiled in a copy of another name for every shape and kind of holders.
+
+    torch limits how often one function is compiled, and for a second shape of its arguments it makes kernels for any
+    shape, which take several times as long.
+    """
     assert isinstance(function, FunctionType)
-    copy = FunctionType(function.__code__.replace(), function.__globals__, function.__name__, function.__defaults__)
-    return torch.compile(copy, fullgraph=True)
+    name = "_".join([function.__name__, *(kind.__name__ for kind in kinds), *map(str, shape)])
+    code = function.__code__.replace(co_name=name)
+    return torch.compile(FunctionType(code, function.__globals__, name, function.__defaults__), fullgraph=True)
 
 
 def pull_back(

@@ -35,7 +35,9 @@ class PromotedPairs(Sweep):
         found: list[list[tuple[Tensor, Tensor]]] = [[] for _ in plan.rows]
         for i, rows, cut in plan.tiles():
             some = [piece.of(rows) for piece in pieces]
-            found[i].append(plan.runner(sum_of_tile, plan.holders, plan.compared(rows, cut), some, self.names))
+            compared = plan.compared(rows, cut)
+            args = plan.holders, compared, some, self.names
+            found[i].append(plan.runner(sum_of_tile, plan.shape(rows, cut), *args))
         return tuple(torch.cat([torch.stack([tile[k] for tile in row]).sum(0) for row in found]) for k in (0, 1))
 
     def pull(
@@ -49,7 +51,7 @@ class PromotedPairs(Sweep):
     ) -> Sequence[Tensor | None]:
         some = [piece.of(rows) for piece in pieces]
         args = self.plan.holders, compared, some, self.names, tuple(wanted), grads[0][rows]
-        return self.plan.runner(pull_pairs, *args)
+        return self.plan.runner(pull_pairs, self.plan.shape(rows, cut), *args)
 
 
 def sum_of_tile(

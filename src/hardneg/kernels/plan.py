@@ -12,7 +12,7 @@ from torch import Tensor
 from hardneg.core.objectives import Objective
 from hardneg.core.pairing import Cut, Met, Pairing, Sides, of_rows
 from hardneg.core.sweep import MaskedTile
-from hardneg.kernels.compiled import Runner
+from hardneg.kernels.compiled import Runner, Shape
 from hardneg.kernels.leaves import collect
 from hardneg.kernels.products import Products
 from hardneg.negatives.base import Negatives
@@ -35,11 +35,22 @@ class Compared(NamedTuple):
     sides: Sides
 
     def similarity(self) -> Tensor:
-        wide = self.product.to(torch.promote_types(self.product.dtype, torch.float32))
-        return wide if self.scale is None else wide * self.scale
+        return similarity_of(self.product, self.scale)
 
     def met(self, similarity: Tensor, temperature: float | Tensor) -> Met:
-        return self.sides.met(similarity / temperature, temperature)
+        return self.sides.met(tempered(similarity, self.scale, temperature), temperature)
+
+
+def similarity_of(product: Tensor, scale: Tensor | None) -> Tensor:
+    wide = product.to(torch.promote_types(product.dtype, torch.float32))
+    return wide if scale is None else wide * scale
+
+
+def tempered(similarity: Tensor, scale: Tensor | None, temperature: float | Tensor) -> Tensor:
+    """Divided as dense scores are, or multiplied, which is faster, where 16 bits rounded the products anyway."""
+    if scale is None or isinstance(temperature, Tensor):
+        return similarity / temperature
+    return similarity * (1.0 / temperature)
 
 
 class Plan:
@@ -81,6 +92,10 @@ class Plan:
         for i, rows in enumerate(self.rows):
             for cut in self.cuts:
                 yield i, rows, cut
+
+    def shape(self, rows: slice, cut: Cut) -> Shape:
+        """Of a tile; pools have tags of other shapes."""
+        return rows.stop - rows.start, cut.high - cut.low, cut.pool
 
     def compared(self, rows: slice, cut: Cut) -> Compared:
         product, scale = self.products.of_tile(rows, cut)

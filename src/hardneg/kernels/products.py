@@ -54,10 +54,6 @@ class Products:
     def dtype_of_gradient(self) -> torch.dtype:
         return torch.bfloat16 if self.half else self.dtype
 
-    def are_own(self, pool: int) -> bool:
-        """Whether the candidates of this pool are the anchors."""
-        return self.pools[pool] is self.anchors
-
     def of_tile(self, rows: slice, cut: Cut) -> tuple[Tensor, Tensor | None]:
         """The products of a tile, and the number that makes them similarities."""
         pool, anchors = self.pools[cut.pool], self.anchors.vectors[rows]

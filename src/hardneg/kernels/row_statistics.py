@@ -38,14 +38,17 @@ class Parts(NamedTuple):
     candidates: list[Tensor]
     positives: list[Tensor]
 
+    @classmethod
+    def joined(cls, tiles: Sequence[Parts], dim: int) -> Parts:
+        """Of candidates side by side (1), or of rows (0)."""
+        if len(tiles) == 1:
+            return tiles[0]
 
-class Other(NamedTuple):
-    """A tile whose anchors and candidates change places: the role of its columns, which are anchors too."""
+        def each(parts: Sequence[list[Tensor]]) -> list[Tensor]:
+            return [torch.cat(some, dim) for some in zip(*parts, strict=True)]
 
-    compared: Compared
-    pieces: list[Tensor]
-    sums: Sums
-    grads: list[Tensor]
+        shift, mass = each([[tile.shift, tile.mass] for tile in tiles])
+        return cls(shift, mass, each([tile.candidates for tile in tiles]), each([tile.positives for tile in tiles]))
 
 
 def statistics_of(objective: Objective) -> dict[str, Statistic]:
@@ -60,21 +63,24 @@ class RowStatistics(Sweep):
     def __init__(self, plan: Plan, pieces: Sequence[Piece], bounds: list[list[Bounds]]) -> None:
         super().__init__(plan, pieces)
         self.bounds = bounds
-        alone = plan.pairing.guide is None and not plan.pairing.label_positives
-        self.both_roles = plan.runner.compiles and alone and not any(factor.bounds() for factor in plan.factors)
 
     def forward(self, pieces: list[Piece]) -> tuple[Tensor, ...]:
         plan, tensors = self.plan, [piece.tensor for piece in pieces]
-        found: list[list[Parts]] = [[] for _ in plan.rows]
-        for i, rows, cut in plan.tiles():
-            args = plan.holders, plan.compared(rows, cut), _cut(pieces, rows), self.bounds[i], plan.runner.block
-            found[i].append(plan.runner(parts_of_tile, *args))
+        found = [self._parts(i, rows, pieces) for i, rows in enumerate(plan.rows)]
         held = plan.holders.held(tensors)
         statistics = list(statistics_of(held.objective).values())
         own, real = plan.own_tile(tensors[-1], held.temperature)
-        self.sums = _merged(statistics, found, _parts_of_positives(statistics, own, real, None))
+        self.sums = _merged(statistics, Parts.joined(found, 0), _parts_of_positives(statistics, own, real, None))
         pairs = zip(statistics, self.sums.totals, strict=True)
         return tuple(statistic.finish(total, self.sums.mass) for statistic, total in pairs)
+
+    def _parts(self, i: int, rows: slice, pieces: list[Piece]) -> Parts:
+        """The parts of block i of the rows."""
+        plan, tiles = self.plan, []
+        for cut in plan.cuts:
+            args = plan.holders, plan.compared(rows, cut), _cut(pieces, rows), self.bounds[i], plan.runner.block
+            tiles.append(plan.runner(parts_of_tile, plan.shape(rows, cut), *args))
+        return Parts.joined(tiles, 1)
 
     def pull_own(self, pieces: list[Piece], wanted: list[bool], grads: Grads) -> Sequence[Tensor | None]:
         def outputs_of(inputs: Sequence[Tensor]) -> tuple[list[Tensor], list[Tensor]]:
@@ -94,20 +100,10 @@ class RowStatistics(Sweep):
         wanted: list[bool],
         grads: Grads,
     ) -> Sequence[Tensor | None]:
+        bounds, dtype = self.bounds[self.plan.rows.index(rows)], self.plan.products.dtype_of_gradient
         of_rows = self.sums.of(rows), [grad[rows] for grad in grads]
-        bounds = self.bounds[self.plan.rows.index(rows)]
-        other = None
-        if self.both_roles and self.plan.products.are_own(cut.pool):
-            other = self._other(rows, cut, compared, pieces, grads)
-        dtype = self.plan.products.dtype_of_gradient
-        args = self.plan.holders, compared, _cut(pieces, rows), tuple(wanted[:-1]), bounds, *of_rows, other, dtype
-        return [*self.plan.runner(pull_tile, *args), None]
-
-    def _other(self, rows: slice, cut: Cut, compared: Compared, pieces: list[Piece], grads: Grads) -> Other:
-        columns = slice(cut.low, cut.high)
-        sides = self.plan.pairing.sides(columns, cut._replace(low=rows.start, high=rows.stop))
-        turned = Compared(compared.product.T, compared.scale, sides)
-        return Other(turned, _cut(pieces, columns), self.sums.of(columns), [grad[columns] for grad in grads])
+        args = self.plan.holders, compared, _cut(pieces, rows), tuple(wanted[:-1]), bounds, *of_rows, dtype
+        return [*self.plan.runner(pull_tile, self.plan.shape(rows, cut), *args), None]
 
 
 def parts_of_tile(
@@ -141,28 +137,21 @@ def _blocks(x: Annotated[Tensor, "b n"], block: int | None, fill: float) -> Anno
     return pad(x, (0, number * block - x.shape[1]), value=fill).reshape(len(x), number, block)
 
 
-def _merged(statistics: Sequence[Statistic], found: list[list[Parts]], own: list[Tensor]) -> Sums:
-    """The sums of whole rows from the parts of their tiles."""
-
-    def joined(tiles: Sequence[Sequence[Tensor]]) -> Tensor:
-        return torch.cat([torch.cat(list(of_rows), dim=1) for of_rows in tiles])
-
-    shifts = joined([[tile.shift for tile in tiles] for tiles in found])
-    largest = row_max(shifts)
+def _merged(statistics: Sequence[Statistic], parts: Parts, own: list[Tensor]) -> Sums:
+    """The sums of whole rows from the parts of their blocks."""
+    largest = row_max(parts.shift)
     shift = torch.where(largest == NEVER, 0.0, largest)
-    by = shifts - shift
-    mass = (joined([[tile.mass for tile in tiles] for tiles in found]) * by.exp()).sum(-1, keepdim=True)
-    totals, places = [], {"candidates": 0, "positives": 0}
+    by = parts.shift - shift
+    mass = (parts.mass * by.exp()).sum(-1, keepdim=True)
+    candidates, positives = iter(parts.candidates), iter(own)
+    promoted = iter(parts.positives or [part[:, :0] for part in own])
+    totals = []
     for statistic in statistics:
-        place = places[statistic.over]
-        places[statistic.over] += 1
         if statistic.over == "candidates":
-            parts = joined([[tile.candidates[place] for tile in tiles] for tiles in found])
-            totals.append(statistic.merge(parts, by))
+            totals.append(statistic.merge(next(candidates), by))
         else:
-            promoted = [[tile.positives[place] for tile in tiles if tile.positives] for tiles in found]
-            parts = torch.cat([own[place], joined(promoted)], dim=1) if promoted[0] else own[place]
-            totals.append(statistic.merge(parts, torch.zeros_like(parts)))
+            every = torch.cat([next(positives), next(promoted)], dim=1)
+            totals.append(statistic.merge(every, torch.zeros_like(every)))
     return Sums(Mass(shift, torch.where(mass == 0, NEVER, mass.log())), totals)
 
 
@@ -174,10 +163,9 @@ def pull_tile(
     bounds: Sequence[Bounds],
     sums: Sums,
     grads: Grads,
-    other: Other | None,
     dtype: torch.dtype,
 ) -> list[Tensor | None]:
-    """The gradients by the similarities of a tile, in both roles if the other one is given, and by the pieces."""
+    """The gradients by the similarities of a tile and by the pieces."""
 
     def outputs_of(inputs: Sequence[Tensor]) -> tuple[list[Tensor], list[Tensor]]:
         held = holders.held(inputs[1:])
@@ -185,13 +173,6 @@ def pull_tile(
         return _of_met(held, met, holders.replaced(bounds, inputs[1:]), sums, grads)
 
     grad, *of_pieces = pull_back(outputs_of, [compared.similarity(), *pieces], wanted)
-    if grad is not None and other is not None:
-        alone = [True, *[False] * len(pieces)]
-        turned, *_ = pull_tile(
-            holders, other.compared, other.pieces, alone, bounds, other.sums, other.grads, None, grad.dtype
-        )
-        assert turned is not None
-        grad = grad + turned.T
     return [None if grad is None else grad.to(dtype), *of_pieces]
 
 

@@ -25,9 +25,6 @@ Grads = Sequence[Tensor]
 class Sweep(ABC):
     """What a sweep sums over the tiles of a plan, and what it hands back to them."""
 
-    both_roles = False
-    """Whether ``pull`` gives, for candidates that are the anchors, the gradient of both roles of a pair at once."""
-
     def __init__(self, plan: Plan, pieces: Sequence[Piece]) -> None:
         self.plan, self.per_anchor = plan, [piece.per_anchor for piece in pieces]
 
@@ -109,8 +106,7 @@ class _Totals:
 
     def pull(self, rows: slice, cut: Cut, pieces: list[Piece], grads: Grads) -> None:
         plan, (anchors, *pools) = self.task.plan, self.vectors
-        own = self.task.both_roles and plan.products.are_own(cut.pool)
-        pool = None if own else pools[cut.pool]
+        pool = pools[cut.pool]
         wanted = [anchors is not None or pool is not None, *self.wanted_pieces]
         grad, *of_pieces = self.task.pull(rows, cut, plan.compared(rows, cut), pieces, wanted, grads)
         if grad is not None:

@@ -19,7 +19,7 @@ from torch import Tensor
 from hardneg.core.bounds import Edge
 from hardneg.kernels.triton_language import installed, interpreted, jit, tl
 
-BLOCK, SAMPLE = 4096, 1024
+BLOCK, SAMPLE = 2048, 1024
 ALL = 2**62
 """A column behind all others: whatever has the value of the edge is within it."""
 
@@ -74,6 +74,12 @@ def _ending(size, low, at_low, high, above_high, slack):
 
 
 @jit
+def _place(same, number, at):
+    """Where the number-th of those that are the same stands."""
+    return tl.max(tl.where((same > 0) & (tl.cumsum(same, 0) == number), at, -1))
+
+
+@jit
 def _edges(
     value_ptr, sizes_ptr, count_ptr, hints_ptr, edge_ptr, place_ptr, n, stride, slack, most,
     BLOCK: tl.constexpr,
@@ -125,12 +131,13 @@ def _edges(
             at = begin + within
             x = tl.load(value_ptr + at, mask=at < n, other=float("-inf")).to(tl.float32)
             same0, same1 = (x == edge0).to(tl.int32), (x == edge1).to(tl.int32)
-            hit0 = (same0 > 0) & (before0 + tl.cumsum(same0, 0) == missing0)
-            hit1 = (same1 > 0) & (before1 + tl.cumsum(same1, 0) == missing1)
-            place0 = tl.maximum(place0, tl.max(tl.where(hit0, at, -1)))
-            place1 = tl.maximum(place1, tl.max(tl.where(hit1, at, -1)))
-            before0 += tl.sum(same0)
-            before1 += tl.sum(same1)
+            more0, more1 = tl.sum(same0), tl.sum(same1)
+            if (before0 < missing0) & (before0 + more0 >= missing0):
+                place0 = _place(same0, missing0 - before0, at)
+            if (before1 < missing1) & (before1 + more1 >= missing1):
+                place1 = _place(same1, missing1 - before1, at)
+            before0 += more0
+            before1 += more1
     tl.store(place_ptr + 2 * row, place0)
     tl.store(place_ptr + 2 * row + 1, place1)
 
@@ -170,6 +177,7 @@ def _hints(value: Tensor, sizes: Annotated[Tensor, "b 2"]) -> Annotated[Tensor, 
     sample = value[:, :: max(1, value.shape[1] // SAMPLE)].float().sort(dim=1, descending=True).values
     number = sample.shape[1]
     spread = 1.5 * math.sqrt(number) + 1.0
-    places = (sizes.float() * (number / value.shape[1]))[:, :, None] + sizes.new_tensor([spread, -spread]).float()
+    place = sizes.float() * (number / value.shape[1])
+    places = torch.stack([place + spread, place - spread], dim=2)
     hints = sample.gather(1, places.flatten(1).long().clamp(0, number - 1))
     return torch.where(hints.isnan(), 0.0, hints).contiguous()
