@@ -153,10 +153,15 @@ def test_a_positive_mask_is_checked_dense_and_streamed(mask):
             compute(made)
 
 
+def planned(made, factor):
+    ready = made.prepared()
+    return Plan(ready, (factor,), InfoNCE(), ready.positive_scores(), (4, 6))
+
+
 def test_a_window_holds_the_columns_of_a_block_once():
     made = pairing(b=12, n=20)
     ring = hn.Ring(0.1, 0.5)
-    rows = Plan(made.prepared(), (ring,), InfoNCE(), (4, 6)).blocks()[0]
+    rows = planned(made, ring).blocks()[0]
     value, column = reduce_rows(ring.bounds(), rows, left_by((), ()))["window"]
     assert (value.shape, column.shape) == ((4, 20), (1, 20))
     check(made, ring)
@@ -169,7 +174,7 @@ def test_the_states_of_one_block_are_finished_before_the_next(monkeypatch):
     for name in ("reduce_rows", "finish"):
         plain = getattr(sweep, name)
         monkeypatch.setattr(sweep, name, lambda *args, name=name, plain=plain: (calls.append(name), plain(*args))[1])
-    plan = Plan(pairing(b=12).prepared(), (hn.Ring(0.1, 0.5),), InfoNCE(), (4, 6))
+    plan = planned(pairing(b=12), hn.Ring(0.1, 0.5))
     sweep.find_bounds(plan.factors, plan.blocks())
     assert calls == ["reduce_rows", "finish"] * 3
 
@@ -193,7 +198,8 @@ def test_a_guide_of_generated_candidates_is_refused_by_name(impl):
 
 def test_the_positive_tile_has_the_tags_of_the_anchors_dense_and_streamed():
     made = pairing()
-    wanted, (found, _) = dense(made).positive_tile().anchor_tags, made.prepared().positive_tile(slice(2, 5))
+    found, _ = made.prepared().positive_tile(slice(2, 5), torch.zeros(3, 2), 0.5)
+    wanted = dense(made).positive_tile().anchor_tags
     assert found.anchor_tags.labels.tolist() == wanted.labels[2:5].tolist()
 
 

@@ -96,7 +96,8 @@ class Window(Bound):
 
     ``places(earlier)`` gives start and stop, [r, 1]. Selections need their sizes before the rows are seen: at most
     ``skipped`` candidates come before the window, at most ``closest`` before its end, at most ``farthest`` after it,
-    of a row of n; 0 where there is no such edge. ``nearest``: how many of the closest decide, if that is known.
+    of a row of n; 0 where there is no such edge. ``by``: what is ranked, for ``tile.read``. ``nearest``: how many of
+    the closest decide, if that is known. ``slack``: by what share of the ranks an edge may be off where that is faster.
     Needs a bound "count" before it.
     """
 
@@ -104,11 +105,16 @@ class Window(Bound):
     skipped: Size
     closest: Size
     farthest: Size
-    value: Value
+    by: str
+    who: str
     nearest: int | None = None
+    slack: float = 0.0
+
+    def value(self, tile: Tile) -> Tensor:
+        return tile.read(self.by, self.who)[0].detach()
 
     def of(self, tile: Tile, mask: Tensor) -> State:
-        value = torch.where(mask, self.value(tile).detach(), NEVER)
+        value = torch.where(mask, self.value(tile), NEVER)
         return self._shortened((value, tile.column[None]))  # [1, c]: the rows share their columns
 
     def merge(self, first: State, second: State) -> State:

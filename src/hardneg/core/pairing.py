@@ -36,6 +36,46 @@ class Met(NamedTuple):
     promoted: Annotated[Tensor, "b n"] | None
 
 
+@dataclass(eq=False)
+class Sides:
+    """Some anchors and some candidates that are not compared yet: what a tile of them holds beside its scores."""
+
+    anchor_tags: Tags
+    candidate_tags: Tags
+    column: Annotated[Tensor, "n"]
+    source: str
+    source_names: tuple[str, ...]
+    guide: Annotated[Tensor, "b n"] | None
+    ids_given: bool
+    positive_ids: tuple[Annotated[Tensor, "b"], ...]
+    label_positives: bool
+    same_label_negatives: bool
+
+    def met(self, s: Annotated[Tensor, "b n"], temperature: float | Tensor) -> Met:
+        tags, ids = self.anchor_tags, self.candidate_tags.ids
+        tile = Tile(
+            s,
+            temperature,
+            tags,
+            self.candidate_tags,
+            self.column,
+            self.source,
+            self.source_names,
+            self.guide,
+            self.ids_given,
+        )
+        valid = torch.ones_like(s, dtype=torch.bool)
+        if ids is not None and tags.ids is not None:
+            valid = ~same_id(tags.ids, ids)
+        if ids is not None:
+            for column in self.positive_ids:
+                valid = valid & ~same_id(column, ids)
+        if not self.label_positives:
+            return Met(tile, valid, None)
+        promoted = valid & tile.same_label("same_label_positives")
+        return Met(tile, valid if self.same_label_negatives else valid & ~promoted, promoted)
+
+
 @dataclass(frozen=True, eq=False)
 class Pairing:
     """Anchors [b, d], positives [b, p, d], and pools of candidates, shared [n, d] or private [b, k, d].
@@ -137,55 +177,50 @@ class Pairing:
             offset += len(keys)
         return cuts or [Cut(0, 0, 0, 0)]
 
-    def tile(
-        self,
-        rows: slice,
-        cut: Cut,
-        anchors: Tensor | None = None,
-        candidates: Tensor | None = None,
-        temperature: float | Tensor | None = None,
-    ) -> Met:
-        """These anchors against these candidates; the vectors may be given, as leaves of a graph of their own."""
-        keys, names = self.candidates[cut.pool], self.source_names
-        anchors = self.anchors.vectors[rows] if anchors is None else anchors
-        candidates = self.vectors_of(rows, cut) if candidates is None else candidates
-        temperature = of_rows(self.temperature, rows) if temperature is None else temperature
-        tile = Tile(
-            similarity(anchors, candidates) / temperature,
-            temperature,
+    def tile(self, rows: slice, cut: Cut) -> Met:
+        """These anchors against these candidates."""
+        temperature = of_rows(self.temperature, rows)
+        s = similarity(self.anchors.vectors[rows], self.vectors_of(rows, cut)) / temperature
+        return self.sides(rows, cut).met(s, temperature)
+
+    def sides(self, rows: slice, cut: Cut) -> Sides:
+        """What is known of these anchors and candidates beside their scores."""
+        return Sides(
             self._anchor_tags(rows),
             self._tags(rows, cut),
-            torch.arange(cut.offset + cut.low, cut.offset + cut.high, device=anchors.device),
-            keys.source or "pool",
-            names,
+            torch.arange(cut.offset + cut.low, cut.offset + cut.high, device=self.anchors.vectors.device),
+            self.candidates[cut.pool].source or "pool",
+            self.source_names,
             None if self.guide is None else self.guide.plain(rows, cut),
             self.ids_given,
+            self.positive_ids(rows),
+            self.label_positives,
+            self.same_label_negatives,
         )
-        return self._met(tile, rows)
 
     def plain(self, rows: slice, cut: Cut) -> Annotated[Tensor, "b n"]:
         """Similarities without gradient."""
         with torch.no_grad():
             return similarity(self.anchors.vectors[rows], self.vectors_of(rows, cut))
 
-    def positive_tile(
-        self,
-        rows: slice,
-        anchors: Tensor | None = None,
-        positives: Tensor | None = None,
-        temperature: float | Tensor | None = None,
-    ) -> tuple[Tile, Tensor]:
-        """The anchors' own positives as a private block, and which of them are real."""
-        anchors = self.anchors.vectors[rows] if anchors is None else anchors
-        positives = self.positives.vectors[rows] if positives is None else positives
-        temperature = of_rows(self.temperature, rows) if temperature is None else temperature
-        s = similarity(anchors, positives) / temperature
+    def positive_scores(self) -> Annotated[Tensor, "b p"]:
+        """The scores of the anchors' own positives; of a prepared pairing."""
+        return similarity(self.anchors.vectors, self.positives.vectors) / self.temperature
+
+    def positive_tile(self, rows: slice, s: Tensor, temperature: float | Tensor) -> tuple[Tile, Tensor]:
+        """The anchors' own positives, of these scores, as a private block, and which of them are real."""
         guide = None
         if self.guide is not None:
             guide = similarity(self.guide.anchors.vectors[rows], self.guide.positives.vectors[rows]).detach()
-        mask = torch.ones_like(s, dtype=torch.bool) if self.positive_mask is None else self.positive_mask[rows]
         column = torch.arange(s.shape[1], device=s.device)
-        return Tile(s, temperature, self._anchor_tags(rows), Tags(), column, guide=guide), mask
+        return Tile(s, temperature, self._anchor_tags(rows), Tags(), column, guide=guide), self.real(rows)
+
+    def real(self, rows: slice) -> Annotated[Tensor, "b p"]:
+        """Which of the anchors' own positives are real; of a prepared pairing."""
+        if self.positive_mask is not None:
+            return self.positive_mask[rows]
+        own = self.positives.vectors[rows]
+        return torch.ones(own.shape[:2], dtype=torch.bool, device=own.device)
 
     def positive_ids(self, rows: slice) -> tuple[Annotated[Tensor, "b"], ...]:
         """The ids of the first positives, of the second, ...; -1 where the positive is not real."""
@@ -214,19 +249,6 @@ class Pairing:
         if ids is None and any(other.ids is not None for other in self.candidates):
             ids = torch.full((1, cut.high - cut.low), -1, device=keys.vectors.device)
         return Tags(ids, labels, clusters)
-
-    def _met(self, tile: Tile, rows: slice) -> Met:
-        valid = torch.ones_like(tile.s, dtype=torch.bool)
-        ids = tile.candidate_tags.ids
-        if ids is not None and tile.anchor_tags.ids is not None:
-            valid = ~same_id(tile.anchor_tags.ids, ids)
-        if ids is not None:
-            for column in self.positive_ids(rows):
-                valid = valid & ~same_id(column, ids)
-        if not self.label_positives:
-            return Met(tile, valid, None)
-        promoted = valid & tile.same_label("same_label_positives")
-        return Met(tile, valid if self.same_label_negatives else valid & ~promoted, promoted)
 
 
 def similarity(rows: Annotated[Tensor, "b d"], vectors: Tensor) -> Annotated[Tensor, "b n"]:

@@ -1,13 +1,13 @@
 """Row statistics: the few numbers per anchor that an objective needs of q and its candidates.
 
-Each is computed from dense scores, or as a running sum over tiles relative to the row's largest log-weight so far: two
-plain log-sum-exps would lose the digits of the scores under a large tilt. At the final shift a statistic is a plain
-sum over tiles, so its gradient by a tile is that of the tile's own terms: ``cotangents``.
+Each is computed from dense scores, or from parts: one for each block of candidates, relative to the block's largest
+log-weight, since two plain log-sum-exps would lose the digits of the scores under a large tilt. At the row's own shift
+a statistic is a plain sum over all pairs, so its gradient by a tile is that of the tile's own terms: ``cotangents``.
 """
 
 from __future__ import annotations
 
-from abc import ABC
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Annotated, NamedTuple
@@ -19,19 +19,12 @@ from hardneg.core.tiles import NEVER, Tile
 from hardneg.core.types import LogWeights, Scores, with_support
 
 PerRow = Annotated[Tensor, "b 1"]
-State = tuple[Tensor, ...]
+PerBlock = Annotated[Tensor, "b k"]
 Value = Callable[[Tile], Tensor]
 
 
 def plain_score(tile: Tile) -> Tensor:
     return tile.s
-
-
-class Weighed(NamedTuple):
-    """A tile with its log-weights relative to ``shift``, NEVER outside of q's support."""
-
-    tile: Tile
-    relative: Annotated[Tensor, "b n"]
 
 
 class Mass(NamedTuple):
@@ -45,30 +38,30 @@ class Mass(NamedTuple):
         return torch.where(self.log_mass == NEVER, 0.0, (relative - self.log_mass).exp())
 
 
-class Statistic(ABC):  # noqa: B024
-    """One number per anchor; ``value`` is what it takes of a pair."""
+class Statistic(ABC):
+    """One number per anchor; ``value`` is what it takes of a pair.
+
+    ``part`` reduces blocks of pairs over the last dimension, given their log-weights relative to the largest of the
+    block; ``merge`` brings the parts of a row together, each of which is relative to a shift that is ``-by`` lower.
+    """
 
     value: Value = staticmethod(plain_score)
     over: str = "candidates"
 
-    def dense(self, scores: Scores, log_w: LogWeights) -> PerRow:
-        raise NotImplementedError
+    @abstractmethod
+    def dense(self, scores: Scores, log_w: LogWeights) -> PerRow: ...
 
-    def start(self, like: PerRow) -> State:
-        return (torch.zeros_like(like),)
+    @abstractmethod
+    def part(self, value: Tensor, relative: Tensor) -> Tensor: ...
 
-    def add(self, state: State, value: Tensor, weighed: Weighed) -> State:
-        raise NotImplementedError
+    def merge(self, parts: PerBlock, by: PerBlock) -> PerRow:
+        return parts.sum(-1, keepdim=True)
 
-    def shifted(self, state: State, by: PerRow) -> State:
-        """The state relative to a shift that is larger by ``-by``."""
-        return state
-
-    def finish(self, state: State, mass: Mass) -> PerRow:
-        return state[0]
+    def finish(self, total: PerRow, mass: Mass) -> PerRow:
+        return total
 
     def cotangents(
-        self, grad: PerRow, state: State, mass: Mass, value: Tensor, relative: Tensor
+        self, grad: PerRow, total: PerRow, mass: Mass, value: Tensor, relative: Tensor
     ) -> tuple[Tensor | None, Tensor | None]:
         """The gradients by the value and by the log-weight of each pair of a tile; None for none."""
         return None, None
@@ -81,20 +74,25 @@ class Support(Statistic):
     def dense(self, scores: Scores, log_w: LogWeights) -> PerRow:
         return (log_w != NEVER).sum(-1, keepdim=True).to(log_w.dtype)
 
-    def add(self, state: State, value: Tensor, weighed: Weighed) -> State:
-        return (state[0] + (weighed.relative != NEVER).sum(-1, keepdim=True),)
+    def part(self, value: Tensor, relative: Tensor) -> Tensor:
+        return (relative != NEVER).sum(-1).to(relative.dtype)
+
+
+def _is_other(tile: Tile) -> Tensor:
+    return tile.other_instance().expand(tile.s.shape).to(tile.s.dtype)
 
 
 @dataclass(frozen=True)
 class Others(Statistic):
     """The number of candidates that are not the anchor itself, negatives or not."""
 
+    value: Value = _is_other
+
     def dense(self, scores: Scores, log_w: LogWeights) -> PerRow:
         return scores.other_instance().sum(-1, keepdim=True).to(log_w.dtype)
 
-    def add(self, state: State, value: Tensor, weighed: Weighed) -> State:
-        others = weighed.tile.other_instance().expand_as(weighed.relative)
-        return (state[0] + others.sum(-1, keepdim=True),)
+    def part(self, value: Tensor, relative: Tensor) -> Tensor:
+        return value.sum(-1)
 
 
 @dataclass(frozen=True)
@@ -104,14 +102,14 @@ class LogMass(Statistic):
     def dense(self, scores: Scores, log_w: LogWeights) -> PerRow:
         return masked_lse(log_w, log_w != NEVER)
 
-    def add(self, state: State, value: Tensor, weighed: Weighed) -> State:
-        return state
+    def part(self, value: Tensor, relative: Tensor) -> Tensor:
+        return relative.new_zeros(relative.shape[:-1])  # the mass has it already
 
-    def finish(self, state: State, mass: Mass) -> PerRow:
+    def finish(self, total: PerRow, mass: Mass) -> PerRow:
         return mass.shift + mass.log_mass
 
     def cotangents(
-        self, grad: PerRow, state: State, mass: Mass, value: Tensor, relative: Tensor
+        self, grad: PerRow, total: PerRow, mass: Mass, value: Tensor, relative: Tensor
     ) -> tuple[Tensor | None, Tensor | None]:
         return None, grad * mass.share(relative)
 
@@ -123,23 +121,19 @@ class LogMean(Statistic):
     def dense(self, scores: Scores, log_w: LogWeights) -> PerRow:
         return log_expect_exp(scores.candidates, log_w)[:, None]
 
-    def start(self, like: PerRow) -> State:
-        return torch.full_like(like, NEVER), torch.zeros_like(like)
+    def part(self, value: Tensor, relative: Tensor) -> Tensor:
+        return torch.logsumexp(value + relative, dim=-1)
 
-    def add(self, state: State, value: Tensor, weighed: Weighed) -> State:
-        return added_exp(state, value + weighed.relative)
+    def merge(self, parts: PerBlock, by: PerBlock) -> PerRow:
+        return torch.logsumexp(parts + by, dim=-1, keepdim=True)
 
-    def shifted(self, state: State, by: PerRow) -> State:
-        return state[0] + by, state[1]
-
-    def finish(self, state: State, mass: Mass) -> PerRow:
-        return torch.where(mass.log_mass == NEVER, NEVER, state[0] + state[1].log() - mass.log_mass)
+    def finish(self, total: PerRow, mass: Mass) -> PerRow:
+        return torch.where(mass.log_mass == NEVER, NEVER, total - mass.log_mass)
 
     def cotangents(
-        self, grad: PerRow, state: State, mass: Mass, value: Tensor, relative: Tensor
+        self, grad: PerRow, total: PerRow, mass: Mass, value: Tensor, relative: Tensor
     ) -> tuple[Tensor | None, Tensor | None]:
-        total = torch.where(mass.log_mass == NEVER, 0.0, state[0] + state[1].log())
-        share = (value + relative - total).exp()
+        share = (value + relative - torch.where(mass.log_mass == NEVER, 0.0, total)).exp()
         return grad * share, grad * (share - mass.share(relative))
 
 
@@ -154,20 +148,20 @@ class Mean(Statistic):
         q = torch.softmax(with_support(log_w)[1], dim=-1)
         return ((q.detach() if self.detach else q) * self.value(scores.tile())).sum(-1, keepdim=True)
 
-    def add(self, state: State, value: Tensor, weighed: Weighed) -> State:
-        return (state[0] + (weighed.relative.exp() * value).sum(-1, keepdim=True),)
+    def part(self, value: Tensor, relative: Tensor) -> Tensor:
+        return (relative.exp() * value).sum(-1)
 
-    def shifted(self, state: State, by: PerRow) -> State:
-        return (state[0] * by.exp(),)
+    def merge(self, parts: PerBlock, by: PerBlock) -> PerRow:
+        return (parts * by.exp()).sum(-1, keepdim=True)
 
-    def finish(self, state: State, mass: Mass) -> PerRow:
-        return torch.where(mass.log_mass == NEVER, state[0] * 0.0, state[0] * (-mass.log_mass).exp())
+    def finish(self, total: PerRow, mass: Mass) -> PerRow:
+        return torch.where(mass.log_mass == NEVER, total * 0.0, total * (-mass.log_mass).exp())
 
     def cotangents(
-        self, grad: PerRow, state: State, mass: Mass, value: Tensor, relative: Tensor
+        self, grad: PerRow, total: PerRow, mass: Mass, value: Tensor, relative: Tensor
     ) -> tuple[Tensor | None, Tensor | None]:
         share = grad * mass.share(relative)
-        return share, None if self.detach else share * (value - self.finish(state, mass))
+        return share, None if self.detach else share * (value - self.finish(total, mass))
 
 
 @dataclass(frozen=True)
@@ -180,19 +174,19 @@ class LogPositives(Statistic):
         some = scores.positive_valid.any(-1, keepdim=True)
         return torch.where(some, masked_lse(scores.positives, scores.positive_valid), 0.0)
 
-    def start(self, like: PerRow) -> State:
-        return torch.full_like(like, NEVER), torch.zeros_like(like)
+    def part(self, value: Tensor, relative: Tensor) -> Tensor:
+        return torch.logsumexp(value + relative, dim=-1)
 
-    def add(self, state: State, value: Tensor, weighed: Weighed) -> State:
-        return added_exp(state, value + weighed.relative)
+    def merge(self, parts: PerBlock, by: PerBlock) -> PerRow:
+        return torch.logsumexp(parts + by, dim=-1, keepdim=True)
 
-    def finish(self, state: State, mass: Mass) -> PerRow:
-        return torch.where(state[0] == NEVER, 0.0, state[0] + state[1].log())
+    def finish(self, total: PerRow, mass: Mass) -> PerRow:
+        return torch.where(total == NEVER, 0.0, total)
 
     def cotangents(
-        self, grad: PerRow, state: State, mass: Mass, value: Tensor, relative: Tensor
+        self, grad: PerRow, total: PerRow, mass: Mass, value: Tensor, relative: Tensor
     ) -> tuple[Tensor | None, Tensor | None]:
-        return grad * (value + relative - self.finish(state, mass)).exp(), None
+        return grad * (value + relative - self.finish(total, mass)).exp(), None
 
 
 def log_expect_exp(candidates: Annotated[Tensor, "b n"], log_w: LogWeights) -> Annotated[Tensor, "b"]:
@@ -212,12 +206,5 @@ def masked_lse(values: Tensor, mask: Tensor) -> PerRow:
     return torch.where(some, torch.logsumexp(safe, dim=-1, keepdim=True), NEVER)
 
 
-def added_exp(state: State, x: Tensor) -> State:
-    """The largest so far and the sum of e^(x - largest), with more x; NaN stays NaN."""
-    largest = torch.maximum(state[0], row_max(x))
-    safe = torch.where(largest == NEVER, 0.0, largest)
-    return largest, state[1] * (state[0] - safe).exp() + (x - safe).exp().sum(-1, keepdim=True)
-
-
-def row_max(x: Tensor) -> PerRow:
-    return x.amax(-1, keepdim=True) if x.shape[1] else x.new_full((len(x), 1), NEVER)
+def row_max(x: Tensor) -> Tensor:
+    return x.amax(-1, keepdim=True) if x.shape[-1] else x.new_full((*x.shape[:-1], 1), NEVER)

@@ -56,7 +56,18 @@ def weigh(factors: Sequence[Factor], tile: Tile, bounds: Sequence[Bounds]) -> Te
     return total
 
 
-def find_bounds(factors: Sequence[Factor], blocks: Sequence[Rows]) -> list[list[Bounds]]:
+class Reducer:
+    """How the bounds of one factor are found for a block of rows."""
+
+    def states(self, factors: Sequence[Factor], i: int, rows: Any, before: Sequence[Bounds]) -> dict[str, State]:
+        """The states of the bounds of factor i, given the bounds of the factors before it."""
+        return reduce_rows(factors[i].bounds(), rows, left_by(factors[:i], before))
+
+    def finish(self, declared: Mapping[str, Bound], states: Mapping[str, State], rows: Any) -> Bounds:
+        return finish(declared, states)
+
+
+def find_bounds(factors: Sequence[Factor], blocks: Sequence[Any], reducer: Reducer = Reducer()) -> list[list[Bounds]]:
     """For each block of rows, the bounds of every factor; without gradient. One pass for each factor that has some."""
     found: list[list[Bounds]] = [[] for _ in blocks]
     for i, factor in enumerate(factors):
@@ -69,13 +80,13 @@ def find_bounds(factors: Sequence[Factor], blocks: Sequence[Rows]) -> list[list[
         states: list[dict[str, State]] = []
         for rows, before in zip(blocks, found, strict=True):
             with torch.no_grad():
-                states.append(reduce_rows(declared, rows, left_by(factors[:i], before)))
+                states.append(reducer.states(factors, i, rows, before))
             if not batch:  # at once, so that the states of one block are held and not those of all
-                before.append(finish(declared, states.pop()))
+                before.append(reducer.finish(declared, states.pop(), rows))
         if batch:
             _share_batch_scope(declared, states)
-            for before, state in zip(found, states, strict=True):
-                before.append(finish(declared, state))
+            for rows, before, state in zip(blocks, found, states, strict=True):
+                before.append(reducer.finish(declared, state, rows))
     return found
 
 

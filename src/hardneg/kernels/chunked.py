@@ -1,11 +1,12 @@
 """The streamed loss: any distribution, any objective, any device, without [b, n].
 
-Bounds, then row statistics, then the pairs, each a sweep over the same tiles. The backward pass recomputes the tiles
-and takes the vector-Jacobian product of the pointwise functions: memory is that of a few tiles.
+Bounds, then row statistics, then the pairs, each a sweep over the same tiles. Memory is that of a few tiles.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import replace
 from typing import Annotated, NamedTuple
 
 import torch
@@ -16,11 +17,14 @@ from hardneg.core.checks import check_parts
 from hardneg.core.errors import ArgumentError
 from hardneg.core.objectives import Objective, Row, reduce_sums
 from hardneg.core.pairing import Pairing
-from hardneg.core.sweep import find_bounds
+from hardneg.kernels.bounds import bounds_of
 from hardneg.kernels.largest import LargestValue
+from hardneg.kernels.leaves import Piece
 from hardneg.kernels.pairs import PromotedPairs, masked_sum
 from hardneg.kernels.plan import Plan
-from hardneg.kernels.row_statistics import RowStatistics
+from hardneg.kernels.products import narrows
+from hardneg.kernels.row_statistics import RowStatistics, statistics_of
+from hardneg.kernels.swept import sweep
 from hardneg.negatives.base import Negatives, not_pointwise
 
 
@@ -55,20 +59,38 @@ def streamed(
         check_parts(pairing.guide)
     check_streamable(negatives)
     with torch.autocast(pairing.anchors.vectors.device.type, enabled=False):
-        plan = Plan(pairing.prepared(), negatives.factors, objective, tile)
-        tensors = plan.leaves.tensors
-        bounds = find_bounds(plan.factors, plan.blocks())
-        largest = [LargestValue.apply(plan, bounds, place, *tensors) for place in plan.largest]  # type: ignore[no-untyped-call]
-        names = list(plan.statistics(objective))
-        values = RowStatistics.apply(plan, bounds, *tensors, *largest)  # type: ignore[no-untyped-call]
-        row = Row(dict(zip(names, values, strict=True)), plan.pairing.temperature)
-        own, real = plan.pairing.positive_tile(slice(0, len(pairing)))
-        sums, counts = masked_sum(objective, own.s, row, real), real.sum(-1, keepdim=True).to(own.s.dtype)
+        ready = pairing.prepared()
+        own = ready.positive_scores()
+        plan = Plan(ready, negatives.factors, objective, own, tile, narrows(pairing.anchors.vectors))
+        row = _row(plan, ready, own)
+        real = plan.pairing.real(slice(0, len(pairing)))
+        sums, counts = masked_sum(objective, own, row, real), real.sum(-1, keepdim=True).to(own.dtype)
         if pairing.label_positives:
-            more, number = PromotedPairs.apply(plan, names, *tensors, *values)  # type: ignore[no-untyped-call]
+            names = tuple(row.statistics)
+            pieces = [*plan.pieces, *(Piece(row.statistics[name], True) for name in names)]
+            more, number = sweep(PromotedPairs(plan, pieces, names), ready, pieces)
             sums, counts = sums + more, counts + number
     plain = Row({name: value.detach() for name, value in row.statistics.items()}, row.temperature)
-    return Streamed(reduce_sums(sums[:, 0], counts[:, 0], reduction), plain, Own(own.s.detach(), real))
+    return Streamed(reduce_sums(sums[:, 0], counts[:, 0], reduction), plain, Own(own.detach(), real))
+
+
+def _row(plan: Plan, pairing: Pairing, own: Tensor) -> Row:
+    """The statistics of all rows, and before them the bounds of the factors."""
+    bounds = bounds_of(plan)
+    pieces, last = list(plan.pieces), Piece(own, True)
+    largest = []
+    for place in _with_gradient(plan.factors):
+        (value,) = sweep(LargestValue(plan, [*plan.pieces, last], bounds, place), pairing, [*plan.pieces, last])
+        largest.append((*place, len(pieces)))
+        pieces.append(Piece(value, value.ndim > 0))
+    plan.holders = replace(plan.holders, largest=tuple(largest))
+    values = sweep(RowStatistics(plan, [*pieces, last], bounds), pairing, [*pieces, last])
+    return Row(dict(zip(statistics_of(plan.objective), values, strict=True)), pairing.temperature)
+
+
+def _with_gradient(factors: Sequence[Negatives]) -> list[tuple[int, str]]:
+    """The bounds through which a gradient flows: factor and name."""
+    return [(i, name) for i, factor in enumerate(factors) for name, bound in factor.bounds().items() if bound.grad]
 
 
 def check_streamable(negatives: Negatives) -> None:

@@ -2,62 +2,96 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import Any
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
 from hardneg.core.pairing import Cut
 from hardneg.core.sweep import Bounds, left_by
-from hardneg.kernels.leaves import Gradients, without_autocast
-from hardneg.kernels.plan import Plan
+from hardneg.kernels.compiled import pull_back
+from hardneg.kernels.leaves import Piece
+from hardneg.kernels.plan import Compared, Plan
+from hardneg.kernels.swept import Grads, Sweep
 
 
-class LargestValue(torch.autograd.Function):
-    """A largest value as a number with a gradient: that of each pair that reaches it, divided by their number."""
+class LargestValue(Sweep):
+    """A largest value as a number with a gradient: that of each pair that reaches it, divided by their number.
 
-    @staticmethod
-    def forward(ctx: Any, plan: Plan, bounds: list[list[Bounds]], place: tuple[int, str], *tensors: Tensor) -> Tensor:
-        ctx.plan, ctx.bounds, ctx.place = plan, bounds, place
-        ctx.save_for_backward(*tensors)
-        values = [bounds_of_rows[place[0]][place[1]] for bounds_of_rows in bounds]
-        return values[0].clone() if not values[0].ndim else torch.cat(values)
+    Not compiled: a pair reaches the value where both have the same bits. The last of the pieces are the scores of the
+    anchors' own positives.
+    """
 
-    @staticmethod
-    @once_differentiable  # type: ignore[untyped-decorator]
-    @without_autocast
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Any, ...]:
-        plan, tensors, wanted = ctx.plan, ctx.saved_tensors, list(ctx.needs_input_grad[3:])
-        gradients = Gradients(tensors, plan.leaves.parts, wanted)
-        counts = [_number(ctx, i) for i in range(len(plan.rows))]
-        everywhere = torch.stack([count.sum() for count in counts]).sum()
-        for i, rows in enumerate(plan.rows):
-            grad, number = (grads[0][rows], counts[i]) if grads[0].ndim else (grads[0], everywhere)
-            for cut, pieces, value, reached in _reaching(ctx, i, wanted):
-                gradients.add([value], [reached * (grad / number.clamp(min=1))], pieces, rows, cut)
-        return None, None, None, *gradients.totals
+    share: Tensor
 
+    def __init__(self, plan: Plan, pieces: Sequence[Piece], bounds: list[list[Bounds]], place: tuple[int, str]) -> None:
+        super().__init__(plan, pieces)
+        self.bounds, (self.place, self.name) = bounds, place
+        self.over = plan.factors[self.place].bounds()[self.name].over
 
-def _reaching(ctx: Any, i: int, wanted: list[bool]) -> Iterator[tuple[Cut | None, list[Tensor], Tensor, Tensor]]:
-    """For each tile of a block of rows: the values of a bound, and which of them are the largest."""
-    plan, (place, name), rows = ctx.plan, ctx.place, ctx.plan.rows[i]
-    over = plan.factors[place].bounds()[name].over
-    for cut in plan.cuts_over(over):
-        with torch.enable_grad():
-            pieces = plan.leaves.cut(rows, cut, ctx.saved_tensors, wanted)
-            factors, _ = plan.held(pieces)
-            tile, mask = plan.masked(rows, cut, pieces, over)
-            value = factors[place].bounds()[name].value(tile)
+    def forward(self, pieces: list[Piece]) -> tuple[Tensor, ...]:
+        values = [of_rows[self.place][self.name] for of_rows in self.bounds]
+        self.value = values[0].clone() if not values[0].ndim else torch.cat(values)
+        return (self.value,)
+
+    def prepare(self, pieces: list[Piece], grads: Grads) -> None:
+        """The gradient of each pair that reaches the value of its row."""
+        plan = self.plan
+        number = torch.zeros(len(plan.pairing), 1, dtype=torch.long, device=grads[0].device)
+        if self.over == "positives":
+            number += self._of_own([piece.tensor for piece in pieces])[1].sum(-1, keepdim=True)
+        for _, rows, cut in plan.tiles() if self._in_tiles else ():
+            compared, some = plan.compared(rows, cut), [piece.of(rows) for piece in pieces]
+            number[rows] += self._of_tile(rows, compared, [compared.similarity(), *some])[1].sum(-1, keepdim=True)
+        self.share = grads[0] / (number if grads[0].ndim else number.sum()).clamp(min=1)
+
+    def pull_own(self, pieces: list[Piece], wanted: list[bool], grads: Grads) -> Sequence[Tensor | None]:
+        if self.over == "candidates":
+            return [None] * len(pieces)
+
+        def outputs_of(inputs: Sequence[Tensor]) -> tuple[list[Tensor], list[Tensor]]:
+            value, reached = self._of_own(inputs)
+            return [value], [reached * self.share]
+
+        return pull_back(outputs_of, [piece.tensor for piece in pieces], wanted)
+
+    def pull(
+        self,
+        rows: slice,
+        cut: Cut,
+        compared: Compared,
+        pieces: list[Piece],
+        wanted: list[bool],
+        grads: Grads,
+    ) -> Sequence[Tensor | None]:
+        if not self._in_tiles:
+            return [None] * len(wanted)
+
+        def outputs_of(inputs: Sequence[Tensor]) -> tuple[list[Tensor], list[Tensor]]:
+            value, reached = self._of_tile(rows, compared, inputs)
+            return [value], [reached * (self.share[rows] if self.share.ndim else self.share)]
+
+        return pull_back(outputs_of, [compared.similarity(), *(piece.of(rows) for piece in pieces)], wanted)
+
+    @property
+    def _in_tiles(self) -> bool:
+        return self.over == "candidates" or self.plan.pairing.label_positives
+
+    def _of_own(self, pieces: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
+        """The values of the anchors' own positives, and which of them are the largest."""
+        held = self.plan.holders.held(pieces)
+        tile, real = self.plan.own_tile(pieces[-1], held.temperature)
+        value = held.factors[self.place].bounds()[self.name].value(tile)  # type: ignore[attr-defined]
+        return value, real & (value == self.value)
+
+    def _of_tile(self, rows: slice, compared: Compared, inputs: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
+        """The values of a tile, and which of them are the largest."""
+        held = self.plan.holders.held(inputs[1:])
+        met = compared.met(inputs[0], held.temperature)
+        value = held.factors[self.place].bounds()[self.name].value(met.tile)  # type: ignore[attr-defined]
+        bounds = self.bounds[self.plan.rows.index(rows)]
         with torch.no_grad():
-            if over == "candidates":
-                mask = left_by(factors[:place], ctx.bounds[i][:place])(tile, mask)
-            reached = mask & (value == ctx.bounds[i][place][name])
-        yield cut, pieces, value, reached.to(value.dtype)
-
-
-def _number(ctx: Any, i: int) -> Tensor:
-    """How many pairs of each row of a block are the largest."""
-    none = [False] * len(ctx.saved_tensors)
-    return torch.stack([reached.sum(-1, keepdim=True) for *_, reached in _reaching(ctx, i, none)]).sum(0)
+            mask = met.promoted
+            if self.over == "candidates":
+                mask = left_by(held.factors[: self.place], bounds[: self.place])(met.tile, met.valid)
+            return value, mask & (value == bounds[self.place][self.name])

@@ -1,36 +1,25 @@
-"""The tensors of a streamed loss that may carry a gradient, cut with the tiles and put back together.
+"""The small tensors of a streamed loss that may carry a gradient, cut with the tiles and put back together.
 
-Vectors, temperature, and tensors that are fields of a distribution or objective (a learnable beta or bias). What is
+The temperature, and tensors that are fields of a distribution or objective (a learnable beta or bias). What is
 closed over by a lambda cannot be seen, and gets no gradient: make it a field.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, fields, is_dataclass, replace
-from functools import wraps
-from typing import Any, TypeVar, cast
+from typing import Any, NamedTuple, TypeVar
 
-import torch
 from torch import Tensor
 
-from hardneg.core.pairing import Cut, Pairing
+from hardneg.core.objectives import Objective
+from hardneg.core.pairing import Pairing
+from hardneg.core.sweep import Bounds
+from hardneg.negatives.base import Negatives
 
-Held = TypeVar("Held")
-Backward = TypeVar("Backward", bound=Callable[..., Any])
+Holder = TypeVar("Holder")
 PER_ANCHOR = ("num_negatives", "log_norm")
 """Fields that hold a number for each anchor as [b]; any other field does as [b, 1]."""
-
-
-def without_autocast(backward: Backward) -> Backward:
-    """A backward pass that recomputes its tiles in the precision of the forward pass, also inside autocast."""
-
-    @wraps(backward)
-    def precise(ctx: Any, *grads: Tensor) -> Any:
-        with torch.autocast(grads[0].device.type, enabled=False):
-            return backward(ctx, *grads)
-
-    return cast(Backward, precise)
 
 
 def tensor_fields(holder: Any) -> dict[str, Tensor]:
@@ -45,111 +34,67 @@ def is_per_anchor(tensor: Tensor, name: str, rows: int) -> bool:
     return tensor.shape == ((rows,) if name in PER_ANCHOR else (rows, 1))
 
 
-def with_fields(holder: Held, tensors: dict[str, Tensor]) -> Held:
+def with_fields(holder: Holder, tensors: dict[str, Tensor]) -> Holder:
     return replace(holder, **tensors) if tensors else holder  # type: ignore[type-var]
 
 
-def fields_of_rows(holder: Held, rows: slice, number: int) -> Held:
+def fields_of_rows(holder: Holder, rows: slice, number: int) -> Holder:
     """With the fields that hold a number for each of ``number`` anchors cut to these rows."""
     held = tensor_fields(holder).items()
     return with_fields(holder, {name: each[rows] for name, each in held if is_per_anchor(each, name, number)})
 
 
-@dataclass(frozen=True)
-class Part:
-    """Where a tensor is used: by all rows and columns, or cut along one or both."""
-
-    kind: str  # "rows", "columns", "private", "whole"
-    pool: int = -1
-
-    def of(self, tensor: Tensor, rows: slice, cut: Cut | None) -> Tensor:
-        return tensor[self._index(rows, cut)]
-
-    def add(self, total: Tensor, gradient: Tensor, rows: slice, cut: Cut | None) -> None:
-        total[self._index(rows, cut)] += gradient
-
-    def used(self, cut: Cut | None) -> bool:
-        return self.pool < 0 or (cut is not None and cut.pool == self.pool)
-
-    def _index(self, rows: slice, cut: Cut | None) -> Any:
-        if self.kind == "whole":
-            return ...
-        if self.kind == "rows":
-            return rows
-        assert cut is not None
-        columns = slice(cut.low, cut.high)
-        return columns if self.kind == "columns" else (rows, columns)
+class Held(NamedTuple):
+    factors: tuple[Negatives, ...]
+    objective: Objective
+    temperature: float | Tensor
 
 
-class Leaves:
-    """All tensors in one order: anchors, positives, pools, temperature, fields of the factors and of the objective."""
+@dataclass(frozen=True, eq=False)
+class Holders:
+    """The distributions, the objective and the temperature, and which of the pieces are tensors of theirs."""
 
-    def __init__(self, pairing: Pairing, holders: Sequence[Any]) -> None:
-        self.pairing, self.holders = pairing, list(holders)
-        self.tensors = [pairing.anchors.vectors, pairing.positives.vectors]
-        self.parts = [Part("rows"), Part("rows")]
-        for pool, keys in enumerate(pairing.candidates):
-            self.tensors.append(keys.vectors)
-            self.parts.append(Part("private" if keys.private else "columns", pool))
-        self._temperature = len(self.tensors)
-        if isinstance(pairing.temperature, Tensor):
-            self._append(pairing.temperature)  # [] or [b, 1]
-        self._fields: list[tuple[int, str, int]] = []
-        for place, holder in enumerate(self.holders):
-            for name, tensor in tensor_fields(holder).items():
-                self._fields.append((place, name, len(self.tensors)))
-                self._append(tensor, name)
+    factors: tuple[Negatives, ...]
+    objective: Objective
+    temperature: float | None  # None: the first of the pieces
+    fields: tuple[tuple[int, str, int], ...]  # of which holder, which field, and its place among the pieces
+    largest: tuple[tuple[int, str, int], ...] = ()  # bounds with a gradient: of which factor, which one, and its place
 
-    def _append(self, tensor: Tensor, name: str = "") -> None:
-        per_anchor = is_per_anchor(tensor, name, len(self.pairing))
-        self.tensors.append(tensor)
-        self.parts.append(Part("rows" if per_anchor else "whole"))
+    def held(self, pieces: Sequence[Tensor]) -> Held:
+        """With these pieces in place of their tensors."""
+        changes: list[dict[str, Tensor]] = [{} for _ in (*self.factors, self.objective)]
+        for holder, name, place in self.fields:
+            changes[holder][name] = pieces[place]
+        factors = tuple(with_fields(factor, change) for factor, change in zip(self.factors, changes, strict=False))
+        temperature = pieces[0] if self.temperature is None else self.temperature
+        return Held(factors, with_fields(self.objective, changes[-1]), temperature)
 
-    def cut(
-        self,
-        rows: slice,
-        cut: Cut | None,
-        tensors: Sequence[Tensor],
-        grad: Sequence[bool],
-        parts: Sequence[Part] | None = None,
-    ) -> list[Tensor]:
-        """The pieces that one tile uses; those in ``grad`` are leaves of a graph that begins here."""
-        pieces = []
-        for tensor, part, wanted in zip(tensors, parts or self.parts, grad, strict=True):
-            piece = part.of(tensor.detach(), rows, cut) if part.used(cut) else tensor.detach()
-            pieces.append(piece.requires_grad_() if wanted and part.used(cut) else piece)
-        return pieces
-
-    def temperature(self, pieces: Sequence[Tensor]) -> float | Tensor:
-        return pieces[self._temperature] if isinstance(self.pairing.temperature, Tensor) else self.pairing.temperature
-
-    def held(self, pieces: Sequence[Tensor]) -> list[Any]:
-        """The factors and the objective with these pieces in place of their tensors."""
-        changes: list[dict[str, Tensor]] = [{} for _ in self.holders]
-        for place, name, index in self._fields:
-            changes[place][name] = pieces[index]
-        return [with_fields(holder, change) for holder, change in zip(self.holders, changes, strict=True)]
+    def replaced(self, bounds: Sequence[Bounds], pieces: Sequence[Tensor]) -> list[Bounds]:
+        """The bounds with these pieces in place of those that have a gradient."""
+        changed = [dict(each) for each in bounds]
+        for factor, name, place in self.largest:
+            changed[factor][name] = pieces[place]
+        return list(changed)
 
 
-class Gradients:
-    """Sums of the gradients of the pieces, in the shape of the whole tensors."""
+class Piece(NamedTuple):
+    """A tensor, and whether its first dimension is that of the anchors."""
 
-    def __init__(self, tensors: Sequence[Tensor], parts: Sequence[Part], wanted: Sequence[bool]) -> None:
-        self.parts = parts
-        self.totals = [torch.zeros_like(each) if want else None for each, want in zip(tensors, wanted, strict=True)]
+    tensor: Tensor
+    per_anchor: bool
 
-    def add(
-        self, outputs: Sequence[Tensor], cotangents: Sequence[Tensor], pieces: Sequence[Tensor], rows: slice, cut: Any
-    ) -> None:
-        """Adds the vector-Jacobian product of the outputs of one tile."""
-        some = [(out, grad) for out, grad in zip(outputs, cotangents, strict=True) if out.requires_grad]
-        wanted = [i for i, piece in enumerate(pieces) if piece.requires_grad]
-        if not some or not wanted:
-            return
-        found = torch.autograd.grad(
-            [out for out, _ in some], [pieces[i] for i in wanted], [grad for _, grad in some], allow_unused=True
-        )
-        for i, gradient in zip(wanted, found, strict=True):
-            total = self.totals[i]
-            if gradient is not None and total is not None:
-                self.parts[i].add(total, gradient, rows, cut)
+    def of(self, rows: slice) -> Tensor:
+        return self.tensor[rows] if self.per_anchor else self.tensor
+
+
+def collect(pairing: Pairing, factors: tuple[Negatives, ...], objective: Objective) -> tuple[Holders, list[Piece]]:
+    """The tensors of the temperature and the fields, in one order."""
+    pieces, places = [], []
+    plain = None if isinstance(pairing.temperature, Tensor) else pairing.temperature
+    if isinstance(pairing.temperature, Tensor):
+        pieces.append(Piece(pairing.temperature, pairing.temperature.ndim == 2))
+    for i, holder in enumerate((*factors, objective)):
+        for name, tensor in tensor_fields(holder).items():
+            places.append((i, name, len(pieces)))
+            pieces.append(Piece(tensor, is_per_anchor(tensor, name, len(pairing))))
+    return Holders(factors, objective, plain, tuple(places)), pieces

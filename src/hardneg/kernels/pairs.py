@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
 from hardneg.core.objectives import Objective, Row
 from hardneg.core.pairing import Cut
-from hardneg.kernels.leaves import Gradients, Part, without_autocast
-from hardneg.kernels.plan import Plan
+from hardneg.kernels.compiled import pull_back
+from hardneg.kernels.leaves import Holders, Piece
+from hardneg.kernels.plan import Compared, Plan
+from hardneg.kernels.swept import Grads, Sweep
 
 
 def masked_sum(objective: Objective, positive: Tensor, row: Row, real: Tensor) -> Tensor:
@@ -20,50 +20,66 @@ def masked_sum(objective: Objective, positive: Tensor, row: Row, real: Tensor) -
     return objective.real_losses(positive, row, real, row.support > 0).sum(-1, keepdim=True)
 
 
-class PromotedPairs(torch.autograd.Function):
-    """The sum of the losses of each anchor's promoted candidates, and their number, [b, 1] each."""
+class PromotedPairs(Sweep):
+    """The sum of the losses of each anchor's promoted candidates, and their number, [b, 1] each.
 
-    @staticmethod
-    def forward(ctx: Any, plan: Plan, names: list[str], *tensors: Tensor) -> tuple[Tensor, Tensor]:
-        ctx.plan, ctx.names = plan, names
-        ctx.save_for_backward(*tensors)
-        none = [False] * len(tensors)
-        found = [
-            [_of_tile(plan, names, rows, cut, _pieces(plan, rows, cut, tensors, none)) for cut in plan.cuts]
-            for rows in plan.rows
-        ]
-        sums, counts = (torch.cat([torch.stack([tile[i] for tile in row]).sum(0) for row in found]) for i in (0, 1))
-        ctx.mark_non_differentiable(counts)
-        return sums, counts
+    The last of the pieces are the statistics of these names.
+    """
 
-    @staticmethod
-    @once_differentiable  # type: ignore[untyped-decorator]
-    @without_autocast
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Any, ...]:
-        plan, tensors, wanted = ctx.plan, ctx.saved_tensors, list(ctx.needs_input_grad[2:])
-        gradients = Gradients(tensors, _parts(plan, tensors), wanted)
-        for rows in plan.rows:
-            for cut in plan.cuts:
-                with torch.enable_grad():
-                    pieces = _pieces(plan, rows, cut, tensors, wanted)
-                    total, _ = _of_tile(plan, ctx.names, rows, cut, pieces)
-                gradients.add([total], [grads[0][rows]], pieces, rows, cut)
-        return None, None, *gradients.totals
+    def __init__(self, plan: Plan, pieces: Sequence[Piece], names: tuple[str, ...]) -> None:
+        super().__init__(plan, pieces)
+        self.names = names
 
+    def forward(self, pieces: list[Piece]) -> tuple[Tensor, ...]:
+        plan = self.plan
+        found: list[list[tuple[Tensor, Tensor]]] = [[] for _ in plan.rows]
+        for i, rows, cut in plan.tiles():
+            some = [piece.of(rows) for piece in pieces]
+            compared = plan.compared(rows, cut)
+            args = plan.holders, compared, some, self.names
+            found[i].append(plan.runner(sum_of_tile, plan.shape(rows, cut), *args))
+        return tuple(torch.cat([torch.stack([tile[k] for tile in row]).sum(0) for row in found]) for k in (0, 1))
 
-def _parts(plan: Plan, tensors: Sequence[Tensor]) -> list[Part]:
-    return [*plan.leaves.parts, *[Part("rows")] * (len(tensors) - len(plan.leaves.parts))]
-
-
-def _pieces(plan: Plan, rows: slice, cut: Cut, tensors: Sequence[Tensor], grad: Sequence[bool]) -> list[Tensor]:
-    return plan.leaves.cut(rows, cut, tensors, grad, _parts(plan, tensors))
+    def pull(
+        self,
+        rows: slice,
+        cut: Cut,
+        compared: Compared,
+        pieces: list[Piece],
+        wanted: list[bool],
+        grads: Grads,
+    ) -> Sequence[Tensor | None]:
+        some = [piece.of(rows) for piece in pieces]
+        args = self.plan.holders, compared, some, self.names, tuple(wanted), grads[0][rows]
+        return self.plan.runner(pull_pairs, self.plan.shape(rows, cut), *args)
 
 
-def _of_tile(plan: Plan, names: list[str], rows: slice, cut: Cut, pieces: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
-    number = len(plan.leaves.parts)
-    _, objective = plan.held(pieces[:number])
-    met = plan.met(rows, cut, pieces)
+def sum_of_tile(
+    holders: Holders, compared: Compared, pieces: Sequence[Tensor], names: tuple[str, ...]
+) -> tuple[Tensor, Tensor]:
+    return _sum(holders, compared, compared.similarity(), pieces, names)
+
+
+def pull_pairs(
+    holders: Holders,
+    compared: Compared,
+    pieces: Sequence[Tensor],
+    names: tuple[str, ...],
+    wanted: Sequence[bool],
+    grad: Tensor,
+) -> list[Tensor | None]:
+    def outputs_of(inputs: Sequence[Tensor]) -> tuple[list[Tensor], list[Tensor]]:
+        return [_sum(holders, compared, inputs[0], inputs[1:], names)[0]], [grad]
+
+    return pull_back(outputs_of, [compared.similarity(), *pieces], wanted)
+
+
+def _sum(
+    holders: Holders, compared: Compared, similarity: Tensor, pieces: Sequence[Tensor], names: tuple[str, ...]
+) -> tuple[Tensor, Tensor]:
+    held = holders.held(pieces)
+    met = compared.met(similarity, held.temperature)
     assert met.promoted is not None
-    row = Row(dict(zip(names, pieces[number:], strict=True)), met.tile.temperature)
-    total = masked_sum(objective, met.tile.s, row, met.promoted)
+    row = Row(dict(zip(names, pieces[len(pieces) - len(names) :], strict=True)), held.temperature)
+    total = masked_sum(held.objective, met.tile.s, row, met.promoted)
     return total, met.promoted.sum(-1, keepdim=True).to(total.dtype)

@@ -1,84 +1,112 @@
-"""What a streamed loss sweeps, and in which tiles."""
+"""What a streamed loss sweeps, and in which tiles: the same in every pass, forward and backward."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Annotated, NamedTuple
 
+import torch
 from torch import Tensor
 
-from hardneg.core.bounds import Largest
 from hardneg.core.objectives import Objective
-from hardneg.core.pairing import Cut, Met, Pairing
-from hardneg.core.statistics import Statistic, Support
+from hardneg.core.pairing import Cut, Met, Pairing, Sides, of_rows
 from hardneg.core.sweep import MaskedTile
-from hardneg.kernels.leaves import Leaves
+from hardneg.kernels.compiled import Runner, Shape
+from hardneg.kernels.leaves import collect
+from hardneg.kernels.products import Products
 from hardneg.negatives.base import Negatives
 
-TILE_OF = {"cpu": (256, 2048), "cuda": (4096, 8192)}
-"""Rows and columns of a tile, by the kind of device."""
+CPU_TILE = (256, 2048)
+"""Rows and columns that fit the caches of a core."""
+CHUNK_BYTES = 2**27
+"""Of one tile of scores on a GPU: all columns of as many rows as fit, and fewer columns where those are few."""
+FEWEST_ROWS = 256
+EAGER_TENSORS = 8
+"""About so many tensors of a tile's size are held at once where its functions are not compiled."""
 
 
-@dataclass(eq=False)
+class Compared(NamedTuple):
+    """A tile before the pointwise functions: the products of its vectors, and what stands beside them."""
+
+    product: Tensor
+    scale: Tensor | None
+    """What makes a product a similarity."""
+    sides: Sides
+
+    def similarity(self) -> Tensor:
+        return similarity_of(self.product, self.scale)
+
+    def met(self, similarity: Tensor, temperature: float | Tensor) -> Met:
+        return self.sides.met(tempered(similarity, self.scale, temperature), temperature)
+
+
+def similarity_of(product: Tensor, scale: Tensor | None) -> Tensor:
+    wide = product.to(torch.promote_types(product.dtype, torch.float32))
+    return wide if scale is None else wide * scale
+
+
+def tempered(similarity: Tensor, scale: Tensor | None, temperature: float | Tensor) -> Tensor:
+    """Divided as dense scores are, or multiplied, which is faster, where 16 bits rounded the products anyway."""
+    if scale is None or isinstance(temperature, Tensor):
+        return similarity / temperature
+    return similarity * (1.0 / temperature)
+
+
 class Plan:
-    """What is swept, and in which tiles: the same in every pass, forward and backward."""
+    """What a prepared pairing, with the scores of its own positives, is swept by, and in which tiles.
 
-    pairing: Pairing
-    factors: tuple[Negatives, ...]
-    objective: Objective
-    tile: tuple[int, int] | None = None
-    leaves: Leaves = field(init=False)
-    cuts: list[Cut] = field(init=False)
-    rows: list[slice] = field(init=False)
+    It holds the vectors of the pairing as they are multiplied, and no others.
+    """
 
-    def __post_init__(self) -> None:
-        device = self.pairing.anchors.vectors.device.type
-        rows, columns = self.tile or TILE_OF.get(device, TILE_OF["cuda"])
-        self.leaves = Leaves(self.pairing, [*self.factors, self.objective])
+    def __init__(
+        self,
+        pairing: Pairing,
+        factors: tuple[Negatives, ...],
+        objective: Objective,
+        own: Annotated[Tensor, "b p"],
+        tile: tuple[int, int] | None = None,
+        half: bool = False,
+    ) -> None:
+        self.factors, self.objective, self.own = factors, objective, own.detach()
+        self.runner = Runner.of(own.device, (*factors, objective))
+        self.holders, self.pieces = collect(pairing, factors, objective)
+        self.products = Products(pairing, half)
+        self.pairing = self.products.of_pairing(pairing)
+        rows, columns = tile or self._tile()
         self.cuts = self.pairing.cuts(columns)
-        self.rows = [slice(low, min(low + rows, len(self.pairing))) for low in range(0, len(self.pairing), rows)]
+        self.rows = [slice(low, min(low + rows, len(pairing))) for low in range(0, len(pairing), rows)]
 
-    @property
-    def largest(self) -> list[tuple[int, str]]:
-        """The bounds through which a gradient flows: factor and name."""
-        return [
-            (i, name)
-            for i, factor in enumerate(self.factors)
-            for name, bound in factor.bounds().items()
-            if isinstance(bound, Largest) and bound.grad
-        ]
+    def _tile(self) -> tuple[int, int]:
+        if self.own.device.type == "cpu":
+            return CPU_TILE
+        numbers = CHUNK_BYTES // self.products.anchors.vectors.element_size()
+        numbers //= 1 if self.runner.compiles else EAGER_TENSORS
+        columns = max(1, *(len(keys) for keys in self.pairing.candidates))
+        rows = max(numbers // columns, min(FEWEST_ROWS, numbers))
+        parts = -(-len(self.pairing) // rows)  # of equal size: one shape to compile
+        return -(-len(self.pairing) // parts), max(numbers // rows, 1)
 
-    def statistics(self, objective: Objective) -> dict[str, Statistic]:
-        return {"support": Support(), **objective.statistics()}
+    def tiles(self) -> Iterator[tuple[int, slice, Cut]]:
+        """The number of the block of rows, the rows, and the candidates of every tile."""
+        for i, rows in enumerate(self.rows):
+            for cut in self.cuts:
+                yield i, rows, cut
+
+    def shape(self, rows: slice, cut: Cut) -> Shape:
+        """Of a tile; pools have tags of other shapes."""
+        return rows.stop - rows.start, cut.high - cut.low, cut.pool
+
+    def compared(self, rows: slice, cut: Cut) -> Compared:
+        product, scale = self.products.of_tile(rows, cut)
+        return Compared(product, scale, self.pairing.sides(rows, cut))
+
+    def own_tile(self, own: Tensor, temperature: float | Tensor) -> MaskedTile:
+        """The own positives of all anchors, and which of them are real."""
+        return self.pairing.positive_tile(slice(0, len(self.pairing)), own, temperature)
 
     def blocks(self) -> list[Block]:
         return [Block(self, rows) for rows in self.rows]
-
-    def met(self, rows: slice, cut: Cut, pieces: Sequence[Tensor]) -> Met:
-        return self.pairing.tile(rows, cut, pieces[0], pieces[2 + cut.pool], self.leaves.temperature(pieces))
-
-    def positive(self, rows: slice, pieces: Sequence[Tensor]) -> MaskedTile:
-        return self.pairing.positive_tile(rows, pieces[0], pieces[1], self.leaves.temperature(pieces))
-
-    def cuts_over(self, over: str) -> Sequence[Cut | None]:
-        """The tiles that hold candidates, or positives: None for the anchors' own, then those with promoted ones."""
-        if over == "candidates":
-            return self.cuts
-        return [None, *(self.cuts if self.pairing.label_positives else [])]
-
-    def masked(self, rows: slice, cut: Cut | None, pieces: Sequence[Tensor], over: str) -> MaskedTile:
-        """A tile, and which of its pairs are candidates, or positives."""
-        if cut is None:
-            return self.positive(rows, pieces)
-        met = self.met(rows, cut, pieces)
-        if over == "candidates":
-            return met.tile, met.valid
-        assert met.promoted is not None
-        return met.tile, met.promoted
-
-    def held(self, pieces: Sequence[Tensor]) -> tuple[tuple[Negatives, ...], Objective]:
-        *factors, objective = self.leaves.held(pieces)
-        return tuple(factors), objective
 
 
 @dataclass(eq=False)
@@ -88,15 +116,20 @@ class Block:
     plan: Plan
     rows: slice
 
-    def tiles(self) -> Iterator[MaskedTile]:
+    def met(self) -> Iterator[Met]:
+        temperature = of_rows(self.plan.pairing.temperature, self.rows)
         for cut in self.plan.cuts:
-            met = self.plan.pairing.tile(self.rows, cut)
+            compared = self.plan.compared(self.rows, cut)
+            yield compared.met(compared.similarity(), temperature)
+
+    def tiles(self) -> Iterator[MaskedTile]:
+        for met in self.met():
             yield met.tile, met.valid
 
     def positives(self) -> Iterator[MaskedTile]:
-        yield self.plan.pairing.positive_tile(self.rows)
+        temperature = of_rows(self.plan.pairing.temperature, self.rows)
+        yield self.plan.pairing.positive_tile(self.rows, self.plan.own[self.rows], temperature)
         if self.plan.pairing.label_positives:
-            for cut in self.plan.cuts:
-                met = self.plan.pairing.tile(self.rows, cut)
+            for met in self.met():
                 assert met.promoted is not None
                 yield met.tile, met.promoted

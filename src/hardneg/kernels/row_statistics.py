@@ -1,138 +1,221 @@
-"""Row statistics of a streamed loss: running sums over tiles, and their gradient by recomputing each tile."""
+"""Row statistics of a streamed loss: parts of blocks of candidates, merged, and their gradient by recomputing tiles."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Annotated, NamedTuple
 
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
+from torch.nn.functional import pad
 
-from hardneg.core.pairing import Cut
-from hardneg.core.statistics import Mass, Statistic, Weighed, row_max
+from hardneg.core.objectives import Objective
+from hardneg.core.pairing import Cut, Met
+from hardneg.core.statistics import Mass, Statistic, Support, row_max
 from hardneg.core.sweep import Bounds, weigh
 from hardneg.core.tiles import NEVER, Tile
-from hardneg.kernels.leaves import Gradients, Part, without_autocast
-from hardneg.kernels.plan import Plan
+from hardneg.kernels.compiled import pull_back
+from hardneg.kernels.leaves import Held, Holders, Piece
+from hardneg.kernels.plan import Compared, Plan
+from hardneg.kernels.swept import Grads, Sweep
 
 
-class RowStatistics(torch.autograd.Function):
-    """The statistics of all rows, [b, 1] each."""
+class Sums(NamedTuple):
+    """Of whole rows, [b, 1] each: shift and mass of the weights, and the totals of the statistics."""
 
-    @staticmethod
-    def forward(ctx: Any, plan: Plan, bounds: list[list[Bounds]], *tensors: Tensor) -> tuple[Tensor, ...]:
-        ctx.plan, ctx.bounds = plan, bounds
-        ctx.save_for_backward(*tensors)
-        plain = tensors[: len(plan.leaves.tensors)]
-        ctx.sums = [_sums_of(plan, rows, bounds[i], plain) for i, rows in enumerate(plan.rows)]
-        return tuple(torch.cat(parts) for parts in zip(*(each.finished for each in ctx.sums), strict=True))
-
-    @staticmethod
-    @once_differentiable  # type: ignore[untyped-decorator]
-    @without_autocast
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Any, ...]:
-        plan, tensors, wanted = ctx.plan, ctx.saved_tensors, list(ctx.needs_input_grad[2:])
-        largest = tensors[len(plan.leaves.parts) :]
-        parts = [*plan.leaves.parts, *(Part("rows" if value.ndim else "whole") for value in largest)]
-        gradients = Gradients(tensors, parts, wanted)
-        for i, rows in enumerate(plan.rows):
-            of_rows = [grad[rows] for grad in grads]
-            for cut in [None, *plan.cuts]:  # None: the anchors' own positives
-                with torch.enable_grad():
-                    pieces = plan.leaves.cut(rows, cut, tensors, wanted, parts)
-                    bounds = _replaced(plan, ctx.bounds[i], pieces[len(plan.leaves.parts) :])
-                    outputs, cotangents = _of_tile(plan, rows, cut, pieces, bounds, ctx.sums[i], of_rows)
-                gradients.add(outputs, cotangents, pieces, rows, cut)
-        return None, None, *gradients.totals
-
-
-class _Sums(NamedTuple):
-    states: list[tuple[Tensor, ...]]
     mass: Mass
-    finished: list[Tensor]
+    totals: list[Tensor]
+
+    def of(self, rows: slice) -> Sums:
+        return Sums(Mass(*(each[rows] for each in self.mass)), [total[rows] for total in self.totals])
 
 
-def _sums_of(plan: Plan, rows: slice, bounds: Sequence[Bounds], tensors: Sequence[Tensor]) -> _Sums:
-    """Running sums over the tiles of these rows, relative to the largest log-weight so far."""
-    pieces = plan.leaves.cut(rows, None, tensors, [False] * len(tensors))
-    like = plan.positive(rows, pieces)[0].s.new_zeros(rows.stop - rows.start, 1)
-    factors, objective = plan.held(pieces)
-    statistics = list(plan.statistics(objective).values())
-    states = [statistic.start(like) for statistic in statistics]
-    largest, mass = torch.full_like(like, NEVER), torch.zeros_like(like)
-    positive_tile, real = plan.positive(rows, pieces)
-    states = _added(statistics, states, "positives", positive_tile, torch.where(real, 0.0, NEVER).to(like.dtype))
-    for cut in plan.cuts:
-        met = plan.met(rows, cut, plan.leaves.cut(rows, cut, tensors, [False] * len(tensors)))
-        log_w = torch.where(met.valid, weigh(factors, met.tile, bounds), NEVER)
-        new = torch.maximum(largest, row_max(log_w))
-        by = torch.where(largest == NEVER, 0.0, largest - _finite(new))
-        relative = log_w - _finite(new)
-        mass = mass * by.exp() + relative.exp().sum(-1, keepdim=True)
-        states = [each.shifted(state, by) for each, state in zip(statistics, states, strict=True)]
-        states, largest = _added(statistics, states, "candidates", met.tile, relative), new
-        if met.promoted is not None:
-            promoted = torch.where(met.promoted, 0.0, NEVER).to(like.dtype)
-            states = _added(statistics, states, "positives", met.tile, promoted)
-    total = Mass(_finite(largest), torch.where(mass == 0, NEVER, mass.log()))
-    return _Sums(states, total, [each.finish(state, total) for each, state in zip(statistics, states, strict=True)])
+class Parts(NamedTuple):
+    """Of blocks of candidates, [b, k] each: largest log-weight, mass relative to it, and parts of the statistics."""
+
+    shift: Tensor
+    mass: Tensor
+    candidates: list[Tensor]
+    positives: list[Tensor]
+
+    @classmethod
+    def joined(cls, tiles: Sequence[Parts], dim: int) -> Parts:
+        """Of candidates side by side (1), or of rows (0)."""
+        if len(tiles) == 1:
+            return tiles[0]
+
+        def each(parts: Sequence[list[Tensor]]) -> list[Tensor]:
+            return [torch.cat(some, dim) for some in zip(*parts, strict=True)]
+
+        shift, mass = each([[tile.shift, tile.mass] for tile in tiles])
+        return cls(shift, mass, each([tile.candidates for tile in tiles]), each([tile.positives for tile in tiles]))
 
 
-def _added(
-    statistics: list[Statistic], states: list[tuple[Tensor, ...]], over: str, tile: Tile, relative: Tensor
-) -> list[tuple[Tensor, ...]]:
-    weighed = Weighed(tile, relative)
-    pairs = zip(statistics, states, strict=True)
-    return [each.add(state, each.value(tile), weighed) if each.over == over else state for each, state in pairs]
+def statistics_of(objective: Objective) -> dict[str, Statistic]:
+    return {"support": Support(), **objective.statistics()}
 
 
-def _finite(largest: Tensor) -> Tensor:
-    return torch.where(largest == NEVER, 0.0, largest)
+class RowStatistics(Sweep):
+    """The statistics of all rows, [b, 1] each. The last of the pieces are the scores of the anchors' own positives."""
+
+    sums: Sums
+
+    def __init__(self, plan: Plan, pieces: Sequence[Piece], bounds: list[list[Bounds]]) -> None:
+        super().__init__(plan, pieces)
+        self.bounds = bounds
+
+    def forward(self, pieces: list[Piece]) -> tuple[Tensor, ...]:
+        plan, tensors = self.plan, [piece.tensor for piece in pieces]
+        found = [self._parts(i, rows, pieces) for i, rows in enumerate(plan.rows)]
+        held = plan.holders.held(tensors)
+        statistics = list(statistics_of(held.objective).values())
+        own, real = plan.own_tile(tensors[-1], held.temperature)
+        self.sums = _merged(statistics, Parts.joined(found, 0), _parts_of_positives(statistics, own, real, None))
+        pairs = zip(statistics, self.sums.totals, strict=True)
+        return tuple(statistic.finish(total, self.sums.mass) for statistic, total in pairs)
+
+    def _parts(self, i: int, rows: slice, pieces: list[Piece]) -> Parts:
+        """The parts of block i of the rows."""
+        plan, tiles = self.plan, []
+        for cut in plan.cuts:
+            args = plan.holders, plan.compared(rows, cut), _cut(pieces, rows), self.bounds[i], plan.runner.block
+            tiles.append(plan.runner(parts_of_tile, plan.shape(rows, cut), *args))
+        return Parts.joined(tiles, 1)
+
+    def pull_own(self, pieces: list[Piece], wanted: list[bool], grads: Grads) -> Sequence[Tensor | None]:
+        def outputs_of(inputs: Sequence[Tensor]) -> tuple[list[Tensor], list[Tensor]]:
+            held = self.plan.holders.held(inputs)
+            own, real = self.plan.own_tile(inputs[-1], held.temperature)
+            statistics = list(statistics_of(held.objective).values())
+            return _cotangents(statistics, "positives", own, torch.where(real, 0.0, NEVER), None, self.sums, grads)
+
+        return pull_back(outputs_of, [piece.tensor for piece in pieces], wanted)
+
+    def pull(
+        self,
+        rows: slice,
+        cut: Cut,
+        compared: Compared,
+        pieces: list[Piece],
+        wanted: list[bool],
+        grads: Grads,
+    ) -> Sequence[Tensor | None]:
+        bounds, dtype = self.bounds[self.plan.rows.index(rows)], self.plan.products.dtype_of_gradient
+        of_rows = self.sums.of(rows), [grad[rows] for grad in grads]
+        args = self.plan.holders, compared, _cut(pieces, rows), tuple(wanted[:-1]), bounds, *of_rows, dtype
+        return [*self.plan.runner(pull_tile, self.plan.shape(rows, cut), *args), None]
 
 
-def _of_tile(
-    plan: Plan,
-    rows: slice,
-    cut: Cut | None,
-    pieces: Sequence[Tensor],
+def parts_of_tile(
+    holders: Holders, compared: Compared, pieces: Sequence[Tensor], bounds: Sequence[Bounds], block: int | None
+) -> Parts:
+    """The parts of a tile, in blocks of so many candidates, or in one."""
+    held = holders.held(pieces)
+    statistics = list(statistics_of(held.objective).values())
+    met = compared.met(compared.similarity(), held.temperature)
+    log_w = torch.where(met.valid, weigh(held.factors, met.tile, holders.replaced(bounds, pieces)), NEVER)
+    blocks = _blocks(log_w, block, NEVER)
+    shift = row_max(blocks)
+    relative = blocks - torch.where(shift == NEVER, 0.0, shift)
+    some = [each for each in statistics if each.over == "candidates"]
+    candidates = [each.part(_blocks(each.value(met.tile), block, 0.0), relative) for each in some]
+    positives = [] if met.promoted is None else _parts_of_positives(statistics, met.tile, met.promoted, block)
+    return Parts(shift[..., 0], relative.exp().sum(-1), candidates, positives)
+
+
+def _parts_of_positives(statistics: Sequence[Statistic], tile: Tile, real: Tensor, block: int | None) -> list[Tensor]:
+    relative = _blocks(torch.where(real, 0.0, NEVER).to(tile.s.dtype), block, NEVER)
+    some = [each for each in statistics if each.over == "positives"]
+    return [each.part(_blocks(each.value(tile), block, 0.0), relative) for each in some]
+
+
+def _blocks(x: Annotated[Tensor, "b n"], block: int | None, fill: float) -> Annotated[Tensor, "b k m"]:
+    """The columns in blocks of so many, filled up; without a number, in one block."""
+    if block is None:
+        return x[:, None]
+    number = max(1, -(-x.shape[1] // block))
+    return pad(x, (0, number * block - x.shape[1]), value=fill).reshape(len(x), number, block)
+
+
+def _merged(statistics: Sequence[Statistic], parts: Parts, own: list[Tensor]) -> Sums:
+    """The sums of whole rows from the parts of their blocks."""
+    largest = row_max(parts.shift)
+    shift = torch.where(largest == NEVER, 0.0, largest)
+    by = parts.shift - shift
+    mass = (parts.mass * by.exp()).sum(-1, keepdim=True)
+    candidates, positives = iter(parts.candidates), iter(own)
+    promoted = iter(parts.positives or [part[:, :0] for part in own])
+    totals = []
+    for statistic in statistics:
+        if statistic.over == "candidates":
+            totals.append(statistic.merge(next(candidates), by))
+        else:
+            every = torch.cat([next(positives), next(promoted)], dim=1)
+            totals.append(statistic.merge(every, torch.zeros_like(every)))
+    return Sums(Mass(shift, torch.where(mass == 0, NEVER, mass.log())), totals)
+
+
+def pull_tile(
+    holders: Holders,
+    compared: Compared,
+    pieces: list[Tensor],
+    wanted: Sequence[bool],
     bounds: Sequence[Bounds],
-    sums: _Sums,
-    grads: Sequence[Tensor],
+    sums: Sums,
+    grads: Grads,
+    dtype: torch.dtype,
+) -> list[Tensor | None]:
+    """The gradients by the similarities of a tile and by the pieces."""
+
+    def outputs_of(inputs: Sequence[Tensor]) -> tuple[list[Tensor], list[Tensor]]:
+        held = holders.held(inputs[1:])
+        met = compared.met(inputs[0], held.temperature)
+        return _of_met(held, met, holders.replaced(bounds, inputs[1:]), sums, grads)
+
+    grad, *of_pieces = pull_back(outputs_of, [compared.similarity(), *pieces], wanted)
+    return [None if grad is None else grad.to(dtype), *of_pieces]
+
+
+def _of_met(
+    held: Held, met: Met, bounds: Sequence[Bounds], sums: Sums, grads: Grads
 ) -> tuple[list[Tensor], list[Tensor]]:
     """What a tile adds to the statistics, and the gradients by it."""
-    factors, objective = plan.held(pieces[: len(plan.leaves.parts)])
-    statistics = list(plan.statistics(objective).values())
-    outputs: list[Tensor] = []
-    cotangents: list[Tensor] = []
-
-    def add(over: str, tile: Tile, log_w: Tensor, relative: Tensor) -> None:
-        for statistic, state, grad in zip(statistics, sums.states, grads, strict=True):
-            if statistic.over == over:
-                value = statistic.value(tile)
-                with torch.no_grad():
-                    by_value, by_weight = statistic.cotangents(grad, state, sums.mass, value, relative)
-                for output, cotangent in ((value, by_value), (log_w, by_weight)):
-                    if cotangent is not None:
-                        outputs.append(output)
-                        cotangents.append(cotangent)
-
-    if cut is None:
-        tile, real = plan.positive(rows, pieces)
-        log_w = torch.where(real, 0.0, NEVER).to(tile.s.dtype)
-        add("positives", tile, log_w, log_w)
-        return outputs, cotangents
-    met = plan.met(rows, cut, pieces)
-    log_w = torch.where(met.valid, weigh(factors, met.tile, bounds), NEVER)
-    add("candidates", met.tile, log_w, log_w.detach() - sums.mass.shift)
+    statistics = list(statistics_of(held.objective).values())
+    log_w = weigh(held.factors, met.tile, bounds).expand(met.valid.shape)
+    masked = torch.where(met.valid, log_w.detach(), NEVER)
+    outputs, cotangents = _cotangents(statistics, "candidates", met.tile, masked, log_w, sums, grads)
     if met.promoted is not None:
-        promoted = torch.where(met.promoted, 0.0, NEVER).to(log_w.dtype)
-        add("positives", met.tile, promoted, promoted)
+        promoted = torch.where(met.promoted, 0.0, NEVER)
+        more = _cotangents(statistics, "positives", met.tile, promoted, None, sums, grads)
+        outputs, cotangents = outputs + more[0], cotangents + more[1]
     return outputs, cotangents
 
 
-def _replaced(plan: Plan, bounds: Sequence[Bounds], largest: Sequence[Tensor]) -> list[Bounds]:
-    changed = [dict(each) for each in bounds]
-    for (place, name), value in zip(plan.largest, largest, strict=True):
-        changed[place][name] = value
-    return changed  # type: ignore[return-value]
+def _cotangents(
+    statistics: Sequence[Statistic],
+    over: str,
+    tile: Tile,
+    masked: Tensor,
+    log_w: Tensor | None,
+    sums: Sums,
+    grads: Grads,
+) -> tuple[list[Tensor], list[Tensor]]:
+    """Values and log-weights of a tile with the gradients by them; ``masked`` are the log-weights, NEVER outside."""
+    outputs: list[Tensor] = []
+    cotangents: list[Tensor] = []
+    relative = masked.to(tile.s.dtype) if log_w is None else masked - sums.mass.shift
+    for statistic, total, grad in zip(statistics, sums.totals, grads, strict=True):
+        if statistic.over != over:
+            continue
+        value = statistic.value(tile)
+        by_value, by_weight = statistic.cotangents(grad, total, sums.mass, value.detach(), relative)
+        for output, cotangent in ((value, by_value), (log_w, by_weight)):
+            if output is not None and cotangent is not None:
+                outputs.append(output)
+                cotangents.append(cotangent)
+    return outputs, cotangents
+
+
+def _cut(pieces: Sequence[Piece], rows: slice) -> list[Tensor]:
+    """Without the last, the scores of the positives, which no tile uses."""
+    return [piece.of(rows) for piece in pieces[:-1]]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from typing import Annotated, Any, ClassVar
 
 import torch
@@ -17,7 +18,7 @@ Made = Annotated[Tensor, "b k d"] | tuple[Annotated[Tensor, "b k d"], Annotated[
 _registry: dict[str, type[Generator]] = {}
 
 
-class Generator:
+class Generator(ABC):
     """Subclasses are frozen dataclasses with ``make(pairing, step)``; defining one registers it by its ``name``.
 
     Makes private candidates of the source "synthetic", [b, k, d], with an id, label and cluster that equal no other.
@@ -32,9 +33,9 @@ class Generator:
         cls.name = cls.__dict__.get("name", cls.__name__)
         _registry[cls.name] = cls
 
+    @abstractmethod
     def make(self, pairing: Pairing, step: int) -> Made:
         """Vectors, or vectors and which of them are real, where an anchor may have no negative to make them from."""
-        raise NotImplementedError
 
     def __call__(self, pairing: Pairing, step: int) -> Pairing:
         """The pairing with the candidates that were made."""

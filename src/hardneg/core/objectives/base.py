@@ -7,6 +7,7 @@ gradient. NaN in gives NaN out.
 from __future__ import annotations
 
 import math
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields, is_dataclass, replace
 from typing import Annotated, Any, ClassVar
@@ -39,7 +40,7 @@ class Row:
             raise AttributeError(f"{name!r} is not among the statistics {sorted(self.statistics)}") from None
 
 
-class Objective:
+class Objective(ABC):
     """A loss for each pair of an anchor and a positive. Subclasses are frozen dataclasses; defining one registers it.
 
     ``__call__(positive, row)`` gets scores of positives, [b, p] or a tile of them, and the statistics of their rows,
@@ -59,8 +60,8 @@ class Objective:
         """What it needs of each row, by name. The support is always there."""
         return {"log_mean": LogMean()}
 
-    def __call__(self, positive: Tensor, row: Row) -> Tensor:
-        raise NotImplementedError
+    @abstractmethod
+    def __call__(self, positive: Tensor, row: Row) -> Tensor: ...
 
     @property
     def needs_negatives(self) -> bool:

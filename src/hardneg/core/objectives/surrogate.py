@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from hardneg.core.objectives.base import Objective, Row
-from hardneg.core.statistics import Mass, Mean, PerRow, State, Statistic
+from hardneg.core.statistics import Mass, Mean, PerRow, Statistic
 from hardneg.core.types import LogWeights, PairLosses, Scores, with_support
 
 
@@ -26,16 +26,16 @@ class _Repulsion(Mean):
         share = torch.softmax(safe, dim=-1) if self.log_norm is None else (safe - self.log_norm[:, None]).exp()
         return (torch.where(some, share, 0.0).detach() * scores.candidates).sum(-1, keepdim=True)
 
-    def finish(self, state: State, mass: Mass) -> PerRow:
+    def finish(self, total: PerRow, mass: Mass) -> PerRow:
         if self.log_norm is None:
-            return super().finish(state, mass)
-        return state[0] * (mass.shift - self.log_norm[:, None]).exp()
+            return super().finish(total, mass)
+        return total * (mass.shift - self.log_norm[:, None]).exp()
 
     def cotangents(
-        self, grad: PerRow, state: State, mass: Mass, value: Tensor, relative: Tensor
+        self, grad: PerRow, total: PerRow, mass: Mass, value: Tensor, relative: Tensor
     ) -> tuple[Tensor | None, Tensor | None]:
         if self.log_norm is None:
-            return super().cotangents(grad, state, mass, value, relative)
+            return super().cotangents(grad, total, mass, value, relative)
         return grad * (relative + (mass.shift - self.log_norm[:, None])).exp(), None
 
 

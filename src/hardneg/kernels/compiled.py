@@ -1,0 +1,114 @@
+"""Pointwise functions of tiles, compiled on a GPU: one kernel reads a tile once, where eager code writes it many times.
+
+A distribution of a user's own that torch.compile refuses runs as it is, after a warning.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import lru_cache
+from types import FunctionType
+from typing import Any, NamedTuple, TypeVar
+
+import torch
+from torch import Tensor
+
+from hardneg.core.errors import warn_once
+
+DEVICES = ("cuda",)
+"""Where compiled functions are worth the seconds that it takes to compile them."""
+BLOCK = 1024
+"""Candidates whose sums a compiled function forms at once: what a kernel keeps in registers."""
+Found = TypeVar("Found")
+Kinds = tuple[type, ...]
+Shape = tuple[int, ...]
+_refused: set[Kinds] = set()
+
+
+class Runner(NamedTuple):
+    """Runs functions of tiles for holders of some classes, compiled where that is worth it."""
+
+    device: str
+    kinds: Kinds
+
+    @classmethod
+    def of(cls, device: torch.device, holders: Sequence[Any]) -> Runner:
+        return cls(device.type, tuple(type(holder) for holder in holders))
+
+    @property
+    def compiles(self) -> bool:
+        return self.device in DEVICES and self.kinds not in _refused
+
+    @property
+    def block(self) -> int | None:
+        return BLOCK if self.device in DEVICES else None
+
+    def __call__(self, function: Callable[..., Found], shape: Shape, *args: Any) -> Found:
+        """The function of these arguments, whose shapes are those of a tile of this shape."""
+        if not self.compiles:
+            return function(*args)
+        try:
+            return _compiled(function, self.kinds, shape)(*args)  # type: ignore[no-any-return]
+        except torch._dynamo.exc.TorchDynamoException as error:
+            found = function(*args)  # raises, if that was why
+            _refused.add(self.kinds)
+            names = " * ".join(kind.__name__ for kind in self.kinds[:-1])
+            reason = str(error).strip().partition("\n")[0]
+            warn_once(
+                f"not compiled:{names}",
+                f"torch.compile refuses {names}: {reason}. The streamed loss runs it uncompiled: slower, and with more "
+                "memory for each tile; hardneg.testing.check_negatives says what to change.",
+            )
+            return found
+
+
+@lru_cache(maxsize=256)
+def _compiled(function: Callable[..., Any], kinds: Kinds, shape: Shape) -> Callable[..., Any]:
+    """Compiled in a copy of another name for every shape and kind of holders.
+
+    torch limits how often one function is compiled, and for a second shape of its arguments it makes kernels for any
+    shape, which take several times as long.
+    """
+    assert isinstance(function, FunctionType)
+    name = "_".join([function.__name__, *(kind.__name__ for kind in kinds), *map(str, shape)])
+    code = function.__code__.replace(co_name=name)
+    return torch.compile(FunctionType(code, function.__globals__, name, function.__defaults__), fullgraph=True)
+
+
+def pull_back(
+    outputs_of: Callable[[Sequence[Tensor]], tuple[list[Tensor], list[Tensor]]],
+    inputs: Sequence[Tensor],
+    wanted: Sequence[bool],
+) -> list[Tensor | None]:
+    """The vector-Jacobian product, by the wanted inputs, of outputs that come with their cotangents."""
+    if torch.compiler.is_compiling():
+        return _pull_back_traced(outputs_of, inputs, wanted)
+    leaves = [each.detach().requires_grad_(want) for each, want in zip(inputs, wanted, strict=True)]
+    with torch.enable_grad():
+        pairs = zip(*outputs_of(leaves), strict=True)
+    some = [(out, grad) for out, grad in pairs if out.requires_grad]
+    if not some or not any(wanted):
+        return [None] * len(inputs)
+    asked = [leaf for leaf in leaves if leaf.requires_grad]
+    found = iter(torch.autograd.grad([out for out, _ in some], asked, [grad for _, grad in some], allow_unused=True))
+    return [next(found) if want else None for want in wanted]
+
+
+def _pull_back_traced(
+    outputs_of: Callable[[Sequence[Tensor]], tuple[list[Tensor], list[Tensor]]],
+    inputs: Sequence[Tensor],
+    wanted: Sequence[bool],
+) -> list[Tensor | None]:
+    """The same by torch.func, which torch.compile can trace."""
+
+    def of_wanted(*leaves: Tensor) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...]]:
+        left = list(leaves)
+        outputs, cotangents = outputs_of(
+            [left.pop(0) if want else each for each, want in zip(inputs, wanted, strict=True)]
+        )
+        return tuple(outputs), tuple(cotangents)
+
+    asked = [each for each, want in zip(inputs, wanted, strict=True) if want]
+    _, back, cotangents = torch.func.vjp(of_wanted, *asked, has_aux=True)  # type: ignore[misc]
+    found = list(back(cotangents))
+    return [found.pop(0) if want else None for want in wanted]

@@ -1,0 +1,109 @@
+"""The products of a streamed loss: tiles of similarities, and what their gradients give the vectors.
+
+float32 and float64 stay what they are. 16-bit inputs on a GPU use its tensor cores: similarities in float16, after a
+division by the largest norm, so that none overflows and each carries 11 bits; gradients, whose range is large, in
+bfloat16. Sums are float32.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from hardneg.core.pairing import Cut, Pairing, similarity
+
+TENSOR_CORES = ("cuda",)
+"""Devices on which 16-bit inputs are multiplied in 16 bits."""
+
+
+class Factor(NamedTuple):
+    """The vectors of the anchors or of a pool as they are multiplied."""
+
+    vectors: Tensor
+    norm: Tensor | None
+    """By which they were divided."""
+    of_gradient: Tensor
+
+
+class Products:
+    """The products of a prepared pairing. It holds nothing of the pairing's own vectors if it uses others."""
+
+    def __init__(self, pairing: Pairing, half: bool = False) -> None:
+        self.half = half
+        made: dict[int, Factor] = {}
+        for keys in (pairing.anchors, *pairing.candidates):
+            if id(keys.vectors) not in made:
+                made[id(keys.vectors)] = _factor(keys.vectors.detach(), self.half)
+        self.anchors = made[id(pairing.anchors.vectors)]
+        self.pools = [made[id(keys.vectors)] for keys in pairing.candidates]
+        self.dtype = pairing.anchors.vectors.dtype
+
+    def of_pairing(self, pairing: Pairing) -> Pairing:
+        """The pairing with the vectors that are multiplied, and with none of its positives."""
+        positives = self.anchors.vectors.new_empty(*pairing.positives.vectors.shape[:2], 0)
+        pools = zip(pairing.candidates, self.pools, strict=True)
+        return pairing.changed(
+            anchors=pairing.anchors.changed(vectors=self.anchors.vectors),
+            positives=pairing.positives.changed(vectors=positives),
+            candidates=tuple(keys.changed(vectors=pool.vectors) for keys, pool in pools),
+        )
+
+    @property
+    def dtype_of_gradient(self) -> torch.dtype:
+        return torch.bfloat16 if self.half else self.dtype
+
+    def of_tile(self, rows: slice, cut: Cut) -> tuple[Tensor, Tensor | None]:
+        """The products of a tile, and the number that makes them similarities."""
+        pool, anchors = self.pools[cut.pool], self.anchors.vectors[rows]
+        return similarity(anchors, _cut(pool.vectors, rows, cut)), self.scale(cut)
+
+    def scale(self, cut: Cut) -> Tensor | None:
+        return _product_of(self.anchors.norm, self.pools[cut.pool].norm)
+
+    def add_gradient(self, grad: Tensor, rows: slice, cut: Cut, anchors: Tensor | None, pool: Tensor | None) -> None:
+        """Adds what the gradient by the similarities of a tile gives to the sums of the anchors and of the pool."""
+        candidates = _cut(self.pools[cut.pool].of_gradient, rows, cut)
+        if anchors is not None:
+            anchors[rows] += (
+                _multiplied(grad, candidates)
+                if candidates.ndim == 2
+                else (torch.bmm(grad[:, None].to(candidates.dtype), candidates)[:, 0])
+            )
+        if pool is not None:
+            own = self.anchors.of_gradient[rows]
+            _cut(pool, rows, cut).add_(_multiplied(grad.T, own) if pool.ndim == 2 else grad[:, :, None] * own[:, None])
+
+
+def narrows(vectors: Tensor) -> bool:
+    """Whether inputs like these are multiplied in 16 bits."""
+    return vectors.device.type in TENSOR_CORES and vectors.dtype in (torch.float16, torch.bfloat16)
+
+
+def _factor(vectors: Tensor, half: bool) -> Factor:
+    if not half or vectors.ndim == 3:
+        return Factor(vectors, None, vectors)
+    norms = vectors.norm(dim=-1)
+    largest = torch.where(norms.isfinite() & (norms > 0), norms, 0.0).amax() if len(norms) else norms.new_zeros(())
+    largest = torch.where(largest > 0, largest, 1.0)
+    return Factor((vectors / largest).half(), largest, vectors.bfloat16())
+
+
+def _product_of(first: Tensor | None, second: Tensor | None) -> Tensor | None:
+    if first is None or second is None:
+        return first if second is None else second
+    return first * second
+
+
+def _cut(vectors: Tensor, rows: slice, cut: Cut) -> Tensor:
+    return vectors[rows, cut.low : cut.high] if vectors.ndim == 3 else vectors[cut.low : cut.high]
+
+
+def _multiplied(first: Tensor, second: Tensor) -> Tensor:
+    """The product, summed and kept in float32 where the factors have 16 bits."""
+    if first.dtype not in (torch.float16, torch.bfloat16):
+        return first @ second
+    if first.is_cuda and hasattr(torch.ops.aten.mm, "dtype"):
+        return torch.mm(first, second, out_dtype=torch.float32)
+    return (first @ second).float()
