@@ -176,7 +176,7 @@ class ContrastiveLoss(nn.Module):
             raise argument_error("ContrastiveLoss", what, "generate", self.generate)
         views = [z1] if isinstance(z1, Tensor) else list(z1)
         views += [] if z2 is None else [z2]
-        own = self._now() if temperature is None else temperature
+        own = self.temperature_now() if temperature is None else temperature
         pairing = self.meeting.pairing(views, own, ids, labels, pool, clusters, guide)
         return pairing if self.generate is None else self.generate(pairing.prepared(), self._calls)
 
@@ -200,30 +200,41 @@ class ContrastiveLoss(nn.Module):
 
         ``guide``: the same views under another model, for ``by="guide"``; with a pool, and the pool's vectors.
         """
-        pairing = self.pairing(z1, z2, ids, labels, pool, clusters, temperature=temperature, guide=guide)
-        if self._streams(pairing):
-            return self._streamed(pairing)
+        return self.of(self.pairing(z1, z2, ids, labels, pool, clusters, temperature=temperature, guide=guide))
+
+    def of(self, pairing: Pairing, first: Negatives | None = None) -> Tensor:
+        """The loss of a pairing that was made elsewhere; ``first`` is a factor to the left of the negatives."""
+        self._refresh_fields()
+        negatives = self._after(first)
+        if self._streams(pairing, negatives):
+            return self._streamed(pairing, negatives)
         scores = dense(pairing)
-        log_w = self._current.log_weights(scores)
+        log_w = negatives.log_weights(scores)
         if not torch.compiler.is_compiling():
             self._warn(scores, log_w)
         return reduce(self._objective.losses(scores, log_w), scores, self.reduction)
+
+    def _after(self, first: Negatives | None) -> Negatives:
+        return self._current if first is None else Product((first, self._current))
 
     def diagnose(self, *args: Any, **kwargs: Any) -> Diagnosis:
         """How hard, how false and how many the negatives of this batch are; exact also under ``no_grad``.
 
         Where the loss streams, the anchors are looked at in blocks.
         """
-        pairing = self.pairing(*args, **kwargs)
-        size = len(pairing)
-        if self._streams(pairing) and not any(factor.batch_scope for factor in self._current.factors):
+        return self.diagnosis_of(self.pairing(*args, **kwargs))
+
+    def diagnosis_of(self, pairing: Pairing, first: Negatives | None = None) -> Diagnosis:
+        """The same of a pairing that was made elsewhere."""
+        size, current = len(pairing), self._after(first)
+        if self._streams(pairing, current) and not any(factor.batch_scope for factor in current.factors):
             size = max(1, LOOKED_AT // max(pairing.num_candidates, 1))
         if size >= len(pairing):
-            return self._diagnose(dense(pairing), self._current, self._tau_plus())
+            return self._diagnose(dense(pairing), current, self._tau_plus())
         parts = []
         for low in range(0, len(pairing), size):
             rows = slice(low, low + size)
-            negatives = Product(tuple(fields_of_rows(each, rows, len(pairing)) for each in self._current.factors))
+            negatives = Product(tuple(fields_of_rows(each, rows, len(pairing)) for each in current.factors))
             tau_plus = getattr(fields_of_rows(self._objective, rows, len(pairing)), "tau_plus", 0.0)
             parts.append(self._diagnose(dense(pairing.of_rows(rows)), negatives, tau_plus))
         return joined(parts)
@@ -235,15 +246,15 @@ class ContrastiveLoss(nn.Module):
             )
             return diagnose(scores, negatives.log_weights(scores), tau_plus=tau_plus)
 
-    def _streams(self, pairing: Pairing) -> bool:
+    def _streams(self, pairing: Pairing, negatives: Negatives) -> bool:
         if self.impl != "auto":
             return self.impl == "streamed"
         most = MOST_DENSE.get(pairing.anchors.vectors.device.type, MOST_DENSE["cuda"])
         large = len(pairing) * pairing.num_candidates > most
-        return large and not torch.compiler.is_compiling() and streamable(self._current)
+        return large and not torch.compiler.is_compiling() and streamable(negatives)
 
-    def _streamed(self, pairing: Pairing) -> Tensor:
-        loss, row, own = streamed(pairing, self._current, self._objective, self.reduction)
+    def _streamed(self, pairing: Pairing, negatives: Negatives) -> Tensor:
+        loss, row, own = streamed(pairing, negatives, self._objective, self.reduction)
         if self._looks() and pairing.num_candidates:
             empty = row.support == 0
             if self._objective.needs_negatives:
@@ -254,7 +265,7 @@ class ContrastiveLoss(nn.Module):
                 warn_of_floor(float(floored.sum() / real.sum().clamp(min=1)), self._tau_plus(), row.temperature)
         return loss
 
-    def _now(self) -> float | Tensor:
+    def temperature_now(self) -> float | Tensor:
         """The temperature of this step."""
         if isinstance(self.temperature, Schedule):
             return float(self.temperature) if self._temperature is None else self._temperature  # raises if not set
