@@ -1,0 +1,5 @@
+"""sentence-transformers: its script with any negatives, ids and hard batches; docs/guides/sentence-transformers.md."""
+
+from hardneg.integrations.sentence_transformers.ids import known_positives as known_positives
+from hardneg.integrations.sentence_transformers.ids import with_ids as with_ids
+from hardneg.integrations.sentence_transformers.loss import NegativesLoss as NegativesLoss
