@@ -10,9 +10,10 @@ import torch
 WORDS = 64
 
 
-def tiny_bert(folder: Path, seed: int = 0, dropout: float = 0.1, hidden: int = 16) -> Any:
+def tiny_bert(folder: Path, seed: int = 0, dropout: float = 0.1, hidden: int = 16, precise: bool = False) -> Any:
     """A SentenceTransformer; ``folder`` keeps its files."""
-    from sentence_transformers import SentenceTransformer, models
+    from sentence_transformers import SentenceTransformer
+    from sentence_transformers.sentence_transformer.modules import Pooling, Transformer
     from transformers import BertConfig, BertModel, BertTokenizerFast
 
     path = folder / f"bert-{seed}-{dropout}-{hidden}"
@@ -28,8 +29,9 @@ def tiny_bert(folder: Path, seed: int = 0, dropout: float = 0.1, hidden: int = 1
             hidden_dropout_prob=dropout, attention_probs_dropout_prob=dropout,
         )  # fmt: skip
         BertModel(config).save_pretrained(path)
-    words = models.Transformer(str(path), max_seq_length=16)
-    return SentenceTransformer(modules=[words, models.Pooling(hidden)], device="cpu")
+    words = Transformer(str(path), max_seq_length=16)
+    model = SentenceTransformer(modules=[words, Pooling(hidden)], device="cpu")
+    return model.double() if precise else model
 
 
 def texts(number: int, seed: int, length: int = 4) -> list[str]:
