@@ -164,7 +164,7 @@ def on_rank(rank: int, port: int, folder: str, cached: bool, out: str) -> None:
     results = []
     for kind in kinds if cached else (NegativesLoss, losses.MultipleNegativesRankingLoss):
         model = tiny_bert(Path(folder), dropout=0.0, precise=True)
-        wrapped = torch.nn.parallel.DistributedDataParallel(model)
+        wrapped = torch.nn.parallel.DistributedDataParallel(model, find_unused_parameters=True)
         loss = kind(model, **options)
         loss.model = wrapped
         features = features_of(model, 1, b=8)
