@@ -38,8 +38,10 @@ def train(job: dict[str, Any]) -> None:
         texts: Any = {name: list(part["anchor"]) for name, part in train.items()}
         prompts = {name: {"anchor": f"w{i} : "} for i, name in enumerate(train)}
     else:
-        train = with_ids(Dataset.from_dict(rows(56, 0)))
+        train = with_ids(Dataset.from_dict(rows(64, 0)))
         texts, prompts = train["anchor"], None
+    held_out = with_ids(Dataset.from_dict(rows(12, 30)))
+    evaluated = DatasetDict(one=held_out) if job.get("two") else held_out
     kind = CachedNegativesLoss if job.get("cached") else NegativesLoss
     options: dict[str, Any] = {"mini_batch_size": 4} if job.get("cached") else {}
 
@@ -70,8 +72,7 @@ def train(job: dict[str, Any]) -> None:
         accelerator_config={"split_batches": True} if job.get("ranks", 1) > 1 else None, seed=5,
     )  # fmt: skip
     trainer = SentenceTransformerTrainer(
-        model=model, args=args, train_dataset=train, eval_dataset=with_ids(Dataset.from_dict(rows(12, 30))), loss=loss,
-        callbacks=[hard, Kill()],
+        model=model, args=args, train_dataset=train, eval_dataset=evaluated, loss=loss, callbacks=[hard, Kill()],
     )  # fmt: skip
     trainer.train(resume_from_checkpoint=True if job.get("resume") else None)
     if int(os.environ.get("RANK", "0")) == 0:
