@@ -90,8 +90,8 @@ def test_matryoshka_wraps_both(folder: Path, cached: bool, negatives: int) -> No
     options: dict[str, Any] = {"mini_batch_size": 4} if cached else {}
     kinds = (CachedNegativesLoss, losses.CachedMultipleNegativesRankingLoss)
     mine, other = kinds if cached else (NegativesLoss, losses.MultipleNegativesRankingLoss)
-    each = [losses.MatryoshkaLoss(model, kind(model, **options), [16, 8, 4]) for kind in (mine, other)]
-    same(model, *each, negatives)
+    ours, theirs = (losses.MatryoshkaLoss(model, kind(model, **options), [16, 8, 4]) for kind in (mine, other))
+    same(model, ours, theirs, negatives)
 
 
 @pytest.mark.parametrize("cached", [False, True])

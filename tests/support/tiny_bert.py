@@ -14,14 +14,14 @@ def tiny_bert(folder: Path, seed: int = 0, dropout: float = 0.1, hidden: int = 1
     """A SentenceTransformer; ``folder`` keeps its files."""
     from sentence_transformers import SentenceTransformer
     from sentence_transformers.sentence_transformer.modules import Pooling, Transformer
-    from transformers import BertConfig, BertModel, BertTokenizerFast
+    from transformers import BertConfig, BertModel, BertTokenizer
 
     path = folder / f"bert-{seed}-{dropout}-{hidden}"
     if not path.is_dir():
         path.mkdir(parents=True)
         tokens = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", ":", *(f"w{i}" for i in range(WORDS))]
         (path / "vocab.txt").write_text("\n".join(tokens))
-        BertTokenizerFast(str(path / "vocab.txt")).save_pretrained(path)
+        BertTokenizer(str(path / "vocab.txt")).save_pretrained(path)
         torch.manual_seed(seed)
         config = BertConfig(
             vocab_size=len(tokens), hidden_size=hidden, num_hidden_layers=2, num_attention_heads=2,

@@ -1,8 +1,8 @@
 """GradCache (Gao et al. 2021): the gradient of a batch that is larger than memory.
 
-The vectors of the batch are computed chunk by chunk without a graph. The loss is computed from all of them, and when its
-gradient by the vectors is known, each chunk is encoded again, with a graph and the random numbers of the first time, and
-takes its part of the gradient to the weights. Activations of one chunk are held at a time, for a third more computation.
+The vectors of the batch are computed chunk by chunk without a graph, and the loss from all of them. When its gradient
+by the vectors is known, each chunk is encoded again, with a graph and the random numbers of the first time, and takes
+its part of the gradient to the weights. Activations of one chunk are held at a time, for a third more computation.
 """
 
 from __future__ import annotations
@@ -60,8 +60,8 @@ class GradCache:
         if any(part.training for part in self.module.modules() if isinstance(part, _BatchNorm)):
             warn_once(
                 "losses.grad_cache",
-                f"GradCache encodes chunks of {self.chunk_size} rows, and BatchNorm takes the statistics of each chunk, "
-                f"not of the {rows} rows of the batch. Use an encoder without batch statistics (GroupNorm, LayerNorm).",
+                f"GradCache encodes chunks of {self.chunk_size} rows, and BatchNorm takes the statistics of each, not "
+                f"of the {rows} rows of the batch. Use an encoder without batch statistics (GroupNorm, LayerNorm).",
             )
         chunks = _Chunks(self, (inputs, named), rows)
         if not torch.is_grad_enabled() or not any(weights.requires_grad for weights in self.module.parameters()):

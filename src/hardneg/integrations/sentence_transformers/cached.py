@@ -54,6 +54,7 @@ class CachedNegativesLoss(NegativesLoss):
         leaves = [each.detach().requires_grad_() for each in vectors]
         loss = self.calculate_loss([[each] for each in leaves], labels, with_backward=True)
         for vector, leaf in zip(vectors, leaves, strict=True):
+            assert leaf.grad is not None
             loss = loss + ((vector - leaf.detach()) * leaf.grad).sum()  # 0, with the gradient of the leaf
         return loss
 

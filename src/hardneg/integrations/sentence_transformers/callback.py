@@ -64,12 +64,10 @@ class LossCallback:
         """Those of the batches that were watched since the last call."""
         found: dict[str, float] = {}
         for name, loss in self.losses.items():
-            for module in loss.modules():
-                diagnosis = module.diagnosis() if hasattr(module, "diagnosis") else None
-                if diagnosis is not None:
-                    numbers = diagnosis.summary()
-                    prefix = f"negatives/{name}/" if name else "negatives/"
-                    found |= {prefix + key: round(numbers[key], 6) for key in LOGGED if not math.isnan(numbers[key])}
+            watched: list[Any] = [module for module in loss.modules() if hasattr(module, "diagnosis")]
+            for diagnosis in filter(None, (module.diagnosis() for module in watched)):
+                numbers, prefix = diagnosis.summary(), f"negatives/{name}/" if name else "negatives/"
+                found |= {prefix + key: round(numbers[key], 6) for key in LOGGED if not math.isnan(numbers[key])}
         return found
 
     def save(self, folder: Path, args: Any) -> None:
@@ -104,7 +102,7 @@ class LossCallback:
     def restore(self, folder: Path, record: dict[str, Any]) -> None:
         """Takes up what ``record`` kept."""
 
-    def _modules(self) -> Iterator[nn.Module]:
+    def _modules(self) -> Iterator[Any]:
         return (module for loss in self.losses.values() for module in loss.modules())
 
 
@@ -145,5 +143,3 @@ def _named(loss: AnyLoss | None) -> dict[str, nn.Module]:
 
 def _nothing(*args: Any, **more: Any) -> None:
     return None
-
-
