@@ -109,6 +109,8 @@ def check_shell(page: Path, block: Block) -> None:
 @pytest.mark.parametrize("page", PAGES, ids=[str(page.relative_to(ROOT)) for page in PAGES])
 def test_page_runs(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)  # pages may write files
+    for name in re.findall(r"^<!-- needs (\w+) -->$", page.read_text(encoding="utf-8"), re.MULTILINE):
+        pytest.importorskip(name, reason="the page needs an extra")
     generated = page.read_text(encoding="utf-8").startswith("<!-- Generated")
     assert generated or any(block.language == "python" for block in blocks_of(page)), f"{page.name} has nothing to run"
     run_page(page)
