@@ -119,6 +119,8 @@ def test_page_runs(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     for name in NEEDS.get(page.stem, ()):
         library(name)
     monkeypatch.chdir(tmp_path)  # pages may write files
+    for name in re.findall(r"^<!-- needs (\w+) -->$", page.read_text(encoding="utf-8"), re.MULTILINE):
+        pytest.importorskip(name, reason="the page needs an extra")
     generated = page.read_text(encoding="utf-8").startswith("<!-- Generated")
     assert generated or any(block.language == "python" for block in blocks_of(page)), f"{page.name} has nothing to run"
     run_page(page)

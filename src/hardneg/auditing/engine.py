@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import torch
 from torch import Tensor
 
+from hardneg.auditing.dataset import is_dataset, read_dataset
 from hardneg.auditing.files import as_audit_errors, audit_files
 from hardneg.auditing.findings import find_in_rows
 from hardneg.auditing.options import AuditOptions
@@ -27,7 +28,7 @@ from hardneg.mining.pairs import Positives, RowsOf
 
 
 def audit(
-    embeddings: Tensor | Keys | None = None,
+    embeddings: Tensor | Keys | Any = None,
     expressions: Expressions = (),
     *,
     corpus: Tensor | Keys | None = None,
@@ -36,7 +37,7 @@ def audit(
     labels: Tag | None = None,
     groups: Tag | None = None,
     mined: Mined | Annotated[Tensor, "q k"] | str | Path | None = None,
-    model: str | None = None,
+    model: Any = None,
     encoder: str | None = None,
     cache: str | Path | None = None,
     temperature: float = 0.5,
@@ -51,7 +52,8 @@ def audit(
 ) -> Audit:
     """How hard, how false and how concentrated the negatives of each expression are on these embeddings.
 
-    embeddings: the anchors [a, d], a tensor or Keys; they are the candidates, too, unless there is a ``corpus``.
+    embeddings: the anchors [a, d], a tensor or Keys; they are the candidates, too, unless there is a ``corpus``. Or a
+        ``datasets.Dataset`` of anchor, positive and negatives, with a ``model`` (or a function) to embed its texts.
     positives: vectors of a second view [a, d]; ids of candidates as in ``mine``; ``"label"``: one row of the same
         label stands in; None: the first judgement of each query, or no positive.
     labels, groups, judgements: what false negatives are known by. Labels and groups of a corpus are those of its Keys
@@ -76,6 +78,8 @@ def audit(
     """
     settings = Settings(temperature, tau_plus, near_duplicate, num_anchors, seed, wanted_false_negatives, frontier)
     rules = given_rules(expressions)
+    if is_dataset(embeddings):
+        embeddings, corpus, positives, mined = read_dataset(embeddings, model)
     if isinstance(mined, (str, Path)):
         if embeddings is not None or corpus is not None:
             raise ArgumentError("audit", "the path of a mined file alone, or tensors", "both", "see AuditOptions")

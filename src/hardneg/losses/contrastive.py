@@ -244,12 +244,17 @@ class ContrastiveLoss(nn.Module):
 
         ``guide``: the same views under another model, for ``by="guide"``; with a pool, and the pool's vectors.
         """
-        pairing = self.pairing(z1, z2, ids, labels, pool, clusters, temperature=temperature, guide=guide)
-        self.path = choose(pairing, self._current, self._objective, self.impl)
+        return self.of(self.pairing(z1, z2, ids, labels, pool, clusters, temperature=temperature, guide=guide))
+
+    def of(self, pairing: Pairing, first: Negatives | None = None) -> Tensor:
+        """The loss of a pairing that was made elsewhere; ``first`` is a factor to the left of the negatives."""
+        self._refresh_fields()
+        negatives = self._after(first)
+        self.path = choose(pairing, negatives, self._objective, self.impl)
         if self.path.name != "dense":
-            return self._mean(self._streamed(pairing, self.path), pairing)
+            return self._mean(self._streamed(pairing, negatives, self.path), pairing)
         scores = dense(pairing)
-        log_w = self._current.log_weights(scores)
+        log_w = negatives.log_weights(scores)
         if not torch.compiler.is_compiling():
             self._warn(scores, log_w)
         return self._mean(reduce(self._objective.losses(scores, log_w), scores, self.reduction), pairing)
@@ -263,22 +268,28 @@ class ContrastiveLoss(nn.Module):
         """
         return str(choose(self.pairing(*args, **kwargs), self._current, self._objective, self.impl))
 
+    def _after(self, first: Negatives | None) -> Negatives:
+        return self._current if first is None else Product((first, self._current))
+
     def diagnose(self, *args: Any, **kwargs: Any) -> Diagnosis:
         """How hard, how false and how many the negatives of this batch are; exact also under ``no_grad``.
 
         Where the loss streams, the anchors are looked at in blocks. With ``gather``, those of all ranks.
         """
-        pairing = self.pairing(*args, **kwargs, all_anchors=True).prepared()
-        size = len(pairing)
-        path = choose(pairing, self._current, self._objective, self.impl)
-        if path.name != "dense" and not any(factor.batch_scope for factor in self._current.factors):
+        return self.diagnosis_of(self.pairing(*args, **kwargs, all_anchors=True))
+
+    def diagnosis_of(self, pairing: Pairing, first: Negatives | None = None) -> Diagnosis:
+        """The same of a pairing that was made elsewhere."""
+        pairing, current = pairing.prepared(), self._after(first)
+        size, path = len(pairing), choose(pairing, current, self._objective, self.impl)
+        if path.name != "dense" and not any(factor.batch_scope for factor in current.factors):
             size = max(1, LOOKED_AT // max(pairing.num_candidates, 1))
         if size >= len(pairing):
-            return self._diagnose(dense(pairing), self._current, self._tau_plus())
+            return self._diagnose(dense(pairing), current, self._tau_plus())
         parts = []
         for low in range(0, len(pairing), size):
             rows = slice(low, low + size)
-            negatives = Product(tuple(fields_of_rows(each, rows, len(pairing)) for each in self._current.factors))
+            negatives = Product(tuple(fields_of_rows(each, rows, len(pairing)) for each in current.factors))
             tau_plus = getattr(fields_of_rows(self._objective, rows, len(pairing)), "tau_plus", 0.0)
             parts.append(self._diagnose(dense(pairing.of_rows(rows)), negatives, tau_plus))
         return joined(parts)
@@ -290,8 +301,8 @@ class ContrastiveLoss(nn.Module):
             )
             return diagnose(scores, negatives.log_weights(scores), tau_plus=tau_plus)
 
-    def _streamed(self, pairing: Pairing, path: Path) -> Tensor:
-        loss, row, own = streamed(path, pairing, self._current, self._objective, self.reduction)
+    def _streamed(self, pairing: Pairing, negatives: Negatives, path: Path) -> Tensor:
+        loss, row, own = streamed(path, pairing, negatives, self._objective, self.reduction)
         if self._looks() and pairing.num_candidates:
             empty = row.support == 0
             if self._objective.needs_negatives:

@@ -1,0 +1,263 @@
+"""Fine-tunes all-MiniLM-L6-v2 on SciFact with losses of sentence-transformers: what each line of hardneg changes.
+
+Arms: MultipleNegativesRankingLoss on pairs; with two mined negatives; with document ids; with hard batches as well.
+The loop is that of the HF Trainer, of which the trainer of sentence-transformers is a subclass.
+nDCG@10 on the test queries, three seeds, and a paired bootstrap over the queries of the differences. Also the cost of
+ids, hard batches and diagnostics per step, against MultipleNegativesRankingLoss.
+
+    python experiments/sentence_transformers_scifact.py --model PATH --data ../shared/data/scifact --out result.json
+"""
+
+from __future__ import annotations
+
+import argparse
+import gzip
+import json
+import statistics
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from sentence_transformers import SentenceTransformer
+from sentence_transformers.losses import MultipleNegativesRankingLoss
+from torch.utils.data import DataLoader
+from transformers import Trainer, TrainerCallback, TrainingArguments
+
+import hardneg as hn
+from hardneg.integrations.sentence_transformers import HardBatches, NegativesLoss, with_ids
+
+Columns = dict[str, list[Any]]
+ARMS = ("mnrl", "mined", "ids", "hard batches")
+
+
+class Table:
+    """Columns as rows, and what ``with_ids`` asks of a datasets.Dataset."""
+
+    def __init__(self, columns: Columns) -> None:
+        self.columns, self.column_names = columns, list(columns)
+
+    def __len__(self) -> int:
+        return len(self.columns["anchor"])
+
+    def __getitem__(self, key: Any) -> Any:
+        return self.columns[key] if isinstance(key, str) else {name: each[key] for name, each in self.columns.items()}
+
+    def remove_columns(self, names: list[str]) -> Table:
+        return Table({name: each for name, each in self.columns.items() if name not in names})
+
+    def add_column(self, name: str, column: list[Any]) -> Table:
+        return Table({**self.columns, name: column})
+
+
+class TextTrainer(Trainer):
+    """Tokenises the columns of a batch and calls the loss with them, as the trainer of sentence-transformers does."""
+
+    def __init__(self, model: Any, args: Any, train: Table, loss: Any, hard: HardBatches | None, **more: Any) -> None:
+        super().__init__(model, args, train_dataset=train, **more)  # type: ignore[arg-type]
+        self.loss, self.hard = loss, hard
+
+    def get_train_dataloader(self) -> Any:
+        size, seed = self.args.train_batch_size, self.args.seed
+        order: dict[str, Any] = {"batch_size": size, "shuffle": True}
+        order["generator"] = torch.Generator().manual_seed(seed)
+        if self.hard is not None:
+            order = {"batch_sampler": self.hard(self.train_dataset, size, seed=seed)}
+        return self.accelerator.prepare(DataLoader(self.train_dataset, collate_fn=self._collate, **order))
+
+    def _collate(self, rows: list[dict[str, Any]]) -> dict[str, Any]:
+        names = [name for name in rows[0] if name != "label"]
+        tokenize = getattr(self.model, "preprocess", None) or self.model.tokenize
+        labels = {"label": torch.tensor([row["label"] for row in rows])} if "label" in rows[0] else {}
+        return {"features": [dict(tokenize([row[name] for row in rows])) for name in names], **labels}
+
+    def compute_loss(self, model: Any, inputs: Any, *_: Any, **__: Any) -> Any:
+        return self.loss(inputs["features"], inputs.get("label"))
+
+
+class SciFact:
+    def __init__(self, folder: Path) -> None:
+        corpus, queries = (
+            [json.loads(line) for line in gzip.decompress((folder / f"{name}.jsonl.gz").read_bytes()).splitlines()]
+            for name in ("corpus", "queries")
+        )
+        self.documents = [f"{each['title']} {each['text']}".strip() for each in corpus]
+        self.place = {str(each["_id"]): i for i, each in enumerate(corpus)}
+        self.queries = {str(each["_id"]): each["text"] for each in queries}
+        self.train, self.test = (self._judged(folder / "qrels" / f"{part}.tsv") for part in ("train", "test"))
+
+    def _judged(self, path: Path) -> dict[str, list[int]]:
+        found: dict[str, list[int]] = {}
+        for line in path.read_text().splitlines()[1:]:
+            query, document, score = line.split("\t")
+            if int(score) > 0:
+                found.setdefault(query, []).append(self.place[document])
+        return found
+
+
+def loaded(path: str) -> Any:
+    return SentenceTransformer(path).float()  # also where the weights are stored in half precision
+
+
+def encoded(model: Any, texts: list[str]) -> torch.Tensor:
+    options = {"normalize_embeddings": True, "convert_to_tensor": True, "show_progress_bar": False}
+    vectors: torch.Tensor = model.encode(texts, batch_size=128, **options)
+    return vectors.clone()
+
+
+def ndcg(model: Any, data: SciFact) -> list[float]:
+    """nDCG@10 of each test query."""
+    similarity = encoded(model, [data.queries[q] for q in data.test]) @ encoded(model, data.documents).T
+    found = []
+    for best, good in zip(similarity.topk(10).indices.tolist(), data.test.values(), strict=True):
+        gain = sum(1 / np.log2(rank + 2) for rank, document in enumerate(best) if document in good)
+        found.append(float(gain / sum(1 / np.log2(rank + 2) for rank in range(min(len(good), 10)))))
+    return found
+
+
+def rows(data: SciFact, model: Any, mined: bool) -> Any:
+    queries = [query for query, good in data.train.items() for _ in good]
+    positives = [document for good in data.train.values() for document in good]
+    columns = {
+        "anchor": [data.queries[query] for query in queries],
+        "positive": [data.documents[document] for document in positives],
+    }
+    if mined:
+        names = list(data.train)
+        corpus = hn.Keys(encoded(model, data.documents).cpu(), torch.arange(len(data.documents)))
+        asked = hn.Keys(encoded(model, [data.queries[name] for name in names]).cpu())
+        found = hn.mine(asked, corpus, list(data.train.values()), hn.parse("BelowPositive(0.05) * Rank(0, 50)"), k=2)
+        own = dict(zip(names, found.ids.tolist(), strict=True))
+        for k in range(2):
+            chosen = [own[query][k] for query in queries]
+            columns[f"negative_{k + 1}"] = [data.documents[i] if i >= 0 else "" for i in chosen]
+    return Table(columns)
+
+
+def trained(arm: str, seed: int, data: SciFact, path: str, epochs: int, batch: int) -> tuple[list[float], float]:
+    """nDCG@10 of each test query, and the seconds of training."""
+    torch.manual_seed(seed)
+    model = loaded(path)
+    train = rows(data, model, mined=arm != "mnrl")
+    loss: Any = MultipleNegativesRankingLoss(model)
+    hard = None
+    if arm in ("ids", "hard batches"):
+        train, loss = with_ids(train), NegativesLoss(model, temperature=0.05)
+    if arm == "hard batches":
+        hard = HardBatches(train["anchor"], every=20, loss=loss)
+    with tempfile.TemporaryDirectory() as folder:
+        args = TrainingArguments(
+            output_dir=folder, num_train_epochs=epochs, per_device_train_batch_size=batch, learning_rate=2e-5,
+            seed=seed, save_strategy="no", report_to="none", disable_tqdm=True, remove_unused_columns=False,
+            logging_strategy="no", bf16=torch.cuda.is_available(),
+        )  # fmt: skip
+        trainer = TextTrainer(model, args, train, loss, hard, callbacks=[hard] if hard else [])
+        began = time.perf_counter()
+        trainer.train()
+        return ndcg(model, data), time.perf_counter() - began
+
+
+def bootstrap(one: np.ndarray, other: np.ndarray) -> dict[str, float]:
+    """The mean difference of the queries' means over seeds, and its 95 % interval over resampled queries."""
+    difference = (one - other).mean(0)
+    random = np.random.default_rng(0)
+    means = difference[random.integers(len(difference), size=(10_000, len(difference)))].mean(1)
+    low, high = np.quantile(means, [0.025, 0.975])
+    return {"difference": float(difference.mean()), "low": float(low), "high": float(high)}
+
+
+class Steps(TrainerCallback):
+    """Seconds of each step, with the device idle at both ends."""
+
+    def __init__(self) -> None:
+        self.seconds: list[float] = []
+        self.began = 0.0
+
+    def on_step_begin(self, *_: Any, **__: Any) -> None:
+        self._wait()
+        self.began = time.perf_counter()
+
+    def on_log(self, *_: Any, **__: Any) -> None:
+        """Diagnostics are computed by the callback before this one, and belong to the step before."""
+        self.on_step_end()
+        self.seconds[-2:] = [self.seconds[-1]]
+
+    def on_step_end(self, *_: Any, **__: Any) -> None:
+        self._wait()
+        self.seconds.append(time.perf_counter() - self.began)
+
+    def _wait(self) -> None:
+        if torch.cuda.is_available():
+            torch.cuda.synchronize()
+
+
+def overhead(path: str, steps: int, batch: int) -> dict[str, float]:
+    """Median and mean seconds of a step, each way in turn, without refreshes; diagnostics every ten steps."""
+    words = [f"{a} {b}" for a in ("model", "protein", "cell", "music", "river") for b in ("of", "with", "in", "and")]
+    texts = [" ".join(words[(i * 7 + j * (i % 5 + 1)) % len(words)] for j in range(24)) for i in range(batch * 64)]
+    data = Table({"anchor": [f"{i} {text}" for i, text in enumerate(texts)], "positive": texts[::-1]})
+    found: dict[str, list[float]] = {"mnrl": [], "hardneg": []}
+    for _ in range(2):
+        for name, times in found.items():
+            torch.manual_seed(0)
+            model, watch = loaded(path), Steps()
+            loss: Any = MultipleNegativesRankingLoss(model)
+            train, hard = data, None
+            if name == "hardneg":
+                train, loss = with_ids(data), NegativesLoss(model, "Tilt(1.0)", temperature=0.05)
+                hard = HardBatches(train["anchor"], every=10**6, loss=loss)
+            with tempfile.TemporaryDirectory() as folder:
+                args = TrainingArguments(
+                    output_dir=folder, max_steps=steps // 2 + 20, per_device_train_batch_size=batch, seed=0,
+                    save_strategy="no", report_to="none", disable_tqdm=True, remove_unused_columns=False,
+                    logging_steps=10, bf16=torch.cuda.is_available(),
+                )  # fmt: skip
+                callbacks = [watch] if hard is None else [hard, watch]
+                TextTrainer(model, args, train, loss, hard, callbacks=callbacks).train()
+            times += watch.seconds[20:]
+    medians = {name: statistics.median(times) for name, times in found.items()}
+    means = {f"{name} mean": statistics.fmean(times) for name, times in found.items()}
+    return {**medians, **means, "overhead": medians["hardneg"] / medians["mnrl"] - 1, "steps": len(found["mnrl"])}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--model", required=True)
+    parser.add_argument("--data", type=Path, required=True)
+    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--epochs", type=int, default=4)
+    parser.add_argument("--batch", type=int, default=64)
+    parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--steps", type=int, default=200)
+    options = parser.parse_args()
+    device = torch.cuda.get_device_name() if torch.cuda.is_available() else "cpu"
+    result: dict[str, Any] = {"device": device, "torch": torch.__version__}
+
+    def write() -> None:
+        options.out.write_text(json.dumps(result, indent=1) + "\n")
+
+    if options.steps:
+        result["seconds per step"] = overhead(options.model, options.steps, 128)
+        print(result["seconds per step"], flush=True)
+        write()
+    data = SciFact(options.data)
+    result |= {"epochs": options.epochs, "batch": options.batch, "untrained": 0.0, "arms": {}, "paired": {}}
+    result["untrained"] = float(np.mean(ndcg(loaded(options.model), data)))
+    print("untrained", result["untrained"], flush=True)
+    values: dict[str, np.ndarray] = {}
+    for arm in ARMS:
+        runs = [trained(arm, seed, data, options.model, options.epochs, options.batch) for seed in range(options.seeds)]
+        values[arm] = np.array([queries for queries, _ in runs])
+        seeds = values[arm].mean(1).tolist()
+        seconds = statistics.fmean(each for _, each in runs)
+        result["arms"][arm] = {"ndcg@10": float(np.mean(seeds)), "seeds": seeds, "seconds": seconds}
+        pairs = {f"{arm} - {before}": bootstrap(values[arm], values[before]) for before in values if before != arm}
+        result["paired"] |= pairs
+        print(arm, result["arms"][arm], pairs, flush=True)
+        write()
+
+
+if __name__ == "__main__":
+    main()

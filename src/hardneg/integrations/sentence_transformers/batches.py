@@ -1,0 +1,262 @@
+"""Hard batches in the trainer of sentence-transformers: a factory of batch samplers and a callback in one.
+
+The trainer calls the object for a batch sampler of each data set, and its ``on_...`` methods during training. Nothing
+here imports sentence-transformers: the HF Trainer can use it as a callback too, with ``encode=``.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Annotated, Any, Self
+
+import torch
+from torch import Tensor
+
+from hardneg.batching.filler import Guard
+from hardneg.batching.graph import ProximityGraph
+from hardneg.batching.plan import Plan
+from hardneg.batching.planners import Planner, Proximity, Uniform
+from hardneg.batching.planners.base import text_of
+from hardneg.batching.refresh import Refresh, eval_mode
+from hardneg.batching.sampler import PlannedBatchSampler
+from hardneg.batching.spec import parse_batches
+from hardneg.batching.stored import load_arrays, save_arrays
+from hardneg.core.distributed import gather
+from hardneg.core.errors import ArgumentError, DataChanged, argument_error, warn_once
+from hardneg.core.types import Keys
+from hardneg.core.vectors import unit
+from hardneg.integrations.sentence_transformers.callback import AnyLoss, LossCallback
+
+Texts = Sequence[str] | Mapping[str, Sequence[str]]
+Encode = Callable[[list[str]], Annotated[Tensor, "n d"]]
+_compared = 16  # rows by which a data set is recognised
+
+
+class HardBatches(LossCallback):
+    """Batches of texts that are close to each other, planned from the model as it is; see ``hardneg.batching``.
+
+    Both ``args.batch_sampler`` and one of ``callbacks``. Plan, graph and the state of the loss are kept in
+    ``checkpoint-N/hardneg/``, so that a resumed run has the same batches; resuming without them raises.
+
+    texts: what is embedded for the planner, one per row of the training set, usually its anchors; a dict of them by
+        the names of several data sets. Data sets without texts have uniform batches, those for evaluation too.
+    every: steps between two refreshes, each a pass of the model over the texts, in eval mode, with their prompt.
+    loss: whose schedules, diagnostics and state are looked after, as by LossCallback.
+    planner: a planner, or the text of one: ``"communities(size=16)"``.
+    warmup: epochs of uniform batches before the first refresh. segment: batches that are planned at once.
+    guard: who may never share a batch; a dict of them by the names of several data sets.
+    encode: texts to vectors; the ``encode`` of the model unless given.
+    coverage, seed: those of PlannedBatchSampler; the seed is that of the training arguments unless given.
+    """
+
+    def __init__(
+        self,
+        texts: Texts,
+        every: int = 200,
+        loss: AnyLoss | None = None,
+        *,
+        planner: Planner | str = Proximity(),
+        warmup: int = 0,
+        segment: int | None = None,
+        coverage: str = "once",
+        guard: Guard | Mapping[str, Guard] | None = None,
+        encode: Encode | None = None,
+        seed: int | None = None,
+    ) -> None:
+        super().__init__(loss)
+        if not isinstance(every, int) or every < 1:
+            raise argument_error("HardBatches", "at least one step between refreshes", "every", every)
+        named = texts if isinstance(texts, Mapping) else {"": texts}
+        self.sets = {name: _TrainingSet(name, list(each)) for name, each in named.items()}
+        self.every, self.warmup, self.segment = every, warmup, segment or min(every, 100)
+        self.planner = parse_batches(planner).planner if isinstance(planner, str) else planner
+        self.coverage, self.encode, self.seed = coverage, encode, seed
+        self.guards = guard if isinstance(guard, Mapping) else {"": guard}
+        self._training = False
+
+    def __call__(
+        self, dataset: Any, batch_size: int, drop_last: bool = False, *_: Any, seed: int | None = 0, **__: Any
+    ) -> PlannedBatchSampler:
+        """The batch sampler of a data set: planned for a training set whose texts are known, uniform otherwise."""
+        if not hasattr(dataset, "__len__"):
+            raise ArgumentError("HardBatches", "a data set of known length", type(dataset).__name__, "train without it")
+        own = None if self._training else next((each for each in self.sets.values() if each.matches(dataset)), None)
+        options: dict[str, Any] = {"seed": (seed or 0) if self.seed is None else self.seed, "drop_last": drop_last}
+        size = min(batch_size, len(dataset))
+        if own is None:
+            return PlannedBatchSampler(Uniform(), len(dataset), size, **options)
+        options |= {"coverage": self.coverage, "segment": self.segment, "guard": self.guards.get(own.name)}
+        own.sampler = PlannedBatchSampler(self.planner, len(dataset), size, warmup_epochs=self.warmup, **options)
+        return own.sampler
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **more: Any) -> None:
+        unused = [each.name or "texts" for each in self.sets.values() if each.sampler is None]
+        if unused:
+            fix = "pass batch_sampler=hard and the same rows as texts; an IterableDataset cannot be planned"
+            raise ArgumentError("HardBatches", "a training set with the given texts", f"none for {unused}", fix)
+        if self.encode is None and (getattr(args, "fsdp", None) or getattr(args, "deepspeed", None)):
+            what = "a model that each process holds whole, to embed the texts"
+            raise ArgumentError("HardBatches", what, "FSDP or DeepSpeed", "pass encode=, or train without HardBatches")
+        if args.world_size > 1 and not _splits(args):
+            warn_once(
+                "hard_batches.split",
+                "HardBatches plans one batch for all processes, and each trains on another batch. Use "
+                "accelerator_config={'split_batches': True} with per_device_train_batch_size for all of them.",
+            )
+        self._training = True
+        for each in self.sets.values():
+            assert each.sampler is not None
+            each.sampler.total_epochs = state.num_train_epochs
+        super().on_train_begin(args, state, control, **more)
+
+    def on_train_end(self, args: Any, state: Any, control: Any, **more: Any) -> None:
+        self._training = False
+
+    def on_epoch_begin(self, args: Any, state: Any, control: Any, **more: Any) -> None:
+        """The first refresh. The trainer asks for batches after this."""
+        begun = int(state.epoch or 0) >= self.warmup
+        if begun and self.planner.needs != "nothing" and any(each.data is None for each in self.sets.values()):
+            self.refresh(args, state.global_step, more["model"])
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **more: Any) -> None:
+        last = state.global_step >= state.max_steps
+        begun = int(state.epoch or 0) >= self.warmup and self.planner.needs != "nothing"
+        if begun and not last and state.global_step % self.every == 0:
+            self.refresh(args, state.global_step, more["model"])
+
+    def refresh(self, args: Any, step: int, model: Any) -> None:
+        """Embeds the texts with the model as it is; the next segment is planned from them."""
+        for each in self.sets.values():
+            assert each.sampler is not None
+            if each.planned is None:
+                each.planned = Refresh(
+                    each.sampler,
+                    self.every,
+                    lambda: torch.empty(0),
+                    num_neighbours=getattr(self.planner, "num_neighbours", 100),
+                    num_candidates=getattr(self.planner, "num_candidates", 1000),
+                    seed=each.sampler.seed,
+                )
+            vectors = self._embedded(each, args, model)
+            each.planned.vectors = lambda vectors=vectors: vectors  # type: ignore[misc]
+            each.planned.now(step)
+
+    def record(self, folder: Path) -> dict[str, Any]:
+        kept = [each.save(folder, number) for number, each in enumerate(self.sets.values())]
+        return {"planner": text_of(self.planner), "sets": kept}
+
+    def restore(self, folder: Path, record: dict[str, Any]) -> None:
+        here = {"planner": text_of(self.planner), "sets": [[each.name, each.digest] for each in self.sets.values()]}
+        there = {"planner": record["planner"], "sets": [[kept["name"], kept["texts"]] for kept in record["sets"]]}
+        if here != there:
+            fix = "resume with the texts and the planner of the interrupted run"
+            raise DataChanged("HardBatches", str(there), str(here), fix)
+        for number, (each, kept) in enumerate(zip(self.sets.values(), record["sets"], strict=True)):
+            each.load(folder, number, kept["data"])
+
+    def _embedded(self, each: _TrainingSet, args: Any, model: Any) -> Annotated[Tensor, "n d"]:
+        """Each process embeds a part of the texts, and all get all of them. Training continues as if nothing was."""
+        size, rank = args.world_size, args.process_index
+        low, high = len(each.texts) * rank // size, len(each.texts) * (rank + 1) // size
+        model = getattr(model, "module", model)
+        devices = [torch.cuda.current_device()] if torch.cuda.is_available() else []
+        with torch.random.fork_rng(devices), eval_mode(model), torch.no_grad():
+            vectors = self._encoder(each, args, model)(each.texts[low:high])
+        return gather(Keys(unit(vectors).clone())).vectors
+
+    def _encoder(self, each: _TrainingSet, args: Any, model: Any) -> Encode:
+        if self.encode is not None:
+            return self.encode
+        prompt = each.prompt(getattr(args, "prompts", None))
+        size = args.per_device_eval_batch_size
+
+        def encode(texts: list[str]) -> Tensor:
+            vectors: Tensor = model.encode(
+                texts, prompt=prompt, batch_size=size, convert_to_tensor=True, show_progress_bar=False
+            )
+            return vectors
+
+        return encode
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """The trainer saves its arguments, of which this is one: by what it is, without texts and model."""
+        return str, (repr(self),)
+
+    def __deepcopy__(self, memory: Any) -> Self:
+        return self
+
+    def __repr__(self) -> str:
+        return f"HardBatches({text_of(self.planner)}, every={self.every}, warmup={self.warmup})"
+
+
+@dataclass(eq=False)
+class _TrainingSet:
+    """One training set: its texts, and how its batches are planned."""
+
+    name: str
+    texts: list[str]
+    column: str | None = None
+    sampler: PlannedBatchSampler | None = None
+    planned: Refresh | None = field(default=None, repr=False)
+
+    def matches(self, dataset: Any) -> bool:
+        """Whether a column of the data set has these texts; so it is known which column's prompt they have."""
+        if len(dataset) != len(self.texts) or not self.texts:
+            return False
+        places = sorted({len(self.texts) * i // _compared for i in range(_compared)} | {len(self.texts) - 1})
+        rows = [(dataset[place], self.texts[place]) for place in places]
+        equal = [name for name in rows[0][0] if all(row[name] == text for row, text in rows)]
+        self.column = equal[0] if equal else None
+        return bool(equal)
+
+    def prompt(self, prompts: Any) -> str | None:
+        """That of the column, which the trainer has for all texts, by column, or by data set and column."""
+        found = prompts
+        for key in (self.name, self.column):
+            if isinstance(found, Mapping) and key in found:
+                found = found[key]
+        return found if isinstance(found, str) else None
+
+    @property
+    def data(self) -> Any:
+        return None if self.sampler is None else self.sampler.data
+
+    @property
+    def digest(self) -> str:
+        return _digest(self.texts)
+
+    def save(self, folder: Path, number: int) -> dict[str, Any]:
+        assert self.sampler is not None
+        self.sampler.plan.save(folder / f"plan-{number}.npz")
+        data, path = self.data, folder / f"data-{number}.npz"
+        if isinstance(data, ProximityGraph):
+            data.save(path)
+        elif isinstance(data, Tensor):
+            save_arrays(path, vectors=data.cpu().numpy())
+        kind = "graph" if isinstance(data, ProximityGraph) else "vectors" if isinstance(data, Tensor) else None
+        return {"name": self.name, "texts": self.digest, "data": kind}
+
+    def load(self, folder: Path, number: int, kind: str | None) -> None:
+        assert self.sampler is not None
+        path = folder / f"data-{number}.npz"
+        self.sampler.plan = Plan.load(folder / f"plan-{number}.npz")
+        if kind == "graph":
+            self.sampler.data = ProximityGraph.load(path)
+        elif kind == "vectors":
+            fix = "begin again without it"
+            self.sampler.data = load_arrays("HardBatches", path, lambda parts: torch.from_numpy(parts["vectors"]), fix)
+
+
+def _digest(texts: Iterable[str]) -> str:
+    found = hashlib.blake2b(digest_size=8)
+    for text in texts:
+        found.update(text.encode() + b"\0")
+    return found.hexdigest()
+
+
+def _splits(args: Any) -> bool:
+    config = getattr(args, "accelerator_config", None)
+    return bool(config.get("split_batches") if isinstance(config, Mapping) else getattr(config, "split_batches", False))

@@ -1,0 +1,80 @@
+"""NegativesLoss for batches whose activations do not fit in memory: GradCache (Gao et al. 2021)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Annotated, Any
+
+import torch
+from torch import Tensor, nn
+
+from hardneg.core.errors import ArgumentError
+from hardneg.integrations.sentence_transformers.loss import NegativesLoss
+from hardneg.losses.grad_cache import GradCache
+from hardneg.negatives import Negatives, Uniform
+from hardneg.state.stateful import check_count
+
+Features = dict[str, Any]
+
+
+class CachedNegativesLoss(NegativesLoss):
+    """NegativesLoss in the memory of ``mini_batch_size`` texts, for a second forward pass; the options are the same.
+
+    ``Uniform()`` is CachedMultipleNegativesRankingLoss. MatryoshkaLoss wraps it from version 6 on.
+    """
+
+    uses_gradient_cache = True
+    """MatryoshkaLoss then wraps ``calculate_loss``, and not the forward pass of the model."""
+
+    def __init__(
+        self,
+        model: nn.Module,
+        negatives: Negatives | str = Uniform(),
+        temperature: Any = 0.05,
+        *,
+        mini_batch_size: int = 32,
+        **options: Any,
+    ) -> None:
+        super().__init__(model, negatives, temperature, **options)
+        check_count("CachedNegativesLoss", "mini_batch_size", mini_batch_size)
+        self.mini_batch_size = mini_batch_size
+        self._judged: list[Tensor] | None = None
+
+    def forward(self, sentence_features: Iterable[Features], labels: Tensor | None = None) -> Tensor:
+        columns = list(sentence_features)
+        self._check(columns)
+        if self.guide is not None:
+            guide = self.guide
+            with torch.no_grad():
+                self._judged = [self._cached(lambda column: guide([column])[0], column) for column in columns]
+        vectors = [self._cached(lambda column: self.model(column)["sentence_embedding"], each) for each in columns]
+        if not torch.is_grad_enabled():
+            return self.calculate_loss([[each] for each in vectors], labels)
+        # The loss is carried back to the vectors here, as MatryoshkaLoss needs it, and from there by autograd.
+        leaves = [each.detach().requires_grad_() for each in vectors]
+        loss = self.calculate_loss([[each] for each in leaves], labels, with_backward=True)
+        for vector, leaf in zip(vectors, leaves, strict=True):
+            assert leaf.grad is not None
+            loss = loss + ((vector - leaf.detach()) * leaf.grad).sum()  # 0, with the gradient of the leaf
+        return loss
+
+    def calculate_loss(
+        self, reps: list[list[Annotated[Tensor, "m d"]]], labels: Tensor | None = None, *, with_backward: bool = False
+    ) -> Tensor:
+        """The loss of all embeddings; ``with_backward`` leaves the gradient in them, and none in the loss."""
+        loss = self.compute_loss_from_embeddings([torch.cat(column) for column in reps], labels, self._judged)
+        if with_backward:
+            loss.backward()  # type: ignore[no-untyped-call]
+        return loss.detach() if with_backward else loss
+
+    def _cached(self, encode: Callable[[Features], Tensor], column: Features) -> Tensor:
+        return GradCache(encode, self.mini_batch_size, self.model)(column)
+
+    def _check(self, columns: list[Features]) -> None:
+        if type(getattr(self.model, "forward", None)).__name__ == "ForwardDecorator":
+            fix = "use NegativesLoss, or sentence-transformers 6"
+            raise ArgumentError("CachedNegativesLoss", "a MatryoshkaLoss that knows cached losses", "an older one", fix)
+        for name in ("offsets", "cu_seq_lens_q"):
+            if any(name in column for column in columns):
+                what = "padded tokens, one row per text, that can be cut into mini-batches"
+                raise ArgumentError("CachedNegativesLoss", what, f"flattened tokens ({name})", "use NegativesLoss")

@@ -1,0 +1,145 @@
+"""A callback for the trainers of sentence-transformers and transformers: schedules, diagnostics and state of a loss.
+
+It needs neither library: trainers call its methods by their names.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from hardneg.core.errors import DataChanged, NoFile
+from hardneg.io.files import read_json, write_atomically, write_json
+from hardneg.io.sealed import check_seal, sealing
+
+LOGGED = ("hardness", "uniform_hardness", "false_negatives", "effective_number", "effective_temperature", "clamped")
+_fix = "resume from a checkpoint that has it, or begin again in another output folder"
+_not_own = ("model", "guide")
+AnyLoss = nn.Module | Mapping[str, nn.Module]
+
+
+class LossCallback:
+    """Advances the schedules of a loss, adds diagnostics of its negatives to the logs, and keeps its state.
+
+    The state (queue, chains, schedules) goes to ``checkpoint-N/hardneg/``, one file per rank; resuming without it
+    raises. ``loss`` may be wrapped (MatryoshkaLoss), or one for each data set.
+    """
+
+    def __init__(self, loss: AnyLoss | None = None) -> None:
+        self.losses = _named(loss)
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("on_"):  # an event that is of no interest here
+            return _nothing
+        raise AttributeError(name)
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **more: Any) -> None:
+        if state.global_step:
+            self.load(checkpoint_of(args, state), args)
+
+    def on_step_begin(self, args: Any, state: Any, control: Any, **more: Any) -> None:
+        logs = bool(state.logging_steps) and (state.global_step + 1) % state.logging_steps == 0
+        for module in self._modules():
+            if hasattr(module, "set_progress"):
+                module.set_progress(state.global_step, state.max_steps)
+            if logs and hasattr(module, "watch"):
+                module.watch = True
+
+    def on_log(self, args: Any, state: Any, control: Any, logs: dict[str, Any] | None = None, **more: Any) -> None:
+        """Also in the history, which was written before the callbacks were called."""
+        found = self.diagnostics()
+        if logs is not None and found:
+            logs.update(found)
+            state.log_history[-1].update(found)
+
+    def on_save(self, args: Any, state: Any, control: Any, **more: Any) -> None:
+        self.save(_folder(Path(args.output_dir), state), args)
+
+    def diagnostics(self) -> dict[str, float]:
+        """Those of the batches that were watched since the last call."""
+        found: dict[str, float] = {}
+        for name, loss in self.losses.items():
+            watched: list[Any] = [module for module in loss.modules() if hasattr(module, "diagnosis")]
+            for diagnosis in filter(None, (module.diagnosis() for module in watched)):
+                numbers, prefix = diagnosis.summary(), f"negatives/{name}/" if name else "negatives/"
+                found |= {prefix + key: round(numbers[key], 6) for key in LOGGED if not math.isnan(numbers[key])}
+        return found
+
+    def save(self, folder: Path, args: Any) -> None:
+        """``record.json`` is written last: without it the folder is not whole."""
+        rank = args.process_index
+        states = {name: own_state(loss) for name, loss in self.losses.items()}
+        write_atomically(folder / f"loss-{rank}.pt", sealing(lambda file: torch.save(states, file)), _fix)
+        if rank == 0:
+            write_json(folder / "record.json", {"world_size": args.world_size, **self.record(folder)}, _fix)
+
+    def load(self, folder: Path, args: Any) -> None:
+        for path in (folder / "record.json", folder / f"loss-{args.process_index}.pt"):
+            if not path.is_file():
+                raise NoFile(type(self).__name__, "the state that the interrupted run saved", path, fix=_fix)
+        record = read_json(folder / "record.json", _fix, who=type(self).__name__)
+        if record["world_size"] != args.world_size:
+            what, got = f"{record['world_size']} processes, as the interrupted run had", str(args.world_size)
+            raise DataChanged(type(self).__name__, what, got, "resume with as many")
+        path = folder / f"loss-{args.process_index}.pt"
+        check_seal(path, type(self).__name__, _fix)
+        states = torch.load(path, map_location="cpu", weights_only=True)
+        if set(states) != set(self.losses):
+            raise DataChanged(type(self).__name__, f"losses named {sorted(states)}", str(sorted(self.losses)))
+        for name, loss in self.losses.items():
+            load_own_state(loss, states[name])
+        self.restore(folder, record)
+
+    def record(self, folder: Path) -> dict[str, Any]:
+        """What else is kept: written to the folder, or returned."""
+        return {}
+
+    def restore(self, folder: Path, record: dict[str, Any]) -> None:
+        """Takes up what ``record`` kept."""
+
+    def _modules(self) -> Iterator[Any]:
+        return (module for loss in self.losses.values() for module in loss.modules())
+
+
+def own_state(loss: nn.Module) -> dict[str, Any]:
+    """The state of a loss without that of the models in it, which the trainer saves."""
+    return {name: value for name, value in loss.state_dict().items() if _is_own(name)}
+
+
+def load_own_state(loss: nn.Module, state: dict[str, Any]) -> None:
+    missing, unknown = loss.load_state_dict(state, strict=False)
+    missing = [name for name in missing if _is_own(name)]
+    if missing or unknown:
+        got = f"a state with {unknown[:3]} and without {missing[:3]}"
+        raise DataChanged(type(loss).__name__, "the state of the same loss", got, "resume with the loss of the run")
+
+
+def checkpoint_of(args: Any, state: Any) -> Path:
+    """The folder of this package in the checkpoint that training resumes from."""
+    given = getattr(args, "resume_from_checkpoint", None)
+    if isinstance(given, str) and Path(given).name == f"checkpoint-{state.global_step}":
+        return Path(given) / "hardneg"
+    return _folder(Path(args.output_dir), state)
+
+
+def _folder(output: Path, state: Any) -> Path:
+    return output / f"checkpoint-{state.global_step}" / "hardneg"
+
+
+def _is_own(name: str) -> bool:
+    return not any(part in _not_own for part in name.split(".")[:-1])
+
+
+def _named(loss: AnyLoss | None) -> dict[str, nn.Module]:
+    if loss is None:
+        return {}
+    return {"": loss} if isinstance(loss, nn.Module) else dict(loss)
+
+
+def _nothing(*args: Any, **more: Any) -> None:
+    return None

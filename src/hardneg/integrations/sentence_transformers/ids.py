@@ -1,0 +1,164 @@
+"""Ids of queries and documents through the trainer of sentence-transformers.
+
+Of a row the trainer passes on only its tokenised texts and the column ``label``, so that is where the ids travel:
+
+    label = [group, id of the anchor, id of the positive, ids of the negatives ..., -1 where there is none]
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from itertools import chain
+from typing import Annotated, Any, TypeVar
+
+import torch
+from torch import Tensor
+
+from hardneg.core.errors import ArgumentError, argument_error
+from hardneg.negatives.known import Known, KnownPairs
+
+Data = TypeVar("Data")
+Number = Annotated[Tensor, "b"]
+NONE = torch.iinfo(torch.long).min
+"""The group, row or document of nobody: equal to no real one."""
+MOST = 2**31
+"""Ids are below, so that a pair of them is one number."""
+_labels = ("label", "labels", "score", "scores")
+
+
+def with_ids(dataset: Data, start: int = 0, *, group: str | None = None) -> Data:
+    """The data set with a column ``label`` that carries ids; equal texts have equal ids, anchors have the first ones.
+
+    Columns are anchor, positive, negatives ..., in this order, as for every ranking loss of sentence-transformers. A
+    column of negatives may hold lists of any length, which become several columns; None and "" are no negative. A
+    ``DatasetDict`` is numbered as one, so that its parts share ids. ``start`` is the first id.
+
+    group: a column of whole numbers, read by ``OtherLabel()`` and ``positives="group"``; a column ``label`` is taken
+        for one. Without, each anchor is a group of its own.
+    """
+    numbers: dict[str, int] = {}
+    if isinstance(dataset, dict):
+        parts = {name: _Table(part, group) for name, part in dataset.items()}
+        _number(numbers, list(parts.values()), start)
+        return type(dataset)({name: part.labelled(numbers) for name, part in parts.items()})
+    table = _Table(dataset, group)
+    _number(numbers, [table], start)
+    return table.labelled(numbers)  # type: ignore[no-any-return]
+
+
+def known_positives(dataset: Any) -> Known:
+    """All (anchor, positive) pairs of a data set with ids, as a factor: no document is a negative of its query.
+
+    NegativesLoss knows those of the batch by itself; a queue also holds positives of rows that are elsewhere.
+    """
+    parts = dataset.values() if isinstance(dataset, dict) else [dataset]
+    labels = torch.tensor([row[1:3] for part in parts for row in part["label"]])
+    return Known(KnownPairs(labels[:, 0], labels[:, 1]))
+
+
+def _number(numbers: dict[str, int], tables: list[_Table], start: int) -> None:
+    if not isinstance(start, int) or start < 0:
+        raise argument_error("with_ids", "a start of 0 or more", "start", start)
+    columns = [table.texts[0] for table in tables] + list(chain(*(table.texts[1:] for table in tables)))
+    for text in chain(*columns):
+        if text:
+            numbers.setdefault(text, start + len(numbers))
+    if start + len(numbers) > MOST:
+        raise argument_error("with_ids", f"ids below {MOST}", "the largest id", start + len(numbers) - 1)
+
+
+class _Table:
+    """The columns of a data set as lists of texts: anchors, positives, negatives ..."""
+
+    def __init__(self, dataset: Any, group: str | None) -> None:
+        if not hasattr(dataset, "__len__") or not hasattr(dataset, "add_column"):
+            fix = "load it without streaming, or train without ids"
+            raise ArgumentError("with_ids", "a datasets.Dataset of known length", type(dataset).__name__, fix)
+        names = list(dataset.column_names)
+        if group is None and "label" in names:
+            group = "label"
+        unread = [name for name in names if name in _labels and name != group]
+        if unread:
+            fix = "remove it, or name the group's column: with_ids(..., group=...)"
+            raise ArgumentError("with_ids", "the column label for the ids", f"columns {names}", fix)
+        if group is not None and group not in names:
+            raise argument_error("with_ids", f"a column among {names}", "group", group)
+        self.dataset, self.groups = dataset, None if group is None else _whole_numbers(list(dataset[group]), group)
+        self.names = [name for name in names if name != group]
+        if len(self.names) < 2:
+            raise ArgumentError("with_ids", "columns anchor, positive, ...", f"columns {self.names}")
+        self.dropped = [] if group is None else [group]
+        self.texts: list[list[str]] = []
+        self.added: dict[str, list[str]] = {}
+        for place, name in enumerate(self.names):
+            self._read(name, place, list(dataset[name]))
+
+    def _read(self, name: str, place: int, values: list[Any]) -> None:
+        lists = any(isinstance(value, (list, tuple)) for value in values)
+        if lists and place > 1:
+            rows = [[value] if isinstance(value, str) else list(value or ()) for value in values]
+            width = max(map(len, rows))
+            names = [f"{name}_{i + 1}" for i in range(width)]
+            texts = [[_text(row[i] if i < len(row) else None, name) for row in rows] for i in range(width)]
+        elif place < 2:
+            names, texts = [name], [[_text(value, name, needed=True) for value in values]]
+        else:
+            names, texts = [name], [[_text(value, name) for value in values]]
+        self.texts += texts
+        if self.added or texts != [values] or names != [name]:  # columns keep their order
+            self.dropped.append(name)
+            self.added.update(zip(names, texts, strict=True))
+
+    def labelled(self, numbers: dict[str, int]) -> Any:
+        ids = [[numbers[text] if text else -1 for text in column] for column in self.texts]
+        groups = ids[0] if self.groups is None else self.groups
+        dataset = self.dataset.remove_columns(self.dropped)
+        for name, column in self.added.items():
+            dataset = dataset.add_column(name, column)
+        return dataset.add_column("label", [list(row) for row in zip(groups, *ids, strict=True)])
+
+
+def _text(value: Any, name: str, needed: bool = False) -> str:
+    if isinstance(value, str) and (value or not needed):
+        return value
+    if value is None and not needed:
+        return ""
+    raise argument_error("with_ids", "texts" if needed else "texts, or None for no negative", name, value)
+
+
+def _whole_numbers(values: Iterable[Any], name: str) -> list[int]:
+    numbers = list(values)
+    for value in numbers:
+        if not isinstance(value, int):
+            raise argument_error("with_ids", "whole numbers as groups", name, value)
+    return numbers
+
+
+@dataclass(frozen=True, eq=False)
+class Rows:
+    """What is known of the rows of a batch besides their texts; ``owner`` numbers the rows over all ranks."""
+
+    owner: Number
+    group: Number | None = None
+    anchors: Number | None = None
+    documents: Annotated[Tensor, "b c"] | None = None  # NONE where there is no document
+
+    @property
+    def have_ids(self) -> bool:
+        return self.anchors is not None
+
+
+def read_rows(labels: Tensor | None, num_columns: int, owner: Number) -> Rows:
+    """The groups and ids in the labels of a batch: [b, 1 + columns] of ``with_ids``, [b] for groups only."""
+    if labels is None or labels.is_floating_point():
+        return Rows(owner)
+    labels = labels.long()
+    if labels.ndim == 1:
+        return Rows(owner, labels)
+    if labels.ndim != 2 or labels.shape[1] < 1 + num_columns:
+        what = f"labels of with_ids, {1 + num_columns} numbers for {num_columns} columns of texts"
+        fix = "call with_ids after the last change of the columns"
+        raise ArgumentError("NegativesLoss", what, f"labels={tuple(labels.shape)}", fix)
+    documents = labels[:, 2 : 1 + num_columns]
+    return Rows(owner, labels[:, 0], labels[:, 1], torch.where(documents < 0, NONE, documents))

@@ -1,0 +1,239 @@
+"""A loss for sentence-transformers, usable wherever MultipleNegativesRankingLoss is, with any negatives.
+
+Columns are anchor, positive, negative_1 ...; two lines of a script change:
+
+    from hardneg.integrations.sentence_transformers import NegativesLoss
+    loss = NegativesLoss(model, 'Tilt(1.0, source="mined")', temperature=0.05)    # scale=20.0 there
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Annotated, Any
+
+import torch
+from torch import Tensor, nn
+
+from hardneg.core.diagnose import Diagnosis
+from hardneg.core.distributed import gather
+from hardneg.core.errors import ArgumentError, argument_error, warn_once
+from hardneg.core.objectives import NumNegatives
+from hardneg.core.objectives.base import TauPlus
+from hardneg.core.pairing import Pairing
+from hardneg.core.types import Keys
+from hardneg.core.vectors import unit, widened
+from hardneg.integrations.sentence_transformers.guide import Guide
+from hardneg.integrations.sentence_transformers.ids import Rows, read_rows
+from hardneg.integrations.sentence_transformers.meeting import Columns, Meeting, Met
+from hardneg.losses.contrastive import ContrastiveLoss, Temperature
+from hardneg.losses.global_softmax import EMC2, SogCLR
+from hardneg.losses.options import AnyObjective
+from hardneg.negatives import Negatives, Uniform
+from hardneg.state.pools import Queue
+
+_other_rank = 1 << 32
+_global = (SogCLR, EMC2)
+
+
+class NegativesLoss(nn.Module):
+    """A loss of (anchor, positive, negative_1 ...) columns with any negatives; ``Uniform()`` is
+    MultipleNegativesRankingLoss, in value and gradient.
+
+    The candidates of an anchor are its own explicit negatives, of the source "mined", and the positives and negatives
+    of all other rows, of the source "batch": ``From("mined")`` keeps the first, ``Tilt(5.0, source="mined")`` weighs
+    them. With the ids of ``with_ids`` a document that is the positive of an anchor in any row of the batch is never
+    its negative, whoever's text it is, and missing negatives (``""``) are left out. Without ids, a column ``label``
+    of whole numbers is the group of an anchor and its positive, for ``OtherLabel()``.
+
+    temperature: 1 / scale of sentence-transformers. tau_plus, num_negatives, objective and impl are those of
+        ContrastiveLoss; schedules advance with the callbacks ``HardBatches`` or ``LossCallback``. An objective
+        ``SogCLR(n, views="cross")`` or ``EMC2(n, views="cross")`` takes two columns, ids, and its own temperature.
+    similarity: ``"cosine"`` or ``"dot"``.
+    positives: ``"row"``, or ``"group"``: the positives of all rows of the anchor's group are its positives too.
+    queue: documents of earlier batches as candidates of the source "queue"; the positives are pushed after the loss.
+    guide: a model, or its path, that judges pairs for ``by="guide"``: ``BelowPositive(absolute=0.0, by="guide")``.
+    gather_across_devices: whether the documents of all ranks are candidates.
+    directions, partition_mode: those of MultipleNegativesRankingLoss; the positive counts once in the denominator.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        negatives: Negatives | str = Uniform(),
+        temperature: Temperature = 0.05,
+        *,
+        tau_plus: TauPlus = 0.0,
+        num_negatives: NumNegatives = "support",
+        objective: AnyObjective | SogCLR | EMC2 = "info_nce",
+        similarity: str = "cosine",
+        positives: str = "row",
+        queue: Queue | None = None,
+        guide: Any = None,
+        gather_across_devices: bool = False,
+        directions: Sequence[str] = ("query_to_doc",),
+        partition_mode: str = "joint",
+        impl: str = "auto",
+    ) -> None:
+        super().__init__()
+        for name, value, known in (
+            ("similarity", similarity, ("cosine", "dot")),
+            ("positives", positives, ("row", "group")),
+            ("partition_mode", partition_mode, ("joint", "per_direction")),
+        ):
+            if value not in known:
+                raise argument_error("NegativesLoss", f"{name} {known[0]!r} or {known[1]!r}", name, value)
+        if guide is not None and queue is not None:
+            what = "queue=None with a guide, which has no vectors of the documents in a queue"
+            raise argument_error("NegativesLoss", what, "queue", queue)
+        self.model, self.queue, self.similarity = model, queue, similarity
+        self.guide = None if guide is None else Guide(guide, model)
+        self.meeting = Meeting(
+            tuple(directions), partition_mode == "joint", gather_across_devices, positives == "group"
+        )
+        self.whole_data = objective if isinstance(objective, _global) else None
+        if self.whole_data is not None and (queue is not None or guide is not None or self.whole_data.views != "cross"):
+            what = f"{type(objective).__name__}(..., views='cross') without queue and guide"
+            raise argument_error("NegativesLoss", what, "objective", objective)
+        self.contrast = ContrastiveLoss(
+            negatives, temperature, tau_plus, "pool", num_negatives=num_negatives, impl=impl,
+            objective="info_nce" if isinstance(objective, _global) else objective,
+        )  # fmt: skip
+        self.watch = False
+        """Whether the next batch is kept, detached, for ``diagnosis()``."""
+        self._seen: list[Met] = []
+
+    @property
+    def negatives(self) -> Negatives:
+        return self.contrast.negatives
+
+    def set_progress(self, step: int, total: int | None = None) -> None:
+        """Evaluates the schedules."""
+        self.contrast.set_progress(step, total)
+
+    def forward(self, sentence_features: Iterable[dict[str, Tensor]], labels: Tensor | None = None) -> Tensor:
+        features = list(sentence_features)
+        judged = None if self.guide is None else self.guide(features)
+        return self.compute_loss_from_embeddings(_embedded(self.model, features), labels, judged)
+
+    def compute_loss_from_embeddings(
+        self, embeddings: list[Annotated[Tensor, "b d"]], labels: Tensor | None = None, guide: Columns | None = None
+    ) -> Tensor:
+        """``guide``: the same columns under the guide."""
+        if len(embeddings) < 2:
+            raise ArgumentError("NegativesLoss", "columns anchor, positive, ...", f"{len(embeddings)} of them")
+        columns, rows = self._columns(embeddings), read_rows(labels, len(embeddings), _owner_of(embeddings[0]))
+        if self.whole_data is not None:
+            return self._of_whole_data(columns, rows)
+        met = self.meet(columns, rows, guide)
+        losses = [self.contrast.of(pairing, first) for pairing, first in met]
+        training = torch.is_grad_enabled() and self.training
+        if self.watch and training:
+            self._seen, self.watch = [Met(_detached(pairing), first) for pairing, first in met], False
+        if self.queue is not None and training and columns[1].shape[1] == self.queue.dim:
+            self._push(columns[1], rows)
+        return losses[0] if len(losses) == 1 else torch.stack(losses).mean()
+
+    def meet(self, columns: Columns, rows: Rows, guide: Columns | None = None) -> list[Met]:
+        """Who meets whom: a pairing for each direction, or one for all."""
+        temperature = self.contrast.temperature_now()
+        met = self.meeting(columns, rows, temperature, self._queued(columns[0].shape[1], rows))
+        if guide is None:
+            return met
+        judged = self.meeting([unit(each) for each in guide], rows, 1.0, [])
+        return [Met(mine.pairing.guided(other.pairing), mine.first) for mine, other in zip(met, judged, strict=True)]
+
+    def diagnosis(self) -> Diagnosis | None:
+        """How hard and how false the negatives of the watched batch were; None if there was none."""
+        if not self._seen:
+            return None
+        (pairing, first), self._seen = self._seen[0], []
+        return self.contrast.diagnosis_of(pairing, first)
+
+    def _columns(self, embeddings: Columns) -> list[Tensor]:
+        return [unit(each) if self.similarity == "cosine" else widened(each) for each in embeddings]
+
+    def _queued(self, dim: int, rows: Rows) -> list[Keys]:
+        if self.queue is None:
+            return []
+        if not rows.have_ids:
+            warn_once(
+                "queue.no_ids",
+                "NegativesLoss has a queue and no ids: a document that is still in the queue when its row comes again "
+                "is a negative of its own query. Use train = with_ids(train).",
+            )
+        keys = self.queue.keys()
+        if dim == self.queue.dim:
+            return [keys]
+        # A smaller size of a MatryoshkaLoss, which comes after the full one of the same step: its documents are there.
+        before = self.queue.age() > 0
+        parts = (keys.vectors[:, :dim], keys.ids, keys.labels)
+        vectors, ids, labels = (None if part is None else part[before] for part in parts)
+        assert vectors is not None
+        return [Keys(unit(vectors) if self.similarity == "cosine" else vectors, ids, labels, source=keys.source)]
+
+    @torch.no_grad()
+    def _push(self, documents: Tensor, rows: Rows) -> None:
+        assert self.queue is not None
+        ids = None if rows.documents is None else rows.documents[:, 0]
+        keys = Keys(documents.detach(), ids, rows.group)
+        self.queue.push(gather(keys) if self.meeting.across else keys)
+
+    def _of_whole_data(self, columns: Columns, rows: Rows) -> Tensor:
+        name = type(self.whole_data).__name__
+        if rows.anchors is None:
+            raise ArgumentError(name, "the ids of the anchors", "labels=None", "use train = with_ids(train)")
+        if len(columns) != 2:
+            raise ArgumentError(name, "two columns, anchor and positive", f"{len(columns)} of them")
+        assert self.whole_data is not None
+        self.whole_data.train(torch.is_grad_enabled() and self.training)
+        loss: Tensor = self.whole_data(*columns, ids=rows.anchors)
+        return loss
+
+    def get_config_dict(self) -> dict[str, Any]:
+        """For the model card."""
+        contrast = self.contrast
+        objective = self.whole_data if self.whole_data is not None else contrast.objective
+        return {
+            "negatives": repr(self.negatives),
+            **{name: _shown(getattr(contrast, name)) for name in ("temperature", "tau_plus", "num_negatives")},
+            "objective": repr(objective),
+            "similarity": self.similarity,
+            "positives": "group" if self.meeting.by_group else "row",
+            "queue": None if self.queue is None else self.queue.capacity,
+            "guide": None if self.guide is None else repr(self.guide),
+            "gather_across_devices": self.meeting.across,
+            "directions": self.meeting.directions,
+            "partition_mode": "joint" if self.meeting.joint else "per_direction",
+        }
+
+
+def _embedded(model: nn.Module, features: list[dict[str, Tensor]]) -> list[Tensor]:
+    """One embedding per column; from version 6 on the documents share a forward pass where their tokens allow it."""
+    try:
+        from sentence_transformers.base.losses.merged_forward import embed_columns
+    except ImportError:
+        return [model(each)["sentence_embedding"] for each in features]
+    embeddings: list[Tensor] = embed_columns(model, features)
+    return embeddings
+
+
+def _owner_of(anchors: Tensor) -> Annotated[Tensor, "b"]:
+    """A number for each row, different on all ranks."""
+    ranks = torch.distributed.is_available() and torch.distributed.is_initialized()
+    first = torch.distributed.get_rank() * _other_rank if ranks else 0
+    return first + torch.arange(len(anchors), device=anchors.device)
+
+
+def _shown(value: Any) -> Any:
+    return value if isinstance(value, (int, float, str)) else repr(value)
+
+
+def _detached(pairing: Pairing) -> Pairing:
+    def plain(keys: Keys) -> Keys:
+        return keys.changed(vectors=keys.vectors.detach())
+
+    return pairing.changed(
+        anchors=plain(pairing.anchors),
+        positives=plain(pairing.positives),
+        candidates=tuple(map(plain, pairing.candidates)),
+    )

@@ -1,0 +1,197 @@
+"""Who meets whom in a batch of (anchor, positive, negative ...) texts, and who is never a negative."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Annotated, ClassVar, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.nn.functional import pad
+
+from hardneg.core.distributed import gather
+from hardneg.core.errors import argument_error
+from hardneg.core.pairing import Pairing
+from hardneg.core.tiles import Tile
+from hardneg.core.types import Keys
+from hardneg.integrations.sentence_transformers.ids import MOST, NONE, Rows
+from hardneg.negatives import Negatives
+
+Columns = Sequence[Annotated[Tensor, "b d"]]
+DIRECTIONS = ("query_to_doc", "query_to_query", "doc_to_query", "doc_to_doc")
+_owner, _partner, _turned = range(3)  # what the clusters of a key hold
+_nobody = -1
+
+
+@dataclass(frozen=True, repr=False, eq=False)
+class OtherRows(Negatives):
+    """Documents that are none of the anchor's: not of its row, not its positive in another row, not a missing text.
+
+    ``known``: the sorted numbers of all (query, document) pairs of the batch.
+    """
+
+    known: Annotated[Tensor, "m"]
+    masks: ClassVar = True
+    textual: ClassVar = False
+
+    def log_weight(self, tile: Tile) -> Tensor:
+        anchors, others = tile.anchor_tags, tile.candidate_tags
+        assert anchors.ids is not None
+        assert others.ids is not None
+        assert anchors.clusters is not None
+        assert others.clusters is not None
+        own = others.clusters[..., _owner] == anchors.clusters[:, None, _owner]
+        turned = others.clusters[..., _turned] == 1  # a query that meets the anchor's document
+        query = torch.where(turned, others.ids, anchors.ids[:, None])
+        document = torch.where(turned, anchors.clusters[:, None, _partner], others.ids)
+        number = (query * MOST + document).contiguous()
+        place = torch.searchsorted(self.known, number).clamp(max=len(self.known) - 1)
+        known = (self.known[place] == number) & (query >= 0) & (document >= 0)
+        return tile.keep(~(own | known | (others.ids == NONE)))
+
+    def reads(self) -> frozenset[str]:
+        return frozenset({"ids", "clusters"})
+
+    def __repr__(self) -> str:
+        return "OtherRows()"
+
+
+class Met(NamedTuple):
+    """A pairing, and the factor that takes out what ids say; None without ids, where rows are told by their owner."""
+
+    pairing: Pairing
+    first: OtherRows | None
+
+
+@dataclass(frozen=True)
+class Meeting:
+    """The blocks of the denominator; the options are those of NegativesLoss."""
+
+    directions: tuple[str, ...] = ("query_to_doc",)
+    joint: bool = True
+    across: bool = False
+    by_group: bool = False
+
+    def __post_init__(self) -> None:
+        known, given = set(DIRECTIONS), set(self.directions)
+        if "query_to_doc" not in given or not given <= known:
+            what = f"directions among {DIRECTIONS}, query_to_doc one of them"
+            raise argument_error("NegativesLoss", what, "directions", self.directions)
+        if not self.joint and not given <= {"query_to_doc", "doc_to_query"}:
+            what = "partition_mode='joint' for blocks without the positive pair"
+            raise argument_error("NegativesLoss", what, "directions", self.directions)
+        if self.by_group and self.joint and len(given) > 1:
+            what = "positives='row' with several directions in one denominator"
+            raise argument_error("NegativesLoss", what, "directions", self.directions)
+
+    def __call__(self, columns: Columns, rows: Rows, temperature: float | Tensor, more: Sequence[Keys]) -> list[Met]:
+        """A pairing for each direction, or one for all of them; ``more`` are documents from outside of the batch."""
+        batch = _Batch(columns, rows, self.across)
+        met = [self._forward(batch, temperature, more)]
+        if not self.joint and "doc_to_query" in self.directions:
+            met.append(self._backward(batch, temperature))
+        return met
+
+    def _forward(self, batch: _Batch, temperature: float | Tensor, more: Sequence[Keys]) -> Met:
+        extra = set(self.directions) - {"query_to_doc"} if self.joint else set()
+        wide = bool(extra & {"doc_to_query", "doc_to_doc"})
+        parts = [*batch.documents, *batch.own, *map(batch.outside, more)]
+        if "query_to_query" in extra:
+            parts.append(batch.queries)
+        parts = [_moved(keys, wide, 0) for keys in parts]
+        if "doc_to_query" in extra:
+            parts.append(_moved(batch.turned, True, 1))
+        if "doc_to_doc" in extra:
+            parts += [_moved(keys.changed(source="documents"), True, 1) for keys in batch.documents]
+        anchors = batch.anchors
+        if wide:  # two anchors in one: the query meets what is on the left, its document what is on the right
+            both = torch.cat([anchors.vectors, batch.positives.vectors], dim=1)
+            anchors = anchors.changed(vectors=both)
+        positives = _moved(batch.positives, wide, 0)
+        pairing = Pairing(anchors, positives, tuple(parts), temperature, label_positives=self.by_group)
+        return Met(pairing, batch.known)
+
+    def _backward(self, batch: _Batch, temperature: float | Tensor) -> Met:
+        """Documents as anchors, queries as their candidates."""
+        queries, documents = batch.anchors, batch.positives
+        ids = queries.ids if documents.ids is None else documents.ids
+        anchors = queries.changed(vectors=documents.vectors, ids=ids)
+        positives = Keys(queries.vectors, queries.ids)
+        others = batch.turned.changed(source="batch")
+        return Met(Pairing(anchors, positives, (others,), temperature, label_positives=self.by_group), batch.known)
+
+
+class _Batch:
+    """The texts of a batch as keys."""
+
+    def __init__(self, columns: Columns, rows: Rows, across: bool) -> None:
+        queries, *documents = columns
+        self.rows = rows
+        share = gather if across else _same
+        ids = rows.owner if rows.anchors is None else rows.anchors
+        first = None if rows.documents is None else rows.documents[:, 0]
+        self.anchors = Keys(queries, ids, rows.group, self._tags(first))
+        self.positives = Keys(documents[0], first)
+        self.queries = share(Keys(queries, ids, rows.group, self._tags(first), source="queries"))
+        self.documents = [share(self._document(each, i)) for i, each in enumerate(documents)]
+        self.own = [self._explicit(documents[1:])] if len(documents) > 1 else []
+        self.known = None if not rows.have_ids else OtherRows(self._pairs())
+
+    @property
+    def turned(self) -> Keys:
+        """The queries as candidates of documents."""
+        if self.queries.clusters is None:
+            return self.queries
+        clusters = self.queries.clusters.clone()
+        clusters[..., _turned] = 1
+        return self.queries.changed(clusters=clusters)
+
+    def outside(self, keys: Keys) -> Keys:
+        """Documents that no row of the batch has, with the tags that the others have."""
+        like, group = keys.vectors, keys.labels
+        if self.rows.group is not None and group is None:
+            group = torch.full((len(keys),), NONE, device=like.device)
+        clusters = _tags(torch.full((len(keys),), NONE, device=like.device)) if self.rows.have_ids else None
+        ids = keys.ids if self.rows.have_ids else None
+        return Keys(like, ids, group if self.rows.group is not None else None, clusters, keys.source)
+
+    def _document(self, vectors: Tensor, place: int) -> Keys:
+        rows = self.rows
+        ids = rows.owner if rows.documents is None else rows.documents[:, place]
+        group = None if rows.group is None else rows.group if place == 0 else torch.full_like(rows.group, NONE)
+        return Keys(vectors, ids, group, self._tags(rows.anchors), source="batch")
+
+    def _explicit(self, documents: Columns) -> Keys:
+        """The negatives of each anchor as candidates of its own; in the shared ones its row is left out."""
+        rows, own = self.rows, torch.stack(list(documents), dim=1)  # [b, k, d]
+        nobody = torch.full(own.shape[:2], NONE, device=own.device)
+        ids = torch.full_like(nobody, _nobody) if rows.documents is None else rows.documents[:, 1:]
+        return Keys(own, ids, None if rows.group is None else nobody, self._tags(None, nobody), source="mined")
+
+    def _tags(self, partner: Tensor | None, owner: Tensor | None = None) -> Tensor | None:
+        if not self.rows.have_ids:
+            return None
+        return _tags(self.rows.owner if owner is None else owner, partner)
+
+    def _pairs(self) -> Tensor:
+        first = self.documents[0]
+        assert first.ids is not None
+        assert first.clusters is not None
+        return (first.clusters[:, _partner] * MOST + first.ids).sort().values
+
+
+def _tags(owner: Tensor, partner: Tensor | None = None) -> Tensor:
+    return torch.stack([owner, torch.zeros_like(owner) if partner is None else partner, torch.zeros_like(owner)], -1)
+
+
+def _moved(keys: Keys, wide: bool, side: int) -> Keys:
+    """In a space of twice the features, on the left or on the right."""
+    if not wide:
+        return keys
+    room = (0, keys.dim) if side == 0 else (keys.dim, 0)
+    return keys.changed(vectors=pad(keys.vectors, room))
+
+
+def _same(keys: Keys) -> Keys:
+    return keys

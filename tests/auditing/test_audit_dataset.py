@@ -1,0 +1,63 @@
+"""hn.audit(train, model=model): a training set of sentence-transformers is audited as its tensors are."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+import hardneg as hn
+
+
+class Data:
+    """What is asked of a datasets.Dataset."""
+
+    def __init__(self, **columns: list[Any]) -> None:
+        self.columns, self.column_names = columns, list(columns)
+
+    def __getitem__(self, name: str) -> list[Any]:
+        return self.columns[name]
+
+    def __len__(self) -> int:
+        return len(self.columns["anchor"])
+
+
+def vectors(texts: list[str]) -> Tensor:
+    """A direction of its own for each text, the same at each call."""
+    return torch.stack([torch.randn(8, generator=torch.Generator().manual_seed(sum(map(ord, text)))) for text in texts])
+
+
+def test_a_data_set_is_audited_as_its_tensors() -> None:
+    data = Data(
+        anchor=["q0", "q1", "q1", "q2"],
+        positive=["a", "b", "c", "d"],
+        negative=[["d", "b"], ["a"], ["e"], ["d", ""]],  # of q2 its own positive
+        label=[0, 0, 0, 0],
+    )
+    found = hn.audit(data, ["Uniform()"], model=vectors, frontier=False)
+    plain = hn.audit(
+        hn.Keys(vectors(["q0", "q1", "q2"])), ["Uniform()"], frontier=False,
+        corpus=hn.Keys(vectors(["a", "d", "b", "c", "e"]), torch.arange(5)), positives=[[0], [2, 3], [1]],
+        mined=torch.tensor([[1, 2], [0, 4], [1, -1]]),
+    )  # fmt: skip
+    assert found.rows == plain.rows
+    assert found.mined == plain.mined
+    assert found.mined is not None
+    assert found.mined.equal_to_positive == 1
+
+
+def test_a_data_set_of_the_library_with_its_model() -> None:
+    datasets: Any = pytest.importorskip("datasets", reason="needs the extra 'text'")
+    data = datasets.Dataset.from_dict({"anchor": ["x", "y"], "positive": ["u", "v"]})
+    found = hn.audit(data, ["Uniform()"], model=vectors, frontier=False)
+    assert found.mined is None
+    assert len(found.rows) == 1
+
+
+def test_errors() -> None:
+    with pytest.raises(ValueError, match="a model for the texts"):
+        hn.audit(Data(anchor=["x"], positive=["y"]))
+    with pytest.raises(ValueError, match="columns anchor, positive"):
+        hn.audit(Data(anchor=["x"], label=[1]), model=vectors)

@@ -1,0 +1,159 @@
+"""HardBatches and LossCallback in the trainer: which data set is planned, from when on, and what is refused."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import hardneg as hn
+from hardneg.core.errors import DataChanged
+from hardneg.integrations.sentence_transformers import HardBatches, LossCallback, NegativesLoss, with_ids
+from hardneg.integrations.sentence_transformers.callback import own_state
+from support.tiny_bert import rows, tiny_bert
+
+losses = pytest.importorskip("sentence_transformers.sentence_transformer.losses", reason="needs the extra 'text'")
+pytest.importorskip("accelerate", reason="the trainer needs accelerate")
+datasets = pytest.importorskip("datasets")
+
+
+def static_model() -> Any:
+    from sentence_transformers import SentenceTransformer
+    from sentence_transformers.sentence_transformer.modules import StaticEmbedding
+    from tokenizers import Tokenizer, models, pre_tokenizers
+
+    tokenizer = Tokenizer(models.WordLevel({f"w{i}": i for i in range(64)}, unk_token="w0"))
+    tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
+    return SentenceTransformer(modules=[StaticEmbedding(tokenizer, embedding_dim=8)], device="cpu")
+
+
+def trainer_of(folder: Path, loss: Any, train: Any, callback: Any, **options: Any) -> Any:
+    from sentence_transformers import SentenceTransformerTrainer, SentenceTransformerTrainingArguments
+
+    evaluated = options.pop("eval_dataset", None)
+    args = SentenceTransformerTrainingArguments(
+        str(folder), num_train_epochs=2, per_device_train_batch_size=8, save_strategy="steps", save_steps=3,
+        logging_steps=2, report_to="none", disable_tqdm=True, use_cpu=True, learning_rate=0.05,
+        **({"batch_sampler": callback} if isinstance(callback, HardBatches) else {}), **options,
+    )  # fmt: skip
+    return SentenceTransformerTrainer(loss.model, args, train, evaluated, loss=loss, callbacks=[callback])
+
+
+def data(number: int = 40, seed: int = 0) -> Any:
+    return with_ids(datasets.Dataset.from_dict(rows(number, seed)))
+
+
+def test_warm_up_then_hard_batches_and_evaluation_on_the_training_set(tmp_path: Path) -> None:
+    train, loss = data(), NegativesLoss(static_model(), "Tilt(linear(1.0, 0.0))")
+    hard = HardBatches(train["anchor"], every=3, loss=loss, warmup=1, planner="proximity(num_neighbours=5)")
+    seen: dict[int, Any] = {}
+    hard.on_epoch_end = lambda args, state, control, **_: seen.update(  # type: ignore[attr-defined]
+        {round(state.epoch): hard.sets[""].sampler.plan}  # type: ignore[union-attr]
+    )
+    trainer = trainer_of(tmp_path, loss, train, hard, eval_dataset=train, eval_strategy="steps", eval_steps=2)
+    trainer.train()
+    assert [part.planner for part in seen[1].segments] == ["Uniform()"] * len(seen[1].segments)
+    assert all(part.planner.startswith("Proximity") and part.graph for part in seen[2].segments)
+    for plan in seen.values():
+        assert sorted(plan.order.tolist()) == list(range(40))
+    logs = [line for line in trainer.state.log_history if "loss" in line]
+    temperatures = [line["negatives/effective_temperature"] for line in logs]
+    assert temperatures == sorted(temperatures), "the tilt goes to 0"
+    assert temperatures[0] == pytest.approx(0.05 / (1 + 1.0 - 0.1), rel=1e-3)  # step 1 of 10
+
+
+def test_a_planner_of_vectors_is_resumed_and_other_texts_are_refused(tmp_path: Path) -> None:
+    train, model = data(), static_model()
+    before = copy.deepcopy(model.state_dict())
+
+    def run(resume: bool, texts: Any) -> Any:
+        model.load_state_dict(before)
+        loss = NegativesLoss(model, queue=hn.Queue(16, 8))
+        hard = HardBatches(texts, every=2, loss=loss, planner="strata()", segment=2)
+        trainer_of(tmp_path, loss, train, hard).train(
+            resume_from_checkpoint=str(tmp_path / "checkpoint-6") if resume else None
+        )
+        return {**copy.deepcopy(model.state_dict()), **own_state(loss)}
+
+    first = run(False, train["anchor"])
+    again = run(True, train["anchor"])
+    assert "queue.vectors" in first
+    assert not any(name.startswith("model") for name in first if "embedding" not in name)
+    assert all(torch.equal(again[name], value) for name, value in first.items() if isinstance(value, torch.Tensor))
+    with pytest.raises(DataChanged, match="texts and the planner of the interrupted run"):
+        run(True, train["positive"])
+
+
+def test_what_cannot_be_planned_is_refused(tmp_path: Path) -> None:
+    train = data()
+    loss = NegativesLoss(static_model())
+    with pytest.raises(ValueError, match="a training set with the given texts"):
+        trainer_of(tmp_path, loss, train, HardBatches(data(40, 5)["anchor"], loss=loss)).train()
+    streamed = datasets.Dataset.from_dict(rows(40)).to_iterable_dataset()
+    with pytest.raises(ValueError, match="an IterableDataset cannot be planned"):
+        trainer_of(tmp_path, loss, streamed, HardBatches(train["anchor"], loss=loss), max_steps=2).train()
+    with pytest.raises(ValueError, match="a data set of known length"):
+        HardBatches(train["anchor"])(streamed, 8)
+    with pytest.raises(ValueError, match="at least one step"):
+        HardBatches(train["anchor"], every=0)
+
+    class Sharded:
+        world_size, fsdp, deepspeed = 1, [1], None
+
+    hard = HardBatches(train["anchor"])
+    hard(train, 8)
+    with pytest.raises(ValueError, match="FSDP or DeepSpeed"):
+        hard.on_train_begin(Sharded(), None, None)
+
+
+def test_an_iterable_data_set_trains_without_ids(tmp_path: Path) -> None:
+    loss = NegativesLoss(tiny_bert(tmp_path), "Tilt(1.0)")  # the trainer cannot split the tokens of StaticEmbedding
+    streamed = datasets.Dataset.from_dict(rows(40)).to_iterable_dataset()
+    trainer = trainer_of(tmp_path, loss, streamed, LossCallback(loss), max_steps=4)
+    trainer.train()
+    assert "negatives/hardness" in trainer.state.log_history[0]
+
+
+def test_the_callback_alone_keeps_the_state_of_a_wrapped_loss(tmp_path: Path) -> None:
+    model, train = static_model(), data()
+    inner = NegativesLoss(model, "Tilt(linear(1.0, 0.0))", queue=hn.Queue(24, 8))
+    wrapped = losses.MatryoshkaLoss(model, inner, [8, 4])
+    trainer_of(tmp_path, wrapped, train, LossCallback(wrapped)).train()
+    saved = torch.load(tmp_path / "checkpoint-10" / "hardneg" / "loss-0.pt", weights_only=True)[""]
+    assert torch.equal(saved["loss.queue.vectors"], inner.queue.vectors)  # type: ignore[union-attr]
+    assert int(saved["loss.queue.step"]) == 10, "one push a step, whatever the number of sizes"
+    assert not any("embedding" in name for name in saved)
+    other = NegativesLoss(model, "Tilt(linear(1.0, 0.0))")
+    with pytest.raises(DataChanged, match="the state of the same loss"):
+        trainer_of(tmp_path, other, train, LossCallback(losses.MatryoshkaLoss(model, other, [8, 4]))).train(
+            resume_from_checkpoint=True
+        )
+
+
+def test_a_copy_and_a_pickle_hold_no_texts() -> None:
+    hard = HardBatches(["w1"] * 1000, every=7)
+    assert copy.deepcopy(hard) is hard
+    assert pickle.loads(pickle.dumps(hard)) == "HardBatches(Proximity(), every=7, warmup=0)"
+
+
+@pytest.mark.parametrize(
+    ("prompts", "expected"),
+    [
+        (None, None),
+        ("all: ", "all: "),
+        ({"anchor": "q: ", "positive": "d: "}, "q: "),
+        ({"one": "one: "}, "one: "),
+        ({"one": {"anchor": "q: "}}, "q: "),
+        ({"two": {"anchor": "q: "}}, None),
+        ({"one": {"positive": "d: "}}, None),
+    ],
+)
+def test_texts_are_embedded_with_the_prompt_of_their_column(prompts: Any, expected: str | None) -> None:
+    train = data()
+    hard = HardBatches({"one": train["anchor"]})
+    hard(train, 8)
+    assert hard.sets["one"].prompt(prompts) == expected

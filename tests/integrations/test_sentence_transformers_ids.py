@@ -1,0 +1,274 @@
+"""Ids of texts in the column label, and what the loss makes of them, against plain loops."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.nn.functional import normalize
+
+import hardneg as hn
+from hardneg.core.errors import HardnegWarning
+from hardneg.integrations.sentence_transformers import NegativesLoss, known_positives, with_ids
+
+datasets = pytest.importorskip("datasets", reason="needs the extra 'text'")
+TEMPERATURE = 0.1
+
+
+def made(**columns: list[Any]) -> Any:
+    return datasets.Dataset.from_dict(columns)
+
+
+def test_equal_texts_have_equal_ids_and_anchors_come_first() -> None:
+    data = with_ids(made(anchor=["a", "b", "a"], positive=["x", "y", "z"], negative=["y", "a", "w"]))
+    assert data.column_names == ["anchor", "positive", "negative", "label"]
+    assert list(data["label"]) == [[0, 0, 2, 3], [1, 1, 3, 0], [0, 0, 4, 5]]
+    assert list(with_ids(made(anchor=["a"], positive=["x"]), start=7)["label"]) == [[7, 7, 8]]
+
+
+def test_lists_of_negatives_become_columns_and_missing_ones_are_minus_one() -> None:
+    data = with_ids(made(anchor=["a", "b"], positive=["x", "y"], negative=[["u", "v"], []], other=[None, "u"]))
+    assert data.column_names == ["anchor", "positive", "negative_1", "negative_2", "other", "label"]
+    assert list(data["negative_2"]) == ["v", ""]
+    assert list(data["other"]) == ["", "u"]
+    assert list(data["label"]) == [[0, 0, 2, 4, 5, -1], [1, 1, 3, -1, -1, 4]]
+
+
+def test_several_data_sets_share_their_ids_and_groups_are_kept() -> None:
+    both = datasets.DatasetDict(
+        one=made(anchor=["a"], positive=["x"], label=[5]), two=made(question=["b"], answer=["x"], topic=[3])
+    )
+    assert list(with_ids(both["two"], group="topic")["label"]) == [[3, 0, 1]]
+    shared = with_ids(datasets.DatasetDict(one=both["one"], two=both["two"].remove_columns("topic")))
+    assert [list(part["label"]) for part in shared.values()] == [[[5, 0, 2]], [[1, 1, 2]]]
+
+
+@pytest.mark.parametrize(
+    ("data", "options", "message"),
+    [
+        (made(anchor=["a"], positive=["x"], score=[0.5]), {}, "the column label for the ids"),
+        (made(anchor=["a"], positive=["x"], label=[0.5]), {}, "whole numbers as groups"),
+        (made(anchor=["a"], positive=[""]), {}, "needs texts"),
+        (made(anchor=["a"], positive=[["x"]]), {}, "needs texts"),
+        (made(anchor=["a"], positive=["x"], negative=[3]), {}, "texts, or None"),
+        (made(anchor=["a"]), {}, "columns anchor, positive"),
+        (made(anchor=["a"], positive=["x"]), {"start": -1}, "start of 0 or more"),
+        (made(anchor=["a"], positive=["x"]), {"start": 2**31 - 1}, "ids below"),
+        (made(anchor=["a"], positive=["x"]), {"group": "topic"}, "a column among"),
+        (made(anchor=["a"], positive=["x"]).to_iterable_dataset(), {}, "known length"),
+    ],
+)
+def test_errors(data: Any, options: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        with_ids(data, **options)
+
+
+# Queries 0 and 1; documents 10, 11 (positives of query 0), 12, 13 (of query 1), 14, 15. Query 0 is in three rows.
+LABELS = torch.tensor(
+    [
+        [0, 0, 10, 14, 11],  # 11 is a positive of this query, in row 1
+        [0, 0, 11, 12, -1],
+        [1, 1, 12, 10, 15],
+        [1, 1, 13, -1, -1],
+        [0, 0, 10, 13, 15],
+        [2, 2, 15, 14, 12],
+    ]
+)
+
+
+def columns(seed: int = 0, b: int = len(LABELS), number: int = 4) -> list[Tensor]:
+    random = torch.Generator().manual_seed(seed)
+    return [torch.randn(b, 8, generator=random, dtype=torch.float64).requires_grad_() for _ in range(number)]
+
+
+def document(columns: list[Tensor], i: int, place: int) -> Tensor:
+    return normalize(columns[1 + place][i], dim=0)
+
+
+def negatives_of(i: int, labels: Tensor, mined_only: bool = False) -> list[tuple[int, int]]:
+    """Rows and places of the documents that are negatives of anchor i, by a plain loop."""
+    anchor = int(labels[i, 1])
+    good = {int(row[2]) for row in labels if int(row[1]) == anchor}
+    found = []
+    for j, row in enumerate(labels):
+        for place, number in enumerate(row[2:].tolist()):
+            mine = i == j
+            if number >= 0 and number not in good and number != anchor and (mine or not mined_only):
+                found.append((j, place))
+    return found
+
+
+def loop(columns: list[Tensor], labels: Tensor, mined_only: bool = False, more: Tensor | None = None) -> Tensor:
+    total = columns[0].new_zeros(())
+    for i in range(len(labels)):
+        query = normalize(columns[0][i], dim=0)
+        others = [document(columns, j, place) for j, place in negatives_of(i, labels, mined_only)]
+        others += [] if more is None else list(more)
+        logits = torch.stack([query @ document(columns, i, 0), *(query @ other for other in others)]) / TEMPERATURE
+        total = total - torch.log_softmax(logits, 0)[0] / len(labels)
+    return total
+
+
+def same(ours: Tensor, theirs: Tensor, given: list[Tensor], other: list[Tensor]) -> None:
+    torch.testing.assert_close(ours, theirs)
+    (2 * ours).backward()
+    (2 * theirs).backward()
+    torch.testing.assert_close([each.grad for each in given], [each.grad for each in other])
+
+
+@pytest.mark.parametrize("impl", ["dense", "streamed"])
+@pytest.mark.parametrize("mined_only", [False, True])
+def test_unequal_negatives_several_positives_and_document_ids_equal_a_loop(impl: str, mined_only: bool) -> None:
+    text = 'From("mined")' if mined_only else "Uniform()"
+    ours = NegativesLoss(torch.nn.Identity(), text, TEMPERATURE, impl=impl)
+    given, other = columns(), columns()
+    same(ours.compute_loss_from_embeddings(given, LABELS), loop(other, LABELS, mined_only), given, other)
+
+
+def test_the_loop_leaves_out_what_ids_know() -> None:
+    """Row 0: documents 10 and 11 are positives of query 0 wherever they stand, and its own missing ones are none."""
+    assert negatives_of(0, LABELS) == [(0, 1), (1, 1), (2, 0), (2, 2), (3, 0), (4, 1), (4, 2), (5, 0), (5, 1), (5, 2)]
+
+
+def test_positives_of_the_group_are_positives_too() -> None:
+    """The mean over all positives of the group, each against the negatives, as SupCon does."""
+    labels = LABELS.clone()
+    labels[:, 0] = torch.tensor([7, 7, 8, 8, 7, 9])
+    given, other = columns(), columns()
+    ours = NegativesLoss(torch.nn.Identity(), temperature=TEMPERATURE, positives="group")
+    total = other[0].new_zeros(())
+    for i in range(len(labels)):
+        query = normalize(other[0][i], dim=0)
+        places = negatives_of(i, labels)
+        against = [query @ document(other, j, place) / TEMPERATURE for j, place in places]
+        own = int(labels[i, 2])
+        more = [j for j in range(6) if j != i and labels[j, 0] == labels[i, 0] and int(labels[j, 2]) != own]
+        each = [
+            -torch.log_softmax(torch.stack([query @ document(other, j, 0) / TEMPERATURE, *against]), 0)[0]
+            for j in (i, *more)
+        ]
+        total = total + torch.stack(each).mean() / len(labels)
+    same(ours.compute_loss_from_embeddings(given, labels), total, given, other)
+
+
+def test_documents_of_the_queue_are_candidates_unless_they_are_known() -> None:
+    queue = hn.Queue(64, 8, dtype=torch.float64)
+    loss = NegativesLoss(torch.nn.Identity(), temperature=TEMPERATURE, queue=queue)
+    first = columns(seed=1)
+    loss.compute_loss_from_embeddings(first, LABELS)
+    assert queue.keys().ids.tolist() == [10, 11, 12, 13, 10, 15]  # type: ignore[union-attr]
+    given, other = columns(), columns()
+    labels = torch.tensor([[0, 0, 10, 14, 11]])
+    ours = loss.compute_loss_from_embeddings([each[:1] for each in given], labels)
+    known = [normalize(first[1][j].detach(), dim=0) for j in (1, 2, 3, 5)]  # not 10; 11 is no known positive here
+    theirs = loop([each[:1] for each in other], labels, more=torch.stack(known))
+    same(ours, theirs, given, other)
+    with torch.no_grad():
+        loss.compute_loss_from_embeddings(columns(), LABELS)
+    assert len(queue) == 7, "evaluation pushes nothing"
+
+
+def test_known_positives_of_the_whole_data_set_are_no_negatives_in_the_queue() -> None:
+    data = with_ids(made(anchor=["q", "q", "r"], positive=["x", "y", "z"]))  # ids 0, 0, 1 and 2, 3, 4
+    labels, given = torch.tensor(data["label"][:]), columns(b=3, number=2)
+    queue = hn.Queue(8, 8, dtype=torch.float64)
+    loss = NegativesLoss(torch.nn.Identity(), known_positives(data), temperature=TEMPERATURE, queue=queue)
+    loss.compute_loss_from_embeddings(given, labels)
+    value = loss.compute_loss_from_embeddings([each[:1] for each in given], labels[:1])
+    q, d = (normalize(each, dim=1) for each in given)
+    logits = torch.stack([q[0] @ d[0], q[0] @ d[2]]) / TEMPERATURE  # y is in the queue, and a positive of q
+    torch.testing.assert_close(value, -torch.log_softmax(logits, 0)[0])
+
+
+def test_smaller_sizes_of_a_step_do_not_meet_its_own_documents() -> None:
+    """As MatryoshkaLoss calls it: the full size first, which pushes, then the first features of the same texts."""
+    queue = hn.Queue(64, 8, dtype=torch.float64)
+    loss = NegativesLoss(torch.nn.Identity(), temperature=TEMPERATURE, queue=queue)
+    with pytest.warns(HardnegWarning, match="with_ids"):
+        loss.compute_loss_from_embeddings(columns(1), None)
+    loss.compute_loss_from_embeddings(columns(2), None)
+    short = [each[:, :4] for each in columns(2)]
+    value = loss.compute_loss_from_embeddings(short, None)
+    before = normalize(columns(1)[1][:, :4], dim=1)
+    alone = NegativesLoss(torch.nn.Identity(), temperature=TEMPERATURE, queue=hn.Queue(64, 4, dtype=torch.float64))
+    alone.queue.push(hn.Keys(before.detach()))  # type: ignore[union-attr]
+    torch.testing.assert_close(value, alone.compute_loss_from_embeddings(short, None))
+    assert len(queue) == 12
+
+
+@pytest.mark.parametrize("ids", [False, True])
+def test_all_directions_in_one_denominator_equal_a_loop(ids: bool) -> None:
+    """Query-document, query-query, document-query and document-document; the positive pair counts once."""
+    labels = torch.tensor([[0, 0, 10, 14], [0, 0, 11, 12], [1, 1, 12, -1], [2, 2, 11, 15]])
+    given, other = columns(b=4, number=3), columns(b=4, number=3)
+    names = ("query_to_doc", "query_to_query", "doc_to_query", "doc_to_doc")
+    loss = NegativesLoss(torch.nn.Identity(), temperature=TEMPERATURE, directions=names)
+    q, d, n = (normalize(each, dim=1) for each in other)
+    query, positive, negative = labels[:, 1].tolist(), labels[:, 2].tolist(), labels[:, 3].tolist()
+    pairs = set(zip(query, positive, strict=True))
+    total = q.new_zeros(())
+    for i in range(4):
+        others = [q[i] @ n[i]] if not ids or negative[i] >= 0 else []
+        for j in range(4):
+            if i == j:
+                continue
+            if not ids or (query[i], positive[j]) not in pairs:
+                others += [q[i] @ d[j], d[i] @ d[j]]
+            if not ids or (negative[j] >= 0 and (query[i], negative[j]) not in pairs):
+                others += [q[i] @ n[j], d[i] @ n[j]]
+            if not ids or query[i] != query[j]:
+                others += [q[i] @ q[j]]
+            if not ids or (query[i] != query[j] and (query[j], positive[i]) not in pairs):
+                others += [d[i] @ q[j]]
+        total = total - torch.log_softmax(torch.stack([q[i] @ d[i], *others]) / TEMPERATURE, 0)[0] / 4
+    same(loss.compute_loss_from_embeddings(given, labels if ids else None), total, given, other)
+
+
+def test_both_directions_apart_with_ids_equal_a_loop() -> None:
+    labels = torch.tensor([[0, 0, 10], [0, 0, 11], [1, 1, 12], [2, 2, 11]])
+    given, other = columns(b=4, number=2), columns(b=4, number=2)
+    loss = NegativesLoss(
+        torch.nn.Identity(), temperature=TEMPERATURE, directions=("query_to_doc", "doc_to_query"),
+        partition_mode="per_direction",
+    )  # fmt: skip
+    q, d = (normalize(each, dim=1) for each in other)
+    pairs = {(0, 10), (0, 11), (1, 12), (2, 11)}
+    total = q.new_zeros(())
+    for i, (_, a, p) in enumerate(labels.tolist()):
+        there = [q[i] @ d[j] for j, (_, _, other_p) in enumerate(labels.tolist()) if (a, other_p) not in pairs]
+        back = [d[i] @ q[j] for j, (_, other_a, _) in enumerate(labels.tolist()) if (other_a, p) not in pairs]
+        for others in (there, back):
+            total = total - torch.log_softmax(torch.stack([q[i] @ d[i], *others]) / TEMPERATURE, 0)[0] / 8
+    same(loss.compute_loss_from_embeddings(given, labels), total, given, other)
+
+
+@pytest.mark.parametrize("make", [hn.SogCLR, hn.EMC2])
+def test_losses_over_the_whole_data_take_the_ids_of_the_anchors(make: Any) -> None:
+    labels = LABELS[:, :3]
+    ours = NegativesLoss(torch.nn.Identity(), objective=make(8, 0.1, views="cross"))
+    plain = make(8, 0.1, views="cross")
+    given, other = columns(number=2), columns(number=2)
+    theirs = plain(*(normalize(each, dim=1) for each in other), ids=labels[:, 1])
+    same(ours.compute_loss_from_embeddings(given, labels), theirs, given, other)
+    assert any(name.startswith("whole_data") for name in ours.state_dict())
+    for wrong, message in ((None, "ids of the anchors"), (LABELS, "two columns")):
+        with pytest.raises(ValueError, match=message):
+            ours.compute_loss_from_embeddings(columns(number=2 if wrong is None else 4), wrong)
+    with pytest.raises(ValueError, match="views='cross'"):
+        NegativesLoss(torch.nn.Identity(), objective=make(8))
+
+
+def test_errors_of_the_loss() -> None:
+    for options, message in (
+        ({"positives": "label"}, "'row' or 'group'"),
+        ({"directions": ("doc_to_doc",)}, "query_to_doc one of them"),
+        ({"directions": ("query_to_doc", "doc_to_doc"), "partition_mode": "per_direction"}, "without the positive"),
+        ({"directions": ("query_to_doc", "doc_to_doc"), "positives": "group"}, "positives='row'"),
+        ({"queue": hn.Queue(4, 8), "guide": torch.nn.Identity()}, "queue=None with a guide"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            NegativesLoss(torch.nn.Identity(), **options)  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="labels of with_ids"):
+        NegativesLoss(torch.nn.Identity()).compute_loss_from_embeddings(columns(), LABELS[:, :4])

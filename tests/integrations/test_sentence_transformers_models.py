@@ -1,0 +1,192 @@
+"""The losses with real models, against those of sentence-transformers: value and gradient of every parameter."""
+
+from __future__ import annotations
+
+import os
+import socket
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+import hardneg as hn
+from hardneg.integrations.sentence_transformers import CachedNegativesLoss, NegativesLoss
+from support.tiny_bert import rows, tiny_bert
+
+losses = pytest.importorskip("sentence_transformers.sentence_transformer.losses", reason="needs the extra 'text'")
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("bert")
+
+
+def features_of(model: Any, negatives: int, b: int = 9, seed: int = 0) -> list[dict[str, Tensor]]:
+    return [model.preprocess(column) for column in rows(b, seed, negatives).values()]
+
+
+def value_and_gradients(model: Any, loss: Any, negatives: int) -> tuple[Tensor, list[Tensor]]:
+    """With dropout: both losses draw the same numbers if they embed the same texts in the same order."""
+    model.train()
+    model.zero_grad()
+    torch.manual_seed(3)
+    value = loss(features_of(model, negatives), None)
+    (2 * value).backward()
+    return value.detach(), [each.grad.clone() for each in model.parameters() if each.grad is not None]
+
+
+def same(model: Any, ours: Any, theirs: Any, negatives: int) -> None:
+    value, gradients = value_and_gradients(model, ours, negatives)
+    other, others = value_and_gradients(model, theirs, negatives)
+    assert len(gradients) == len(others) > 10
+    torch.testing.assert_close(value, other)
+    torch.testing.assert_close(gradients, others)
+
+
+@pytest.mark.parametrize("negatives", [0, 1, 3])
+def test_uniform_is_multiple_negatives_ranking(folder: Path, negatives: int) -> None:
+    model = tiny_bert(folder, precise=True)
+    same(
+        model,
+        NegativesLoss(model, "Uniform()", temperature=0.05),
+        losses.MultipleNegativesRankingLoss(model),
+        negatives,
+    )
+
+
+@pytest.mark.parametrize("negatives", [0, 2])
+def test_cached_is_cached_multiple_negatives_ranking(folder: Path, negatives: int) -> None:
+    model = tiny_bert(folder, precise=True)
+    theirs = losses.CachedMultipleNegativesRankingLoss(model, mini_batch_size=4)
+    same(model, CachedNegativesLoss(model, mini_batch_size=4), theirs, negatives)
+
+
+@pytest.mark.parametrize("size", [1, 4, 9, 32])
+def test_cached_is_uncached(folder: Path, size: int) -> None:
+    model = tiny_bert(folder, dropout=0.0, precise=True)
+    text = 'Tilt(1.0, source="mined")'
+    same(model, CachedNegativesLoss(model, text, mini_batch_size=size), NegativesLoss(model, text), 2)
+
+
+@pytest.mark.parametrize(
+    ("mode", "source"), [("hard_negatives", '"mined"'), ("in_batch_negatives", '"batch"'), ("all_negatives", "None")]
+)
+@pytest.mark.parametrize("cached", [False, True])
+def test_hardness_modes(folder: Path, mode: str, source: str, cached: bool) -> None:
+    model, text = tiny_bert(folder, precise=True), f"Tilt({5.0 * 0.05}, detach=True, source={source})"
+    options: dict[str, Any] = {"mini_batch_size": 4} if cached else {}
+    kinds = (CachedNegativesLoss, losses.CachedMultipleNegativesRankingLoss)
+    mine, other = kinds if cached else (NegativesLoss, losses.MultipleNegativesRankingLoss)
+    theirs = other(model, hardness_mode=mode, hardness_strength=5.0, **options)
+    same(model, mine(model, text, num_negatives="mass", **options), theirs, 2)
+
+
+@pytest.mark.parametrize("cached", [False, True])
+@pytest.mark.parametrize("negatives", [0, 2])
+def test_matryoshka_wraps_both(folder: Path, cached: bool, negatives: int) -> None:
+    model = tiny_bert(folder, precise=True)
+    options: dict[str, Any] = {"mini_batch_size": 4} if cached else {}
+    kinds = (CachedNegativesLoss, losses.CachedMultipleNegativesRankingLoss)
+    mine, other = kinds if cached else (NegativesLoss, losses.MultipleNegativesRankingLoss)
+    ours, theirs = (losses.MatryoshkaLoss(model, kind(model, **options), [16, 8, 4]) for kind in (mine, other))
+    same(model, ours, theirs, negatives)
+
+
+@pytest.mark.parametrize("cached", [False, True])
+@pytest.mark.parametrize(("strategy", "margin"), [("absolute", 0.0), ("absolute", 0.1), ("relative", 0.05)])
+@pytest.mark.parametrize("other_words", [False, True])
+def test_a_guide_is_gistembed(folder: Path, cached: bool, strategy: str, margin: float, other_words: bool) -> None:
+    """Explicit negatives without the blocks of queries and documents, and those blocks without explicit negatives."""
+    model, guide = tiny_bert(folder, precise=True), tiny_bert(folder, seed=1, hidden=24, precise=True)
+    if other_words:
+        guide.max_seq_length = 8  # shorter than the model's: the texts are decoded and tokenised again
+    options: dict[str, Any] = {"mini_batch_size": 4} if cached else {}
+    text = f'BelowPositive({strategy}={margin}, by="guide")'
+    mine = CachedNegativesLoss if cached else NegativesLoss
+    gist = losses.CachedGISTEmbedLoss if cached else losses.GISTEmbedLoss
+    for blocks, negatives in ((False, 1), (True, 0)):
+        names = ("query_to_doc", "query_to_query", "doc_to_doc") if blocks else ("query_to_doc",)
+        theirs = gist(
+            model, guide, temperature=0.05, margin_strategy=strategy, margin=margin, contrast_anchors=blocks,
+            contrast_positives=blocks, **options,
+        )  # fmt: skip
+        same(model, mine(model, text, guide=guide, directions=names, **options), theirs, negatives)
+        assert model.training
+
+
+def test_both_directions_are_the_symmetric_loss(folder: Path) -> None:
+    model = tiny_bert(folder, precise=True)
+    names = ("query_to_doc", "doc_to_query")
+    theirs = losses.MultipleNegativesRankingLoss(model, directions=names, partition_mode="per_direction")
+    same(model, NegativesLoss(model, directions=names, partition_mode="per_direction"), theirs, 2)
+
+
+def test_a_guide_by_its_path(folder: Path, tmp_path: Path) -> None:
+    model, guide = tiny_bert(folder, precise=True), tiny_bert(folder, seed=1, precise=True)
+    guide.save(str(tmp_path))
+    text = 'BelowPositive(absolute=0.0, by="guide")'
+    same(model, NegativesLoss(model, text, guide=str(tmp_path)), NegativesLoss(model, text, guide=guide), 1)
+
+
+def test_evaluation_of_a_cached_loss(folder: Path) -> None:
+    model = tiny_bert(folder, dropout=0.0, precise=True)
+    with torch.no_grad():
+        value = CachedNegativesLoss(model, mini_batch_size=4)(features_of(model, 1), None)
+    torch.testing.assert_close(value, NegativesLoss(model)(features_of(model, 1), None).detach())
+
+
+def test_what_cannot_be_cut_is_refused(folder: Path) -> None:
+    model = tiny_bert(folder, precise=True)
+    with pytest.raises(ValueError, match=r"flattened tokens \(offsets\)"):
+        CachedNegativesLoss(model)([{"input_ids": torch.arange(6), "offsets": torch.tensor([0, 3])}] * 2)
+    with pytest.raises(ValueError, match="mini_batch_size of 1 or more"):
+        CachedNegativesLoss(model, mini_batch_size=0)
+
+
+def test_a_queue_survives_in_the_state_of_the_loss(folder: Path) -> None:
+    model = tiny_bert(folder, precise=True)
+    loss = CachedNegativesLoss(model, queue=hn.Queue(32, 16), mini_batch_size=4)
+    labels = torch.arange(27).view(9, 3)
+    loss(features_of(model, 0), labels).backward()
+    assert loss.queue is not None
+    assert loss.queue.keys().ids.tolist() == labels[:, 2].tolist()  # type: ignore[union-attr]
+
+
+def on_rank(rank: int, port: int, folder: str, cached: bool, out: str) -> None:
+    """Each rank has its rows of the batch; DDP averages the gradients."""
+    torch.set_num_threads(1)
+    os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
+    torch.distributed.init_process_group("gloo", rank=rank, world_size=2)
+    options: dict[str, Any] = {"gather_across_devices": True, **({"mini_batch_size": 2} if cached else {})}
+    kinds = (CachedNegativesLoss, losses.CachedMultipleNegativesRankingLoss)
+    results = []
+    for kind in kinds if cached else (NegativesLoss, losses.MultipleNegativesRankingLoss):
+        model = tiny_bert(Path(folder), dropout=0.0, precise=True)
+        wrapped = torch.nn.parallel.DistributedDataParallel(model, find_unused_parameters=True)
+        loss = kind(model, **options)
+        loss.model = wrapped
+        features = features_of(model, 1, b=8)
+        mine = [
+            {name: each[rank * 4 : rank * 4 + 4] if isinstance(each, Tensor) else each for name, each in column.items()}
+            for column in features
+        ]
+        value = loss(mine, None)
+        value.backward()
+        results.append([value.detach(), *(each.grad for each in model.parameters() if each.grad is not None)])
+    torch.save(results, f"{out}/{rank}.pt")
+    torch.distributed.destroy_process_group()
+
+
+@pytest.mark.parametrize("cached", [False, True])
+def test_two_ranks_are_multiple_negatives_ranking_on_two_ranks(folder: Path, tmp_path: Path, cached: bool) -> None:
+    tiny_bert(folder, dropout=0.0, precise=True)
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    torch.multiprocessing.spawn(on_rank, args=(port, str(folder), cached, str(tmp_path)), nprocs=2)  # type: ignore[no-untyped-call]
+    for rank in range(2):
+        ours, theirs = torch.load(tmp_path / f"{rank}.pt")
+        assert len(ours) == len(theirs) > 10
+        torch.testing.assert_close(ours, theirs)

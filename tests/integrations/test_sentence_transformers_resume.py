@@ -1,0 +1,87 @@
+"""The real trainer, killed with SIGKILL in mid-epoch and resumed: the same batches, and the same weights to the bit."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+pytest.importorskip("sentence_transformers.sentence_transformer.losses", reason="needs the extra 'text'")
+pytest.importorskip("accelerate", reason="the trainer needs accelerate")
+SCRIPT = Path(__file__).parents[1] / "support" / "st_run.py"
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> str:
+    from support.tiny_bert import tiny_bert
+
+    folder = tmp_path_factory.mktemp("model")
+    tiny_bert(folder).save(str(folder / "saved"))
+    return str(folder / "saved")
+
+
+def run(folder: Path, job: dict[str, Any]) -> subprocess.CompletedProcess[str]:
+    folder.mkdir(exist_ok=True)
+    path = folder / "job.json"
+    path.write_text(json.dumps({"folder": str(folder), **job}))
+    paths = [str(SCRIPT.parents[1]), str(SCRIPT.parents[2] / "src")]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(paths), "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"}
+    ranks = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"] if job.get("ranks") == 2 else []
+    command = [sys.executable, *ranks, str(SCRIPT), str(path)]
+    return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300)
+
+
+def batches(folder: Path, rank: int = 0) -> list[list[int]]:
+    return [json.loads(line) for line in (folder / f"log-{rank}.jsonl").read_text().splitlines()]
+
+
+@pytest.mark.parametrize(
+    ("job", "kill_at"),
+    [
+        ({"save": 4}, 6),
+        ({"save": 4, "workers": 2, "cached": True}, 11),
+        ({"save": 2, "accumulation": 2, "workers": 2}, 5),
+        ({"save": 4, "two": True, "cached": True}, 7),
+        ({"save": 4, "ranks": 2}, 6),
+    ],
+    ids=["plain", "workers-cached", "accumulation-workers", "two-sets-prompts", "two-ranks"],
+)
+def test_killed_and_resumed(tmp_path: Path, model: str, job: dict[str, Any], kill_at: int) -> None:
+    job = {"model": model, **job}
+    ranks, accumulation = job.get("ranks", 1), job.get("accumulation", 1)
+    whole = run(tmp_path / "whole", job)
+    assert whole.returncode == 0, whole.stderr[-3000:]
+    killed = run(tmp_path / "killed", {**job, "kill_at": kill_at})
+    assert killed.returncode == (-signal.SIGKILL if ranks == 1 else 1), killed.stderr[-3000:]
+    done = kill_at // job["save"] * job["save"] * accumulation
+    for rank in range(ranks):
+        expected = batches(tmp_path / "whole", rank)
+        assert batches(tmp_path / "killed", rank) == expected[: kill_at * accumulation]
+        (tmp_path / "killed" / f"log-{rank}.jsonl").unlink()
+    resumed = run(tmp_path / "killed", {**job, "resume": True})
+    assert resumed.returncode == 0, resumed.stderr[-3000:]
+    for rank in range(ranks):
+        assert batches(tmp_path / "killed", rank) == batches(tmp_path / "whole", rank)[done:]
+    ours, theirs = (torch.load(tmp_path / name / "weights.pt") for name in ("killed", "whole"))
+    assert ours.keys() == theirs.keys()
+    assert "queue.vectors" in ours
+    for name, value in theirs.items():
+        assert torch.equal(ours[name], value), name
+    history = json.loads((tmp_path / "whole" / "history.json").read_text())
+    assert all("negatives/hardness" in line for line in history if "loss" in line)
+
+
+def test_resuming_without_the_plan_raises(tmp_path: Path, model: str) -> None:
+    assert run(tmp_path, {"model": model, "save": 4, "kill_at": 6}).returncode == -signal.SIGKILL
+    shutil.rmtree(tmp_path / "checkpoint-4" / "hardneg")
+    resumed = run(tmp_path, {"model": model, "save": 4, "resume": True})
+    assert resumed.returncode != 0
+    assert "HardBatches needs the state that the interrupted run saved" in resumed.stderr
