@@ -12,7 +12,7 @@ import pytest
 from rich.console import Console
 
 from hardneg.cli.tables import show_comparison
-from hardneg.core.errors import FileError
+from hardneg.core.errors import ArgumentError, FileError
 from hardneg.reporting import write_report
 from support.html_page import Page
 from support.reports import ARMS, make_comparison, make_data, make_run, places, read
@@ -154,3 +154,11 @@ def test_a_file_that_is_no_page_is_not_overwritten(tmp_path: Path) -> None:
     assert config.read_text() == before
     write_report(tmp_path / "run")
     write_report(tmp_path / "run")  # its own page it replaces
+
+
+def test_an_empty_path_is_no_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ArgumentError) as found:
+        write_report(tmp_path / "run", "")
+    assert (found.value.who, found.value.got) == ("--out", "''")
+    assert list(tmp_path.iterdir()) == []

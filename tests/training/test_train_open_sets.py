@@ -70,7 +70,7 @@ def test_objectives_with_a_recipe_of_their_own_are_refused(recipe: str, objectiv
     ("objective", "beside", "got"),
     [
         ("info_nce(tau_plus=0.2)", {"tau_plus": 0.1}, "objective=info_nce(tau_plus=0.2) and tau_plus=0.1"),
-        ("jsd(tau_plus=0.2)", {"tau_plus": 0.2}, "objective=jsd(tau_plus=0.2) and tau_plus=0.2"),
+        ("jsd(tau_plus=0.2)", {"tau_plus": 0.3}, "objective=jsd(tau_plus=0.2) and tau_plus=0.3"),
         (
             "info_nce(num_negatives='mass')",
             {"num_negatives": "candidates"},
@@ -89,7 +89,8 @@ def test_one_value_inside_the_objective_and_one_beside_it_are_refused(
 
 
 def test_a_value_inside_the_objective_alone_is_used() -> None:
-    try_negatives(SimCLROptions(objective="info_nce(tau_plus=0.2)"))
+    for tau_plus in (0.0, 0.2):  # the same value twice is no conflict
+        try_negatives(SimCLROptions(objective="info_nce(tau_plus=0.2)", tau_plus=tau_plus))
     z1, z2 = torch.nn.functional.normalize(torch.randn(2, 8, 4), dim=-1)
     assert torch.equal(
         ContrastiveLoss(objective="info_nce(tau_plus=0.2)")(z1, z2), ContrastiveLoss(tau_plus=0.2)(z1, z2)

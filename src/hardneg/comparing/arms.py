@@ -17,7 +17,6 @@ from hardneg.batching.spec import parse_batches
 from hardneg.comparing.canonical import SCHEDULED, plainly
 from hardneg.core.errors import ArgumentError, UnknownName, argument_error
 from hardneg.core.schedules import LONG, Number, Schedule, adaptive, registered_schedules, value_of
-from hardneg.losses.paper import Paper
 from hardneg.negatives import Negatives, parse
 from hardneg.negatives.grammar import read_expression
 from hardneg.training.checks import number_of, try_negatives
@@ -140,8 +139,7 @@ def parse_arm(text: str) -> Arm:
     'Tilt(1)'
     """
     method, at, batches = (part.strip() for part in text.partition("@"))
-    methods = {name: _reader(name, made) for name, made in (_recipes() | _papers()).items()}
-    arm = read_expression(method, {**methods, **registered_schedules()})
+    arm = read_expression(method, {**_readers(), **registered_schedules()})
     if not isinstance(arm, Arm):
         raise ArgumentError("an arm", "a paper or a recipe such as 'simclr()'", repr(method))
     if at:
@@ -152,61 +150,38 @@ def parse_arm(text: str) -> Arm:
     return arm
 
 
-def _reader(name: str, made: Callable[..., Made]) -> Callable[..., Arm]:
-    """Reads the call of a paper or recipe; separates written options, defaults, and those that define the paper."""
-    parameters = inspect.signature(made).parameters
+def _readers() -> dict[str, Callable[..., Arm]]:
+    """Of recipes and papers by name; a recipe is a paper without parameters of its own."""
+    recipes = {recipe: _reader(recipe, recipe, inspect.Signature(), dict) for recipe in RECIPES}
+    made = papers.registered().items()
+    return recipes | {name: _reader(name, one.recipe, inspect.signature(one.make), one.options) for name, one in made}
+
+
+def _reader(
+    name: str, recipe: str, signature: inspect.Signature, options_of: Callable[..., dict[str, Any]]
+) -> Callable[..., Arm]:
+    """Reads a call with further options of the recipe: separates those written, defaults, and those of the paper."""
+    parameters, known = signature.parameters, {one.name: one.default for one in fields(RECIPES[recipe])}
 
     def read(*values: Any, **options: Any) -> Arm:
-        given = {*inspect.signature(made).bind(*values, **options).arguments, *options}
-        recipe, chosen = made(*values, **options)
-        _check_options(name, recipe, chosen, made)
+        own = {one: value for one, value in options.items() if one in parameters}
+        given = {*signature.bind(*values, **own).arguments, *options}
+        needed = {n: x for n, x in options_of(*values, **own).items() if n in parameters or x != known.get(n)}
+        chosen = needed | {one: value for one, value in options.items() if one in known or one not in own}
+        _check_options(name, signature, [*dict.fromkeys([*parameters, *known])], chosen)
         chosen = {one: repr(value) if isinstance(value, Schedule) else value for one, value in chosen.items()}
         usual = {one: value for one, value in chosen.items() if one in parameters and one not in given}
-        own = tuple(one for one in chosen if one not in parameters and one not in options)
-        return Arm("", recipe, {one: value for one, value in chosen.items() if one not in usual}, usual, own)
+        defining = tuple(one for one in chosen if one not in parameters and one not in options)
+        return Arm("", recipe, {one: value for one, value in chosen.items() if one not in usual}, usual, defining)
 
     return read
 
 
-def _check_options(name: str, recipe: str, options: dict[str, Any], made: Callable[..., Made]) -> None:
-    own = [one for one in inspect.signature(made).parameters.values() if one.kind is not one.VAR_KEYWORD]
-    known = list(dict.fromkeys([*(one.name for one in own), *(one.name for one in fields(RECIPES[recipe]))]))
-    call = f"{name}({', '.join(str(one.replace(annotation=one.empty)) for one in own)})"
+def _check_options(name: str, signature: inspect.Signature, known: list[str], options: dict[str, Any]) -> None:
+    plain = [str(one.replace(annotation=one.empty)) for one in signature.parameters.values()]
+    usage = f"It is called as {name}({', '.join(plain)})" if plain else ""
     for option, value in options.items():
         if option not in known:
-            raise UnknownName(
-                option, known, f"in {name}", dict.fromkeys(known, f"It is called as {call}" if own else "")
-            )
+            raise UnknownName(option, known, f"in {name}", dict.fromkeys(known, usage))
         if isinstance(value, Schedule) and option not in SCHEDULED:
             raise argument_error(name, f"a number; only {' and '.join(SCHEDULED)} may be schedules", option, value)
-
-
-Made = tuple[str, dict[str, Any]]
-
-
-def _papers() -> dict[str, Callable[..., Made]]:
-    return {name: _of_paper(paper) for name, paper in papers.registered().items()}
-
-
-def _of_paper(paper: Paper) -> Callable[..., Made]:
-    """A reader of the paper's call, also with further options of its recipe."""
-    signature = inspect.signature(paper.make)
-    known = {one.name: one.default for one in fields(RECIPES[paper.recipe])}
-
-    def made(*values: Any, **options: Any) -> Made:
-        own = {name: value for name, value in options.items() if name in signature.parameters}
-        written = {name: value for name, value in options.items() if name in known or name not in own}
-        chosen = paper.options(*values, **own)
-        needed = {name: x for name, x in chosen.items() if name in signature.parameters or x != known.get(name)}
-        return paper.recipe, needed | written
-
-    several = inspect.Parameter("options", inspect.Parameter.VAR_KEYWORD)
-    made.__signature__ = signature.replace(parameters=[*signature.parameters.values(), several])  # type: ignore[attr-defined]
-    return made
-
-
-def _recipes() -> dict[str, Callable[..., Made]]:
-    def named(recipe: str) -> Callable[..., Made]:
-        return lambda **options: (recipe, options)
-
-    return {recipe: named(recipe) for recipe in RECIPES}

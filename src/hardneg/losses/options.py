@@ -40,7 +40,8 @@ def read_objective(objective: AnyObjective, who: str = "ContrastiveLoss", **opti
     for name, value in changed.items():
         if name not in known:
             raise argument_error(who, f"an objective with {name} for {name}={value!r}", "objective", made)
-        if isinstance(written := getattr(made, name), Tensor) or written != _usual[name]:
+        written = getattr(made, name)
+        if written is not value and (isinstance(written, Tensor) or written not in (_usual[name], value)):
             what = f"{name} either inside the objective or beside it"
             raise ArgumentError(who, what, f"objective={made!r} and {name}={value!r}")
     return replace(made, **changed) if changed else made  # type: ignore[type-var]

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
+from hardneg.core.errors import ArgumentError
 from hardneg.pages.render import render, write_page
 from hardneg.reporting.answer import answer_of, aside_of, differences, notes_of, setting_of, title_of
 from hardneg.reporting.curves import curves_of
@@ -28,6 +29,8 @@ def write_report(
     The file is ``report.html`` in the directory, and beside the first one where there are several. A file there that is
     no page of ours is only replaced with ``overwrite``.
     """
+    if out is not None and not str(out).strip():
+        raise ArgumentError("--out", "the path of a file", repr(out))
     places = [Path(paths)] if isinstance(paths, (str, Path)) else [Path(path) for path in paths]
     story = read_stories(places)
     file = Path(out) if out is not None else places[0] if len(places) == 1 else places[0].resolve().parent

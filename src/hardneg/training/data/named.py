@@ -125,10 +125,7 @@ def _read_cifar(name: str, split: str, root: Path | None) -> Found:
 
 
 def _cifar_folder(folder: Path, spec: Cifar, train: bool) -> Part:
-    def open_file(name: str) -> BinaryIO:
-        return open(folder / name, "rb")
-
-    return _cifar_pickles(open_file, spec, train)
+    return _cifar_pickles(lambda name: (folder / name).open("rb"), spec, train)
 
 
 def _cifar_archive(archive: Path, spec: Cifar, train: bool) -> Part:
