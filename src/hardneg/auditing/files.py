@@ -97,14 +97,13 @@ def load_subject(options: AuditOptions, kind: str) -> Subject:
     else:
         anchors = side_of(options, "queries", options.input, options.queries)
     beside = side_of(options, "corpus", options.corpus, options.corpus_embeddings) if options.has_corpus else None
-    candidates = beside or anchors
+    candidates = anchors if beside is None else beside
     if candidates.vectors is None:
         raise ArgumentError(WHO, "embeddings of the corpus", "none", "give --corpus-embeddings")
     check_columns_found(options, anchors, *([] if beside is None else [beside]))
     own, others = _tags(options, anchors, beside)
-    keys = (
-        None if beside is None else Keys(candidates.vectors, labels=others.get("labels"), clusters=others.get("groups"))
-    )
+    tags = others.get("labels"), others.get("groups")
+    keys = None if beside is None else Keys(candidates.vectors, labels=tags[0], clusters=tags[1])
     assert anchors.vectors is not None
     subject = make_subject(
         anchors.vectors,

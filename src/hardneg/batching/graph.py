@@ -214,7 +214,7 @@ def _against_region(
         own = torch.where(pool.gather(1, slot) == nodes, slot, unwanted)
         scores = torch.bmm(_rows(vectors, nodes), _rows(held, local).transpose(1, 2))
         scores.scatter_(2, own[:, :, None], -torch.inf)
-        values, index = top_of_rows(scores.view(-1, m + 1), k)
+        values, index = top_of_rows(scores.view(-1, m + 1), k, ties=False)
         neighbours = pool.gather(1, index.view(len(nodes), -1)).view(-1, k)
         yield nodes.view(-1)[:left], neighbours[:left], values[:left]
         left -= nodes.numel()

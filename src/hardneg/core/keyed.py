@@ -40,7 +40,7 @@ def generator_at(seed: int, step: int, stream: int = 0) -> torch.Generator:
     >>> generator_at(0, 1).initial_seed() == generator_at(0, 1).initial_seed() != generator_at(1, 0).initial_seed()
     True
     """
-    mixed = torch.tensor(0)
+    mixed = torch.tensor(0, device="cpu")
     for part in (seed, step, stream):
         mixed = splitmix(mixed ^ part)
     return torch.Generator().manual_seed(int(mixed) % 2**64)

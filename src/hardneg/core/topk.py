@@ -14,9 +14,11 @@ _GROUP = 16
 
 
 def top_of_rows(
-    scores: Annotated[Tensor, "b n"], size: int
+    scores: Annotated[Tensor, "b n"], size: int, *, ties: bool = True
 ) -> tuple[Annotated[Tensor, "b k"], Annotated[Tensor, "b k"]]:
     """The ``size`` largest of each row, the largest first, and their columns; of equal ones the first.
+
+    ``ties=False``: of equal ones any, where that saves time: to settle ties is to wait for a GPU.
 
     >>> top_of_rows(torch.tensor([[1.0, 3.0, 2.0, 3.0]]), 3)[1].tolist()
     [[1, 3, 2]]
@@ -26,6 +28,8 @@ def top_of_rows(
     packable = scores.device.type == "cpu" and scores.dtype == torch.float32 and sys.byteorder == "little"
     if packable and not few and scores.numel() and not bool(scores.isnan().any()):
         return _packed_top(scores, size)
+    if not ties:
+        return _plain(scores, size)
     values, columns = (_of_groups if few and scores.numel() else _plain)(scores, min(size + 1, n))
     if size < n:  # one more than wanted shows whether equal values lie on both sides of the end
         tied = (values[:, size - 1] == values[:, size]).nonzero()[:, 0]

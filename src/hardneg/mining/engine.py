@@ -1,7 +1,7 @@
 """hn.mine: the same distributions as in training, over a whole corpus, exactly and by blocks.
 
-Every query keeps a short list of its nearest candidates, as long as the expression needs (reach.py). A query whose
-list was too short after the filters is searched again, with the filters inside the search, and then with longer
+Every query keeps a short list of its nearest candidates, as long as the expression needs (search_depth.py). A query
+whose list was too short after the filters is searched again, with the filters inside the search, and then with longer
 lists: none comes out short that need not.
 """
 
