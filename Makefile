@@ -8,7 +8,7 @@ ifneq ($(wildcard ../shared/data),)
 export HARDNEG_DATA ?= $(abspath ../shared/data)
 endif
 
-.PHONY: help demo test quick test-oldest test-integrations check format docs reference lock dist bench clean
+.PHONY: help demo test quick test-oldest test-integrations check format docs reference results lock dist bench clean
 
 help: ## List the targets.
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' Makefile | expand -t 20
@@ -59,6 +59,9 @@ docs: reference ## Build the docs: build/docs/index.html.
 lock: ## Write constraints.txt and constraints-oldest.txt.
 	$(PYTHON) tools/lock.py newest
 	$(PYTHON) tools/lock.py oldest
+
+results: .venv/installed ## Write docs/explanation/results.md from the studies and their JSON files.
+	$(BIN)/python tools/results.py
 
 dist: ## Build a wheel and try it in an empty environment.
 	rm -rf dist build/dist
