@@ -6,13 +6,16 @@ import multiprocessing
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 from torch import distributed
 from torch.nn.functional import normalize
 from torch.utils.data import DataLoader, TensorDataset
 
 from hardneg.batching.graph import ProximityGraph, build_graph
-from hardneg.batching.sampler import ProximityBatchSampler
+from hardneg.batching.planners import Strata
+from hardneg.batching.sampler import PlannedBatchSampler, ProximityBatchSampler
+from hardneg.core.errors import ArgumentError
 from support.ranks import leave
 
 N = 211
@@ -59,3 +62,21 @@ def test_union_of_the_ranks_is_the_single_process_plan(tmp_path: Path) -> None:
         assert joined[-1] == plan[-1][:10]
         seen = [i for batch in joined for i in batch]
         assert len(seen) == len(set(seen)) == 210
+
+
+def test_spread_later_is_as_if_made_for_the_ranks() -> None:
+    vectors = torch.randn(40, 6, generator=torch.Generator().manual_seed(0))
+    for rank in range(2):
+        made = PlannedBatchSampler(Strata(), 40, 5, vectors, num_replicas=2, rank=rank)
+        later = PlannedBatchSampler(Strata(), 40, 5, vectors)
+        list(later)  # planned for one rank, with clusters for its batches
+        later.spread(2, rank)
+        later.set_epoch(0)
+        assert len(later) == 4
+        assert list(later) == list(made)
+
+
+def test_a_sampler_in_place_of_the_number_names_the_option_of_lightning() -> None:
+    other = torch.utils.data.SequentialSampler(range(8))
+    with pytest.raises(ArgumentError, match="use_distributed_sampler=False"):
+        ProximityBatchSampler(other, batch_size=4, drop_last=False)

@@ -172,8 +172,12 @@ def test_the_first_refresh_comes_after_the_warm_up() -> None:
         def on_train_epoch_end(self, trainer: Any, module: Any) -> None:
             seen.append([segment.graph != "" for segment in hard.sampler.plan.segments])
 
-    sampler = hn.ProximityBatchSampler(40, 8, warmup_epochs=1)
-    hard = HardBatches(sampler, vectors_of(model), every=1000, num_neighbours=5)
+    def vectors() -> Tensor:
+        calls.append(trainer.current_epoch)
+        return vectors_of(model)()
+
+    sampler, calls = hn.ProximityBatchSampler(40, 8, warmup_epochs=1), []
+    hard = HardBatches(sampler, vectors, every=3, num_neighbours=5)
     torch.manual_seed(0)
     trainer = lightning.Trainer(
         accelerator="cpu", logger=False, enable_checkpointing=False, enable_progress_bar=False,
@@ -181,6 +185,7 @@ def test_the_first_refresh_comes_after_the_warm_up() -> None:
     )  # fmt: skip
     trainer.fit(model, DataLoader(DATA, batch_sampler=sampler))
     assert seen == [[False], [True]]
+    assert calls == [1, 1, 1], "at the start, and after batches 6 and 9"
 
 
 def test_a_checkpoint_loads_without_pickle(tmp_path: Path) -> None:

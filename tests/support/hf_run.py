@@ -17,7 +17,7 @@ from transformers import BertConfig, BertModel, Trainer, TrainerCallback, Traini
 
 import hardneg as hn
 from hardneg.batching.planners import Proximity
-from hardneg.integrations.sentence_transformers import HardBatches
+from hardneg.integrations.sentence_transformers import HardBatches  # type: ignore[attr-defined]
 
 
 def tokens(texts: list[str]) -> Tensor:

@@ -57,28 +57,31 @@ class HardBatches(_library().Callback):  # type: ignore[misc]
         super().__init__()
         if not isinstance(sampler, PlannedBatchSampler):
             raise argument_error("HardBatches", "a planned sampler, as ProximityBatchSampler is", "sampler", sampler)
-        self.sampler, self.refresh = sampler, vectors and Refresh(sampler, every, vectors, **options)
+        self.sampler, self.vectors = sampler, vectors
+        self.refresh = None if vectors is None else Refresh(sampler, every, vectors, **options)
         self._next = (0, 0)  # epoch and batch
         self._restored = False
         self._total: int | None = None
-        self._losses: dict[str, nn.Module] = {}
+        self._losses: list[Any] = []
         self._hooks: list[Any] = []
         self._looking = False
         self._seen: dict[str, float] = {}
 
     def setup(self, trainer: Any, pl_module: Any, stage: str) -> None:
         if stage == "fit":
+            self._restored, self._total = False, None
             self.sampler.spread(**trainer.distributed_sampler_kwargs or {"num_replicas": 1, "rank": 0})
 
     def on_fit_start(self, trainer: Any, pl_module: Any) -> None:
-        if self.refresh is not None and trainer.world_size > 1:
-            own = self.refresh.vectors  # rounding may differ between ranks, and so would their plans
+        if self.refresh is not None and self.vectors is not None and trainer.world_size > 1:
+            own = self.vectors  # rounding may differ between ranks, and so would their plans
             self.refresh.vectors = lambda: trainer.strategy.broadcast(own().cpu())
-        self._losses = {name: each for name, each in pl_module.named_modules() if hasattr(each, "set_progress")}
-        for name, loss in self._losses.items():
-            if hasattr(loss, "diagnose"):
-                prefix = f"hardneg/{name}/" if len(self._losses) > 1 else "hardneg/"
-                self._hooks.append(loss.register_forward_hook(self._look(prefix), with_kwargs=True))
+        losses = {name: each for name, each in pl_module.named_modules() if hasattr(each, "set_progress")}
+        looked_at = {name: loss for name, loss in losses.items() if hasattr(loss, "diagnose")}
+        for name, loss in looked_at.items():
+            prefix = f"hardneg/{name}/" if len(looked_at) > 1 else "hardneg/"
+            self._hooks.append(loss.register_forward_hook(self._look(prefix), with_kwargs=True))
+        self._losses = list(losses.values())
         self._first_refresh(self._next[0], pl_module)  # here, since workers draw batches before training starts
 
     def on_train_start(self, trainer: Any, pl_module: Any) -> None:
@@ -94,8 +97,8 @@ class HardBatches(_library().Callback):  # type: ignore[misc]
         if self._total is None:
             steps = trainer.estimated_stepping_batches
             self._total = int(steps) if math.isfinite(steps) else 0
-        for loss in self._losses.values():
-            loss.set_progress(trainer.global_step, self._total or None)  # type: ignore[operator]
+        for loss in self._losses:
+            loss.set_progress(trainer.global_step, self._total or None)
         self._looking = (trainer.global_step + 1) % max(trainer.log_every_n_steps, 1) == 0
 
     def on_train_batch_end(self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
@@ -105,7 +108,8 @@ class HardBatches(_library().Callback):  # type: ignore[misc]
         epoch = trainer.current_epoch
         last = batch_idx + 1 >= trainer.num_training_batches
         self._next = (epoch + 1, 0) if last else (epoch, batch_idx + 1)
-        self._refresh(pl_module, epoch * len(self.sampler) + batch_idx + 1)
+        if self._next[0] >= self.sampler.warmup_epochs:
+            self._refresh(pl_module, epoch * len(self.sampler) + batch_idx + 1)
 
     def teardown(self, trainer: Any, pl_module: Any, stage: str) -> None:
         for hook in self._hooks:
