@@ -78,7 +78,7 @@ def batch_ids(z: Tensor, ids: Tensor | None) -> Tensor:
     rows = torch.arange(z.shape[0], device=z.device)
     if ids is None:
         return rows
-    return torch.where(ids < 0, rows + NUMBERED, ids) if ids.shape == rows.shape else ids  # Keys refuses other shapes
+    return torch.where(ids < 0, rows | NUMBERED, ids) if ids.shape == rows.shape else ids  # Keys refuses other shapes
 
 
 def check_views(who: str, views: Sequence[Tensor]) -> None:

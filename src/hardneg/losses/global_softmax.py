@@ -253,14 +253,15 @@ class EMC2(nn.Module):
         Its place shows a row of the batch and is masked: a unit vector like the others, for the checks. None if there
         is nothing to embed them with.
         """
-        filled = like[0].detach()
+        filled = like[:1].detach()
         if encode is not None:
             known = ids >= 0
             side = views if self.views == "two" else torch.ones_like(views)
             pairs, which = torch.unique(torch.stack([ids, side], dim=-1)[known], dim=0, return_inverse=True)  # type: ignore[no-untyped-call]
             if not len(pairs):
                 return None
-            vectors = filled.expand(*known.shape, -1).index_put((known,), encode(pairs[:, 0], pairs[:, 1])[which])
+            found = encode(pairs[:, 0], pairs[:, 1])[which]
+            vectors = filled.to(found).expand(*known.shape, -1).index_put((known,), found)
         elif self.remember is not None:
             vectors, known = self.remember.vectors_of(ids)
             if self.remember_first is not None:
@@ -273,6 +274,8 @@ class EMC2(nn.Module):
 
 def _among(values: Tensor, others: Annotated[Tensor, "b"]) -> Tensor:
     """torch.isin, which waits for the GPU."""
+    if not len(others):
+        return torch.zeros_like(values, dtype=torch.bool)
     in_order = others.sort().values
     place = torch.searchsorted(in_order, values).clamp(max=len(others) - 1)
     return in_order[place] == values

@@ -56,7 +56,7 @@ class Partition(Stateful):
         log_u = self._mixed(self._of(ids), log_g)
         if self.training:
             self._store(ids, log_u)
-            self.advance()
+            self.step += 1
         num_negatives = (log_w != NEVER).sum(-1).clamp(min=1).double()
         return (log_u + num_negatives.log()).to(scores.candidates.dtype)
 

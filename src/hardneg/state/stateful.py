@@ -69,11 +69,10 @@ class Stateful(nn.Module):
         found: Found = seen[2]
         return found
 
+    @torch.compiler.disable  # type: ignore[untyped-decorator]
     def advance(self) -> None:
-        if torch.compiler.is_compiling():
-            self.step += 1
-        else:
-            self.set_number("step", self.number("step") + 1)
+        """The next step, for a state whose draws need its number on the host."""
+        self.set_number("step", self.number("step") + 1)
 
     def checked(self, who: str, ids: Tensor | None, num_instances: int) -> Tensor:
         """``check_ids``; on a GPU at calls 1, 2, 4, 8 ... only. A wrong id also fails in the kernel that uses it.

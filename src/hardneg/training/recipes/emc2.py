@@ -22,20 +22,21 @@ from hardneg.training.recipes.sogclr import GlobalMethod
 class EMC2Method(GlobalMethod):
     def __init__(self, options: EMC2Options, data: ImageData, total: int) -> None:
         super().__init__(options, data)
+        self.num_steps = options.num_steps
         bank = None if options.forget else Bank(len(data), options.dim)
         self.loss = EMC2(
             len(data),
             self.temperature,
             options.burn_in,
             remember=bank,
-            # Of distinct images, as in a batch here, each anchor has that many candidates: they need not be counted.
-            num_steps=options.num_steps or 2 * options.batch_size - 2,
             seed=options.seed,
         )
         if options.compile:
             self.loss.compile()
 
     def of_views(self, z1: Tensor, z2: Tensor, ids: Tensor | None, labels: Tensor | None) -> Tensor:
+        # Each anchor has as many candidates, since the images of a batch differ: they need not be counted on a GPU.
+        self.loss.num_steps = self.num_steps or 2 * len(z1) - 2
         loss: Tensor = self.loss(z1, z2, ids)
         return loss
 
