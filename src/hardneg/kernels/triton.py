@@ -8,7 +8,6 @@ The kernels and their derivation are in ``triton_rows``. What they cannot do ``s
 from __future__ import annotations
 
 import math
-from functools import lru_cache
 from typing import Annotated, NamedTuple
 
 import torch
@@ -102,18 +101,13 @@ def two_view_losses(
         raise ArgumentError(
             "two_view_losses", "an even number of rows and tau_plus in [0, 1)", f"rows={len(vectors)}, {tau_plus=}"
         )
-    ids = _numbered(len(vectors) // 2, vectors.device) if ids is None else ids
+    ids = torch.arange(len(vectors) // 2, device=vectors.device).repeat(2) if ids is None else ids
     value, learned = Temperature.of(temperature)
     tags = Tags.of(vectors, None, ids, None, labels, None)
     fixed = (unit or normalize) and spread(value, beta) < FIXED_SHIFT_BITS
     plan = Plan(value, float(beta), detach, normalize, fixed, True, tags.few, views=True, tau_plus=float(tau_plus))
     found = RowStatisticsFunction.apply(vectors, None, learned, tags, _band(low, None, vectors), plan)  # type: ignore[no-untyped-call]
     return ViewLosses(found[3], found[4], found[0].detach(), found[2])
-
-
-@lru_cache(maxsize=4)
-def _numbered(rows: int, device: torch.device) -> Tensor:
-    return torch.arange(rows, device=device).repeat(2)
 
 
 def _band(low: float | Tensor | None, high: float | Tensor | None, anchors: Tensor) -> Band:

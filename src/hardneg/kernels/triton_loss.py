@@ -143,7 +143,7 @@ class _Swept:
         self.pairing, self.form, self.temperature = pairing, form, temperature
         anchors, pools = pairing.anchors, pairing.candidates
         self.anchor_ids, self.ids = anchors.ids, None if pairing.itself else _joined_ids(pools)
-        self.candidates = None if pairing.itself else torch.cat([keys.vectors for keys in pools])
+        self.candidates = None if pairing.itself else _joined([keys.vectors for keys in pools])
 
     def row(self, objective: Objective, own: Tensor, real: Tensor) -> Row:
         """The statistics that the objective declares, and the support."""
@@ -202,7 +202,7 @@ class _Swept:
         anchors, pools = self.pairing.anchors, self.pairing.candidates
         of_pools = None
         if labels and not self.pairing.itself:
-            of_pools = torch.cat([keys.labels for keys in pools])  # type: ignore[misc]
+            of_pools = _joined([keys.labels for keys in pools if keys.labels is not None])
         return {
             "anchors": anchors.vectors,
             "candidates": self.candidates,
@@ -223,4 +223,8 @@ def _joined_ids(pools: Sequence[Keys]) -> Tensor | None:
         torch.full((len(keys),), -1, device=keys.vectors.device) if keys.ids is None else keys.ids.long()
         for keys in pools
     ]
-    return torch.cat(parts)
+    return _joined(parts)
+
+
+def _joined(parts: Sequence[Tensor]) -> Tensor:
+    return parts[0] if len(parts) == 1 else torch.cat(list(parts))
