@@ -17,6 +17,7 @@ from hardneg.core.errors import warn_once
 
 DEVICES = ("cuda",)
 """Where compiled functions are worth the seconds that it takes to compile them."""
+BACKEND = "inductor"
 BLOCK = 1024
 """Candidates whose sums a compiled function forms at once: what a kernel keeps in registers."""
 Found = TypeVar("Found")
@@ -72,7 +73,8 @@ def _compiled(function: Callable[..., Any], kinds: Kinds, shape: Shape) -> Calla
     assert isinstance(function, FunctionType)
     name = "_".join([function.__name__, *(kind.__name__ for kind in kinds), *map(str, shape)])
     code = function.__code__.replace(co_name=name)
-    return torch.compile(FunctionType(code, function.__globals__, name, function.__defaults__), fullgraph=True)
+    copy = FunctionType(code, function.__globals__, name, function.__defaults__)
+    return torch.compile(copy, fullgraph=True, backend=BACKEND)
 
 
 def pull_back(
