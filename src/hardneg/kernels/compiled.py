@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from functools import lru_cache
 from types import FunctionType
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -26,15 +26,16 @@ Shape = tuple[int, ...]
 _refused: set[Kinds] = set()
 
 
-class Runner(NamedTuple):
-    """Runs functions of tiles for holders of some classes, compiled where that is worth it."""
+class Runner:
+    """Runs functions of tiles for the holders of one plan, compiled where that is worth it.
 
-    device: str
-    kinds: Kinds
+    What torch.compile checks before each call takes as long as a tile on a GPU, and tiles of one shape of a plan differ
+    in the numbers of their tensors only: it is checked for the first of them.
+    """
 
-    @classmethod
-    def of(cls, device: torch.device, holders: Sequence[Any]) -> Runner:
-        return cls(device.type, tuple(type(holder) for holder in holders))
+    def __init__(self, device: torch.device, holders: Sequence[Any]) -> None:
+        self.device, self.kinds = device.type, tuple(type(holder) for holder in holders)
+        self._checked: set[tuple[Callable[..., Any], Shape]] = set()
 
     @property
     def compiles(self) -> bool:
@@ -49,7 +50,10 @@ class Runner(NamedTuple):
         if not self.compiles:
             return function(*args)
         try:
-            return _compiled(function, self.kinds, shape)(*args)  # type: ignore[no-any-return]
+            checked = (function, shape) in self._checked
+            self._checked.add((function, shape))
+            with torch.compiler.set_stance("default", skip_guard_eval_unsafe=checked):
+                return _compiled(function, self.kinds, shape)(*args)  # type: ignore[no-any-return]
         except torch._dynamo.exc.TorchDynamoException as error:
             found = function(*args)  # raises, if that was why
             _refused.add(self.kinds)
