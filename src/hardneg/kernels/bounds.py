@@ -55,7 +55,7 @@ class _Compiled(Reducer):
     @property
     def _raw(self) -> bool:
         """Whether windows rank products in place of scores: in the same order, and in half the bytes."""
-        return len(self.plan.cuts) == 1
+        return len(self.plan.cuts) == 1 and serves(self.plan.products.anchors.vectors)
 
     def _window(self, bound: Window, state: State, earlier: Bounds, rows: Block) -> tuple[Edge | None, Edge | None]:
         value, column = state

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from functools import lru_cache
 from types import FunctionType
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -17,6 +17,7 @@ from hardneg.core.errors import warn_once
 
 DEVICES = ("cuda",)
 """Where compiled functions are worth the seconds that it takes to compile them."""
+BACKEND = "inductor"
 BLOCK = 1024
 """Candidates whose sums a compiled function forms at once: what a kernel keeps in registers."""
 Found = TypeVar("Found")
@@ -25,15 +26,16 @@ Shape = tuple[int, ...]
 _refused: set[Kinds] = set()
 
 
-class Runner(NamedTuple):
-    """Runs functions of tiles for holders of some classes, compiled where that is worth it."""
+class Runner:
+    """Runs functions of tiles for the holders of one plan, compiled where that is worth it.
 
-    device: str
-    kinds: Kinds
+    What torch.compile checks before each call takes as long as a tile on a GPU, and tiles of one shape of a plan differ
+    in the numbers of their tensors only: it is checked for the first of them.
+    """
 
-    @classmethod
-    def of(cls, device: torch.device, holders: Sequence[Any]) -> Runner:
-        return cls(device.type, tuple(type(holder) for holder in holders))
+    def __init__(self, device: torch.device, holders: Sequence[Any]) -> None:
+        self.device, self.kinds = device.type, tuple(type(holder) for holder in holders)
+        self._checked: set[tuple[Callable[..., Any], Shape]] = set()
 
     @property
     def compiles(self) -> bool:
@@ -48,7 +50,10 @@ class Runner(NamedTuple):
         if not self.compiles:
             return function(*args)
         try:
-            return _compiled(function, self.kinds, shape)(*args)  # type: ignore[no-any-return]
+            checked = (function, shape) in self._checked
+            self._checked.add((function, shape))
+            with torch.compiler.set_stance("default", skip_guard_eval_unsafe=checked):
+                return _compiled(function, self.kinds, shape)(*args)  # type: ignore[no-any-return]
         except torch._dynamo.exc.TorchDynamoException as error:
             found = function(*args)  # raises, if that was why
             _refused.add(self.kinds)
@@ -72,7 +77,8 @@ def _compiled(function: Callable[..., Any], kinds: Kinds, shape: Shape) -> Calla
     assert isinstance(function, FunctionType)
     name = "_".join([function.__name__, *(kind.__name__ for kind in kinds), *map(str, shape)])
     code = function.__code__.replace(co_name=name)
-    return torch.compile(FunctionType(code, function.__globals__, name, function.__defaults__), fullgraph=True)
+    copy = FunctionType(code, function.__globals__, name, function.__defaults__)
+    return torch.compile(copy, fullgraph=True, backend=BACKEND)
 
 
 def pull_back(

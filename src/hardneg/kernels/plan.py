@@ -69,7 +69,7 @@ class Plan:
         half: bool = False,
     ) -> None:
         self.factors, self.objective, self.own = factors, objective, own.detach()
-        self.runner = Runner.of(own.device, (*factors, objective))
+        self.runner = Runner(own.device, (*factors, objective))
         self.holders, self.pieces = collect(pairing, factors, objective)
         self.products = Products(pairing, half)
         self.pairing = self.products.of_pairing(pairing)

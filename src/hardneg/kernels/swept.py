@@ -94,10 +94,11 @@ class _Totals:
     ) -> None:
         self.task, number = task, len(shapes)
         self.wanted_pieces = wanted[number:]
-        dtype = task.plan.products.dtype
+        products = task.plan.products
+        again = [False, *(pool is products.anchors and wanted[0] for pool in products.pools)]  # add to the anchors'
         self.vectors = [
-            torch.zeros(shape, dtype=dtype, device=device) if want else None
-            for shape, want in zip(shapes, wanted[:number], strict=True)
+            torch.zeros(shape, dtype=products.dtype, device=device) if want and not twice else None
+            for shape, want, twice in zip(shapes, wanted[:number], again, strict=True)
         ]
         self.pieces = [
             torch.zeros_like(piece.tensor) if want else None
@@ -106,7 +107,8 @@ class _Totals:
 
     def pull(self, rows: slice, cut: Cut, pieces: list[Piece], grads: Grads) -> None:
         plan, (anchors, *pools) = self.task.plan, self.vectors
-        pool = pools[cut.pool]
+        own = anchors is not None and plan.products.pools[cut.pool] is plan.products.anchors
+        pool = anchors if own else pools[cut.pool]
         wanted = [anchors is not None or pool is not None, *self.wanted_pieces]
         grad, *of_pieces = self.task.pull(rows, cut, plan.compared(rows, cut), pieces, wanted, grads)
         if grad is not None:

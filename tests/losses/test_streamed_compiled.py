@@ -1,0 +1,120 @@
+"""The streamed loss as a GPU runs it, on a CPU: functions of tiles traced by torch.compile, products in 16 bits."""
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import pytest
+import torch
+from torch.nn.functional import normalize
+from torch.utils._python_dispatch import TorchDispatchMode
+
+import hardneg as hn
+from hardneg.core.errors import HardnegWarning, forget_warnings
+from hardneg.core.objectives import InfoNCE
+from hardneg.kernels import compiled, products
+from hardneg.kernels.chunked import streamed
+from hardneg.negatives import Negatives
+
+
+@pytest.fixture
+def traced(monkeypatch):
+    """Compiled without code generation, in blocks that do not divide the columns."""
+    compiled._compiled.cache_clear()
+    monkeypatch.setattr(compiled, "DEVICES", ("cpu",))
+    monkeypatch.setattr(compiled, "BACKEND", "eager")
+    monkeypatch.setattr(compiled, "BLOCK", 16)
+    yield
+    compiled._compiled.cache_clear()
+    torch.compiler.reset()
+
+
+def loss_and_gradients(text, dtype, tile, **options):
+    random = torch.Generator().manual_seed(0)
+    made = (normalize(torch.randn(20, 8, generator=random, dtype=torch.float64), dim=-1) for _ in range(2))
+    z1, z2 = (z.to(dtype).requires_grad_() for z in made)
+    loss = hn.ContrastiveLoss(text, 0.2, **options)
+    pairing = loss.pairing(z1, z2, labels=torch.arange(20) % 4)
+    found = streamed(pairing, loss.negatives, InfoNCE(tau_plus=0.1), "anchors", tile)
+    return found.row.support, found.loss.double(), *(g.double() for g in torch.autograd.grad(found.loss, (z1, z2)))
+
+
+@pytest.mark.parametrize("text", ["OtherLabel() * Tilt(1.0)", "Ring(0.1, outer=0.6)", "ClippedTilt(1.0)"])
+def test_traced_functions_give_what_eager_ones_do(traced, monkeypatch, text):
+    found = loss_and_gradients(text, torch.float64, (20, 40))
+    assert compiled._compiled.cache_info().currsize
+    monkeypatch.setattr(compiled, "DEVICES", ())
+    for mine, theirs in zip(found, loss_and_gradients(text, torch.float64, (20, 40)), strict=True):
+        torch.testing.assert_close(mine, theirs, rtol=1e-12, atol=1e-12)
+
+
+def test_traced_positives_by_label(traced, monkeypatch):
+    options = {"positives": "label"}
+    found = loss_and_gradients("Tilt(1.0)", torch.float64, (40, 40), **options)
+    monkeypatch.setattr(compiled, "DEVICES", ())
+    for mine, theirs in zip(found, loss_and_gradients("Tilt(1.0)", torch.float64, (40, 40), **options), strict=True):
+        torch.testing.assert_close(mine, theirs, rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("text", ["Tilt(1.0)", "Ring(0.1, outer=0.6)"])
+def test_products_in_16_bits(monkeypatch, dtype, text):
+    support, *wanted = loss_and_gradients(text, dtype, (13, 40))
+    monkeypatch.setattr(products, "TENSOR_CORES", ("cpu",))
+    kept, *found = loss_and_gradients(text, dtype, (13, 40))
+    assert torch.equal(kept, support)
+    for mine, theirs in zip(found, wanted, strict=True):
+        assert (mine - theirs).norm() <= 4e-3 * theirs.norm()
+
+
+def test_16_bits_of_vectors_of_any_norm(monkeypatch):
+    """Products of norms of 1000 and more leave the range of float16, unless they are scaled."""
+    z = (2000.0 * torch.randn(12, 8, generator=torch.Generator().manual_seed(1))).bfloat16()
+    loss = hn.ContrastiveLoss("Uniform()", 1e6, normalize=False)
+    wanted = streamed(loss.pairing(z, z.roll(1, 0)), loss.negatives, InfoNCE()).loss
+    monkeypatch.setattr(products, "TENSOR_CORES", ("cpu",))
+    found = streamed(loss.pairing(z, z.roll(1, 0)), loss.negatives, InfoNCE()).loss
+    torch.testing.assert_close(found, wanted, rtol=1e-3, atol=0.0)
+
+
+@dataclass(frozen=True, repr=False)
+class Untraceable(Negatives):
+    """A tilt by a number that is read from the scores."""
+
+    textual: ClassVar = False
+
+    def log_weight(self, tile):
+        return tile.s if float(tile.s.detach().sum()) == 123.0 else 2.0 * tile.s
+
+
+def test_a_distribution_that_does_not_compile_runs_as_it_is_after_a_warning(traced):
+    forget_warnings()
+    with pytest.warns(HardnegWarning, match="torch.compile refuses Untraceable"):
+        found = loss_and_gradients(Untraceable(), torch.float64, (20, 40))
+    wanted = loss_and_gradients("Tilt(2.0)", torch.float64, (20, 40))
+    torch.testing.assert_close(found, wanted)
+
+
+class Largest(TorchDispatchMode):
+    """The number of elements of the largest tensor that was made."""
+
+    most = 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        made = func(*args, **(kwargs or {}))
+        for each in made if isinstance(made, (tuple, list)) else [made]:
+            if isinstance(each, torch.Tensor):
+                self.most = max(self.most, each.untyped_storage().size() // max(each.element_size(), 1))
+        return made
+
+
+@pytest.mark.parametrize(
+    "text", ["Tilt(1.0)", "OtherLabel() * Tilt(1.0)", "Ring(0.1, outer=0.5)", "BelowPositive(0.1)"]
+)
+def test_no_tensor_of_all_pairs_is_made(text):
+    z1, z2 = (torch.randn(200, 8, requires_grad=True) for _ in range(2))
+    loss = hn.ContrastiveLoss(text, positives="label")
+    pairing = loss.pairing(z1, z2, labels=torch.arange(200) % 7)
+    with Largest() as largest:
+        streamed(pairing, loss.negatives, InfoNCE(), "anchors", (40, 64)).loss.backward()
+    whole_rows = 40 * 400  # of a block of rows: what a ring ranks
+    assert largest.most <= whole_rows < 400 * 400
