@@ -75,7 +75,6 @@ class HardBatches(LossCallback):
         self.planner = parse_batches(planner).planner if isinstance(planner, str) else planner
         self.coverage, self.encode, self.seed = coverage, encode, seed
         self.guards = guard if isinstance(guard, Mapping) else {"": guard}
-        self._training = False
 
     def __call__(
         self, dataset: Any, batch_size: int, drop_last: bool = False, *_: Any, seed: int | None = 0, **__: Any
@@ -83,17 +82,17 @@ class HardBatches(LossCallback):
         """The batch sampler of a data set: planned for a training set whose texts are known, uniform otherwise."""
         if not hasattr(dataset, "__len__"):
             raise ArgumentError("HardBatches", "a data set of known length", type(dataset).__name__, "train without it")
-        own = None if self._training else next((each for each in self.sets.values() if each.matches(dataset)), None)
+        own = next((each for each in self.sets.values() if each.matches(dataset)), None)
         options: dict[str, Any] = {"seed": (seed or 0) if self.seed is None else self.seed, "drop_last": drop_last}
         size = min(batch_size, len(dataset))
         if own is None:
             return PlannedBatchSampler(Uniform(), len(dataset), size, **options)
         options |= {"coverage": self.coverage, "segment": self.segment, "guard": self.guards.get(own.name)}
-        own.sampler = PlannedBatchSampler(self.planner, len(dataset), size, warmup_epochs=self.warmup, **options)
-        return own.sampler
+        own.made = PlannedBatchSampler(self.planner, len(dataset), size, warmup_epochs=self.warmup, **options)
+        return own.made
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **more: Any) -> None:
-        unused = [each.name or "texts" for each in self.sets.values() if each.sampler is None]
+        unused = [each.name or "texts" for each in self.sets.values() if each.made is None]
         if unused:
             fix = "pass batch_sampler=hard and the same rows as texts; an IterableDataset cannot be planned"
             raise ArgumentError("HardBatches", "a training set with the given texts", f"none for {unused}", fix)
@@ -106,14 +105,9 @@ class HardBatches(LossCallback):
                 "HardBatches plans one batch for all processes, and each trains on another batch. Use "
                 "accelerator_config={'split_batches': True} with per_device_train_batch_size for all of them.",
             )
-        self._training = True
         for each in self.sets.values():
-            assert each.sampler is not None
-            each.sampler.total_epochs = state.num_train_epochs
+            each.begin(state.num_train_epochs)
         super().on_train_begin(args, state, control, **more)
-
-    def on_train_end(self, args: Any, state: Any, control: Any, **more: Any) -> None:
-        self._training = False
 
     def on_epoch_begin(self, args: Any, state: Any, control: Any, **more: Any) -> None:
         """The first refresh. The trainer asks for batches after this."""
@@ -165,7 +159,7 @@ class HardBatches(LossCallback):
         devices = [torch.cuda.current_device()] if torch.cuda.is_available() else []
         with torch.random.fork_rng(devices), eval_mode(model), torch.no_grad():
             vectors = self._encoder(each, args, model)(each.texts[low:high])
-        return gather(Keys(unit(vectors).clone())).vectors
+        return gather(Keys(unit(vectors.to(args.device)).clone())).vectors
 
     def _encoder(self, each: _TrainingSet, args: Any, model: Any) -> Encode:
         if self.encode is not None:
@@ -199,8 +193,14 @@ class _TrainingSet:
     name: str
     texts: list[str]
     column: str | None = None
-    sampler: PlannedBatchSampler | None = None
+    made: PlannedBatchSampler | None = None  # the last one, which an evaluation on the same rows replaces
+    sampler: PlannedBatchSampler | None = None  # that of the training
     planned: Refresh | None = field(default=None, repr=False)
+
+    def begin(self, epochs: int) -> None:
+        self.sampler, self.planned = self.made, None
+        assert self.sampler is not None
+        self.sampler.total_epochs = epochs
 
     def matches(self, dataset: Any) -> bool:
         """Whether a column of the data set has these texts; so it is known which column's prompt they have."""

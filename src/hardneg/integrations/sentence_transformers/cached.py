@@ -20,7 +20,7 @@ Features = dict[str, Any]
 class CachedNegativesLoss(NegativesLoss):
     """NegativesLoss in the memory of ``mini_batch_size`` texts, for a second forward pass; the options are the same.
 
-    ``Uniform()`` is CachedMultipleNegativesRankingLoss. MatryoshkaLoss wraps it from version 6 on.
+    ``Uniform()`` is CachedMultipleNegativesRankingLoss. MatryoshkaLoss wraps it, but for old versions, where that raises.
     """
 
     uses_gradient_cache = True
@@ -72,7 +72,7 @@ class CachedNegativesLoss(NegativesLoss):
 
     def _check(self, columns: list[Features]) -> None:
         if type(getattr(self.model, "forward", None)).__name__ == "ForwardDecorator":
-            fix = "use NegativesLoss, or sentence-transformers 6"
+            fix = "use NegativesLoss, or a newer sentence-transformers"
             raise ArgumentError("CachedNegativesLoss", "a MatryoshkaLoss that knows cached losses", "an older one", fix)
         for name in ("offsets", "cu_seq_lens_q"):
             if any(name in column for column in columns):

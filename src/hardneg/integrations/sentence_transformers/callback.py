@@ -64,7 +64,7 @@ class LossCallback:
         """Those of the batches that were watched since the last call."""
         found: dict[str, float] = {}
         for name, loss in self.losses.items():
-            watched: list[Any] = [module for module in loss.modules() if hasattr(module, "diagnosis")]
+            watched: list[Any] = [module for module in _own_modules(loss) if hasattr(module, "diagnosis")]
             for diagnosis in filter(None, (module.diagnosis() for module in watched)):
                 numbers, prefix = diagnosis.summary(), f"negatives/{name}/" if name else "negatives/"
                 found |= {prefix + key: round(numbers[key], 6) for key in LOGGED if not math.isnan(numbers[key])}
@@ -103,7 +103,7 @@ class LossCallback:
         """Takes up what ``record`` kept."""
 
     def _modules(self) -> Iterator[Any]:
-        return (module for loss in self.losses.values() for module in loss.modules())
+        return (module for loss in self.losses.values() for module in _own_modules(loss))
 
 
 def own_state(loss: nn.Module) -> dict[str, Any]:
@@ -129,6 +129,14 @@ def checkpoint_of(args: Any, state: Any) -> Path:
 
 def _folder(output: Path, state: Any) -> Path:
     return output / f"checkpoint-{state.global_step}" / "hardneg"
+
+
+def _own_modules(loss: nn.Module) -> Iterator[nn.Module]:
+    """The loss and its parts, but not the models in it, which have many."""
+    yield loss
+    for name, child in loss.named_children():
+        if name not in _not_own:
+            yield from _own_modules(child)
 
 
 def _is_own(name: str) -> bool:
