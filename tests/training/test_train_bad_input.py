@@ -454,3 +454,16 @@ def test_an_error_while_writing_keeps_the_file_and_its_own_name(tmp_path: Path) 
         write_atomically(file, lambda opened: opened.write("text"))  # type: ignore[arg-type]
     assert file.read_bytes() == b"old"
     assert list(tmp_path.iterdir()) == [file]
+
+
+def test_a_run_that_another_process_has_begun_is_not_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Both found no folder: the one that comes second leaves the files of the first alone."""
+    path = tmp_path / "run"
+    with Run(path).alone():
+        monkeypatch.setattr(Path, "exists", lambda self, **how: False)
+        (path / "config.json").write_text("{}")
+        with pytest.raises(InUse), Run(path).alone(patience=0.0):
+            pass
+        monkeypatch.undo()
+        assert (path / "config.json").read_text() == "{}"
+    assert path.exists()

@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -144,18 +144,23 @@ class Run:
         except OSError as error:
             raise disk_failure(self.path, error, "make room, then give the command again") from error
         fix = "wait for it, or use another --out"
-        try:
-            with locked(self.path / ".lock", "train", patience=patience, fix=fix):
-                for left in self.path.glob(".*.partial"):  # of a process that was killed while it wrote
-                    left.unlink(missing_ok=True)
+        with locked(self.path / ".lock", "train", patience=patience, fix=fix):
+            for left in self.path.glob(".*.partial"):  # of a process that was killed while it wrote
+                left.unlink(missing_ok=True)
+            try:
                 yield
-        except BaseException:
-            if made and {file.name for file in self.path.iterdir()} <= {".lock", self.config_path.name}:
-                for file in self.path.iterdir():
-                    file.unlink()
+            except BaseException:
+                self._remove_if_rejected(made)
+                raise
+
+    def _remove_if_rejected(self, made: list[Path]) -> None:
+        """Removes the folders that this process has made, while it still holds their lock."""
+        if made and {file.name for file in self.path.iterdir()} <= {".lock", self.config_path.name}:
+            for file in self.path.iterdir():
+                file.unlink()
+            with suppress(OSError):  # another process may have put something beside the run
                 for folder in made:
                     folder.rmdir()
-            raise
 
     def config(self) -> dict[str, Any]:
         if not self.config_path.exists():
