@@ -24,10 +24,7 @@ from hardneg.training.setup import loss_for
 
 
 class GlobalMethod(SimCLR):
-    """A loss over the whole data set: every rank computes that of all gathered rows, and so keeps the same state.
-
-    With ``--compile`` it is compiled, too: its many small operations would take longer to launch than the encoder's.
-    """
+    """A loss over the whole data set: every rank computes that of all gathered rows, and so keeps the same state."""
 
     def __init__(self, options: TrainOptions, data: ImageData) -> None:
         options.check()
@@ -62,8 +59,6 @@ class SogCLRMethod(GlobalMethod):
         super().__init__(options, data)
         self.negatives = self.of_batch.negatives  # the same object, so that an adaptive schedule moves both
         self.loss = SogCLR(len(data), self.temperature, options.gamma, negatives=self.negatives)
-        if options.compile:
-            self.loss.compile()
 
     def set_progress(self, step: int, total: int) -> None:
         self.loss.negatives = self.negatives.at(step, total)
