@@ -436,8 +436,8 @@ def test_arrays_that_numpy_cannot_read_raise_without_its_advice(name: str, tmp_p
     (tmp_path / "cut.npz").write_bytes((tmp_path / "cut.npz").read_bytes()[:60])
     for arguments in ([str(tmp_path / "x.npy"), "--labels", str(tmp_path / name)], [str(tmp_path / name)]):
         done = CliRunner().invoke(app, ["audit", *arguments, "--out", str(tmp_path / "out")])
-        said = " ".join(done.stderr.split())
+        message = " ".join(done.stderr.split())
         assert done.exit_code == 2, done.output
-        assert "audit needs" in said
-        assert name in said
-        assert "pickle" not in said
+        assert "audit needs" in message
+        assert name in message
+        assert "pickle" not in message

@@ -57,12 +57,12 @@ def test_every_format_says_the_same(kind: str, suffix: str, tables: dict[str, st
         pytest.importorskip("datasets", reason="needs the extra 'text'")
     mined = mine_into(tables, tmp_path / f"mined{suffix}", format=kind)
     found = audit_files(AuditOptions(mined, settings=QUIET))
-    told = found.mined
-    assert told is not None
-    assert (told.queries, told.negatives, told.wanted, told.short) == (20, 80, 4, 0)
-    assert (told.equal_to_positive, told.positive_under_another_id, told.repeated) == (0, 0, 0)
-    assert told.queries_without == 0
-    assert told.documents_in_corpus == 60
+    findings = found.mined
+    assert findings is not None
+    assert (findings.queries, findings.negatives, findings.wanted, findings.short) == (20, 80, 4, 0)
+    assert (findings.equal_to_positive, findings.positive_under_another_id, findings.repeated) == (0, 0, 0)
+    assert findings.queries_without == 0
+    assert findings.documents_in_corpus == 60
     row = found.row("mined")
     lists = read_lists(mined)
     vectors = {row["text"]: v for row, v in zip(*_texts(tables, "corpus"), strict=True)}
@@ -96,18 +96,18 @@ def test_planted_faults_are_found(tables: dict[str, str], tmp_path: Path) -> Non
     ]
     mined = write_lines(tmp_path / "theirs.jsonl", theirs)
     found = audit_files(AuditOptions(mined, settings=QUIET, **tables))
-    told = found.mined
-    assert told is not None
-    assert told.positive_under_another_id == 2
-    assert told.equal_to_positive == 1
-    assert told.repeated == 1
-    assert told.short == 1  # the longest list has three
-    assert [(one.query, one.negative, one.equals) for one in told.examples] == [
+    findings = found.mined
+    assert findings is not None
+    assert findings.positive_under_another_id == 2
+    assert findings.equal_to_positive == 1
+    assert findings.repeated == 1
+    assert findings.short == 1  # the longest list has three
+    assert [(one.query, one.negative, one.equals) for one in findings.examples] == [
         ("q0", "copy", "d0"),
         ("q1", "d21", "d21"),
         ("q2", "twin", "d2"),
     ]
-    assert told.compared_by == ("ids", "texts", "vectors")
+    assert findings.compared_by == ("ids", "texts", "vectors")
     # By text alone the twin is not seen; by names alone neither is the copy.
     words = audit_files(AuditOptions(mined, settings=QUIET, corpus=tables["corpus"], queries=tables["queries"])).mined
     assert words is not None
@@ -131,15 +131,15 @@ def test_repeated_by_vector_and_short_lists_are_each_counted_once(tables: dict[s
         {"query_id": "q3", "positive_ids": ["d3"], "negative_ids": []},
     ]
     mined = write_lines(tmp_path / "theirs.jsonl", theirs)
-    told = audit_files(AuditOptions(mined, settings=QUIET, **tables)).mined
-    assert told is not None
-    assert (told.repeated, told.positive_under_another_id) == (2, 0)
-    assert (told.short, told.queries_without) == (2, None)
+    findings = audit_files(AuditOptions(mined, settings=QUIET, **tables)).mined
+    assert findings is not None
+    assert (findings.repeated, findings.positive_under_another_id) == (2, 0)
+    assert (findings.short, findings.queries_without) == (2, None)
     # The manifest says that five were wanted for: one is not in the file at all, one has an empty list.
     Path(f"{mined}.manifest.json").write_text(json.dumps({"counts": {"queries": 5}, "options": {"k": 3}}))
-    told = audit_files(AuditOptions(mined, settings=QUIET, **tables)).mined
-    assert told is not None
-    assert (told.short, told.queries_without) == (3, 2)
+    findings = audit_files(AuditOptions(mined, settings=QUIET, **tables)).mined
+    assert findings is not None
+    assert (findings.short, findings.queries_without) == (3, 2)
     by_text = audit_files(AuditOptions(mined, settings=QUIET, corpus=tables["corpus"], queries=tables["queries"])).mined
     assert by_text is not None
     assert by_text.repeated == 1  # without vectors the twin is not seen
@@ -147,13 +147,13 @@ def test_repeated_by_vector_and_short_lists_are_each_counted_once(tables: dict[s
 
 def test_ids_are_compared_as_they_are_and_texts_whatever_their_case(tmp_path: Path) -> None:
     by_id = [{"query_id": "q", "positive_ids": ["Ab1"], "negative_ids": ["ab1", "AB1"]}]
-    told = audit_files(AuditOptions(write_lines(tmp_path / "ids.jsonl", by_id), settings=QUIET)).mined
-    assert told is not None
-    assert (told.positive_under_another_id, told.repeated, told.compared_by) == (0, 0, ("ids",))
+    findings = audit_files(AuditOptions(write_lines(tmp_path / "ids.jsonl", by_id), settings=QUIET)).mined
+    assert findings is not None
+    assert (findings.positive_under_another_id, findings.repeated, findings.compared_by) == (0, 0, ("ids",))
     texts = [{"anchor": "q", "positive": "Some text", "negative_1": "some  TEXT", "negative_2": "Some Text"}]
-    told = audit_files(AuditOptions(write_lines(tmp_path / "texts.jsonl", texts), settings=QUIET)).mined
-    assert told is not None
-    assert (told.positive_under_another_id, told.repeated) == (2, 1)
+    findings = audit_files(AuditOptions(write_lines(tmp_path / "texts.jsonl", texts), settings=QUIET)).mined
+    assert findings is not None
+    assert (findings.positive_under_another_id, findings.repeated) == (2, 1)
 
 
 @pytest.mark.parametrize("similarity", ["cosine", "dot"])
@@ -253,11 +253,11 @@ def test_point_16_no_code_of_a_manifest_runs(
     if cache == "gone":
         shutil.rmtree(f"{mined}.embeddings")
     manifest = Path(f"{mined}.manifest.json")
-    told = json.loads(manifest.read_text())
+    findings = json.loads(manifest.read_text())
     before = sorted(path for path in tmp_path.rglob("*"))
     for name in ("encoder", "model", "rescore"):
         for code in ("subprocess:getoutput", "os:system", str(tmp_path / "model")):
-            rewrite(manifest, options={**told["options"], name: code, "cache": str(tmp_path / "written")})
+            rewrite(manifest, options={**findings["options"], name: code, "cache": str(tmp_path / "written")})
             audit_files(AuditOptions(mined, settings=QUIET))
             hn.audit(mined=mined, frontier=False)
             rewrite(manifest, encoder={"queries": code, "corpus": code})
