@@ -31,8 +31,6 @@ class EMC2Method(GlobalMethod):
             remember=bank,
             seed=options.seed,
         )
-        if options.compile:
-            self.loss.compile()
 
     def surrogate(self) -> Tensor:
         # Each anchor has as many candidates, since the images of a batch differ: a GPU need not be asked.

@@ -27,10 +27,7 @@ from hardneg.training.setup import encoder_for
 
 
 class GlobalMethod(Method):
-    """A loss over the whole data set: every rank computes that of all gathered rows, and so keeps the same state.
-
-    With ``--compile`` it is compiled, too: its many small operations would take longer to launch than the encoder's.
-    """
+    """A loss over the whole data set: every rank computes that of all gathered rows, and so keeps the same state."""
 
     loss: SogCLR | EMC2
 
@@ -65,8 +62,6 @@ class SogCLRMethod(GlobalMethod):
         super().__init__(options, data)
         self.negatives = self.of_batch.negatives  # the same object, so that an adaptive schedule moves both
         self.loss: SogCLR = SogCLR(len(data), self.temperature, options.gamma, negatives=self.negatives)
-        if options.compile:
-            self.loss.compile()
 
     def surrogate(self) -> Tensor:
         first, second = self.first, self.second
