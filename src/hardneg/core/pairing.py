@@ -268,7 +268,7 @@ def other_views(views: Annotated[Tensor, "vb d"], number: int) -> Annotated[Tens
     """For each row of so many views, one after the other, the same row of every other view."""
     if number == 2:
         return views.roll(len(views) // 2, 0)[:, None]
-    each = views.view(number, -1, views.shape[-1])
+    each = views.chunk(number)
     others = [torch.stack([each[j] for j in range(number) if j != i], dim=1) for i in range(number)]
     return torch.cat(others)
 
