@@ -236,6 +236,19 @@ def test_a_declared_reduction_streams_and_a_dense_only_class_is_refused_by_name(
         streamed(made, hn.OtherLabel() * DenseOnly(), InfoNCE())
 
 
+@pytest.mark.parametrize("text", ["Tilt(1.0)", "Ring(0.1, 0.7) * Tilt(1.0)"])
+def test_gradcheck(text):
+    made = pairing(label_positives=True)
+    made = made.changed(guide=None)
+
+    def loss(anchors, pool):
+        keys = made.anchors.changed(vectors=anchors), made.candidates[0].changed(vectors=pool)
+        changed = made.changed(anchors=keys[0], candidates=(keys[1],))
+        return streamed(changed, parse(text), InfoNCE(tau_plus=0.1), "none", (5, 4)).loss
+
+    torch.autograd.gradcheck(loss, (made.anchors.vectors, made.candidates[0].vectors))
+
+
 def test_nan_is_shown():
     made = pairing()
     made.candidates[0].vectors.data[3, 1] = torch.nan

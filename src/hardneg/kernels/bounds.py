@@ -13,7 +13,7 @@ from hardneg.core.pairing import of_rows
 from hardneg.core.sweep import Bounds, Factor, Reducer, find_bounds, finish, left_by, reduce_rows
 from hardneg.core.tiles import NEVER
 from hardneg.kernels.leaves import Holders
-from hardneg.kernels.plan import Block, Compared, Plan, similarity_of, tempered
+from hardneg.kernels.plan import Block, Compared, Plan, similarity_of, tempered, with_gradient
 from hardneg.kernels.triton_edges import edges, serves
 
 
@@ -22,7 +22,7 @@ def bounds_of(plan: Plan) -> list[list[Bounds]]:
 
     One through which a gradient flows is found as it is used by its gradient, not compiled: to the same bits.
     """
-    compiles = plan.runner.compiles and not any(bound.grad for each in plan.factors for bound in each.bounds().values())
+    compiles = plan.runner.compiles and not with_gradient(plan.factors)
     return find_bounds(plan.factors, plan.blocks(), _Compiled(plan) if compiles else Reducer())
 
 

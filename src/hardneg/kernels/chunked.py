@@ -5,7 +5,6 @@ Bounds, then row statistics, then the pairs, each a sweep over the same tiles. M
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import replace
 from typing import Annotated, NamedTuple
 
@@ -21,7 +20,7 @@ from hardneg.kernels.bounds import bounds_of
 from hardneg.kernels.largest import LargestValue
 from hardneg.kernels.leaves import Piece
 from hardneg.kernels.pairs import PromotedPairs, masked_sum
-from hardneg.kernels.plan import Plan
+from hardneg.kernels.plan import Plan, with_gradient
 from hardneg.kernels.products import narrows
 from hardneg.kernels.row_statistics import RowStatistics, statistics_of
 from hardneg.kernels.swept import sweep
@@ -79,18 +78,13 @@ def _row(plan: Plan, pairing: Pairing, own: Tensor) -> Row:
     bounds = bounds_of(plan)
     pieces, last = list(plan.pieces), Piece(own, True)
     largest = []
-    for place in _with_gradient(plan.factors):
+    for place in with_gradient(plan.factors):
         (value,) = sweep(LargestValue(plan, [*plan.pieces, last], bounds, place), pairing, [*plan.pieces, last])
         largest.append((*place, len(pieces)))
         pieces.append(Piece(value, value.ndim > 0))
     plan.holders = replace(plan.holders, largest=tuple(largest))
     values = sweep(RowStatistics(plan, [*pieces, last], bounds), pairing, [*pieces, last])
     return Row(dict(zip(statistics_of(plan.objective), values, strict=True)), pairing.temperature)
-
-
-def _with_gradient(factors: Sequence[Negatives]) -> list[tuple[int, str]]:
-    """The bounds through which a gradient flows: factor and name."""
-    return [(i, name) for i, factor in enumerate(factors) for name, bound in factor.bounds().items() if bound.grad]
 
 
 def check_streamable(negatives: Negatives) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Annotated, NamedTuple
 
@@ -53,6 +53,11 @@ def tempered(similarity: Tensor, scale: Tensor | None, temperature: float | Tens
     return similarity * (1.0 / temperature)
 
 
+def with_gradient(factors: Sequence[Negatives]) -> list[tuple[int, str]]:
+    """The bounds through which a gradient flows: factor and name. They are found and pulled back uncompiled."""
+    return [(i, name) for i, factor in enumerate(factors) for name, bound in factor.bounds().items() if bound.grad]
+
+
 class Plan:
     """What a prepared pairing, with the scores of its own positives, is swept by, and in which tiles.
 
@@ -81,7 +86,7 @@ class Plan:
         if self.own.device.type == "cpu":
             return CPU_TILE
         numbers = CHUNK_BYTES // self.products.anchors.vectors.element_size()
-        numbers //= 1 if self.runner.compiles else EAGER_TENSORS
+        numbers //= 1 if self.runner.compiles and not with_gradient(self.factors) else EAGER_TENSORS
         columns = max(1, *(len(keys) for keys in self.pairing.candidates))
         rows = max(numbers // columns, min(FEWEST_ROWS, numbers))
         parts = -(-len(self.pairing) // rows)  # of equal size: one shape to compile
