@@ -260,7 +260,7 @@ def test_auto_takes_the_kernels_wherever_they_serve() -> None:
     z1, z2 = (z.float() for z in views())
     tilt, rank = (hn.ContrastiveLoss(text) for text in ("Tilt(1.0)", "Rank(0, 5)"))
     assert tilt.explain_path(z1, z2) == "triton: the distribution is of the closed family"
-    assert rank.explain_path(z1, z2).startswith(f"dense: {4 * B * B:,} scores are few, and Rank(stop=5) is not")
+    assert rank.explain_path(z1, z2).startswith(f"dense: {4 * B * B:,} scores are few; no Triton: Rank(stop=5) is not")
     assert hn.ContrastiveLoss("Tilt(1.0)", impl="dense").explain_path(z1, z2) == "dense: impl='dense'"
 
 

@@ -48,7 +48,8 @@ def gathered(pairing: Pairing, *, candidates: bool = True, anchors: bool = False
     if not several_ranks():
         return pairing
     own = pairing.candidates[0] is pairing.anchors
-    ranks = _Ranks(_sizes(pairing.anchors), views=1 + pairing.positives.vectors.shape[1] if own else 1)
+    positives = pairing.own()
+    ranks = _Ranks(_sizes(pairing.anchors), views=1 + positives.vectors.shape[1] if own else 1)
     if min(ranks.sizes) == 0:
         raise ArgumentError("gather", "at least one row on every rank", f"rows={ranks.sizes}")
 
@@ -60,10 +61,10 @@ def gathered(pairing: Pairing, *, candidates: bool = True, anchors: bool = False
 
     pools = tuple(pool(keys) for keys in pairing.candidates)
     mine = _apart(pairing.anchors, ranks.begin, pairing.ids_given)
-    changes: dict[str, Any] = {"anchors": mine, "candidates": pools}
+    changes: dict[str, Any] = {"anchors": mine, "positives": positives, "candidates": pools}
     if anchors:
         changes["anchors"] = pools[0] if own else ranks.keys(mine)
-        changes["positives"] = ranks.keys(pairing.positives)
+        changes["positives"] = ranks.keys(positives)
         if pairing.positive_mask is not None:
             changes["positive_mask"] = ranks.rows(pairing.positive_mask)
         if isinstance(pairing.temperature, Tensor) and pairing.temperature.ndim == 2:

@@ -43,7 +43,7 @@ def generator_at(seed: int, step: int, stream: int = 0) -> torch.Generator:
     mixed = torch.tensor(0, device="cpu")
     for part in (seed, step, stream):
         mixed = splitmix(mixed ^ part)
-    return torch.Generator().manual_seed(int(mixed) % 2**64)
+    return torch.Generator().manual_seed(mixed.numpy().item() % 2**64)
 
 
 def uniform_of_pairs(

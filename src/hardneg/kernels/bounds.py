@@ -14,7 +14,6 @@ from hardneg.core.sweep import Bounds, Factor, Reducer, find_bounds, finish, lef
 from hardneg.core.tiles import NEVER
 from hardneg.kernels.leaves import Holders
 from hardneg.kernels.plan import Block, Compared, Plan, similarity_of, tempered, with_gradient
-from hardneg.kernels.triton_edges import edges, serves
 
 
 def bounds_of(plan: Plan) -> list[list[Bounds]]:
@@ -55,10 +54,14 @@ class _Compiled(Reducer):
     @property
     def _raw(self) -> bool:
         """Whether windows rank products in place of scores: in the same order, and in half the bytes."""
+        from hardneg.kernels.triton_edges import serves
+
         return len(self.plan.cuts) == 1 and serves(self.plan.products.anchors.vectors)
 
     def _window(self, bound: Window, state: State, earlier: Bounds, rows: Block) -> tuple[Edge | None, Edge | None]:
         value, column = state
+        from hardneg.kernels.triton_edges import edges, serves
+
         if not serves(value):
             return bound.finish(state, earlier)
         start, stop = bound.places(earlier)

@@ -8,6 +8,8 @@ from typing import Annotated, NamedTuple
 import torch
 from torch import Tensor
 
+from hardneg.core.compiling import outside_graphs
+
 PerChain = Annotated[Tensor, "b"]
 PerStep = Annotated[Tensor, "b k"]
 PerColumn = Annotated[Tensor, "b n"]
@@ -23,7 +25,7 @@ class Visits(NamedTuple):
     accepted: PerStep
 
 
-@torch.compiler.disable  # type: ignore[untyped-decorator]  # a loop of as many steps as proposals is no graph
+@outside_graphs  # a loop of as many steps as proposals is no graph
 def metropolis_hastings(
     log_scores: PerColumn, start: PerChain, proposals: PerStep, log_uniforms: PerStep, burn_in: int = 0
 ) -> Visits:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from typing import NamedTuple
 
 import torch
@@ -11,7 +12,6 @@ from hardneg.core.objectives import Objective
 from hardneg.core.pairing import Pairing
 from hardneg.kernels import chunked
 from hardneg.kernels.chunked import Streamed, streamable
-from hardneg.kernels.triton_loss import cannot, triton_loss
 from hardneg.negatives.base import Negatives
 
 MOST_DENSE = {"cpu": 2**18 - 1, "cuda": 2**27}
@@ -35,26 +35,37 @@ def choose(pairing: Pairing, negatives: Negatives, objective: Objective, impl: s
         return Path("dense", "impl='dense'")
     if torch.compiler.is_compiling():
         return Path("dense" if impl == "auto" else "chunked", "inside torch.compile")
-    reason = cannot(pairing, negatives, objective)
+    reason = _why_not_triton(pairing, negatives, objective)
     if reason is None:
         return Path("triton", "the distribution is of the closed family")
     if impl == "streamed":
         return Path("chunked", reason)
     number, most = len(pairing) * pairing.num_candidates, _most_dense(pairing)
     if number <= most:
-        return Path("dense", f"{number:,} scores are few, and {reason}")
+        return Path("dense", f"{number:,} scores are few; no Triton: {reason}")
     if not streamable(negatives):
         return Path("dense", f"{negatives!r} needs whole rows")
-    return Path("chunked", f"{number:,} scores are many, and {reason}")
+    return Path("chunked", f"{number:,} scores are many; no Triton: {reason}")
 
 
 def streamed(path: Path, pairing: Pairing, negatives: Negatives, objective: Objective, reduction: str) -> Streamed:
     """The loss of a pairing by a path that is not dense, and the statistics of its rows."""
     if path.name == "chunked":
         return chunked.streamed(pairing, negatives, objective, reduction)
+    from hardneg.kernels.triton_loss import triton_loss
+
     check_parts(pairing)
     with torch.autocast(pairing.anchors.vectors.device.type, enabled=False):
         return triton_loss(pairing, negatives, objective, reduction)
+
+
+def _why_not_triton(pairing: Pairing, negatives: Negatives, objective: Objective) -> str | None:
+    device = pairing.anchors.vectors.device.type
+    if device != "cuda" and not os.environ.get("TRITON_INTERPRET"):  # Triton, slow to import, is for a GPU
+        return f"the vectors are on {device}, and Triton needs a GPU"
+    from hardneg.kernels.triton_loss import cannot
+
+    return cannot(pairing, negatives, objective)
 
 
 def _most_dense(pairing: Pairing) -> int:

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import torch
 
+from hardneg.core.compiling import outside_graphs
 from hardneg.core.errors import ArgumentError
 from hardneg.kernels.chain import PerChain, PerColumn, PerStep, Visits
 from hardneg.kernels.triton_language import installed, interpreted, jit, tl
@@ -75,7 +76,7 @@ def supports(log_scores: PerColumn) -> str | None:
     return None
 
 
-@torch.compiler.disable  # type: ignore[untyped-decorator]
+@outside_graphs
 def walk(log_scores: PerColumn, start: PerChain, proposals: PerStep, log_uniforms: PerStep, burn_in: int = 0) -> Visits:
     """As ``chain.metropolis_hastings``."""
     if not interpreted and (reason := supports(log_scores)):

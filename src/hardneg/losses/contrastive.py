@@ -264,7 +264,7 @@ class ContrastiveLoss(nn.Module):
 
         >>> z1, z2 = torch.randn(4, 8), torch.randn(4, 8)
         >>> ContrastiveLoss("Tilt(1.0)").explain_path(z1, z2)
-        'dense: 64 scores are few, and the vectors are on cpu, and Triton needs a GPU'
+        'dense: 64 scores are few; no Triton: the vectors are on cpu, and Triton needs a GPU'
         """
         return str(choose(self.pairing(*args, **kwargs), self._current, self._objective, self.impl))
 

@@ -14,6 +14,7 @@ from typing import Annotated, Any
 import torch
 from torch import Tensor, nn
 
+from hardneg.core.compiling import outside_graphs
 from hardneg.core.errors import ArgumentError, argument_error
 from hardneg.core.objectives import info_nce, reduce, surrogate
 from hardneg.core.scoring import Pools, cross_views, score, two_views
@@ -246,7 +247,7 @@ class EMC2(nn.Module):
         super()._load_from_state_dict(state_dict, prefix, *args)
 
     # Compiled, the backward pass would read the bank again, which has changed by then.
-    @torch.compiler.disable  # type: ignore[untyped-decorator]
+    @outside_graphs
     def _embedded(self, ids: Tensor, views: Tensor, encode: Encode | None, source: str, like: Views) -> Keys | None:
         """These instances as candidates of their rows, [b, m, d], with id -1 where one is not known.
 

@@ -17,6 +17,7 @@ estimate, or at least in its normaliser, and each view of an instance has a chai
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar
 
@@ -26,7 +27,6 @@ from torch import Tensor
 from hardneg.core.draws import draw_at
 from hardneg.core.errors import ArgumentError, check_range
 from hardneg.core.types import NEVER, LogWeights, Scores
-from hardneg.kernels import triton_chain
 from hardneg.kernels.chain import Visits, metropolis_hastings
 from hardneg.state.stateful import Stateful, Writes, check_count
 
@@ -135,9 +135,7 @@ class Chain(Stateful):
             level = torch.zeros_like(allowed, dtype=torch.float64).masked_fill(~allowed, NEVER)
             draws = draw_at(level, numbers[0]), numbers[1].log()
         burn_in = int(self.burn_in * draws[0].shape[1])
-        # The same visits either way, to the bit.
-        steps_of = triton_chain.walk if triton_chain.supports(values) is None else metropolis_hastings
-        visits = steps_of(values, start, *draws, burn_in)
+        visits = _steps_for(values)(values, start, *draws, burn_in)
         walk = self._walk(scores, visits, draws[0].shape[1] - burn_in, slots)
         if self.training:
             self._store(scores, ids, views, slots, visits.end)
@@ -223,3 +221,13 @@ def _occurrence(ids: Annotated[Tensor, "b|1 n"]) -> Annotated[Tensor, "b|1 n"]:
     in_order, order = ids.sort(dim=1, stable=True)
     first = torch.searchsorted(in_order, in_order)
     return torch.empty_like(ids).scatter(1, order, torch.arange(ids.shape[1], device=ids.device) - first)
+
+
+def _steps_for(values: Tensor) -> Callable[..., Visits]:
+    """One kernel on a GPU, a loop elsewhere: the same visits, to the bit."""
+    if values.is_cuda:
+        from hardneg.kernels import triton_chain
+
+        if triton_chain.supports(values) is None:
+            return triton_chain.walk
+    return metropolis_hastings

@@ -12,6 +12,7 @@ from typing import Annotated, Any, ClassVar, TypeVar
 import torch
 from torch import Tensor, nn
 
+from hardneg.core.compiling import outside_graphs
 from hardneg.core.errors import ArgumentError, argument_error
 from hardneg.core.errors import check_count as check_count
 from hardneg.core.keyed import generator_at
@@ -45,7 +46,7 @@ class Stateful(nn.Module):
         """The randomness of this step; different streams are independent."""
         return generator_at(self.number("seed"), self.number("step"), stream)
 
-    @torch.compiler.disable  # type: ignore[untyped-decorator]
+    @outside_graphs
     def uniforms(self, shape: tuple[int, ...], device: torch.device, *streams: int) -> list[Tensor]:
         """float64 numbers in [0, 1) of this step: those of ``generator(stream)``, on any device."""
         seed, step = self.number("seed"), self.number("step")
@@ -69,7 +70,7 @@ class Stateful(nn.Module):
         found: Found = seen[2]
         return found
 
-    @torch.compiler.disable  # type: ignore[untyped-decorator]
+    @outside_graphs
     def advance(self) -> None:
         """The next step, for a state whose draws need its number on the host."""
         self.set_number("step", self.number("step") + 1)

@@ -20,8 +20,8 @@ Features = dict[str, Any]
 class CachedNegativesLoss(NegativesLoss):
     """NegativesLoss in the memory of ``mini_batch_size`` texts, for a second forward pass; the options are the same.
 
-            ``Uniform()`` is CachedMultipleNegativesRankingLoss. Where MatryoshkaLoss is too old to wrap it, it raises.
-        """
+    ``Uniform()`` is CachedMultipleNegativesRankingLoss. Where MatryoshkaLoss is too old to wrap it, it raises.
+    """
 
     uses_gradient_cache = True
     """MatryoshkaLoss then wraps ``calculate_loss``, and not the forward pass of the model."""
