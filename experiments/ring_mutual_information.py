@@ -34,7 +34,7 @@ from hardneg.core.types import Keys
 try:
     import matplotlib
 except ImportError:
-    sys.exit("ring_mutual_information.py needs matplotlib, which is not installed: pip install 'hardneg[report]'")
+    sys.exit("ring_mutual_information.py needs matplotlib, which is not installed: pip install matplotlib")
 matplotlib.use("Agg")
 import matplotlib.pyplot as plt
 
