@@ -8,7 +8,7 @@ from typing import Annotated, Any, NamedTuple
 import torch
 from torch import Tensor
 
-from hardneg.core.errors import ArgumentError, optional
+from hardneg.core.errors import ArgumentError, argument_error, optional
 from hardneg.core.types import Keys
 
 _labels = ("label", "labels", "score", "scores")
@@ -32,15 +32,21 @@ def read_dataset(dataset: Any, model: Any) -> TrainingSet:
 
     model: a sentence-transformers model, its path, or a function from texts to vectors.
     """
+    if isinstance(dataset, dict):
+        raise ArgumentError("audit", "one data set", f"a dict of {list(dataset)}", "pass one of them")
     names = [name for name in dataset.column_names if name not in _labels]
     if len(names) < 2:
         raise ArgumentError("audit", "columns anchor, positive, negatives ...", f"columns {names}")
     if model is None:
         raise ArgumentError("audit", "a model for the texts of a data set", "model=None", "pass model=...")
+    if not len(dataset):
+        raise ArgumentError("audit", "at least one row", "0 rows")
     columns = [list(dataset[name]) for name in names]
     documents: dict[str, int] = {}
     own: dict[str, tuple[dict[int, None], dict[int, None]]] = {}
     for anchor, *rest in zip(*columns, strict=True):
+        if not isinstance(anchor, str) or not anchor:
+            raise argument_error("audit", "texts as anchors", names[0], anchor)
         lists = own.setdefault(anchor, ({}, {}))
         for place, text in ((min(place, 1), text) for place, cell in enumerate(rest) for text in _texts(cell)):
             lists[place][documents.setdefault(text, len(documents))] = None
@@ -49,7 +55,8 @@ def read_dataset(dataset: Any, model: Any) -> TrainingSet:
     width = max(map(len, negatives))
     mined = torch.tensor([each + [-1] * (width - len(each)) for each in negatives]) if width else None
     corpus = Keys(encode(list(documents)), torch.arange(len(documents)))
-    return TrainingSet(Keys(encode(list(own))), corpus, [list(each) for each, _ in own.values()], mined)
+    same = torch.tensor([documents.get(anchor, -1) for anchor in own])  # a document that is the anchor's text
+    return TrainingSet(Keys(encode(list(own)), same), corpus, [list(each) for each, _ in own.values()], mined)
 
 
 def _texts(cell: Any) -> Iterable[str]:

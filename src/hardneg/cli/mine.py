@@ -85,7 +85,8 @@ def _print_summary(summary: Summary, options: MineOptions, explain: bool) -> Non
     odd = ", ".join(f"{name.replace('_', ' ')} {number:,}" for name, number in summary.counts.items() if number)
     console.print(Text(odd))
     short, queries = summary.explanation.short, summary.explanation.queries
-    console.print(Text(f"{short:,} of {queries:,} queries have fewer than {options.k} negatives."))
+    if short:
+        console.print(Text(f"{short:,} of {queries:,} queries have fewer than {options.k} negatives."))
     console.print(Text(f"Wrote {summary.rows_written:,} rows to {options.out}; details in {summary.manifest}."))
 
 

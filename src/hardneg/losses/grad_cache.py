@@ -7,8 +7,9 @@ its part of the gradient to the weights. Activations of one chunk are held at a 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, MutableMapping
 from contextlib import ExitStack, contextmanager, nullcontext
+from copy import copy
 from typing import Annotated, Any
 
 import torch
@@ -184,6 +185,12 @@ def _num_rows(inputs: tuple[Any, Any]) -> int:
 def _cut(value: Any, rows: slice) -> Any:
     if isinstance(value, Tensor):
         return value[rows] if value.ndim else value
+    if isinstance(value, MutableMapping):  # of its own type: a BatchEncoding is read by its attributes
+        part = copy(value)
+        part.update({name: _cut(each, rows) for name, each in value.items()})
+        return part
     if isinstance(value, Mapping):
         return {name: _cut(part, rows) for name, part in value.items()}
+    if isinstance(value, tuple) and hasattr(value, "_fields"):
+        return type(value)(*(_cut(part, rows) for part in value))
     return type(value)(_cut(part, rows) for part in value) if isinstance(value, (list, tuple)) else value

@@ -99,11 +99,11 @@ def numbered_both(
 
 def _listed(name: str, given: Tag, size: int, who: str) -> list[Any]:
     if isinstance(given, str) or not hasattr(given, "__len__"):
-        raise argument_error(who, f"one of {name} for each row", name, given)
+        raise argument_error(who, f"one {name.rstrip('s')} for each row", name, given)
     if isinstance(given, (Tensor, np.ndarray)) and given.ndim != 1:
-        raise argument_error(who, f"one of {name} for each row, shape ({size},)", name, tuple(given.shape))
+        raise argument_error(who, f"one {name.rstrip('s')} for each row, shape ({size},)", name, tuple(given.shape))
     if len(given) != size:
-        raise ArgumentError(who, f"one of {name} for each of {size} rows", f"{len(given)} {name}")
+        raise ArgumentError(who, f"one {name.rstrip('s')} for each of {size} rows", f"{len(given)} {name}")
     return given.tolist() if isinstance(given, (Tensor, np.ndarray)) else list(given)
 
 

@@ -202,7 +202,7 @@ def _taken(name: str, names: Names) -> str:
     """What a call takes, with the usual values: ``beta, detach=False, as in Tilt(1.0)``."""
     signature, example = inspect.signature(names[name]), _example(name, names)
     if _open_ended(signature):
-        return f"what {example} has"
+        return f"the options of {example}"
     parameters = [
         each.name if each.default is each.empty else f"{each.name}={each.default!r}"
         for each in signature.parameters.values()

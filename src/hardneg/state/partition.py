@@ -18,6 +18,7 @@ from torch import Tensor
 from hardneg.core.errors import check_range
 from hardneg.core.objectives import log_expect_exp
 from hardneg.core.types import NEVER, LogWeights, Scores
+from hardneg.core.views import NUMBERED
 from hardneg.state.stateful import Stateful, Writes, check_count
 
 
@@ -51,7 +52,9 @@ class Partition(Stateful):
 
         ``log_w`` says which candidates are averaged, and how; n is the size of its support.
         """
-        ids = self.checked("Partition", scores.anchor_tags.ids, self.num_instances).to(self.log_u.device)
+        ids = scores.anchor_tags.ids
+        ids = None if ids is None else torch.where(ids >= NUMBERED, -1, ids)  # of a row that is no instance
+        ids = self.checked("Partition", ids, self.num_instances).to(self.log_u.device)
         log_g = log_expect_exp(scores.candidates.double(), log_w.double())
         log_u = self._mixed(self._of(ids), log_g)
         if self.training:

@@ -87,6 +87,10 @@ class Stateful(nn.Module):
             return ids
         return check_ids(who, ids, num_instances)
 
+    def __getstate__(self) -> dict[str, Any]:
+        """Without what was looked up: the versions of a copy's buffers count from the beginning."""
+        return {**self.__dict__, "_looked_up": {}}
+
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Any:
         dtypes = {name: getattr(self, name).dtype for name in self.precise}
         values = {name: getattr(self, name) for name in self.precise}

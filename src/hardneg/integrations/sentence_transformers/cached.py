@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from hardneg.core.errors import ArgumentError
+from hardneg.core.vectors import widened
 from hardneg.integrations.sentence_transformers.loss import NegativesLoss
 from hardneg.losses.grad_cache import GradCache
 from hardneg.negatives import Negatives, Uniform
@@ -51,11 +52,19 @@ class CachedNegativesLoss(NegativesLoss):
         if not torch.is_grad_enabled():
             return self.calculate_loss([[each] for each in vectors], labels)
         # The loss is carried back to the vectors here, as MatryoshkaLoss needs it, and from there by autograd.
-        leaves = [each.detach().requires_grad_() for each in vectors]
+        # In float32: a GradScaler scales only afterwards, and a gradient of float16 would be 0 by then.
+        leaves = [widened(each.detach()).requires_grad_() for each in vectors]
+        learnt = [each for each in self.contrast.parameters() if each.requires_grad]
+        before = [each.grad for each in learnt]
+        for each in learnt:
+            each.grad = None
         loss = self.calculate_loss([[each] for each in leaves], labels, with_backward=True)
-        for vector, leaf in zip(vectors, leaves, strict=True):
-            assert leaf.grad is not None
-            loss = loss + ((vector - leaf.detach()) * leaf.grad).sum()  # 0, with the gradient of the leaf
+        found = [each.grad for each in (*leaves, *learnt)]
+        for each, gradient in zip(learnt, before, strict=True):
+            each.grad = gradient
+        for source, gradient in zip((*vectors, *learnt), found, strict=True):
+            if gradient is not None:  # 0, with the gradient of the leaf
+                loss = loss + ((source - source.detach()) * gradient).sum()
         return loss
 
     def calculate_loss(
@@ -64,7 +73,8 @@ class CachedNegativesLoss(NegativesLoss):
         """The loss of all embeddings; ``with_backward`` leaves the gradient in them, and none in the loss."""
         loss = self.compute_loss_from_embeddings([torch.cat(column) for column in reps], labels, self._judged)
         if with_backward:
-            loss.backward()  # type: ignore[no-untyped-call]
+            with torch.autocast(loss.device.type, enabled=False):  # the products of the backward pass, too
+                loss.backward()  # type: ignore[no-untyped-call]
         return loss.detach() if with_backward else loss
 
     def _cached(self, encode: Callable[[Features], Tensor], column: Features) -> Tensor:

@@ -41,12 +41,12 @@ class LossCallback:
     def on_train_begin(self, args: Any, state: Any, control: Any, **more: Any) -> None:
         if state.global_step:
             self.load(checkpoint_of(args, state), args)
+        self._set_progress(state)  # for an evaluation before the first step
 
     def on_step_begin(self, args: Any, state: Any, control: Any, **more: Any) -> None:
+        self._set_progress(state)
         logs = bool(state.logging_steps) and (state.global_step + 1) % state.logging_steps == 0
         for module in self._modules():
-            if hasattr(module, "set_progress"):
-                module.set_progress(state.global_step, state.max_steps)
             if logs and hasattr(module, "watch"):
                 module.watch = True
 
@@ -102,6 +102,11 @@ class LossCallback:
     def restore(self, folder: Path, record: dict[str, Any]) -> None:
         """Takes up what ``record`` kept."""
 
+    def _set_progress(self, state: Any) -> None:
+        for module in self._modules():
+            if hasattr(module, "set_progress"):
+                module.set_progress(state.global_step, state.max_steps)
+
     def _modules(self) -> Iterator[Any]:
         return (module for loss in self.losses.values() for module in _own_modules(loss))
 
@@ -122,7 +127,7 @@ def load_own_state(loss: nn.Module, state: dict[str, Any]) -> None:
 def checkpoint_of(args: Any, state: Any) -> Path:
     """The folder of this package in the checkpoint that training resumes from."""
     given = getattr(args, "resume_from_checkpoint", None)
-    if isinstance(given, str) and Path(given).name == f"checkpoint-{state.global_step}":
+    if isinstance(given, str) and (Path(given) / "hardneg").is_dir():
         return Path(given) / "hardneg"
     return _folder(Path(args.output_dir), state)
 

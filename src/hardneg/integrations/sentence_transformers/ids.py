@@ -52,8 +52,10 @@ def known_positives(dataset: Any) -> Known:
 
     NegativesLoss knows those of the batch by itself; a queue also holds positives of rows that are elsewhere.
     """
-    parts = dataset.values() if isinstance(dataset, dict) else [dataset]
-    labels = torch.tensor([row[1:3] for part in parts for row in part["label"]])
+    parts = list(dataset.values()) if isinstance(dataset, dict) else [dataset]
+    if any("label" not in part.column_names for part in parts):
+        raise ArgumentError("known_positives", "a data set with ids", "no column 'label'", "use with_ids(dataset)")
+    labels = torch.tensor([row[1:3] for part in parts for row in part["label"]], dtype=torch.long).reshape(-1, 2)
     return Known(KnownPairs(labels[:, 0], labels[:, 1]))
 
 
@@ -107,6 +109,11 @@ class _Table:
             names, texts = [name], [[_text(value, name) for value in values]]
         self.texts += texts
         if self.added or texts != [values] or names != [name]:  # columns keep their order
+            if taken := [one for one in names if names != [name] and one in (*self.names, *self.added)]:
+                fix = "rename the other columns"
+                raise ArgumentError(
+                    "with_ids", f"names of columns that {name!r}, as several, leaves free", f"{taken}", fix
+                )
             self.dropped.append(name)
             self.added.update(zip(names, texts, strict=True))
 
@@ -156,7 +163,7 @@ def read_rows(labels: Tensor | None, num_columns: int, owner: Number) -> Rows:
     labels = labels.long()
     if labels.ndim == 1:
         return Rows(owner, labels)
-    if labels.ndim != 2 or labels.shape[1] < 1 + num_columns:
+    if labels.ndim != 2 or labels.shape[1] != 1 + num_columns:
         what = f"labels of with_ids, {1 + num_columns} numbers for {num_columns} columns of texts"
         fix = "call with_ids after the last change of the columns"
         raise ArgumentError("NegativesLoss", what, f"labels={tuple(labels.shape)}", fix)

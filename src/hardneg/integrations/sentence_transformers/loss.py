@@ -94,6 +94,10 @@ class NegativesLoss(nn.Module):
         if self.whole_data is not None and (queue is not None or guide is not None or self.whole_data.views != "cross"):
             what = f"{type(objective).__name__}(..., views='cross') without queue and guide"
             raise argument_error("NegativesLoss", what, "objective", objective)
+        usual = self.meeting == Meeting() and repr(negatives) in ("'Uniform()'", "Uniform()") and tau_plus == 0.0
+        if self.whole_data is not None and not usual:
+            what = "negatives, positives, directions, tau_plus and gather_across_devices as they are by default"
+            raise argument_error("NegativesLoss", f"{what} with an objective over all data", "objective", objective)
         self.contrast = ContrastiveLoss(
             negatives, temperature, tau_plus, "pool", num_negatives=num_negatives, impl=impl,
             objective="info_nce" if isinstance(objective, _global) else objective,
