@@ -65,6 +65,8 @@ def main() -> None:
     jobs, out = sys.argv[1:]
     for job in json.loads(Path(jobs).read_text()):
         run_job(job, Path(out))
+    torch.distributed.barrier()
+    os._exit(0)  # at a plain end of the interpreter gloo's threads abort the process now and then
 
 
 if __name__ == "__main__":
