@@ -7,12 +7,11 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from hardneg.core.pairing import Cut
 from hardneg.core.sweep import Bounds, left_by
 from hardneg.kernels.compiled import pull_back
 from hardneg.kernels.leaves import Piece
 from hardneg.kernels.plan import Compared, Plan
-from hardneg.kernels.swept import Grads, Sweep
+from hardneg.kernels.swept import At, Grads, Sweep
 
 
 class LargestValue(Sweep):
@@ -55,23 +54,15 @@ class LargestValue(Sweep):
 
         return pull_back(outputs_of, [piece.tensor for piece in pieces], wanted)
 
-    def pull(
-        self,
-        rows: slice,
-        cut: Cut,
-        compared: Compared,
-        pieces: list[Piece],
-        wanted: list[bool],
-        grads: Grads,
-    ) -> Sequence[Tensor | None]:
+    def pull(self, at: At, pieces: list[Piece], wanted: list[bool], grads: Grads) -> Sequence[Tensor | None]:
         if not self._in_tiles:
             return [None] * len(wanted)
 
         def outputs_of(inputs: Sequence[Tensor]) -> tuple[list[Tensor], list[Tensor]]:
-            value, reached = self._of_tile(rows, compared, inputs)
-            return [value], [reached * (self.share[rows] if self.share.ndim else self.share)]
+            value, reached = self._of_tile(at.rows, at.compared, inputs)
+            return [value], [reached * (self.share[at.rows] if self.share.ndim else self.share)]
 
-        return pull_back(outputs_of, [compared.similarity(), *(piece.of(rows) for piece in pieces)], wanted)
+        return pull_back(outputs_of, [at.compared.similarity(), *(piece.of(at.rows) for piece in pieces)], wanted)
 
     @property
     def _in_tiles(self) -> bool:

@@ -8,11 +8,10 @@ import torch
 from torch import Tensor
 
 from hardneg.core.objectives import Objective, Row
-from hardneg.core.pairing import Cut
 from hardneg.kernels.compiled import pull_back
 from hardneg.kernels.leaves import Holders, Piece
 from hardneg.kernels.plan import Compared, Plan
-from hardneg.kernels.swept import Grads, Sweep
+from hardneg.kernels.swept import At, Grads, Sweep
 
 
 def masked_sum(objective: Objective, positive: Tensor, row: Row, real: Tensor) -> Tensor:
@@ -40,18 +39,10 @@ class PromotedPairs(Sweep):
             found[i].append(plan.runner(sum_of_tile, plan.shape(rows, cut), *args))
         return tuple(torch.cat([torch.stack([tile[k] for tile in row]).sum(0) for row in found]) for k in (0, 1))
 
-    def pull(
-        self,
-        rows: slice,
-        cut: Cut,
-        compared: Compared,
-        pieces: list[Piece],
-        wanted: list[bool],
-        grads: Grads,
-    ) -> Sequence[Tensor | None]:
-        some = [piece.of(rows) for piece in pieces]
-        args = self.plan.holders, compared, some, self.names, tuple(wanted), grads[0][rows]
-        return self.plan.runner(pull_pairs, self.plan.shape(rows, cut), *args)
+    def pull(self, at: At, pieces: list[Piece], wanted: list[bool], grads: Grads) -> Sequence[Tensor | None]:
+        some = [piece.of(at.rows) for piece in pieces]
+        args = self.plan.holders, at.compared, some, self.names, tuple(wanted), grads[0][at.rows]
+        return self.plan.runner(pull_pairs, self.plan.shape(at.rows, at.cut), *args)
 
 
 def sum_of_tile(

@@ -10,14 +10,14 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from hardneg.core.objectives import Objective
-from hardneg.core.pairing import Cut, Met
+from hardneg.core.pairing import Met
 from hardneg.core.statistics import Mass, Statistic, Support, row_max
 from hardneg.core.sweep import Bounds, weigh
 from hardneg.core.tiles import NEVER, Tile
 from hardneg.kernels.compiled import pull_back
 from hardneg.kernels.leaves import Held, Holders, Piece
 from hardneg.kernels.plan import Compared, Plan
-from hardneg.kernels.swept import Grads, Sweep
+from hardneg.kernels.swept import At, Grads, Sweep
 
 
 class Sums(NamedTuple):
@@ -91,19 +91,11 @@ class RowStatistics(Sweep):
 
         return pull_back(outputs_of, [piece.tensor for piece in pieces], wanted)
 
-    def pull(
-        self,
-        rows: slice,
-        cut: Cut,
-        compared: Compared,
-        pieces: list[Piece],
-        wanted: list[bool],
-        grads: Grads,
-    ) -> Sequence[Tensor | None]:
-        bounds, dtype = self.bounds[self.plan.rows.index(rows)], self.plan.products.dtype_of_gradient
-        of_rows = self.sums.of(rows), [grad[rows] for grad in grads]
-        args = self.plan.holders, compared, _cut(pieces, rows), tuple(wanted[:-1]), bounds, *of_rows, dtype
-        return [*self.plan.runner(pull_tile, self.plan.shape(rows, cut), *args), None]
+    def pull(self, at: At, pieces: list[Piece], wanted: list[bool], grads: Grads) -> Sequence[Tensor | None]:
+        bounds, dtype = self.bounds[self.plan.rows.index(at.rows)], self.plan.products.dtype_of_gradient
+        of_rows = self.sums.of(at.rows), [grad[at.rows] for grad in grads]
+        args = self.plan.holders, at.compared, _cut(pieces, at.rows), tuple(wanted[:-1]), bounds, *of_rows, dtype
+        return [*self.plan.runner(pull_tile, self.plan.shape(at.rows, at.cut), *args), None]
 
 
 def parts_of_tile(

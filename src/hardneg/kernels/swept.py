@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -20,6 +20,14 @@ from hardneg.kernels.plan import Compared, Plan
 
 Grads = Sequence[Tensor]
 """The gradients by what a sweep gives."""
+
+
+class At(NamedTuple):
+    """A tile: its anchors, its candidates, and what is compared there."""
+
+    rows: slice
+    cut: Cut
+    compared: Compared
 
 
 class Sweep(ABC):
@@ -39,15 +47,7 @@ class Sweep(ABC):
         return [None] * len(pieces)
 
     @abstractmethod
-    def pull(
-        self,
-        rows: slice,
-        cut: Cut,
-        compared: Compared,
-        pieces: list[Piece],
-        wanted: list[bool],
-        grads: Grads,
-    ) -> Sequence[Tensor | None]:
+    def pull(self, at: At, pieces: list[Piece], wanted: list[bool], grads: Grads) -> Sequence[Tensor | None]:
         """The gradients by the similarities of a tile and by the pieces."""
 
 
@@ -110,7 +110,7 @@ class _Totals:
         own = anchors is not None and plan.products.pools[cut.pool] is plan.products.anchors
         pool = anchors if own else pools[cut.pool]
         wanted = [anchors is not None or pool is not None, *self.wanted_pieces]
-        grad, *of_pieces = self.task.pull(rows, cut, plan.compared(rows, cut), pieces, wanted, grads)
+        grad, *of_pieces = self.task.pull(At(rows, cut, plan.compared(rows, cut)), pieces, wanted, grads)
         if grad is not None:
             plan.products.add_gradient(grad.to(plan.products.dtype_of_gradient), rows, cut, anchors, pool)
         self.add_pieces(rows, of_pieces)

@@ -47,7 +47,7 @@ def cannot(pairing: Pairing, negatives: Negatives, objective: Objective) -> str 
         return f"{negatives!r} is not of the closed family"
     if unknown := [name for name, each in objective.statistics().items() if type(each) not in STATISTICS]:
         return f"{objective!r} needs the row statistic {unknown[0]!r}"
-    if pairing.label_positives and objective.pair_kind is None:
+    if pairing.label_positives and objective.pair_form is None:
         return f"{objective!r} of positives by label needs every pair"
     if pairing.label_positives and form.ceilings:
         return f"{negatives!r} needs the lowest of the positives by label"
@@ -187,8 +187,10 @@ class _Swept:
             row = Row({name: torch.where(some, value, 1.0) for name, value in row.statistics.items()}, row.temperature)
         else:
             some = torch.ones_like(some)
-        offset = objective.pair_offset(row)[:, 0]
-        if objective.pair_kind == "softplus":
+        form = objective.pair_form
+        assert form is not None  # see ``cannot``
+        offset = form.offset(row)[:, 0]
+        if form.softplus:
             total, number = pair_losses(log_negative=torch.where(some[:, 0], offset, NEVER), **self._sides(True))
             return total, number
         found = self.by_label

@@ -10,7 +10,7 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields, is_dataclass, replace
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, Any, ClassVar, NamedTuple
 
 import torch
 from torch import Tensor
@@ -38,6 +38,13 @@ class Row:
             return self.statistics[name]
         except KeyError:
             raise AttributeError(f"{name!r} is not among the statistics {sorted(self.statistics)}") from None
+
+
+class PairForm(NamedTuple):
+    """The loss of a pair is offset - positive, or its softplus, with one offset for each row."""
+
+    softplus: bool
+    offset: Callable[[Row], PerRow]
 
 
 class Objective(ABC):
@@ -69,13 +76,9 @@ class Objective(ABC):
         return True
 
     @property
-    def pair_kind(self) -> str | None:
-        """``"softplus"`` where the loss of a pair is softplus(offset - positive), ``"linear"`` where it is
-        offset - positive, the offset being ``pair_offset`` of its row; None for any other."""
+    def pair_form(self) -> PairForm | None:
+        """The form of a pair's loss, for kernels that sum it over many positives; None for any other form."""
         return None
-
-    def pair_offset(self, row: Row) -> PerRow:
-        raise NotImplementedError
 
     def at(self, step: int, total: int | None = None) -> Objective:
         """With its schedules evaluated, as tensors, so that a new number does not compile a graph again."""

@@ -15,7 +15,16 @@ from torch import Tensor
 from torch.nn.functional import logsigmoid
 
 from hardneg.core.errors import ArgumentError, argument_error, check_range
-from hardneg.core.objectives.base import Objective, Row, TauPlus, check_tau_plus, corrects, log1m_exp, softplus
+from hardneg.core.objectives.base import (
+    Objective,
+    PairForm,
+    Row,
+    TauPlus,
+    check_tau_plus,
+    corrects,
+    log1m_exp,
+    softplus,
+)
 from hardneg.core.statistics import LogMass, LogMean, LogPositives, Others, PerRow, Statistic, Support
 from hardneg.core.types import NEVER, LogWeights, PairLosses, Scores
 
@@ -49,12 +58,12 @@ class InfoNCE(Objective):
         return self.positives_in_denominator != "all"  # there the positives stand against each other, as in SupCon
 
     @property
-    def pair_kind(self) -> str | None:
+    def pair_form(self) -> PairForm | None:
         if corrects(self.tau_plus):
             return None
-        return "softplus" if self.positives_in_denominator == "own" else "linear"
+        return PairForm(self.positives_in_denominator == "own", self._pair_offset)
 
-    def pair_offset(self, row: Row) -> PerRow:
+    def _pair_offset(self, row: Row) -> PerRow:
         log_negative = row.log_mean + log_number(row, self.num_negatives)
         if self.positives_in_denominator != "all":
             return log_negative
