@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import hardneg as hn
-from hardneg.core.errors import ArgumentError
+from hardneg.core.errors import ArgumentError, HardnegWarning
 from hardneg.integrations.sentence_transformers import CachedNegativesLoss, NegativesLoss, known_positives, with_ids
 
 datasets = pytest.importorskip("datasets", reason="needs the extra 'text'")
@@ -96,3 +96,11 @@ def test_a_copy_reads_the_state_that_it_loads() -> None:
 def test_sogclr_takes_rows_without_an_instance() -> None:
     z1, z2 = torch.nn.functional.normalize(torch.randn(2, 3, 4), dim=-1)
     assert hn.SogCLR(10)(z1, z2, ids=torch.tensor([0, 1, -1])).isfinite()
+
+
+def test_a_queue_of_another_dimension_is_refused_or_warns() -> None:
+    with pytest.raises(ArgumentError) as error, pytest.warns(HardnegWarning, match="no ids"):
+        NegativesLoss(Model(), queue=hn.Queue(32, 3))(features(), None)
+    assert error.value.fix == "use queue=hn.Queue(32, 4)"
+    with pytest.warns(HardnegWarning, match=r"hn.Queue\(32, 4\)"):
+        NegativesLoss(Model(), queue=hn.Queue(32, 5))(features(), None)

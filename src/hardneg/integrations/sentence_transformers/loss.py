@@ -168,6 +168,16 @@ class NegativesLoss(nn.Module):
         keys = self.queue.keys()
         if dim == self.queue.dim:
             return [keys]
+        if dim > self.queue.dim:
+            fix = f"use queue=hn.Queue({self.queue.capacity}, {dim})"
+            raise ArgumentError("NegativesLoss", "a queue of the model's dimension", f"dim={self.queue.dim}", fix)
+        if not len(keys.vectors):
+            warn_once(
+                "queue.dim",
+                f"NegativesLoss has embeddings of size {dim} and an empty queue of size {self.queue.dim}, which only "
+                f"embeddings of its own size enter. Unless this is a smaller size of a MatryoshkaLoss, use "
+                f"queue=hn.Queue({self.queue.capacity}, {dim}).",
+            )
         # A smaller size of a MatryoshkaLoss, which comes after the full one of the same step: its documents are there.
         before = self.queue.age() > 0
         parts = (keys.vectors[:, :dim], keys.ids, keys.labels)
