@@ -1,0 +1,31 @@
+"""Small graphs for tests."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from hardneg.training.data.graphs import Graphs, pack
+
+
+def random_graphs(num: int, *, features: int = 3, low: int = 3, high: int = 9, seed: int = 0) -> Graphs:
+    """Connected graphs: a path, and some more edges."""
+    generator = torch.Generator().manual_seed(seed)
+    nodes, edges = [], []
+    for _ in range(num):
+        n = int(torch.randint(low, high, (1,), generator=generator))
+        nodes.append(torch.randn(n, features, generator=generator))
+        path = torch.stack([torch.arange(n - 1), torch.arange(1, n)])
+        edges.append(torch.cat([path, torch.randint(0, n, (2, n), generator=generator)], dim=1))
+    return pack(nodes, edges)
+
+
+def adjacency(graphs: Graphs) -> list[Tensor]:
+    """The matrix of each graph."""
+    matrices = []
+    for i in range(len(graphs)):
+        one = graphs[i : i + 1]
+        matrix = torch.zeros(len(one.x), len(one.x), dtype=torch.float64)
+        matrix[one.edges[0], one.edges[1]] = 1
+        matrices.append(matrix + matrix.T)
+    return matrices
