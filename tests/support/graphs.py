@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
+import numpy as np
 import torch
 from torch import Tensor
 
-from hardneg.training.data.graphs import Graphs, pack
+from hardneg.training.data.graph_files import save_graphs
+from hardneg.training.data.packed import Graphs, pack
 
 
 def random_graphs(num: int, *, features: int = 3, low: int = 3, high: int = 9, seed: int = 0) -> Graphs:
@@ -29,3 +33,10 @@ def adjacency(graphs: Graphs) -> list[Tensor]:
         matrix[one.edges[0], one.edges[1]] = 1
         matrices.append(matrix + matrix.T)
     return matrices
+
+
+def graph_file(path: Path, num: int = 48, **how: int) -> str:
+    """A file of graphs of two classes that differ in their size; its name as data."""
+    small, large = random_graphs(num // 2, low=3, high=8, **how), random_graphs(num // 2, low=6, high=14, seed=1, **how)
+    save_graphs(path, small.joined([large]), np.repeat([0, 1], num // 2))
+    return f"graphs:{path}"

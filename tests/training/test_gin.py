@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from hardneg.core.errors import ArgumentError
-from hardneg.training.data.graphs import Graphs, simple
+from hardneg.training.data.packed import Graphs, simple
 from hardneg.training.gin import GIN
 from support.graphs import adjacency, random_graphs
 

@@ -7,7 +7,7 @@ import torch
 
 from hardneg.core.errors import ArgumentError, UnknownName
 from hardneg.training.augmentation.graphs import AUGMENTATIONS, GraphAugment
-from hardneg.training.data.graphs import Graphs, concatenate, pack
+from hardneg.training.data.packed import Graphs, pack
 from support.graphs import adjacency, random_graphs
 
 RATIO = 0.25
@@ -63,7 +63,7 @@ def test_dropped_nodes_go_with_their_edges(graphs: Graphs) -> None:
 
 def test_all_nodes_are_dropped_equally_often() -> None:
     one = pack([torch.arange(4.0)[:, None]], [torch.tensor([[0, 1, 2], [1, 2, 3]])])
-    found = view("node_drop", concatenate([one] * 4000))
+    found = view("node_drop", one[torch.zeros(4000, dtype=torch.int64)])
     lost = 4000 - torch.bincount(found.x[:, 0].long())
     assert (lost - 1000).abs().max() < 110  # four deviations
 
@@ -103,7 +103,7 @@ def test_a_subgraph_is_connected_and_has_its_size(graphs: Graphs) -> None:
 
 def test_a_subgraph_stays_in_the_piece_of_its_start() -> None:
     two = pack([torch.arange(6.0)[:, None]], [torch.tensor([[0, 1, 3, 4], [1, 2, 4, 5]])])
-    found = view("subgraph", concatenate([two] * 50), ratio=0.0)
+    found = view("subgraph", two[torch.zeros(50, dtype=torch.int64)], ratio=0.0)
     assert set(found.num_nodes.tolist()) == {3}
     assert {tuple(sorted(value for (value,) in rows(found, i))) for i in range(50)} == {(0, 1, 2), (3, 4, 5)}
 
@@ -111,7 +111,7 @@ def test_a_subgraph_stays_in_the_piece_of_its_start() -> None:
 def test_a_subgraph_grows_by_any_neighbour_alike() -> None:
     """Half of the path a - b - c - d, and of its start: of two waiting nodes each joins first half of the time."""
     path = pack([torch.arange(4.0)[:, None]], [torch.tensor([[0, 1, 2], [1, 2, 3]])])
-    found = view("subgraph", concatenate([path] * 6000), ratio=0.5)
+    found = view("subgraph", path[torch.zeros(6000, dtype=torch.int64)], ratio=0.5)
     pairs = found.x[:, 0].view(-1, 2).long()
     shares = [float((pairs == torch.tensor(pair)).all(1).double().mean()) for pair in ((0, 1), (1, 2), (2, 3))]
     # From an end there is one way; from the middle two: (1/4 + 1/8, 1/8 + 1/8, 1/8 + 1/4).
@@ -120,14 +120,14 @@ def test_a_subgraph_grows_by_any_neighbour_alike() -> None:
 
 def test_random_takes_each_augmentation_for_its_share() -> None:
     one = pack([torch.arange(1.0, 11)[:, None]], [torch.stack([torch.arange(9), torch.arange(1, 10)])])
-    found = view("random", concatenate([one] * 2000), ratio=0.5)
+    found = view("random", one[torch.zeros(2000, dtype=torch.int64)], ratio=0.5)
     masked = torch.bincount(found.batch[found.x[:, 0] == 0], minlength=2000) > 0
     smaller = found.num_nodes == 5
     rewired = (found.num_nodes == 10) & ~masked
     for share in (masked, rewired):
         assert float(share.double().mean()) == pytest.approx(0.25, abs=0.04)
     assert float(smaller.double().mean()) == pytest.approx(0.5, abs=0.045)
-    only = view("attribute_mask+node_drop", concatenate([one] * 400), ratio=0.5)
+    only = view("attribute_mask+node_drop", one[torch.zeros(400, dtype=torch.int64)], ratio=0.5)
     assert set(only.num_nodes.tolist()) == {5, 10}
 
 

@@ -11,7 +11,7 @@ import torch
 
 from hardneg.core.errors import ArgumentError, FileError, NoFile
 from hardneg.training.data.graph_files import graph_path, read_graphs, save_graphs
-from hardneg.training.data.graphs import Graphs, concatenate, degrees, from_geometric, pack, with_degrees
+from hardneg.training.data.packed import Graphs, degrees, from_geometric, pack, with_degrees
 from support.graphs import adjacency, random_graphs
 
 
@@ -29,7 +29,7 @@ def test_a_batch_is_its_graphs_one_by_one() -> None:
     for place, i in enumerate(index.tolist()):
         assert torch.equal(batch.x[batch.batch == place], graphs.x[graphs.batch == i])
         assert torch.equal(adjacency(batch)[place], adjacency(graphs)[i])
-    assert same(concatenate([graphs[0:1], graphs[1:5], graphs[5:]]), graphs)
+    assert same(graphs[0:1].joined([graphs[1:5], graphs[5:]]), graphs)
     assert same(graphs[torch.arange(7) % 2 == 0], graphs[torch.tensor([0, 2, 4, 6])])
     assert len(graphs[torch.tensor([], dtype=torch.int64)]) == 0
 

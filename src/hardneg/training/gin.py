@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from hardneg.core.errors import check_among
-from hardneg.training.data.graphs import Graphs
+from hardneg.training.data.packed import Graphs
 
 NORMS: dict[str, Callable[[int], nn.Module]] = {"batch": nn.BatchNorm1d, "layer": nn.LayerNorm}
 
@@ -40,7 +40,7 @@ class GIN(nn.Module):
             if seed is not None:
                 torch.manual_seed(seed)
             widths = [in_features] + [width] * (num_layers - 1)
-            self.layers = nn.ModuleList(_mlp(before, width) for before in widths)
+            self.layers = nn.ModuleList(two_layers(before, width, width) for before in widths)
         self.norms = nn.ModuleList(NORMS[norm](width) for _ in widths)
 
     def nodes(self, graphs: Graphs) -> Annotated[Tensor, "n d"]:
@@ -60,10 +60,13 @@ def pooled(nodes: Annotated[Tensor, "n d"], graphs: Graphs) -> Annotated[Tensor,
     return nodes.new_zeros(len(graphs), nodes.shape[1]).index_add(0, graphs.batch, nodes)
 
 
-def _mlp(in_features: int, width: int) -> nn.Module:
-    layer = nn.Sequential(nn.Linear(in_features, width), nn.ReLU(), nn.Linear(width, width))
-    for part in layer:
-        if isinstance(part, nn.Linear):
-            nn.init.xavier_uniform_(part.weight)
-            nn.init.zeros_(part.bias)
+def two_layers(in_features: int, width: int, out_features: int) -> nn.Sequential:
+    return nn.Sequential(xavier(in_features, width), nn.ReLU(), xavier(width, out_features))
+
+
+def xavier(in_features: int, out_features: int) -> nn.Linear:
+    """A linear layer as InfoGraph and GraphCL begin with it."""
+    layer = nn.Linear(in_features, out_features)
+    nn.init.xavier_uniform_(layer.weight)
+    nn.init.zeros_(layer.bias)
     return layer

@@ -21,7 +21,7 @@ from torch import Tensor
 
 from hardneg.core.errors import UnknownName, check_range
 from hardneg.core.keyed import uniforms
-from hardneg.training.data.graphs import Counts, Graphs, concatenate
+from hardneg.training.data.packed import Counts, Graphs
 
 Ids = Annotated[Tensor, "g"]
 
@@ -119,7 +119,7 @@ class GraphAugment:
     ``first`` and ``second`` name them: "random" is any of the four, "none" leaves the graph as it is, and several
     are joined with "+". The authors' code contrasts the graph itself with one view: ``first="none"``.
 
-    >>> from hardneg.training.data.graphs import pack
+    >>> from hardneg.training.data.packed import pack
     >>> graphs = pack([torch.ones(5, 1)] * 4, [torch.tensor([[0, 1, 2, 3], [1, 2, 3, 4]])] * 4)
     >>> first, second = GraphAugment("node_drop", "none").views(graphs, ids=torch.arange(4), epoch=0, seed=0)
     >>> first.num_nodes.tolist(), second.num_nodes.tolist()
@@ -155,7 +155,7 @@ class GraphAugment:
         for kind, place in zip(kinds, places, strict=True):
             part = graphs[place]
             parts.append(AUGMENTATIONS[kind](part, Draw(part, ids[place], view, epoch, seed), self.ratio))
-        return concatenate(parts)[torch.argsort(torch.cat(places))]
+        return parts[0].joined(parts[1:])[torch.argsort(torch.cat(places))]
 
 
 def kinds_of(names: str) -> list[str]:

@@ -29,8 +29,8 @@ from torch.nn.functional import one_hot
 
 from hardneg.core.errors import ArgumentError, FileError, NoFile
 from hardneg.io.arrays import Array, known_labels, read_arrays
-from hardneg.training.data.graphs import Graphs, simple, with_degrees
 from hardneg.training.data.named import default_root
+from hardneg.training.data.packed import Graphs, simple, with_degrees
 
 FOLDER = "tu-graphs"
 

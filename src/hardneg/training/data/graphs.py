@@ -1,174 +1,230 @@
-"""Graphs of different sizes, packed into a few tensors: a batch is one large graph without edges between its parts.
+"""Graphs as data: ``graphs:NAME``, a file or a folder (graph_files.py).
 
-    graphs = pack([nodes [n, f], ...], [edges [2, m], ...])      plain tensors, one of each per graph
-    graphs = from_geometric(dataset)                            any sequence of PyG's Data
-    graphs[torch.tensor([3, 0])]                                a batch, in this order
-    graphs.x, graphs.edge_index, graphs.batch                   as PyG's layers take them
+    graphs:MUTAG            all graphs are trained on, without labels, and a support vector machine classifies them in
+                            10-fold cross-validation: the protocol of the graph papers
+    graphs:MUTAG@3/10       the fourth of ten stratified folds is the test split, the others are the train split
 
-Graphs are undirected and simple: an edge is held once, and self-loops and repeated edges are dropped.
+Recipes and negatives that read labels need the second form, since the first one would show them those of the test
+graphs. A validation split is a fifth of the training graphs.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import importlib.util
+import re
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
-from functools import cached_property
-from typing import Annotated, Any
+from pathlib import Path
+from typing import Annotated, Any, ClassVar
 
+import numpy as np
 import torch
-from torch import Tensor
-from torch.nn.functional import one_hot
+from torch import Tensor, nn
 
-from hardneg.core.errors import ArgumentError
+from hardneg.core.errors import ArgumentError, UnknownName, located, missing_extra
+from hardneg.core.scoring import score
+from hardneg.core.types import Keys
+from hardneg.io.embeddings import pack_bits
+from hardneg.negatives import parse
+from hardneg.negatives.grammar import read_expression
+from hardneg.pages.graph_drawing import graph_drawing
+from hardneg.training.augmentation.graphs import GraphAugment
+from hardneg.training.data.graph_files import read_graphs
+from hardneg.training.data.items import Evaluation, Items, Shown, Splits
+from hardneg.training.data.packed import Graphs
+from hardneg.training.encoders import Encoder, Represent
+from hardneg.training.evaluation.embeddings import evaluate_embeddings
+from hardneg.training.evaluation.measures import register_measure
+from hardneg.training.evaluation.pairs import alignment, similarity_histograms, uniformity
+from hardneg.training.evaluation.svm import svm_correct, svm_predict
+from hardneg.training.gin import GIN, two_layers
+from hardneg.training.options import SupervisedOptions, TrainOptions
 
-Nodes = Annotated[Tensor, "n f"]
-Edges = Annotated[Tensor, "2 m"]
-Counts = Annotated[Tensor, "g"]
+Views = Callable[[Graphs, Tensor, int, int], tuple[Graphs, Graphs]]
+NORMS = {"auto": "batch", "gin": "batch", "gin-layer": "layer"}
+"""The encoders, and how each normalises."""
 
-MAX_DEGREE = 100
+USUAL = GraphAugment()
+
+register_measure(
+    "svm",
+    "SVM accuracy",
+    "a support vector machine is fitted to the features; without a test split, ten times to nine tenths of the {noun}s",
+)
 
 
 @dataclass(frozen=True, eq=False)
-class Graphs:
-    """Undirected graphs: node features of all of them, their edges, and how many of both each has.
+class GraphData(Items, prefix="graphs", form="graphs:NAME"):
+    """Graphs with their ids and, where known, their labels."""
 
-    >>> graphs = pack([torch.ones(3, 1), torch.ones(2, 1)], [torch.tensor([[0, 1], [1, 2]]), torch.tensor([[0], [1]])])
-    >>> len(graphs), graphs.num_nodes.tolist(), graphs.edges.tolist()
-    (2, [3, 2], [[0, 1, 3], [1, 2, 4]])
-    >>> graphs[torch.tensor([1])].edge_index.tolist()
-    [[0, 1], [1, 0]]
+    graphs: Graphs
+    labels: Annotated[Tensor, "n"] | None
+    ids: Annotated[Tensor, "n"]
+    name: str
+    classes: tuple[str, ...] = ()
+    augment: GraphAugment = USUAL
+    own_views: Views | None = None
+    noun: ClassVar[str] = "graph"
+
+    @classmethod
+    def read(cls, path: str, options: TrainOptions) -> Splits:
+        path, fold = split_fold(path)
+        found = read_graphs(path, None if options.data_root is None else Path(options.data_root))
+        labels = None if found.labels is None else torch.from_numpy(found.labels.astype(np.int64))
+        data = cls(found.graphs, labels, torch.arange(len(found.graphs)), f"graphs:{path}", found.classes)
+        return Splits(data, data) if fold is None else data.fold(*fold)
+
+    @classmethod
+    def check(cls, options: TrainOptions) -> None:
+        if importlib.util.find_spec("sklearn") is None:
+            raise missing_extra("graphs", "sklearn", "eval")
+        with located("--augment"):
+            augment_for(options.augment)
+        with located("--encoder"):
+            if options.encoder not in NORMS:
+                raise UnknownName(options.encoder, NORMS)
+        if split_fold(options.data)[1] is None and reads_labels(options):
+            what = "a test split for training that reads labels, or it would see those that it is tested on"
+            raise ArgumentError("train", what, f"--data {options.data}", f"use --data {options.data}@0/10")
+
+    def fold(self, number: int, of: int) -> Splits:
+        """The other folds and this one, stratified by label; the same folds for every seed."""
+        order = np.random.RandomState(0).permutation(len(self))  # a stream that NumPy has frozen
+        if self.labels is not None:
+            order = order[np.argsort(self.labels.cpu().numpy()[order], kind="stable")]
+        where = np.empty(len(self), dtype=np.int64)
+        where[order] = np.arange(len(self)) % of
+        held = torch.from_numpy(where == number)
+        if not 0 < int(held.sum()) < len(self):
+            raise ArgumentError("graphs", f"at least {of} graphs for {of} folds", str(len(self)))
+        return Splits(self.take(torch.nonzero(~held)[:, 0]), self.take(torch.nonzero(held)[:, 0]))
+
+    def views(self, index: Annotated[Tensor, "b"], epoch: int, seed: int) -> tuple[Graphs, Graphs]:
+        make = self.augment.views if self.own_views is None else self.own_views
+        return make(self.graphs[index], self.ids[index], epoch, seed)
+
+    def plain(self, index: Annotated[Tensor, "b"]) -> Graphs:
+        return self.graphs[index].float()
+
+    def encoder(self, options: TrainOptions) -> nn.Module:
+        """GIN and GraphCL's head of two layers; "gin" has batch statistics, "gin-layer" has none."""
+        backbone = GIN(self.graphs.num_features, norm=NORMS[options.encoder], seed=options.seed)
+        with torch.random.fork_rng([]):
+            torch.manual_seed(options.seed)
+            width = backbone.feature_dim
+            head = two_layers(width, width, options.dim)
+        return Encoder(backbone, width, head, "gin" if options.encoder == "auto" else options.encoder)
+
+    def prepared(self, options: TrainOptions, views: Any = None) -> GraphData:
+        """``views(graphs, ids, epoch, seed)`` gives two packed batches in the place of the augmentation."""
+        if views is not None and not callable(views):
+            raise ArgumentError("train", "views(graphs, ids, epoch, seed) -> (view 1, view 2)", f"views={views!r}")
+        return replace(self, augment=augment_for(options.augment), own_views=views)
+
+    def described(self) -> str:
+        if self.own_views is None:
+            return repr(self.augment)
+        return re.sub(r" at 0x[0-9a-f]+", "", repr(self.own_views))
+
+    def chosen(self, options: TrainOptions) -> dict[str, Any]:
+        return {"encoder": NORMS[options.encoder], "augment": repr(augment_for(options.augment))}
+
+    def shown(self, position: int) -> Shown:
+        one = self.graphs[position : position + 1]
+        kinds = one.x.argmax(1).tolist() if one.num_features > 1 else [0] * len(one.x)
+        drawn = graph_drawing(one.edges.cpu().numpy(), kinds)
+        sizes = f"{len(one.x)} nodes, {one.edges.shape[1]} edges"
+        return Shown(text=sizes) if drawn is None else Shown(picture=drawn)
+
+    def measures(self, splits: Splits, options: TrainOptions) -> list[str]:
+        if not can_classify(splits):
+            return ["retrieval"]
+        return ["svm"] if cross_validated(splits) else ["svm", "knn", "1nn", "linear"]
+
+    def evaluate(self, splits: Splits, represent: Represent, options: TrainOptions) -> Evaluation:
+        """By a support vector machine where there are classes, else by retrieval of the second view from the first."""
+        if not can_classify(splits):
+            return super().evaluate(splits, represent, options)
+        test_x, test_y = represent.items(splits.test), splits.test.labels
+        if cross_validated(splits):
+            figures, arrays = _geometry(test_x, test_y), {"test_x": test_x, "test_y": test_y}
+            right = svm_correct(test_x, test_y)
+        else:
+            train_x, train_y = represent.items(splits.fitted), splits.fitted.labels
+            arrays = {"train_x": train_x, "train_y": train_y, "test_x": test_x, "test_y": test_y}
+            figures = evaluate_embeddings(train_x, train_y, test_x, test_y, seed=0)
+            right = svm_predict(train_x, train_y, test_x) == test_y.cpu()
+        figures.setdefault("correct", {})["svm"] = pack_bits(right.numpy())
+        figures |= {"svm": float(right.double().mean()), "num_test": len(test_y), "headline": "svm"}
+        return Evaluation(figures | {"alignment": alignment(*represent.views(splits.test))}, arrays)
+
+    def take(self, index: Annotated[Tensor, "m"]) -> GraphData:
+        return replace(super().take(index), graphs=self.graphs[index.to(self.graphs.device)])
+
+    def to(self, device: torch.device | str) -> GraphData:
+        return replace(super().to(device), graphs=self.graphs.to(device))
+
+    def content(self) -> Iterator[tuple[str, Tensor | list[Any] | None]]:
+        for name in ("x", "edges", "num_nodes", "num_edges"):
+            yield name, getattr(self.graphs, name)
+        yield from super().content()
+
+
+def split_fold(path: str) -> tuple[str, tuple[int, int] | None]:
+    """A path, and the fold behind it, if any.
+
+    >>> split_fold("MUTAG@3/10"), split_fold("MUTAG")
+    (('MUTAG', (3, 10)), ('MUTAG', None))
     """
-
-    x: Nodes  # numbers of any type
-    edges: Edges  # rows of x; each edge once; those of a graph beside each other, in the order of the graphs
-    num_nodes: Counts  # int64
-    num_edges: Counts  # int64
-
-    def __len__(self) -> int:
-        return len(self.num_nodes)
-
-    @cached_property
-    def batch(self) -> Annotated[Tensor, "n"]:
-        """The graph of each node."""
-        return _owners(self.num_nodes, len(self.x))
-
-    @cached_property
-    def edge_batch(self) -> Annotated[Tensor, "m"]:
-        """The graph of each edge."""
-        return _owners(self.num_edges, self.edges.shape[1])
-
-    @cached_property
-    def starts(self) -> Counts:
-        """The first node of each graph."""
-        return self.num_nodes.cumsum(0) - self.num_nodes
-
-    @cached_property
-    def edge_index(self) -> Annotated[Tensor, "2 2m"]:
-        """Each edge in both directions."""
-        return torch.cat([self.edges, self.edges.flip(0)], dim=1)
-
-    @property
-    def num_features(self) -> int:
-        return self.x.shape[1]
-
-    @property
-    def device(self) -> torch.device:
-        return self.x.device
-
-    def __getitem__(self, index: Tensor | slice) -> Graphs:
-        """The graphs of these positions, also repeated ones, or of a mask or slice."""
-        if isinstance(index, slice):
-            index = torch.arange(len(self), device=self.device)[index]
-        elif index.dtype == torch.bool:
-            index = torch.nonzero(index)[:, 0]
-        num_nodes, num_edges = self.num_nodes[index], self.num_edges[index]
-        nodes = _runs(self.starts[index], num_nodes)
-        edges = _runs((self.num_edges.cumsum(0) - self.num_edges)[index], num_edges)
-        moved = (num_nodes.cumsum(0) - num_nodes - self.starts[index]).repeat_interleave(num_edges)
-        return Graphs(self.x[nodes], self.edges[:, edges] + moved, num_nodes, num_edges)
-
-    def to(self, device: torch.device | str, *, non_blocking: bool = False) -> Graphs:
-        parts = (self.x, self.edges, self.num_nodes, self.num_edges)
-        return Graphs(*(part.to(device, non_blocking=non_blocking) for part in parts))
-
-    def float(self) -> Graphs:
-        return replace(self, x=self.x.float())
+    found = re.fullmatch(r"(.+)@(\d+)/(\d+)", path)
+    if found is None:
+        return path, None
+    number, of = int(found[2]), int(found[3])
+    if not (of >= 2 and number < of):
+        raise ArgumentError("graphs", "a fold such as @0/10, counted from 0, of 2 or more", f"@{number}/{of}")
+    return found[1], (number, of)
 
 
-def concatenate(parts: Sequence[Graphs]) -> Graphs:
-    """All graphs of these, one after the other."""
-    before, shifted = 0, []
-    for part in parts:
-        shifted.append(part.edges + before)
-        before += len(part.x)
-    return Graphs(
-        torch.cat([part.x for part in parts]),
-        torch.cat(shifted, dim=1),
-        torch.cat([part.num_nodes for part in parts]),
-        torch.cat([part.num_edges for part in parts]),
-    )
+def augment_for(text: str) -> GraphAugment:
+    """What ``--augment`` names: auto, one or several kinds of views, or graphcl(...) with values.
 
-
-def pack(nodes: Sequence[Nodes], edges: Sequence[Edges]) -> Graphs:
-    """Graphs from the features of their nodes and their edges, in one or in both directions, one tensor for each."""
-    num_nodes = torch.tensor([len(part) for part in nodes], dtype=torch.int64)
-    num_edges = torch.tensor([part.shape[1] for part in edges], dtype=torch.int64)
-    return simple(torch.cat(list(nodes)), torch.cat(list(edges), dim=1), num_nodes, num_edges)
-
-
-def simple(x: Nodes, edges: Edges, num_nodes: Counts, num_edges: Counts) -> Graphs:
-    """Graphs from edges that count the nodes of their own graph from 0: each once, none from a node to itself."""
-    who, size = "Graphs", num_nodes.repeat_interleave(num_edges)
-    if len(num_nodes) == 0 or int(num_nodes.min()) < 1:
-        raise ArgumentError(who, "at least one graph, and a node in each", f"sizes={num_nodes.tolist()[:5]}")
-    if edges.numel() and bool(((edges < 0) | (edges >= size)).any()):
-        wrong = int(torch.nonzero(((edges < 0) | (edges >= size)).any(0))[0, 0])
-        graph = int(_owners(num_edges, edges.shape[1])[wrong])
-        got = f"the edge {edges[:, wrong].tolist()} in graph {graph} of {int(num_nodes[graph])} nodes"
-        raise ArgumentError(who, "edges between nodes of their graph", got)
-    low, high = (edges + (num_nodes.cumsum(0) - num_nodes).repeat_interleave(num_edges)).sort(dim=0).values
-    codes = (low * len(x) + high)[low != high].sort().values  # sorted by the lower node, and so by the graph
-    codes = codes[torch.cat([codes.new_ones(len(codes[:1]), dtype=torch.bool), codes.diff() > 0])]  # each once
-    kept = torch.stack([codes // len(x), codes % len(x)])
-    owner = _owners(num_nodes, len(x))[kept[0]]
-    return Graphs(x, kept, num_nodes, torch.bincount(owner, minlength=len(num_nodes)))
-
-
-def degrees(graphs: Graphs) -> Annotated[Tensor, "n"]:
-    return torch.bincount(graphs.edges.flatten(), minlength=len(graphs.x))
-
-
-def with_degrees(graphs: Graphs, max_degree: int = MAX_DEGREE) -> Graphs:
-    """The same graphs with the degree of a node as its features, one of ``max_degree`` + 1 columns being 1.
-
-    Higher degrees share the last column. They are those of the graph as it was read: augmentations do not change them.
+    >>> augment_for("node_drop+subgraph").first, augment_for('graphcl(first="none", ratio=0.1)').ratio
+    ('node_drop+subgraph', 0.1)
     """
-    return replace(graphs, x=one_hot(degrees(graphs).clamp(max=max_degree), max_degree + 1).to(torch.uint8))
+    if text in ("auto", "graphcl"):
+        return USUAL
+    if "(" not in text:
+        return GraphAugment(text, text)
+    made: GraphAugment = read_expression(text, {"graphcl": GraphAugment})
+    return made
 
 
-def from_geometric(items: Sequence[Any]) -> tuple[Graphs, Annotated[Tensor, "g"] | None]:
-    """Graphs and labels of a sequence of PyG's ``Data``: ``x``, ``edge_index``, and ``y`` where all of them have one.
-
-    Without ``x``, the features are one-hot degrees. Attributes of edges are not used.
-    """
-    sizes = [int(item.num_nodes) for item in items]
-    bare = [getattr(item, "x", None) is None for item in items]
-    if any(bare) and not all(bare):
-        raise ArgumentError("Graphs", "node features of all graphs or of none", f"{sum(bare)} of {len(bare)} without")
-    nodes = [torch.ones(n, 1) if all(bare) else item.x.reshape(n, -1) for n, item in zip(sizes, items, strict=True)]
-    graphs = pack(nodes, [item.edge_index.long() for item in items])
-    labels = [getattr(item, "y", None) for item in items]
-    known = all(isinstance(label, Tensor) and label.numel() == 1 for label in labels)
-    found = torch.stack([label.reshape(()) for label in labels]) if known else None  # type: ignore[union-attr]
-    return with_degrees(graphs) if all(bare) else graphs, found
+def reads_labels(options: TrainOptions) -> bool:
+    """Whether training would see labels: a supervised recipe, or negatives that raise without them."""
+    if isinstance(options, SupervisedOptions):
+        return True
+    keys = Keys(torch.eye(2), torch.arange(2), source=options.source)
+    try:
+        parse(options.negatives).at(0, 1).log_weights(score(keys, keys, keys, 1.0))
+    except ValueError:
+        return True
+    return False
 
 
-def _owners(counts: Counts, total: int) -> Tensor:
-    return torch.arange(len(counts), device=counts.device).repeat_interleave(counts, output_size=total)
+def can_classify(splits: Splits) -> bool:
+    """Whether there are classes, of two graphs at least, so that one of them can be left out."""
+    if splits.test.labels is None or splits.fitted.num_labels() < 2:
+        return False
+    counts = torch.bincount(splits.fitted.labels)
+    return int(counts[counts > 0].min()) > 1
 
 
-def _runs(starts: Counts, lengths: Counts) -> Tensor:
-    """start, start + 1, ... of each start, as many as its length."""
-    before = lengths.cumsum(0) - lengths
-    total = int(lengths.sum())
-    return torch.arange(total, device=starts.device) + (starts - before).repeat_interleave(lengths, output_size=total)
+def cross_validated(splits: Splits) -> bool:
+    """Whether the test graphs are those that are trained on."""
+    return torch.equal(splits.fitted.ids.cpu(), splits.test.ids.cpu())
+
+
+def _geometry(x: Tensor, y: Tensor) -> dict[str, Any]:
+    histograms = similarity_histograms(x, y, max_pairs=2_000_000)
+    plain = {name: part.tolist() if isinstance(part, Tensor) else part for name, part in histograms._asdict().items()}
+    return {"uniformity": uniformity(x, max_pairs=2_000_000), "similarities": plain}
