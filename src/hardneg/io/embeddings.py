@@ -38,14 +38,14 @@ def save_arrays(path: str | Path | BinaryIO, **parts: Tensor) -> None:
 
 
 def load_evaluated(path: Path) -> tuple[Features, Labels | None]:
-    """The test split of a saved file, with its labels if there are any."""
-    if not path.is_file() or names_in_npz("load_embeddings", path) != ["test_x"]:
+    """The test split of a saved file, with its labels if there are any; the file may have no train split."""
+    if not path.is_file() or "train_x" in names_in_npz("load_embeddings", path):
         return load_embeddings(path)[2:]
     check_seal(path, "load_embeddings", AGAIN)
-    found = read_arrays(
-        "load_embeddings", path, {"test_x": "np.array(test_x, dtype=float) has none"}, needed=("test_x",)
-    )
-    return _as_features(found["test_x"]), None
+    advice = {"test_x": "np.array(test_x, dtype=float) has none", "test_y": "np.array(test_y, dtype=str) has none"}
+    found = read_arrays("load_embeddings", path, advice, needed=("test_x",))
+    labels = plain_labels("load_embeddings", found["test_y"], f"test_y of {path}") if "test_y" in found else None
+    return _as_features(found["test_x"]), None if labels is None else torch.from_numpy(labels)
 
 
 def load_embeddings(path: str | Path) -> tuple[Features, Labels, Features, Labels]:

@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 from hardneg.core.errors import ArgumentError, NoFile, UnknownName
+from hardneg.training.data.graphs import GraphData as GraphData
 from hardneg.training.data.images import ImageData as ImageData
 from hardneg.training.data.items import Items, forms, registered_kinds, split_name
 
