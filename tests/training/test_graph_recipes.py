@@ -13,7 +13,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from hardneg.training.data.inputs import joined
 from torch import Tensor
 from torch.nn.functional import normalize, softplus
 from typer.testing import CliRunner
@@ -21,6 +20,7 @@ from typer.testing import CliRunner
 from hardneg.cli.app import app
 from hardneg.core.errors import ArgumentError
 from hardneg.training.data.graphs import GraphData
+from hardneg.training.data.inputs import joined
 from hardneg.training.loop import Loop
 from hardneg.training.method import Batch
 from hardneg.training.options import RECIPES, GraphCLOptions, InfoGraphOptions, SupervisedOptions

@@ -49,6 +49,6 @@ def _placed(edges: NDArray[np.int64], n: int) -> NDArray[np.float64]:
         step = (apart * force[:, :, None]).sum(1) - 0.3 * place  # and all towards the middle, so that pieces stay near
         size = np.maximum(np.linalg.norm(step, axis=1, keepdims=True), 1e-9)
         place = place + step / size * np.minimum(size, heat)
-    low, high = place.min(0), place.max(0)
-    scaled: NDArray[np.float64] = MARGIN + (SIDE - 2 * MARGIN) * (place - low) / max(float((high - low).max()), 1e-9)
+    middle, wide = (place.min(0) + place.max(0)) / 2, max(float(np.ptp(place, axis=0).max()), 1e-9)
+    scaled: NDArray[np.float64] = SIDE / 2 + (SIDE - 2 * MARGIN) * (place - middle) / wide
     return scaled
