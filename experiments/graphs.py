@@ -36,6 +36,7 @@ from hardneg.training.data.graphs import GraphData
 from hardneg.training.evaluation.svm import svm_correct
 from hardneg.training.options import RECIPES
 from hardneg.training.recipes import run_recipe
+from hardneg.training.runs import Run
 
 ROOT = Path(__file__).resolve().parent.parent
 FOLDS = 10
@@ -123,17 +124,19 @@ def options_of(method: str, name: str, arm: str, seed: int, fold: int | None) ->
     return recipe, RECIPES[recipe](**{**study.common, **chosen, **more})
 
 
-def trained(out: Path, method: str, name: str, arm: str, seed: int) -> float:
-    """The accuracy of one seed: of one run, or of all graphs over the runs of the folds."""
+def trained(out: Path, method: str, name: str, arm: str, seed: int, until: float) -> float | None:
+    """The accuracy of one seed: of one run, or of all graphs over the runs of the folds; None if one is not begun."""
     place = out / method / name / arm.replace(", ", "-").replace(" ", "-") / str(seed)
-    if "labels" not in arm:
-        recipe, options = options_of(method, name, arm, seed, None)
-        return float(run_recipe(recipe, options, place, resume=place.exists(), quiet=True)["svm"])
+    folds = list(range(FOLDS)) if "labels" in arm else [None]
     right = 0.0
-    for fold in range(FOLDS):
-        recipe, options = options_of(method, name, arm, seed, fold)
-        there = place / str(fold)
-        result = run_recipe(recipe, options, there, resume=there.exists(), quiet=True)
+    for fold in folds:
+        there = place if fold is None else place / str(fold)
+        result = Run(there).result() if there.exists() else None
+        if result is None and time.time() > until:
+            return None
+        if result is None:
+            recipe, options = options_of(method, name, arm, seed, fold)
+            result = run_recipe(recipe, options, there, resume=there.exists(), quiet=True)
         right += result["svm"] * result["num_test"]
     return right / SIZES[name]
 
@@ -181,12 +184,11 @@ def _shown(cell: dict[str, Any]) -> str:
 
 
 def measured(job: Job, out: Path, until: float) -> dict[str, float] | None:
-    """The accuracies of a job, and of the encoder that it began with; None after the last minute."""
-    if time.time() > until:
-        return None
+    """The accuracies of a job, and of the encoder that it began with; None if it is not begun after the last minute."""
     torch.set_num_threads(1)
     method, name, arm, seed = job
-    return {"untrained": untrained(out, name, seed), f"{method}, {arm}": trained(out, *job)}
+    value = trained(out, method, name, arm, seed, until)
+    return None if value is None else {"untrained": untrained(out, name, seed), f"{method}, {arm}": value}
 
 
 def collected(todo: list[Job], options: argparse.Namespace) -> Iterator[tuple[Job, dict[str, float] | None]]:
