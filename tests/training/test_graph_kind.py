@@ -73,6 +73,8 @@ def test_the_fingerprint_is_of_nodes_edges_and_labels() -> None:
     part = data.take(torch.tensor([4, 1]))
     assert part.graphs.num_nodes.tolist() == graphs.num_nodes[[4, 1]].tolist()
     assert part.ids.tolist() == [4, 1]
+    with pytest.raises(ArgumentError, match="ids of 6 graphs"):
+        GraphData(graphs, None, torch.arange(5), "short")
 
 
 def test_other_graphs_under_the_same_name_are_noticed(file: str, tmp_path: Path) -> None:

@@ -71,7 +71,7 @@ def test_graphcl_is_its_formula(more: dict[str, Any]) -> None:
         mean = max((mean - tau * own) / (1 - tau), math.exp(-1 / 0.2)) if tau else mean
         both = 4 * mean + (own if "positives_in_denominator" in more else 0.0)
         terms.append(math.log(both / own))
-    assert float(method.loss_of(method.encoder, batch)) == pytest.approx(sum(terms) / 5, abs=4e-6)  # float32 inside
+    assert method.loss_of(method.encoder, batch).item() == pytest.approx(sum(terms) / 5, abs=4e-6)  # float32 inside
 
 
 @pytest.mark.parametrize("hard", [False, True], ids=["plain", "hcl"])
@@ -95,7 +95,7 @@ def test_infograph_is_its_formula(hard: bool) -> None:
         if hard:
             negative = (negative - 0.2 * math.log1p(math.exp(similarity[u][owner]))) / 0.8
         total += negative + own - 2 * math.log(2)
-    assert float(method.loss_of(method.encoder, batch)) == pytest.approx(total / len(local), rel=2e-6)
+    assert method.loss_of(method.encoder, batch).item() == pytest.approx(total / len(local), rel=2e-6)
 
 
 def test_supervised_graphs_have_positives_by_label() -> None:
@@ -236,6 +236,7 @@ def test_two_ranks_train_as_one(file: str, tmp_path: Path) -> None:
         (["graphcl", "--encoder", "resnet18"], "gin"),
         (["graphcl", "--negatives", "OtherLabel()"], "@0/10"),
         (["supervised"], "@0/10"),
+        (["graphcl", "--compile"], "no --compile"),
         (["infograph", "--encode-chunk", "8"], "--encode-chunk"),
         (["infograph", "--data", "digits", "--augment", "auto"], "graphs:NAME"),
         (["graphcl", "--batch-size", "64"], "48 graphs"),

@@ -188,7 +188,7 @@ def _whole(u: Tensor, below: Tensor) -> Tensor:
 
 def _share(counts: Counts, ratio: float) -> Counts:
     """floor(ratio n)."""
-    return (counts * ratio + 1e-6).long()
+    return (counts.double() * ratio + 1e-9).long()
 
 
 def _lowest(keys: Tensor, owner: Tensor, counts: Counts) -> Tensor:

@@ -66,6 +66,11 @@ class GraphData(Items, prefix="graphs", form="graphs:NAME"):
     own_views: Views | None = None
     noun: ClassVar[str] = "graph"
 
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if len(self.graphs) != len(self.ids):
+            raise ArgumentError(f"GraphData {self.name!r}", f"ids of {len(self.graphs)} graphs", f"{len(self.ids)} ids")
+
     @classmethod
     def read(cls, path: str, options: TrainOptions) -> Splits:
         path, fold = split_fold(path)
@@ -83,6 +88,9 @@ class GraphData(Items, prefix="graphs", form="graphs:NAME"):
         with located("--encoder"):
             if options.encoder not in NORMS:
                 raise UnknownName(options.encoder, NORMS)
+        if options.compile:
+            what = "no --compile for graphs: the batches differ in size, and each would be compiled anew"
+            raise ArgumentError("train", what, "compile=True")
         if split_fold(options.data)[1] is None and reads_labels(options):
             what = "a test split for training that reads labels, or it would see those that it is tested on"
             raise ArgumentError("train", what, f"--data {options.data}", f"use --data {options.data}@0/10")
@@ -159,10 +167,12 @@ class GraphData(Items, prefix="graphs", form="graphs:NAME"):
         return Evaluation(figures | {"alignment": alignment(*represent.views(splits.test))}, arrays)
 
     def take(self, index: Annotated[Tensor, "m"]) -> GraphData:
-        return replace(super().take(index), graphs=self.graphs[index.to(self.graphs.device)])
+        labels = None if self.labels is None else self.labels[index]
+        return replace(self, graphs=self.graphs[index], labels=labels, ids=self.ids[index])
 
     def to(self, device: torch.device | str) -> GraphData:
-        return replace(super().to(device), graphs=self.graphs.to(device))
+        labels = None if self.labels is None else self.labels.to(device)
+        return replace(self, graphs=self.graphs.to(device), labels=labels, ids=self.ids.to(device))
 
     def content(self) -> Iterator[tuple[str, Tensor | list[Any] | None]]:
         for name in ("x", "edges", "num_nodes", "num_edges"):
