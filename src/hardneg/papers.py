@@ -165,6 +165,7 @@ def simcse(temperature: float = 0.05, hard_negative_weight: float = 0.0) -> Loss
     return loss
 
 
+@trained_by("graphcl")
 def graphcl(temperature: float = 0.2) -> ContrastiveLoss:
     """GraphCL (You et al. 2020): one direction, the positive not in the denominator, so it can be negative."""
     return ContrastiveLoss(Uniform(), temperature, views="cross", positives_in_denominator="none", normalize=False)

@@ -24,7 +24,8 @@ def test_options_give_the_same_loss(name):
     options = paper.options()
     recipe_only = {key: options.pop(key) for key in dict(paper.more)}
     assert recipe_only == paper.more
-    views = {"simclr": "two", "supervised": "two", "moco": "cross" if recipe_only else "pool"}[paper.recipe]
+    moco = "cross" if recipe_only else "pool"
+    views = {"simclr": "two", "supervised": "two", "graphcl": "cross", "moco": moco}[paper.recipe]
     positives = "label" if paper.recipe == "supervised" else "view"
     loss = hn.ContrastiveLoss(options.pop("negatives", "Uniform()"), views=views, positives=positives, **options)
     pool = {"pool": QUEUE} if views == "pool" else {}

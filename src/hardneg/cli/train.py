@@ -54,6 +54,18 @@ EXAMPLES = {
     "emc2": """
   hardneg train emc2 --data cifar10 --batch-size 128 --burn-in 0.5 --epochs 100
 """,
+    "graphcl": """
+  hardneg train graphcl --data graphs:MUTAG --batch-size 94
+
+  hardneg train graphcl --data graphs:PROTEINS --negatives "Tilt(1.0)"   (HCL)
+
+  hardneg train graphcl --augment "graphcl(first='none', ratio=0.1)"
+""",
+    "infograph": """
+  hardneg train infograph --data graphs:MUTAG --batch-size 94
+
+  hardneg train infograph --negatives "ClippedTilt(1.0)"   (HCL)
+""",
 }
 
 train_app = typer.Typer(

@@ -1,0 +1,54 @@
+"""A small graph inside a page: an SVG as a data URI, its nodes placed by springs."""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+SIDE, MARGIN = 48.0, 3.0
+MOST_NODES, MOST_EDGES = 80, 400
+COLOURS = ("#3b6ea5", "#c8553d", "#5b8c5a", "#8a6fb0", "#c49a3a", "#4d9da8", "#7a7a7a")
+"""Of the kinds of nodes; those after the last one share its colour."""
+
+
+def graph_drawing(edges: NDArray[np.int64], kinds: Sequence[int]) -> str | None:
+    """Edges [2, m] between nodes of these kinds; None for a graph that is too large to be seen at this size."""
+    if len(kinds) > MOST_NODES or edges.shape[1] > MOST_EDGES:
+        return None
+    place = _placed(edges, len(kinds))
+    radius = 2.0 if len(kinds) <= 20 else 1.3
+    lines = "".join(
+        f"M{place[a][0]:.1f} {place[a][1]:.1f}L{place[b][0]:.1f} {place[b][1]:.1f}" for a, b in edges.T.tolist()
+    )
+    dots = "".join(
+        f'<circle cx="{x:.1f}" cy="{y:.1f}" r="{radius}" fill="{COLOURS[min(kind, len(COLOURS) - 1)]}"/>'
+        for (x, y), kind in zip(place.tolist(), kinds, strict=True)
+    )
+    svg = (
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {SIDE:g} {SIDE:g}" width="{SIDE:g}" height="{SIDE:g}">'
+        f'<rect width="100%" height="100%" fill="#fff"/><path d="{lines}" stroke="#999" stroke-width=".6" fill="none"/>'
+        f"{dots}</svg>"
+    )
+    return "data:image/svg+xml;base64," + base64.b64encode(svg.encode()).decode()
+
+
+def _placed(edges: NDArray[np.int64], n: int) -> NDArray[np.float64]:
+    """Fruchterman and Reingold (1991) from a circle: edges pull, all nodes push; the same for the same graph."""
+    angle = 2 * np.pi * np.arange(n) / max(n, 1)
+    place = np.stack([np.cos(angle), np.sin(angle)], axis=1)
+    linked = np.zeros((n, n), dtype=bool)
+    linked[edges[0], edges[1]] = linked[edges[1], edges[0]] = True
+    length = 1.0 / np.sqrt(max(n, 1))
+    for heat in np.linspace(0.1, 0.002, 80):
+        apart = place[:, None] - place[None]
+        distance = np.maximum(np.linalg.norm(apart, axis=2), 1e-3)
+        force = length**2 / distance**2 - np.where(linked, distance / length, 0.0)
+        step = (apart * force[:, :, None]).sum(1) - 0.3 * place  # and all towards the middle, so that pieces stay near
+        size = np.maximum(np.linalg.norm(step, axis=1, keepdims=True), 1e-9)
+        place = place + step / size * np.minimum(size, heat)
+    middle, wide = (place.min(0) + place.max(0)) / 2, max(float(np.ptp(place, axis=0).max()), 1e-9)
+    scaled: NDArray[np.float64] = SIDE / 2 + (SIDE - 2 * MARGIN) * (place - middle) / wide
+    return scaled

@@ -1,0 +1,189 @@
+"""Graphs from files: .npz, and the text files of the TU collection (Morris et al. 2020).
+
+    graphs:MUTAG            $HARDNEG_DATA/tu-graphs/MUTAG.npz, or TU text files in $HARDNEG_DATA/MUTAG or its raw/
+    graphs:data/mine.npz    a file; ``save_graphs`` writes one
+    graphs:data/MUTAG       a folder with MUTAG_A.txt, MUTAG_graph_indicator.txt ...
+
+Arrays of an .npz file, for g graphs with n nodes and m edges in all:
+
+    node_ptr [g + 1]        graph i has the nodes node_ptr[i] to node_ptr[i + 1]
+    edge_ptr [g + 1]        and the edges edge_ptr[i] to edge_ptr[i + 1]
+    edges [2, m]            nodes of their graph, counted from 0; one direction is enough
+    edges_delta [2, m]      in its place: uint16, the differences along each row, which wrap around; compresses better
+    x [n, f]                features of the nodes, if any
+    node_label [n]          or their kinds, 0 to k - 1, which become one-hot features
+    y [g]                   the class of each graph, if any; class_values may name them
+
+Of TU's text files, node labels are used where there are any, else node attributes. Graphs whose nodes have neither, or
+all the same label, get one-hot degrees; GraphCL's and InfoGraph's code gives those a constant. Edge labels are unused.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from torch.nn.functional import one_hot
+
+from hardneg.core.errors import ArgumentError, FileError, NoFile
+from hardneg.io.arrays import Array, known_labels, read_arrays
+from hardneg.training.data.named import default_root
+from hardneg.training.data.packed import Graphs, simple, with_degrees
+
+FOLDER = "tu-graphs"
+
+
+class GraphPart(NamedTuple):
+    """Graphs as they were read, and their labels as an index into the classes."""
+
+    graphs: Graphs
+    labels: Array | None
+    classes: tuple[str, ...]
+
+
+def read_graphs(name: str, root: Path | None = None) -> GraphPart:
+    """The graphs of a name, a file or a folder."""
+    path = graph_path(name, root)
+    return _read_npz(path) if path.is_file() else _read_text(path)
+
+
+def graph_path(name: str, root: Path | None = None) -> Path:
+    """Where the graphs of this name lie; raises where there is nothing."""
+    given, root = Path(name), default_root() if root is None else root
+    places = [given, root / FOLDER / f"{name}.npz", root / f"{name}.npz", root / name, root / name / "raw"]
+    for place in places[int(len(given.parts) == 1 and not given.suffix) :]:  # a bare name is of the root
+        if place.is_file() or list(place.glob("*_graph_indicator.txt")):
+            return place
+    fix = "HARDNEG_DATA or --data-root says where; graphs:FILE.npz and graphs:FOLDER name files of your own"
+    raise NoFile("data", f"{FOLDER}/{name}.npz or TU text files of {name}", root, "where there are none", fix)
+
+
+_ADVICE = {
+    "node_ptr": "save whole numbers",
+    "edge_ptr": "save whole numbers",
+    "edges": "save whole numbers",
+    "edges_delta": "save whole numbers",
+    "x": "np.array(x, dtype=np.float32) has none",
+    "node_label": "save whole numbers",
+    "y": "np.array(y, dtype=str) makes text of them",
+    "class_values": "np.array(names, dtype=str) makes text of them",
+}
+
+
+def _read_npz(path: Path) -> GraphPart:
+    found = read_arrays("data", path, _ADVICE, needed=("node_ptr", "edge_ptr"))
+    node_ptr, edge_ptr = (_pointers(path, name, found[name]) for name in ("node_ptr", "edge_ptr"))
+    if "edges" in found:
+        edges = found["edges"]
+    elif "edges_delta" in found:
+        edges = np.cumsum(found["edges_delta"], axis=1, dtype=found["edges_delta"].dtype)
+    else:
+        raise FileError("data", "an array `edges` or `edges_delta` of graphs", path, "which has neither")
+    if edges.shape != (2, edge_ptr[-1]) or len(node_ptr) != len(edge_ptr):
+        got = f"with edges {edges.shape}, node_ptr {node_ptr.shape} and edge_ptr {edge_ptr.shape} to {edge_ptr[-1]}"
+        raise FileError("data", "edges [2, m] and as many node_ptr as edge_ptr", path, got)
+    kinds, x, num = found.get("node_label"), found.get("x"), int(node_ptr[-1])
+    for name, array in (("node_label", kinds), ("x", x)):
+        if array is not None and len(array) != num:
+            raise FileError("data", f"{name} of each of {num} nodes", path, f"with {len(array)}")
+    graphs = _featured(path, edges.astype(np.int64), np.diff(node_ptr), np.diff(edge_ptr), kinds, x)
+    return _labelled(path, graphs, found.get("y"), found.get("class_values"))
+
+
+def _pointers(path: Path, name: str, array: Array) -> Array:
+    if array.ndim != 1 or len(array) < 2 or array.dtype.kind not in "iu" or array[0] != 0:
+        raise FileError("data", f"{name} [g + 1] of whole numbers from 0", path, f"with {array.dtype} {array.shape}")
+    wide = array.astype(np.int64)
+    if (np.diff(wide) < 0).any():
+        raise FileError("data", f"{name} that does not fall", path, "where it does")
+    return wide
+
+
+def _featured(
+    path: Path, edges: Array, num_nodes: Array, num_edges: Array, kinds: Array | None, x: Array | None
+) -> Graphs:
+    """Graphs with their attributes, else the kinds of their nodes, else their degrees as features."""
+    n = int(num_nodes.sum())
+    if x is not None:
+        features = torch.from_numpy(np.ascontiguousarray(x, dtype=np.float32)).reshape(n, -1)
+        if not bool(torch.isfinite(features).all()):
+            raise FileError("data", "finite node features", path, "with NaN or infinity")
+    elif kinds is not None and len(values := np.unique(kinds)) > 1:
+        features = one_hot(torch.from_numpy(np.searchsorted(values, kinds)), len(values)).to(torch.uint8)
+    else:
+        features = torch.ones(n, 1)
+    counts = (torch.from_numpy(part.astype(np.int64)) for part in (num_nodes, num_edges))
+    graphs = simple(features, torch.from_numpy(edges), *counts)
+    return with_degrees(graphs) if features.shape[1] == 1 and x is None else graphs
+
+
+def _labelled(path: Path, graphs: Graphs, y: Array | None, names: Array | None = None) -> GraphPart:
+    labels = None if y is None else known_labels(y, f"y of {path}")
+    if labels is None:
+        return GraphPart(graphs, None, ())
+    if len(labels) != len(graphs):
+        raise FileError("data", f"y of each of {len(graphs)} graphs", path, f"with {len(labels)}")
+    values, numbers = np.unique(labels, return_inverse=True)
+    if names is not None and values.dtype.kind == "i" and values[-1] < len(names):
+        values = names[values]
+    return GraphPart(graphs, numbers, tuple(str(value) for value in values))
+
+
+def _read_text(folder: Path) -> GraphPart:
+    """TU's format: NAME_A.txt has an edge "i, j" a line, the others a line for each node or graph, counted from 1."""
+    indicator = next(iter(sorted(folder.glob("*_graph_indicator.txt"))))
+    name = indicator.name.removesuffix("_graph_indicator.txt")
+
+    def read(part: str, kind: type = int) -> Array | None:
+        path = folder / f"{name}_{part}.txt"
+        return _numbers(path, kind) if path.is_file() else None
+
+    graph, edges = _numbers(indicator, int)[:, 0] - 1, read("A")
+    if edges is None or edges.shape[1:] != (2,):
+        raise FileError("data", f"{name}_A.txt with two nodes a line", folder, "where there is none")
+    if (np.diff(graph) < 0).any() or graph[0] < 0:
+        raise FileError(
+            "data", "nodes in the order of their graphs, which count from 1", indicator, "where they are not"
+        )
+    if edges.size and not 1 <= edges.min() <= edges.max() <= len(graph):
+        got = f"with nodes from {edges.min()} to {edges.max()}"
+        raise FileError("data", f"edges between the nodes 1 to {len(graph)}", folder / f"{name}_A.txt", got)
+    num_nodes, owner = np.bincount(graph), graph[edges[:, 0] - 1]
+    order = np.argsort(owner, kind="stable")
+    local = edges[order] - 1 - (np.cumsum(num_nodes) - num_nodes)[owner[order], None]
+    kinds, attributes, y = read("node_labels"), read("node_attributes", float), read("graph_labels")
+    one_kind = None if kinds is None else np.unique(kinds, axis=0, return_inverse=True)[1].reshape(-1)
+    x = attributes if one_kind is None or one_kind.max() == 0 else None
+    graphs = _featured(folder, local.T, num_nodes, np.bincount(owner, minlength=len(num_nodes)), one_kind, x)
+    return _labelled(folder, graphs, None if y is None else np.unique(y[:, 0], return_inverse=True)[1], _classes(y))
+
+
+def _classes(y: Array | None) -> Array | None:
+    """Labels of -1 and 1 are two classes here, not a class and graphs without one."""
+    return None if y is None else np.unique(y[:, 0])
+
+
+def _numbers(path: Path, kind: type) -> Array:
+    try:
+        return np.loadtxt(path, delimiter=",", dtype=kind, ndmin=2)
+    except ValueError as error:
+        raise FileError(
+            "data", "numbers with commas between them", path, f"which has something else: {error}"
+        ) from None
+
+
+def save_graphs(path: str | Path, graphs: Graphs, labels: Array | None = None) -> None:
+    """Writes what ``graphs:FILE.npz`` reads."""
+    arrays = {
+        "node_ptr": np.concatenate([[0], np.cumsum(graphs.num_nodes.cpu().numpy())]),
+        "edge_ptr": np.concatenate([[0], np.cumsum(graphs.num_edges.cpu().numpy())]),
+        "edges": (graphs.edges - graphs.starts[graphs.edge_batch]).cpu().numpy(),
+        "x": graphs.x.cpu().numpy(),
+    }
+    if labels is not None:
+        if len(labels) != len(graphs):
+            raise ArgumentError("save_graphs", f"a label for each of {len(graphs)} graphs", f"{len(labels)} labels")
+        arrays["y"] = np.asarray(labels)
+    np.savez_compressed(path, **arrays)  # type: ignore[arg-type]

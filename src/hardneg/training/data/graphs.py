@@ -1,0 +1,240 @@
+"""Graphs as data: ``graphs:NAME``, a file or a folder (graph_files.py).
+
+    graphs:MUTAG            all graphs are trained on, without labels, and a support vector machine classifies them in
+                            10-fold cross-validation: the protocol of the graph papers
+    graphs:MUTAG@3/10       the fourth of ten stratified folds is the test split, the others are the train split
+
+Recipes and negatives that read labels need the second form, since the first one would show them those of the test
+graphs. A validation split is a fifth of the training graphs.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import re
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Annotated, Any, ClassVar
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from hardneg.core.errors import ArgumentError, UnknownName, located, missing_extra
+from hardneg.core.scoring import score
+from hardneg.core.types import Keys
+from hardneg.io.embeddings import pack_bits
+from hardneg.negatives import parse
+from hardneg.negatives.grammar import read_expression
+from hardneg.pages.graph_drawing import graph_drawing
+from hardneg.training.augmentation.graphs import GraphAugment
+from hardneg.training.data.graph_files import read_graphs
+from hardneg.training.data.items import Evaluation, Items, Shown, Splits
+from hardneg.training.data.packed import Graphs
+from hardneg.training.encoders import Encoder, Represent
+from hardneg.training.evaluation.embeddings import evaluate_embeddings
+from hardneg.training.evaluation.measures import register_measure
+from hardneg.training.evaluation.pairs import alignment, similarity_histograms, uniformity
+from hardneg.training.evaluation.svm import svm_correct, svm_predict
+from hardneg.training.gin import GIN, two_layers
+from hardneg.training.options import SupervisedOptions, TrainOptions
+
+Views = Callable[[Graphs, Tensor, int, int], tuple[Graphs, Graphs]]
+NORMS = {"auto": "batch", "gin": "batch", "gin-layer": "layer"}
+"""The encoders, and how each normalises."""
+
+USUAL = GraphAugment()
+
+register_measure(
+    "svm",
+    "SVM accuracy",
+    "a support vector machine is fitted to the features; without a test split, ten times to nine tenths of the {noun}s",
+)
+
+
+@dataclass(frozen=True, eq=False)
+class GraphData(Items, prefix="graphs", form="graphs:NAME"):
+    """Graphs with their ids and, where known, their labels."""
+
+    graphs: Graphs
+    labels: Annotated[Tensor, "n"] | None
+    ids: Annotated[Tensor, "n"]
+    name: str
+    classes: tuple[str, ...] = ()
+    augment: GraphAugment = USUAL
+    own_views: Views | None = None
+    noun: ClassVar[str] = "graph"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if len(self.graphs) != len(self.ids):
+            raise ArgumentError(f"GraphData {self.name!r}", f"ids of {len(self.graphs)} graphs", f"{len(self.ids)} ids")
+
+    @classmethod
+    def read(cls, path: str, options: TrainOptions) -> Splits:
+        path, fold = split_fold(path)
+        found = read_graphs(path, None if options.data_root is None else Path(options.data_root))
+        labels = None if found.labels is None else torch.from_numpy(found.labels.astype(np.int64))
+        data = cls(found.graphs, labels, torch.arange(len(found.graphs)), f"graphs:{path}", found.classes)
+        return Splits(data, data) if fold is None else data.fold(*fold)
+
+    @classmethod
+    def check(cls, options: TrainOptions) -> None:
+        if importlib.util.find_spec("sklearn") is None:
+            raise missing_extra("graphs", "sklearn", "eval")
+        with located("--augment"):
+            augment_for(options.augment)
+        with located("--encoder"):
+            if options.encoder not in NORMS:
+                raise UnknownName(options.encoder, NORMS)
+        if options.compile:
+            what = "no --compile for graphs: the batches differ in size, and each would be compiled anew"
+            raise ArgumentError("train", what, "compile=True")
+        if split_fold(options.data)[1] is None and reads_labels(options):
+            what = "a test split for training that reads labels, or it would see those that it is tested on"
+            raise ArgumentError("train", what, f"--data {options.data}", f"use --data {options.data}@0/10")
+
+    def fold(self, number: int, of: int) -> Splits:
+        """The other folds and this one, stratified by label; the same folds for every seed."""
+        order = np.random.RandomState(0).permutation(len(self))  # a stream that NumPy has frozen
+        if self.labels is not None:
+            order = order[np.argsort(self.labels.cpu().numpy()[order], kind="stable")]
+        where = np.empty(len(self), dtype=np.int64)
+        where[order] = np.arange(len(self)) % of
+        held = torch.from_numpy(where == number)
+        if not 0 < int(held.sum()) < len(self):
+            raise ArgumentError("graphs", f"at least {of} graphs for {of} folds", str(len(self)))
+        return Splits(self.take(torch.nonzero(~held)[:, 0]), self.take(torch.nonzero(held)[:, 0]))
+
+    def views(self, index: Annotated[Tensor, "b"], epoch: int, seed: int) -> tuple[Graphs, Graphs]:
+        make = self.augment.views if self.own_views is None else self.own_views
+        return make(self.graphs[index], self.ids[index], epoch, seed)
+
+    def plain(self, index: Annotated[Tensor, "b"]) -> Graphs:
+        return self.graphs[index].float()
+
+    def encoder(self, options: TrainOptions) -> nn.Module:
+        """GIN and GraphCL's head of two layers; "gin" has batch statistics, "gin-layer" has none."""
+        backbone = GIN(self.graphs.num_features, norm=NORMS[options.encoder], seed=options.seed)
+        with torch.random.fork_rng([]):
+            torch.manual_seed(options.seed)
+            width = backbone.feature_dim
+            head = two_layers(width, width, options.dim)
+        return Encoder(backbone, width, head, "gin" if options.encoder == "auto" else options.encoder)
+
+    def prepared(self, options: TrainOptions, views: Any = None) -> GraphData:
+        """``views(graphs, ids, epoch, seed)`` gives two packed batches in the place of the augmentation."""
+        if views is not None and not callable(views):
+            raise ArgumentError("train", "views(graphs, ids, epoch, seed) -> (view 1, view 2)", f"views={views!r}")
+        return replace(self, augment=augment_for(options.augment), own_views=views)
+
+    def described(self) -> str:
+        if self.own_views is None:
+            return repr(self.augment)
+        return re.sub(r" at 0x[0-9a-f]+", "", repr(self.own_views))
+
+    def chosen(self, options: TrainOptions) -> dict[str, Any]:
+        return {"encoder": NORMS[options.encoder], "augment": repr(augment_for(options.augment))}
+
+    def shown(self, position: int) -> Shown:
+        one = self.graphs[position : position + 1]
+        kinds = one.x.argmax(1).tolist() if one.num_features > 1 else [0] * len(one.x)
+        drawn = graph_drawing(one.edges.cpu().numpy(), kinds)
+        sizes = f"{len(one.x)} nodes, {one.edges.shape[1]} edges"
+        return Shown(text=sizes) if drawn is None else Shown(picture=drawn)
+
+    def measures(self, splits: Splits, options: TrainOptions) -> list[str]:
+        if not can_classify(splits):
+            return ["retrieval"]
+        return ["svm"] if cross_validated(splits) else ["svm", "knn", "1nn", "linear"]
+
+    def evaluate(self, splits: Splits, represent: Represent, options: TrainOptions) -> Evaluation:
+        """By a support vector machine where there are classes, else by retrieval of the second view from the first."""
+        if not can_classify(splits):
+            return super().evaluate(splits, represent, options)
+        test_x, test_y = represent.items(splits.test), splits.test.labels
+        if cross_validated(splits):
+            figures, arrays = _geometry(test_x, test_y), {"test_x": test_x, "test_y": test_y}
+            right = svm_correct(test_x, test_y)
+        else:
+            train_x, train_y = represent.items(splits.fitted), splits.fitted.labels
+            arrays = {"train_x": train_x, "train_y": train_y, "test_x": test_x, "test_y": test_y}
+            figures = evaluate_embeddings(train_x, train_y, test_x, test_y, seed=0)
+            right = svm_predict(train_x, train_y, test_x) == test_y.cpu()
+        figures.setdefault("correct", {})["svm"] = pack_bits(right.numpy())
+        figures |= {"svm": float(right.double().mean()), "num_test": len(test_y), "headline": "svm"}
+        return Evaluation(figures | {"alignment": alignment(*represent.views(splits.test))}, arrays)
+
+    def take(self, index: Annotated[Tensor, "m"]) -> GraphData:
+        labels = None if self.labels is None else self.labels[index]
+        return replace(self, graphs=self.graphs[index], labels=labels, ids=self.ids[index])
+
+    def to(self, device: torch.device | str) -> GraphData:
+        labels = None if self.labels is None else self.labels.to(device)
+        return replace(self, graphs=self.graphs.to(device), labels=labels, ids=self.ids.to(device))
+
+    def content(self) -> Iterator[tuple[str, Tensor | list[Any] | None]]:
+        for name in ("x", "edges", "num_nodes", "num_edges"):
+            yield name, getattr(self.graphs, name)
+        yield from super().content()
+
+
+def split_fold(path: str) -> tuple[str, tuple[int, int] | None]:
+    """A path, and the fold behind it, if any.
+
+    >>> split_fold("MUTAG@3/10"), split_fold("MUTAG")
+    (('MUTAG', (3, 10)), ('MUTAG', None))
+    """
+    found = re.fullmatch(r"(.+)@(\d+)/(\d+)", path)
+    if found is None:
+        return path, None
+    number, of = int(found[2]), int(found[3])
+    if not (of >= 2 and number < of):
+        raise ArgumentError("graphs", "a fold such as @0/10, counted from 0, of 2 or more", f"@{number}/{of}")
+    return found[1], (number, of)
+
+
+def augment_for(text: str) -> GraphAugment:
+    """What ``--augment`` names: auto, one or several kinds of views, or graphcl(...) with values.
+
+    >>> augment_for("node_drop+subgraph").first, augment_for('graphcl(first="none", ratio=0.1)').ratio
+    ('node_drop+subgraph', 0.1)
+    """
+    if text in ("auto", "graphcl"):
+        return USUAL
+    if "(" not in text:
+        return GraphAugment(text, text)
+    made: GraphAugment = read_expression(text, {"graphcl": GraphAugment})
+    return made
+
+
+def reads_labels(options: TrainOptions) -> bool:
+    """Whether training would see labels: a supervised recipe, or negatives that raise without them."""
+    if isinstance(options, SupervisedOptions):
+        return True
+    keys = Keys(torch.eye(2), torch.arange(2), source=options.source)
+    try:
+        parse(options.negatives).at(0, 1).log_weights(score(keys, keys, keys, 1.0))
+    except ValueError:
+        return True
+    return False
+
+
+def can_classify(splits: Splits) -> bool:
+    """Whether there are classes, of two graphs at least, so that one of them can be left out."""
+    if splits.test.labels is None or splits.fitted.num_labels() < 2:
+        return False
+    counts = torch.bincount(splits.fitted.labels)
+    return int(counts[counts > 0].min()) > 1
+
+
+def cross_validated(splits: Splits) -> bool:
+    """Whether the test graphs are those that are trained on."""
+    return torch.equal(splits.fitted.ids.cpu(), splits.test.ids.cpu())
+
+
+def _geometry(x: Tensor, y: Tensor) -> dict[str, Any]:
+    histograms = similarity_histograms(x, y, max_pairs=2_000_000)
+    plain = {name: part.tolist() if isinstance(part, Tensor) else part for name, part in histograms._asdict().items()}
+    return {"uniformity": uniformity(x, max_pairs=2_000_000), "similarities": plain}

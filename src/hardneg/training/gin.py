@@ -1,0 +1,72 @@
+"""GIN (Xu et al. 2019) in plain torch: three layers of 32, sums over neighbours, and over the nodes of a graph.
+
+    h_v <- norm(relu(mlp(h_v + sum of h_u over the neighbours u of v)))
+
+The features of a node are those of all layers beside each other, and a graph's are the sums of its nodes', as in the
+code of InfoGraph and GraphCL: 96 numbers. "batch" normalises over the nodes of a batch, as they do; "layer" each node
+by itself, so that a graph's features do not depend on the others of its batch, nor on the number of ranks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import nullcontext
+from typing import Annotated
+
+import torch
+from torch import Tensor, nn
+
+from hardneg.core.errors import check_among
+from hardneg.training.data.packed import Graphs
+
+NORMS: dict[str, Callable[[int], nn.Module]] = {"batch": nn.BatchNorm1d, "layer": nn.LayerNorm}
+
+
+class GIN(nn.Module):
+    """Features of graphs, [g, width * num_layers]; ``nodes`` gives those of their nodes.
+
+    >>> graphs = Graphs(torch.ones(3, 1), torch.tensor([[0], [1]]), torch.tensor([2, 1]), torch.tensor([1, 0]))
+    >>> GIN(1, norm="layer")(graphs).shape
+    torch.Size([2, 96])
+    """
+
+    def __init__(
+        self, in_features: int, width: int = 32, num_layers: int = 3, norm: str = "batch", seed: int | None = None
+    ) -> None:
+        super().__init__()
+        check_among("GIN", "norm", norm, tuple(NORMS))
+        self.feature_dim = width * num_layers
+        with nullcontext() if seed is None else torch.random.fork_rng([]):
+            if seed is not None:
+                torch.manual_seed(seed)
+            widths = [in_features] + [width] * (num_layers - 1)
+            self.layers = nn.ModuleList(two_layers(before, width, width) for before in widths)
+        self.norms = nn.ModuleList(NORMS[norm](width) for _ in widths)
+
+    def nodes(self, graphs: Graphs) -> Annotated[Tensor, "n d"]:
+        source, target = graphs.edge_index
+        h, all_layers = graphs.x.to(self.layers[0][0].weight.dtype), []  # type: ignore[index]
+        for layer, norm in zip(self.layers, self.norms, strict=True):
+            h = norm(layer(h.index_add(0, target, h[source])).relu())
+            all_layers.append(h)
+        return torch.cat(all_layers, dim=1)
+
+    def forward(self, graphs: Graphs) -> Annotated[Tensor, "g d"]:
+        return pooled(self.nodes(graphs), graphs)
+
+
+def pooled(nodes: Annotated[Tensor, "n d"], graphs: Graphs) -> Annotated[Tensor, "g d"]:
+    """The sum over the nodes of each graph; 0 for a graph that has none."""
+    return nodes.new_zeros(len(graphs), nodes.shape[1]).index_add(0, graphs.batch, nodes)
+
+
+def two_layers(in_features: int, width: int, out_features: int) -> nn.Sequential:
+    return nn.Sequential(xavier(in_features, width), nn.ReLU(), xavier(width, out_features))
+
+
+def xavier(in_features: int, out_features: int) -> nn.Linear:
+    """A linear layer as InfoGraph and GraphCL begin with it."""
+    layer = nn.Linear(in_features, out_features)
+    nn.init.xavier_uniform_(layer.weight)
+    nn.init.zeros_(layer.bias)
+    return layer

@@ -1,0 +1,98 @@
+"""InfoGraph with any negatives (Sun et al. 2020): the nodes of a graph against the graphs of the batch.
+
+A node's positive is its own graph, its negatives are the others. Nodes and graphs are projected by networks of their
+own and compared by dot products, which no norm bounds; the loss is the Jensen-Shannon estimate of their mutual
+information. HCL on graphs is ``negatives="ClippedTilt(beta)"``, with the sign of the paper: hard graphs weigh more. The
+authors' code has the other sign. A graph is seen as it is, unless ``--augment`` names a view.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import normalize
+
+from hardneg.core.diagnose import Diagnosis
+from hardneg.core.distributed import gather
+from hardneg.core.errors import ArgumentError
+from hardneg.core.types import Keys
+from hardneg.training.data.items import Items
+from hardneg.training.data.packed import Graphs
+from hardneg.training.gin import GIN, pooled, xavier
+from hardneg.training.loop import train
+from hardneg.training.method import Batch, Encode, Method
+from hardneg.training.options import InfoGraphOptions
+from hardneg.training.setup import loss_for
+
+
+class InfoGraph(Method):
+    def __init__(self, options: InfoGraphOptions, data: Items, total: int) -> None:
+        super().__init__()
+        self.encoder = LocalAndGlobal(data.encoder(options), options.dim, options.seed)
+        self.loss = loss_for(options, views="pool")
+
+    def loss_of(self, encode: Encode, batch: Batch) -> Tensor:
+        graphs = batch.first
+        nodes, whole = encode(graphs)  # [n, d], [b, d]
+        owner = graphs.batch  # [n]
+        self.pool = gather(Keys(whole.float(), batch.ids, batch.labels, source="batch"))
+        labels = None if batch.labels is None else batch.labels[owner]
+        self.last = nodes.float(), whole.float()[owner], batch.ids[owner], labels, self.pool
+        loss: Tensor = self.loss(*self.last)
+        return loss
+
+    def diagnose(self) -> Diagnosis:
+        found: Diagnosis = self.loss.diagnose(*self.last)
+        return found
+
+    def harvest(self) -> Keys:
+        return Keys(normalize(self.pool.vectors.detach(), dim=-1), self.pool.ids)
+
+    def set_progress(self, step: int, total: int) -> None:
+        self.loss.set_progress(step, total)
+
+
+class LocalAndGlobal(nn.Module):
+    """GIN with a projection of nodes and one of graphs; ``features`` are GIN's."""
+
+    def __init__(self, encoder: nn.Module, dim: int, seed: int) -> None:
+        super().__init__()
+        backbone = getattr(encoder, "backbone", None)
+        if not isinstance(backbone, GIN):
+            what = "an encoder of graphs that gives features of their nodes"
+            raise ArgumentError("infograph", what, type(encoder).__name__, "use --data graphs:NAME")
+        self.name = getattr(encoder, "name", None)
+        self.backbone = backbone
+        with torch.random.fork_rng([]):
+            torch.manual_seed(seed)
+            self.of_nodes, self.of_graphs = (Projection(backbone.feature_dim, dim) for _ in range(2))
+
+    def features(self, graphs: Graphs) -> Tensor:
+        whole: Tensor = self.backbone(graphs)
+        return whole
+
+    def forward(self, graphs: Graphs) -> tuple[Tensor, Tensor]:
+        nodes = self.backbone.nodes(graphs)
+        return self.of_nodes(nodes), self.of_graphs(pooled(nodes, graphs))
+
+
+class Projection(nn.Module):
+    """Three layers, and a linear path beside them, as in InfoGraph's code."""
+
+    def __init__(self, in_dim: int, dim: int) -> None:
+        super().__init__()
+        layers: list[nn.Module] = []
+        for before in (in_dim, dim, dim):
+            layers += [xavier(before, dim), nn.ReLU()]
+        self.layers, self.shortcut = nn.Sequential(*layers), xavier(in_dim, dim)
+
+    def forward(self, x: Tensor) -> Tensor:
+        projected: Tensor = self.layers(x) + self.shortcut(x)
+        return projected
+
+
+def main(options: InfoGraphOptions, out: str | Path, **how: Any) -> dict[str, Any]:
+    return train("infograph", InfoGraph, options, out, **how)

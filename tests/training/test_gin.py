@@ -1,0 +1,67 @@
+"""GIN on packed graphs against a plain loop over single graphs."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+from hardneg.core.errors import ArgumentError
+from hardneg.training.data.packed import Graphs, simple
+from hardneg.training.gin import GIN
+from support.graphs import adjacency, random_graphs
+
+
+def by_matrices(model: GIN, graphs: Graphs) -> torch.Tensor:
+    """Each graph by itself, its neighbours summed by its adjacency matrix."""
+    rows = []
+    for i, matrix in enumerate(adjacency(graphs)):
+        h, layers = graphs.x[graphs.batch == i].double(), []
+        for layer, norm in zip(model.layers, model.norms, strict=True):
+            h = norm(torch.relu(layer(h + matrix @ h)))
+            layers.append(h.sum(0))
+        rows.append(torch.cat(layers))
+    return torch.stack(rows)
+
+
+@pytest.mark.parametrize("norm", ["batch", "layer"])
+def test_packed_graphs_are_encoded_one_by_one(norm: str) -> None:
+    graphs, model = random_graphs(6), GIN(3, norm=norm, seed=0).double().eval()
+    expected = by_matrices(model, graphs)
+    torch.testing.assert_close(model(graphs), expected)
+    torch.testing.assert_close(model(graphs[torch.tensor([5, 2])]), expected[[5, 2]])
+
+
+def test_the_layer_norm_makes_a_graph_independent_of_its_batch() -> None:
+    graphs, model = random_graphs(6), GIN(3, norm="layer", seed=0).double().train()
+    torch.testing.assert_close(model(graphs)[:2], model(graphs[0:2]))
+    model = GIN(3, norm="batch", seed=0).double().train()
+    assert not torch.allclose(model(graphs)[:2], model(graphs[0:2]))
+
+
+def test_the_order_of_the_nodes_does_not_matter() -> None:
+    graphs, model = random_graphs(1, low=8, high=9), GIN(3, norm="layer", seed=0).double()
+    order = torch.randperm(8, generator=torch.Generator().manual_seed(0))
+    place = torch.argsort(order)
+    other = simple(graphs.x[order], place[graphs.edges], graphs.num_nodes, graphs.num_edges)
+    assert not torch.equal(other.edges, graphs.edges)
+    torch.testing.assert_close(model(other), model(graphs))
+    torch.testing.assert_close(model.nodes(other), model.nodes(graphs)[order])
+
+
+def test_the_gradient_is_that_of_the_loop() -> None:
+    graphs, model = random_graphs(4), GIN(3, norm="layer", seed=0).double()
+    upstream = torch.randn(4, 96, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+    found = torch.autograd.grad((model(graphs) * upstream).sum(), model.layers.parameters())
+    expected = torch.autograd.grad((by_matrices(model, graphs) * upstream).sum(), model.layers.parameters())
+    for one, other in zip(found, expected, strict=True):
+        torch.testing.assert_close(one, other)
+
+
+def test_the_seed_makes_the_weights() -> None:
+    torch.manual_seed(5)
+    one, other = GIN(3, seed=2), GIN(3, seed=2)
+    assert all(torch.equal(a, b) for a, b in zip(one.parameters(), other.parameters(), strict=True))
+    assert isinstance(one.norms[0], nn.BatchNorm1d)
+    with pytest.raises(ArgumentError, match="batch, layer"):
+        GIN(3, norm="group")
