@@ -24,7 +24,7 @@ from hardneg.training.evaluation.embeddings import (
     evaluate_file,
     knn_predict,
 )
-from hardneg.training.evaluation.logistic import STRENGTHS, _folds, linear_predict, sklearn_predict
+from hardneg.training.evaluation.logistic import STRENGTHS, folds_of, linear_predict, sklearn_predict
 from hardneg.training.evaluation.pairs import _drawn_of_kind, alignment, similarity_histograms, uniformity
 
 Split = tuple[Tensor, Tensor, Tensor, Tensor]
@@ -125,10 +125,12 @@ class TestProbes:
         assert linear_probe(*digits, strengths=(0.1,)) == pytest.approx(exact, abs=0.004)
 
     def test_folds_share_out_every_class(self) -> None:
-        y = torch.tensor([0] * 10 + [1] * 7 + [3] * 5)
-        folds = _folds(y[torch.randperm(22)].sort().values)
+        y = torch.tensor([0] * 10 + [1] * 7 + [3] * 5)[torch.randperm(22)]
+        folds = folds_of(y, 5, seed=0)
         assert [torch.bincount(folds[y == one], minlength=5).tolist() for one in (0, 3)] == [[2] * 5, [1] * 5]
         assert sorted(torch.bincount(folds[y == 1], minlength=5).tolist()) == [1, 1, 1, 2, 2]
+        assert torch.equal(folds, folds_of(y, 5, seed=0))
+        assert not torch.equal(folds, folds_of(y, 5, seed=1))
 
     def test_the_defaults_separate_what_is_separable(self) -> None:
         (x, y), (test_x, test_y) = clusters(500, spread=0.2), clusters(200, seed=1, spread=0.2)

@@ -38,7 +38,12 @@ class CompareOptions:
 
 @dataclass(frozen=True)
 class EvaluateOptions:
-    path: str = argument("A run directory, or a file of saved embeddings (npz).")
+    path: str = argument("A run directory, a file of saved embeddings (npz), or an encoder of texts such as st:PATH.")
+    sts: str | None = option(None, "STS pairs: a table, or the folder of a task; Spearman's correlation.")
+    beir: str | None = option(None, "A BEIR folder: nDCG@10, MRR@10, recall@10 and recall@100.")
+    classification: str | None = option(None, "A table of texts and labels: logistic regression on the embeddings.")
+    split: str = option("test", "Of STS and BEIR.")
+    json: bool = option(False, "Print one line of JSON.")
 
 
 @dataclass(frozen=True)

@@ -111,6 +111,33 @@ def show_evaluation(result: dict[str, Any]) -> None:
         console.print(Text(printable(f"There is no accuracy: {why_no_accuracy(result)}.")))
 
 
+def show_text_evaluations(found: dict[str, Any]) -> None:
+    """Spearman's correlations, retrieval and accuracies, each times 100."""
+    console = Console()
+    if "sts" in found:
+        table = Table("STS, Spearman x 100", "all", "mean", "pairs", title_justify="left")
+        for task, one in found["sts"]["tasks"].items():
+            table.add_row(task, _percent(one["all"]), _percent(one["mean"]), str(one["pairs"]))
+        table.add_row("mean of the tasks", _percent(found["sts"]["all"]), _percent(found["sts"]["mean"]), "")
+        console.print(table)
+        console.print(Text("all: over all pairs of a task; mean: the mean of its subsets.", style="dim"))
+    if "retrieval" in found:
+        table = Table("retrieval", "x 100")
+        for name, value in found["retrieval"].items():
+            table.add_row(name, str(value) if name == "num_queries" else _percent(value))
+        console.print(table)
+    if "classification" in found:
+        table = Table("classification", "accuracy, %", "", "skipped")
+        for task, one in found["classification"].items():
+            how = f"± {100 * one['deviation']:.1f} over {one['folds']} folds" if "folds" in one else "test split"
+            table.add_row(task, _percent(one["accuracy"]), how, str(one["skipped"]))
+        console.print(table)
+
+
+def _percent(value: float | None) -> str:
+    return "n/a" if value is None else f"{100 * value:.2f}"
+
+
 def _interval(value: float, half: float | None, sign: bool = True) -> str:
     width = "" if half is None else f" ± {100 * half:.1f}"
     return f"{100 * value:{'+z' if sign else ''}.1f}{width}"

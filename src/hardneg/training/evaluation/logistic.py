@@ -67,20 +67,21 @@ def _predicted(
     train, test = standardised(train_x, test_x)
     classes, targets = torch.unique(train_y.to(train.device), return_inverse=True)
     strength = _chosen(fit, train, targets, strengths, seed)
-    return classes[fit(train, targets, strength)(test).argmax(1)]
+    predicted: Tensor = classes[fit(train, targets, strength)(test).argmax(1)]
+    return predicted
 
 
 def _chosen(fit: Fit, x: Features, y: Labels, strengths: tuple[float, ...], seed: int) -> float:
     """The strength with the lowest cross-entropy on held-out rows.
 
-    Not with the most right answers: those of two strengths differ by a handful of rows, and a solver's last digits would
-    decide. Of few rows every fifth is held out in turn.
+    Not with the most right answers: those of two strengths differ by a handful of rows, and the last digits of a solver
+    would decide. Of few rows every fifth is held out in turn.
     """
     if len(strengths) == 1:
         return strengths[0]
     drawn = torch.randperm(len(y), generator=torch.Generator().manual_seed(seed))[:MOST].to(y.device)
     x, y = x[drawn], y[drawn]
-    fold = _folds(y)
+    fold = folds_of(y, FOLDS, seed)
     held_out = [fold == one for one in range(FOLDS if len(y) <= FEW else 1)]
     # Where a class has fewer rows than there are folds, a held-out row may be of a class that the others lack.
     if int(torch.bincount(y).min()) < FOLDS:
@@ -94,12 +95,12 @@ def _loss(fit: Fit, x: Features, y: Labels, held_out: Annotated[Tensor, "n"], st
     return float(nll_loss(found.double(), y[held_out]))
 
 
-def _folds(y: Labels) -> Annotated[Tensor, "n"]:
-    """Each row's fold: those of a class take turns, so that every fold has its share of every class."""
-    grouped, sizes = y.argsort(stable=True), torch.bincount(y)
-    place = torch.arange(len(y), device=y.device) - (sizes.cumsum(0) - sizes).repeat_interleave(sizes)
+def folds_of(y: Labels, number: int, seed: int) -> Annotated[Tensor, "n"]:
+    """Each row's fold, drawn by the seed, every fold with its share of every class; ``y`` counts the classes from 0."""
+    order = torch.randperm(len(y), generator=torch.Generator().manual_seed(seed)).to(y.device)
+    grouped = order[y[order].argsort(stable=True)]  # a class after the other, each as drawn
     fold = torch.empty_like(y)
-    fold[grouped] = (place + torch.arange(len(sizes), device=y.device).repeat_interleave(sizes)) % FOLDS
+    fold[grouped] = torch.arange(len(y), device=y.device) % number
     return fold
 
 
