@@ -46,8 +46,16 @@ class TrainOptions:
     encode_chunk: int = option(
         0, "Views that are encoded at once, for batches larger than memory; 0: all of them.", TRAINING, low=0
     )
-    learning_rate: float = option(1e-3, "Adam's step size.", TRAINING, low=0.0)
-    weight_decay: float = option(1e-6, "Adam's weight decay.", TRAINING, low=0.0)
+    optimizer: str = option("adam", 'adam, adamw or sgd, or with values "sgd(momentum=0.9, nesterov=True)".', TRAINING)
+    learning_rate: float = option(1e-3, "Step size of the optimiser.", TRAINING, low=0.0)
+    schedule: str = option(
+        "constant", 'Of the learning rate: constant, "cosine(warmup=5)", "steps(30, 40, factor=0.1)"; epochs.', TRAINING
+    )
+    weight_decay: float = option(1e-6, "Weight decay of the optimiser.", TRAINING, low=0.0)
+    clip: float = option(0.0, "Largest norm of the gradient; 0: not clipped.", TRAINING, low=0.0)
+    accumulate: int = option(
+        1, "Batches whose gradients are averaged for an update; the negatives stay those of a batch.", TRAINING, low=1
+    )
     augment: str = option(
         "auto", 'The views: auto, tiny, grey, cifar or kornia, or with values "cifar(blur_probability=0.5)".', DATA
     )
@@ -62,6 +70,11 @@ class TrainOptions:
         "test", "validation holds out a fifth of the training images.", RUN, among=("test", "validation")
     )
     save_every: int = option(1, "Epochs between checkpoints.", RUN, low=1)
+    save_every_steps: int = option(0, "Batches between further checkpoints in mid-epoch; 0: none.", RUN, low=0)
+    monitor: str = option(
+        "knn", 'What is watched while training, and chooses the best checkpoint: knn, retrieval, "sts(\'FILE\')".', RUN
+    )
+    monitor_every: int = option(0, "Epochs between looks at the monitor; 0: never.", RUN, low=0)
 
     def __post_init__(self) -> None:
         kinds = get_type_hints(type(self))

@@ -38,7 +38,7 @@ from hardneg.io.files import (
 from hardneg.io.provenance import environment
 from hardneg.training.checkpoints import Checkpoints
 from hardneg.training.records import line_of, read_records
-from hardneg.training.tensorboard import leave_board, show_on_board
+from hardneg.training.boards import leave_boards, show_on_boards
 from hardneg.training.trained import check_same_data, check_same_encoder, is_record
 
 CONFIG_FIX = "put back a copy of it, or use another --out"
@@ -212,8 +212,8 @@ class Run:
     def finish(self, result: dict[str, Any]) -> None:
         trained = self.config().get("trained") if self.config_path.exists() else None
         write_json(self.result_path, {**result, "trained": trained})
-        show_on_board(self.path, result.get("steps", 0), {name: result[name] for name in FIGURES if name in result})
-        leave_board(self.path)
+        show_on_boards(self.path, result.get("steps", 0), {name: result[name] for name in FIGURES if name in result})
+        leave_boards(self.path)
 
     def warn(self, text: str, kind: str = "") -> None:
         """Keeps a warning beside the other files, for whoever started the process."""
@@ -254,7 +254,7 @@ class Run:
                 file.write(line_of(record))
         except OSError as error:
             raise disk_failure(self.metrics_path, error, "make room, then use --resume") from error
-        show_on_board(self.path, record.get("step", 0), record)
+        show_on_boards(self.path, record.get("step", 0), record)
 
     def metrics(self) -> list[dict[str, Any]]:
         """The records; None where a question had no answer, such as the share of false negatives without labels."""
@@ -262,7 +262,7 @@ class Run:
 
     def forget_after(self, step: int) -> None:
         """Drops the records that a resumed run will write again."""
-        leave_board(self.path)
+        leave_boards(self.path)
         kept = [record for record in self.metrics() if record.get("step", 0) <= step]
         text = "".join(line_of(record) for record in kept)
         write_atomically(self.metrics_path, lambda file: file.write(text.encode()))
