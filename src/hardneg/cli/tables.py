@@ -28,11 +28,18 @@ def compare_and_show(comparison: Comparison, out: str, jobs: int | None, allow_o
     console = Console()
     with Progress(console=console) as progress:
         tuned = len(comparison.tune[1]) if comparison.tune else 0
-        task = progress.add_task("runs", total=len(comparison.arms) * (comparison.seeds + tuned))
+        runs = len(comparison.arms) * (comparison.seeds + tuned)
+        task = progress.add_task("runs", total=runs)
         watcher = Watcher(
             lambda line: progress.console.print(Text(printable(line), style="dim")),
             prepared.steps,
             lambda done: progress.update(task, completed=done),
+            total=runs,
+            epochs=prepared.epochs,
+        )
+        watcher.show(
+            f"{runs} runs of {prepared.epochs} epochs: {len(comparison.arms)} arms, {comparison.seeds} seeds"
+            + (f", and {tuned} tries of each arm" if tuned else "")
         )
         summary = carry_out(prepared, watcher)
     show_comparison(summary, console)

@@ -36,9 +36,9 @@ from hardneg.io.files import (
     write_json,
 )
 from hardneg.io.provenance import environment
+from hardneg.training.boards import leave_boards, show_on_boards
 from hardneg.training.checkpoints import Checkpoints
 from hardneg.training.records import line_of, read_records
-from hardneg.training.boards import leave_boards, show_on_boards
 from hardneg.training.trained import check_same_data, check_same_encoder, is_record
 
 CONFIG_FIX = "put back a copy of it, or use another --out"
