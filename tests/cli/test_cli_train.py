@@ -317,7 +317,10 @@ def test_wrong_files_are_named(text: str, reported: str, requested: list[Any], t
         ((), "at least two arms"),
         (("--arm", "simclr()"), "at least two arms"),
         (("--arm", "simclr()", "--arm", "simclr()"), "arms that differ"),
-        (("--arm", "simclr()", "--arm", "hcl()", "--metric", "f1"), "one of knn, 1nn, linear, got metric='f1'"),
+        (
+            ("--arm", "simclr()", "--arm", "hcl()", "--metric", "f1"),
+            "--metric to be one of auto, knn, 1nn, linear, retrieval",
+        ),
         (("--arm", "simclr()", "--arm", "hcl()", "--seeds", "1"), "--seeds"),
         (("--arm", "simclr()", "--arm", "hcl()", "--tune", "temperature"), "temperature=0.1,0.2"),
         (

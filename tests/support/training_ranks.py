@@ -14,7 +14,8 @@ import torch
 from torch import Tensor
 from torch.nn.functional import normalize
 
-import hardneg.training.setup
+import hardneg.training.data.images
+from hardneg.training.data.images import ImageData
 from hardneg.training.encoders import build_encoder
 from hardneg.training.loop import Loop
 from hardneg.training.options import RECIPES
@@ -23,6 +24,7 @@ from hardneg.training.recipes import run_recipe
 
 def pixels(loop: Loop) -> Tensor:
     """Vectors that no rounding of training changes."""
+    assert isinstance(loop.data, ImageData)
     return normalize(loop.data.images.flatten(1).float(), dim=1)
 
 
@@ -50,7 +52,7 @@ def run_job(job: dict[str, Any], out: Path) -> None:
     with (
         patch.object(Loop, "_one_step", watched),
         patch.object(Loop, "_vectors", vectors),
-        patch.object(hardneg.training.setup, "build_encoder", encoder),
+        patch.object(hardneg.training.data.images, "build_encoder", encoder),
     ):
         options, where = RECIPES[job["recipe"]](**job["options"]), out / job["name"]
         try:

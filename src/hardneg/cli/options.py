@@ -29,7 +29,7 @@ class CompareOptions:
         (), "Another option of train, as name=value, for arms that do not write it.", "Shared by all arms", "--option"
     )
     seeds: int = option(3, "Runs of each arm; the same seeds for all.", low=2)
-    metric: str = option("knn", "What decides.", among=("knn", "1nn", "linear"))
+    metric: str = option("auto", "What decides: auto (by the data), knn, 1nn, linear, retrieval ...")
     tune: str | None = option(None, "Such as temperature=0.1,0.2,0.5: the same tries for every arm.")
     out: str = option("runs/compare", "Directory of the comparison; an existing one is resumed.")
     jobs: int | None = option(None, "Most runs side by side; by default one for each core or two for each GPU.", low=1)

@@ -11,8 +11,9 @@ from rich.text import Text
 
 from hardneg.comparing.comparing import carry_out, prepare
 from hardneg.comparing.progress import Watcher
-from hardneg.comparing.request import Comparison, letter_of, measure, measures_in, why_no_accuracy
+from hardneg.comparing.request import Comparison, letter_of, why_no_accuracy
 from hardneg.core.text import printable
+from hardneg.training.evaluation.measures import measure, measures_in, unit_of
 
 SEES_LABELS = "sees the labels of the training images"
 LAST_RECORDS = "False negatives, hardness and clamped are means over the last records"
@@ -79,7 +80,8 @@ def comparison_table(summary: dict[str, Any]) -> Table:
     """One line for each arm, narrow enough for 80 columns with three seeds."""
     held_out = summary.get("comparison", {}).get("common", {}).get("evaluate_on") == "validation"
     split = " on the validation split" * held_out
-    title = f"{measure(summary['metric'], summary.get('k'))}{split}, %: every seed, and means with 95 % intervals"
+    called, unit = measure(summary["metric"], summary.get("k")), unit_of(summary["metric"])
+    title = f"{called}{split}, {unit}: every seed, and means with 95 % intervals"
     table = Table(title=title, title_justify="left", box=None, pad_edge=False, padding=(0, 2, 0, 0))
     heads = ("", "\nseeds", "\nmean", "against\nthe first", "eff.\ntemp.", "false\nneg. %", "hard-\nness")
     for name in (*heads, "clam-\nped %", "\nsec."):
@@ -107,8 +109,9 @@ def show_evaluation(result: dict[str, Any]) -> None:
     """The figures of a run or of embeddings; where there is no accuracy, why."""
     table = Table(title="evaluation", title_justify="left", show_header=False)
     accuracies = measures_in(result)
-    for name in sorted(accuracies, key=("linear", "knn", "1nn").index):
-        table.add_row(measure(name, result.get("k")), f"{100 * result[name]:.2f} %")
+    for name in sorted(accuracies, key=lambda one: one != "linear"):  # the probe first
+        figure = f"{100 * result[name]:.2f}"
+        table.add_row(measure(name, result.get("k")), f"{figure} %" if unit_of(name) == "%" else figure)
     for name in ("alignment", "uniformity", "steps", "seconds"):
         if name in result:
             table.add_row(name, f"{result[name]:.4g}")

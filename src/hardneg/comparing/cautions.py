@@ -7,6 +7,7 @@ from typing import Any
 
 from hardneg.comparing.request import SHARED
 from hardneg.training.runs import Warned
+from hardneg.training.trained import count_in, noun_in
 
 MOST = 0.5
 """The share of anchors without a negative, or of clamped pairs, above which there is a caution; train warns alike."""
@@ -22,7 +23,7 @@ def cautions(
     found: dict[str, str] = {}
     if collapsed := sum(bool(result.get("collapsed")) for result in results):
         found["collapsed"] = (
-            f"{arm}: {collapsed} of {len(results)} runs collapsed: all images have nearly the same features. Lower the "
+            f"{arm}: {collapsed} of {len(results)} runs collapsed: all features are nearly the same. Lower the "
             "learning rate or the temperature, or weaken the negatives."
         )
     empty, clamped = (_mean(result.get("final", {}).get(name) for result in results) for name in ("empty", "clamped"))
@@ -96,7 +97,9 @@ def same_weights(runs: Sequence[tuple[int, Trained]]) -> bool:
 def _resolved(trained: Mapping[str, Any]) -> tuple[str, str, str]:
     encoder, data = trained.get("encoder", {}), trained.get("data", {})
     name = encoder.get("name") or encoder.get("class")
-    parts = [f"{one.get('images')} {split} images ({one.get('fingerprint', '')[:8]})" for split, one in data.items()]
+    parts = [
+        f"{count_in(one)} {split} {noun_in(one)}s ({one.get('fingerprint', '')[:8]})" for split, one in data.items()
+    ]
     earlier = " after other data" if trained.get("earlier_data") else ""
     return f"{name} of {encoder.get('parameters')} parameters", str(trained.get("views")), " and ".join(parts) + earlier
 

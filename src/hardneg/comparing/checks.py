@@ -14,9 +14,10 @@ from hardneg.comparing.canonical import plainly
 from hardneg.comparing.request import SHARED, Comparison
 from hardneg.core.errors import ArgumentError, HardnegError, UnknownName, argument_error
 from hardneg.training.checks import check_batch, check_words
-from hardneg.training.data.images import ImageData
+from hardneg.training.data.items import Items, Splits
+from hardneg.training.evaluation.measures import AUTO
 from hardneg.training.options import RECIPES, TrainOptions
-from hardneg.training.setup import augment_for, encoder_for, splits
+from hardneg.training.setup import splits
 from hardneg.training.trained import data_record
 
 
@@ -32,10 +33,10 @@ class CannotTrain(HardnegError, ValueError):
         return f"{self.arm} cannot be trained: {self.cause}"
 
 
-def check_arms(arms: list[Arm], comparison: Comparison) -> dict[str, Any]:
+def check_arms(arms: list[Arm], comparison: Comparison) -> tuple[dict[str, Any], str]:
     """Raises, before anything is trained, unless the arms differ and each of them can be trained and judged.
 
-    Returns the record of the data that they are trained and judged on.
+    Returns the record of the data that they are trained and judged on, and what they are judged by.
     """
     for arm in arms:
         _check_options(arm, comparison)
@@ -47,13 +48,13 @@ def check_arms(arms: list[Arm], comparison: Comparison) -> dict[str, Any]:
     every = [one for arm in arms for one in (arm, *comparison.tries(arm))]
     for arm in every:
         _of(arm, check_words)
-    record: dict[str, Any] = {}
+    record, metric = {}, comparison.metric
     for split in sorted({arm.complete().evaluate_on for arm in every}):
-        train, test = _check_with_data([arm for arm in every if arm.complete().evaluate_on == split], split)
+        found, metric = _check_with_data([arm for arm in every if arm.complete().evaluate_on == split], metric)
         if judged := [arm for arm in arms if arm.complete().evaluate_on == split]:
-            _check_chosen(judged, train)
-            record = data_record(train, test)
-    return record
+            _check_chosen(judged, found.train)
+            record = data_record(*found)
+    return record, metric
 
 
 def _check_options(arm: Arm, comparison: Comparison) -> None:
@@ -99,23 +100,24 @@ def _of(arm: Arm, check: Callable[[TrainOptions], object]) -> None:
         raise CannotTrain(arm.text, error) from error
 
 
-def _check_with_data(arms: list[Arm], split: str) -> tuple[ImageData, ImageData]:
-    """Both splits; raises unless both have labels, it has a batch, and every arm has views of such images."""
+def _check_with_data(arms: list[Arm], metric: str) -> tuple[Splits, str]:
+    """The splits and what is judged by; raises unless that can be measured, and every arm has views of such items."""
     shared = arms[0].complete()  # the data is the same for all of them: each split is read once
-    train, test = splits(shared)
-    train.labelled("compare")
-    test.labelled(f"compare, of its {split} images,")
-    check_batch(shared, train, 1)
+    found = splits(shared)
+    known = found.test.measures(found, shared)
+    if metric not in (AUTO, *known):
+        raise ArgumentError("compare", f"a metric among {', '.join(known)} for such data", f"metric={metric!r}")
+    check_batch(shared, found.train, 1)
     for arm in arms:
-        _of(arm, lambda options: _check_views(options, train))
-    return train, test
+        _of(arm, lambda options: _check_views(options, found.train))
+    return found, known[0] if metric == AUTO else metric
 
 
-def _check_views(options: TrainOptions, data: ImageData) -> None:
-    augment_for(options, data).views(data.images[:1], data.ids[:1], 0, options.seed)
+def _check_views(options: TrainOptions, data: Items) -> None:
+    data.prepared(options).views(torch.zeros(1, dtype=torch.int64), 0, options.seed)
 
 
-def _check_chosen(arms: list[Arm], data: ImageData) -> None:
+def _check_chosen(arms: list[Arm], data: Items) -> None:
     """Raises for arms of which one writes what "auto" makes of the other."""
     chosen = [(arm, _chosen(arm.complete(), data)) for arm in arms]
     for (one, mine), (other, theirs) in combinations(chosen, 2):
@@ -123,8 +125,6 @@ def _check_chosen(arms: list[Arm], data: ImageData) -> None:
             raise _alike(one, other)
 
 
-def _chosen(options: TrainOptions, data: ImageData) -> dict[str, Any]:
-    """The options with what "auto" stands for with such images."""
-    with torch.device("meta"):
-        encoder = repr(encoder_for(options, data))
-    return plainly(options.as_dict()) | {"encoder": encoder, "augment": repr(augment_for(options, data))}
+def _chosen(options: TrainOptions, data: Items) -> dict[str, Any]:
+    """The options with what "auto" stands for with such items."""
+    return plainly(options.as_dict()) | data.chosen(options)

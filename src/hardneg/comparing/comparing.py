@@ -16,7 +16,7 @@ from hardneg.comparing.arms import Arm, parse_arm
 from hardneg.comparing.cautions import cautions, of_all, unlike, unlike_notes
 from hardneg.comparing.checks import check_arms
 from hardneg.comparing.progress import Watcher
-from hardneg.comparing.request import Comparison, measure, open_folder
+from hardneg.comparing.request import Comparison, open_folder
 from hardneg.comparing.runs import How, run_all, run_of, usual_threads
 from hardneg.comparing.verdict import (
     Verdict,
@@ -29,6 +29,8 @@ from hardneg.comparing.verdict import (
 from hardneg.core.errors import HardnegError
 from hardneg.io.files import output_folder, run_again, write_json
 from hardneg.io.provenance import environment
+from hardneg.training.evaluation.measures import measure
+from hardneg.training.trained import count_in
 
 Results = list[list[dict[str, Any]]]
 """For every arm the figures of every seed."""
@@ -76,7 +78,8 @@ def prepare(
     """Raises for what cannot be compared, before anything is trained or shown."""
     arms = [parse_arm(text).under(comparison.common) for text in comparison.arms]
     out = output_folder(out)
-    data = check_arms(arms, comparison)
+    data, metric = check_arms(arms, comparison)
+    comparison = replace(comparison, metric=metric)
     # Results depend on the threads in their last bits, and bits grow: all runs have the same number.
     threads = open_folder(out, comparison, data, usual_threads(arms, comparison.seeds, jobs), allow_other_data)
     if not (allow_other_data or comparison.tune):
@@ -84,7 +87,7 @@ def prepare(
             if run.config_path.exists():
                 run.check_data(data)
     options = arms[0].complete()
-    steps = options.epochs * (data["train"]["images"] // options.batch_size)
+    steps = options.epochs * (count_in(data["train"]) // options.batch_size)
     return Prepared(comparison, arms, out, How(jobs, threads, allow_other_data), max(1, steps))
 
 

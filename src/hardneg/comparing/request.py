@@ -12,23 +12,12 @@ from typing import Any
 from hardneg.comparing.arms import Arm
 from hardneg.core.errors import ArgumentError, Damaged, FileError, UnknownName, argument_error, warn_once
 from hardneg.io.files import read_json, run_again, write_json
+from hardneg.training.evaluation.measures import AUTO, MEASURES
 from hardneg.training.options import RECIPES
 from hardneg.training.trained import check_same_data, is_data_record
 
-METRIC = "knn"
 SHARED = ("seed", "data", "data_root", "epochs", "batch_size", "evaluate_on")
 """Options that are the same for every arm: an arm may not set them, and they are not tuned."""
-TITLES = {"knn": "kNN accuracy", "1nn": "1-NN accuracy", "linear": "linear probe"}
-
-
-def measure(name: str, k: int | None = None) -> str:
-    """How a measure is called: kNN by its k, where that is known."""
-    return f"{k}-NN accuracy" if name == "knn" and k else TITLES.get(name, name)
-
-
-def measures_in(result: Mapping[str, Any]) -> list[str]:
-    """The accuracies that are there; that of one neighbour once where the vote is of one, too."""
-    return [name for name in TITLES if name in result and not (name == "1nn" and result.get("k") == 1)]
 
 
 def why_no_accuracy(result: Mapping[str, Any]) -> str:
@@ -49,7 +38,7 @@ class Comparison:
     seeds: int
     common: dict[str, Any]
     tune: tuple[str, tuple[float, ...]] | None = None
-    metric: str = METRIC
+    metric: str = AUTO
 
     def __post_init__(self) -> None:
         if len(self.arms) < 2:
@@ -58,8 +47,10 @@ class Comparison:
             raise argument_error("compare", "arms that differ", "arms", self.arms)
         if self.seeds < 2:
             raise argument_error("compare", "at least two seeds, to estimate the noise", "seeds", self.seeds)
-        if self.metric not in TITLES:
-            raise argument_error("compare", f"a metric among {tuple(TITLES)}", "metric", self.metric)
+        if self.metric not in (AUTO, *MEASURES):
+            raise argument_error(
+                "compare", f"--metric to be one of {', '.join((AUTO, *MEASURES))}", "metric", self.metric
+            )
         if "seed" in self.common:
             raise argument_error("compare", "--seeds, how many, and no seed of its own", "seed", self.common["seed"])
         if self.tune:

@@ -1,8 +1,8 @@
 """How sure an accuracy, or the difference of two, is: intervals that count the seeds and the test items.
 
-Whether item i is right in the run with seed s is a two-way table without replication: an effect of the run, one of the
-item, and a rest. The mean over the table estimates what other seeds and other test items of the same kind would give;
-with S seeds and N items its variance is
+Whether item i is right in the run with seed s, or its part of a score that is a mean over items, is a two-way table
+without replication: an effect of the run, one of the item, and a rest. The mean over the table estimates what other
+seeds and other test items of the same kind would give; with S seeds and N items its variance is
 
     training / S  +  items / N,
 
@@ -26,7 +26,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from hardneg.io.embeddings import unpack_bits
+from hardneg.io.embeddings import unpack_bits, unpack_numbers
 
 MARGIN = 1.05
 """By which intervals are wider than Student's: for arms of unequal variance, and variables that are not normal."""
@@ -36,7 +36,10 @@ LEAST_SEEDS = 3
 
 @dataclass(frozen=True, eq=False)
 class Outcomes:
-    """What the runs of one arm reached: the accuracy of each seed, and which test items each had right, if known."""
+    """What the runs of one arm reached: the accuracy of each seed, and which test items each had right, if known.
+
+    Of a score that is no accuracy, the parts of the items, whose mean it is.
+    """
 
     accuracies: NDArray[np.float64]  # [seeds]
     correct: NDArray[np.float64] | None = None  # [seeds, items]
@@ -65,12 +68,17 @@ class Estimate:
 def outcomes_of(results: Sequence[Mapping[str, Any]], metric: str) -> Outcomes:
     """Those of the results of an arm, one for each seed."""
     accuracies = np.array([float(result[metric]) for result in results])
-    number = results[0].get("num_test")
+    number = (results[0].get("num_items") or {}).get(metric, results[0].get("num_test"))
     if not number:
         return Outcomes(accuracies)
-    found = [unpack_bits((result.get("correct") or {}).get(metric), number) for result in results]
+    found = [_per_item(result, metric, number) for result in results]
     table = [one for one in found if one is not None]
     return Outcomes(accuracies, np.array(table, float) if len(table) == len(results) else None, number)
+
+
+def _per_item(result: Mapping[str, Any], metric: str, number: int) -> NDArray[Any] | None:
+    right = unpack_bits((result.get("correct") or {}).get(metric), number)
+    return unpack_numbers((result.get("scores") or {}).get(metric), number) if right is None else right
 
 
 def mean_of(arm: Outcomes) -> Estimate | None:

@@ -13,12 +13,13 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from hardneg.core.errors import ArgumentError, NotFinite, argument_error
-from hardneg.io.arrays import Array, plain_labels, read_arrays
+from hardneg.io.arrays import Array, names_in_npz, plain_labels, read_arrays
 from hardneg.io.sealed import check_seal
 
 Features = Annotated[Tensor, "n d"]
 Labels = Annotated[Tensor, "n"]
 
+AGAIN = "make it again: delete result.json of the run and train again with --resume"
 SPLIT_NAMES = ("train_x", "train_y", "test_x", "test_y")
 
 
@@ -26,9 +27,25 @@ def save_embeddings(
     path: str | Path | BinaryIO, train_x: Features, train_y: Labels, test_x: Features, test_y: Labels
 ) -> None:
     """Features and labels of both splits as one .npz file (or into an open one), which ``evaluate_file`` reads."""
-    check_split(train_x, train_y, test_x, test_y)
-    parts = zip(SPLIT_NAMES, (train_x, train_y, test_x, test_y), strict=True)
-    np.savez(path, **{name: _as_array(part) for name, part in parts})  # type: ignore[arg-type]
+    save_arrays(path, train_x=train_x, train_y=train_y, test_x=test_x, test_y=test_y)
+
+
+def save_arrays(path: str | Path | BinaryIO, **parts: Tensor) -> None:
+    """Those of both splits, checked, or only ``test_x``, of items without labels."""
+    if parts.keys() == set(SPLIT_NAMES):
+        check_split(**parts)
+    np.savez(path, **{name: _as_array(part) for name, part in parts.items()})  # type: ignore[arg-type]
+
+
+def load_evaluated(path: Path) -> tuple[Features, Labels | None]:
+    """The test split of a saved file, with its labels if there are any."""
+    if not path.is_file() or names_in_npz("load_embeddings", path) != ["test_x"]:
+        return load_embeddings(path)[2:]
+    check_seal(path, "load_embeddings", AGAIN)
+    found = read_arrays(
+        "load_embeddings", path, {"test_x": "np.array(test_x, dtype=float) has none"}, needed=("test_x",)
+    )
+    return _as_features(found["test_x"]), None
 
 
 def load_embeddings(path: str | Path) -> tuple[Features, Labels, Features, Labels]:
@@ -40,7 +57,7 @@ def read_embeddings(path: Path) -> tuple[tuple[Features, Labels, Features, Label
     """The split, and the names of its classes where its labels are text."""
     who = "load_embeddings"
     if path.is_file():
-        check_seal(path, who, "make it again: delete result.json of the run and train again with --resume")
+        check_seal(path, who, AGAIN)
     plain = {"x": "float", "y": "str"}
     advice = {name: f"np.array({name}, dtype={plain[name[-1]]}) has none" for name in SPLIT_NAMES}
     found = read_arrays(who, path, advice, needed=SPLIT_NAMES)
@@ -89,6 +106,24 @@ def pack_bits(answers: NDArray[np.bool_]) -> str:
     array([ True, False,  True])
     """
     return base64.b64encode(np.packbits(answers).tobytes()).decode()
+
+
+def pack_numbers(numbers: NDArray[Any]) -> str:
+    """Numbers, one per item, as text: float32."""
+    return base64.b64encode(numbers.astype("<f4").tobytes()).decode()
+
+
+def unpack_numbers(text: Any, number: int) -> NDArray[np.float32] | None:
+    """The numbers, or None where the text does not hold so many finite ones.
+
+    >>> unpack_numbers(pack_numbers(np.array([0.5, -1.0])), 2)
+    array([ 0.5, -1. ], dtype=float32)
+    """
+    try:
+        found = np.frombuffer(base64.b64decode(text, validate=True), "<f4")
+    except (TypeError, ValueError, binascii.Error):
+        return None
+    return found if len(found) == number and np.isfinite(found).all() else None
 
 
 def unpack_bits(text: Any, number: int) -> NDArray[np.bool_] | None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, MutableMapping
 from contextlib import ExitStack, contextmanager, nullcontext
 from copy import copy
-from typing import Annotated, Any
+from typing import Annotated, Any, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor, nn
@@ -21,12 +21,23 @@ from hardneg.core.errors import ArgumentError, argument_error, check_kind, warn_
 Encoded = Annotated[Tensor, "b d"]
 
 
+@runtime_checkable
+class Rows(Protocol):
+    """Inputs that are no tensor and are cut by rows all the same, such as packed graphs."""
+
+    def __len__(self) -> int: ...
+
+    def __getitem__(self, rows: slice) -> Any: ...
+
+    def to(self, device: torch.device | str) -> Any: ...
+
+
 class GradCache:
     """An encoder in chunks: ``GradCache(encoder, 256)(images)`` has the value and the gradient of ``encoder(images)``.
 
     encode: a module, or a function with the ``module`` whose weights it uses. Its arguments are tensors with one entry
-        per row, also in dicts, lists and tuples, without a gradient of their own; anything else is passed on. It
-        returns [b, d].
+        per row, also in dicts, lists and tuples, without a gradient of their own, or objects with a length, slices and
+        ``to``; anything else is passed on. It returns [b, d].
     chunk_size: rows that are encoded at once. A batch that is no larger is encoded once, as usual.
 
     Any loss, autocast, gradient scaling and DistributedDataParallel (gradients are averaged once, after the last chunk)
@@ -175,8 +186,15 @@ def _tensors(value: Any) -> list[Tensor]:
     return [tensor for part in parts for tensor in _tensors(part)]
 
 
+def _rows(value: Any) -> list[Rows]:
+    if isinstance(value, Mapping | list | tuple):
+        parts = value.values() if isinstance(value, Mapping) else value
+        return [each for part in parts for each in _rows(part)]
+    return [value] if isinstance(value, Rows) and not isinstance(value, Tensor) else []
+
+
 def _num_rows(inputs: tuple[Any, Any]) -> int:
-    sizes = {len(tensor) for tensor in _tensors(inputs) if tensor.ndim}
+    sizes = {len(tensor) for tensor in _tensors(inputs) if tensor.ndim} | {len(each) for each in _rows(inputs)}
     if len(sizes) != 1:
         raise ArgumentError("GradCache", "tensors with one entry per row", f"sizes={sorted(sizes)}")
     return sizes.pop()
@@ -193,4 +211,6 @@ def _cut(value: Any, rows: slice) -> Any:
         return {name: _cut(part, rows) for name, part in value.items()}
     if isinstance(value, tuple) and hasattr(value, "_fields"):
         return type(value)(*(_cut(part, rows) for part in value))
-    return type(value)(_cut(part, rows) for part in value) if isinstance(value, (list, tuple)) else value
+    if isinstance(value, (list, tuple)):
+        return type(value)(_cut(part, rows) for part in value)
+    return value[rows] if isinstance(value, Rows) else value

@@ -7,11 +7,10 @@ from typing import Any
 
 from hardneg.comparing.request import why_no_accuracy
 from hardneg.reporting.story import ArmRuns, Story, evaluated_in, known, measure_in, percent
+from hardneg.training.evaluation.measures import MEASURES, unit_of
 
 UNLIKE = "More than the negatives differs"
-HELD_OUT = (
-    "The validation images are a fifth of the training images, held out of training; the test images were not used."
-)
+HELD_OUT = "The validation {0}s are a fifth of the training {0}s, held out of training; the test {0}s were not used."
 
 
 def title_of(story: Story) -> str:
@@ -40,7 +39,8 @@ def answer_of(story: Story) -> list[str]:
     if not known(first.row.get("mean")):
         return [f"There is no accuracy: {why_no_accuracy(first.finished()[0])}."]
     measure = measure_in(story, story.metric)
-    return [f"On images that it was not trained on, {measure}: {percent(first.row['mean'])}."]
+    figure = percent(first.row["mean"], unit="" if unit_of(story.metric) != "%" else " %")
+    return [f"On {story.noun}s that it was not trained on, {measure}: {figure}."]
 
 
 def differences(story: Story) -> list[tuple[list[ArmRuns], str]]:
@@ -68,7 +68,9 @@ def notes_of(story: Story) -> list[tuple[str, list[str]]]:
 def aside_of(arm: ArmRuns, story: Story) -> str:
     """What must be known of an arm to read its figures rightly."""
     first = story.kind == "comparison" and arm is story.arms[0]
-    parts = ["the reference of the others"] * first + ["sees the labels of the training images"] * arm.uses_labels
+    parts = ["the reference of the others"] * first + [
+        f"sees the labels of the training {story.noun}s"
+    ] * arm.uses_labels
     return f"({'; '.join(parts)})" if parts else ""
 
 
@@ -76,24 +78,20 @@ def setting_of(story: Story) -> dict[str, Any]:
     """What was done, for a reader who has not read the papers."""
     options = story.options
     counts = sorted({str(result.get("k", 200)) for arm in story.arms for result in arm.finished()}) or ["200"]
-    split = evaluated_in(story)
-    measures = {
-        "knn": f"each {split} image takes the class that its {' or '.join(counts)} nearest training images vote for",
-        "1nn": f"each {split} image takes the class of its nearest training image",
-        "linear": "a logistic regression is fitted to the features, which stay as they are",
-    }
+    split, noun = evaluated_in(story), story.noun
+    explained = MEASURES[story.metric].explained.format(split=split, noun=noun, k=" or ".join(counts))
     budget = [
-        f"{_passes(options['epochs'])} over the training images" if "epochs" in options else "",
+        f"{_passes(options['epochs'])} over the training {noun}s" if "epochs" in options else "",
         f"batches of {options['batch_size']}" if "batch_size" in options else "",
     ]
     same = "Data, budget, seeds and initial weights" if story.same_weights else "Data, budget and seeds"
     compared = story.kind in ("comparison", "unfinished") and not story.unlike_data
-    measured = f"Measured by {measure_in(story, story.metric)}: {measures.get(story.metric, '')}."
+    measured = f"Measured by {measure_in(story, story.metric)}: {explained}."
     return {
         "same": f"{same} are the same for all." if compared else "",
         "training": ", ".join(part for part in budget if part) or "see the options below",
         "measured": measured if any(arm.row.get("values") for arm in story.arms) else "",
-        "held_out": HELD_OUT if "validation" in split else "",
+        "held_out": HELD_OUT.format(noun) if "validation" in split else "",
     }
 
 

@@ -39,7 +39,7 @@ CURVES = (
     ),
     Curve(
         "hardness", "Hardness of the negatives", "mean cosine similarity",
-        "Thick: as the arm weights them. Fine dots, where it differs: all images of the batch alike.", _short,
+        "Thick: as the arm weights them. Fine dots, where it differs: all {noun}s of the batch alike.", _short,
         "uniform_hardness",
     ),
     Curve(

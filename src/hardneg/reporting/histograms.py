@@ -15,7 +15,7 @@ from hardneg.pages.charts.histogram import Shares, histogram_chart
 from hardneg.reporting.story import ArmRuns, Story, known
 
 MOST_IMAGES = 2000
-"""Evaluated images whose pairs are compared; where there are more, as many are drawn, the same for every run."""
+"""Evaluated items whose pairs are compared; where there are more, as many are drawn, the same for every run."""
 
 
 def histograms_of(story: Story) -> list[tuple[ArmRuns, str, Markup]]:
@@ -29,8 +29,9 @@ def histograms_of(story: Story) -> list[tuple[ArmRuns, str, Markup]]:
     cards = []
     for arm, counts, edges, same, other in shares:
         share = separation_of(arm)
+        drawn = _drawn(arm, story.noun)
         sentence = (
-            f"A same-class pair is more alike than an other-class pair {100 * share:.1f} % of the time{_drawn(arm)}."
+            f"A same-class pair is more alike than an other-class pair {100 * share:.1f} % of the time{drawn}."
             if share is not None
             else ""
         )
@@ -42,9 +43,9 @@ def histograms_of(story: Story) -> list[tuple[ArmRuns, str, Markup]]:
     return cards
 
 
-def _drawn(arm: ArmRuns) -> str:
+def _drawn(arm: ArmRuns, noun: str) -> str:
     many = any((result.get("num_test") or 0) > MOST_IMAGES for result in arm.finished())
-    return f", among {MOST_IMAGES:,} images drawn from them" if many else ""
+    return f", among {MOST_IMAGES:,} {noun}s drawn from them" if many else ""
 
 
 def _counts(arm: ArmRuns) -> dict[str, Any] | None:

@@ -6,6 +6,7 @@ import json
 from typing import Any
 
 from hardneg.reporting.story import ArmRuns, Story
+from hardneg.training.trained import count_in
 
 
 def provenance_of(story: Story) -> dict[str, Any]:
@@ -39,12 +40,12 @@ def _trained(story: Story) -> list[tuple[str, str]]:
     if found is None:
         return []
     encoder, data = found.get("encoder", {}), found.get("data", {})
-    splits = [f"{one.get('images')} {split}" for split, one in data.items()]
+    splits = [f"{count_in(one)} {split}" for split, one in data.items()]
     return [
         ("encoder", f"{encoder.get('name') or encoder.get('class')}, {encoder.get('parameters')} parameters"),
         ("initial weights", str(encoder.get("initial_weights"))),
         ("views", str(found.get("views"))),
-        ("images", ", ".join(splits)),
+        (f"{story.noun}s", ", ".join(splits)),
     ]
 
 

@@ -9,12 +9,12 @@ from typing import Any
 
 from hardneg.comparing.arms import Arm, parse_arm
 from hardneg.comparing.canonical import plainly
-from hardneg.comparing.request import METRIC, TITLES
 from hardneg.core.errors import FileError
 from hardneg.core.text import printable
 from hardneg.io.files import read_json
 from hardneg.reporting.shapes import COMPARISON, CONFIG, RECORD, REQUEST, RESULT, ROW, checked
 from hardneg.reporting.story import ArmRuns, SeedRun, Story, Table, known, missing_parts
+from hardneg.training.evaluation.measures import MEASURES, USUAL, headline_of
 from hardneg.training.options import RECIPES
 from hardneg.training.runs import Run
 
@@ -30,8 +30,9 @@ def read_story(path: Path) -> Story:
     if (path / "config.json").is_file():
         one = read_run(path)
         text = arm_text(one.config, ["negatives", "tau_plus", "batches"])
-        arm = ArmRuns(0, text, row_of([one], METRIC), [one], alone=True)
-        return Story(path, "run", METRIC, [arm], missing_parts([arm], None), one.config)
+        metric = headline_of(one.result or {})
+        arm = ArmRuns(0, text, row_of([one], metric), [one], alone=True)
+        return Story(path, "run", metric, [arm], missing_parts([arm], None), one.config)
     if any((path / "runs").glob("*/config.json")):
         return _read_unfinished(path)
     what = "a run (a directory with config.json) or a comparison (one with comparison.json or runs/)"
@@ -75,9 +76,9 @@ def _read_unfinished(path: Path) -> Story:
 
 
 def _metric(facts: dict[str, Any], file: Path) -> str:
-    metric = str(facts.get("metric", METRIC))
-    if metric not in TITLES:
-        raise FileError("report", f"a metric among {', '.join(TITLES)}", file, f"which has {printable(metric, 40)!r}")
+    metric = str(facts.get("metric", USUAL))
+    if metric not in MEASURES:
+        raise FileError("report", f"a metric among {', '.join(MEASURES)}", file, f"which has {printable(metric, 40)!r}")
     return metric
 
 

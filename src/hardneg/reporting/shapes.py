@@ -9,6 +9,7 @@ from typing import Any
 
 from hardneg.core.errors import FileError
 from hardneg.core.text import printable
+from hardneg.training.evaluation.measures import MEASURES
 
 Shape = Any
 """A kind of value, a list of one shape, a dict of shapes by name ("*": any other), or a tuple of a list's parts."""
@@ -29,7 +30,7 @@ WHOLE: Kind = ("a whole number", _is_whole)
 TEXT: Kind = ("text", lambda value: isinstance(value, str))
 ANYTHING: Kind = ("anything", lambda value: True)
 
-_split = {"images": WHOLE, "classes": WHOLE, "fingerprint": TEXT}
+_split = {"images": WHOLE, "items": WHOLE, "noun": TEXT, "classes": WHOLE, "fingerprint": TEXT}
 TRAINED = {
     "encoder": {"name": TEXT, "class": TEXT, "parameters": WHOLE, "initial_weights": TEXT},
     "views": TEXT,
@@ -41,11 +42,12 @@ CONFIG = {"recipe": TEXT, "options": {"seed": WHOLE, "*": ANYTHING}, "trained": 
 RECORD = {"step": NUMBER, "epoch": NUMBER, "*": NUMBER}
 RESULT = {
     "steps": WHOLE, "seconds": NUMBER, "epochs": NUMBER, "k": WHOLE, "num_test": WHOLE, "num_train": WHOLE,
-    "knn": NUMBER, "1nn": NUMBER, "linear": NUMBER, "alignment": NUMBER, "uniformity": NUMBER, "no_accuracy": TEXT,
-    "final": {"*": NUMBER}, "trained": TRAINED, "correct": {"*": TEXT},
+    "alignment": NUMBER, "uniformity": NUMBER, "no_accuracy": TEXT, "headline": TEXT, "num_items": {"*": WHOLE},
+    "final": {"*": NUMBER}, "trained": TRAINED, "correct": {"*": TEXT}, "scores": {"*": TEXT},
     "similarities": {
         "edges": [NUMBER], "same": [NUMBER], "other": [NUMBER], "same_mean": NUMBER, "other_mean": NUMBER,
     },
+    **dict.fromkeys(MEASURES, NUMBER),
 }  # fmt: skip
 ROW = {
     "arm": TEXT, "values": [NUMBER], "mean": NUMBER, "half_width": NUMBER, "difference": NUMBER,

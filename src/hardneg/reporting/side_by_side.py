@@ -8,7 +8,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from hardneg.comparing.request import METRIC
 from hardneg.core.errors import ArgumentError
 from hardneg.reporting.reading import arm_text, differing_options, one_per_seed, read_story, row_of
 from hardneg.reporting.story import ArmRuns, SeedRun, Story
@@ -23,7 +22,7 @@ def read_stories(paths: Sequence[Path]) -> Story:
     parts = [read_story(path) for path in paths]
     if len(parts) == 1:
         return parts[0]
-    metric = next((part.metric for part in parts if part.kind != "run"), METRIC)
+    metric = next((part.metric for part in parts if part.kind != "run"), parts[0].metric)
     arms, copies = _arms(parts, metric)
     missing = [one for part in parts for one in part.missing]
     return Story(paths[0].parent, "several", metric, arms, missing, {"notes": [*_of_seeds(arms), *copies]}, parts)

@@ -9,8 +9,10 @@ from typing import Any, TypeGuard
 
 from hardneg.comparing.arms import uses_labels
 from hardneg.comparing.cautions import cautions, same_weights, unlike, unlike_notes
-from hardneg.comparing.request import letter_of, measure
+from hardneg.comparing.request import letter_of
+from hardneg.training.evaluation.measures import measure
 from hardneg.training.runs import Run
+from hardneg.training.trained import noun_in
 
 ABSENT = "n/a"
 
@@ -89,6 +91,13 @@ class Story:
         return {k: v for k, v in every[0].items() if all(k in other and other[k] == v for other in every)}
 
     @property
+    def noun(self) -> str:
+        """What one item of the data is called; an item where runs that were made apart have several kinds."""
+        every = [one.trained or {} for arm in self.arms for one in arm.seeds]
+        found = {noun_in(one.get("data", {}).get("test", {})) for one in every} or {"image"}
+        return found.pop() if len(found) == 1 else "item"
+
+    @property
     def unlike(self) -> list[str]:
         """What differs between the arms beside their negatives."""
         return unlike_notes(self._unlike())
@@ -155,7 +164,7 @@ def number(value: Any, form: str) -> str:
 
 
 def evaluated_in(story: Story) -> str:
-    """The split whose images are evaluated; both where runs that were made apart differ in it."""
+    """The split whose items are evaluated; both where runs that were made apart differ in it."""
     runs = [one.options for arm in story.arms for one in arm.seeds]
     every = runs or [story.facts.get("comparison", {}).get("common", {})]
     return " or ".join(sorted({str(one.get("evaluate_on", "test")) for one in every}))

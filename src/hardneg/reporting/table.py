@@ -7,7 +7,6 @@ from typing import Any
 
 from markupsafe import Markup
 
-from hardneg.comparing.request import TITLES
 from hardneg.pages.charts.dots import Dots, dot_plot
 from hardneg.pages.render import csv_link
 from hardneg.reporting.story import (
@@ -22,6 +21,7 @@ from hardneg.reporting.story import (
     signed,
     two_digits,
 )
+from hardneg.training.evaluation.measures import MEASURES, unit_of
 
 
 @dataclass(frozen=True)
@@ -42,7 +42,12 @@ def dots_of(story: Story) -> Markup | None:
         return None
     measure = measure_in(story, story.metric)
     rows = [_dots_of(arm, story) for arm in measured]
-    return dot_plot(f"{measure} of every seed", rows, f"{measure}, %  (the axis does not start at 0)", two_digits)
+    return dot_plot(
+        f"{measure} of every seed",
+        rows,
+        f"{measure}, {unit_of(story.metric)}  (the axis does not start at 0)",
+        two_digits,
+    )
 
 
 def _dots_of(arm: ArmRuns, story: Story) -> Dots:
@@ -55,15 +60,15 @@ def _dots_of(arm: ArmRuns, story: Story) -> Dots:
 
 
 def heads_of(story: Story) -> list[tuple[str, str]]:
-    metric = measure_in(story, story.metric)
+    metric, unit = measure_in(story, story.metric), unit_of(story.metric)
     heads = [
-        ("arm", "arm"), ("seeds", f"{metric} of every seed, %"), ("mean", "mean, %"),
+        ("arm", "arm"), ("seeds", f"{metric} of every seed, {unit}"), ("mean", f"mean, {unit}"),
         ("against", "against the first, points"), ("temperature", "effective temperature"),
         ("false", "false negatives"), ("hardness", "hardness"),
         ("clamped", "clamped"), ("steps", "steps"), ("seconds", "seconds"),
     ]  # fmt: skip
     if story.kind == "run":
-        heads = [(key, f"{metric}, %" if key == "mean" else name) for key, name in heads if key != "seeds"]
+        heads = [(key, f"{metric}, {unit}" if key == "mean" else name) for key, name in heads if key != "seeds"]
     if story.kind in ("run", "several"):
         heads = [(key, name) for key, name in heads if key != "against"]
     return heads
@@ -132,15 +137,15 @@ def table_note(story: Story) -> str:
 def measures_of(story: Story) -> dict[str, Any] | None:
     """The other evaluations, so that one measure does not decide alone."""
     finished = [result for arm in story.arms for result in arm.finished()]
-    names = [name for name in (*TITLES, "alignment", "uniformity") if any(name in result for result in finished)]
+    names = [name for name in (*MEASURES, "alignment", "uniformity") if any(name in result for result in finished)]
     if all(result.get("k") == 1 for result in finished):
         names = [name for name in names if name != "1nn"]  # the vote of one neighbour is the same
     if not names:
         return None
-    heads = [measure_in(story, name) + (", %" if name in TITLES else "") for name in names]
+    heads = [measure_in(story, name) + (f", {unit_of(name)}" if name in MEASURES else "") for name in names]
     return {"heads": heads, "rows": [(arm, [_mean_of(arm, name) for name in names]) for arm in story.arms]}
 
 
 def _mean_of(arm: ArmRuns, name: str) -> str:
-    values = [float(r[name]) * (100.0 if name in TITLES else 1.0) for r in arm.finished() if name in r]
+    values = [float(r[name]) * (100.0 if name in MEASURES else 1.0) for r in arm.finished() if name in r]
     return f"{sum(values) / len(values):z.2f}" if values else ABSENT

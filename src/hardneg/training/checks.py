@@ -14,9 +14,8 @@ from hardneg.core.types import Keys
 from hardneg.losses.options import read_generator, read_objective
 from hardneg.negatives import parse
 from hardneg.negatives.grammar import read_expression
-from hardneg.training.augmentation.views import check_augment
-from hardneg.training.data.images import ImageData, check_name
-from hardneg.training.encoders import build_encoder, check_encoder
+from hardneg.training.data.items import Items
+from hardneg.training.data.kinds import kind_of
 from hardneg.training.options import Scheduled, TrainOptions, check_bounds
 
 OWN_RECIPES = {"isogclr": "isogclr", "surrogate": "sogclr or emc2"}
@@ -26,15 +25,8 @@ OWN_RECIPES = {"isogclr": "isogclr", "surrogate": "sogclr or emc2"}
 def check_words(options: TrainOptions) -> BatchSpec:
     """Raises for unknown names and expressions; returns who shares a batch."""
     with located("--data"):
-        check_name(options.data)
-    with located("--augment"):
-        check_augment(options.augment)
-    with located("--encoder"):
-        if options.encoder != "auto":
-            check_encoder(options.encoder)
-        if ":" in options.encoder:  # whether torchvision is there and knows it
-            with torch.device("meta"):
-                build_encoder(options.encoder, 3, projection_dim=options.dim)
+        kind = kind_of(options.data)
+    kind.check(options)
     _check_device(options)
     _check_schedules(options)
     try_negatives(options)
@@ -52,10 +44,10 @@ def check_words(options: TrainOptions) -> BatchSpec:
     return spec
 
 
-def check_batch(options: TrainOptions, data: ImageData, ranks: int) -> None:
+def check_batch(options: TrainOptions, data: Items, ranks: int) -> None:
     got = f"batch_size={options.batch_size}"
     if options.batch_size > len(data):
-        raise ArgumentError("train", f"--batch-size of at most the {len(data)} images of {options.data}", got)
+        raise ArgumentError("train", f"--batch-size of at most the {len(data)} {data.noun}s of {options.data}", got)
     if options.batch_size % ranks:
         raise ArgumentError("train", f"--batch-size to divide over {ranks} ranks", got)
 
@@ -63,7 +55,7 @@ def check_batch(options: TrainOptions, data: ImageData, ranks: int) -> None:
 def try_negatives(options: TrainOptions, labelled: bool = True) -> None:
     """Raises for negatives that need what the recipe does not have: clusters, a second model, another source.
 
-    Tried on four rows. labelled: whether the images have labels; before the data is loaded this is unknown, and
+    Tried on four rows. labelled: whether the items have labels; before the data is loaded this is unknown, and
     assumed.
 
     >>> from hardneg.training.options import SimCLROptions

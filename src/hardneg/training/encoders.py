@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import nullcontext
+from dataclasses import dataclass
 from functools import partial
 from typing import Annotated, Any
 
@@ -110,18 +111,20 @@ def has_batch_statistics(module: nn.Module) -> bool:
 
 
 def embed(
-    encoder: nn.Module, images: Images, prepare: Callable[[Images], Images], *, batch_size: int = 512,
+    encoder: nn.Module, rows: Any, prepare: Callable[[Any], Any], *, batch_size: int = 512,
     device: torch.device | str | None = None,
 ) -> Features:  # fmt: skip
-    """Features of all images in evaluation mode, batch by batch, as float32 where the images are.
+    """Features of all rows in evaluation mode, batch by batch, as float32 where the rows are, if they are a tensor.
 
-    ``prepare`` makes of uint8 images what the encoder takes: ``Augment.plain``.
+    ``prepare`` makes of rows what the encoder takes: ``Augment.plain`` of uint8 images, ``Items.plain`` of positions.
     """
-    device = _device_of(encoder, images) if device is None else torch.device(device)
-    represent = features_of(encoder)
+    device = _device_of(encoder) if device is None else device
+    represent, home, parts = features_of(encoder), getattr(rows, "device", None), []
     with torch.inference_mode(), eval_mode(encoder):
-        batches = (images[i : i + batch_size].to(device, non_blocking=True) for i in range(0, len(images), batch_size))
-        parts = [represent(prepare(batch)).float().to(images.device) for batch in batches]
+        for start in range(0, len(rows), batch_size):
+            batch = rows[start : start + batch_size]
+            features = represent(prepare(batch if device is None else batch.to(device))).float()
+            parts.append(features if home is None else features.to(home))
     # A copy outside inference mode, which a later computation of gradients may use.
     return torch.cat(parts).clone()
 
@@ -132,23 +135,48 @@ def features_of(encoder: nn.Module) -> Callable[[Images], Features]:
     return represent
 
 
-def check_embeds(encoder: nn.Module, images: Images, prepare: Callable[[Images], Images]) -> None:
-    """Raises unless ``embed`` would get a vector for each image; tries two of them, before anything is trained."""
-    some = images[:2]
+@dataclass(frozen=True, eq=False)
+class Represent:
+    """The features of a trained encoder; ``epoch`` and ``seed`` say which views."""
+
+    encoder: nn.Module
+    epoch: int = 0
+    seed: int = 0
+
+    def __call__(self, inputs: Any) -> Features:
+        """Of anything that the encoder takes."""
+        return embed(self.encoder, inputs, lambda batch: batch)
+
+    def items(self, items: Any) -> Features:
+        """Of all items of a data set, on the device where they are."""
+        return embed(self.encoder, torch.arange(len(items), device=items.ids.device), items.plain)
+
+    def views(self, items: Any, most: int = 2048) -> tuple[Features, Features]:
+        """Of two views of each item, as training would see them; of the first ``most`` items where there are more."""
+        pairs = []
+        for index in torch.arange(min(len(items), most), device=items.ids.device).split(256):  # type: ignore[no-untyped-call]
+            pairs.append([self(view) for view in items.views(index, self.epoch, self.seed)])
+        first, second = (torch.cat(parts) for parts in zip(*pairs, strict=True))
+        return first, second
+
+
+def check_embeds(encoder: nn.Module, rows: Any, prepare: Callable[[Any], Any], noun: str = "image") -> None:
+    """Raises unless ``embed`` would get a vector for each row; tries two of them, before anything is trained."""
+    some = rows[:2]
     with torch.no_grad(), eval_mode(encoder):
-        found = features_of(encoder)(prepare(some.to(_device_of(encoder, images))))
+        found = features_of(encoder)(prepare(some if (device := _device_of(encoder)) is None else some.to(device)))
     if not isinstance(found, Tensor) or found.ndim != 2 or len(found) != len(some):
         got = f"{tuple(found.shape)}" if isinstance(found, Tensor) else type(found).__name__
         raise ArgumentError(
             "train",
             "an encoder that gives features [b, d]",
-            f"{got} for {len(some)} images from {type(encoder).__name__}",
+            f"{got} for {len(some)} {noun}s from {type(encoder).__name__}",
             "wrap it: hardneg.training.encoders.Encoder(module, feature_dim, head)",
         )
 
 
-def _device_of(encoder: nn.Module, images: Images) -> torch.device:
-    return next((weights.device for weights in encoder.parameters()), images.device)
+def _device_of(encoder: nn.Module) -> torch.device | None:
+    return next((weights.device for weights in encoder.parameters()), None)
 
 
 class TinyBackbone(nn.Module):

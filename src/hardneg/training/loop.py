@@ -1,8 +1,9 @@
 """The loop that the recipes share: devices, ranks, checkpoints, records, and the evaluation at the end.
 
-A recipe gives a ``Method``: the encoder to train, and the loss of a batch. Augmentation is a pure function of
-(seed, epoch, id, view) and the batches of (seed, epoch, graphs), so a killed run continues bit by bit from its last
-checkpoint, and several ranks see what one would have seen.
+A recipe gives a ``Method``: the encoder to train, and the loss of a batch. The data is ``Items`` of any kind
+(training/data/items.py), whose views are a pure function of (seed, epoch, id, view); the batches are one of (seed,
+epoch, graphs). So a killed run continues bit by bit from its last checkpoint, and several ranks see what one would have
+seen.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import time
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -22,18 +24,17 @@ from torch.nn.functional import normalize
 from hardneg.batching.spec import BatchSpec
 from hardneg.core.errors import DataChanged, HardnegWarning, NotFinite
 from hardneg.core.schedules import adaptive
-from hardneg.io.embeddings import save_embeddings
+from hardneg.io.embeddings import save_arrays
 from hardneg.io.files import output_folder, write_atomically
 from hardneg.io.sealed import sealing
 from hardneg.losses.contrastive import ContrastiveLoss
 from hardneg.losses.grad_cache import GradCache
 from hardneg.training.augmentation.augment import Views
-from hardneg.training.augmentation.views import Augmentation, as_augmentation, check_plain, described
+from hardneg.training.augmentation.views import Augmentation
 from hardneg.training.checks import check_batch, check_words, try_negatives
-from hardneg.training.data.images import ImageData
-from hardneg.training.encoders import check_embeds, embed
-from hardneg.training.evaluation.embeddings import evaluate_embeddings
-from hardneg.training.evaluation.pairs import alignment
+from hardneg.training.data.inputs import joined
+from hardneg.training.data.items import Evaluation, Items, Splits
+from hardneg.training.encoders import Represent, check_embeds
 from hardneg.training.method import Batch, Build, Encode
 from hardneg.training.options import TrainOptions, defaults_of
 from hardneg.training.records import final_of, has_collapsed
@@ -41,7 +42,6 @@ from hardneg.training.runs import Run
 from hardneg.training.setup import (
     accelerator_for,
     as_state,
-    augment_for,
     check_agreed,
     from_state,
     held_memory,
@@ -56,9 +56,6 @@ from hardneg.training.trained import data_record, encoder_record
 
 if TYPE_CHECKING:
     from accelerate import Accelerator
-
-PROBED = 64
-"""Images at most on which a user's views are compared with what evaluation would see."""
 
 LEAD = 33
 """Steps from the vectors of a graph to the batches planned from it, for a refresh every 100 steps."""
@@ -78,10 +75,9 @@ def train(
     """Trains, evaluates and writes a run directory; returns the final figures.
 
     ``views(images, ids, epoch, seed)`` gives the two views of a batch in the place of the augmentation that the options
-    name; a run is resumed with the same. A finished run is not trained again: with ``resume`` its figures are returned.
-    A run that was begun with other images or labels raises ``DataChanged`` unless ``allow_other_data``.
-    Without labels, or with one class only, there is nothing to evaluate: the run then ends with its losses and
-    diagnostics.
+    name, for images; a run is resumed with the same. A finished run is not trained again: with ``resume`` its figures
+    are returned. A run that was begun with other items or labels raises ``DataChanged`` unless ``allow_other_data``.
+    Where there is nothing to evaluate, as of images without labels, the run ends with its losses and diagnostics.
     """
     spec = check_words(options)
     accelerator = accelerator_for(options)
@@ -90,22 +86,22 @@ def train(
         if accelerator.is_main_process:
             Run.open(out, recipe, options.as_dict(), resume, defaults_of(options))
         accelerator.wait_for_everyone()
-        data, test = splits(options)
-        seen = data_record(data, test)
+        found = splits(options)
+        seen = data_record(*found)
         if accelerator.is_main_process and not allow_other_data:
             run.check_data(seen)
         finished = run.result()
         check_agreed(accelerator, finished is not None)
         if finished is not None:
             return finished
-        check_batch(options, data, accelerator.num_processes)
-        augment = augment_for(options, data) if views is None else as_augmentation(views)
-        loop = Loop(accelerator, run, options, spec, data, build, augment, seen)
-        try_negatives(options, labelled=data.labels is not None)  # the recipe has now declared whether it needs labels
+        check_batch(options, found.train, accelerator.num_processes)
+        loop = Loop(accelerator, run, options, spec, found.train.prepared(options, views), build, seen)
+        # The recipe has now declared whether it needs labels.
+        try_negatives(options, labelled=found.train.labels is not None)
         seconds = loop.run_all(quiet)
         times = {"seconds": round(seconds, 3), "epoch_seconds": loop.epoch_seconds}
         if accelerator.is_main_process:
-            figures = loop.evaluate(test)
+            figures = loop.evaluate(found, views)
             run.took(held_memory(accelerator.device))
             run.finish(figures | times | {"steps": loop.total, "epochs": options.epochs})
         accelerator.wait_for_everyone()
@@ -121,9 +117,8 @@ class Loop:
         run: Run,
         options: TrainOptions,
         spec: BatchSpec,
-        data: ImageData,
+        data: Items,
         build: Build,
-        augment: Augmentation,
         seen: dict[str, Any],
     ) -> None:
         self.accelerator, self.disk, self.options, self.spec = accelerator, run, options, spec
@@ -139,11 +134,8 @@ class Loop:
         if on_gpu:
             torch.backends.cudnn.benchmark = not torch.are_deterministic_algorithms_enabled()
             self.method.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
-        self.augment = augment
-        self.views = augment.compiled() if options.compile else augment.views
-        some = slice(min(options.batch_size, PROBED))
-        check_plain(augment, self.data.images[some], self.data.ids[some], options.seed)
-        check_embeds(self.method.encoder, self.data.images, augment.plain)
+        self.data.check_views(options)
+        check_embeds(self.method.encoder, self._positions(), self.data.plain, data.noun)
         parameters = [p for p in self.method.parameters() if p.requires_grad]
         optimizer = torch.optim.Adam(parameters, options.learning_rate, weight_decay=options.weight_decay, fused=on_gpu)
         self.encode, self.optimizer = accelerator.prepare(self.method.encoder, optimizer)
@@ -166,7 +158,7 @@ class Loop:
         self.epoch_seconds: list[float] = []
         self._restore()
         if accelerator.is_main_process:
-            run.record_trained(encoder, described(augment), seen)
+            run.record_trained(encoder, data.described(), seen)
         check_agreed(accelerator, self.step)
 
     def _prepared(self, encoder: nn.Module) -> Encode:
@@ -184,7 +176,7 @@ class Loop:
             self.refresh.now()
             self.refreshed = 0
         silent, batch_size = quiet or not self.accelerator.is_main_process, self.options.batch_size
-        with progress_bar(silent, self.total, self.step, batch_size) as show:
+        with progress_bar(silent, self.total, self.step, batch_size, noun=self.data.noun) as show:
             for epoch in range(self.epoch, self.options.epochs):
                 begun = time.perf_counter()
                 for index in self._batches(epoch):
@@ -208,10 +200,10 @@ class Loop:
     def _one_step(self, epoch: int, index: Tensor, show: Callable[[dict[str, float]], None]) -> None:
         options, method = self.options, self.method
         method.set_progress(self.step, self.total)
-        first, second = self.views(self.data.images[index], self.data.ids[index], epoch, options.seed)
+        views = joined(self.data.views(index, epoch, options.seed))
         labels = None if self.data.labels is None else self.data.labels[index]
         with self.accelerator.autocast():
-            loss = method.loss_of(self.encode, Batch(torch.cat([first, second]), index, labels))
+            loss = method.loss_of(self.encode, Batch(views, index, labels, self.data.mined(index)))
         self.optimizer.zero_grad(set_to_none=True)
         self.accelerator.backward(loss)
         for parameter in self.outside:  # those of the encoder are averaged over the ranks by its wrapper
@@ -240,7 +232,7 @@ class Loop:
                 self.harvested = torch.zeros(len(self.data), keys.dim, device=keys.vectors.device)
             assert keys.ids is not None
             self.harvested.index_copy_(0, keys.ids, keys.vectors.to(self.harvested))
-        # Without a warm-up, the first epoch is uniform until a refresh, since nothing is known of the images before.
+        # Without a warm-up, the first epoch is uniform until a refresh, since nothing is known of the items before.
         first = self.refreshed is None and self.step == max(1, self.spec.warmup) * len(self.sampler) < self.total
         if first or (epoch >= self.spec.warmup and self._is_due(epoch)):
             self.refresh.now(self.step)
@@ -262,13 +254,13 @@ class Loop:
         """What the ranks plan from, the same on all of them."""
         if not self.spec.encode:
             return self.harvested
-        vectors = normalize(self._features(self.data), dim=-1)
+        vectors = normalize(Represent(self.method.encoder).items(self.data), dim=-1)
         if self.accelerator.num_processes > 1:  # batch statistics that are not synchronised differ between ranks
             torch.distributed.broadcast(vectors, src=0)
         return vectors
 
-    def _features(self, data: ImageData) -> Tensor:
-        return embed(self.method.encoder, data.images, self.augment.plain)
+    def _positions(self) -> Tensor:
+        return torch.arange(len(self.data), device=self.data.ids.device)
 
     def _record(self, epoch: int, loss: Tensor, show: Callable[[dict[str, float]], None]) -> None:
         with torch.no_grad():
@@ -287,19 +279,22 @@ class Loop:
         fix = f"lower --learning-rate, raise --temperature, or use --precision no{before}"
         return NotFinite("train", "finite losses and weights", f"{what} at step {self.step}", fix)
 
-    def evaluate(self, test: ImageData) -> dict[str, Any]:
+    def evaluate(self, splits: Splits, views: Views | Augmentation | None = None) -> dict[str, Any]:
         """The figures of the trained encoder, and its embeddings beside them; the first rank's work."""
         records = self.disk.metrics()
         figures: dict[str, Any] = {}
         if records:
             figures["final"] = final_of(records)
             figures["collapsed"] = self._warn_if_collapsed(figures["final"])
-        if why := _no_accuracy(self.data, test):
-            return figures | {"no_accuracy": why}
-        test = test.to(self.accelerator.device)
-        split = self._features(self.data), self.data.labels, self._features(test), test.labels
-        write_atomically(self.disk.path / "embeddings.npz", sealing(lambda file: save_embeddings(file, *split)))  # type: ignore[arg-type]
-        return figures | evaluate_embeddings(*split, seed=0) | {"alignment": self._alignment(test)}  # type: ignore[arg-type]
+        once = replace(self.options, compile=False)  # what is seen once is not worth compiling for
+        test, probe = (
+            part and part.prepared(once, views).to(self.accelerator.device) for part in (splits.test, splits.probe)
+        )
+        represent = Represent(self.method.encoder, self.options.epochs, self.options.seed)
+        found: Evaluation = test.evaluate(Splits(self.data, test, probe), represent, self.options)
+        if found.arrays:
+            write_atomically(self.disk.path / "embeddings.npz", sealing(lambda file: save_arrays(file, **found.arrays)))
+        return figures | found.figures
 
     def _warn_if_collapsed(self, final: dict[str, Any]) -> bool:
         if collapsed := has_collapsed(final):
@@ -311,15 +306,6 @@ class Loop:
                 stacklevel=2,
             )
         return collapsed
-
-    def _alignment(self, data: ImageData) -> float:
-        """How far apart two views of an image are (Wang and Isola 2020), over the first 2,048 images at most."""
-        pairs = []
-        for index in torch.arange(min(len(data), 2048), device=data.images.device).split(256):  # type: ignore[no-untyped-call]
-            views = self.augment.views(data.images[index], data.ids[index], self.options.epochs, self.options.seed)
-            pairs.append([embed(self.method.encoder, view, lambda x: x) for view in views])
-        first, second = (torch.cat(parts) for parts in zip(*pairs, strict=True))
-        return alignment(first, second)
 
     def _save(self) -> None:
         if not all(bool(torch.isfinite(weights).all()) for weights in self.method.parameters()):
@@ -351,7 +337,7 @@ class Loop:
         self.step, self.epoch, self.epoch_seconds = state["step"], state["epoch"], state["epoch_seconds"]
         self._load_method(state["method"])
         self.optimizer.load_state_dict(state["optimizer"])
-        if len(state["harvested"]) in (0, len(self.data)):  # else vectors and plan are of another number of images
+        if len(state["harvested"]) in (0, len(self.data)):  # else vectors and plan are of another number of items
             self.harvested, self.refreshed = state["harvested"], state.get("refreshed")
             self.sampler.data = from_state(state["planned_from"])
         torch.set_rng_state(state["rng"].cpu())
@@ -363,15 +349,6 @@ class Loop:
     def _load_method(self, state: dict[str, Any]) -> None:
         try:
             self.method.load_state_dict(state)
-        except RuntimeError as error:  # such as a normaliser for each image of a data set that has grown
+        except RuntimeError as error:  # such as a normaliser for each item of a data set that has grown
             what = "a method whose state fits its checkpoint"
             raise DataChanged("train", what, " ".join(str(error).split()), "begin a new run in another --out") from None
-
-
-def _no_accuracy(data: ImageData, test: ImageData) -> str:
-    """Why there is nothing to evaluate, if so."""
-    if data.labels is None:
-        return "its training images have no labels"
-    if test.labels is None:
-        return "the images to evaluate it on have no labels"
-    return "its training images are of one class" if data.num_labels() < 2 else ""

@@ -11,18 +11,28 @@ from torch import Tensor, nn
 
 from hardneg.core.diagnose import Diagnosis
 from hardneg.core.types import Keys
-from hardneg.training.data.images import ImageData
+from hardneg.training.data.inputs import Inputs
+from hardneg.training.data.items import Items, Mined
 
-Encode = Callable[[Tensor], Tensor]
+Encode = Callable[[Inputs], Tensor]
 
 
 @dataclass(frozen=True, eq=False)
 class Batch:
-    """One rank's part of a global batch: two views of each image."""
+    """One rank's part of a global batch: two views of each item."""
 
-    views: Tensor  # [2b, c, h, w]: the first views, then the second ones
+    views: Inputs  # [2b]: the first views, then the second ones
     ids: Tensor  # [b], positions in the data set
     labels: Tensor | None  # [b]
+    mined: Mined | None = None  # negatives beside the batch, if the data has any
+
+    @property
+    def first(self) -> Inputs:
+        return self.views[: len(self.ids)]
+
+    @property
+    def second(self) -> Inputs:
+        return self.views[len(self.ids) :]
 
 
 class Method(nn.Module, ABC):
@@ -61,5 +71,5 @@ class Method(nn.Module, ABC):
         """Updates what follows the weights: a momentum encoder, a queue."""
 
 
-Build = Callable[[Any, ImageData, int], Method]
+Build = Callable[[Any, Items, int], Method]
 """Makes the method from its options, the data and the total number of steps."""

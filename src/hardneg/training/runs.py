@@ -5,7 +5,7 @@ run/
   metrics.jsonl    one line per record
   checkpoint.pt    the newest state; replaced atomically, so that a crash or a full disk leaves the old one
   checkpoint.previous.pt   the one before it, for the case that the newest is damaged
-  embeddings.npz   features and labels of both splits, where there are labels
+  embeddings.npz   features and labels of both splits; without labels, features of the test split
   warnings.json    what a run of a comparison warned of
   memory.json      bytes that the run holds, for a comparison that decides whether another run fits
   result.json      written last: its presence says that the run is finished
@@ -38,13 +38,14 @@ from hardneg.io.files import (
 from hardneg.io.provenance import environment
 from hardneg.training.boards import leave_boards, show_on_boards
 from hardneg.training.checkpoints import Checkpoints
+from hardneg.training.evaluation.measures import MEASURES
 from hardneg.training.records import line_of, read_records
 from hardneg.training.trained import check_same_data, check_same_encoder, is_record
 
 CONFIG_FIX = "put back a copy of it, or use another --out"
 
-FIGURES = ("knn", "1nn", "linear", "uniformity")
-"""Those of the result that TensorBoard shows beside the records."""
+BESIDE = ("uniformity",)
+"""A figure of the result that TensorBoard shows with the measures, beside the records."""
 
 
 LEAVES_WITH_STDIN = "HARDNEG_LEAVES_WITH_STDIN"
@@ -204,7 +205,7 @@ class Run:
             "delete it to evaluate again from the checkpoint" if self.checkpoint_path.exists() else "put back a copy"
         )
         result: dict[str, Any] = read_json(self.result_path, advice, who="train")
-        numbers = [result[name] for name in (*FIGURES, "steps", "seconds") if result.get(name) is not None]
+        numbers = [result[name] for name in (*MEASURES, *BESIDE, "steps", "seconds") if result.get(name) is not None]
         if not all(isinstance(one, (int, float)) for one in numbers) or not is_record(result.get("trained")):
             raise Damaged("train", "figures", self.result_path, got="its figures are not numbers", fix=advice)
         return result
@@ -212,7 +213,8 @@ class Run:
     def finish(self, result: dict[str, Any]) -> None:
         trained = self.config().get("trained") if self.config_path.exists() else None
         write_json(self.result_path, {**result, "trained": trained})
-        show_on_boards(self.path, result.get("steps", 0), {name: result[name] for name in FIGURES if name in result})
+        figures = {name: result[name] for name in (*MEASURES, *BESIDE) if name in result}
+        show_on_boards(self.path, result.get("steps", 0), figures)
         leave_boards(self.path)
 
     def warn(self, text: str, kind: str = "") -> None:

@@ -1,4 +1,4 @@
-"""What a training run is made of, from its options: data, encoder, sampler, augmentation, ranks, and a progress bar."""
+"""What a training run is made of, from its options: data, loss, sampler, ranks, and a progress bar."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ from hardneg.batching.sampler import PlannedBatchSampler
 from hardneg.batching.spec import BatchSpec
 from hardneg.core.errors import ArgumentError, optional, warn_once
 from hardneg.losses.contrastive import ContrastiveLoss
-from hardneg.training.augmentation.views import Augmentation, augment_for_text
 from hardneg.training.checks import number_of
-from hardneg.training.data.images import ImageData, load, load_splits
-from hardneg.training.encoders import Encoder, build_encoder, has_batch_statistics
+from hardneg.training.data.items import Splits
+from hardneg.training.data.kinds import kind_of
+from hardneg.training.encoders import has_batch_statistics
 from hardneg.training.options import TrainOptions
 from hardneg.training.runs import Memory
 
@@ -34,19 +34,9 @@ OURS = "hardneg"
 CUDA_CONTEXT = 600 * 2**20  # bytes
 
 
-def splits(options: TrainOptions) -> tuple[ImageData, ImageData]:
-    """What is trained on and what is evaluated on."""
-    if options.evaluate_on == "validation":
-        return load(options.data, "train", options.data_root).held_out()
-    return load_splits(options.data, options.data_root)
-
-
-def encoder_for(options: TrainOptions, data: ImageData) -> Encoder:
-    """The encoder that the options name; "auto" is the tiny one for images up to 28 pixels, else ResNet-18."""
-    name = options.encoder
-    if name == "auto":
-        name = "tiny" if max(data.size) <= 28 else "resnet18"
-    return build_encoder(name, data.in_channels, projection_dim=options.dim, seed=options.seed)
+def splits(options: TrainOptions) -> Splits:
+    """What is trained on, what is evaluated on, and the labelled items that the evaluation is fitted to, if others."""
+    return kind_of(options.data).splits(options)
 
 
 def loss_for(options: TrainOptions, **more: Any) -> ContrastiveLoss:
@@ -126,11 +116,6 @@ def sampler_for(accelerator: Accelerator, options: TrainOptions, spec: BatchSpec
     )
 
 
-def augment_for(options: TrainOptions, data: ImageData) -> Augmentation:
-    on_gpu = options.device != "cpu" and torch.cuda.is_available()
-    return augment_for_text(options.augment, data.images, channels_last=on_gpu)
-
-
 def refresh_for(sampler: PlannedBatchSampler, spec: BatchSpec, vectors: Callable[[], Tensor], seed: int) -> Refresh:
     planner = spec.planner
     sizes = {name: getattr(planner, name) for name in ("num_neighbours", "num_candidates") if hasattr(planner, name)}
@@ -164,7 +149,7 @@ def held_memory(device: torch.device) -> Memory:
 
 @contextmanager
 def progress_bar(
-    quiet: bool, total: int, done: int, batch_size: int, console: Console | None = None
+    quiet: bool, total: int, done: int, batch_size: int, console: Console | None = None, noun: str = "image"
 ) -> Iterator[Callable[[dict[str, float]], None]]:
     """A bar with the loss, the hardness and the speed; records are shown as they come."""
     if quiet:
@@ -172,7 +157,7 @@ def progress_bar(
         return
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-    # 80 columns hold a run of 100,000 steps at 10,000 images a second.
+    # 80 columns hold a run of 100,000 steps at 10,000 items a second.
     columns = (
         BarColumn(bar_width=6),
         MofNCompleteColumn(),
@@ -185,7 +170,7 @@ def progress_bar(
         def show(record: dict[str, float]) -> None:
             speed = (record["step"] - done) * batch_size / (time.perf_counter() - begun)
             hardness = f"hardness {record['hardness']:.2f} " if math.isfinite(record["hardness"]) else ""
-            found = f"loss {record['loss']:.3f} {hardness}{speed:.0f} images/s"
+            found = f"loss {record['loss']:.3f} {hardness}{speed:.0f} {noun}s/s"
             progress.update(task, completed=int(record["step"]), found=f"epoch {record['epoch'] + 1} {found}")
 
         yield show

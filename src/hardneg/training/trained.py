@@ -6,6 +6,7 @@ Data is recorded by content, so that a run never resumes with other images under
 from __future__ import annotations
 
 import hashlib
+import json
 from pathlib import Path
 from typing import Any
 
@@ -13,23 +14,26 @@ import torch
 from torch import Tensor, nn
 
 from hardneg.core.errors import ArgumentError, DataChanged
-from hardneg.training.data.images import ImageData
+from hardneg.training.data.items import Items
 
 Record = dict[str, Any]
 
 
-def fingerprint(data: ImageData) -> str:
-    """The digest of the images, labels and ids with their numbers; names of files, classes and data sets do not count.
+def fingerprint(data: Items) -> str:
+    """The digest of the items, labels and ids with their numbers; names of files, classes and data sets do not count.
 
     >>> from hardneg.training.data.images import load
     >>> fingerprint(load("digits", "test")) == fingerprint(load("digits", "test"))
     True
     """
     found = hashlib.blake2b(digest_size=16)
-    for name, part in (("images", data.images), ("labels", data.labels), ("ids", data.ids)):
-        found.update(f"{name} {None if part is None else tuple(part.shape)} ".encode())
-        if part is not None:
+    for name, part in data.content():
+        shape = None if part is None else tuple(part.shape) if isinstance(part, Tensor) else (len(part),)
+        found.update(f"{name} {shape} ".encode())
+        if isinstance(part, Tensor):
             found.update(content_of(part))
+        elif part is not None:
+            found.update(json.dumps(part).encode())
     return found.hexdigest()
 
 
@@ -39,17 +43,29 @@ def content_of(part: Tensor) -> Any:
     return flat.view(torch.uint8).numpy()
 
 
-def data_record(train: ImageData, test: ImageData) -> Record:
+def data_record(train: Items, test: Items, probe: Items | None = None) -> Record:
     """What a run records of its data: of each split the numbers and the fingerprint."""
-    return {"train": _of_split(train), "test": _of_split(test)}
+    there = {"train": train, "test": test} | ({} if probe is None else {"probe": probe})
+    return {split: {**data.record(), "fingerprint": fingerprint(data)} for split, data in there.items()}
+
+
+def count_in(record: Record) -> int:
+    """The number of items in the record of a split; older versions, and images, call them images."""
+    return int(record["images"] if "images" in record else record.get("items", 0))
+
+
+def noun_in(record: Record) -> str:
+    """What the items of the record of a split are called, one of them."""
+    return str(record.get("noun", "image"))
 
 
 def check_same_data(who: str, path: Path, before: Record, now: Record) -> None:
     """Raises ``DataChanged``, with both fingerprints, unless the records are of the same data."""
-    changed = [split for split in ("train", "test") if before[split]["fingerprint"] != now[split]["fingerprint"]]
+    splits = [split for split in ("train", "test", "probe") if split in before or split in now]
+    changed = [split for split in splits if _fingerprint(before, split) != _fingerprint(now, split)]
     if not changed:
         return
-    then, here = (" and ".join(_shown(split, record[split]) for split in changed) for record in (before, now))
+    then, here = (" and ".join(_shown(split, record.get(split)) for split in changed) for record in (before, now))
     raise DataChanged(
         who,
         f"the data that {path} was begun with, {then}",
@@ -62,18 +78,20 @@ def is_data_record(record: Any) -> bool:
     """Whether a record that was read has what ``data_record`` writes."""
     try:
         splits = [record[split] for split in ("train", "test")]
-        return all(isinstance(one["fingerprint"], str) and isinstance(one["images"], int) for one in splits)
+        counts = [one["images"] if "images" in one else one["items"] for one in splits]
+        return all(isinstance(one["fingerprint"], str) for one in splits) and all(isinstance(n, int) for n in counts)
     except (TypeError, KeyError):
         return False
 
 
-def _of_split(data: ImageData) -> Record:
-    shape = list(data.images.shape[1:])
-    return {"images": len(data), "shape": shape, "classes": data.num_labels(), "fingerprint": fingerprint(data)}
+def _fingerprint(record: Record, split: str) -> str | None:
+    return record[split]["fingerprint"] if split in record else None
 
 
-def _shown(split: str, record: Record) -> str:
-    return f"{record['images']} {split} images with fingerprint {record['fingerprint']}"
+def _shown(split: str, record: Record | None) -> str:
+    if record is None:
+        return f"no {split} split"
+    return f"{count_in(record)} {split} {noun_in(record)}s with fingerprint {record['fingerprint']}"
 
 
 def encoder_record(encoder: nn.Module) -> dict[str, Any]:

@@ -16,29 +16,46 @@ Labels are whole numbers or text; one below 0 says that there is none: every ima
 
 from __future__ import annotations
 
-import math
 import re
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, ClassVar
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from hardneg.core.errors import ArgumentError, UnknownName, argument_error
+from hardneg.core.errors import ArgumentError, UnknownName, argument_error, located
 from hardneg.io.arrays import Array, known_labels, warn_of_unseen_classes
+from hardneg.pages.thumbnails import thumbnail
+from hardneg.training.augmentation.augment import Views
+from hardneg.training.augmentation.views import (
+    Augmentation,
+    as_augmentation,
+    augment_for_text,
+    check_augment,
+    check_plain,
+    described,
+)
 from hardneg.training.data.image_files import Found, Part, pixels, read_folder, read_hub, read_npz, same_shape
+from hardneg.training.data.items import TEST_SHARE, Evaluation, Items, Shown, Splits, features_of_splits, register
 from hardneg.training.data.named import NAMED
+from hardneg.training.encoders import Encoder, Represent, build_encoder, check_encoder
+from hardneg.training.evaluation.embeddings import evaluate_embeddings
+from hardneg.training.evaluation.pairs import alignment
+from hardneg.training.options import TrainOptions
 
 SPLITS = ("train", "test", "all")
-TEST_SHARE = 0.2
+PROBED = 64
+"""Images at most on which a user's views are compared with what evaluation would see."""
 
 
 @dataclass(frozen=True, eq=False)
-class ImageData:
+class ImageData(Items):
     """Images of one size with their ids and, where known, their labels."""
+
+    noun: ClassVar[str] = "image"
 
     images: Annotated[Tensor, "n c h w"]  # uint8
     labels: Annotated[Tensor, "n"] | None  # int64, an index into classes
@@ -47,23 +64,14 @@ class ImageData:
     classes: tuple[str, ...] = ()
     origin: str = ""  # which copy of the data this is, for reports: "JPEG copy"
 
+    augment: Augmentation | None = field(default=None, repr=False)  # the views, once ``prepared``
+    make_views: Views | None = field(default=None, repr=False)  # the same, compiled where that is asked for
+
     def __post_init__(self) -> None:
-        who, n = f"ImageData {self.name!r}", len(self.images)
         if self.images.ndim != 4 or self.images.dtype != torch.uint8 or self.images.shape[1] not in (1, 3):
             shape = f"{tuple(self.images.shape)} of {self.images.dtype}"
-            raise ArgumentError(who, "uint8 images [n, 1 or 3, h, w]", f"images={shape}")
-        if n == 0:
-            raise ArgumentError(who, "at least one image", "none")
-        for field in ("labels", "ids"):
-            value = getattr(self, field)
-            if value is not None and (value.shape != (n,) or value.dtype != torch.int64):
-                got = f"{tuple(value.shape)} of {value.dtype}"
-                raise ArgumentError(who, f"int64 {field}, one per image ({n})", f"{field}={got}")
-        if (repeated := n - len(np.unique(self.ids.cpu()))) > 0:
-            raise ArgumentError(who, "distinct ids", f"{repeated} repeated")
-        if self.labels is not None and not 0 <= int(self.labels.min()) <= int(self.labels.max()) < len(self.classes):
-            low, high = int(self.labels.min()), int(self.labels.max())
-            raise ArgumentError(who, f"labels in [0, {len(self.classes)})", f"labels from {low} to {high}")
+            raise ArgumentError(f"ImageData {self.name!r}", "uint8 images [n, 1 or 3, h, w]", f"images={shape}")
+        super().__post_init__()
 
     def __len__(self) -> int:
         return len(self.images)
@@ -76,32 +84,114 @@ class ImageData:
     def size(self) -> tuple[int, int]:
         return self.images.shape[2], self.images.shape[3]
 
-    def labelled(self, who: str) -> Annotated[Tensor, "n"]:
-        """The labels, or an error that says who needs them: none, or one class only, cannot be evaluated."""
-        if self.labels is None:
-            raise ArgumentError(who, "labels", f"none in {self.name!r}", "use class folders or an array `labels`")
-        if self.num_labels() < 2:
-            raise ArgumentError(who, "at least two classes", f"one in {self.name!r}: {self.classes}")
-        return self.labels
+    # As a data kind.
 
-    def num_labels(self) -> int:
-        """How many classes its images really have: 0 without labels, and 1 is too few to evaluate."""
-        return 0 if self.labels is None else len(torch.unique(self.labels))
+    @classmethod
+    def check(cls, options: TrainOptions) -> None:
+        with located("--data"):
+            check_name(options.data)
+        with located("--augment"):
+            check_augment(options.augment)
+        with located("--encoder"):
+            if options.encoder != "auto":
+                check_encoder(options.encoder)
+            if ":" in options.encoder:  # whether torchvision is there and knows it
+                with torch.device("meta"):
+                    build_encoder(options.encoder, 3, projection_dim=options.dim)
 
-    def take(self, index: Annotated[Tensor, "m"]) -> ImageData:
-        labels = None if self.labels is None else self.labels[index]
-        return replace(self, images=self.images[index], labels=labels, ids=self.ids[index])
+    @classmethod
+    def read(cls, path: str, options: TrainOptions) -> Splits:
+        return Splits(*load_splits(options.data, options.data_root))
 
-    def held_out(self, share: float = TEST_SHARE, seed: int = 0) -> tuple[ImageData, ImageData]:
-        """The rest and a held-out share, stratified by label: a validation split that leaves the test split alone."""
-        if not 0.0 < share < 1.0:
-            raise argument_error("held_out", "a share in (0, 1)", "share", share)
-        held = _stratified(self.labels, len(self), share, seed)
-        return self.take(torch.nonzero(~held)[:, 0]), self.take(torch.nonzero(held)[:, 0])
+    @classmethod
+    def splits(cls, options: TrainOptions) -> Splits:
+        if options.evaluate_on == "validation":  # the test images are not even read
+            return Splits(*load(options.data, "train", options.data_root).held_out())
+        return cls.read("", options)
 
-    def to(self, device: torch.device | str) -> ImageData:
-        labels = None if self.labels is None else self.labels.to(device)
-        return replace(self, images=self.images.to(device), labels=labels, ids=self.ids.to(device))
+    @classmethod
+    def evaluated(cls, options: TrainOptions) -> ImageData:
+        if options.evaluate_on == "validation":
+            return load(options.data, "train", options.data_root).held_out()[1]
+        return load(options.data, "test", options.data_root)
+
+    def share_held(self, share: float) -> float:
+        return share
+
+    def prepared(self, options: TrainOptions, views: Any = None) -> ImageData:
+        if views is None:
+            on_gpu = options.device != "cpu" and torch.cuda.is_available()
+            augment = augment_for_text(options.augment, self.images, channels_last=on_gpu)
+        else:
+            augment = as_augmentation(views)
+        return replace(self, augment=augment, make_views=augment.compiled() if options.compile else augment.views)
+
+    def described(self) -> str:
+        return described(self._prepared(self.augment))
+
+    def views(self, index: Annotated[Tensor, "b"], epoch: int, seed: int) -> tuple[Tensor, Tensor]:
+        make: Views = self._prepared(self.make_views)
+        return make(self.images[index], self.ids[index], epoch, seed)
+
+    def plain(self, index: Annotated[Tensor, "b"]) -> Tensor:
+        augment: Augmentation = self._prepared(self.augment)
+        return augment.plain(self.images[index])
+
+    def check_views(self, options: TrainOptions) -> None:
+        some = slice(min(options.batch_size, PROBED))
+        check_plain(self._prepared(self.augment), self.images[some], self.ids[some], options.seed)
+
+    def encoder(self, options: TrainOptions) -> Encoder:
+        """The encoder that the options name; "auto" is the tiny one for images up to 28 pixels, else ResNet-18."""
+        name = options.encoder
+        if name == "auto":
+            name = "tiny" if max(self.size) <= 28 else "resnet18"
+        return build_encoder(name, self.in_channels, projection_dim=options.dim, seed=options.seed)
+
+    def chosen(self, options: TrainOptions) -> dict[str, Any]:
+        with torch.device("meta"):
+            encoder = repr(self.encoder(options))
+        return {"encoder": encoder, "augment": repr(self.prepared(options).augment)}
+
+    def shown(self, position: int) -> Shown:
+        return Shown(picture=thumbnail(self.images[position]), tiny=max(self.size) <= 32)
+
+    def record(self) -> dict[str, Any]:
+        return {"images": len(self), "shape": list(self.images.shape[1:]), "classes": self.num_labels()}
+
+    def how_to_label(self) -> str:
+        return "use class folders or an array `labels`"
+
+    def measures(self, splits: Splits, options: TrainOptions) -> list[str]:
+        splits.fitted.labelled("compare")
+        splits.test.labelled(f"compare, of its {options.evaluate_on} images,")
+        return ["knn", "1nn", "linear"]
+
+    def evaluate(self, splits: Splits, represent: Represent, options: TrainOptions) -> Evaluation:
+        if why := _no_accuracy(splits.fitted, splits.test):
+            return Evaluation({"no_accuracy": why}, {})
+        arrays = features_of_splits(splits, represent)
+        figures = evaluate_embeddings(*arrays.values(), seed=0)
+        return Evaluation(figures | {"alignment": alignment(*represent.views(splits.test))}, arrays)
+
+    def _prepared(self, part: Any) -> Any:
+        assert part is not None, "views are those of prepared(options)"
+        return part
+
+
+for _name in NAMED:
+    register(ImageData, _name, _name)
+for _name, _form in (("folder", "folder:PATH"), ("npz", "npz:PATH"), ("hf", "hf:NAME")):
+    register(ImageData, _name, _form)
+
+
+def _no_accuracy(data: ImageData, test: ImageData) -> str:
+    """Why there is nothing to evaluate, if so."""
+    if data.labels is None:
+        return "its training images have no labels"
+    if test.labels is None:
+        return "the images to evaluate it on have no labels"
+    return "its training images are of one class" if data.num_labels() < 2 else ""
 
 
 def load(name: str, split: str = "train", root: str | Path | None = None, *, size: int | None = None) -> ImageData:
@@ -211,20 +301,3 @@ def _channels_first(name: str, images: Array) -> Array:
         what = "images [n, h, w], [n, c, h, w] or [n, h, w, c] with 1 or 3 channels"
         raise ArgumentError("data", f"{what} in {name!r}", f"images={images.shape}")
     return images
-
-
-def _stratified(labels: Tensor | None, n: int, share: float, seed: int) -> Annotated[Tensor, "n"]:
-    """True for ceil(share n) of the rows, of each class its share to within one row."""
-    # RandomState's stream is frozen by NumPy, so the split is the same with every version.
-    order = np.random.RandomState(seed).permutation(n)
-    classes = np.zeros(n, dtype=np.int64) if labels is None else labels.cpu().numpy()
-    position = np.empty(n)
-    for label in np.unique(classes):
-        members = order[classes[order] == label]
-        # Row r of a class of m is due at (r + 0.5) / m: the rows due first, over all classes, are held out.
-        position[members] = (np.arange(len(members)) + 0.5) / len(members)
-    held = np.zeros(n, dtype=bool)
-    held[order[np.argsort(position[order], kind="stable")[: math.ceil(share * n - 1e-9)]]] = True
-    if not 0 < held.sum() < n:
-        raise ArgumentError(f"A split of {share:g}", "more images", str(n))
-    return torch.from_numpy(held)

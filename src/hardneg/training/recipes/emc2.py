@@ -13,14 +13,14 @@ from torch import Tensor
 
 from hardneg.losses.global_softmax import EMC2
 from hardneg.state.pools import Bank
-from hardneg.training.data.images import ImageData
+from hardneg.training.data.items import Items
 from hardneg.training.loop import train
 from hardneg.training.options import EMC2Options
 from hardneg.training.recipes.sogclr import GlobalMethod
 
 
 class EMC2Method(GlobalMethod):
-    def __init__(self, options: EMC2Options, data: ImageData, total: int) -> None:
+    def __init__(self, options: EMC2Options, data: Items, total: int) -> None:
         super().__init__(options, data)
         self.num_steps = options.num_steps
         bank = None if options.forget else Bank(len(data), options.dim)

@@ -14,14 +14,14 @@ from torch import Tensor
 from hardneg.core.diagnose import Diagnosis
 from hardneg.losses.contrastive import ContrastiveLoss
 from hardneg.losses.individual import IndividualTemperatures
-from hardneg.training.data.images import ImageData
+from hardneg.training.data.items import Items
 from hardneg.training.loop import train
 from hardneg.training.options import ISogCLROptions
 from hardneg.training.recipes.simclr import SimCLR
 
 
 class ISogCLR(SimCLR):
-    def __init__(self, options: ISogCLROptions, data: ImageData, total: int) -> None:
+    def __init__(self, options: ISogCLROptions, data: Items, total: int) -> None:
         options.check()
         super().__init__(options, data, total)
         start, high = float(options.temperature), max(0.7, float(options.temperature))

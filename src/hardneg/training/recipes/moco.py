@@ -22,18 +22,19 @@ from hardneg.core.types import Keys
 from hardneg.state.momentum import MomentumEncoder
 from hardneg.state.pools import Queue
 from hardneg.training.checks import number_of
-from hardneg.training.data.images import ImageData
-from hardneg.training.encoders import Encoder
+from hardneg.training.data.inputs import Inputs
+from hardneg.training.data.items import Items
+from hardneg.training.encoders import features_of
 from hardneg.training.loop import train
 from hardneg.training.method import Batch, Encode, Method
 from hardneg.training.options import MoCoOptions
-from hardneg.training.setup import encoder_for, loss_for
+from hardneg.training.setup import loss_for
 
 
 class MoCoV2(Method):
-    def __init__(self, options: MoCoOptions, data: ImageData, total: int) -> None:
+    def __init__(self, options: MoCoOptions, data: Items, total: int) -> None:
         super().__init__()
-        self.encoder = encoder_for(options, data)
+        self.encoder = data.encoder(options)
         self.slow = MomentumEncoder(self.encoder, options.momentum)
         self.encode_keys: Encode = self.slow.__call__
         self.queue = Queue(options.queue, options.dim)
@@ -43,7 +44,7 @@ class MoCoV2(Method):
         self.encode_keys = how(self.slow)
 
     def loss_of(self, encode: Encode, batch: Batch) -> Tensor:
-        first, second = batch.views.chunk(2)
+        first, second = batch.first, batch.second
         q = normalize(encode(first).float(), dim=-1)
         with torch.no_grad():
             k = normalize(self.encode_keys(second).float(), dim=-1)
@@ -68,9 +69,9 @@ class MoCoV2(Method):
 
 
 class MoCoV3(Method):
-    def __init__(self, options: MoCoOptions, data: ImageData, total: int) -> None:
+    def __init__(self, options: MoCoOptions, data: Items, total: int) -> None:
         super().__init__()
-        encoder = encoder_for(options, data)
+        encoder = data.encoder(options)
         self.encoder: Predicted = Predicted(encoder, options.dim)
         self.slow = MomentumEncoder(encoder, cosine(options.momentum, 1.0), total)
         self.encode_keys: Encode = self.slow.__call__
@@ -109,20 +110,20 @@ class MoCoV3(Method):
 class Predicted(nn.Module):
     """An encoder with v3's predictor behind its projection; ``features`` are the encoder's."""
 
-    encoder: Encoder
+    encoder: nn.Module
 
-    def __init__(self, encoder: Encoder, dim: int) -> None:
+    def __init__(self, encoder: nn.Module, dim: int) -> None:
         super().__init__()
         self.encoder = encoder
         self.predictor = nn.Sequential(
             nn.Linear(dim, 2 * dim), nn.LayerNorm(2 * dim), nn.ReLU(), nn.Linear(2 * dim, dim)
         )
 
-    def features(self, images: Tensor) -> Tensor:
-        return self.encoder.features(images)
+    def features(self, inputs: Inputs) -> Tensor:
+        return features_of(self.encoder)(inputs)
 
-    def forward(self, images: Tensor) -> Tensor:
-        predicted: Tensor = self.predictor(self.encoder(images))
+    def forward(self, inputs: Inputs) -> Tensor:
+        predicted: Tensor = self.predictor(self.encoder(inputs))
         return predicted
 
 

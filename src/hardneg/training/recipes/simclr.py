@@ -16,17 +16,17 @@ from hardneg.core.diagnose import Diagnosis
 from hardneg.core.distributed import gather
 from hardneg.core.types import Keys
 from hardneg.losses.contrastive import ContrastiveLoss
-from hardneg.training.data.images import ImageData
+from hardneg.training.data.items import Items
 from hardneg.training.loop import train
 from hardneg.training.method import Batch, Encode, Method
 from hardneg.training.options import SimCLROptions
-from hardneg.training.setup import encoder_for, loss_for
+from hardneg.training.setup import loss_for
 
 
 class SimCLR(Method):
-    def __init__(self, options: Any, data: ImageData, total: int) -> None:
+    def __init__(self, options: Any, data: Items, total: int) -> None:
         super().__init__()
-        self.encoder = encoder_for(options, data)
+        self.encoder = data.encoder(options)
         self.loss: Any = self.loss_for(options)
 
     def loss_for(self, options: Any) -> ContrastiveLoss:

@@ -16,7 +16,7 @@ from hardneg.core.distributed import gather
 from hardneg.core.types import Keys
 from hardneg.losses.contrastive import ContrastiveLoss
 from hardneg.losses.global_softmax import SogCLR
-from hardneg.training.data.images import ImageData
+from hardneg.training.data.items import Items
 from hardneg.training.loop import train
 from hardneg.training.options import SogCLROptions, TrainOptions
 from hardneg.training.recipes.simclr import SimCLR
@@ -26,7 +26,7 @@ from hardneg.training.setup import loss_for
 class GlobalMethod(SimCLR):
     """A loss over the whole data set: every rank computes that of all gathered rows, and so keeps the same state."""
 
-    def __init__(self, options: TrainOptions, data: ImageData) -> None:
+    def __init__(self, options: TrainOptions, data: Items) -> None:
         options.check()
         super().__init__(options, data, 0)
         self.of_batch = self.loss  # the subclass has a global loss in its place
@@ -55,7 +55,7 @@ class GlobalMethod(SimCLR):
 
 
 class SogCLRMethod(GlobalMethod):
-    def __init__(self, options: SogCLROptions, data: ImageData, total: int) -> None:
+    def __init__(self, options: SogCLROptions, data: Items, total: int) -> None:
         super().__init__(options, data)
         self.negatives = self.of_batch.negatives  # the same object, so that an adaptive schedule moves both
         self.loss = SogCLR(len(data), self.temperature, options.gamma, negatives=self.negatives)

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from hardneg.losses.contrastive import ContrastiveLoss
-from hardneg.training.data.images import ImageData
+from hardneg.training.data.items import Items
 from hardneg.training.loop import train
 from hardneg.training.options import SupervisedOptions
 from hardneg.training.recipes.simclr import SimCLR
@@ -19,7 +19,7 @@ from hardneg.training.setup import loss_for
 
 
 class Supervised(SimCLR):
-    def __init__(self, options: SupervisedOptions, data: ImageData, total: int) -> None:
+    def __init__(self, options: SupervisedOptions, data: Items, total: int) -> None:
         data.labelled("supervised")
         super().__init__(options, data, total)
 

@@ -1,0 +1,49 @@
+"""The data kinds: which of them a name in ``--data`` belongs to."""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+from pathlib import Path
+
+from hardneg.core.errors import ArgumentError, NoFile, UnknownName
+from hardneg.training.data.images import ImageData as ImageData
+from hardneg.training.data.items import Items, forms, registered_kinds, split_name
+
+USAGE = {"digits": "It needs no files", "folder:PATH": "It has a folder of images for each class"}
+
+
+def kind_of(name: str, *, may_run: bool = True) -> type[Items]:
+    """The kind of data that a name belongs to; reads no data.
+
+    A name that begins with the path of a Python file, ``file.py:spirals:1000``, runs that file, which registers its
+    kinds. ``may_run=False`` is for names from files that someone else may have written.
+
+    >>> kind_of("digits").noun
+    'image'
+    """
+    file, name = split_name(name)
+    if file and (module := f"hardneg kind {Path(file).resolve()}") not in sys.modules:
+        if not may_run:
+            fix = "import the file first, in Python: hardneg.training.data.kinds.kind_of(name)"
+            raise ArgumentError("data", "a kind that is known", f"{file}, which is not run for a name in a file", fix)
+        _run(Path(file), module)
+    kinds = registered_kinds()
+    kind = kinds.get(name.partition(":")[0])
+    if kind is None:
+        raise UnknownName(name, forms(), usage=USAGE)
+    return kind
+
+
+def _run(path: Path, module: str) -> None:
+    if not path.is_file():
+        raise NoFile("data", "a Python file that registers the kind", path, "where there is none")
+    spec = importlib.util.spec_from_file_location(module, path)
+    assert spec is not None
+    assert spec.loader is not None
+    sys.modules[module] = loaded = importlib.util.module_from_spec(spec)
+    try:
+        spec.loader.exec_module(loaded)
+    except BaseException:
+        del sys.modules[module]
+        raise

@@ -1,0 +1,141 @@
+"""A data kind of a user's own file goes through train, resume, compare and report, which know no kind."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from hardneg.comparing import Comparison, compare
+from hardneg.core.errors import ArgumentError, DataChanged, NoFile, UnknownName
+from hardneg.reporting import write_report
+from hardneg.training.data.kinds import kind_of
+from hardneg.training.loop import Loop
+from hardneg.training.runs import Run
+from support.html_page import Page
+from support.training_runs import assert_same, run
+from support.training_runs import everything as all_of
+
+pytest.importorskip("accelerate", reason="training needs the extra train")
+
+KIND = """
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor, nn
+
+from hardneg.core.keyed import uniforms
+from hardneg.training.data.items import Items, Shown
+
+
+@dataclass(frozen=True, eq=False)
+class Rings(Items, prefix="rings", form="rings:NUMBER"):
+    points: Tensor
+    labels: Tensor | None
+    ids: Tensor
+    name: str
+    classes: tuple[str, ...] = ("inner", "outer")
+    noun: ClassVar[str] = "point"
+
+    @classmethod
+    def read(cls, path, options):
+        number, labelled = int(path.removesuffix("?")), not path.endswith("?")
+        label, angle = torch.arange(number) % 2, torch.arange(number) * 2.4
+        points = (1.0 + 2.0 * label)[:, None] * torch.stack([angle.cos(), angle.sin()], 1)
+        return cls(points, label if labelled else None, torch.arange(number), path)
+
+    def views(self, index, epoch, seed):
+        ids = self.ids[index]
+        noise = [uniforms(2, ids, torch.full_like(ids, view), epoch, seed) for view in (0, 1)]
+        return tuple(self.points[index] + 0.3 * (one.T - 0.5) for one in noise)
+
+    def plain(self, index):
+        return self.points[index]
+
+    def encoder(self, options):
+        torch.manual_seed(options.seed)
+        return nn.Sequential(nn.Linear(2, 16), nn.ReLU(), nn.Linear(16, options.dim))
+
+    def shown(self, position):
+        return Shown(text=f"({self.points[position, 0]:.2f}, {self.points[position, 1]:.2f})")
+"""
+
+
+@pytest.fixture
+def rings(tmp_path: Path) -> str:
+    (tmp_path / "kind.py").write_text(KIND)
+    return f"{tmp_path / 'kind.py'}:rings:120"
+
+
+def short(data: str, **options: Any) -> dict[str, Any]:
+    return {"data": data, "epochs": 2, "batch_size": 16, "log_every": 1, "dim": 8, "device": "cpu", **options}
+
+
+def test_a_kind_trains_and_a_killed_run_resumes_to_the_same_bits(
+    rings: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    options = short(rings, batches="knn()", encode_chunk=5)
+    result = run("simclr", tmp_path / "whole", options)
+    assert result["headline"] == "knn"
+    assert 0.0 < result["knn"] <= 1.0
+    assert 0.0 < result["retrieval"] <= 1.0
+    assert result["trained"]["data"]["train"]["noun"] == "point"
+    step = Loop._one_step
+
+    def killed(self: Loop, *rest: Any) -> None:
+        if self.step == 8:
+            raise KeyboardInterrupt
+        step(self, *rest)
+
+    monkeypatch.setattr(Loop, "_one_step", killed)
+    with pytest.raises(KeyboardInterrupt):
+        run("simclr", tmp_path / "cut", options)
+    monkeypatch.setattr(Loop, "_one_step", step)
+    run("simclr", tmp_path / "cut", options, resume=True)
+    assert_same(all_of(tmp_path / "whole"), all_of(tmp_path / "cut"))
+
+
+def test_other_data_under_the_same_name_is_noticed(rings: str, tmp_path: Path) -> None:
+    run("simclr", tmp_path / "run", short(rings))
+    (Run(tmp_path / "run").path / "result.json").unlink()
+    kind = kind_of(rings)
+    read = kind.read
+    kind.read = classmethod(lambda cls, path, options: read("118", options))  # type: ignore[assignment, method-assign]
+    try:
+        with pytest.raises(DataChanged, match="94 train points"):
+            run("simclr", tmp_path / "run", short(rings), resume=True)
+    finally:
+        kind.read = read  # type: ignore[method-assign]
+
+
+@pytest.mark.parametrize(("mark", "metric"), [("", "knn"), ("?", "retrieval")], ids=["labels", "none"])
+def test_a_kind_is_compared_and_reported_with_and_without_labels(
+    rings: str, mark: str, metric: str, tmp_path: Path
+) -> None:
+    arms = ("simclr()", "simclr(temperature=0.2)")
+    summary = compare(Comparison(arms, 3, short(rings + mark, epochs=1)), tmp_path / "out", show=lambda line: None)
+    assert summary["metric"] == metric
+    assert summary["verdicts"][0]["half_width"] is not None
+    page = Page(write_report(tmp_path / "out").read_text())
+    assert "trains an encoder of points by" in page.words
+    assert "For some test points, those that are nearest" in page.words
+    assert ("nearest of other classes" in page.words) == (not mark)
+
+
+def test_bad_names_are_reported_before_anything_is_read(rings: str, tmp_path: Path) -> None:
+    with pytest.raises(NoFile, match="a Python file that registers the kind"):
+        kind_of(f"{tmp_path}/none.py:rings:3")
+    with pytest.raises(UnknownName, match="Known: digits"):
+        kind_of("ring:3")
+    with pytest.raises(ArgumentError, match="not run for a name in a file"):
+        kind_of(rings, may_run=False)
+    kind_of(rings)
+    assert kind_of(rings, may_run=False).noun == "point"
+    for wrong in ({"augment": "cifar"}, {"encoder": "tiny"}):
+        with pytest.raises(ArgumentError, match="since points have no other"):
+            run("simclr", tmp_path / "run", short(rings, **wrong))
+    with pytest.raises(ArgumentError, match="which have views of their own"):
+        run("simclr", tmp_path / "run", short(rings), views=lambda *parts: parts)
+    assert not (tmp_path / "run").exists()
