@@ -16,6 +16,8 @@ from hardneg.negatives import parse
 from hardneg.negatives.grammar import read_expression
 from hardneg.training.data.items import Items
 from hardneg.training.data.kinds import kind_of
+from hardneg.training.evaluation.monitors import read_monitor
+from hardneg.training.optimisers import read_optimiser, read_rate
 from hardneg.training.options import Scheduled, TrainOptions, check_bounds
 
 OWN_RECIPES = {"isogclr": "isogclr", "surrogate": "sogclr or emc2"}
@@ -27,6 +29,9 @@ def check_words(options: TrainOptions) -> BatchSpec:
     with located("--data"):
         kind = kind_of(options.data)
     kind.check(options)
+    for flag, read in (("optimizer", read_optimiser), ("schedule", read_rate), ("monitor", read_monitor)):
+        with located(f"--{flag}"):
+            read(getattr(options, flag))
     _check_device(options)
     _check_schedules(options)
     try_negatives(options)

@@ -5,6 +5,7 @@ run/
   metrics.jsonl    one line per record
   checkpoint.pt    the newest state; replaced atomically, so that a crash or a full disk leaves the old one
   checkpoint.previous.pt   the one before it, for the case that the newest is damaged
+  checkpoint.best.pt       the weights with which the monitor was highest, if there is one
   embeddings.npz   features and labels of both splits; without labels, features of the test split
   warnings.json    what a run of a comparison warned of
   memory.json      bytes that the run holds, for a comparison that decides whether another run fits
@@ -272,6 +273,9 @@ class Run:
     def save(self, state: dict[str, Any]) -> None:
         """Replaces the checkpoint; it names its run, so that one copied from elsewhere is refused."""
         self.checkpoints.save(state | {"of": self._identity()})
+
+    def save_best(self, state: dict[str, Any]) -> None:
+        self.checkpoints.save_best(state | {"of": self._identity()})
 
     def load(self, device: torch.device | str = "cpu") -> dict[str, Any] | None:
         """The newest checkpoint, or None."""
