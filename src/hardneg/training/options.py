@@ -25,7 +25,11 @@ class TrainOptions:
 
     data: str = option("digits", "digits, fashion-mnist, cifar10, cifar100, folder:PATH, npz:PATH or hf:NAME.", DATA)
     data_root: str | None = option(None, "Where the data set lies, if not in its usual place.", DATA)
-    encoder: str = option("auto", "auto (tiny up to 28 pixels), tiny, resnet18, resnet50, torchvision:resnet18.", DATA)
+    encoder: str = option(
+        "auto",
+        "auto, tiny, resnet18, resnet50, resnet18-imagenet, timm:NAME, torchvision:NAME, hf:PATH, file.py:function.",
+        DATA,
+    )
     dim: int = option(128, "Features of the projection that the loss sees.", DATA, low=1)
     negatives: str = option(
         "Uniform()", 'Negatives in the grammar, such as "Tilt(1.0)"; see: hardneg explain.', NEGATIVES
