@@ -77,12 +77,13 @@ def try_negatives(options: TrainOptions, labelled: bool = True) -> None:
     with located("--negatives"):
         negatives = parse(options.negatives)
     rows = torch.arange(4)
-    keys = Keys(torch.eye(4), rows, rows % 2 if labelled else None, source=options.source)
-    scores = score(keys, keys, keys, value_of(number_of(options.temperature), 0, 1))
+    keys = Keys(torch.eye(4), rows, rows % 2 if labelled else None)
+    pools = [Keys(keys.vectors, keys.ids, keys.labels, source=source) for source in options.sources]
+    scores = score(keys, keys, pools, value_of(number_of(options.temperature), 0, 1))
     try:
         negatives.at(0, 1).log_weights(scores)
     except ValueError as error:
-        has = f"candidates of the {options.source}{'' if labelled else ' without labels'}"
+        has = f"candidates of the {' and the '.join(options.sources)}{'' if labelled else ' without labels'}"
         got = f"negatives={options.negatives!r}: {error}"
         raise ArgumentError("train", f"--negatives for {has}", got) from None
 

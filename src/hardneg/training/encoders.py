@@ -164,7 +164,7 @@ class Represent:
         """Of two views of each item, as training would see them; of the first ``most`` items where there are more."""
         pairs = []
         for index in torch.arange(min(len(items), most), device=items.ids.device).split(256):  # type: ignore[no-untyped-call]
-            pairs.append([self(view) for view in items.views(index, self.epoch, self.seed)])
+            pairs.append([self(view) for view in items.views_evaluated(index, self.epoch, self.seed)])
         first, second = (torch.cat(parts) for parts in zip(*pairs, strict=True))
         return first, second
 

@@ -73,6 +73,9 @@ class TrainOptions:
     evaluate_on: str = option(
         "test", "validation holds out a fifth of the training images.", RUN, among=("test", "validation")
     )
+    evaluate_with: str | None = option(
+        None, "A benchmark for encoders of texts: sts:FILE or sts:FOLDER, beir:FOLDER.", RUN
+    )
     save_every: int = option(1, "Epochs between checkpoints.", RUN, low=1)
     save_every_steps: int = option(0, "Batches between further checkpoints in mid-epoch; 0: none.", RUN, low=0)
     monitor: str = option(
@@ -96,6 +99,11 @@ class TrainOptions:
     def source(self) -> str:
         """What ``From(...)`` calls the candidates."""
         return "batch"
+
+    @property
+    def sources(self) -> tuple[str, ...]:
+        """All of them."""
+        return (self.source,)
 
     def as_dict(self) -> dict[str, Any]:
         return asdict(self)
@@ -133,6 +141,69 @@ class SupervisedOptions(SimCLROptions):
         if self.generate is not None:
             what = "--generate to be none, since made candidates have no label"
             raise argument_error("supervised", what, "generate", self.generate)
+
+
+TEXT = "text:FILE (a sentence per line), text:TABLE[column,label], pairs:TABLE[first,second] ..."
+TEXT_ENCODER = "auto (hashed subwords, no download), hf:PATH, st:PATH."
+HEAD = "What is trained behind the features and left out in evaluation."
+
+
+@dataclass(frozen=True)
+class SimCSEOptions(SimCLROptions):
+    """Two dropout passes of each text, the first against the second ones of the batch: SimCSE."""
+
+    data: str = option("text:", TEXT, DATA)
+    encoder: str = option("auto", TEXT_ENCODER, DATA)
+    dim: int = option(256, "Width of the small encoder, and of a head.", DATA, low=1)
+    head: str = option("none", HEAD, DATA, among=("none", "linear", "mlp"))
+    temperature: float | str = option(0.05, TEMPERATURE, NEGATIVES, low=1e-4)
+    epochs: int = option(1, "Passes over the data.", TRAINING, low=1)
+
+
+@dataclass(frozen=True)
+class PairsOptions(SimCSEOptions):
+    """The first text of each pair against the second ones of the batch and mined negatives."""
+
+    data: str = option("pairs:", TEXT, DATA)
+    directions: str = option("one", "one (first to second) or both.", NEGATIVES, among=("one", "both"))
+
+    @property
+    def sources(self) -> tuple[str, ...]:
+        return ("batch", "mined")
+
+
+@dataclass(frozen=True)
+class CLIPOptions(SimCLROptions):
+    """Two encoders, both directions, a learnt temperature: CLIP, also on vectors that were made elsewhere."""
+
+    data: str = option("embeddings:", "embeddings:FILE.npz with arrays first and second, or pairs of texts.", DATA)
+    temperature: float | str = option(0.07, "Temperature at the start; it is learnt.", NEGATIVES, low=0.01)
+
+    def check(self) -> None:
+        if isinstance(self.temperature, str):
+            what = "a number as --temperature, since it is learnt from there"
+            raise argument_error("clip", what, "temperature", self.temperature)
+
+
+@dataclass(frozen=True)
+class QuickThoughtsOptions(TrainOptions):
+    """Each sentence predicts its neighbours among the sentences of the batch, which are consecutive: quick-thoughts."""
+
+    data: str = option("text:", TEXT, DATA)
+    encoder: str = option("auto", TEXT_ENCODER, DATA)
+    dim: int = option(256, "Width of the small encoder, and of a head.", DATA, low=1)
+    head: str = option("none", HEAD, DATA, among=("none", "linear", "mlp"))
+    encoders: str = option("two", "one for both sides, or two.", DATA, among=("one", "two"))
+    context_size: int = option(1, "How far away a neighbour may stand.", NEGATIVES, low=1)
+    temperature: float | str = option(1.0, TEMPERATURE, NEGATIVES, low=1e-4)
+    batches: str = option("consecutive()", "Batches of consecutive sentences.", NEGATIVES)
+    batch_size: int = option(400, "Sentences in a batch, over all ranks together.", TRAINING, low=2)
+    epochs: int = option(1, "Passes over the data.", TRAINING, low=1)
+
+    def check(self) -> None:
+        if "".join(self.batches.split()) != "consecutive()":
+            what = "--batches to be consecutive(), since the neighbours of a sentence are its positives"
+            raise argument_error("quick-thoughts", what, "batches", self.batches)
 
 
 @dataclass(frozen=True)
@@ -260,6 +331,10 @@ def called(kind: Any) -> str:
 RECIPES: dict[str, type[TrainOptions]] = {
     "simclr": SimCLROptions,
     "supervised": SupervisedOptions,
+    "simcse": SimCSEOptions,
+    "pairs": PairsOptions,
+    "clip": CLIPOptions,
+    "quick-thoughts": QuickThoughtsOptions,
     "moco": MoCoOptions,
     "sogclr": SogCLROptions,
     "isogclr": ISogCLROptions,

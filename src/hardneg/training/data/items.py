@@ -202,6 +202,10 @@ class Items(ABC):
     def mined(self, index: Annotated[Tensor, "b"]) -> Mined | None:
         return None
 
+    def views_evaluated(self, index: Annotated[Tensor, "b"], epoch: int, seed: int) -> tuple[Inputs, Inputs]:
+        """The views between which the evaluation measures; without what only training adds."""
+        return self.views(index, epoch, seed)
+
     def record(self) -> dict[str, Any]:
         """What a run records of a split beside its fingerprint."""
         return {"items": len(self), "noun": self.noun, "classes": self.num_labels()}
