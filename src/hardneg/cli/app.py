@@ -12,7 +12,7 @@ from hardneg.cli.compare import compare
 from hardneg.cli.errors import warning_for_people
 from hardneg.cli.flags import verb
 from hardneg.cli.mine import mine
-from hardneg.cli.options import EvaluateOptions, ExplainOptions, ReportOptions
+from hardneg.cli.options import EvaluateOptions, ExplainOptions, ExportOptions, ReportOptions
 from hardneg.cli.train import train_app
 
 app = typer.Typer(
@@ -73,11 +73,32 @@ def evaluate(options: EvaluateOptions) -> None:
 
       hardneg evaluate embeddings.npz --json
 
+      hardneg evaluate runs/simclr --on cifar100   (transfer)
+
       hardneg evaluate st:models/mine --sts sts.tsv --beir scifact --classification textcls.tsv
     """
     from hardneg.cli.evaluate import evaluate_and_show
 
     evaluate_and_show(options)
+
+
+@app.command()
+@verb(ExportOptions)
+def export(options: ExportOptions) -> None:
+    """Write the trained encoder of a run in the format of another library, and print how to load it.
+
+    Examples:
+
+      hardneg export runs/simclr --format torchvision
+
+      hardneg export runs/simcse --format sentence-transformers --out models/mine
+    """
+    from hardneg.core.text import printable
+    from hardneg.training.export import export as write
+    from hardneg.training.export import how_to_load
+
+    path = write(options.run, options.format, options.out, options.weights, run_code=options.run_code)
+    typer.echo(f"{printable(path)}\n{how_to_load(options.run, options.format, path)}")
 
 
 @app.command()

@@ -18,21 +18,27 @@ if TYPE_CHECKING:
 def evaluate_and_show(options: EvaluateOptions) -> None:
     from hardneg.cli.tables import show_evaluation, show_text_evaluations
 
-    if not (options.sts or options.beir or options.classification):
+    of_texts = False
+    if options.on:
+        from hardneg.training.evaluation.transfer import transfer
+
+        found = transfer(options.path, options.on, options.data_root, options.weights)
+    elif of_texts := bool(options.sts or options.beir or options.classification):
+        found = _of_texts(options)
+    else:
         found = _of_embeddings(Path(options.path))
-        return typer.echo(json.dumps(found)) if options.json else show_evaluation(found)
-    found = _of_texts(options)
     if options.json:
         typer.echo(json.dumps(found))
     else:
-        show_text_evaluations(found)
-    return None
+        show_text_evaluations(found) if of_texts else show_evaluation(found)
 
 
 def _of_texts(options: EvaluateOptions) -> dict[str, Any]:
     from hardneg.training.evaluation.texts import text_encoder
+    from hardneg.training.export import text_encoder_of
 
-    encoder: TextEncoder = text_encoder(options.path)
+    is_run = (Path(options.path) / "config.json").exists()
+    encoder: TextEncoder = text_encoder_of(options.path, options.weights) if is_run else text_encoder(options.path)
     found: dict[str, Any] = {}
     if options.sts:
         from hardneg.training.evaluation.sts import evaluate_sts, read_sts, sts_figures

@@ -145,9 +145,14 @@ class ImageData(Items):
 
     def encoder(self, options: TrainOptions) -> Encoder:
         """The encoder that the options name."""
-        name = auto_encoder(max(self.size)) if options.encoder == "auto" else options.encoder
-        size = max(self.size)
-        return build_encoder(name, self.in_channels, projection_dim=options.dim, seed=options.seed, size=size)
+        return self.rebuilt({"shape": self.images.shape[1:]}, options)
+
+    @classmethod
+    def rebuilt(cls, record: dict[str, Any], options: TrainOptions) -> Encoder:
+        channels, height, width = record["shape"]
+        size = max(height, width)
+        name = auto_encoder(size) if options.encoder == "auto" else options.encoder
+        return build_encoder(name, channels, projection_dim=options.dim, seed=options.seed, size=size)
 
     def chosen(self, options: TrainOptions) -> dict[str, Any]:
         with torch.device("meta"):

@@ -56,6 +56,10 @@ class OfTexts(Items):
             benchmark_of(options.evaluate_with)
 
     def encoder(self, options: TrainOptions) -> Encoder:
+        return self.rebuilt({}, options)
+
+    @classmethod
+    def rebuilt(cls, record: dict[str, Any], options: TrainOptions) -> Encoder:
         head = getattr(options, "head", "linear")
         return text_encoder(options.encoder, options.dim, head=head, seed=options.seed)
 

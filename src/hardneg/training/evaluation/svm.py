@@ -1,0 +1,102 @@
+"""Graph classification by a support vector machine with cross-validation, as the graph papers report it.
+
+    svm_accuracy(features, labels)        {"mean": 0.87, "deviation": 0.01, "repeats": [...], ...}
+
+The 10 folds are stratified and drawn anew in each repeat. In each of them C is chosen from five values by 5-fold
+cross-validation of the nine others, so that no test row has a say. The kernel is e^(-gamma |a - b|^2) of standardised
+features, with scikit-learn's gamma="scale"; it is computed once, which makes the hundreds of fits fast. The papers'
+figures are not all of this kind: choosing C by the test folds themselves gives higher ones.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Annotated, Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from hardneg.core.errors import ArgumentError, check_count, optional
+from hardneg.io.arrays import Array
+from hardneg.io.embeddings import Features, Labels
+
+STRENGTHS = (0.01, 0.1, 1.0, 10.0, 100.0)
+
+
+def svm_accuracy(
+    features: Features, labels: Labels, *,
+    strengths: Sequence[float] = STRENGTHS, folds: int = 10, inner_folds: int = 5, repeats: int = 1, seed: int = 0,
+) -> dict[str, Any]:  # fmt: skip
+    """Mean accuracy over the folds, and its mean and deviation over ``repeats`` divisions into folds."""
+    check_count("svm_accuracy", "repeats", repeats)
+    right = [
+        svm_correct(features, labels, strengths=strengths, folds=folds, inner_folds=inner_folds, seed=seed + i)
+        for i in range(repeats)
+    ]
+    accuracies = [float(one.double().mean()) for one in right]
+    deviation = float(np.std(accuracies, ddof=1)) if repeats > 1 else None
+    return {"mean": float(np.mean(accuracies)), "deviation": deviation, "repeats": accuracies, "folds": folds}
+
+
+def svm_correct(
+    features: Features, labels: Labels, *,
+    strengths: Sequence[float] = STRENGTHS, folds: int = 10, inner_folds: int = 5, seed: int = 0,
+) -> Annotated[Tensor, "n"]:  # fmt: skip
+    """Whether each row is classified right by the machine of the fold that leaves it out."""
+    kernel, y = _kernel(features, features), labels.cpu().numpy()
+    right = np.zeros(len(y), dtype=bool)
+    for train, test in _divided(y, folds, seed):
+        machine = _fitted(kernel[np.ix_(train, train)], y[train], strengths, inner_folds, seed)
+        right[test] = machine.predict(kernel[np.ix_(test, train)]) == y[test]
+    return torch.from_numpy(right)
+
+
+def svm_predict(
+    train_x: Features, train_y: Labels, test_x: Features, *,
+    strengths: Sequence[float] = STRENGTHS, inner_folds: int = 5, seed: int = 0,
+) -> Labels:  # fmt: skip
+    """The label of each test row; C is chosen by cross-validation of the train rows."""
+    y = train_y.cpu().numpy()
+    machine = _fitted(_kernel(train_x, train_x), y, strengths, inner_folds, seed)
+    return torch.from_numpy(machine.predict(_kernel(test_x, train_x)))
+
+
+def _fitted(kernel: Array, y: Array, strengths: Sequence[float], inner_folds: int, seed: int) -> Any:
+    """The machine of the C that is right most often in cross-validation; the smallest of equals."""
+    SVC = optional("sklearn.svm", "svm", extra="eval").SVC  # noqa: N806
+
+    def fitted(strength: float, rows: Array) -> Any:
+        return SVC(C=strength, kernel="precomputed").fit(kernel[np.ix_(rows, rows)], y[rows])
+
+    def num_right(strength: float) -> int:
+        parts = _divided(y, inner_folds, seed)
+        return sum(
+            int((fitted(strength, train).predict(kernel[np.ix_(test, train)]) == y[test]).sum())
+            for train, test in parts
+        )
+
+    return fitted(max(strengths, key=num_right), np.arange(len(y)))
+
+
+def _divided(y: Array, folds: int, seed: int) -> Iterable[tuple[Array, Array]]:
+    """Train and test rows of stratified folds, at most as many as the smallest class has rows."""
+    StratifiedKFold = optional("sklearn.model_selection", "svm", extra="eval").StratifiedKFold  # noqa: N806
+    classes, counts = np.unique(y, return_counts=True)
+    if len(classes) < 2 or counts.min() < 2:
+        got = dict(zip(classes.tolist(), counts.tolist(), strict=True))
+        raise ArgumentError("svm", "two classes with two rows each", f"rows by class: {got}")
+    parts: Iterable[tuple[Array, Array]] = StratifiedKFold(
+        min(folds, int(counts.min())), shuffle=True, random_state=seed
+    ).split(y, y)
+    return parts
+
+
+def _kernel(rows: Features, train: Features) -> Array:
+    """Of standardised rows: gamma = 1 / (features that are not constant) is then scikit-learn's "scale"."""
+    rows, train = rows.double().cpu(), train.double().cpu()
+    std, mean = torch.std_mean(train, dim=0, correction=0)
+    varies = std > 1e-9 * (1.0 + mean.abs())
+    a, b = ((part[:, varies] - mean[varies]) / std[varies] for part in (rows, train))
+    kernel: Array = torch.exp(-torch.cdist(a, b).square() / max(1, int(varies.sum()))).numpy()
+    return kernel
