@@ -61,6 +61,7 @@ if TYPE_CHECKING:  # the one list of public names: read by type checkers, and by
     from hardneg.negatives import registered_negatives as registered_negatives
     from hardneg.state.pools import Bank as Bank
     from hardneg.state.pools import Queue as Queue
+    from hardneg.training.export import load_encoder as load_encoder
 
 
 def _names() -> dict[str, str]:

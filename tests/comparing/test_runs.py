@@ -371,3 +371,19 @@ def test_point_17_runs_of_other_data_are_refused_and_have_no_verdict(
     assert [one["standing"] for one in summary["verdicts"]] == ["open"]
     assert summary["answer"] == ["There is no verdict, as the runs have different data."]
     assert summary["unlike"][0].startswith("data differs: 96 train images (")
+
+
+def test_a_long_comparison_is_estimated_once_an_epoch_was_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    lines: list[str] = []
+    now = iter([100.0, 105.0, 110.0, 120.0])
+    monkeypatch.setattr("hardneg.comparing.progress.time.monotonic", lambda: next(now))
+    watcher = Watcher(lines.append, total=6, epochs=10)
+    for done in (0.02, 0.07, 0.125, 0.2):  # 0.105 of a run in 10 seconds
+        watcher._estimate(done)
+    assert lines == ["6 runs: about 9 minutes to go, by what the first epochs took"]
+
+
+def test_names_of_runs_can_be_read() -> None:
+    assert folder_of(parse_arm("simclr(temperature=0.25)").under({"epochs": 3})).startswith("simclr-temperature=0.25-")
+    long = parse_arm(f'simclr(negatives="{" * ".join(["Tilt(1.0)"] * 20)}")')
+    assert len(folder_of(long)) < 120

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from hardneg.batching.filler import coverages
 from hardneg.batching.planners import (
     Communities,
+    Consecutive,
     CuthillMcKee,
     NearestNeighbours,
     Planner,
@@ -106,7 +107,12 @@ def cuthill_mckee(
     return BatchSpec(CuthillMcKee(num_neighbours, num_candidates), refresh, warmup, encode, coverage)
 
 
-_names = {f.__name__: f for f in (uniform, proximity, knn, strata, communities, cuthill_mckee)}
+def consecutive() -> BatchSpec:
+    """Pieces of the data in its order, such as the sentences of a text."""
+    return BatchSpec(Consecutive(), warmup=0)
+
+
+_names = {f.__name__: f for f in (uniform, proximity, knn, strata, communities, cuthill_mckee, consecutive)}
 
 
 def parse_batches(text: str) -> BatchSpec:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import warnings
-from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -13,9 +12,8 @@ from hardneg.cli.compare import compare
 from hardneg.cli.errors import warning_for_people
 from hardneg.cli.flags import verb
 from hardneg.cli.mine import mine
-from hardneg.cli.options import EvaluateOptions, ExplainOptions, ReportOptions
+from hardneg.cli.options import EvaluateOptions, ExplainOptions, ExportOptions, ReportOptions
 from hardneg.cli.train import train_app
-from hardneg.core.errors import NoFile
 
 app = typer.Typer(
     help="hardneg chooses the negatives in contrastive learning.\n\n"
@@ -64,37 +62,43 @@ def explain(options: ExplainOptions) -> None:
 @app.command()
 @verb(EvaluateOptions)
 def evaluate(options: EvaluateOptions) -> None:
-    """Evaluate saved embeddings: linear probe, kNN (k = 200, or the size of a class), 1-NN, uniformity.
+    """Evaluate a run, saved embeddings, or an encoder of texts.
 
-    Example:
+    Embeddings: linear probe, kNN (k = 200, or the size of a class), 1-NN, uniformity. Encoders of texts (st:PATH,
+    hf:PATH, file.py:function, or a table with the columns text and embedding): whatever the options name.
+
+    Examples:
 
       hardneg evaluate runs/simclr
+
+      hardneg evaluate embeddings.npz --json
+
+      hardneg evaluate runs/simclr --on cifar100   (transfer)
+
+      hardneg evaluate st:models/mine --sts sts.tsv --beir scifact --classification textcls.tsv
     """
-    from hardneg.cli.tables import show_evaluation
-    from hardneg.training.evaluation.embeddings import evaluate_file
+    from hardneg.cli.evaluate import evaluate_and_show
 
-    path = Path(options.path)
-    file = path / "embeddings.npz" if path.is_dir() else path
-    if not file.exists():
-        raise NoFile("evaluate", "embeddings", file, "which is not there", _why_not(path))
-    show_evaluation(evaluate_file(file))
+    evaluate_and_show(options)
 
 
-def _why_not(path: Path) -> str:
-    """Why there are no embeddings, and what to do."""
-    from hardneg.training.runs import Run
+@app.command()
+@verb(ExportOptions)
+def export(options: ExportOptions) -> None:
+    """Write the trained encoder of a run in the format of another library, and print how to load it.
 
-    run = Run(path)
-    result = run.result()
-    if (path / "comparison.json").exists():
-        return f"this is a comparison: give one of its runs, {path / 'runs'}/..."
-    if result is None and run.config_path.exists():
-        return "the run is not finished: give its command again with --resume, which evaluates at the end"
-    if result is None:
-        return "train first"
-    if "knn" in result:
-        return "it was removed; delete result.json and train again with --resume, which only evaluates"
-    return "the run is finished, but its data has no labels, or one class only, and nothing to evaluate"
+    Examples:
+
+      hardneg export runs/simclr --format torchvision
+
+      hardneg export runs/simcse --format sentence-transformers --out models/mine
+    """
+    from hardneg.core.text import printable
+    from hardneg.training.export import export as write
+    from hardneg.training.export import how_to_load
+
+    path = write(options.run, options.format, options.out, options.weights, run_code=options.run_code)
+    typer.echo(f"{printable(path)}\n{how_to_load(options.run, options.format, path)}")
 
 
 @app.command()

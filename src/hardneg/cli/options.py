@@ -7,6 +7,9 @@ from dataclasses import dataclass, field
 from hardneg.core.options import argument, option, part
 from hardneg.training.options import RUN, TrainOptions
 
+FORMATS = ("torchvision", "timm", "sentence-transformers", "safetensors")
+WEIGHTS = ("last", "best")
+
 
 @dataclass(frozen=True)
 class RunOptions:
@@ -38,7 +41,24 @@ class CompareOptions:
 
 @dataclass(frozen=True)
 class EvaluateOptions:
-    path: str = argument("A run directory, or a file of saved embeddings (npz).")
+    path: str = argument("A run directory, a file of saved embeddings (npz), or an encoder of texts such as st:PATH.")
+    sts: str | None = option(None, "STS pairs: a table, or the folder of a task; Spearman's correlation.")
+    beir: str | None = option(None, "A BEIR folder: nDCG@10, MRR@10, recall@10 and recall@100.")
+    classification: str | None = option(None, "A table of texts and labels: logistic regression on the embeddings.")
+    on: str | None = option(None, "Another labelled data set, for the encoder of a run: cifar100, folder:PATH ...")
+    data_root: str | None = option(None, "Where that data set lies, if not in its usual place.")
+    weights: str = option("last", "Of a run: those of the end, or those that its monitor found best.", among=WEIGHTS)
+    split: str = option("test", "Of STS and BEIR.")
+    json: bool = option(False, "Print one line of JSON.")
+
+
+@dataclass(frozen=True)
+class ExportOptions:
+    run: str = argument("A run directory.")
+    format: str = option("safetensors", "What is written.", None, "--format", among=FORMATS)
+    out: str | None = option(None, "The file or folder; by default in the run directory.")
+    weights: str = option("last", "Those of the end, or those that the monitor found best.", among=WEIGHTS)
+    run_code: bool = option(False, "Run the Python file that the run names as its encoder.")
 
 
 @dataclass(frozen=True)

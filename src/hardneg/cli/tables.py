@@ -29,11 +29,18 @@ def compare_and_show(comparison: Comparison, out: str, jobs: int | None, allow_o
     console = Console()
     with Progress(console=console) as progress:
         tuned = len(comparison.tune[1]) if comparison.tune else 0
-        task = progress.add_task("runs", total=len(comparison.arms) * (comparison.seeds + tuned))
+        runs = len(comparison.arms) * (comparison.seeds + tuned)
+        task = progress.add_task("runs", total=runs)
         watcher = Watcher(
             lambda line: progress.console.print(Text(printable(line), style="dim")),
             prepared.steps,
             lambda done: progress.update(task, completed=done),
+            total=runs,
+            epochs=prepared.epochs,
+        )
+        watcher.show(
+            f"{runs} runs of {prepared.epochs} epochs: {len(comparison.arms)} arms, {comparison.seeds} seeds"
+            + (f", and {tuned} tries of each arm" if tuned else "")
         )
         summary = carry_out(prepared, watcher)
     show_comparison(summary, console)
@@ -112,6 +119,33 @@ def show_evaluation(result: dict[str, Any]) -> None:
     console.print(table)
     if not accuracies:
         console.print(Text(printable(f"There is no accuracy: {why_no_accuracy(result)}.")))
+
+
+def show_text_evaluations(found: dict[str, Any]) -> None:
+    """Spearman's correlations, retrieval and accuracies, each times 100."""
+    console = Console()
+    if "sts" in found:
+        table = Table("STS, Spearman x 100", "all", "mean", "pairs", title_justify="left")
+        for task, one in found["sts"]["tasks"].items():
+            table.add_row(task, _percent(one["all"]), _percent(one["mean"]), str(one["pairs"]))
+        table.add_row("mean of the tasks", _percent(found["sts"]["all"]), _percent(found["sts"]["mean"]), "")
+        console.print(table)
+        console.print(Text("all: over all pairs of a task; mean: the mean of its subsets.", style="dim"))
+    if "retrieval" in found:
+        table = Table("retrieval", "x 100")
+        for name, value in found["retrieval"].items():
+            table.add_row(name, str(value) if name == "num_queries" else _percent(value))
+        console.print(table)
+    if "classification" in found:
+        table = Table("classification", "accuracy, %", "", "skipped")
+        for task, one in found["classification"].items():
+            how = f"± {100 * one['deviation']:.1f} over {one['folds']} folds" if "folds" in one else "test split"
+            table.add_row(task, _percent(one["accuracy"]), how, str(one["skipped"]))
+        console.print(table)
+
+
+def _percent(value: float | None) -> str:
+    return "n/a" if value is None else f"{100 * value:.2f}"
 
 
 def _interval(value: float, half: float | None, sign: bool = True) -> str:

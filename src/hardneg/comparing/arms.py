@@ -139,6 +139,9 @@ def parse_arm(text: str) -> Arm:
     'Tilt(1)'
     """
     method, at, batches = (part.strip() for part in text.partition("@"))
+    for recipe in RECIPES:
+        if "-" in recipe and method.startswith(f"{recipe}("):  # a name in an expression has no hyphen
+            method = recipe.replace("-", "_") + method.removeprefix(recipe)
     arm = read_expression(method, {**_readers(), **registered_schedules()})
     if not isinstance(arm, Arm):
         raise ArgumentError("an arm", "a paper or a recipe such as 'simclr()'", repr(method))
@@ -152,7 +155,7 @@ def parse_arm(text: str) -> Arm:
 
 def _readers() -> dict[str, Callable[..., Arm]]:
     """Of recipes and papers by name; a recipe is a paper without parameters of its own."""
-    recipes = {recipe: _reader(recipe, recipe, inspect.Signature(), dict) for recipe in RECIPES}
+    recipes = {one.replace("-", "_"): _reader(one, one, inspect.Signature(), dict) for one in RECIPES}
     made = papers.registered().items()
     return recipes | {name: _reader(name, one.recipe, inspect.signature(one.make), one.options) for name, one in made}
 

@@ -9,10 +9,11 @@ from typing import Any
 from hardneg.batching.spec import parse_batches
 from hardneg.negatives import parse
 from hardneg.training.checks import number_of
+from hardneg.training.optimisers import read_optimiser, read_rate
 
 SCHEDULED = ("temperature", "tau_plus")
 """Options that may be schedules, as text; others stand inside of negatives."""
-_readers = {"negatives": parse, "batches": parse_batches}
+_readers = {"negatives": parse, "batches": parse_batches, "optimizer": read_optimiser, "schedule": read_rate}
 EXPRESSIONS = tuple(_readers)
 """The options that can be written in several ways."""
 

@@ -63,6 +63,11 @@ class Prepared:
     how: How
     steps: int  # of every run
 
+    @property
+    def epochs(self) -> int:
+        """Of every run."""
+        return self.arms[0].complete().epochs
+
     def run(self, arms: list[Arm], seeds: int, out: Path, watcher: Watcher, *, may_diverge: bool = False) -> Results:
         return run_all(arms, list(range(seeds)), out, self.how, watcher, may_diverge=may_diverge)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -20,12 +21,16 @@ from hardneg.comparing.arms import Arm
 from hardneg.comparing.canonical import EXPRESSIONS, plainly
 from hardneg.comparing.memory import ChildPipes, Machine, NotBegun, num_cores, this_machine
 from hardneg.comparing.progress import Watcher
+from hardneg.comparing.request import SHARED
 from hardneg.core.errors import HardnegError, warn_once
 from hardneg.training.options import RECIPES, TrainOptions
 from hardneg.training.runs import DATA_CHANGED, DIVERGED, LEAVES_WITH_STDIN, NO_MEMORY, NO_ROOM, Run
 
 RUNS_ON_A_GPU = 2
 """Default number of runs at once: one compiles, plans and evaluates while the other trains."""
+
+LONGEST = 80
+"""Characters of the options in the name of a run; the digest behind them tells longer ones apart."""
 
 
 class RunFailed(HardnegError, OSError):
@@ -167,11 +172,18 @@ def run_of(arm: Arm, seed: int, out: Path) -> Run:
 
 
 def folder_of(arm: Arm) -> str:
-    """A short name that is the same for the same training; options that a later version adds do not change it."""
+    """A readable name that is the same for the same training; options that a later version adds do not change it.
+
+    >>> from hardneg.comparing.arms import parse_arm
+    >>> folder_of(parse_arm("hcl(temperature=0.2) @ knn()"))
+    'simclr-batches=knn-negatives=Tilt-1.0-tau_plus=0.1-temperature=0.2-...'
+    """
     usual, chosen = (plainly(options.as_dict()) for options in (RECIPES[arm.recipe](), arm.complete()))
     changed = {name: value for name, value in chosen.items() if value != usual[name]}
     digest = hashlib.blake2b(json.dumps([arm.recipe, changed], sort_keys=True).encode(), digest_size=4)
-    return f"{arm.recipe}-{digest.hexdigest()}"
+    written = [f"{name}={value}" for name, value in sorted(changed.items()) if name not in SHARED]
+    words = re.sub(r"[^\w.=]+", "-", "-".join(written))[:LONGEST].strip("-")
+    return "-".join(part for part in (arm.recipe, words, digest.hexdigest()) if part)
 
 
 def _as_begun(options: TrainOptions, run: Run) -> TrainOptions:

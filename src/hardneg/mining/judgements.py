@@ -26,7 +26,12 @@ _grades = ("score", "relevance", "rel", "grade", "judgement", "judgment", "label
 
 
 def read_judgements(path: str, who: str = "mine") -> list[tuple[str, str]]:
-    """(query id, document id) of the pairs judged above 0, the best grade first; ids as text.
+    """(query id, document id) of the pairs judged above 0, the best grade first; ids as text."""
+    return [(query, document) for grade, query, document in read_grades(path, who) if grade > 0]
+
+
+def read_grades(path: str, who: str = "mine") -> list[tuple[float, str, str]]:
+    """(grade, query id, document id) of all judged pairs, the best grade first; ids as text.
 
     Columns go by the usual names. A table of two columns without a grade holds relevant pairs only; of more columns one
     must be the grade, so that pairs judged irrelevant are not taken for relevant ones.
@@ -36,8 +41,8 @@ def read_judgements(path: str, who: str = "mine") -> list[tuple[str, str]]:
     grades = [1.0] * len(table[query]) if grade is None else _numbers(table, grade, path, who)
     ids = (checked_ids(table[name], name, f"judgements {path}", who) for name in (query, document))
     pairs = zip(*([key_of(one) for one in each] for each in ids), strict=True)
-    rows = sorted(zip(grades, pairs, strict=True), key=lambda row: -row[0])
-    return [pair for value, pair in rows if value > 0]
+    rows = [(value, *pair) for value, pair in zip(grades, pairs, strict=True)]
+    return sorted(rows, key=lambda row: -row[0])
 
 
 def _columns(names: list[str], path: str, who: str) -> tuple[str, str, str | None]:

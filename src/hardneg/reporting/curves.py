@@ -58,6 +58,12 @@ CURVES = (
         "attracted", "Attracted negatives", "share of negatives",
         "Easy negatives that the loss pulls closer, a side effect of weights that carry a gradient.", _as_percent,
     ),
+    Curve(
+        "monitor", "Monitor", "the higher the better",
+        "What --monitor watches, on items of training: the share that nearest neighbours or retrieval get right, or "
+        "Spearman's correlation.", _as_percent,
+    ),
+    Curve("learning_rate", "Learning rate", "step size", "As the schedule has it.", _short),
     Curve("empty", "Anchors without a negative", "share of anchors", "They teach nothing.", _as_percent),
 )  # fmt: skip
 

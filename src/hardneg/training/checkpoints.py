@@ -1,10 +1,12 @@
-"""The newest state of a run and the one before it, each with its checksum: what is damaged is never resumed."""
+"""The newest state of a run, the one before it, and the best weights, each with its checksum: what is damaged is never
+resumed."""
 
 from __future__ import annotations
 
 import os
 import shutil
 import warnings
+from collections.abc import Set
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -15,14 +17,14 @@ from hardneg.core.errors import Damaged, HardnegWarning
 from hardneg.io.files import write_atomically
 from hardneg.io.sealed import check_seal, sealing
 
-NEWEST, PREVIOUS = "checkpoint.pt", "checkpoint.previous.pt"
+NEWEST, PREVIOUS, BEST = "checkpoint.pt", "checkpoint.previous.pt", "checkpoint.best.pt"
 PARTS = {"of", "step", "epoch", "epoch_seconds", "method", "optimizer", "harvested", "planned_from", "rng"}
 FIX = "put back a copy of it, or delete it to train from the beginning"
 
 
 @dataclass(frozen=True)
 class Checkpoints:
-    """Both are files of a run directory."""
+    """Files of a run directory."""
 
     folder: Path
 
@@ -44,6 +46,14 @@ class Checkpoints:
                 self._keep_as_previous()
 
         write_atomically(self.newest, write)
+
+    @property
+    def best(self) -> Path:
+        return self.folder / BEST
+
+    def save_best(self, state: dict[str, Any]) -> None:
+        """The weights with which the monitor was highest so far."""
+        write_atomically(self.best, sealing(lambda file: torch.save(state, file)))
 
     def load(self, device: torch.device | str = "cpu") -> dict[str, Any] | None:
         """The newest state, or None; raises ``Damaged`` if it is."""
@@ -80,7 +90,7 @@ class Checkpoints:
         partial.replace(self.previous)
 
 
-def read_state(path: Path, device: torch.device | str = "cpu") -> dict[str, Any]:
+def read_state(path: Path, device: torch.device | str = "cpu", parts: Set[str] = PARTS) -> dict[str, Any]:
     """A checkpoint; raises ``Damaged`` if its checksum differs, or if it is no checkpoint of a run."""
     check_seal(path, "train", FIX)
     # On the CPU, Accelerate's ranks are on "cpu:0", where torch.load can put nothing.
@@ -91,6 +101,6 @@ def read_state(path: Path, device: torch.device | str = "cpu") -> dict[str, Any]
         raise
     except Exception as error:  # torch raises whatever the bytes of a damaged file lead it to
         raise Damaged("train", "a checkpoint", path, got="torch cannot read it", fix=FIX) from error
-    if not isinstance(state, dict) or not state.keys() >= PARTS:
+    if not isinstance(state, dict) or not state.keys() >= parts:
         raise Damaged("train", "a checkpoint", path, got="it is no checkpoint of a run", fix=FIX)
     return state

@@ -16,6 +16,8 @@ from hardneg.negatives import parse
 from hardneg.negatives.grammar import read_expression
 from hardneg.training.data.items import Items
 from hardneg.training.data.kinds import kind_of
+from hardneg.training.evaluation.monitors import read_monitor
+from hardneg.training.optimisers import read_optimiser, read_rate
 from hardneg.training.options import Scheduled, TrainOptions, check_bounds
 
 OWN_RECIPES = {"isogclr": "isogclr", "surrogate": "sogclr or emc2"}
@@ -27,6 +29,9 @@ def check_words(options: TrainOptions) -> BatchSpec:
     with located("--data"):
         kind = kind_of(options.data)
     kind.check(options)
+    for flag, read in (("optimizer", read_optimiser), ("schedule", read_rate), ("monitor", read_monitor)):
+        with located(f"--{flag}"):
+            read(getattr(options, flag))
     _check_device(options)
     _check_schedules(options)
     try_negatives(options)
@@ -72,12 +77,13 @@ def try_negatives(options: TrainOptions, labelled: bool = True) -> None:
     with located("--negatives"):
         negatives = parse(options.negatives)
     rows = torch.arange(4)
-    keys = Keys(torch.eye(4), rows, rows % 2 if labelled else None, source=options.source)
-    scores = score(keys, keys, keys, value_of(number_of(options.temperature), 0, 1))
+    keys = Keys(torch.eye(4), rows, rows % 2 if labelled else None)
+    pools = [Keys(keys.vectors, keys.ids, keys.labels, source=source) for source in options.sources]
+    scores = score(keys, keys, pools, value_of(number_of(options.temperature), 0, 1))
     try:
         negatives.at(0, 1).log_weights(scores)
     except ValueError as error:
-        has = f"candidates of the {options.source}{'' if labelled else ' without labels'}"
+        has = f"candidates of the {' and the '.join(options.sources)}{'' if labelled else ' without labels'}"
         got = f"negatives={options.negatives!r}: {error}"
         raise ArgumentError("train", f"--negatives for {has}", got) from None
 

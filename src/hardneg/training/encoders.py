@@ -2,7 +2,8 @@
 
     build_encoder("tiny", in_channels=1)        a few convolutions without batch statistics: the same over any ranks
     build_encoder("resnet18", in_channels=3)    ResNet with CIFAR's stem: a 3 x 3 convolution and no pooling; resnet50
-    build_encoder("torchvision:resnet18", 3)    torchvision's, with ImageNet's stem
+    build_encoder("resnet18-imagenet", 3)       with ImageNet's stem, for images above 64 pixels; resnet50-imagenet
+    build_encoder("timm:resnet18", 3)           of torchvision, timm, Transformers or a file of yours: outside.py
     Encoder(any_module, feature_dim, head)      any module that gives [b, feature_dim]
 
 The probe and kNN read ``features``, the loss reads the projection (SimCLR, Chen et al. 2020). Neither is normalised.
@@ -22,7 +23,8 @@ from torch import Tensor, nn
 from torch.nn.functional import relu
 
 from hardneg.batching.refresh import eval_mode
-from hardneg.core.errors import ArgumentError, MissingExtra, UnknownName, argument_error
+from hardneg.core.errors import ArgumentError, UnknownName, argument_error
+from hardneg.training.outside import OUTSIDE, is_outside, outside_backbone
 
 Images = Annotated[Tensor, "b c h w"]
 Features = Annotated[Tensor, "b d"]
@@ -71,35 +73,42 @@ def build_encoder(
     projection_dim: int = 128,
     norm: str = "auto",
     seed: int | None = None,
+    size: int = 32,
 ) -> Encoder:
     """An encoder by its name, with freshly drawn weights: the same for the same ``seed``.
 
     ``head``: "mlp" (two layers), "mlp-bn" (SimCLR's, with batch normalisation between), "linear" or "none"; "auto" is
     "mlp-bn" where the backbone has batch statistics and "mlp" where it has none. ``norm``: "batch" or "group"; "auto"
-    is "group" for tiny and "batch" for ResNets.
+    is "group" for tiny and "batch" for ResNets. ``size``: of the images, for backbones whose features must be counted.
     """
     check_encoder(name, head, norm)
     norm = ("group" if name == "tiny" else "batch") if norm == "auto" else norm
-    head = ("mlp-bn" if norm == "batch" else "mlp") if head == "auto" else head
     with nullcontext() if seed is None else torch.random.fork_rng([]):
         if seed is not None:
             torch.manual_seed(seed)
-        if ":" in name:
-            backbone, feature_dim = _torchvision(name.partition(":")[2], in_channels)
+        if is_outside(name):
+            backbone, feature_dim = outside_backbone(name, in_channels, size)
         else:
             backbone = _BACKBONES[name](in_channels, NORMS[norm])
             feature_dim = backbone.feature_dim
+        if head == "auto":
+            head = "mlp-bn" if has_batch_statistics(backbone) else "mlp"
         return Encoder(backbone, feature_dim, _HEADS[head](feature_dim, projection_dim), name)
+
+
+def auto_encoder(size: int) -> str:
+    """What "auto" is for images of so many pixels a side."""
+    return "tiny" if size <= 28 else "resnet18" if size <= 64 else "resnet18-imagenet"
 
 
 def check_encoder(name: str, head: str = "auto", norm: str = "auto") -> None:
     """Raises unless ``build_encoder`` knows the names; builds nothing, for the command line."""
-    if name not in _BACKBONES and not name.startswith("torchvision:resnet"):
-        raise UnknownName(name, [*_BACKBONES, "torchvision:resnet18"])
+    if name not in _BACKBONES and not is_outside(name):
+        raise UnknownName(name, [*_BACKBONES, *OUTSIDE])
     if head not in ("auto", *_HEADS):
         raise argument_error("build_encoder", f"a head among auto, {', '.join(_HEADS)}", "head", head)
-    if norm not in ("auto", *NORMS) or (norm == "group" and ":" in name):
-        raise argument_error("build_encoder", "a norm among auto, batch, group (batch for torchvision's)", "norm", norm)
+    if norm not in ("auto", *NORMS) or (norm != "auto" and is_outside(name)):
+        raise argument_error("build_encoder", "a norm among auto, batch, group (auto for others' models)", "norm", norm)
 
 
 def has_batch_statistics(module: nn.Module) -> bool:
@@ -155,7 +164,7 @@ class Represent:
         """Of two views of each item, as training would see them; of the first ``most`` items where there are more."""
         pairs = []
         for index in torch.arange(min(len(items), most), device=items.ids.device).split(256):  # type: ignore[no-untyped-call]
-            pairs.append([self(view) for view in items.views(index, self.epoch, self.seed)])
+            pairs.append([self(view) for view in items.views_evaluated(index, self.epoch, self.seed)])
         first, second = (torch.cat(parts) for parts in zip(*pairs, strict=True))
         return first, second
 
@@ -198,11 +207,20 @@ class TinyBackbone(nn.Module):
 
 
 class ResNetBackbone(nn.Module):
-    """ResNet (He et al. 2016) with CIFAR's stem: four stages of 64, 128, 256 and 512 channels, times the expansion."""
+    """ResNet (He et al. 2016): four stages of 64, 128, 256 and 512 channels, times the expansion.
 
-    def __init__(self, in_channels: int, norm: Norm, blocks: tuple[int, ...], bottleneck: bool) -> None:
+    With CIFAR's stem of a 3 x 3 convolution; or with that of ImageNet, which leaves a quarter of the pixels a side.
+    """
+
+    def __init__(
+        self, in_channels: int, norm: Norm, blocks: tuple[int, ...], bottleneck: bool, imagenet: bool = False
+    ) -> None:
         super().__init__()
-        self.stem = nn.Sequential(_conv(in_channels, 64, 3), norm(64), nn.ReLU(inplace=True))
+        first = _conv(in_channels, 64, 7, 2) if imagenet else _conv(in_channels, 64, 3)
+        self.blocks, self.imagenet = blocks, imagenet
+        self.stem = nn.Sequential(first, norm(64), nn.ReLU(inplace=True))
+        if imagenet:
+            self.stem.append(nn.MaxPool2d(3, 2, 1))
         layers: list[nn.Module] = []
         width = 64
         for stage, num_blocks in enumerate(blocks):
@@ -248,6 +266,8 @@ _BACKBONES: dict[str, Callable[[int, Norm], Any]] = {
     "tiny": TinyBackbone,
     "resnet18": partial(ResNetBackbone, blocks=(2, 2, 2, 2), bottleneck=False),
     "resnet50": partial(ResNetBackbone, blocks=(3, 4, 6, 3), bottleneck=True),
+    "resnet18-imagenet": partial(ResNetBackbone, blocks=(2, 2, 2, 2), bottleneck=False, imagenet=True),
+    "resnet50-imagenet": partial(ResNetBackbone, blocks=(3, 4, 6, 3), bottleneck=True, imagenet=True),
 }
 
 
@@ -267,20 +287,6 @@ _HEADS: dict[str, Callable[[int, int], nn.Module]] = {
     "linear": nn.Linear,
     "none": lambda in_dim, out_dim: nn.Identity(),
 }
-
-
-def _torchvision(name: str, in_channels: int) -> tuple[nn.Module, int]:
-    try:
-        import torchvision  # type: ignore[import-not-found, unused-ignore]
-    except (ImportError, RuntimeError) as error:  # a torchvision of another torch raises RuntimeError
-        fix = "pip install torchvision"
-        raise MissingExtra(f"torchvision:{name}", "a torchvision that fits torch", fix=fix) from error
-    backbone = torchvision.models.get_model(name, weights=None)
-    feature_dim = backbone.fc.in_features
-    backbone.fc = nn.Identity()
-    if in_channels != 3:
-        backbone.conv1 = nn.Conv2d(in_channels, backbone.conv1.out_channels, 7, 2, 3, bias=False)
-    return backbone, feature_dim
 
 
 def _conv(in_channels: int, out_channels: int, size: int, stride: int = 1) -> nn.Conv2d:

@@ -35,7 +35,9 @@ from hardneg.training.checks import check_batch, check_words, try_negatives
 from hardneg.training.data.inputs import joined
 from hardneg.training.data.items import Evaluation, Items, Splits
 from hardneg.training.encoders import Represent, check_embeds
+from hardneg.training.evaluation.monitors import read_monitor
 from hardneg.training.method import Batch, Build, Encode
+from hardneg.training.optimisers import Updates, read_optimiser
 from hardneg.training.options import TrainOptions, defaults_of
 from hardneg.training.records import final_of, has_collapsed
 from hardneg.training.runs import Run
@@ -45,6 +47,8 @@ from hardneg.training.setup import (
     check_agreed,
     from_state,
     held_memory,
+    plan_as_state,
+    plan_from_state,
     progress_bar,
     refresh_for,
     sampler_for,
@@ -137,7 +141,9 @@ class Loop:
         self.data.check_views(options)
         check_embeds(self.method.encoder, self._positions(), self.data.plain, data.noun)
         parameters = [p for p in self.method.parameters() if p.requires_grad]
-        optimizer = torch.optim.Adam(parameters, options.learning_rate, weight_decay=options.weight_decay, fused=on_gpu)
+        optimizer = read_optimiser(options.optimizer).build(
+            parameters, lr=options.learning_rate, weight_decay=options.weight_decay, fused=on_gpu
+        )
         self.encode, self.optimizer = accelerator.prepare(self.method.encoder, optimizer)
         if options.compile:
             # What an earlier run of this process has compiled holds its memory, slows every call by its guards, and
@@ -146,7 +152,9 @@ class Loop:
         self.encode = self._prepared(self.encode)
         self.method.prepare(self._prepared)
         inside = {id(p) for p in self.method.encoder.parameters()}
-        self.outside = [p for p in parameters if id(p) not in inside]
+        outside = [p for p in parameters if id(p) not in inside]
+        self.update = Updates(accelerator, self.optimizer, parameters, outside, options, len(self.sampler))
+        self.monitor = read_monitor(options.monitor) if options.monitor_every else None
         self.refresh = refresh_for(self.sampler, spec, self._vectors, options.seed)
         self.refreshed: int | None = None  # the step of the last refresh
         self.harvested = torch.zeros(0)
@@ -154,8 +162,9 @@ class Loop:
         every = [s for one in losses for s in (*one.negatives.schedules(), one.temperature, one.tau_plus)]
         self.adaptive = [schedule for schedule in every if isinstance(schedule, adaptive)]
         self.epoch_loss = torch.zeros((), device=accelerator.device)
-        self.step, self.epoch = 0, 0
+        self.step, self.epoch, self.saved = 0, 0, 0
         self.epoch_seconds: list[float] = []
+        self.begun_seconds = 0.0  # of an epoch that was saved in its middle
         self._restore()
         if accelerator.is_main_process:
             run.record_trained(encoder, data.described(), seen)
@@ -178,15 +187,17 @@ class Loop:
         silent, batch_size = quiet or not self.accelerator.is_main_process, self.options.batch_size
         with progress_bar(silent, self.total, self.step, batch_size, noun=self.data.noun) as show:
             for epoch in range(self.epoch, self.options.epochs):
-                begun = time.perf_counter()
+                self.begun = time.perf_counter() - self.begun_seconds
                 for index in self._batches(epoch):
                     self._one_step(epoch, index, show)
                 self._adapt()
                 synchronize(self.accelerator.device)
                 self.epoch = epoch + 1
-                self.epoch_seconds.append(round(time.perf_counter() - begun, 4))
+                self.epoch_seconds.append(round(time.perf_counter() - self.begun, 4))
+                self.begun_seconds = 0.0
                 if self.epoch == 1 and self.accelerator.is_main_process:
                     self.disk.took(held_memory(self.accelerator.device))
+                self._look()
                 if self.epoch % self.options.save_every == 0 or self.epoch == self.options.epochs:
                     self._save()
         return sum(self.epoch_seconds)
@@ -204,17 +215,30 @@ class Loop:
         labels = None if self.data.labels is None else self.data.labels[index]
         with self.accelerator.autocast():
             loss = method.loss_of(self.encode, Batch(views, index, labels, self.data.mined(index)))
-        self.optimizer.zero_grad(set_to_none=True)
-        self.accelerator.backward(loss)
-        for parameter in self.outside:  # those of the encoder are averaged over the ranks by its wrapper
-            parameter.grad = None if parameter.grad is None else self.accelerator.reduce(parameter.grad, "mean")
-        self.optimizer.step()
+        updated = self.update(loss, self.step)
         method.after_step()
         self.step += 1
         self.epoch_loss += method.recorded(loss).detach()
         self._keep_fresh(epoch)
         if self.step % options.log_every == 0 or self.step == self.total:
             self._record(epoch, loss, show)
+        every, in_the_middle = options.save_every_steps, self.step % len(self.sampler) > 0
+        if every and updated and in_the_middle and self.step - self.saved >= every:
+            self._save()
+
+    def _look(self) -> None:
+        """Records what the monitor says, and keeps the weights that it finds best."""
+        if self.monitor is None or self.epoch % self.options.monitor_every or not self.accelerator.is_main_process:
+            return
+        value = self.monitor(self.data, Represent(self.method.encoder, self.epoch, self.options.seed))
+        before = [record["monitor"] for record in self.disk.metrics() if record.get("monitor") is not None]
+        self.disk.log(step=self.step, epoch=self.epoch - 1, monitor=value)
+        if value > max(before, default=-math.inf):
+            self.disk.save_best({"step": self.step, "epoch": self.epoch, "monitor": value, "method": self._weights()})
+
+    def _weights(self) -> dict[str, Any]:
+        found: dict[str, Any] = self.accelerator.unwrap_model(self.method).state_dict()
+        return found
 
     def _adapt(self) -> None:
         """Adaptive schedules move by whether the mean loss of the epoch fell."""
@@ -268,6 +292,8 @@ class Loop:
             # That of a user's method may be of the rank's own anchors.
             loss = self.accelerator.reduce(self.method.recorded(loss).detach(), "mean")
         record = {"step": self.step, "epoch": epoch, "loss": float(loss), **found}
+        if self.options.schedule != "constant":
+            record["learning_rate"] = self.update.learning_rate(self.step - 1)
         if not math.isfinite(record["loss"]):
             raise self._not_finite(f"loss={record['loss']}")
         show(record)
@@ -281,7 +307,7 @@ class Loop:
 
     def evaluate(self, splits: Splits, views: Views | Augmentation | None = None) -> dict[str, Any]:
         """The figures of the trained encoder, and its embeddings beside them; the first rank's work."""
-        records = self.disk.metrics()
+        records = [record for record in self.disk.metrics() if "loss" in record]
         figures: dict[str, Any] = {}
         if records:
             figures["final"] = final_of(records)
@@ -310,18 +336,23 @@ class Loop:
     def _save(self) -> None:
         if not all(bool(torch.isfinite(weights).all()) for weights in self.method.parameters()):
             raise self._not_finite("weights that are not")
+        self.saved = self.step
         if not self.accelerator.is_main_process:
             return
+        in_the_middle = self.step > self.epoch * len(self.sampler)
         self.disk.save(
             {
                 "step": self.step,
                 "epoch": self.epoch,
                 "epoch_seconds": self.epoch_seconds,
-                "method": self.accelerator.unwrap_model(self.method).state_dict(),
+                "method": self._weights(),
                 "optimizer": self.optimizer.state_dict(),
                 "harvested": self.harvested,
                 "refreshed": self.refreshed,
                 "planned_from": as_state(self.sampler.data),
+                "plan": plan_as_state(self.sampler.plan) if in_the_middle else None,
+                "epoch_loss": self.epoch_loss,
+                "begun_seconds": time.perf_counter() - self.begun if in_the_middle else 0.0,
                 "scaler": self.accelerator.scaler.state_dict() if self.accelerator.scaler is not None else {},
                 "rng": torch.get_rng_state(),
                 "rng_cuda": torch.cuda.get_rng_state_all() if self.accelerator.device.type == "cuda" else [],
@@ -340,6 +371,10 @@ class Loop:
         if len(state["harvested"]) in (0, len(self.data)):  # else vectors and plan are of another number of items
             self.harvested, self.refreshed = state["harvested"], state.get("refreshed")
             self.sampler.data = from_state(state["planned_from"])
+        if state.get("plan") is not None:
+            self.sampler.resume(plan_from_state(state["plan"]), self.step - self.epoch * len(self.sampler))
+            self.epoch_loss, self.begun_seconds = state["epoch_loss"], state["begun_seconds"]
+        self.saved = self.step
         torch.set_rng_state(state["rng"].cpu())
         if state["rng_cuda"]:
             torch.cuda.set_rng_state_all([one.cpu() for one in state["rng_cuda"]])

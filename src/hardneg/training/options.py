@@ -25,7 +25,11 @@ class TrainOptions:
 
     data: str = option("digits", "digits, fashion-mnist, cifar10, cifar100, folder:PATH, npz:PATH or hf:NAME.", DATA)
     data_root: str | None = option(None, "Where the data set lies, if not in its usual place.", DATA)
-    encoder: str = option("auto", "auto (tiny up to 28 pixels), tiny, resnet18, resnet50, torchvision:resnet18.", DATA)
+    encoder: str = option(
+        "auto",
+        "auto, tiny, resnet18, resnet50, resnet18-imagenet, timm:NAME, torchvision:NAME, hf:PATH, file.py:function.",
+        DATA,
+    )
     dim: int = option(128, "Features of the projection that the loss sees.", DATA, low=1)
     negatives: str = option(
         "Uniform()", 'Negatives in the grammar, such as "Tilt(1.0)"; see: hardneg explain.', NEGATIVES
@@ -46,8 +50,16 @@ class TrainOptions:
     encode_chunk: int = option(
         0, "Views that are encoded at once, for batches larger than memory; 0: all of them.", TRAINING, low=0
     )
-    learning_rate: float = option(1e-3, "Adam's step size.", TRAINING, low=0.0)
-    weight_decay: float = option(1e-6, "Adam's weight decay.", TRAINING, low=0.0)
+    optimizer: str = option("adam", 'adam, adamw or sgd, or with values "sgd(momentum=0.9, nesterov=True)".', TRAINING)
+    learning_rate: float = option(1e-3, "Step size of the optimiser.", TRAINING, low=0.0)
+    schedule: str = option(
+        "constant", 'Of the learning rate: constant, "cosine(warmup=5)", "steps(30, 40, factor=0.1)"; epochs.', TRAINING
+    )
+    weight_decay: float = option(1e-6, "Weight decay of the optimiser.", TRAINING, low=0.0)
+    clip: float = option(0.0, "Largest norm of the gradient; 0: not clipped.", TRAINING, low=0.0)
+    accumulate: int = option(
+        1, "Batches whose gradients are averaged for an update; the negatives stay those of a batch.", TRAINING, low=1
+    )
     augment: str = option(
         "auto", 'The views: auto, tiny, grey, cifar or kornia, or with values "cifar(blur_probability=0.5)".', DATA
     )
@@ -61,7 +73,17 @@ class TrainOptions:
     evaluate_on: str = option(
         "test", "validation holds out a fifth of the training images.", RUN, among=("test", "validation")
     )
+    evaluate_with: str | None = option(
+        None, "A benchmark for encoders of texts: sts:FILE or sts:FOLDER, beir:FOLDER.", RUN
+    )
     save_every: int = option(1, "Epochs between checkpoints.", RUN, low=1)
+    save_every_steps: int = option(0, "Batches between further checkpoints in mid-epoch; 0: none.", RUN, low=0)
+    monitor: str = option(
+        "knn",
+        "What is watched, and chooses the best checkpoint: knn, svm, retrieval, \"sts('FILE')\".",
+        RUN,
+    )
+    monitor_every: int = option(0, "Epochs between looks at the monitor; 0: never.", RUN, low=0)
 
     def __post_init__(self) -> None:
         kinds = get_type_hints(type(self))
@@ -79,6 +101,11 @@ class TrainOptions:
     def source(self) -> str:
         """What ``From(...)`` calls the candidates."""
         return "batch"
+
+    @property
+    def sources(self) -> tuple[str, ...]:
+        """All of them."""
+        return (self.source,)
 
     def as_dict(self) -> dict[str, Any]:
         return asdict(self)
@@ -116,6 +143,69 @@ class SupervisedOptions(SimCLROptions):
         if self.generate is not None:
             what = "--generate to be none, since made candidates have no label"
             raise argument_error("supervised", what, "generate", self.generate)
+
+
+TEXT = "text:FILE (a sentence per line), text:TABLE[column,label], pairs:TABLE[first,second] ..."
+TEXT_ENCODER = "auto (hashed subwords, no download), hf:PATH, st:PATH."
+HEAD = "What is trained behind the features and left out in evaluation."
+
+
+@dataclass(frozen=True)
+class SimCSEOptions(SimCLROptions):
+    """Two dropout passes of each text, the first against the second ones of the batch: SimCSE."""
+
+    data: str = option("text:", TEXT, DATA)
+    encoder: str = option("auto", TEXT_ENCODER, DATA)
+    dim: int = option(256, "Width of the small encoder, and of a head.", DATA, low=1)
+    head: str = option("none", HEAD, DATA, among=("none", "linear", "mlp"))
+    temperature: float | str = option(0.05, TEMPERATURE, NEGATIVES, low=1e-4)
+    epochs: int = option(1, "Passes over the data.", TRAINING, low=1)
+
+
+@dataclass(frozen=True)
+class PairsOptions(SimCSEOptions):
+    """The first text of each pair against the second ones of the batch and mined negatives."""
+
+    data: str = option("pairs:", TEXT, DATA)
+    directions: str = option("one", "one (first to second) or both.", NEGATIVES, among=("one", "both"))
+
+    @property
+    def sources(self) -> tuple[str, ...]:
+        return ("batch", "mined")
+
+
+@dataclass(frozen=True)
+class CLIPOptions(SimCLROptions):
+    """Two encoders, both directions, a learnt temperature: CLIP, also on vectors that were made elsewhere."""
+
+    data: str = option("embeddings:", "embeddings:FILE.npz with arrays first and second, or pairs of texts.", DATA)
+    temperature: float | str = option(0.07, "Temperature at the start; it is learnt.", NEGATIVES, low=0.01)
+
+    def check(self) -> None:
+        if isinstance(self.temperature, str):
+            what = "a number as --temperature, since it is learnt from there"
+            raise argument_error("clip", what, "temperature", self.temperature)
+
+
+@dataclass(frozen=True)
+class QuickThoughtsOptions(TrainOptions):
+    """Each sentence predicts its neighbours among the sentences of the batch, which are consecutive: quick-thoughts."""
+
+    data: str = option("text:", TEXT, DATA)
+    encoder: str = option("auto", TEXT_ENCODER, DATA)
+    dim: int = option(256, "Width of the small encoder, and of a head.", DATA, low=1)
+    head: str = option("none", HEAD, DATA, among=("none", "linear", "mlp"))
+    encoders: str = option("two", "one for both sides, or two.", DATA, among=("one", "two"))
+    context_size: int = option(1, "How far away a neighbour may stand.", NEGATIVES, low=1)
+    temperature: float | str = option(1.0, TEMPERATURE, NEGATIVES, low=1e-4)
+    batches: str = option("consecutive()", "Batches of consecutive sentences.", NEGATIVES)
+    batch_size: int = option(400, "Sentences in a batch, over all ranks together.", TRAINING, low=2)
+    epochs: int = option(1, "Passes over the data.", TRAINING, low=1)
+
+    def check(self) -> None:
+        if "".join(self.batches.split()) != "consecutive()":
+            what = "--batches to be consecutive(), since the neighbours of a sentence are its positives"
+            raise argument_error("quick-thoughts", what, "batches", self.batches)
 
 
 @dataclass(frozen=True)
@@ -280,6 +370,10 @@ def called(kind: Any) -> str:
 RECIPES: dict[str, type[TrainOptions]] = {
     "simclr": SimCLROptions,
     "supervised": SupervisedOptions,
+    "simcse": SimCSEOptions,
+    "pairs": PairsOptions,
+    "clip": CLIPOptions,
+    "quick-thoughts": QuickThoughtsOptions,
     "moco": MoCoOptions,
     "sogclr": SogCLROptions,
     "isogclr": ISogCLROptions,

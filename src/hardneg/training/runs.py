@@ -5,6 +5,7 @@ run/
   metrics.jsonl    one line per record
   checkpoint.pt    the newest state; replaced atomically, so that a crash or a full disk leaves the old one
   checkpoint.previous.pt   the one before it, for the case that the newest is damaged
+  checkpoint.best.pt       the weights with which the monitor was highest, if there is one
   embeddings.npz   features and labels of both splits; without labels, features of the test split
   warnings.json    what a run of a comparison warned of
   memory.json      bytes that the run holds, for a comparison that decides whether another run fits
@@ -36,10 +37,10 @@ from hardneg.io.files import (
     write_json,
 )
 from hardneg.io.provenance import environment
+from hardneg.training.boards import leave_boards, show_on_boards
 from hardneg.training.checkpoints import Checkpoints
 from hardneg.training.evaluation.measures import MEASURES
 from hardneg.training.records import line_of, read_records
-from hardneg.training.tensorboard import leave_board, show_on_board
 from hardneg.training.trained import check_same_data, check_same_encoder, is_record
 
 CONFIG_FIX = "put back a copy of it, or use another --out"
@@ -214,8 +215,8 @@ class Run:
         trained = self.config().get("trained") if self.config_path.exists() else None
         write_json(self.result_path, {**result, "trained": trained})
         figures = {name: result[name] for name in (*MEASURES, *BESIDE) if name in result}
-        show_on_board(self.path, result.get("steps", 0), figures)
-        leave_board(self.path)
+        show_on_boards(self.path, result.get("steps", 0), figures)
+        leave_boards(self.path)
 
     def warn(self, text: str, kind: str = "") -> None:
         """Keeps a warning beside the other files, for whoever started the process."""
@@ -256,7 +257,7 @@ class Run:
                 file.write(line_of(record))
         except OSError as error:
             raise disk_failure(self.metrics_path, error, "make room, then use --resume") from error
-        show_on_board(self.path, record.get("step", 0), record)
+        show_on_boards(self.path, record.get("step", 0), record)
 
     def metrics(self) -> list[dict[str, Any]]:
         """The records; None where a question had no answer, such as the share of false negatives without labels."""
@@ -264,7 +265,7 @@ class Run:
 
     def forget_after(self, step: int) -> None:
         """Drops the records that a resumed run will write again."""
-        leave_board(self.path)
+        leave_boards(self.path)
         kept = [record for record in self.metrics() if record.get("step", 0) <= step]
         text = "".join(line_of(record) for record in kept)
         write_atomically(self.metrics_path, lambda file: file.write(text.encode()))
@@ -272,6 +273,9 @@ class Run:
     def save(self, state: dict[str, Any]) -> None:
         """Replaces the checkpoint; it names its run, so that one copied from elsewhere is refused."""
         self.checkpoints.save(state | {"of": self._identity()})
+
+    def save_best(self, state: dict[str, Any]) -> None:
+        self.checkpoints.save_best(state | {"of": self._identity()})
 
     def load(self, device: torch.device | str = "cpu") -> dict[str, Any] | None:
         """The newest checkpoint, or None."""

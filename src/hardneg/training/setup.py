@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from hardneg.batching.graph import ProximityGraph
+from hardneg.batching.plan import Plan
 from hardneg.batching.refresh import Refresh
 from hardneg.batching.sampler import PlannedBatchSampler
 from hardneg.batching.spec import BatchSpec
@@ -112,7 +113,10 @@ def sampler_for(accelerator: Accelerator, options: TrainOptions, spec: BatchSpec
         total_epochs=options.epochs,
         num_replicas=accelerator.num_processes,
         rank=accelerator.process_index,
-        ahead=8 if accelerator.device.type != "cuda" or spec.planner.needs != "graph" else None,
+        # What is not planned yet cannot be saved, so a run that is saved in mid-epoch plans whole segments.
+        ahead=8
+        if not options.save_every_steps and (accelerator.device.type != "cuda" or spec.planner.needs != "graph")
+        else None,
     )
 
 
@@ -134,6 +138,16 @@ def from_state(state: dict[str, Tensor] | None) -> Any:
     if "vectors" in state:
         return state["vectors"]
     return ProximityGraph(state["neighbours"].cpu().long(), state["similarities"].cpu())
+
+
+def plan_as_state(plan: Plan) -> dict[str, Any]:
+    parts = plan.parts()
+    return {name: torch.from_numpy(parts[name]) for name in ("order", "offsets")} | {"head": parts["head"]}
+
+
+def plan_from_state(state: dict[str, Any]) -> Plan:
+    arrays = {name: state[name].cpu().numpy() for name in ("order", "offsets")}
+    return Plan.from_parts(arrays | {"head": state["head"]})
 
 
 def synchronize(device: torch.device) -> None:

@@ -1,5 +1,5 @@
 """Who shares a batch: uniform, proximity walks (ProSampler), kNN, k-means strata, communities (B3), GCBS,
-single-source."""
+single-source, consecutive."""
 
 from hardneg.batching.filler import Guard as Guard
 from hardneg.batching.plan import Plan as Plan
@@ -9,6 +9,7 @@ from hardneg.batching.planners.base import Epoch as Epoch
 from hardneg.batching.planners.base import Planner as Planner
 from hardneg.batching.planners.base import registered_planners as registered_planners
 from hardneg.batching.planners.communities import Communities as Communities
+from hardneg.batching.planners.consecutive import Consecutive as Consecutive
 from hardneg.batching.planners.cuthill_mckee import CuthillMcKee as CuthillMcKee
 from hardneg.batching.planners.knn import NearestNeighbours as NearestNeighbours
 from hardneg.batching.planners.proximity import Proximity as Proximity

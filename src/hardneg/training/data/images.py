@@ -28,6 +28,7 @@ from torch import Tensor
 
 from hardneg.core.errors import ArgumentError, UnknownName, argument_error, located
 from hardneg.io.arrays import Array, known_labels, warn_of_unseen_classes
+from hardneg.io.functions import names_a_file
 from hardneg.pages.thumbnails import thumbnail
 from hardneg.training.augmentation.augment import Views
 from hardneg.training.augmentation.views import (
@@ -41,7 +42,7 @@ from hardneg.training.augmentation.views import (
 from hardneg.training.data.image_files import Found, Part, pixels, read_folder, read_hub, read_npz, same_shape
 from hardneg.training.data.items import TEST_SHARE, Evaluation, Items, Shown, Splits, features_of_splits, register
 from hardneg.training.data.named import NAMED
-from hardneg.training.encoders import Encoder, Represent, build_encoder, check_encoder
+from hardneg.training.encoders import Encoder, Represent, auto_encoder, build_encoder, check_encoder
 from hardneg.training.evaluation.embeddings import evaluate_embeddings
 from hardneg.training.evaluation.pairs import alignment
 from hardneg.training.options import TrainOptions
@@ -95,7 +96,8 @@ class ImageData(Items):
         with located("--encoder"):
             if options.encoder != "auto":
                 check_encoder(options.encoder)
-            if ":" in options.encoder:  # whether torchvision is there and knows it
+            # Whether the library is there and knows it; a user's function is called once the images are known.
+            if ":" in options.encoder and not names_a_file(options.encoder):
                 with torch.device("meta"):
                     build_encoder(options.encoder, 3, projection_dim=options.dim)
 
@@ -142,11 +144,15 @@ class ImageData(Items):
         check_plain(self._prepared(self.augment), self.images[some], self.ids[some], options.seed)
 
     def encoder(self, options: TrainOptions) -> Encoder:
-        """The encoder that the options name; "auto" is the tiny one for images up to 28 pixels, else ResNet-18."""
-        name = options.encoder
-        if name == "auto":
-            name = "tiny" if max(self.size) <= 28 else "resnet18"
-        return build_encoder(name, self.in_channels, projection_dim=options.dim, seed=options.seed)
+        """The encoder that the options name."""
+        return self.rebuilt({"shape": self.images.shape[1:]}, options)
+
+    @classmethod
+    def rebuilt(cls, record: dict[str, Any], options: TrainOptions) -> Encoder:
+        channels, height, width = record["shape"]
+        size = max(height, width)
+        name = auto_encoder(size) if options.encoder == "auto" else options.encoder
+        return build_encoder(name, channels, projection_dim=options.dim, seed=options.seed, size=size)
 
     def chosen(self, options: TrainOptions) -> dict[str, Any]:
         with torch.device("meta"):

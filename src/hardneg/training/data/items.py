@@ -154,6 +154,12 @@ class Items(ABC):
     def encoder(self, options: TrainOptions) -> nn.Module:
         """The encoder that the options name, with fresh weights: the same for the same seed."""
 
+    @classmethod
+    def rebuilt(cls, record: dict[str, Any], options: TrainOptions) -> nn.Module:
+        """The encoder of a finished run, from what the run recorded of its training items; by default they are read."""
+        encoder: nn.Module = cls.splits(options).train.prepared(options).encoder(options)
+        return encoder
+
     @abstractmethod
     def shown(self, position: int) -> Shown:
         """An item as a page shows it."""
@@ -201,6 +207,10 @@ class Items(ABC):
 
     def mined(self, index: Annotated[Tensor, "b"]) -> Mined | None:
         return None
+
+    def views_evaluated(self, index: Annotated[Tensor, "b"], epoch: int, seed: int) -> tuple[Inputs, Inputs]:
+        """The views between which the evaluation measures; without what only training adds."""
+        return self.views(index, epoch, seed)
 
     def record(self) -> dict[str, Any]:
         """What a run records of a split beside its fingerprint."""

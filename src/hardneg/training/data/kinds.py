@@ -10,6 +10,9 @@ from hardneg.core.errors import ArgumentError, NoFile, UnknownName
 from hardneg.training.data.graphs import GraphData as GraphData
 from hardneg.training.data.images import ImageData as ImageData
 from hardneg.training.data.items import Items, forms, registered_kinds, split_name
+from hardneg.training.data.text_pairs import TextPairs as TextPairs
+from hardneg.training.data.texts import Texts as Texts
+from hardneg.training.data.vector_pairs import VectorPairs as VectorPairs
 
 USAGE = {"digits": "It needs no files", "folder:PATH": "It has a folder of images for each class"}
 

@@ -11,13 +11,12 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor, nn
-from torch.nn.functional import cross_entropy
+from torch import Tensor
 
-from hardneg.core.errors import argument_error, optional
+from hardneg.core.errors import argument_error
 from hardneg.io.arrays import warn_of_unseen_classes
 from hardneg.io.embeddings import Features, Labels, check_split, pack_bits, read_embeddings
-from hardneg.training.evaluation.cuda_graph import InOneLaunch
+from hardneg.training.evaluation.logistic import linear_predict, sklearn_predict
 from hardneg.training.evaluation.pairs import directions, similarity_histograms, uniformity
 
 PROBES = ("torch", "sklearn", "none")
@@ -57,52 +56,6 @@ def evaluate_embeddings(
     return result
 
 
-def linear_predict(
-    train_x: Features, train_y: Labels, test_x: Features, *,
-    epochs: int = 100, learning_rate: float = 1e-3, batch_size: int = 256, seed: int = 0,
-) -> Labels:  # fmt: skip
-    """The label that a logistic regression on frozen, standardised features gives to each test row.
-
-    A linear layer, Adam, mini-batches.
-    """
-    train, test = _standardised(train_x, test_x)
-    classes, targets = torch.unique(train_y, return_inverse=True)
-    targets = targets.to(train.device)
-    generator = torch.Generator(train.device).manual_seed(seed)
-    layer = nn.Linear(train.shape[1], len(classes), device=train.device)
-    nn.init.zeros_(layer.weight)
-    nn.init.zeros_(layer.bias)
-    optimizer = torch.optim.Adam(layer.parameters(), learning_rate, fused=True, capturable=train.is_cuda)
-
-    def step(rows: Tensor) -> None:
-        optimizer.zero_grad()
-        cross_entropy(layer(train[rows]), targets[rows]).backward()  # type: ignore[no-untyped-call]
-        optimizer.step()
-
-    one_step = InOneLaunch(step) if train.is_cuda else step
-    with torch.enable_grad():
-        for _ in range(epochs):
-            order = torch.randperm(len(train), generator=generator, device=train.device)
-            for rows in order.split(batch_size):  # type: ignore[no-untyped-call]
-                one_step(rows)
-    with torch.no_grad():
-        predicted: Tensor = classes.to(test.device)[layer(test).argmax(1)]
-    return predicted
-
-
-def sklearn_predict(
-    train_x: Features, train_y: Labels, test_x: Features, *, strength: float = 1.0, seed: int = 0
-) -> Labels:
-    """The same by scikit-learn, run to convergence: exact, for thousands of rows.
-
-    ``strength`` is its C, the inverse of the L2 penalty. The seed is not used, the optimum being unique.
-    """
-    LogisticRegression = optional("sklearn.linear_model", "sklearn_predict", extra="eval").LogisticRegression  # noqa: N806
-    train, test = (part.cpu().numpy() for part in _standardised(train_x, test_x))
-    model = LogisticRegression(C=strength, max_iter=5000).fit(train, train_y.cpu().numpy())
-    return torch.from_numpy(model.predict(test))
-
-
 def knn_predict(
     train_x: Features, train_y: Labels, test_x: Features, *, k: int = 200, temperature: float = 0.5, block: int = 1024
 ) -> Labels:
@@ -132,14 +85,6 @@ def evaluate_file(path: str | Path, *, device: torch.device | str = "cpu", **opt
     split, classes = read_embeddings(Path(path))
     warn_of_unseen_classes(split[1], split[3], classes)
     return evaluate_embeddings(*(part.to(device) for part in split), **options)
-
-
-def _standardised(train: Features, test: Features) -> tuple[Tensor, Tensor]:
-    """Both splits with the mean and deviation of the train split; a constant feature becomes 0."""
-    train, test = train.float(), test.float()
-    std, mean = torch.std_mean(train, dim=0, correction=0)
-    scale = torch.where(std > 1e-6 * (1.0 + mean.abs()), std, torch.inf)
-    return (train - mean) / scale, (test - mean) / scale
 
 
 def _accuracy(predicted: Labels, y: Labels) -> float:

@@ -14,6 +14,6 @@ def run_recipe(recipe: str, options: TrainOptions, out: str | Path, **how: Any) 
     """Trains with the recipe of this name; ``how`` is what ``train`` takes: resume, quiet."""
     if recipe not in RECIPES:
         raise ArgumentError("train", f"a recipe among {', '.join(RECIPES)}", f"recipe={recipe!r}")
-    module = importlib.import_module(f"hardneg.training.recipes.{recipe}")
+    module = importlib.import_module(f"hardneg.training.recipes.{recipe.replace('-', '_')}")
     result: dict[str, Any] = module.main(options, out, **how)
     return result

@@ -1,4 +1,4 @@
-"""TensorBoard: the same figures as in metrics.jsonl where it is installed, and nothing where it is not."""
+"""Boards: TensorBoard where it is installed, W&B where it is wanted, with the same figures as metrics.jsonl."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from hardneg.core.errors import HardnegWarning, forget_warnings
-from hardneg.training import tensorboard as boards
+from hardneg.training import boards
 from hardneg.training.runs import Run
 
 MODULE = "torch.utils.tensorboard"
@@ -113,3 +113,46 @@ def test_tensorboard_reads_what_was_written(tmp_path: Path) -> None:
     events = EventAccumulator(str(tmp_path)).Reload()
     assert [(event.step, event.value) for event in events.Scalars("loss")] == [(20, 5.0), (40, 2.0)]
     assert [event.value for event in events.Scalars("knn")] == [0.75]
+
+
+class FakeRun:
+    def __init__(self, how: dict[str, Any]) -> None:
+        self.how, self.seen, self.finished = how, [], False
+
+    seen: list[tuple[dict[str, float], int]]
+
+    def log(self, figures: dict[str, float], step: int) -> None:
+        self.seen.append((figures, step))
+
+    def finish(self) -> None:
+        self.finished = True
+
+
+def test_wandb_has_the_records_of_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[FakeRun] = []
+    module = ModuleType("wandb")
+    module.init = lambda **how: made.append(FakeRun(how)) or made[-1]  # type: ignore[attr-defined, func-returns-value]
+    monkeypatch.setitem(sys.modules, "wandb", module)
+    monkeypatch.setitem(sys.modules, MODULE, None)
+    run = Run(tmp_path / "simclr-seed0")
+    run.path.mkdir()
+    run.log(step=20, loss=5.0)
+    assert not made, "W&B is not used unless WANDB_PROJECT is set"
+    run.forget_after(20)
+    monkeypatch.setenv("WANDB_PROJECT", "negatives")
+    run.log(step=40, loss=4.5, hardness=0.5)
+    run.forget_after(40)
+    run.log(step=60, loss=4.0)
+    first, resumed = made
+    assert (first.how["project"], first.how["name"]) == ("negatives", f"{tmp_path.name}/simclr-seed0")
+    assert first.how["id"] == resumed.how["id"]
+    assert resumed.how["resume"] == "allow"
+    assert first.seen == [({"loss": 4.5, "hardness": 0.5}, 40)]
+    assert (first.finished, resumed.finished) == (True, False)
+
+
+def test_wandb_that_is_wanted_and_not_installed_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "wandb", None)
+    monkeypatch.setenv("WANDB_PROJECT", "negatives")
+    with pytest.raises(ImportError, match=r"pip install 'hardneg\[wandb\]'"):
+        Run(tmp_path).log(step=20, loss=5.0)

@@ -1,0 +1,26 @@
+"""Consecutive batches: pieces of the data in its order, for positives that stand beside each other (quick-thoughts)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from hardneg.batching.filler import Filler
+from hardneg.batching.planners.base import Planner
+
+
+@dataclass(frozen=True)
+class Consecutive(Planner):
+    """Any piece is as likely as any other; inside a piece the order is that of the data.
+
+    >>> plan = Consecutive().plan(12, batch_size=4)
+    >>> sorted(batch.tolist() for batch in plan)
+    [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9, 10, 11]]
+    """
+
+    def fill(self, prepared: Any, filler: Filler, rng: np.random.Generator) -> None:
+        free = np.flatnonzero(filler.taken == 0)
+        piece = rng.integers(max(1, len(free) // filler.missing)) * filler.missing
+        filler.offer(free[piece : piece + filler.missing])

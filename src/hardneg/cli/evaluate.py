@@ -1,0 +1,81 @@
+"""`hardneg evaluate`: embeddings, runs and encoders of texts against whatever there is to measure them by."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import typer
+
+from hardneg.cli.options import EvaluateOptions
+from hardneg.core.errors import NoFile
+
+if TYPE_CHECKING:
+    from hardneg.training.evaluation.texts import TextEncoder
+
+
+def evaluate_and_show(options: EvaluateOptions) -> None:
+    from hardneg.cli.tables import show_evaluation, show_text_evaluations
+
+    of_texts = False
+    if options.on:
+        from hardneg.training.evaluation.transfer import transfer
+
+        found = transfer(options.path, options.on, options.data_root, options.weights)
+    elif of_texts := bool(options.sts or options.beir or options.classification):
+        found = _of_texts(options)
+    else:
+        found = _of_embeddings(Path(options.path))
+    if options.json:
+        typer.echo(json.dumps(found))
+    else:
+        show_text_evaluations(found) if of_texts else show_evaluation(found)
+
+
+def _of_texts(options: EvaluateOptions) -> dict[str, Any]:
+    from hardneg.training.evaluation.texts import text_encoder
+    from hardneg.training.export import text_encoder_of
+
+    is_run = (Path(options.path) / "config.json").exists()
+    encoder: TextEncoder = text_encoder_of(options.path, options.weights) if is_run else text_encoder(options.path)
+    found: dict[str, Any] = {}
+    if options.sts:
+        from hardneg.training.evaluation.sts import evaluate_sts, read_sts, sts_figures
+
+        found["sts"] = sts_figures(evaluate_sts(read_sts(options.sts, options.split), encoder))
+    if options.beir:
+        from hardneg.training.evaluation.retrieval import evaluate_retrieval, read_beir
+
+        found["retrieval"] = evaluate_retrieval(read_beir(options.beir, options.split), encoder)
+    if options.classification:
+        from hardneg.training.evaluation.classification import evaluate_classification, read_classification
+
+        found["classification"] = evaluate_classification(read_classification(options.classification), encoder)
+    return found
+
+
+def _of_embeddings(path: Path) -> dict[str, Any]:
+    from hardneg.training.evaluation.embeddings import evaluate_file
+
+    file = path / "embeddings.npz" if path.is_dir() else path
+    if not file.exists():
+        raise NoFile("evaluate", "embeddings", file, "which is not there", _why_not(path))
+    return evaluate_file(file)
+
+
+def _why_not(path: Path) -> str:
+    """Why there are no embeddings, and what to do."""
+    from hardneg.training.runs import Run
+
+    run = Run(path)
+    result = run.result()
+    if (path / "comparison.json").exists():
+        return f"this is a comparison: give one of its runs, {path / 'runs'}/..."
+    if result is None and run.config_path.exists():
+        return "the run is not finished: give its command again with --resume, which evaluates at the end"
+    if result is None:
+        return "train first"
+    if "knn" in result:
+        return "it was removed; delete result.json and train again with --resume, which only evaluates"
+    return "the run is finished, but its data has no labels, or one class only, and nothing to evaluate"

@@ -1,0 +1,98 @@
+"""The records of a run on boards as well: TensorBoard where it is installed, Weights & Biases where it is wanted.
+
+TensorBoard reads the event file beside the run: ``tensorboard --logdir runs``. W&B is used if WANDB_PROJECT is set, and
+then as the environment says (WANDB_MODE=offline writes to the run directory only). A board is a function that opens a
+``Board`` for a run directory; another one is added to ``BOARDS``.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Callable
+from functools import cache
+from pathlib import Path
+from typing import Any, Protocol
+
+from hardneg.core.errors import optional, warn_once
+
+Figures = dict[str, float]
+
+
+class Board(Protocol):
+    def show(self, figures: Figures, step: int) -> None: ...
+
+    def close(self) -> None: ...
+
+
+def show_on_boards(path: Path, step: int, figures: dict[str, Any]) -> None:
+    """Adds the numbers among the figures to every board of the run in this directory."""
+    if path not in _open:
+        _open[path] = [board for open_board in BOARDS if (board := open_board(path, step)) is not None]
+    numbers = {name: value for name, value in figures.items() if isinstance(value, (int, float)) and name != "step"}
+    for board in _open[path]:
+        board.show(numbers, step)
+
+
+def leave_boards(path: Path) -> None:
+    """Closes what was open, so that a resumed run hides the records that it writes again."""
+    for board in _open.pop(path, []):
+        board.close()
+
+
+class TensorBoard:
+    def __init__(self, writer: Any) -> None:
+        self.writer = writer
+
+    def show(self, figures: Figures, step: int) -> None:
+        for name, value in figures.items():
+            self.writer.add_scalar(name, value, step)
+        self.writer.flush()  # a killed run must not lose what its metrics.jsonl has
+
+    def close(self) -> None:
+        self.writer.close()
+
+
+def tensorboard(path: Path, step: int) -> Board | None:
+    writer = _writer()
+    return None if writer is None else TensorBoard(writer(log_dir=str(path), purge_step=step))
+
+
+@cache
+def _writer() -> Any:
+    try:
+        from torch.utils.tensorboard import SummaryWriter
+    except ImportError:
+        return None
+    except Exception as error:  # a TensorBoard that does not fit its protobuf or numpy raises whatever it meets
+        warn_once(
+            "tensorboard", f"TensorBoard is installed and cannot be used ({error}); metrics.jsonl has all records."
+        )
+        return None
+    return SummaryWriter
+
+
+class WandB:
+    def __init__(self, run: Any) -> None:
+        self.run = run
+
+    def show(self, figures: Figures, step: int) -> None:
+        self.run.log(figures, step=step)
+
+    def close(self) -> None:
+        self.run.finish()
+
+
+def wandb(path: Path, step: int) -> Board | None:
+    """A run of W&B under the name of the directory; a resumed one continues it."""
+    project = os.environ.get("WANDB_PROJECT")
+    if not project:
+        return None
+    library = optional("wandb", "WANDB_PROJECT", extra="wandb")
+    own = hashlib.blake2b(str(path.resolve()).encode(), digest_size=8).hexdigest()
+    name = f"{path.parent.name}/{path.name}" if path.parent.name else path.name
+    return WandB(library.init(project=project, name=name, id=own, dir=str(path), resume="allow"))
+
+
+BOARDS: list[Callable[[Path, int], Board | None]] = [tensorboard, wandb]
+_open: dict[Path, list[Board]] = {}

@@ -1,0 +1,119 @@
+"""Texts as they lie on a disk: lines of a plain file, or columns of a table."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from hardneg.core.errors import ArgumentError, FileError, NoFile, UnknownName
+from hardneg.io.arrays import known_labels
+from hardneg.io.tables import Table, read_table, suffix_of, table_suffixes
+
+GAP = 1_000_000
+"""Between the places of the last sentence of a document and the first of the next."""
+TEXT_COLUMNS = ("text", "sentence", "sentence1", "anchor", "query", "question")
+PAIR_COLUMNS = (
+    ("anchor", "positive"),
+    ("query", "positive"),
+    ("question", "answer"),
+    ("query", "answer"),
+    ("sentence1", "sentence2"),
+)
+
+
+class Lines(NamedTuple):
+    """Sentences, and where each stands: neighbours of one document differ by 1."""
+
+    texts: list[str]
+    places: list[int]
+
+
+def split_columns(path: str, fewest: int, most: int, form: str) -> tuple[Path, list[str]]:
+    """The file and the columns in brackets behind it.
+
+    >>> split_columns("notes.csv[title,topic]", 1, 2, "text:FILE[text,label]")[1]
+    ['title', 'topic']
+    """
+    found = re.fullmatch(r"(.+?)\[([^\[\]]*)\]", path)
+    file, columns = (found[1], [one.strip() for one in found[2].split(",")]) if found else (path, [])
+    if not file.strip() or (found and not (fewest <= len(columns) <= most and all(columns))):
+        raise ArgumentError("data", form, repr(path))
+    return Path(file), columns
+
+
+def is_table(path: Path) -> bool:
+    return path.is_dir() or suffix_of(path) in table_suffixes
+
+
+def read_lines(path: Path) -> Lines:
+    """One sentence per line; an empty line begins another document."""
+    if not path.is_file():
+        raise NoFile("data", "a file of texts", path, "where there is none")
+    try:
+        lines = path.read_text(encoding="utf-8-sig").split("\n")
+    except UnicodeDecodeError as error:
+        raise FileError("data", "text in UTF-8", path, f"{error.reason} at byte {error.start}") from None
+    texts, places, place = [], [], 0
+    for line in lines:
+        if sentence := line.strip():
+            texts.append(sentence)
+            places.append(place)
+            place += 1
+        elif texts:
+            place = (place // GAP + 1) * GAP if places[-1] // GAP == place // GAP else place
+    if not texts:
+        raise ArgumentError("data", "at least one sentence", f"none in {path}")
+    return Lines(texts, places)
+
+
+def column_in(table: Table, name: str, path: Path) -> list[Any]:
+    if name not in table:
+        raise UnknownName(name, list(table), f"in {path}")
+    return table[name]
+
+
+def texts_in(table: Table, name: str, path: Path) -> list[str]:
+    """A column of texts, none of them empty."""
+    values = column_in(table, name, path)
+    wrong = next((i for i, value in enumerate(values) if not isinstance(value, str) or not value.strip()), None)
+    if wrong is not None:
+        got = f"{str(values[wrong])[:40]!r} in row {wrong}"
+        raise FileError("data", f"a text in every row of the column {name!r}", path, f"which has {got}")
+    return [value.strip() for value in values]
+
+
+def labels_in(table: Table, name: str, path: Path) -> tuple[Tensor | None, tuple[str, ...]]:
+    """A column of classes, as numbers and their names; None where it has none."""
+    found = known_labels(np.asarray(column_in(table, name, path)), f"{name} of {path}")
+    if found is None:
+        return None, ()
+    names, numbers = np.unique(found, return_inverse=True)
+    return torch.from_numpy(numbers.astype(np.int64)), tuple(str(one) for one in names)
+
+
+def read_columns(path: Path) -> Table:
+    return read_table(path, "data")
+
+
+def negatives_in(table: Table, path: Path) -> list[list[str]]:
+    """What ``hardneg mine`` wrote beside the pairs: a column ``negative``, or negative_1, negative_2 ..."""
+    names = [name for name in table if re.fullmatch(r"negative(_\d+)?", name)]
+    columns = [texts_in(table, name, path) for name in names]
+    return [list(row) for row in zip(*columns, strict=True)] if columns else []
+
+
+def pair_columns(table: Table, path: Path) -> Sequence[str]:
+    """The columns of the pairs where none are named: those of a usual name, or the only two of texts."""
+    for pair in PAIR_COLUMNS:
+        if all(name in table for name in pair):
+            return pair
+    others = [name for name in table if not re.fullmatch(r"negative(_\d+)?|id|_id|scores?|labels?", name)]
+    if len(others) == 2:
+        return others
+    raise ArgumentError("data", f"two columns of texts in {path}", f"columns {sorted(table)}", "name them: FILE[a,b]")

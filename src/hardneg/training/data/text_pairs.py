@@ -1,0 +1,121 @@
+"""Pairs of texts that belong together: a question and its answer, a sentence and the next one.
+
+    pairs:faq.jsonl[question,answer]   columns of a table; ``negative`` or negative_1, negative_2 ... are mined
+                                       negatives, as ``hardneg mine`` writes them
+    pairs:story.txt                    consecutive lines; an empty line begins another document
+
+A candidate is a text, not a row: equal texts have one id, so that the positive of one row is no negative of another.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from typing import Annotated, Any
+
+import torch
+from torch import Tensor
+
+from hardneg.core.errors import ArgumentError, located
+from hardneg.training.data.items import Mined, Shown
+from hardneg.training.data.text_files import (
+    is_table,
+    negatives_in,
+    pair_columns,
+    read_columns,
+    read_lines,
+    split_columns,
+    texts_in,
+)
+from hardneg.training.data.texts import OfTexts, shortened
+from hardneg.training.data.tokens import Ragged, Tokenizer, Tokens, tokenizer_for, view_keys
+from hardneg.training.options import TrainOptions
+
+FORM = "pairs:FILE or pairs:TABLE[first,second]"
+
+
+@dataclass(frozen=True, eq=False)
+class TextPairs(OfTexts, prefix="pairs", form="pairs:FILE"):
+    """The first texts, the second ones, and negatives that were mined for each row."""
+
+    firsts: list[str]
+    seconds: list[str]
+    negatives: list[list[str]]  # of every row as many, perhaps none
+    labels: Annotated[Tensor, "n"] | None
+    ids: Annotated[Tensor, "n"]
+    documents: Annotated[Tensor, "n"]  # the same number for equal second texts
+    name: str
+    classes: tuple[str, ...] = ()
+    mined_ids: dict[str, int] = field(default_factory=dict, repr=False)
+    tokens: tuple[Ragged, ...] | None = field(default=None, repr=False)  # of firsts, seconds, negatives
+    tokenizer: Tokenizer | None = field(default=None, repr=False)
+
+    @classmethod
+    def check(cls, options: TrainOptions) -> None:
+        super().check(options)
+        with located("--data"):
+            split_columns(options.data.partition("pairs:")[2], 2, 2, FORM)
+
+    @classmethod
+    def read(cls, path: str, options: TrainOptions) -> TextPairs:
+        file, columns = split_columns(path, 2, 2, FORM)
+        negatives: list[list[str]] = []
+        if is_table(file):
+            table = read_columns(file)
+            first, second = columns or pair_columns(table, file)
+            firsts, seconds = texts_in(table, first, file), texts_in(table, second, file)
+            negatives = negatives_in(table, file)
+        else:
+            lines = read_lines(file)
+            follows = [i for i in range(1, len(lines.places)) if lines.places[i] - lines.places[i - 1] == 1]
+            if not follows:
+                raise ArgumentError("data", "consecutive lines", f"none in {file}, where each stands alone")
+            firsts, seconds = [lines.texts[i - 1] for i in follows], [lines.texts[i] for i in follows]
+        return cls.of(firsts, seconds, negatives, path)
+
+    @classmethod
+    def of(cls, firsts: list[str], seconds: list[str], negatives: list[list[str]], name: str) -> TextPairs:
+        """Pairs with an id for each different text among the seconds and the negatives."""
+        numbers: dict[str, int] = {}
+        for text in (*seconds, *(one for row in negatives for one in row)):
+            numbers.setdefault(text, len(numbers))
+        documents = torch.tensor([numbers[text] for text in seconds])
+        rows = negatives or [[] for _ in firsts]
+        return cls(firsts, seconds, rows, None, torch.arange(len(firsts)), documents, name, mined_ids=numbers)
+
+    def prepared(self, options: TrainOptions, views: Any = None) -> TextPairs:
+        super().prepared(options, views)
+        tokenizer = tokenizer_for(options.encoder)
+        flat = [one for row in self.negatives for one in row]
+        sides = [self.firsts, self.seconds, *([flat] if flat else [])]
+        return replace(self, tokens=tuple(Ragged.of(side, tokenizer) for side in sides), tokenizer=tokenizer)
+
+    def to(self, device: torch.device | str) -> TextPairs:
+        tokens = None if self.tokens is None else tuple(side.to(device) for side in self.tokens)
+        return replace(super().to(device), tokens=tokens)
+
+    def views(self, index: Annotated[Tensor, "b"], epoch: int, seed: int) -> tuple[Tokens, Tokens]:
+        first, second = (
+            self._side(side).batch(index, view_keys(self.ids[index], side, epoch, seed)) for side in (0, 1)
+        )
+        return first, second
+
+    def views_evaluated(self, index: Annotated[Tensor, "b"], epoch: int, seed: int) -> tuple[Tokens, Tokens]:
+        return self._side(0).batch(index), self._side(1).batch(index)
+
+    def plain(self, index: Annotated[Tensor, "b"]) -> Tokens:
+        return self._side(0).batch(index)
+
+    def mined(self, index: Annotated[Tensor, "b"]) -> Mined | None:
+        each = len(self.negatives[0])
+        if not each:
+            return None
+        rows = (index[:, None] * each + torch.arange(each, device=index.device)).flatten()
+        ids = [self.mined_ids[one] for i in index.tolist() for one in self.negatives[i]]
+        return Mined(self._side(2).batch(rows), torch.tensor(ids, device=index.device))
+
+    def shown(self, position: int) -> Shown:
+        return Shown(text=f"{shortened(self.firsts[position])} → {shortened(self.seconds[position])}")
+
+    def _side(self, number: int) -> Ragged:
+        assert self.tokens is not None, "tokens are those of prepared(options)"
+        return self.tokens[number]

@@ -1,0 +1,153 @@
+"""Sentences: two views of one are two passes with other dropout (SimCSE, Gao et al. 2021).
+
+    text:notes.txt                  one sentence per line; an empty line begins another document
+    text:reviews.csv[review,stars]  a column of a table (CSV, TSV, JSONL, Parquet, a saved data set), and its classes
+
+Encoders are evaluated by STS where ``--evaluate-with sts:PATH`` is given, by classes where there are any, and by
+retrieval of the second view. For hf: and st: encoders, whose dropout is off in evaluation, the latter says nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from typing import Annotated, Any, ClassVar
+
+import torch
+from torch import Tensor
+
+from hardneg.core.errors import argument_error, located
+from hardneg.training.data.items import Evaluation, Items, Shown, Splits
+from hardneg.training.data.text_files import (
+    TEXT_COLUMNS,
+    is_table,
+    labels_in,
+    read_columns,
+    read_lines,
+    split_columns,
+    texts_in,
+)
+from hardneg.training.data.tokens import Ragged, Tokenizer, Tokens, tokenizer_for, view_keys
+from hardneg.training.encoders import Encoder, Represent
+from hardneg.training.evaluation.benchmarks import benchmark_figures, benchmark_of
+from hardneg.training.options import TrainOptions
+from hardneg.training.text_encoders import check_text_encoder, text_encoder
+
+MANY = 4096
+"""Texts that are padded to one length."""
+SHOWN = 160
+"""Letters of a text on a page."""
+
+
+class OfTexts(Items):
+    """What data sets of texts share: encoders, and evaluation by a benchmark beside them."""
+
+    noun: ClassVar[str] = "text"
+    tokenizer: Tokenizer | None
+
+    @classmethod
+    def check(cls, options: TrainOptions) -> None:
+        if options.augment != "auto":
+            what = "--augment auto, since the views of texts are passes with other dropout, or their own pairs"
+            raise argument_error("train", what, "augment", options.augment)
+        with located("--encoder"):
+            check_text_encoder(options.encoder)
+        with located("--evaluate-with"):
+            benchmark_of(options.evaluate_with)
+
+    def encoder(self, options: TrainOptions) -> Encoder:
+        return self.rebuilt({}, options)
+
+    @classmethod
+    def rebuilt(cls, record: dict[str, Any], options: TrainOptions) -> Encoder:
+        head = getattr(options, "head", "linear")
+        return text_encoder(options.encoder, options.dim, head=head, seed=options.seed)
+
+    def described(self) -> str:
+        return f"{type(self).__name__}.views"
+
+    def measures(self, splits: Splits, options: TrainOptions) -> list[str]:
+        benchmark = benchmark_of(options.evaluate_with)
+        return [*([] if benchmark is None else [benchmark.name]), *super().measures(splits, options)]
+
+    def evaluate(self, splits: Splits, represent: Represent, options: TrainOptions) -> Evaluation:
+        found = super().evaluate(splits, represent, options)
+        benchmark = benchmark_of(options.evaluate_with)
+        if benchmark is None:
+            return found
+        figures = benchmark_figures(benchmark, lambda texts: self._features(texts, represent))
+        for name in ("correct", "scores", "num_items"):
+            figures[name] = found.figures.get(name, {}) | figures.get(name, {})
+        return Evaluation(found.figures | figures, found.arrays)
+
+    def _features(self, texts: Sequence[str], represent: Represent) -> Tensor:
+        return torch.cat([represent(self.tokens_of(texts[i : i + MANY])) for i in range(0, len(texts), MANY)])
+
+    def tokens_of(self, texts: Sequence[str]) -> Tokens:
+        """Any texts, as the encoder takes them."""
+        assert self.tokenizer is not None, "tokens are those of prepared(options)"
+        ragged = Ragged.of(texts, self.tokenizer).to(self.ids.device)
+        return ragged.batch(torch.arange(len(texts), device=self.ids.device))
+
+
+@dataclass(frozen=True, eq=False)
+class Texts(OfTexts, prefix="text", form="text:FILE"):
+    """Sentences, with where each stands in its document and, where known, its class."""
+
+    texts: list[str]
+    labels: Annotated[Tensor, "n"] | None
+    ids: Annotated[Tensor, "n"]
+    places: Annotated[Tensor, "n"]  # neighbours in a document differ by 1
+    name: str
+    classes: tuple[str, ...] = ()
+    tokens: Ragged | None = field(default=None, repr=False)
+    tokenizer: Tokenizer | None = field(default=None, repr=False)
+
+    @classmethod
+    def check(cls, options: TrainOptions) -> None:
+        super().check(options)
+        with located("--data"):
+            split_columns(options.data.partition("text:")[2], 1, 2, "text:FILE or text:TABLE[column,label]")
+
+    @classmethod
+    def read(cls, path: str, options: TrainOptions) -> Texts:
+        file, columns = split_columns(path, 1, 2, "text:FILE or text:TABLE[column,label]")
+        if not is_table(file):
+            lines = read_lines(file)
+            places = torch.tensor(lines.places)
+            return cls(lines.texts, None, torch.arange(len(places)), places, path)
+        table = read_columns(file)
+        usual = [name for name in TEXT_COLUMNS if name in table][:1] or list(table)[:1]
+        text, label = [*(columns or usual), None][:2]
+        if label is None and not columns and "label" in table:
+            label = "label"
+        texts = texts_in(table, str(text), file)
+        labels, classes = (None, ()) if label is None else labels_in(table, label, file)
+        return cls(texts, labels, torch.arange(len(texts)), torch.arange(len(texts)), path, classes)
+
+    def prepared(self, options: TrainOptions, views: Any = None) -> Texts:
+        super().prepared(options, views)
+        tokenizer = tokenizer_for(options.encoder)
+        return replace(self, tokens=Ragged.of(self.texts, tokenizer), tokenizer=tokenizer)
+
+    def to(self, device: torch.device | str) -> Texts:
+        return replace(super().to(device), tokens=self.tokens and self.tokens.to(device))
+
+    def views(self, index: Annotated[Tensor, "b"], epoch: int, seed: int) -> tuple[Tokens, Tokens]:
+        assert self.tokens is not None, "tokens are those of prepared(options)"
+        first, second = (self.tokens.batch(index, view_keys(self.ids[index], view, epoch, seed)) for view in (0, 1))
+        return first, second
+
+    def plain(self, index: Annotated[Tensor, "b"]) -> Tokens:
+        assert self.tokens is not None, "tokens are those of prepared(options)"
+        return self.tokens.batch(index)
+
+    def shown(self, position: int) -> Shown:
+        return Shown(text=shortened(self.texts[position]))
+
+    def how_to_label(self) -> str:
+        return "name a column of classes: text:TABLE[column,label]"
+
+
+def shortened(text: str) -> str:
+    return text if len(text) <= SHOWN else f"{text[:SHOWN].rstrip()} ..."

@@ -1,0 +1,132 @@
+"""Texts as an encoder receives them: rows of token numbers, padded, with a key for the dropout of each view."""
+
+from __future__ import annotations
+
+import re
+import zlib
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from typing import Annotated, Any
+
+import torch
+from torch import Tensor
+from torch.nn.functional import pad
+
+from hardneg.core.errors import ArgumentError, optional
+from hardneg.core.keyed import splitmix
+
+MOST_TOKENS = 256
+"""Of a text; the rest is cut off."""
+NUM_BUCKETS = 2**14
+"""Of the hashed subwords; bucket 0 is never used."""
+
+Tokenizer = Callable[[Sequence[str]], list[list[int]]]
+
+
+@dataclass(frozen=True, eq=False)
+class Tokens:
+    """A batch of texts. Where ``keys`` are given, an encoder may drop parts of a row as a function of its key."""
+
+    rows: Annotated[Tensor, "b l"]
+    lengths: Annotated[Tensor, "b"]
+    keys: Annotated[Tensor, "b"] | None = None
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def __getitem__(self, rows: slice) -> Tokens:
+        return Tokens(self.rows[rows], self.lengths[rows], None if self.keys is None else self.keys[rows])
+
+    def to(self, device: torch.device | str) -> Tokens:
+        keys = None if self.keys is None else self.keys.to(device)
+        return Tokens(self.rows.to(device), self.lengths.to(device), keys)
+
+    def joined(self, others: Sequence[Tokens]) -> Tokens:
+        every = [self, *others]
+        longest = max(one.rows.shape[1] for one in every)
+        rows = torch.cat([pad(one.rows, (0, longest - one.rows.shape[1])) for one in every])
+        keys = None
+        if any(one.keys is not None for one in every):  # a key of 0 drops nothing
+            keys = torch.cat([torch.zeros_like(one.lengths) if one.keys is None else one.keys for one in every])
+        return Tokens(rows, torch.cat([one.lengths for one in every]), keys)
+
+    @property
+    def mask(self) -> Annotated[Tensor, "b l"]:
+        return torch.arange(self.rows.shape[1], device=self.rows.device) < self.lengths[:, None]
+
+
+@dataclass(frozen=True, eq=False)
+class Ragged:
+    """The tokens of all texts, one behind the other."""
+
+    flat: Annotated[Tensor, "m"]
+    ends: Annotated[Tensor, "n"]
+
+    @classmethod
+    def of(cls, texts: Sequence[str], tokenizer: Tokenizer) -> Ragged:
+        lists = [row[:MOST_TOKENS] or [0] for row in tokenizer(texts)]
+        flat = torch.tensor([token for row in lists for token in row], dtype=torch.int32)
+        return cls(flat, torch.tensor([len(row) for row in lists], dtype=torch.int64).cumsum(0))
+
+    def to(self, device: torch.device | str) -> Ragged:
+        return replace(self, flat=self.flat.to(device), ends=self.ends.to(device))
+
+    def batch(self, index: Annotated[Tensor, "b"], keys: Tensor | None = None) -> Tokens:
+        begin = torch.where(index > 0, self.ends[index - 1], 0)
+        lengths = self.ends[index] - begin
+        columns = torch.arange(int(lengths.max()) if len(index) else 0, device=index.device)
+        there = columns < lengths[:, None]
+        rows = torch.where(there, self.flat[(begin[:, None] + columns).clamp(max=len(self.flat) - 1)].long(), 0)
+        return Tokens(rows, lengths, keys)
+
+
+def view_keys(ids: Annotated[Tensor, "b"], view: int, epoch: int, seed: int) -> Annotated[Tensor, "b"]:
+    """A number for each (seed, epoch, id, view), never 0."""
+    mixed = torch.zeros_like(ids)
+    for part in (seed, epoch, view, ids):
+        mixed = splitmix(mixed ^ part)
+    return torch.where(mixed == 0, 1, mixed)
+
+
+def hashed_subwords(texts: Sequence[str]) -> list[list[int]]:
+    """Words and their pieces of three to five letters, hashed to buckets (Bojanowski et al. 2017).
+
+    >>> len(hashed_subwords(["A cat"])[0])
+    8
+    """
+    return [[bucket for word in _words(text) for bucket in _buckets(word)] for text in texts]
+
+
+def _words(text: str) -> list[str]:
+    return re.findall(r"\w+|[^\w\s]", text.lower())
+
+
+@lru_cache(maxsize=1_000_000)
+def _buckets(word: str) -> tuple[int, ...]:
+    marked = f"<{word}>"
+    pieces = [marked[i : i + n] for n in (3, 4, 5) for i in range(len(marked) - n + 1) if n < len(marked)]
+    hashes = (zlib.crc32(piece.encode("utf-8", "surrogatepass")) for piece in (marked, *pieces))
+    return tuple(1 + number % (NUM_BUCKETS - 1) for number in hashes)
+
+
+def tokenizer_for(encoder: str) -> Tokenizer:
+    """The tokenizer of an encoder by its name: hashed subwords, or that of ``hf:PATH`` and ``st:PATH``."""
+    kind, _, path = encoder.partition(":")
+    return hashed_subwords if kind in ("auto", "hashed") else _pretrained(kind, path)
+
+
+@lru_cache(maxsize=4)
+def _pretrained(kind: str, path: str) -> Tokenizer:
+    tokenizer = optional("transformers", f"{kind}:{path}", extra="text").AutoTokenizer
+    try:
+        found: Any = tokenizer.from_pretrained(path)
+    except Exception as error:  # whatever the hub, its cache and damaged files lead to
+        reason = (str(error).strip() or type(error).__name__).splitlines()[0]
+        raise ArgumentError("train", "a model with a tokenizer", f"{kind}:{path} ({reason})") from error
+
+    def tokens(texts: Sequence[str]) -> list[list[int]]:
+        rows: list[list[int]] = found(list(texts), truncation=True, max_length=MOST_TOKENS)["input_ids"]
+        return rows
+
+    return tokens

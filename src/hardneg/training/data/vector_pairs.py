@@ -1,0 +1,81 @@
+"""Pairs of vectors that belong together, such as of images and their texts (CLIP, Radford et al. 2021), made elsewhere.
+
+    embeddings:pairs.npz    arrays ``first`` [n, d] and ``second`` [n, e]; ``labels`` if there are
+
+Two projection heads are trained on them, one for each side. They are evaluated by retrieval of the second from the
+first.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, ClassVar
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from hardneg.core.errors import ArgumentError, NotFinite, located
+from hardneg.io.arrays import known_labels, read_arrays
+from hardneg.training.data.inputs import Sided, TwoTowers
+from hardneg.training.data.items import Items, Shown
+from hardneg.training.options import TrainOptions
+
+_ARRAYS = {
+    "first": "np.array(first, dtype=float) has none",
+    "second": "np.array(second, dtype=float) has none",
+    "labels": "np.array(labels, dtype=str) makes text of them",
+}
+
+
+@dataclass(frozen=True, eq=False)
+class VectorPairs(Items, prefix="embeddings", form="embeddings:FILE.npz"):
+    """The vectors of both sides, row by row."""
+
+    first: Annotated[Tensor, "n d"]
+    second: Annotated[Tensor, "n e"]
+    labels: Annotated[Tensor, "n"] | None
+    ids: Annotated[Tensor, "n"]
+    name: str
+    classes: tuple[str, ...] = ()
+    noun: ClassVar[str] = "pair"
+
+    @classmethod
+    def check(cls, options: TrainOptions) -> None:
+        super().check(options)
+        with located("--data"):
+            if not options.data.partition("embeddings:")[2].strip():
+                raise ArgumentError("data", "embeddings:FILE.npz", repr(options.data))
+
+    @classmethod
+    def read(cls, path: str, options: TrainOptions) -> VectorPairs:
+        found = read_arrays("data", Path(path), _ARRAYS, needed=("first", "second"))
+        sides = []
+        for name in ("first", "second"):
+            array = found[name]
+            if array.ndim != 2 or array.dtype.kind not in "fiu" or len(array) != len(found["first"]):
+                raise ArgumentError("data", f"`first` [n, d] and `second` [n, e] in {path}", f"{name}={array.shape}")
+            sides.append(torch.from_numpy(np.ascontiguousarray(array, dtype=np.float32)))
+            if not torch.isfinite(sides[-1]).all():
+                raise NotFinite("data", f"finite numbers in {name} of {path}", "others")
+        known = known_labels(found["labels"], f"labels of {path}") if "labels" in found else None
+        names, numbers = ((), None) if known is None else np.unique(known, return_inverse=True)
+        labels = None if numbers is None else torch.from_numpy(numbers.astype(np.int64))
+        ids = torch.arange(len(sides[0]))
+        return cls(sides[0], sides[1], labels, ids, path, tuple(str(one) for one in names))
+
+    def views(self, index: Annotated[Tensor, "b"], epoch: int, seed: int) -> tuple[Sided, Sided]:
+        return Sided(first=self.first[index]), Sided(second=self.second[index])
+
+    def plain(self, index: Annotated[Tensor, "b"]) -> Sided:
+        return Sided(first=self.first[index])
+
+    def encoder(self, options: TrainOptions) -> TwoTowers:
+        with torch.random.fork_rng([]):
+            torch.manual_seed(options.seed)
+            first, second = (nn.Linear(side.shape[1], options.dim) for side in (self.first, self.second))
+            return TwoTowers(first, second)
+
+    def shown(self, position: int) -> Shown:
+        return Shown(text=f"pair {int(self.ids[position])}")

@@ -1,0 +1,101 @@
+"""Classification of texts by a logistic regression on their embeddings (SentEval's MR, CR, SUBJ, MPQA, SST-2, TREC,
+MRPC, or any table of texts and labels)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from hardneg.core.errors import ArgumentError
+from hardneg.io.tables import read_table
+from hardneg.training.evaluation.logistic import folds_of, linear_predict
+from hardneg.training.evaluation.texts import TextEncoder, Vectors, of_function
+
+WHO = "evaluate"
+FOLDS = 10
+TRAIN = ("train", "dev", "validation")
+
+
+@dataclass(frozen=True)
+class TextTask:
+    """Texts, or pairs of texts, with labels; ``splits`` has "test" for rows to test on, or "all" for every row."""
+
+    texts: tuple[tuple[str, ...], ...]
+    labels: tuple[str, ...]
+    splits: tuple[str, ...]
+    skipped: int = 0  # rows whose text is empty
+
+
+def read_classification(path: str | Path) -> dict[str, TextTask]:
+    """Tasks by name from a table with the columns text and label, and perhaps task, split and text2.
+
+    Rows with an empty text are skipped and counted. Without a split every row is used in cross-validation.
+    """
+    table = read_table(path, WHO)
+    if not {"text", "label"} <= table.keys():
+        raise ArgumentError(WHO, f"columns text and label in {path}", f"columns {sorted(table)}")
+    number = len(table["text"])
+    usual = {"task": Path(path).name.split(".")[0], "split": "all", "text2": ""}
+    columns = [table.get(name) or [usual[name]] * number for name in ("task", "split", "text2")]
+    rows: dict[str, list[tuple[tuple[str, ...], str, str]]] = {}
+    skipped: dict[str, int] = {}
+    for text, label, task, split, second in zip(table["text"], table["label"], *columns, strict=True):
+        if not str(text or "").strip():
+            skipped[task] = skipped.get(task, 0) + 1
+            continue
+        texts = (str(text), str(second)) if second else (str(text),)
+        rows.setdefault(str(task), []).append((texts, str(label), str(split)))
+    return {task: _task(each, skipped.get(task, 0)) for task, each in rows.items()}
+
+
+def _task(rows: list[tuple[tuple[str, ...], str, str]], skipped: int) -> TextTask:
+    texts, labels, splits = zip(*rows, strict=True)
+    return TextTask(texts, labels, splits, skipped)
+
+
+def evaluate_classification(
+    tasks: dict[str, TextTask], encoder: TextEncoder | Any, *, seed: int = 0
+) -> dict[str, dict[str, Any]]:
+    """The accuracy of every task: on its test split, or the mean of 10 folds with their deviation.
+
+    A pair of texts with vectors u and v has the features |u - v| and u * v.
+    """
+    encoder = encoder if isinstance(encoder, TextEncoder) else of_function(encoder)
+    return {name: _accuracy(name, task, encoder, seed) for name, task in tasks.items()}
+
+
+def _accuracy(name: str, task: TextTask, encoder: TextEncoder, seed: int) -> dict[str, Any]:
+    x = _features(name, task.texts, encoder)
+    classes = {label: number for number, label in enumerate(sorted(set(task.labels)))}
+    if len(classes) < 2:
+        raise ArgumentError(WHO, f"at least two classes in {name}", f"one: every label is {task.labels[0]!r}")
+    y = torch.tensor([classes[label] for label in task.labels])
+    about = {"num": len(y), "classes": len(classes), "skipped": task.skipped}
+    if "test" in task.splits:
+        test = torch.tensor([split == "test" for split in task.splits])
+        train = torch.tensor([split in TRAIN for split in task.splits])
+        return {"accuracy": _right(x, y, train, test, seed), **about}
+    fold = folds_of(y, FOLDS, seed)
+    values = torch.tensor([_right(x, y, fold != one, fold == one, seed) for one in range(FOLDS) if (fold == one).any()])
+    return {"accuracy": float(values.mean()), "deviation": float(values.std()), "folds": len(values), **about}
+
+
+def _right(x: Vectors, y: Tensor, train: Tensor, test: Tensor, seed: int) -> float:
+    predicted = linear_predict(x[train], y[train], x[test], seed=seed)
+    return float((predicted == y[test]).double().mean())
+
+
+def _features(name: str, texts: Sequence[tuple[str, ...]], encoder: TextEncoder) -> Vectors:
+    sizes = {len(row) for row in texts}
+    if len(sizes) > 1:
+        raise ArgumentError(WHO, f"text2 in every row of {name} or in none", "some with and some without")
+    vectors = encoder.texts([text for row in texts for text in row])
+    if sizes == {1}:
+        return vectors
+    u, v = vectors[0::2], vectors[1::2]
+    return torch.cat([(u - v).abs(), u * v], dim=1)

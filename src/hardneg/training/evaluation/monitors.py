@@ -1,0 +1,86 @@
+"""What is watched while training: a figure of the training items, every so many epochs; it chooses the best weights.
+
+knn          the share of held-out training items whose class the vote of the others gives (needs labels)
+retrieval    how often the second view nearest to the first view of a training item is its own
+svm          the accuracy of a support vector machine in cross-validation, of 2,000 items at most (needs labels)
+sts('FILE')  Spearman's correlation on the dev pairs of an STS file, for encoders of texts
+
+The items that a run is evaluated on at its end are never looked at, so the best weights are not chosen by them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from hardneg.core.errors import ArgumentError
+from hardneg.negatives.grammar import read_expression
+from hardneg.training.data.items import retrieved
+from hardneg.training.encoders import embed
+from hardneg.training.evaluation.embeddings import knn_predict
+from hardneg.training.evaluation.logistic import folds_of
+from hardneg.training.evaluation.sts import evaluate_sts, read_sts, sts_figures
+from hardneg.training.evaluation.svm import svm_accuracy
+
+MOST, FEW = 10_000, 2_000
+"""Items at most that are looked at; by a support vector machine."""
+
+K = 200
+Monitor = Callable[[Any, Any], float]
+"""(items, represent) -> the figure, the higher the better."""
+
+
+def knn() -> Monitor:
+    def look(items: Any, represent: Any) -> float:
+        labels = items.labelled("--monitor knn")
+        some = torch.randperm(len(items), generator=torch.Generator().manual_seed(0))[:MOST].to(labels.device)
+        x, y = embed(represent.encoder, some, items.plain), labels[some]
+        _, y = torch.unique(y, return_inverse=True)
+        held_out = folds_of(y, 5, seed=0) == 0
+        k = max(1, min(K, int((~held_out).sum()) // (int(y.max()) + 1)))
+        predicted = knn_predict(x[~held_out], y[~held_out], x[held_out], k=k)
+        return float((predicted == y[held_out]).double().mean())
+
+    return look
+
+
+def svm() -> Monitor:
+    def look(items: Any, represent: Any) -> float:
+        labels = items.labelled("--monitor svm")
+        some = torch.randperm(len(items), generator=torch.Generator().manual_seed(0))[:FEW].to(labels.device)
+        found = svm_accuracy(embed(represent.encoder, some, items.plain), labels[some])
+        return float(found["mean"])
+
+    return look
+
+
+def retrieval() -> Monitor:
+    def look(items: Any, represent: Any) -> float:
+        first, second = represent.views(items)
+        return float(retrieved(first, second).double().mean())
+
+    return look
+
+
+def sts(file: str, split: str = "dev") -> Monitor:
+    pairs = read_sts(file, split)
+
+    def look(items: Any, represent: Any) -> float:
+        tokens = getattr(items, "tokens_of", None)
+        if tokens is None:
+            raise ArgumentError("--monitor sts", "data of texts", f"{items.noun}s")
+        found = sts_figures(evaluate_sts(pairs, lambda texts: represent(tokens(texts))))
+        return float(found["all"] or 0.0)
+
+    return look
+
+
+MONITORS: dict[str, Callable[..., Monitor]] = {"knn": knn, "retrieval": retrieval, "svm": svm, "sts": sts}
+
+
+def read_monitor(text: str) -> Monitor:
+    """The monitor that this text names: ``knn``, or ``sts('sts.tsv')``."""
+    found: Monitor = read_expression(f"{text.strip()}()" if text.strip() in MONITORS else text, MONITORS)
+    return found

@@ -1,0 +1,117 @@
+"""Retrieval: exact search by cosine, and what judged documents say of it (nDCG, MRR, recall; by ir-measures)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from hardneg.core.errors import ArgumentError, NoFile, optional
+from hardneg.core.nearest import Corpus, Nearest, nearest
+from hardneg.io.tables import read_table
+from hardneg.mining.judgements import read_grades
+from hardneg.training.evaluation.texts import TextEncoder, Vectors, of_function
+
+WHO = "evaluate"
+DEPTH = 100
+MEASURES = {"ndcg@10": "nDCG@10", "mrr@10": "RR@10", "recall@10": "R@10", "recall@100": "R@100"}
+"""Our names and those of ir-measures; a document counts as relevant from grade 1."""
+
+Grades = Mapping[str, Mapping[str, int]]
+"""Of each query the grades of its judged documents."""
+
+
+@dataclass(frozen=True)
+class RetrievalSet:
+    """Queries with judgements, and the documents that are searched."""
+
+    queries: dict[str, str]
+    documents: dict[str, str]
+    grades: Grades
+
+
+def read_beir(folder: str | Path, split: str = "test") -> RetrievalSet:
+    """A BEIR folder: corpus.jsonl, queries.jsonl and qrels/SPLIT.tsv, packed or not.
+
+    A document is its title and its text. Queries without a judgement in the split are left out.
+    """
+    folder = Path(folder)
+    grades: dict[str, dict[str, int]] = {}
+    for grade, query, document in read_grades(str(_file(folder, f"qrels/{split}.tsv")), WHO):
+        grades.setdefault(query, {})[document] = int(grade)
+    documents, queries = (_texts(_file(folder, f"{name}.jsonl")) for name in ("corpus", "queries"))
+    missing = [query for query in grades if query not in queries]
+    if missing:
+        got = f"none for {missing[0]!r}, and {len(missing)} missing in all"
+        raise ArgumentError(WHO, f"a query for each judgement in {folder}", got)
+    return RetrievalSet({query: queries[query] for query in grades}, documents, grades)
+
+
+def evaluate_retrieval(data: RetrievalSet, encoder: TextEncoder | object) -> dict[str, float]:
+    """nDCG@10, MRR@10, recall@10 and recall@100; ``encoder`` may be any function of a list of texts.
+
+    A document that is its query, by id and text, is left out, as in ArguAna.
+    """
+    encoder = encoder if isinstance(encoder, TextEncoder) else of_function(encoder)  # type: ignore[arg-type]
+    documents = encoder.documents(list(data.documents.values()))
+    queries = encoder.queries(list(data.queries.values()))
+    own = [
+        (row, list(data.documents).index(query))
+        for row, (query, text) in enumerate(data.queries.items())
+        if data.documents.get(query) == text
+    ]
+    return retrieval_figures(queries, documents, list(data.queries), list(data.documents), data.grades, own)
+
+
+def retrieval_figures(
+    queries: Vectors,
+    documents: Vectors,
+    query_ids: Sequence[str],
+    document_ids: Sequence[str],
+    grades: Grades,
+    excluded: Sequence[tuple[int, int]] = (),
+) -> dict[str, float]:
+    """The same of vectors: means over the judged queries. ``excluded``: (query, document) rows that never meet."""
+    measures = optional("ir_measures", "retrieval", extra="eval")
+    found = _nearest(queries, documents, excluded)
+    run = [
+        measures.ScoredDoc(query, document_ids[row], float(score))
+        for query, rows, scores in zip(query_ids, found.rows.tolist(), found.similarity.tolist(), strict=True)
+        for row, score in zip(rows, scores, strict=True)
+        if row >= 0
+    ]
+    judged = [measures.Qrel(query, document, grade) for query, of in grades.items() for document, grade in of.items()]
+    wanted = {name: measures.parse_measure(text) for name, text in MEASURES.items()}
+    values = measures.calc_aggregate(list(wanted.values()), judged, run)
+    return {name: float(values[measure]) for name, measure in wanted.items()} | {"num_queries": len(grades)}
+
+
+def _nearest(queries: Vectors, documents: Vectors, excluded: Sequence[tuple[int, int]]) -> Nearest:
+    corpus = Corpus(documents, documents.device, block=16_384, cosine=True)
+    pairs = torch.tensor(excluded, dtype=torch.long).reshape(-1, 2)
+    parts = []
+    for low in range(0, len(queries), 512):
+        inside = (pairs[:, 0] >= low) & (pairs[:, 0] < low + 512)
+        own = pairs[inside, 0] - low, pairs[inside, 1]
+        parts.append(nearest(corpus, corpus.prepared(queries[low : low + 512]), DEPTH, own))
+    return Nearest(*(torch.cat(each) for each in zip(*parts, strict=True)))
+
+
+def _file(folder: Path, name: str) -> Path:
+    for one in (folder / name, folder / f"{name}.gz"):
+        if one.exists():
+            return one
+    raise NoFile(WHO, f"a BEIR folder with {name}", folder)
+
+
+def _texts(path: Path) -> dict[str, str]:
+    table = read_table(path, WHO)
+    name = "_id" if "_id" in table else "id"
+    if name not in table or "text" not in table:
+        raise ArgumentError(WHO, f"_id and text in {path}", f"columns {sorted(table)}")
+    titles = table.get("title") or [""] * len(table["text"])
+    parts = zip(titles, table["text"], strict=True)
+    texts = [" ".join(str(part) for part in row if part).strip() for row in parts]
+    return dict(zip(map(str, table[name]), texts, strict=True))

@@ -1,0 +1,121 @@
+"""Encoders of texts by name, for the evaluations: what they give is compared by cosine.
+
+st:PATH            a sentence-transformers model, with its prompts for queries and documents
+hf:PATH            a Transformers model, the mean over its tokens
+file.py:function   a function of a list of texts; also module:function
+FILE               a table (Parquet, JSONL) with the columns text and embedding
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from hardneg.core.errors import ArgumentError, NotFinite, optional
+from hardneg.io.functions import load_function
+from hardneg.io.tables import column_of_vectors, read_table, suffix_of
+
+Vectors = Annotated[Tensor, "n d"]
+Encode = Callable[[list[str]], Any]
+TABLES = (".parquet", ".jsonl", ".json")
+
+
+@dataclass(frozen=True)
+class TextEncoder:
+    """How texts are encoded; queries and documents in their own way where the model has one."""
+
+    encode: Encode
+    encode_query: Encode
+    encode_document: Encode
+
+    def texts(self, texts: Sequence[str]) -> Vectors:
+        return encoded(self.encode, texts)
+
+    def queries(self, texts: Sequence[str]) -> Vectors:
+        return encoded(self.encode_query, texts)
+
+    def documents(self, texts: Sequence[str]) -> Vectors:
+        return encoded(self.encode_document, texts)
+
+
+def text_encoder(name: str, *, device: str | None = None, batch_size: int = 64) -> TextEncoder:
+    """The encoder of this name."""
+    kind, _, path = name.partition(":")
+    if kind in ("st", "hf") and path:
+        return of_model(sentence_transformer(kind, path, device), batch_size)
+    if suffix_of(Path(name)) in TABLES:
+        return of_function(_of_table(name))
+    if path:
+        return of_function(load_function(name, "evaluate"))
+    raise ArgumentError("evaluate", "an encoder of texts: st:PATH, hf:PATH, file.py:function or a table", repr(name))
+
+
+def of_function(encode: Encode) -> TextEncoder:
+    return TextEncoder(encode, encode, encode)
+
+
+def of_model(model: Any, batch_size: int = 64) -> TextEncoder:
+    """Of a sentence-transformers model."""
+
+    def by(encode: Callable[..., Any]) -> Encode:
+        return lambda texts: encode(texts, batch_size=batch_size, show_progress_bar=False, convert_to_tensor=True)
+
+    query, document = (getattr(model, f"encode_{kind}", model.encode) for kind in ("query", "document"))
+    return TextEncoder(by(model.encode), by(query), by(document))
+
+
+def sentence_transformer(kind: str, path: str, device: str | None = None) -> Any:
+    """The model in ``path``; of a Transformers model (``hf``) with the mean over its tokens."""
+    library = optional("sentence_transformers", f"{kind}:{path}", extra="text")
+    if kind == "st":
+        return library.SentenceTransformer(path, device=device)
+    modules = st_modules()
+    words = modules.Transformer(path)
+    width = getattr(words, "get_embedding_dimension", None) or words.get_word_embedding_dimension
+    pooling = modules.Pooling(width(), pooling_mode="mean")
+    return library.SentenceTransformer(modules=[words, pooling], device=device)
+
+
+def st_modules() -> Any:
+    """The parts of a sentence-transformers model; version 6 has moved them."""
+    try:
+        return importlib.import_module("sentence_transformers.sentence_transformer.modules")
+    except ImportError:
+        return optional("sentence_transformers.models", "sentence-transformers", extra="text")
+
+
+def encoded(encode: Encode, texts: Sequence[str]) -> Vectors:
+    """The vectors of the texts, each text encoded once; float32, on the CPU."""
+    place = {text: row for row, text in enumerate(dict.fromkeys(texts))}
+    found = encode(list(place))
+    vectors = found.detach().float().cpu() if isinstance(found, Tensor) else torch.from_numpy(np.asarray(found)).float()
+    if vectors.ndim != 2 or len(vectors) != len(place):
+        got = f"shape {tuple(vectors.shape)}"
+        raise ArgumentError("The encoder", f"to give vectors [{len(place)}, d] for {len(place)} texts", got)
+    if not torch.isfinite(vectors).all():
+        raise NotFinite("evaluate", "finite embeddings", f"{int((~torch.isfinite(vectors)).any(1).sum())} that are not")
+    return vectors[torch.tensor([place[text] for text in texts])]
+
+
+def _of_table(path: str) -> Encode:
+    table = read_table(path, "evaluate")
+    if not {"text", "embedding"} <= table.keys():
+        raise ArgumentError("evaluate", f"columns text and embedding in {path}", f"columns {sorted(table)}")
+    vectors = column_of_vectors(table["embedding"], path, "evaluate")
+    row_of = {text: row for row, text in enumerate(table["text"])}
+
+    def look_up(texts: list[str]) -> Vectors:
+        missing = [text for text in texts if text not in row_of]
+        if missing:
+            got = f"none for {missing[0][:60]!r}, and {len(missing)} missing in all"
+            raise ArgumentError("evaluate", f"an embedding of every text in {path}", got)
+        return vectors[torch.tensor([row_of[text] for text in texts])]
+
+    return look_up

@@ -1,0 +1,43 @@
+"""Transfer: the encoder of a run on another labelled data set of the same kind."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from hardneg.core.errors import ArgumentError, argument_error
+from hardneg.training.data.items import Splits
+from hardneg.training.data.kinds import kind_of
+from hardneg.training.encoders import Represent
+from hardneg.training.export import load_encoder, options_of
+from hardneg.training.runs import Run
+
+WHO = "evaluate"
+
+
+def transfer(run: str | Path, data: str, data_root: str | None = None, weights: str = "last") -> dict[str, Any]:
+    """The figures that end a run, of ``data``: its train split fits the probes, its test split is evaluated on."""
+    disk = Run(Path(run))
+    options = options_of(disk)
+    kind = kind_of(data)
+    if kind is not kind_of(options.data, may_run=False):
+        got = f"{data} for a run on {options.data}"
+        raise argument_error(WHO, "--on with data of the kind that the run was trained on", "on", got)
+    options = replace(options, data=data, data_root=data_root, evaluate_on="test", compile=False)
+    device = "cuda" if torch.cuda.is_available() and options.device != "cpu" else "cpu"
+    splits = Splits(*(part and part.prepared(options).to(device) for part in kind.splits(options)))
+    _check_shapes(disk, splits)
+    represent = Represent(load_encoder(run, weights).to(device), options.epochs, options.seed)
+    figures: dict[str, Any] = splits.test.evaluate(splits, represent, options).figures
+    return {"data": data, **figures}
+
+
+def _check_shapes(run: Run, splits: Splits) -> None:
+    """Raises for images of other channels; their size may differ."""
+    trained = (run.config().get("trained") or {}).get("data", {}).get("train", {})
+    before, now = (one.get("shape", [None])[0] for one in (trained, splits.train.record()))
+    if before != now:
+        raise ArgumentError(WHO, f"images of {before} channels, as the run was trained on", f"{now}")

@@ -1,0 +1,197 @@
+"""The encoder of a run for use elsewhere: ``load_encoder``, and files in the formats of other libraries.
+
+torchvision            a state dict for torchvision's ResNet with ``fc = Identity()``
+timm                   the same for ``timm.create_model(name, num_classes=0)``
+sentence-transformers  a folder for ``SentenceTransformer(path)``, of encoders from st: or hf:
+safetensors            the weights of backbone and head under our names, with the options of the run
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from hardneg.core.errors import ArgumentError, FileError, NoFile, optional
+from hardneg.io.files import write_atomically
+from hardneg.io.functions import names_a_file
+from hardneg.training.checkpoints import read_state
+from hardneg.training.data.kinds import kind_of
+from hardneg.training.data.texts import MANY, OfTexts
+from hardneg.training.data.tokens import Ragged, tokenizer_for
+from hardneg.training.encoders import Represent, ResNetBackbone
+from hardneg.training.evaluation.texts import TextEncoder, of_function, sentence_transformer
+from hardneg.training.options import RECIPES, TrainOptions
+from hardneg.training.runs import Run
+from hardneg.training.text_encoders import Pretrained
+
+WEIGHTS = ("last", "best")
+PREFIXES = ("encoder.", "encoder.encoder.")
+"""Where the encoder is in the state of a method; MoCo v3 has a predictor behind it."""
+
+
+def load_encoder(run: str | Path, weights: str = "last", *, run_code: bool = False) -> nn.Module:
+    """The trained encoder of a run, in evaluation mode on the CPU; ``.features(inputs)`` are what was evaluated.
+
+    ``weights="best"`` are those that the monitor found best. An encoder or data from a Python file that the run names
+    are run again only with ``run_code=True``.
+    """
+    if weights not in WEIGHTS:
+        raise ArgumentError("load_encoder", f"weights to be one of {', '.join(WEIGHTS)}", repr(weights))
+    disk = Run(Path(run))
+    config = disk.whole_config()
+    options = options_of(disk)
+    if names_a_file(options.encoder) and not run_code:
+        got = f"the encoder {options.encoder}, which is run to build it"
+        raise ArgumentError("load_encoder", "an encoder that runs no code", got, "pass run_code=True if you trust it")
+    record = (config.get("trained") or {}).get("data", {}).get("train", {})
+    encoder = kind_of(options.data, may_run=run_code).rebuilt(record, options)
+    _load(encoder, _state(disk, weights), disk.path)
+    return encoder.eval()
+
+
+def text_encoder_of(run: str | Path, weights: str = "last") -> TextEncoder:
+    """The encoder of a run on texts as the evaluations take it."""
+    encoder, options = load_encoder(run, weights), options_of(Run(Path(run)))
+    if not issubclass(kind_of(options.data, may_run=False), OfTexts):
+        raise ArgumentError("evaluate", "a run that was trained on texts", f"{options.data} in {run}")
+    tokenizer, represent = tokenizer_for(options.encoder), Represent(encoder)
+
+    def encode(texts: list[str]) -> Tensor:
+        parts = [texts[i : i + MANY] for i in range(0, len(texts), MANY)]
+        return torch.cat([represent(Ragged.of(one, tokenizer).batch(torch.arange(len(one)))) for one in parts])
+
+    return of_function(encode)
+
+
+def options_of(run: Run) -> TrainOptions:
+    """The options of a run; those that this version does not know are left out."""
+    config = run.whole_config()
+    if config["recipe"] not in RECIPES:
+        raise FileError("load_encoder", "a run of a recipe of hardneg", run.path, f"of recipe {config['recipe']!r}")
+    kind = RECIPES[config["recipe"]]
+    known = {one.name for one in fields(kind)}
+    return kind(**{name: value for name, value in config["options"].items() if name in known})
+
+
+def export(run: str | Path, format: str, out: str | Path | None = None, weights: str = "last", *,
+           run_code: bool = False) -> Path:  # fmt: skip
+    """Writes the encoder of a run in this format, by default into the run directory; returns where."""
+    if format not in FORMATS:
+        raise ArgumentError("export", f"a format among {', '.join(FORMATS)}", repr(format))
+    suffix, write = FORMATS[format]
+    encoder = load_encoder(run, weights, run_code=run_code)
+    path = Path(run) / f"{format}{suffix}" if out is None else Path(out)
+    write(encoder, path, Run(Path(run)))
+    return path
+
+
+def how_to_load(run: str | Path, format: str, path: Path) -> str:
+    """The lines of Python that read an export."""
+    if format == "sentence-transformers":
+        return f"model = SentenceTransformer({str(path)!r})"
+    if format == "safetensors":
+        return f"weights = safetensors.torch.load_file({str(path)!r})"
+    encoder = load_encoder(run)
+    name = re.sub(r"^\w+:|-imagenet$", "", str(getattr(encoder, "name", "resnet18")))
+    made = f"timm.create_model({name!r}, num_classes=0)" if format == "timm" else f"torchvision.models.{name}()"
+    lines = [f"model = {made}"]
+    backbone = getattr(encoder, "backbone", None)
+    if isinstance(backbone, ResNetBackbone) and not backbone.imagenet:
+        channels = backbone.stem[0].in_channels
+        lines += [f"model.conv1 = torch.nn.Conv2d({channels}, 64, 3, 1, 1, bias=False)"]
+        lines += ["model.maxpool = torch.nn.Identity()"]
+    lines += ["model.fc = torch.nn.Identity()"] * (format == "torchvision")
+    return "\n".join([*lines, f"model.load_state_dict(torch.load({str(path)!r}), strict=True)"])
+
+
+def resnet_names(backbone: ResNetBackbone) -> dict[str, Tensor]:
+    """The weights of our ResNet under the names that torchvision and timm share."""
+    if any(isinstance(part, nn.GroupNorm) for part in backbone.modules()):
+        raise ArgumentError("export", "a ResNet with batch normalisation", "one with group normalisation")
+    starts = [sum(backbone.blocks[:stage]) for stage in range(len(backbone.blocks))]
+    return {_renamed(name, starts): value for name, value in backbone.state_dict().items()}
+
+
+def _renamed(name: str, starts: list[int]) -> str:
+    """
+    >>> _renamed("layers.3.residual.4.weight", [0, 2, 4, 6]), _renamed("layers.2.shortcut.0.weight", [0, 2, 4, 6])
+    ('layer2.1.bn2.weight', 'layer2.0.downsample.0.weight')
+    """
+    if stem := re.fullmatch(r"stem\.([01])\.(\w+)", name):
+        return f"{('conv1', 'bn1')[int(stem[1])]}.{stem[2]}"
+    block, part, place, rest = re.fullmatch(r"layers\.(\d+)\.(\w+)\.(\d+)\.(\w+)", name).groups()  # type: ignore[union-attr]
+    stage = max(i for i, start in enumerate(starts) if start <= int(block))
+    where = f"layer{stage + 1}.{int(block) - starts[stage]}"
+    if part == "shortcut":
+        return f"{where}.downsample.{place}.{rest}"
+    number, kind = divmod(int(place), 3)  # convolution, norm, ReLU
+    return f"{where}.{('conv', 'bn')[kind]}{number + 1}.{rest}"
+
+
+def _write_resnet(encoder: nn.Module, path: Path, run: Run) -> None:
+    backbone = getattr(encoder, "backbone", None)
+    name = str(getattr(encoder, "name", ""))
+    if isinstance(backbone, ResNetBackbone):
+        state = resnet_names(backbone)
+    elif isinstance(backbone, nn.Module) and name.partition(":")[0] in ("torchvision", "timm"):
+        state = dict(backbone.state_dict())
+    else:
+        what = "a ResNet, or an encoder of torchvision or timm"
+        raise ArgumentError("export", what, name or type(encoder).__name__, "use --format safetensors")
+    write_atomically(path, lambda file: torch.save(state, file))
+
+
+def _write_safetensors(encoder: nn.Module, path: Path, run: Run) -> None:
+    library = optional("safetensors.torch", "safetensors", extra="text")
+    config = run.whole_config()
+    about = {"recipe": config["recipe"], "options": json.dumps(config["options"]), "format": "pt"}
+    content = library.save({name: value.contiguous() for name, value in encoder.state_dict().items()}, metadata=about)
+    write_atomically(path, lambda file: file.write(content))
+
+
+def _write_sentence_transformer(encoder: nn.Module, path: Path, run: Run) -> None:
+    backbone = getattr(encoder, "backbone", None)
+    if not isinstance(backbone, Pretrained):
+        name = str(getattr(encoder, "name", type(encoder).__name__))
+        what = "an encoder of texts from st:PATH or hf:PATH"
+        raise ArgumentError("export", what, name, "use --format safetensors, and hn.load_encoder to read it")
+    model = backbone.model
+    if backbone.kind == "hf":
+        trained, model = model, sentence_transformer("hf", options_of(run).encoder.partition(":")[2], "cpu")
+        model[0].auto_model.load_state_dict(trained.state_dict())
+    model.save(str(path))
+
+
+Write = Callable[[nn.Module, Path, Run], None]
+FORMATS: dict[str, tuple[str, Write]] = {
+    "torchvision": (".pth", _write_resnet),
+    "timm": (".pth", _write_resnet),
+    "sentence-transformers": ("", _write_sentence_transformer),
+    "safetensors": (".safetensors", _write_safetensors),
+}
+
+
+def _state(run: Run, weights: str) -> dict[str, Any]:
+    path = run.checkpoints.best if weights == "best" else run.checkpoint_path
+    if not path.exists():
+        fix = "train with --monitor-every 1" if weights == "best" else "train first"
+        raise NoFile("load_encoder", f"the {weights} checkpoint of a run", path, "which is not there", fix)
+    state: dict[str, Any] = read_state(path, parts={"method"})["method"]
+    return state
+
+
+def _load(encoder: nn.Module, state: dict[str, Tensor], path: Path) -> None:
+    names = set(encoder.state_dict())
+    for prefix in PREFIXES:
+        own = {name.removeprefix(prefix): value for name, value in state.items() if name.startswith(prefix)}
+        if names <= own.keys():
+            encoder.load_state_dict({name: own[name] for name in names})
+            return
+    raise FileError("load_encoder", "the weights of one encoder in the checkpoint", path, "which has others")

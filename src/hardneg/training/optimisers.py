@@ -1,0 +1,223 @@
+"""Optimisers and learning rates as text, and how losses become updates of the weights.
+
+--optimizer adam | adamw | "sgd(momentum=0.9, nesterov=True)"
+--schedule  constant | "cosine(warmup=5)" | "steps(30, 40, factor=0.1)"        warm-ups and steps are in epochs
+"""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+
+from hardneg.core.errors import ArgumentError, argument_error, check_range, warn_once
+from hardneg.core.schedules import short_repr
+from hardneg.negatives.grammar import read_expression
+from hardneg.training.options import TrainOptions
+
+if TYPE_CHECKING:
+    from accelerate import Accelerator
+
+WHO = "train"
+
+
+@dataclass(frozen=True, repr=False)
+class Optimiser(ABC):
+    """Which optimiser, with what does not change over training."""
+
+    @abstractmethod
+    def build(self, parameters: Iterable[nn.Parameter], **common: Any) -> torch.optim.Optimizer:
+        """``common``: lr, weight_decay and fused."""
+
+    def __repr__(self) -> str:
+        return short_repr(self)
+
+
+@dataclass(frozen=True, repr=False)
+class Adam(Optimiser):
+    """Kingma and Ba 2015; the weight decay is part of the gradient."""
+
+    beta1: float = 0.9
+    beta2: float = 0.999
+
+    def __post_init__(self) -> None:
+        for name in ("beta1", "beta2"):
+            check_range(WHO, name, getattr(self, name), 0.0, 1.0, open_high=True)
+
+    def build(self, parameters: Iterable[nn.Parameter], **common: Any) -> torch.optim.Optimizer:
+        return torch.optim.Adam(parameters, betas=(self.beta1, self.beta2), **common)
+
+    def __repr__(self) -> str:
+        return short_repr(self).lower()
+
+
+@dataclass(frozen=True, repr=False)
+class AdamW(Adam):
+    """Loshchilov and Hutter 2019; the weight decay is beside the gradient."""
+
+    def build(self, parameters: Iterable[nn.Parameter], **common: Any) -> torch.optim.Optimizer:
+        return torch.optim.AdamW(parameters, betas=(self.beta1, self.beta2), **common)
+
+
+@dataclass(frozen=True, repr=False)
+class SGD(Optimiser):
+    """With momentum, as SimCLR and MoCo train."""
+
+    momentum: float = 0.9
+    nesterov: bool = False
+
+    def __post_init__(self) -> None:
+        check_range(WHO, "momentum", self.momentum, 0.0, 1.0, open_high=True)
+        if self.nesterov and not self.momentum:
+            raise argument_error(WHO, "a momentum with nesterov=True", "momentum", self.momentum)
+
+    def build(self, parameters: Iterable[nn.Parameter], **common: Any) -> torch.optim.Optimizer:
+        return torch.optim.SGD(parameters, momentum=self.momentum, nesterov=self.nesterov, **common)
+
+    def __repr__(self) -> str:
+        return short_repr(self).lower().replace("true", "True")
+
+
+@dataclass(frozen=True, repr=False)
+class Rate(ABC):
+    """What the learning rate is multiplied by: after a linear warm-up from 0, ``after(epochs)``."""
+
+    warmup: float = 0.0
+
+    def __post_init__(self) -> None:
+        check_range(WHO, "warmup", self.warmup, 0.0, math.inf)
+
+    def factor(self, step: int, total: int, per_epoch: int) -> float:
+        """Of the update that follows ``step`` batches, of ``total`` in all."""
+        warm = self.warmup * per_epoch
+        if step < warm:
+            return (step + 1) / (warm + 1)
+        return self.after(step / per_epoch, (step - warm) / max(1.0, total - warm))
+
+    @abstractmethod
+    def after(self, epochs: float, share: float) -> float:
+        """After so many epochs, and this share of what follows the warm-up."""
+
+    def __repr__(self) -> str:
+        return short_repr(self).lower()
+
+
+@dataclass(frozen=True, repr=False)
+class Constant(Rate):
+    def after(self, epochs: float, share: float) -> float:
+        return 1.0
+
+
+@dataclass(frozen=True, repr=False)
+class Cosine(Rate):
+    """Half a cosine from 1 down to ``end``."""
+
+    end: float = 0.0
+
+    def after(self, epochs: float, share: float) -> float:
+        return self.end + (1.0 - self.end) * 0.5 * (1.0 + math.cos(math.pi * share))
+
+
+@dataclass(frozen=True, repr=False)
+class Steps(Rate):
+    """Times ``by`` at each of these epochs."""
+
+    epochs: tuple[float, ...] = ()
+    by: float = 0.1
+
+    def after(self, epochs: float, share: float) -> float:
+        return float(self.by ** sum(epochs >= one for one in self.epochs))
+
+    def __repr__(self) -> str:
+        warmup = f", warmup={self.warmup!r}" if self.warmup else ""
+        return f"steps({', '.join(map(repr, self.epochs))}, factor={self.by!r}{warmup})"
+
+
+def _steps(*epochs: float, factor: float = 0.1, warmup: float = 0.0) -> Steps:
+    """``steps(30, 40, factor=0.1)``."""
+    if not epochs:
+        raise ArgumentError(WHO, "the epochs at which the rate falls, as in steps(30, 40)", "none")
+    check_range(WHO, "factor", factor, 0.0, 1.0)
+    return Steps(warmup, epochs, factor)
+
+
+OPTIMISERS: dict[str, Callable[..., Optimiser]] = {"adam": Adam, "adamw": AdamW, "sgd": SGD}
+RATES: dict[str, Callable[..., Rate]] = {"constant": Constant, "cosine": Cosine, "steps": _steps}
+
+
+def read_optimiser(text: str) -> Optimiser:
+    """
+    >>> read_optimiser("sgd(momentum=0.9)") == read_optimiser("sgd")
+    True
+    """
+    found: Optimiser = read_expression(_called(text, OPTIMISERS), OPTIMISERS)
+    return found
+
+
+def read_rate(text: str) -> Rate:
+    """
+    >>> round(read_rate("cosine(warmup=5)").factor(55, 100, per_epoch=1), 3)
+    0.459
+    """
+    found: Rate = read_expression(_called(text, RATES), RATES)
+    return found
+
+
+def _called(text: str, names: dict[str, Callable[..., Any]]) -> str:
+    """A bare name is a call without arguments."""
+    return f"{text.strip()}()" if text.strip() in names else text
+
+
+class Updates:
+    """Losses become updates: the gradients of ``accumulate`` batches are averaged, clipped and applied.
+
+    An epoch ends with an update, of fewer batches where they do not divide it; a checkpoint is taken after an update,
+    so that no gradients have to be kept.
+    """
+
+    def __init__(
+        self,
+        accelerator: Accelerator,
+        optimizer: Any,
+        parameters: list[nn.Parameter],
+        outside: list[nn.Parameter],
+        options: TrainOptions,
+        per_epoch: int,
+    ) -> None:
+        self.accelerator, self.optimizer, self.options, self.per_epoch = accelerator, optimizer, options, per_epoch
+        self.parameters, self.outside = parameters, outside
+        self.rate, self.total = read_rate(options.schedule), options.epochs * per_epoch
+        if options.accumulate > 1:
+            warn_once(
+                "training.accumulate",
+                f"--accumulate {options.accumulate} averages gradients: every batch still has the negatives of "
+                f"{options.batch_size} items only. For more negatives raise --batch-size, and use --encode-chunk to "
+                "encode it in parts that fit into memory.",
+            )
+
+    def learning_rate(self, step: int) -> float:
+        return self.options.learning_rate * self.rate.factor(step, self.total, self.per_epoch)
+
+    def __call__(self, loss: Tensor, step: int) -> bool:
+        """Takes the loss of the batch that follows ``step`` others; returns whether the weights were updated."""
+        place = step % self.per_epoch
+        begun = place - place % self.options.accumulate
+        size = min(self.options.accumulate, self.per_epoch - begun)
+        if place == begun:
+            self.optimizer.zero_grad(set_to_none=True)
+        self.accelerator.backward(loss / size)
+        if place + 1 < begun + size:
+            return False
+        for parameter in self.outside:  # those of the encoder are averaged over the ranks by its wrapper
+            parameter.grad = None if parameter.grad is None else self.accelerator.reduce(parameter.grad, "mean")
+        if self.options.clip:
+            self.accelerator.clip_grad_norm_(self.parameters, self.options.clip)
+        for group in self.optimizer.param_groups:
+            group["lr"] = self.learning_rate(step)
+        self.optimizer.step()
+        return True

@@ -1,0 +1,133 @@
+"""Backbones of images from elsewhere, by name.
+
+torchvision:NAME   any of its classifiers, without the layer of classes
+timm:NAME          any of its models, without the layer of classes
+hf:PATH            a Transformers model of images, with its weights
+file.py:function   function(in_channels) gives a module of [b, c, h, w] -> [b, d]
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable
+from functools import partial
+from typing import Annotated, Any
+
+import torch
+from torch import Tensor, nn
+
+from hardneg.core.errors import ArgumentError, MissingExtra, optional
+from hardneg.io.functions import load_function, names_a_file
+
+WHO = "--encoder"
+Backbone = tuple[nn.Module, int]
+"""A module that gives [b, d], and d."""
+
+
+def is_outside(name: str) -> bool:
+    return names_a_file(name) or (name.partition(":")[0] in _sources and bool(name.partition(":")[2]))
+
+
+def outside_backbone(name: str, in_channels: int, size: int = 32) -> Backbone:
+    """``size`` of the images, with which the features of a user's function are counted."""
+    if names_a_file(name):
+        return _of_function(name, in_channels, size)
+    kind, _, rest = name.partition(":")
+    return _sources[kind](rest, in_channels)
+
+
+def _library(module: str, name: str) -> Any:
+    """A library of images; one that was built for another torch raises RuntimeError."""
+    try:
+        return importlib.import_module(module)
+    except (ImportError, RuntimeError) as error:
+        what = f"a {module} that fits torch"
+        raise MissingExtra(f"{module}:{name}", what, fix=f"pip install {module}") from error
+
+
+def _torchvision(name: str, in_channels: int) -> Backbone:
+    library = _library("torchvision", name)
+    try:
+        backbone = library.models.get_model(name, weights=None)
+    except ValueError as error:
+        raise ArgumentError(WHO, "a model of torchvision", f"torchvision:{name} ({error})") from None
+    feature_dim = _without_classes(name, backbone)
+    if in_channels != 3:
+        _seeing(backbone, in_channels)
+    return backbone, feature_dim
+
+
+def _timm(name: str, in_channels: int) -> Backbone:
+    library = _library("timm", name)
+    try:
+        backbone = library.create_model(name, pretrained=False, in_chans=in_channels, num_classes=0)
+    except RuntimeError as error:
+        raise ArgumentError(WHO, "a model of timm", f"timm:{name} ({error})") from None
+    return backbone, int(getattr(backbone, "head_hidden_size", None) or backbone.num_features)
+
+
+def _hf(path: str, in_channels: int) -> Backbone:
+    library = optional("transformers", f"hf:{path}", extra="text")
+    if torch.get_default_device().type == "meta":  # only its shape is wanted
+        model = library.AutoModel.from_config(library.AutoConfig.from_pretrained(path))
+    else:
+        model = library.AutoModel.from_pretrained(path)
+    if getattr(model.config, "num_channels", in_channels) != in_channels:
+        got = f"hf:{path} of {model.config.num_channels} channels"
+        raise ArgumentError(WHO, f"a model for images of {in_channels} channels", got)
+    sizes = getattr(model.config, "hidden_sizes", None)
+    return Pooled(model), int(sizes[-1] if sizes else model.config.hidden_size)
+
+
+class Pooled(nn.Module):
+    """A Transformers model of images that gives one vector for each: the pooled one, or the mean over its places."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, images: Annotated[Tensor, "b c h w"]) -> Annotated[Tensor, "b d"]:
+        found = self.model(pixel_values=images)
+        pooled = getattr(found, "pooler_output", None)
+        if pooled is None:
+            places: Tensor = found.last_hidden_state
+            pooled = places.mean(1) if places.ndim == 3 else places.mean((2, 3))
+        flat: Tensor = pooled.flatten(1)
+        return flat
+
+
+def _of_function(name: str, in_channels: int, size: int) -> Backbone:
+    backbone = load_function(name, WHO)(in_channels)
+    if not isinstance(backbone, nn.Module):
+        raise ArgumentError(WHO, f"a module from {name}", type(backbone).__name__)
+    first = next(backbone.parameters(), torch.zeros(()))
+    training = backbone.training
+    with torch.no_grad():
+        found = backbone.eval()(torch.zeros(2, in_channels, size, size, device=first.device))
+    backbone.train(training)
+    if not isinstance(found, Tensor) or found.ndim != 2:
+        got = tuple(found.shape) if isinstance(found, Tensor) else type(found).__name__
+        raise ArgumentError(WHO, f"a module from {name} that gives [b, d]", str(got))
+    return backbone, found.shape[1]
+
+
+def _without_classes(name: str, backbone: nn.Module) -> int:
+    """Replaces the last linear layer, which gives classes, by nothing; returns the number of features before it."""
+    layers = [(place, layer) for place, layer in backbone.named_modules() if isinstance(layer, nn.Linear)]
+    if not layers:
+        raise ArgumentError(WHO, "a classifier that ends with a linear layer", f"torchvision:{name}")
+    place, last = layers[-1]
+    backbone.set_submodule(place, nn.Identity())
+    return last.in_features
+
+
+def _seeing(backbone: nn.Module, in_channels: int) -> None:
+    """Replaces the first convolution by one for so many channels."""
+    place, first = next((p, layer) for p, layer in backbone.named_modules() if isinstance(layer, nn.Conv2d))
+    size, stride, padding = (first.kernel_size, first.stride, first.padding)
+    other: Any = partial(nn.Conv2d, in_channels, first.out_channels, size, stride, padding)  # type: ignore[arg-type]
+    backbone.set_submodule(place, other(bias=first.bias is not None))
+
+
+_sources: dict[str, Callable[[str, int], Backbone]] = {"torchvision": _torchvision, "timm": _timm, "hf": _hf}
+OUTSIDE = ("torchvision:resnet18", "timm:resnet18", "hf:PATH", "file.py:function")

@@ -1,0 +1,59 @@
+"""CLIP (Radford et al. 2021): two encoders, both directions, and a temperature that is learnt with them.
+
+The light version trains two projection heads on vectors that were made elsewhere: ``--data embeddings:FILE.npz``. The
+temperature is exp(-scale), at least 0.01 as the authors have it.
+"""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from hardneg.core.diagnose import Diagnosis
+from hardneg.training.data.items import Items
+from hardneg.training.loop import train
+from hardneg.training.method import Batch, Encode
+from hardneg.training.options import CLIPOptions
+from hardneg.training.recipes.simclr import SimCLR
+from hardneg.training.setup import loss_for
+
+LOWEST = 0.01
+
+
+class CLIP(SimCLR):
+    def __init__(self, options: CLIPOptions, data: Items, total: int) -> None:
+        options.check()
+        super().__init__(options, data, total)
+        self.scale = nn.Parameter(torch.tensor(-math.log(float(options.temperature))))
+
+    def loss_for(self, options: Any) -> Any:
+        return loss_for(options, views="cross")
+
+    def temperature(self) -> Tensor:
+        return torch.exp(-self.scale).clamp(min=LOWEST)
+
+    def loss_of(self, encode: Encode, batch: Batch) -> Tensor:
+        from_first = super().loss_of(encode, batch)
+        first, second = self.first, self.second
+        return (from_first + self._one_way(second.vectors, first.vectors, first.ids, first.labels)) / 2.0
+
+    def of_views(self, z1: Tensor, z2: Tensor, ids: Tensor | None, labels: Tensor | None) -> Tensor:
+        return self._one_way(z1, z2, ids, labels)
+
+    def _one_way(self, z1: Tensor, z2: Tensor, ids: Tensor | None, labels: Tensor | None) -> Tensor:
+        loss: Tensor = self.loss(z1, z2, ids, labels, temperature=self.temperature().expand(len(z1)))
+        return loss
+
+    def diagnose(self) -> Diagnosis:
+        first, second = self.first, self.second
+        now = self.temperature().detach().expand(len(first.vectors))
+        found: Diagnosis = self.loss.diagnose(first.vectors, second.vectors, first.ids, first.labels, temperature=now)
+        return found
+
+
+def main(options: CLIPOptions, out: str | Path, **how: Any) -> dict[str, Any]:
+    return train("clip", CLIP, options, out, **how)

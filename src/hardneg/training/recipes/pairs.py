@@ -1,0 +1,63 @@
+"""Supervised pairs with mined negatives: the first of each pair against the second ones of the batch and the mined.
+
+A candidate is known by the id of its text, so that a text which belongs to the anchor, too, is never its negative.
+Mined negatives have the source "mined" and are shared by all anchors: ``--negatives "Tilt(5, source='mined')"``. Every
+rank computes the loss of all gathered rows.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn.functional import normalize
+
+from hardneg.core.diagnose import Diagnosis
+from hardneg.core.distributed import gather
+from hardneg.core.types import Keys
+from hardneg.training.data.inputs import joined
+from hardneg.training.data.items import Items
+from hardneg.training.loop import train
+from hardneg.training.method import Batch, Encode, Method
+from hardneg.training.options import PairsOptions
+from hardneg.training.setup import loss_for
+
+
+class Pairs(Method):
+    documents: Tensor
+
+    def __init__(self, options: PairsOptions, data: Items, total: int) -> None:
+        super().__init__()
+        self.encoder = data.encoder(options)
+        self.loss = loss_for(options, views="pool", gather=False)
+        self.both_ways = options.directions == "both"
+        documents = getattr(data, "documents", torch.arange(len(data)))
+        self.register_buffer("documents", documents.clone(), persistent=False)
+
+    def loss_of(self, encode: Encode, batch: Batch) -> Tensor:
+        b, mined = len(batch.ids), batch.mined
+        z = normalize(encode(joined([batch.views, *([] if mined is None else [mined.inputs])])).float(), dim=-1)
+        documents = self.documents[batch.ids]
+        first, second = (gather(Keys(part, documents, batch.labels, source="batch")) for part in (z[:b], z[b : 2 * b]))
+        pool = [second, *([] if mined is None else [gather(Keys(z[2 * b :], mined.ids, source="mined"))])]
+        self.last = (first.vectors, second.vectors, first.ids, first.labels, pool)
+        self.keys = gather(Keys(torch.cat([z[:b], z[b : 2 * b]], dim=1).detach() * 0.5**0.5, batch.ids))
+        loss: Tensor = self.loss(*self.last)
+        if self.both_ways:
+            loss = (loss + self.loss(second.vectors, first.vectors, second.ids, second.labels, [first])) / 2.0
+        return loss
+
+    def diagnose(self) -> Diagnosis:
+        return self.loss.diagnose(*self.last)
+
+    def harvest(self) -> Keys:
+        return self.keys
+
+    def set_progress(self, step: int, total: int) -> None:
+        self.loss.set_progress(step, total)
+
+
+def main(options: PairsOptions, out: str | Path, **how: Any) -> dict[str, Any]:
+    return train("pairs", Pairs, options, out, **how)

@@ -1,0 +1,81 @@
+"""Quick-thoughts (Logeswaran and Lee 2018): a sentence predicts its neighbours among the sentences of the batch.
+
+Batches are consecutive sentences, scores raw dot products of two encoders, and the sentence itself stays in the softmax
+with a logit of 0, as in the authors' code. The features are those of both encoders. Every rank computes the loss of all
+gathered rows, since neighbours may be on two ranks.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from hardneg.core.diagnose import Diagnosis, diagnose
+from hardneg.core.distributed import gather
+from hardneg.core.errors import ArgumentError
+from hardneg.core.objectives import reduce
+from hardneg.core.scoring import from_matrix
+from hardneg.core.types import Keys, Scores
+from hardneg.core.vectors import widened
+from hardneg.training.data.inputs import Sided, TwoTowers
+from hardneg.training.data.items import Items
+from hardneg.training.loop import train
+from hardneg.training.method import Batch, Encode, Method
+from hardneg.training.options import QuickThoughtsOptions
+from hardneg.training.setup import loss_for
+
+
+class QuickThoughts(Method):
+    places: Tensor
+
+    def __init__(self, options: QuickThoughtsOptions, data: Items, total: int) -> None:
+        super().__init__()
+        places = getattr(data, "places", None)
+        if places is None:
+            raise ArgumentError("quick-thoughts", "sentences in their order", f"data={data.name!r}", "use text:FILE")
+        self.register_buffer("places", places.clone(), persistent=False)
+        self.two = options.encoders == "two"
+        first = data.encoder(options)
+        other = replace(options, seed=(options.seed + 2**30) % 2**31)  # other weights for the second encoder
+        self.encoder = TwoTowers(first, data.encoder(other)) if self.two else first
+        self.context_size = options.context_size
+        self.loss = loss_for(options, positives_in_denominator="all")
+        self.negatives = self.loss.negatives
+
+    def loss_of(self, encode: Encode, batch: Batch) -> Tensor:
+        u, v = encode(Sided(batch.first, batch.second) if self.two else batch.views).float().chunk(2)
+        first, second = (gather(Keys(part, batch.ids)) for part in (u, v))
+        self.first, self.second = first, second
+        similarity, near = self._matrix()
+        loss: Tensor = reduce(self.loss.of_matrix(similarity, near), from_matrix(similarity, near))
+        return loss
+
+    def _matrix(self) -> tuple[Tensor, Tensor]:
+        """Dot products with 0 for the sentence itself, and who is a neighbour."""
+        u, v, ids = widened(self.first.vectors), widened(self.second.vectors), self.first.ids
+        assert ids is not None
+        places = self.places[ids]
+        distance = (places[:, None] - places).abs()
+        with torch.autocast(u.device.type, enabled=False):
+            similarity = (u @ v.T).masked_fill(distance == 0, 0.0)
+        return similarity, (distance > 0) & (distance <= self.context_size)
+
+    def diagnose(self) -> Diagnosis:
+        scores: Scores = from_matrix(*self._matrix(), self.loss.temperature_now())
+        return diagnose(scores, self.negatives.log_weights(scores))
+
+    def harvest(self) -> Keys:
+        vectors = torch.cat([self.first.vectors, self.second.vectors], dim=1).detach()
+        return Keys(torch.nn.functional.normalize(vectors, dim=-1), self.first.ids)
+
+    def set_progress(self, step: int, total: int) -> None:
+        self.loss.set_progress(step, total)
+        self.negatives = self.loss.negatives.at(step, total)
+
+
+def main(options: QuickThoughtsOptions, out: str | Path, **how: Any) -> dict[str, Any]:
+    return train("quick-thoughts", QuickThoughts, options, out, **how)

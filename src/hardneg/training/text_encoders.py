@@ -1,0 +1,120 @@
+"""Encoders of texts: a small one that needs no download and no extra, and those of transformers and ST on disk.
+
+    text_encoder("auto", dim=256)         hashed subwords, their weighted mean and one hidden layer
+    text_encoder("hf:PATH")               a model of transformers, the mean over its tokens
+    text_encoder("st:PATH")               a sentence-transformers model with a transformer inside
+
+The dropout of the small one is a function of the key of each view (data/tokens.py), so that ranks, chunks and resumed
+runs see the same; that of the others is torch's.
+"""
+
+from __future__ import annotations
+
+from contextlib import nullcontext
+from typing import Annotated, Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import embedding_bag, gelu
+
+from hardneg.core.errors import ArgumentError, UnknownName, optional
+from hardneg.core.keyed import uniforms
+from hardneg.training.data.tokens import NUM_BUCKETS, Tokens
+from hardneg.training.encoders import Encoder
+
+Features = Annotated[Tensor, "b d"]
+KINDS = ("auto", "hashed", "hf:PATH", "st:PATH")
+
+
+def check_text_encoder(name: str) -> None:
+    """Raises unless ``text_encoder`` knows the name; loads nothing."""
+    kind, _, path = name.partition(":")
+    if name not in ("auto", "hashed") and not (kind in ("hf", "st") and path):
+        raise UnknownName(name, KINDS)
+    if kind in ("hf", "st"):
+        optional("transformers", name, extra="text")
+
+
+def text_encoder(name: str = "auto", dim: int = 256, *, head: str = "none", seed: int | None = None) -> Encoder:
+    """An encoder of ``Tokens``; ``dim`` is the width of the small one, and that of the head of the others."""
+    check_text_encoder(name)
+    with nullcontext() if seed is None else torch.random.fork_rng([]):
+        if seed is not None:
+            torch.manual_seed(seed)
+        kind, _, path = name.partition(":")
+        backbone: Any = HashedSubwords(dim) if kind in ("auto", "hashed") else Pretrained(kind, path)
+        width = backbone.feature_dim
+        return Encoder(backbone, width, _head(head, width, dim), "hashed" if kind == "auto" else name)
+
+
+def _head(name: str, width: int, dim: int) -> nn.Module:
+    if name == "mlp":
+        return nn.Sequential(nn.Linear(width, width), nn.Tanh(), nn.Linear(width, dim))
+    return nn.Linear(width, dim) if name == "linear" else nn.Identity()
+
+
+class HashedSubwords(nn.Module):
+    """The mean of the embeddings of hashed subwords, weighted by what is learnt of each, and one hidden layer.
+
+    Where a batch has keys, ``dropout`` of the tokens and of the features are dropped, in training and in evaluation:
+    the dropout is what tells two views apart (SimCSE).
+    """
+
+    def __init__(self, width: int = 256, dropout: float = 0.1) -> None:
+        super().__init__()
+        self.feature_dim, self.dropout = width, dropout
+        self.table = nn.Parameter(torch.randn(NUM_BUCKETS, width) * width**-0.5)
+        self.log_weight = nn.Parameter(torch.zeros(NUM_BUCKETS))
+        self.norm, self.hidden = nn.LayerNorm(width), nn.Linear(width, width)
+        nn.init.zeros_(self.hidden.weight)  # begins as the plain mean
+
+    def forward(self, tokens: Tokens) -> Features:
+        weights = torch.where(tokens.mask, self.log_weight[tokens.rows].exp(), 0.0)  # [b, l]
+        kept = self._kept(tokens, weights.shape[1] + self.feature_dim)
+        if kept is not None:
+            weights = weights * kept[:, : weights.shape[1]]
+        pooled = embedding_bag(tokens.rows, self.table.to(weights.dtype), per_sample_weights=weights, mode="sum")
+        pooled = pooled / weights.sum(1, keepdim=True).clamp(min=1e-6)
+        features: Tensor = pooled + gelu(self.hidden(self.norm(pooled)))
+        return features if kept is None else features * kept[:, -self.feature_dim :]
+
+    def _kept(self, tokens: Tokens, number: int) -> Annotated[Tensor, "b n"] | None:
+        """1 / (1 - dropout) or 0 for each token and feature; a row of key 0 keeps all."""
+        if tokens.keys is None:
+            return None
+        keys = tokens.keys
+        drawn = uniforms(number, keys, torch.zeros_like(keys), 0, 0).T  # slot by slot, whatever the longest text is
+        features, words = drawn[:, : self.feature_dim], drawn[:, self.feature_dim :]
+        dropped = torch.cat([words, features], dim=1) < self.dropout
+        scale = torch.where(dropped, 0.0, 1.0 / (1.0 - self.dropout))
+        return torch.where((keys == 0)[:, None], 1.0, scale)
+
+
+class Pretrained(nn.Module):
+    """A transformer from disk: the mean over the tokens (hf), or what a sentence-transformers model makes of them."""
+
+    def __init__(self, kind: str, path: str) -> None:
+        super().__init__()
+        try:
+            if kind == "st":
+                library = optional("sentence_transformers", f"st:{path}", extra="text")
+                self.model: Any = library.SentenceTransformer(path, device="cpu")
+                self.feature_dim = int(self.model.get_sentence_embedding_dimension())
+            else:
+                self.model = optional("transformers", f"hf:{path}", extra="text").AutoModel.from_pretrained(path)
+                self.feature_dim = int(self.model.config.hidden_size)
+        except ImportError:
+            raise
+        except Exception as error:  # whatever the hub, its cache and damaged files lead to
+            reason = (str(error).strip() or type(error).__name__).splitlines()[0]
+            raise ArgumentError("train", "an encoder of texts", f"{kind}:{path} ({reason})") from error
+        self.kind = kind
+
+    def forward(self, tokens: Tokens) -> Features:
+        mask = tokens.mask.long()
+        features = {"input_ids": tokens.rows, "attention_mask": mask}
+        if self.kind == "st":
+            found: Tensor = self.model(features)["sentence_embedding"]
+            return found
+        states: Tensor = self.model(**features).last_hidden_state
+        return (states * mask[..., None]).sum(1) / mask.sum(1, keepdim=True).clamp(min=1)

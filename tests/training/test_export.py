@@ -1,0 +1,287 @@
+"""The encoder of a run elsewhere: loaded, exported and read back with the same features."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from typer.testing import CliRunner
+
+import hardneg as hn
+from hardneg.cli.app import app
+from hardneg.io.embeddings import load_embeddings
+from hardneg.training.augmentation.augment import TINY
+from hardneg.training.data.images import load
+from hardneg.training.encoders import auto_encoder, build_encoder, embed
+from hardneg.training.evaluation.transfer import transfer
+from hardneg.training.export import export, how_to_load, resnet_names
+from hardneg.training.outside import outside_backbone
+from support.libraries import library
+from support.training_runs import few_digits, run, short
+
+pytest.importorskip("accelerate", reason="training needs the extra train")
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> str:
+    return few_digits(tmp_path_factory.mktemp("export") / "digits.npz", 64)
+
+
+@pytest.fixture(scope="module")
+def trained(data: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("export") / "run"
+    run("simclr", path, short(data, epochs=2, monitor_every=1))
+    return path
+
+
+def names_of_resnet18() -> set[str]:
+    """As torchvision and timm have them, without the layer of classes."""
+    norm = ("weight", "bias", "running_mean", "running_var", "num_batches_tracked")
+    names = ["conv1.weight", *(f"bn1.{one}" for one in norm)]
+    for layer in (1, 2, 3, 4):
+        for block in (0, 1):
+            where = f"layer{layer}.{block}"
+            for number in (1, 2):
+                names += [f"{where}.conv{number}.weight", *(f"{where}.bn{number}.{one}" for one in norm)]
+            if layer > 1 and block == 0:
+                names += [f"{where}.downsample.0.weight", *(f"{where}.downsample.1.{one}" for one in norm)]
+    return set(names)
+
+
+class TestLoading:
+    def test_the_features_are_those_of_the_run(self, trained: Path, data: str) -> None:
+        encoder = hn.load_encoder(trained)
+        assert not encoder.training
+        expected = load_embeddings(trained / "embeddings.npz")[2]
+        images = load(data, "test").images
+        assert torch.equal(embed(encoder, images, TINY.plain), expected)
+
+    def test_the_best_weights_are_those_of_the_monitor(self, trained: Path) -> None:
+        saved = torch.load(trained / "checkpoint.best.pt")["method"]
+        best = hn.load_encoder(trained, "best").state_dict()
+        assert all(torch.equal(value, saved[f"encoder.{name}"]) for name, value in best.items())
+
+    def test_the_encoder_of_moco_v3_is_behind_a_predictor(self, data: str, tmp_path: Path) -> None:
+        run("moco", tmp_path / "run", short(data, epochs=1, version="v3"))
+        encoder = hn.load_encoder(tmp_path / "run")
+        expected = load_embeddings(tmp_path / "run" / "embeddings.npz")[2]
+        assert torch.equal(embed(encoder, load(data, "test").images, TINY.plain), expected)
+
+    def test_what_is_not_there_is_named(self, data: str, tmp_path: Path, trained: Path) -> None:
+        run("simclr", tmp_path / "run", short(data, epochs=1))
+        with pytest.raises(FileNotFoundError, match="the best checkpoint of a run, .* train with --monitor-every 1"):
+            hn.load_encoder(tmp_path / "run", "best")
+        with pytest.raises(ValueError, match="weights to be one of last, best"):
+            hn.load_encoder(trained, "first")
+        with pytest.raises(ValueError, match=r"no config\.json"):
+            hn.load_encoder(tmp_path)
+
+
+class TestResNets:
+    @pytest.mark.parametrize("name", ["resnet18", "resnet18-imagenet"])
+    def test_names_are_those_of_torchvision_and_timm(self, name: str) -> None:
+        backbone: Any = build_encoder(name, 3, seed=0).backbone
+        found = resnet_names(backbone)
+        assert set(found) == names_of_resnet18()
+        assert len(found) == len(backbone.state_dict())
+        assert found["conv1.weight"].shape == ((64, 3, 7, 7) if "imagenet" in name else (64, 3, 3, 3))
+        assert torch.equal(found["layer4.1.conv2.weight"], backbone.layers[7].residual[3].weight)
+        assert torch.equal(found["layer3.0.downsample.1.bias"], backbone.layers[4].shortcut[1].bias)
+
+    def test_bottlenecks_have_three_convolutions(self) -> None:
+        found = resnet_names(build_encoder("resnet50", 3, seed=0).backbone)  # type: ignore[arg-type]
+        assert {"layer1.0.downsample.0.weight", "layer3.5.conv3.weight", "layer4.2.bn3.running_var"} <= set(found)
+        assert len([name for name in found if name.endswith("conv2.weight")]) == 16
+
+    @pytest.mark.parametrize("kind", ["torchvision", "timm"])
+    @pytest.mark.parametrize("name", ["resnet18", "resnet18-imagenet"])
+    def test_the_library_gives_the_same_features(self, kind: str, name: str) -> None:
+        module = library(kind)
+        encoder = build_encoder(name, 3, seed=0).eval()
+        if kind == "timm":
+            model = module.create_model("resnet18", num_classes=0)
+        else:
+            model = module.models.resnet18(weights=None)
+            model.fc = nn.Identity()
+        if name == "resnet18":
+            model.conv1, model.maxpool = nn.Conv2d(3, 64, 3, 1, 1, bias=False), nn.Identity()
+        model.load_state_dict(resnet_names(encoder.backbone), strict=True)  # type: ignore[arg-type]
+        images = torch.rand(2, 3, 64, 64)
+        torch.testing.assert_close(model.eval()(images), encoder.features(images), rtol=1e-4, atol=1e-5)
+
+    def test_group_normalisation_has_no_names_there(self) -> None:
+        with pytest.raises(ValueError, match="a ResNet with batch normalisation"):
+            resnet_names(build_encoder("resnet18", 3, norm="group").backbone)  # type: ignore[arg-type]
+
+    def test_auto_has_a_stem_of_imagenet_above_64_pixels(self) -> None:
+        assert [auto_encoder(size) for size in (28, 32, 64, 65)] == [
+            "tiny",
+            "resnet18",
+            "resnet18",
+            "resnet18-imagenet",
+        ]
+        from torch.utils.flop_counter import FlopCounterMode
+
+        with torch.device("meta"), FlopCounterMode(display=False) as flops, torch.no_grad():
+            build_encoder(auto_encoder(224), 3).eval()(torch.zeros(1, 3, 224, 224))
+        assert flops.get_total_flops() < 4e9  # 54e9 with the stem of CIFAR
+
+
+def test_a_run_of_a_resnet_is_exported(data: str, tmp_path: Path) -> None:
+    run("simclr", tmp_path / "run", short(data, epochs=1, encoder="resnet18"))
+    encoder: Any = hn.load_encoder(tmp_path / "run")
+    for kind in ("torchvision", "timm"):
+        done = CliRunner().invoke(app, ["export", str(tmp_path / "run"), "--format", kind])
+        assert done.exit_code == 0, done.output
+        assert "model.conv1 = torch.nn.Conv2d(1, 64, 3, 1, 1, bias=False)" in done.output
+        state = torch.load(tmp_path / "run" / f"{kind}.pth", weights_only=True)
+        assert set(state) == names_of_resnet18()
+        assert torch.equal(state["layer2.0.conv1.weight"], encoder.backbone.layers[2].residual[0].weight)
+    assert "timm.create_model('resnet18', num_classes=0)" in how_to_load(tmp_path / "run", "timm", tmp_path)
+
+
+def test_safetensors_have_all_weights_and_the_options(trained: Path, tmp_path: Path) -> None:
+    safetensors = pytest.importorskip("safetensors", reason="needs the extra text")
+    path = export(trained, "safetensors", tmp_path / "encoder.safetensors")
+    expected = hn.load_encoder(trained).state_dict()
+    with safetensors.safe_open(path, "pt") as file:
+        assert set(file.keys()) == set(expected)
+        assert all(torch.equal(file.get_tensor(name), value) for name, value in expected.items())
+        assert json.loads(file.metadata()["options"])["dim"] == 32
+
+
+def test_formats_that_do_not_fit_are_named(trained: Path) -> None:
+    with pytest.raises(ValueError, match="a ResNet, or an encoder of torchvision or timm, got tiny"):
+        export(trained, "torchvision")
+    with pytest.raises(ValueError, match="an encoder of texts from st:PATH or hf:PATH"):
+        export(trained, "sentence-transformers")
+    with pytest.raises(ValueError, match="a format among torchvision, timm"):
+        export(trained, "onnx")
+
+
+class TestTexts:
+    @pytest.mark.parametrize("kind", ["st", "hf"])
+    def test_sentence_transformers_encode_the_same(self, kind: str, tmp_path: Path) -> None:
+        library("sentence_transformers")
+        from sentence_transformers import SentenceTransformer
+
+        from hardneg.training.export import text_encoder_of
+        from support.tiny_bert import texts, tiny_bert
+
+        model = tiny_bert(tmp_path)
+        model.save(str(tmp_path / "st"))
+        (plain,) = tmp_path.glob("bert-*")
+        (tmp_path / "lines.txt").write_text("\n".join(texts(80, seed=0)))
+        path = tmp_path / "st" if kind == "st" else plain
+        options = {"data": f"text:{tmp_path / 'lines.txt'}", "encoder": f"{kind}:{path}", "epochs": 1, "batch_size": 16}
+        run("simcse", tmp_path / "run", {**options, "device": "cpu", "learning_rate": 0.01})
+        exported = export(tmp_path / "run", "sentence-transformers")
+        some = texts(9, seed=3)
+        found = SentenceTransformer(str(exported), device="cpu").encode(some, convert_to_tensor=True)
+        ours = text_encoder_of(tmp_path / "run").texts(some)
+        torch.testing.assert_close(found, ours, rtol=1e-5, atol=1e-6)
+        assert not torch.allclose(found, model.encode(some, convert_to_tensor=True), atol=1e-3)  # it was trained
+
+    def test_a_run_on_texts_is_evaluated_by_sts(self, tmp_path: Path) -> None:
+        (tmp_path / "lines.txt").write_text("\n".join(f"a word {i} and the number {i * i}" for i in range(64)))
+        options = {"data": f"text:{tmp_path / 'lines.txt'}", "epochs": 1, "batch_size": 16, "device": "cpu", "dim": 16}
+        pairs = ["4\ta word\ta word", "2\ta word\ta number", "0\tthe 3\tword"]
+        (tmp_path / "sts.tsv").write_text("\n".join(["score\tsentence1\tsentence2", *pairs]))
+        monitor = f"sts('{tmp_path / 'sts.tsv'}')"
+        run("simcse", tmp_path / "run", {**options, "monitor": monitor, "monitor_every": 1})
+        command = ["evaluate", str(tmp_path / "run"), "--sts", str(tmp_path / "sts.tsv"), "--json"]
+        found = json.loads(CliRunner().invoke(app, command).output)
+        from hardneg.training.runs import Run
+
+        (look,) = [one["monitor"] for one in Run(tmp_path / "run").metrics() if "monitor" in one]
+        assert found["sts"]["all"] == pytest.approx(look)
+
+
+class TestTransfer:
+    def test_to_its_own_data_gives_its_own_figures(self, trained: Path, data: str) -> None:
+        result = json.loads((trained / "result.json").read_text())
+        found = transfer(trained, data)
+        assert {name: found[name] for name in ("knn", "1nn", "linear")} == {
+            name: result[name] for name in ("knn", "1nn", "linear")
+        }
+
+    def test_on_the_command_line(self, trained: Path) -> None:
+        done = CliRunner().invoke(app, ["evaluate", str(trained), "--on", "digits", "--json"])
+        assert done.exit_code == 0, done.output
+        found = json.loads(done.output)
+        assert (found["data"], found["num_test"]) == ("digits", 360)
+
+    def test_other_kinds_are_named(self, trained: Path, tmp_path: Path) -> None:
+        (tmp_path / "lines.txt").write_text("a\nb\n")
+        with pytest.raises(ValueError, match="data of the kind that the run was trained on"):
+            transfer(trained, f"text:{tmp_path / 'lines.txt'}")
+
+
+OWN = """
+from torch import nn
+
+def build(in_channels):
+    return nn.Sequential(nn.Flatten(), nn.LazyLinear(24) if False else nn.Linear(64 * in_channels, 24))
+
+def wrong(in_channels):
+    return nn.Conv2d(in_channels, 4, 3)
+"""
+
+
+class TestOwnEncoders:
+    @pytest.fixture
+    def file(self, tmp_path: Path) -> Path:
+        (tmp_path / "own.py").write_text(OWN)
+        return tmp_path / "own.py"
+
+    def test_of_a_file_are_trained_and_loaded(self, file: Path, data: str, tmp_path: Path) -> None:
+        run("simclr", tmp_path / "run", short(data, epochs=1, encoder=f"{file}:build"))
+        with pytest.raises(ValueError, match="pass run_code=True if you trust it"):
+            hn.load_encoder(tmp_path / "run")
+        encoder: Any = hn.load_encoder(tmp_path / "run", run_code=True)
+        assert encoder.feature_dim == 24
+        expected = load_embeddings(tmp_path / "run" / "embeddings.npz")[2]
+        assert torch.equal(embed(encoder, load(data, "test").images, TINY.plain), expected)
+
+    def test_of_a_file_are_compared(self, file: Path, data: str, tmp_path: Path) -> None:
+        from hardneg.comparing import Comparison, compare
+
+        common = {**short(data, epochs=1), "encoder": f"{file}:build"}
+        found = compare(Comparison(("simclr()", "hcl()"), 2, common), tmp_path / "out", jobs=1, show=lambda line: None)
+        assert len(found["rows"]) == 2
+
+    @pytest.mark.parametrize(
+        ("name", "message"),
+        [("own.py:wrong", r"gives \[b, d\], got \(2, 4, 6, 6\)"), ("own.py:none", "a function 'none'")],
+    )
+    def test_wrong_ones_are_named(self, name: str, message: str, file: Path) -> None:
+        with pytest.raises(ValueError, match=message):
+            build_encoder(str(file.parent / name), 1, size=8)
+
+    @pytest.mark.parametrize(
+        ("name", "width"), [("torchvision:resnet18", 512), ("timm:test_resnet", 96), ("torchvision:convnext_tiny", 768)]
+    )
+    def test_of_libraries_lose_their_classes(self, name: str, width: int) -> None:
+        library(name.partition(":")[0])
+        backbone, found = outside_backbone(name, 1)
+        assert found == width
+        assert backbone.eval()(torch.rand(2, 1, 64, 64)).shape == (2, width)
+
+    def test_transformers_models_of_images(self, tmp_path: Path) -> None:
+        transformers = library("transformers")
+        config = transformers.ResNetConfig(
+            num_channels=1, embedding_size=8, hidden_sizes=[8, 12], depths=[1, 1], layer_type="basic"
+        )
+        torch.manual_seed(0)
+        model = transformers.ResNetModel(config).eval()
+        model.save_pretrained(tmp_path / "resnet")
+        encoder = build_encoder(f"hf:{tmp_path / 'resnet'}", 1, seed=0).eval()
+        images = torch.rand(2, 1, 32, 32)
+        expected = model(pixel_values=images).pooler_output.flatten(1)
+        torch.testing.assert_close(encoder.features(images), expected)
+        with pytest.raises(ValueError, match="a model for images of 3 channels"):
+            build_encoder(f"hf:{tmp_path / 'resnet'}", 3)
