@@ -23,7 +23,9 @@ DATA, NEGATIVES, TRAINING, RUN = "Data and encoder", "Negatives", "Training", "T
 class TrainOptions:
     """What every recipe takes."""
 
-    data: str = option("digits", "digits, fashion-mnist, cifar10, cifar100, folder:PATH, npz:PATH or hf:NAME.", DATA)
+    data: str = option(
+        "digits", "digits, fashion-mnist, cifar10, cifar100, folder:PATH, npz:PATH, hf:NAME, text:FILE ...", DATA
+    )
     data_root: str | None = option(None, "Where the data set lies, if not in its usual place.", DATA)
     encoder: str = option("auto", "auto (tiny up to 28 pixels), tiny, resnet18, resnet50, torchvision:resnet18.", DATA)
     dim: int = option(128, "Features of the projection that the loss sees.", DATA, low=1)
