@@ -12,7 +12,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from hardneg.core.pairing import Cut, Pairing, similarity
+from hardneg.core.pairing import Cut, Pairing, Rows, similarity
 
 TENSOR_CORES = ("cuda",)
 """Devices on which 16-bit inputs are multiplied in 16 bits."""
@@ -54,7 +54,7 @@ class Products:
     def dtype_of_gradient(self) -> torch.dtype:
         return torch.bfloat16 if self.half else self.dtype
 
-    def of_tile(self, rows: slice, cut: Cut) -> tuple[Tensor, Tensor | None]:
+    def of_tile(self, rows: Rows, cut: Cut) -> tuple[Tensor, Tensor | None]:
         """The products of a tile, and the number that makes them similarities."""
         pool, anchors = self.pools[cut.pool], self.anchors.vectors[rows]
         return similarity(anchors, _cut(pool.vectors, rows, cut)), self.scale(cut)
@@ -62,18 +62,33 @@ class Products:
     def scale(self, cut: Cut) -> Tensor | None:
         return _product_of(self.anchors.norm, self.pools[cut.pool].norm)
 
-    def add_gradient(self, grad: Tensor, rows: slice, cut: Cut, anchors: Tensor | None, pool: Tensor | None) -> None:
+    def add_gradient(self, grad: Tensor, rows: Rows, cut: Cut, anchors: Tensor | None, pool: Tensor | None) -> None:
         """Adds what the gradient by the similarities of a tile gives to the sums of the anchors and of the pool."""
         candidates = _cut(self.pools[cut.pool].of_gradient, rows, cut)
         if anchors is not None:
-            anchors[rows] += (
+            shared = candidates.ndim == 2
+            add_rows(
+                anchors,
+                rows,
                 _multiplied(grad, candidates)
-                if candidates.ndim == 2
-                else (torch.bmm(grad[:, None].to(candidates.dtype), candidates)[:, 0])
+                if shared
+                else torch.bmm(grad[:, None].to(candidates.dtype), candidates)[:, 0],
             )
-        if pool is not None:
-            own = self.anchors.of_gradient[rows]
-            _cut(pool, rows, cut).add_(_multiplied(grad.T, own) if pool.ndim == 2 else grad[:, :, None] * own[:, None])
+        if pool is None:
+            return
+        own = self.anchors.of_gradient[rows]
+        if pool.ndim == 2:
+            pool[cut.low : cut.high].add_(_multiplied(grad.T, own))
+        else:
+            add_rows(pool[:, cut.low : cut.high], rows, grad[:, :, None] * own[:, None])
+
+
+def add_rows(total: Tensor, rows: Rows, values: Tensor) -> None:
+    """Adds values to these rows, each of which is there once: to the same bits in every run."""
+    if isinstance(rows, Tensor) and total.ndim:
+        total.index_add_(0, rows, values.to(total.dtype))
+    else:
+        (total[rows] if total.ndim else total).add_(values)
 
 
 def narrows(vectors: Tensor) -> bool:
@@ -96,7 +111,7 @@ def _product_of(first: Tensor | None, second: Tensor | None) -> Tensor | None:
     return first * second
 
 
-def _cut(vectors: Tensor, rows: slice, cut: Cut) -> Tensor:
+def _cut(vectors: Tensor, rows: Rows, cut: Cut) -> Tensor:
     return vectors[rows, cut.low : cut.high] if vectors.ndim == 3 else vectors[cut.low : cut.high]
 
 

@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from hardneg.core.objectives import Objective
-from hardneg.core.pairing import Met
+from hardneg.core.pairing import Met, Rows
 from hardneg.core.statistics import Mass, Statistic, Support, row_max
 from hardneg.core.sweep import Bounds, weigh
 from hardneg.core.tiles import NEVER, Tile
@@ -18,6 +18,7 @@ from hardneg.kernels.compiled import pull_back
 from hardneg.kernels.leaves import Held, Holders, Piece
 from hardneg.kernels.plan import Compared, Plan
 from hardneg.kernels.swept import At, Grads, Sweep
+from hardneg.kernels.whole import Whole, cut_rows
 
 
 class Sums(NamedTuple):
@@ -26,7 +27,7 @@ class Sums(NamedTuple):
     mass: Mass
     totals: list[Tensor]
 
-    def of(self, rows: slice) -> Sums:
+    def of(self, rows: Rows) -> Sums:
         return Sums(Mass(*(each[rows] for each in self.mass)), [total[rows] for total in self.totals])
 
 
@@ -39,13 +40,13 @@ class Parts(NamedTuple):
     positives: list[Tensor]
 
     @classmethod
-    def joined(cls, tiles: Sequence[Parts], dim: int) -> Parts:
-        """Of candidates side by side (1), or of rows (0)."""
+    def joined(cls, tiles: Sequence[Parts]) -> Parts:
+        """Of candidates side by side."""
         if len(tiles) == 1:
             return tiles[0]
 
         def each(parts: Sequence[list[Tensor]]) -> list[Tensor]:
-            return [torch.cat(some, dim) for some in zip(*parts, strict=True)]
+            return [torch.cat(some, dim=1) for some in zip(*parts, strict=True)]
 
         shift, mass = each([[tile.shift, tile.mass] for tile in tiles])
         return cls(shift, mass, each([tile.candidates for tile in tiles]), each([tile.positives for tile in tiles]))
@@ -60,27 +61,28 @@ class RowStatistics(Sweep):
 
     sums: Sums
 
-    def __init__(self, plan: Plan, pieces: Sequence[Piece], bounds: list[list[Bounds]]) -> None:
+    def __init__(self, plan: Plan, pieces: Sequence[Piece], bounds: list[Bounds]) -> None:
         super().__init__(plan, pieces)
         self.bounds = bounds
 
     def forward(self, pieces: list[Piece]) -> tuple[Tensor, ...]:
         plan, tensors = self.plan, [piece.tensor for piece in pieces]
-        found = [self._parts(i, rows, pieces) for i, rows in enumerate(plan.rows)]
+        found: Whole[Parts] = Whole(len(plan.pairing))
+        plan.each(lambda rows: found.put(rows, self._parts(rows, pieces)))
         held = plan.holders.held(tensors)
         statistics = list(statistics_of(held.objective).values())
         own, real = plan.own_tile(tensors[-1], held.temperature)
-        self.sums = _merged(statistics, Parts.joined(found, 0), _parts_of_positives(statistics, own, real, None))
+        self.sums = _merged(statistics, found.value, _parts_of_positives(statistics, own, real, None))
         pairs = zip(statistics, self.sums.totals, strict=True)
         return tuple(statistic.finish(total, self.sums.mass) for statistic, total in pairs)
 
-    def _parts(self, i: int, rows: slice, pieces: list[Piece]) -> Parts:
-        """The parts of block i of the rows."""
+    def _parts(self, rows: Rows, pieces: list[Piece]) -> Parts:
+        """The parts of a block of the rows."""
         plan, tiles = self.plan, []
         for cut in plan.cuts:
-            args = plan.holders, plan.compared(rows, cut), _cut(pieces, rows), self.bounds[i], plan.runner.block
+            args = plan.holders, plan.compared(rows, cut), rows, pieces[:-1], self.bounds, plan.runner.block
             tiles.append(plan.runner(parts_of_tile, plan.shape(rows, cut), *args))
-        return Parts.joined(tiles, 1)
+        return Parts.joined(tiles)
 
     def pull_own(self, pieces: list[Piece], wanted: list[bool], grads: Grads) -> Sequence[Tensor | None]:
         def outputs_of(inputs: Sequence[Tensor]) -> tuple[list[Tensor], list[Tensor]]:
@@ -92,20 +94,28 @@ class RowStatistics(Sweep):
         return pull_back(outputs_of, [piece.tensor for piece in pieces], wanted)
 
     def pull(self, at: At, pieces: list[Piece], wanted: list[bool], grads: Grads) -> Sequence[Tensor | None]:
-        bounds, dtype = self.bounds[self.plan.rows.index(at.rows)], self.plan.products.dtype_of_gradient
-        of_rows = self.sums.of(at.rows), [grad[at.rows] for grad in grads]
-        args = self.plan.holders, at.compared, _cut(pieces, at.rows), tuple(wanted[:-1]), bounds, *of_rows, dtype
+        dtype = self.plan.products.dtype_of_gradient
+        whole = self.bounds, self.sums, list(grads)
+        args = self.plan.holders, at.compared, at.rows, pieces[:-1], tuple(wanted[:-1]), *whole, dtype
         return [*self.plan.runner(pull_tile, self.plan.shape(at.rows, at.cut), *args), None]
 
 
 def parts_of_tile(
-    holders: Holders, compared: Compared, pieces: Sequence[Tensor], bounds: Sequence[Bounds], block: int | None
+    holders: Holders,
+    compared: Compared,
+    rows: Rows,
+    whole: Sequence[Piece],
+    bounds: Sequence[Bounds],
+    block: int | None,
 ) -> Parts:
-    """The parts of a tile, in blocks of so many candidates, or in one."""
+    """The parts of a tile, in blocks of so many candidates, or in one; pieces and bounds are those of all rows."""
+    pieces = [piece.of(rows) for piece in whole]
     held = holders.held(pieces)
     statistics = list(statistics_of(held.objective).values())
     met = compared.met(compared.similarity(), held.temperature)
-    log_w = torch.where(met.valid, weigh(held.factors, met.tile, holders.replaced(bounds, pieces)), NEVER)
+    log_w = torch.where(
+        met.valid, weigh(held.factors, met.tile, holders.replaced(cut_rows(bounds, rows), pieces)), NEVER
+    )
     blocks = _blocks(log_w, block, NEVER)
     shift = row_max(blocks)
     relative = blocks - torch.where(shift == NEVER, 0.0, shift)
@@ -150,19 +160,22 @@ def _merged(statistics: Sequence[Statistic], parts: Parts, own: list[Tensor]) ->
 def pull_tile(
     holders: Holders,
     compared: Compared,
-    pieces: list[Tensor],
+    rows: Rows,
+    whole: Sequence[Piece],
     wanted: Sequence[bool],
     bounds: Sequence[Bounds],
     sums: Sums,
     grads: Grads,
     dtype: torch.dtype,
 ) -> list[Tensor | None]:
-    """The gradients by the similarities of a tile and by the pieces."""
+    """The gradients by the similarities of a tile and by the pieces, given what is known of all rows."""
+    pieces, known = [piece.of(rows) for piece in whole], cut_rows(bounds, rows)
+    sums, grads = sums.of(rows), [grad[rows] for grad in grads]
 
     def outputs_of(inputs: Sequence[Tensor]) -> tuple[list[Tensor], list[Tensor]]:
         held = holders.held(inputs[1:])
         met = compared.met(inputs[0], held.temperature)
-        return _of_met(held, met, holders.replaced(bounds, inputs[1:]), sums, grads)
+        return _of_met(held, met, holders.replaced(known, inputs[1:]), sums, grads)
 
     grad, *of_pieces = pull_back(outputs_of, [compared.similarity(), *pieces], wanted)
     return [None if grad is None else grad.to(dtype), *of_pieces]
@@ -206,8 +219,3 @@ def _cotangents(
                 outputs.append(output)
                 cotangents.append(cotangent)
     return outputs, cotangents
-
-
-def _cut(pieces: Sequence[Piece], rows: slice) -> list[Tensor]:
-    """Without the last, the scores of the positives, which no tile uses."""
-    return [piece.of(rows) for piece in pieces[:-1]]
