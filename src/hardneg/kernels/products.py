@@ -70,7 +70,7 @@ class Products:
             add_rows(
                 anchors,
                 rows,
-                _multiplied(grad, candidates)
+                multiplied(grad, candidates)
                 if shared
                 else torch.bmm(grad[:, None].to(candidates.dtype), candidates)[:, 0],
             )
@@ -78,7 +78,7 @@ class Products:
             return
         own = self.anchors.of_gradient[rows]
         if pool.ndim == 2:
-            pool[cut.low : cut.high].add_(_multiplied(grad.T, own))
+            pool[cut.low : cut.high].add_(multiplied(grad.T, own))
         else:
             add_rows(pool[:, cut.low : cut.high], rows, grad[:, :, None] * own[:, None])
 
@@ -115,7 +115,7 @@ def _cut(vectors: Tensor, rows: Rows, cut: Cut) -> Tensor:
     return vectors[rows, cut.low : cut.high] if vectors.ndim == 3 else vectors[cut.low : cut.high]
 
 
-def _multiplied(first: Tensor, second: Tensor) -> Tensor:
+def multiplied(first: Tensor, second: Tensor) -> Tensor:
     """The product, summed and kept in float32 where the factors have 16 bits."""
     if first.dtype not in (torch.float16, torch.bfloat16):
         return first @ second

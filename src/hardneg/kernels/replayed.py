@@ -21,6 +21,7 @@ FEWEST = 4
 """A graph for fewer blocks would cost more than it saves."""
 Step = Callable[[Rows], None]
 _capturing = Lock()
+_refused: list[str] = []
 
 
 def over_blocks(step: Step, blocks: Sequence[Rows], allowed: Callable[[], bool]) -> None:
@@ -50,30 +51,44 @@ def _replay(step: Step, rows: Tensor, number: int, allowed: Callable[[], bool]) 
 
 def capture(work: Callable[[], None], device: torch.device) -> Any | None:
     """The work as a CUDA graph, which has not run yet; None where there can be none."""
-    if device.type != "cuda" or not hasattr(torch.cuda, "MemPool") or torch.cuda.is_current_stream_capturing():
+    if device.type != "cuda" or _refused or torch.cuda.is_current_stream_capturing():
         return None
-    current = torch.cuda.current_stream(device)
-    stream, pool = _stream(device), _pool(device, current.cuda_stream)
+    current, stream = torch.cuda.current_stream(device), _stream(device)
+    graph, memory = torch.cuda.CUDAGraph(), _memory(device, current.cuda_stream)
     stream.wait_stream(current)
-    graph = torch.cuda.CUDAGraph()
     with _capturing, torch.cuda.stream(stream):
         small = torch.empty(16, 16, dtype=torch.float16, device=device)
         torch.mm(small, small)  # cuBLAS allocates its workspace here, and not in the memory of the graph
-        graph.capture_begin(pool.id, capture_error_mode="thread_local")
         try:
+            graph.capture_begin(memory.pool, capture_error_mode="thread_local")
             work()
+            graph.capture_end()
         except RuntimeError as error:
             _give_up(graph, error)
             return None
-        graph.capture_end()
+        memory.last = graph
     current.wait_stream(stream)
     return graph
 
 
 def _give_up(graph: Any, error: RuntimeError) -> None:
-    with suppress(RuntimeError):  # which says once more that the capture failed
+    """What a capture that failed leaves behind is not known: there is no other."""
+    with suppress(RuntimeError):
         graph.capture_end()
+    _refused.append(str(error))
     warn_once("no CUDA graph", f"the tiles of a streamed loss are launched one by one: {error}")
+
+
+class _Memory:
+    """Of the tensors inside of graphs, for all graphs of one stream, whose work is done in order.
+
+    It belongs to the last graph: without one it would be given back, and could not be used for another.
+    """
+
+    last: Any = None
+
+    def __init__(self) -> None:
+        self.pool = torch.cuda.graph_pool_handle()
 
 
 @lru_cache
@@ -82,7 +97,5 @@ def _stream(device: torch.device) -> Any:
 
 
 @lru_cache
-def _pool(device: torch.device, stream: int) -> Any:
-    """Memory for the tensors inside of graphs, which may be in use until the work of this stream is done."""
-    with torch.cuda.device(device):
-        return torch.cuda.MemPool()
+def _memory(device: torch.device, stream: int) -> _Memory:
+    return _Memory()
