@@ -57,10 +57,12 @@ class Graph:
         self.made.append(self)
 
 
+@pytest.mark.parametrize("many", [2, 32])
 @pytest.mark.parametrize("text", ["OtherLabel() * Tilt(1.0)", "Ring(0.1, outer=0.6) * Tilt(1.0)"])
-def test_replayed_tiles_give_what_eager_ones_do(traced, monkeypatch, text):
-    """Blocks of 6 of 40 rows: six are replays of one graph in each sweep, the last, of 4 rows, is none."""
+def test_replayed_tiles_give_what_eager_ones_do(traced, monkeypatch, text, many):
+    """Blocks of 6 of 40 rows: of six in each sweep most are replays of one graph, the last, of 4 rows, is none."""
     Graph.made.clear()
+    monkeypatch.setattr(replayed, "MANY", many)
     monkeypatch.setattr(replayed, "capture", Graph)
     found = loss_and_gradients(text, torch.float64, (6, 40), positives="label")
     assert len(Graph.made) == (5 if "Ring" in text else 4)  # bounds; forward and backward, of rows and of pairs

@@ -16,6 +16,7 @@ from hardneg.core.pairing import Cut, Pairing, Rows, similarity
 
 TENSOR_CORES = ("cuda",)
 """Devices on which 16-bit inputs are multiplied in 16 bits."""
+HALF = (torch.float16, torch.bfloat16)
 
 
 class Factor(NamedTuple):
@@ -78,9 +79,17 @@ class Products:
             return
         own = self.anchors.of_gradient[rows]
         if pool.ndim == 2:
-            pool[cut.low : cut.high].add_(multiplied(grad.T, own))
+            add_product(pool[cut.low : cut.high], grad.T, own)
         else:
             add_rows(pool[:, cut.low : cut.high], rows, grad[:, :, None] * own[:, None])
+
+
+def add_product(total: Tensor, first: Tensor, second: Tensor) -> None:
+    """Adds a product, where torch can without a tensor for it."""
+    if total.is_cuda and first.dtype in HALF and hasattr(torch.ops.aten.addmm, "dtype_out"):
+        torch.ops.aten.addmm.dtype_out(total, first, second, total.dtype, out=total)
+    else:
+        total.add_(multiplied(first, second))
 
 
 def add_rows(total: Tensor, rows: Rows, values: Tensor) -> None:
@@ -93,7 +102,7 @@ def add_rows(total: Tensor, rows: Rows, values: Tensor) -> None:
 
 def narrows(vectors: Tensor) -> bool:
     """Whether inputs like these are multiplied in 16 bits."""
-    return vectors.device.type in TENSOR_CORES and vectors.dtype in (torch.float16, torch.bfloat16)
+    return vectors.device.type in TENSOR_CORES and vectors.dtype in HALF
 
 
 def _factor(vectors: Tensor, half: bool) -> Factor:
@@ -117,7 +126,7 @@ def _cut(vectors: Tensor, rows: Rows, cut: Cut) -> Tensor:
 
 def multiplied(first: Tensor, second: Tensor) -> Tensor:
     """The product, summed and kept in float32 where the factors have 16 bits."""
-    if first.dtype not in (torch.float16, torch.bfloat16):
+    if first.dtype not in HALF:
         return first @ second
     if first.is_cuda and hasattr(torch.ops.aten.mm, "dtype"):
         return torch.mm(first, second, out_dtype=torch.float32)

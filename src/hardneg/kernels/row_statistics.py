@@ -27,9 +27,6 @@ class Sums(NamedTuple):
     mass: Mass
     totals: list[Tensor]
 
-    def of(self, rows: Rows) -> Sums:
-        return Sums(Mass(*(each[rows] for each in self.mass)), [total[rows] for total in self.totals])
-
 
 class Parts(NamedTuple):
     """Of blocks of candidates, [b, k] each: largest log-weight, mass relative to it, and parts of the statistics."""
@@ -60,6 +57,8 @@ class RowStatistics(Sweep):
     """The statistics of all rows, [b, 1] each. The last of the pieces are the scores of the anchors' own positives."""
 
     sums: Sums
+    known: Tensor
+    """The sums and the gradients by the statistics, side by side."""
 
     def __init__(self, plan: Plan, pieces: Sequence[Piece], bounds: list[Bounds]) -> None:
         super().__init__(plan, pieces)
@@ -79,10 +78,14 @@ class RowStatistics(Sweep):
     def _parts(self, rows: Rows, pieces: list[Piece]) -> Parts:
         """The parts of a block of the rows."""
         plan, tiles = self.plan, []
+        known = [piece.of(rows) for piece in pieces[:-1]], cut_rows(self.bounds, rows)
         for cut in plan.cuts:
-            args = plan.holders, plan.compared(rows, cut), rows, pieces[:-1], self.bounds, plan.runner.block
+            args = plan.holders, plan.compared(rows, cut), *known, plan.runner.block
             tiles.append(plan.runner(parts_of_tile, plan.shape(rows, cut), *args))
         return Parts.joined(tiles)
+
+    def prepare(self, pieces: list[Piece], grads: Grads) -> None:
+        self.known = torch.cat([*self.sums.mass, *self.sums.totals, *grads], dim=1)
 
     def pull_own(self, pieces: list[Piece], wanted: list[bool], grads: Grads) -> Sequence[Tensor | None]:
         def outputs_of(inputs: Sequence[Tensor]) -> tuple[list[Tensor], list[Tensor]]:
@@ -94,28 +97,24 @@ class RowStatistics(Sweep):
         return pull_back(outputs_of, [piece.tensor for piece in pieces], wanted)
 
     def pull(self, at: At, pieces: list[Piece], wanted: list[bool], grads: Grads) -> Sequence[Tensor | None]:
-        dtype = self.plan.products.dtype_of_gradient
-        whole = self.bounds, self.sums, list(grads)
-        args = self.plan.holders, at.compared, at.rows, pieces[:-1], tuple(wanted[:-1]), *whole, dtype
-        return [*self.plan.runner(pull_tile, self.plan.shape(at.rows, at.cut), *args), None]
+        plan, some = self.plan, [piece.of(at.rows) for piece in pieces[:-1]]
+        known = cut_rows(self.bounds, at.rows), self.known[at.rows], plan.products.dtype_of_gradient
+        args = plan.holders, at.compared, some, tuple(wanted[:-1]), *known
+        return [*plan.runner(pull_tile, plan.shape(at.rows, at.cut), *args), None]
 
 
 def parts_of_tile(
     holders: Holders,
     compared: Compared,
-    rows: Rows,
-    whole: Sequence[Piece],
+    pieces: Sequence[Tensor],
     bounds: Sequence[Bounds],
     block: int | None,
 ) -> Parts:
-    """The parts of a tile, in blocks of so many candidates, or in one; pieces and bounds are those of all rows."""
-    pieces = [piece.of(rows) for piece in whole]
+    """The parts of a tile, in blocks of so many candidates, or in one."""
     held = holders.held(pieces)
     statistics = list(statistics_of(held.objective).values())
     met = compared.met(compared.similarity(), held.temperature)
-    log_w = torch.where(
-        met.valid, weigh(held.factors, met.tile, holders.replaced(cut_rows(bounds, rows), pieces)), NEVER
-    )
+    log_w = torch.where(met.valid, weigh(held.factors, met.tile, holders.replaced(bounds, pieces)), NEVER)
     blocks = _blocks(log_w, block, NEVER)
     shift = row_max(blocks)
     relative = blocks - torch.where(shift == NEVER, 0.0, shift)
@@ -160,22 +159,21 @@ def _merged(statistics: Sequence[Statistic], parts: Parts, own: list[Tensor]) ->
 def pull_tile(
     holders: Holders,
     compared: Compared,
-    rows: Rows,
-    whole: Sequence[Piece],
+    pieces: Sequence[Tensor],
     wanted: Sequence[bool],
     bounds: Sequence[Bounds],
-    sums: Sums,
-    grads: Grads,
+    known: Tensor,
     dtype: torch.dtype,
 ) -> list[Tensor | None]:
-    """The gradients by the similarities of a tile and by the pieces, given what is known of all rows."""
-    pieces, known = [piece.of(rows) for piece in whole], cut_rows(bounds, rows)
-    sums, grads = sums.of(rows), [grad[rows] for grad in grads]
+    """The gradients by the similarities of a tile and by the pieces."""
+    shift, log_mass, *rest = known.unbind(1)
+    totals, grads = ([each[:, None] for each in some] for some in (rest[: len(rest) // 2], rest[len(rest) // 2 :]))
+    sums = Sums(Mass(shift[:, None], log_mass[:, None]), totals)
 
     def outputs_of(inputs: Sequence[Tensor]) -> tuple[list[Tensor], list[Tensor]]:
         held = holders.held(inputs[1:])
         met = compared.met(inputs[0], held.temperature)
-        return _of_met(held, met, holders.replaced(known, inputs[1:]), sums, grads)
+        return _of_met(held, met, holders.replaced(bounds, inputs[1:]), sums, grads)
 
     grad, *of_pieces = pull_back(outputs_of, [compared.similarity(), *pieces], wanted)
     return [None if grad is None else grad.to(dtype), *of_pieces]

@@ -4,7 +4,7 @@
 
 from __future__ import annotations
 
-from hardneg.kernels.triton_language import jit, tl
+from hardneg.kernels.triton_language import jit, launched, tl
 
 
 @jit
@@ -109,7 +109,7 @@ def unit_rows(v):
     return v, inverse, inverse * power
 
 
-@jit
+@launched
 def normed(
     v_ptr, order_ptr, out_ptr, inverse_ptr, slope_ptr, n, d, BM: tl.constexpr, BD: tl.constexpr, SORTED: tl.constexpr
 ):

@@ -5,10 +5,10 @@
 from __future__ import annotations
 
 from hardneg.kernels.triton_blocks import allowed_pairs, load_pairs, load_rows, load_vectors, masked_blocks, other_view
-from hardneg.kernels.triton_language import jit, tl
+from hardneg.kernels.triton_language import jit, launched, tl
 
 
-@jit
+@launched
 def coefficients(
     g_ptr, h_ptr, largest_ptr, order_ptr, sum0_ptr, sum1_ptr, shift_ptr, by_mean_ptr, by_positive_ptr,
     A_ptr, C_ptr, at_ptr, pull_ptr, unit_ptr, b, stride, beta, slope, power, headroom, temperature,
@@ -181,7 +181,7 @@ def finish_gradient(
     tl.store(at, total.to(gradient_ptr.dtype.element_ty), mask=real[:, None] & (features < d)[None, :])
 
 
-@jit
+@launched
 def finished(
     total_ptr, r_ptr, r_norm_ptr, slope_ptr, order_ptr, unit_ptr, gradient_ptr, product_ptr, z_ptr, by_positive_ptr,
     base, b, n, d, BM: tl.constexpr, BD: tl.constexpr, FULL_D: tl.constexpr, NORMS: tl.constexpr, SORTED: tl.constexpr,
@@ -196,7 +196,7 @@ def finished(
     )  # fmt: skip
 
 
-@jit
+@launched
 def backward(
     r_ptr, c_ptr, r_norm_ptr, c_norm_ptr, slope_ptr, r_ids_ptr, c_ids_ptr, r_labels_ptr, c_labels_ptr,
     r_low_ptr, r_high_ptr, c_low_ptr, c_high_ptr, r_A_ptr, r_C_ptr, r_shift_ptr, c_A_ptr, c_C_ptr, c_shift_ptr,

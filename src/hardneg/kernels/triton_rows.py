@@ -28,7 +28,7 @@ Nothing is added atomically, so that two runs give the same bits. A masked pair 
 from __future__ import annotations
 
 from hardneg.kernels.triton_blocks import allowed_pairs, load_pairs, load_rows, load_vectors, masked_blocks, other_view
-from hardneg.kernels.triton_language import jit, tl
+from hardneg.kernels.triton_language import jit, launched, tl
 
 UNIFORM, SQUARE, GENERAL = 0, 1, 2
 """Weights of a pair: one exponential; one and its square (beta = 1); two."""
@@ -142,7 +142,7 @@ def pair_loss(log_mean, support, positive, temperature, tau_plus, DEBIASED: tl.c
     return tl.where(some, loss, positive * 0.0), by_mean, by_positive
 
 
-@jit
+@launched
 def forward(
     a_ptr, c_ptr, a_norm_ptr, c_norm_ptr, a_ids_ptr, c_ids_ptr, a_labels_ptr, c_labels_ptr, low_ptr, high_ptr,
     begin_ptr, end_ptr, split_ptr, order_ptr, largest_ptr, log_mean_ptr, log_mass_ptr, support_ptr,

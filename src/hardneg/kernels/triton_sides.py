@@ -86,8 +86,8 @@ def served(
         reason = NOT_WIDE
     if reason is not None:
         raise ArgumentError(who, "what the Triton kernels can serve", reason, "use another implementation")
-    wide = torch.promote_types(anchors.dtype, others.dtype)
-    return anchors.to(wide), None if candidates is None else candidates.to(wide)
+    both = torch.promote_types(anchors.dtype, others.dtype)
+    return anchors.to(both), None if candidates is None else candidates.to(both)
 
 
 @dataclass(frozen=True, eq=False)
