@@ -37,16 +37,14 @@ class Parts(NamedTuple):
     positives: list[Tensor]
 
     @classmethod
-    def joined(cls, tiles: Sequence[Parts]) -> Parts:
-        """Of candidates side by side."""
-        if len(tiles) == 1:
-            return tiles[0]
+    def of(cls, packed: Annotated[Tensor, "b m k"], statistics: Sequence[Statistic]) -> Parts:
+        """From one tensor: to store the parts of a tile one by one would take a GPU longer."""
+        shift, mass, *rest = packed.unbind(1)
+        number = sum(each.over == "candidates" for each in statistics)
+        return cls(shift, mass, rest[:number], rest[number:])
 
-        def each(parts: Sequence[list[Tensor]]) -> list[Tensor]:
-            return [torch.cat(some, dim=1) for some in zip(*parts, strict=True)]
-
-        shift, mass = each([[tile.shift, tile.mass] for tile in tiles])
-        return cls(shift, mass, each([tile.candidates for tile in tiles]), each([tile.positives for tile in tiles]))
+    def packed(self) -> Annotated[Tensor, "b m k"]:
+        return torch.stack([self.shift, self.mass, *self.candidates, *self.positives], dim=1)
 
 
 def statistics_of(objective: Objective) -> dict[str, Statistic]:
@@ -66,23 +64,25 @@ class RowStatistics(Sweep):
 
     def forward(self, pieces: list[Piece]) -> tuple[Tensor, ...]:
         plan, tensors = self.plan, [piece.tensor for piece in pieces]
-        found: Whole[Parts] = Whole(len(plan.pairing))
+        found: Whole[Tensor] = Whole(len(plan.pairing))
         plan.each(lambda rows: found.put(rows, self._parts(rows, pieces)))
         held = plan.holders.held(tensors)
         statistics = list(statistics_of(held.objective).values())
         own, real = plan.own_tile(tensors[-1], held.temperature)
-        self.sums = _merged(statistics, found.value, _parts_of_positives(statistics, own, real, None))
+        self.sums = _merged(
+            statistics, Parts.of(found.value, statistics), _parts_of_positives(statistics, own, real, None)
+        )
         pairs = zip(statistics, self.sums.totals, strict=True)
         return tuple(statistic.finish(total, self.sums.mass) for statistic, total in pairs)
 
-    def _parts(self, rows: Rows, pieces: list[Piece]) -> Parts:
+    def _parts(self, rows: Rows, pieces: list[Piece]) -> Annotated[Tensor, "r m k"]:
         """The parts of a block of the rows."""
         plan, tiles = self.plan, []
         known = [piece.of(rows) for piece in pieces[:-1]], cut_rows(self.bounds, rows)
         for cut in plan.cuts:
             args = plan.holders, plan.compared(rows, cut), *known, plan.runner.block
             tiles.append(plan.runner(parts_of_tile, plan.shape(rows, cut), *args))
-        return Parts.joined(tiles)
+        return tiles[0] if len(tiles) == 1 else torch.cat(tiles, dim=2)
 
     def prepare(self, pieces: list[Piece], grads: Grads) -> None:
         self.known = torch.cat([*self.sums.mass, *self.sums.totals, *grads], dim=1)
@@ -109,7 +109,7 @@ def parts_of_tile(
     pieces: Sequence[Tensor],
     bounds: Sequence[Bounds],
     block: int | None,
-) -> Parts:
+) -> Annotated[Tensor, "r m k"]:
     """The parts of a tile, in blocks of so many candidates, or in one."""
     held = holders.held(pieces)
     statistics = list(statistics_of(held.objective).values())
@@ -121,7 +121,7 @@ def parts_of_tile(
     some = [each for each in statistics if each.over == "candidates"]
     candidates = [each.part(_blocks(each.value(met.tile), block, 0.0), relative) for each in some]
     positives = [] if met.promoted is None else _parts_of_positives(statistics, met.tile, met.promoted, block)
-    return Parts(shift[..., 0], relative.exp().sum(-1), candidates, positives)
+    return Parts(shift[..., 0], relative.exp().sum(-1), candidates, positives).packed()
 
 
 def _parts_of_positives(statistics: Sequence[Statistic], tile: Tile, real: Tensor, block: int | None) -> list[Tensor]:

@@ -229,7 +229,7 @@ def block_of(vectors: Tensor, num_rows: int, backward: bool) -> Block:
     """The shapes that were fastest on an H200; the same for the same input, so that the bits are too."""
     d = vectors.shape[1]
     if is_wide(vectors):
-        return Block(8, 512, 4, 2)
+        return Block(4, 1024, 8, 2)
     if vectors.dtype == torch.float32:
         return Block(64, 32, 4, 2)
     if num_rows < SORTED_FROM:

@@ -31,8 +31,6 @@ class EMC2Method(GlobalMethod):
             remember=bank,
             seed=options.seed,
         )
-        if options.compile:
-            self.loss.compile()
 
     def of_views(self, z1: Tensor, z2: Tensor, ids: Tensor | None, labels: Tensor | None) -> Tensor:
         # Each anchor has as many candidates, since the images of a batch differ: they need not be counted on a GPU.

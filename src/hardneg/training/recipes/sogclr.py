@@ -59,8 +59,6 @@ class SogCLRMethod(GlobalMethod):
         super().__init__(options, data)
         self.negatives = self.of_batch.negatives  # the same object, so that an adaptive schedule moves both
         self.loss = SogCLR(len(data), self.temperature, options.gamma, negatives=self.negatives)
-        if options.compile:
-            self.loss.compile()
 
     def set_progress(self, step: int, total: int) -> None:
         self.loss.negatives = self.negatives.at(step, total)
