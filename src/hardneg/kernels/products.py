@@ -67,14 +67,11 @@ class Products:
         """Adds what the gradient by the similarities of a tile gives to the sums of the anchors and of the pool."""
         candidates = _cut(self.pools[cut.pool].of_gradient, rows, cut)
         if anchors is not None:
-            shared = candidates.ndim == 2
-            add_rows(
-                anchors,
-                rows,
-                multiplied(grad, candidates)
-                if shared
-                else torch.bmm(grad[:, None].to(candidates.dtype), candidates)[:, 0],
-            )
+            if candidates.ndim == 2:
+                product = multiplied(grad, candidates)
+            else:
+                product = torch.bmm(grad[:, None].to(candidates.dtype), candidates)[:, 0]
+            add_rows(anchors, rows, product)
         if pool is None:
             return
         own = self.anchors.of_gradient[rows]

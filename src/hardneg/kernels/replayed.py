@@ -31,10 +31,9 @@ def over_blocks(step: Step, blocks: Sequence[Rows], allowed: Callable[[], bool])
 
     ``allowed``, after the first call: whether the others may be replays of a graph.
     """
-    first = blocks[0] if blocks else slice(0)
-    same = [block for block in blocks if number_of(block) == number_of(first)]
-    if isinstance(first, Tensor) and len(same) >= FEWEST:
-        _replay(step, first.clone(), len(same), allowed)
+    same = [block for block in blocks if isinstance(block, Tensor) and len(block) == number_of(blocks[0])]
+    if len(same) >= FEWEST:
+        _replay(step, same[0].clone(), len(same), allowed)
         blocks = blocks[len(same) :]
     for block in blocks:
         step(block)
