@@ -13,7 +13,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import hardneg as hn
 from hardneg.core.errors import ArgumentError, HardnegWarning, forget_warnings
-from hardneg.kernels import triton_loss, triton_sides
+from hardneg.kernels import triton_loss, triton_sides, triton_wide
 from support.kernel_inputs import DEVICE, DTYPES, TOLERANCE, assert_close_in_norm, numbers, vectors
 
 pytestmark = [pytest.mark.usefixtures("triton_can_run", "served_here")]
@@ -88,7 +88,11 @@ def run(loss: hn.ContrastiveLoss, parts: list[Tensor], call: Any, dtype: torch.d
 
 
 def assert_same(
-    options: dict[str, Any], parts: list[Tensor], call: Any, dtype: torch.dtype = torch.float32, path: str = "triton"
+    options: dict[str, Any],
+    parts: list[Tensor],
+    call: Any,
+    dtype: torch.dtype = torch.float32,
+    path: str = "triton",
 ) -> None:
     streamed = build("streamed", **options)
     value, gradients = run(streamed, parts, call, dtype)
@@ -118,6 +122,36 @@ def batch(loss: hn.ContrastiveLoss, z1: Tensor, z2: Tensor) -> Tensor:
 def test_every_option_agrees_with_dense(name: str, dtype: torch.dtype) -> None:
     options = LOSSES[name]
     assert_same(options, views(1.0 if name == "as given" else 3.0), batch, dtype)
+
+
+WIDE = {
+    "simclr": {},
+    "tilt": {"negatives": "Tilt(1.0)", "tau_plus": 0.1},
+    "any tilt, detached": {"negatives": "Tilt(0.7, detach=True)"},
+    "low temperature": {"negatives": "Tilt(1.0)", "temperature": 0.03},
+    "labels": {"negatives": "OtherLabel() * Tilt(1.0)"},
+    "cross": {"negatives": "OtherLabel() * Tilt(1.0)", "views": "cross", "tau_plus": 0.1},
+    "learnt temperature": {"negatives": "Tilt(1.0)", "temperature": "learnt"},
+}
+
+
+@pytest.mark.parametrize("dtype", DTYPES[1:], ids=str)
+@pytest.mark.parametrize("name", WIDE)
+@pytest.mark.usefixtures("sorted_from")
+def test_more_features_than_a_block_holds(name: str, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The products are formed before the sweep, here in chunks of 16 of 44 rows."""
+    monkeypatch.setattr(triton_wide, "CHUNK_BYTES", 2 * 2 * B * 20)
+    noise = [vectors(B, 300, torch.float64, seed=seed) for seed in (0, 1)]
+    assert_same(WIDE[name], [3 * noise[0], 0.01 * (0.2 * noise[0] + 0.98 * noise[1])], batch, dtype)
+
+
+@pytest.mark.parametrize(
+    "options", [{"normalize": False}, {"negatives": "Threshold(0.1)"}, {"positives": "label"}], ids=str
+)
+def test_what_many_features_cannot_have(options: dict[str, Any]) -> None:
+    z = torch.randn(4, 300, device=DEVICE, dtype=torch.float16)
+    loss = hn.ContrastiveLoss(**options, impl="streamed")
+    assert "more than 256 features need" in loss.explain_path(z, z, labels=torch.arange(4, device=DEVICE))
 
 
 POOLS: dict[str, dict[str, Any]] = {

@@ -11,7 +11,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 import hardneg as hn
 from hardneg.core.errors import HardnegWarning, forget_warnings
 from hardneg.core.objectives import InfoNCE
-from hardneg.kernels import compiled, products
+from hardneg.kernels import compiled, products, replayed
 from hardneg.kernels.chunked import streamed
 from hardneg.negatives import Negatives
 
@@ -44,6 +44,30 @@ def test_traced_functions_give_what_eager_ones_do(traced, monkeypatch, text):
     assert compiled._compiled.cache_info().currsize
     monkeypatch.setattr(compiled, "DEVICES", ())
     for mine, theirs in zip(found, loss_and_gradients(text, torch.float64, (20, 40)), strict=True):
+        torch.testing.assert_close(mine, theirs, rtol=1e-12, atol=1e-12)
+
+
+class Graph:
+    """Stands for a CUDA graph: capturing runs nothing, and replays take no arguments."""
+
+    made: ClassVar[list["Graph"]] = []
+
+    def __init__(self, work, device):
+        self.replay = work
+        self.made.append(self)
+
+
+@pytest.mark.parametrize("many", [2, 32])
+@pytest.mark.parametrize("text", ["OtherLabel() * Tilt(1.0)", "Ring(0.1, outer=0.6) * Tilt(1.0)"])
+def test_replayed_tiles_give_what_eager_ones_do(traced, monkeypatch, text, many):
+    """Blocks of 6 of 40 rows: of six in each sweep most are replays of one graph, the last, of 4 rows, is none."""
+    Graph.made.clear()
+    monkeypatch.setattr(replayed, "MANY", many)
+    monkeypatch.setattr(replayed, "capture", Graph)
+    found = loss_and_gradients(text, torch.float64, (6, 40), positives="label")
+    assert len(Graph.made) == (5 if "Ring" in text else 4)  # bounds; forward and backward, of rows and of pairs
+    monkeypatch.setattr(compiled, "DEVICES", ())
+    for mine, theirs in zip(found, loss_and_gradients(text, torch.float64, (6, 40), positives="label"), strict=True):
         torch.testing.assert_close(mine, theirs, rtol=1e-12, atol=1e-12)
 
 

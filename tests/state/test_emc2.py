@@ -84,7 +84,7 @@ def test_point_1_the_global_softmax_is_reached_from_nothing() -> None:
     frozen = Frozen.make("cross", 0)
     loss = EMC2(ITEMS, TEMPERATURE, views="cross")
     way_to_the_global_softmax(loss, frozen, 96, 60, 5, encode=frozen.encode)
-    way = way_to_the_global_softmax(loss, frozen, 96, 80, 0, encode=frozen.encode)
+    way = way_to_the_global_softmax(loss, frozen, 96, 240, 0, encode=frozen.encode)
     assert way == pytest.approx(1.0, abs=0.1)
 
 

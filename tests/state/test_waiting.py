@@ -16,10 +16,10 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import hardneg as hn
+from hardneg.core.keyed import generator_at, uniforms_at
 from hardneg.core.types import Keys
 from hardneg.state import stateful
-from hardneg.state.ahead import Ahead
-from hardneg.state.stateful import Stateful, Writes, generator_at
+from hardneg.state.stateful import Stateful, Writes
 from support.vectors import make_unit_vectors
 
 ROWS, NUM = 8, 40
@@ -106,13 +106,20 @@ def test_writes_are_those_of_a_loop(slots: list[int]) -> None:
     assert torch.equal(buffer, expected)
 
 
-def test_numbers_made_ahead_are_those_of_the_generator() -> None:
-    """The device "meta" stands for one that is no CPU."""
-    ahead, wanted = Ahead(generator_at), ((3, 2), 7, 4, 1)
-    expected = torch.rand(3, 2, generator=generator_at(7, 4, 1), dtype=torch.float64)
-    assert torch.equal(ahead(*wanted, torch.device("cpu")), expected)
-    assert ahead((3, 2), 7, 3, 1, torch.device("meta")).shape == (3, 2)
-    found, made = ahead._next[1]
-    assert found == wanted
-    assert torch.equal(made.result(), expected)
-    assert pickle.loads(pickle.dumps(ahead))._next == {}
+def test_numbers_of_a_step_are_uniform_and_differ_by_seed_step_and_stream() -> None:
+    numbers = [
+        uniforms_at(*key, (200, 100), torch.device("cpu")) for key in ((7, 4, 1), (8, 4, 1), (7, 5, 1), (7, 4, 0))
+    ]
+    for each in numbers:
+        assert each.dtype == torch.float64
+        assert 0.0 <= each.min() < 1e-3 < 0.999 < each.max() < 1.0
+        shares = torch.histc(each, 10, 0.0, 1.0) / each.numel()
+        assert (shares - 0.1).abs().max() < 0.01
+    both = torch.corrcoef(torch.stack([each.flatten() for each in numbers]))
+    assert (both - torch.eye(4)).abs().max() < 0.03
+    assert torch.equal(numbers[0], uniforms_at(7, 4, 1, (200, 100), torch.device("cpu")))
+
+
+def test_a_generator_of_a_step_stays_what_it_was() -> None:
+    """Runs resume with the numbers of earlier versions."""
+    assert generator_at(7, 4, 1).initial_seed() == 3256092245380512898

@@ -1,6 +1,6 @@
 """Random numbers as a pure function of what they are for: the same in any order, block, process and on any device.
 
-- SplitMix64 (Steele et al. 2014) for pairs and for generators: (seed, query, item), (seed, step, stream).
+- SplitMix64 (Steele et al. 2014) for pairs, generators and steps: (seed, query, item), (seed, step, stream).
 - Philox4x32-10 (Salmon et al. 2011) for augmentations, (seed, epoch, id, view): its words of 32 bits compile for GPUs,
   where a product of 64 bits that wraps around is undefined.
 
@@ -9,6 +9,7 @@ Both streams stay: runs resume and files are mined again with the numbers of ear
 
 from __future__ import annotations
 
+import math
 from typing import Annotated
 
 import torch
@@ -40,10 +41,37 @@ def generator_at(seed: int, step: int, stream: int = 0) -> torch.Generator:
     >>> generator_at(0, 1).initial_seed() == generator_at(0, 1).initial_seed() != generator_at(1, 0).initial_seed()
     True
     """
-    mixed = torch.tensor(0, device="cpu")
-    for part in (seed, step, stream):
-        mixed = splitmix(mixed ^ part)
-    return torch.Generator().manual_seed(mixed.numpy().item() % 2**64)
+    return torch.Generator().manual_seed(_mixed(seed, step, stream))
+
+
+def uniforms_at(
+    seed: int, step: int, stream: int, shape: tuple[int, ...], device: torch.device
+) -> Annotated[Tensor, "*"]:
+    """float64 numbers in [0, 1) of one step of one seed, made on the device and the same on each.
+
+    >>> numbers = uniforms_at(0, 1, 0, (2, 3), torch.device("cpu"))
+    >>> numbers.shape, torch.equal(numbers, uniforms_at(0, 1, 1, (2, 3), torch.device("cpu")))
+    (torch.Size([2, 3]), False)
+    """
+    key = _mixed(seed, step, stream)
+    counter = torch.arange(math.prod(shape), device=device) * _ODD[0] + (key - 2**64 if key >> 63 else key)
+    return _fractions(splitmix(counter)).view(shape)
+
+
+def _mixed(*parts: int) -> int:
+    """A number of 64 bits for some numbers, by ``splitmix`` on the host."""
+    mixed = 0
+    for part in parts:
+        mixed = ((mixed ^ part) + _ODD[0]) % 2**64
+        mixed = (mixed ^ (mixed >> 30)) * _ODD[1] % 2**64
+        mixed = (mixed ^ (mixed >> 27)) * _ODD[2] % 2**64
+        mixed ^= mixed >> 31
+    return mixed
+
+
+def _fractions(bits: Tensor) -> Tensor:
+    """In [0, 1), from the highest 53 bits."""
+    return ((bits >> 11) & ((1 << 53) - 1)).double() * 2.0**-53
 
 
 def uniform_of_pairs(
@@ -56,7 +84,7 @@ def uniform_of_pairs(
     """
     key = splitmix(splitmix(torch.full_like(query, seed)) + query)
     bits = splitmix(splitmix(key[:, None] + item * _ODD[0]))
-    return (((bits >> 11) & ((1 << 53) - 1)).double() + 0.5) * 2.0**-53
+    return _fractions(bits) + 2.0**-54
 
 
 def philox(counter: Annotated[Tensor, "4 *"], key: Annotated[Tensor, "2"]) -> Annotated[Tensor, "4 *"]:

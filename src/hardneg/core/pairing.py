@@ -18,6 +18,9 @@ from hardneg.core.tiles import Tags, Tile, same_id
 from hardneg.core.types import Keys
 from hardneg.core.vectors import unit, widened
 
+Rows = slice | Annotated[Tensor, "r"]
+"""Some anchors: neighbours, or their numbers."""
+
 
 class Cut(NamedTuple):
     """Columns ``low`` to ``high - 1`` of one pool, which are ``offset + low`` ... of all candidates."""
@@ -177,13 +180,13 @@ class Pairing:
             offset += len(keys)
         return cuts or [Cut(0, 0, 0, 0)]
 
-    def tile(self, rows: slice, cut: Cut) -> Met:
+    def tile(self, rows: Rows, cut: Cut) -> Met:
         """These anchors against these candidates."""
         temperature = of_rows(self.temperature, rows)
         s = similarity(self.anchors.vectors[rows], self.vectors_of(rows, cut)) / temperature
         return self.sides(rows, cut).met(s, temperature)
 
-    def sides(self, rows: slice, cut: Cut) -> Sides:
+    def sides(self, rows: Rows, cut: Cut) -> Sides:
         """What is known of these anchors and candidates beside their scores."""
         return Sides(
             self._anchor_tags(rows),
@@ -198,7 +201,7 @@ class Pairing:
             self.same_label_negatives,
         )
 
-    def plain(self, rows: slice, cut: Cut) -> Annotated[Tensor, "b n"]:
+    def plain(self, rows: Rows, cut: Cut) -> Annotated[Tensor, "b n"]:
         """Similarities without gradient."""
         with torch.no_grad():
             return similarity(self.anchors.vectors[rows], self.vectors_of(rows, cut))
@@ -207,7 +210,7 @@ class Pairing:
         """The scores of the anchors' own positives; of a prepared pairing."""
         return similarity(self.anchors.vectors, self.positives.vectors) / self.temperature
 
-    def positive_tile(self, rows: slice, s: Tensor, temperature: float | Tensor) -> tuple[Tile, Tensor]:
+    def positive_tile(self, rows: Rows, s: Tensor, temperature: float | Tensor) -> tuple[Tile, Tensor]:
         """The anchors' own positives, of these scores, as a private block, and which of them are real."""
         guide = None
         if self.guide is not None:
@@ -215,14 +218,14 @@ class Pairing:
         column = torch.arange(s.shape[1], device=s.device)
         return Tile(s, temperature, self._anchor_tags(rows), Tags(), column, guide=guide), self.real(rows)
 
-    def real(self, rows: slice) -> Annotated[Tensor, "b p"]:
+    def real(self, rows: Rows) -> Annotated[Tensor, "b p"]:
         """Which of the anchors' own positives are real; of a prepared pairing."""
         if self.positive_mask is not None:
             return self.positive_mask[rows]
         own = self.positives.vectors[rows]
         return torch.ones(own.shape[:2], dtype=torch.bool, device=own.device)
 
-    def positive_ids(self, rows: slice) -> tuple[Annotated[Tensor, "b"], ...]:
+    def positive_ids(self, rows: Rows) -> tuple[Annotated[Tensor, "b"], ...]:
         """The ids of the first positives, of the second, ...; -1 where the positive is not real."""
         ids = self.positives.ids
         if ids is None:
@@ -230,14 +233,14 @@ class Pairing:
         ids = ids[rows] if self.positives.private else ids[rows, None]
         return (ids if self.positive_mask is None else torch.where(self.positive_mask[rows], ids, -1)).unbind(1)
 
-    def vectors_of(self, rows: slice, cut: Cut) -> Tensor:
+    def vectors_of(self, rows: Rows, cut: Cut) -> Tensor:
         keys = self.candidates[cut.pool]
         return keys.vectors[rows, cut.low : cut.high] if keys.private else keys.vectors[cut.low : cut.high]
 
-    def _anchor_tags(self, rows: slice) -> Tags:
+    def _anchor_tags(self, rows: Rows) -> Tags:
         return Tags(*(_rows(tag, rows) for tag in _each(self.anchors)))
 
-    def _tags(self, rows: slice, cut: Cut) -> Tags:
+    def _tags(self, rows: Rows, cut: Cut) -> Tags:
         keys = self.candidates[cut.pool]
 
         def part(tag: Tensor | None) -> Tensor | None:
@@ -281,7 +284,11 @@ def several(keys: Keys) -> Keys:
     return Keys(keys.vectors[:, None], ids, labels, clusters, keys.source)
 
 
-def of_rows(value: float | Tensor, rows: slice) -> float | Tensor:
+def number_of(rows: Rows) -> int:
+    return len(rows) if isinstance(rows, Tensor) else rows.stop - rows.start
+
+
+def of_rows(value: float | Tensor, rows: Rows) -> float | Tensor:
     """A number per anchor is cut with the anchors; one number is everybody's."""
     return value[rows] if isinstance(value, Tensor) and value.ndim == 2 else value
 
@@ -290,7 +297,7 @@ def _each(keys: Keys) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
     return keys.ids, keys.labels, keys.clusters
 
 
-def _rows(tag: Tensor | None, rows: slice) -> Tensor | None:
+def _rows(tag: Tensor | None, rows: Rows) -> Tensor | None:
     return None if tag is None else tag[rows]
 
 

@@ -4,25 +4,53 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor
 
 from hardneg.core.bounds import Bound, Edge, State, Window
-from hardneg.core.pairing import of_rows
+from hardneg.core.pairing import Rows, of_rows
 from hardneg.core.sweep import Bounds, Factor, Reducer, find_bounds, finish, left_by, reduce_rows
 from hardneg.core.tiles import NEVER
 from hardneg.kernels.leaves import Holders
 from hardneg.kernels.plan import Block, Compared, Plan, similarity_of, tempered, with_gradient
+from hardneg.kernels.whole import Whole, cut_rows
 
 
-def bounds_of(plan: Plan) -> list[list[Bounds]]:
-    """For each block of rows, the bounds of every factor.
+def bounds_of(plan: Plan) -> list[Bounds]:
+    """The bounds of every factor, of all rows.
 
     One through which a gradient flows is found as it is used by its gradient, not compiled: to the same bits.
     """
     compiles = plan.runner.compiles and not with_gradient(plan.factors)
-    return find_bounds(plan.factors, plan.blocks(), _Compiled(plan) if compiles else Reducer())
+    if compiles and not any(factor.batch_scope for factor in plan.factors):
+        return _in_graphs(plan)
+    found: Whole[list[Bounds]] = Whole(len(plan.pairing))
+    blocks = find_bounds(plan.factors, plan.blocks(), _Compiled(plan) if compiles else Reducer())
+    for rows, each in zip(plan.rows, blocks, strict=True):
+        found.put(rows, each)
+    return found.value
+
+
+def _in_graphs(plan: Plan) -> list[Bounds]:
+    """As ``find_bounds``: one pass for each factor that has bounds."""
+    found: list[Bounds] = []
+    for i, factor in enumerate(plan.factors):
+        if not factor.bounds():
+            found.append({})
+            continue
+        whole: Whole[Bounds] = Whole(len(plan.pairing))
+        plan.each(partial(_put_bounds, plan, i, found, whole))
+        found.append(whole.value)
+    return found
+
+
+@torch.no_grad()
+def _put_bounds(plan: Plan, i: int, before: list[Bounds], whole: Whole[Bounds], rows: Rows) -> None:
+    reducer, block = _Compiled(plan), Block(plan, rows)
+    states = reducer.states(plan.factors, i, block, cut_rows(before, rows))
+    whole.put(rows, reducer.finish(plan.factors[i].bounds(), states, block))
 
 
 @dataclass

@@ -7,11 +7,13 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from hardneg.core.pairing import Rows
 from hardneg.core.sweep import Bounds, left_by
 from hardneg.kernels.compiled import pull_back
 from hardneg.kernels.leaves import Piece
 from hardneg.kernels.plan import Compared, Plan
 from hardneg.kernels.swept import At, Grads, Sweep
+from hardneg.kernels.whole import cut_rows
 
 
 class LargestValue(Sweep):
@@ -23,14 +25,13 @@ class LargestValue(Sweep):
 
     share: Tensor
 
-    def __init__(self, plan: Plan, pieces: Sequence[Piece], bounds: list[list[Bounds]], place: tuple[int, str]) -> None:
+    def __init__(self, plan: Plan, pieces: Sequence[Piece], bounds: list[Bounds], place: tuple[int, str]) -> None:
         super().__init__(plan, pieces)
         self.bounds, (self.place, self.name) = bounds, place
         self.over = plan.factors[self.place].bounds()[self.name].over
 
     def forward(self, pieces: list[Piece]) -> tuple[Tensor, ...]:
-        values = [of_rows[self.place][self.name] for of_rows in self.bounds]
-        self.value = values[0].clone() if not values[0].ndim else torch.cat(values)
+        self.value = self.bounds[self.place][self.name].clone()
         return (self.value,)
 
     def prepare(self, pieces: list[Piece], grads: Grads) -> None:
@@ -39,9 +40,12 @@ class LargestValue(Sweep):
         number = torch.zeros(len(plan.pairing), 1, dtype=torch.long, device=grads[0].device)
         if self.over == "positives":
             number += self._of_own([piece.tensor for piece in pieces])[1].sum(-1, keepdim=True)
-        for _, rows, cut in plan.tiles() if self._in_tiles else ():
-            compared, some = plan.compared(rows, cut), [piece.of(rows) for piece in pieces]
-            number[rows] += self._of_tile(rows, compared, [compared.similarity(), *some])[1].sum(-1, keepdim=True)
+        for rows in plan.rows if self._in_tiles else ():
+            some = [piece.of(rows) for piece in pieces]
+            for cut in plan.cuts:
+                compared = plan.compared(rows, cut)
+                reached = self._of_tile(rows, compared, [compared.similarity(), *some])[1]
+                number[rows] += reached.sum(-1, keepdim=True)
         self.share = grads[0] / (number if grads[0].ndim else number.sum()).clamp(min=1)
 
     def pull_own(self, pieces: list[Piece], wanted: list[bool], grads: Grads) -> Sequence[Tensor | None]:
@@ -75,12 +79,12 @@ class LargestValue(Sweep):
         value = held.factors[self.place].bounds()[self.name].value(tile)  # type: ignore[attr-defined]
         return value, real & (value == self.value)
 
-    def _of_tile(self, rows: slice, compared: Compared, inputs: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
+    def _of_tile(self, rows: Rows, compared: Compared, inputs: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
         """The values of a tile, and which of them are the largest."""
         held = self.plan.holders.held(inputs[1:])
         met = compared.met(inputs[0], held.temperature)
         value = held.factors[self.place].bounds()[self.name].value(met.tile)  # type: ignore[attr-defined]
-        bounds = self.bounds[self.plan.rows.index(rows)]
+        bounds = cut_rows(self.bounds, rows)
         with torch.no_grad():
             mask = met.promoted
             if self.over == "candidates":

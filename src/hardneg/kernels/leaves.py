@@ -13,7 +13,7 @@ from typing import Any, NamedTuple, TypeVar
 from torch import Tensor
 
 from hardneg.core.objectives import Objective
-from hardneg.core.pairing import Pairing
+from hardneg.core.pairing import Pairing, Rows
 from hardneg.core.sweep import Bounds
 from hardneg.negatives.base import Negatives
 
@@ -83,7 +83,7 @@ class Piece(NamedTuple):
     tensor: Tensor
     per_anchor: bool
 
-    def of(self, rows: slice) -> Tensor:
+    def of(self, rows: Rows) -> Tensor:
         return self.tensor[rows] if self.per_anchor else self.tensor
 
 

@@ -8,10 +8,12 @@ import torch
 from torch import Tensor
 
 from hardneg.core.objectives import Objective, Row
+from hardneg.core.pairing import Rows
 from hardneg.kernels.compiled import pull_back
 from hardneg.kernels.leaves import Holders, Piece
 from hardneg.kernels.plan import Compared, Plan
 from hardneg.kernels.swept import At, Grads, Sweep
+from hardneg.kernels.whole import Whole
 
 
 def masked_sum(objective: Objective, positive: Tensor, row: Row, real: Tensor) -> Tensor:
@@ -31,13 +33,18 @@ class PromotedPairs(Sweep):
 
     def forward(self, pieces: list[Piece]) -> tuple[Tensor, ...]:
         plan = self.plan
-        found: list[list[tuple[Tensor, Tensor]]] = [[] for _ in plan.rows]
-        for i, rows, cut in plan.tiles():
-            some = [piece.of(rows) for piece in pieces]
-            compared = plan.compared(rows, cut)
-            args = plan.holders, compared, some, self.names
-            found[i].append(plan.runner(sum_of_tile, plan.shape(rows, cut), *args))
-        return tuple(torch.cat([torch.stack([tile[k] for tile in row]).sum(0) for row in found]) for k in (0, 1))
+        found: Whole[tuple[Tensor, Tensor]] = Whole(len(plan.pairing))
+
+        def step(rows: Rows) -> None:
+            some, tiles = [piece.of(rows) for piece in pieces], []
+            for cut in plan.cuts:
+                args = plan.holders, plan.compared(rows, cut), some, self.names
+                tiles.append(plan.runner(sum_of_tile, plan.shape(rows, cut), *args))
+            total, number = (torch.stack(each).sum(0) for each in zip(*tiles, strict=True))
+            found.put(rows, (total, number))
+
+        plan.each(step)
+        return found.value
 
     def pull(self, at: At, pieces: list[Piece], wanted: list[bool], grads: Grads) -> Sequence[Tensor | None]:
         some = [piece.of(at.rows) for piece in pieces]

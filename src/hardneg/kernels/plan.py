@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Annotated, NamedTuple
 
@@ -10,11 +10,12 @@ import torch
 from torch import Tensor
 
 from hardneg.core.objectives import Objective
-from hardneg.core.pairing import Cut, Met, Pairing, Sides, of_rows
+from hardneg.core.pairing import Cut, Met, Pairing, Rows, Sides, number_of, of_rows
 from hardneg.core.sweep import MaskedTile
 from hardneg.kernels.compiled import Runner, Shape
 from hardneg.kernels.leaves import collect
 from hardneg.kernels.products import Products
+from hardneg.kernels.replayed import over_blocks
 from hardneg.negatives.base import Negatives
 
 CPU_TILE = (256, 2048)
@@ -80,7 +81,7 @@ class Plan:
         self.pairing = self.products.of_pairing(pairing)
         rows, columns = tile or self._tile()
         self.cuts = self.pairing.cuts(columns)
-        self.rows = [slice(low, min(low + rows, len(pairing))) for low in range(0, len(pairing), rows)]
+        self.rows = self._blocks(rows)
 
     def _tile(self) -> tuple[int, int]:
         if self.own.device.type == "cpu":
@@ -92,17 +93,21 @@ class Plan:
         parts = -(-len(self.pairing) // rows)  # of equal size: one shape to compile
         return -(-len(self.pairing) // parts), max(numbers // rows, 1)
 
-    def tiles(self) -> Iterator[tuple[int, slice, Cut]]:
-        """The number of the block of rows, the rows, and the candidates of every tile."""
-        for i, rows in enumerate(self.rows):
-            for cut in self.cuts:
-                yield i, rows, cut
+    def _blocks(self, size: int) -> list[Rows]:
+        """Compiled functions are given the numbers of rows: a slice would be a part of what is compiled."""
+        if self.runner.compiles and len(self.pairing):
+            return list(torch.arange(len(self.pairing), device=self.own.device).split(size))  # type: ignore[no-untyped-call]
+        return [slice(low, min(low + size, len(self.pairing))) for low in range(0, len(self.pairing), size)]
 
-    def shape(self, rows: slice, cut: Cut) -> Shape:
+    def each(self, step: Callable[[Rows], None]) -> None:
+        """Calls ``step``, which stores what it finds, with every block of rows."""
+        over_blocks(step, self.rows, lambda: self.runner.compiles)
+
+    def shape(self, rows: Rows, cut: Cut) -> Shape:
         """Of a tile; pools have tags of other shapes."""
-        return rows.stop - rows.start, cut.high - cut.low, cut.pool
+        return number_of(rows), cut.high - cut.low, cut.pool
 
-    def compared(self, rows: slice, cut: Cut) -> Compared:
+    def compared(self, rows: Rows, cut: Cut) -> Compared:
         product, scale = self.products.of_tile(rows, cut)
         return Compared(product, scale, self.pairing.sides(rows, cut))
 
@@ -119,7 +124,7 @@ class Block:
     """Some anchors, for the sweep of the bounds."""
 
     plan: Plan
-    rows: slice
+    rows: Rows
 
     def met(self) -> Iterator[Met]:
         temperature = of_rows(self.plan.pairing.temperature, self.rows)

@@ -12,10 +12,11 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from hardneg.core.pairing import Cut, Pairing, similarity
+from hardneg.core.pairing import Cut, Pairing, Rows, similarity
 
 TENSOR_CORES = ("cuda",)
 """Devices on which 16-bit inputs are multiplied in 16 bits."""
+HALF = (torch.float16, torch.bfloat16)
 
 
 class Factor(NamedTuple):
@@ -54,7 +55,7 @@ class Products:
     def dtype_of_gradient(self) -> torch.dtype:
         return torch.bfloat16 if self.half else self.dtype
 
-    def of_tile(self, rows: slice, cut: Cut) -> tuple[Tensor, Tensor | None]:
+    def of_tile(self, rows: Rows, cut: Cut) -> tuple[Tensor, Tensor | None]:
         """The products of a tile, and the number that makes them similarities."""
         pool, anchors = self.pools[cut.pool], self.anchors.vectors[rows]
         return similarity(anchors, _cut(pool.vectors, rows, cut)), self.scale(cut)
@@ -62,23 +63,43 @@ class Products:
     def scale(self, cut: Cut) -> Tensor | None:
         return _product_of(self.anchors.norm, self.pools[cut.pool].norm)
 
-    def add_gradient(self, grad: Tensor, rows: slice, cut: Cut, anchors: Tensor | None, pool: Tensor | None) -> None:
+    def add_gradient(self, grad: Tensor, rows: Rows, cut: Cut, anchors: Tensor | None, pool: Tensor | None) -> None:
         """Adds what the gradient by the similarities of a tile gives to the sums of the anchors and of the pool."""
         candidates = _cut(self.pools[cut.pool].of_gradient, rows, cut)
         if anchors is not None:
-            anchors[rows] += (
-                _multiplied(grad, candidates)
-                if candidates.ndim == 2
-                else (torch.bmm(grad[:, None].to(candidates.dtype), candidates)[:, 0])
-            )
-        if pool is not None:
-            own = self.anchors.of_gradient[rows]
-            _cut(pool, rows, cut).add_(_multiplied(grad.T, own) if pool.ndim == 2 else grad[:, :, None] * own[:, None])
+            if candidates.ndim == 2:
+                product = multiplied(grad, candidates)
+            else:
+                product = torch.bmm(grad[:, None].to(candidates.dtype), candidates)[:, 0]
+            add_rows(anchors, rows, product)
+        if pool is None:
+            return
+        own = self.anchors.of_gradient[rows]
+        if pool.ndim == 2:
+            add_product(pool[cut.low : cut.high], grad.T, own)
+        else:
+            add_rows(pool[:, cut.low : cut.high], rows, grad[:, :, None] * own[:, None])
+
+
+def add_product(total: Tensor, first: Tensor, second: Tensor) -> None:
+    """Adds a product, where torch can without a tensor for it."""
+    if total.is_cuda and first.dtype in HALF and hasattr(torch.ops.aten.addmm, "dtype_out"):
+        torch.ops.aten.addmm.dtype_out(total, first, second, total.dtype, out=total)
+    else:
+        total.add_(multiplied(first, second))
+
+
+def add_rows(total: Tensor, rows: Rows, values: Tensor) -> None:
+    """Adds values to these rows, each of which is there once: to the same bits in every run."""
+    if isinstance(rows, Tensor) and total.ndim:
+        total.index_add_(0, rows, values.to(total.dtype))
+    else:
+        (total[rows] if total.ndim else total).add_(values)
 
 
 def narrows(vectors: Tensor) -> bool:
     """Whether inputs like these are multiplied in 16 bits."""
-    return vectors.device.type in TENSOR_CORES and vectors.dtype in (torch.float16, torch.bfloat16)
+    return vectors.device.type in TENSOR_CORES and vectors.dtype in HALF
 
 
 def _factor(vectors: Tensor, half: bool) -> Factor:
@@ -96,13 +117,13 @@ def _product_of(first: Tensor | None, second: Tensor | None) -> Tensor | None:
     return first * second
 
 
-def _cut(vectors: Tensor, rows: slice, cut: Cut) -> Tensor:
+def _cut(vectors: Tensor, rows: Rows, cut: Cut) -> Tensor:
     return vectors[rows, cut.low : cut.high] if vectors.ndim == 3 else vectors[cut.low : cut.high]
 
 
-def _multiplied(first: Tensor, second: Tensor) -> Tensor:
+def multiplied(first: Tensor, second: Tensor) -> Tensor:
     """The product, summed and kept in float32 where the factors have 16 bits."""
-    if first.dtype not in (torch.float16, torch.bfloat16):
+    if first.dtype not in HALF:
         return first @ second
     if first.is_cuda and hasattr(torch.ops.aten.mm, "dtype"):
         return torch.mm(first, second, out_dtype=torch.float32)

@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from hardneg.core.objectives import Objective
-from hardneg.core.pairing import Met
+from hardneg.core.pairing import Met, Rows
 from hardneg.core.statistics import Mass, Statistic, Support, row_max
 from hardneg.core.sweep import Bounds, weigh
 from hardneg.core.tiles import NEVER, Tile
@@ -18,6 +18,7 @@ from hardneg.kernels.compiled import pull_back
 from hardneg.kernels.leaves import Held, Holders, Piece
 from hardneg.kernels.plan import Compared, Plan
 from hardneg.kernels.swept import At, Grads, Sweep
+from hardneg.kernels.whole import Whole, cut_rows
 
 
 class Sums(NamedTuple):
@@ -25,9 +26,6 @@ class Sums(NamedTuple):
 
     mass: Mass
     totals: list[Tensor]
-
-    def of(self, rows: slice) -> Sums:
-        return Sums(Mass(*(each[rows] for each in self.mass)), [total[rows] for total in self.totals])
 
 
 class Parts(NamedTuple):
@@ -39,16 +37,14 @@ class Parts(NamedTuple):
     positives: list[Tensor]
 
     @classmethod
-    def joined(cls, tiles: Sequence[Parts], dim: int) -> Parts:
-        """Of candidates side by side (1), or of rows (0)."""
-        if len(tiles) == 1:
-            return tiles[0]
+    def of(cls, packed: Annotated[Tensor, "b m k"], statistics: Sequence[Statistic]) -> Parts:
+        """From one tensor: to store the parts of a tile one by one would take a GPU longer."""
+        shift, mass, *rest = packed.unbind(1)
+        number = sum(each.over == "candidates" for each in statistics)
+        return cls(shift, mass, rest[:number], rest[number:])
 
-        def each(parts: Sequence[list[Tensor]]) -> list[Tensor]:
-            return [torch.cat(some, dim) for some in zip(*parts, strict=True)]
-
-        shift, mass = each([[tile.shift, tile.mass] for tile in tiles])
-        return cls(shift, mass, each([tile.candidates for tile in tiles]), each([tile.positives for tile in tiles]))
+    def packed(self) -> Annotated[Tensor, "b m k"]:
+        return torch.stack([self.shift, self.mass, *self.candidates, *self.positives], dim=1)
 
 
 def statistics_of(objective: Objective) -> dict[str, Statistic]:
@@ -59,28 +55,37 @@ class RowStatistics(Sweep):
     """The statistics of all rows, [b, 1] each. The last of the pieces are the scores of the anchors' own positives."""
 
     sums: Sums
+    known: Tensor
+    """The sums and the gradients by the statistics, side by side."""
 
-    def __init__(self, plan: Plan, pieces: Sequence[Piece], bounds: list[list[Bounds]]) -> None:
+    def __init__(self, plan: Plan, pieces: Sequence[Piece], bounds: list[Bounds]) -> None:
         super().__init__(plan, pieces)
         self.bounds = bounds
 
     def forward(self, pieces: list[Piece]) -> tuple[Tensor, ...]:
         plan, tensors = self.plan, [piece.tensor for piece in pieces]
-        found = [self._parts(i, rows, pieces) for i, rows in enumerate(plan.rows)]
+        found: Whole[Tensor] = Whole(len(plan.pairing))
+        plan.each(lambda rows: found.put(rows, self._parts(rows, pieces)))
         held = plan.holders.held(tensors)
         statistics = list(statistics_of(held.objective).values())
         own, real = plan.own_tile(tensors[-1], held.temperature)
-        self.sums = _merged(statistics, Parts.joined(found, 0), _parts_of_positives(statistics, own, real, None))
+        self.sums = _merged(
+            statistics, Parts.of(found.value, statistics), _parts_of_positives(statistics, own, real, None)
+        )
         pairs = zip(statistics, self.sums.totals, strict=True)
         return tuple(statistic.finish(total, self.sums.mass) for statistic, total in pairs)
 
-    def _parts(self, i: int, rows: slice, pieces: list[Piece]) -> Parts:
-        """The parts of block i of the rows."""
+    def _parts(self, rows: Rows, pieces: list[Piece]) -> Annotated[Tensor, "r m k"]:
+        """The parts of a block of the rows."""
         plan, tiles = self.plan, []
+        known = [piece.of(rows) for piece in pieces[:-1]], cut_rows(self.bounds, rows)
         for cut in plan.cuts:
-            args = plan.holders, plan.compared(rows, cut), _cut(pieces, rows), self.bounds[i], plan.runner.block
+            args = plan.holders, plan.compared(rows, cut), *known, plan.runner.block
             tiles.append(plan.runner(parts_of_tile, plan.shape(rows, cut), *args))
-        return Parts.joined(tiles, 1)
+        return tiles[0] if len(tiles) == 1 else torch.cat(tiles, dim=2)
+
+    def prepare(self, pieces: list[Piece], grads: Grads) -> None:
+        self.known = torch.cat([*self.sums.mass, *self.sums.totals, *grads], dim=1)
 
     def pull_own(self, pieces: list[Piece], wanted: list[bool], grads: Grads) -> Sequence[Tensor | None]:
         def outputs_of(inputs: Sequence[Tensor]) -> tuple[list[Tensor], list[Tensor]]:
@@ -92,15 +97,19 @@ class RowStatistics(Sweep):
         return pull_back(outputs_of, [piece.tensor for piece in pieces], wanted)
 
     def pull(self, at: At, pieces: list[Piece], wanted: list[bool], grads: Grads) -> Sequence[Tensor | None]:
-        bounds, dtype = self.bounds[self.plan.rows.index(at.rows)], self.plan.products.dtype_of_gradient
-        of_rows = self.sums.of(at.rows), [grad[at.rows] for grad in grads]
-        args = self.plan.holders, at.compared, _cut(pieces, at.rows), tuple(wanted[:-1]), bounds, *of_rows, dtype
-        return [*self.plan.runner(pull_tile, self.plan.shape(at.rows, at.cut), *args), None]
+        plan, some = self.plan, [piece.of(at.rows) for piece in pieces[:-1]]
+        known = cut_rows(self.bounds, at.rows), self.known[at.rows], plan.products.dtype_of_gradient
+        args = plan.holders, at.compared, some, tuple(wanted[:-1]), *known
+        return [*plan.runner(pull_tile, plan.shape(at.rows, at.cut), *args), None]
 
 
 def parts_of_tile(
-    holders: Holders, compared: Compared, pieces: Sequence[Tensor], bounds: Sequence[Bounds], block: int | None
-) -> Parts:
+    holders: Holders,
+    compared: Compared,
+    pieces: Sequence[Tensor],
+    bounds: Sequence[Bounds],
+    block: int | None,
+) -> Annotated[Tensor, "r m k"]:
     """The parts of a tile, in blocks of so many candidates, or in one."""
     held = holders.held(pieces)
     statistics = list(statistics_of(held.objective).values())
@@ -112,7 +121,7 @@ def parts_of_tile(
     some = [each for each in statistics if each.over == "candidates"]
     candidates = [each.part(_blocks(each.value(met.tile), block, 0.0), relative) for each in some]
     positives = [] if met.promoted is None else _parts_of_positives(statistics, met.tile, met.promoted, block)
-    return Parts(shift[..., 0], relative.exp().sum(-1), candidates, positives)
+    return Parts(shift[..., 0], relative.exp().sum(-1), candidates, positives).packed()
 
 
 def _parts_of_positives(statistics: Sequence[Statistic], tile: Tile, real: Tensor, block: int | None) -> list[Tensor]:
@@ -150,14 +159,16 @@ def _merged(statistics: Sequence[Statistic], parts: Parts, own: list[Tensor]) ->
 def pull_tile(
     holders: Holders,
     compared: Compared,
-    pieces: list[Tensor],
+    pieces: Sequence[Tensor],
     wanted: Sequence[bool],
     bounds: Sequence[Bounds],
-    sums: Sums,
-    grads: Grads,
+    known: Tensor,
     dtype: torch.dtype,
 ) -> list[Tensor | None]:
     """The gradients by the similarities of a tile and by the pieces."""
+    shift, log_mass, *rest = known.unbind(1)
+    totals, grads = ([each[:, None] for each in some] for some in (rest[: len(rest) // 2], rest[len(rest) // 2 :]))
+    sums = Sums(Mass(shift[:, None], log_mass[:, None]), totals)
 
     def outputs_of(inputs: Sequence[Tensor]) -> tuple[list[Tensor], list[Tensor]]:
         held = holders.held(inputs[1:])
@@ -206,8 +217,3 @@ def _cotangents(
                 outputs.append(output)
                 cotangents.append(cotangent)
     return outputs, cotangents
-
-
-def _cut(pieces: Sequence[Piece], rows: slice) -> list[Tensor]:
-    """Without the last, the scores of the positives, which no tile uses."""
-    return [piece.of(rows) for piece in pieces[:-1]]

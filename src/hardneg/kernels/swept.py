@@ -14,9 +14,10 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from hardneg.core.pairing import Cut, Pairing
+from hardneg.core.pairing import Cut, Pairing, Rows
 from hardneg.kernels.leaves import Piece
 from hardneg.kernels.plan import Compared, Plan
+from hardneg.kernels.products import add_rows
 
 Grads = Sequence[Tensor]
 """The gradients by what a sweep gives."""
@@ -25,7 +26,7 @@ Grads = Sequence[Tensor]
 class At(NamedTuple):
     """A tile: its anchors, its candidates, and what is compared there."""
 
-    rows: slice
+    rows: Rows
     cut: Cut
     compared: Compared
 
@@ -76,8 +77,7 @@ class _Swept(torch.autograd.Function):
             task.prepare(pieces, grads)
             totals.add_pieces(slice(0, len(task.plan.pairing)), task.pull_own(pieces, totals.wanted_pieces, grads))
             if any(wanted):
-                for _, rows, cut in task.plan.tiles():
-                    totals.pull(rows, cut, pieces, grads)
+                task.plan.each(lambda rows: totals.pull(rows, pieces, grads))
             return None, *totals.vectors, *totals.pieces
 
 
@@ -105,7 +105,11 @@ class _Totals:
             for piece, want in zip(pieces, self.wanted_pieces, strict=True)
         ]
 
-    def pull(self, rows: slice, cut: Cut, pieces: list[Piece], grads: Grads) -> None:
+    def pull(self, rows: Rows, pieces: list[Piece], grads: Grads) -> None:
+        for cut in self.task.plan.cuts:
+            self._pull(rows, cut, pieces, grads)
+
+    def _pull(self, rows: Rows, cut: Cut, pieces: list[Piece], grads: Grads) -> None:
         plan, (anchors, *pools) = self.task.plan, self.vectors
         own = anchors is not None and plan.products.pools[cut.pool] is plan.products.anchors
         pool = anchors if own else pools[cut.pool]
@@ -115,7 +119,7 @@ class _Totals:
             plan.products.add_gradient(grad.to(plan.products.dtype_of_gradient), rows, cut, anchors, pool)
         self.add_pieces(rows, of_pieces)
 
-    def add_pieces(self, rows: slice, gradients: Sequence[Tensor | None]) -> None:
+    def add_pieces(self, rows: Rows, gradients: Sequence[Tensor | None]) -> None:
         for total, gradient, per_anchor in zip(self.pieces, gradients, self.task.per_anchor, strict=True):
             if total is not None and gradient is not None:
-                (total[rows] if per_anchor else total).add_(gradient)
+                add_rows(total, rows if per_anchor else slice(None), gradient)

@@ -1,4 +1,4 @@
-"""Row statistics of the closed family in Triton: log E_q[e^s] without the pairs, for d <= 256 and one temperature.
+"""Row statistics of the closed family in Triton: log E_q[e^s] without the pairs, for one temperature.
 
     s = similarity / temperature;   log w = beta s inside the row's band and outside the masks by id and label
 
@@ -58,7 +58,8 @@ def row_statistics(
     normalize: divides vectors by their norms, inside the products.
     unit: the vectors have unit norm; without it (and without ``normalize``) every row keeps a running maximum.
     """
-    anchors, candidates = served("row_statistics", anchors, candidates, temperature, beta)
+    wide = normalize and low is None and high is None
+    anchors, candidates = served("row_statistics", anchors, candidates, temperature, beta, wide)
     value, learned = Temperature.of(temperature)
     tags = Tags.of(anchors, candidates, anchor_ids, candidate_ids, anchor_labels, candidate_labels)
     band = _band(low, high, anchors)
@@ -96,7 +97,7 @@ def two_view_losses(
     Row i + b is the other view of row i. What ``row_statistics`` and a few operations on [2b] tensors give, with a
     fraction of the launches: what small batches pay for. The other arguments are those of ``row_statistics``.
     """
-    served("two_view_losses", vectors, None, temperature, beta)
+    served("two_view_losses", vectors, None, temperature, beta, wide=normalize and low is None)
     if len(vectors) % 2 or not 0.0 <= tau_plus < 1.0:
         raise ArgumentError(
             "two_view_losses", "an even number of rows and tau_plus in [0, 1)", f"rows={len(vectors)}, {tau_plus=}"

@@ -4,7 +4,7 @@
 
 from __future__ import annotations
 
-from hardneg.kernels.triton_language import jit, tl
+from hardneg.kernels.triton_language import jit, launched, tl
 
 
 @jit
@@ -28,18 +28,28 @@ def load_rows(pointer, rows, count, CHECKED: tl.constexpr):
 
 
 @jit
+def load_pairs(pointer, rows, columns, count, n, CHECKED: tl.constexpr):
+    """Of a matrix of ``count`` rows and n columns."""
+    at = pointer + rows[:, None] * n + columns[None, :]
+    real = (rows < count)[:, None]
+    if CHECKED:
+        real = real & (columns < n)[None, :]
+    return tl.load(at, mask=real, other=0.0).to(tl.float32)
+
+
+@jit
 def masked_blocks(
-    begin_ptr, end_ptr, split_ptr, b, n,
+    begin_ptr, end_ptr, split_ptr, row, b, n,
     BM: tl.constexpr, BN: tl.constexpr, SELF: tl.constexpr, IDS: tl.constexpr, LABELS: tl.constexpr,
     MASKED: tl.constexpr, SORTED: tl.constexpr,
 ):  # fmt: skip
-    """Blocks of columns, of the whole ones: [first, last) may need masks, of which no row needs [skip, skip + skipped).
+    """For rows from this one on, blocks of columns, of the whole ones: [first, last) may need masks, of which no row
+    needs [skip, skip + skipped).
 
     Sorted by label, the columns with the label of every row are excluded without a look. Where one id has two labels,
     every other block needs masks.
     """
     whole = n // BN
-    row = tl.program_id(0) * BM
     begin = row * 0
     end = begin
     inner = begin
@@ -99,7 +109,7 @@ def unit_rows(v):
     return v, inverse, inverse * power
 
 
-@jit
+@launched
 def normed(
     v_ptr, order_ptr, out_ptr, inverse_ptr, slope_ptr, n, d, BM: tl.constexpr, BD: tl.constexpr, SORTED: tl.constexpr
 ):

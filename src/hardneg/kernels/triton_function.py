@@ -12,7 +12,8 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from hardneg.kernels import triton_gradients, triton_rows
-from hardneg.kernels.triton_sides import Side, Tags, block_of, sides_of, switches
+from hardneg.kernels.triton_sides import Side, Tags, block_of, padded, sides_of, switches
+from hardneg.kernels.triton_wide import Wide
 
 LOG2_E = math.log2(math.e)
 FIXED_SHIFT_BITS = 118.0
@@ -140,14 +141,15 @@ def _sweep(
     if not plan.normalize:
         largest = columns.vectors.new_zeros(()) if n == 0 else torch.linalg.vector_norm(columns.vectors, math.inf)
     block = block_of(rows.vectors, b, backward=False)
-    if b:
-        triton_rows.forward[(-(-b // block.rows),)](
+    wide = Wide.of(rows, columns, block)
+    for chunk in wide.chunks():
+        triton_rows.forward[chunk.grid](
             rows.vectors, columns.vectors, rows.inverse_norms, columns.inverse_norms,
             rows.ids, columns.ids, rows.labels, columns.labels, *band,
             rows.begin, rows.end, rows.split, rows.order, largest, log_mean, log_mass, support, sum0, sum1, shift,
-            views, loss, positive, *slopes,
-            b, n, d, plan.scale, plan.beta, plan.scale if plan.fixed else 0.0, plan.temperature, plan.tau_plus,
-            VIEWS=plan.views, DEBIASED=plan.tau_plus > 0,
+            wide.product(chunk), views, loss, positive, *slopes,
+            chunk.begin, b, n, d, plan.scale, plan.beta, plan.scale if plan.fixed else 0.0, plan.temperature,
+            plan.tau_plus, GIVEN=wide.given, VIEWS=plan.views, DEBIASED=plan.tau_plus > 0,
             TILT=plan.tilt, BAND=band[0] is not None,
             FIXED=plan.fixed, MASKED=plan.masked, LATE=block.stages if plan.masked else 1,
             **switches(rows, columns, plan.itself, block),
@@ -215,18 +217,27 @@ def _gradient(
     block = block_of(rows.vectors, b, backward=True)
     scale = plan.scale * plan.power
     nothing = None, None, None
-    if b:
-        triton_gradients.backward[(-(-b // block.rows),)](
+    wide = Wide.of(rows, columns, block)
+    for chunk in wide.chunks():
+        e = wide.empty(chunk)
+        triton_gradients.backward[chunk.grid](
             rows.vectors, columns.vectors, rows.inverse_norms, columns.inverse_norms, rows.slopes,
             rows.ids, columns.ids, rows.labels, columns.labels,
             *(band if of_rows else nothing[:2]), *(band if of_columns else nothing[:2]),
             *(of_rows or nothing), *(of_columns or nothing),
             rows.begin, rows.end, rows.split, rows.order, unit, gradient, product, *views,
-            b, n, d, scale, plan.beta, scale if plan.fixed else 0.0,
+            wide.product(chunk), e, chunk.begin, b, n, d, scale, plan.beta, scale if plan.fixed else 0.0,
             TILT=triton_rows.UNIFORM if plan.single else plan.tilt, BAND=band[0] is not None,
             ROW=of_rows is not None, COLUMN=of_columns is not None, PRODUCT=product_too,
-            VIEWS=views[0] is not None,
+            GIVEN=wide.given, VIEWS=views[0] is not None,
             FIXED=plan.fixed, MASKED=plan.masked, LATE=block.stages if plan.masked else 1,
             **switches(rows, columns, plan.itself, block),
         )  # fmt: skip
+        if e is not None:
+            triton_gradients.finished[chunk.grid](
+                wide.summed(e), rows.vectors, rows.inverse_norms, rows.slopes, rows.order, unit, gradient, product,
+                *views, chunk.begin, b, n, d, BM=block.rows, BD=padded(d), FULL_D=d == padded(d),
+                NORMS=rows.inverse_norms is not None, SORTED=rows.order is not None, PRODUCT=product_too,
+                VIEWS=views[0] is not None, num_warps=4,
+            )  # fmt: skip
     return gradient, product

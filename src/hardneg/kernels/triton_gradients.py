@@ -4,11 +4,11 @@
 
 from __future__ import annotations
 
-from hardneg.kernels.triton_blocks import allowed_pairs, load_rows, load_vectors, masked_blocks, other_view
-from hardneg.kernels.triton_language import jit, tl
+from hardneg.kernels.triton_blocks import allowed_pairs, load_pairs, load_rows, load_vectors, masked_blocks, other_view
+from hardneg.kernels.triton_language import jit, launched, tl
 
 
-@jit
+@launched
 def coefficients(
     g_ptr, h_ptr, largest_ptr, order_ptr, sum0_ptr, sum1_ptr, shift_ptr, by_mean_ptr, by_positive_ptr,
     A_ptr, C_ptr, at_ptr, pull_ptr, unit_ptr, b, stride, beta, slope, power, headroom, temperature,
@@ -81,18 +81,21 @@ def role_gradient(
 
 @jit
 def pulled(
-    total, start, r, r_norm, rows,
-    c_ptr, c_norm_ptr, r_ids_ptr, c_ids_ptr, r_labels_ptr, c_labels_ptr,
+    total, start, r, r_norm, rows, base,
+    c_ptr, product_ptr, e_ptr, c_norm_ptr, r_ids_ptr, c_ids_ptr, r_labels_ptr, c_labels_ptr,
     r_low_ptr, r_high_ptr, c_low_ptr, c_high_ptr, r_A_ptr, r_C_ptr, r_shift_ptr, c_A_ptr, c_C_ptr, c_shift_ptr,
     b, n, d, scale, beta, shift,
     BN: tl.constexpr, BD: tl.constexpr, FULL_D: tl.constexpr, TILT: tl.constexpr, FIXED: tl.constexpr,
     NORMS: tl.constexpr, SELF: tl.constexpr, IDS: tl.constexpr, LABELS: tl.constexpr, BAND: tl.constexpr,
-    PRECISION: tl.constexpr, ROW: tl.constexpr, COLUMN: tl.constexpr, CHECKED: tl.constexpr,
+    PRECISION: tl.constexpr, GIVEN: tl.constexpr, ROW: tl.constexpr, COLUMN: tl.constexpr, CHECKED: tl.constexpr,
 ):  # fmt: skip
-    """The gradient of the rows with one more block of columns."""
+    """The gradient of the rows with one more block of columns; GIVEN: e, from which a product gives it, is stored."""
     columns = start + tl.arange(0, BN)
-    c = load_vectors(c_ptr, columns, n, d, BD, CHECKED, FULL_D)
-    x = tl.dot(r, tl.trans(c), input_precision=PRECISION)
+    if GIVEN:
+        x = load_pairs(product_ptr, rows - base, columns, b - base, n, CHECKED)
+    else:
+        c = load_vectors(c_ptr, columns, n, d, BD, CHECKED, FULL_D)
+        x = tl.dot(r, tl.trans(c), input_precision=PRECISION)
     similarity = x
     if NORMS:
         c_norm = load_rows(c_norm_ptr, columns, n, CHECKED)[None, :]
@@ -139,52 +142,21 @@ def pulled(
             )  # fmt: skip
     if NORMS:
         e = e * c_norm
-    return tl.dot(e.to(c.dtype), c, total, input_precision=PRECISION)
+    if GIVEN:
+        at = e_ptr + (rows - base)[:, None] * n + columns[None, :]
+        tl.store(at, e.to(e_ptr.dtype.element_ty), mask=(rows < b)[:, None] & (columns < n)[None, :])
+        return total
+    else:
+        return tl.dot(e.to(c.dtype), c, total, input_precision=PRECISION)
 
 
 @jit
-def backward(
-    r_ptr, c_ptr, r_norm_ptr, c_norm_ptr, slope_ptr, r_ids_ptr, c_ids_ptr, r_labels_ptr, c_labels_ptr,
-    r_low_ptr, r_high_ptr, c_low_ptr, c_high_ptr, r_A_ptr, r_C_ptr, r_shift_ptr, c_A_ptr, c_C_ptr, c_shift_ptr,
-    begin_ptr, end_ptr, split_ptr, order_ptr, unit_ptr, gradient_ptr, product_ptr, z_ptr, by_positive_ptr,
-    b, n, d, scale, beta, shift,
-    BM: tl.constexpr, BN: tl.constexpr, BD: tl.constexpr, FULL_D: tl.constexpr, TILT: tl.constexpr,
-    FIXED: tl.constexpr, NORMS: tl.constexpr, SELF: tl.constexpr, IDS: tl.constexpr, LABELS: tl.constexpr,
-    BAND: tl.constexpr, MASKED: tl.constexpr, SORTED: tl.constexpr, RAGGED: tl.constexpr, LATE: tl.constexpr,
-    PRECISION: tl.constexpr, ROW: tl.constexpr, COLUMN: tl.constexpr, PRODUCT: tl.constexpr, VIEWS: tl.constexpr,
+def finish_gradient(
+    total, rows, r_ptr, r_norm_ptr, slope_ptr, order_ptr, unit_ptr, gradient_ptr, product_ptr, z_ptr, by_positive_ptr,
+    b, n, d, BD: tl.constexpr, FULL_D: tl.constexpr, NORMS: tl.constexpr, SORTED: tl.constexpr, PRODUCT: tl.constexpr,
+    VIEWS: tl.constexpr,
 ):  # fmt: skip
-    """grad r_i = unit sum_j e_ij c_j. ROW: rows are anchors; COLUMN: columns are; both in self-similarity."""
-    rows = tl.program_id(0) * BM + tl.arange(0, BM)
-    r = load_vectors(r_ptr, rows, b, d, BD, True, FULL_D)
-    r_norm = tl.full([BM], 1.0, tl.float32)
-    if NORMS:
-        r_norm = load_rows(r_norm_ptr, rows, b, True)
-    total = tl.zeros([BM, BD], tl.float32)
-    first, last, skip, skipped, whole = masked_blocks(
-        begin_ptr, end_ptr, split_ptr, b, n, BM, BN, SELF, IDS, LABELS, MASKED, SORTED
-    )
-    if not MASKED:
-        for k in tl.range(0, whole - (last - first)):
-            start = tl.where(k < first, k, k + (last - first)) * BN
-            total = pulled(
-                total, start, r, r_norm, rows,
-                c_ptr, c_norm_ptr, r_ids_ptr, c_ids_ptr, r_labels_ptr, c_labels_ptr,
-                r_low_ptr, r_high_ptr, c_low_ptr, c_high_ptr,
-                r_A_ptr, r_C_ptr, r_shift_ptr, c_A_ptr, c_C_ptr, c_shift_ptr, b, n, d, scale, beta, shift,
-                BN, BD, FULL_D, TILT, FIXED, NORMS, SELF, IDS, LABELS, BAND, PRECISION, ROW, COLUMN, False,
-            )  # fmt: skip
-    if MASKED or SORTED or SELF or RAGGED:
-        for k in tl.range(0, last - first - skipped + RAGGED, num_stages=LATE):
-            start = tl.where(first + k < skip, first + k, first + k + skipped)
-            start = tl.where(start < last, start, whole) * BN
-            total = pulled(
-                total, start, r, r_norm, rows,
-                c_ptr, c_norm_ptr, r_ids_ptr, c_ids_ptr, r_labels_ptr, c_labels_ptr,
-                r_low_ptr, r_high_ptr, c_low_ptr, c_high_ptr,
-                r_A_ptr, r_C_ptr, r_shift_ptr, c_A_ptr, c_C_ptr, c_shift_ptr, b, n, d, scale, beta, shift,
-                BN, BD, FULL_D, TILT, FIXED, NORMS, SELF, IDS, LABELS, BAND, PRECISION, ROW, COLUMN, True,
-            )  # fmt: skip
-
+    """Stores the gradient of the rows as they were given, from sum_j e_ij c_j."""
     real = rows < b
     given = rows
     if SORTED:
@@ -199,11 +171,85 @@ def backward(
     if NORMS or PRODUCT:
         z = load_vectors(r_ptr, rows, b, d, BD, True, FULL_D).to(tl.float32)
         if NORMS:
-            z = z * r_norm[:, None]
+            z = z * load_rows(r_norm_ptr, rows, b, True)[:, None]
         product = tl.sum(total * z, 1)
         tl.store(product_ptr + rows, product, mask=real)
         if NORMS:  # z = r slope, r as it was given: grad r = slope (grad z - z (z . grad z))
             total = (total - z * product[:, None]) * load_rows(slope_ptr, rows, b, True)[:, None]
     features = tl.arange(0, BD)
     at = gradient_ptr + given[:, None] * d + features[None, :]
-    tl.store(at, total.to(r.dtype), mask=real[:, None] & (features < d)[None, :])
+    tl.store(at, total.to(gradient_ptr.dtype.element_ty), mask=real[:, None] & (features < d)[None, :])
+
+
+@launched
+def finished(
+    total_ptr, r_ptr, r_norm_ptr, slope_ptr, order_ptr, unit_ptr, gradient_ptr, product_ptr, z_ptr, by_positive_ptr,
+    base, b, n, d, BM: tl.constexpr, BD: tl.constexpr, FULL_D: tl.constexpr, NORMS: tl.constexpr, SORTED: tl.constexpr,
+    PRODUCT: tl.constexpr, VIEWS: tl.constexpr,
+):  # fmt: skip
+    """The end of ``backward`` for rows from ``base`` on, whose sums are given."""
+    rows = base + tl.program_id(0) * BM + tl.arange(0, BM)
+    total = load_vectors(total_ptr, rows - base, b - base, d, BD, True, FULL_D)
+    finish_gradient(
+        total, rows, r_ptr, r_norm_ptr, slope_ptr, order_ptr, unit_ptr, gradient_ptr, product_ptr, z_ptr,
+        by_positive_ptr, b, n, d, BD, FULL_D, NORMS, SORTED, PRODUCT, VIEWS,
+    )  # fmt: skip
+
+
+@launched
+def backward(
+    r_ptr, c_ptr, r_norm_ptr, c_norm_ptr, slope_ptr, r_ids_ptr, c_ids_ptr, r_labels_ptr, c_labels_ptr,
+    r_low_ptr, r_high_ptr, c_low_ptr, c_high_ptr, r_A_ptr, r_C_ptr, r_shift_ptr, c_A_ptr, c_C_ptr, c_shift_ptr,
+    begin_ptr, end_ptr, split_ptr, order_ptr, unit_ptr, gradient_ptr, product_ptr, z_ptr, by_positive_ptr,
+    given_ptr, e_ptr, base, b, n, d, scale, beta, shift,
+    BM: tl.constexpr, BN: tl.constexpr, BD: tl.constexpr, FULL_D: tl.constexpr, TILT: tl.constexpr,
+    FIXED: tl.constexpr, NORMS: tl.constexpr, SELF: tl.constexpr, IDS: tl.constexpr, LABELS: tl.constexpr,
+    BAND: tl.constexpr, MASKED: tl.constexpr, SORTED: tl.constexpr, RAGGED: tl.constexpr, LATE: tl.constexpr,
+    PRECISION: tl.constexpr, GIVEN: tl.constexpr, ROW: tl.constexpr, COLUMN: tl.constexpr, PRODUCT: tl.constexpr,
+    VIEWS: tl.constexpr,
+):  # fmt: skip
+    """grad r_i = unit sum_j e_ij c_j. ROW: rows are anchors; COLUMN: columns are; both in self-similarity.
+
+    GIVEN: the products of the rows from ``base`` on are there already, and e is stored, both [rows, n].
+    """
+    begin = base + tl.program_id(0) * BM
+    rows = begin + tl.arange(0, BM)
+    r = rows
+    total = tl.zeros([BM, 1], tl.float32)
+    if not GIVEN:
+        r = load_vectors(r_ptr, rows, b, d, BD, True, FULL_D)
+        total = tl.zeros([BM, BD], tl.float32)
+    r_norm = tl.full([BM], 1.0, tl.float32)
+    if NORMS:
+        r_norm = load_rows(r_norm_ptr, rows, b, True)
+    first, last, skip, skipped, whole = masked_blocks(
+        begin_ptr, end_ptr, split_ptr, begin, b, n, BM, BN, SELF, IDS, LABELS, MASKED, SORTED
+    )
+    if GIVEN:  # all of e is stored, zeros too
+        skipped = skipped * 0
+    if not MASKED:
+        for k in tl.range(0, whole - (last - first)):
+            start = tl.where(k < first, k, k + (last - first)) * BN
+            total = pulled(
+                total, start, r, r_norm, rows, base,
+                c_ptr, given_ptr, e_ptr, c_norm_ptr, r_ids_ptr, c_ids_ptr, r_labels_ptr, c_labels_ptr,
+                r_low_ptr, r_high_ptr, c_low_ptr, c_high_ptr,
+                r_A_ptr, r_C_ptr, r_shift_ptr, c_A_ptr, c_C_ptr, c_shift_ptr, b, n, d, scale, beta, shift,
+                BN, BD, FULL_D, TILT, FIXED, NORMS, SELF, IDS, LABELS, BAND, PRECISION, GIVEN, ROW, COLUMN, False,
+            )  # fmt: skip
+    if MASKED or SORTED or SELF or RAGGED:
+        for k in tl.range(0, last - first - skipped + RAGGED, num_stages=LATE):
+            start = tl.where(first + k < skip, first + k, first + k + skipped)
+            start = tl.where(start < last, start, whole) * BN
+            total = pulled(
+                total, start, r, r_norm, rows, base,
+                c_ptr, given_ptr, e_ptr, c_norm_ptr, r_ids_ptr, c_ids_ptr, r_labels_ptr, c_labels_ptr,
+                r_low_ptr, r_high_ptr, c_low_ptr, c_high_ptr,
+                r_A_ptr, r_C_ptr, r_shift_ptr, c_A_ptr, c_C_ptr, c_shift_ptr, b, n, d, scale, beta, shift,
+                BN, BD, FULL_D, TILT, FIXED, NORMS, SELF, IDS, LABELS, BAND, PRECISION, GIVEN, ROW, COLUMN, True,
+            )  # fmt: skip
+    if not GIVEN:
+        finish_gradient(
+            total, rows, r_ptr, r_norm_ptr, slope_ptr, order_ptr, unit_ptr, gradient_ptr, product_ptr, z_ptr,
+            by_positive_ptr, b, n, d, BD, FULL_D, NORMS, SORTED, PRODUCT, VIEWS,
+        )  # fmt: skip

@@ -23,7 +23,7 @@ from hardneg.kernels.pairs import masked_sum
 from hardneg.kernels.triton import RowStatistics, row_statistics, two_view_losses
 from hardneg.kernels.triton_labels import PositiveStatistics, pair_losses, positive_statistics
 from hardneg.kernels.triton_own import own_similarity
-from hardneg.kernels.triton_sides import SORTED_FROM, Temperature, supports
+from hardneg.kernels.triton_sides import NOT_WIDE, SORTED_FROM, Temperature, is_wide, supports
 from hardneg.negatives.base import Negatives
 from hardneg.negatives.closed import ClosedForm
 
@@ -51,6 +51,9 @@ def cannot(pairing: Pairing, negatives: Negatives, objective: Objective) -> str 
         return f"{objective!r} of positives by label needs every pair"
     if pairing.label_positives and form.ceilings:
         return f"{negatives!r} needs the lowest of the positives by label"
+    plain = pairing.normalize and not (form.banded or form.ceilings or pairing.label_positives)
+    if is_wide(pairing.anchors.vectors) and not plain:
+        return NOT_WIDE
     if pairing.positives.ids is not None:
         return "positives have ids of their own"
     if pairing.positives.vectors.numel() >= 2**31:

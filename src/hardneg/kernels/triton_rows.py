@@ -27,8 +27,8 @@ Nothing is added atomically, so that two runs give the same bits. A masked pair 
 
 from __future__ import annotations
 
-from hardneg.kernels.triton_blocks import allowed_pairs, load_rows, load_vectors, masked_blocks, other_view
-from hardneg.kernels.triton_language import jit, tl
+from hardneg.kernels.triton_blocks import allowed_pairs, load_pairs, load_rows, load_vectors, masked_blocks, other_view
+from hardneg.kernels.triton_language import jit, launched, tl
 
 UNIFORM, SQUARE, GENERAL = 0, 1, 2
 """Weights of a pair: one exponential; one and its square (beta = 1); two."""
@@ -48,17 +48,20 @@ def nothing_yet(BM: tl.constexpr):
 
 @jit
 def added(
-    sum0, sum1, top, outside, start, a, a_norm, rows,
-    c_ptr, c_norm_ptr, a_ids_ptr, c_ids_ptr, a_labels_ptr, c_labels_ptr, low_ptr, high_ptr,
+    sum0, sum1, top, outside, start, a, a_norm, rows, base,
+    c_ptr, product_ptr, c_norm_ptr, a_ids_ptr, c_ids_ptr, a_labels_ptr, c_labels_ptr, low_ptr, high_ptr,
     b, n, d, scale, beta, shift,
     BM: tl.constexpr, BN: tl.constexpr, BD: tl.constexpr, FULL_D: tl.constexpr, TILT: tl.constexpr,
     FIXED: tl.constexpr, NORMS: tl.constexpr, SELF: tl.constexpr, IDS: tl.constexpr, LABELS: tl.constexpr,
-    BAND: tl.constexpr, PRECISION: tl.constexpr, CHECKED: tl.constexpr,
+    BAND: tl.constexpr, PRECISION: tl.constexpr, GIVEN: tl.constexpr, CHECKED: tl.constexpr,
 ):  # fmt: skip
     """The sums with one more block of columns."""
     columns = start + tl.arange(0, BN)
-    c = load_vectors(c_ptr, columns, n, d, BD, CHECKED, FULL_D)
-    x = tl.dot(a, tl.trans(c), input_precision=PRECISION)
+    if GIVEN:
+        x = load_pairs(product_ptr, rows - base, columns, b - base, n, CHECKED)
+    else:
+        c = load_vectors(c_ptr, columns, n, d, BD, CHECKED, FULL_D)
+        x = tl.dot(a, tl.trans(c), input_precision=PRECISION)
     if NORMS:
         c_norm = load_rows(c_norm_ptr, columns, n, CHECKED)[None, :]
     if BAND:
@@ -139,35 +142,39 @@ def pair_loss(log_mean, support, positive, temperature, tau_plus, DEBIASED: tl.c
     return tl.where(some, loss, positive * 0.0), by_mean, by_positive
 
 
-@jit
+@launched
 def forward(
     a_ptr, c_ptr, a_norm_ptr, c_norm_ptr, a_ids_ptr, c_ids_ptr, a_labels_ptr, c_labels_ptr, low_ptr, high_ptr,
     begin_ptr, end_ptr, split_ptr, order_ptr, largest_ptr, log_mean_ptr, log_mass_ptr, support_ptr,
-    sum0_ptr, sum1_ptr, shift_ptr, z_ptr, loss_ptr, positive_ptr, by_mean_ptr, by_positive_ptr,
-    b, n, d, scale, beta, shift, temperature, tau_plus,
+    sum0_ptr, sum1_ptr, shift_ptr, product_ptr, z_ptr, loss_ptr, positive_ptr, by_mean_ptr, by_positive_ptr,
+    base, b, n, d, scale, beta, shift, temperature, tau_plus,
     BM: tl.constexpr, BN: tl.constexpr, BD: tl.constexpr, FULL_D: tl.constexpr, TILT: tl.constexpr,
     FIXED: tl.constexpr, NORMS: tl.constexpr, SELF: tl.constexpr, IDS: tl.constexpr, LABELS: tl.constexpr,
     BAND: tl.constexpr, MASKED: tl.constexpr, SORTED: tl.constexpr, RAGGED: tl.constexpr, LATE: tl.constexpr,
-    PRECISION: tl.constexpr, VIEWS: tl.constexpr, DEBIASED: tl.constexpr,
+    PRECISION: tl.constexpr, GIVEN: tl.constexpr, VIEWS: tl.constexpr, DEBIASED: tl.constexpr,
 ):  # fmt: skip
-    rows = tl.program_id(0) * BM + tl.arange(0, BM)
-    a = load_vectors(a_ptr, rows, b, d, BD, True, FULL_D)
+    """GIVEN: the products of the rows from ``base`` on are there already, [rows, n]."""
+    begin = base + tl.program_id(0) * BM
+    rows = begin + tl.arange(0, BM)
+    a = rows
+    if not GIVEN:
+        a = load_vectors(a_ptr, rows, b, d, BD, True, FULL_D)
     a_norm = tl.full([BM], 1.0, tl.float32)
     if NORMS:  # once, and not in every block of columns
         a_norm = load_rows(a_norm_ptr, rows, b, True)
     outside = tl.zeros([BM], tl.int32)
     sum0, sum1, top = nothing_yet(BM)
     first, last, skip, skipped, whole = masked_blocks(
-        begin_ptr, end_ptr, split_ptr, b, n, BM, BN, SELF, IDS, LABELS, MASKED, SORTED
+        begin_ptr, end_ptr, split_ptr, begin, b, n, BM, BN, SELF, IDS, LABELS, MASKED, SORTED
     )
     if not MASKED:
         for k in tl.range(0, whole - (last - first)):
             start = tl.where(k < first, k, k + (last - first)) * BN
             sum0, sum1, top, outside = added(
-                sum0, sum1, top, outside, start, a, a_norm, rows,
-                c_ptr, c_norm_ptr, a_ids_ptr, c_ids_ptr, a_labels_ptr, c_labels_ptr, low_ptr, high_ptr,
+                sum0, sum1, top, outside, start, a, a_norm, rows, base,
+                c_ptr, product_ptr, c_norm_ptr, a_ids_ptr, c_ids_ptr, a_labels_ptr, c_labels_ptr, low_ptr, high_ptr,
                 b, n, d, scale, beta, shift,
-                BM, BN, BD, FULL_D, TILT, FIXED, NORMS, SELF, IDS, LABELS, BAND, PRECISION, False,
+                BM, BN, BD, FULL_D, TILT, FIXED, NORMS, SELF, IDS, LABELS, BAND, PRECISION, GIVEN, False,
             )  # fmt: skip
     sum0, sum1 = tl.sum(sum0, 1), tl.sum(sum1, 1)
     if MASKED or SORTED or SELF or RAGGED:
@@ -178,10 +185,10 @@ def forward(
             start = tl.where(first + k < skip, first + k, first + k + skipped)
             start = tl.where(start < last, start, whole) * BN
             late0, late1, late_top, outside = added(
-                late0, late1, late_top, outside, start, a, a_norm, rows,
-                c_ptr, c_norm_ptr, a_ids_ptr, c_ids_ptr, a_labels_ptr, c_labels_ptr, low_ptr, high_ptr,
+                late0, late1, late_top, outside, start, a, a_norm, rows, base,
+                c_ptr, product_ptr, c_norm_ptr, a_ids_ptr, c_ids_ptr, a_labels_ptr, c_labels_ptr, low_ptr, high_ptr,
                 b, n, d, scale, beta, shift,
-                BM, BN, BD, FULL_D, TILT, FIXED, NORMS, SELF, IDS, LABELS, BAND, PRECISION, True,
+                BM, BN, BD, FULL_D, TILT, FIXED, NORMS, SELF, IDS, LABELS, BAND, PRECISION, GIVEN, True,
             )  # fmt: skip
         late0, late1 = tl.sum(late0, 1), tl.sum(late1, 1)
         if not FIXED:

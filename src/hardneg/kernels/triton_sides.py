@@ -13,6 +13,10 @@ from hardneg.kernels.triton_blocks import normed
 from hardneg.kernels.triton_language import installed, interpreted
 
 LARGEST_DIM = 256
+"""Features that a block holds whole."""
+WIDEST_DIM = 2048
+"""Of 16 bits, which are multiplied before the sweep: see ``triton_wide``."""
+NOT_WIDE = f"more than {LARGEST_DIM} features need normalize=True, no band and no positives by label"
 SORTED_FROM = 8192
 """Candidates from which on rows are sorted by label or id, so that blocks without an equal pair skip the mask."""
 
@@ -54,8 +58,9 @@ def cannot_serve(anchors: Tensor, candidates: Tensor, temperature: float | Tenso
         return f"the vectors are {anchors.dtype} and {candidates.dtype}, not bfloat16, float16 or float32"
     if anchors.device != candidates.device:
         return f"the vectors are on {anchors.device} and {candidates.device}"
-    if not 1 <= anchors.shape[1] <= LARGEST_DIM:
-        return f"the vectors have {anchors.shape[1]} features, more than {LARGEST_DIM}"
+    most = LARGEST_DIM if torch.float32 in (anchors.dtype, candidates.dtype) else WIDEST_DIM
+    if not 1 <= anchors.shape[1] <= most:
+        return f"the vectors have {anchors.shape[1]} features, more than {most}"
     if max(anchors.numel(), candidates.numel()) >= 2**31:
         return "one side has 2**31 elements or more"
     if isinstance(temperature, Tensor) and temperature.numel() != 1:
@@ -66,15 +71,23 @@ def cannot_serve(anchors: Tensor, candidates: Tensor, temperature: float | Tenso
 
 
 def served(
-    who: str, anchors: Tensor, candidates: Tensor | None, temperature: float | Tensor | Temperature, beta: float = 0.0
+    who: str,
+    anchors: Tensor,
+    candidates: Tensor | None,
+    temperature: float | Tensor | Temperature,
+    beta: float = 0.0,
+    wide: bool = False,
 ) -> tuple[Tensor, Tensor | None]:
-    """Both sides in one type that holds both; raises for what the kernels cannot serve."""
+    """Both sides in one type that holds both; raises for what the kernels cannot serve. ``wide``: they may be."""
     others = anchors if candidates is None else candidates
     given = 1.0 if isinstance(temperature, Temperature) else temperature
-    if reason := (cannot_serve if interpreted else supports)(anchors, others, given, beta):
+    reason = (cannot_serve if interpreted else supports)(anchors, others, given, beta)
+    if reason is None and is_wide(anchors) and not wide:
+        reason = NOT_WIDE
+    if reason is not None:
         raise ArgumentError(who, "what the Triton kernels can serve", reason, "use another implementation")
-    wide = torch.promote_types(anchors.dtype, others.dtype)
-    return anchors.to(wide), None if candidates is None else candidates.to(wide)
+    both = torch.promote_types(anchors.dtype, others.dtype)
+    return anchors.to(both), None if candidates is None else candidates.to(both)
 
 
 @dataclass(frozen=True, eq=False)
@@ -215,6 +228,8 @@ class Block(NamedTuple):
 def block_of(vectors: Tensor, num_rows: int, backward: bool) -> Block:
     """The shapes that were fastest on an H200; the same for the same input, so that the bits are too."""
     d = vectors.shape[1]
+    if is_wide(vectors):
+        return Block(4, 1024, 8, 2)
     if vectors.dtype == torch.float32:
         return Block(64, 32, 4, 2)
     if num_rows < SORTED_FROM:
@@ -222,6 +237,10 @@ def block_of(vectors: Tensor, num_rows: int, backward: bool) -> Block:
     if not backward:
         return Block(128, 64, 4, 2) if d <= 128 else Block(128, 64, 8, 3, 128)
     return Block(64, 128, 4, 3 if d <= 64 else 2) if d <= 128 else Block(128, 64, 8, 3)
+
+
+def is_wide(vectors: Tensor) -> bool:
+    return vectors.shape[1] > LARGEST_DIM
 
 
 def padded(d: int) -> int:

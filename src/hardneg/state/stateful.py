@@ -15,8 +15,7 @@ from torch import Tensor, nn
 from hardneg.core.compiling import outside_graphs
 from hardneg.core.errors import ArgumentError, argument_error
 from hardneg.core.errors import check_count as check_count
-from hardneg.core.keyed import generator_at
-from hardneg.state.ahead import Ahead
+from hardneg.core.keyed import generator_at, uniforms_at
 
 Found = TypeVar("Found")
 
@@ -37,7 +36,6 @@ class Stateful(nn.Module):
     def __init__(self, seed: int = 0) -> None:
         super().__init__()
         self._looked_up: dict[str, tuple[Tensor, int, Any]] = {}
-        self._ahead = Ahead(generator_at)
         self._calls = 0
         self.register_buffer("seed", torch.tensor(seed))
         self.register_buffer("step", torch.tensor(0))
@@ -48,9 +46,10 @@ class Stateful(nn.Module):
 
     @outside_graphs
     def uniforms(self, shape: tuple[int, ...], device: torch.device, *streams: int) -> list[Tensor]:
-        """float64 numbers in [0, 1) of this step: those of ``generator(stream)``, on any device."""
+        """float64 numbers in [0, 1) of this step, made on the device: on a GPU, as a CPU's, they would take longer than
+        the rest of a step of EMC2. Different streams are independent."""
         seed, step = self.number("seed"), self.number("step")
-        return [self._ahead(shape, seed, step, stream, device) for stream in streams]
+        return [uniforms_at(seed, step, stream, shape, device) for stream in streams]
 
     def number(self, name: str) -> int:
         """The number in a buffer."""
