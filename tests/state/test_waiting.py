@@ -108,7 +108,7 @@ def test_writes_are_those_of_a_loop(slots: list[int]) -> None:
 
 def test_numbers_made_ahead_are_those_of_the_generator() -> None:
     """The device "meta" stands for one that is no CPU."""
-    ahead, wanted = Ahead(generator_at), ((3, 2), 7, 4, 1)
+    ahead, wanted = Ahead(), ((3, 2), 7, 4, 1)
     expected = torch.rand(3, 2, generator=generator_at(7, 4, 1), dtype=torch.float64)
     assert torch.equal(ahead(*wanted, torch.device("cpu")), expected)
     assert ahead((3, 2), 7, 3, 1, torch.device("meta")).shape == (3, 2)

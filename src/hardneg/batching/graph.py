@@ -157,23 +157,6 @@ def in_range(vectors: Annotated[Tensor, "n d"]) -> tuple[Annotated[Tensor, "n d"
     return torch.ldexp(wide, -exponent.to(wide.device)), exponent
 
 
-def among_candidates(
-    vectors: Annotated[Tensor, "n d"], candidates: Annotated[Tensor, "n m"], num_neighbours: int
-) -> ProximityGraph:
-    """The K closest of the candidates given for each node: independent gathers, the reference of ``build_graph``.
-
-    Candidates are taken as they are, repeats and the node itself included, as in the authors' code.
-    """
-    step = max(1, _chunk_scores[0] // (candidates.shape[1] * vectors.shape[1]))
-    parts = []
-    for start in range(0, len(vectors), step):
-        own = candidates[start : start + step]
-        scores = torch.bmm(vectors[own], vectors[start : start + step, :, None]).squeeze(2)
-        top = scores.topk(num_neighbours)
-        parts.append((own.gather(1, top.indices), top.values))
-    return ProximityGraph(torch.cat([p[0] for p in parts]), torch.cat([p[1] for p in parts]), "given candidates")
-
-
 Rows = Iterator[tuple[Tensor, Tensor, Tensor]]  # nodes [b], their neighbours [b, K], similarities [b, K]
 
 

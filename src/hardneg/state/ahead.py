@@ -6,7 +6,6 @@ from memory that is not pinned, they would cost a step of EMC2 some milliseconds
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import cache
 from typing import Any
@@ -14,14 +13,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from hardneg.core.keyed import generator_at
+
 Wanted = tuple[tuple[int, ...], int, int, int]
 
 
 class Ahead:
     """Uniform numbers by (shape, seed, step, stream). A copy, or one that was pickled, starts without any."""
 
-    def __init__(self, generator_at: Callable[[int, int, int], torch.Generator]) -> None:
-        self.generator_at = generator_at
+    def __init__(self) -> None:
         self._next: dict[int, tuple[Wanted, Future[Tensor]]] = {}  # by stream
 
     def __call__(self, shape: tuple[int, ...], seed: int, step: int, stream: int, device: torch.device) -> Tensor:
@@ -35,14 +35,14 @@ class Ahead:
         return numbers
 
     def _made(self, shape: tuple[int, ...], seed: int, step: int, stream: int) -> Tensor:
-        return torch.rand(shape, generator=self.generator_at(seed, step, stream), dtype=torch.float64)
+        return torch.rand(shape, generator=generator_at(seed, step, stream), dtype=torch.float64)
 
     def _pinned(self, *wanted: Any) -> Tensor:
         numbers = self._made(*wanted)
         return numbers.pin_memory() if torch.cuda.is_available() else numbers
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return type(self), (self.generator_at,)
+        return type(self), ()
 
 
 @cache

@@ -37,7 +37,7 @@ class Stateful(nn.Module):
     def __init__(self, seed: int = 0) -> None:
         super().__init__()
         self._looked_up: dict[str, tuple[Tensor, int, Any]] = {}
-        self._ahead = Ahead(generator_at)
+        self._ahead = Ahead()
         self._calls = 0
         self.register_buffer("seed", torch.tensor(seed))
         self.register_buffer("step", torch.tensor(0))
