@@ -92,12 +92,12 @@ class ProximityGraph:
         return hashed.hexdigest()[:16]
 
     @classmethod
-    def from_lists(cls, rows: Sequence[Sequence[int]], name: str = "given") -> ProximityGraph:
+    def from_lists(cls, rows: Sequence[Sequence[int]]) -> ProximityGraph:
         """A graph from plain lists of neighbours; every similarity is 1."""
         width = max((len(row) for row in rows), default=0)
         padded = [[*row, *[-1] * (width - len(row))] for row in rows]
         neighbours = torch.tensor(padded, dtype=torch.long).reshape(len(rows), width)
-        return cls(neighbours, (neighbours >= 0).float(), name)
+        return cls(neighbours, (neighbours >= 0).float(), "given")
 
     def save(self, path: str | Path) -> None:
         """Writes an .npz file without pickle, whole or not at all."""
