@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import re
 from dataclasses import MISSING, asdict, dataclass, fields
+from functools import cache
 from typing import Any, get_args, get_type_hints
 
 from hardneg.core.errors import ArgumentError
@@ -64,7 +65,7 @@ class TrainOptions:
     save_every: int = option(1, "Epochs between checkpoints.", RUN, low=1)
 
     def __post_init__(self) -> None:
-        kinds = get_type_hints(type(self))
+        kinds = kinds_of(type(self))
         for one in fields(self):
             value = getattr(self, one.name)
             if isinstance(value, Schedule) or (kinds[one.name] == Scheduled and isinstance(value, str)):
@@ -172,6 +173,12 @@ class EMC2Options(TrainOptions):
         if "".join(self.negatives.split()) != "Uniform()":
             what = "--negatives to be Uniform(), since it draws its negatives itself"
             raise ArgumentError("emc2", what, repr(self.negatives))
+
+
+@cache
+def kinds_of(options: type) -> dict[str, Any]:
+    """The types of the fields, which Python evaluates from their text each time; a comparison reads many options."""
+    return get_type_hints(options)
 
 
 def defaults_of(options: TrainOptions) -> dict[str, Any]:
