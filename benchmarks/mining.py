@@ -118,10 +118,10 @@ def agreement(n: int, dim: int) -> dict[str, float]:
         ("margin 5%", "BelowPositive(relative=0.05)", {"range_max": 200, "relative_margin": 0.05}),
     ):
         theirs = peer(queries, corpus, output_format="n-tuple", **options)
-        asked = np.array([int(text[1:]) for text in theirs["anchor"]])
+        kept = np.array([int(text[1:]) for text in theirs["anchor"]])
         rows = np.array([[int(one[1:]) for one in theirs[f"negative_{i + 1}"]] for i in range(K)]).T
-        own = ours(queries, corpus, text).numpy()[asked]
-        wide = queries.double().numpy()[asked]
+        own = ours(queries, corpus, text).numpy()[kept]
+        wide = queries.double().numpy()[kept]
         gap = [np.einsum("qd,qkd->qk", wide, corpus.double().numpy()[each]) for each in (own, rows)]
         found[name] = float(((own == rows) | (abs(gap[0] - gap[1]) < 1e-6)).mean())
         if found[name] < 1.0:

@@ -111,15 +111,15 @@ def count_directly(
     windows, tilts = {}, {}
     for text in expressions:
         [rule] = hn.parse(text).factors
-        told = {
+        options = {
             name: getattr(rule, name) for name in ("inner", "outer", "start", "stop", "beta") if hasattr(rule, name)
         }
-        if "outer" in told:
-            windows[text] = (int(told["inner"] * others), int(told["outer"] * others))
-        elif "stop" in told:
-            windows[text] = (told["start"], told["stop"])
-        elif "beta" in told or text == "Uniform()":
-            tilts[text] = told.get("beta", 0.0)
+        if "outer" in options:
+            windows[text] = (int(options["inner"] * others), int(options["outer"] * others))
+        elif "stop" in options:
+            windows[text] = (options["start"], options["stop"])
+        elif "beta" in options or text == "Uniform()":
+            tilts[text] = options.get("beta", 0.0)
     sums = {text: np.zeros(2) for text in (*windows, *tilts)}
     for anchor in anchors:
         similarity = np.delete(unit @ unit[anchor], anchor)
@@ -142,7 +142,7 @@ def nfcorpus(data: Path, cache: Path) -> hn.auditing.Audit:
 
 
 def scifact(data: Path, out: Path) -> hn.auditing.Audit:
-    """A file mined with the static vectors of wordllama; the rule is told one positive of each query."""
+    """A file mined with the static vectors of wordllama; the rule knows one positive of each query."""
     judged = read_scifact(data / "scifact")
     folder = out / "scifact"
     folder.mkdir(parents=True, exist_ok=True)
@@ -174,7 +174,7 @@ def main() -> None:
     parser.add_argument("--cache", type=Path, default=ROOT / "runs" / "embeddings")
     parser.add_argument("--out", type=Path, default=ROOT / "runs" / "audit_frontier")
     parser.add_argument("--simclr", type=Path, help="embeddings.npz of a SimCLR run.")
-    parser.add_argument("--only", nargs="*", help="cifar10, nfcorpus, scifact, simclr; all where nothing is said.")
+    parser.add_argument("--only", nargs="*", help="cifar10, nfcorpus, scifact, simclr; default: all.")
     parser.add_argument("--figures", type=Path, help="Also write the figures of docs/guides/audit.md into this folder.")
     options = parser.parse_args()
     audits = {

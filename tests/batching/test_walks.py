@@ -258,10 +258,9 @@ def test_every_walk_ends_and_what_was_filled_is_counted() -> None:
 
 def test_fill_is_uniform_over_the_rest() -> None:
     islands = ProximityGraph.from_lists([[1], [0], [], [], [], []])
-    third = walks(islands, [0] * 1000, 3, 0.2, seeded(0)).nodes[:, 2]
-    assert (torch.bincount(third, minlength=6) / 1000).tolist() == pytest.approx(
-        [0, 0, 0.25, 0.25, 0.25, 0.25], abs=0.06
-    )
+    third = walks(islands, [0] * 500, 3, 0.2, seeded(0)).nodes[:, 2]
+    shares = (torch.bincount(third, minlength=6) / 500).tolist()
+    assert shares == pytest.approx([0, 0, 0.25, 0.25, 0.25, 0.25], abs=0.08)  # four standard errors
 
 
 def test_restart_of_one_is_the_start_and_its_neighbours(unit_vectors: UnitVectors) -> None:
@@ -279,7 +278,7 @@ def test_restart_of_one_is_the_start_and_its_neighbours(unit_vectors: UnitVector
     kind=st.sampled_from(walks_module.kinds),
     seed=st.integers(0, 99),
 )
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=30, deadline=None)
 def test_any_small_graph_gives_a_whole_walk(rows: list[list[int]], restart: float, kind: str, seed: int) -> None:
     graph = ProximityGraph.from_lists(rows)
     for size in {1, len(rows)}:

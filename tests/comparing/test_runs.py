@@ -69,8 +69,11 @@ def test_arms_written_otherwise_find_their_runs(data: str, tmp_path: Path, monke
     compare(Comparison(("simclr()", "hcl(beta=1, tau_plus=0.1)"), 2, common), tmp_path, jobs=1, show=nothing)
     assert len(trained) == 4
     (tmp_path / "runs" / trained[-1] / "result.json").unlink()
-    compare(Comparison(("simclr(negatives='Uniform( )')", "hcl()"), 2, common), tmp_path, jobs=1, show=nothing)
+    compare(
+        Comparison(("simclr(negatives='Uniform( )')", "hcl()"), 2, common), tmp_path, jobs=1, show=(lines := []).append
+    )
     assert trained[4:] == [trained[3]]
+    assert [": kept, as it was finished" in line for line in lines] == [True, True, True, False]
     assert len(list((tmp_path / "runs").iterdir())) == 4
     assert "no run directory with these options" not in write_report(tmp_path).read_text()
 

@@ -119,7 +119,9 @@ def test_point_10_two_seeds_have_no_verdict(data: str, started: Started, tmp_pat
     assert [one["standing"] for one in facts["verdicts"]] == ["open"]
     assert "beyond noise" not in json.dumps(facts)
     assert facts["rows"][1]["difference_half_width"] is None
-    assert "no verdict" in " ".join(facts["sentences"])
+    assert facts["answer"] == ["There is no verdict, as 2 seeds are fewer than 3."]
+    assert all(": no verdict." in one for one in facts["sentences"]), "the reason is in the answer"
+    assert done.output.count("fewer than 3") == 1
 
 
 def test_point_10_terminal_json_and_page_have_the_same_sentences(data: str, started: Started, tmp_path: Path) -> None:

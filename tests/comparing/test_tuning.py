@@ -64,7 +64,7 @@ def test_a_tuned_value_that_an_arm_cannot_train_with_is_seen(data: str, started:
 def test_a_try_may_be_as_the_arm_is(data: str) -> None:
     texts, common = ("simclr()", "hcl()"), short(data, evaluate_on="validation")
     tune = ("temperature", (0.5, 0.25))
-    check_arms([parse_arm(text).under(common) for text in texts], Comparison(texts, 2, common, tune))
+    assert check_arms([parse_arm(text).under(common) for text in texts], Comparison(texts, 2, common, tune))
 
 
 def test_every_arm_is_tuned_on_the_validation_split_and_then_trained_on_all(

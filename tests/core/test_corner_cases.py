@@ -371,10 +371,10 @@ def test_duplicates_by_id_are_left_out_and_duplicates_by_value_are_hard_negative
 )
 def test_counts_are_exact_where_embeddings_collapse(text):
     for size in (1, 2, 3, 7, 8, 50):
-        check_count(hn.parse(text), size)
+        assert_counts(hn.parse(text), size)
 
 
-def check_count(q, size):
+def assert_counts(q, size):
     z = vectors(1, 3).expand(4, 3).clone().requires_grad_()
     scores = hn.score(z, z.detach(), vectors(1, 3).expand(size, 3), 0.5)
     log_w = q.log_weights(scores)

@@ -121,7 +121,7 @@ def ratios(
     return value_ratio, ((gradient.double() - exact_gradient).abs().max() / explained).item()
 
 
-def check(
+def assert_precise(
     dtype: torch.dtype,
     objective: Objective,
     negatives: hn.negatives.Negatives,
@@ -145,7 +145,7 @@ EXTREMES = list(product(DTYPES, [0.01], [50.0], [0.0, 0.1]))
     ("dtype", "temperature", "beta", "tau_plus"), EXTREMES + all_pairs(DTYPES, TEMPERATURES, BETAS, [0.0, 0.1])
 )
 def test_tilted_info_nce(dtype: torch.dtype, temperature: float, beta: float, tau_plus: float) -> None:
-    check(dtype, info_nce(tau_plus), hn.Tilt(beta), temperature)
+    assert_precise(dtype, info_nce(tau_plus), hn.Tilt(beta), temperature)
 
 
 # ClippedTilt is detached here: it divides by the largest score, several of which are 1 in this batch, and a maximum
@@ -166,7 +166,7 @@ OTHERS = [
 
 @pytest.mark.parametrize(("dtype", "temperature", "text"), all_pairs(DTYPES, FEW_TEMPERATURES, OTHERS))
 def test_other_negatives(dtype: torch.dtype, temperature: float, text: str) -> None:
-    check(dtype, info_nce(0.0), hn.parse(text), temperature)
+    assert_precise(dtype, info_nce(0.0), hn.parse(text), temperature)
 
 
 OBJECTIVES: dict[str, Objective] = {
@@ -184,7 +184,7 @@ OBJECTIVES: dict[str, Objective] = {
     ("dtype", "temperature", "beta", "name"), all_pairs(DTYPES, FEW_TEMPERATURES, FEW_BETAS, list(OBJECTIVES))
 )
 def test_other_objectives(dtype: torch.dtype, temperature: float, beta: float, name: str) -> None:
-    check(dtype, OBJECTIVES[name], hn.Tilt(beta), temperature)
+    assert_precise(dtype, OBJECTIVES[name], hn.Tilt(beta), temperature)
 
 
 def test_weights_normalised_last_are_caught() -> None:

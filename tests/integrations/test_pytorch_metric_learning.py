@@ -26,7 +26,7 @@ def vectors(rows: int, seed: int = 0) -> Tensor:
     return torch.randn(rows, 6, generator=random, dtype=torch.float64).requires_grad_()
 
 
-def compare(ours: Any, theirs: Any, *, ref: bool = False, indices: Any = None) -> None:
+def assert_same_losses(ours: Any, theirs: Any, *, ref: bool = False, indices: Any = None) -> None:
     """Value and gradient, with an upstream gradient that is not 1."""
     found = []
     for loss in (ours, theirs):
@@ -49,32 +49,32 @@ def sup_con(**options: Any) -> Any:
 
 @pytest.mark.parametrize("ref", [False, True])
 def test_pairs_are_nt_xent_loss(ref: bool) -> None:
-    compare(nt_xent(), losses.NTXentLoss(0.2), ref=ref)
+    assert_same_losses(nt_xent(), losses.NTXentLoss(0.2), ref=ref)
 
 
 @pytest.mark.parametrize("ref", [False, True])
 def test_anchors_are_sup_con_loss(ref: bool) -> None:
     """Its reducer leaves out anchors without a positive."""
-    compare(sup_con(reducer=reducers.AvgNonZeroReducer()), losses.SupConLoss(0.2), ref=ref)
+    assert_same_losses(sup_con(reducer=reducers.AvgNonZeroReducer()), losses.SupConLoss(0.2), ref=ref)
 
 
 def test_distances_reducers_and_regularizers_are_those_of_the_library() -> None:
     for distance in (distances.LpDistance(), distances.DotProductSimilarity(normalize_embeddings=False)):
-        compare(nt_xent(distance=distance), losses.NTXentLoss(0.2, distance=distance))
+        assert_same_losses(nt_xent(distance=distance), losses.NTXentLoss(0.2, distance=distance))
     options: dict[str, Any] = {"reducer": reducers.SumReducer(), "embedding_regularizer": regularizers.LpRegularizer()}
-    compare(nt_xent(**options), losses.NTXentLoss(0.2, **options))
+    assert_same_losses(nt_xent(**options), losses.NTXentLoss(0.2, **options))
     classes = {"reducer": reducers.ClassWeightedReducer(torch.arange(5.0, dtype=torch.float64))}
-    compare(nt_xent(**classes), losses.NTXentLoss(0.2, **classes))
+    assert_same_losses(nt_xent(**classes), losses.NTXentLoss(0.2, **classes))
 
 
 def test_the_pairs_of_a_miner_are_read() -> None:
     indices = miners.PairMarginMiner(0.9, -0.5, distance=distances.CosineSimilarity())(vectors(len(LABELS)), LABELS)
     assert len(indices[2]) < (LABELS[:, None] != LABELS).sum()
-    compare(nt_xent(), losses.NTXentLoss(0.2), indices=indices)
-    compare(sup_con(reducer=reducers.AvgNonZeroReducer()), losses.SupConLoss(0.2), indices=indices)
+    assert_same_losses(nt_xent(), losses.NTXentLoss(0.2), indices=indices)
+    assert_same_losses(sup_con(reducer=reducers.AvgNonZeroReducer()), losses.SupConLoss(0.2), indices=indices)
     triplets = (torch.tensor([0, 0, 3]), torch.tensor([1, 1, 2]), torch.tensor([4, 7, 8]))
     pairs = (triplets[0][1:], triplets[1][1:], triplets[0], triplets[2])  # (0, 1) once
-    compare(
+    assert_same_losses(
         lambda *given: nt_xent()(given[0], None, triplets), lambda *given: losses.NTXentLoss(0.2)(given[0], None, pairs)
     )
 

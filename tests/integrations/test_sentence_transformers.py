@@ -10,8 +10,9 @@ import torch
 from torch import Tensor
 
 from hardneg.integrations.sentence_transformers import NegativesLoss
+from support.libraries import needs_option, part_of_sentence_transformers, tokens
 
-losses = pytest.importorskip("sentence_transformers.sentence_transformer.losses", reason="needs the extra 'text'")
+losses = part_of_sentence_transformers("losses")
 
 
 def columns(num: int, seed: int = 0, b: int = 9) -> list[Tensor]:
@@ -36,6 +37,7 @@ def test_uniform_is_multiple_negatives_ranking(num: int, scale: float) -> None:
     torch.testing.assert_close(own, gradient)
 
 
+@needs_option(losses.MultipleNegativesRankingLoss, "hardness_mode")
 @pytest.mark.parametrize(
     ("mode", "source"), [("hard_negatives", '"mined"'), ("in_batch_negatives", '"batch"'), ("all_negatives", "None")]
 )
@@ -109,17 +111,18 @@ def test_the_trainer_trains(tmp_path: Path) -> None:
         SentenceTransformerTrainer,
         SentenceTransformerTrainingArguments,
     )
-    from sentence_transformers.sentence_transformer.modules import StaticEmbedding
     from tokenizers import Tokenizer, models, pre_tokenizers
 
     words = {f"w{i}": i for i in range(64)}
     tokenizer = Tokenizer(models.WordLevel(words, unk_token="w0"))
     tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
-    model = SentenceTransformer(modules=[StaticEmbedding(tokenizer, embedding_dim=16)], device="cpu")
+    model = SentenceTransformer(
+        modules=[part_of_sentence_transformers("modules").StaticEmbedding(tokenizer, embedding_dim=16)], device="cpu"
+    )
     rows = [{"anchor": f"w{i}", "positive": f"w{i + 20}", "negative_1": f"w{(i + 1) % 20 + 20}"} for i in range(20)]
     loss = NegativesLoss(model, 'Tilt(2.0, source="mined")')
     wrapped = losses.MatryoshkaLoss(model, loss, matryoshka_dims=[16, 8])
-    features = [model.preprocess([row[name] for row in rows]) for name in rows[0]]
+    features = [tokens(model, [row[name] for row in rows]) for name in rows[0]]
     before = float(wrapped(features, None).detach())
     arguments = SentenceTransformerTrainingArguments(
         output_dir=str(tmp_path),

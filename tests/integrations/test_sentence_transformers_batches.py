@@ -14,21 +14,23 @@ import hardneg as hn
 from hardneg.core.errors import DataChanged
 from hardneg.integrations.sentence_transformers import HardBatches, LossCallback, NegativesLoss, with_ids
 from hardneg.integrations.sentence_transformers.callback import own_state
+from support.libraries import part_of_sentence_transformers
 from support.tiny_bert import rows, tiny_bert
 
-losses = pytest.importorskip("sentence_transformers.sentence_transformer.losses", reason="needs the extra 'text'")
+losses = part_of_sentence_transformers("losses")
 pytest.importorskip("accelerate", reason="the trainer needs accelerate")
 datasets = pytest.importorskip("datasets")
 
 
 def static_model() -> Any:
     from sentence_transformers import SentenceTransformer
-    from sentence_transformers.sentence_transformer.modules import StaticEmbedding
     from tokenizers import Tokenizer, models, pre_tokenizers
 
     tokenizer = Tokenizer(models.WordLevel({f"w{i}": i for i in range(64)}, unk_token="w0"))
     tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
-    return SentenceTransformer(modules=[StaticEmbedding(tokenizer, embedding_dim=8)], device="cpu")
+    return SentenceTransformer(
+        modules=[part_of_sentence_transformers("modules").StaticEmbedding(tokenizer, embedding_dim=8)], device="cpu"
+    )
 
 
 def trainer_of(folder: Path, loss: Any, train: Any, callback: Any, **options: Any) -> Any:

@@ -111,7 +111,7 @@ def loop(columns: list[Tensor], labels: Tensor, mined_only: bool = False, more: 
     return total
 
 
-def same(ours: Tensor, theirs: Tensor, given: list[Tensor], other: list[Tensor]) -> None:
+def assert_same(ours: Tensor, theirs: Tensor, given: list[Tensor], other: list[Tensor]) -> None:
     torch.testing.assert_close(ours, theirs)
     (2 * ours).backward()
     (2 * theirs).backward()
@@ -124,7 +124,7 @@ def test_unequal_negatives_several_positives_and_document_ids_equal_a_loop(impl:
     text = 'From("mined")' if mined_only else "Uniform()"
     ours = NegativesLoss(torch.nn.Identity(), text, TEMPERATURE, impl=impl)
     given, other = columns(), columns()
-    same(ours.compute_loss_from_embeddings(given, LABELS), loop(other, LABELS, mined_only), given, other)
+    assert_same(ours.compute_loss_from_embeddings(given, LABELS), loop(other, LABELS, mined_only), given, other)
 
 
 def test_the_loop_leaves_out_what_ids_know() -> None:
@@ -150,7 +150,7 @@ def test_positives_of_the_group_are_positives_too() -> None:
             for j in (i, *more)
         ]
         total = total + torch.stack(each).mean() / len(labels)
-    same(ours.compute_loss_from_embeddings(given, labels), total, given, other)
+    assert_same(ours.compute_loss_from_embeddings(given, labels), total, given, other)
 
 
 def test_documents_of_the_queue_are_candidates_unless_they_are_known() -> None:
@@ -164,7 +164,7 @@ def test_documents_of_the_queue_are_candidates_unless_they_are_known() -> None:
     ours = loss.compute_loss_from_embeddings([each[:1] for each in given], labels)
     known = [normalize(first[1][j].detach(), dim=0) for j in (1, 2, 3, 5)]  # not 10; 11 is no known positive here
     theirs = loop([each[:1] for each in other], labels, more=torch.stack(known))
-    same(ours, theirs, given, other)
+    assert_same(ours, theirs, given, other)
     with torch.no_grad():
         loss.compute_loss_from_embeddings(columns(), LABELS)
     assert len(queue) == 7, "evaluation pushes nothing"
@@ -223,7 +223,7 @@ def test_all_directions_in_one_denominator_equal_a_loop(ids: bool) -> None:
             if not ids or (query[i] != query[j] and (query[j], positive[i]) not in pairs):
                 others += [d[i] @ q[j]]
         total = total - torch.log_softmax(torch.stack([q[i] @ d[i], *others]) / TEMPERATURE, 0)[0] / 4
-    same(loss.compute_loss_from_embeddings(given, labels if ids else None), total, given, other)
+    assert_same(loss.compute_loss_from_embeddings(given, labels if ids else None), total, given, other)
 
 
 def test_both_directions_apart_with_ids_equal_a_loop() -> None:
@@ -241,7 +241,7 @@ def test_both_directions_apart_with_ids_equal_a_loop() -> None:
         back = [d[i] @ q[j] for j, (_, other_a, _) in enumerate(labels.tolist()) if (other_a, p) not in pairs]
         for others in (there, back):
             total = total - torch.log_softmax(torch.stack([q[i] @ d[i], *others]) / TEMPERATURE, 0)[0] / 8
-    same(loss.compute_loss_from_embeddings(given, labels), total, given, other)
+    assert_same(loss.compute_loss_from_embeddings(given, labels), total, given, other)
 
 
 @pytest.mark.parametrize("make", [hn.SogCLR, hn.EMC2])
@@ -251,7 +251,7 @@ def test_losses_over_the_whole_data_take_the_ids_of_the_anchors(make: Any) -> No
     plain = make(8, 0.1, views="cross")
     given, other = columns(number=2), columns(number=2)
     theirs = plain(*(normalize(each, dim=1) for each in other), ids=labels[:, 1])
-    same(ours.compute_loss_from_embeddings(given, labels), theirs, given, other)
+    assert_same(ours.compute_loss_from_embeddings(given, labels), theirs, given, other)
     assert any(name.startswith("whole_data") for name in ours.state_dict())
     for wrong, message in ((None, "ids of the anchors"), (LABELS, "two columns")):
         with pytest.raises(ValueError, match=message):

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 import torch
 
-pytest.importorskip("sentence_transformers.sentence_transformer.losses", reason="needs the extra 'text'")
+pytest.importorskip("sentence_transformers", reason="needs the extra 'text'")
 pytest.importorskip("accelerate", reason="the trainer needs accelerate")
 SCRIPT = Path(__file__).parents[1] / "support" / "st_run.py"
 

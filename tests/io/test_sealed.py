@@ -13,7 +13,7 @@ import torch
 
 from hardneg.core.errors import Damaged
 from hardneg.io.files import write_atomically
-from hardneg.io.sealed import CHECKSUM, check_seal, checked, digest_of, sealing, with_checksum
+from hardneg.io.sealed import CHECKSUM, check_seal, checked, digest_of, is_whole, sealing, with_checksum
 
 ARRAY = np.arange(6, dtype=np.float32).reshape(2, 3)
 
@@ -83,6 +83,7 @@ def test_a_file_without_a_seal_is_of_an_older_version(tmp_path: Path) -> None:
     for content in (b"", b"short", b"x" * 500):
         (tmp_path / "old").write_bytes(content)
         check_seal(tmp_path / "old", "train", "delete it")
+        assert is_whole(tmp_path / "old", "train", "delete it", Path.read_bytes)
 
 
 def test_the_digest_is_that_of_sha256(tmp_path: Path) -> None:

@@ -36,7 +36,7 @@ def examples() -> dict[str, list[str]]:
     return {name: list(cls.examples) or [f"{name}()"] for name, cls in ours.items()}
 
 
-def check_same(compiled: Loss, eager: Loss, z1: Tensor, z2: Tensor) -> None:
+def assert_same(compiled: Loss, eager: Loss, z1: Tensor, z2: Tensor) -> None:
     results = []
     for loss in (compiled, eager):
         leaves = z1.clone().requires_grad_(), z2.clone().requires_grad_()
@@ -56,7 +56,7 @@ def test_every_distribution(text: str, two_unit_views: tuple[Tensor, Tensor]) ->
         scores = hn.two_views(z1, z2, 0.2, labels=LABELS, clusters=CLUSTERS)
         return hn.info_nce(scores, negatives.log_weights(scores))
 
-    check_same(torch.compile(losses, fullgraph=True, backend="aot_eager"), losses, *two_unit_views)
+    assert_same(torch.compile(losses, fullgraph=True, backend="aot_eager"), losses, *two_unit_views)
 
 
 NEED_CLUSTERS = {"SameCluster", "OtherCluster"}
@@ -65,12 +65,12 @@ NEED_CLUSTERS = {"SameCluster", "OtherCluster"}
 @pytest.mark.parametrize("name", [name for name in examples() if name not in NEED_CLUSTERS])
 def test_contrastive_loss(name: str, two_unit_views: tuple[Tensor, Tensor]) -> None:
     loss = hn.ContrastiveLoss(examples()[name][-1], temperature=0.2)
-    check_contrastive_loss(loss, "aot_eager", two_unit_views)
+    assert_compiled(loss, "aot_eager", two_unit_views)
 
 
-def check_contrastive_loss(loss: hn.ContrastiveLoss, backend: str, two_unit_views: tuple[Tensor, Tensor]) -> None:
+def assert_compiled(loss: hn.ContrastiveLoss, backend: str, two_unit_views: tuple[Tensor, Tensor]) -> None:
     compiled = torch.compile(loss, fullgraph=True, backend=backend)
-    check_same(
+    assert_same(
         lambda z1, z2: compiled(z1, z2, labels=LABELS), lambda z1, z2: loss(z1, z2, labels=LABELS), *two_unit_views
     )
 
@@ -88,7 +88,7 @@ def graphs_met(text: str, views: tuple[Tensor, Tensor], num_steps: int = 10, bac
     compiled = torch.compile(loss, fullgraph=True, backend=backend)
     for step in range(num_steps):
         loss.set_progress(step, num_steps)
-        check_same(compiled, loss, *views)
+        assert_same(compiled, loss, *views)
     return len({metrics.compile_id for metrics in torch._dynamo.utils.get_compilation_metrics()})
 
 
@@ -120,7 +120,7 @@ def needs_inductor() -> None:
 @pytest.mark.parametrize("text", ["Tilt(1.0)", "OtherLabel() * Ring(0.1, 0.5)"])
 def test_inductor(text: str, two_unit_views: tuple[Tensor, Tensor]) -> None:
     needs_inductor()
-    check_contrastive_loss(hn.ContrastiveLoss(text, temperature=0.2), "inductor", two_unit_views)
+    assert_compiled(hn.ContrastiveLoss(text, temperature=0.2), "inductor", two_unit_views)
 
 
 @pytest.mark.parametrize("name", ["sogclr", "emc2", "emc2 with bank"])
@@ -137,6 +137,6 @@ def test_losses_with_state(name: str) -> None:
         generator = torch.Generator().manual_seed(step)
         ids = torch.randperm(30, generator=generator)[:8]
         z1, z2 = torch.nn.functional.normalize(torch.randn(2, 8, 4, generator=generator, dtype=torch.float64), dim=-1)
-        check_same(lambda *z, ids=ids: compiled(*z, ids=ids), lambda *z, ids=ids: eager(*z, ids=ids), z1, z2)
+        assert_same(lambda *z, ids=ids: compiled(*z, ids=ids), lambda *z, ids=ids: eager(*z, ids=ids), z1, z2)
         torch.testing.assert_close(compiled.last, eager.last, rtol=1e-12, atol=1e-14, equal_nan=True)
     torch.testing.assert_close(compiled.state_dict(), eager.state_dict(), rtol=1e-12, atol=1e-14)

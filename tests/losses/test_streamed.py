@@ -51,7 +51,7 @@ def gradients(loss, inputs):
     return torch.autograd.grad(loss, inputs, upstream, materialize_grads=True)
 
 
-def check(made, negatives, objective=InfoNCE(), reduction="none", tiles=TILES, extra=(), tolerance=1e-12):
+def assert_dense(made, negatives, objective=InfoNCE(), reduction="none", tiles=TILES, extra=(), tolerance=1e-12):
     inputs = [*leaves(made), *extra]
     scores = dense(made)
     expected = reduce(objective.losses(scores, negatives.log_weights(scores)), scores, reduction)
@@ -85,9 +85,9 @@ GUIDED = [
 @pytest.mark.parametrize("text", examples())
 @pytest.mark.parametrize("label_positives", [False, True])
 def test_every_distribution(text, label_positives):
-    check(pairing(label_positives=label_positives), parse(text))
+    assert_dense(pairing(label_positives=label_positives), parse(text))
     if "mined" not in text:
-        check(pairing(label_positives=label_positives, private=False, seed=3), parse(text), reduction="pairs")
+        assert_dense(pairing(label_positives=label_positives, private=False, seed=3), parse(text), reduction="pairs")
 
 
 @pytest.mark.filterwarnings("ignore::hardneg.core.errors.HardnegWarning")
@@ -96,7 +96,7 @@ def test_every_product_of_two():
                 if cls.__module__.startswith("hardneg.")]  # fmt: skip
     made = pairing()
     for first, second in itertools.product(shortest, repeat=2):
-        check(made, parse(f"{first} * {second}"), tiles=[(5, 3)])
+        assert_dense(made, parse(f"{first} * {second}"), tiles=[(5, 3)])
 
 
 TRIPLES = [
@@ -117,14 +117,14 @@ TRIPLES = [
 @pytest.mark.filterwarnings("ignore::hardneg.core.errors.HardnegWarning")
 def test_products_of_three(text):
     for seed in range(3):
-        check(pairing(seed=seed), parse(text), tiles=[(5, 3), (3, 5)])
+        assert_dense(pairing(seed=seed), parse(text), tiles=[(5, 3), (3, 5)])
 
 
 @pytest.mark.parametrize("text", [*examples(), *TRIPLES])
 @pytest.mark.filterwarnings("ignore::hardneg.core.errors.HardnegWarning")
 def test_ties_are_exact_in_any_split(text):
     for seed in range(3):
-        check(pairing(seed=seed, exact=True), parse(text), tiles=[(5, 3), (2, 1), (100, 100)])
+        assert_dense(pairing(seed=seed, exact=True), parse(text), tiles=[(5, 3), (2, 1), (100, 100)])
 
 
 OBJECTIVES = [
@@ -151,17 +151,19 @@ OBJECTIVES = [
 @pytest.mark.parametrize("reduction", ["none", "anchors", "pairs"])
 def test_every_objective(objective, label_positives, reduction):
     for text in ("Tilt(1.5)", "OtherLabel() * Rank(0, 5)", "Uniform()"):
-        check(pairing(label_positives=label_positives), parse(text), objective, reduction, tiles=[(5, 3), (100, 4)])
+        assert_dense(
+            pairing(label_positives=label_positives), parse(text), objective, reduction, tiles=[(5, 3), (100, 4)]
+        )
 
 
 def test_label_positives_that_stay_negatives():
-    check(pairing(label_positives=True, same_label_negatives=True), parse("Tilt(1.0)"), InfoNCE(tau_plus=0.1))
+    assert_dense(pairing(label_positives=True, same_label_negatives=True), parse("Tilt(1.0)"), InfoNCE(tau_plus=0.1))
 
 
 @pytest.mark.parametrize("text", ["Uniform()", "Tilt(1.0)", "Ring(0.1, 0.5)", "Rank(0, 3)", "ClippedTilt(1.0)"])
 def test_empty_pools(text):
-    check(pairing(empty=True), parse(text))
-    check(pairing(empty=True, label_positives=True), parse(text), InfoNCE("support", 0.0, "all"))
+    assert_dense(pairing(empty=True), parse(text))
+    assert_dense(pairing(empty=True, label_positives=True), parse(text), InfoNCE("support", 0.0, "all"))
 
 
 def test_tensors_with_a_gradient():
@@ -176,9 +178,11 @@ def test_tensors_with_a_gradient():
         for each in (temperature, temperatures):
             other = Pairing(*(getattr(made, name) for name in ("anchors", "positives", "candidates")), each,
                             made.positive_mask, label_positives=label_positives)  # fmt: skip
-            check(other, hn.Tilt(beta), InfoNCE(tau_plus=0.1), extra=[each, beta])
-            check(other, hn.Tilt(per_anchor_beta), InfoNCE(tau_plus=tau_plus), extra=[each, per_anchor_beta, tau_plus])
-            check(other, parse("Rank(0, 9) * ClippedTilt(2.0)"), Sigmoid(bias), extra=[each, bias])
+            assert_dense(other, hn.Tilt(beta), InfoNCE(tau_plus=0.1), extra=[each, beta])
+            assert_dense(
+                other, hn.Tilt(per_anchor_beta), InfoNCE(tau_plus=tau_plus), extra=[each, per_anchor_beta, tau_plus]
+            )
+            assert_dense(other, parse("Rank(0, 9) * ClippedTilt(2.0)"), Sigmoid(bias), extra=[each, bias])
 
 
 def test_temperature_close_to_zero_loses_no_digits():
@@ -226,7 +230,7 @@ def test_a_declared_reduction_streams_and_a_dense_only_class_is_refused_by_name(
         Product((BelowClosest(), hn.BelowPositive(0.05))),
         hn.OtherLabel() * BelowClosest(),
     ):
-        check(made, product)
+        assert_dense(made, product)
     scores = dense(made)
     both = [
         Product((hn.OtherLabel(), each, hn.Tilt(1.0))).log_weights(scores) for each in (DenseOnly(), BelowClosest())
@@ -246,7 +250,7 @@ def test_gradcheck(text):
         changed = made.changed(anchors=keys[0], candidates=(keys[1],))
         return streamed(changed, parse(text), InfoNCE(tau_plus=0.1), "none", (5, 4)).loss
 
-    torch.autograd.gradcheck(loss, (made.anchors.vectors, made.candidates[0].vectors))
+    assert torch.autograd.gradcheck(loss, (made.anchors.vectors, made.candidates[0].vectors))
 
 
 def test_nan_is_shown():

@@ -35,7 +35,7 @@ def pairing(b=7, n=11, p=2, **options):
     return Pairing(anchors, hn.Keys(unit(2, b, p)), (pool,), 0.5, **options)
 
 
-def check(made, negatives, objective=InfoNCE(), extra=()):
+def assert_dense(made, negatives, objective=InfoNCE(), extra=()):
     """The streamed loss and its gradients are the dense ones."""
     inputs = [made.anchors.vectors, made.positives.vectors, *(keys.vectors for keys in made.candidates), *extra]
     scores = dense(made)
@@ -62,7 +62,7 @@ class FromHardestPositive(Negatives):
 
 @pytest.mark.parametrize("label_positives", [False, True])
 def test_gradient_of_a_largest_value_over_positives(label_positives):
-    check(pairing(label_positives=label_positives), FromHardestPositive())
+    assert_dense(pairing(label_positives=label_positives), FromHardestPositive())
 
 
 class RowSum(Bound):
@@ -95,7 +95,7 @@ class BySum(Negatives):
 
 def test_a_bound_carries_a_gradient_only_where_it_declares_one():
     made = pairing()
-    check(made, BySum())
+    assert_dense(made, BySum())
     with pytest.raises(ArgumentError, match="BySum needs a Largest as bound 'sum' with grad=True"):
         streamed(made, BySum(grad=True), InfoNCE())
     z1, z2 = unit(3, 300), unit(4, 300)
@@ -117,10 +117,10 @@ class ByClass(Negatives):
 def test_a_table_as_long_as_the_batch_is_not_cut_by_anchors():
     made = pairing(b=7)
     table = torch.linspace(-1, 1, 7, dtype=torch.float64).requires_grad_()
-    check(made, ByClass(table), extra=[table])
+    assert_dense(made, ByClass(table), extra=[table])
     beta = torch.linspace(0, 1, 7, dtype=torch.float64)[:, None].requires_grad_()
     numbers = torch.linspace(2, 5, 7, dtype=torch.float64).requires_grad_()
-    check(made, hn.Tilt(beta), InfoNCE(numbers), extra=[beta, numbers])
+    assert_dense(made, hn.Tilt(beta), InfoNCE(numbers), extra=[beta, numbers])
 
 
 @pytest.mark.parametrize("impl", ["dense", "streamed"])
@@ -142,7 +142,7 @@ def test_masked_positives_remove_no_candidates():
     made = made.changed(candidates=(pool,), positives=own, positive_mask=torch.tensor([[True, False]] * 7))
     assert dense(made).valid.sum(-1).tolist() == [10] * 7
     assert streamed(made, hn.Uniform(), InfoNCE()).row.support[:, 0].tolist() == [10] * 7
-    check(made, hn.Tilt(1.0))
+    assert_dense(made, hn.Tilt(1.0))
 
 
 @pytest.mark.parametrize("mask", [torch.ones(7, 3).bool(), torch.ones(7, 2)])
@@ -164,8 +164,8 @@ def test_a_window_holds_the_columns_of_a_block_once():
     rows = planned(made, ring).blocks()[0]
     value, column = reduce_rows(ring.bounds(), rows, left_by((), ()))["window"]
     assert (value.shape, column.shape) == ((4, 20), (1, 20))
-    check(made, ring)
-    check(made, hn.Rank(1, 3))
+    assert_dense(made, ring)
+    assert_dense(made, hn.Rank(1, 3))
 
 
 def test_the_states_of_one_block_are_finished_before_the_next(monkeypatch):

@@ -16,7 +16,8 @@ from hardneg.core.tiles import Tile
 from hardneg.core.types import NEVER, LogWeights, Scores
 from hardneg.negatives import keep
 from hardneg.negatives.base import _registry
-from hardneg.testing import check_negatives, make_scores, take_columns, take_rows
+from hardneg.testing import check_negatives as assert_conforms
+from hardneg.testing import make_scores, take_columns, take_rows
 
 # The package's own only: other test files may have registered some by now.
 OURS = sorted(name for name, cls in hn.registered_negatives().items() if cls.__module__.startswith("hardneg."))
@@ -33,7 +34,7 @@ def clean_registry() -> Iterator[None]:
 
 @pytest.mark.parametrize("name", OURS)
 def test_registered(name: str) -> None:
-    check_negatives(hn.registered_negatives()[name])
+    assert_conforms(hn.registered_negatives()[name])
 
 
 @pytest.mark.parametrize(
@@ -48,20 +49,20 @@ def test_registered(name: str) -> None:
     ],
 )
 def test_instances_and_products(text: str) -> None:
-    check_negatives(hn.parse(text))
+    assert_conforms(hn.parse(text))
 
 
 def test_what_cannot_be_written_as_text() -> None:
     pairs = hn.negatives.KnownPairs(
         torch.tensor([0, 1, 4]), torch.tensor([20, 2, 26]), torch.tensor([NEVER, 1.5, -2.0])
     )
-    check_negatives(hn.OtherLabel() * hn.Known(pairs))
+    assert_conforms(hn.OtherLabel() * hn.Known(pairs))
 
 
 def test_warned_order_is_no_failure() -> None:
     with pytest.warns(UserWarning, match="the order matters"):
         negatives = hn.Ring(0.1, 0.5) * hn.OtherLabel()
-    check_negatives(negatives, compile=False)
+    assert_conforms(negatives, compile=False)
 
 
 def test_scores_have_all_there_is_to_read() -> None:
@@ -334,7 +335,7 @@ def says_that_far_ones_are_removed_with_near_ones() -> type:
 @pytest.mark.parametrize(("rule", "message", "make"), BROKEN, ids=[make.__name__ for _, _, make in BROKEN])
 def test_the_error_says_what_to_fix(rule: str, message: str, make: Callable[[], type[hn.negatives.Negatives]]) -> None:
     with pytest.raises(AssertionError, match=f"(?s)^Broken.*{message}"):
-        check_negatives(make(), compile=rule == "compiles")
+        assert_conforms(make(), compile=rule == "compiles")
 
 
 def test_every_rule_is_broken_by_one() -> None:

@@ -16,7 +16,7 @@ from hardneg.core.bounds import Bound, Largest
 from hardneg.core.tiles import Tile
 from hardneg.negatives import Negatives
 from hardneg.negatives.base import _registry
-from hardneg.testing import check_negatives
+from hardneg.testing import check_negatives as assert_conforms
 
 
 @pytest.fixture(autouse=True)
@@ -83,4 +83,4 @@ def test_audit() -> None:
 
 
 def test_conformance(own: type[Negatives]) -> None:
-    check_negatives(own())
+    assert_conforms(own())

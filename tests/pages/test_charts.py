@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 import re
+from itertools import combinations
 
 import pytest
 
@@ -54,3 +56,14 @@ def test_a_name_stands_nearest_to_its_own_dot() -> None:
     for x, y, name in names:
         near = min(at, key=lambda n: (at[n][0] - float(x)) ** 2 + (at[n][1] - (float(y) - 3.5)) ** 2)
         assert near == int(name) + 1
+
+
+def test_dots_that_would_cover_each_other_are_moved_apart() -> None:
+    """Two rules of an audit at the width of a phone, two at one place, and one alone, which stays."""
+    places = [(0.687, 0.402), (0.672, 0.381), (0.5, 0.2), (0.5, 0.2), (0.9, 0.6)]
+    spots = [Spot(i, "r", "r", x, y, 0.0, 0, False, False) for i, (x, y) in enumerate(places, 1)]
+    chart = scatter(spots, 0.45, width=360, height=380, named=False, kind="")
+    dots = [(float(x), float(y)) for x, y in re.findall(r'class="spot" cx="([\d.]+)" cy="([\d.]+)" r="7.0"', chart)]
+    assert len(dots) == 5
+    assert all(math.dist(*pair) > 13.8 for pair in combinations(dots, 2))
+    assert chart.count('class="pointer"') == 4

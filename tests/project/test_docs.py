@@ -21,7 +21,7 @@ import hardneg.batching.planners  # registers a schedule, once: before the fixtu
 from hardneg import schedules
 from hardneg.cli.app import app
 from hardneg.negatives import base, hardening
-from hardneg.testing import check_negatives
+from hardneg.testing import check_negatives as assert_conforms
 from support.libraries import library
 
 ROOT = Path(__file__).parents[2]
@@ -29,6 +29,7 @@ PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 NEEDS = {  # packages that a page shows and that need not be installed
     "lightning": ("lightning",),
     "transformers": ("transformers", "datasets", "hardneg.integrations.sentence_transformers.batches"),
+    "sentence-transformers": ("sentence_transformers.sentence_transformer",),
     "metric-learning": ("pytorch_metric_learning",),
     "lightly-and-open-clip": ("lightly.loss", "open_clip"),
     "graphs": ("torch_geometric",),
@@ -170,7 +171,7 @@ def test_extended_distribution_conforms(tmp_path: Path) -> None:
     alone.write_text(f"```python\n{first.source}\n```\n", encoding="utf-8")
     run_page(alone)
     [name] = set(hn.registered_negatives()) - before
-    check_negatives(hn.registered_negatives()[name], compile=False)  # compiled when the page itself runs
+    assert_conforms(hn.registered_negatives()[name], compile=False)  # compiled when the page itself runs
 
 
 def test_every_paper_has_its_row() -> None:

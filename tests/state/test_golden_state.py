@@ -43,7 +43,7 @@ def leaves(inputs: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
     return inputs["z1"].clone().requires_grad_(), inputs["z2"].clone().requires_grad_()
 
 
-def check(recorded: Case, loss: Tensor, z1: Tensor, z2: Tensor, tolerance: dict[str, float] = close) -> None:
+def assert_golden(recorded: Case, loss: Tensor, z1: Tensor, z2: Tensor, tolerance: dict[str, float] = close) -> None:
     """The loss, and its gradient by each view for which one is recorded."""
     assert loss.item() == pytest.approx(recorded["loss"], **tolerance)
     loss.backward()
@@ -87,7 +87,7 @@ def test_sogclr(case: Case) -> None:
         z1, z2 = leaves(inputs)
         views = (z1, z2) if bimodal else (normalize(z1, dim=-1), normalize(z2, dim=-1))
         scale = len(z1) - 1 if bimodal else 1  # GCLoss_v2 sums over the candidates
-        check(recorded, scale * loss_of(*views, ids=inputs["indices"]), z1, z2)
+        assert_golden(recorded, scale * loss_of(*views, ids=inputs["indices"]), z1, z2)
         after = recorded["u_after"] if bimodal else {"u": recorded["u_after"]}
         for side, partition in enumerate(loss_of.partitions, start=1):
             expected = torch.tensor(after[f"u{side}" if bimodal else "u"], dtype=torch.float64)
@@ -107,13 +107,15 @@ def test_sogclr_reference_reproduces_mixed_batches(case: Case) -> None:
         for inputs, recorded in steps_of(case):
             z1, z2 = leaves(inputs)
             options = (u, inputs["indices"], hyper["temperature"], hyper["gamma"])
-            check(recorded, gcl_bimodal_mixed_first_visit(z1, z2, *options), z1, z2)
+            assert_golden(recorded, gcl_bimodal_mixed_first_visit(z1, z2, *options), z1, z2)
         return
     u_one = torch.zeros(hyper["N"], dtype=torch.float64)
     for inputs, recorded in steps_of(case):
         z1, z2 = leaves(inputs)
         options_one = (u_one, inputs["indices"], hyper["temperature"], hyper["gamma"])
-        check(recorded, sogclr_mixed_first_visit(normalize(z1, dim=-1), normalize(z2, dim=-1), *options_one), z1, z2)
+        assert_golden(
+            recorded, sogclr_mixed_first_visit(normalize(z1, dim=-1), normalize(z2, dim=-1), *options_one), z1, z2
+        )
         assert u_one.tolist() == pytest.approx(recorded["u_after"], **close)
 
 
@@ -231,7 +233,7 @@ def test_negative_cache(case: Case) -> None:
     drawn = torch.tensor(case["draws"])[:, None]
     step = cache_loss(Keys(z1), z2, cache, lambda ids: inputs["bank"][ids], case["hyper"]["temperature"], drawn=drawn)
     assert step.real.mean().item() == pytest.approx(case["interpretable_loss"], **close)
-    check(case, step.losses.mean(), z1, z2)
+    assert_golden(case, step.losses.mean(), z1, z2)
 
 
 # Local Aggregation
@@ -246,7 +248,7 @@ def test_local_aggregation(case: Case) -> None:
     clusters.assignments.copy_(inputs["clusters"].T)
     loss = papers.local_aggregation(hyper["temperature"], hyper["k"])(normalize(z1, dim=-1), ids, bank, clusters)
     # Their code adds 1e-7 to the ratio before the logarithm: 1e-7 / ratio on the loss.
-    check(case, loss, z1, z2, tolerance={"rel": 2e-7, "abs": 4e-7})
+    assert_golden(case, loss, z1, z2, tolerance={"rel": 2e-7, "abs": 4e-7})
     bank.push(Keys(normalize(z1.detach(), dim=-1), ids))
     assert summary(bank.of(ids).vectors) == pytest.approx(case["new_memory_checksum"], **close)
 
@@ -260,7 +262,7 @@ def test_local_aggregation_reference_reproduces_epsilon_and_broadcast(case: Case
     background = torch.zeros_like(weight).scatter(1, weight.topk(hyper["k"]).indices, 1.0)
     shared = (inputs["clusters"][:, inputs["indices"], None] == inputs["clusters"][:, None, :]).any(0)
     ratio = (weight * background * shared).sum(1) / (weight * background).sum(1, keepdim=True)
-    check(case, -(ratio + 1e-7).log().mean(), z1, z2)
+    assert_golden(case, -(ratio + 1e-7).log().mean(), z1, z2)
 
 
 # Ring on a queue with neighbours, and on a bank
@@ -274,7 +276,7 @@ def test_ring_neighbours(case: Case) -> None:
     loss_of = papers.ring_neighbours(
         hyper["temperature"], hyper["thres_inner"], hyper["thres_outer"], hyper["dynamic_inner"], pooling
     )
-    check(case, loss_of(normalize(z1, dim=-1), normalize(z2, dim=-1), inputs["queue"]), z1, z2)
+    assert_golden(case, loss_of(normalize(z1, dim=-1), normalize(z2, dim=-1), inputs["queue"]), z1, z2)
 
 
 def bank_scores(z: Tensor, ids: Tensor, bank: Bank, draws: Tensor, temperature: float, own_ids: bool) -> Scores:
@@ -289,7 +291,7 @@ def test_instance_softmax_on_a_bank(case: Case) -> None:
     ids, bank, draws = inputs["indices"], filled(inputs["bank"], hyper["m"]), torch.tensor(case["draws"])
     anchors = normalize(z1, dim=-1)
     scores = bank_scores(anchors, ids, bank, draws, hyper["temperature"], own_ids=False)
-    check(case, hn.info_nce(scores, hn.Uniform().log_weights(scores)).mean(), z1, z2)
+    assert_golden(case, hn.info_nce(scores, hn.Uniform().log_weights(scores)).mean(), z1, z2)
     masked = bank_scores(anchors, ids, bank, draws, hyper["temperature"], own_ids=True)
     assert torch.equal(masked.valid, draws != ids[:, None])  # the right thing: never its own negative
     bank.push(Keys(anchors, ids))
@@ -313,7 +315,7 @@ def test_instance_discrimination(case: Case) -> None:
         num_instances=len(inputs["bank"]),
         epsilon=1e-7,
     )
-    check(case, losses.mean(), z1, z2)
+    assert_golden(case, losses.mean(), z1, z2)
     bank.push(Keys(normalize(z1.detach(), dim=-1), ids))
     assert summary(bank.of(ids).vectors) == pytest.approx(case["new_memory_checksum"], **close)
 
@@ -338,7 +340,7 @@ def cmc_by_hand(case: Case, z1: Tensor, z2: Tensor, inputs: dict[str, Tensor], o
 def test_cmc(case: Case) -> None:
     inputs, hyper = inputs_of(case), case["hyper"]
     z1, z2 = leaves(inputs)
-    check(case, cmc_by_hand(case, z1, z2, inputs, own_is_noise=True), z1, z2)
+    assert_golden(case, cmc_by_hand(case, z1, z2, inputs, own_is_noise=True), z1, z2)
     size, dim = inputs["bank"].shape
     kind = "softmax" if hyper["loss"] == "softmax" else "nce"
     loss_of = CMC(size, dim, hyper["K"], hyper["temperature"], hyper["m"], kind, z_momentum=1.0, epsilon=1e-7)
@@ -363,7 +365,7 @@ def test_moco_queue_after_the_update(case: Case) -> None:
     queue.push(inputs["queue"])
     loss = papers.moco(case["hyper"]["temperature"])(normalize(z1, dim=-1), normalize(z2, dim=-1), pool=queue)
     queue.push(normalize(z2, dim=-1))
-    check(case, loss, z1, z2)
+    assert_golden(case, loss, z1, z2)
     assert int(queue.head) == case["queue_ptr_after"]
     assert summary(queue.keys().vectors) == pytest.approx(case["queue_after_checksum"], **close)
 

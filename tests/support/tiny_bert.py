@@ -7,15 +7,17 @@ from typing import Any
 
 import torch
 
+from support.libraries import part_of_sentence_transformers
+
 WORDS = 64
 
 
 def tiny_bert(folder: Path, seed: int = 0, dropout: float = 0.1, hidden: int = 16, precise: bool = False) -> Any:
     """A SentenceTransformer; ``folder`` keeps its files."""
     from sentence_transformers import SentenceTransformer
-    from sentence_transformers.sentence_transformer.modules import Pooling, Transformer
     from transformers import BertConfig, BertModel, BertTokenizer
 
+    modules = part_of_sentence_transformers("modules")
     path = folder / f"bert-{seed}-{dropout}-{hidden}"
     if not path.is_dir():
         path.mkdir(parents=True)
@@ -29,8 +31,8 @@ def tiny_bert(folder: Path, seed: int = 0, dropout: float = 0.1, hidden: int = 1
             hidden_dropout_prob=dropout, attention_probs_dropout_prob=dropout,
         )  # fmt: skip
         BertModel(config).save_pretrained(path)
-    words = Transformer(str(path), max_seq_length=16)
-    model = SentenceTransformer(modules=[words, Pooling(hidden)], device="cpu")
+    words = modules.Transformer(str(path), max_seq_length=16)
+    model = SentenceTransformer(modules=[words, modules.Pooling(hidden)], device="cpu")
     return model.double() if precise else model
 
 

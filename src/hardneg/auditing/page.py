@@ -22,9 +22,12 @@ def audit_page(audit: Audit) -> str:
     """The whole page as text."""
     columns = _columns(audit)
     spots = _spots(audit)
+    question, name = _question(audit)
     return render(
         "audit.html",
-        title=_title(audit),
+        title=f"{question} {name}?",
+        question=question,
+        name=name,
         audit=audit,
         lead=lead(audit),
         sampled=sampled(audit) if audit.rows else "",
@@ -46,10 +49,11 @@ def audit_page(audit: Audit) -> str:
     )
 
 
-def _title(audit: Audit) -> str:
+def _question(audit: Audit) -> tuple[str, str]:
+    """What the page answers, and of what."""
     name = Path(str(audit.provenance.get("input", ""))).name
     question = "How hard and how false" if audit.judges else "How hard"
-    return f"{question} are the negatives of {name or 'these embeddings'}?"
+    return f"{question} are the negatives of", name or "these embeddings"
 
 
 def _columns(audit: Audit) -> dict[str, Any]:

@@ -31,11 +31,11 @@ def percent(value: float, digits: int = 2) -> str:
     return f"{100 * value:.{digits}f} %"
 
 
-def with_error(value: float, error: float, show: Callable[[float], str] = percent) -> str:
-    """The value and, of a sample, its standard error."""
-    if math.isnan(value) or math.isnan(error) or error == 0:
-        return show(value)
-    return f"{show(value)} ± {show(error)}"
+def with_error(share: float, error: float) -> str:
+    """The share and, of a sample, its standard error."""
+    if math.isnan(share) or math.isnan(error) or error == 0:
+        return percent(share)
+    return f"{percent(share)} ± {percent(error)}"
 
 
 def times(value: float) -> str:

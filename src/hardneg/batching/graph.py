@@ -92,12 +92,12 @@ class ProximityGraph:
         return hashed.hexdigest()[:16]
 
     @classmethod
-    def from_lists(cls, rows: Sequence[Sequence[int]], name: str = "given") -> ProximityGraph:
+    def from_lists(cls, rows: Sequence[Sequence[int]]) -> ProximityGraph:
         """A graph from plain lists of neighbours; every similarity is 1."""
         width = max((len(row) for row in rows), default=0)
         padded = [[*row, *[-1] * (width - len(row))] for row in rows]
         neighbours = torch.tensor(padded, dtype=torch.long).reshape(len(rows), width)
-        return cls(neighbours, (neighbours >= 0).float(), name)
+        return cls(neighbours, (neighbours >= 0).float(), "given")
 
     def save(self, path: str | Path) -> None:
         """Writes an .npz file without pickle, whole or not at all."""
@@ -155,23 +155,6 @@ def in_range(vectors: Annotated[Tensor, "n d"]) -> tuple[Annotated[Tensor, "n d"
     if abs(int(exponent)) < 30:
         return wide, torch.zeros_like(exponent)
     return torch.ldexp(wide, -exponent.to(wide.device)), exponent
-
-
-def among_candidates(
-    vectors: Annotated[Tensor, "n d"], candidates: Annotated[Tensor, "n m"], num_neighbours: int
-) -> ProximityGraph:
-    """The K closest of the candidates given for each node: independent gathers, the reference of ``build_graph``.
-
-    Candidates are taken as they are, repeats and the node itself included, as in the authors' code.
-    """
-    step = max(1, _chunk_scores[0] // (candidates.shape[1] * vectors.shape[1]))
-    parts = []
-    for start in range(0, len(vectors), step):
-        own = candidates[start : start + step]
-        scores = torch.bmm(vectors[own], vectors[start : start + step, :, None]).squeeze(2)
-        top = scores.topk(num_neighbours)
-        parts.append((own.gather(1, top.indices), top.values))
-    return ProximityGraph(torch.cat([p[0] for p in parts]), torch.cat([p[1] for p in parts]), "given candidates")
 
 
 Rows = Iterator[tuple[Tensor, Tensor, Tensor]]  # nodes [b], their neighbours [b, K], similarities [b, K]

@@ -54,11 +54,11 @@ class Plan:
     segments: tuple[Segment, ...] = ()
 
     @classmethod
-    def from_batches(cls, batches: list[Any], num_instances: int, batch_size: int, planner: str = "given") -> Plan:
+    def from_batches(cls, batches: list[Any], num_instances: int, batch_size: int) -> Plan:
         """A plan made by hand."""
         empty = cls(num_instances, batch_size, num_batches=len(batches))
         nodes = [np.asarray(batch, dtype=np.int64) for batch in batches]
-        return empty.extended(nodes, Segment(0, len(batches), planner, ""))
+        return empty.extended(nodes, Segment(0, len(batches), "given", ""))
 
     def __len__(self) -> int:
         """How many batches are planned so far."""
@@ -87,11 +87,11 @@ class Plan:
             segments=(*self.segments, segment),
         )
 
-    def digest(self, num_batches: int | None = None) -> str:
-        """Sixteen hex digits that name the first ``num_batches`` batches, or all."""
+    def digest(self) -> str:
+        """Sixteen hex digits that name the batches."""
         hashed = batch_hash(self)
-        for number in range(len(self) if num_batches is None else num_batches):
-            hashed.update(self[number].tobytes())
+        for batch in self:
+            hashed.update(batch.tobytes())
         return str(hashed.hexdigest())
 
     def parts(self) -> dict[str, Any]:

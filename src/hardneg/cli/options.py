@@ -64,7 +64,7 @@ class ExportOptions:
 @dataclass(frozen=True)
 class ReportOptions:
     paths: tuple[str, ...] = argument("Run directories and comparisons, one or several.")
-    out: str | None = option(None, "The HTML file; by default report.html in the directory.")
+    out: str | None = option(None, "The HTML file; by default report.html in the directory.", None, "--out", "-o")
     overwrite: bool = option(False, "Also over a file that is no page of hardneg.")
 
 

@@ -96,7 +96,7 @@ def comparison_table(summary: dict[str, Any]) -> Table:
             _known(100 * row["false_negatives"], 1),
             _known(row["hardness"], 3),
             _known(100 * row["clamped"], 0),
-            f"{row['seconds']:.0f}",
+            _seconds(row["seconds"]),
         )
     return table
 
@@ -151,6 +151,11 @@ def _percent(value: float | None) -> str:
 def _interval(value: float, half: float | None, sign: bool = True) -> str:
     width = "" if half is None else f" ± {100 * half:.1f}"
     return f"{100 * value:{'+z' if sign else ''}.1f}{width}"
+
+
+def _seconds(value: float) -> str:
+    """Two digits where a run took less than ten seconds."""
+    return f"{value:.2g}" if value < 10 else f"{value:.0f}"
 
 
 def _known(value: float, digits: int) -> str:

@@ -63,7 +63,8 @@ class Arm:
     @property
     def beta(self) -> float:
         """The tilt of its negatives, at the strongest value of its schedules."""
-        return max(sum(_strength(tilt.slope, step) for tilt in self._tilts()) for step in _moments)
+        slopes = [tilt.slope for tilt in self._tilts()]
+        return max(sum(_strength(slope, step) for slope in slopes) for step in _moments)
 
     @property
     def repels_so_exactly(self) -> bool:

@@ -12,7 +12,7 @@ import torch
 from hardneg.comparing.arms import Arm
 from hardneg.comparing.canonical import plainly
 from hardneg.comparing.request import SHARED, Comparison
-from hardneg.core.errors import ArgumentError, HardnegError, UnknownName, argument_error
+from hardneg.core.errors import ArgumentError, HardnegError, UnknownName
 from hardneg.training.checks import check_batch, check_words
 from hardneg.training.data.items import Items, Splits
 from hardneg.training.evaluation.measures import AUTO
@@ -42,7 +42,7 @@ def check_arms(arms: list[Arm], comparison: Comparison) -> tuple[dict[str, Any],
         _check_options(arm, comparison)
     taken = {one.name for arm in arms for one in fields(RECIPES[arm.recipe])}
     if unused := [name for name in comparison.common if name not in taken]:
-        raise argument_error("compare", "--option that one of the arms takes", "option", unused[0])
+        raise ArgumentError("compare", "--option that one of the arms takes", repr(unused[0]))
     for one, other in combinations(arms, 2):
         _check_difference(one, other, comparison)
     every = [one for arm in arms for one in (arm, *comparison.tries(arm))]

@@ -64,7 +64,7 @@ class Comparison:
             got = f"--tune {name}=... and {name}={self.common[name]!r}"
             raise ArgumentError("compare", f"{name} to be either tuned or given for all arms", got)
         if len(set(values)) < len(values):
-            raise argument_error("compare", "--tune with values that differ", "tune", values)
+            raise ArgumentError("compare", "--tune with values that differ", repr(values))
 
     def tries(self, arm: Arm) -> list[Arm]:
         """The arm with each of the tuned values, evaluated on a validation split."""
@@ -83,7 +83,7 @@ def read_tune(text: str) -> tuple[str, tuple[float, ...]]:
     try:
         return _option_name(name), tuple(float(value) for value in values.split(","))
     except ValueError:
-        raise argument_error("compare", "--tune like temperature=0.1,0.2", "tune", text) from None
+        raise ArgumentError("compare", "--tune like temperature=0.1,0.2", repr(text)) from None
 
 
 def read_options(texts: Iterable[str]) -> dict[str, Any]:

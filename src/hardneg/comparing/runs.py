@@ -106,13 +106,15 @@ def run_all(
         (arm, seed), run = wanted[name], runs[name]
         try:
             options = _as_begun(arm.complete(seed=seed), run)
-            result = run.result() or _where_it_fits(arm.recipe, options, run, machine, how, pipes)
+            kept = run.result()
+            result = kept or _where_it_fits(arm.recipe, options, run, machine, how, pipes)
         except RunFailed as error:
             if not (may_diverge and isinstance(error, Diverged)):
                 machine.close()  # before this thread is free to begin another
                 raise error.of(arm.text, seed) from None
-            result = {}
-        watcher.ended(f"[{next(numbers)}/{len(wanted)}] {arm.text}, seed {seed}{'' if result else ': diverged'}")
+            kept, result = None, {}
+        ended = ": kept, as it was finished" if kept else "" if result else ": diverged"
+        watcher.ended(f"[{next(numbers)}/{len(wanted)}] {arm.text}, seed {seed}{ended}")
         return result
 
     with watcher.watching(machine.under_way), ThreadPoolExecutor(machine.jobs) as pool:

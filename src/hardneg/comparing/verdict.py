@@ -120,7 +120,7 @@ class Verdict:
 
     def worth(self) -> str:
         if self.half_width is None or self.detectable is None:
-            return f"no verdict, as {self.why_open}"
+            return "no verdict"  # the answer gives the reason
         points, width, seen = (100.0 * value for value in (self.difference, self.half_width, self.detectable))
         interval = f"95 % interval {points - width:+z.2f} to {points + width:+z.2f}"
         if self.standing != "alike":

@@ -20,7 +20,7 @@ from typing import Any, Self
 from hardneg.core.text import printable
 
 _warned: set[str] = set()
-_tensors_too = False
+_tensors_too: ContextVar[bool] = ContextVar("tensors_too", default=False)
 
 
 class HardnegWarning(UserWarning):
@@ -238,7 +238,7 @@ def check_range(who: str, name: str, value: Any, low: float, high: float, *, ope
         raise argument_error(who, "a number", name, value)
     if isinstance(value, Real):
         numbers = [float(value)]
-    elif _tensors_too and hasattr(value, "is_meta") and value.numel() and not value.is_meta:  # help needs no torch
+    elif _tensors_too.get() and hasattr(value, "is_meta") and value.numel() and not value.is_meta:  # torch unimported
         numbers = [value.detach().amin().item(), value.detach().amax().item()]
     else:
         return
@@ -251,12 +251,11 @@ def check_range(who: str, name: str, value: Any, low: float, high: float, *, ope
 @contextmanager
 def tensors_checked() -> Iterator[None]:
     """Inside, ``check_range`` looks into tensors, which waits for a GPU: for constructors, not for steps."""
-    global _tensors_too
-    before, _tensors_too = _tensors_too, True
+    before = _tensors_too.set(True)
     try:
         yield
     finally:
-        _tensors_too = before
+        _tensors_too.reset(before)
 
 
 def check_among(who: str, name: str, value: Any, known: Sequence[str]) -> None:

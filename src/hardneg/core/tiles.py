@@ -8,7 +8,7 @@ at hand.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Annotated, Any
 
 import torch
@@ -59,18 +59,7 @@ class Tile:
 
     def bounded(self, bound: Mapping[str, Any]) -> Tile:
         """The same pairs with the bounds of another factor."""
-        return Tile(
-            self.s,
-            self.temperature,
-            self.anchor_tags,
-            self.candidate_tags,
-            self.column,
-            self.source,
-            self.source_names,
-            self.guide,
-            self.ids_given,
-            bound,
-        )
+        return Tile(**{name: getattr(self, name) for name in _pairs_of_tile}, bound=bound)
 
     @property
     def similarity(self) -> Pairs:
@@ -143,6 +132,9 @@ class Tile:
         if isinstance(self.source, str):
             return torch.full_like(self.column, self.source == source, dtype=torch.bool)
         return self.source == self.source_names.index(source)
+
+
+_pairs_of_tile = tuple(one.name for one in fields(Tile) if one.name != "bound")
 
 
 def same_id(anchor: Annotated[Tensor, "b"], candidate: Annotated[Tensor, "b|1 n"]) -> Annotated[Tensor, "b n"]:

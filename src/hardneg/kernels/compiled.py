@@ -95,8 +95,8 @@ def pull_back(
     some = [(out, grad) for out, grad in pairs if out.requires_grad]
     if not some or not any(wanted):
         return [None] * len(inputs)
-    asked = [leaf for leaf in leaves if leaf.requires_grad]
-    found = iter(torch.autograd.grad([out for out, _ in some], asked, [grad for _, grad in some], allow_unused=True))
+    chosen = [leaf for leaf in leaves if leaf.requires_grad]
+    found = iter(torch.autograd.grad([out for out, _ in some], chosen, [grad for _, grad in some], allow_unused=True))
     return [next(found) if want else None for want in wanted]
 
 
@@ -114,7 +114,7 @@ def _pull_back_traced(
         )
         return tuple(outputs), tuple(cotangents)
 
-    asked = [each for each, want in zip(inputs, wanted, strict=True) if want]
-    _, back, cotangents = torch.func.vjp(of_wanted, *asked, has_aux=True)  # type: ignore[misc]
+    chosen = [each for each, want in zip(inputs, wanted, strict=True) if want]
+    _, back, cotangents = torch.func.vjp(of_wanted, *chosen, has_aux=True)  # type: ignore[misc]
     found = list(back(cotangents))
     return [found.pop(0) if want else None for want in wanted]

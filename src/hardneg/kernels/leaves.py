@@ -65,7 +65,7 @@ class Holders:
         changes: list[dict[str, Tensor]] = [{} for _ in (*self.factors, self.objective)]
         for holder, name, place in self.fields:
             changes[holder][name] = pieces[place]
-        factors = tuple(with_fields(factor, change) for factor, change in zip(self.factors, changes, strict=False))
+        factors = tuple(with_fields(factor, change) for factor, change in zip(self.factors, changes[:-1], strict=True))
         temperature = pieces[0] if self.temperature is None else self.temperature
         return Held(factors, with_fields(self.objective, changes[-1]), temperature)
 

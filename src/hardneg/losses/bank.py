@@ -35,16 +35,14 @@ def binary_nce(
     *,
     log_z: Annotated[Tensor, ""],
     num_instances: int,
-    num_draws: int | None = None,
     epsilon: float = 0.0,
 ) -> PairLosses:
     """NCE of each positive and its noise: -log sigmoid(a - c) - sum_j w_j log sigmoid(c - s_j), c = log(Z K / N).
 
-    num_draws: K, the size of the support of log_w unless given. epsilon: what the authors' code adds to K/N (1e-7).
+    K is the size of the support of log_w. epsilon: what the authors' code adds to K/N (1e-7).
     """
     supported = log_w != NEVER
-    count = supported.sum(-1, keepdim=True) if num_draws is None else torch.full_like(log_w[:, :1], num_draws)
-    share = count.to(scores.candidates.dtype) / num_instances
+    share = supported.sum(-1, keepdim=True).to(scores.candidates.dtype) / num_instances
     level = log_z.to(scores.candidates.dtype) + (share + epsilon).log()
     noise = logsigmoid(level - scores.candidates) + (share / (share + epsilon)).log()
     weights = torch.where(supported, log_w, 0.0).exp() * supported

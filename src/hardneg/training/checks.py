@@ -123,7 +123,7 @@ def _check_schedules(options: TrainOptions) -> None:
         if isinstance(number, Schedule):
             for step, when in ((0, "begins"), (LONG, "ends")):
                 value = value_of(number, step, LONG)
-                got = f"{name}={number!r}, which {when} at {value:g}"
+                got = f"{number!r}, which {when} at {value:g}"
                 check_bounds("train", name, value, rules[name], got)
 
 

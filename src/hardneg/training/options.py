@@ -5,9 +5,10 @@ from __future__ import annotations
 import math
 import re
 from dataclasses import MISSING, asdict, dataclass, fields
+from functools import cache
 from typing import Any, get_args, get_type_hints
 
-from hardneg.core.errors import ArgumentError, argument_error
+from hardneg.core.errors import ArgumentError
 from hardneg.core.options import option
 from hardneg.core.schedules import Schedule
 
@@ -88,7 +89,7 @@ class TrainOptions:
     monitor_every: int = option(0, "Epochs between looks at the monitor; 0: never.", RUN, low=0)
 
     def __post_init__(self) -> None:
-        kinds = get_type_hints(type(self))
+        kinds = kinds_of(type(self))
         for one in fields(self):
             value = getattr(self, one.name)
             if isinstance(value, Schedule) or (kinds[one.name] == Scheduled and isinstance(value, str)):
@@ -144,7 +145,7 @@ class SupervisedOptions(SimCLROptions):
     def check(self) -> None:
         if self.generate is not None:
             what = "--generate to be none, since made candidates have no label"
-            raise argument_error("supervised", what, "generate", self.generate)
+            raise ArgumentError("supervised", what, repr(self.generate))
 
 
 TEXT = "text:FILE (a sentence per line), text:TABLE[column,label], pairs:TABLE[first,second] ..."
@@ -263,7 +264,13 @@ class EMC2Options(TrainOptions):
         _check_fixed("emc2", self)
         if "".join(self.negatives.split()) != "Uniform()":
             what = "--negatives to be Uniform(), since it draws its negatives itself"
-            raise ArgumentError("emc2", what, f"negatives={self.negatives!r}")
+            raise ArgumentError("emc2", what, repr(self.negatives))
+
+
+@cache
+def kinds_of(options: type) -> dict[str, Any]:
+    """The types of the fields, which Python evaluates from their text each time; a comparison reads many options."""
+    return get_type_hints(options)
 
 
 @dataclass(frozen=True)
@@ -310,7 +317,7 @@ def defaults_of(options: TrainOptions) -> dict[str, Any]:
 
 def check_option(who: str, name: str, value: Any, kind: Any, rules: Any) -> None:
     """Raises before anything is loaded, naming the option and what it allows; the text of a schedule is read later."""
-    flag, got = "--" + name.replace("_", "-"), f"{name}={value!r}"
+    flag, got = "--" + name.replace("_", "-"), repr(value)
     if rules["among"] and value not in rules["among"]:
         raise ArgumentError(who, f"{flag} to be one of {', '.join(rules['among'])}", got)
     if not _is(kind, value):
@@ -323,7 +330,7 @@ def check_bounds(who: str, name: str, value: float, rules: Any, got: str | None 
     """Raises unless a number is within what its option allows; ``got`` where the number is a part of what was given."""
     low, high = rules["low"], rules["high"]
     if not low <= value <= (math.inf if high is None else high) or value == math.inf:
-        raise ArgumentError(who, f"--{name.replace('_', '-')} {allowed(low, high)}", got or f"{name}={value!r}")
+        raise ArgumentError(who, f"--{name.replace('_', '-')} {allowed(low, high)}", got or repr(value))
 
 
 def allowed(low: float, high: float | None) -> str:
@@ -338,10 +345,10 @@ def shown(bound: float) -> str:
 def _check_fixed(recipe: str, options: TrainOptions) -> None:
     if options.tau_plus:
         what = "--tau-plus of 0, since a loss over the whole data set has no correction for false negatives"
-        raise ArgumentError(recipe, what, f"tau_plus={options.tau_plus}")
+        raise ArgumentError(recipe, what, repr(options.tau_plus))
     if isinstance(options.temperature, str):
         what = "a number as --temperature, since what it remembers of each image is of one temperature"
-        raise ArgumentError(recipe, what, f"temperature={options.temperature!r}")
+        raise ArgumentError(recipe, what, repr(options.temperature))
 
 
 def from_text(kind: Any, value: Any) -> Any:

@@ -12,31 +12,23 @@ from hardneg.core.errors import ArgumentError
 from hardneg.core.vectors import widened
 from hardneg.integrations.sentence_transformers.loss import NegativesLoss
 from hardneg.losses.grad_cache import GradCache
-from hardneg.negatives import Negatives, Uniform
 from hardneg.state.stateful import check_count
 
 Features = dict[str, Any]
 
 
 class CachedNegativesLoss(NegativesLoss):
-    """NegativesLoss in the memory of ``mini_batch_size`` texts, for a second forward pass; the options are the same.
+    """NegativesLoss in the memory of ``mini_batch_size`` texts, for a second forward pass.
 
-    ``Uniform()`` is CachedMultipleNegativesRankingLoss. Where MatryoshkaLoss is too old to wrap it, it raises.
+    The other arguments are those of NegativesLoss. ``Uniform()`` is CachedMultipleNegativesRankingLoss. Where
+    MatryoshkaLoss is too old to wrap it, it raises.
     """
 
     uses_gradient_cache = True
     """MatryoshkaLoss then wraps ``calculate_loss``, and not the forward pass of the model."""
 
-    def __init__(
-        self,
-        model: nn.Module,
-        negatives: Negatives | str = Uniform(),
-        temperature: Any = 0.05,
-        *,
-        mini_batch_size: int = 32,
-        **options: Any,
-    ) -> None:
-        super().__init__(model, negatives, temperature, **options)
+    def __init__(self, model: nn.Module, *arguments: Any, mini_batch_size: int = 32, **options: Any) -> None:
+        super().__init__(model, *arguments, **options)
         check_count("CachedNegativesLoss", "mini_batch_size", mini_batch_size)
         self.mini_batch_size = mini_batch_size
         self._judged: list[Tensor] | None = None

@@ -58,7 +58,7 @@ class OtherRows(Negatives):
 
 
 class Met(NamedTuple):
-    """A pairing, and the factor that takes out what ids say; None without ids, where rows are told by their owner."""
+    """A pairing, and the factor that takes out what ids say; None without ids, where rows are known by their owner."""
 
     pairing: Pairing
     first: OtherRows | None

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import combinations
 
 from markupsafe import Markup
 
@@ -16,6 +17,7 @@ _letter, _line = 6.7, 14.0  # width of a letter and height of a line of the name
 
 Box = tuple[float, float, float, float]
 """Left, top, right, bottom."""
+Place = tuple[float, float]
 
 
 @dataclass(frozen=True)
@@ -67,22 +69,40 @@ def scatter(spots: Sequence[Spot], random: float, *, width: int, height: int, na
         path = " ".join(f"{x(spot.x):.1f},{y(spot.y):.1f}" for spot in front)
         body.append(f'<polyline class="best" points="{path}"/>')
     drawn = sorted(spots, key=lambda spot: (spot.given, spot.front))
-    body += [_dot(spot, x, y, RADIUS if named else RADIUS - 2) for spot in drawn]
+    radius = RADIUS if named else RADIUS - 2
+    places = _apart({spot.number: (x(spot.x), y(spot.y)) for spot in spots}, radius)
+    body += [_dot(spot, x, y, places[spot.number], radius) for spot in drawn]
     if named:
-        body.append(_names(drawn[::-1], x, y, width, height))
+        body.append(_names(drawn[::-1], places, width, height))
     description = "; ".join(f"{spot.number}: {spot.description}" for spot in spots)
     label = f"Similarity of the negatives against the share that is false. {description}."
     return svg(label, "".join(body), width=width, height=height, kind=f"chart {kind}")
 
 
-def _dot(spot: Spot, x_axis: Axis, y_axis: Axis, radius: float) -> str:
-    x, y = x_axis(spot.x), y_axis(spot.y)
+def _apart(places: dict[int, Place], radius: float) -> dict[int, Place]:
+    """The places of the dots; those that cover each other are moved apart, so that their numbers can be read."""
+    moved = dict(places)
+    for _ in range(60):
+        for one, other in combinations(moved, 2):
+            (x1, y1), (x2, y2) = moved[one], moved[other]
+            away = math.hypot(x2 - x1, y2 - y1)
+            if away < 2 * radius:
+                part = (radius / away - 0.5) if away > 0.1 else 0.0
+                dx, dy = (part * (x2 - x1), part * (y2 - y1)) if part else (0.0, radius)
+                moved[one], moved[other] = (x1 - dx, y1 - dy), (x2 + dx, y2 + dy)
+    return moved
+
+
+def _dot(spot: Spot, x_axis: Axis, y_axis: Axis, place: Place, radius: float) -> str:
+    (x, y), (true_x, true_y) = place, (x_axis(spot.x), y_axis(spot.y))
     low, high = y_axis(spot.y - spot.error), y_axis(spot.y + spot.error)
+    moved = math.hypot(x - true_x, y - true_y) > 1.0
+    pointer = f'<line class="pointer" x1="{x:.1f}" y1="{y:.1f}" x2="{true_x:.1f}" y2="{true_y:.1f}"/>' * moved
     rim = f'<circle class="rim" cx="{x:.1f}" cy="{y:.1f}" r="{radius + 4}"/>' if spot.given else ""
     kinds = " ".join(word for word, on in (("front", spot.front), ("given", spot.given)) if on)
     return (
         f'<g class="c{spot.colour} {kinds}"><title>{shown(spot.description)}</title>'
-        f'{rim}{_error(spot, x, low, high)}<circle class="spot" cx="{x:.1f}" cy="{y:.1f}" r="{radius}"/>'
+        f'{rim}{_error(spot, true_x, low, high)}{pointer}<circle class="spot" cx="{x:.1f}" cy="{y:.1f}" r="{radius}"/>'
         f'<text class="number" x="{x:.1f}" y="{y + 3.7:.1f}" text-anchor="middle">{spot.number}</text></g>'
     )
 
@@ -100,23 +120,24 @@ def _random(value: float, x: Axis, y: Axis) -> str:
     )
 
 
-def _names(spots: Sequence[Spot], x: Axis, y: Axis, width: int, height: int) -> str:
+def _names(spots: Sequence[Spot], dots: dict[int, Place], width: int, height: int) -> str:
     """Names beside their dots where they cover nothing; the others have a number and a tooltip.
 
     A name above or below its dot must be nearer to it than to any other.
     """
     room = RADIUS + 1
-    taken: list[Box] = [_around(x(spot.x), y(spot.y), room) for spot in spots]
+    taken: list[Box] = [_around(*dots[spot.number], room) for spot in spots]
     written = []
     for spot in spots:
-        for place, anchor in _places(spot, x(spot.x), y(spot.y)):
+        x, y = dots[spot.number]
+        for place, anchor in _places(spot, x, y):
             inside = (
                 place[0] >= _left and place[2] <= width - 2 and place[1] >= _top - 8 and place[3] <= height - _bottom
             )
             at = place[0] if anchor == "start" else place[2]
-            away = [_distance(place, x(one.x), y(one.y)) for one in spots if one is not spot]
-            level = place[1] < y(spot.y) < place[3]
-            own = level or _distance(place, x(spot.x), y(spot.y)) + 2.0 <= min(away, default=math.inf)
+            away = [_distance(place, *dots[one.number]) for one in spots if one is not spot]
+            level = place[1] < y < place[3]
+            own = level or _distance(place, x, y) + 2.0 <= min(away, default=math.inf)
             if inside and own and not any(_overlap(place, other) for other in taken):
                 written.append(
                     f'<text class="rule halo" x="{at:.1f}" y="{place[3] - 3.5:.1f}" text-anchor="{anchor}">'
