@@ -40,7 +40,7 @@ COLUMNS = (
 def page() -> str:
     studies = yaml.safe_load((STUDIES / "studies.yaml").read_text(encoding="utf-8"))
     results = {study["name"]: read(study["name"]) for study in studies}
-    rows = [(study["title"], study["claim"], verdict(study, results[study["name"]])) for study in studies]
+    rows = [(study["title"], claims(study), verdict(study, results[study["name"]])) for study in studies]
     parts = [HEAD, table(("study", "claim", "found"), rows)]
     return "\n".join([*parts, *(section(study, results[study["name"]]) for study in studies)])
 
@@ -50,11 +50,17 @@ def read(name: str) -> dict[str, Any] | None:
     return json.loads(path.read_text(encoding="utf-8")) if path.exists() else None
 
 
+def claims(study: dict[str, Any]) -> str:
+    return "; ".join(one["claim"] for one in study["claims"]) if "claims" in study else str(study["claim"])
+
+
 def section(study: dict[str, Any], result: dict[str, Any] | None) -> str:
+    if study.get("kind"):
+        return f"## {study['title']}\n\n{study['paper']}. Claim: {claims(study)}.\n\nNot run yet.\n"
     request = yaml.safe_load((STUDIES / f"{study['name']}.yaml").read_text(encoding="utf-8"))
     arms = "".join(f"- `{arm}`\n" for arm in request.pop("arms"))
     options = ", ".join(f"{name} {value}" for name, value in request.items())
-    text = f"## {study['title']}\n\n{study['paper']}. Claim: {study['claim']}\n\n"
+    text = f"## {study['title']}\n\n{study['paper']}. Claim: {claims(study)}.\n\n"
     text += f"Planned: {options}; differences below {study['smallest_effect']:g} points do not matter.\n\n"
     if result is None:
         return text + f"{arms}\nNot run yet: `hardneg compare --config experiments/studies/{study['name']}.yaml`.\n"

@@ -16,8 +16,8 @@ from hardneg.comparing.arms import Arm, parse_arm
 from hardneg.comparing.cautions import cautions, of_all, unlike, unlike_notes
 from hardneg.comparing.checks import check_arms
 from hardneg.comparing.progress import Watcher
-from hardneg.comparing.request import Comparison, measure, open_folder
-from hardneg.comparing.runs import How, run_all, run_of, usual_threads
+from hardneg.comparing.request import Comparison, measure, measures_in, open_folder
+from hardneg.comparing.runs import How, run_all, run_of, usual_jobs, usual_threads
 from hardneg.comparing.verdict import (
     Verdict,
     answer,
@@ -101,6 +101,7 @@ def carry_out(prepared: Prepared, watcher: Watcher) -> dict[str, Any]:
         "k": results[0][0].get("k"),
         "num_test": results[0][0].get("num_test"),
         "rows": [asdict(row) for row in rows],
+        "measures": {arm.text: _measures(of_arm) for arm, of_arm in zip(tuned, results, strict=True)},
         "answer": answer(verdicts, measure(comparison.metric, results[0][0].get("k"))),
         "verdicts": [_as_json(one) for one in verdicts],
         "sentences": sentences(verdicts),
@@ -110,11 +111,17 @@ def carry_out(prepared: Prepared, watcher: Watcher) -> dict[str, Any]:
         "tuned": {arm.text: arm.options[option] for arm in tuned} if option else None,
         "tries": {arm.text: tried for arm, tried in zip(arms, tries, strict=True)} if option else None,
         "comparison": asdict(comparison),
+        "jobs": prepared.how.jobs or usual_jobs(tuned, comparison.seeds),  # the seconds of a run depend on it
         "threads": prepared.how.threads,
         **environment(),
     }
     write_json(out / "comparison.json", summary, run_again)
     return summary
+
+
+def _measures(results: list[dict[str, Any]]) -> dict[str, list[float]]:
+    """Every accuracy of an arm with every seed, also those that do not decide."""
+    return {name: [result[name] for result in results] for name in measures_in(results[0])}
 
 
 def _as_json(verdict: Verdict) -> dict[str, Any]:
