@@ -5,9 +5,10 @@
     python experiments/frontier.py cifar10 --features FOLDER     # train_*.npz with x [n, d] and y [n], of a SimCLR run
 
 A rule chooses among all candidates of an anchor, a planner chooses who shares its batch. Measured of both: the mean
-similarity of a negative with its anchor, and the share of negatives that are false. CIFAR: features of the training images, false is
-another image of the same class, which also is the positive that BelowPositive needs. nfcorpus: a batch has queries with
-their best judged document each, the negatives of a query are the documents of the others, false if judged relevant.
+similarity of a negative with its anchor, and the share of negatives that are false. CIFAR: features of the training
+images; false is another image of the class, one of which also is the positive that BelowPositive needs. nfcorpus: a
+batch has queries with their best judged document each; the negatives of a query are the documents of the others, false
+if judged relevant.
 
 Writes benchmarks/results/studies/frontier_NAME.json and docs/figures/frontier_NAME.svg.
 """

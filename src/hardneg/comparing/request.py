@@ -16,7 +16,7 @@ from hardneg.training.options import RECIPES
 from hardneg.training.trained import check_same_data, is_data_record
 
 METRIC = "knn"
-SHARED = ("seed", "data", "data_root", "epochs", "batch_size", "evaluate_on")
+SHARED = ("seed", "data", "data_root", "epochs", "batch_size", "evaluate_on", "validation_share")
 """Options that are the same for every arm: an arm may not set them, and they are not tuned."""
 TITLES = {"knn": "kNN accuracy", "1nn": "1-NN accuracy", "linear": "linear probe"}
 

@@ -9,9 +9,7 @@ from hardneg.comparing.request import why_no_accuracy
 from hardneg.reporting.story import ArmRuns, Story, evaluated_in, known, measure_in, percent
 
 UNLIKE = "More than the negatives differs"
-HELD_OUT = (
-    "The validation images are a fifth of the training images, held out of training; the test images were not used."
-)
+HELD_OUT = "The validation images are training images that were held out of training; the test images were not used."
 
 
 def title_of(story: Story) -> str:

@@ -12,7 +12,7 @@ from hardneg.core.errors import DataChanged, FileError
 from hardneg.io.embeddings import load_embeddings
 from hardneg.pages.thumbnails import thumbnail
 from hardneg.reporting.story import ArmRuns, SeedRun, Story, evaluated_in, listed
-from hardneg.training.data.images import ImageData, load
+from hardneg.training.data.images import TEST_SHARE, ImageData, load
 from hardneg.training.evaluation.pairs import directions
 from hardneg.training.trained import fingerprint
 
@@ -119,15 +119,17 @@ def _who(arms: list[tuple[ArmRuns, SeedRun]]) -> str:
 
 
 def _images_of(one: SeedRun) -> tuple[Any, ...]:
-    return tuple(str(one.options.get(name)) for name in ("data", "data_root", "evaluate_on"))
+    return tuple(str(one.options.get(name)) for name in ("data", "data_root", "evaluate_on", "validation_share"))
 
 
 def _evaluated_images(one: SeedRun) -> ImageData:
     name, root = one.options.get("data", "digits"), one.options.get("data_root")
     if not isinstance(name, str) or not isinstance(root, str | None):
         raise FileError("report", "the name of a data set in options.data", one.run.config_path)
-    validation = one.options.get("evaluate_on") == "validation"
-    data = load(name, "train", root).held_out()[1] if validation else load(name, "test", root)
+    if one.options.get("evaluate_on") == "validation":
+        data = load(name, "train", root).held_out(float(one.options.get("validation_share", TEST_SHARE)))[1]
+    else:
+        data = load(name, "test", root)
     recorded = (one.trained or {}).get("data", {}).get("test", {}).get("fingerprint")
     if recorded is not None and recorded != fingerprint(data):
         raise DataChanged("report", f"the images that {one.run.path.name} was evaluated on", f"others in {name}")

@@ -37,7 +37,7 @@ CUDA_CONTEXT = 600 * 2**20  # bytes
 def splits(options: TrainOptions) -> tuple[ImageData, ImageData]:
     """What is trained on and what is evaluated on."""
     if options.evaluate_on == "validation":
-        return load(options.data, "train", options.data_root).held_out()
+        return load(options.data, "train", options.data_root).held_out(options.validation_share)
     return load_splits(options.data, options.data_root)
 
 
