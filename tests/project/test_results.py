@@ -83,3 +83,16 @@ def test_a_loss_is_the_gain_of_the_other_arm(results: ModuleType) -> None:
 def test_what_was_not_run_is_not_decided(results: ModuleType) -> None:
     found = results.judged({"claim": "HCL gains", "paper": "+3", "arm": ARM, "against": BASELINE}, 1.0, None)
     assert (found.here, found.verdict) == ("not run", "not decided at this budget")
+
+
+def test_the_readme_has_the_finding_of_the_supervised_study(results: ModuleType) -> None:
+    found = results.read("supervised")
+    hscl = "hscl(temperature=0.5, beta=5)"
+    gain, left = (
+        next(one for one in found["verdicts"] if (one["arm"], one["against"]) == (hscl, against))
+        for against in ("scl(temperature=0.5)", "scl(temperature=0.083)")
+    )
+    low, high = (100 * (left["difference"] + side * left["half_width"]) for side in (-1, 1))
+    words = " ".join((ROOT / "README.md").read_text(encoding="utf-8").split())
+    assert f"H-SCL gains {100 * gain['difference']:.1f} points over SCL" in words
+    assert f"({100 * left['difference']:.1f} points, 95 % interval {low:.1f} to {high:+.1f})" in words
