@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import importlib.util
+import json
+import sys
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+import numpy as np
 import pytest
 import yaml
 
@@ -96,3 +99,23 @@ def test_the_readme_has_the_finding_of_the_supervised_study(results: ModuleType)
     words = " ".join((ROOT / "README.md").read_text(encoding="utf-8").split())
     assert f"H-SCL gains {100 * gain['difference']:.1f} points over SCL" in words
     assert f"({100 * left['difference']:.1f} points, 95 % interval {low:.1f} to {high:+.1f})" in words
+
+
+def test_the_frontier_has_rules_and_planners_in_one_picture(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import frontier  # of experiments
+
+    random = np.random.default_rng(0)
+    labels = random.integers(0, 4, 600)
+    features = random.normal(size=(600, 8)) + 2.0 * np.eye(8)[labels]
+    np.savez(tmp_path / "train_0.npz", x=features.astype(np.float16), y=labels.astype(np.uint8))
+    arguments = ["frontier.py", "toy", "--features", str(tmp_path), "--num-anchors", "100", "--out", str(tmp_path)]
+    monkeypatch.setattr(sys, "argv", arguments)
+    frontier.main()
+    found = json.loads((tmp_path / "benchmarks/results/studies/frontier_toy.json").read_text())
+    rows = {row["expression"]: row for row in found["rows"]}
+    same = float((labels[:, None] == labels).sum() - 600) / (600 * 599)
+    assert rows["uniform batches"]["false_negatives"] == pytest.approx(same, abs=0.02)
+    for name in ("false_negatives", "similarity"):
+        assert rows["uniform batches"][name] < rows["ProSampler 0.1"][name] < rows["kNN batches"][name]
+    assert rows["OtherLabel() * Tilt(2.0)"]["reads_judge"]
+    assert (tmp_path / "docs/figures/frontier_toy.svg").read_text().startswith("<svg")
