@@ -56,6 +56,7 @@ def test_wrong_kinds_in_a_file_are_named(line: str, reported: str, started: Star
         (("--arm", "simclr(epochs=3)"), "compare needs the same epochs for every arm"),
         (("--arm", "moco(batch_size=8)"), "got batch_size=8 in 'moco(batch_size=8)'"),
         (("--arm", "simclr(evaluate_on='validation')"), "the same evaluate_on for every arm"),
+        (("--arm", "simclr(validation_share=0.1)"), "the same validation_share for every arm"),
         (("--arm", "simclr(data='digits')"), "the same data for every arm"),
         (("--arm", "hcl()", "--tune", "epochs=1,3"), "arms may differ in, not one of seed, data"),
         (("--arm", "hcl()", "--tune", "temperature=0.5,-1"), "--temperature of at least 0.0001, got -1.0"),

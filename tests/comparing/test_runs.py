@@ -196,6 +196,15 @@ def test_a_failure_is_reported_at_once_and_finished_runs_are_kept(
     assert (tmp_path / "runs" / f"{folder_of(parse_arm('simclr()'))}-seed0" / "result.json").exists()
 
 
+def test_a_comparison_has_every_measure_its_jobs_and_the_commit_of_a_copy(
+    data: str, started: Started, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HARDNEG_COMMIT", "abc1234")
+    summary = compare(Comparison(("simclr()", "hcl()"), 2, short(data)), tmp_path, jobs=1, show=nothing)
+    assert (summary["jobs"], summary["commit"]) == (1, "abc1234")
+    assert summary["measures"] == {row["arm"]: {"knn": row["values"]} for row in summary["rows"]}
+
+
 def test_no_run_begins_after_another_has_failed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The second one is let in by the machine, and has no pipe yet when the first one fails."""
     failed, begun = threading.Event(), []

@@ -19,6 +19,7 @@ from hardneg.comparing.verdict import temperature_notes
 from hardneg.reporting import write_report
 from hardneg.training.options import TrainOptions
 from hardneg.training.runs import Run
+from hardneg.training.setup import splits
 from support.comparisons import Started, finish, hardneg, nothing, result
 from support.training_runs import short
 
@@ -85,6 +86,14 @@ def test_every_arm_is_tuned_on_the_validation_split_and_then_trained_on_all(
     assert summary["tuned"] == dict.fromkeys(arms, 0.25)
     assert summary["tries"] == {arm: [(0.5, 0.6), (0.25, 0.85), (0.1, 0.8)] for arm in arms}
     assert [row["effective_temperature"] for row in summary["rows"]] == [0.25, 0.0625, 0.25]
+
+
+def test_the_share_that_tuning_holds_out_can_be_chosen(data: str, started: Started, tmp_path: Path) -> None:
+    comparison = Comparison(("simclr()", "hcl()"), 2, short(data, validation_share=0.1), ("temperature", (0.5, 0.25)))
+    compare(comparison, tmp_path, jobs=1, show=nothing)
+    tried = [options for _, options, path in started if "tuning" in path.parts]
+    train, held = splits(tried[0])
+    assert len(held) == round(0.1 * (len(train) + len(held)))
 
 
 def test_a_try_that_diverges_has_lost_and_ends_nothing(

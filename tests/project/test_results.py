@@ -1,22 +1,30 @@
-"""The page of results is what the studies and their JSON files say."""
+"""The page of results is what the studies and their JSON files say, by the rule that was written down before."""
 
 from __future__ import annotations
 
 import importlib.util
+import json
+import sys
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
+import numpy as np
 import pytest
 import yaml
 
 from hardneg.comparing.arms import parse_arm
 
+pytest.importorskip("scipy", reason="the intervals of the toys")
+
 ROOT = Path(__file__).parents[2]
 STUDIES = ROOT / "experiments" / "studies"
+NO_REQUESTS = {"studies", "obstacles"}
 
 
-@pytest.fixture(scope="module")
-def results() -> ModuleType:
+@pytest.fixture
+def results(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    monkeypatch.syspath_prepend(str(ROOT / "tools"))
     spec = importlib.util.spec_from_file_location("results", ROOT / "tools" / "results.py")
     assert spec is not None
     assert spec.loader is not None
@@ -30,8 +38,84 @@ def test_the_page_is_up_to_date(results: ModuleType) -> None:
 
 
 def test_every_study_has_its_request_and_its_arms_can_be_read() -> None:
-    names = {study["name"] for study in yaml.safe_load((STUDIES / "studies.yaml").read_text())}
-    assert names == {path.stem for path in STUDIES.glob("*.yaml")} - {"studies"}
-    for name in names:
-        for arm in yaml.safe_load((STUDIES / f"{name}.yaml").read_text())["arms"]:
+    studies = {one["name"]: one for one in yaml.safe_load((STUDIES / "studies.yaml").read_text()) if "claims" in one}
+    assert set(studies) == {path.stem for path in STUDIES.glob("*.yaml")} - NO_REQUESTS
+    for name, study in studies.items():
+        arms = yaml.safe_load((STUDIES / f"{name}.yaml").read_text())["arms"]
+        for arm in arms:
             assert parse_arm(arm).complete().batch_size > 0
+        for claim in study["claims"]:
+            assert {claim["arm"], claim["against"], claim.get("control", arms[0])} <= set(arms)
+
+
+ARM, BASELINE, CONTROL = "hcl()", "simclr()", "simclr(temperature=0.25)"
+
+
+def verdict(against: str, points: float, half_width: float | None) -> dict[str, Any]:
+    width = None if half_width is None else half_width / 100.0
+    return {"arm": ARM, "against": against, "difference": points / 100.0, "half_width": width}
+
+
+@pytest.mark.parametrize(
+    ("gain", "over_control", "expected"),
+    [
+        ((3.0, 1.0), (2.5, 1.0), "holds"),
+        ((3.0, 1.0), (0.2, 0.5), "vanishes when tuned"),
+        ((3.0, 1.0), (0.8, 0.9), "not decided at this budget"),
+        ((0.4, 0.5), (0.2, 0.5), "does not hold"),  # below what matters with its whole interval
+        ((0.7, 0.2), (0.2, 0.5), "does not hold"),  # beyond noise, and too small to matter
+        ((1.5, 1.6), (0.2, 0.5), "not decided at this budget"),
+        ((3.0, None), (0.2, 0.5), "not decided at this budget"),  # too few seeds
+    ],
+)
+def test_claims_are_judged_by_the_rule(
+    gain: tuple[float, float | None], over_control: tuple[float, float], expected: str, results: ModuleType
+) -> None:
+    found = {"verdicts": [verdict(BASELINE, *gain), verdict(CONTROL, *over_control)]}
+    claim = {"claim": "HCL gains", "paper": "+3", "arm": ARM, "against": BASELINE, "control": CONTROL}
+    assert results.judged(claim, 1.0, found).verdict == expected
+
+
+def test_a_loss_is_the_gain_of_the_other_arm(results: ModuleType) -> None:
+    claim = {"claim": "HCL loses", "paper": "+3", "arm": BASELINE, "against": ARM}
+    found = results.judged(claim, 1.0, {"verdicts": [verdict(BASELINE, -2.0, 0.5)]})
+    assert found.here == "+2.00 points (+1.50 to +2.50)"
+    assert found.verdict == "holds"
+
+
+def test_what_was_not_run_is_not_decided(results: ModuleType) -> None:
+    found = results.judged({"claim": "HCL gains", "paper": "+3", "arm": ARM, "against": BASELINE}, 1.0, None)
+    assert (found.here, found.verdict) == ("not run", "not decided at this budget")
+
+
+def test_the_readme_has_the_finding_of_the_supervised_study(results: ModuleType) -> None:
+    found = results.read("supervised")
+    hscl = "hscl(temperature=0.5, beta=5)"
+    gain, left = (
+        next(one for one in found["verdicts"] if (one["arm"], one["against"]) == (hscl, against))
+        for against in ("scl(temperature=0.5)", "scl(temperature=0.083)")
+    )
+    low, high = (100 * (left["difference"] + side * left["half_width"]) for side in (-1, 1))
+    words = " ".join((ROOT / "README.md").read_text(encoding="utf-8").split())
+    assert f"H-SCL gains {100 * gain['difference']:.1f} points over SCL" in words
+    assert f"({100 * left['difference']:.1f} points, 95 % interval {low:.1f} to {high:+.1f})" in words
+
+
+def test_the_frontier_has_rules_and_planners_in_one_picture(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import frontier  # of experiments
+
+    random = np.random.default_rng(0)
+    labels = random.integers(0, 4, 600)
+    features = random.normal(size=(600, 8)) + 2.0 * np.eye(8)[labels]
+    np.savez(tmp_path / "train_0.npz", x=features.astype(np.float16), y=labels.astype(np.uint8))
+    arguments = ["frontier.py", "toy", "--features", str(tmp_path), "--num-anchors", "100", "--out", str(tmp_path)]
+    monkeypatch.setattr(sys, "argv", arguments)
+    frontier.main()
+    found = json.loads((tmp_path / "benchmarks/results/studies/frontier_toy.json").read_text())
+    rows = {row["expression"]: row for row in found["rows"]}
+    same = float((labels[:, None] == labels).sum() - 600) / (600 * 599)
+    assert rows["uniform batches"]["false_negatives"] == pytest.approx(same, abs=0.02)
+    for name in ("false_negatives", "similarity"):
+        assert rows["uniform batches"][name] < rows["ProSampler 0.1"][name] < rows["kNN batches"][name]
+    assert rows["OtherLabel() * Tilt(2.0)"]["reads_judge"]
+    assert (tmp_path / "docs/figures/frontier_toy.svg").read_text().startswith("<svg")

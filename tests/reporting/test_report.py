@@ -211,7 +211,7 @@ def test_the_split_that_is_evaluated_is_named(split: str, tmp_path: Path) -> Non
     words = read(write_report(tmp_path / "run")).words
     assert f"each {split} image takes the class that its 10 nearest training images vote for" in words
     assert f"How alike pairs of {split} images are" in words
-    assert ("The validation images are a fifth of the training images" in words) == (split == "validation")
+    assert ("The validation images are training images that were held out" in words) == (split == "validation")
     other = {"test": "validation", "validation": "test"}[split]
     assert f"{other} image takes" not in words
     assert f"pairs of {other} images" not in words

@@ -29,7 +29,7 @@ OTHER: dict[str, Any] = {
     "batches": "knn()", "epochs": 3, "batch_size": 6, "learning_rate": 2e-3, "weight_decay": 1e-2, "augment": "grey",
     "seed": 1, "precision": "bf16", "log_every": 2, "evaluate_on": "validation", "positives_in_denominator": "none",
     "num_negatives": "mass", "reduction": "pairs", "version": "v3", "queue": 5, "momentum": 0.5, "gamma": 0.3,
-    "burn_in": 0.0, "num_steps": 3, "forget": True, "objective": "rince(q=0.3)", "rho": 0.2,
+    "burn_in": 0.0, "num_steps": 3, "forget": True, "objective": "rince(q=0.3)", "rho": 0.2, "validation_share": 0.3,
     "generate": "mochi(num_hardest=4, num_mixed=4, num_with_anchor=2)",
 }  # fmt: skip
 """For each option a value that is not its default; those of data and data_root are files of the test."""
@@ -37,6 +37,7 @@ OTHER: dict[str, Any] = {
 TOGETHER: dict[str, dict[str, Any]] = {
     "num_negatives": {"negatives": "Tilt(1.0)"},  # uniform weights are all 1: their sum is their number
     "encoder": {"epochs": 1},  # a ResNet on one core
+    "validation_share": {"evaluate_on": "validation"},
 }
 """What an option needs beside it to matter."""
 

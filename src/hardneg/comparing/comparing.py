@@ -17,7 +17,7 @@ from hardneg.comparing.cautions import cautions, of_all, unlike, unlike_notes
 from hardneg.comparing.checks import check_arms
 from hardneg.comparing.progress import Watcher
 from hardneg.comparing.request import Comparison, open_folder
-from hardneg.comparing.runs import How, run_all, run_of, usual_threads
+from hardneg.comparing.runs import How, run_all, run_of, usual_jobs, usual_threads
 from hardneg.comparing.verdict import (
     Verdict,
     answer,
@@ -29,7 +29,7 @@ from hardneg.comparing.verdict import (
 from hardneg.core.errors import HardnegError
 from hardneg.io.files import output_folder, run_again, write_json
 from hardneg.io.provenance import environment
-from hardneg.training.evaluation.measures import measure
+from hardneg.training.evaluation.measures import measure, measures_in
 from hardneg.training.trained import count_in
 
 Results = list[list[dict[str, Any]]]
@@ -109,6 +109,7 @@ def carry_out(prepared: Prepared, watcher: Watcher) -> dict[str, Any]:
         "k": results[0][0].get("k"),
         "num_test": results[0][0].get("num_test"),
         "rows": [asdict(row) for row in rows],
+        "measures": {arm.text: _measures(of_arm) for arm, of_arm in zip(tuned, results, strict=True)},
         "answer": answer(verdicts, measure(comparison.metric, results[0][0].get("k"))),
         "verdicts": [_as_json(one) for one in verdicts],
         "sentences": sentences(verdicts),
@@ -118,11 +119,17 @@ def carry_out(prepared: Prepared, watcher: Watcher) -> dict[str, Any]:
         "tuned": {arm.text: arm.options[option] for arm in tuned} if option else None,
         "tries": {arm.text: tried for arm, tried in zip(arms, tries, strict=True)} if option else None,
         "comparison": asdict(comparison),
+        "jobs": prepared.how.jobs or usual_jobs(tuned, comparison.seeds),  # the seconds of a run depend on it
         "threads": prepared.how.threads,
         **environment(),
     }
     write_json(out / "comparison.json", summary, run_again)
     return summary
+
+
+def _measures(results: list[dict[str, Any]]) -> dict[str, list[float]]:
+    """Every accuracy of an arm with every seed, also those that do not decide."""
+    return {name: [result[name] for result in results] for name in measures_in(results[0])}
 
 
 def _as_json(verdict: Verdict) -> dict[str, Any]:

@@ -16,7 +16,7 @@ from hardneg.training.evaluation.measures import AUTO, MEASURES
 from hardneg.training.options import RECIPES
 from hardneg.training.trained import check_same_data, is_data_record
 
-SHARED = ("seed", "data", "data_root", "epochs", "batch_size", "evaluate_on", "evaluate_with")
+SHARED = ("seed", "data", "data_root", "epochs", "batch_size", "evaluate_on", "validation_share", "evaluate_with")
 """Options that are the same for every arm: an arm may not set them, and they are not tuned."""
 
 

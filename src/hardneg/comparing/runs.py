@@ -96,8 +96,7 @@ def run_all(
     every = [(arm, seed, run_of(arm, seed, out)) for seed in seeds for arm in arms]
     wanted = {run.path.name: (arm, seed) for arm, seed, run in every}
     runs = {run.path.name: run for _, _, run in every}
-    on_gpu = _on_gpu(arms)
-    machine = this_machine(how.jobs or _usual_jobs(len(wanted), on_gpu), on_gpu=on_gpu)
+    machine = this_machine(how.jobs or usual_jobs(arms, len(seeds)), on_gpu=_on_gpu(arms))
     machine.learn(runs.values())
     how = replace(how, threads=how.threads or usual_threads(arms, len(seeds), how.jobs))
     numbers, pipes = count(1), ChildPipes()
@@ -138,16 +137,16 @@ def usual_threads(arms: list[Arm], seeds: int, jobs: int | None) -> int:
     threads = os.environ.get("OMP_NUM_THREADS", "").partition(",")[0].strip()
     if threads.isdecimal() and int(threads):
         return int(threads)
-    return max(1, num_cores() // (jobs or _usual_jobs(len(arms) * seeds, _on_gpu(arms))))
+    return max(1, num_cores() // (jobs or usual_jobs(arms, seeds)))
 
 
 def _on_gpu(arms: list[Arm]) -> bool:
     return torch.cuda.is_available() and any(arm.complete().device != "cpu" for arm in arms)
 
 
-def _usual_jobs(runs: int, on_gpu: bool) -> int:
+def usual_jobs(arms: list[Arm], seeds: int) -> int:
     """By all runs, finished or not."""
-    return min(runs, RUNS_ON_A_GPU * torch.cuda.device_count() if on_gpu else num_cores())
+    return min(len(arms) * seeds, RUNS_ON_A_GPU * torch.cuda.device_count() if _on_gpu(arms) else num_cores())
 
 
 def _where_it_fits(

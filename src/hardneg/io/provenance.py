@@ -13,6 +13,9 @@ from typing import Any
 
 import torch
 
+COMMIT = "HARDNEG_COMMIT"
+"""Names the commit where the code runs from a copy without its repository, as on a borrowed machine."""
+
 
 def environment() -> dict[str, Any]:
     """The command and the versions, for reports and manifests."""
@@ -36,6 +39,8 @@ def _command() -> str:
 
 
 def _commit() -> str | None:
+    if named := os.environ.get(COMMIT):
+        return named
     try:
         here = Path(__file__).parent
         answer = subprocess.run(["git", "rev-parse", "--short", "HEAD"], cwd=here, capture_output=True, text=True)

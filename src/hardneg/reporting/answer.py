@@ -10,7 +10,7 @@ from hardneg.reporting.story import ArmRuns, Story, evaluated_in, known, measure
 from hardneg.training.evaluation.measures import MEASURES, unit_of
 
 UNLIKE = "More than the negatives differs"
-HELD_OUT = "The validation {0}s are a fifth of the training {0}s, held out of training; the test {0}s were not used."
+HELD_OUT = "The validation {0}s are training {0}s that were held out of training; the test {0}s were not used."
 
 
 def title_of(story: Story) -> str:

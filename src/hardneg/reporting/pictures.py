@@ -11,7 +11,7 @@ from torch import Tensor
 from hardneg.core.errors import DataChanged, FileError
 from hardneg.io.embeddings import load_evaluated
 from hardneg.reporting.story import ArmRuns, SeedRun, Story, evaluated_in, listed
-from hardneg.training.data.items import Items
+from hardneg.training.data.items import TEST_SHARE, Items
 from hardneg.training.data.kinds import kind_of
 from hardneg.training.evaluation.pairs import directions
 from hardneg.training.options import TrainOptions
@@ -129,7 +129,7 @@ def _who(arms: list[tuple[ArmRuns, SeedRun]]) -> str:
 
 
 def _items_of(one: SeedRun) -> tuple[Any, ...]:
-    return tuple(str(one.options.get(name)) for name in ("data", "data_root", "evaluate_on"))
+    return tuple(str(one.options.get(name)) for name in ("data", "data_root", "evaluate_on", "validation_share"))
 
 
 def _evaluated_items(one: SeedRun) -> Items:
@@ -137,7 +137,9 @@ def _evaluated_items(one: SeedRun) -> Items:
     if not isinstance(name, str) or not isinstance(root, str | None):
         raise FileError("report", "the name of a data set in options.data", one.run.config_path)
     split = "validation" if one.options.get("evaluate_on") == "validation" else "test"
-    data = kind_of(name, may_run=False).evaluated(TrainOptions(data=name, data_root=root, evaluate_on=split))
+    share = one.options.get("validation_share", TEST_SHARE)
+    options = TrainOptions(data=name, data_root=root, evaluate_on=split, validation_share=share)
+    data = kind_of(name, may_run=False).evaluated(options)
     recorded = (one.trained or {}).get("data", {}).get("test", {}).get("fingerprint")
     if recorded is not None and recorded != fingerprint(data):
         raise DataChanged("report", f"the {data.noun}s that {one.run.path.name} was evaluated on", f"others in {name}")

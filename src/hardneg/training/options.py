@@ -74,8 +74,9 @@ class TrainOptions:
     compile: bool = option(False, "Compile the training step (worth it on a GPU).", RUN)
     log_every: int = option(20, "Steps between records of loss and diagnostics.", RUN, low=1)
     evaluate_on: str = option(
-        "test", "validation holds out a fifth of the training images.", RUN, among=("test", "validation")
+        "test", "validation holds out some of the training items.", RUN, among=("test", "validation")
     )
+    validation_share: float = option(0.2, "Share of the training items that it holds out.", RUN, low=0.001, high=0.999)
     evaluate_with: str | None = option(
         None, "A benchmark for encoders of texts: sts:FILE or sts:FOLDER, beir:FOLDER.", RUN
     )

@@ -108,13 +108,13 @@ class ImageData(Items):
     @classmethod
     def splits(cls, options: TrainOptions) -> Splits:
         if options.evaluate_on == "validation":  # the test images are not even read
-            return Splits(*load(options.data, "train", options.data_root).held_out())
+            return Splits(*load(options.data, "train", options.data_root).held_out(options.validation_share))
         return cls.read("", options)
 
     @classmethod
     def evaluated(cls, options: TrainOptions) -> ImageData:
         if options.evaluate_on == "validation":
-            return load(options.data, "train", options.data_root).held_out()[1]
+            return load(options.data, "train", options.data_root).held_out(options.validation_share)[1]
         return load(options.data, "test", options.data_root)
 
     def share_held(self, share: float) -> float:

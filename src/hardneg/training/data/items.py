@@ -181,7 +181,7 @@ class Items(ABC):
         splits = found if isinstance(found, Splits) else Splits(*found.held_out())
         if options.evaluate_on != "validation":
             return splits
-        rest, held = splits.fitted.held_out()
+        rest, held = splits.fitted.held_out(options.validation_share)
         return Splits(rest, held) if splits.probe is None else Splits(splits.train, held, rest)
 
     @classmethod
