@@ -14,6 +14,7 @@ _queries = {"cpu": 512, "cuda": 4096}
 _block_bytes = {"cpu": 20 << 20, "cuda": 1 << 30}  # on a CPU what its caches still help with
 most_scores = 1 << 25  # scores, and numbers of gathered vectors, held at a time
 most_numbers = 1 << 24
+most_listed = 1 << 26  # places of lists, 16 bytes each
 
 
 class Retriever(Protocol):
@@ -39,6 +40,8 @@ class Search:
     also: other retrievers, whose candidates join the nearest ones. Then, and where candidates are rescored, each
         retriever gives ``candidates`` of them.
     shards: parts of the corpus that are searched one by one and whose results are merged; the same negatives.
+    precision: of the products that screen candidates: ``"float32"``, ``"bfloat16"``, or ``"auto"``, which takes
+        bfloat16 where tensor cores have it; the same negatives.
     """
 
     kind: str = "exact"
@@ -50,9 +53,11 @@ class Search:
     cosine: bool = False
     also: tuple[Retriever, ...] = ()
     shards: int = 1
+    precision: str = "auto"
 
     def __post_init__(self) -> None:
         check_among("Search", "kind", self.kind, ("exact", "flat", "ivf", "hnsw", "also"))
+        check_among("Search", "precision", self.precision, ("auto", "float32", "bfloat16"))
         if self.kind == "also" and not self.also:
             raise argument_error("Search", "retrievers in also with kind 'also'", "also", self.also)
         for name in ("query_block", "corpus_block"):
