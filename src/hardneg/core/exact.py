@@ -7,6 +7,7 @@ So the result is the same for any shape of the blocks, in float32, TF32 or bfloa
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Annotated
 
@@ -18,7 +19,8 @@ from hardneg.core.tiles import NEVER
 from hardneg.core.topk import top_of_rows
 from hardneg.core.vectors import scaled
 
-_GROUP = 16  # columns of which the bfloat16 screen keeps the largest
+GROUP = 16
+"""Columns of which the bfloat16 screen keeps the largest product."""
 _NUMBERS = 1 << 24  # of gathered vectors held at a time
 
 
@@ -60,37 +62,54 @@ class Documents:
     low: int
     raw: Annotated[Tensor, "m d"]
     vectors: Annotated[Tensor, "m d"]
-    norm: float  # the largest of the block
-    low_precision: Annotated[Tensor, "m d"] | None = None  # bfloat16, padded to whole groups
-    residual: float = 0.0  # the largest norm of what bfloat16 lost
+    norm: float  # the largest of the block, and the least
+    least: float
+    rounded: Annotated[Tensor, "m d"] | None = None  # to bfloat16
+    residual: float = 0.0  # the largest norm of what that lost
 
     @classmethod
     def of(cls, corpus: Corpus, low: int, high: int, *, bfloat16: bool = False) -> Documents:
         raw = corpus.vectors[low:high]
         vectors = corpus.prepared(raw)
-        norm = float(_norm(vectors).max())
+        norms = _norm(vectors)
+        sizes = float(norms.max()), float(norms.min())
         if not bfloat16:
-            return cls(low, raw, vectors, norm)
+            return cls(low, raw, vectors, *sizes)
         rounded = vectors.bfloat16()
-        residual = float(_norm(vectors - rounded).max())
-        padded = torch.nn.functional.pad(rounded, (0, 0, 0, -len(rounded) % _GROUP))
-        return cls(low, raw, vectors, norm, padded, residual)
+        return cls(low, raw, vectors, *sizes, rounded, float(_norm(vectors - rounded).max()))
 
     def __len__(self) -> int:
         return len(self.vectors)
+
+
+def largest_of_groups(
+    rows: Annotated[Tensor, "b d"], columns: Annotated[Tensor, "n d"], group: int
+) -> Annotated[Tensor, "b w"]:
+    """The largest of the products of each row with the columns j, j + w, j + 2 w, ..., for w = n / group rounded up."""
+    n = len(columns)
+    products = torch.mm(rows, torch.nn.functional.pad(columns, (0, 0, 0, -n % group)).T)
+    products[:, n:] = NEVER
+    return products.view(len(rows), group, -1).amax(1)
 
 
 class RunningNearest:
     """The ``size`` nearest so far of a block of queries; documents are added block by block, in the order of rows.
 
     ``weigh`` removes candidates or, with keys of its own, orders them (``weigh.drawn``): those are taken as they are.
-    Of equal similarities, or keys, the lower row comes first.
+    Of equal similarities, or keys, the lower row comes first. ``largest``: a faster way to do ``largest_of_groups``,
+    in bfloat16 or with float32 sums.
     """
 
     def __init__(
-        self, corpus: Corpus, queries: Annotated[Tensor, "b d"], size: int, excluded: Excluded, weigh: Weigh | None = None
+        self,
+        corpus: Corpus,
+        queries: Annotated[Tensor, "b d"],
+        size: int,
+        excluded: Excluded,
+        weigh: Weigh | None = None,
+        largest: Callable[[Tensor, Tensor, int], Tensor] = largest_of_groups,
     ) -> None:
-        self.corpus, self.excluded, self.weigh = corpus, excluded, weigh
+        self.corpus, self.excluded, self.weigh, self.largest = corpus, excluded, weigh, largest
         self.raw = queries.to(corpus.device)
         self.queries = corpus.prepared(queries)
         self.norm = _norm(self.queries)
@@ -100,10 +119,11 @@ class RunningNearest:
         never = torch.full(shape, NEVER, dtype=torch.float64, device=corpus.device)
         self.best = Nearest(never, torch.full(shape, -1, device=corpus.device), never)
         self._rounded: Tensor | None = None
+        self._lost, self._banned = self.norm, 0
 
     def add(self, documents: Documents) -> None:
-        if documents.low_precision is not None and self.weigh is None:
-            place, column = self._screened_by_groups(documents, documents.low_precision)
+        if documents.rounded is not None and self.weigh is None:
+            place, column = self._screened_by_groups(documents, documents.rounded)
             key = None
         else:
             place, column, key = self._screened(documents)
@@ -142,20 +162,21 @@ class RunningNearest:
         self.corpus.exclude(similarity, self.excluded, low, high)
         key = similarity if self.weigh is None else self.weigh(similarity, low, high, slack)
         slack = torch.zeros_like(slack) if self.drawn else slack
-        least = (self._least(key, slack) - slack).to(key.dtype)
+        least = _threshold(self._least(key, slack) - slack, key.dtype)
         some = (key.amax(1, keepdim=True) >= least)[:, 0].nonzero()[:, 0]
         if len(some) < len(key):
             key, least = key[some], least[some]
-        place, column = ((key >= least) & (key != NEVER)).nonzero().unbind(1)
+        place, column = (key >= least).nonzero().unbind(1)
         return some[place], column, key[place, column].double()
 
-    def _least(self, key: Annotated[Tensor, "b m"], slack: Tensor) -> Annotated[Tensor, "b 1"]:
-        """A lower bound of what the last of the list will be."""
+    def _least(self, key: Annotated[Tensor, "b m"], slack: Tensor, others: int = 0) -> Annotated[Tensor, "b 1"]:
+        """A lower bound of what the last of the list will be; at most ``others`` of the keys are no candidates."""
         least = self.best.key[:, -1:].clone()
         short = (least[:, 0] == NEVER).nonzero()[:, 0]
-        if len(short) and key.shape[1] >= self.size:
+        size = self.size + others
+        if len(short) and key.shape[1] >= size:
             part = key if len(short) == len(key) else key[short]
-            last = top_of_rows(part, self.size, ties=False)[0][:, -1:]
+            last = top_of_rows(part, size, ties=False)[0][:, -1:]
             least[short] = (last if last.dtype != torch.bfloat16 else _below(last)).double() - slack[short]
         return least
 
@@ -163,20 +184,18 @@ class RunningNearest:
         """The same from bfloat16: groups of columns whose largest may be among the nearest, then float32 for each."""
         if self._rounded is None:
             self._rounded = self.queries.bfloat16()
-        lost = _norm(self.queries - self._rounded)
+            self._lost = _norm(self.queries - self._rounded)
+            self._banned = int(torch.bincount(self.excluded[0]).max()) if len(self.excluded[0]) else 0
         slack = self._slack(documents)
-        wide = slack + lost * (documents.norm + documents.residual) + self.norm * documents.residual
-        products = torch.mm(self._rounded, rounded.T)  # rounded to bfloat16 again, which keeps the order
-        width = rounded.shape[0] // _GROUP
-        products[:, len(documents) :] = NEVER
-        self.corpus.exclude(products, self.excluded, documents.low, documents.low + len(documents))
-        largest = products.view(len(products), _GROUP, width).amax(1)
-        least = self._least(largest, wide)
-        place, group = ((largest >= (least - wide).to(largest.dtype)) & (largest != NEVER)).nonzero().unbind(1)
+        wide = slack + self._lost * (documents.norm + documents.residual) + self.norm * documents.residual
+        largest = self.largest(self._rounded, rounded, GROUP)
+        width = largest.shape[1]
+        least = self._least(largest, wide, self._banned)
+        place, group = (largest >= _threshold(least - wide, largest.dtype)).nonzero().unbind(1)
         places, columns = [], []
-        step = max(1, _NUMBERS * 16 // (_GROUP * self.queries.shape[1]))
+        step = max(1, _NUMBERS * 16 // (GROUP * self.queries.shape[1]))
         for some, its in zip(torch.split(place, step), torch.split(group, step), strict=True):
-            column = its[:, None] + width * torch.arange(_GROUP, device=group.device)
+            column = its[:, None] + width * torch.arange(GROUP, device=group.device)
             inside = column.clamp(max=len(documents) - 1)
             product = torch.bmm(documents.vectors[inside], self.queries[some][:, :, None])[:, :, 0]
             kept = (product >= (least - slack)[some].to(product.dtype)) & (column < len(documents))
@@ -185,8 +204,8 @@ class RunningNearest:
             columns.append(column[where, which])
         place, column = torch.cat(places), torch.cat(columns)
         n = len(self.corpus)
-        banned = torch.isin(place * n + column + documents.low, self.excluded[0] * n + self.excluded[1])
-        return place[~banned], column[~banned]
+        met = ~torch.isin(place * n + column + documents.low, self.excluded[0] * n + self.excluded[1])
+        return place[met], column[met]
 
     def _extend(self, place: Annotated[Tensor, "m"], rows: Annotated[Tensor, "m"], key: Annotated[Tensor, "m"]) -> None:
         """Merges these pairs into the lists."""
@@ -209,7 +228,13 @@ class RunningNearest:
 
 
 def _norm(vectors: Annotated[Tensor, "m d"]) -> Annotated[Tensor, "m 1"]:
-    return torch.linalg.vector_norm(vectors.double(), dim=1, keepdim=True)
+    norm: Tensor = torch.linalg.vector_norm(vectors.double(), dim=1, keepdim=True)
+    return norm
+
+
+def _threshold(least: Tensor, dtype: torch.dtype) -> Tensor:
+    """What to compare rounded numbers with, itself rounded, which keeps the order; above NEVER."""
+    return least.clamp(min=torch.finfo(dtype).min).to(dtype)
 
 
 def _below(values: Tensor) -> Tensor:

@@ -27,10 +27,15 @@ class Weigh(Protocol):
         """Whether keys of its own order them, instead of the similarities."""
         ...
 
+    @property
+    def seen(self) -> Annotated[Tensor, "b f"]:
+        """How many candidates were at hand so far, and how many each step left."""
+        ...
+
     def __call__(
         self, similarity: Annotated[Tensor, "b m"], low: int, high: int, slack: Annotated[Tensor, "b 1"]
     ) -> Annotated[Tensor, "b m"]:
-        """Similarities with the rows low to high - 1 of the corpus, each right up to ``slack``, as keys; NEVER: removed."""
+        """Keys from the similarities with the rows low to high - 1, each right up to ``slack``; NEVER: removed."""
         ...
 
 

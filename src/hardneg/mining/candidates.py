@@ -9,12 +9,13 @@ import torch
 from torch import Tensor
 
 from hardneg.core.errors import ArgumentError, written
-from hardneg.core.exact import RunningNearest
+from hardneg.core.exact import RunningNearest, largest_of_groups
 from hardneg.core.keyed import uniform_of_pairs
 from hardneg.core.nearest import FaissIndex, Nearest
 from hardneg.core.sweep import Bounds
 from hardneg.core.topk import in_order
 from hardneg.core.types import NEVER
+from hardneg.kernels import triton_groups
 from hardneg.mining.filters import Filters, bounds_of
 from hardneg.mining.meeting import Meeting
 from hardneg.mining.search import Retriever, Search, most_listed, most_scores
@@ -34,8 +35,9 @@ class Finder:
         near = () if search.kind == "also" else (meeting.source,)
         self.retrievers = (*near, *(other.name for other in search.also))
         by_faiss = search.kind in ("flat", "ivf", "hnsw")
-        self.shards = self.corpus.shards(search.shards)
         self._check(by_faiss)
+        sizes = len(meeting.queries), len(self.corpus), meeting.queries.dim
+        self.shards = self.corpus.shards(search.shards_for(*sizes, self.device) if self.searched else 1)
         self.index = FaissIndex(self.corpus, search.kind, search.num_probes) if by_faiss else None
 
     @property
@@ -111,7 +113,8 @@ class Finder:
             own = bounds_of(self.meeting, query, self.leading)
             keep = Filters(self.meeting, query, self.leading, own, judged_again=True)
         excluded = self.meeting.excluded.of(query)
-        return RunningNearest(self.corpus, self.meeting.model.raw(query), size, excluded, keep)
+        largest = triton_groups.largest_of_groups if triton_groups.can_run(self.device) else largest_of_groups
+        return RunningNearest(self.corpus, self.meeting.model.raw(query), size, excluded, keep, largest)
 
     def _uniforms(self, query: Tensor, low: int, high: int) -> Tensor:
         rows = torch.arange(low, high, device=self.device).expand(len(query), -1)
@@ -137,7 +140,8 @@ class Finder:
         valid = rows >= 0
         after = valid & ~self.meeting.near_positive_listed(query, rows)
         scores = self.meeting.listed_scores(query, values.masked_fill(~valid, 0.0), after, rows)
-        return Candidates(scores, values, rows, query, self._is_all(rows)), _counts(valid, after) if seen is None else seen
+        seen = _counts(valid, after) if seen is None else seen
+        return Candidates(scores, values, rows, query, self._is_all(rows)), seen
 
     def _check(self, by_faiss: bool) -> None:
         """Raises for what a corpus in shards, or FAISS, cannot answer."""
@@ -149,7 +153,7 @@ class Finder:
                 f"{rule.negatives!r} with {written('mine', 'draw', rule.draw)}",
                 f"begin with Rank(0, stop) or use {written('mine', 'search', 'exact')}",
             )
-        if search.shards == 1 or self.searched:
+        if search.shards <= 1 or self.searched:
             return
         for factor in rule.negatives.factors:
             if not factor.pointwise:

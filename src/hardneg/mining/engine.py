@@ -16,8 +16,9 @@ from torch import Tensor
 
 from hardneg.core.exact import Documents
 from hardneg.core.types import NEVER, Keys
+from hardneg.kernels.triton_groups import can_run
 from hardneg.mining.candidates import Finder
-from hardneg.mining.checks import check_inputs
+from hardneg.mining.checks import check_corpus, check_inputs
 from hardneg.mining.explain import Explanation
 from hardneg.mining.meeting import Meeting, Rescore
 from hardneg.mining.pairs import Positives
@@ -107,6 +108,8 @@ class Miner:
         self.rule, self.search = rule, search
         self.meeting = Meeting(queries, corpus, positives, temperature, near_positive, search, rescore, guide)
         self.finder = Finder(self.meeting, rule, search)
+        if not self.finder.searched:  # else checked when it is read
+            check_corpus(corpus.vectors, search.cosine)
 
     def mined(self, progress: Callable[[int], None] | None = None) -> Iterator[Piece]:
         """What is chosen, block by block, by this process alone."""
@@ -140,7 +143,7 @@ class Miner:
         """Whether tensor cores screen the products, with the same result."""
         if self.search.precision != "auto":
             return self.search.precision == "bfloat16"
-        return self.meeting.device.type == "cuda" and torch.cuda.get_device_capability(self.meeting.device) >= (8, 0)
+        return self.meeting.device.type == "cuda" and can_run(self.meeting.device)
 
     @property
     def short_rows(self) -> bool:

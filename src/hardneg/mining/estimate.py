@@ -46,11 +46,10 @@ def estimate(options: MineOptions) -> Estimate:
     assert problem.queries.vectors is not None
     assert problem.corpus.vectors is not None
     miner = make_miner(options, sampled, sampled.queries.vectors, problem.corpus.vectors)  # type: ignore[arg-type]
-    blocks = miner.blocks()
-    miner.block(*blocks[0])  # the first one also warms up
+    miner.joined(miner.mined())  # the first one also warms up
     begin = time.perf_counter()
-    miner.block(*blocks[0])
-    mining = (time.perf_counter() - begin) * len(problem.queries) / (blocks[0][1] - blocks[0][0])
+    miner.joined(miner.mined())
+    mining = (time.perf_counter() - begin) * len(problem.queries) / len(sampled.queries)
     return Estimate(len(problem.queries), len(problem.corpus), seconds, mining, _peak(), problem.counts)
 
 

@@ -26,11 +26,12 @@ from hardneg.mining.cells import checked_ids
 from hardneg.mining.checks import check_directions, rule_of
 from hardneg.mining.encode import Encoder, embed, encoder_of_function, encoders_of_model, load_callable
 from hardneg.mining.engine import Miner
+from hardneg.mining.engines import Engine
 from hardneg.mining.judgements import numbered_both, read_judgements
 from hardneg.mining.lexical import Lexical
 from hardneg.mining.options import MineOptions
 from hardneg.mining.problem import Problem, Side, build_problem, positive_column, side_of_table
-from hardneg.mining.ranks import Ranks, device_of_rank
+from hardneg.mining.ranks import device_of_rank
 from hardneg.mining.search import Search
 
 Progress = Callable[[str, int], Callable[[int], None]]
@@ -145,7 +146,7 @@ def _with_stand_ins(values: list[Any], empty: list[bool]) -> list[Any]:
     return [some if lack else value for value, lack in zip(values, lacks, strict=True)] if any(lacks) else values
 
 
-def embeddings(options: MineOptions, problem: Problem, ranks: Ranks, progress: Progress) -> Embedded:
+def embeddings(options: MineOptions, problem: Problem, engine: Engine, progress: Progress) -> Embedded:
     """Vectors of the queries and of the corpus, given or encoded."""
     sides = (problem.queries, problem.corpus)
     if options.search == "bm25":  # nothing is compared by vectors; one number stands for each
@@ -160,7 +161,7 @@ def embeddings(options: MineOptions, problem: Problem, ranks: Ranks, progress: P
             assert encoders is not None
             assert side.texts is not None
             done = progress(f"encoding {name}", len(side))
-            side.vectors = embed(side.texts, encoders[number], cache, ranks, done)
+            side.vectors = embed(side.texts, encoders[number], cache, engine, done)
             keys[name] = encoders[number].key
         found.append(side.vectors)
     if found[0].shape[1] != found[1].shape[1]:
@@ -181,8 +182,7 @@ def load_encoders(options: MineOptions) -> tuple[Encoder, Encoder]:
 
 def make_miner(options: MineOptions, problem: Problem, queries: Tensor, corpus: Tensor) -> Miner:
     if options.similarity == "cosine":
-        for name, vectors in (("queries", queries), ("corpus", corpus)):
-            check_directions(name, vectors)
+        check_directions("queries", queries)
     only_words = options.search == "bm25"
     also: tuple[Lexical, ...] = ()
     if options.bm25 or only_words:
@@ -197,6 +197,7 @@ def make_miner(options: MineOptions, problem: Problem, queries: Tensor, corpus: 
         candidates=options.candidates,
         cosine=options.similarity == "cosine",
         also=also,
+        shards=options.shards,
     )
     labels = _labels(problem)
     return Miner(

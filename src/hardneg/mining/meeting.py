@@ -67,7 +67,7 @@ class Meeting:
         self.queries, self.keys, self.rescore = queries, corpus, rescore
         self.temperature, self.near_positive = temperature, near_positive
         self.device = torch.device(search.device) if search.device else corpus.vectors.device
-        self.query_block, self._block = search.blocks(self.device)
+        self.query_block, self._block = search.blocks(self.device, len(corpus))
         self.model = self._model(queries.vectors, corpus.vectors, search.cosine)
         self.corpus = self.model.corpus
         self.guide = None if guide is None else self._guide(*guide, search.cosine)

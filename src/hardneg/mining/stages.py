@@ -11,6 +11,7 @@ A stage reads each shard once. Queries whose lists were too short go through ano
 from __future__ import annotations
 
 import io
+import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import reduce
@@ -21,13 +22,14 @@ import torch
 from torch import Tensor
 
 from hardneg.core.bounds import Bound, Window
-from hardneg.core.exact import Documents
+from hardneg.core.exact import GROUP, Documents
 from hardneg.core.nearest import Nearest, merged
 from hardneg.core.sweep import Bounds, finish, left_by, merge_states, reduce_rows
 from hardneg.io.arrays import Array
+from hardneg.kernels.triton_groups import can_run
+from hardneg.mining.checks import check_corpus
 from hardneg.mining.edges import Edges, count_bytes, finished, narrowed, start_edges
 from hardneg.mining.filters import CorpusRows, bounds_of
-from hardneg.mining.search import most_scores
 from hardneg.mining.select import Selection, select
 
 if TYPE_CHECKING:
@@ -138,7 +140,8 @@ def _run_bounds(miner: Miner, store: Store, run: Run, attempt: Stage, blocks: in
     for i, factor in enumerate(miner.rule.negatives.factors):
         level, is_open = 0, any(bound.over == "candidates" for bound in factor.bounds().values())
         while is_open:
-            stage = replace(attempt, kind="bounds", pieces=len(miner.finder.shards), factor=i, level=level, before=before)
+            shards = len(miner.finder.shards)
+            stage = replace(attempt, kind="bounds", pieces=shards, factor=i, level=level, before=before)
             run(stage)
             stage = replace(stage, kind="settled", pieces=blocks)
             run(stage)
@@ -174,8 +177,10 @@ class Stages:
         for b, query in enumerate(self._blocks(stage)):
             bounds = self._known(stage, b, query, len(self.factors))[0] if self.finder.swept else None
             lists.append(self.finder.running(query, stage.size, stage.filtered, bounds))
-        for low, high in self.corpus.blocks(self.finder.shards[shard]):
+        for low, high in self._documents(stage, shard):
             documents = Documents.of(self.corpus, low, high, bfloat16=self.miner.bfloat16)
+            if not (math.isfinite(documents.norm) and documents.least > 0):
+                check_corpus(documents.raw, self.corpus.cosine, low)
             for each in lists:
                 each.add(documents)
         piece: dict[str, Array] = {}
@@ -187,6 +192,13 @@ class Stages:
             if each.weigh is not None:
                 piece[f"{b}.seen"] = each.weigh.seen.cpu().numpy()
         return piece
+
+    def _documents(self, stage: Stage, shard: int) -> list[tuple[int, int]]:
+        """The blocks of a shard: larger ones where the kernel writes one number for a group of documents."""
+        low, high = self.finder.shards[shard]
+        by_groups = self.miner.bfloat16 and can_run(self.meeting.device) and not stage.filtered
+        step = self.corpus.block * (GROUP if by_groups else 1)
+        return [(one, min(one + step, high)) for one in range(low, high, step)]
 
     def _chosen(self, stage: Stage, block: int) -> Piece:
         query = self._blocks(stage)[block]
@@ -228,14 +240,12 @@ class Stages:
                 ((tile, mask),) = CorpusRows(self.meeting, query, part).tiles()
                 mask = left_by(self.factors[:i], bounds[:i])(tile, mask)
                 for name, bound in declared.items():
-                    if bound.over == "positives" or (stage.level and not is_wide(bound)):
-                        continue
-                    if is_wide(bound):
-                        state = (count_bytes(bound, tile, mask, edges.get(name)),)
-                        merge: Any = lambda first, second: (first[0] + second[0],)  # noqa: E731
-                    else:
-                        state, merge = bound.of(tile, mask), bound.merge
-                    states[b][name] = merge(states[b][name], state) if name in states[b] else state
+                    if isinstance(bound, Window) and is_wide(bound):
+                        counts = count_bytes(bound, tile, mask, edges.get(name))
+                        states[b][name] = (states[b][name][0] + counts if name in states[b] else counts,)
+                    elif bound.over == "candidates" and not stage.level:
+                        state = bound.of(tile, mask)
+                        states[b][name] = bound.merge(states[b][name], state) if name in states[b] else state
         return {
             f"{b}.{name}.{j}": each.cpu().numpy()
             for b, found in enumerate(states)
@@ -256,10 +266,10 @@ class Stages:
         if not stage.level:
             own = reduce_rows(declared, CorpusRows(self.meeting, query, (0, 0)), left_by((), ()))
             bounds.append(finish({n: b for n, b in declared.items() if not is_wide(b)}, {**states, **own}))
-            edges = {name: start_edges(b, bounds[i]) for name, b in declared.items() if is_wide(b)}
+            edges = {name: start_edges(_window(b), bounds[i]) for name, b in declared.items() if is_wide(b)}
         still_open = {}
         for name, each in edges.items():
-            window = declared[name]
+            window = _window(declared[name])
             dtype = self._dtype(window)
             each = narrowed(each, states[name][0], dtype.itemsize)
             if each.is_open(dtype.itemsize):
@@ -274,9 +284,9 @@ class Stages:
             piece = self.store.read(replace(stage, kind="bounds").name, shard)
             found: dict[str, list[Tensor]] = {}
             for key in piece:
-                b, name, _ = key.rsplit(".", 2) if key.count(".") == 2 else ("", "", "")
+                b, _, rest = key.partition(".")
                 if b == str(block):
-                    found.setdefault(name, []).append(self._tensor(piece[key]))
+                    found.setdefault(rest.rpartition(".")[0], []).append(self._tensor(piece[key]))
             yield {name: tuple(state) for name, state in found.items()}
 
     def _known(self, stage: Stage, block: int, query: Tensor, number: int) -> tuple[list[Bounds], dict[str, Edges]]:
@@ -291,8 +301,7 @@ class Stages:
             bounds.append(finish(declared, reduce_rows(declared, rows, left_by((), ()))) if declared else {})
         return bounds, edges
 
-    def _dtype(self, window: Bound) -> torch.dtype:
-        assert isinstance(window, Window)
+    def _dtype(self, window: Window) -> torch.dtype:
         guide = self.meeting.guide
         return guide.corpus.dtype if window.by == "guide" and guide is not None else self.corpus.dtype
 
@@ -300,6 +309,11 @@ class Stages:
 def is_wide(bound: Bound) -> bool:
     """Whether the state of a bound is as long as a row."""
     return isinstance(bound, Window) and bound.nearest is None
+
+
+def _window(bound: Bound) -> Window:
+    assert isinstance(bound, Window)
+    return bound
 
 
 def _merged(declared: Mapping[str, Bound], first: Any, second: Any) -> Any:
@@ -324,7 +338,7 @@ def _on_cpu(value: Any) -> Any:
 def _unpacked(piece: Piece, device: torch.device) -> tuple[list[Bounds], dict[str, Edges]]:
     file = io.BytesIO(piece["bounds"].tobytes())
     bounds, edges = torch.load(file, map_location=device, weights_only=True)
-    return bounds, {name: Edges(*tensors, level=level) for name, (tensors, level) in edges.items()}
+    return bounds, {name: replace(Edges(*tensors), level=level) for name, (tensors, level) in edges.items()}
 
 
 def steps(seen: Annotated[Tensor, "b f"], chosen: Selection) -> tuple[Tensor, Tensor]:
