@@ -117,7 +117,7 @@ def embed(
 ) -> Tensor:
     """Embeddings of the texts from the cache, encoding what is not there, wherever the engine does it."""
     cache.mkdir(parents=True, exist_ok=True)
-    pieces = _pieces(texts, encoder.key, _piece_size(texts, encoder, cache))
+    pieces = _pieces(texts, encoder.key, *_piece_sizes(texts, encoder, cache))
 
     def done(piece: tuple[str, list[str]]) -> None:
         if progress is not None:
@@ -130,16 +130,17 @@ def embed(
     return _vectors(pieces, cache)
 
 
-def _piece_size(texts: Sequence[str], encoder: Encoder, cache: Path) -> int:
-    """Texts of a piece: measured by the first piece, and kept, since the pieces of a rerun must be the same."""
+def _piece_sizes(texts: Sequence[str], encoder: Encoder, cache: Path) -> tuple[int, int]:
+    """Texts of the first piece and of the others: measured by the first, and kept, since a rerun needs the same."""
     path = _size_file(encoder.key, cache)
     if not path.exists():
-        first = _pieces(texts, encoder.key, _piece)[0]
+        size = min(_sample, _piece)
+        first = _pieces(texts, encoder.key, size, size)[0]
         begin = time.perf_counter()
         _encode_piece(encoder, cache, first)
-        size = int(_seconds * len(first[1]) / max(time.perf_counter() - begin, 1e-6))
-        _write_once(path, {"texts": min(max(size, 1), _piece)})
-    return _known_size(path)
+        most = int(_seconds * len(first[1]) / max(time.perf_counter() - begin, 1e-6))
+        _write_once(path, {"first": size, "others": min(max(most, 1), _piece)})
+    return _known_sizes(path)
 
 
 def _write_once(path: Path, value: dict[str, int]) -> None:
@@ -159,8 +160,9 @@ def _size_file(key: str, cache: Path) -> Path:
     return cache / f"piece-{hashlib.sha256(key.encode()).hexdigest()[:32]}.json"
 
 
-def _known_size(path: Path) -> int:
-    return int(read_json(path, "delete it and run the same command again", who="mine")["texts"])
+def _known_sizes(path: Path) -> tuple[int, int]:
+    found = read_json(path, "delete it and run the same command again", who="mine")
+    return int(found["first"]), int(found["others"])
 
 
 def _encode_piece(encoder: Encoder, cache: Path, piece: tuple[str, list[str]]) -> None:
@@ -202,17 +204,16 @@ def cached(texts: Sequence[str], key: str, cache: Path) -> Tensor | None:
     size = _size_file(key, cache)
     if not size.exists():
         return None
-    pieces = _pieces(texts, key, _known_size(size))
+    pieces = _pieces(texts, key, *_known_sizes(size))
     if not all(_is_whole(cache / f"{name}.npy", "its vectors are left aside") for name, _ in pieces):
         return None
     return _vectors(pieces, cache)
 
 
-def _pieces(texts: Sequence[str], key: str, size: int) -> list[tuple[str, list[str]]]:
+def _pieces(texts: Sequence[str], key: str, first: int, others: int) -> list[tuple[str, list[str]]]:
     """The texts of each piece under its name; the first piece is short, to measure the time by."""
-    first = min(_sample, size, _piece)
-    pieces = [list(texts[:first]), *(list(texts[low : low + size]) for low in range(first, len(texts), size))]
-    return [(_name(key, piece), piece) for piece in pieces]
+    rest = (list(texts[low : low + others]) for low in range(first, len(texts), others))
+    return [(_name(key, piece), piece) for piece in (list(texts[:first]), *rest)]
 
 
 def _name(key: str, texts: list[str]) -> str:

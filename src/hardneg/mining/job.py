@@ -210,7 +210,7 @@ def _work_folder(options: MineOptions, wanted: dict[str, Any], engine: Engine) -
     """Where finished pieces lie; those of another job, or of other data, are thrown away."""
     work = Path(f"{options.out}.work")
 
-    with nullcontext() if engine.alone else locked(Path(f"{options.out}.work.lock"), "mine", patience=60.0):
+    with nullcontext() if engine.alone else locked(Path(f"{options.out}.work.lock"), "mine", patience=60.0, remove=True):
         if engine.first or not engine.alone:
             known = work / "job.json"
             if work.exists() and _read_job(known) != wanted:

@@ -49,6 +49,8 @@ def engine_of(options: MineOptions) -> Engine:
     from hardneg.mining.engines.parts import Part
     from hardneg.mining.ranks import join_ranks
 
+    if options.part is not None and options.merge:
+        raise argument_error("mine", "a part or the merge after all parts", "part", options.part)
     if options.part is not None:
         return Part.parse(options.part)
     if options.engine == "ray":
