@@ -5,11 +5,13 @@ from __future__ import annotations
 import json
 import os
 import random
+import shutil
 import signal
 import sys
 import threading
 import time
 from collections.abc import Iterator
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -19,8 +21,9 @@ import pytest
 from typer.testing import CliRunner
 
 from hardneg.cli.app import app
-from hardneg.core.errors import ArgumentError, HardnegWarning, NotFinite
+from hardneg.core.errors import ArgumentError, FileError, HardnegWarning, NotFinite
 from hardneg.mining import job as module
+from hardneg.mining.engines import PartDone
 from hardneg.mining.engines.local import Local
 from hardneg.mining.engines.parts import Part
 from hardneg.mining.job import run
@@ -143,7 +146,20 @@ def test_parts_by_command(files: MineOptions, tmp_path: Path) -> None:
     whole = mined(files)
     Path(files.out).unlink()
     command = ["mine", files.queries, "--corpus-embeddings", files.corpus_embeddings, "--judgements", files.judgements]
-    command += ["-o", files.out, "--format", "ids", "--query-block", "16", "--shards", "4", "--workers", "1", "--similarity", "dot"]
+    command += [
+        "-o",
+        files.out,
+        "--format",
+        "ids",
+        "--query-block",
+        "16",
+        "--shards",
+        "4",
+        "--workers",
+        "1",
+        "--similarity",
+        "dot",
+    ]
     for more in (["--part", "0/2"], ["--part", "1/2"], ["--merge"]):
         done = CliRunner().invoke(app, [*command, *more])  # type: ignore[list-item]
         assert done.exit_code == 0, done.output
@@ -151,15 +167,13 @@ def test_parts_by_command(files: MineOptions, tmp_path: Path) -> None:
     assert Path(files.out).read_bytes() == whole
 
 
-def test_the_share_of_each_part() -> None:
-    for of in (1, 2, 5):
-        ran: list[int] = []
-        for number in range(of):
-            try:
-                Part(number, of).map(ran.append, range(7), lambda task: task in ran, lambda task: None)
-            except Exception as error:  # noqa: BLE001
-                assert type(error).__name__ == "PartDone"
-        assert sorted(ran) == list(range(7))
+@pytest.mark.parametrize("of", [1, 2, 5])
+def test_the_share_of_each_part(of: int) -> None:
+    ran: list[int] = []
+    for number in range(of):
+        with nullcontext() if number == of - 1 else pytest.raises(PartDone):
+            Part(number, of).map(ran.append, range(7), lambda task: task in ran, lambda task: None)
+    assert sorted(ran) == list(range(7))
 
 
 def test_one_process_needs_no_pool() -> None:
@@ -171,6 +185,18 @@ def test_one_process_needs_no_pool() -> None:
 def test_whole_rows_in_shards_are_refused_by_name(files: MineOptions) -> None:
     with pytest.raises(ArgumentError, match="draw='categorical'"):
         mined(files, shards=3, draw="categorical", negatives="Tilt(1.0)")
+
+
+def test_a_full_disk_is_seen_before_the_work(files: MineOptions, monkeypatch: pytest.MonkeyPatch) -> None:
+    from hardneg.mining.estimate import estimate
+
+    needed = estimate(files).disk_bytes
+    assert needed >= 70 * 18 * 16  # lists of 18 for each of 70 queries
+    assert estimate(replace(files, shards=9)).disk_bytes > 5 * needed
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: type("Usage", (), {"free": needed - 1}))
+    with pytest.raises(FileError, match=r"GiB for its pieces.*fewer --shards"):
+        run(files)
+    assert not Path(f"{files.out}.work").exists()
 
 
 @pytest.fixture

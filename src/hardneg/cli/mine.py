@@ -98,7 +98,8 @@ def _print_estimate(cost: Estimate) -> None:
     counts = ", ".join(f"{name.replace('_', ' ')} {number:,}" for name, number in cost.counts.items() if number)
     typer.echo(f"{cost.queries:,} queries, {cost.corpus:,} documents ({counts})")
     typer.echo(f"encoding about {_duration(cost.encoding_seconds)}, mining about {_duration(cost.mining_seconds)}")
-    typer.echo(f"memory about {cost.peak_bytes / 2**30:.1f} GiB; nothing was written")
+    disk = f"disk about {cost.disk_bytes / 2**30:.2f} GiB beside the output"
+    typer.echo(f"memory about {cost.peak_bytes / 2**30:.1f} GiB, {disk}; nothing was written")
 
 
 def _duration(seconds: float) -> str:

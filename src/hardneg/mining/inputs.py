@@ -17,10 +17,9 @@ from hardneg.io.tables import (
     Table,
     aligned,
     column_of_vectors,
+    holds_vectors,
     read_table,
     read_vectors,
-    suffix_of,
-    vector_suffixes,
 )
 from hardneg.mining.cells import checked_ids
 from hardneg.mining.checks import check_directions, rule_of
@@ -45,7 +44,7 @@ def load_problem(options: MineOptions) -> Problem:
     two files of embeddings carry ids, by id.
     """
     _check_all_are_read(options)
-    table = None if _holds_vectors(options.queries) else read_table(options.queries)
+    table = None if holds_vectors(options.queries) else read_table(options.queries)
     queries = _side(table, options.queries, options.query_embeddings, options, "queries")
     same = _are_the_same(options)
     corpus = _corpus(options, queries, same)
@@ -68,15 +67,11 @@ def _corpus(options: MineOptions, queries: Side, same: bool) -> Side | None:
         vectors, ids = read_vectors(given, options.embedding_column)  # the same rows, encoded as documents
         return replace(queries, vectors=aligned(vectors, ids, queries.ids, "corpus", given))
     if options.corpus is not None:
-        documents = None if _holds_vectors(options.corpus) else read_table(options.corpus)
+        documents = None if holds_vectors(options.corpus) else read_table(options.corpus)
         return _side(documents, options.corpus, options.corpus_embeddings, options, "corpus")
     if options.corpus_embeddings is not None:
         return _side(None, options.corpus_embeddings, None, options, "corpus")
     return None
-
-
-def _holds_vectors(path: str) -> bool:
-    return suffix_of(Path(path)) in vector_suffixes
 
 
 def _check_all_are_read(options: MineOptions) -> None:
@@ -85,7 +80,7 @@ def _check_all_are_read(options: MineOptions) -> None:
         ("queries", options.queries, options.query_embeddings),
         ("corpus", options.corpus, options.corpus_embeddings),
     ):
-        if path is not None and beside is not None and _holds_vectors(path) and not _same_file(path, beside):
+        if path is not None and beside is not None and holds_vectors(path) and not _same_file(path, beside):
             raise ArgumentError("mine", f"the embeddings of the {name} once", f"{path} and {beside}")
 
 

@@ -26,12 +26,14 @@ from hardneg.core.errors import ArgumentError, Damaged, spelled, warn_once, writ
 from hardneg.io.files import locked, read_json, run_again, write_json
 from hardneg.io.outputs import check_output, swap_in
 from hardneg.io.provenance import environment
+from hardneg.mining.beir import from_beir
 from hardneg.mining.cache_key import digest_of_path, key_of_function
 from hardneg.mining.checks import check_options
 from hardneg.mining.encode import cached, load_callable
 from hardneg.mining.engine import Mined, Miner
 from hardneg.mining.engines import Engine, PartDone, engine_of
 from hardneg.mining.engines.local import Local
+from hardneg.mining.estimate import check_disk
 from hardneg.mining.explain import Explanation
 from hardneg.mining.inputs import Embedded, Progress, embeddings, load_problem, make_miner
 from hardneg.mining.manifest import describe_inputs, is_of, read_manifest
@@ -66,6 +68,7 @@ def quiet(what: str, steps: int) -> Callable[[int], None]:
 
 def run(options: MineOptions, progress: Progress = quiet) -> Summary | None:
     """Mines files into files; None on every rank but the first, and of a part. See docs/guides/mining.md."""
+    options = from_beir(options)
     check_options(options)
     check_work_folder(options.out)
     engine = engine_of(options)
@@ -100,6 +103,7 @@ def _run(options: MineOptions, engine: Engine, progress: Progress) -> Summary | 
     warn_of_ids(options, problem)
     embedded = embeddings(options, problem, engine, progress)
     miner = make_miner(options, problem, *embedded.vectors)
+    check_disk(miner, Path(options.out).absolute().parent)
     store = Files(_work_folder(options, _fingerprint(options, embedded, miner), engine))
     context = Context(_absolute(options), tuple(embedded.keys.items()), str(store.folder.absolute()))
     _here[context] = Stages(miner, store)
@@ -210,7 +214,9 @@ def _work_folder(options: MineOptions, wanted: dict[str, Any], engine: Engine) -
     """Where finished pieces lie; those of another job, or of other data, are thrown away."""
     work = Path(f"{options.out}.work")
 
-    with nullcontext() if engine.alone else locked(Path(f"{options.out}.work.lock"), "mine", patience=60.0, remove=True):
+    with (
+        nullcontext() if engine.alone else locked(Path(f"{options.out}.work.lock"), "mine", patience=60.0, remove=True)
+    ):
         if engine.first or not engine.alone:
             known = work / "job.json"
             if work.exists() and _read_job(known) != wanted:
