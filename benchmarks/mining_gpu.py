@@ -3,9 +3,10 @@
     python benchmarks/mining_gpu.py
     python benchmarks/mining_gpu.py --rows 2000 --device cpu     # a small try anywhere
 
-Three things in one run: the matrix products alone (the limit), hn.mine without a filter, and hn.mine with a margin
-below the positive. Products are float32; --tf32 lets the tensor cores round their inputs, and the share of equal
-negatives is then part of the result. The first rows are checked against a plain search of whole rows.
+hn.mine with products of bfloat16 on the tensor cores as a screen, without a filter and with a margin below the
+positive, and with products of float32; beside them the matrix products alone, the limit of each. All negatives and
+scores of the float32 search on the first queries are compared with those of the screen, and the first rows with a plain
+search of whole rows in float64.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from hardneg.io.provenance import environment
 from hardneg.mining import Search, mine
 
 ROOT = Path(__file__).resolve().parent.parent
-K = 10
+K, BELOW = 10, "BelowPositive(relative=0.05)"
 
 
 def make_data(n: int, dim: int, device: torch.device) -> tuple[Tensor, Tensor]:
@@ -50,7 +51,7 @@ def timed(call: Callable[[], Any], device: torch.device) -> tuple[float, Any]:
 def products(queries: Tensor, corpus: Tensor, search: Search) -> None:
     """The matrix products of the search and nothing else."""
     rows, columns = search.blocks(queries.device)
-    out = torch.empty(rows * min(columns, len(corpus)), device=queries.device)
+    out = torch.empty(rows * min(columns, len(corpus)), device=queries.device, dtype=queries.dtype)
     for part in torch.split(queries, rows):
         for low in range(0, len(corpus), columns):
             block = corpus[low : low + columns]
@@ -60,7 +61,7 @@ def products(queries: Tensor, corpus: Tensor, search: Search) -> None:
 def check(queries: Tensor, corpus: Tensor, rows: Tensor) -> float:
     """The share of the first queries' negatives that a plain search of whole rows also gives."""
     first = min(256, len(queries))
-    similarity = queries[:first] @ corpus.T
+    similarity = queries[:first].double() @ corpus.double().T
     similarity[torch.arange(first), torch.arange(first)] = -torch.inf
     return float((similarity.topk(K, dim=1).indices.cpu() == rows[:first]).float().mean())
 
@@ -72,38 +73,46 @@ def main() -> None:
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--query-block", type=int, default=0)
     parser.add_argument("--corpus-block", type=int, default=0)
-    parser.add_argument("--tf32", action="store_true")
+    parser.add_argument("--checked", type=int, default=100_000, help="queries searched in float32 too")
     parser.add_argument("--out", type=Path, default=ROOT / "benchmarks" / "results" / "mining_gpu.json")
     options = parser.parse_args()
     device = torch.device(options.device)
-    torch.backends.cuda.matmul.allow_tf32 = options.tf32
     queries, corpus = make_data(options.rows, options.dim, device)
-    search = Search(query_block=options.query_block, corpus_block=options.corpus_block)
-    keys, documents, own = hn.Keys(queries), hn.Keys(corpus), torch.arange(options.rows)
+    documents, own = hn.Keys(corpus), torch.arange(options.rows)
+    blocks = {"query_block": options.query_block, "corpus_block": options.corpus_block}
+    searches = {name: Search(precision=name, **blocks) for name in ("bfloat16", "float32")}
 
-    def mined(text: str, number: int) -> Tensor:
-        return mine(hn.Keys(queries[:number]), documents, own[:number], text, K, search=search).rows
+    def mined(name: str, text: str, number: int) -> hn.mining.Mined:
+        return mine(hn.Keys(queries[:number]), documents, own[:number], text, K, search=searches[name])
 
-    some = min(options.rows, 4 * search.blocks(device)[0])
-    products(queries[:some], corpus, search)  # warms up
-    mined("BelowPositive(0.05)", some)
+    screen = searches["bfloat16"]
+    some = min(options.rows, 2 * screen.blocks(device)[0])
+    for name in searches:  # warms up
+        mined(name, "BelowPositive(0.05)", some)
     found: dict[str, Any] = {
         "device": torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu",
         "torch": torch.__version__,
         "rows": options.rows,
         "dim": options.dim,
-        "tf32": options.tf32,
-        "blocks": search.blocks(device),
+        "blocks": screen.blocks(device),
     }
-    found["products_seconds"], _ = timed(lambda: products(queries, corpus, search), device)
-    found["mine_seconds"], rows = timed(lambda: mined("Uniform()", len(keys)), device)
-    found["margin_seconds"], _ = timed(lambda: mined("BelowPositive(relative=0.05)", len(keys)), device)
-    for name in ("mine", "margin"):
-        found[f"{name}_share_of_limit"] = found["products_seconds"] / found[f"{name}_seconds"]
-    operations = 2.0 * options.rows**2 * options.dim
-    found["products_teraflops"] = operations / found["products_seconds"] / 1e12
-    torch.backends.cuda.matmul.allow_tf32 = False
-    found["equal_to_whole_rows"] = check(queries, corpus, rows)
+
+    def note(name: str, value: Any) -> None:
+        found[name] = value
+        print(name, value, flush=True)
+
+    seconds, result = timed(lambda: mined("bfloat16", "Uniform()", options.rows), device)
+    note("bfloat16_seconds", seconds)
+    note("bfloat16_margin_seconds", timed(lambda: mined("bfloat16", BELOW, options.rows), device)[0])
+    checked = min(options.checked, options.rows)
+    right = mined("float32", "Uniform()", checked)
+    note("checked_queries", checked)
+    note("equal_rows", float((right.rows == result.rows[:checked]).all(1).float().mean()))
+    note("equal_scores", bool(torch.equal(right.scores, result.scores[:checked])))
+    note("equal_to_whole_rows", check(queries, corpus, result.rows))
+    note("bfloat16_products_seconds", timed(lambda: products(queries.bfloat16(), corpus.bfloat16(), screen), device)[0])
+    note("float32_seconds", timed(lambda: mined("float32", "Uniform()", options.rows), device)[0])
+    note("float32_products_seconds", timed(lambda: products(queries, corpus, screen), device)[0])
     if device.type == "cuda":
         found["peak_gib"] = torch.cuda.max_memory_allocated(device) / 2**30
     print(json.dumps(found, indent=1))

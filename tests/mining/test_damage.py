@@ -36,7 +36,7 @@ CONTEXT.set_forkserver_preload(["hardneg.mining.job", "hardneg.auditing.files", 
 QUIET = Settings(frontier=False)
 KINDS = {
     "cache": ("mined.jsonl.embeddings", "*.npy"),
-    "blocks": ("mined.jsonl.work", "block-*.npz"),
+    "pieces": ("mined.jsonl.work", "*.npz"),
     "job": ("mined.jsonl.work", "job.json"),
 }
 

@@ -542,7 +542,7 @@ def test_the_verb(job: MineOptions) -> None:
     assert "BelowPositive(relative=0.02)" in done.output
     assert "similarity" in done.output
     assert [row["negative_ids"] for row in lines(job.out)] == expected()
-    assert CliRunner().invoke(app, [*command, "--dry-run"]).output.count("about") == 3
+    assert CliRunner().invoke(app, [*command, "--dry-run"]).output.count("about") == 4
     wrong = CliRunner().invoke(app, [*command, "--draw", "best"])
     assert wrong.exit_code == 2
     assert "--draw to be one of top, gumbel, categorical, got --draw best" in wrong.output

@@ -66,6 +66,7 @@ def job(tmp_path: Path) -> MineOptions:
         k=4,
         format="ids",
         query_block=8,
+        shards=30,
     )
 
 
@@ -82,18 +83,22 @@ def phase(options: MineOptions) -> str:
     """What a run that was killed has been doing, by what it left."""
     if len(list(Path(f"{options.out}.embeddings").glob("*.npy"))) < 54:
         return "encoding"
-    return "mining" if len(list(Path(f"{options.out}.work").glob("block-*.npz"))) < 60 else "finishing"
+    work = Path(f"{options.out}.work")
+    if len(list(work.glob("*-lists*.npz"))) < 30:
+        return "searching"
+    return "choosing" if len(list(work.glob("*-chosen*.npz"))) < 60 else "finishing"
 
 
 def killed_in(options: MineOptions, wanted: str, delays: random.Random) -> str | None:
     """Starts the run and kills it a moment after it has come further in the wanted phase; None if it was done first."""
-    folder = Path(f"{options.out}.{ {'encoding': 'embeddings', 'mining': 'work'}[wanted] }")
-    before = len(list(folder.glob("*.np[yz]")))
+    home = Path(f"{options.out}.{'embeddings' if wanted == 'encoding' else 'work'}")
+    files = {"encoding": "*.npy", "searching": "*-lists*", "choosing": "*-chosen*", "finishing": "output*"}[wanted]
+    before = len(list(home.glob(files)))
     child = CONTEXT.Process(target=work, args=(options,))
     child.start()
-    while child.is_alive() and len(list(folder.glob("*.np[yz]"))) <= before:
+    while child.is_alive() and len(list(home.glob(files))) <= before:
         time.sleep(0.002)
-    child.join(delays.uniform(0.0, 0.03))
+    child.join(delays.uniform(0.0, 0.003 if wanted == "finishing" else 0.03))
     if child.is_alive():
         assert child.pid is not None
         os.kill(child.pid, signal.SIGKILL)
@@ -110,7 +115,9 @@ def test_twenty_kills_and_the_same_output(job: MineOptions, tmp_path: Path, name
     assert finish(work, plain) == 0
     phases, delays = [], random.Random(0)
     for _ in range(60):
-        wanted = "encoding" if len(phases) < 8 and phase(job) == "encoding" else "mining"
+        most = {"encoding": 7, "searching": 13, "choosing": 19}
+        now = phase(job)
+        wanted = now if len(phases) < most.get(now, 20) else "finishing"
         found = killed_in(job, wanted, delays)
         phases += [found] if found else []
         if Path(job.out).exists():  # whole, whenever it is there
@@ -119,8 +126,7 @@ def test_twenty_kills_and_the_same_output(job: MineOptions, tmp_path: Path, name
         if len(phases) == 20:
             break
     assert len(phases) == 20
-    assert phases.count("encoding") >= 5
-    assert phases.count("mining") >= 5
+    assert all(phases.count(each) >= 3 for each in ("encoding", "searching", "choosing"))
     assert finish(work, job) == 0
     assert content(job) == content(plain)
     left = [path.name for path in tmp_path.rglob("*")]
@@ -167,23 +173,27 @@ def test_a_kill_while_a_data_set_is_put_in_place(
     assert not [path.name for path in tmp_path.iterdir() if path.name.endswith((".old", ".new"))]
 
 
-def interrupted(job: MineOptions, monkeypatch: pytest.MonkeyPatch, blocks: int) -> None:
-    """A run that is stopped after some blocks."""
-    from hardneg.mining import job as module
+def interrupted(job: MineOptions, monkeypatch: pytest.MonkeyPatch, pieces: int) -> list[str]:
+    """A run that is stopped after some pieces; which they were."""
+    from hardneg.mining.pieces import Files
 
-    done: list[int] = []
-    original = module._save
+    done: list[str] = []
+    original = Files.write
 
-    def save(*given: Any) -> None:
-        if len(done) == blocks:
+    def write(self: Files, stage: str, piece: int, content: Any) -> None:
+        if len(done) == pieces:
             raise KeyboardInterrupt
-        done.append(1)
-        original(*given)
+        done.append(f"{stage} {piece}")
+        original(self, stage, piece, content)
 
     with monkeypatch.context() as patched:
-        patched.setattr(module, "_save", save)
-        with pytest.raises(KeyboardInterrupt):
+        patched.setattr(Files, "write", write)
+        if pieces < 10**6:
+            with pytest.raises(KeyboardInterrupt):
+                run(job)
+        else:
             run(job)
+    return done
 
 
 def test_blocks_of_another_device_are_not_used(
@@ -221,34 +231,13 @@ def test_blocks_of_another_rescorer_are_not_used(
     assert content(job) == content(plain)
 
 
-def test_blocks_that_do_not_fit_write_nothing(job: MineOptions, monkeypatch: pytest.MonkeyPatch) -> None:
-    from hardneg.mining import job as module
-
-    original = module._save
-    monkeypatch.setattr(module, "_save", lambda file, miner, low, high: original(file, miner, low, high - 1))
-    with pytest.raises(ValueError, match="blocks of 420 of 480 queries"):
-        run(job)
-    assert not Path(job.out).exists()
-
-
-def test_finished_blocks_are_not_mined_again(job: MineOptions, monkeypatch: pytest.MonkeyPatch) -> None:
-    from hardneg.mining import job as module
-
-    mined: list[int] = []
-    original = module._save
-
-    def save(file: Any, miner: Any, low: int, high: int) -> None:
-        if len(mined) == 30:
-            raise KeyboardInterrupt
-        mined.append(low)
-        original(file, miner, low, high)
-
-    monkeypatch.setattr(module, "_save", save)
-    with pytest.raises(KeyboardInterrupt):
-        run(job)
-    monkeypatch.setattr(module, "_save", lambda *given: mined.append(given[2]) or original(*given))
-    run(job)
-    assert mined == list(range(0, 480, 8))
+@pytest.mark.parametrize("pieces", [3, 20, 40, 80])
+def test_finished_pieces_are_not_computed_again(job: MineOptions, monkeypatch: pytest.MonkeyPatch, pieces: int) -> None:
+    first = interrupted(job, monkeypatch, pieces)
+    second = interrupted(job, monkeypatch, 10**6)
+    assert not set(first) & set(second)
+    searched = [name for name in (*first, *second) if "lists" in name]
+    assert len(searched) == len(set(searched)) >= 30
 
 
 def test_blocks_of_other_options_are_not_used(

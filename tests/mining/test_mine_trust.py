@@ -69,7 +69,7 @@ def test_point_14_an_input_in_a_folder_of_outputs(job: MineOptions, tmp_path: Pa
     corpus = write_lines(folder / "corpus.jsonl", make_rows()[1])
     with pytest.raises(FileError, match=r"which holds the input .*corpus\.jsonl"):
         run(replace(job, corpus=corpus, out=str(folder), overwrite=True))
-    held = Path(f"{job.out}.work") / "block-000000.npz"
+    held = Path(f"{job.out}.work") / "0.0-lists.0.0-000000.npz"
     held.parent.mkdir()
     np.savez(held, vectors=np.ones((60, 4), dtype=np.float32))
     with pytest.raises(FileError, match=r"mined\.jsonl\.work, which holds the input"):

@@ -261,7 +261,7 @@ def test_a_folder_of_others_is_not_thrown_away(job: MineOptions) -> None:
         run(job)
     assert (work / "precious.txt").read_text() == "mine"
     (work / "precious.txt").unlink()
-    for name in ("block-000000.npz", ".block-000001.npz.77.partial"):
+    for name in ("0.0-lists.0.0-000000.npz", ".0.0-chosen.0.0-000001.npz.77.partial"):
         (work / name).write_bytes(b"of a run that was killed before it could say whose they are")
     run(job)
     assert [row["negative_ids"] for row in lines(job.out)] == expected()

@@ -10,7 +10,7 @@ import typer
 from hardneg.cli.errors import errors_for_people, given
 from hardneg.cli.flags import CONFIG, CONTEXT, build, flags_of, from_file, parameter, parameters_of, with_parameters
 from hardneg.cli.progress import progress_bars
-from hardneg.mining.options import INPUT, OUTPUT, RULE, SEARCH, MineOptions
+from hardneg.mining.options import INPUT, OUTPUT, RULE, RUN, SEARCH, MineOptions
 
 if TYPE_CHECKING:
     from hardneg.mining.estimate import Estimate
@@ -30,6 +30,8 @@ def mine(ctx: typer.Context, config: Path | None, dry_run: bool, explain: bool, 
       hardneg mine q.npy --corpus-embeddings d.npy --judgements pairs.csv --format ids -o mined.parquet
 
       torchrun --nproc-per-node 8 -m hardneg mine ...   (the same output)
+
+      hardneg mine ... --engine ray   or   --part 0/8, --part 1/8 ... and then --merge   (the same output)
     """
     with errors_for_people("Run the same command again to resume.", {"mine": flags_of(MineOptions)}):
         values |= {n: v for n, v in from_file("mine", config, MineOptions).items() if n not in given(ctx)}
@@ -46,7 +48,7 @@ with_parameters(
     mine,
     [
         CONTEXT,
-        *parameters_of(MineOptions, (INPUT, RULE, SEARCH, OUTPUT)),
+        *parameters_of(MineOptions, (INPUT, RULE, SEARCH, OUTPUT, RUN)),
         parameter("dry_run", bool, False, "--dry-run", help="Estimate the cost only.", rich_help_panel=OUTPUT),
         parameter("explain", bool, False, "--explain", help="Count what each factor removed.", rich_help_panel=OUTPUT),
         CONFIG,
@@ -61,6 +63,8 @@ def _mine(options: MineOptions, explain: bool) -> None:
         summary = run(options, bars)
     if summary is not None:
         _print_summary(summary, options, explain)
+    elif options.part is not None:
+        typer.echo(f"Part {options.part} has done what it can; --merge writes the output once all parts have.")
 
 
 def _print_summary(summary: Summary, options: MineOptions, explain: bool) -> None:
@@ -94,7 +98,8 @@ def _print_estimate(cost: Estimate) -> None:
     counts = ", ".join(f"{name.replace('_', ' ')} {number:,}" for name, number in cost.counts.items() if number)
     typer.echo(f"{cost.queries:,} queries, {cost.corpus:,} documents ({counts})")
     typer.echo(f"encoding about {_duration(cost.encoding_seconds)}, mining about {_duration(cost.mining_seconds)}")
-    typer.echo(f"memory about {cost.peak_bytes / 2**30:.1f} GiB; nothing was written")
+    disk = f"disk about {cost.disk_bytes / 2**30:.2f} GiB beside the output"
+    typer.echo(f"memory about {cost.peak_bytes / 2**30:.1f} GiB, {disk}; nothing was written")
 
 
 def _duration(seconds: float) -> str:

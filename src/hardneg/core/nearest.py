@@ -5,8 +5,7 @@ The scores of all queries against all of the corpus, [q, n], are never held: at 
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Annotated, Any, NamedTuple
+from typing import Annotated, Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
@@ -16,10 +15,28 @@ from hardneg.core.tiles import NEVER
 from hardneg.core.topk import in_order, top_of_rows
 from hardneg.core.vectors import unit
 
-Weigh = Callable[[Annotated[Tensor, "b m"], int, int], Annotated[Tensor, "b m"]]
-"""(similarities with a block of the corpus, its first row, its end) -> what to order by; NEVER: removed."""
 Excluded = tuple[Annotated[Tensor, "m"], Annotated[Tensor, "m"]]
 """Pairs that never meet: the position of the query, and the row of the corpus."""
+
+
+class Weigh(Protocol):
+    """Which candidates of a block are left, and what orders them."""
+
+    @property
+    def drawn(self) -> bool:
+        """Whether keys of its own order them, instead of the similarities."""
+        ...
+
+    @property
+    def seen(self) -> Annotated[Tensor, "b f"]:
+        """How many candidates were at hand so far, and how many each step left."""
+        ...
+
+    def __call__(
+        self, similarity: Annotated[Tensor, "b m"], low: int, high: int, slack: Annotated[Tensor, "b 1"]
+    ) -> Annotated[Tensor, "b m"]:
+        """Keys from the similarities with the rows low to high - 1, each right up to ``slack``; NEVER: removed."""
+        ...
 
 
 class Corpus:
@@ -74,33 +91,31 @@ class Corpus:
         if out is not None:
             out = out[: queries.shape[0] * (high - low)].view(queries.shape[0], high - low)
         similarity = torch.mm(queries, self.part(low, high).T, out=out)
+        self.exclude(similarity, excluded, low, high)
+        return similarity
+
+    def exclude(self, similarity: Tensor, excluded: Excluded, low: int, high: int) -> None:
+        """NEVER for the excluded (query, row) pairs in the similarities with these rows."""
         query, row = excluded
         if len(row) and (low or high < len(self)):
             inside = (row >= low) & (row < high)
             query, row = query[inside], row[inside] - low
         if len(row):
             similarity[query, row] = NEVER
-        return similarity
 
 
-def nearest(
-    corpus: Corpus, queries: Tensor, size: int, excluded: Excluded, weigh: Weigh | None = None,
-    part: tuple[int, int] | None = None,
-) -> Nearest:  # fmt: skip
-    """The ``size`` most similar rows of each query, closest first; of those that ``weigh`` leaves, by its key.
+def nearest(corpus: Corpus, queries: Tensor, size: int, excluded: Excluded) -> Nearest:
+    """The ``size`` most similar rows of each query by the products as they are, closest first.
 
-    Where fewer are left, the key is NEVER and the row -1. Of equal keys the lower row comes first, also into the list,
-    so that no order of blocks or shards changes it. ``part``: only blocks of these rows.
+    Where fewer are left, the key is NEVER and the row -1. Of equal keys the lower row comes first.
     """
     size = min(size, len(corpus))
     held = min(corpus.block, len(corpus)) * queries.shape[0]
     out = torch.empty(held, dtype=corpus.dtype, device=corpus.device) if queries.shape[0] else None
     best: Nearest | None = None
-    for low, high in corpus.blocks(part):
-        similarity = corpus.scores(queries, excluded, low, high, out)
-        key = similarity if weigh is None else weigh(similarity, low, high)
-        values, index = top_of_rows(key, min(size, high - low))
-        found = Nearest(values, index + low, values if weigh is None else similarity.gather(1, index))
+    for low, high in corpus.blocks():
+        values, index = top_of_rows(corpus.scores(queries, excluded, low, high, out), min(size, high - low))
+        found = Nearest(values, index + low, values)
         best = found if best is None else merged(best, found, size)
     assert best is not None
     return best.without_removed()

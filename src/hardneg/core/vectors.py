@@ -25,17 +25,24 @@ def unit(vectors: Annotated[Tensor, "* d"]) -> Annotated[Tensor, "* d"]:
             [0.6000, 0.8000],
             [0.0000, 0.0000]])
     """
+    near_one = scaled(vectors)
+    if not near_one.shape[-1]:
+        return near_one
+    norm = torch.linalg.vector_norm(near_one, dim=-1, keepdim=True)
+    return torch.div(near_one, norm + (norm.detach() == 0))
+
+
+def scaled(vectors: Annotated[Tensor, "* d"]) -> Annotated[Tensor, "* d"]:
+    """Rows divided by a power of two, so that the largest number of each is near 1; float32 or wider."""
     wide = widened(vectors)
     if not wide.shape[-1]:
         return wide
     with torch.no_grad():
         largest = torch.linalg.vector_norm(wide, math.inf, dim=-1, keepdim=True)
-        zero = largest == 0
         most = math.frexp(torch.finfo(wide.dtype).max)[1] - 2  # a subnormal number asks for more
         size = torch.frexp(largest).exponent.clamp(-most, most)  # of NaN or infinity: any number will do
-        power = torch.exp2(-size.to(wide.dtype)).masked_fill(zero, 0.0)
-    scaled = wide * power
-    return torch.div(scaled, torch.linalg.vector_norm(scaled, dim=-1, keepdim=True) + zero)
+        power = torch.exp2(-size.to(wide.dtype)).masked_fill(largest == 0, 0.0)
+    return wide * power
 
 
 def is_zero(vectors: Annotated[Tensor, "* d"]) -> Annotated[Tensor, "*"]:

@@ -1,5 +1,5 @@
-"""Tables and embeddings from disk: Parquet, JSONL, CSV, TSV, Hugging Face data sets, folders of files; npy, npz,
-safetensors. A table is a dict of columns, lists of equal length. Every error names the caller, ``who``."""
+"""Tables and embeddings from disk: Parquet, JSON, CSV, TSV, TREC, Hugging Face data sets; npy, npz, safetensors; and
+folders of these. A table is a dict of columns, lists of equal length. Every error names the caller, ``who``."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import gzip
 import io
 import json
 import sys
+import tempfile
 import zlib
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -23,8 +24,9 @@ from hardneg.io.arrays import memory_bytes, read_npy, read_npz
 
 Table = dict[str, list[Any]]
 
-table_suffixes = (".parquet", ".jsonl", ".json", ".csv", ".tsv")
+table_suffixes = (".parquet", ".jsonl", ".json", ".csv", ".tsv", ".qrels", ".run", ".trec")
 vector_suffixes = (".npy", ".npz", ".safetensors")
+_in_memory = 1 << 30  # bytes of embeddings in several files
 _unpacked_bytes, _unpacked_times = 1 << 28, 100  # text seldom packs to less than a twentieth
 image_suffixes = (".jpg", ".jpeg", ".png", ".bmp", ".gif", ".webp", ".tif", ".tiff")
 
@@ -35,13 +37,14 @@ def suffix_of(path: Path) -> str:
 
 
 def read_table(path: str | Path, who: str = "mine") -> Table:
-    """The columns of a table, whatever its format; a folder is a saved data set, or a folder of images."""
+    """The columns of a table, whatever its format; a folder is a saved data set, shards of a table, or images."""
     path = Path(path)
     if not path.exists():
         raise NoFile(who, "a file or folder that exists", path)
     if path.is_dir():
         return _read_folder(path, who)
-    readers = {".parquet": _read_parquet, ".jsonl": _read_lines, ".json": _read_lines}
+    readers = {".parquet": _read_parquet, ".jsonl": _read_lines, ".json": _read_json}
+    readers |= dict.fromkeys((".qrels", ".run", ".trec"), _read_trec)
     suffix = suffix_of(path)
     if suffix in (".csv", ".tsv"):
         table = _read_csv(path, "\t" if suffix == ".tsv" else ",", who)
@@ -80,6 +83,8 @@ def read_vectors(path: str | Path, column: str | None = None, who: str = "mine")
     path = Path(path)
     if not path.exists():
         raise NoFile(who, "embeddings that exist", path)
+    if path.is_dir() and holds_vectors(path):
+        return _joined(path, column, who)
     suffix = path.suffix.lower()
     if suffix == ".npy":
         return _checked(read_npy(who, path, mapped=True), path, who), None
@@ -92,6 +97,40 @@ def read_vectors(path: str | Path, column: str | None = None, who: str = "mine")
     if name is None or name not in table:
         raise ArgumentError(who, f"a column of embeddings in {path}", f"columns {sorted(table)}", "name it")
     return column_of_vectors(table[name], path, who), table.get("id") or table.get("_id")
+
+
+def holds_vectors(path: str | Path) -> bool:
+    """Whether a path is a file of embeddings, or a folder of such files."""
+    path = Path(path)
+    return bool(_files_of(path, vector_suffixes)) if path.is_dir() else suffix_of(path) in vector_suffixes
+
+
+def _files_of(folder: Path, suffixes: Sequence[str]) -> list[Path]:
+    """The files of a data set in shards, in the order of their names."""
+    found = (file for file in folder.iterdir() if file.is_file() and not file.name.startswith((".", "_")))
+    return sorted(file for file in found if suffix_of(file) in suffixes)
+
+
+def _joined(folder: Path, column: str | None, who: str) -> tuple[Tensor, list[Any] | None]:
+    """The embeddings of all files of a folder as one; many of them in a temporary file instead of memory."""
+    parts = [read_vectors(file, column, who) for file in _files_of(folder, vector_suffixes)]
+    shapes = {(vectors.shape[1], vectors.dtype) for vectors, _ in parts}
+    some_ids = {ids is None for _, ids in parts}
+    if len(shapes) > 1 or len(some_ids) > 1:
+        got = ", ".join(sorted(f"[n, {dim}] of {dtype}" for dim, dtype in shapes))
+        what = f"embeddings of one dimension and type in {folder}, all with ids or all without"
+        raise ArgumentError(who, what, got)
+    rows, (first, _) = sum(len(vectors) for vectors, _ in parts), parts[0]
+    array: Any = np.empty((rows, first.shape[1]), first.numpy().dtype)
+    if array.nbytes > _in_memory:
+        with tempfile.TemporaryFile() as file:
+            array = np.memmap(file, array.dtype, "w+", shape=array.shape)
+    low = 0
+    for vectors, _ in parts:
+        array[low : low + len(vectors)] = vectors.numpy()
+        low += len(vectors)
+    ids = None if parts[0][1] is None else [one for _, each in parts for one in each or ()]
+    return torch.from_numpy(array), ids
 
 
 def aligned(
@@ -234,6 +273,42 @@ def _read_lines(path: Path, who: str) -> Table:
     return {name: [row.get(name) for row in rows] for name in names}
 
 
+def _read_json(path: Path, who: str) -> Table:
+    """Lines of objects, or one array of them."""
+    with _open_text(path, who) as file:
+        while (start := file.read(1)).isspace():
+            pass
+    if start != "[":
+        return _read_lines(path, who)
+    with _open_text(path, who) as file:
+        try:
+            rows = json.load(file)
+        except (ValueError, RecursionError):
+            raise FileError(who, "an array of JSON objects", path, "which is no JSON") from None
+    if not all(isinstance(row, dict) for row in rows):
+        raise FileError(who, "an array of JSON objects", path, "which holds something else")
+    names = list(dict.fromkeys(name for row in rows for name in row))
+    return {name: [row.get(name) for row in rows] for name in names}
+
+
+def _read_trec(path: Path, who: str) -> Table:
+    """TREC's qrels (query, 0, document, grade) and runs (query, Q0, document, rank, score, tag), without a header."""
+    names = {4: ("query_id", None, "doc_id", "relevance"), 6: ("query_id", None, "doc_id", "rank", "score", None)}
+    columns: dict[str, list[Any]] = {}
+    width = 0
+    with _open_text(path, who) as file:
+        for number, line in enumerate(file, 1):
+            fields = line.split()
+            width = width or len(fields)
+            if fields and (len(fields) != width or width not in names):
+                got = f"{len(fields)} in line {number}"
+                raise FileError(who, "4 fields (qrels) or 6 (a run) in each line", path, got)
+            for name, field in zip(names.get(width, ()), fields, strict=False):
+                if name is not None:
+                    columns.setdefault(name, []).append(field)
+    return columns
+
+
 def _read_csv(path: Path, delimiter: str, who: str) -> Table:
     csv.field_size_limit(min(sys.maxsize, 2**31 - 1))
     with _open_text(path, who) as file:
@@ -273,6 +348,15 @@ def _read_parquet(path: Path, who: str) -> Table:
     return {name: table[name].to_pylist() for name in table.column_names}
 
 
+def _read_shards(path: Path, shards: list[Path], who: str) -> Table:
+    tables = [read_table(file, who) for file in shards]
+    names = list(tables[0])
+    for file, table in zip(shards, tables, strict=True):
+        if set(table) != set(names):
+            raise FileError(who, f"files of the same columns in {path}", file, f"which has {sorted(table)}")
+    return {name: [value for table in tables for value in table[name]] for name in names}
+
+
 def _read_folder(path: Path, who: str) -> Table:
     if (path / "dataset_dict.json").exists():
         splits = sorted(file.parent.name for file in path.glob("*/dataset_info.json"))
@@ -285,9 +369,13 @@ def _read_folder(path: Path, who: str) -> Table:
             return {name: list(dataset[name]) for name in dataset.column_names}
         except Exception as error:  # pyarrow's and datasets' own, and those of Python for files that name other things
             raise FileError(who, "a whole saved data set", path, "which is damaged") from error
+    if shards := _files_of(path, table_suffixes):
+        return _read_shards(path, shards, who)
+    if any(path.rglob("*.parquet")):  # in folders by the values of a column
+        return _read_parquet(path, who)
     files = sorted(file for file in path.rglob("*") if file.suffix.lower() in image_suffixes)
     if not files:
-        raise ArgumentError(who, "a saved data set or a folder of images", f"{path} with neither")
+        raise ArgumentError(who, "a saved data set, files of a table or images", f"{path} with none")
     names = [str(file.relative_to(path)) for file in files]
     groups = [str(Path(name).parent) for name in names]
     return {"id": names, "image": [str(file) for file in files], "label": groups}

@@ -2,22 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from functools import reduce
+from collections.abc import Iterator, Sequence
 from typing import Annotated
 
 import torch
 from torch import Tensor
 
 from hardneg.core.errors import ArgumentError, written
+from hardneg.core.exact import RunningNearest, largest_of_groups
 from hardneg.core.keyed import uniform_of_pairs
-from hardneg.core.nearest import FaissIndex, Nearest, merged, nearest
+from hardneg.core.nearest import FaissIndex, Nearest
+from hardneg.core.sweep import Bounds
+from hardneg.core.topk import in_order
 from hardneg.core.types import NEVER
-from hardneg.mining.filters import Filters
+from hardneg.kernels import triton_groups
+from hardneg.mining.filters import Filters, bounds_of
 from hardneg.mining.meeting import Meeting
-from hardneg.mining.search import Retriever, Search, most_scores
+from hardneg.mining.search import Retriever, Search, most_listed, most_scores
 from hardneg.mining.search_depth import may_remove, reach_of
 from hardneg.mining.select import Candidates, Rule
+from hardneg.negatives import Negatives
 from hardneg.negatives.base import not_pointwise
 
 
@@ -31,16 +35,10 @@ class Finder:
         near = () if search.kind == "also" else (meeting.source,)
         self.retrievers = (*near, *(other.name for other in search.also))
         by_faiss = search.kind in ("flat", "ivf", "hnsw")
+        self._check(by_faiss)
+        sizes = len(meeting.queries), len(self.corpus), meeting.queries.dim
+        self.shards = self.corpus.shards(search.shards_for(*sizes, self.device) if self.searched else 1)
         self.index = FaissIndex(self.corpus, search.kind, search.num_probes) if by_faiss else None
-        self.shards = self.corpus.shards(search.shards)
-        check_shards(search, rule, self.listed)
-        if by_faiss and self.reach.size is None and not self.listed:
-            raise ArgumentError(
-                f"Search({search.kind!r})",
-                "an expression that the nearest candidates decide",
-                f"{rule.negatives!r} with {written('mine', 'draw', rule.draw)}",
-                f"begin with Rank(0, stop) or use {written('mine', 'search', 'exact')}",
-            )
 
     @property
     def listed(self) -> bool:
@@ -50,9 +48,19 @@ class Finder:
     @property
     def swept(self) -> bool:
         """Whether every factor is applied inside the search, with bounds from sweeps over the whole corpus."""
-        if self.listed or self.index is not None or self.rule.draw == "categorical":
+        if self.listed or self.reach.size is not None or self.search.kind != "exact":
             return False
-        return (self.reach.size is None or len(self.shards) > 1) and self.rule.negatives.pointwise
+        return self.rule.draw != "categorical" and self.rule.negatives.pointwise
+
+    @property
+    def whole_rows(self) -> bool:
+        """Whether nothing less than all scores of a query decides."""
+        return self.reach.size is None and not self.listed and not self.swept
+
+    @property
+    def searched(self) -> bool:
+        """Whether the shards of the corpus are searched first, for all queries."""
+        return self.search.kind == "exact" and not self.whole_rows
 
     def attempts(self, filter_first: bool) -> Iterator[tuple[int | None, bool]]:
         """(how many candidates, whether the leading factors filter inside the search), deeper and deeper.
@@ -67,70 +75,118 @@ class Finder:
         if self.swept:
             yield from ((each, True) for each in _growing(size, n))
             return
-        filters = any(may_remove(factor) for factor in self.rule.negatives.factors[: self.reach.num_leading])
-        filters = (filters or self.meeting.near_positive is not None) and self.index is None
-        if not (filters and filter_first):
-            yield (2 * size + 8 if filters else size), False
+        if not (self.filters and filter_first):
+            yield (2 * size + 8 if self.filters else size), False
         *deeper, last = _growing(size, n)
-        yield from ((each, filters) for each in deeper)
+        yield from ((each, self.filters) for each in deeper)
         yield last, False
 
-    def queries_at_once(self, size: int | None) -> int:
-        width = len(self.corpus) if size is None or self.swept else size * (1 + len(self.search.also))
-        return max(1, most_scores // max(width, 1))
+    @property
+    def leading(self) -> tuple[Negatives, ...]:
+        return tuple(self.rule.negatives.factors[: self.reach.num_leading])
 
-    def find(self, query: Annotated[Tensor, "b"], size: int | None, filtered: bool) -> tuple[Candidates, Tensor]:
-        """Candidates of these queries, and how many were at hand, after the guard, after factors already applied."""
-        query = query.to(self.device)
-        if size is None:
-            return self._whole_rows(query)
-        if self.listed:
-            return self._listed(query, size)
+    @property
+    def filters(self) -> bool:
+        """Whether anything could be taken out while searching."""
+        some = any(may_remove(factor) for factor in self.leading) or self.meeting.near_positive is not None
+        return some and self.index is None
+
+    def block(self, size: int | None) -> int:
+        """Queries of one block."""
+        width = len(self.corpus) if size is None else size * (1 + len(self.search.also))
+        return max(1, min(self.meeting.query_block, most_scores // max(width, 1)))
+
+    def at_once(self, size: int | None) -> int:
+        """Queries whose lists are held while a shard is searched."""
+        return max(self.block(size), most_listed // (1 if size is None else size))
+
+    def running(
+        self, query: Annotated[Tensor, "b"], size: int, filtered: bool, bounds: Sequence[Bounds] | None
+    ) -> RunningNearest:
+        """The lists of these queries, to which the documents of a shard are added."""
+        keep = None
         if self.swept:
-            return self._swept(query, size)
-        leading = self.rule.negatives.factors[: self.reach.num_leading]
-        keep = Filters(self.meeting, self.shards, query, leading) if filtered else None
-        values, rows, _ = self._nearest(query, size, keep)
+            assert bounds is not None
+            drawn = (lambda low, high: self._uniforms(query, low, high)) if self.rule.draw == "gumbel" else None
+            keep = Filters(self.meeting, query, self.rule.negatives.factors, bounds, drawn)
+        elif filtered:
+            own = bounds_of(self.meeting, query, self.leading)
+            keep = Filters(self.meeting, query, self.leading, own, judged_again=True)
+        excluded = self.meeting.excluded.of(query)
+        largest = triton_groups.largest_of_groups if triton_groups.can_run(self.device) else largest_of_groups
+        return RunningNearest(self.corpus, self.meeting.model.raw(query), size, excluded, keep, largest)
+
+    def _uniforms(self, query: Tensor, low: int, high: int) -> Tensor:
+        rows = torch.arange(low, high, device=self.device).expand(len(query), -1)
+        return uniform_of_pairs(self.rule.seed, query, rows)
+
+    def candidates(
+        self, query: Annotated[Tensor, "b"], size: int | None, found: Nearest | None, seen: Tensor | None
+    ) -> tuple[Candidates, Tensor]:
+        """Candidates of these queries, and how many were at hand, after the guard, after factors already applied.
+
+        ``found``: the lists of the search, and ``seen`` what it counted, if it applied factors.
+        """
+        if found is None and self.index is not None:
+            found = self._by_index(query, self.search.candidates if size is None else size)
+        if self.listed:
+            return self._listed(query, self.search.candidates, found)
+        if found is None:
+            return self._whole_rows(query)
+        _, rows, values = found
+        if self.swept:
+            assert seen is not None
+            return Candidates(None, values, rows, query, self._is_all(rows), left=seen[:, 1:]), seen
         valid = rows >= 0
-        after = valid if filtered else valid & ~self.meeting.near_positive_listed(query, rows)
-        seen = _counts(valid, after) if keep is None else keep.seen
+        after = valid & ~self.meeting.near_positive_listed(query, rows)
         scores = self.meeting.listed_scores(query, values.masked_fill(~valid, 0.0), after, rows)
+        seen = _counts(valid, after) if seen is None else seen
         return Candidates(scores, values, rows, query, self._is_all(rows)), seen
+
+    def _check(self, by_faiss: bool) -> None:
+        """Raises for what a corpus in shards, or FAISS, cannot answer."""
+        rule, search = self.rule, self.search
+        if by_faiss and self.reach.size is None and not self.listed:
+            raise ArgumentError(
+                f"Search({search.kind!r})",
+                "an expression that the nearest candidates decide",
+                f"{rule.negatives!r} with {written('mine', 'draw', rule.draw)}",
+                f"begin with Rank(0, stop) or use {written('mine', 'search', 'exact')}",
+            )
+        if search.shards <= 1 or self.searched:
+            return
+        for factor in rule.negatives.factors:
+            if not factor.pointwise:
+                raise not_pointwise(factor, "a corpus in shards")
+        got = f"Search({search.kind!r}, shards={search.shards}) with draw={rule.draw!r}"
+        raise ArgumentError("mine", "an exact search and draw 'top' or 'gumbel' for shards", got, "use shards=1")
 
     def outcome(self, candidates: Candidates, slots: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Rows, plain similarities and retrievers of the chosen; -1, NEVER and 0 where short."""
         none, slot = slots < 0, slots.clamp(min=0)
         rows = candidates.row_numbers().gather(1, slot).masked_fill(none, -1)
-        scores = candidates.similarity.gather(1, slot).masked_fill(none, NEVER)
+        if candidates.rows is None:  # products of blocks, whose last digits depend on the blocks
+            query = candidates.query.repeat_interleave(rows.shape[1])
+            scores = self.meeting.model.pairs(query, rows.flatten()).view(rows.shape).masked_fill(none, NEVER)
+        else:
+            scores = candidates.similarity.gather(1, slot).masked_fill(none, NEVER)
         found_by = (~none).long()
         if candidates.lists:
             inside = [(rows[:, :, None] == each[:, None, :]).any(2) & ~none for each in candidates.lists]
             found_by = torch.stack([each.long() << i for i, each in enumerate(inside)]).sum(0)
-        return rows.cpu(), scores.cpu(), found_by.cpu()
+        return rows.cpu(), scores.to(self.corpus.dtype).cpu(), found_by.cpu()
 
     def _is_all(self, rows: Annotated[Tensor, "b m"]) -> Annotated[Tensor, "b"]:
         """True where there are no candidates beyond the list."""
         return (rows[:, -1] < 0) | (rows.shape[1] >= len(self.corpus))
 
-    def _nearest(self, query: Tensor, size: int, keep: Filters | None = None) -> Nearest:
-        vectors, excluded = self.meeting.model.of(query), self.meeting.excluded.of(query)
-        if self.index is not None:
-            return self.index.nearest(vectors, size, excluded)
-        lists = [nearest(self.corpus, vectors, size, excluded, keep, part) for part in self.shards]
-        return reduce(lambda first, second: merged(first, second, size), lists)
-
-    def _swept(self, query: Tensor, size: int) -> tuple[Candidates, Tensor]:
-        """The first of the support in the order in which they are taken, from all of the corpus."""
-
-        def uniforms(low: int, high: int) -> Tensor:
-            rows = torch.arange(low, high, device=self.device).expand(len(query), -1)
-            return uniform_of_pairs(self.rule.seed, query, rows)
-
-        drawn = uniforms if self.rule.draw == "gumbel" else None
-        keep = Filters(self.meeting, self.shards, query, self.rule.negatives.factors, drawn)
-        found = self._nearest(query, size, keep)
-        whole = self._is_all(found.rows)
-        return Candidates(None, found.similarity, found.rows, query, whole, left=keep.seen[:, 1:]), keep.seen
+    def _by_index(self, query: Tensor, size: int) -> Nearest:
+        """The lists of FAISS, scored and ordered as those of the exact search."""
+        assert self.index is not None
+        rows = self.index.nearest(self.meeting.model.of(query), size, self.meeting.excluded.of(query)).rows
+        values = self.meeting.model.pairs(query.repeat_interleave(rows.shape[1]), rows.flatten()).view(rows.shape)
+        key, rows = in_order(values.masked_fill(rows < 0, NEVER), rows)
+        return Nearest(key, rows, key)
 
     def _whole_rows(self, query: Tensor) -> tuple[Candidates, Tensor]:
         meeting, blocks = self.meeting, self.corpus.blocks()
@@ -142,14 +198,14 @@ class Finder:
         scores = meeting.block_scores(query, similarity.masked_fill(~valid, 0.0), after, 0, len(self.corpus))
         return Candidates(scores, similarity, None, query, _all(query), ordered=False), _counts(valid, after)
 
-    def _listed(self, query: Tensor, size: int) -> tuple[Candidates, Tensor]:
+    def _listed(self, query: Tensor, size: int, found: Nearest | None) -> tuple[Candidates, Tensor]:
         """The union of what several retrievers found, each candidate once, under the first that found it."""
-        lists = [] if self.search.kind == "also" else [self._nearest(query, size).rows]
+        lists = [] if found is None else [found.rows]
         lists += [self._other(other, query, size) for other in self.search.also]
         rows = torch.cat(lists, 1)
         valid = (rows >= 0) & ~_repeated(rows)
         place, column = valid.nonzero().unbind(1)
-        similarity = torch.full(rows.shape, NEVER, dtype=self.corpus.dtype, device=self.device)
+        similarity = torch.full(rows.shape, NEVER, dtype=torch.float64, device=self.device)
         similarity[place, column] = self.meeting.pair_scores(query[place], rows[place, column])
         after = valid & ~self.meeting.near_positive_listed(query, rows)
         scores = self.meeting.listed_scores(query, similarity.masked_fill(~valid, 0.0), after, rows)
@@ -180,18 +236,6 @@ def _repeated(rows: Annotated[Tensor, "b m"]) -> Annotated[Tensor, "b m"]:
     again = torch.zeros_like(ordered, dtype=torch.bool)
     again[:, 1:] = ordered[:, 1:] == ordered[:, :-1]
     return torch.zeros_like(again).scatter(1, order, again)
-
-
-def check_shards(search: Search, rule: Rule, listed: bool) -> None:
-    """Raises for what a corpus in shards cannot answer."""
-    if search.shards == 1:
-        return
-    for factor in rule.negatives.factors:
-        if not factor.pointwise:
-            raise not_pointwise(factor, "a corpus in shards")
-    if listed or search.kind != "exact" or rule.draw == "categorical":
-        got = f"Search({search.kind!r}, shards={search.shards}) with draw={rule.draw!r}"
-        raise ArgumentError("mine", "an exact search and draw 'top' or 'gumbel' for shards", got, "use shards=1")
 
 
 def _growing(size: int, n: int) -> list[int]:

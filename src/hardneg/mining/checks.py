@@ -36,9 +36,15 @@ def check_inputs(queries: Keys, corpus: Keys, rule: Rule, temperature: float, ne
         raise ArgumentError("mine", "queries and corpus of the same dimension", got)
     if not len(corpus):
         raise ArgumentError("mine", "a corpus with at least one row", "none")
-    for name, keys in (("queries", queries), ("corpus", corpus)):
-        check_finite(name, keys.vectors)
+    check_finite("queries", queries.vectors)
     check_rule(rule, temperature, near_positive)
+
+
+def check_corpus(vectors: Tensor, cosine: bool, first: int = 0) -> None:
+    """Raises for documents that cannot be compared, from the row ``first`` on."""
+    check_finite("corpus", vectors, first)
+    if cosine:
+        check_directions("corpus", vectors, first)
 
 
 def check_rule(rule: Rule, temperature: float, near_positive: float | None) -> None:
@@ -67,24 +73,25 @@ def check_weights(who: str, negatives: Negatives, *, any_batch: bool = False) ->
         raise ArgumentError(who, "weights that no batch decides", repr(factor), "use Tilt(beta)")
 
 
-def check_finite(name: str, vectors: Tensor) -> None:
+def check_finite(name: str, vectors: Tensor, offset: int = 0) -> None:
     """Raises for NaN and infinite numbers, naming the first row; the sum of a block is finite if all of it is."""
     for low in range(0, len(vectors), _rows_at_once):
         part = vectors[low : low + _rows_at_once]
         if not math.isfinite(float(part.double().sum() if part.dtype.itemsize < 4 else part.sum())):
             bad = ~part.isfinite().all(1)
             if bool(bad.any()):
-                first = low + int(bad.int().argmax())
+                first = offset + low + int(bad.int().argmax())
                 got = f"NaN or inf in {name}: first in row {first}, {int(bad.sum())} rows in its block"
                 raise NotFinite("mine", "finite vectors", got, "look at the encoder's output")
 
 
-def check_directions(name: str, vectors: Tensor) -> None:
+def check_directions(name: str, vectors: Tensor, offset: int = 0) -> None:
     """Raises for zero vectors, naming the first row."""
     for low in range(0, len(vectors), _rows_at_once):
         zero = is_zero(vectors[low : low + _rows_at_once])
         if bool(zero.any()):
-            got = f"{int(zero.sum())} zero vectors in {name}, first in row {low + int(zero.int().argmax())}"
+            first = offset + low + int(zero.int().argmax())
+            got = f"{int(zero.sum())} zero vectors in {name}, first in row {first}"
             fix = "leave those rows out, or compare by the dot product (--similarity dot, normalize=False)"
             raise ArgumentError("mine", "vectors with a direction for the cosine", got, fix)
 

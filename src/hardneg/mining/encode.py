@@ -1,8 +1,8 @@
 """Texts to embeddings, each text once: any sentence-transformers model or Python function, kept on disk by content.
 
-The cache is a folder of pieces of some thousand texts, named by the key of the encoder and of the texts in them
-(cache_key.py). A killed run finds the pieces it had; changed texts or another encoder make other names. A piece that is
-damaged is encoded again.
+The cache is a folder of pieces of at most half a minute's work, named by the key of the encoder and of the texts in
+them (cache_key.py). A killed run finds the pieces it had; changed texts or another encoder make other names. A piece
+that is damaged is encoded again.
 """
 
 from __future__ import annotations
@@ -10,9 +10,13 @@ from __future__ import annotations
 import hashlib
 import importlib
 import json
+import os
 import sys
+import time
+import uuid
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -22,22 +26,42 @@ from torch import Tensor
 
 from hardneg.core.errors import ArgumentError, Damaged, optional
 from hardneg.io.arrays import Array, read_npy
-from hardneg.io.files import run_again, write_atomically
+from hardneg.io.files import read_json, run_again, write_atomically, write_json
 from hardneg.io.sealed import is_whole, sealing
 from hardneg.mining.cache_key import key_of_function, key_of_model, keys_of_items
-from hardneg.mining.ranks import Ranks
+from hardneg.mining.engines import Engine
 
 Encode = Callable[[list[str]], Any]
-_piece = 4096
+_piece, _sample = 4096, 64  # texts: of a piece at most, and of the first
+_seconds = 15.0  # of a piece, so that one of longer texts than the first still takes less than 30
 _in_memory = 1 << 30
 
 
 @dataclass(frozen=True)
 class Encoder:
-    """A function from texts to vectors and a key that changes when the function does."""
+    """A function from texts to vectors and a key that changes when the function does.
+
+    ``load`` makes it again in another process.
+    """
 
     key: str
     encode: Encode
+    load: Callable[[], Encoder] | None = None
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        assert self.load is not None
+        return _loaded, (self.load,)
+
+
+_of_this_process: dict[str, Encoder] = {}
+
+
+def _loaded(load: Callable[[], Encoder]) -> Encoder:
+    """Once in each process."""
+    name = repr(load)
+    if name not in _of_this_process:
+        _of_this_process[name] = load()
+    return _of_this_process[name]
 
 
 def load_callable(text: str) -> Callable[..., Any]:
@@ -59,7 +83,7 @@ def load_callable(text: str) -> Callable[..., Any]:
 
 def encoder_of_function(text: str) -> Encoder:
     function = load_callable(text)
-    return Encoder(key_of_function(text, function), function)
+    return Encoder(key_of_function(text, function), function, partial(encoder_of_function, text))
 
 
 def encoders_of_model(path: str, batch_size: int, device: str | None) -> tuple[Encoder, Encoder]:
@@ -73,50 +97,123 @@ def encoders_of_model(path: str, batch_size: int, device: str | None) -> tuple[E
 
     of_query = getattr(model, "encode_query", model.encode)
     of_document = getattr(model, "encode_document", model.encode)
-    return Encoder(f"{key} query", encoded(of_query)), Encoder(f"{key} document", encoded(of_document))
+    query, document = (partial(_encoder_of_model, i, path, batch_size, device) for i in range(2))
+    return (
+        Encoder(f"{key} query", encoded(of_query), query),
+        Encoder(f"{key} document", encoded(of_document), document),
+    )
+
+
+def _encoder_of_model(which: int, *options: Any) -> Encoder:
+    return encoders_of_model(*options)[which]
 
 
 def embed(
     texts: Sequence[str],
     encoder: Encoder,
     cache: Path,
-    ranks: Ranks,
+    engine: Engine,
     progress: Callable[[int], None] | None = None,
 ) -> Tensor:
-    """Embeddings of the texts from the cache, encoding what is not there; several ranks share the work."""
+    """Embeddings of the texts from the cache, encoding what is not there, wherever the engine does it."""
     cache.mkdir(parents=True, exist_ok=True)
-    pieces = _pieces(texts, encoder.key)
-    for number, (name, piece) in enumerate(pieces):
-        path = cache / f"{name}.npy"
-        if number % ranks.size == ranks.rank and not _is_whole(path, "its vectors are encoded again"):
-            vectors = _encoded(encoder, piece)
-            write_atomically(path, sealing(lambda file, vectors=vectors: np.save(file, vectors)), run_again)  # type: ignore[misc]
+    pieces = _pieces(texts, encoder.key, *_piece_sizes(texts, encoder, cache))
+
+    def done(piece: tuple[str, list[str]]) -> None:
         if progress is not None:
-            progress(len(piece))
-    ranks.wait()
-    parts = _read(pieces, cache)
-    if sum(part.nbytes for part in parts) < _in_memory:
-        return torch.from_numpy(parts[0] if len(parts) == 1 else np.concatenate(parts))
+            progress(len(piece[1]))
+
+    engine.map(partial(_encode_piece, encoder, cache), pieces, lambda piece: _is_encoded(cache, piece[0]), done)
+    whole = _whole(pieces, cache)
+    if whole is not None:
+        engine.map(partial(_join_pieces, [name for name, _ in pieces], cache), [whole], _is_joined, lambda path: None)
+    return _vectors(pieces, cache)
+
+
+def _piece_sizes(texts: Sequence[str], encoder: Encoder, cache: Path) -> tuple[int, int]:
+    """Texts of the first piece and of the others: measured by the first, and kept, since a rerun needs the same."""
+    path = _size_file(encoder.key, cache)
+    if not path.exists():
+        size = min(_sample, _piece)
+        first = _pieces(texts, encoder.key, size, size)[0]
+        begin = time.perf_counter()
+        _encode_piece(encoder, cache, first)
+        most = int(_seconds * len(first[1]) / max(time.perf_counter() - begin, 1e-6))
+        _write_once(path, {"first": size, "others": min(max(most, 1), _piece)})
+    return _known_sizes(path)
+
+
+def _write_once(path: Path, value: dict[str, int]) -> None:
+    """Several processes may come here at a time: the first one's stays."""
+    own = path.with_name(f".{path.name}.{uuid.uuid4().hex}.partial")
+    write_json(own, value, run_again)
+    try:
+        os.link(own, path)
+    except FileExistsError:
+        pass
+    except OSError:  # a disk without links
+        os.replace(own, path)
+    own.unlink(missing_ok=True)
+
+
+def _size_file(key: str, cache: Path) -> Path:
+    return cache / f"piece-{hashlib.sha256(key.encode()).hexdigest()[:32]}.json"
+
+
+def _known_sizes(path: Path) -> tuple[int, int]:
+    found = read_json(path, "delete it and run the same command again", who="mine")
+    return int(found["first"]), int(found["others"])
+
+
+def _encode_piece(encoder: Encoder, cache: Path, piece: tuple[str, list[str]]) -> None:
+    vectors = _encoded(encoder, piece[1])
+    write_atomically(cache / f"{piece[0]}.npy", sealing(lambda file: np.save(file, vectors)), run_again)
+
+
+def _is_encoded(cache: Path, name: str) -> bool:
+    return _is_whole(cache / f"{name}.npy", "its vectors are encoded again")
+
+
+def _is_joined(path: Path) -> bool:
+    return _is_whole(path, "its vectors are made again")
+
+
+def _join_pieces(names: list[str], cache: Path, path: Path) -> None:
+    parts = [read_npy("mine", cache / f"{name}.npy", mapped=True) for name in names]
+    write_atomically(path, sealing(lambda file: _join(parts, file)), run_again)
+
+
+def _whole(pieces: list[tuple[str, list[str]]], cache: Path) -> Path | None:
+    """The file of all pieces, for vectors that may not fit into memory; None where they do."""
+    if sum(part.nbytes for part in _read(pieces, cache)) < _in_memory:
+        return None
     names = repr([name for name, _ in pieces])
-    whole = cache / f"whole-{hashlib.sha256(names.encode()).hexdigest()[:32]}.npy"
-    if ranks.first and not _is_whole(whole, "its vectors are made again"):
-        write_atomically(whole, sealing(lambda file: _join(parts, file)), run_again)
-    ranks.wait()
-    return torch.from_numpy(read_npy("mine", whole, mapped=True))
+    return cache / f"whole-{hashlib.sha256(names.encode()).hexdigest()[:32]}.npy"
+
+
+def _vectors(pieces: list[tuple[str, list[str]]], cache: Path) -> Tensor:
+    whole = _whole(pieces, cache)
+    if whole is not None and whole.exists():
+        return torch.from_numpy(read_npy("mine", whole, mapped=True))
+    parts = _read(pieces, cache)
+    return torch.from_numpy(parts[0] if len(parts) == 1 else np.concatenate(parts))
 
 
 def cached(texts: Sequence[str], key: str, cache: Path) -> Tensor | None:
     """Embeddings that an encoder of this key has left in the cache; None unless all are there and undamaged."""
-    pieces = _pieces(texts, key)
+    size = _size_file(key, cache)
+    if not size.exists():
+        return None
+    pieces = _pieces(texts, key, *_known_sizes(size))
     if not all(_is_whole(cache / f"{name}.npy", "its vectors are left aside") for name, _ in pieces):
         return None
-    return torch.from_numpy(np.concatenate(_read(pieces, cache)))
+    return _vectors(pieces, cache)
 
 
-def _pieces(texts: Sequence[str], key: str) -> list[tuple[str, list[str]]]:
-    """The texts of each piece under its name."""
-    pieces = [list(texts[low : low + _piece]) for low in range(0, len(texts), _piece)]
-    return [(_name(key, piece), piece) for piece in pieces]
+def _pieces(texts: Sequence[str], key: str, first: int, others: int) -> list[tuple[str, list[str]]]:
+    """The texts of each piece under its name; the first piece is short, to measure the time by."""
+    rest = (list(texts[low : low + others]) for low in range(first, len(texts), others))
+    return [(_name(key, piece), piece) for piece in (list(texts[:first]), *rest)]
 
 
 def _name(key: str, texts: list[str]) -> str:

@@ -2,29 +2,32 @@
 
 Every query keeps a short list of its nearest candidates, as long as the expression needs (search_depth.py). A query
 whose list was too short after the filters is searched again, with the filters inside the search, and then with longer
-lists: none comes out short that need not.
+lists: none comes out short that need not. The stages of this are in stages.py.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Annotated
 
 import torch
 from torch import Tensor
 
+from hardneg.core.exact import Documents
 from hardneg.core.types import NEVER, Keys
+from hardneg.kernels.triton_groups import can_run
 from hardneg.mining.candidates import Finder
-from hardneg.mining.checks import check_inputs
+from hardneg.mining.checks import check_corpus, check_inputs
 from hardneg.mining.explain import Explanation
 from hardneg.mining.meeting import Meeting, Rescore
 from hardneg.mining.pairs import Positives
-from hardneg.mining.search import Search
-from hardneg.mining.select import Candidates, Rule, Selection, select
+from hardneg.mining.search import Search, most_scores
+from hardneg.mining.select import Rule
+from hardneg.mining.stages import Memory, Piece, Stage, Stages, chosen_pieces
 from hardneg.negatives import Negatives, parse
 
-_pilot = 256
+_pilot, _pilot_rows = 256, 1 << 16  # queries and documents
 
 
 @dataclass(frozen=True, eq=False)
@@ -83,26 +86,11 @@ def mine(
     rule = Rule(parse(negatives) if isinstance(negatives, str) else negatives, k, draw, seed, near_negative)
     search = Search(search) if isinstance(search, str) else search
     miner = Miner(queries, corpus, positives, rule, temperature, near_positive, search, rescore, guide)
-    parts = []
-    for low, high in miner.blocks():
-        parts.append(miner.block(low, high))
-        if progress is not None:
-            progress(high - low)
-    return miner.joined(parts)
-
-
-@dataclass(frozen=True, eq=False)
-class MinedBlock:
-    """The negatives of consecutive queries, by row of the corpus."""
-
-    rows: Annotated[Tensor, "b k"]
-    scores: Annotated[Tensor, "b k"]
-    found_by: Annotated[Tensor, "b k"]
-    explanation: Explanation
+    return miner.joined(miner.mined(progress))
 
 
 class Miner:
-    """Everything that the blocks of queries share; each block is mined by itself, anywhere, with the same result."""
+    """Everything that the stages of mining share."""
 
     def __init__(
         self,
@@ -117,82 +105,72 @@ class Miner:
         guide: tuple[Tensor, Tensor] | None = None,
     ) -> None:
         check_inputs(queries, corpus, rule, temperature, near_positive)
-        self.rule = rule
+        self.rule, self.search = rule, search
         self.meeting = Meeting(queries, corpus, positives, temperature, near_positive, search, rescore, guide)
         self.finder = Finder(self.meeting, rule, search)
-        self._filter_first: bool | None = None
+        if not self.finder.searched:  # else checked when it is read
+            check_corpus(corpus.vectors, search.cosine)
 
-    def blocks(self) -> list[tuple[int, int]]:
-        step, total = self.meeting.query_block, len(self.meeting.queries)
-        return [(low, min(low + step, total)) for low in range(0, total, step)]
+    def mined(self, progress: Callable[[int], None] | None = None) -> Iterator[Piece]:
+        """What is chosen, block by block, by this process alone."""
+        store = Memory()
+        stages = Stages(self, store)
 
-    def block(self, low: int, high: int) -> MinedBlock:
-        """The negatives of queries low to high - 1."""
-        block = self._empty(high - low)
-        for query, candidates, seen, chosen in self._attempted(torch.arange(low, high)):
-            done = chosen.decided.cpu()
-            left, removed = _steps(seen, chosen)
-            number = (chosen.slots >= 0).sum(1)
-            decided = chosen.decided
-            block.explanation.count(left[decided], removed[decided], number[decided], self.rule.k)
-            outcome = self.finder.outcome(candidates, chosen.slots)
-            for column, values in zip((block.rows, block.scores, block.found_by), outcome, strict=True):
-                column[query[done] - low] = values[done]
-        return block
+        def run(stage: Stage) -> None:
+            for piece in range(stage.pieces):
+                store.write(stage.name, piece, stages.perform(stage, piece))
 
-    def joined(self, parts: Sequence[MinedBlock]) -> Mined:
+        for piece in chosen_pieces(self, store, run):
+            if progress is not None:
+                progress(int(piece["decided"].sum()))
+            yield piece
+
+    def joined(self, pieces: Iterable[Piece]) -> Mined:
         """The blocks as one, with the ids of the corpus."""
-        whole = self._empty(0)
-        for part in parts:
-            whole.explanation.add(part.explanation)
-        rows, scores, found_by = (
-            torch.cat([getattr(part, name) for part in (whole, *parts)]) for name in ("rows", "scores", "found_by")
-        )
-        ids = self.meeting.ids_of(rows)
-        return Mined(ids, scores, rows, found_by, self.finder.retrievers, whole.explanation)
-
-    def _empty(self, queries: int) -> MinedBlock:
-        """The block of queries that have no negatives."""
-        shape = queries, self.rule.k
-        explanation = Explanation.of(self.rule.negatives, self.meeting.near_positive, self.rule.near_negative)
+        shape = len(self.meeting.queries), self.rule.k
+        rows, found_by = torch.full(shape, -1), torch.zeros(shape, dtype=torch.long)
         scores = torch.full(shape, NEVER, dtype=self.meeting.corpus.dtype)
-        return MinedBlock(torch.full(shape, -1), scores, torch.zeros(shape, dtype=torch.long), explanation)
+        explanation = Explanation.of(self.rule.negatives, self.meeting.near_positive, self.rule.near_negative)
+        for piece in pieces:
+            one = {name: torch.from_numpy(piece[name][piece["decided"]]) for name in piece if name != "decided"}
+            query = one["query"]
+            rows[query], scores[query], found_by[query] = one["rows"], one["scores"], one["found_by"]
+            explanation.count(one["left"], one["removed"], (one["rows"] >= 0).sum(1), self.rule.k)
+        return Mined(self.meeting.ids_of(rows), scores, rows, found_by, self.finder.retrievers, explanation)
 
-    def _attempted(self, pending: Tensor) -> Iterator[tuple[Tensor, Candidates, Tensor, Selection]]:
-        """Searches deeper until every query is decided; yields each attempt with its candidates and choice."""
-        if self._filter_first is None:
-            self._filter_first = self._most_need_filters()
-        for size, filtered in self.finder.attempts(self._filter_first):
-            undecided = []
-            for query in torch.split(pending, self.finder.queries_at_once(size)):
-                candidates, seen = self.finder.find(query, size, filtered)
-                chosen = select(candidates, self.rule, self.meeting.directions)
-                undecided.append(query[~chosen.decided.cpu()])
-                yield query, candidates, seen, chosen
-            pending = torch.cat(undecided)
-            if not len(pending):
-                return
-        raise AssertionError(f"{len(pending)} queries stayed undecided; the last attempt sees every candidate.")
+    @property
+    def bfloat16(self) -> bool:
+        """Whether tensor cores screen the products, with the same result."""
+        if self.search.precision != "auto":
+            return self.search.precision == "bfloat16"
+        return self.meeting.device.type == "cuda" and can_run(self.meeting.device)
 
-    def _most_need_filters(self) -> bool:
-        """Whether more than a quarter of the first queries need the filters inside the search; speed only."""
-        if self.finder.swept:
+    @property
+    def short_rows(self) -> bool:
+        """Whether whole rows of a block of queries fit into memory, where bounds need them."""
+        finder, n = self.finder, len(self.meeting.corpus)
+        return len(finder.shards) == 1 and n * finder.block(self.rule.k) <= most_scores
+
+    def needs_filters(self) -> bool:
+        """Whether more than a quarter of the first queries need the filters inside the search; speed only.
+
+        Judged by a part of a large corpus, in which a list is shorter by as much.
+        """
+        finder, corpus = self.finder, self.meeting.corpus
+        attempts = list(finder.attempts(False))
+        if finder.swept or len(attempts) == 1 or not attempts[1][1] or not len(self.meeting.queries):
             return False
-        attempts = list(self.finder.attempts(False))
-        if len(attempts) == 1 or not attempts[1][1]:
-            return False
-        first = torch.arange(min(_pilot, len(self.meeting.queries)))
-        candidates, _ = self.finder.find(first, *attempts[0])
-        return float((~select(candidates, self.rule, self.meeting.directions).decided).float().mean()) > 0.25
-
-
-def _steps(seen: Tensor, chosen: Selection) -> tuple[Tensor, Tensor]:
-    """How many were left at hand and after each step, and how many each step removed.
-
-    ``seen`` counts at hand, after the guard, and after the factors that were applied inside the search, there over
-    whole rows; the later factors counted the candidates of the list.
-    """
-    listed = chosen.left[:, seen.shape[1] - 1 :]
-    last = chosen.left[:, seen.shape[1] - 2 : seen.shape[1] - 1]
-    removed = [-seen.diff(dim=1), -torch.cat([last, listed], 1).diff(dim=1), chosen.copies[:, None]]
-    return torch.cat([seen, listed], 1), torch.cat(removed, 1)
+        query = torch.arange(min(_pilot, len(self.meeting.queries)), device=self.meeting.device)
+        low, high = 0, min(_pilot_rows, len(corpus))
+        share = high / len(corpus)
+        size, wanted = (max(1, round(number * share)) for number in (attempts[0][0] or 1, finder.reach.size or 1))
+        running = finder.running(query, size, False, None)
+        for part in corpus.blocks((low, high)):
+            running.add(Documents.of(corpus, *part))
+        candidates, _ = finder.candidates(query, size, running.found(), None)
+        assert candidates.scores is not None
+        left = torch.ones_like(candidates.scores.valid)
+        for factor in finder.leading:
+            left &= factor.log_weights(candidates.scores) != NEVER
+        self.meeting.forget()
+        return float(((left & candidates.scores.valid).sum(1) < wanted).float().mean()) > 0.25

@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import resource
+import shutil
 import time
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 import torch
 
+from hardneg.core.errors import FileError
+from hardneg.mining.beir import from_beir
 from hardneg.mining.checks import check_options
 from hardneg.mining.encode import Encoder
+from hardneg.mining.engine import Miner
 from hardneg.mining.inputs import load_encoders, load_problem, make_miner
 from hardneg.mining.options import MineOptions
 from hardneg.mining.problem import Problem, Side
@@ -27,15 +32,18 @@ class Estimate:
     encoding_seconds: float
     mining_seconds: float
     peak_bytes: int
+    disk_bytes: int
     counts: dict[str, int]
 
 
 def estimate(options: MineOptions) -> Estimate:
     """Reads all tables, encodes a few texts, mines a few queries, and extrapolates."""
+    options = from_beir(options)
     check_options(options)
     problem = load_problem(options)
     seconds = 0.0
     sides = (problem.queries, problem.corpus)
+    encoded = [side.vectors is None and options.search != "bm25" for side in sides]
     if options.search == "bm25":  # as in the run itself, nothing is encoded
         for side in sides:
             side.vectors = torch.ones(len(side), 1)
@@ -46,12 +54,34 @@ def estimate(options: MineOptions) -> Estimate:
     assert problem.queries.vectors is not None
     assert problem.corpus.vectors is not None
     miner = make_miner(options, sampled, sampled.queries.vectors, problem.corpus.vectors)  # type: ignore[arg-type]
-    blocks = miner.blocks()
-    miner.block(*blocks[0])  # the first one also warms up
+    miner.joined(miner.mined())  # the first one also warms up
     begin = time.perf_counter()
-    miner.block(*blocks[0])
-    mining = (time.perf_counter() - begin) * len(problem.queries) / (blocks[0][1] - blocks[0][0])
-    return Estimate(len(problem.queries), len(problem.corpus), seconds, mining, _peak(), problem.counts)
+    miner.joined(miner.mined())
+    mining = (time.perf_counter() - begin) * len(problem.queries) / len(sampled.queries)
+    disk = piece_bytes(miner, len(problem.queries))
+    disk += sum(side.vectors.nbytes for side, is_new in zip(sides, encoded, strict=True) if is_new)  # type: ignore[union-attr]
+    return Estimate(len(problem.queries), len(problem.corpus), seconds, mining, _peak(), disk, problem.counts)
+
+
+def piece_bytes(miner: Miner, queries: int) -> int:
+    """What the pieces of a job take until its output is written: the lists of each shard, and what is chosen.
+
+    Further attempts, for queries whose lists were too short, come on top.
+    """
+    finder, k = miner.finder, miner.rule.k
+    size, _ = next(iter(finder.attempts(False)))
+    steps = 2 + len(miner.rule.negatives.factors)
+    lists = (24 if miner.rule.draw == "gumbel" else 16) * (size or 0) + 8 * steps
+    return queries * (lists * len(finder.shards) * finder.searched + 20 * k + 16 * steps)
+
+
+def check_disk(miner: Miner, folder: Path) -> None:
+    """Raises before the work where the disk has no room for it."""
+    needed, free = piece_bytes(miner, len(miner.meeting.queries)), shutil.disk_usage(folder).free
+    if needed > free:
+        got = f"where {free / 2**30:.1f} GiB are free"
+        fix = "make room, use fewer --shards, or another --out"
+        raise FileError("mine", f"{needed / 2**30:.1f} GiB for its pieces", folder, got, fix)
 
 
 def _encoding_seconds(side: Side, encoder: Encoder) -> float:

@@ -1,17 +1,16 @@
-"""The sweep of mining: bounds over the tiles of a corpus, and what is taken out while searching."""
+"""What is taken out while searching: the guard near the positives and the factors of a distribution, tile by tile."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import reduce
 from typing import Annotated
 
 import torch
 from torch import Tensor
 
 from hardneg.core.draws import gumbel_keys
-from hardneg.core.sweep import Bounds, MaskedTile, finish, left_by, merge_states, reduce_rows
+from hardneg.core.sweep import Bounds, MaskedTile, finish, left_by, reduce_rows
 from hardneg.core.types import NEVER
 from hardneg.mining.meeting import Meeting
 from hardneg.negatives import Negatives
@@ -43,51 +42,61 @@ class CorpusRows:
 
 
 def bounds_of(
-    meeting: Meeting, shards: Sequence[Part], query: Annotated[Tensor, "b"], factors: Sequence[Negatives]
+    meeting: Meeting, query: Annotated[Tensor, "b"], factors: Sequence[Negatives], part: Part | None = None
 ) -> list[Bounds]:
-    """The bounds of each factor for these queries, shard by shard and merged."""
+    """The bounds of each factor for these queries, over a part of the corpus or, without one, the positives alone."""
     found: list[Bounds] = []
+    rows = CorpusRows(meeting, query, part or (0, 0))
     for i, factor in enumerate(factors):
         declared = factor.bounds()
-        if not declared:
-            found.append({})
-            continue
-        left = left_by(factors[:i], found)
-        states = [reduce_rows(declared, CorpusRows(meeting, query, part), left) for part in shards]
-        found.append(finish(declared, reduce(lambda first, second: merge_states(declared, first, second), states)))
+        found.append(finish(declared, reduce_rows(declared, rows, left_by(factors[:i], found))) if declared else {})
     return found
 
 
 class Filters:
     """The guard near the positives and some of the factors, applied to blocks of similarities while searching.
 
-    What is left is ordered by similarity or, with ``uniforms``, as Gumbel-max draws them.
+    What is left is ordered by similarity or, with ``uniforms``, as Gumbel-max draws them. ``judged_again``: the factors
+    see the candidates that are left once more, in float64, so that one which rounding may have moved over an edge is
+    left in.
     """
 
     def __init__(
         self,
         meeting: Meeting,
-        shards: Sequence[Part],
         query: Annotated[Tensor, "b"],
         factors: Sequence[Negatives],
+        bounds: Sequence[Bounds],
         uniforms: Uniforms | None = None,
+        *,
+        judged_again: bool = False,
     ) -> None:
-        self.meeting, self.query, self.factors, self.uniforms = meeting, query, factors, uniforms
-        self.bounds = bounds_of(meeting, shards, query, factors)
+        self.meeting, self.query, self.factors, self.bounds = meeting, query, factors, bounds
+        self.uniforms, self.drawn, self.judged_again = uniforms, uniforms is not None, judged_again
         self.seen = torch.zeros(len(query), 2 + len(factors), dtype=torch.long, device=meeting.device)
 
-    def __call__(self, similarity: Annotated[Tensor, "b m"], low: int, high: int) -> Annotated[Tensor, "b m"]:
-        valid = similarity != NEVER
-        left = [valid.sum(1)]
-        valid = valid & ~self.meeting.near_positive_block(self.query, low, high)
-        left.append(valid.sum(1))
+    def __call__(
+        self, similarity: Annotated[Tensor, "b m"], low: int, high: int, slack: Annotated[Tensor, "b 1"]
+    ) -> Annotated[Tensor, "b m"]:
+        met = similarity != NEVER
+        valid = met & ~self.meeting.near_positive_block(self.query, low, high)
+        log_w, left = self._weighed(similarity, valid, low, high)
+        self.seen += torch.stack([met.sum(1), *left], 1)
+        if self.uniforms is not None:
+            return gumbel_keys(log_w, self.uniforms(low, high))
+        kept = log_w != NEVER
+        if self.judged_again:
+            by = slack.to(similarity.dtype)
+            for moved in (similarity - by, similarity + by):
+                kept |= self._weighed(moved, valid, low, high)[0] != NEVER
+        return similarity.masked_fill(~kept, NEVER)
+
+    def _weighed(self, similarity: Tensor, valid: Tensor, low: int, high: int) -> tuple[Tensor, list[Tensor]]:
+        """The log-weights, and how many were left by the guard and by each factor."""
         tile = self.meeting.tile(self.query, similarity, low, high)
-        log_w = torch.where(valid, 0.0, NEVER).to(similarity.dtype)
+        log_w, left = torch.where(valid, 0.0, NEVER).to(similarity.dtype), [valid.sum(1)]
         for factor, bound in zip(self.factors, self.bounds, strict=True):
             log_w = torch.where(valid, log_w + factor.log_weight(tile.bounded(bound)), NEVER)
             valid = log_w != NEVER
             left.append(valid.sum(1))
-        self.seen += torch.stack(left, 1)
-        if self.uniforms is None:
-            return similarity.masked_fill(~valid, NEVER)
-        return gumbel_keys(log_w, self.uniforms(low, high))
+        return log_w, left

@@ -17,20 +17,20 @@ from hardneg.io.tables import (
     Table,
     aligned,
     column_of_vectors,
+    holds_vectors,
     read_table,
     read_vectors,
-    suffix_of,
-    vector_suffixes,
 )
 from hardneg.mining.cells import checked_ids
 from hardneg.mining.checks import check_directions, rule_of
 from hardneg.mining.encode import Encoder, embed, encoder_of_function, encoders_of_model, load_callable
 from hardneg.mining.engine import Miner
+from hardneg.mining.engines import Engine
 from hardneg.mining.judgements import numbered_both, read_judgements
 from hardneg.mining.lexical import Lexical
 from hardneg.mining.options import MineOptions
 from hardneg.mining.problem import Problem, Side, build_problem, positive_column, side_of_table
-from hardneg.mining.ranks import Ranks, device_of_rank
+from hardneg.mining.ranks import device_of_rank
 from hardneg.mining.search import Search
 
 Progress = Callable[[str, int], Callable[[int], None]]
@@ -44,7 +44,7 @@ def load_problem(options: MineOptions) -> Problem:
     two files of embeddings carry ids, by id.
     """
     _check_all_are_read(options)
-    table = None if _holds_vectors(options.queries) else read_table(options.queries)
+    table = None if holds_vectors(options.queries) else read_table(options.queries)
     queries = _side(table, options.queries, options.query_embeddings, options, "queries")
     same = _are_the_same(options)
     corpus = _corpus(options, queries, same)
@@ -67,15 +67,11 @@ def _corpus(options: MineOptions, queries: Side, same: bool) -> Side | None:
         vectors, ids = read_vectors(given, options.embedding_column)  # the same rows, encoded as documents
         return replace(queries, vectors=aligned(vectors, ids, queries.ids, "corpus", given))
     if options.corpus is not None:
-        documents = None if _holds_vectors(options.corpus) else read_table(options.corpus)
+        documents = None if holds_vectors(options.corpus) else read_table(options.corpus)
         return _side(documents, options.corpus, options.corpus_embeddings, options, "corpus")
     if options.corpus_embeddings is not None:
         return _side(None, options.corpus_embeddings, None, options, "corpus")
     return None
-
-
-def _holds_vectors(path: str) -> bool:
-    return suffix_of(Path(path)) in vector_suffixes
 
 
 def _check_all_are_read(options: MineOptions) -> None:
@@ -84,7 +80,7 @@ def _check_all_are_read(options: MineOptions) -> None:
         ("queries", options.queries, options.query_embeddings),
         ("corpus", options.corpus, options.corpus_embeddings),
     ):
-        if path is not None and beside is not None and _holds_vectors(path) and not _same_file(path, beside):
+        if path is not None and beside is not None and holds_vectors(path) and not _same_file(path, beside):
             raise ArgumentError("mine", f"the embeddings of the {name} once", f"{path} and {beside}")
 
 
@@ -145,7 +141,7 @@ def _with_stand_ins(values: list[Any], empty: list[bool]) -> list[Any]:
     return [some if lack else value for value, lack in zip(values, lacks, strict=True)] if any(lacks) else values
 
 
-def embeddings(options: MineOptions, problem: Problem, ranks: Ranks, progress: Progress) -> Embedded:
+def embeddings(options: MineOptions, problem: Problem, engine: Engine, progress: Progress) -> Embedded:
     """Vectors of the queries and of the corpus, given or encoded."""
     sides = (problem.queries, problem.corpus)
     if options.search == "bm25":  # nothing is compared by vectors; one number stands for each
@@ -160,7 +156,7 @@ def embeddings(options: MineOptions, problem: Problem, ranks: Ranks, progress: P
             assert encoders is not None
             assert side.texts is not None
             done = progress(f"encoding {name}", len(side))
-            side.vectors = embed(side.texts, encoders[number], cache, ranks, done)
+            side.vectors = embed(side.texts, encoders[number], cache, engine, done)
             keys[name] = encoders[number].key
         found.append(side.vectors)
     if found[0].shape[1] != found[1].shape[1]:
@@ -181,8 +177,7 @@ def load_encoders(options: MineOptions) -> tuple[Encoder, Encoder]:
 
 def make_miner(options: MineOptions, problem: Problem, queries: Tensor, corpus: Tensor) -> Miner:
     if options.similarity == "cosine":
-        for name, vectors in (("queries", queries), ("corpus", corpus)):
-            check_directions(name, vectors)
+        check_directions("queries", queries)
     only_words = options.search == "bm25"
     also: tuple[Lexical, ...] = ()
     if options.bm25 or only_words:
@@ -197,6 +192,7 @@ def make_miner(options: MineOptions, problem: Problem, queries: Tensor, corpus: 
         candidates=options.candidates,
         cosine=options.similarity == "cosine",
         also=also,
+        shards=options.shards,
     )
     labels = _labels(problem)
     return Miner(

@@ -1,4 +1,4 @@
-"""`hardneg mine`: files in, files out. Blocks of queries are kept as they are done, so that a killed run resumes.
+"""`hardneg mine`: files in, files out. Pieces are kept as they are done, so that a killed run resumes.
 
 The output and its manifest are made in OUT.work and put in place one after the other: the manifest holds the digest of
 the output, so that no reader takes those of two jobs for one. One process at a time works on an output.
@@ -7,14 +7,14 @@ the output, so that no reader takes those of two jobs for one. One process at a 
 from __future__ import annotations
 
 import errno
-import hashlib
 import json
 import os
 import re
 import shutil
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -23,25 +23,32 @@ import torch
 
 from hardneg import __version__
 from hardneg.core.errors import ArgumentError, Damaged, spelled, warn_once, written
-from hardneg.io.arrays import read_npz
-from hardneg.io.files import locked, read_json, run_again, write_atomically, write_json
+from hardneg.io.files import locked, read_json, run_again, write_json
 from hardneg.io.outputs import check_output, swap_in
 from hardneg.io.provenance import environment
-from hardneg.io.sealed import is_whole, sealing
+from hardneg.mining.beir import from_beir
 from hardneg.mining.cache_key import digest_of_path, key_of_function
 from hardneg.mining.checks import check_options
-from hardneg.mining.encode import load_callable
-from hardneg.mining.engine import MinedBlock, Miner
+from hardneg.mining.encode import cached, load_callable
+from hardneg.mining.engine import Mined, Miner
+from hardneg.mining.engines import Engine, PartDone, engine_of
+from hardneg.mining.engines.local import Local
+from hardneg.mining.estimate import check_disk
 from hardneg.mining.explain import Explanation
 from hardneg.mining.inputs import Embedded, Progress, embeddings, load_problem, make_miner
 from hardneg.mining.manifest import describe_inputs, is_of, read_manifest
-from hardneg.mining.options import MineOptions, manifest_of
+from hardneg.mining.options import MineOptions, inputs, manifest_of
 from hardneg.mining.output import Layout, Result, has_rows, recover, write_output
+from hardneg.mining.pieces import Files
 from hardneg.mining.problem import Problem
-from hardneg.mining.ranks import Ranks, join_ranks
+from hardneg.mining.stages import Stage, Stages, chosen_pieces
 from hardneg.negatives import parse
 
-_ours = re.compile(r"job\.json|manifest\.json|output(\.parquet|\.jsonl)?|block-\d{6,}\.npz|\..*\.partial")
+_ours = re.compile(
+    r"job\.json|manifest\.json|output(\.parquet|\.jsonl)?|(pilot|\d+\.\d+-[a-z]+\.\d+\.\d+)-\d{6,}\.npz|\..*\.partial"
+)
+_large = 1 << 28  # bytes
+_names = {"bounds": "finding bounds", "settled": "merging bounds", "lists": "searching", "chosen": "choosing"}
 
 
 @dataclass(frozen=True)
@@ -60,19 +67,23 @@ def quiet(what: str, steps: int) -> Callable[[int], None]:
 
 
 def run(options: MineOptions, progress: Progress = quiet) -> Summary | None:
-    """Mines files into files; None on every rank but the first. See docs/guides/mining.md."""
+    """Mines files into files; None on every rank but the first, and of a part. See docs/guides/mining.md."""
+    options = from_beir(options)
     check_options(options)
     check_work_folder(options.out)
-    ranks = join_ranks()
-    with _alone(options, ranks):
-        summary = _run(options, ranks, progress)
-    ranks.leave()
-    return summary
+    engine = engine_of(options)
+    try:
+        with _alone(options, engine):
+            return _run(options, engine, progress)
+    except PartDone:
+        return None
+    finally:
+        engine.leave()
 
 
-def _alone(options: MineOptions, ranks: Ranks) -> AbstractContextManager[None]:
-    """The lock of this output; the first of several ranks holds it for all."""
-    if not ranks.first:
+def _alone(options: MineOptions, engine: Engine) -> AbstractContextManager[None]:
+    """The lock of this output; the first of several ranks holds it for all, and parts work side by side."""
+    if not engine.first:
         return nullcontext()
     out = Path(options.out)
     if out.parent.exists() and not out.parent.is_dir():
@@ -82,30 +93,78 @@ def _alone(options: MineOptions, ranks: Ranks) -> AbstractContextManager[None]:
     return locked(out.with_name(f".{out.name}.lock"), "mine", fix=fix, remove=True)
 
 
-def _run(options: MineOptions, ranks: Ranks, progress: Progress) -> Summary | None:
-    if ranks.first:
+def _run(options: MineOptions, engine: Engine, progress: Progress) -> Summary | None:
+    if engine.first:
         recover(Path(options.out))
         _check_ours(options)
-    sources = describe_inputs(options) if ranks.first else {}
+    sources = describe_inputs(options) if engine.first else {}
     problem = load_problem(options)
     check_room(options, problem)
     warn_of_ids(options, problem)
-    embedded = embeddings(options, problem, ranks, progress)
+    embedded = embeddings(options, problem, engine, progress)
     miner = make_miner(options, problem, *embedded.vectors)
-    work = _work_folder(options, _fingerprint(options, problem, miner), ranks)
-    done = progress("mining", len(problem.queries))
-    for number, (low, high) in enumerate(miner.blocks()):
-        shard, is_own = _shard(work, number), number % ranks.size == ranks.rank
-        if is_own and not is_whole(shard, "mine", "its queries are mined again", _read_block):
-            write_atomically(shard, sealing(lambda file, b=(low, high): _save(file, miner, *b)), run_again)  # type: ignore[misc]
-        done(high - low)
-    ranks.wait()
-    summary = _finish(options, problem, miner, work, embedded, sources) if ranks.first else None
-    ranks.wait()
-    if ranks.first:
-        shutil.rmtree(work)
+    check_disk(miner, Path(options.out).absolute().parent)
+    store = Files(_work_folder(options, _fingerprint(options, embedded, miner), engine))
+    context = Context(_absolute(options), tuple(embedded.keys.items()), str(store.folder.absolute()))
+    _here[context] = Stages(miner, store)
+
+    def run_stage(stage: Stage) -> None:
+        done = progress(_names[stage.kind], stage.pieces)
+        tasks = [(stage, piece) for piece in range(stage.pieces)]
+        is_done = lambda task: store.has(task[0].name, task[1])  # noqa: E731
+        engine.map(partial(compute, context), tasks, is_done, lambda task: done(1))
+
+    try:
+        mined = miner.joined(chosen_pieces(miner, store, run_stage))
+    finally:
+        del _here[context]
+    summary = _finish(options, problem, miner, mined, store.folder, embedded, sources) if engine.first else None
+    engine.wait()
+    if engine.first:
+        shutil.rmtree(store.folder)
         _remove_partials(options)
     return summary
+
+
+@dataclass(frozen=True)
+class Context:
+    """What a process needs to compute pieces of a job: the options, the keys of the encoders, the folder of pieces."""
+
+    options: MineOptions
+    keys: tuple[tuple[str, str], ...]
+    folder: str
+
+
+_here: dict[Context, Stages] = {}
+"""The jobs of this process, which its forks inherit."""
+
+
+def compute(context: Context, task: tuple[Stage, int]) -> None:
+    """Computes one piece and keeps it."""
+    if context not in _here:
+        _here.clear()
+        _here[context] = _stages_of(context)
+    stages, (stage, piece) = _here[context], task
+    stages.store.write(stage.name, piece, stages.perform(stage, piece))
+
+
+def _stages_of(context: Context) -> Stages:
+    """In another process: tables and vectors are read again, no encoder is loaded."""
+    options, keys = context.options, dict(context.keys)
+    problem = load_problem(options)
+    cache = Path(options.cache) if options.cache else Path(f"{options.out}.embeddings")
+    for name, side in (("queries", problem.queries), ("corpus", problem.corpus)):
+        if side.vectors is None and side.texts is not None and name in keys:
+            side.vectors = cached(side.texts, keys[name], cache)
+    vectors = embeddings(options, problem, Local(), quiet).vectors
+    return Stages(make_miner(options, problem, *vectors), Files(Path(context.folder)))
+
+
+def _absolute(options: MineOptions) -> MineOptions:
+    """With paths that are right in any folder."""
+    given = {name: getattr(options, name) for name in (*inputs, "out", "cache")}
+    paths: dict[str, Any] = {name: str(Path(path).absolute()) for name, path in given.items() if path is not None}
+    return replace(options, **paths)
 
 
 def _check_ours(options: MineOptions) -> None:
@@ -151,20 +210,20 @@ def warn_of_ids(options: MineOptions, problem: Problem) -> None:
         warn_once(f"no texts: {options.format}", text)
 
 
-def _shard(work: Path, number: int) -> Path:
-    return work / f"block-{number:06d}.npz"
-
-
-def _work_folder(options: MineOptions, wanted: dict[str, Any], ranks: Ranks) -> Path:
-    """Where finished blocks lie; those of another job, or of other data, are thrown away."""
+def _work_folder(options: MineOptions, wanted: dict[str, Any], engine: Engine) -> Path:
+    """Where finished pieces lie; those of another job, or of other data, are thrown away."""
     work = Path(f"{options.out}.work")
-    if ranks.first:
-        known = work / "job.json"
-        if work.exists() and _read_job(known) != wanted:
-            shutil.rmtree(work)
-        work.mkdir(parents=True, exist_ok=True)
-        write_json(known, wanted, run_again)
-    ranks.wait()
+
+    with (
+        nullcontext() if engine.alone else locked(Path(f"{options.out}.work.lock"), "mine", patience=60.0, remove=True)
+    ):
+        if engine.first or not engine.alone:
+            known = work / "job.json"
+            if work.exists() and _read_job(known) != wanted:
+                shutil.rmtree(work)
+            work.mkdir(parents=True, exist_ok=True)
+            write_json(known, wanted, run_again)
+    engine.wait()
     return work
 
 
@@ -188,89 +247,60 @@ def _read_job(path: Path) -> Any:
     if not path.exists():
         return None
     try:
-        return read_json(path, "all blocks are mined again", who="mine")
+        return read_json(path, "all of it is computed again", who="mine")
     except Damaged as error:
         warn_once(f"damaged {path}", str(error))
         return None
 
 
-def _fingerprint(options: MineOptions, problem: Problem, miner: Miner) -> dict[str, Any]:
-    """What must be the same for the blocks of a killed run to be used: the data, the options, the functions that they
-    name, and how the queries were cut into blocks, which follows from the device."""
-    content = hashlib.sha256()
-    for side in (problem.queries, problem.corpus):
-        for column in (side.ids, side.texts, side.labels):
-            _add_to(content, column or ())
-    _add_to(content, problem.positives)
-    _add_to(content, problem.own)
-    for vectors in (miner.meeting.queries.vectors, miner.meeting.keys.vectors):
-        for low in range(0, len(vectors), 65536):
-            content.update(vectors[low : low + 65536].contiguous().cpu().numpy().tobytes())
-    relevant = {
-        name: value
-        for name, value in asdict(options).items()
-        if name not in ("device", "cache", "batch_size", "overwrite")
-    }
+def _fingerprint(options: MineOptions, embedded: Embedded, miner: Miner) -> dict[str, Any]:
+    """What must be the same for the pieces of a killed run to be used: the data, the options, the functions that they
+    name, and how queries and corpus were cut into blocks, which follows from the device."""
+    elsewhere = ("device", "cache", "batch_size", "overwrite", "engine", "workers", "ray_address", "part", "merge")
+    relevant = {name: value for name, value in asdict(options).items() if name not in elsewhere}
+    rescore = options.rescore
     return {
         "options": json.dumps(relevant, sort_keys=True),
-        "content": content.hexdigest(),
-        "rescore": None
-        if options.rescore is None
-        else key_of_function(options.rescore, load_callable(options.rescore)),
-        "block": miner.meeting.query_block,
+        "inputs": {name: _stamp(Path(getattr(options, name))) for name in inputs if getattr(options, name) is not None},
+        "encoder": embedded.keys,
+        "rescore": None if rescore is None else key_of_function(rescore, load_callable(rescore)),
+        "blocks": [miner.meeting.query_block, miner.meeting.corpus.block, len(miner.finder.shards)],
         "device": miner.meeting.device.type,
         "version": __version__,
     }
 
 
-def _add_to(content: Any, column: Iterable[Any]) -> None:
-    """Row by row, so that the texts of a large corpus are never held twice."""
-    for one in column:
-        content.update(repr(one).encode() + b"\n")
-    content.update(b"\n")
+def _stamp(path: Path) -> Any:
+    """What changes when a file or folder does: its digest or, of a large one, which each part would read, the times."""
+    files = sorted(file for file in path.rglob("*") if file.is_file()) if path.is_dir() else [path]
+    states = [file.stat() for file in files]
+    if sum(state.st_size for state in states) < _large:
+        return digest_of_path(path)
+    return [[file.name, state.st_size, state.st_mtime_ns] for file, state in zip(files, states, strict=True)]
 
 
-def _save(file: Any, miner: Miner, low: int, high: int) -> None:
-    block = miner.block(low, high)
-    positives, real = miner.meeting.positive_scores(torch.arange(low, high, device=miner.meeting.device))
-    np.savez(
-        file,
-        rows=block.rows.numpy(),
-        scores=block.scores.numpy(),
-        found_by=block.found_by.numpy(),
-        positive_scores=positives[real].cpu().numpy(),
-        explanation=np.frombuffer(json.dumps(asdict(block.explanation)).encode(), dtype=np.uint8),
+def _result(problem: Problem, miner: Miner, mined: Mined) -> Result:
+    # The pairs of the miner are sorted by row within a query; the problem's positives follow.
+    problem.positives = [sorted(rows) for rows in problem.positives]
+    query = torch.arange(len(problem.queries), device=miner.meeting.device)
+    place, rows = miner.meeting.positives.of(query)
+    positives = miner.meeting.pair_scores(query[place], rows).to(mined.scores.dtype).cpu().numpy()
+    return Result(
+        problem, mined.rows.numpy(), mined.scores.numpy(), positives, mined.found_by.numpy(), mined.retrievers
     )
 
 
-def _read_block(path: Path) -> tuple[MinedBlock, Any]:
-    """The block, and the scores of its positives."""
-    file = read_npz("mine", path)
-    fields = json.loads(file["explanation"].tobytes())
-    explanation = Explanation(**{**fields, "steps": tuple(fields["steps"]), "used": tuple(fields["used"])})
-    rows, scores, found_by = (torch.from_numpy(file[name]) for name in ("rows", "scores", "found_by"))
-    return MinedBlock(rows, scores, found_by, explanation), file["positive_scores"]
-
-
-def _collected(problem: Problem, miner: Miner, work: Path) -> tuple[Result, Explanation]:
-    """What all blocks have found."""
-    read = (_read_block(_shard(work, number)) for number in range(len(miner.blocks())))
-    blocks, positive_scores = zip(*read, strict=True)
-    mined = miner.joined(blocks)
-    if len(mined.rows) != len(problem.queries):
-        got = f"blocks of {len(mined.rows)} of {len(problem.queries)} queries"
-        raise Damaged("mine", "all blocks", work, got, "delete it and run the same command again")
-    # The pairs of the miner are sorted by row within a query; the problem's positives follow.
-    problem.positives = [sorted(rows) for rows in problem.positives]
-    arrays = (mined.rows.numpy(), mined.scores.numpy(), np.concatenate(positive_scores), mined.found_by.numpy())
-    return Result(problem, *arrays, mined.retrievers), mined.explanation
-
-
 def _finish(
-    options: MineOptions, problem: Problem, miner: Miner, work: Path, embedded: Embedded, sources: dict[str, Any]
+    options: MineOptions,
+    problem: Problem,
+    miner: Miner,
+    mined: Mined,
+    work: Path,
+    embedded: Embedded,
+    sources: dict[str, Any],
 ) -> Summary:
     """Makes the output and its manifest in the work folder, then puts both in place."""
-    result, explanation = _collected(problem, miner, work)
+    result, explanation = _result(problem, miner, mined), mined.explanation
     anchor = options.columns.query if options.columns.query and "+" not in options.columns.query else "anchor"
     layout = Layout(options.format, anchor, options.columns.positive or "positive", options.scores)
     if not has_rows(result, layout):

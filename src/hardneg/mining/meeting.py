@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from hardneg.core.errors import ArgumentError
+from hardneg.core.exact import pair_similarity
 from hardneg.core.nearest import Corpus
 from hardneg.core.tiles import Tile
 from hardneg.core.types import NEVER, Guide, Keys, Scores, Tags
@@ -26,19 +27,27 @@ class Model:
     def __init__(self, queries: Annotated[Tensor, "q d"], corpus: Corpus) -> None:
         self.queries, self.corpus = queries, corpus
 
+    def raw(self, query: Annotated[Tensor, "b"]) -> Annotated[Tensor, "b d"]:
+        return self.queries[query.to(self.queries.device)]
+
     def of(self, query: Annotated[Tensor, "b"]) -> Annotated[Tensor, "b d"]:
-        return self.corpus.prepared(self.queries[query.to(self.queries.device)])
+        """As they are compared."""
+        return self.corpus.prepared(self.raw(query))
 
     def block(self, query: Annotated[Tensor, "b"], low: int, high: int) -> Annotated[Tensor, "b m"]:
         return self.of(query) @ self.corpus.part(low, high).T
 
     def pairs(self, query: Annotated[Tensor, "m"], rows: Annotated[Tensor, "m"]) -> Annotated[Tensor, "m"]:
-        at_once = max(1, most_numbers // self.queries.shape[1])
-        parts = [
-            (self.of(q) * self.corpus.rows(r)).sum(-1)
-            for q, r in zip(torch.split(query, at_once), torch.split(rows, at_once), strict=True)
-        ]
-        return torch.cat(parts) if parts else torch.zeros(0, dtype=self.corpus.dtype, device=self.corpus.device)
+        """Of each pair by itself, in float64; of a negative row that of any."""
+        parts = [torch.zeros(0, dtype=torch.float64, device=self.corpus.device)]
+        at_once = max(1, most_numbers // max(self.queries.shape[1], 1))
+        for some, its in zip(torch.split(query, at_once), torch.split(rows.clamp(min=0), at_once), strict=True):
+            of_query, of_row = (
+                vectors[index.to(vectors.device)].to(self.corpus.device)
+                for vectors, index in ((self.queries, some), (self.corpus.vectors, its))
+            )
+            parts.append(pair_similarity(of_query, of_row, cosine=self.corpus.cosine))
+        return torch.cat(parts)
 
 
 class Meeting:
@@ -58,7 +67,7 @@ class Meeting:
         self.queries, self.keys, self.rescore = queries, corpus, rescore
         self.temperature, self.near_positive = temperature, near_positive
         self.device = torch.device(search.device) if search.device else corpus.vectors.device
-        self.query_block, self._block = search.blocks(self.device)
+        self.query_block, self._block = search.blocks(self.device, len(corpus))
         self.model = self._model(queries.vectors, corpus.vectors, search.cosine)
         self.corpus = self.model.corpus
         self.guide = None if guide is None else self._guide(*guide, search.cosine)
@@ -67,7 +76,7 @@ class Meeting:
         self.positives = pairs.to(self.device)
         self.excluded = _with_own(pairs, queries.ids, corpus.ids, rows_of).to(self.device)
         self.source = corpus.source or "corpus"
-        self._last: tuple[Tensor, tuple[Tensor, Tensor]] | None = None
+        self._of_block: dict[int, tuple[Tensor, tuple[Tensor, Tensor]]] = {}
 
     def _model(self, queries: Tensor, corpus: Tensor, cosine: bool) -> Model:
         return Model(queries, Corpus(corpus, self.device, self._block, queries.dtype, cosine))
@@ -91,7 +100,7 @@ class Meeting:
         """Similarity, or the rescorer's score, of each pair."""
         if self.rescore is None:
             return self.model.pairs(query, rows)
-        scores = self.rescore(query.cpu(), rows.cpu()).to(self.device, self.corpus.dtype)
+        scores = self.rescore(query.cpu(), rows.cpu()).to(self.device, torch.float64)
         if scores.shape != rows.shape or not bool(scores.isfinite().all()):
             what = f"one finite score for each of {len(rows)} pairs"
             raise ArgumentError("rescore", what, f"shape {tuple(scores.shape)}")
@@ -99,14 +108,18 @@ class Meeting:
 
     def positive_scores(self, query: Tensor) -> tuple[Annotated[Tensor, "b p"], Annotated[Tensor, "b p"]]:
         """Similarities of these queries with their positives, and which are real; kept for the blocks of a search."""
-        if self._last is None or self._last[0] is not query:
-            self._last = query, self._of_positives(query, self.pair_scores)
-        return self._last[1]
+        if id(query) not in self._of_block:
+            self._of_block[id(query)] = query, self._of_positives(query, self.pair_scores)
+        return self._of_block[id(query)][1]
+
+    def forget(self) -> None:
+        """Drops what was kept for the blocks of a search."""
+        self._of_block.clear()
 
     def _of_positives(self, query: Tensor, score: Callable[[Tensor, Tensor], Tensor]) -> tuple[Tensor, Tensor]:
         place, column, rows = self.positives.columns(query)
         width = int(column.max()) + 1 if len(column) else 1
-        scores = torch.zeros(len(query), width, dtype=self.corpus.dtype, device=self.device)
+        scores = torch.zeros(len(query), width, dtype=torch.float64, device=self.device)
         real = torch.zeros(len(query), width, dtype=torch.bool, device=self.device)
         scores[place, column], real[place, column] = score(query[place], rows), True
         return scores, real

@@ -11,6 +11,7 @@ inputs = ("queries", "corpus", "judgements", "query_embeddings", "corpus_embeddi
 """The options that name what is read."""
 
 INPUT, RULE, SEARCH, OUTPUT = "What is mined", "Which negatives", "How candidates are found", "What is written"
+RUN = "Where it runs"
 """The panels of the help."""
 
 
@@ -64,3 +65,9 @@ class MineOptions:
     query_block: int = option(0, "Queries at a time; 0: what fits.", SEARCH, low=0)
     device: str | None = option(None, "cpu, cuda ...", SEARCH)
     overwrite: bool = option(False, "Also replace what mine has not made.", OUTPUT, "--overwrite")
+    engine: str = option("local", "Processes of this machine, or a Ray cluster.", RUN, among=("local", "ray"))
+    workers: int = option(0, "Processes; 0: one for each core.", RUN, low=0)
+    ray_address: str | None = option(None, "Of a cluster; none: one is started.", RUN)
+    shards: int = option(0, "Pieces of the corpus; 0: of half a minute each.", RUN, low=0)
+    part: str | None = option(None, "i/n: only this part of the work, i from 0.", RUN)
+    merge: bool = option(False, "After the parts: what is left, and the output.", RUN, "--merge")

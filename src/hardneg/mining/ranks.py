@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
+from typing import Any
 
 import torch
 
@@ -15,6 +17,21 @@ class Ranks:
 
     rank: int = 0
     size: int = 1
+    alone = True
+
+    def map(
+        self,
+        function: Callable[[Any], None],
+        tasks: Sequence[Any],
+        is_done: Callable[[Any], bool],
+        done: Callable[[Any], None],
+    ) -> None:
+        """An engine: every rank runs its share and waits for the others."""
+        for number, task in enumerate(tasks):
+            if number % self.size == self.rank and not is_done(task):
+                function(task)
+            done(task)
+        self.wait()
 
     def wait(self) -> None:
         """Waits for every rank."""

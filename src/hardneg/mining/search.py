@@ -10,10 +10,14 @@ from torch import Tensor
 
 from hardneg.core.errors import argument_error, check_among, check_count
 
-_queries = {"cpu": 512, "cuda": 4096}
-_block_bytes = {"cpu": 20 << 20, "cuda": 1 << 30}  # on a CPU what its caches still help with
+_queries = {"cpu": 512, "cuda": 8192}
+_block_bytes = 20 << 20  # of products: what the caches of a CPU still help with
+_gpu_share, _most_gpu_bytes = 64, 2 << 30  # of a GPU's memory
+_products_per_second = 2e10  # of one core, at least
+_seconds, _most_shards = 15.0, 256
 most_scores = 1 << 25  # scores, and numbers of gathered vectors, held at a time
 most_numbers = 1 << 24
+most_listed = 1 << 26  # places of lists, 16 bytes each
 
 
 class Retriever(Protocol):
@@ -38,7 +42,10 @@ class Search:
     cosine: vectors are taken at unit length, block by block.
     also: other retrievers, whose candidates join the nearest ones. Then, and where candidates are rescored, each
         retriever gives ``candidates`` of them.
-    shards: parts of the corpus that are searched one by one and whose results are merged; the same negatives.
+    shards: parts of the corpus that are searched one by one and whose results are merged; the same negatives. 0: as
+        many as take about a quarter of a minute each.
+    precision: of the products that screen candidates: ``"float32"``, ``"bfloat16"``, or ``"auto"``, which takes
+        bfloat16 where tensor cores have it; the same negatives.
     """
 
     kind: str = "exact"
@@ -50,17 +57,31 @@ class Search:
     cosine: bool = False
     also: tuple[Retriever, ...] = ()
     shards: int = 1
+    precision: str = "auto"
 
     def __post_init__(self) -> None:
         check_among("Search", "kind", self.kind, ("exact", "flat", "ivf", "hnsw", "also"))
+        check_among("Search", "precision", self.precision, ("auto", "float32", "bfloat16"))
         if self.kind == "also" and not self.also:
             raise argument_error("Search", "retrievers in also with kind 'also'", "also", self.also)
-        for name in ("query_block", "corpus_block"):
+        for name in ("query_block", "corpus_block", "shards"):
             check_count("Search", name, getattr(self, name), least=0)
-        for name in ("num_probes", "candidates", "shards"):
+        for name in ("num_probes", "candidates"):
             check_count("Search", name, getattr(self, name))
 
-    def blocks(self, device: torch.device) -> tuple[int, int]:
-        """Queries and documents of one matrix product."""
+    def blocks(self, device: torch.device, rows: int | None = None) -> tuple[int, int]:
+        """Queries and documents of one matrix product, for a corpus of so many rows."""
         queries = self.query_block or _queries.get(device.type, 512)
-        return queries, self.corpus_block or max(1024, _block_bytes.get(device.type, 20 << 20) // (4 * queries))
+        held = _block_bytes
+        if device.type == "cuda":
+            held = min(torch.cuda.get_device_properties(device).total_memory // _gpu_share, _most_gpu_bytes)
+        documents = max(1024, held // (4 * queries))
+        if rows is not None and self.shards > 1:  # as many shards as were wanted
+            documents = min(documents, -(-rows // self.shards))
+        return queries, self.corpus_block or documents
+
+    def shards_for(self, queries: int, rows: int, dim: int, device: torch.device) -> int:
+        if self.shards or device.type != "cpu":
+            return self.shards or 1
+        seconds = 2.0 * queries * rows * dim / _products_per_second
+        return min(max(1, round(seconds / _seconds)), _most_shards)

@@ -1,0 +1,116 @@
+"""The edges of a window of ranks in rows too long to hold: histograms of one byte at a time, which add up over shards.
+
+A score, and among equal scores a row, is a whole number whose bytes are in its order. Each pass counts one byte of
+those candidates that share the bytes found so far with the edge: four passes for float32, and up to four more where
+equal scores lie on both sides of an edge.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Annotated, Any
+
+import torch
+from torch import Tensor
+
+from hardneg.core.bounds import Edge, Window
+from hardneg.core.tiles import Tile
+
+_COLUMNS = 4  # bytes of a row's number, so that the first of equal ones comes first
+
+
+@dataclass(frozen=True, eq=False)
+class Edges:
+    """What is known of the two edges of a window, [b, 2] each."""
+
+    rank: Tensor  # how many candidates are inside
+    missing: Tensor  # how many of those in ``bin`` are
+    bin: Tensor  # how many candidates have the bytes found so far
+    value: Tensor  # the leading bytes of the score, and of the row
+    row: Tensor
+    level: int = 0
+
+    def tensors(self) -> tuple[Tensor, ...]:
+        return self.rank, self.missing, self.bin, self.value, self.row
+
+    def is_open(self, bytes_of_value: int) -> bool:
+        """Whether another pass is needed."""
+        if self.level < bytes_of_value:
+            return True
+        return self.level < bytes_of_value + _COLUMNS and bool((self.missing != self.bin).any())
+
+
+def start_edges(window: Window, earlier: Mapping[str, Any]) -> Edges:
+    """Before the first pass; ``earlier`` has the number of candidates."""
+    rank = torch.cat([torch.broadcast_to(place, earlier["count"].shape) for place in window.places(earlier)], 1)
+    rank = rank.long().clamp(min=0).minimum(earlier["count"])
+    zero = torch.zeros_like(rank)
+    return Edges(rank, rank, zero, zero, zero)
+
+
+def count_bytes(
+    window: Window, tile: Tile, mask: Annotated[Tensor, "b m"], edges: Edges | None
+) -> Annotated[Tensor, "b 2 256"]:
+    """How many candidates in the mask have each value of the next byte; None: of the first."""
+    value = window.value(tile)
+    number, size = _ordered(value), value.dtype.itemsize
+    if edges is None:
+        place, at = mask.nonzero().unbind(1)
+        return _counted(place, (number[place, at] >> 8 * (size - 1)) + 128, len(mask))[:, None].expand(-1, 2, -1)
+    column = ((1 << 8 * _COLUMNS) - 1 - tile.column)[None].expand(number.shape)
+    counts = []
+    for edge in range(2):
+        inside = mask & (number >> 8 * max(size - edges.level, 0) == edges.value[:, edge, None])
+        if edges.level > size:
+            inside = inside & (column >> 8 * (_COLUMNS + size - edges.level) == edges.row[:, edge, None])
+        place, at = inside.nonzero().unbind(1)
+        chosen, last = (number, size - 1) if edges.level < size else (column, size + _COLUMNS - 1)
+        counts.append(_counted(place, (chosen[place, at] >> 8 * (last - edges.level)) & 255, len(mask)))
+    return torch.stack(counts, 1)
+
+
+def _counted(place: Tensor, byte: Tensor, rows: int) -> Annotated[Tensor, "b 256"]:
+    return torch.bincount(place * 256 + byte, minlength=256 * rows).view(rows, 256).to(torch.int32)
+
+
+def narrowed(edges: Edges, counts: Annotated[Tensor, "b 2 256"], bytes_of_value: int) -> Edges:
+    """The edges with one byte more."""
+    from_top = counts.long().flip(-1)
+    reached = from_top.cumsum(-1)
+    place = (reached < edges.missing[..., None]).sum(-1, keepdim=True).clamp(max=255)
+    inside = from_top.gather(-1, place)[..., 0]
+    missing = edges.missing - (reached.gather(-1, place)[..., 0] - inside)
+    byte = 255 - place[..., 0]
+    changes: dict[str, Any] = {"missing": missing, "bin": inside, "level": edges.level + 1}
+    if edges.level < bytes_of_value:
+        changes["value"] = byte - 128 if not edges.level else (edges.value << 8) | byte
+    else:
+        changes["row"] = (edges.row << 8) | byte
+    return replace(edges, **changes)
+
+
+def finished(window: Window, edges: Edges, dtype: torch.dtype, rows: int) -> tuple[Edge | None, Edge | None]:
+    """As ``Window.finish``: value and column of the last inside each edge."""
+    value = _as_float(edges.value, dtype)
+    whole = edges.level == dtype.itemsize + _COLUMNS
+    column = (1 << 8 * _COLUMNS) - 1 - edges.row if whole else torch.full_like(edges.row, rows)
+    some = edges.rank > 0
+    value, column = torch.where(some, value, torch.inf), torch.where(some, column, -1)
+    before, after = ((value[:, i : i + 1], column[:, i : i + 1]) for i in range(2))
+    return before if window.skipped(rows) else None, after if window.farthest(rows) else None
+
+
+def _ordered(value: Tensor) -> Tensor:
+    """Whole numbers in the order of the floats: the bits of negative ones are flipped."""
+    bits = (value + 0.0).contiguous().view(torch.int32 if value.dtype.itemsize == 4 else torch.int64).long()
+    return _flipped(bits, value.dtype.itemsize)
+
+
+def _flipped(bits: Tensor, size: int) -> Tensor:
+    return bits ^ ((bits >> (8 * size - 1)) & ((1 << (8 * size - 1)) - 1))
+
+
+def _as_float(number: Tensor, dtype: torch.dtype) -> Tensor:
+    bits = _flipped(number, dtype.itemsize)
+    return (bits.to(torch.int32) if dtype.itemsize == 4 else bits).view(dtype)

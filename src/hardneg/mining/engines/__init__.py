@@ -1,0 +1,65 @@
+"""Where the pieces of a job are computed. An engine is a map over tasks, each of which may be killed or run twice."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
+
+from hardneg.core.errors import argument_error
+from hardneg.mining.options import MineOptions
+
+
+class Engine(Protocol):
+    """A map over tasks. ``function`` and tasks can be pickled; what a task computes it leaves in a file."""
+
+    @property
+    def first(self) -> bool:
+        """Whether this process writes the output."""
+        ...
+
+    @property
+    def alone(self) -> bool:
+        """Whether no other process works on the same output."""
+        ...
+
+    def map(
+        self,
+        function: Callable[[Any], None],
+        tasks: Sequence[Any],
+        is_done: Callable[[Any], bool],
+        done: Callable[[Any], None],
+    ) -> None:
+        """Runs the tasks that are not done, and calls ``done`` for each of all; returns when every task is done."""
+        ...
+
+    def wait(self) -> None:
+        """Waits for the other processes that share this engine, if there are any."""
+        ...
+
+    def leave(self) -> None: ...
+
+
+class PartDone(Exception):
+    """One of several parts has done its share of a stage, and other parts have not done theirs."""
+
+
+def engine_of(options: MineOptions) -> Engine:
+    """The engine that the options name; under torchrun, its ranks."""
+    from hardneg.mining.engines.local import Local
+    from hardneg.mining.engines.parts import Part
+    from hardneg.mining.ranks import join_ranks
+
+    if options.part is not None and options.merge:
+        raise argument_error("mine", "a part or the merge after all parts", "part", options.part)
+    if options.part is not None:
+        return Part.parse(options.part)
+    if options.engine == "ray":
+        from hardneg.mining.engines.ray import Ray
+
+        return Ray(options.ray_address, options.workers)
+    ranks = join_ranks()
+    if ranks.size > 1:
+        if options.workers > 1:
+            raise argument_error("mine", "one worker for each rank of torchrun", "workers", options.workers)
+        return ranks
+    return Local(options.workers, options.device)

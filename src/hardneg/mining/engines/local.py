@@ -1,0 +1,84 @@
+"""Processes of this machine."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+from collections.abc import Callable, Sequence
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from concurrent.futures.process import BrokenProcessPool
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from hardneg.core.errors import warn_once
+
+_tries = 3
+
+
+@dataclass(frozen=True)
+class Local:
+    """``workers`` processes; 0: one for each core that torch uses, and one where there is a GPU.
+
+    They are forks of this process where the system has them, so that nothing is loaded twice.
+    """
+
+    workers: int = 1
+    device: str | None = None
+    first = alone = True
+
+    @property
+    def number(self) -> int:
+        on_gpu = self.device.startswith("cuda") if self.device else torch.cuda.is_available()
+        return self.workers or (1 if on_gpu else torch.get_num_threads())
+
+    def map(
+        self,
+        function: Callable[[Any], None],
+        tasks: Sequence[Any],
+        is_done: Callable[[Any], bool],
+        done: Callable[[Any], None],
+    ) -> None:
+        left: list[Any] = []
+        for task in tasks:
+            (done if is_done(task) else left.append)(task)
+        if min(self.number, len(left)) <= 1:
+            for task in left:
+                function(task)
+                done(task)
+            return
+        for again in range(_tries):
+            left = self._in_processes(function, left, done, last=again == _tries - 1)
+            if not left:
+                return
+
+    def wait(self) -> None:
+        pass
+
+    def leave(self) -> None:
+        pass
+
+    def _in_processes(
+        self, function: Callable[[Any], None], tasks: list[Any], done: Callable[[Any], None], last: bool
+    ) -> list[Any]:
+        """What is left after a worker was killed."""
+        method = "fork" if "fork" in multiprocessing.get_all_start_methods() and os.name == "posix" else "spawn"
+        number = min(self.number, len(tasks))
+        finished: set[int] = set()
+        context = multiprocessing.get_context(method)
+        with ProcessPoolExecutor(number, context, initializer=torch.set_num_threads, initargs=(1,)) as pool:
+            futures = {pool.submit(function, task): i for i, task in enumerate(tasks)}
+            try:
+                for future in as_completed(futures):
+                    future.result()
+                    finished.add(futures[future])
+                    done(tasks[futures[future]])
+            except BrokenProcessPool:
+                if last:
+                    raise
+                warn_once("worker killed", "A worker process was killed; its task is run again.")
+            except BaseException:
+                pool.shutdown(wait=False, cancel_futures=True)
+                raise
+        return [task for i, task in enumerate(tasks) if i not in finished]

@@ -1,0 +1,64 @@
+"""Ray Core: the tasks of a job on the machines of a cluster, which share its files."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from hardneg.core.errors import optional
+
+
+@dataclass(frozen=True)
+class Ray:
+    """A cluster at ``address``, the one that this process has joined, or one that is started here.
+
+    A task that is lost with its machine runs again on another, as often as needed; one that raises ends the job.
+    """
+
+    address: str | None = None
+    workers: int = 0
+    first = alone = True
+
+    def map(
+        self,
+        function: Callable[[Any], None],
+        tasks: Sequence[Any],
+        is_done: Callable[[Any], bool],
+        done: Callable[[Any], None],
+    ) -> None:
+        ray = optional("ray", "--engine ray", extra="ray")
+        if not ray.is_initialized():
+            here = {} if self.address else {"num_cpus": self.workers or None, "include_dashboard": False}
+            ray.init(address=self.address, log_to_driver=False, **here)
+        call = ray.remote(max_retries=-1, num_cpus=1)(_call)
+        left = [task for task in tasks if not is_done(task)]
+        running = {call.remote(function, task): task for task in left}
+        for _ in range(len(tasks) - len(left)):
+            done(None)
+        while running:
+            (ready,), _ = ray.wait(list(running), num_returns=1)
+            task = running.pop(ready)
+            _result(ray, ready)
+            done(task)
+
+    def wait(self) -> None:
+        pass
+
+    def leave(self) -> None:
+        """A cluster that was started here ends with this process; another is left alone."""
+
+
+def _call(function: Callable[[Any], None], task: Any) -> None:
+    import torch
+
+    torch.set_num_threads(1)
+    function(task)
+
+
+def _result(ray: Any, ready: Any) -> None:
+    """Raises what the task raised, as if it had run here."""
+    try:
+        ray.get(ready)
+    except ray.exceptions.RayTaskError as error:
+        raise error.cause from error

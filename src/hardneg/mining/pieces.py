@@ -1,0 +1,61 @@
+"""Pieces of a job as files: each is sealed and written whole or not at all, so that a rerun goes on from there."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from functools import cached_property
+from pathlib import Path
+
+import numpy as np
+
+from hardneg.io.arrays import Array, names_in_npz, read_npz
+from hardneg.io.files import run_again, write_atomically
+from hardneg.io.sealed import is_whole, sealing
+from hardneg.mining.stages import Piece
+
+
+class Files:
+    """The store of a job: a folder with one .npz file for each piece."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    def path(self, stage: str, piece: int) -> Path:
+        return self.folder / f"{stage}-{piece:06d}.npz"
+
+    def read(self, stage: str, piece: int) -> Piece:
+        return StoredPiece(self.path(stage, piece))
+
+    def write(self, stage: str, piece: int, content: Piece) -> None:
+        path = self.path(stage, piece)
+        write_atomically(path, sealing(lambda file: np.savez(file, **content)), run_again)  # type: ignore[arg-type]
+
+    def has(self, stage: str, piece: int) -> bool:
+        path = self.path(stage, piece)
+        return is_whole(path, "mine", "it is computed again", lambda each: names_in_npz("mine", each))
+
+    def drop(self, attempt: str) -> None:
+        """They stay until the output is written, for a run that is killed before."""
+
+
+class StoredPiece(Mapping[str, Array]):
+    """The arrays of a file, each read when it is needed."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    @cached_property
+    def names(self) -> dict[str, None]:
+        return dict.fromkeys(names_in_npz("mine", self.path))
+
+    def __getitem__(self, name: str) -> Array:
+        return read_npz("mine", self.path, [name])[name]
+
+    def __contains__(self, name: object) -> bool:
+        return name in self.names
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.names)
+
+    def __len__(self) -> int:
+        return len(self.names)

@@ -1,0 +1,353 @@
+"""Mining as stages, each a map over pieces that any process may compute, again and in any order, with the same result.
+
+    bounds    what the factors need to know of whole rows, where they do: a piece for each shard of the corpus
+    settled   the shards' bounds merged: a piece for each block of queries
+    lists     a shard against all queries: the nearest candidates that may be negatives
+    chosen    the shards' lists merged, and the negatives chosen from them: a piece for each block of queries
+
+A stage reads each shard once. Queries whose lists were too short go through another attempt, with longer lists.
+"""
+
+from __future__ import annotations
+
+import io
+import math
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from functools import reduce
+from typing import TYPE_CHECKING, Annotated, Any, Protocol
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from hardneg.core.bounds import Bound, Window
+from hardneg.core.exact import GROUP, Documents
+from hardneg.core.nearest import Nearest, merged
+from hardneg.core.sweep import Bounds, finish, left_by, merge_states, reduce_rows
+from hardneg.io.arrays import Array
+from hardneg.kernels.triton_groups import can_run
+from hardneg.mining.checks import check_corpus
+from hardneg.mining.edges import Edges, count_bytes, finished, narrowed, start_edges
+from hardneg.mining.filters import CorpusRows, bounds_of
+from hardneg.mining.select import Selection, select
+
+if TYPE_CHECKING:
+    from hardneg.mining.engine import Miner
+
+Piece = Mapping[str, Array]
+
+
+@dataclass(frozen=True)
+class Stage:
+    """One map: what is computed, for which attempt, and in how many pieces."""
+
+    kind: str
+    attempt: str
+    size: int | None
+    filtered: bool
+    pieces: int = 0
+    factor: int = 0
+    level: int = 0
+    before: str | None = None  # the stage that has the bounds found so far
+
+    @property
+    def name(self) -> str:
+        return f"{self.attempt}-{self.kind}.{self.factor}.{self.level}"
+
+
+class Store(Protocol):
+    """Where pieces are kept: in memory, or as files."""
+
+    def read(self, stage: str, piece: int) -> Piece: ...
+
+    def write(self, stage: str, piece: int, content: Piece) -> None: ...
+
+    def has(self, stage: str, piece: int) -> bool: ...
+
+    def drop(self, attempt: str) -> None:
+        """The lists of an attempt are not needed any more."""
+
+
+Run = Callable[[Stage], None]
+"""Computes the pieces of a stage that are not there yet."""
+
+
+class Memory:
+    """A store of one process."""
+
+    def __init__(self) -> None:
+        self.pieces: dict[tuple[str, int], Piece] = {}
+
+    def read(self, stage: str, piece: int) -> Piece:
+        return self.pieces[stage, piece]
+
+    def write(self, stage: str, piece: int, content: Piece) -> None:
+        self.pieces[stage, piece] = content
+
+    def has(self, stage: str, piece: int) -> bool:
+        return (stage, piece) in self.pieces
+
+    def drop(self, attempt: str) -> None:
+        self.pieces = {key: piece for key, piece in self.pieces.items() if not key[0].startswith(f"{attempt}-")}
+
+
+def chosen_pieces(miner: Miner, store: Store, run: Run) -> Iterator[Piece]:
+    """Goes through the stages until every query is decided; yields what was chosen, block by block."""
+    if not store.has("pilot", 0):
+        store.write("pilot", 0, {"filter_first": np.array(miner.needs_filters())})
+    filter_first = bool(store.read("pilot", 0)["filter_first"])
+    pending = np.arange(len(miner.meeting.queries))
+    for number, (size, filtered) in enumerate(miner.finder.attempts(filter_first)):
+        undecided = [pending[:0]]
+        step = miner.finder.at_once(size)
+        for group, low in enumerate(range(0, len(pending), step)):
+            attempt = Stage("queries", f"{number}.{group}", size, filtered)
+            if not store.has(attempt.name, 0):
+                store.write(attempt.name, 0, {"query": pending[low : low + step]})
+            last = _run_attempt(miner, store, run, attempt, len(pending[low : low + step]))
+            for piece in range(last.pieces):
+                chosen = store.read(last.name, piece)
+                undecided.append(chosen["query"][~chosen["decided"]])
+                yield chosen
+            store.drop(attempt.attempt)
+        pending = np.concatenate(undecided)
+        if not len(pending):
+            return
+    raise AssertionError(f"{len(pending)} queries stayed undecided; the last attempt sees every candidate.")
+
+
+def _run_attempt(miner: Miner, store: Store, run: Run, attempt: Stage, queries: int) -> Stage:
+    """Runs the stages of one attempt and returns the last."""
+    finder, before = miner.finder, None
+    blocks = -(-queries // finder.block(attempt.size))
+    if finder.swept:
+        before = _run_bounds(miner, store, run, attempt, blocks)
+    if finder.searched:
+        run(replace(attempt, kind="lists", pieces=len(finder.shards), before=before))
+    last = replace(attempt, kind="chosen", pieces=blocks)
+    run(last)
+    return last
+
+
+def _run_bounds(miner: Miner, store: Store, run: Run, attempt: Stage, blocks: int) -> str | None:
+    """Finds the bounds of all factors, left to right; the name of the stage that has them."""
+    if miner.short_rows:
+        stage = replace(attempt, kind="settled", pieces=blocks)
+        run(stage)
+        return stage.name
+    before: str | None = None
+    for i, factor in enumerate(miner.rule.negatives.factors):
+        level, is_open = 0, any(bound.over == "candidates" for bound in factor.bounds().values())
+        while is_open:
+            shards = len(miner.finder.shards)
+            stage = replace(attempt, kind="bounds", pieces=shards, factor=i, level=level, before=before)
+            run(stage)
+            stage = replace(stage, kind="settled", pieces=blocks)
+            run(stage)
+            before = stage.name
+            is_open = any(bool(store.read(before, piece)["open"]) for piece in range(blocks))
+            level += 1
+    return before
+
+
+class Stages:
+    """Computes pieces from the pieces of earlier stages."""
+
+    def __init__(self, miner: Miner, store: Store) -> None:
+        self.miner, self.store = miner, store
+        self.meeting, self.finder, self.corpus = miner.meeting, miner.finder, miner.meeting.corpus
+        self.factors = miner.rule.negatives.factors
+
+    def perform(self, stage: Stage, piece: int) -> Piece:
+        try:
+            return {"bounds": self._bounds, "settled": self._settled, "lists": self._lists, "chosen": self._chosen}[
+                stage.kind
+            ](stage, piece)
+        finally:
+            self.meeting.forget()
+
+    def _blocks(self, stage: Stage) -> tuple[Tensor, ...]:
+        query = torch.from_numpy(self.store.read(replace(stage, kind="queries", factor=0, level=0).name, 0)["query"])
+        return torch.split(query.to(self.meeting.device), self.finder.block(stage.size)) if len(query) else ()
+
+    def _lists(self, stage: Stage, shard: int) -> Piece:
+        assert stage.size is not None
+        lists = []
+        for b, query in enumerate(self._blocks(stage)):
+            bounds = self._known(stage, b, query, len(self.factors))[0] if self.finder.swept else None
+            lists.append(self.finder.running(query, stage.size, stage.filtered, bounds))
+        for low, high in self._documents(stage, shard):
+            documents = Documents.of(self.corpus, low, high, bfloat16=self.miner.bfloat16)
+            if not (math.isfinite(documents.norm) and documents.least > 0):
+                check_corpus(documents.raw, self.corpus.cosine, low)
+            for each in lists:
+                each.add(documents)
+        piece: dict[str, Array] = {}
+        for b, each in enumerate(lists):
+            found = each.found()
+            piece[f"{b}.key"], piece[f"{b}.rows"] = found.key.cpu().numpy(), found.rows.cpu().numpy()
+            if each.drawn:
+                piece[f"{b}.similarity"] = found.similarity.cpu().numpy()
+            if each.weigh is not None:
+                piece[f"{b}.seen"] = each.weigh.seen.cpu().numpy()
+        return piece
+
+    def _documents(self, stage: Stage, shard: int) -> list[tuple[int, int]]:
+        """The blocks of a shard: larger ones where the kernel writes one number for a group of documents."""
+        low, high = self.finder.shards[shard]
+        by_groups = self.miner.bfloat16 and can_run(self.meeting.device) and not stage.filtered
+        step = self.corpus.block * (GROUP if by_groups else 1)
+        return [(one, min(one + step, high)) for one in range(low, high, step)]
+
+    def _chosen(self, stage: Stage, block: int) -> Piece:
+        query = self._blocks(stage)[block]
+        found, seen = self._found(stage, block) if self.finder.searched else (None, None)
+        candidates, counts = self.finder.candidates(query, stage.size, found, seen)
+        chosen = select(candidates, self.miner.rule, self.meeting.directions)
+        rows, scores, found_by = self.finder.outcome(candidates, chosen.slots)
+        left, removed = steps(counts, chosen)
+        columns = (query, rows, scores, found_by, chosen.decided, left, removed)
+        names = ("query", "rows", "scores", "found_by", "decided", "left", "removed")
+        return {name: column.cpu().numpy() for name, column in zip(names, columns, strict=True)}
+
+    def _found(self, stage: Stage, block: int) -> tuple[Nearest, Tensor | None]:
+        """The lists of a block of queries, from all shards."""
+        lists, counts = [], []
+        for shard in range(len(self.finder.shards)):
+            piece = self.store.read(replace(stage, kind="lists").name, shard)
+            key, rows = (self._tensor(piece[f"{block}.{name}"]) for name in ("key", "rows"))
+            name = f"{block}.similarity"
+            lists.append(Nearest(key, rows, self._tensor(piece[name]) if name in piece else key))
+            counts += [self._tensor(piece[f"{block}.seen"])] if f"{block}.seen" in piece else []
+        best = reduce(lambda first, second: merged(first, second, first.rows.shape[1]), lists)
+        return best, sum(counts[1:], counts[0]) if counts else None
+
+    def _tensor(self, array: Array) -> Tensor:
+        return torch.from_numpy(array).to(self.meeting.device)
+
+    def _bounds(self, stage: Stage, shard: int) -> Piece:
+        """States of the bounds of one factor; of a wide window, how many candidates have each next byte."""
+        blocks, i = self._blocks(stage), stage.factor
+        declared = self.factors[i].bounds()
+        known = [self._known(stage, b, query, i) for b, query in enumerate(blocks)]
+        states: list[dict[str, tuple[Tensor, ...]]] = [{} for _ in blocks]
+        for part in self.corpus.blocks(self.finder.shards[shard]):
+            for b, query in enumerate(blocks):
+                bounds, edges = known[b]
+                if stage.level and not edges:
+                    continue
+                ((tile, mask),) = CorpusRows(self.meeting, query, part).tiles()
+                mask = left_by(self.factors[:i], bounds[:i])(tile, mask)
+                for name, bound in declared.items():
+                    if isinstance(bound, Window) and is_wide(bound):
+                        counts = count_bytes(bound, tile, mask, edges.get(name))
+                        states[b][name] = (states[b][name][0] + counts if name in states[b] else counts,)
+                    elif bound.over == "candidates" and not stage.level:
+                        state = bound.of(tile, mask)
+                        states[b][name] = bound.merge(states[b][name], state) if name in states[b] else state
+        return {
+            f"{b}.{name}.{j}": each.cpu().numpy()
+            for b, found in enumerate(states)
+            for name, state in found.items()
+            for j, each in enumerate(state)
+        }
+
+    def _settled(self, stage: Stage, block: int) -> Piece:
+        """The bounds of the factors up to this one; ``open`` where a wide window needs another pass."""
+        query = self._blocks(stage)[block]
+        if self.miner.short_rows:
+            bounds = bounds_of(self.meeting, query, self.factors, (0, len(self.corpus)))
+            return _packed(bounds, {})
+        i = stage.factor
+        bounds, edges = self._known(stage, block, query, i)
+        declared = self.factors[i].bounds()
+        states = reduce(lambda a, b: _merged(declared, a, b), self._states(stage, block))
+        if not stage.level:
+            own = reduce_rows(declared, CorpusRows(self.meeting, query, (0, 0)), left_by((), ()))
+            bounds.append(finish({n: b for n, b in declared.items() if not is_wide(b)}, {**states, **own}))
+            edges = {name: start_edges(_window(b), bounds[i]) for name, b in declared.items() if is_wide(b)}
+        still_open = {}
+        for name, each in edges.items():
+            window = _window(declared[name])
+            dtype = self._dtype(window)
+            each = narrowed(each, states[name][0], dtype.itemsize)
+            if each.is_open(dtype.itemsize):
+                still_open[name] = each
+            else:
+                bounds[i] = {**bounds[i], name: finished(window, each, dtype, len(self.corpus))}
+        return _packed(bounds, still_open)
+
+    def _states(self, stage: Stage, block: int) -> Iterator[dict[str, tuple[Tensor, ...]]]:
+        """The states of a block of queries, shard by shard."""
+        for shard in range(len(self.finder.shards)):
+            piece = self.store.read(replace(stage, kind="bounds").name, shard)
+            found: dict[str, list[Tensor]] = {}
+            for key in piece:
+                b, _, rest = key.partition(".")
+                if b == str(block):
+                    found.setdefault(rest.rpartition(".")[0], []).append(self._tensor(piece[key]))
+            yield {name: tuple(state) for name, state in found.items()}
+
+    def _known(self, stage: Stage, block: int, query: Tensor, number: int) -> tuple[list[Bounds], dict[str, Edges]]:
+        """The bounds of the first factors, as far as earlier stages found them, and edges that are still open."""
+        bounds: list[Bounds] = []
+        edges: dict[str, Edges] = {}
+        if stage.before is not None:
+            bounds, edges = _unpacked(self.store.read(stage.before, block), self.meeting.device)
+        for factor in self.factors[len(bounds) : number]:  # without bounds, or with bounds of the positives
+            declared = factor.bounds()
+            rows = CorpusRows(self.meeting, query, (0, 0))
+            bounds.append(finish(declared, reduce_rows(declared, rows, left_by((), ()))) if declared else {})
+        return bounds, edges
+
+    def _dtype(self, window: Window) -> torch.dtype:
+        guide = self.meeting.guide
+        return guide.corpus.dtype if window.by == "guide" and guide is not None else self.corpus.dtype
+
+
+def is_wide(bound: Bound) -> bool:
+    """Whether the state of a bound is as long as a row."""
+    return isinstance(bound, Window) and bound.nearest is None
+
+
+def _window(bound: Bound) -> Window:
+    assert isinstance(bound, Window)
+    return bound
+
+
+def _merged(declared: Mapping[str, Bound], first: Any, second: Any) -> Any:
+    plain = {name: bound for name, bound in declared.items() if name in first and not is_wide(bound)}
+    wide = {name: (first[name][0] + second[name][0],) for name in first if is_wide(declared[name])}
+    return {**merge_states(plain, first, second), **wide}
+
+
+def _packed(bounds: list[Bounds], edges: Mapping[str, Edges]) -> Piece:
+    file = io.BytesIO()
+    plain = [{name: _on_cpu(value) for name, value in each.items()} for each in bounds]
+    torch.save((plain, {name: (_on_cpu(each.tensors()), each.level) for name, each in edges.items()}), file)
+    return {"bounds": np.frombuffer(file.getvalue(), dtype=np.uint8), "open": np.array(bool(edges))}
+
+
+def _on_cpu(value: Any) -> Any:
+    if isinstance(value, tuple):
+        return tuple(_on_cpu(each) for each in value)
+    return value.cpu() if isinstance(value, Tensor) else value
+
+
+def _unpacked(piece: Piece, device: torch.device) -> tuple[list[Bounds], dict[str, Edges]]:
+    file = io.BytesIO(piece["bounds"].tobytes())
+    bounds, edges = torch.load(file, map_location=device, weights_only=True)
+    return bounds, {name: replace(Edges(*tensors), level=level) for name, (tensors, level) in edges.items()}
+
+
+def steps(seen: Annotated[Tensor, "b f"], chosen: Selection) -> tuple[Tensor, Tensor]:
+    """How many were left at hand and after each step, and how many each step removed.
+
+    ``seen`` counts at hand, after the guard, and after the factors that were applied inside the search, there over
+    whole rows; the later factors counted the candidates of the list.
+    """
+    listed = chosen.left[:, seen.shape[1] - 1 :]
+    last = chosen.left[:, seen.shape[1] - 2 : seen.shape[1] - 1]
+    removed = [-seen.diff(dim=1), -torch.cat([last, listed], 1).diff(dim=1), chosen.copies[:, None]]
+    return torch.cat([seen, listed], 1), torch.cat(removed, 1)
