@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from hardneg.core.types import NEVER, Keys
+from hardneg.mining.alignment import alignment_of, warn_of_alignment, warn_of_easy_negatives
 from hardneg.mining.candidates import Finder
 from hardneg.mining.checks import check_inputs
 from hardneg.mining.explain import Explanation
@@ -83,12 +84,19 @@ def mine(
     rule = Rule(parse(negatives) if isinstance(negatives, str) else negatives, k, draw, seed, near_negative)
     search = Search(search) if isinstance(search, str) else search
     miner = Miner(queries, corpus, positives, rule, temperature, near_positive, search, rescore, guide)
+    own = miner.meeting.positives
+    alignment = alignment_of(queries.vectors, corpus.vectors, own, cosine=search.cosine)
+    warn_of_alignment(alignment)
     parts = []
     for low, high in miner.blocks():
         parts.append(miner.block(low, high))
         if progress is not None:
             progress(high - low)
-    return miner.joined(parts)
+    mined = miner.joined(parts)
+    if rescore is None:
+        chosen, several = mined.scores[mined.rows >= 0], bool((own.count() > 1).any())
+        warn_of_easy_negatives(alignment, rule.negatives, draw, chosen, several)
+    return mined
 
 
 @dataclass(frozen=True, eq=False)

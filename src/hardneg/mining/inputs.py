@@ -22,6 +22,7 @@ from hardneg.io.tables import (
     suffix_of,
     vector_suffixes,
 )
+from hardneg.mining.alignment import alignment_of, warn_of_alignment
 from hardneg.mining.cells import checked_ids
 from hardneg.mining.checks import check_directions, rule_of
 from hardneg.mining.encode import Encoder, embed, encoder_of_function, encoders_of_model, load_callable
@@ -29,6 +30,7 @@ from hardneg.mining.engine import Miner
 from hardneg.mining.judgements import numbered_both, read_judgements
 from hardneg.mining.lexical import Lexical
 from hardneg.mining.options import MineOptions
+from hardneg.mining.pairs import RowsOf, read_positives
 from hardneg.mining.problem import Problem, Side, build_problem, positive_column, side_of_table
 from hardneg.mining.ranks import Ranks, device_of_rank
 from hardneg.mining.search import Search
@@ -199,6 +201,10 @@ def make_miner(options: MineOptions, problem: Problem, queries: Tensor, corpus: 
         also=also,
     )
     labels = _labels(problem)
+    if not only_words:
+        pairs = read_positives(problem.positives, len(queries), RowsOf(None, len(corpus)))
+        problem.alignment = alignment_of(queries, corpus, pairs, cosine=search.cosine)
+        warn_of_alignment(problem.alignment)
     return Miner(
         Keys(queries, torch.tensor(problem.own), labels[0]),
         Keys(corpus, torch.arange(len(corpus)), labels[1], source="embedding"),

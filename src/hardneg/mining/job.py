@@ -28,6 +28,7 @@ from hardneg.io.files import locked, read_json, run_again, write_atomically, wri
 from hardneg.io.outputs import check_output, swap_in
 from hardneg.io.provenance import environment
 from hardneg.io.sealed import is_whole, sealing
+from hardneg.mining.alignment import warn_of_easy_negatives
 from hardneg.mining.cache_key import digest_of_path, key_of_function
 from hardneg.mining.checks import check_options
 from hardneg.mining.encode import load_callable
@@ -285,6 +286,10 @@ def _finish(
     written = write_output(staged, result, layout)
     counts = {**problem.counts, "negatives": int((result.rows >= 0).sum()), "rows_written": written}
     statistics = _statistics(result, miner)
+    if problem.alignment is not None and options.rescore is None:
+        several = any(len(rows) > 1 for rows in problem.positives)
+        chosen = torch.from_numpy(result.scores[result.rows >= 0])
+        warn_of_easy_negatives(problem.alignment, parse(options.negatives), options.draw, chosen, several)
     manifest = {
         **environment(),
         "options": asdict(options),
