@@ -295,6 +295,7 @@ def _finish(
         "options": asdict(options),
         "seed": options.seed,
         "negatives": repr(parse(options.negatives)),
+        "temperature": options.temperature,
         "inputs": sources,
         "encoder": embedded.keys,
         "counts": counts,

@@ -10,6 +10,9 @@ from hardneg.core.options import REQUIRED, argument, option, part
 inputs = ("queries", "corpus", "judgements", "query_embeddings", "corpus_embeddings")
 """The options that name what is read."""
 
+TEMPERATURE = 1.0
+"""What similarities are divided by for tilts, in mining and in audits: ``Tilt(beta)`` is exp(beta * similarity)."""
+
 INPUT, RULE, SEARCH, OUTPUT = "What is mined", "Which negatives", "How candidates are found", "What is written"
 """The panels of the help."""
 
@@ -49,7 +52,7 @@ class MineOptions:
     k: int = option(5, "Negatives of a query.", RULE, "-k", low=1)
     draw: str = option("top", "top, gumbel or categorical.", RULE)
     seed: int = option(0, "Of the draws.", RULE)
-    temperature: float = option(1.0, "Of tilts.", RULE)
+    temperature: float = option(TEMPERATURE, "Of tilts: exp(beta * similarity / temperature).", RULE)
     similarity: str = option("cosine", "cosine or dot.", RULE)
     near_positive: float | None = option(None, "Cosine from which a candidate is a copy of a positive.", RULE)
     near_negative: float | None = option(None, "Cosine from which it is a copy of a negative taken before it.", RULE)
