@@ -10,7 +10,7 @@ from typing import Annotated, Any
 import torch
 from torch import Tensor
 
-from hardneg.auditing.dataset import is_dataset, read_dataset
+from hardneg.auditing.dataset import read_dataset
 from hardneg.auditing.files import as_audit_errors, audit_files
 from hardneg.auditing.findings import find_in_rows
 from hardneg.auditing.options import AuditOptions
@@ -22,6 +22,7 @@ from hardneg.auditing.subject import Subject
 from hardneg.auditing.survey import audit_subject
 from hardneg.core.errors import ArgumentError
 from hardneg.core.types import Keys
+from hardneg.mining.dataset import is_dataset
 from hardneg.mining.engine import Mined
 from hardneg.mining.judgements import Tag
 from hardneg.mining.options import TEMPERATURE

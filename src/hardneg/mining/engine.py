@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Annotated
+from typing import Annotated, Any
 
 import torch
 from torch import Tensor
@@ -36,7 +36,7 @@ class Mined:
     ``explanation`` says what each factor removed and why queries are short.
     """
 
-    ids: Annotated[Tensor, "q k"]
+    ids: Any  # [q, k]: a tensor, or an array of texts and None where those of the corpus are texts
     scores: Annotated[Tensor, "q k"]
     rows: Annotated[Tensor, "q k"]
     found_by: Annotated[Tensor, "q k"]
