@@ -62,18 +62,29 @@ def encoder_of_function(text: str) -> Encoder:
     return Encoder(key_of_function(text, function), function)
 
 
-def encoders_of_model(path: str, batch_size: int, device: str | None) -> tuple[Encoder, Encoder]:
-    """How a sentence-transformers model encodes queries and documents, with its own prompts for each."""
+def encoders_of_model(
+    path: str,
+    batch_size: int,
+    device: str | None,
+    *,
+    revision: str | None = None,
+    dtype: str | None = None,
+    prompts: tuple[str | None, str | None] = (None, None),
+) -> tuple[Encoder, Encoder]:
+    """How a sentence-transformers model encodes queries and documents, with its own prompts for each or those given."""
     SentenceTransformer = optional("sentence_transformers", "--model", extra="text").SentenceTransformer  # noqa: N806
-    model = SentenceTransformer(path, device=device)
-    key = key_of_model(path, model)
+    model = SentenceTransformer(path, device=device, revision=revision)
+    if dtype is not None:
+        model = model.to(getattr(torch, dtype))
+    key = key_of_model(path, model) + (f" {dtype}" if dtype else "")
 
-    def encoded(encode: Callable[..., Any]) -> Encode:
-        return lambda texts: encode(texts, batch_size=batch_size, show_progress_bar=False, convert_to_numpy=True)
+    def encoder(side: str, prompt: str | None) -> Encoder:
+        encode = getattr(model, f"encode_{side}", model.encode)
+        more = {} if prompt is None else {"prompt": prompt}
+        options = {"batch_size": batch_size, "show_progress_bar": False, "convert_to_numpy": True, **more}
+        return Encoder(f"{key} {side}" + (f" {prompt!r}" if more else ""), lambda texts: encode(texts, **options))
 
-    of_query = getattr(model, "encode_query", model.encode)
-    of_document = getattr(model, "encode_document", model.encode)
-    return Encoder(f"{key} query", encoded(of_query)), Encoder(f"{key} document", encoded(of_document))
+    return encoder("query", prompts[0]), encoder("document", prompts[1])
 
 
 def embed(

@@ -58,7 +58,7 @@ def mine(
     near_negative: float | None = None,
     search: Search | str = "exact",
     rescore: Rescore | None = None,
-    guide: tuple[Tensor, Tensor] | None = None,
+    guide: tuple[Tensor, Tensor] | Rescore | None = None,
     progress: Callable[[int], None] | None = None,
 ) -> Mined:
     """k negatives from the corpus for each query, by any distribution, as in training.
@@ -73,7 +73,8 @@ def mine(
     search: how candidates are found; see ``Search``.
     rescore: ``rescore(query_rows [m], corpus_rows [m]) -> scores [m]``, a cross-encoder for example: it scores the
         nearest ``search.candidates`` of each query and the positives, and its scores replace the similarities.
-    guide: another model's vectors of the queries and of the corpus, for ``BelowPositive(..., by="guide")``.
+    guide: another model's vectors of the queries and of the corpus, or a function like ``rescore``, for
+        ``BelowPositive(..., by="guide")``: a function is asked about the nearest ``search.candidates``.
 
     Similarity is the dot product of the vectors as given: normalise them for the cosine.
 
@@ -122,7 +123,7 @@ class Miner:
         near_positive: float | None = None,
         search: Search = Search(),
         rescore: Rescore | None = None,
-        guide: tuple[Tensor, Tensor] | None = None,
+        guide: tuple[Tensor, Tensor] | Rescore | None = None,
     ) -> None:
         check_inputs(queries, corpus, rule, temperature, near_positive)
         self.rule = rule

@@ -7,7 +7,6 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -24,15 +23,18 @@ from hardneg.io.tables import (
 )
 from hardneg.mining.alignment import alignment_of, warn_of_alignment
 from hardneg.mining.cells import checked_ids
-from hardneg.mining.checks import check_directions, rule_of
+from hardneg.mining.checks import check_directions, quotas_of, rule_of
 from hardneg.mining.encode import Encoder, embed, encoder_of_function, encoders_of_model, load_callable
 from hardneg.mining.engine import Miner
 from hardneg.mining.judgements import numbered_both, read_judgements
 from hardneg.mining.lexical import Lexical
+from hardneg.mining.meeting import Rescore
 from hardneg.mining.options import MineOptions
+from hardneg.mining.pair_scores import OfPairs, PairScorer, pair_scorer
 from hardneg.mining.pairs import RowsOf, read_positives
 from hardneg.mining.problem import Problem, Side, build_problem, positive_column, side_of_table
 from hardneg.mining.ranks import Ranks, device_of_rank
+from hardneg.mining.runs import Run, read_run, split_name
 from hardneg.mining.search import Search
 
 Progress = Callable[[str, int], Callable[[int], None]]
@@ -133,6 +135,7 @@ class Embedded:
 
     vectors: tuple[Tensor, Tensor]
     keys: dict[str, str] = field(default_factory=dict)
+    guide: tuple[Tensor, Tensor] | None = None
 
 
 def _empty(side: Side) -> list[bool]:
@@ -169,29 +172,68 @@ def embeddings(options: MineOptions, problem: Problem, ranks: Ranks, progress: P
         raise ArgumentError(
             "mine", "queries and corpus of the same dimension", f"{found[0].shape[1]} and {found[1].shape[1]}"
         )
-    return Embedded((found[0], found[1]), keys)
+    return Embedded((found[0], found[1]), keys, _guide(options, problem, cache, ranks, progress))
+
+
+def _guide(
+    options: MineOptions, problem: Problem, cache: Path, ranks: Ranks, progress: Progress
+) -> tuple[Tensor, Tensor] | None:
+    """The vectors of the second model that the expression asks."""
+    if options.guide is None:
+        return None
+    encoders = encoders_of_model(options.guide, options.batch_size, options.device or device_of_rank())
+    texts = _texts(problem.queries, "--guide"), _texts(problem.corpus, "--guide")
+    first, second = (
+        embed(each, encoder, cache, ranks, progress(f"encoding {name} with the guide", len(each)))
+        for each, encoder, name in zip(texts, encoders, ("queries", "corpus"), strict=True)
+    )
+    return first, second
 
 
 def load_encoders(options: MineOptions) -> tuple[Encoder, Encoder]:
+    device = options.device or device_of_rank()
     if options.model is not None:
-        return encoders_of_model(options.model, options.batch_size, options.device or device_of_rank())
+        return encoders_of_model(
+            options.model,
+            options.batch_size,
+            device,
+            revision=options.revision,
+            dtype=options.dtype,
+            prompts=(options.query_prompt, options.corpus_prompt),
+        )
     if options.encoder is not None:
         encoder = encoder_of_function(options.encoder)
         return encoder, encoder
     raise ArgumentError("mine", "embeddings, a --model or an --encoder for the texts", "none")
 
 
-def make_miner(options: MineOptions, problem: Problem, queries: Tensor, corpus: Tensor) -> Miner:
+def make_miner(
+    options: MineOptions,
+    problem: Problem,
+    queries: Tensor,
+    corpus: Tensor,
+    guide: tuple[Tensor, Tensor] | Rescore | None = None,
+) -> Miner:
     if options.similarity == "cosine":
         for name, vectors in (("queries", queries), ("corpus", corpus)):
             check_directions(name, vectors)
     only_words = options.search == "bm25"
-    also: tuple[Lexical, ...] = ()
+    words: tuple[Lexical, ...] = ()
     if options.bm25 or only_words:
-        also = (Lexical(_texts(problem.queries, "BM25"), _texts(problem.corpus, "BM25")),)
-    rescore = None if options.rescore is None else _rescorer(options.rescore, problem)
+        words = (Lexical(_texts(problem.queries, "BM25"), _texts(problem.corpus, "BM25")),)
+    named = [split_name(each) for each in options.runs]
+    also = (*words, *(Run(name, read_run(path), problem.queries, problem.corpus) for name, path in named))
+    rescore: Rescore | None = None
+    if options.rescore is not None:
+        rescore = _rescorer(load_callable(options.rescore), problem, "--rescore")
+    if options.cross_encoder is not None:
+        score = pair_scorer(options.cross_encoder, options.batch_size, options.device or device_of_rank())
+        asked = replace(_rescorer(score, problem, "--cross-encoder"), teaches=True)
+        guide, rescore = (asked, rescore) if options.cross_encoder_use == "veto" else (guide, asked)
+    if options.guide is not None and guide is None:  # an estimate, which encodes only a sample
+        guide = queries, corpus
     if only_words and rescore is None:
-        rescore = also[0].scores
+        rescore = words[0].scores
     search = Search(
         "also" if only_words else options.search,
         options.query_block,
@@ -199,6 +241,8 @@ def make_miner(options: MineOptions, problem: Problem, queries: Tensor, corpus: 
         candidates=options.candidates,
         cosine=options.similarity == "cosine",
         also=also,
+        fusion=options.fusion,
+        quotas=quotas_of(options),
     )
     labels = _labels(problem)
     if not only_words:
@@ -214,19 +258,13 @@ def make_miner(options: MineOptions, problem: Problem, queries: Tensor, corpus: 
         options.near_positive,
         search,
         rescore,
+        guide,
     )
 
 
-def _rescorer(name: str, problem: Problem) -> Callable[[Tensor, Tensor], Tensor]:
-    """The user's function of (query text, document text) pairs, as one of positions."""
-    function = load_callable(name)
-    queries, corpus = _texts(problem.queries, "--rescore"), _texts(problem.corpus, "--rescore")
-
-    def rescore(query: Tensor, rows: Tensor) -> Tensor:
-        pairs = [(queries[q], corpus[r]) for q, r in zip(query.tolist(), rows.tolist(), strict=True)]
-        return torch.as_tensor(np.asarray(function(pairs), dtype=np.float32)) if pairs else torch.zeros(0)
-
-    return rescore
+def _rescorer(score: OfPairs, problem: Problem, who: str) -> PairScorer:
+    """A function of (query text, document text) pairs, as one of positions."""
+    return PairScorer(score, _texts(problem.queries, who), _texts(problem.corpus, who))
 
 
 def _texts(side: Side, who: str) -> list[str]:

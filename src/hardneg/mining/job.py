@@ -30,17 +30,17 @@ from hardneg.io.provenance import environment
 from hardneg.io.sealed import is_whole, sealing
 from hardneg.mining.alignment import warn_of_easy_negatives
 from hardneg.mining.cache_key import digest_of_path, key_of_function
-from hardneg.mining.checks import check_options
+from hardneg.mining.checks import check_options, expression_of
 from hardneg.mining.encode import load_callable
 from hardneg.mining.engine import MinedBlock, Miner
 from hardneg.mining.explain import Explanation
 from hardneg.mining.inputs import Embedded, Progress, embeddings, load_problem, make_miner
-from hardneg.mining.manifest import describe_inputs, is_of, read_manifest
+from hardneg.mining.manifest import describe_inputs, digests_of_others, is_of, read_manifest
 from hardneg.mining.options import MineOptions, manifest_of
 from hardneg.mining.output import Layout, Result, has_rows, recover, write_output
+from hardneg.mining.pair_scores import with_teacher
 from hardneg.mining.problem import Problem
 from hardneg.mining.ranks import Ranks, join_ranks
-from hardneg.negatives import parse
 
 _ours = re.compile(r"job\.json|manifest\.json|output(\.parquet|\.jsonl)?|block-\d{6,}\.npz|\..*\.partial")
 
@@ -92,7 +92,7 @@ def _run(options: MineOptions, ranks: Ranks, progress: Progress) -> Summary | No
     check_room(options, problem)
     warn_of_ids(options, problem)
     embedded = embeddings(options, problem, ranks, progress)
-    miner = make_miner(options, problem, *embedded.vectors)
+    miner = make_miner(options, problem, *embedded.vectors, embedded.guide)
     work = _work_folder(options, _fingerprint(options, problem, miner), ranks)
     done = progress("mining", len(problem.queries))
     for number, (low, high) in enumerate(miner.blocks()):
@@ -132,7 +132,7 @@ def check_room(options: MineOptions, problem: Problem) -> None:
     size, k = len(problem.corpus), options.k
     taken = (len({*rows, own} - {-1}) for rows, own in zip(problem.positives, problem.own, strict=True))
     most = size - min(taken)
-    kept = parse(options.negatives).most
+    kept = expression_of(options).most
     most = most if kept is None else min(most, kept)
     if most < k:
         given = written("mine", "k", k)
@@ -218,6 +218,7 @@ def _fingerprint(options: MineOptions, problem: Problem, miner: Miner) -> dict[s
         "rescore": None
         if options.rescore is None
         else key_of_function(options.rescore, load_callable(options.rescore)),
+        "others": digests_of_others(options),
         "block": miner.meeting.query_block,
         "device": miner.meeting.device.type,
         "version": __version__,
@@ -273,7 +274,8 @@ def _finish(
     """Makes the output and its manifest in the work folder, then puts both in place."""
     result, explanation = _collected(problem, miner, work)
     anchor = options.columns.query if options.columns.query and "+" not in options.columns.query else "anchor"
-    layout = Layout(options.format, anchor, options.columns.positive or "positive", options.scores)
+    layout = Layout(options.format, anchor, options.columns.positive or "positive", options.scores, options.ids)
+    result = with_teacher(result, miner.meeting)
     if not has_rows(result, layout):
         shutil.rmtree(work)  # its blocks are of no use to another rule or format
         got = f"none of {len(problem.queries)} queries with enough of them: {explanation.reason()}"
@@ -286,15 +288,15 @@ def _finish(
     written = write_output(staged, result, layout)
     counts = {**problem.counts, "negatives": int((result.rows >= 0).sum()), "rows_written": written}
     statistics = _statistics(result, miner)
-    if problem.alignment is not None and options.rescore is None:
+    if problem.alignment is not None and miner.meeting.rescore is None:
         several = any(len(rows) > 1 for rows in problem.positives)
         chosen = torch.from_numpy(result.scores[result.rows >= 0])
-        warn_of_easy_negatives(problem.alignment, parse(options.negatives), options.draw, chosen, several)
+        warn_of_easy_negatives(problem.alignment, expression_of(options), options.draw, chosen, several)
     manifest = {
         **environment(),
         "options": asdict(options),
         "seed": options.seed,
-        "negatives": repr(parse(options.negatives)),
+        "negatives": repr(expression_of(options)),
         "temperature": options.temperature,
         "inputs": sources,
         "encoder": embedded.keys,
