@@ -169,6 +169,7 @@ def _check_models(options: MineOptions) -> None:
     for name, both in twice:
         if both and getattr(options, name) is not None:
             raise argument_error("mine", "one second opinion", name, getattr(options, name), "leave one of the two out")
+    retriever_names(options)
     for _, path in map(split_name, options.runs):
         if not Path(path).is_file():
             raise NoFile("mine", "a TREC run file that exists", path)
