@@ -302,6 +302,17 @@ def test_the_command_takes_lists_of_runs_and_quotas(job: MineOptions, tmp_path: 
     }
 
 
+def test_words_and_runs_are_fused_without_embeddings(job: MineOptions) -> None:
+    pytest.importorskip("bm25s", reason="needs the extra 'lexical'")
+    lists = make_lists()
+    given = replace(job, encoder=None, search="bm25", runs=(f"r={write_run(job, 'r', lists)}",), k=6)
+    run(given)
+    fused = lines(job.out)
+    run(replace(given, fusion="similarity"))
+    assert [row["negative_ids"] for row in lines(job.out)] != [row["negative_ids"] for row in fused]
+    assert {found for row in fused for found in row["found_by"]} == {"bm25", "r", "bm25+r"}
+
+
 def test_names_of_runs_are_different(job: MineOptions) -> None:
     path = write_run(job, "r", make_lists())
     with pytest.raises(ArgumentError, match="write name=file"):

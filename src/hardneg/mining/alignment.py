@@ -23,7 +23,7 @@ from hardneg.core.vectors import unit, widened
 from hardneg.mining.pairs import Pairs
 from hardneg.negatives import BelowPositive, Negatives
 
-_queries, _documents = 256, 4096  # of the sample
+_queries, _documents, _positives = 256, 4096, 8  # of the sample; positives of one query
 _least_queries = 32
 _by_chance = 0.6  # misaligned ids: 0.50, with 256 queries up to 0.56; nfcorpus with a weak model: 0.72
 _least_skew = 1.1
@@ -59,7 +59,8 @@ def alignment_of(queries: Tensor, corpus: Tensor, positives: Pairs, *, cosine: b
     rows = _sampled(len(corpus), _documents)
     if not len(some):
         return Alignment(0, 1.0, 0.0, 0.0, 1.0)
-    place, own = (each.cpu() for each in positives.of(some.to(positives.rows.device)))
+    place, column, own = (each.cpu() for each in positives.columns(some.to(positives.rows.device)))
+    place, own = place[column < _positives], own[column < _positives]
     anchors, others = _vectors(queries, some, cosine), _vectors(corpus, rows, cosine)
     similarity = anchors @ others.T
     ordered = similarity.sort(1).values

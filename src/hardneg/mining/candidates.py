@@ -164,10 +164,13 @@ class Finder:
         return found, _counts(valid, after)
 
     def _fused(self, lists: list[Tensor], rows: Tensor, source: int | None) -> tuple[Tensor | None, Quotas]:
-        """By what the candidates of several retrievers are taken; see fusion.py. Rescored ones go by their scores."""
+        """By what the candidates of several retrievers are taken; see fusion.py. Rescored ones go by their scores, but
+        for those of a retriever that stand in for similarities where there are no vectors."""
         number = {name: source_number(name, self.retrievers) for name, _ in self.search.quotas}
         quotas = tuple((fused_key([lists[number[name]]], rows), count) for name, count in self.search.quotas)
-        if self.meeting.rescore is not None or (source is None and (len(lists) == 1 or self.search.fusion != "rrf")):
+        stands_in = getattr(self.meeting.rescore, "__self__", None) in self.search.also
+        rescored = self.meeting.rescore is not None and not stands_in
+        if rescored or (source is None and (len(lists) == 1 or self.search.fusion != "rrf")):
             return None, quotas
         return fused_key(lists if source is None else [lists[source]], rows), quotas
 
