@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -13,6 +14,7 @@ from torch import Tensor
 from hardneg.core.errors import ArgumentError
 
 Names = NDArray[np.object_]
+Given = Tensor | NDArray[Any] | Sequence[Any] | None
 
 
 def number_of(text: str) -> int:

@@ -11,12 +11,12 @@ A shape like ``"b|1 n"`` means that the first axis is b, or 1 where all anchors 
 from __future__ import annotations
 
 from dataclasses import dataclass, field, fields
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import torch
 from torch import Tensor
 
-from hardneg.core.conversion import Names, as_numbers, as_vectors
+from hardneg.core.conversion import Given, Names, as_numbers, as_vectors
 from hardneg.core.errors import ArgumentError
 from hardneg.core.tiles import NEVER as NEVER
 from hardneg.core.tiles import Tags as Tags
@@ -56,6 +56,12 @@ class Keys:
     clusters: Tensor | None = None
     source: str | None = None
     names: Names | None = field(default=None, init=False, repr=False)
+
+    if TYPE_CHECKING:  # what is given may be an array or a list; what is kept is a tensor
+
+        def __init__(
+            self, vectors: Given, ids: Given = ..., labels: Given = ..., clusters: Given = ..., source: str | None = ...
+        ) -> None: ...
 
     def __post_init__(self) -> None:
         if not isinstance(self.vectors, Tensor):

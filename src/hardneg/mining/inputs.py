@@ -229,7 +229,10 @@ def make_miner(
     if options.cross_encoder is not None:
         score = pair_scorer(options.cross_encoder, options.batch_size, options.device or device_of_rank())
         asked = replace(_rescorer(score, problem, "--cross-encoder"), teaches=True)
-        guide, rescore = (asked, rescore) if options.cross_encoder_use == "veto" else (guide, asked)
+        if options.cross_encoder_use == "veto":
+            guide = asked
+        else:
+            rescore = asked
     if options.guide is not None and guide is None:  # an estimate, which encodes only a sample
         guide = queries, corpus
     if only_words and rescore is None:

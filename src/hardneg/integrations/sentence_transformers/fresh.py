@@ -53,8 +53,8 @@ class FreshNegatives:
         self.negatives, self.k = negatives, k
         anchors, positives = (list(dataset[name]) for name in self.names)
         documents = list(dict.fromkeys([*positives, *corpus]))
-        sides = (Side(list(range(len(each))), each, named=False) for each in (anchors, documents))
-        problem = build_problem(*sides, [[one] for one in positives])
+        queries, others = (Side(list(range(len(each))), each, named=False) for each in (anchors, documents))
+        problem = build_problem(queries, others, [[one] for one in positives])
         self.queries, self.documents = problem.queries.texts or [], problem.corpus.texts or []
         self.positives, self.own = problem.positives, torch.tensor(problem.own)
         if k < 1 or k > len(self.documents) - 1 - max(map(len, self.positives)):
