@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import inspect
 import math
 import re
+from typing import Any
 
 import pytest
 import torch
@@ -16,6 +18,9 @@ from hardneg.auditing.prepare import make_subject
 from hardneg.auditing.settings import Settings
 from hardneg.auditing.suggest import FRACTIONS, MARGINS, STRENGTHS, Family, GridSearch, _none, beta_of, families
 from hardneg.auditing.survey import chunks, sampled_anchors
+from hardneg.core.types import Keys
+from hardneg.mining.engine import mine
+from hardneg.mining.options import MineOptions
 from hardneg.negatives import parse
 from support.vectors import make_unit_vectors
 
@@ -167,3 +172,38 @@ def test_the_order_of_a_family_and_what_rounding_does() -> None:
     assert "by rounding" in _none(family("Tilt"), search).sentence
     assert len(MARGINS) == 96
     assert torch.tensor(MARGINS).diff().min() > 0
+
+
+@pytest.mark.parametrize("temperature", [1.0, 0.05])
+def test_a_suggestion_has_the_same_effect_in_mine(temperature: float) -> None:
+    """The share of judged documents among the drawn negatives is the audit's, and another at another temperature."""
+    random = torch.Generator().manual_seed(3)
+    topic = torch.arange(600) % 12
+    corpus = normalize(torch.randn(12, 12, generator=random)[topic] + torch.randn(600, 12, generator=random), dim=-1)
+    queries = normalize(corpus[:120] + 0.2 * torch.randn(120, 12, generator=random), dim=-1)
+    own = torch.arange(120)
+    judged = [[int(own[i]), *(j for j in range(120, 600) if topic[j] == topic[i])] for i in range(120)]
+    found = audit(
+        queries, corpus=corpus, positives=own, judgements=judged, temperature=temperature, wanted_false_negatives=0.2,
+        frontier=False, expressions="Uniform()",
+    )  # fmt: skip
+    tilt = next(one for one in found.suggestions if one.family == "Tilt")
+    assert tilt.temperature == temperature
+    assert tilt.flags == f"-n '{tilt.expression}' --draw gumbel --temperature {temperature:g}"
+    relevant = torch.zeros(120, 600, dtype=torch.bool)
+    for row, documents in enumerate(judged):
+        relevant[row, documents] = True
+
+    def share(**options: Any) -> float:
+        given = {**tilt.options, "draw": "categorical", **options}  # with replacement: exactly the audit's expectation
+        rows = mine(Keys(queries), Keys(corpus), own, k=200, **given).rows
+        return float(relevant.gather(1, rows).float().mean())
+
+    assert share() == pytest.approx(tilt.false_negatives, abs=0.01)
+    assert abs(share(temperature=temperature * 4) - tilt.false_negatives) > 0.03
+
+
+def test_mine_and_audit_share_the_default_temperature() -> None:
+    assert Settings().temperature == MineOptions("", "").temperature == 1.0
+    defaults = [inspect.signature(each).parameters["temperature"].default for each in (audit, mine)]
+    assert defaults == [1.0, 1.0]

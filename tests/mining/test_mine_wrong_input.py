@@ -20,6 +20,7 @@ from test_mine_files import as_csv, as_parquet, encode, expected, lines, make_jo
 from typer.testing import CliRunner
 
 from hardneg.cli.mine import mine as verb
+from hardneg.core.errors import HardnegWarning
 from hardneg.io.tables import read_table
 from hardneg.mining.estimate import estimate
 from hardneg.mining.job import run
@@ -201,7 +202,8 @@ def test_a_query_id_has_one_embedding(vectors_only: MineOptions, tmp_path: Path)
     with pytest.raises(ValueError, match="one embedding for each query id, got id 4"):
         run(given)
     np.savez(tmp_path / "q.npz", vectors=z[[0, 0, 1]], ids=np.array([4, 4, 5]))
-    run(given)
+    with pytest.warns(HardnegWarning, match="28 of 30 judgements are of 28 queries that are not among the queries"):
+        run(given)
     assert [row["query_id"] for row in lines(vectors_only.out)] == [4, 5]
 
 
@@ -323,7 +325,11 @@ def test_half_a_character_is_found_before_the_work(job: MineOptions, tmp_path: P
 @pytest.mark.parametrize(
     ("positive", "empty", "message"),
     [
-        (["d999"], None, "got 1 that are not, first 'd999' of the query 'q2'; check the ids"),
+        (
+            ["d999"],
+            None,
+            "got 1 that are not, first 'd999' of the query 'q2'; compare them with the ids of the corpus, such as 'd0'",
+        ),
         (["d7"], 7, "first 'd7' of the query 'q2', which is an empty text"),
         (["d2", " "], None, "first ' ' of the query 'q2', which is an empty text"),
     ],

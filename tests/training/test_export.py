@@ -73,7 +73,7 @@ class TestLoading:
 
     def test_what_is_not_there_is_named(self, data: str, tmp_path: Path, trained: Path) -> None:
         run("simclr", tmp_path / "run", short(data, epochs=1))
-        with pytest.raises(FileNotFoundError, match="the best checkpoint of a run, .* train with --monitor-every 1"):
+        with pytest.raises(FileNotFoundError, match=r"the best checkpoint of a run, .* train with --monitor-every 1"):
             hn.load_encoder(tmp_path / "run", "best")
         with pytest.raises(ValueError, match="weights to be one of last, best"):
             hn.load_encoder(trained, "first")

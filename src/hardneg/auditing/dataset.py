@@ -23,10 +23,6 @@ class TrainingSet(NamedTuple):
     mined: Annotated[Tensor, "q k"] | None
 
 
-def is_dataset(value: Any) -> bool:
-    return hasattr(value, "column_names") and hasattr(value, "__len__")
-
-
 def read_dataset(dataset: Any, model: Any) -> TrainingSet:
     """Equal texts are one anchor or one document; rows with the same anchor are one list of it.
 

@@ -10,7 +10,7 @@ from typing import Annotated, Any
 import torch
 from torch import Tensor
 
-from hardneg.auditing.dataset import is_dataset, read_dataset
+from hardneg.auditing.dataset import read_dataset
 from hardneg.auditing.files import as_audit_errors, audit_files
 from hardneg.auditing.findings import find_in_rows
 from hardneg.auditing.options import AuditOptions
@@ -22,8 +22,10 @@ from hardneg.auditing.subject import Subject
 from hardneg.auditing.survey import audit_subject
 from hardneg.core.errors import ArgumentError
 from hardneg.core.types import Keys
+from hardneg.mining.dataset import is_dataset
 from hardneg.mining.engine import Mined
 from hardneg.mining.judgements import Tag
+from hardneg.mining.options import TEMPERATURE
 from hardneg.mining.pairs import Positives, RowsOf
 
 
@@ -40,7 +42,7 @@ def audit(
     model: Any = None,
     encoder: str | None = None,
     cache: str | Path | None = None,
-    temperature: float = 0.5,
+    temperature: float = TEMPERATURE,
     tau_plus: float = 0.0,
     near_duplicate: float = 0.95,
     num_anchors: int = 512,
@@ -62,7 +64,7 @@ def audit(
         needs nothing else (see docs/guides/audit.md).
     model, encoder, cache: of the texts of a mined file whose embeddings are missing: a sentence-transformers model
         or ``"module:function"``, and the folder of embeddings. Nothing in a file chooses them.
-    temperature, tau_plus: of the loss; tilts weigh by exp(beta * similarity / temperature).
+    temperature, tau_plus: of the loss; tilts weigh by exp(beta * similarity / temperature), as in ``mine``.
     near_duplicate: cosine from which a candidate is a copy of the anchor or of a positive.
     num_anchors: how many are looked at, drawn with ``seed``; all of them if there are no more.
     wanted_false_negatives: search for the hardest rules that stay at or below this share.

@@ -39,6 +39,7 @@ class Origin:
     queries: Side | None = None
     corpus: Side | None = None
     notes: tuple[str, ...] = ()
+    judgements: str | None = None  # a file of them, by the options or by the manifest
 
     def without_vectors(self) -> list[tuple[str, Side]]:
         """The sides of which only the texts are known."""
@@ -69,7 +70,7 @@ def audit_mined(
         why = "The vectors are not available, so how similar and how false the negatives are is not known."
         return _lists_only(options, found, (*origin.notes, why))
     kept = lists.only([i for i, name in enumerate(lists.queries) if name in where])
-    subject = _subject(options, kept, queries, corpus, where, row_of)
+    subject = _subject(options, origin, kept, where, row_of)
     given = given_rules(options.expressions)
     audited = audit_subject(subject, given, options.settings, listed=as_rows(kept, row_of), progress=progress)
     return replace(audited, mined=found, notes=(*audited.notes, *origin.notes, *_lost(lists, where, row_of)))
@@ -100,19 +101,22 @@ def _texts_of(side: Side | None, rows: dict[Any, int]) -> dict[Any, str]:
 
 
 def _subject(
-    options: AuditOptions, lists: Lists, queries: Side, corpus: Side, where: dict[Any, int], row_of: dict[Any, int]
+    options: AuditOptions, origin: Origin, lists: Lists, where: dict[Any, int], row_of: dict[Any, int]
 ) -> Subject:
     """The queries of the lists against the corpus, with the positives of the lists."""
+    queries, corpus = origin.queries, origin.corpus
+    assert queries is not None
+    assert corpus is not None
     assert queries.vectors is not None
     assert corpus.vectors is not None
     rows = [where[name] for name in lists.queries]
     positives = [[row_of[name] for name in own if name in row_of] for own in lists.positives]
     judged = None
-    if options.judgements is not None:
+    if origin.judgements is not None:
         # By id, or by the number of the row where there are none.
         places = {str(queries.ids[row]): place for place, row in enumerate(rows)}
         documents = {str(name): row for row, name in enumerate(corpus.ids)}
-        judged = judged_lists(options.judgements, places, documents, len(rows))
+        judged = judged_lists(origin.judgements, places, documents, len(rows))
     subject = make_subject(
         queries.vectors[rows],
         Keys(corpus.vectors),
@@ -132,7 +136,7 @@ def _given_origin(options: AuditOptions, lists: Lists, encoding: Encoding) -> Or
         queries = side_of(options, "queries", options.query_embeddings, options.queries)
     elif all(isinstance(name, str) for name in lists.queries):
         queries = Side(range(len(lists.queries)), [str(name) for name in lists.queries], named=False)
-    origin = Origin(queries, corpus)
+    origin = Origin(queries, corpus, judgements=options.judgements)
     if options.model is None and options.encoder is None:
         return origin
     if corpus is None or queries is None or not origin.without_vectors():
@@ -169,7 +173,7 @@ def _origin_of_manifest(options: AuditOptions, manifest: dict[str, Any], encodin
         raise
     except (OSError, ValueError, TypeError, ImportError) as error:
         return Origin(notes=(f"What the manifest names could not be read: {error}",))
-    origin = Origin(problem.queries, problem.corpus, notes)
+    origin = Origin(problem.queries, problem.corpus, notes, options.judgements or mined.judgements)
     if mined.search == "bm25":
         return replace(origin, notes=(*notes, "The file was mined by words alone."))
     if options.model is not None or options.encoder is not None:

@@ -41,6 +41,7 @@ class AuditOptions:
     model: str | None = option(None, "sentence-transformers model for texts without embeddings.", MINED)
     encoder: str | None = option(None, "module:function from texts to vectors, instead.", MINED)
     cache: str | None = option(None, "Folder of embeddings; default INPUT.embeddings.", MINED)
+    imports: tuple[str, ...] = option((), "Python file with distributions of yours; repeat it.", RULES, "--import")
     similarity: str | None = option(None, "cosine or dot; that of a mined file's manifest, else cosine.", LOOK)
     split: str | None = option(None, "train or test, of a run; else test.", LOOK)
 
@@ -51,7 +52,9 @@ class AuditOptions:
         if self.model is not None and self.encoder is not None:
             raise ArgumentError("audit", "a model or an encoder", "both")
         from hardneg.auditing.rules import check_rules, given_rules  # torch, which --help does without
+        from hardneg.mining.imports import load_imports
 
+        load_imports(self.imports, "audit")
         check_rules(given_rules(self.expressions), positives=True, labels=True, groups=True)
 
     def reads(self) -> list[Path]:
@@ -71,7 +74,7 @@ class AuditOptions:
         return self.has_corpus or self.queries is not None or self.query_embeddings is not None
 
 
-_always = {"input", "expressions", "settings", "similarity"}
+_always = {"input", "expressions", "settings", "similarity", "imports"}
 _judges = {"labels", "groups", "label_column", "group_column", "judgements"}
 _of_queries = {"queries", "query_column", "query_id_column", "embedding_column"}
 _of_corpus = {"corpus", "corpus_embeddings", "corpus_column", "corpus_id_column"}

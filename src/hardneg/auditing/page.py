@@ -125,7 +125,7 @@ def _suggestions(audit: Audit) -> list[tuple[str, str]]:
         (
             one.expression or one.family,
             f"{one.sentence} Similarity {number(one.similarity)}, "
-            f"{with_error(one.false_negatives, one.false_negatives_error)} false."
+            f"{with_error(one.false_negatives, one.false_negatives_error)} false. To mine with it: {one.flags}"
             if one.expression
             else one.sentence,
         )

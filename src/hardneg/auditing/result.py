@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import shlex
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
@@ -12,6 +13,7 @@ from typing import Any
 from hardneg.core.errors import ArgumentError
 from hardneg.io.files import run_again, without_nan, write_atomically, write_json
 from hardneg.io.outputs import sealed_page
+from hardneg.mining.options import TEMPERATURE
 from hardneg.negatives import parse
 
 
@@ -69,6 +71,20 @@ class Suggestion:
     false_negatives_error: float
     sentence: str
     """What was found, in words."""
+    temperature: float = TEMPERATURE
+    """The temperature that the expression was measured at: a tilt means something at a temperature only."""
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """What gives ``hn.mine`` the same negatives: ``hn.mine(queries, corpus, positives, k=5, **one.options)``."""
+        return {"negatives": self.expression, "draw": "gumbel", "temperature": self.temperature}
+
+    @property
+    def flags(self) -> str | None:
+        """The same for the command line, to be pasted after ``hardneg mine ...``."""
+        if self.expression is None:
+            return None
+        return f"-n {shlex.quote(self.expression)} --draw gumbel --temperature {self.temperature:g}"
 
 
 @dataclass(frozen=True)
@@ -185,6 +201,8 @@ class Audit:
     def to_dict(self) -> dict[str, Any]:
         """Everything, as JSON can hold it."""
         fields = {**asdict(self), "exact": self.exact}
+        for one, kept in zip(self.suggestions, fields["suggestions"], strict=True):
+            kept["flags"] = one.flags
         if self.mined is not None:
             fields["mined"]["coverage"] = self.mined.coverage
         plain: dict[str, Any] = without_nan(fields)

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from hardneg.core.errors import argument_error, check_count, check_range
 from hardneg.core.options import option
+from hardneg.mining.options import TEMPERATURE
 
 RULES, LOOK = "Which rules", "How it looks"
 
@@ -15,7 +16,7 @@ RULES, LOOK = "Which rules", "How it looks"
 class Settings:
     """How an audit looks: the loss it has in mind, and how much of the data it looks at."""
 
-    temperature: float = option(0.5, "Of the loss.", RULES)
+    temperature: float = option(TEMPERATURE, "Of tilts and of the loss; as in mine.", RULES)
     tau_plus: float = option(0.0, "Share of false negatives that the loss corrects for.", RULES)
     near_duplicate: float = option(0.95, "Cosine of a copy.", LOOK)
     num_anchors: int = option(512, "Anchors in the sample.", LOOK)

@@ -204,7 +204,7 @@ def _none(family: Family, search: GridSearch) -> Suggestion:
         text = f"None: those members of the grid that come closest to the limit of {wanted} lie above it by rounding."
     elif math.isnan(lowest):
         text = "None: no member of the grid leaves an anchor a negative."
-    return Suggestion(family.name, None, math.nan, math.nan, math.nan, text)
+    return Suggestion(family.name, None, math.nan, math.nan, math.nan, text, search.temperature)
 
 
 def _suggestion(family: Family, row: Row, search: GridSearch) -> Suggestion:
@@ -218,4 +218,4 @@ def _suggestion(family: Family, row: Row, search: GridSearch) -> Suggestion:
         if worst is not None:
             text += f" The share does not grow steadily here: {worst[0]} is easier and has {100 * worst[1]:.2f} %."
     figures = (row.similarity, row.false_negatives, row.false_negatives_error)
-    return Suggestion(family.name, row.expression, *figures, text)
+    return Suggestion(family.name, row.expression, *figures, text, search.temperature)

@@ -22,7 +22,9 @@ from hardneg.auditing.samples import PairCounts
 from hardneg.auditing.settings import Settings
 from hardneg.auditing.subject import Subject
 from hardneg.auditing.suggest import GridSearch, suggestions
-from hardneg.core.errors import ArgumentError
+from hardneg.core.errors import ArgumentError, warn_once
+from hardneg.mining.alignment import Alignment, alignment_of, sentence, warn_of_alignment
+from hardneg.mining.pairs import as_pairs
 
 _chunk = 1 << 19  # scores at a time: what a processor's cache holds
 _diagnosed = 1 << 19  # scores that diagnose looks at, which costs more than all the rest
@@ -72,7 +74,7 @@ def audit_subject(
         seed=settings.seed,
         random_similarity=_mean(found.random),
         positive_similarity=_mean(found.own),
-        notes=_notes(subject),
+        notes=(*_notes(subject), *_misaligned(subject, table, _mean(found.random))),
         similarities=found.pairs.found(),
     )
 
@@ -158,6 +160,33 @@ def measured(
 
 def _mean(values: list[float]) -> float:
     return math.fsum(values) / len(values) if values else math.nan
+
+
+def _misaligned(subject: Subject, rows: Sequence[Row], random: float) -> Iterator[str]:
+    """Positives, or negatives of a mined file, that are no closer than random ones; also as warnings."""
+    found = _alignment(subject)
+    if found is None:
+        return
+    if found.lost:
+        warn_of_alignment(found)
+        yield sentence(found)
+    mined = next((row for row in rows if row.kind == "mined"), None)
+    if mined is not None and found.known and mined.similarity <= random + 2 * mined.similarity_error:
+        text = (
+            f"The mined negatives are no closer than random candidates (mean similarity {mined.similarity:.3f} against "
+            f"{random:.3f}): they were drawn at random, or the ids are not aligned."
+        )
+        warn_once("alignment: mined negatives", text)
+        yield text
+
+
+def _alignment(subject: Subject) -> Alignment | None:
+    if subject.views is not None:
+        rows = torch.arange(len(subject.anchors))
+        return alignment_of(subject.anchors, subject.views, as_pairs(rows, rows, len(rows)), cosine=False)
+    if subject.pairs is None:
+        return None
+    return alignment_of(subject.anchors, subject.candidates, subject.pairs, cosine=False)
 
 
 def _source_of_positives(subject: Subject) -> str:

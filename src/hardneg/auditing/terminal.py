@@ -78,6 +78,8 @@ def show(audit: Audit, console: Console | None = None) -> None:
         for one in audit.suggestions:
             if one.expression is None:
                 console.print(Text(f"{one.family}: {one.sentence}", style="dim"))
+            else:
+                console.print(Text(f"hardneg mine ... {one.flags}", style="dim"))
     if audit.mined is not None:
         console.print(_mined(audit.mined))
     for note in audit.notes:
@@ -86,7 +88,8 @@ def show(audit: Audit, console: Console | None = None) -> None:
 
 def sampled(audit: Audit) -> str:
     """What is exact and what is estimated, in one or two sentences."""
-    random = f"Random candidates have similarity {number(audit.random_similarity)}"
+    random = f"Tilts are at temperature {audit.temperature:g}. "
+    random += f"Random candidates have similarity {number(audit.random_similarity)}"
     own = "" if math.isnan(audit.positive_similarity) else f", positives {number(audit.positive_similarity)}"
     few = f" Attraction and effective temperature are those of {audit.num_diagnosed:,} anchors."
     few = few if audit.num_diagnosed < audit.num_anchors else ""

@@ -86,17 +86,27 @@ def _print_summary(summary: Summary, options: MineOptions, explain: bool) -> Non
     for group, row in summary.statistics.items():
         similarities.add_row(group, *(f"{row[name]:.3f}" for name in ("mean", "5%", "median", "95%")))
     console.print(similarities)
-    odd = ", ".join(f"{name.replace('_', ' ')} {number:,}" for name, number in summary.counts.items() if number)
-    console.print(Text(odd))
+    for line in _counted(summary.counts):
+        console.print(Text(line))
     short, queries = summary.explanation.short, summary.explanation.queries
     if short:
         console.print(Text(f"{short:,} of {queries:,} queries have fewer than {options.k} negatives."))
     console.print(Text(f"Wrote {summary.rows_written:,} rows to {options.out}; details in {summary.manifest}."))
 
 
+def _counted(counts: dict[str, int]) -> list[str]:
+    """What was read in one line, and what was irregular, if anything, in another."""
+    rows, queries = counts["rows_of_queries"], counts["queries"]
+    of_rows = f" in {rows:,} rows" if rows != queries else ""
+    lines = [f"{queries:,} queries{of_rows}, {counts['corpus']:,} documents"]
+    usual = ("queries", "corpus", "rows_of_queries", "negatives", "rows_written")
+    odd = [f"{name.replace('_', ' ')} {number:,}" for name, number in counts.items() if number and name not in usual]
+    return [*lines, f"irregular: {', '.join(odd)}"] if odd else lines
+
+
 def _print_estimate(cost: Estimate) -> None:
-    counts = ", ".join(f"{name.replace('_', ' ')} {number:,}" for name, number in cost.counts.items() if number)
-    typer.echo(f"{cost.queries:,} queries, {cost.corpus:,} documents ({counts})")
+    for line in _counted(cost.counts):
+        typer.echo(line)
     typer.echo(f"encoding about {_duration(cost.encoding_seconds)}, mining about {_duration(cost.mining_seconds)}")
     disk = f"disk about {cost.disk_bytes / 2**30:.2f} GiB beside the output"
     typer.echo(f"memory about {cost.peak_bytes / 2**30:.1f} GiB, {disk}; nothing was written")

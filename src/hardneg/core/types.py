@@ -10,12 +10,13 @@ A shape like ``"b|1 n"`` means that the first axis is b, or 1 where all anchors 
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
-from typing import Annotated, Any
+from dataclasses import dataclass, field, fields
+from typing import TYPE_CHECKING, Annotated, Any
 
 import torch
 from torch import Tensor
 
+from hardneg.core.conversion import Given, Names, as_numbers, as_vectors
 from hardneg.core.errors import ArgumentError
 from hardneg.core.tiles import NEVER as NEVER
 from hardneg.core.tiles import Tags as Tags
@@ -40,7 +41,8 @@ class Keys:
     """Vectors with their ids: the anchors, or candidates from anywhere.
 
     ``vectors`` is [n, d], or [b, k, d] for candidates private to each anchor. ``ids=None`` means distinct rows that
-    match nothing anywhere; the same id means the same instance, which is never its own negative.
+    match nothing anywhere; the same id means the same instance, which is never its own negative. Arrays and lists are
+    taken as tensors. Ids that are texts become numbers, the same for the same text; ``names`` keeps the texts.
 
     >>> import torch
     >>> keys = Keys(torch.eye(3), ids=torch.tensor([7, 8, 9]), source="queue")
@@ -53,8 +55,24 @@ class Keys:
     labels: Tensor | None = None
     clusters: Tensor | None = None
     source: str | None = None
+    names: Names | None = field(default=None, init=False, repr=False)
+
+    if TYPE_CHECKING:  # what is given may be an array or a list; what is kept is a tensor
+
+        def __init__(
+            self, vectors: Given, ids: Given = ..., labels: Given = ..., clusters: Given = ..., source: str | None = ...
+        ) -> None: ...
 
     def __post_init__(self) -> None:
+        if not isinstance(self.vectors, Tensor):
+            object.__setattr__(self, "vectors", as_vectors(self.vectors))
+        for name in ("ids", "labels", "clusters"):
+            value = getattr(self, name)
+            if value is not None and not isinstance(value, Tensor):
+                numbers, texts = as_numbers(name, value)
+                object.__setattr__(self, name, numbers.to(self.vectors.device))
+                if name == "ids":
+                    object.__setattr__(self, "names", texts)
         if self.vectors.ndim not in (2, 3) or not self.vectors.is_floating_point():
             raise ArgumentError(
                 "Keys",
@@ -227,5 +245,5 @@ class Scores:
         )
 
 
-_fields_of_scores = tuple(field.name for field in fields(Scores))
-_fields_of_keys = tuple(field.name for field in fields(Keys))
+_fields_of_scores = tuple(each.name for each in fields(Scores))
+_fields_of_keys = tuple(each.name for each in fields(Keys) if each.init)

@@ -25,7 +25,7 @@ def environment() -> dict[str, Any]:
         "python": platform.python_version(),
         "machine": f"{platform.machine()}, {os.cpu_count()} cores",
         "device": torch.cuda.get_device_name() if torch.cuda.is_available() else "cpu",
-        "versions": {name: _version(name) for name in ("hardneg", "torch", "numpy", "accelerate", "scikit-learn")},
+        "versions": _versions(),
     }
 
 
@@ -47,6 +47,19 @@ def _commit() -> str | None:
     except OSError:
         return None
     return answer.stdout.strip() or None
+
+
+_usual = ("hardneg", "torch", "numpy", "accelerate", "scikit-learn")
+_others = (
+    "bm25s", "datasets", "faiss-cpu", "huggingface-hub", "pyarrow", "ray", "safetensors", "scipy",
+    "sentence-transformers", "tokenizers", "torch-geometric", "transformers", "triton",
+)  # fmt: skip
+
+
+def _versions() -> dict[str, str | None]:
+    """Of what any result may depend on, and of whatever else is installed of the libraries that extras bring."""
+    found = {name: _version(name) for name in (*_usual, *_others)}
+    return {name: version for name, version in found.items() if version is not None or name in _usual}
 
 
 def _version(name: str) -> str | None:

@@ -6,13 +6,14 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from hardneg.mining.engine import Mined, Miner, mine
+    from hardneg.mining.engine import Mined, Miner
+    from hardneg.mining.entry import mine
     from hardneg.mining.explain import Explanation
     from hardneg.mining.search import Retriever, Search
     from hardneg.mining.select import Rule
 
 __all__ = ["Explanation", "Mined", "Miner", "Retriever", "Rule", "Search", "mine"]
-_home_of = {"Explanation": "explain", "Retriever": "search", "Rule": "select", "Search": "search"}
+_home_of = {"Explanation": "explain", "Retriever": "search", "Rule": "select", "Search": "search", "mine": "entry"}
 
 
 def __getattr__(name: str) -> Any:

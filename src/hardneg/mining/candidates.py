@@ -17,7 +17,8 @@ from hardneg.core.topk import in_order
 from hardneg.core.types import NEVER
 from hardneg.kernels import triton_groups
 from hardneg.mining.filters import Filters, bounds_of
-from hardneg.mining.meeting import Meeting
+from hardneg.mining.fusion import Quotas, compacted, fused_key, named_source, source_number
+from hardneg.mining.meeting import Meeting, PairGuide
 from hardneg.mining.search import Retriever, Search, most_listed, most_scores
 from hardneg.mining.search_depth import may_remove, reach_of
 from hardneg.mining.select import Candidates, Rule
@@ -36,6 +37,7 @@ class Finder:
         self.retrievers = (*near, *(other.name for other in search.also))
         by_faiss = search.kind in ("flat", "ivf", "hnsw")
         self._check(by_faiss)
+        check_quotas(search, rule, self.retrievers)
         sizes = len(meeting.queries), len(self.corpus), meeting.queries.dim
         self.shards = self.corpus.shards(search.shards_for(*sizes, self.device) if self.searched else 1)
         self.index = FaissIndex(self.corpus, search.kind, search.num_probes) if by_faiss else None
@@ -43,7 +45,7 @@ class Finder:
     @property
     def listed(self) -> bool:
         """Whether candidates are fixed lists (a union of retrievers, rescored) instead of the whole corpus."""
-        return bool(self.search.also) or self.meeting.rescore is not None
+        return bool(self.search.also) or self.meeting.rescore is not None or isinstance(self.meeting.guide, PairGuide)
 
     @property
     def swept(self) -> bool:
@@ -202,23 +204,38 @@ class Finder:
         """The union of what several retrievers found, each candidate once, under the first that found it."""
         lists = [] if found is None else [found.rows]
         lists += [self._other(other, query, size) for other in self.search.also]
-        rows = torch.cat(lists, 1)
+        source = named_source(self.rule.negatives, self.retrievers)
+        order = sorted(range(len(lists)), key=lambda i: i != source)  # what the named source found is of that source
+        rows = torch.cat([lists[i] for i in order], 1)
         valid = (rows >= 0) & ~_repeated(rows)
         place, column = valid.nonzero().unbind(1)
         similarity = torch.full(rows.shape, NEVER, dtype=torch.float64, device=self.device)
         similarity[place, column] = self.meeting.pair_scores(query[place], rows[place, column])
         after = valid & ~self.meeting.near_positive_listed(query, rows)
         scores = self.meeting.listed_scores(query, similarity.masked_fill(~valid, 0.0), after, rows)
-        codes = [torch.full((each.shape[1],), i, device=self.device) for i, each in enumerate(lists)]
+        codes = [torch.full((lists[i].shape[1],), i, device=self.device) for i in order]
         scores = scores.changed(source=torch.cat(codes), source_names=self.retrievers)
-        return Candidates(scores, similarity, rows, query, _all(query), False, tuple(lists)), _counts(valid, after)
+        key, quotas = self._fused(lists, rows, source)
+        candidates = Candidates(scores, similarity, rows, query, _all(query), False, tuple(lists), key, quotas)
+        return candidates, _counts(valid, after)
+
+    def _fused(self, lists: list[Tensor], rows: Tensor, source: int | None) -> tuple[Tensor | None, Quotas]:
+        """By what the candidates of several retrievers are taken; see fusion.py. Rescored ones go by their scores, but
+        for those of a retriever that stand in for similarities where there are no vectors."""
+        number = {name: source_number(name, self.retrievers) for name, _ in self.search.quotas}
+        quotas = tuple((fused_key([lists[number[name]]], rows), count) for name, count in self.search.quotas)
+        stands_in = getattr(self.meeting.rescore, "__self__", None) in self.search.also
+        rescored = self.meeting.rescore is not None and not stands_in
+        if rescored or (source is None and (len(lists) == 1 or self.search.fusion != "rrf")):
+            return None, quotas
+        return fused_key(lists if source is None else [lists[source]], rows), quotas
 
     def _other(self, retriever: Retriever, query: Tensor, size: int) -> Tensor:
-        rows = retriever(query.cpu(), size).to(self.device)
         place, banned = self.meeting.excluded.of(query)
-        n = len(self.corpus)
+        n, most = len(self.corpus), int(torch.bincount(place).max()) if len(place) else 0
+        rows = retriever(query.cpu(), size + most).to(self.device)
         taken = torch.isin(torch.arange(len(query), device=self.device)[:, None] * n + rows, place * n + banned)
-        return rows.masked_fill(taken, -1)
+        return compacted(rows.masked_fill(taken, -1), size)
 
 
 def _all(query: Tensor) -> Annotated[Tensor, "b"]:
@@ -236,6 +253,17 @@ def _repeated(rows: Annotated[Tensor, "b m"]) -> Annotated[Tensor, "b m"]:
     again = torch.zeros_like(ordered, dtype=torch.bool)
     again[:, 1:] = ordered[:, 1:] == ordered[:, :-1]
     return torch.zeros_like(again).scatter(1, order, again)
+
+
+def check_quotas(search: Search, rule: Rule, retrievers: tuple[str, ...]) -> None:
+    """Raises for quotas of unknown sources, of more than k in all, or beside a draw."""
+    for name, _ in search.quotas:
+        source_number(name, retrievers)
+    total = sum(number for _, number in search.quotas)
+    if total > rule.k:
+        raise ArgumentError("mine", f"quotas of at most {written('mine', 'k', rule.k)} in all", str(total))
+    if search.quotas and rule.draw != "top":
+        raise ArgumentError("mine", "draw 'top' with quotas", written("mine", "draw", rule.draw))
 
 
 def _growing(size: int, n: int) -> list[int]:

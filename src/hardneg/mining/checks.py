@@ -9,20 +9,25 @@ from torch import Tensor
 
 from hardneg.core.errors import (
     ArgumentError,
+    NoFile,
     NotFinite,
     argument_error,
     check_among,
     check_count,
     check_range,
     spelled,
+    written,
 )
 from hardneg.core.types import Keys
 from hardneg.core.vectors import is_zero
 from hardneg.io.outputs import check_output
+from hardneg.mining.fusion import source_number
+from hardneg.mining.imports import load_imports
 from hardneg.mining.options import MineOptions, inputs, manifest_of
 from hardneg.mining.output import Layout, check_format
+from hardneg.mining.runs import split_name
 from hardneg.mining.select import Rule
-from hardneg.negatives import Negatives, parse
+from hardneg.negatives import BelowPositive, From, Negatives, parse
 
 _rows_at_once = 65536
 
@@ -97,17 +102,101 @@ def check_directions(name: str, vectors: Tensor, offset: int = 0) -> None:
 
 
 def rule_of(options: MineOptions) -> Rule:
-    return Rule(parse(options.negatives), options.k, options.draw, options.seed, options.near_negative)
+    return Rule(expression_of(options), options.k, options.draw, options.seed, options.near_negative)
+
+
+def expression_of(options: MineOptions) -> Negatives:
+    """The expression; a veto keeps only what the cross-encoder scores below the positive, unless it says otherwise."""
+    negatives = parse(options.negatives)
+    if options.cross_encoder is None or options.cross_encoder_use != "veto" or "guide" in negatives.reads():
+        return negatives
+    return BelowPositive(absolute=0.0, by="guide") * negatives
+
+
+def quotas_of(options: MineOptions) -> tuple[tuple[str, int], ...]:
+    """(source, number) of each quota."""
+    found = []
+    for text in options.quotas:
+        name, _, number = text.partition("=")
+        if not name or not number.isdigit() or not int(number):
+            raise argument_error("mine", "quotas as name=number, such as bm25=2", "quotas", text)
+        found.append((name, int(number)))
+    return tuple(found)
+
+
+def retriever_names(options: MineOptions) -> tuple[str, ...]:
+    """What finds candidates, by the names that From and quotas use."""
+    by_words = options.search == "bm25"
+    names = [*(() if by_words else ("embedding",)), *(("bm25",) if options.bm25 or by_words else ())]
+    for name in (split_name(each)[0] for each in options.runs):
+        if name in names:
+            raise argument_error(
+                "mine", f"a name for the run beside {', '.join(names)}", "runs", name, "write name=file"
+            )
+        names.append(name)
+    return tuple(names)
+
+
+def check_reads(options: MineOptions, negatives: Negatives) -> None:
+    """Raises for what the expression asks and the options do not give, and for second opinions that it does not ask."""
+    veto = options.cross_encoder is not None and options.cross_encoder_use == "veto"
+    has = {"labels": options.columns.label is not None, "clusters": False, "guide": options.guide is not None or veto}
+    fixes = {
+        "labels": f"give {spelled('mine', 'label_column')}, a column of both tables",
+        "clusters": "use labels and OtherLabel(), or hn.mine with Keys(clusters=...)",
+        "guide": f"give {spelled('mine', 'guide')}, or {spelled('mine', 'cross_encoder')} with "
+        f"{written('mine', 'cross_encoder_use', 'veto')}",
+    }
+    for factor in negatives.factors:
+        for what in sorted(factor.reads() & set(has)):
+            if not has[what]:
+                raise ArgumentError(repr(factor), what if what != "guide" else "a guide", "none", fixes[what])
+        if isinstance(factor, From) and factor.source not in retriever_names(options):
+            more = ", ".join(spelled("mine", name) for name in ("bm25", "runs"))
+            raise ArgumentError(
+                repr(factor), f"a source among {', '.join(retriever_names(options))}", None, f"add {more}"
+            )
+    if options.guide is not None and "guide" not in negatives.reads():
+        fix = 'multiply it by BelowPositive(absolute=0.0, by="guide"), or leave the guide out'
+        raise argument_error(
+            "mine", f"an expression that asks the guide, not {negatives!r}", "guide", options.guide, fix
+        )
+
+
+def _check_models(options: MineOptions) -> None:
+    for name, known in (("fusion", ("rrf", "similarity")), ("cross_encoder_use", ("rerank", "veto"))):
+        check_among("mine", name, getattr(options, name), known)
+    if options.dtype is not None:
+        check_among("mine", "dtype", options.dtype, ("float32", "float16", "bfloat16"))
+    for name in ("query_prompt", "corpus_prompt", "revision", "dtype"):
+        if getattr(options, name) is not None and options.model is None:
+            raise argument_error("mine", f"a {spelled('mine', 'model')} for it", name, getattr(options, name))
+    veto = options.cross_encoder is not None and options.cross_encoder_use == "veto"
+    twice = [("guide", veto), ("rescore", options.cross_encoder is not None and not veto)]
+    for name, both in twice:
+        if both and getattr(options, name) is not None:
+            raise argument_error("mine", "one second opinion", name, getattr(options, name), "leave one of the two out")
+    retriever_names(options)
+    for _, path in map(split_name, options.runs):
+        if not Path(path).is_file():
+            raise NoFile("mine", "a TREC run file that exists", path)
 
 
 def check_options(options: MineOptions) -> None:
     """Everything that can be wrong before any work is done."""
+    load_imports(options.imports)
     check_format(Path(options.out))
     reads = [Path(getattr(options, name)) for name in inputs if getattr(options, name) is not None]
+    reads += [Path(path) for path in (*(split_name(each)[1] for each in options.runs), *options.imports)]
     for path in (Path(options.out), manifest_of(options.out), Path(f"{options.out}.work")):
         check_output("mine", path, reads, overwrite=True)
-    check_rule(rule_of(options), options.temperature, options.near_positive)
-    Layout(options.format, scores=options.scores)
+    _check_models(options)
+    rule = rule_of(options)
+    check_rule(rule, options.temperature, options.near_positive)
+    check_reads(options, rule.negatives)
+    for name, _ in quotas_of(options):
+        source_number(name, retriever_names(options))
+    Layout(options.format, scores=options.scores, ids=options.ids)
     check_among("mine", "search", options.search, ("exact", "flat", "ivf", "hnsw", "bm25"))
     check_among("mine", "similarity", options.similarity, ("cosine", "dot"))
     check_among("mine", "missing_positives", options.missing_positives, ("error", "drop"))

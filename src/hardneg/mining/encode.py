@@ -86,26 +86,37 @@ def encoder_of_function(text: str) -> Encoder:
     return Encoder(key_of_function(text, function), function, partial(encoder_of_function, text))
 
 
-def encoders_of_model(path: str, batch_size: int, device: str | None) -> tuple[Encoder, Encoder]:
-    """How a sentence-transformers model encodes queries and documents, with its own prompts for each."""
+def encoders_of_model(
+    path: str,
+    batch_size: int,
+    device: str | None,
+    *,
+    revision: str | None = None,
+    dtype: str | None = None,
+    prompts: tuple[str | None, str | None] = (None, None),
+) -> tuple[Encoder, Encoder]:
+    """How a sentence-transformers model encodes queries and documents, with its own prompts for each or those given."""
     SentenceTransformer = optional("sentence_transformers", "--model", extra="text").SentenceTransformer  # noqa: N806
-    model = SentenceTransformer(path, device=device)
-    key = key_of_model(path, model)
+    model = SentenceTransformer(path, device=device, revision=revision)
+    if dtype is not None:
+        model = model.to(getattr(torch, dtype))
+    key = key_of_model(path, model) + (f" {dtype}" if dtype else "")
 
-    def encoded(encode: Callable[..., Any]) -> Encode:
-        return lambda texts: encode(texts, batch_size=batch_size, show_progress_bar=False, convert_to_numpy=True)
+    how = {"revision": revision, "dtype": dtype, "prompts": prompts}
 
-    of_query = getattr(model, "encode_query", model.encode)
-    of_document = getattr(model, "encode_document", model.encode)
-    query, document = (partial(_encoder_of_model, i, path, batch_size, device) for i in range(2))
-    return (
-        Encoder(f"{key} query", encoded(of_query), query),
-        Encoder(f"{key} document", encoded(of_document), document),
-    )
+    def encoder(which: int, side: str) -> Encoder:
+        encode, prompt = getattr(model, f"encode_{side}", model.encode), prompts[which]
+        more = {} if prompt is None else {"prompt": prompt}
+        options = {"batch_size": batch_size, "show_progress_bar": False, "convert_to_numpy": True, **more}
+        name = f"{key} {side}" + (f" {prompt!r}" if more else "")
+        again = partial(_encoder_of_model, which, path, batch_size, device, **how)
+        return Encoder(name, lambda texts: encode(texts, **options), again)
+
+    return encoder(0, "query"), encoder(1, "document")
 
 
-def _encoder_of_model(which: int, *options: Any) -> Encoder:
-    return encoders_of_model(*options)[which]
+def _encoder_of_model(which: int, *given: Any, **options: Any) -> Encoder:
+    return encoders_of_model(*given, **options)[which]
 
 
 def embed(

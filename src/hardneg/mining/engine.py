@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from typing import Annotated
+from typing import Annotated, Any
 
 import torch
 from torch import Tensor
@@ -17,6 +17,7 @@ from torch import Tensor
 from hardneg.core.exact import Documents
 from hardneg.core.types import NEVER, Keys
 from hardneg.kernels.triton_groups import can_run
+from hardneg.mining.alignment import Alignment, alignment_of, warn_of_alignment, warn_of_easy_negatives
 from hardneg.mining.candidates import Finder
 from hardneg.mining.checks import check_corpus, check_inputs
 from hardneg.mining.explain import Explanation
@@ -38,7 +39,7 @@ class Mined:
     ``explanation`` says what each factor removed and why queries are short.
     """
 
-    ids: Annotated[Tensor, "q k"]
+    ids: Any  # [q, k]: a tensor, or an array of texts and None where those of the corpus are texts
     scores: Annotated[Tensor, "q k"]
     rows: Annotated[Tensor, "q k"]
     found_by: Annotated[Tensor, "q k"]
@@ -60,7 +61,7 @@ def mine(
     near_negative: float | None = None,
     search: Search | str = "exact",
     rescore: Rescore | None = None,
-    guide: tuple[Tensor, Tensor] | None = None,
+    guide: tuple[Tensor, Tensor] | Rescore | None = None,
     progress: Callable[[int], None] | None = None,
 ) -> Mined:
     """k negatives from the corpus for each query, by any distribution, as in training.
@@ -75,7 +76,8 @@ def mine(
     search: how candidates are found; see ``Search``.
     rescore: ``rescore(query_rows [m], corpus_rows [m]) -> scores [m]``, a cross-encoder for example: it scores the
         nearest ``search.candidates`` of each query and the positives, and its scores replace the similarities.
-    guide: another model's vectors of the queries and of the corpus, for ``BelowPositive(..., by="guide")``.
+    guide: another model's vectors of the queries and of the corpus, or a function like ``rescore``, for
+        ``BelowPositive(..., by="guide")``: a function is asked about the nearest ``search.candidates``.
 
     Similarity is the dot product of the vectors as given: normalise them for the cosine.
 
@@ -86,7 +88,13 @@ def mine(
     rule = Rule(parse(negatives) if isinstance(negatives, str) else negatives, k, draw, seed, near_negative)
     search = Search(search) if isinstance(search, str) else search
     miner = Miner(queries, corpus, positives, rule, temperature, near_positive, search, rescore, guide)
-    return miner.joined(miner.mined(progress))
+    alignment = miner.alignment()
+    warn_of_alignment(alignment)
+    mined = miner.joined(miner.mined(progress))
+    if rescore is None:
+        several = bool((miner.meeting.positives.count() > 1).any())
+        warn_of_easy_negatives(alignment, rule.negatives, draw, mined.scores[mined.rows >= 0], several)
+    return mined
 
 
 class Miner:
@@ -102,7 +110,7 @@ class Miner:
         near_positive: float | None = None,
         search: Search = Search(),
         rescore: Rescore | None = None,
-        guide: tuple[Tensor, Tensor] | None = None,
+        guide: tuple[Tensor, Tensor] | Rescore | None = None,
     ) -> None:
         check_inputs(queries, corpus, rule, temperature, near_positive)
         self.rule, self.search = rule, search
@@ -137,6 +145,11 @@ class Miner:
             rows[query], scores[query], found_by[query] = one["rows"], one["scores"], one["found_by"]
             explanation.count(one["left"], one["removed"], (one["rows"] >= 0).sum(1), self.rule.k)
         return Mined(self.meeting.ids_of(rows), scores, rows, found_by, self.finder.retrievers, explanation)
+
+    def alignment(self) -> Alignment:
+        """How close the positives are beside random documents."""
+        meeting = self.meeting
+        return alignment_of(meeting.queries.vectors, meeting.keys.vectors, meeting.positives, cosine=self.search.cosine)
 
     @property
     def bfloat16(self) -> bool:

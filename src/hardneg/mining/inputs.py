@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
+from functools import cache as once
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -22,15 +23,18 @@ from hardneg.io.tables import (
     read_vectors,
 )
 from hardneg.mining.cells import checked_ids
-from hardneg.mining.checks import check_directions, rule_of
-from hardneg.mining.encode import Encoder, embed, encoder_of_function, encoders_of_model, load_callable
+from hardneg.mining.checks import check_directions, quotas_of, rule_of
+from hardneg.mining.encode import Encoder, cached, embed, encoder_of_function, encoders_of_model, load_callable
 from hardneg.mining.engine import Miner
 from hardneg.mining.engines import Engine
 from hardneg.mining.judgements import numbered_both, read_judgements
 from hardneg.mining.lexical import Lexical
+from hardneg.mining.meeting import Rescore
 from hardneg.mining.options import MineOptions
+from hardneg.mining.pair_scores import OfPairs, PairScorer, pair_scorer
 from hardneg.mining.problem import Problem, Side, build_problem, positive_column, side_of_table
 from hardneg.mining.ranks import device_of_rank
+from hardneg.mining.runs import Run, read_run, split_name
 from hardneg.mining.search import Search
 
 Progress = Callable[[str, int], Callable[[int], None]]
@@ -127,6 +131,7 @@ class Embedded:
 
     vectors: tuple[Tensor, Tensor]
     keys: dict[str, str] = field(default_factory=dict)
+    guide: tuple[Tensor, Tensor] | None = None
 
 
 def _empty(side: Side) -> list[bool]:
@@ -141,50 +146,93 @@ def _with_stand_ins(values: list[Any], empty: list[bool]) -> list[Any]:
     return [some if lack else value for value, lack in zip(values, lacks, strict=True)] if any(lacks) else values
 
 
-def embeddings(options: MineOptions, problem: Problem, engine: Engine, progress: Progress) -> Embedded:
-    """Vectors of the queries and of the corpus, given or encoded."""
+def embeddings(
+    options: MineOptions, problem: Problem, engine: Engine, progress: Progress, known: Mapping[str, str] | None = None
+) -> Embedded:
+    """Vectors of the queries and of the corpus, given or encoded, and those of the guide.
+
+    ``known``: keys of encoders by which vectors are in the cache, so that no encoder is loaded.
+    """
     sides = (problem.queries, problem.corpus)
     if options.search == "bm25":  # nothing is compared by vectors; one number stands for each
         return Embedded((torch.ones(len(sides[0]), 1), torch.ones(len(sides[1]), 1)))
-    encoders: tuple[Encoder, Encoder] | None = None
-    if any(side.vectors is None for side in sides):
-        encoders = load_encoders(options)
     cache = Path(options.cache) if options.cache else Path(f"{options.out}.embeddings")
-    found, keys = [], {}
+    keys = dict(known or {})
+
+    def encoded(number: int, name: str, load: Callable[[], tuple[Encoder, Encoder]], who: str) -> Tensor:
+        texts = _texts(sides[number], who)
+        if name in keys and (vectors := cached(texts, keys[name], cache)) is not None:
+            return vectors
+        encoder = load()[number]
+        keys[name] = encoder.key
+        return embed(texts, encoder, cache, engine, progress(f"encoding {name}", len(texts)))
+
+    found, load = [], once(partial(load_encoders, options))
     for number, (side, name) in enumerate(zip(sides, ("queries", "corpus"), strict=True)):
         if side.vectors is None:
-            assert encoders is not None
-            assert side.texts is not None
-            done = progress(f"encoding {name}", len(side))
-            side.vectors = embed(side.texts, encoders[number], cache, engine, done)
-            keys[name] = encoders[number].key
+            side.vectors = encoded(number, name, load, "mine")
         found.append(side.vectors)
     if found[0].shape[1] != found[1].shape[1]:
         raise ArgumentError(
             "mine", "queries and corpus of the same dimension", f"{found[0].shape[1]} and {found[1].shape[1]}"
         )
-    return Embedded((found[0], found[1]), keys)
+    guide = None
+    if options.guide is not None:
+        device = options.device or device_of_rank()
+        load = once(partial(encoders_of_model, options.guide, options.batch_size, device))
+        guide = tuple(
+            encoded(number, f"{name} with the guide", load, "--guide")
+            for number, name in enumerate(("queries", "corpus"))
+        )
+    return Embedded((found[0], found[1]), keys, guide)
 
 
 def load_encoders(options: MineOptions) -> tuple[Encoder, Encoder]:
+    device = options.device or device_of_rank()
     if options.model is not None:
-        return encoders_of_model(options.model, options.batch_size, options.device or device_of_rank())
+        return encoders_of_model(
+            options.model,
+            options.batch_size,
+            device,
+            revision=options.revision,
+            dtype=options.dtype,
+            prompts=(options.query_prompt, options.corpus_prompt),
+        )
     if options.encoder is not None:
         encoder = encoder_of_function(options.encoder)
         return encoder, encoder
     raise ArgumentError("mine", "embeddings, a --model or an --encoder for the texts", "none")
 
 
-def make_miner(options: MineOptions, problem: Problem, queries: Tensor, corpus: Tensor) -> Miner:
+def make_miner(
+    options: MineOptions,
+    problem: Problem,
+    queries: Tensor,
+    corpus: Tensor,
+    guide: tuple[Tensor, Tensor] | Rescore | None = None,
+) -> Miner:
     if options.similarity == "cosine":
         check_directions("queries", queries)
     only_words = options.search == "bm25"
-    also: tuple[Lexical, ...] = ()
+    words: tuple[Lexical, ...] = ()
     if options.bm25 or only_words:
-        also = (Lexical(_texts(problem.queries, "BM25"), _texts(problem.corpus, "BM25")),)
-    rescore = None if options.rescore is None else _rescorer(options.rescore, problem)
+        words = (Lexical(_texts(problem.queries, "BM25"), _texts(problem.corpus, "BM25")),)
+    named = [split_name(each) for each in options.runs]
+    also = (*words, *(Run(name, read_run(path), problem.queries, problem.corpus) for name, path in named))
+    rescore: Rescore | None = None
+    if options.rescore is not None:
+        rescore = _rescorer(load_callable(options.rescore), problem, "--rescore")
+    if options.cross_encoder is not None:
+        score = pair_scorer(options.cross_encoder, options.batch_size, options.device or device_of_rank())
+        asked = replace(_rescorer(score, problem, "--cross-encoder"), teaches=True)
+        if options.cross_encoder_use == "veto":
+            guide = asked
+        else:
+            rescore = asked
+    if options.guide is not None and guide is None:  # an estimate, which encodes only a sample
+        guide = queries, corpus
     if only_words and rescore is None:
-        rescore = also[0].scores
+        rescore = words[0].scores
     search = Search(
         "also" if only_words else options.search,
         options.query_block,
@@ -193,6 +241,8 @@ def make_miner(options: MineOptions, problem: Problem, queries: Tensor, corpus: 
         cosine=options.similarity == "cosine",
         also=also,
         shards=options.shards,
+        fusion=options.fusion,
+        quotas=quotas_of(options),
     )
     labels = _labels(problem)
     return Miner(
@@ -204,19 +254,13 @@ def make_miner(options: MineOptions, problem: Problem, queries: Tensor, corpus: 
         options.near_positive,
         search,
         rescore,
+        guide,
     )
 
 
-def _rescorer(name: str, problem: Problem) -> Callable[[Tensor, Tensor], Tensor]:
-    """The user's function of (query text, document text) pairs, as one of positions."""
-    function = load_callable(name)
-    queries, corpus = _texts(problem.queries, "--rescore"), _texts(problem.corpus, "--rescore")
-
-    def rescore(query: Tensor, rows: Tensor) -> Tensor:
-        pairs = [(queries[q], corpus[r]) for q, r in zip(query.tolist(), rows.tolist(), strict=True)]
-        return torch.as_tensor(np.asarray(function(pairs), dtype=np.float32)) if pairs else torch.zeros(0)
-
-    return rescore
+def _rescorer(score: OfPairs, problem: Problem, who: str) -> PairScorer:
+    """A function of (query text, document text) pairs, as one of positions."""
+    return PairScorer(score, _texts(problem.queries, who), _texts(problem.corpus, who))
 
 
 def _texts(side: Side, who: str) -> list[str]:

@@ -26,23 +26,24 @@ from hardneg.core.errors import ArgumentError, Damaged, spelled, warn_once, writ
 from hardneg.io.files import locked, read_json, run_again, write_json
 from hardneg.io.outputs import check_output, swap_in
 from hardneg.io.provenance import environment
+from hardneg.mining.alignment import warn_of_alignment, warn_of_easy_negatives
 from hardneg.mining.beir import from_beir
 from hardneg.mining.cache_key import digest_of_path, key_of_function
-from hardneg.mining.checks import check_options
-from hardneg.mining.encode import cached, load_callable
+from hardneg.mining.checks import check_options, expression_of
+from hardneg.mining.encode import load_callable
 from hardneg.mining.engine import Mined, Miner
 from hardneg.mining.engines import Engine, PartDone, engine_of
 from hardneg.mining.engines.local import Local
 from hardneg.mining.estimate import check_disk
 from hardneg.mining.explain import Explanation
 from hardneg.mining.inputs import Embedded, Progress, embeddings, load_problem, make_miner
-from hardneg.mining.manifest import describe_inputs, is_of, read_manifest
+from hardneg.mining.manifest import describe_inputs, digests_of_others, is_of, read_manifest
 from hardneg.mining.options import MineOptions, inputs, manifest_of
 from hardneg.mining.output import Layout, Result, has_rows, recover, write_output
+from hardneg.mining.pair_scores import with_teacher
 from hardneg.mining.pieces import Files
 from hardneg.mining.problem import Problem
 from hardneg.mining.stages import Stage, Stages, chosen_pieces
-from hardneg.negatives import parse
 
 _ours = re.compile(
     r"job\.json|manifest\.json|output(\.parquet|\.jsonl)?|(pilot|\d+\.\d+-[a-z]+\.\d+\.\d+)-\d{6,}\.npz|\..*\.partial"
@@ -102,7 +103,10 @@ def _run(options: MineOptions, engine: Engine, progress: Progress) -> Summary | 
     check_room(options, problem)
     warn_of_ids(options, problem)
     embedded = embeddings(options, problem, engine, progress)
-    miner = make_miner(options, problem, *embedded.vectors)
+    miner = make_miner(options, problem, *embedded.vectors, embedded.guide)
+    if options.search != "bm25" and engine.first:
+        problem.alignment = miner.alignment()
+        warn_of_alignment(problem.alignment)
     check_disk(miner, Path(options.out).absolute().parent)
     store = Files(_work_folder(options, _fingerprint(options, embedded, miner), engine))
     context = Context(_absolute(options), tuple(embedded.keys.items()), str(store.folder.absolute()))
@@ -150,14 +154,10 @@ def compute(context: Context, task: tuple[Stage, int]) -> None:
 
 def _stages_of(context: Context) -> Stages:
     """In another process: tables and vectors are read again, no encoder is loaded."""
-    options, keys = context.options, dict(context.keys)
+    options = context.options
     problem = load_problem(options)
-    cache = Path(options.cache) if options.cache else Path(f"{options.out}.embeddings")
-    for name, side in (("queries", problem.queries), ("corpus", problem.corpus)):
-        if side.vectors is None and side.texts is not None and name in keys:
-            side.vectors = cached(side.texts, keys[name], cache)
-    vectors = embeddings(options, problem, Local(), quiet).vectors
-    return Stages(make_miner(options, problem, *vectors), Files(Path(context.folder)))
+    embedded = embeddings(options, problem, Local(), quiet, dict(context.keys))
+    return Stages(make_miner(options, problem, *embedded.vectors, embedded.guide), Files(Path(context.folder)))
 
 
 def _absolute(options: MineOptions) -> MineOptions:
@@ -190,7 +190,7 @@ def check_room(options: MineOptions, problem: Problem) -> None:
     size, k = len(problem.corpus), options.k
     taken = (len({*rows, own} - {-1}) for rows, own in zip(problem.positives, problem.own, strict=True))
     most = size - min(taken)
-    kept = parse(options.negatives).most
+    kept = expression_of(options).most
     most = most if kept is None else min(most, kept)
     if most < k:
         given = written("mine", "k", k)
@@ -264,6 +264,7 @@ def _fingerprint(options: MineOptions, embedded: Embedded, miner: Miner) -> dict
         "inputs": {name: _stamp(Path(getattr(options, name))) for name in inputs if getattr(options, name) is not None},
         "encoder": embedded.keys,
         "rescore": None if rescore is None else key_of_function(rescore, load_callable(rescore)),
+        "others": digests_of_others(options),
         "blocks": [miner.meeting.query_block, miner.meeting.corpus.block, len(miner.finder.shards)],
         "device": miner.meeting.device.type,
         "version": __version__,
@@ -302,7 +303,8 @@ def _finish(
     """Makes the output and its manifest in the work folder, then puts both in place."""
     result, explanation = _result(problem, miner, mined), mined.explanation
     anchor = options.columns.query if options.columns.query and "+" not in options.columns.query else "anchor"
-    layout = Layout(options.format, anchor, options.columns.positive or "positive", options.scores)
+    layout = Layout(options.format, anchor, options.columns.positive or "positive", options.scores, options.ids)
+    result = with_teacher(result, miner.meeting)
     if not has_rows(result, layout):
         shutil.rmtree(work)  # its blocks are of no use to another rule or format
         got = f"none of {len(problem.queries)} queries with enough of them: {explanation.reason()}"
@@ -315,11 +317,16 @@ def _finish(
     written = write_output(staged, result, layout)
     counts = {**problem.counts, "negatives": int((result.rows >= 0).sum()), "rows_written": written}
     statistics = _statistics(result, miner)
+    if problem.alignment is not None and miner.meeting.rescore is None:
+        several = any(len(rows) > 1 for rows in problem.positives)
+        chosen = torch.from_numpy(result.scores[result.rows >= 0])
+        warn_of_easy_negatives(problem.alignment, expression_of(options), options.draw, chosen, several)
     manifest = {
         **environment(),
         "options": asdict(options),
         "seed": options.seed,
-        "negatives": repr(parse(options.negatives)),
+        "negatives": repr(expression_of(options)),
+        "temperature": options.temperature,
         "inputs": sources,
         "encoder": embedded.keys,
         "counts": counts,

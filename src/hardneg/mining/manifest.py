@@ -13,12 +13,14 @@ from typing import Any
 from hardneg.io.files import read_json
 from hardneg.mining.cache_key import digest_of_path
 from hardneg.mining.options import MineOptions, inputs
+from hardneg.mining.runs import split_name
 
 
 def describe_inputs(options: MineOptions) -> dict[str, dict[str, Any]]:
     """Path (from the folder of the output), size and digest of what a job reads."""
     folder = Path(options.out).resolve().parent
     given = {name: Path(getattr(options, name)) for name in inputs if getattr(options, name) is not None}
+    given |= _others(options)
     return {
         name: {
             "path": os.path.relpath(path.resolve(), folder),
@@ -28,6 +30,19 @@ def describe_inputs(options: MineOptions) -> dict[str, dict[str, Any]]:
         for name, path in given.items()
         if path.exists()
     }
+
+
+def _others(options: MineOptions) -> dict[str, Path]:
+    """Runs, imported files and second models in folders: recorded by their content, never read from a manifest."""
+    given = {f"run {name}": path for name, path in map(split_name, options.runs)}
+    given |= {f"import {number}": path for number, path in enumerate(options.imports, 1)}
+    models = {"guide": options.guide, "cross-encoder": options.cross_encoder}
+    given |= {name: path for name, path in models.items() if path is not None and Path(path).exists()}
+    return {name: Path(path) for name, path in given.items()}
+
+
+def digests_of_others(options: MineOptions) -> dict[str, str]:
+    return {name: digest_of_path(path) for name, path in _others(options).items()}
 
 
 def read_manifest(path: Path, who: str) -> dict[str, Any]:

@@ -50,6 +50,19 @@ class Model:
         return torch.cat(parts)
 
 
+class PairGuide:
+    """A second opinion on pairs one by one, such as a cross-encoder's; there is none on whole blocks."""
+
+    def __init__(self, score: Rescore, meeting: Meeting) -> None:
+        self.score, self.meeting = score, meeting
+
+    def pairs(self, query: Annotated[Tensor, "m"], rows: Annotated[Tensor, "m"]) -> Annotated[Tensor, "m"]:
+        return self.meeting.checked(self.score, query, rows)
+
+    def block(self, query: Tensor, low: int, high: int) -> Tensor:
+        raise AssertionError("A guide of pairs is asked about lists of candidates only.")
+
+
 class Meeting:
     """Who meets whom: queries, documents, positives, and pairs that never meet."""
 
@@ -62,7 +75,7 @@ class Meeting:
         near_positive: float | None,
         search: Search,
         rescore: Rescore | None,
-        guide: tuple[Tensor, Tensor] | None,
+        guide: tuple[Tensor, Tensor] | Rescore | None,
     ) -> None:
         self.queries, self.keys, self.rescore = queries, corpus, rescore
         self.temperature, self.near_positive = temperature, near_positive
@@ -70,7 +83,9 @@ class Meeting:
         self.query_block, self._block = search.blocks(self.device, len(corpus))
         self.model = self._model(queries.vectors, corpus.vectors, search.cosine)
         self.corpus = self.model.corpus
-        self.guide = None if guide is None else self._guide(*guide, search.cosine)
+        self.guide: Model | PairGuide | None = None
+        if guide is not None:
+            self.guide = self._guide(*guide, search.cosine) if isinstance(guide, tuple) else PairGuide(guide, self)
         rows_of = RowsOf(corpus.ids, len(corpus))
         pairs = read_positives(positives, len(queries), rows_of)
         self.positives = pairs.to(self.device)
@@ -98,9 +113,11 @@ class Meeting:
 
     def pair_scores(self, query: Annotated[Tensor, "m"], rows: Annotated[Tensor, "m"]) -> Annotated[Tensor, "m"]:
         """Similarity, or the rescorer's score, of each pair."""
-        if self.rescore is None:
-            return self.model.pairs(query, rows)
-        scores = self.rescore(query.cpu(), rows.cpu()).to(self.device, torch.float64)
+        return self.model.pairs(query, rows) if self.rescore is None else self.checked(self.rescore, query, rows)
+
+    def checked(self, score: Rescore, query: Tensor, rows: Tensor) -> Annotated[Tensor, "m"]:
+        """What a function says about each pair, one finite score for each."""
+        scores = score(query.cpu(), rows.cpu()).to(self.device, torch.float64)
         if scores.shape != rows.shape or not bool(scores.isfinite().all()):
             what = f"one finite score for each of {len(rows)} pairs"
             raise ArgumentError("rescore", what, f"shape {tuple(scores.shape)}")
@@ -135,7 +152,9 @@ class Meeting:
         tags = self.keys.tags.mapped(lambda tag: tag[rows.clamp(min=0).to(tag.device)].to(self.device))
         guided = None
         if self.guide is not None:
-            guided = self.guide.pairs(query.repeat_interleave(rows.shape[1]), rows.flatten()).view_as(similarity)
+            place, column = valid.nonzero().unbind(1)
+            guided = torch.zeros_like(similarity)
+            guided[place, column] = self.guide.pairs(query[place], rows[place, column])
         return self._scores(query, similarity, valid, tags, guided)
 
     def _scores(self, query: Tensor, similarity: Tensor, valid: Tensor, tags: Tags, guided: Tensor | None) -> Scores:

@@ -10,6 +10,9 @@ from hardneg.core.options import REQUIRED, argument, option, part
 inputs = ("queries", "corpus", "judgements", "query_embeddings", "corpus_embeddings")
 """The options that name what is read."""
 
+TEMPERATURE = 1.0
+"""What similarities are divided by for tilts, in mining and in audits: ``Tilt(beta)`` is exp(beta * similarity)."""
+
 INPUT, RULE, SEARCH, OUTPUT = "What is mined", "Which negatives", "How candidates are found", "What is written"
 RUN = "Where it runs"
 """The panels of the help."""
@@ -45,21 +48,33 @@ class MineOptions:
     columns: Columns = field(default_factory=Columns, metadata=part("{}_column"))
     model: str | None = option(None, "sentence-transformers model.", INPUT)
     encoder: str | None = option(None, "module:function from texts to vectors.", INPUT)
+    query_prompt: str | None = option(None, "Before each query, for --model; else that of the model.", INPUT)
+    corpus_prompt: str | None = option(None, "Before each document.", INPUT)
+    revision: str | None = option(None, "Of the --model: a branch, tag or commit of the hub.", INPUT)
+    dtype: str | None = option(None, "Of the --model: float32, float16 or bfloat16.", INPUT)
     batch_size: int = option(64, "Texts encoded at a time.", INPUT, low=1)
     negatives: str = option("BelowPositive(relative=0.05)", "Expression of the grammar.", RULE, "--negatives", "-n")
     k: int = option(5, "Negatives of a query.", RULE, "-k", low=1)
     draw: str = option("top", "top, gumbel or categorical.", RULE)
     seed: int = option(0, "Of the draws.", RULE)
-    temperature: float = option(1.0, "Of tilts.", RULE)
+    temperature: float = option(TEMPERATURE, "Of tilts: exp(beta * similarity / temperature).", RULE)
     similarity: str = option("cosine", "cosine or dot.", RULE)
+    guide: str | None = option(None, "sentence-transformers model that by='guide' asks.", RULE)
+    cross_encoder: str | None = option(None, "CrossEncoder, a second opinion on candidates.", RULE)
+    cross_encoder_use: str = option("rerank", "Its scores rerank the candidates, or veto some.", RULE)
+    imports: tuple[str, ...] = option((), "Python file with distributions of yours; repeat it.", RULE, "--import")
     near_positive: float | None = option(None, "Cosine from which a candidate is a copy of a positive.", RULE)
     near_negative: float | None = option(None, "Cosine from which it is a copy of a negative taken before it.", RULE)
     search: str = option("exact", "exact, flat, ivf, hnsw or bm25.", SEARCH)
     bm25: bool = option(False, "Also take candidates that share words.", SEARCH, "--bm25")
+    runs: tuple[str, ...] = option((), "TREC run of another retriever, name=file; repeat it.", SEARCH, "--run")
+    fusion: str = option("rrf", "Order of several retrievers: rrf or similarity.", SEARCH)
+    quotas: tuple[str, ...] = option((), "Negatives of one retriever, bm25=2; repeat it.", SEARCH, "--quota")
     rescore: str | None = option(None, "module:function from (query, document) pairs.", SEARCH)
-    candidates: int = option(100, "Of each retriever, with --bm25 or --rescore.", SEARCH, low=1)
+    candidates: int = option(100, "Of each retriever, with several or a rescorer.", SEARCH, low=1)
     format: str = option("triplet", "triplet, n-tuple, labeled-pair, labeled-list or ids.", OUTPUT)
     scores: bool = option(False, "Also write the scores.", OUTPUT, "--scores")
+    ids: bool = option(False, "Also write ids, in every format.", OUTPUT, "--ids")
     missing_positives: str = option("error", "Positives not in the corpus: error or drop.", INPUT)
     cache: str | None = option(None, "Folder of embeddings; default OUT.embeddings.", INPUT)
     query_block: int = option(0, "Queries at a time; 0: what fits.", SEARCH, low=0)

@@ -6,7 +6,9 @@
 - ``labeled-list``: anchor, positive (a list: the positive, then the negatives), labels.
 - ``ids``: query_id, positive_ids, negative_ids, scores and, with several retrievers, found_by.
 
-With scores, as there: ``scores`` beside triplets and n-tuples, ``score`` and ``scores`` instead of the labels.
+With scores, as there: ``scores`` beside triplets and n-tuples, ``score`` and ``scores`` instead of the labels. A
+cross-encoder's are in ``teacher_scores``, in any case. With ids: ``query_id`` and ``document_ids`` (``document_id`` of
+a labeled pair), in the order of the documents of the row, as scores are.
 """
 
 from __future__ import annotations
@@ -14,7 +16,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -45,16 +47,18 @@ class Result:
     positive_scores: NDArray[Any]  # [m]
     found_by: NDArray[np.int64]  # [q, k], bits
     retrievers: tuple[str, ...]
+    teacher: tuple[NDArray[Any], NDArray[Any]] | None = None  # scores of a cross-encoder: [q, k], [m]
 
 
 @dataclass(frozen=True)
 class Layout:
-    """The format, the names of the columns, and whether scores are written."""
+    """The format, the names of the columns, and whether scores and ids are written."""
 
     format: str = "triplet"
     anchor: str = "anchor"
     positive: str = "positive"
     scores: bool = False
+    ids: bool = False
 
     def __post_init__(self) -> None:
         check_among("mine", "format", self.format, formats)
@@ -83,8 +87,9 @@ def chunks_of(result: Result, layout: Layout) -> Iterator[dict[str, list[Any]]]:
         high = min(low + step, len(count))
         query = np.repeat(np.arange(low, high), count[low:high])
         positive = np.array([row for own in result.problem.positives[low:high] for row in own], dtype=np.int64)
-        scores = result.positive_scores[end[low] - count[low] : end[high - 1]]
-        yield _builders[layout.format](Piece(result, query, positive, scores), layout)
+        inside = slice(end[low] - count[low], end[high - 1])
+        taught = None if result.teacher is None else result.teacher[1][inside]
+        yield _builders[layout.format](Piece(result, query, positive, result.positive_scores[inside], taught), layout)
 
 
 @dataclass(frozen=True)
@@ -95,9 +100,26 @@ class Piece:
     query: NDArray[np.int64]
     positive: NDArray[np.int64]
     scores: NDArray[Any]
+    taught: NDArray[Any] | None = None  # the scores of a cross-encoder
 
     def only(self, kept: Any) -> Piece:
-        return Piece(self.result, self.query[kept], self.positive[kept], self.scores[kept])
+        taught = None if self.taught is None else self.taught[kept]
+        return Piece(self.result, self.query[kept], self.positive[kept], self.scores[kept], taught)
+
+    def more(
+        self, layout: Layout, positive: NDArray[Any], query: NDArray[Any], others: Sequence[Any]
+    ) -> dict[str, Any]:
+        """Ids and a cross-encoder's scores of rows, each a positive (place) and columns of the query's negatives."""
+        out: dict[str, Any] = {}
+        rows, teacher, ids = self.result.rows, self.result.teacher, self.result.problem.corpus.ids
+        each = list(zip(positive.tolist(), query.tolist(), others, strict=True))
+        if layout.ids:
+            out["query_id"] = [self.result.problem.queries.ids[q] for _, q, _ in each]
+            out["document_ids"] = [[ids[row] for row in (self.positive[p], *rows[q, slots])] for p, q, slots in each]
+        if teacher is not None and self.taught is not None:
+            taught = self.taught
+            out["teacher_scores"] = [[float(taught[p]), *teacher[0][q, slots].tolist()] for p, q, slots in each]
+        return out
 
     @property
     def negatives(self) -> NDArray[np.int64]:
@@ -123,7 +145,7 @@ def _triplets(piece: Piece, layout: Layout) -> dict[str, list[Any]]:
     out["negative"] = piece.documents(piece.negatives[place, column])
     if layout.scores:
         out["scores"] = np.stack([piece.scores[place], piece.result.scores[piece.query[place], column]], 1).tolist()
-    return out
+    return out | piece.more(layout, place, piece.query[place], column[:, None])
 
 
 def _tuples(piece: Piece, layout: Layout) -> dict[str, list[Any]]:
@@ -133,7 +155,8 @@ def _tuples(piece: Piece, layout: Layout) -> dict[str, list[Any]]:
         out[f"negative_{number}"] = piece.documents(rows)
     if layout.scores:
         out["scores"] = np.concatenate([piece.scores[:, None], piece.result.scores[piece.query]], 1).tolist()
-    return out
+    every = [slice(None)] * len(piece.query)
+    return out | piece.more(layout, np.arange(len(piece.query)), piece.query, every)
 
 
 def _pairs(piece: Piece, layout: Layout) -> dict[str, list[Any]]:
@@ -147,7 +170,15 @@ def _pairs(piece: Piece, layout: Layout) -> dict[str, list[Any]]:
         name, values = "score", np.concatenate([piece.scores, result.scores[others, column]])
     else:
         name, values = "label", np.repeat([1, 0], [len(piece.query), len(others)])
-    return {**piece.columns(layout, owner[order], rows[order]), name: values[order].tolist()}
+    out = {**piece.columns(layout, owner[order], rows[order]), name: values[order].tolist()}
+    if layout.ids:
+        queries, documents = result.problem.queries.ids, result.problem.corpus.ids
+        out["query_id"] = [queries[one] for one in owner[order].tolist()]
+        out["document_id"] = [documents[one] for one in rows[order].tolist()]
+    if result.teacher is not None and piece.taught is not None:
+        taught = np.concatenate([piece.taught, result.teacher[0][others, column]])
+        out["teacher_scores"] = taught[order].tolist()
+    return out
 
 
 def _lists(piece: Piece, layout: Layout) -> dict[str, list[Any]]:
@@ -161,7 +192,7 @@ def _lists(piece: Piece, layout: Layout) -> dict[str, list[Any]]:
         out["scores"] = [[own, *scores[i][kept[i]].tolist()] for i, own in enumerate(piece.scores.tolist())]
     else:
         out["labels"] = [[1, *[0] * int(number)] for number in kept.sum(1)]
-    return out
+    return out | piece.more(layout, np.arange(len(piece.query)), piece.query, list(kept))
 
 
 def _ids(piece: Piece, layout: Layout) -> dict[str, list[Any]]:
@@ -174,6 +205,8 @@ def _ids(piece: Piece, layout: Layout) -> dict[str, list[Any]]:
         "negative_ids": [[ids[row] for row in result.rows[i][kept[i]].tolist()] for i in distinct],
         "scores": [result.scores[i][kept[i]].tolist() for i in distinct],
     }
+    if result.teacher is not None:
+        out["teacher_scores"] = [result.teacher[0][i][kept[i]].tolist() for i in distinct]
     if len(result.retrievers) > 1:
         found = [result.found_by[i][kept[i]].tolist() for i in distinct]
         out["found_by"] = [[_retrievers(bits, result.retrievers) for bits in each] for each in found]
@@ -236,6 +269,7 @@ def _filled_schema(pyarrow: Any, schema: Any) -> Any:
     kinds = {
         "score": pyarrow.float32(),
         "scores": pyarrow.float32(),
+        "teacher_scores": pyarrow.float32(),
         "label": pyarrow.int64(),
         "labels": pyarrow.int64(),
     }

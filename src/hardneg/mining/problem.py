@@ -20,8 +20,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hardneg.core.errors import ArgumentError
+from hardneg.core.errors import ArgumentError, warn_once, written
 from hardneg.io.tables import Table
+from hardneg.mining.alignment import Alignment
 from hardneg.mining.cells import as_list, checked_ids, checked_texts, key_of, of_one_kind
 
 _query_ids = ("id", "_id", "query_id", "query-id", "qid", "queryid")
@@ -67,6 +68,7 @@ class Problem:
     positives: list[list[int]]
     own: list[int]
     counts: dict[str, int] = field(default_factory=dict)
+    alignment: Alignment | None = None  # of the positives, once there are vectors
 
 
 def side_of_table(
@@ -135,7 +137,10 @@ def build_problem(
                 missing.append((queries.ids[place] if queries.named else place, one))
             else:
                 rows[group].append(row)
-    missing += _add_judged(judged, queries, groups, row_of, rows)
+    more, unknown = _add_judged(judged, queries, groups, row_of, rows)
+    missing += more
+    _warn_of_unknown(unknown, len(judged))
+    counts["judgements_of_unknown_queries"] = len(unknown)
     if missing and not drop_missing:
         raise _missing(missing, corpus)
     counts["positives_not_in_corpus"] = len(missing)
@@ -152,8 +157,35 @@ def _missing(missing: list[tuple[Any, Any]], corpus: Side) -> ArgumentError:
     shown = repr(one) if len(repr(one)) < 60 else f"{repr(one)[:56]} ..."
     why = ", which is an empty text" if empty else ""
     got = f"{len(missing)} that are not, first {shown} of the query {query!r}{why}"
-    fix = f"{'fill it in' if empty else 'check the ids'}, or leave them out with --missing-positives drop"
+    leave = f"leave them out with {written('mine', 'missing_positives', 'drop')}"
+    if {key_of(each) for _, each in missing} == {str(len(corpus))} and _are_rows(corpus):
+        # To leave the last one out would mine the others, each of them one row off.
+        fix = f"subtract 1 from the ids, which seem to be counted from 1: rows are numbered 0 to {len(corpus) - 1}"
+    elif empty:
+        fix = f"fill it in, or {leave}"
+    elif _are_rows(corpus):
+        fix = f"use the numbers of the rows, 0 to {len(corpus) - 1}, or a table with ids; or {leave}"
+    else:
+        known = f"{corpus.ids[0]!r}" if len(corpus) else "none"
+        fix = f"compare them with the ids of the corpus, such as {known}, or {leave}"
     return ArgumentError("mine", "positives that are in the corpus", got, fix)
+
+
+def _are_rows(side: Side) -> bool:
+    """Whether the ids are only the numbers of the rows."""
+    return not side.own_ids and list(side.ids) == list(range(len(side)))
+
+
+def _warn_of_unknown(unknown: list[Any], judged: int) -> None:
+    """Judgements of other queries may be those of another split, or of ids that do not match."""
+    if unknown:
+        names = list(dict.fromkeys(map(key_of, unknown)))
+        shown = ", ".join(repr(name) for name in names[:3]) + (", ..." if len(names) > 3 else "")
+        warn_once(
+            f"unknown queries: {len(unknown)} {shown}",
+            f"{len(unknown):,} of {judged:,} judgements are of {len(names):,} queries that are not among the queries "
+            f"({shown}), and are not used. That is right for another split; otherwise check the ids.",
+        )
 
 
 def _finished(
@@ -306,15 +338,16 @@ def _with_texts(documents: Side, new: list[str]) -> Side:
 
 def _add_judged(
     judged: Sequence[tuple[Any, Any]], queries: Side, groups: list[int], row_of: dict[Any, int], rows: list[list[int]]
-) -> list[tuple[Any, Any]]:
-    """Adds judged pairs of these queries and says which documents are nowhere; pairs of other queries (another split)
-    are none of this run's business."""
+) -> tuple[list[tuple[Any, Any]], list[Any]]:
+    """Adds judged pairs of these queries; says which documents are nowhere, and which queries are not among these."""
     group_of = {key_of(identity): group for identity, group in zip(queries.ids, groups, strict=True)}
-    missing = []
+    missing, unknown = [], []
     for query, document in judged:
-        group, row = group_of.get(key_of(query), -1), row_of.get(key_of(document), -1)
-        if group >= 0 and row >= 0:
+        group, row = group_of.get(key_of(query)), row_of.get(key_of(document), -1)
+        if group is None:
+            unknown.append(query)
+        elif group >= 0 and row >= 0:
             rows[group].append(row)
         elif group >= 0:
             missing.append((query, document))
-    return missing
+    return missing, unknown

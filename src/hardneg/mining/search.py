@@ -42,6 +42,8 @@ class Search:
     cosine: vectors are taken at unit length, block by block.
     also: other retrievers, whose candidates join the nearest ones. Then, and where candidates are rescored, each
         retriever gives ``candidates`` of them.
+    fusion: in which order ``draw="top"`` takes the candidates of several retrievers: ``"rrf"``, reciprocal-rank fusion,
+        or ``"similarity"``. quotas: instead, how many of each: ``(("bm25", 2), ("embedding", 3))``. See fusion.py.
     shards: parts of the corpus that are searched one by one and whose results are merged; the same negatives. 0: as
         many as take about a quarter of a minute each.
     precision: of the products that screen candidates: ``"float32"``, ``"bfloat16"``, or ``"auto"``, which takes
@@ -58,12 +60,17 @@ class Search:
     also: tuple[Retriever, ...] = ()
     shards: int = 1
     precision: str = "auto"
+    fusion: str = "rrf"
+    quotas: tuple[tuple[str, int], ...] = ()
 
     def __post_init__(self) -> None:
         check_among("Search", "kind", self.kind, ("exact", "flat", "ivf", "hnsw", "also"))
         check_among("Search", "precision", self.precision, ("auto", "float32", "bfloat16"))
         if self.kind == "also" and not self.also:
             raise argument_error("Search", "retrievers in also with kind 'also'", "also", self.also)
+        check_among("Search", "fusion", self.fusion, ("rrf", "similarity"))
+        for _, number in self.quotas:
+            check_count("Search", "quotas", number)
         for name in ("query_block", "corpus_block", "shards"):
             check_count("Search", name, getattr(self, name), least=0)
         for name in ("num_probes", "candidates"):

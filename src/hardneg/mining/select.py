@@ -13,6 +13,7 @@ from hardneg.core.draws import draw_at, gumbel_order
 from hardneg.core.keyed import uniform_of_pairs
 from hardneg.core.topk import top_of_rows
 from hardneg.core.types import NEVER, Scores
+from hardneg.mining.fusion import Quotas, by_quotas
 from hardneg.mining.meeting import is_copy
 from hardneg.mining.search_depth import ends_here, support
 from hardneg.negatives import Negatives
@@ -31,6 +32,8 @@ class Candidates:
     whole: Annotated[Tensor, "b"]  # True where no further candidate exists
     ordered: bool = True  # closest first
     lists: tuple[Annotated[Tensor, "b c"], ...] = ()  # rows found by each of several retrievers
+    key: Annotated[Tensor, "b m"] | None = None  # what draw "top" goes by, largest first; None: similarity
+    quotas: Quotas = ()
     left: Annotated[Tensor, "b f"] | None = None  # how many the search left after the guard and after each factor
 
     def row_numbers(self) -> Tensor:
@@ -109,7 +112,10 @@ def _order(candidates: Candidates, scores: Scores, log_w: Tensor, rule: Rule) ->
         key = torch.arange(m, 0, -1, device=log_w.device).expand(b, m).masked_fill(~support(log_w), 0)
         best = key.topk(min(wanted, m), dim=1)
         return _padded(torch.where(best.values > 0, best.indices, -1), rule.k)
-    values, index = top_of_rows(scores.candidates.masked_fill(~support(log_w), NEVER), min(wanted, m))
+    if candidates.quotas:
+        return _padded(by_quotas(support(log_w), candidates.quotas, wanted), rule.k)
+    key = scores.candidates if candidates.key is None else candidates.key
+    values, index = top_of_rows(key.masked_fill(~support(log_w), NEVER), min(wanted, m))
     return _padded(torch.where(values == NEVER, -1, index), rule.k)
 
 

@@ -1,6 +1,6 @@
 """Distributions of negatives, one small file per idea. Importing this registers them in the grammar."""
 
-from hardneg.negatives.bands import BelowPositive, Threshold
+from hardneg.negatives.bands import AtMost, BelowPositive, Threshold
 from hardneg.negatives.base import Negatives, Product, Uniform, keep, registered_negatives
 from hardneg.negatives.clusters import OtherCluster, SameCluster
 from hardneg.negatives.gaussian import Gaussian
@@ -12,6 +12,7 @@ from hardneg.negatives.tilt import ClippedTilt, Tilt
 from hardneg.negatives.windows import Rank, Ring
 
 __all__ = [
+    "AtMost",
     "BelowPositive",
     "ClippedTilt",
     "From",

@@ -1,7 +1,7 @@
 """Bands: a candidate is a negative if its score or its margin to the positive lies in a range.
 
-Threshold: H-SCL(tau) (Jiang et al. 2024, sec. IV-A), eta(x) = 1[e^x >= tau]. BelowPositive: what miners of text
-retrieval do, with the rules of sentence-transformers.
+Threshold: H-SCL(tau) (Jiang et al. 2024, sec. IV-A), eta(x) = 1[e^x >= tau]. BelowPositive and AtMost: what
+miners of text retrieval do, with the rules of sentence-transformers.
 
 A NaN score is never dropped by a band, so that it stays visible in the loss: all comparisons ask who is outside.
 """
@@ -52,6 +52,24 @@ class Threshold(Negatives):
         if self.by != "score" or not isinstance(self.similarity, (int, float)):
             return None
         return ClosedForm(floor=self.similarity - 4.0 * torch.finfo(torch.float32).eps)
+
+
+@dataclass(frozen=True, repr=False)
+class AtMost(Negatives):
+    """Candidates at most this similar, in plain similarity: ``max_score`` of sentence-transformers' miner."""
+
+    similarity: Number
+    by: str = field(default="score", kw_only=True)
+    masks: ClassVar = True
+    examples: ClassVar = ("AtMost(1.0)", "AtMost(0.8)")
+
+    def __post_init__(self) -> None:
+        check_range("AtMost", "similarity", self.similarity, -math.inf, math.inf)
+        check_by("AtMost", self.by)
+
+    def log_weight(self, tile: Tile) -> Tensor:
+        rounding = 4.0 * torch.finfo(tile.s.dtype).eps  # the cosine of equal vectors may be above 1
+        return tile.keep(~(tile.score(self.by, "AtMost") > tile.tempered(self.similarity) + tile.tempered(rounding)))
 
 
 @dataclass(frozen=True, repr=False)

@@ -188,7 +188,7 @@ class CLIPOptions(SimCLROptions):
     def check(self) -> None:
         if isinstance(self.temperature, str):
             what = "a number as --temperature, since it is learnt from there"
-            raise argument_error("clip", what, "temperature", self.temperature)
+            raise ArgumentError("clip", what, repr(self.temperature))
 
 
 @dataclass(frozen=True)
@@ -209,7 +209,7 @@ class QuickThoughtsOptions(TrainOptions):
     def check(self) -> None:
         if "".join(self.batches.split()) != "consecutive()":
             what = "--batches to be consecutive(), since the neighbours of a sentence are its positives"
-            raise argument_error("quick-thoughts", what, "batches", self.batches)
+            raise ArgumentError("quick-thoughts", what, self.batches)
 
 
 @dataclass(frozen=True)
@@ -308,7 +308,7 @@ class InfoGraphOptions(TrainOptions):
     def check(self) -> None:
         if self.encode_chunk:
             what = "--encode-chunk of 0, since its anchors are nodes, which are not encoded one by one"
-            raise argument_error("infograph", what, "encode_chunk", self.encode_chunk)
+            raise ArgumentError("infograph", what, str(self.encode_chunk))
 
 
 def defaults_of(options: TrainOptions) -> dict[str, Any]:

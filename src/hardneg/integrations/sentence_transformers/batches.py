@@ -29,6 +29,7 @@ from hardneg.core.errors import ArgumentError, DataChanged, argument_error, warn
 from hardneg.core.types import Keys
 from hardneg.core.vectors import unit
 from hardneg.integrations.sentence_transformers.callback import AnyLoss, LossCallback
+from hardneg.integrations.sentence_transformers.fresh import FreshNegatives
 
 Texts = Sequence[str] | Mapping[str, Sequence[str]]
 Encode = Callable[[list[str]], Annotated[Tensor, "n d"]]
@@ -50,6 +51,7 @@ class HardBatches(LossCallback):
     guard: who may never share a batch; a dict of them by the names of several data sets.
     encode: texts to vectors; the ``encode`` of the model unless given.
     coverage, seed: those of PlannedBatchSampler; the seed is that of the training arguments unless given.
+    fresh: negatives that each refresh mines again, from the same model; the training set is then ``fresh.dataset``.
     """
 
     def __init__(
@@ -65,8 +67,10 @@ class HardBatches(LossCallback):
         guard: Guard | Mapping[str, Guard] | None = None,
         encode: Encode | None = None,
         seed: int | None = None,
+        fresh: FreshNegatives | None = None,
     ) -> None:
         super().__init__(loss)
+        self.fresh, self._age = fresh, None if fresh is None else fresh.age(0)
         if not isinstance(every, int) or every < 1:
             raise argument_error("HardBatches", "at least one step between refreshes", "every", every)
         named = texts if isinstance(texts, Mapping) else {"": texts}
@@ -112,18 +116,25 @@ class HardBatches(LossCallback):
     def on_epoch_begin(self, args: Any, state: Any, control: Any, **more: Any) -> None:
         """The first refresh. The trainer asks for batches after this."""
         begun = int(state.epoch or 0) >= self.warmup
-        if begun and self.planner.needs != "nothing" and any(each.data is None for each in self.sets.values()):
+        if begun and (self._lacks_plans() or (self.fresh is not None and self.fresh.mined_at is None)):
             self.refresh(args, state.global_step, more["model"])
+
+    def _lacks_plans(self) -> bool:
+        return self.planner.needs != "nothing" and any(each.data is None for each in self.sets.values())
 
     def on_step_end(self, args: Any, state: Any, control: Any, **more: Any) -> None:
         last = state.global_step >= state.max_steps
-        begun = int(state.epoch or 0) >= self.warmup and self.planner.needs != "nothing"
+        used = self.planner.needs != "nothing" or self.fresh is not None
+        begun = int(state.epoch or 0) >= self.warmup and used
         if begun and not last and state.global_step % self.every == 0:
             self.refresh(args, state.global_step, more["model"])
 
     def refresh(self, args: Any, step: int, model: Any) -> None:
-        """Embeds the texts with the model as it is; the next segment is planned from them."""
-        for each in self.sets.values():
+        """Embeds the texts with the model as it is; plans the next segment from them, and mines fresh negatives."""
+        if self.fresh is not None:
+            prompts = getattr(args, "prompts", None)
+            self.fresh.refresh(lambda texts, column: self._vectors(texts, _prompt(prompts, column), args, model), step)
+        for each in self.sets.values() if self.planner.needs != "nothing" else ():
             assert each.sampler is not None
             if each.planned is None:
                 each.planned = Refresh(
@@ -134,13 +145,16 @@ class HardBatches(LossCallback):
                     num_candidates=getattr(self.planner, "num_candidates", 1000),
                     seed=each.sampler.seed,
                 )
-            vectors = self._embedded(each, args, model)
+            vectors = self._vectors(each.texts, each.prompt(getattr(args, "prompts", None)), args, model)
             each.planned.vectors = lambda vectors=vectors: vectors  # type: ignore[misc]
             each.planned.now(step)
 
     def record(self, folder: Path) -> dict[str, Any]:
         kept = [each.save(folder, number) for number, each in enumerate(self.sets.values())]
-        return {"planner": text_of(self.planner), "sets": kept}
+        found: dict[str, Any] = {"planner": text_of(self.planner), "sets": kept}
+        if self.fresh is not None:
+            found["fresh"] = {"mined_at": self.fresh.save(folder / "fresh.npz")}
+        return found
 
     def restore(self, folder: Path, record: dict[str, Any]) -> None:
         here = {"planner": text_of(self.planner), "sets": [[each.name, each.digest] for each in self.sets.values()]}
@@ -150,21 +164,33 @@ class HardBatches(LossCallback):
             raise DataChanged("HardBatches", str(there), str(here), fix)
         for number, (each, kept) in enumerate(zip(self.sets.values(), record["sets"], strict=True)):
             each.load(folder, number, kept["data"])
+        if (self.fresh is None) == ("fresh" in record):
+            fix = "resume with fresh negatives as the interrupted run had them"
+            raise DataChanged("HardBatches", "the same fresh negatives", "others", fix)
+        if self.fresh is not None:
+            self.fresh.load(folder / "fresh.npz", record["fresh"]["mined_at"])
 
-    def _embedded(self, each: _TrainingSet, args: Any, model: Any) -> Annotated[Tensor, "n d"]:
+    def on_step_begin(self, args: Any, state: Any, control: Any, **more: Any) -> None:
+        self._age = None if self.fresh is None else self.fresh.age(state.global_step)
+        super().on_step_begin(args, state, control, **more)
+
+    def diagnostics(self) -> dict[str, float]:
+        """Those of the loss and, with fresh negatives, the steps since these were mined."""
+        return super().diagnostics() | ({} if self._age is None else {"negatives/age": float(self._age)})
+
+    def _vectors(self, texts: list[str], prompt: str | None, args: Any, model: Any) -> Annotated[Tensor, "n d"]:
         """Each process embeds a part of the texts, and all get all of them. Training continues as if nothing was."""
         size, rank = args.world_size, args.process_index
-        low, high = len(each.texts) * rank // size, len(each.texts) * (rank + 1) // size
+        low, high = len(texts) * rank // size, len(texts) * (rank + 1) // size
         model = getattr(model, "module", model)
         devices = [torch.cuda.current_device()] if torch.cuda.is_available() else []
         with torch.random.fork_rng(devices), eval_mode(model), torch.no_grad():
-            vectors = self._encoder(each, args, model)(each.texts[low:high])
+            vectors = self._encoder(prompt, args, model)(texts[low:high])
         return gather(Keys(unit(vectors.to(args.device)).clone())).vectors
 
-    def _encoder(self, each: _TrainingSet, args: Any, model: Any) -> Encode:
+    def _encoder(self, prompt: str | None, args: Any, model: Any) -> Encode:
         if self.encode is not None:
             return self.encode
-        prompt = each.prompt(getattr(args, "prompts", None))
         size = args.per_device_eval_batch_size
 
         def encode(texts: list[str]) -> Tensor:
@@ -248,6 +274,12 @@ class _TrainingSet:
         elif kind == "vectors":
             fix = "begin again without it"
             self.sampler.data = load_arrays("HardBatches", path, lambda parts: torch.from_numpy(parts["vectors"]), fix)
+
+
+def _prompt(prompts: Any, column: str) -> str | None:
+    """That of a column of one training set."""
+    found = prompts.get(column) if isinstance(prompts, Mapping) else prompts
+    return found if isinstance(found, str) else None
 
 
 def _digest(texts: Iterable[str]) -> str:

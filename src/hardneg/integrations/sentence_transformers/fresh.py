@@ -1,0 +1,120 @@
+"""Negatives that are mined again from the model as it trains (ANCE: Xiong et al. 2021), for HardBatches.
+
+The rows of the data set get their negatives when they are loaded, from a table that each refresh replaces. The table
+lies in shared memory, so that loading processes see it too. Batches that were loaded ahead of a refresh keep the
+negatives of the one before.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Annotated, Any
+
+import torch
+from torch import Tensor
+
+from hardneg.batching.stored import load_arrays, save_arrays
+from hardneg.core.errors import ArgumentError, argument_error
+from hardneg.core.types import Keys
+from hardneg.mining.engine import mine
+from hardneg.mining.options import TEMPERATURE
+from hardneg.mining.problem import Side, build_problem
+from hardneg.mining.search import Search
+from hardneg.negatives import Negatives
+
+_fix = "begin again without it"
+
+
+class FreshNegatives:
+    """``dataset`` is the training set, with columns anchor, positive, negative_1 ... negative_k and ids in ``label``.
+
+    Pass it to ``HardBatches(..., fresh=...)``, which mines every ``every`` steps. Before that, negatives are random.
+
+    dataset: (anchor, positive) texts, its first two columns. corpus: further documents to choose from.
+    negatives, k, draw, seed, temperature: as in ``hn.mine``.
+    """
+
+    def __init__(
+        self,
+        dataset: Any,
+        negatives: Negatives | str = "BelowPositive(relative=0.05)",
+        k: int = 1,
+        *,
+        corpus: Sequence[str] = (),
+        draw: str = "top",
+        seed: int = 0,
+        temperature: float = TEMPERATURE,
+    ) -> None:
+        if not hasattr(dataset, "with_transform") or len(dataset.column_names) < 2:
+            raise ArgumentError("FreshNegatives", "a datasets.Dataset of anchors and positives", type(dataset).__name__)
+        self.names = tuple(dataset.column_names[:2])
+        self.options: dict[str, Any] = {"draw": draw, "seed": seed, "temperature": temperature}
+        self.negatives, self.k = negatives, k
+        anchors, positives = (list(dataset[name]) for name in self.names)
+        documents = list(dict.fromkeys([*positives, *corpus]))
+        queries, others = (Side(list(range(len(each))), each, named=False) for each in (anchors, documents))
+        problem = build_problem(queries, others, [[one] for one in positives])
+        self.queries, self.documents = problem.queries.texts or [], problem.corpus.texts or []
+        self.positives, self.own = problem.positives, torch.tensor(problem.own)
+        if k < 1 or k > len(self.documents) - 1 - max(map(len, self.positives)):
+            raise argument_error("FreshNegatives", f"a k that {len(self.documents)} documents allow", "k", k)
+        self.rows = self._random(seed).share_memory_()
+        self.mined_at: int | None = None
+        self._query = {text: number for number, text in enumerate(self.queries)}
+        self._row = {text: row for row, text in enumerate(self.documents)}
+        self.dataset = dataset.select_columns(list(self.names)).with_transform(self._filled)
+
+    def refresh(self, encode: Callable[[list[str], str], Annotated[Tensor, "n d"]], step: int) -> None:
+        """Mines with ``encode(texts, column)``; a query that comes out short keeps what it had."""
+        queries, documents = encode(self.queries, self.names[0]), encode(self.documents, self.names[1])
+        found = mine(
+            Keys(queries, self.own.to(queries.device)),
+            Keys(documents, torch.arange(len(documents), device=documents.device)),
+            self.positives,
+            self.negatives,
+            self.k,
+            search=Search(cosine=True),
+            **self.options,
+        ).rows
+        self.rows.copy_(torch.where(found >= 0, found, self.rows))
+        self.mined_at = step
+
+    def age(self, step: int) -> int | None:
+        """Steps since the negatives were mined; None before that."""
+        return None if self.mined_at is None else step - self.mined_at
+
+    def save(self, path: Path) -> int | None:
+        save_arrays(path, rows=self.rows.numpy())
+        return self.mined_at
+
+    def load(self, path: Path, mined_at: int | None) -> None:
+        rows = load_arrays("FreshNegatives", path, lambda parts: torch.from_numpy(parts["rows"]), _fix)
+        self.rows.copy_(rows)
+        self.mined_at = mined_at
+
+    def _filled(self, batch: dict[str, list[Any]]) -> dict[str, list[Any]]:
+        """The rows of a batch with their negatives, and the ids of all texts: see ids.py."""
+        anchors, positives = (batch[name] for name in self.names)
+        chosen = [self.rows[self._query[text]].tolist() for text in anchors]
+        out = {self.names[0]: list(anchors), self.names[1]: list(positives)}
+        for place in range(self.k):
+            out[f"negative_{place + 1}"] = [self.documents[rows[place]] for rows in chosen]
+        first = len(self.queries)  # equal texts have equal ids: a query that is a document has that document's
+        ids = [first + self._row[text] if text in self._row else self._query[text] for text in anchors]
+        own = [first + self._row[text] for text in positives]
+        rest = [[first + row for row in rows] for rows in chosen]
+        out["label"] = [[one, one, other, *more] for one, other, more in zip(ids, own, rest, strict=True)]
+        return out
+
+    def _random(self, seed: int) -> Tensor:
+        """k documents of each query that are none of its positives."""
+        random, size = torch.Generator().manual_seed(seed), len(self.documents)
+        rows = []
+        for own, same in zip(self.positives, self.own.tolist(), strict=True):
+            never, taken = {*own, same}, dict[int, None]()
+            while len(taken) < self.k:
+                drawn = torch.randint(0, size, (2 * self.k + len(never),), generator=random).tolist()
+                taken |= dict.fromkeys(row for row in drawn if row not in never)
+            rows.append(list(taken)[: self.k])
+        return torch.tensor(rows)

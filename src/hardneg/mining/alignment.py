@@ -1,0 +1,149 @@
+"""Warnings that save a week: positives no closer than random documents, and negatives easier than those.
+
+Ids that do not belong together (1-based judgements of 0-based rows, a file in another order, two models) raise no
+error: every id exists. What they leave is positives that are no closer than chance. Three figures tell:
+
+- closer: how often a positive is closer to its query than a random document is; 1/2 where ids are not aligned.
+- shift: whether the row before or after each positive is closer, by more than chance. It finds ids counted from 1 also
+  where neighbours in the file share a topic.
+- skew: how far the nearest documents are above the mean, by how far the farthest are below it. It is 1 for vectors of
+  random numbers, in which there is nothing to align, and well above 1 for the vectors of any model.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Annotated
+
+import torch
+from torch import Tensor
+
+from hardneg.core.errors import spelled, warn_once
+from hardneg.core.vectors import unit, widened
+from hardneg.mining.pairs import Pairs
+from hardneg.negatives import BelowPositive, Negatives
+
+_queries, _documents, _positives = 256, 4096, 8  # of the sample; positives of one query
+_least_queries = 32
+_by_chance = 0.6  # misaligned ids: 0.50, with 256 queries up to 0.56; nfcorpus with a weak model: 0.72
+_least_skew = 1.1
+_least_gain, _sure = 0.02, 5.0  # of the share, and in standard errors
+
+
+@dataclass(frozen=True)
+class Alignment:
+    """How close positives are beside random documents, on a sample."""
+
+    queries: int
+    closer: float
+    positive: float
+    random: float
+    skew: float
+    shift: int = 0  # how many rows from the positives those lie that are closer
+
+    @property
+    def known(self) -> bool:
+        """Whether the sample is large enough, and the vectors more than random numbers."""
+        return self.queries >= _least_queries and self.skew >= _least_skew
+
+    @property
+    def lost(self) -> bool:
+        """Whether positives are no closer than random documents, or less close than the rows beside them."""
+        return self.shift != 0 or (self.known and self.closer < _by_chance)
+
+
+def alignment_of(queries: Tensor, corpus: Tensor, positives: Pairs, *, cosine: bool) -> Alignment:
+    """The figures of a sample of the queries that have a positive; each query counts once, whatever its positives."""
+    some = positives.count().nonzero()[:, 0].cpu()
+    some = some[_sampled(len(some), _queries)]
+    rows = _sampled(len(corpus), _documents)
+    if not len(some):
+        return Alignment(0, 1.0, 0.0, 0.0, 1.0)
+    place, column, own = (each.cpu() for each in positives.columns(some.to(positives.rows.device)))
+    place, own = place[column < _positives], own[column < _positives]
+    anchors, others = _vectors(queries, some, cosine), _vectors(corpus, rows, cosine)
+    similarity = anchors @ others.T
+    ordered = similarity.sort(1).values
+
+    def closer(shift: int) -> tuple[Tensor, Tensor]:
+        beside = _vectors(corpus, (own + shift) % len(corpus), cosine)
+        # A row that is the query itself, as in a file of pairs, says nothing: the positive stands for it.
+        beside = torch.where((beside == anchors[place]).all(1, keepdim=True), _vectors(corpus, own, cosine), beside)
+        pairs = (anchors[place] * beside).sum(-1)
+        ends = [torch.searchsorted(ordered[place], pairs[:, None], right=right) for right in (False, True)]
+        share = (ends[0] + ends[1])[:, 0].double() / (2 * len(rows))  # equal ones count half
+        return _per_query(share, place, len(some)), _per_query(pairs, place, len(some))
+
+    share, pairs = closer(0)
+    gains = {_gain(closer(shift)[0] - share): shift for shift in (-1, 1)}
+    among = others[:_queries] @ others.T
+    among.fill_diagonal_(float(among.mean()))
+    skew = max(_skew(similarity), _skew(among))
+    shift = gains[max(gains)] if max(gains) > _sure and len(some) >= _least_queries else 0
+    return Alignment(len(some), float(share.mean()), float(pairs.mean()), float(similarity.mean()), skew, shift)
+
+
+def warn_of_alignment(found: Alignment) -> None:
+    if found.lost:
+        warn_once("alignment: positives", sentence(found))
+
+
+def sentence(found: Alignment) -> str:
+    """What is wrong with the positives, and what to look at."""
+    where = f"mean similarity {found.positive:.3f} against {found.random:.3f} of random ones"
+    if found.shift:
+        side, size = ("before", "large") if found.shift < 0 else ("after", "small")
+        return (
+            f"The rows {side} the positives are closer to the queries than the positives ({where}). Are the ids "
+            f"aligned? Rows without ids are numbered from 0; these ids seem to be 1 too {size}."
+        )
+    return (
+        f"The positives are no closer to their queries than random documents ({where}; closer in "
+        f"{100 * found.closer:.0f} of 100 comparisons). Are the ids aligned? Rows without ids are numbered from 0, "
+        "judgements often from 1; vectors must be in the order of their table, and of one model."
+    )
+
+
+def warn_of_easy_negatives(
+    found: Alignment, negatives: Negatives, draw: str, scores: Annotated[Tensor, "m"], several: bool
+) -> None:
+    """Warns where a margin below the lowest of several positives leaves only what is easier than random documents."""
+    margin = next((factor for factor in negatives.factors if isinstance(factor, BelowPositive)), None)
+    if margin is None or draw != "top" or not several or not found.known or found.lost or not len(scores):
+        return
+    mean = float(scores.double().mean())
+    if mean < found.random:
+        warn_once(
+            "alignment: easy negatives",
+            f"The negatives are easier than random documents (mean similarity {mean:.3f} against {found.random:.3f}): "
+            f"{margin!r} compares with the lowest-scored of several positives. Keep only the best positives of a "
+            f"query, or use {spelled('mine', 'near_positive')} or a ring, such as Ring(0.01, 0.1), instead of it.",
+        )
+
+
+def _gain(difference: Annotated[Tensor, "b"]) -> float:
+    """The mean of a paired difference in standard errors; 0 where it is small, as between rows of one topic."""
+    if len(difference) < 2 or float(difference.mean()) < _least_gain:
+        return 0.0
+    return float(difference.mean() / (difference.std() / len(difference) ** 0.5).clamp(min=1e-6))
+
+
+def _per_query(values: Tensor, place: Tensor, size: int) -> Annotated[Tensor, "b"]:
+    total = torch.zeros(size, dtype=torch.float64).index_add(0, place, values.double())
+    return total / torch.bincount(place, minlength=size)
+
+
+def _sampled(size: int, most: int) -> Tensor:
+    """Rows spread evenly: a run of neighbours would share a topic."""
+    return torch.arange(size) if size <= most else torch.linspace(0, size - 1, most, dtype=torch.float64).long()
+
+
+def _vectors(vectors: Tensor, rows: Tensor, cosine: bool) -> Tensor:
+    taken = vectors[rows.to(vectors.device)].detach().cpu()
+    return unit(taken) if cosine else widened(taken)
+
+
+def _skew(similarity: Annotated[Tensor, "b n"]) -> float:
+    mean = similarity.mean(1)
+    above, below = (similarity.amax(1) - mean).mean(), (mean - similarity.amin(1)).mean()
+    return float(above / below.clamp(min=1e-12))

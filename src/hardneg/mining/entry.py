@@ -1,0 +1,91 @@
+"""hn.mine for anything: keys, arrays, lists and text ids, or a data set with a model."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any, overload
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from hardneg.core.conversion import number_of
+from hardneg.core.errors import ArgumentError
+from hardneg.core.types import Keys
+from hardneg.mining import engine
+from hardneg.mining.dataset import is_dataset, mine_dataset
+from hardneg.mining.engine import Mined
+from hardneg.negatives import Negatives
+
+
+@overload
+def mine(
+    queries: Keys | Tensor,
+    corpus: Keys | Tensor,
+    positives: Any,
+    negatives: Negatives | str,
+    k: int,
+    draw: str = "top",
+    seed: int = 0,
+    **options: Any,
+) -> Mined: ...
+
+
+@overload
+def mine(queries: Any, **options: Any) -> Any: ...
+
+
+def mine(queries: Any, *given: Any, **options: Any) -> Any:
+    """Hard negatives by any distribution, as in training: for vectors, or for a data set of texts.
+
+    ``mine(queries, corpus, positives, negatives, k, draw="top", seed=0, ...)`` for vectors: Keys, tensors, arrays or
+    lists. Positives are ids of the corpus, numbers or texts; rows, where it has none. See ``hardneg.mining.engine``.
+
+    ``mine(dataset, model=..., negatives=..., k=...)`` for a ``datasets.Dataset`` of (anchor, positive) texts: a Dataset
+    with the columns of sentence-transformers' ``mine_hard_negatives``, whose options have the same names here. See
+    ``hardneg.mining.dataset.mine_dataset``.
+
+    >>> found = mine([[1.0, 0.0]], [[1.0, 0.0], [0.6, 0.8], [0.0, 1.0]], [0], "Uniform()", 2)
+    >>> found.ids.tolist()
+    [[1, 2]]
+    >>> documents = Keys([[1.0, 0.0], [0.6, 0.8], [0.0, 1.0]], ids=["a", "b", "c"])
+    >>> mine([[1.0, 0.0]], documents, ["a"], "Uniform()", 2).ids.tolist()
+    [['b', 'c']]
+    """
+    if is_dataset(queries):
+        return mine_dataset(queries, *given, **options)
+    names = ("corpus", "positives", "negatives", "k", "draw", "seed")
+    if len(given) > len(names):
+        raise ArgumentError("mine", f"at most {', '.join(names)} by position", f"{len(given) + 1} arguments")
+    options = {**dict(zip(names, given, strict=False)), **options}
+    missing = [name for name in names[:4] if options.get(name) is None]
+    if missing:
+        raise ArgumentError("mine", "queries, corpus, positives, negatives and k, or a data set", f"no {missing[0]}")
+    corpus = _keys(options.pop("corpus"))
+    positives = _positives(options.pop("positives"), corpus)
+    mined = engine.mine(_keys(queries), corpus, positives, **options)
+    if corpus.names is None:
+        return mined
+    rows = mined.rows.numpy()
+    return replace(mined, ids=np.where(rows >= 0, corpus.names[np.maximum(rows, 0)], None))
+
+
+def _keys(given: Any) -> Keys:
+    return given if isinstance(given, Keys) else Keys(given)
+
+
+def _positives(given: Any, corpus: Keys) -> Any:
+    """Ids as the miner takes them: arrays as tensors, and texts as the numbers of the corpus."""
+    if isinstance(given, np.ndarray) and given.dtype.kind in "iu":
+        given = torch.from_numpy(given.astype(np.int64))
+    if corpus.names is None:
+        return given
+    if isinstance(given, (Tensor, str)) or not hasattr(given, "__iter__"):
+        raise ArgumentError("mine", "texts as positives, as the ids of the corpus are", "others")
+    known = set(corpus.names.tolist())
+    lists = [[each] if isinstance(each, str) else list(each) for each in given]
+    for query, own in enumerate(lists):
+        for one in own:
+            if one not in known:
+                raise ArgumentError("mine", "positives that are in the corpus", f"id {one!r} of query {query}")
+    return [[number_of(one) for one in own] for own in lists]

@@ -1,0 +1,88 @@
+"""Several retrievers as one ranking: reciprocal-rank fusion, the order of one source, and quotas.
+
+Each retriever gives its best ``candidates`` of a query, positives and the query itself taken out first; ranks count
+from 1 in what is left. The candidates are the union of these lists.
+
+- Fused order: by sum over retrievers of 1 / (60 + rank), from the largest; equal ones by row of the corpus.
+- ``From(name)`` in the expression keeps what that retriever found, whoever else did, in that retriever's order.
+- Quotas ((name, number), ...): the first ``number`` of the support in each retriever's own order, retriever by
+  retriever; what was taken before counts for the first. If some are short, the others fill up to k, in the same order.
+
+The expression reads similarities as ever: fusion decides only in which order ``draw="top"`` takes what it leaves.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Annotated
+
+import torch
+from torch import Tensor
+
+from hardneg.core.errors import ArgumentError
+from hardneg.core.types import NEVER
+from hardneg.negatives import From, Negatives
+
+CONSTANT = 60  # Cormack et al. 2009
+Lists = Sequence[Annotated[Tensor, "b c"]]
+Quotas = tuple[tuple[Annotated[Tensor, "b m"], int], ...]
+
+
+def named_source(negatives: Negatives, retrievers: Sequence[str]) -> int | None:
+    """Which retriever ``From`` names; None without one."""
+    names = {factor.source for factor in negatives.factors if isinstance(factor, From)}
+    if not names:
+        return None
+    if len(names) > 1:
+        raise ArgumentError("mine", "one source in the expression", " and ".join(sorted(names)), "use quotas")
+    return source_number(next(iter(names)), retrievers)
+
+
+def source_number(name: str, retrievers: Sequence[str]) -> int:
+    if name not in retrievers:
+        raise ArgumentError("mine", f"a source among {', '.join(retrievers)}", repr(name))
+    return list(retrievers).index(name)
+
+
+def compacted(rows: Annotated[Tensor, "b c"], size: int) -> Annotated[Tensor, "b c"]:
+    """The rows that are left, in their order and without gaps, ``size`` at most; -1 behind them."""
+    order = (rows < 0).to(torch.int8).argsort(dim=1, stable=True)
+    return rows.gather(1, order)[:, :size]
+
+
+def ranks_in(found: Annotated[Tensor, "b c"], rows: Annotated[Tensor, "b m"]) -> Annotated[Tensor, "b m"]:
+    """The rank of each candidate in a retriever's list, from 1; 0 where it is not there."""
+    if not found.shape[1]:
+        return torch.zeros_like(rows)
+    ordered, order = found.sort(dim=1, stable=True)
+    place = torch.searchsorted(ordered.contiguous(), rows.contiguous()).clamp(max=found.shape[1] - 1)
+    here = (ordered.gather(1, place) == rows) & (rows >= 0)
+    return torch.where(here, order.gather(1, place) + 1, 0)
+
+
+def fused_key(lists: Lists, rows: Annotated[Tensor, "b m"]) -> Annotated[Tensor, "b m"]:
+    """The larger, the earlier a candidate is taken: no two of a query are equal; NEVER where no list has it."""
+    total = torch.zeros(rows.shape, dtype=torch.float64, device=rows.device)
+    for found in lists:
+        rank = ranks_in(found, rows)
+        total = total + torch.where(rank > 0, 1.0 / (CONSTANT + rank), 0.0)
+    by_row = rows.argsort(dim=1, stable=True)
+    best = by_row.gather(1, total.gather(1, by_row).argsort(dim=1, descending=True, stable=True))
+    place = torch.empty_like(best).scatter_(1, best, torch.arange(rows.shape[1], device=rows.device).expand_as(best))
+    return (-place).double().masked_fill(total == 0, NEVER)
+
+
+def by_quotas(support: Annotated[Tensor, "b m"], quotas: Quotas, wanted: int) -> Annotated[Tensor, "b wanted"]:
+    """Columns of the support in the order in which quotas take them, -1 behind the last."""
+    last = torch.iinfo(torch.long).max
+    place = torch.full(support.shape, last, device=support.device)
+    first = 0
+    for keys_and_numbers in (quotas, [(key, support.shape[1]) for key, _ in quotas]):
+        for key, number in keys_and_numbers:
+            left = key.masked_fill(~support | (place < last), NEVER)
+            rank = left.argsort(dim=1, descending=True, stable=True).argsort(dim=1)
+            taken = (rank < number) & (left != NEVER)
+            place = torch.where(taken, first + rank, place)
+            first += number
+    best = place.topk(min(wanted, place.shape[1]), dim=1, largest=False, sorted=True)
+    return torch.where(best.values < last, best.indices, -1)

@@ -1,0 +1,58 @@
+"""Scores of (query, document) pairs of texts: a CrossEncoder, its path, or any function of pairs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Annotated, Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from hardneg.core.errors import optional
+from hardneg.mining.meeting import Meeting, PairGuide
+from hardneg.mining.output import Result
+
+OfPairs = Callable[[list[tuple[str, str]]], Any]
+
+
+def pair_scorer(model: Any, batch_size: int = 32, device: str | None = None) -> OfPairs:
+    """A function of pairs from a CrossEncoder, its path or name, or such a function."""
+    if isinstance(model, str):
+        cross_encoder = optional("sentence_transformers", "--cross-encoder", extra="text").CrossEncoder
+        model = cross_encoder(model, device=device)
+    predict = getattr(model, "predict", None)
+    if predict is None:
+        return model  # type: ignore[no-any-return]
+    return lambda pairs: predict(pairs, batch_size=batch_size, show_progress_bar=False, convert_to_numpy=True)
+
+
+@dataclass(frozen=True, eq=False)
+class PairScorer:
+    """The same by positions: one score for each query and row of the corpus."""
+
+    score: OfPairs
+    queries: Sequence[str]
+    corpus: Sequence[str]
+    teaches: bool = False  # whether its scores are written, for distillation
+
+    def __call__(self, query: Annotated[Tensor, "m"], rows: Annotated[Tensor, "m"]) -> Annotated[Tensor, "m"]:
+        pairs = [(self.queries[q], self.corpus[r]) for q, r in zip(query.tolist(), rows.tolist(), strict=True)]
+        return torch.as_tensor(np.asarray(self.score(pairs), dtype=np.float32)) if pairs else torch.zeros(0)
+
+
+def with_teacher(result: Result, meeting: Meeting) -> Result:
+    """The result with the cross-encoder's scores of the chosen pairs, for distillation."""
+    if getattr(meeting.rescore, "teaches", False):
+        return replace(result, teacher=(result.scores, result.positive_scores))
+    if not isinstance(meeting.guide, PairGuide):
+        return result
+    query, column = (torch.from_numpy(each) for each in (result.rows >= 0).nonzero())
+    scores = np.full(result.rows.shape, -np.inf, dtype=np.float32)
+    asked = meeting.guide.pairs(query, torch.from_numpy(result.rows)[query, column])
+    scores[query.numpy(), column.numpy()] = asked.cpu().numpy()
+    count = torch.tensor([len(rows) for rows in result.problem.positives])
+    owner = torch.repeat_interleave(torch.arange(len(count)), count)
+    own = meeting.guide.pairs(owner, torch.tensor([row for rows in result.problem.positives for row in rows]))
+    return replace(result, teacher=(scores, own.cpu().numpy()))

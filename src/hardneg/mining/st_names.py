@@ -1,0 +1,85 @@
+"""The options of sentence-transformers' ``mine_hard_negatives`` as an expression of the grammar.
+
+    relative_margin, absolute_margin    BelowPositive(relative=..., absolute=...)
+    max_score, min_score                AtMost(...), Threshold(...)
+    range_min, range_max                Rank(range_min, range_max), after the others
+    num_negatives, sampling_strategy    k; draw "top", or "gumbel" for "random", with a seed
+
+There, a list of range_max + the number of positives is cut before the filters, so that a query may be short although
+the corpus has more negatives. Here the filters come first: the negatives are the same where that list was long enough.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from hardneg.core.errors import ArgumentError, UnknownName, argument_error, check_among, check_count
+from hardneg.negatives import Negatives
+
+_rule = ("range_min", "range_max", "max_score", "min_score", "absolute_margin", "relative_margin")
+_ours = {"num_negatives": "k", "sampling_strategy": "draw"}
+_only_speed = ("use_faiss", "faiss_batch_size")
+_not_here = {
+    "include_positives": "mine without it, and add the positives to a set for evaluation",
+    "use_multi_process": "encode with several processes before, or use `torchrun -m hardneg mine`",
+    "as_triplets": "use output_format",
+    "margin": "use absolute_margin",
+}
+
+
+@dataclass(frozen=True)
+class Translated:
+    """What to mine, and how many candidates a cross-encoder scores."""
+
+    negatives: Negatives | str
+    k: int
+    draw: str
+    candidates: int
+    use_faiss: bool = False
+
+
+def translate(
+    named: dict[str, Any], negatives: Negatives | str | None, k: int | None, draw: str | None, most_positives: int
+) -> Translated:
+    """The rule of either vocabulary; both together, and names that neither has, raise."""
+    for name, value in named.items():
+        if name in _not_here and value:
+            raise ArgumentError("mine", f"no {name}", f"{name}={value!r}", _not_here[name])
+        if name not in (*_rule, *_ours, *_only_speed, *_not_here):
+            raise UnknownName(name, ["negatives", "k", "draw", *_rule, *_ours, *_only_speed])
+    given = {name: value for name, value in named.items() if value is not None}
+    twice = [name for name in _rule if name in given and negatives is not None]
+    twice += [name for name, ours in _ours.items() if name in given and {"k": k, "draw": draw}[ours] is not None]
+    if twice:
+        raise ArgumentError("mine", "an expression or the options of sentence-transformers", f"both, {twice[0]} too")
+    k = given.get("num_negatives", 3) if k is None else k
+    check_count("mine", "k", k)
+    strategy = given.get("sampling_strategy", "top")
+    check_among("mine", "sampling_strategy", strategy, ("top", "random"))
+    draw = draw or {"top": "top", "random": "gumbel"}[strategy]
+    last = given.get("range_max") or _last_rank(given, k, most_positives)
+    if negatives is None:
+        stop = last if "range_max" in given or draw != "top" else None
+        negatives = _expression(given, stop)
+    faiss = bool(given.get("use_faiss"))
+    return Translated(negatives, k, draw, last if "range_max" in given else max(100, last), faiss)
+
+
+def _last_rank(given: dict[str, Any], k: int, most_positives: int) -> int:
+    """The range_max that sentence-transformers takes where none is given."""
+    filters = any(name in given for name in ("absolute_margin", "relative_margin", "max_score"))
+    return int(given.get("range_min", 0)) + (10 * k if filters else k) + most_positives
+
+
+def _expression(given: dict[str, Any], stop: int | None) -> str:
+    margins = [f"{name}={given[f'{name}_margin']!r}" for name in ("relative", "absolute") if f"{name}_margin" in given]
+    parts = [f"BelowPositive({', '.join(margins)})"] if margins else []
+    parts += [f"AtMost({float(given['max_score'])!r})"] if "max_score" in given else []
+    parts += [f"Threshold({float(given['min_score'])!r})"] if "min_score" in given else []
+    start = given.get("range_min", 0)
+    if stop is not None and start >= stop:
+        raise argument_error("mine", f"a range_min below range_max={stop}", "range_min", start)
+    if start or stop is not None:
+        parts.append(f"Rank({start})" if stop is None else f"Rank({start}, {stop})")
+    return " * ".join(parts) or "Uniform()"

@@ -1,0 +1,86 @@
+"""Keys and hn.mine of arrays, lists and text ids: the same as of tensors."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import hardneg as hn
+from hardneg.core.conversion import number_of
+from hardneg.core.errors import ArgumentError
+
+VECTORS = np.random.default_rng(0).standard_normal((40, 6)).astype(np.float32)
+
+
+@pytest.mark.parametrize("kind", [lambda x: x, lambda x: x.tolist(), list, lambda x: [torch.tensor(r) for r in x]])
+def test_vectors_and_numbers_of_any_kind(kind: Any) -> None:
+    keys = hn.Keys(kind(VECTORS), ids=list(range(40)), labels=np.arange(40) % 3, clusters=[[i, 1] for i in range(40)])
+    assert torch.equal(keys.vectors, torch.from_numpy(VECTORS))
+    assert torch.equal(keys.ids, torch.arange(40))
+    assert torch.equal(keys.labels, torch.arange(40) % 3)
+    assert keys.clusters is not None
+    assert keys.clusters.shape == (40, 2)
+    assert keys.names is None
+
+
+def test_text_ids_match_wherever_they_are() -> None:
+    names = np.array([f"d{i}" for i in range(40)])
+    first, second = hn.Keys(VECTORS, ids=names), hn.Keys(VECTORS[:3], ids=["d2", "d1", "x"])
+    assert first.ids is not None
+    assert second.ids is not None
+    assert (first.ids[:, None] == second.ids).nonzero().tolist() == [[1, 1], [2, 0]]
+    assert int(first.ids.min()) >= 0, "an id below 0 would match nothing"
+    assert first.names is not None
+    assert first.names.tolist() == names.tolist()
+    assert number_of("d1") == number_of("d1") != number_of("d2")
+    assert first.changed(labels=torch.arange(40)).ids is first.ids
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"ids": [0.5] * 40}, "whole numbers or texts as ids, got ids of float"),
+        ({"ids": ["a", 1] * 20}, "ids of int, str"),
+        ({"ids": [True] * 40}, "ids of bool"),
+        ({"ids": ["a"]}, r"shape \(40,\)"),
+        ({"vectors": [[1.0], [1.0, 2.0]]}, "vectors of one length"),
+        ({"vectors": "text"}, "got str"),
+        ({"vectors": np.array([["a"]])}, "an array of <U1"),
+        ({"vectors": np.zeros((3, 2), dtype=int)}, "floating point vectors"),
+    ],
+)
+def test_other_kinds_raise(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(ArgumentError, match=message):
+        hn.Keys(**{"vectors": VECTORS, **options})
+
+
+def test_mine_takes_arrays_lists_and_texts() -> None:
+    queries, names = VECTORS[:8] + 0.1, [f"d{i}" for i in range(40)]
+    plain = hn.mine(
+        hn.Keys(torch.from_numpy(queries)), hn.Keys(torch.from_numpy(VECTORS)), torch.arange(8), "Rank(2, 9)", 3
+    )
+    for first, second, positives in (
+        (queries, VECTORS, np.arange(8)),
+        (queries.tolist(), VECTORS.tolist(), list(range(8))),
+        (queries, VECTORS, [[i] for i in range(8)]),
+    ):
+        assert torch.equal(hn.mine(first, second, positives, "Rank(2, 9)", 3).ids, plain.ids)
+    for positives in (names[:8], np.array(names[:8]), [[one] for one in names[:8]]):
+        found = hn.mine(queries, hn.Keys(VECTORS, ids=names), positives, "Rank(2, 9)", k=3)
+        assert found.ids.tolist() == [[names[row] for row in rows] for rows in plain.rows.tolist()]
+    own = hn.mine(hn.Keys(queries, ids=["d5"] * 8), hn.Keys(VECTORS, ids=names), names[:8], "Uniform()", 39)
+    assert "d5" not in own.ids
+    assert own.ids[0, -1] is None, "one is the positive, one the query itself"
+
+
+def test_ids_that_cannot_be_found_are_named() -> None:
+    documents = hn.Keys(VECTORS, ids=[f"d{i}" for i in range(40)])
+    with pytest.raises(ArgumentError, match="got id 'd99' of query 1"):
+        hn.mine(VECTORS[:2], documents, ["d1", "d99"], "Uniform()", 1)
+    with pytest.raises(ArgumentError, match="texts as positives"):
+        hn.mine(VECTORS[:2], documents, torch.tensor([0, 1]), "Uniform()", 1)
+    with pytest.raises(ArgumentError, match="or a data set, got no positives"):
+        hn.mine(VECTORS[:2], documents)

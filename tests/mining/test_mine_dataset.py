@@ -1,0 +1,174 @@
+"""hn.mine of a data set against sentence-transformers' mine_hard_negatives: the same columns, negatives and scores."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import hardneg as hn
+from hardneg.core.errors import ArgumentError, UnknownName
+
+datasets = pytest.importorskip("datasets", reason="needs the extra 'text'")
+st = pytest.importorskip("sentence_transformers", reason="needs the extra 'text'")
+
+
+@pytest.fixture(scope="module")
+def model() -> Any:
+    from sentence_transformers.sentence_transformer.modules import StaticEmbedding
+    from tokenizers import Tokenizer, models, pre_tokenizers
+
+    tokenizer = Tokenizer(models.WordLevel({f"w{i}": i for i in range(200)}, unk_token="w0"))
+    tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
+    torch.manual_seed(0)
+    return st.SentenceTransformer(modules=[StaticEmbedding(tokenizer, embedding_dim=16)], device="cpu")
+
+
+def words(random: Any, number: int) -> str:
+    return " ".join(f"w{i}" for i in random.integers(0, 200, number))
+
+
+@pytest.fixture(scope="module")
+def pairs() -> Any:
+    """60 rows of 45 anchors, some with several positives, some positives of several anchors, one row twice."""
+    random = np.random.default_rng(0)
+    anchors = [words(random, 5) for _ in range(45)]
+    positives = [f"{anchor} {words(random, 3)}" for anchor in anchors]
+    more = [(anchors[i], words(random, 6)) for i in range(0, 24, 2)] + [
+        (anchors[40], positives[3]),
+        (anchors[0], positives[0]),
+    ]
+    rows = [*zip(anchors, positives, strict=True), *more]
+    return datasets.Dataset.from_dict({"question": [a for a, _ in rows], "answer": [p for _, p in rows]})
+
+
+@pytest.fixture(scope="module")
+def corpus() -> list[str]:
+    random = np.random.default_rng(1)
+    return [words(random, 7) for _ in range(150)]
+
+
+OPTIONS: list[dict[str, Any]] = [
+    {},
+    {"num_negatives": 2, "range_min": 4},
+    {"relative_margin": 0.05, "range_max": 230},
+    {"absolute_margin": 0.1, "range_max": 230, "num_negatives": 4},
+    {"max_score": 0.5, "min_score": 0.1, "range_max": 80},
+    {"relative_margin": 0.05, "absolute_margin": 0.02, "range_min": 2, "range_max": 230},
+]
+
+
+@pytest.mark.parametrize("options", OPTIONS)
+@pytest.mark.parametrize("given", [False, True], ids=["positives", "corpus"])
+def test_the_negatives_are_those_of_sentence_transformers(
+    model: Any, pairs: Any, corpus: list[str], options: dict[str, Any], given: bool
+) -> None:
+    documents = {"corpus": corpus} if given else {}
+    for kind in ("triplet", "n-tuple", "labeled-pair", "labeled-list"):
+        for scores in (False, True):
+            shape = {"output_format": kind, "output_scores": scores, "verbose": False, **documents, **options}
+            theirs = st.util.mine_hard_negatives(pairs, model, **shape)
+            ours = hn.mine(pairs, model=model, **shape)
+            assert ours.column_names == theirs.column_names
+            assert len(ours) == len(theirs)
+            for name in theirs.column_names:
+                if name in ("score", "scores"):
+                    first, second = (np.concatenate([np.atleast_1d(x) for x in each[name]]) for each in (ours, theirs))
+                    np.testing.assert_allclose(first, second, atol=1e-6)
+                else:
+                    assert list(ours[name]) == list(theirs[name]), (kind, name)
+
+
+@pytest.mark.filterwarnings("ignore:The negatives are easier")
+def test_queries_are_short_only_if_the_corpus_is(model: Any, pairs: Any, corpus: list[str]) -> None:
+    """Sentence-transformers cuts its list before it filters."""
+    options = {"relative_margin": 0.9, "num_negatives": 2, "corpus": corpus, "verbose": False}
+    theirs, ours = st.util.mine_hard_negatives(pairs, model, **options), hn.mine(pairs, model=model, **options)
+    assert len(ours) > len(theirs)
+    found = set(zip(*(ours[name] for name in ours.column_names), strict=True))
+    assert set(zip(*(theirs[name] for name in theirs.column_names), strict=True)) <= found
+
+
+def test_an_expression_and_any_function_of_texts(model: Any, pairs: Any) -> None:
+    def encode(texts: list[str]) -> Any:
+        return model.encode(texts, show_progress_bar=False)
+
+    options = {"negatives": "BelowPositive(relative=0.05) * Rank(2, 40)", "k": 2, "verbose": False}
+    first = hn.mine(pairs, model=model, **options)
+    assert first.to_dict() == hn.mine(pairs, model=encode, **options).to_dict()
+    same = hn.mine(pairs, model=model, relative_margin=0.05, range_min=2, range_max=40, num_negatives=2, verbose=False)
+    assert same.to_dict() == first.to_dict()
+
+
+def test_the_expression_is_printed(model: Any, pairs: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    hn.mine(pairs, model=model, relative_margin=0.1, range_max=30)
+    printed = " ".join(capsys.readouterr().out.split())
+    assert "BelowPositive(relative=0.1) * Rank(stop=30), draw 'top'" in printed
+
+
+def test_a_random_choice_has_a_seed(model: Any, pairs: Any) -> None:
+    options: dict[str, Any] = {"sampling_strategy": "random", "range_max": 30, "verbose": False}
+    first, again, other = (hn.mine(pairs, model=model, seed=seed, **options).to_dict() for seed in (0, 0, 1))
+    assert first == again != other
+
+
+def test_a_cross_encoder_scores_and_a_guide_filters(model: Any, pairs: Any) -> None:
+    def overlap(texts: list[tuple[str, str]]) -> Any:
+        return [float(len(set(a.split()) & set(b.split()))) + len(b) / 1000 for a, b in texts]
+
+    scored = hn.mine(pairs, model=model, cross_encoder=overlap, relative_margin=0.2, output_scores=True, verbose=False)
+    for anchor, positive, negative, (own, other) in zip(*(scored[name] for name in scored.column_names), strict=True):
+        assert own == pytest.approx(overlap([(anchor, positive)])[0], rel=1e-6)
+        assert other == pytest.approx(overlap([(anchor, negative)])[0], rel=1e-6)
+        assert other <= 0.8 * own + 1e-6
+    with pytest.raises(ValueError, match="guide"):
+        hn.mine(pairs, model=model, negatives='BelowPositive(absolute=0.0, by="guide")', k=1, verbose=False)
+    hn.mine(pairs, model=model, guide=model, negatives='BelowPositive(absolute=0.0, by="guide")', k=1, verbose=False)
+
+
+def test_prompts_and_a_cache(model: Any, pairs: Any, tmp_path: Any) -> None:
+    shape = {
+        "verbose": False,
+        "query_prompt": "w1 w2 w3 ",
+        "corpus_prompt": "w7 ",
+        "relative_margin": 0.05,
+        "range_max": 50,
+    }
+    theirs = st.util.mine_hard_negatives(pairs, model, **shape)
+    for _ in range(2):
+        assert hn.mine(pairs, model=model, cache_folder=str(tmp_path), **shape).to_dict() == theirs.to_dict()
+    assert len(list(tmp_path.glob("*.npy"))) == 2
+    with pytest.raises(ArgumentError, match="a SentenceTransformer for prompts"):
+        hn.mine(pairs, model=model.encode, query_prompt="w1", verbose=False)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"negatives": "Uniform()", "relative_margin": 0.1}, "both, relative_margin"),
+        ({"negatives": "Uniform()", "k": 2, "num_negatives": 2}, "both, num_negatives"),
+        ({"draw": "gumbel", "sampling_strategy": "random"}, "both, sampling_strategy"),
+        ({"include_positives": True}, "no include_positives"),
+        ({"use_multi_process": True}, "torchrun"),
+        ({"range_min": 9, "range_max": 9}, "a range_min below range_max=9"),
+        ({"sampling_strategy": "best"}, "one of top, random"),
+        ({"anchor_column_name": "anchor"}, r"a column among \['question', 'answer'\]"),
+        ({"output_format": "pairs"}, "one of triplet"),
+    ],
+)
+def test_what_cannot_be_meant_raises(model: Any, pairs: Any, options: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        hn.mine(pairs, model=model, verbose=False, **options)
+
+
+def test_unknown_names_and_missing_models_raise(model: Any, pairs: Any) -> None:
+    with pytest.raises(UnknownName, match="Did you mean relative_margin"):
+        hn.mine(pairs, model=model, relativ_margin=0.1)
+    with pytest.raises(ArgumentError, match="a model for the texts"):
+        hn.mine(pairs)
+    with pytest.raises(ArgumentError, match="one data set"):
+        hn.mine(datasets.DatasetDict(train=pairs), model=model)
+    with pytest.raises(ArgumentError, match="texts in every row"):
+        hn.mine(datasets.Dataset.from_dict({"a": ["x", " "], "b": ["y", "z"]}), model=model)
