@@ -21,7 +21,7 @@ from torch import Tensor
 from hardneg.core.errors import spelled, warn_once
 from hardneg.core.vectors import unit, widened
 from hardneg.mining.pairs import Pairs
-from hardneg.negatives import BelowPositive, Negatives
+from hardneg.negatives import Negatives
 
 _queries, _documents, _positives = 256, 4096, 8  # of the sample; positives of one query
 _least_queries = 32
@@ -108,7 +108,7 @@ def warn_of_easy_negatives(
     found: Alignment, negatives: Negatives, draw: str, scores: Annotated[Tensor, "m"], several: bool
 ) -> None:
     """Warns where a margin below the lowest of several positives leaves only what is easier than random documents."""
-    margin = next((factor for factor in negatives.factors if isinstance(factor, BelowPositive)), None)
+    margin = next((factor for factor in negatives.factors if _looks_at_positives(factor)), None)
     if margin is None or draw != "top" or not several or not found.known or found.lost or not len(scores):
         return
     mean = float(scores.double().mean())
@@ -119,6 +119,10 @@ def warn_of_easy_negatives(
             f"{margin!r} compares with the lowest-scored of several positives. Keep only the best positives of a "
             f"query, or use {spelled('mine', 'near_positive')} or a ring, such as Ring(0.01, 0.1), instead of it.",
         )
+
+
+def _looks_at_positives(factor: Negatives) -> bool:
+    return factor.masks and any(bound.over == "positives" for bound in factor.bounds().values())
 
 
 def _gain(difference: Annotated[Tensor, "b"]) -> float:

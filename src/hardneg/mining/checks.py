@@ -27,7 +27,7 @@ from hardneg.mining.options import MineOptions, inputs, manifest_of
 from hardneg.mining.output import Layout, check_format
 from hardneg.mining.runs import split_name
 from hardneg.mining.select import Rule
-from hardneg.negatives import BelowPositive, From, Negatives, parse
+from hardneg.negatives import BelowPositive, Negatives, parse
 
 _rows_at_once = 65536
 
@@ -151,7 +151,7 @@ def check_reads(options: MineOptions, negatives: Negatives) -> None:
         for what in sorted(factor.reads() & set(has)):
             if not has[what]:
                 raise ArgumentError(repr(factor), what if what != "guide" else "a guide", "none", fixes[what])
-        if isinstance(factor, From) and factor.source not in retriever_names(options):
+        if factor.only_source is not None and factor.only_source not in retriever_names(options):
             more = ", ".join(spelled("mine", name) for name in ("bm25", "runs"))
             raise ArgumentError(
                 repr(factor), f"a source among {', '.join(retriever_names(options))}", None, f"add {more}"

@@ -21,7 +21,7 @@ from torch import Tensor
 
 from hardneg.core.errors import ArgumentError
 from hardneg.core.types import NEVER
-from hardneg.negatives import From, Negatives
+from hardneg.negatives import Negatives
 
 CONSTANT = 60  # Cormack et al. 2009
 Lists = Sequence[Annotated[Tensor, "b c"]]
@@ -30,7 +30,7 @@ Quotas = tuple[tuple[Annotated[Tensor, "b m"], int], ...]
 
 def named_source(negatives: Negatives, retrievers: Sequence[str]) -> int | None:
     """Which retriever ``From`` names; None without one."""
-    names = {factor.source for factor in negatives.factors if isinstance(factor, From)}
+    names = {factor.only_source for factor in negatives.factors if factor.only_source is not None}
     if not names:
         return None
     if len(names) > 1:

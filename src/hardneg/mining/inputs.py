@@ -35,7 +35,7 @@ from hardneg.mining.pair_scores import OfPairs, PairScorer, pair_scorer
 from hardneg.mining.problem import Problem, Side, build_problem, positive_column, side_of_table
 from hardneg.mining.ranks import device_of_rank
 from hardneg.mining.runs import Run, read_run, split_name
-from hardneg.mining.search import Search
+from hardneg.mining.search import Retriever, Search
 
 Progress = Callable[[str, int], Callable[[int], None]]
 """(what is done, how many steps) -> call it with the number of steps done."""
@@ -180,10 +180,8 @@ def embeddings(
     if options.guide is not None:
         device = options.device or device_of_rank()
         load = once(partial(encoders_of_model, options.guide, options.batch_size, device))
-        guide = tuple(
-            encoded(number, f"{name} with the guide", load, "--guide")
-            for number, name in enumerate(("queries", "corpus"))
-        )
+        names = ("queries with the guide", "corpus with the guide")
+        guide = encoded(0, names[0], load, "--guide"), encoded(1, names[1], load, "--guide")
     return Embedded((found[0], found[1]), keys, guide)
 
 
@@ -218,7 +216,10 @@ def make_miner(
     if options.bm25 or only_words:
         words = (Lexical(_texts(problem.queries, "BM25"), _texts(problem.corpus, "BM25")),)
     named = [split_name(each) for each in options.runs]
-    also = (*words, *(Run(name, read_run(path), problem.queries, problem.corpus) for name, path in named))
+    also: tuple[Retriever, ...] = (
+        *words,
+        *(Run(name, read_run(path), problem.queries, problem.corpus) for name, path in named),
+    )
     rescore: Rescore | None = None
     if options.rescore is not None:
         rescore = _rescorer(load_callable(options.rescore), problem, "--rescore")

@@ -30,6 +30,7 @@ from hardneg.kernels.triton_groups import can_run
 from hardneg.mining.checks import check_corpus
 from hardneg.mining.edges import Edges, count_bytes, finished, narrowed, start_edges
 from hardneg.mining.filters import CorpusRows, bounds_of
+from hardneg.mining.meeting import Model
 from hardneg.mining.select import Selection, select
 
 if TYPE_CHECKING:
@@ -303,7 +304,7 @@ class Stages:
 
     def _dtype(self, window: Window) -> torch.dtype:
         guide = self.meeting.guide
-        return guide.corpus.dtype if window.by == "guide" and guide is not None else self.corpus.dtype
+        return guide.corpus.dtype if window.by == "guide" and isinstance(guide, Model) else self.corpus.dtype
 
 
 def is_wide(bound: Bound) -> bool:

@@ -99,6 +99,11 @@ class Negatives:
         """At most how many candidates of a row it keeps; None: no limit of its own."""
         return None
 
+    @property
+    def only_source(self) -> str | None:
+        """The one source whose candidates it keeps; None: any."""
+        return None
+
     def closed_form(self) -> ClosedForm | None:
         """What the fused kernels need to know of it; None if it is not of the closed family."""
         return None

@@ -46,3 +46,7 @@ class From(Negatives):
 
     def reads(self) -> frozenset[str]:
         return frozenset({"source"})
+
+    @property
+    def only_source(self) -> str:
+        return self.source
