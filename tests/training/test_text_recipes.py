@@ -370,6 +370,7 @@ def test_wrong_data_is_reported_and_nothing_is_left(
         ("quick-thoughts", {"batches": "uniform()"}, r"--batches to be consecutive\(\)"),
         ("clip", {"temperature": "linear(0.5, 0.1)"}, "a number as --temperature"),
         ("clip", {"encoder": "tiny"}, "--encoder auto, since pairs have no other"),
+        ("clip", {"evaluate_with": "sts:x"}, "no --evaluate-with for pairs"),
     ],
 )
 def test_wrong_options_are_reported_before_the_run(

@@ -15,7 +15,7 @@ from hardneg.comparing.request import Comparison, letter_of, why_no_accuracy
 from hardneg.core.text import printable
 from hardneg.training.evaluation.measures import measure, measures_in, unit_of
 
-SEES_LABELS = "sees the labels of the training images"
+SEES_LABELS = "sees the labels of the training {}s"
 LAST_RECORDS = "False negatives, hardness and clamped are means over the last records"
 
 
@@ -70,7 +70,7 @@ def _aside(summary: dict[str, Any], row: dict[str, Any]) -> str:
     if summary.get("tuned"):
         remarks.append(f"tuned to {summary['comparison']['tune'][0]}={summary['tuned'][row['arm']]:g}")
     if row.get("uses_labels"):
-        remarks.append(SEES_LABELS)
+        remarks.append(SEES_LABELS.format(summary.get("noun", "image")))
     if row.get("collapsed"):
         remarks.append(f"collapsed in {row['collapsed']} of {len(row['values'])} runs")
     return f"  ({'; '.join(remarks)})" if remarks else ""

@@ -114,7 +114,8 @@ def _check_with_data(arms: list[Arm], metric: str) -> tuple[Splits, str]:
 
 
 def _check_views(options: TrainOptions, data: Items) -> None:
-    data.prepared(options).views(torch.zeros(1, dtype=torch.int64), 0, options.seed)
+    first = torch.zeros(1, dtype=torch.int64)
+    data.take(first).prepared(options).views(first, 0, options.seed)
 
 
 def _check_chosen(arms: list[Arm], data: Items) -> None:

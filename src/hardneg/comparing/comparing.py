@@ -30,7 +30,7 @@ from hardneg.core.errors import HardnegError
 from hardneg.io.files import output_folder, run_again, write_json
 from hardneg.io.provenance import environment
 from hardneg.training.evaluation.measures import measure, measures_in
-from hardneg.training.trained import count_in
+from hardneg.training.trained import count_in, noun_in
 
 Results = list[list[dict[str, Any]]]
 """For every arm the figures of every seed."""
@@ -108,6 +108,7 @@ def carry_out(prepared: Prepared, watcher: Watcher) -> dict[str, Any]:
         "metric": comparison.metric,
         "k": results[0][0].get("k"),
         "num_test": results[0][0].get("num_test"),
+        "noun": noun_in((results[0][0].get("trained") or {}).get("data", {}).get("test", {})),
         "rows": [asdict(row) for row in rows],
         "measures": {arm.text: _measures(of_arm) for arm, of_arm in zip(tuned, results, strict=True)},
         "answer": answer(verdicts, measure(comparison.metric, results[0][0].get("k"))),

@@ -55,7 +55,7 @@ ROW = {
     "hardness": NUMBER, "clamped": NUMBER, "steps": WHOLE, "seconds": NUMBER, "collapsed": WHOLE,
 }  # fmt: skip
 COMPARISON = {
-    "metric": TEXT, "k": WHOLE, "num_test": WHOLE, "rows": [ROW], "answer": [TEXT], "sentences": [TEXT],
+    "metric": TEXT, "k": WHOLE, "num_test": WHOLE, "noun": TEXT, "rows": [ROW], "answer": [TEXT], "sentences": [TEXT],
     "notes": [TEXT], "cautions": [TEXT], "unlike": [TEXT], "threads": WHOLE,
     "verdicts": [{"arm": TEXT, "against": TEXT, "sentence": TEXT, "kind": TEXT}],
     "tuned": {"*": NUMBER}, "tries": {"*": [(NUMBER, NUMBER)]},

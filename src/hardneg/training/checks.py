@@ -7,7 +7,7 @@ from dataclasses import fields
 import torch
 
 from hardneg.batching.spec import BatchSpec, parse_batches
-from hardneg.core.errors import ArgumentError, located
+from hardneg.core.errors import ArgumentError, argument_error, located
 from hardneg.core.schedules import LONG, Number, Schedule, registered_schedules, value_of
 from hardneg.core.scoring import score
 from hardneg.core.types import Keys
@@ -28,6 +28,9 @@ def check_words(options: TrainOptions) -> BatchSpec:
     """Raises for unknown names and expressions; returns who shares a batch."""
     with located("--data"):
         kind = kind_of(options.data)
+    if options.evaluate_with is not None and not kind.has_benchmarks:
+        what = f"no --evaluate-with for {kind.noun}s, which have no benchmarks"
+        raise argument_error("train", what, "evaluate_with", options.evaluate_with)
     kind.check(options)
     for flag, read in (("optimizer", read_optimiser), ("schedule", read_rate), ("monitor", read_monitor)):
         with located(f"--{flag}"):

@@ -57,6 +57,7 @@ class ImageData(Items):
     """Images of one size with their ids and, where known, their labels."""
 
     noun: ClassVar[str] = "image"
+    always_recorded: ClassVar[bool] = False
 
     images: Annotated[Tensor, "n c h w"]  # uint8
     labels: Annotated[Tensor, "n"] | None  # int64, an index into classes

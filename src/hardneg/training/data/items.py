@@ -107,6 +107,8 @@ class Items(ABC):
     """One split of a data set."""
 
     noun: ClassVar[str] = "item"
+    has_benchmarks: ClassVar[bool] = False  # whether ``evaluate`` reads --evaluate-with
+    always_recorded: ClassVar[bool] = True  # False: older versions had runs without a fingerprint of such data
     ids: Annotated[Tensor, "n"]
     labels: Annotated[Tensor, "n"] | None
     name: str

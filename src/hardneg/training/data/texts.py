@@ -43,6 +43,7 @@ class OfTexts(Items):
     """What data sets of texts share: encoders, and evaluation by a benchmark beside them."""
 
     noun: ClassVar[str] = "text"
+    has_benchmarks: ClassVar[bool] = True
     tokenizer: Tokenizer | None
 
     @classmethod
