@@ -130,6 +130,8 @@ def test_data_of_torch_geometric() -> None:
 def test_bad_graphs_raise() -> None:
     with pytest.raises(ArgumentError, match=r"edges between nodes of their graph.*\[0, 2\] in graph 1 of 2 nodes"):
         pack([torch.ones(3, 1), torch.ones(2, 1)], [torch.tensor([[0], [2]]), torch.tensor([[0], [2]])])
+    with pytest.raises(ArgumentError, match="one graph or more"):
+        from_geometric([])
     with pytest.raises(ArgumentError, match="a node in each"):
         pack([torch.ones(0, 1)], [torch.zeros(2, 0, dtype=torch.int64)])
 

@@ -106,6 +106,7 @@ def test_graphs_without_labels_are_judged_by_retrieval(tmp_path: Path) -> None:
     save_graphs(tmp_path / "bare.npz", random_graphs(32))
     result = run("graphcl", tmp_path / "run", short(f"graphs:{tmp_path / 'bare.npz'}"))
     assert result["headline"] == "retrieval"
+    assert result["num_test"] == 7  # a fifth, which is not trained on
     assert 0.0 <= result["retrieval"] <= 1.0
 
 

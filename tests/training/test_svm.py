@@ -60,6 +60,7 @@ def test_repeats_give_a_mean_and_a_deviation() -> None:
 def test_small_classes_have_fewer_folds_and_too_small_ones_raise() -> None:
     x, y = blobs(12, 3)
     assert 0.0 <= svm_accuracy(x, y)["mean"] <= 1.0  # four folds
+    assert svm_correct(x, torch.tensor([0] * 10 + [1] * 2)).shape == (12,)  # of two rows one is left to fit
     with pytest.raises(ArgumentError, match="two rows each"):
         svm_accuracy(x, torch.tensor([0] * 11 + [1]))
     with pytest.raises(ArgumentError, match="two classes"):

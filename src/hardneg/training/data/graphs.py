@@ -5,7 +5,7 @@
     graphs:MUTAG@3/10       the fourth of ten stratified folds is the test split, the others are the train split
 
 Recipes and negatives that read labels need the second form, since the first one would show them those of the test
-graphs. A validation split is a fifth of the training graphs.
+graphs. A validation split is a fifth of the training graphs, and so is the test split of graphs without labels.
 """
 
 from __future__ import annotations
@@ -72,12 +72,14 @@ class GraphData(Items, prefix="graphs", form="graphs:NAME"):
             raise ArgumentError(f"GraphData {self.name!r}", f"ids of {len(self.graphs)} graphs", f"{len(self.ids)} ids")
 
     @classmethod
-    def read(cls, path: str, options: TrainOptions) -> Splits:
+    def read(cls, path: str, options: TrainOptions) -> Splits | GraphData:
         path, fold = split_fold(path)
         found = read_graphs(path, None if options.data_root is None else Path(options.data_root))
         labels = None if found.labels is None else torch.from_numpy(found.labels.astype(np.int64))
         data = cls(found.graphs, labels, torch.arange(len(found.graphs)), f"graphs:{path}", found.classes)
-        return Splits(data, data) if fold is None else data.fold(*fold)
+        if fold is not None:
+            return data.fold(*fold)
+        return data if labels is None else Splits(data, data)
 
     @classmethod
     def check(cls, options: TrainOptions) -> None:

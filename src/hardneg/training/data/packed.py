@@ -111,6 +111,8 @@ class Graphs:
 
 def pack(nodes: Sequence[Nodes], edges: Sequence[Edges]) -> Graphs:
     """Graphs from the features of their nodes and their edges, in one or in both directions, one tensor for each."""
+    if not len(nodes) or len(nodes) != len(edges):
+        raise ArgumentError("Graphs", "nodes and edges of one graph or more", f"{len(nodes)} and {len(edges)} tensors")
     num_nodes = torch.tensor([len(part) for part in nodes], dtype=torch.int64)
     num_edges = torch.tensor([part.shape[1] for part in edges], dtype=torch.int64)
     return simple(torch.cat(list(nodes)), torch.cat(list(edges), dim=1), num_nodes, num_edges)
