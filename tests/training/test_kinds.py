@@ -19,48 +19,9 @@ from support.training_runs import everything as all_of
 
 pytest.importorskip("accelerate", reason="training needs the extra train")
 
-KIND = """
-from dataclasses import dataclass
-from typing import ClassVar
-
-import torch
-from torch import Tensor, nn
-
-from hardneg.core.keyed import uniforms
-from hardneg.training.data.items import Items, Shown
-
-
-@dataclass(frozen=True, eq=False)
-class Rings(Items, prefix="rings", form="rings:NUMBER"):
-    points: Tensor
-    labels: Tensor | None
-    ids: Tensor
-    name: str
-    classes: tuple[str, ...] = ("inner", "outer")
-    noun: ClassVar[str] = "point"
-
-    @classmethod
-    def read(cls, path, options):
-        number, labelled = int(path.removesuffix("?")), not path.endswith("?")
-        label, angle = torch.arange(number) % 2, torch.arange(number) * 2.4
-        points = (1.0 + 2.0 * label)[:, None] * torch.stack([angle.cos(), angle.sin()], 1)
-        return cls(points, label if labelled else None, torch.arange(number), path)
-
-    def views(self, index, epoch, seed):
-        ids = self.ids[index]
-        noise = [uniforms(2, ids, torch.full_like(ids, view), epoch, seed) for view in (0, 1)]
-        return tuple(self.points[index] + 0.3 * (one.T - 0.5) for one in noise)
-
-    def plain(self, index):
-        return self.points[index]
-
-    def encoder(self, options):
-        torch.manual_seed(options.seed)
-        return nn.Sequential(nn.Linear(2, 16), nn.ReLU(), nn.Linear(16, options.dim))
-
-    def shown(self, position):
-        return Shown(text=f"({self.points[position, 0]:.2f}, {self.points[position, 1]:.2f})")
-"""
+GUIDE = (Path(__file__).parents[2] / "docs" / "guides" / "extend.md").read_text()
+KIND = GUIDE[GUIDE.index('"""Points on two rings') :].partition("```")[0]
+"""The file that the guide shows, untouched."""
 
 
 @pytest.fixture
@@ -71,6 +32,11 @@ def rings(tmp_path: Path) -> str:
 
 def short(data: str, **options: Any) -> dict[str, Any]:
     return {"data": data, "epochs": 2, "batch_size": 16, "log_every": 1, "dim": 8, "device": "cpu", **options}
+
+
+def test_the_kind_of_the_guide_is_about_40_lines() -> None:
+    assert len(KIND.strip().splitlines()) <= 48  # with its imports
+    assert "rings" not in (Path(__file__).parents[2] / "src" / "hardneg" / "training" / "loop.py").read_text()
 
 
 def test_a_kind_trains_and_a_killed_run_resumes_to_the_same_bits(

@@ -45,6 +45,28 @@ EXAMPLES = {
 
   hardneg train moco --version v3 --batch-size 1024 --momentum 0.99
 """,
+    "simcse": """
+  hardneg train simcse --data text:sentences.txt --evaluate-with sts:sts.tsv
+
+  hardneg train simcse --data "text:reviews.csv[review,stars]" --epochs 3
+
+  hardneg train simcse --data text:a.txt --negatives "Tilt(1.0)"   (a tilt)
+
+  hardneg train simcse --data text:a.txt --encoder st:MODEL --head mlp
+""",
+    "pairs": """
+  hardneg train pairs --data "pairs:faq.jsonl[question,answer]"
+
+  hardneg train pairs --data pairs:mined.parquet --encoder st:MODEL
+
+  hardneg train pairs --data pairs:m.csv --negatives "Tilt(5, source='mined')"
+""",
+    "clip": """
+  hardneg train clip --data embeddings:pairs.npz --dim 256 --epochs 20
+""",
+    "quick-thoughts": """
+  hardneg train quick-thoughts --data text:story.txt --batch-size 400
+""",
     "sogclr": """
   hardneg train sogclr --data cifar10 --batch-size 128 --gamma 0.9 --epochs 100
 """,
@@ -56,9 +78,7 @@ EXAMPLES = {
 """,
 }
 
-train_app = typer.Typer(
-    no_args_is_help=True, help="Train an encoder of images and evaluate it; see: train simclr --help"
-)
+train_app = typer.Typer(no_args_is_help=True, help="Train an encoder and evaluate it; see: train simclr --help")
 
 
 def _command(recipe: str, options: type[TrainOptions]) -> Callable[..., None]:

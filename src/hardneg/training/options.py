@@ -23,7 +23,9 @@ DATA, NEGATIVES, TRAINING, RUN = "Data and encoder", "Negatives", "Training", "T
 class TrainOptions:
     """What every recipe takes."""
 
-    data: str = option("digits", "digits, fashion-mnist, cifar10, cifar100, folder:PATH, npz:PATH or hf:NAME.", DATA)
+    data: str = option(
+        "digits", "digits, fashion-mnist, cifar10, cifar100, folder:PATH, npz:PATH, hf:NAME, text:FILE ...", DATA
+    )
     data_root: str | None = option(None, "Where the data set lies, if not in its usual place.", DATA)
     encoder: str = option(
         "auto",

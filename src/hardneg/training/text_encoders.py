@@ -99,7 +99,8 @@ class Pretrained(nn.Module):
             if kind == "st":
                 library = optional("sentence_transformers", f"st:{path}", extra="text")
                 self.model: Any = library.SentenceTransformer(path, device="cpu")
-                self.feature_dim = int(self.model.get_sentence_embedding_dimension())
+                width = getattr(self.model, "get_embedding_dimension", None)  # of version 6; older ones have another
+                self.feature_dim = int((width or self.model.get_sentence_embedding_dimension)())
             else:
                 self.model = optional("transformers", f"hf:{path}", extra="text").AutoModel.from_pretrained(path)
                 self.feature_dim = int(self.model.config.hidden_size)

@@ -4,7 +4,7 @@
     text:reviews.csv[review,stars]  a column of a table (CSV, TSV, JSONL, Parquet, a saved data set), and its classes
 
 Encoders are evaluated by STS where ``--evaluate-with sts:PATH`` is given, by classes where there are any, and by
-retrieval of the second view. For hf: and st: encoders, whose dropout is off in evaluation, the latter says nothing.
+retrieval of the second half of a text from its first half.
 """
 
 from __future__ import annotations
@@ -137,6 +137,14 @@ class Texts(OfTexts, prefix="text", form="text:FILE"):
         assert self.tokens is not None, "tokens are those of prepared(options)"
         first, second = (self.tokens.batch(index, view_keys(self.ids[index], view, epoch, seed)) for view in (0, 1))
         return first, second
+
+    def views_evaluated(self, index: Annotated[Tensor, "b"], epoch: int, seed: int) -> tuple[Tokens, Tokens]:
+        """The two halves of each text: two passes with other dropout are found in each other almost always."""
+        words = [self.texts[i].split() for i in index.tolist()]
+        cuts = [max(1, len(row) // 2) for row in words]
+        first = [" ".join(row[:cut]) for row, cut in zip(words, cuts, strict=True)]
+        second = [" ".join(row[cut:] or row) for row, cut in zip(words, cuts, strict=True)]
+        return self.tokens_of(first), self.tokens_of(second)
 
     def plain(self, index: Annotated[Tensor, "b"]) -> Tokens:
         assert self.tokens is not None, "tokens are those of prepared(options)"

@@ -1,0 +1,403 @@
+"""Texts and pairs: every recipe's loss by a plain loop, resumed runs, ranks, comparisons, pages, and wrong input."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import normalize
+
+from hardneg.comparing import Comparison, compare
+from hardneg.comparing.arms import parse_arm
+from hardneg.core.errors import ArgumentError, FileError, HardnegError, NoFile, UnknownName
+from hardneg.reporting import write_report
+from hardneg.training.data.inputs import Sided, TwoTowers, joined
+from hardneg.training.data.items import Items
+from hardneg.training.data.kinds import kind_of
+from hardneg.training.data.tokens import Tokens, hashed_subwords, view_keys
+from hardneg.training.evaluation.benchmarks import spearman_parts
+from hardneg.training.loop import Loop
+from hardneg.training.method import Batch, Method
+from hardneg.training.options import RECIPES
+from hardneg.training.recipes.clip import CLIP
+from hardneg.training.recipes.pairs import Pairs
+from hardneg.training.recipes.quick_thoughts import QuickThoughts
+from hardneg.training.recipes.simcse import SimCSE
+from hardneg.training.runs import Run
+from hardneg.training.setup import splits
+from support.html_page import Page
+from support.ranks import free_port
+from support.texts import pair_table, sts_file, text_file, text_table, vector_file
+from support.training_ranks import run_job
+from support.training_runs import assert_same, run
+from support.training_runs import everything as all_of
+
+pytest.importorskip("accelerate", reason="training needs the extra train")
+
+MAKERS = {"simcse": text_file, "pairs": pair_table, "clip": vector_file, "quick-thoughts": text_file}
+SUFFIX = {"simcse": "txt", "pairs": "jsonl", "clip": "npz", "quick-thoughts": "txt"}
+METHODS: dict[str, Any] = {"simcse": SimCSE, "pairs": Pairs, "clip": CLIP, "quick-thoughts": QuickThoughts}
+IDS = torch.tensor([4, 5, 7, 1, 0, 9])
+
+
+def data_for(recipe: str, folder: Path) -> str:
+    return MAKERS[recipe](folder / f"data.{SUFFIX[recipe]}")
+
+
+def short(data: str, **options: Any) -> dict[str, Any]:
+    return {"data": data, "epochs": 2, "batch_size": 16, "log_every": 1, "dim": 12, "device": "cpu", **options}
+
+
+def made(recipe: str, folder: Path, **options: Any) -> tuple[Any, Items, Batch]:
+    """A method, its data and a batch."""
+    wanted = RECIPES[recipe](**short(data_for(recipe, folder), **options))
+    data = splits(wanted).train.prepared(wanted)
+    method: Method = METHODS[recipe](wanted, data, 10)
+    method.set_progress(3, 10)
+    views = joined(data.views(IDS, 1, 2))
+    return method, data, Batch(views, IDS, None, data.mined(IDS))
+
+
+def assert_step(method: Method, batch: Batch, expected: Tensor) -> None:
+    weights = [p for p in method.parameters() if p.requires_grad]
+    loss = method.loss_of(method.encoder, batch)
+    torch.testing.assert_close(loss, expected, rtol=1e-5, atol=1e-6)
+    found, wanted = (torch.autograd.grad(one, weights, allow_unused=True) for one in (loss, expected))
+    scale = max(float(one.abs().max()) for one in wanted if one is not None)
+    assert scale > 1e-4
+    for one, other in zip(found, wanted, strict=True):
+        assert (one is None) == (other is None)
+        if one is not None:
+            torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-5 * scale)
+
+
+# The losses, by plain loops.
+
+
+def softmax_loss(positive: Tensor, negatives: list[Tensor]) -> Tensor:
+    return torch.logsumexp(torch.stack([positive, *negatives]), 0) - positive
+
+
+def test_simcse_is_one_direction_against_the_second_passes(tmp_path: Path) -> None:
+    method, _, batch = made("simcse", tmp_path)
+    z1, z2 = (normalize(method.encoder(view), dim=-1) for view in (batch.first, batch.second))
+    s = z1 @ z2.T / 0.05
+    losses = [softmax_loss(s[i, i], [s[i, j] for j in range(6) if j != i]) for i in range(6)]
+    assert_step(method, batch, torch.stack(losses).mean())
+
+
+def test_simcse_with_a_tilt_is_hcl(tmp_path: Path) -> None:
+    method, _, batch = made("simcse", tmp_path, negatives="Tilt(1.0)", temperature=0.5)
+    z1, z2 = (normalize(method.encoder(view), dim=-1) for view in (batch.first, batch.second))
+    s, losses = z1 @ z2.T / 0.5, []
+    for i in range(6):
+        others = torch.stack([s[i, j] for j in range(6) if j != i])
+        mean = (others.exp() * others.exp()).sum() / others.exp().sum()
+        losses.append(-(s[i, i].exp() / (s[i, i].exp() + 5 * mean)).log())
+    assert_step(method, batch, torch.stack(losses).mean())
+
+
+@pytest.mark.parametrize("directions", ["one", "both"])
+def test_pairs_have_all_mined_negatives_and_never_a_text_of_their_own(directions: str, tmp_path: Path) -> None:
+    method, data, batch = made("pairs", tmp_path, directions=directions)
+    assert batch.mined is not None
+    parts = (batch.first, batch.second, batch.mined.inputs)
+    z1, z2, z3 = (normalize(method.encoder(part), dim=-1) for part in parts)
+    documents, mined = data.documents[IDS], batch.mined.ids  # type: ignore[attr-defined]
+    assert int(documents[3]) == int(documents[4]), "two rows share their positive"
+    ways = []
+    for a, b, extra in ((z1, z2, True), (z2, z1, False)):
+        losses = []
+        for i in range(6):
+            negatives = [a[i] @ b[j] / 0.05 for j in range(6) if documents[j] != documents[i]]
+            if extra:
+                negatives += [a[i] @ z3[k] / 0.05 for k in range(len(z3)) if mined[k] != documents[i]]
+            losses.append(softmax_loss(a[i] @ b[i] / 0.05, negatives))
+        ways.append(torch.stack(losses).mean())
+    assert_step(method, batch, ways[0] if directions == "one" else (ways[0] + ways[1]) / 2)
+
+
+def test_mined_negatives_can_be_weighted_by_themselves(tmp_path: Path) -> None:
+    method, data, batch = made("pairs", tmp_path, negatives="From('mined')")
+    assert batch.mined is not None
+    z1, z2, z3 = (normalize(method.encoder(part), dim=-1) for part in (batch.first, batch.second, batch.mined.inputs))
+    documents, mined = data.documents[IDS], batch.mined.ids  # type: ignore[attr-defined]
+    losses = [
+        softmax_loss(z1[i] @ z2[i] / 0.05, [z1[i] @ z3[k] / 0.05 for k in range(12) if mined[k] != documents[i]])
+        for i in range(6)
+    ]
+    assert_step(method, batch, torch.stack(losses).mean())
+
+
+def test_clip_is_both_directions_with_a_learnt_temperature(tmp_path: Path) -> None:
+    method, _, batch = made("clip", tmp_path)
+    z1 = normalize(method.encoder.first(batch.views.first), dim=-1)
+    z2 = normalize(method.encoder.second(batch.views.second), dim=-1)
+    logits = z1 @ z2.T * method.scale.exp()
+    own = torch.arange(6)
+    cross = nn.functional.cross_entropy
+    assert_step(method, batch, (cross(logits, own) + cross(logits.T, own)) / 2)
+
+
+@pytest.mark.parametrize("encoders", ["one", "two"])
+def test_quick_thoughts_predicts_the_neighbours_in_the_text(encoders: str, tmp_path: Path) -> None:
+    method, data, batch = made("quick-thoughts", tmp_path, encoders=encoders)
+    towers = (method.encoder.first, method.encoder.second) if encoders == "two" else (method.encoder,) * 2
+    u, v = towers[0](batch.first), towers[1](batch.second)
+    places = data.places[IDS].tolist()  # type: ignore[attr-defined]
+    losses = []
+    for i in range(6):
+        scores = torch.stack([u[i] @ v[j] if i != j else torch.zeros(()) for j in range(6)])
+        near = [j for j in range(6) if abs(places[i] - places[j]) == 1]
+        losses.append(-sum((scores.log_softmax(0)[j] for j in near), torch.zeros(())) / max(1, len(near)))
+    assert any(abs(a - b) == 1 for a in places for b in places)
+    assert_step(method, batch, torch.stack(losses).mean())
+
+
+# Inputs and encoders.
+
+
+def test_the_dropout_of_a_row_is_its_own_in_any_batch_and_chunk(tmp_path: Path) -> None:
+    method, data, batch = made("simcse", tmp_path)
+    whole = method.encoder(batch.views)
+    alone = torch.cat([method.encoder(joined(data.views(IDS[i : i + 1], 1, 2))[:1]) for i in range(6)])
+    torch.testing.assert_close(whole[:6], alone)
+    assert not torch.allclose(whole[:6], whole[6:])
+    assert not torch.allclose(whole[:6], method.encoder(data.views(IDS, 2, 2)[0]))
+    torch.testing.assert_close(method.encoder(data.plain(IDS)), method.encoder.eval()(data.plain(IDS)))
+    share = (whole == 0).double().mean()
+    assert 0.02 < share < 0.25
+
+
+def test_joined_rows_without_keys_keep_everything() -> None:
+    keyed = Tokens(torch.ones(2, 3, dtype=torch.long), torch.tensor([3, 2]), view_keys(torch.arange(2), 0, 0, 0))
+    plain = Tokens(torch.ones(1, 5, dtype=torch.long), torch.tensor([5]))
+    both = keyed.joined([plain])
+    assert both.rows.shape == (3, 5)
+    assert both.keys is not None
+    assert both.keys[2] == 0
+    assert both.mask.sum(1).tolist() == [3, 2, 5]
+    assert len(both[1:]) == 2
+
+
+def test_two_sides_are_cut_and_joined_like_one_batch() -> None:
+    towers = TwoTowers(nn.Linear(3, 4), nn.Linear(5, 4))
+    first, second = torch.randn(3, 3), torch.randn(2, 5)
+    both = joined([Sided(first=first), Sided(second=second)])
+    whole = towers(both)
+    assert whole.shape == (5, 4)
+    for low in range(5):
+        for high in range(low + 1, 6):
+            torch.testing.assert_close(towers(both[low:high]), whole[low:high])
+
+
+def test_subwords_are_words_and_their_pieces() -> None:
+    cats, cat, dog = (set(row) for row in hashed_subwords(["cats", "CAT", "dog"]))
+    assert cats & cat
+    assert not cat & dog
+    assert hashed_subwords([""]) == [[]]
+
+
+@pytest.mark.parametrize("kind", ["st", "hf"])
+def test_models_of_the_libraries_are_trained(kind: str, tmp_path: Path) -> None:
+    pytest.importorskip("sentence_transformers", reason="needs the extra text")
+    from support.tiny_bert import texts, tiny_bert
+
+    tiny_bert(tmp_path).save(str(tmp_path / "model"))
+    where = tmp_path / "model" if kind == "st" else next(tmp_path.glob("bert-*"))
+    (tmp_path / "data.txt").write_text("\n".join(texts(60, 0)))
+    options = short(f"text:{tmp_path / 'data.txt'}", encoder=f"{kind}:{where}", epochs=1)
+    result = run("simcse", tmp_path / "run", options)
+    assert result["trained"]["encoder"]["name"] == f"{kind}:{where}"
+    assert np.load(tmp_path / "run" / "embeddings.npz")["test_x"].shape == (12, 16)
+    losses = [record["loss"] for record in Run(tmp_path / "run").metrics()]
+    assert losses[-1] < losses[0]
+
+
+# Runs.
+
+
+@pytest.mark.parametrize("recipe", MAKERS)
+def test_a_killed_run_resumes_to_the_same_bits(recipe: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    options = short(data_for(recipe, tmp_path))
+    run(recipe, tmp_path / "whole", options)
+    step = Loop._one_step
+
+    def killed(self: Loop, *rest: Any) -> None:
+        if self.step == 7:
+            raise KeyboardInterrupt
+        step(self, *rest)
+
+    monkeypatch.setattr(Loop, "_one_step", killed)
+    with pytest.raises(KeyboardInterrupt):
+        run(recipe, tmp_path / "cut", options)
+    monkeypatch.setattr(Loop, "_one_step", step)
+    run(recipe, tmp_path / "cut", options, resume=True)
+    assert_same(all_of(tmp_path / "whole"), all_of(tmp_path / "cut"))
+
+
+@pytest.mark.slow
+def test_two_ranks_train_as_one(tmp_path: Path) -> None:
+    jobs = [
+        {"name": recipe, "recipe": recipe, "options": short(data_for(recipe, tmp_path), learning_rate=1e-5)}
+        for recipe in MAKERS
+    ]
+    jobs[0]["options"]["encode_chunk"] = 5  # type: ignore[index]
+    (tmp_path / "jobs.json").write_text(json.dumps(jobs))
+    flags = f"--multi_gpu --num_processes 2 --num_machines 1 --main_process_port {free_port()} --mixed_precision no"
+    script = Path(__file__).parents[1] / "support" / "training_ranks.py"
+    command = [sys.executable, "-m", "accelerate.commands.launch", *flags.split(), "--dynamo_backend", "no"]
+    done = subprocess.run(
+        [*command, str(script), str(tmp_path / "jobs.json"), str(tmp_path / "two")],
+        env=os.environ | {"OMP_NUM_THREADS": "1"}, capture_output=True, text=True, timeout=300,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    for job in jobs:
+        run_job(job, tmp_path / "one")
+        name = str(job["name"])
+        one, two = (Run(tmp_path / where / name) for where in ("one", "two"))
+        losses = [[record["loss"] for record in each.metrics()] for each in (one, two)]
+        assert np.ptp(losses[0]) > 1e-4
+        np.testing.assert_allclose(losses[1], losses[0], rtol=1e-5)
+        weights = [each.load()["method"] for each in (one, two)]  # type: ignore[index]
+        for key, value in weights[0].items():
+            assert (weights[1][key] - value).abs().max() <= 0.03 * 1e-5 * len(losses[0]) + 1e-7, key
+
+
+def test_texts_with_classes_are_compared_and_shown(tmp_path: Path) -> None:
+    data = text_table(tmp_path / "notes.jsonl", 120)
+    arms = ("simcse()", "simcse(negatives='Tilt(1.0)', temperature=0.1)")
+    comparison = Comparison(arms, 3, short(data, epochs=1) | {"evaluate_with": sts_file(tmp_path / "sts.tsv")})
+    summary = compare(comparison, tmp_path / "out", show=lambda line: None)
+    assert summary["metric"] == "sts"
+    assert summary["verdicts"][0]["num_test"] == 60
+    assert summary["verdicts"][0]["half_width"] > 0
+    page = Page(write_report(tmp_path / "out").read_text())
+    assert "Spearman on STS" in page.words
+    assert "trains an encoder of texts by" in page.words
+    assert "false negative" in page.words
+    assert "harbour" in page.words
+
+
+def test_without_labels_texts_are_compared_by_their_halves(tmp_path: Path) -> None:
+    result = run("simcse", tmp_path / "run", short(text_file(tmp_path / "a.txt")))
+    assert result["headline"] == "retrieval"
+    assert "knn" not in result
+    page = Page(write_report(tmp_path / "run").read_text())
+    assert "retrieval of the second view" in page.words
+    assert "nearest of other classes" not in page.words
+
+
+def test_the_figure_of_sts_is_the_mean_of_its_parts_and_of_its_tasks(tmp_path: Path) -> None:
+    stats = pytest.importorskip("scipy.stats", reason="needs the extra eval")
+    random = np.random.default_rng(0)
+    first = random.integers(0, 6, 200).astype(float)
+    second = first + random.normal(size=200) * 2
+    parts = spearman_parts(first, second)
+    rho = stats.spearmanr(first, second).statistic
+    assert parts.mean() == pytest.approx(rho, abs=1e-12)
+    # The parts have the spread of the jackknife of the correlation.
+    left_out = [stats.spearmanr(np.delete(first, i), np.delete(second, i)).statistic for i in range(200)]
+    assert np.std(parts) / 200**0.5 == pytest.approx(np.std(left_out) * 199 / 200**0.5, rel=0.05)
+    options = short(text_file(tmp_path / "a.txt"), evaluate_with=sts_file(tmp_path / "sts.tsv"), epochs=1)
+    result = run("simcse", tmp_path / "run", options)
+    assert result["sts"] == pytest.approx(sum(result["sts_tasks"].values()) / 2, abs=1e-6)
+
+
+def test_quick_thoughts_is_an_arm_of_its_own_name() -> None:
+    arm = parse_arm("quick-thoughts(encoders='one', negatives='Tilt(0.5)')")
+    assert (arm.recipe, arm.options["encoders"]) == ("quick-thoughts", "one")
+    assert arm.complete().batches == "consecutive()"
+    with pytest.raises(UnknownName, match="encoders"):
+        parse_arm("quick-thoughts(encoder_s='one')")
+
+
+# Wrong input.
+
+
+def written(folder: Path, name: str, text: str) -> str:
+    (folder / name).write_text(text)
+    return str(folder / name)
+
+
+@pytest.mark.parametrize(
+    ("recipe", "name", "content", "error", "match"),
+    [
+        ("simcse", "text:none.txt", None, NoFile, "a file of texts"),
+        ("simcse", "text:", None, ArgumentError, r"text:FILE or text:TABLE\[column,label\]"),
+        ("simcse", "text:a.txt[]", "x", ArgumentError, "text:FILE or"),
+        ("simcse", "text:a.txt", " \n\n", ArgumentError, "at least one sentence, got none"),
+        ("simcse", "text:a.csv[b]", "a,c\n1,2", UnknownName, "'b' is not known"),
+        ("simcse", "text:a.csv[a]", "a,c\nx,y\n ,z", FileError, "a text in every row of the column 'a'.*row 1"),
+        ("simcse", "text:a.txt", "one\ntwo\nthree", ArgumentError, "--batch-size of at most the 2 texts"),
+        ("pairs", "pairs:a.csv", "a,b,c\n1,2,3", ArgumentError, "two columns of texts"),
+        ("pairs", "pairs:a.csv[a]", "a,b\n1,2", ArgumentError, "pairs:FILE or"),
+        ("pairs", "pairs:a.txt", "one\n\ntwo\n\nthree", ArgumentError, "consecutive lines"),
+        ("clip", "embeddings:none.npz", None, NoFile, "`first`|first, second"),
+        ("clip", "embeddings:", None, ArgumentError, "embeddings:FILE.npz"),
+        ("quick-thoughts", "pairs:a.txt", "a b\n" * 40, ArgumentError, "sentences in their order"),
+    ],
+)
+def test_wrong_data_is_reported_and_nothing_is_left(
+    recipe: str, name: str, content: str | None, error: type[Exception], match: str, tmp_path: Path
+) -> None:
+    kind, _, file = name.partition(":")
+    if content is not None:
+        written(tmp_path, file.partition("[")[0], content)
+    data = f"{kind}:{tmp_path / file}" if file else name
+    with pytest.raises(error, match=match):
+        run(recipe, tmp_path / "run", short(data))
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize(
+    ("recipe", "options", "match"),
+    [
+        ("simcse", {"encoder": "resnet18"}, "--encoder: 'resnet18' is not known. .*Known: auto, hashed, hf:PATH"),
+        ("simcse", {"encoder": "hf:"}, "Known: auto, hashed"),
+        ("simcse", {"augment": "cifar"}, "--augment auto"),
+        ("simcse", {"evaluate_with": "sts"}, "--evaluate-with: train needs sts:PATH or beir:PATH"),
+        ("simcse", {"evaluate_with": "sts:/no/file"}, "a benchmark that exists"),
+        ("simcse", {"negatives": "From('mined')"}, "--negatives for candidates of the batch"),
+        ("quick-thoughts", {"batches": "uniform()"}, r"--batches to be consecutive\(\)"),
+        ("clip", {"temperature": "linear(0.5, 0.1)"}, "a number as --temperature"),
+        ("clip", {"encoder": "tiny"}, "--encoder auto, since pairs have no other"),
+    ],
+)
+def test_wrong_options_are_reported_before_the_run(
+    recipe: str, options: dict[str, Any], match: str, tmp_path: Path
+) -> None:
+    with pytest.raises(HardnegError, match=match):
+        run(recipe, tmp_path / "run", short(data_for(recipe, tmp_path), **options))
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_model_that_is_not_there_is_reported(tmp_path: Path) -> None:
+    pytest.importorskip("transformers", reason="needs the extra text")
+    options = short(text_file(tmp_path / "a.txt"), encoder=f"hf:{tmp_path / 'none'}")
+    with pytest.raises(ArgumentError, match="a model with a tokenizer"):
+        run("simcse", tmp_path / "run", options)
+
+
+def test_vectors_that_do_not_fit_are_reported(tmp_path: Path) -> None:
+    for arrays, match in (
+        ({"first": np.zeros((4, 2)), "second": np.zeros((3, 2))}, r"second=\(3, 2\)"),
+        ({"first": np.zeros(4), "second": np.zeros((4, 2))}, r"first=\(4,\)"),
+        ({"first": np.full((4, 2), np.nan), "second": np.zeros((4, 2))}, "finite numbers in first"),
+    ):
+        np.savez(tmp_path / "wrong.npz", **arrays)
+        with pytest.raises(HardnegError, match=match):
+            run("clip", tmp_path / "run", short(f"embeddings:{tmp_path / 'wrong.npz'}"))
+
+
+def test_every_kind_says_what_its_items_are() -> None:
+    nouns = [kind_of(name).noun for name in ("digits", "text:x", "pairs:x", "embeddings:x")]
+    assert nouns == ["image", "text", "text", "pair"]
