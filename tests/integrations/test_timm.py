@@ -1,14 +1,19 @@
-"""Models of timm are plain modules: encoded in order, trained on planned batches."""
+"""Models of timm and torchvision: trained on planned batches, taken as encoders, and loaded with our weights."""
 
 from __future__ import annotations
 
 from typing import Any
 
+import pytest
 import torch
+from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import hardneg as hn
 from hardneg.batching import Refresh, encode
+from hardneg.training.encoders import build_encoder
+from hardneg.training.export import resnet_names
+from hardneg.training.outside import outside_backbone
 from support.libraries import library
 
 timm: Any = library("timm")
@@ -31,3 +36,30 @@ def test_a_model_of_timm_on_planned_batches() -> None:
     assert step == 3
     assert sampler.plan.segments[0].graph
     assert any(not torch.equal(one, other) for one, other in zip(before, model.parameters(), strict=True))
+
+
+@pytest.mark.parametrize("kind", ["torchvision", "timm"])
+@pytest.mark.parametrize("name", ["resnet18", "resnet18-imagenet"])
+def test_exported_names_load_strictly_and_give_the_same_features(kind: str, name: str) -> None:
+    module = library(kind)
+    encoder = build_encoder(name, 3, seed=0).eval()
+    if kind == "timm":
+        model = module.create_model("resnet18", num_classes=0)
+    else:
+        model = module.models.resnet18(weights=None)
+        model.fc = nn.Identity()
+    if name == "resnet18":
+        model.conv1, model.maxpool = nn.Conv2d(3, 64, 3, 1, 1, bias=False), nn.Identity()
+    model.load_state_dict(resnet_names(encoder.backbone), strict=True)  # type: ignore[arg-type]
+    images = torch.rand(2, 3, 64, 64)
+    torch.testing.assert_close(model.eval()(images), encoder.features(images), rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("name", "width"), [("torchvision:resnet18", 512), ("timm:test_resnet", 96), ("torchvision:convnext_tiny", 768)]
+)
+def test_encoders_of_libraries_lose_their_classes(name: str, width: int) -> None:
+    library(name.partition(":")[0])
+    backbone, found = outside_backbone(name, 1)
+    assert found == width
+    assert backbone.eval()(torch.rand(2, 1, 64, 64)).shape == (2, width)

@@ -22,6 +22,7 @@ pytest.importorskip("accelerate", reason="training needs the extra train")
 pytestmark = [
     pytest.mark.skipif(find_spec("sklearn") is None, reason="digits need the extra eval"),
     pytest.mark.filterwarnings("ignore:The run in .* has collapsed"),  # runs of four steps on noise do
+    pytest.mark.filterwarnings("ignore:--accumulate 2 averages gradients"),
 ]
 
 OTHER: dict[str, Any] = {
@@ -31,6 +32,7 @@ OTHER: dict[str, Any] = {
     "num_negatives": "mass", "reduction": "pairs", "version": "v3", "queue": 5, "momentum": 0.5, "gamma": 0.3,
     "burn_in": 0.0, "num_steps": 3, "forget": True, "objective": "rince(q=0.3)", "rho": 0.2, "validation_share": 0.3,
     "generate": "mochi(num_hardest=4, num_mixed=4, num_with_anchor=2)",
+    "optimizer": "sgd", "schedule": "cosine", "clip": 0.01, "accumulate": 2,
 }  # fmt: skip
 """For each option a value that is not its default; those of data and data_root are files of the test."""
 
@@ -44,11 +46,14 @@ TOGETHER: dict[str, dict[str, Any]] = {
 NOTHING: dict[str, tuple[Any, str]] = {
     "device": ("auto", "the CPU is what auto finds here"),
     "save_every": (2, "the last epoch is saved whatever it is"),
+    "save_every_steps": (1, "so is the end of a run that was saved in mid-epoch"),
 }
 """Options that change nothing of the result, another value, and why."""
 
 NOT_RUN = {
     "compile": "the same up to rounding, after a minute of compiling: benchmarks/training_gpu.py trains so",
+    "monitor": "test_optimisers.py looks at its records",
+    "monitor_every": "test_optimisers.py looks at its records",
     "encode_chunk": "the same up to rounding: test_encode_chunk.py compares",
 }
 
