@@ -88,6 +88,10 @@ def _print_summary(summary: Summary, options: MineOptions, explain: bool) -> Non
     console.print(similarities)
     odd = ", ".join(f"{name.replace('_', ' ')} {number:,}" for name, number in summary.counts.items() if number)
     console.print(Text(odd))
+    if summary.recall is not None:
+        console.print(
+            Text(f"The approximate search found {summary.recall:.1%} of the nearest, on a sample of queries.")
+        )
     short, queries = summary.explanation.short, summary.explanation.queries
     if short:
         console.print(Text(f"{short:,} of {queries:,} queries have fewer than {options.k} negatives."))

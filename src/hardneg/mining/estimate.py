@@ -59,7 +59,8 @@ def estimate(options: MineOptions) -> Estimate:
     miner.joined(miner.mined())
     mining = (time.perf_counter() - begin) * len(problem.queries) / len(sampled.queries)
     disk = piece_bytes(miner, len(problem.queries))
-    disk += sum(side.vectors.nbytes for side, is_new in zip(sides, encoded, strict=True) if is_new)  # type: ignore[union-attr]
+    for side, is_new in zip(sides, encoded, strict=True):
+        disk += side.vectors.nbytes if is_new and side.vectors is not None else 0
     return Estimate(len(problem.queries), len(problem.corpus), seconds, mining, _peak(), disk, problem.counts)
 
 
