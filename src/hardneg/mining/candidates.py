@@ -187,7 +187,7 @@ class Finder:
         if self.search.kind not in ("ivf", "hnsw") or not len(self.meeting.queries):
             return None
         number = len(self.meeting.queries)
-        query = torch.linspace(0, number - 1, min(_recalled, number), device=self.device).long().unique()
+        query = torch.linspace(0, number - 1, min(_recalled, number), device=self.device).long()
         size, _ = next(self.attempts(False))
         assert size is not None
         exact = RunningNearest(self.corpus, self.meeting.model.raw(query), size, self.meeting.excluded.of(query))
