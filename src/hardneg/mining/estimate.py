@@ -73,7 +73,9 @@ def piece_bytes(miner: Miner, queries: int) -> int:
     size, _ = next(iter(finder.attempts(False)))
     steps = 2 + len(miner.rule.negatives.factors)
     lists = (24 if miner.rule.draw == "gumbel" else 16) * (size or 0) + 8 * steps
-    return queries * (lists * len(finder.shards) * finder.searched + 20 * k + 16 * steps)
+    corpus, dim = miner.meeting.corpus, miner.meeting.queries.dim
+    shards = len(corpus.shards(miner.search.shards_for(queries, len(corpus), dim, corpus.device)))
+    return queries * (lists * shards * finder.searched + 20 * k + 16 * steps)
 
 
 def check_disk(miner: Miner, folder: Path) -> None:

@@ -75,11 +75,11 @@ def run(options: MineOptions, progress: Progress = quiet) -> Summary | None:
     engine = engine_of(options)
     try:
         with _alone(options, engine):
-            return _run(options, engine, progress)
+            summary = _run(options, engine, progress)
     except PartDone:
         return None
-    finally:
-        engine.leave()
+    engine.leave()
+    return summary
 
 
 def _alone(options: MineOptions, engine: Engine) -> AbstractContextManager[None]:
