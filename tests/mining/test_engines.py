@@ -213,7 +213,6 @@ def cluster() -> Iterator[Any]:
     made.shutdown()
 
 
-@pytest.mark.slow
 def test_ray_gives_the_bytes_of_one_process(files: MineOptions, cluster: Any) -> None:
     for rule in RULES:
         some = replace(files, **RULES[rule])  # type: ignore[arg-type]
@@ -227,7 +226,6 @@ def slow_encode(texts: list[str]) -> np.ndarray:
     return np.stack([np.random.default_rng(len(text) * 31 + ord(text[-1])).standard_normal(8) for text in texts])
 
 
-@pytest.mark.slow
 def test_ray_goes_on_when_a_raylet_is_killed(
     files: MineOptions, cluster: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

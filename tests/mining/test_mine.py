@@ -302,6 +302,10 @@ def test_faiss(kind: str) -> None:
     found = mine(queries, corpus, positives, text, 5, search=Search(kind, num_probes=32))
     agree = float((exact.ids == found.ids).float().mean())
     assert agree == 1.0 if kind == "flat" else agree > 0.8, agree
+    assert found.recall is None if kind == "flat" else 0.8 < found.recall <= 1.0
+    if kind == "ivf":
+        poor = mine(queries, corpus, positives, text, 5, search=Search(kind, num_probes=1))
+        assert poor.recall < found.recall
     with pytest.raises(ValueError, match="needs an expression that the nearest candidates decide"):
         mine(queries, corpus, positives, "Ring(0.1, 0.2)", 5, search=kind)
 

@@ -88,6 +88,10 @@ def _print_summary(summary: Summary, options: MineOptions, explain: bool) -> Non
     console.print(similarities)
     for line in _counted(summary.counts):
         console.print(Text(line))
+    if summary.recall is not None:
+        console.print(
+            Text(f"The approximate search found {summary.recall:.1%} of the nearest, on a sample of queries.")
+        )
     short, queries = summary.explanation.short, summary.explanation.queries
     if short:
         console.print(Text(f"{short:,} of {queries:,} queries have fewer than {options.k} negatives."))

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from hardneg.core.errors import ArgumentError, written
-from hardneg.core.exact import RunningNearest, largest_of_groups
+from hardneg.core.exact import Documents, RunningNearest, largest_of_groups
 from hardneg.core.keyed import uniform_of_pairs
 from hardneg.core.nearest import FaissIndex, Nearest
 from hardneg.core.sweep import Bounds
@@ -24,6 +24,8 @@ from hardneg.mining.search_depth import may_remove, reach_of
 from hardneg.mining.select import Candidates, Rule
 from hardneg.negatives import Negatives
 from hardneg.negatives.base import not_pointwise
+
+_recalled = 64  # queries by which the recall of an approximate search is measured
 
 
 class Finder:
@@ -181,6 +183,21 @@ class Finder:
     def _is_all(self, rows: Annotated[Tensor, "b m"]) -> Annotated[Tensor, "b"]:
         """True where there are no candidates beyond the list."""
         return (rows[:, -1] < 0) | (rows.shape[1] >= len(self.corpus))
+
+    def recall(self) -> float | None:
+        """The share of the nearest that an approximate index finds, for some queries; None of an exact search."""
+        if self.search.kind not in ("ivf", "hnsw") or not len(self.meeting.queries):
+            return None
+        number = len(self.meeting.queries)
+        query = torch.linspace(0, number - 1, min(_recalled, number), device=self.device).long()
+        size, _ = next(self.attempts(False))
+        assert size is not None
+        exact = RunningNearest(self.corpus, self.meeting.model.raw(query), size, self.meeting.excluded.of(query))
+        for low, high in self.corpus.blocks():
+            exact.add(Documents.of(self.corpus, low, high))
+        right, found = exact.found().rows, self._by_index(query, size).rows
+        hit = (right[:, :, None] == found[:, None, :]).any(2) & (right >= 0)
+        return float(hit.sum() / (right >= 0).sum().clamp(min=1))
 
     def _by_index(self, query: Tensor, size: int) -> Nearest:
         """The lists of FAISS, scored and ordered as those of the exact search."""

@@ -36,7 +36,8 @@ class Mined:
     """The negatives of each query: ``ids`` [q, k] of the corpus, -1 where short, and plain similarities ``scores``.
 
     ``rows`` are positions in the corpus. ``found_by`` says which retrievers found each: bit i for ``retrievers[i]``.
-    ``explanation`` says what each factor removed and why queries are short.
+    ``explanation`` says what each factor removed and why queries are short. ``recall``: of an approximate search, the
+    share of the nearest that it found, measured on some queries.
     """
 
     ids: Any  # [q, k]: a tensor, or an array of texts and None where those of the corpus are texts
@@ -45,6 +46,7 @@ class Mined:
     found_by: Annotated[Tensor, "q k"]
     retrievers: tuple[str, ...]
     explanation: Explanation
+    recall: float | None = None
 
 
 def mine(
@@ -144,7 +146,8 @@ class Miner:
             query = one["query"]
             rows[query], scores[query], found_by[query] = one["rows"], one["scores"], one["found_by"]
             explanation.count(one["left"], one["removed"], (one["rows"] >= 0).sum(1), self.rule.k)
-        return Mined(self.meeting.ids_of(rows), scores, rows, found_by, self.finder.retrievers, explanation)
+        ids, retrievers = self.meeting.ids_of(rows), self.finder.retrievers
+        return Mined(ids, scores, rows, found_by, retrievers, explanation, self.finder.recall())
 
     def alignment(self) -> Alignment:
         """How close the positives are beside random documents."""

@@ -59,7 +59,8 @@ def estimate(options: MineOptions) -> Estimate:
     miner.joined(miner.mined())
     mining = (time.perf_counter() - begin) * len(problem.queries) / len(sampled.queries)
     disk = piece_bytes(miner, len(problem.queries))
-    disk += sum(side.vectors.nbytes for side, is_new in zip(sides, encoded, strict=True) if is_new)  # type: ignore[union-attr]
+    for side, is_new in zip(sides, encoded, strict=True):
+        disk += side.vectors.nbytes if is_new and side.vectors is not None else 0
     return Estimate(len(problem.queries), len(problem.corpus), seconds, mining, _peak(), disk, problem.counts)
 
 
@@ -72,7 +73,9 @@ def piece_bytes(miner: Miner, queries: int) -> int:
     size, _ = next(iter(finder.attempts(False)))
     steps = 2 + len(miner.rule.negatives.factors)
     lists = (24 if miner.rule.draw == "gumbel" else 16) * (size or 0) + 8 * steps
-    return queries * (lists * len(finder.shards) * finder.searched + 20 * k + 16 * steps)
+    corpus, dim = miner.meeting.corpus, miner.meeting.queries.dim
+    shards = len(corpus.shards(miner.search.shards_for(queries, len(corpus), dim, corpus.device)))
+    return queries * (lists * shards * finder.searched + 20 * k + 16 * steps)
 
 
 def check_disk(miner: Miner, folder: Path) -> None:

@@ -61,6 +61,7 @@ class Summary:
     statistics: dict[str, dict[str, float]]
     rows_written: int
     manifest: Path | None
+    recall: float | None = None
 
 
 def quiet(what: str, steps: int) -> Callable[[int], None]:
@@ -75,11 +76,11 @@ def run(options: MineOptions, progress: Progress = quiet) -> Summary | None:
     engine = engine_of(options)
     try:
         with _alone(options, engine):
-            return _run(options, engine, progress)
+            summary = _run(options, engine, progress)
     except PartDone:
         return None
-    finally:
-        engine.leave()
+    engine.leave()
+    return summary
 
 
 def _alone(options: MineOptions, engine: Engine) -> AbstractContextManager[None]:
@@ -332,12 +333,13 @@ def _finish(
         "counts": counts,
         "explain": explanation.as_dict(),
         "statistics": statistics,
+        "recall": mined.recall,
         "output": digest_of_path(staged),
     }
     write_json(work / "manifest.json", manifest, run_again)
     swap_in(staged, out)
     os.replace(work / "manifest.json", manifest_of(out))
-    return Summary(counts, explanation, statistics, written, manifest_of(out))
+    return Summary(counts, explanation, statistics, written, manifest_of(out), mined.recall)
 
 
 def _statistics(result: Result, miner: Miner) -> dict[str, dict[str, float]]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -29,13 +30,14 @@ class Ray:
     ) -> None:
         ray = optional("ray", "--engine ray", extra="ray")
         if not ray.is_initialized():
-            here = {} if self.address else {"num_cpus": self.workers or None, "include_dashboard": False}
-            ray.init(address=self.address, log_to_driver=False, **here)
+            address = self.address or os.environ.get("RAY_ADDRESS")
+            here = {} if address else {"num_cpus": self.workers or None, "include_dashboard": False}
+            ray.init(address=address, log_to_driver=False, **here)
         call = ray.remote(max_retries=-1, num_cpus=1)(_call)
-        left = [task for task in tasks if not is_done(task)]
+        left: list[Any] = []
+        for task in tasks:
+            (done if is_done(task) else left.append)(task)
         running = {call.remote(function, task): task for task in left}
-        for _ in range(len(tasks) - len(left)):
-            done(None)
         while running:
             (ready,), _ = ray.wait(list(running), num_returns=1)
             task = running.pop(ready)
