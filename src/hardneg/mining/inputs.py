@@ -35,7 +35,7 @@ from hardneg.mining.pairs import RowsOf, read_positives
 from hardneg.mining.problem import Problem, Side, build_problem, positive_column, side_of_table
 from hardneg.mining.ranks import Ranks, device_of_rank
 from hardneg.mining.runs import Run, read_run, split_name
-from hardneg.mining.search import Search
+from hardneg.mining.search import Retriever, Search
 
 Progress = Callable[[str, int], Callable[[int], None]]
 """(what is done, how many steps) -> call it with the number of steps done."""
@@ -222,7 +222,10 @@ def make_miner(
     if options.bm25 or only_words:
         words = (Lexical(_texts(problem.queries, "BM25"), _texts(problem.corpus, "BM25")),)
     named = [split_name(each) for each in options.runs]
-    also = (*words, *(Run(name, read_run(path), problem.queries, problem.corpus) for name, path in named))
+    also: tuple[Retriever, ...] = (
+        *words,
+        *(Run(name, read_run(path), problem.queries, problem.corpus) for name, path in named),
+    )
     rescore: Rescore | None = None
     if options.rescore is not None:
         rescore = _rescorer(load_callable(options.rescore), problem, "--rescore")
