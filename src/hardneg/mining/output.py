@@ -145,7 +145,7 @@ def _triplets(piece: Piece, layout: Layout) -> dict[str, list[Any]]:
     out["negative"] = piece.documents(piece.negatives[place, column])
     if layout.scores:
         out["scores"] = np.stack([piece.scores[place], piece.result.scores[piece.query[place], column]], 1).tolist()
-    return out | piece.more(layout, place, piece.query[place], column[:, None])
+    return out | piece.more(layout, place, piece.query[place], list(column[:, None]))
 
 
 def _tuples(piece: Piece, layout: Layout) -> dict[str, list[Any]]:

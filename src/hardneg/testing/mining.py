@@ -11,7 +11,8 @@ from hardneg.core.pairing import Pairing
 from hardneg.core.scoring import dense
 from hardneg.core.topk import top_of_rows
 from hardneg.core.types import NEVER, Keys
-from hardneg.mining import Search, mine
+from hardneg.mining import Search
+from hardneg.mining.engine import mine
 from hardneg.negatives import Negatives
 
 _QUERIES, _CORPUS, _K, _TEMPERATURE = 12, 60, 5, 0.5

@@ -59,7 +59,7 @@ class FreshNegatives:
         self.positives, self.own = problem.positives, torch.tensor(problem.own)
         if k < 1 or k > len(self.documents) - 1 - max(map(len, self.positives)):
             raise argument_error("FreshNegatives", f"a k that {len(self.documents)} documents allow", "k", k)
-        self.rows = self._random(seed).share_memory_()
+        self.rows = self._random(seed).share_memory_()  # type: ignore[no-untyped-call]
         self.mined_at: int | None = None
         self._query = {text: number for number, text in enumerate(self.queries)}
         self._row = {text: row for row, text in enumerate(self.documents)}
