@@ -17,6 +17,7 @@ from torch import Tensor
 from hardneg.batching.graph import ProximityGraph, build_graph
 from hardneg.batching.planners import (
     Communities,
+    Consecutive,
     CuthillMcKee,
     Guard,
     NearestNeighbours,
@@ -59,6 +60,7 @@ def every_planner(n: int) -> list[Planner]:
         NearestNeighbours(),
         Strata(),
         SingleSource(torch.arange(n) % 3),
+        Consecutive(),
     ]
     if find_spec("scipy") is not None:
         planners.append(CuthillMcKee())
@@ -344,3 +346,10 @@ def test_digits_come_in_the_order_of_the_paper() -> None:
         uniform, proximity, knn = (getattr(description, name) for description in found)
         assert uniform + gap < proximity < knn - gap
     assert all(description.coverage == 1.0 for description in found)
+
+
+def test_consecutive_batches_are_pieces_of_the_data_in_its_order() -> None:
+    plan = Consecutive().plan(100, 8, seeded(0), drop_last=True)
+    assert [batch.tolist() for batch in plan] != sorted(batch.tolist() for batch in plan)
+    assert all(batch.tolist() == list(range(int(batch[0]), int(batch[0]) + 8)) for batch in plan)
+    assert sorted(int(batch[0]) for batch in plan) == list(range(0, 96, 8))

@@ -21,6 +21,9 @@ class Consecutive(Planner):
     """
 
     def fill(self, prepared: Any, filler: Filler, rng: np.random.Generator) -> None:
-        free = np.flatnonzero(filler.taken == 0)
-        piece = rng.integers(max(1, len(free) // filler.missing)) * filler.missing
-        filler.offer(free[piece : piece + filler.missing])
+        if filler.covering and filler.missing:  # whole pieces are taken, so what is free stays pieces
+            free = np.flatnonzero(filler.taken == 0)
+            piece = rng.integers(max(1, len(free) // filler.missing)) * filler.missing
+            filler.offer(free[piece : piece + filler.missing])
+        elif (start := filler.start()) is not None:  # from anywhere, round the end
+            filler.offer((start + np.arange(1, filler.missing + 1)) % filler.num_instances)
