@@ -11,6 +11,7 @@ import torch
 
 from hardneg.comparing.arms import parse_arm
 from hardneg.core.errors import HardnegWarning, forget_warnings
+from hardneg.reporting import write_report
 from hardneg.training.loop import Loop
 from hardneg.training.optimisers import SGD, Adam, AdamW, read_optimiser, read_rate
 from hardneg.training.runs import Run
@@ -189,8 +190,21 @@ def test_the_monitor_is_recorded_and_keeps_the_best(data: str, tmp_path: Path) -
     best = torch.load(tmp_path / "checkpoint.best.pt")
     assert (best["step"], best["monitor"]) == max(looks, key=lambda one: (one[1], -one[0]))
     assert "loss" in result["final"]
+    page = write_report(tmp_path).read_text()
+    assert "Monitor" in page
+    assert "Learning rate" in page
     rates = [one["learning_rate"] for one in records if "loss" in one]
     assert max(rates) == rates[STEPS] == pytest.approx(1e-3)
+
+
+def test_a_monitor_that_cannot_look_is_named_before_training(data: str, tmp_path: Path) -> None:
+    (tmp_path / "lines.txt").write_text("\n".join(f"line {i}" for i in range(64)))
+    options = {"data": f"text:{tmp_path / 'lines.txt'}", "batch_size": 16, "epochs": 1, "device": "cpu"}
+    with pytest.raises(ValueError, match="--monitor knn needs labels"):
+        run("simcse", tmp_path / "run", {**options, "monitor_every": 1})
+    (tmp_path / "sts.tsv").write_text("score\tsentence1\tsentence2\n1\ta\tb\n")
+    with pytest.raises(ValueError, match="--monitor sts needs data of texts, got images"):
+        run("simclr", tmp_path / "run", short(data, monitor=f"sts('{tmp_path / 'sts.tsv'}')", monitor_every=1))
 
 
 def test_arms_and_their_names() -> None:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import fields
 from typing import Any
 
 from hardneg.comparing.request import SHARED
+from hardneg.training.options import TrainOptions
 from hardneg.training.runs import Warned
 from hardneg.training.trained import count_in, noun_in
 
@@ -61,7 +63,10 @@ def _mean(values: Iterable[Any]) -> float:
     return sum(there) / len(there) if there else 0.0
 
 
-BESIDE = ("encoder", "dim", "augment", "learning_rate", "weight_decay", "precision", "encode_chunk")
+BESIDE = (
+    "encoder", "dim", "augment", "optimizer", "learning_rate", "schedule", "weight_decay", "clip", "accumulate",
+    "precision", "encode_chunk",
+)  # fmt: skip
 """Options that an arm may set and that affect results in addition to its negatives."""
 Trained = Mapping[str, Any] | None
 """The record of what a run trained (training/trained.py); None in runs of older versions."""
@@ -72,7 +77,10 @@ def unlike(options: Sequence[Mapping[str, Any]], trained: Sequence[Trained] = ()
 
     Encoders, views and data are compared as they were trained, where the runs recorded it: "auto" may be two networks.
     """
-    values = {name: [_shown(one.get(name)) for one in options] for name in (*SHARED, *BESIDE) if name != "seed"}
+    usual = {one.name: one.default for one in fields(TrainOptions)}  # of runs of older versions, which have fewer
+    values = {
+        name: [_shown(one.get(name, usual[name])) for one in options] for name in (*SHARED, *BESIDE) if name != "seed"
+    }
     if trained and all(trained):
         resolved = [_resolved(one) for one in trained if one]
         values |= {"encoder": [one[0] for one in resolved], "augment": [one[1] for one in resolved]}

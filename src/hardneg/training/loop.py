@@ -35,7 +35,7 @@ from hardneg.training.checks import check_batch, check_words, try_negatives
 from hardneg.training.data.inputs import joined
 from hardneg.training.data.items import Evaluation, Items, Splits
 from hardneg.training.encoders import Represent, check_embeds
-from hardneg.training.evaluation.monitors import read_monitor
+from hardneg.training.evaluation.monitors import check_monitor, read_monitor
 from hardneg.training.method import Batch, Build, Encode
 from hardneg.training.optimisers import Updates, read_optimiser
 from hardneg.training.options import TrainOptions, defaults_of
@@ -155,6 +155,8 @@ class Loop:
         outside = [p for p in parameters if id(p) not in inside]
         self.update = Updates(accelerator, self.optimizer, parameters, outside, options, len(self.sampler))
         self.monitor = read_monitor(options.monitor) if options.monitor_every else None
+        if self.monitor is not None:
+            check_monitor(options.monitor, self.data)
         self.refresh = refresh_for(self.sampler, spec, self._vectors, options.seed)
         self.refreshed: int | None = None  # the step of the last refresh
         self.harvested = torch.zeros(0)

@@ -68,16 +68,22 @@ def sts(file: str, split: str = "dev") -> Monitor:
     pairs = read_sts(file, split)
 
     def look(items: Any, represent: Any) -> float:
-        tokens = getattr(items, "tokens_of", None)
-        if tokens is None:
-            raise ArgumentError("--monitor sts", "data of texts", f"{items.noun}s")
-        found = sts_figures(evaluate_sts(pairs, lambda texts: represent(tokens(texts))))
+        found = sts_figures(evaluate_sts(pairs, lambda texts: represent(items.tokens_of(texts))))
         return float(found["all"] or 0.0)
 
     return look
 
 
 MONITORS: dict[str, Callable[..., Monitor]] = {"knn": knn, "retrieval": retrieval, "svm": svm, "sts": sts}
+
+
+def check_monitor(text: str, items: Any) -> None:
+    """Raises for items that the monitor cannot look at: without labels, or without texts."""
+    name = text.partition("(")[0].strip()
+    if name in ("knn", "svm"):
+        items.labelled(f"--monitor {name}")
+    if name == "sts" and not hasattr(items, "tokens_of"):
+        raise ArgumentError("--monitor sts", "data of texts", f"{items.noun}s")
 
 
 def read_monitor(text: str) -> Monitor:
