@@ -66,7 +66,6 @@ def job(tmp_path: Path) -> MineOptions:
         k=4,
         format="ids",
         query_block=8,
-        shards=30,
     )
 
 
@@ -84,15 +83,15 @@ def phase(options: MineOptions) -> str:
     if len(list(Path(f"{options.out}.embeddings").glob("*.npy"))) < 54:
         return "encoding"
     work = Path(f"{options.out}.work")
-    if len(list(work.glob("*-lists*.npz"))) < 30:
+    if len(list(work.glob("*-lists*.npz"))) < 6:
         return "searching"
-    return "choosing" if len(list(work.glob("*-chosen*.npz"))) < 60 else "finishing"
+    return "choosing" if len(list(work.glob("*-chosen*.npz"))) < 15 else "finishing"
 
 
 def killed_in(options: MineOptions, wanted: str, delays: random.Random) -> str | None:
     """Starts the run and kills it a moment after it has come further in the wanted phase; None if it was done first."""
     home = Path(f"{options.out}.{'embeddings' if wanted == 'encoding' else 'work'}")
-    files = {"encoding": "*.npy", "searching": "*-lists*", "choosing": "*-chosen*", "finishing": "output*"}[wanted]
+    files = {"encoding": "*.npy", "searching": "*.npz", "choosing": "*-chosen*", "finishing": "output*"}[wanted]
     before = len(list(home.glob(files)))
     child = CONTEXT.Process(target=work, args=(options,))
     child.start()
@@ -110,7 +109,7 @@ def killed_in(options: MineOptions, wanted: str, delays: random.Random) -> str |
 def test_twenty_kills_and_the_same_output(job: MineOptions, tmp_path: Path, name: str) -> None:
     if name == "mined":
         pytest.importorskip("datasets", reason="needs an extra")
-    job = replace(job, out=str(tmp_path / name))
+    job = replace(job, out=str(tmp_path / name), shards=6, query_block=32)
     plain = replace(job, out=str(tmp_path / f"plain-{name}"))
     assert finish(work, plain) == 0
     phases, delays = [], random.Random(0)
@@ -231,13 +230,14 @@ def test_blocks_of_another_rescorer_are_not_used(
     assert content(job) == content(plain)
 
 
-@pytest.mark.parametrize("pieces", [3, 20, 40, 80])
+@pytest.mark.parametrize("pieces", [3, 40, 100])
 def test_finished_pieces_are_not_computed_again(job: MineOptions, monkeypatch: pytest.MonkeyPatch, pieces: int) -> None:
+    job = replace(job, shards=6, query_block=32)
     first = interrupted(job, monkeypatch, pieces)
     second = interrupted(job, monkeypatch, 10**6)
     assert not set(first) & set(second)
     searched = [name for name in (*first, *second) if "lists" in name]
-    assert len(searched) == len(set(searched)) >= 30
+    assert len(searched) == len(set(searched)) >= 6
 
 
 def test_blocks_of_other_options_are_not_used(

@@ -53,10 +53,11 @@ def read_npz(
     with _damage(who, path, ".npz", "which"), zipfile.ZipFile(path) as archive:
         there = {name.removesuffix(".npy"): name for name in archive.namelist()}
         wanted = list(there) if names is None else [name for name in names if name in there]
-        return {name: _read_member(who, path, archive, there[name], (advice or {}).get(name)) for name in wanted}
+        return {name: read_member(who, path, archive, there[name], (advice or {}).get(name)) for name in wanted}
 
 
-def _read_member(who: str, path: Path, archive: zipfile.ZipFile, member: str, advice: str | None) -> Array:
+def read_member(who: str, path: Path, archive: zipfile.ZipFile, member: str, advice: str | None = None) -> Array:
+    """One array of an open .npz file, checked before it is loaded."""
     name = member.removesuffix(".npy")
     with _damage(who, path, ".npz", f"whose {name}"):
         with archive.open(member) as file:

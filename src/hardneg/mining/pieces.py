@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import zipfile
 from collections.abc import Iterator, Mapping
-from functools import cached_property
 from pathlib import Path
 
 import numpy as np
 
-from hardneg.io.arrays import Array, names_in_npz, read_npz
+from hardneg.io.arrays import Array, names_in_npz, read_member
 from hardneg.io.files import run_again, write_atomically
 from hardneg.io.sealed import is_whole, sealing
 from hardneg.mining.stages import Piece
+
+_most_open = 512
 
 
 class Files:
@@ -19,12 +21,18 @@ class Files:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
+        self._open: dict[Path, StoredPiece] = {}
 
     def path(self, stage: str, piece: int) -> Path:
         return self.folder / f"{stage}-{piece:06d}.npz"
 
     def read(self, stage: str, piece: int) -> Piece:
-        return StoredPiece(self.path(stage, piece))
+        path = self.path(stage, piece)
+        if path not in self._open:
+            if len(self._open) >= _most_open:
+                self._open.clear()
+            self._open[path] = StoredPiece(path)
+        return self._open[path]
 
     def write(self, stage: str, piece: int, content: Piece) -> None:
         path = self.path(stage, piece)
@@ -39,17 +47,14 @@ class Files:
 
 
 class StoredPiece(Mapping[str, Array]):
-    """The arrays of a file, each read when it is needed."""
+    """The arrays of a file, which stays open, each read when it is needed."""
 
     def __init__(self, path: Path) -> None:
-        self.path = path
-
-    @cached_property
-    def names(self) -> dict[str, None]:
-        return dict.fromkeys(names_in_npz("mine", self.path))
+        self.path, self.archive = path, zipfile.ZipFile(path)
+        self.names = {name.removesuffix(".npy"): name for name in self.archive.namelist()}
 
     def __getitem__(self, name: str) -> Array:
-        return read_npz("mine", self.path, [name])[name]
+        return read_member("mine", self.path, self.archive, self.names[name])
 
     def __contains__(self, name: object) -> bool:
         return name in self.names

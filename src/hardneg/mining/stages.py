@@ -11,6 +11,7 @@ A stage reads each shard once. Queries whose lists were too short go through ano
 from __future__ import annotations
 
 import io
+import itertools
 import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
@@ -283,12 +284,12 @@ class Stages:
         """The states of a block of queries, shard by shard."""
         for shard in range(len(self.finder.shards)):
             piece = self.store.read(replace(stage, kind="bounds").name, shard)
-            found: dict[str, list[Tensor]] = {}
-            for key in piece:
-                b, _, rest = key.partition(".")
-                if b == str(block):
-                    found.setdefault(rest.rpartition(".")[0], []).append(self._tensor(piece[key]))
-            yield {name: tuple(state) for name, state in found.items()}
+            found: dict[str, tuple[Tensor, ...]] = {}
+            for name in self.factors[stage.factor].bounds():
+                keys = itertools.takewhile(piece.__contains__, (f"{block}.{name}.{j}" for j in itertools.count()))
+                if state := tuple(self._tensor(piece[key]) for key in keys):
+                    found[name] = state
+            yield found
 
     def _known(self, stage: Stage, block: int, query: Tensor, number: int) -> tuple[list[Bounds], dict[str, Edges]]:
         """The bounds of the first factors, as far as earlier stages found them, and edges that are still open."""
