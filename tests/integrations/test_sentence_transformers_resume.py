@@ -28,14 +28,24 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> str:
     return str(folder / "saved")
 
 
-def run(folder: Path, job: dict[str, Any]) -> subprocess.CompletedProcess[str]:
-    folder.mkdir(exist_ok=True)
-    path = folder / "job.json"
-    path.write_text(json.dumps({"folder": str(folder), **job}))
+def run(folder: Path, *jobs: dict[str, Any]) -> tuple[list[int], str]:
+    """The exit codes of jobs one after the other, and what they wrote to stderr; jobs of two ranks run by torchrun."""
+    if jobs[0].get("ranks") == 2:
+        launcher = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2")
+        done = [start(folder, [job], *launcher) for job in jobs]
+        return [one.returncode for one in done], "".join(one.stderr for one in done)
+    one = start(folder, list(jobs))
+    assert one.returncode == 0, one.stderr[-3000:]
+    codes: list[int] = json.loads(one.stdout.splitlines()[-1])
+    return codes, one.stderr
+
+
+def start(folder: Path, jobs: list[dict[str, Any]], *launcher: str) -> subprocess.CompletedProcess[str]:
+    path = folder / "jobs.json"
+    path.write_text(json.dumps(jobs))
     paths = [str(SCRIPT.parents[1]), str(SCRIPT.parents[2] / "src")]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(paths), "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"}
-    ranks = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"] if job.get("ranks") == 2 else []
-    command = [sys.executable, *ranks, str(SCRIPT), str(path)]
+    command = [sys.executable, *launcher, str(SCRIPT), str(path)]
     return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300)
 
 
@@ -57,19 +67,16 @@ def batches(folder: Path, rank: int = 0) -> list[list[int]]:
 def test_killed_and_resumed(tmp_path: Path, model: str, job: dict[str, Any], kill_at: int) -> None:
     job = {"model": model, **job}
     ranks, accumulation = job.get("ranks", 1), job.get("accumulation", 1)
-    whole = run(tmp_path / "whole", job)
-    assert whole.returncode == 0, whole.stderr[-3000:]
-    killed = run(tmp_path / "killed", {**job, "kill_at": kill_at})
-    assert killed.returncode == (-signal.SIGKILL if ranks == 1 else 1), killed.stderr[-3000:]
-    done = kill_at // job["save"] * job["save"] * accumulation
+    whole, killed = ({**job, "folder": str(tmp_path / name)} for name in ("whole", "killed"))
+    for name in ("whole", "killed"):
+        (tmp_path / name).mkdir()
+    codes, errors = run(tmp_path, whole, {**killed, "kill_at": kill_at}, {**killed, "resume": True})
+    assert codes == [0, -signal.SIGKILL if ranks == 1 else 1, 0], errors[-3000:]
+    done = kill_at // job["save"] * job["save"]
     for rank in range(ranks):
         expected = batches(tmp_path / "whole", rank)
-        assert batches(tmp_path / "killed", rank) == expected[: kill_at * accumulation]
-        (tmp_path / "killed" / f"log-{rank}.jsonl").unlink()
-    resumed = run(tmp_path / "killed", {**job, "resume": True})
-    assert resumed.returncode == 0, resumed.stderr[-3000:]
-    for rank in range(ranks):
-        assert batches(tmp_path / "killed", rank) == batches(tmp_path / "whole", rank)[done:]
+        again = expected[: kill_at * accumulation] + expected[done * accumulation :]
+        assert batches(tmp_path / "killed", rank) == again
     ours, theirs = (torch.load(tmp_path / name / "weights.pt") for name in ("killed", "whole"))
     assert ours.keys() == theirs.keys()
     assert "queue.vectors" in ours
@@ -80,8 +87,10 @@ def test_killed_and_resumed(tmp_path: Path, model: str, job: dict[str, Any], kil
 
 
 def test_resuming_without_the_plan_raises(tmp_path: Path, model: str) -> None:
-    assert run(tmp_path, {"model": model, "save": 4, "kill_at": 6}).returncode == -signal.SIGKILL
+    job = {"model": model, "save": 4, "folder": str(tmp_path)}
+    killed = start(tmp_path, [{**job, "kill_at": 6}])
+    assert killed.returncode == -signal.SIGKILL, killed.stderr[-3000:]
     shutil.rmtree(tmp_path / "checkpoint-4" / "hardneg")
-    resumed = run(tmp_path, {"model": model, "save": 4, "resume": True})
-    assert resumed.returncode != 0
+    resumed = start(tmp_path, [{**job, "resume": True}])
+    assert resumed.returncode == 1
     assert "HardBatches needs the state that the interrupted run saved" in resumed.stderr

@@ -19,12 +19,15 @@ for name in ("transformers", "accelerate", "datasets", "hardneg.integrations.sen
 TESTS = Path(__file__).parents[1]
 
 
-def run(folder: Path, kill_at: int = 0, resume: str = "") -> int:
-    folder.mkdir(exist_ok=True)
+def run(*jobs: tuple[Path, int, bool]) -> list[int]:
+    """The exit codes of jobs one after the other: a folder, the step of a kill, and whether to resume."""
     paths = os.pathsep.join([str(TESTS), os.environ.get("PYTHONPATH", "")])
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "PYTHONPATH": paths}
-    command = [sys.executable, str(TESTS / "support" / "hf_run.py"), str(folder), str(kill_at), resume]
-    return subprocess.run(command, env=environment, timeout=240, check=False).returncode
+    given = json.dumps([(str(folder), kill_at, resume) for folder, kill_at, resume in jobs])
+    command = [sys.executable, str(TESTS / "support" / "hf_run.py"), given]
+    done = subprocess.run(command, env=environment, timeout=240, check=True, stdout=subprocess.PIPE, text=True)
+    codes: list[int] = json.loads(done.stdout.splitlines()[-1])
+    return codes
 
 
 def batches(folder: Path) -> list[Any]:
@@ -34,9 +37,9 @@ def batches(folder: Path) -> list[Any]:
 def test_killed_and_resumed(tmp_path: Path) -> None:
     """Eight batches an epoch, a checkpoint every three steps, a refresh every five, dropout, a schedule."""
     whole, broken = tmp_path / "whole", tmp_path / "broken"
-    assert run(whole) == 0
-    assert run(broken, kill_at=11) == -signal.SIGKILL
-    assert run(broken, resume="resume") == 0
+    whole.mkdir()
+    broken.mkdir()
+    assert run((whole, 0, False), (broken, 11, False), (broken, 0, True)) == [0, -signal.SIGKILL, 0]
     expected = batches(whole)
     assert len(expected) == 16
     assert batches(broken) == expected[:11] + expected[9:]
@@ -44,4 +47,4 @@ def test_killed_and_resumed(tmp_path: Path) -> None:
     first, second = (torch.load(folder / "weights.pt") for folder in (whole, broken))
     assert all(torch.equal(first[name], second[name]) for name in first)
     (broken / "checkpoint-16" / "hardneg" / "record.json").unlink()
-    assert run(broken, resume="resume") == 1, "without the plan it does not resume"
+    assert run((broken, 0, True)) == [1], "without the plan it does not resume"

@@ -1,4 +1,7 @@
-"""One run of the plain HF Trainer with HardBatches, for tests that kill it: ``python hf_run.py FOLDER KILL RESUME``."""
+"""Runs of the plain HF Trainer with HardBatches, for tests that kill them, in forks: ``python hf_run.py JOBS``.
+
+JOBS: a list of [folder, kill after step, whether to resume] as JSON. Prints the exit codes.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +9,7 @@ import json
 import os
 import signal
 import sys
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +22,7 @@ from transformers import BertConfig, BertModel, Trainer, TrainerCallback, Traini
 import hardneg as hn
 from hardneg.batching.planners import Proximity
 from hardneg.integrations.sentence_transformers import HardBatches  # type: ignore[attr-defined]
+from support.forks import in_forks
 
 
 def tokens(texts: list[str]) -> Tensor:
@@ -71,4 +76,5 @@ def train(folder: Path, kill_at: int, resume: bool) -> None:
 
 if __name__ == "__main__":
     torch.set_num_threads(1)
-    train(Path(sys.argv[1]), int(sys.argv[2]), sys.argv[3] == "resume")
+    jobs = [(Path(folder), *rest) for folder, *rest in json.loads(sys.argv[1])]
+    print(json.dumps(in_forks(partial(train, *job) for job in jobs)))

@@ -1,18 +1,23 @@
-"""One training run of the trainer of sentence-transformers, for tests that kill it: ``python st_run.py JOB.json``.
+"""Training runs of the trainer of sentence-transformers, for tests that kill them: ``python st_run.py JOBS.json``.
 
-Writes a line per batch of the loss to log.jsonl, and the final weights to weights.pt.
+Each writes a line per batch of the loss to log.jsonl, and the final weights to weights.pt. Several run in forks, and
+their exit codes are printed; one runs in this process, which may be a rank.
 """
 
 from __future__ import annotations
 
+import importlib
 import json
 import os
 import signal
 import sys
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
+
+from support.forks import in_forks
 
 torch.set_num_threads(1)
 
@@ -82,4 +87,10 @@ def train(job: dict[str, Any]) -> None:
 
 
 if __name__ == "__main__":
-    train(json.loads(Path(sys.argv[1]).read_text()))
+    jobs = json.loads(Path(sys.argv[1]).read_text())
+    if len(jobs) == 1:
+        train(jobs[0])
+    else:
+        for name in ("datasets", "sentence_transformers", "hardneg.integrations.sentence_transformers"):
+            importlib.import_module(name)
+        print(json.dumps(in_forks(partial(train, job) for job in jobs)))

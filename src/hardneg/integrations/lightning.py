@@ -70,8 +70,6 @@ class HardBatches(_library().Callback):  # type: ignore[misc]
     def setup(self, trainer: Any, pl_module: Any, stage: str) -> None:
         if stage == "fit":
             self._restored, self._total = False, None
-            if trainer.global_step == 0:
-                self._next = (0, 0)
             self.sampler.spread(**trainer.distributed_sampler_kwargs or {"num_replicas": 1, "rank": 0})
 
     def on_fit_start(self, trainer: Any, pl_module: Any) -> None:
@@ -108,11 +106,10 @@ class HardBatches(_library().Callback):  # type: ignore[misc]
             pl_module.log_dict(self._seen, on_step=True, on_epoch=False)
         self._looking, self._seen = False, {}
         epoch = trainer.current_epoch
-        # Counted here: after a resume in mid-epoch, the batch_idx of Lightning 2.4 is one too small.
-        done = 1 + (self._next[1] if self._next[0] == epoch else 0)
-        self._next = (epoch + 1, 0) if done >= trainer.num_training_batches else (epoch, done)
+        last = batch_idx + 1 >= trainer.num_training_batches
+        self._next = (epoch + 1, 0) if last else (epoch, batch_idx + 1)
         if self._next[0] >= self.sampler.warmup_epochs:
-            self._refresh(pl_module, epoch * len(self.sampler) + done)
+            self._refresh(pl_module, epoch * len(self.sampler) + batch_idx + 1)
 
     def teardown(self, trainer: Any, pl_module: Any, stage: str) -> None:
         for hook in self._hooks:
