@@ -64,8 +64,8 @@ def _frontier_of(data: dict[str, str], result: dict[str, Any], here: str) -> str
     best = sorted((row for row in result["rows"] if row["on_frontier"]), key=lambda row: row["similarity"])
     text = (
         f"{data['about']} {result['num_anchors']:,} anchors against {result['num_candidates']:,} candidates; batches "
-        f"of {result['batch_size']}, {counted(result['plans'], 'plan')} of each planner; temperature {result['temperature']:g}. "
-        f"Random candidates have a similarity of {result['random_similarity']:.3f}, positives of "
+        f"of {result['batch_size']}, {counted(result['plans'], 'plan')} of each planner; temperature "
+        f"{result['temperature']:g}. Random candidates have a similarity of {result['random_similarity']:.3f}, positives of "
         f"{result['positive_similarity']:.3f}.\n\n"
     )
     text += f"![Similarity of negatives against the share of false ones](../figures/frontier_{data['name']}.svg)\n\n"
@@ -91,7 +91,7 @@ def _frontier_of(data: dict[str, str], result: dict[str, Any], here: str) -> str
 
 def _share(value: float, error: float | None) -> str:
     """With one standard error, where not every anchor was looked at."""
-    return f"{100 * value:.2f} %" + (f" ± {100 * error:.2f}" if error is not None else "")
+    return f"{100 * value:.2f} %" + (f" ± {100 * error:.2f}" if error else "")
 
 
 def ring(study: dict[str, Any], read: Read) -> tuple[list[Finding], str]:
