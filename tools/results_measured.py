@@ -65,8 +65,8 @@ def _frontier_of(data: dict[str, str], result: dict[str, Any], here: str) -> str
     text = (
         f"{data['about']} {result['num_anchors']:,} anchors against {result['num_candidates']:,} candidates; batches "
         f"of {result['batch_size']}, {counted(result['plans'], 'plan')} of each planner; temperature "
-        f"{result['temperature']:g}. Random candidates have a similarity of {result['random_similarity']:.3f}, positives of "
-        f"{result['positive_similarity']:.3f}.\n\n"
+        f"{result['temperature']:g}. Random candidates have a similarity of {result['random_similarity']:.3f}, "
+        f"positives of {result['positive_similarity']:.3f}.\n\n"
     )
     text += f"![Similarity of negatives against the share of false ones](../figures/frontier_{data['name']}.svg)\n\n"
     shown = sorted(result["rows"], key=lambda row: row["similarity"])

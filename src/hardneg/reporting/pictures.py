@@ -126,10 +126,11 @@ def _evaluated_images(one: SeedRun) -> ImageData:
     name, root = one.options.get("data", "digits"), one.options.get("data_root")
     if not isinstance(name, str) or not isinstance(root, str | None):
         raise FileError("report", "the name of a data set in options.data", one.run.config_path)
-    if one.options.get("evaluate_on") == "validation":
-        data = load(name, "train", root).held_out(float(one.options.get("validation_share", TEST_SHARE)))[1]
-    else:
-        data = load(name, "test", root)
+    share = one.options.get("validation_share", TEST_SHARE)
+    if not isinstance(share, float):
+        raise FileError("report", "a number in options.validation_share", one.run.config_path)
+    validation = one.options.get("evaluate_on") == "validation"
+    data = load(name, "train", root).held_out(share)[1] if validation else load(name, "test", root)
     recorded = (one.trained or {}).get("data", {}).get("test", {}).get("fingerprint")
     if recorded is not None and recorded != fingerprint(data):
         raise DataChanged("report", f"the images that {one.run.path.name} was evaluated on", f"others in {name}")
