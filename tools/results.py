@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import yaml
-from results_measured import SECTIONS, Finding, signed, table
+from results_measured import SECTIONS, Finding, counted, signed, table
 
 ROOT = Path(__file__).parents[1]
 PAGE = ROOT / "docs" / "explanation" / "results.md"
@@ -61,7 +61,7 @@ def comparison(study: dict[str, Any]) -> tuple[list[Finding], str]:
     tries = f"{len(tune.split(','))} tries ({tune}), one seed" if tune else "none: each arm as it is written"
     options = ", ".join(f"{name} {value}" for name, value in request.items())
     text = f"Plan: {seeds} seeds; {options}. Tuning of each arm: {tries}. Differences below "
-    text += f"{study['smallest_effect']:g} points do not matter. {study.get('remark', '')}".rstrip() + "\n\n"
+    text += f"{counted(study['smallest_effect'], 'point')} do not matter. {study.get('remark', '')}".rstrip() + "\n\n"
     if result is None:
         missing = (
             f"Not run: {study['missing']} To run: `hardneg compare --config experiments/studies/{study['name']}.yaml`."

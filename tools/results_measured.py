@@ -31,6 +31,10 @@ def signed(value: float, digits: int = 2) -> str:
     return f"{value:+z.{digits}f}"
 
 
+def counted(number: float, word: str) -> str:
+    return f"{number:g} {word}{'' if number == 1 else 's'}"
+
+
 def interval(differences: np.ndarray) -> tuple[float, float]:
     """The mean over seeds and half of its 95 % interval (Student)."""
     error = differences.std(ddof=1) / len(differences) ** 0.5
@@ -60,9 +64,9 @@ def _frontier_of(data: dict[str, str], result: dict[str, Any], here: str) -> str
     best = sorted((row for row in result["rows"] if row["on_frontier"]), key=lambda row: row["similarity"])
     text = (
         f"{data['about']} {result['num_anchors']:,} anchors against {result['num_candidates']:,} candidates; batches "
-        f"of {result['batch_size']}, {result['plans']} plans of each planner; temperature {result['temperature']:g}. "
-        f"Random candidates have a similarity of {result['random_similarity']:.3f}, positives of "
-        f"{result['positive_similarity']:.3f}.\n\n"
+        f"of {result['batch_size']}, {counted(result['plans'], 'plan')} of each planner; temperature "
+        f"{result['temperature']:g}. Random candidates have a similarity of {result['random_similarity']:.3f}, "
+        f"positives of {result['positive_similarity']:.3f}.\n\n"
     )
     text += f"![Similarity of negatives against the share of false ones](../figures/frontier_{data['name']}.svg)\n\n"
     shown = sorted(result["rows"], key=lambda row: row["similarity"])
@@ -72,7 +76,7 @@ def _frontier_of(data: dict[str, str], result: dict[str, Any], here: str) -> str
             (
                 f"`{row['expression']}`" if row["kind"] != "plan" else row["expression"],
                 f"{row['similarity']:.3f}",
-                f"{100 * row['false_negatives']:.2f} % ± {100 * (row['false_negatives_error'] or 0.0):.2f}",
+                _share(row["false_negatives"], row["false_negatives_error"]),
                 f"{row['effective_number']:,.0f}",
                 f"{100 * row['coverage']:.0f} %",
                 "reads the labels" if row["reads_judge"] else "yes" if row["on_frontier"] else "",
@@ -85,11 +89,16 @@ def _frontier_of(data: dict[str, str], result: dict[str, Any], here: str) -> str
     return text + f"{result['seconds']:.0f} s. {_provenance(result)}\n\n"
 
 
+def _share(value: float, error: float | None) -> str:
+    """With one standard error, where not every anchor was looked at."""
+    return f"{100 * value:.2f} %" + (f" ± {100 * error:.2f}" if error else "")
+
+
 def ring(study: dict[str, Any], read: Read) -> tuple[list[Finding], str]:
     """The bound on mutual information with harder and harder negatives."""
     result = read(study["name"])
     if result is None:
-        return [Finding(study["claim"], "Table 5", "not run", study["open"])], "Not run.\n"
+        return [Finding(study["claim"], "Table 5", "not run", study["open"])], f"Not run: {study['missing']}\n"
     bounds = {w: np.array([run["new"] for run in runs]) for w, runs in result["runs"].items()}
     lower = all(bool((bounds[w] < bounds["0"]).all()) for w in bounds if w != "0")
     draws = [row["new_deviation_over_draws"] for row in result["results"].values()]
@@ -122,7 +131,7 @@ def emc2(study: dict[str, Any], read: Read) -> tuple[list[Finding], str]:
     """The exact global loss after training with a batch of 4."""
     result = read(study["name"])
     if result is None:
-        return [Finding(study["claim"], "Fig. 7", "not run", study["open"])], "Not run.\n"
+        return [Finding(study["claim"], "Fig. 7", "not run", study["open"])], f"Not run: {study['missing']}\n"
     last = {name: _last_fifth(curves, "loss") for name, curves in result["curves"].items()}
     squared = {name: _last_fifth(curves, "squared_gradient").mean() for name, curves in result["curves"].items()}
     apart = {name: interval(losses - last["SimCLR"]) for name, losses in last.items() if name != "SimCLR"}

@@ -136,8 +136,10 @@ def _evaluated_items(one: SeedRun) -> Items:
     name, root = one.options.get("data", "digits"), one.options.get("data_root")
     if not isinstance(name, str) or not isinstance(root, str | None):
         raise FileError("report", "the name of a data set in options.data", one.run.config_path)
-    split = "validation" if one.options.get("evaluate_on") == "validation" else "test"
     share = one.options.get("validation_share", TEST_SHARE)
+    if not isinstance(share, float):
+        raise FileError("report", "a number in options.validation_share", one.run.config_path)
+    split = "validation" if one.options.get("evaluate_on") == "validation" else "test"
     options = TrainOptions(data=name, data_root=root, evaluate_on=split, validation_share=share)
     data = kind_of(name, may_run=False).evaluated(options)
     recorded = (one.trained or {}).get("data", {}).get("test", {}).get("fingerprint")
