@@ -36,6 +36,7 @@ from hardneg.mining.engines import Engine, PartDone, engine_of
 from hardneg.mining.engines.local import Local
 from hardneg.mining.estimate import check_disk
 from hardneg.mining.explain import Explanation
+from hardneg.mining.imports import load_imports
 from hardneg.mining.inputs import Embedded, Progress, embeddings, load_problem, make_miner
 from hardneg.mining.manifest import describe_inputs, digests_of_others, is_of, read_manifest
 from hardneg.mining.options import MineOptions, inputs, manifest_of
@@ -43,6 +44,7 @@ from hardneg.mining.output import Layout, Result, has_rows, recover, write_outpu
 from hardneg.mining.pair_scores import with_teacher
 from hardneg.mining.pieces import Files
 from hardneg.mining.problem import Problem
+from hardneg.mining.runs import split_name
 from hardneg.mining.stages import Stage, Stages, chosen_pieces
 
 _ours = re.compile(
@@ -156,6 +158,7 @@ def compute(context: Context, task: tuple[Stage, int]) -> None:
 def _stages_of(context: Context) -> Stages:
     """In another process: tables and vectors are read again, no encoder is loaded."""
     options = context.options
+    load_imports(options.imports)
     problem = load_problem(options)
     embedded = embeddings(options, problem, Local(), quiet, dict(context.keys))
     return Stages(make_miner(options, problem, *embedded.vectors, embedded.guide), Files(Path(context.folder)))
@@ -165,7 +168,9 @@ def _absolute(options: MineOptions) -> MineOptions:
     """With paths that are right in any folder."""
     given = {name: getattr(options, name) for name in (*inputs, "out", "cache")}
     paths: dict[str, Any] = {name: str(Path(path).absolute()) for name, path in given.items() if path is not None}
-    return replace(options, **paths)
+    imports = tuple(str(Path(path).absolute()) for path in options.imports)
+    runs = tuple(f"{name}={Path(path).absolute()}" for name, path in map(split_name, options.runs))
+    return replace(options, imports=imports, runs=runs, **paths)
 
 
 def _check_ours(options: MineOptions) -> None:
