@@ -65,7 +65,7 @@ class TrainOptions:
     save_every: int = option(1, "Epochs between checkpoints.", RUN, low=1)
 
     def __post_init__(self) -> None:
-        kinds = kinds_of(type(self))
+        kinds = kinds_of(type(self))  # type: ignore[arg-type]  # a class can be hashed
         for one in fields(self):
             value = getattr(self, one.name)
             if isinstance(value, Schedule) or (kinds[one.name] == Scheduled and isinstance(value, str)):
