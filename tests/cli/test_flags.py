@@ -90,4 +90,4 @@ def test_a_wrong_file_names_the_option(tmp_path: Path) -> None:
         file.write_text(line)
         with pytest.raises(ArgumentError) as wrong:
             from_file("mine", file, AuditOptions if line.startswith("expr") else MineOptions)
-        assert line.partition(":")[0] in str(wrong.value.got)
+        assert line.partition(":")[0] in str(wrong.value)

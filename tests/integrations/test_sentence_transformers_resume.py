@@ -8,6 +8,7 @@ import shutil
 import signal
 import subprocess
 import sys
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -65,6 +66,8 @@ def batches(folder: Path, rank: int = 0) -> list[list[int]]:
     ids=["plain", "workers-cached", "accumulation-workers", "two-sets-prompts", "two-ranks"],
 )
 def test_killed_and_resumed(tmp_path: Path, model: str, job: dict[str, Any], kill_at: int) -> None:
+    if job.get("two") and version("sentence_transformers") < "6":
+        pytest.xfail("sentence-transformers 5.2.3 orders several data sets otherwise in the epoch after a resume")
     job = {"model": model, **job}
     ranks, accumulation = job.get("ranks", 1), job.get("accumulation", 1)
     whole, killed = ({**job, "folder": str(tmp_path / name)} for name in ("whole", "killed"))

@@ -238,7 +238,7 @@ def check_range(who: str, name: str, value: Any, low: float, high: float, *, ope
         raise argument_error(who, "a number", name, value)
     if isinstance(value, Real):
         numbers = [float(value)]
-    elif _tensors_too.get() and hasattr(value, "is_meta") and value.numel() and not value.is_meta:  # torch unimported
+    elif _tensors_too.get() and hasattr(value, "is_meta") and value.numel() and not value.is_meta:  # no torch for help
         numbers = [value.detach().amin().item(), value.detach().amax().item()]
     else:
         return

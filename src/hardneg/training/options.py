@@ -90,7 +90,7 @@ class TrainOptions:
     monitor_every: int = option(0, "Epochs between looks at the monitor; 0: never.", RUN, low=0)
 
     def __post_init__(self) -> None:
-        kinds = kinds_of(type(self))  # type: ignore[arg-type]  # mypy takes the class for an instance
+        kinds = kinds_of(type(self))  # type: ignore[arg-type]  # a class can be hashed
         for one in fields(self):
             value = getattr(self, one.name)
             if isinstance(value, Schedule) or (kinds[one.name] == Scheduled and isinstance(value, str)):
