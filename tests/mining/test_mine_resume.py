@@ -114,9 +114,8 @@ def test_twenty_kills_and_the_same_output(job: MineOptions, tmp_path: Path, name
     assert finish(work, plain) == 0
     phases, delays = [], random.Random(0)
     for _ in range(60):
-        most = {"encoding": 7, "searching": 13, "choosing": 19}
-        now = phase(job)
-        wanted = now if len(phases) < most.get(now, 20) else "finishing"
+        order = ["encoding", "searching", "choosing", "finishing"]
+        wanted = order[max(order.index(phase(job)), min(len(phases) // 6, 3))]
         found = killed_in(job, wanted, delays)
         phases += [found] if found else []
         if Path(job.out).exists():  # whole, whenever it is there

@@ -24,7 +24,7 @@ from hardneg.mining.explain import Explanation
 from hardneg.mining.meeting import Meeting, Rescore
 from hardneg.mining.pairs import Positives
 from hardneg.mining.search import Search, most_scores
-from hardneg.mining.select import Rule
+from hardneg.mining.select import Rule, select
 from hardneg.mining.stages import Memory, Piece, Stage, Stages, chosen_pieces
 from hardneg.negatives import Negatives, parse
 
@@ -184,6 +184,8 @@ class Miner:
         for part in corpus.blocks((low, high)):
             running.add(Documents.of(corpus, *part))
         candidates, _ = finder.candidates(query, size, running.found(), None)
+        if high == len(corpus):
+            return float((~select(candidates, self.rule, self.meeting.directions).decided).float().mean()) > 0.25
         assert candidates.scores is not None
         left = torch.ones_like(candidates.scores.valid)
         for factor in finder.leading:
