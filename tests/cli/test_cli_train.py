@@ -43,7 +43,8 @@ OTHER = {
     "gamma": 0.5, "burn_in": 0.25, "num_steps": 100, "forget": True, "objective": "rince(q=0.1)", "rho": 0.1,
     "generate": "mochi(num_hardest=8)", "encode_chunk": 64, "optimizer": "sgd", "schedule": "cosine(warmup=1)",
     "clip": 1.0, "accumulate": 2, "save_every_steps": 10, "monitor": "svm", "monitor_every": 2,
-    "validation_share": 0.1,
+    "validation_share": 0.1, "evaluate_with": "sts:there", "head": "mlp", "encoders": "one", "directions": "both",
+    "context_size": 2,
 }  # fmt: skip
 """A value for every option that is not its default."""
 
