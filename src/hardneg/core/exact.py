@@ -14,6 +14,7 @@ from typing import Annotated
 import torch
 from torch import Tensor
 
+from hardneg.core.errors import NotFinite
 from hardneg.core.nearest import Corpus, Excluded, Nearest, Weigh, merged
 from hardneg.core.tiles import NEVER
 from hardneg.core.topk import top_of_rows
@@ -92,6 +93,16 @@ def largest_of_groups(
     return products.view(len(rows), group, -1).amax(1)
 
 
+def rounding_of_products(dim: int, dtype: torch.dtype, norm: Tensor, other: float) -> Tensor:
+    """By how much a product of two vectors of these norms may differ from that in float64: sums in any order, unit
+    vectors included, and products that underflow."""
+    digits = torch.finfo(dtype)
+    share = (dim + 8) * digits.eps
+    if dtype == torch.float32 and torch.get_float32_matmul_precision() != "highest":
+        share += 2.0**-6  # both factors are rounded to 7 digits, once; the sums stay float32
+    return share * other * norm + dim * digits.tiny
+
+
 class RunningNearest:
     """The ``size`` nearest so far of a block of queries; documents are added block by block, in the order of rows.
 
@@ -113,6 +124,7 @@ class RunningNearest:
         self.raw = queries.to(corpus.device)
         self.queries = corpus.prepared(queries)
         self.norm = _norm(self.queries)
+        self._longest = float(self.norm.max()) if len(queries) else 0.0
         self.size = min(size, len(corpus))
         self.drawn = weigh is not None and weigh.drawn
         shape = len(queries), self.size
@@ -122,6 +134,9 @@ class RunningNearest:
         self._lost, self._banned = self.norm, 0
 
     def add(self, documents: Documents) -> None:
+        if documents.norm * self._longest > torch.finfo(self.corpus.dtype).max / 2:
+            fix = "use the cosine, shorter vectors, or float64"
+            raise NotFinite("mine", f"products within the range of {self.corpus.dtype}", "larger ones", fix)
         if documents.rounded is not None and self.weigh is None:
             place, column = self._screened_by_groups(documents, documents.rounded)
             key = None
@@ -149,10 +164,7 @@ class RunningNearest:
 
     def _slack(self, documents: Documents) -> Annotated[Tensor, "b 1"]:
         """By how much a product may differ from the similarity in float64: sums in any order, unit vectors included."""
-        digits = torch.finfo(self.corpus.dtype).eps
-        if self.corpus.dtype == torch.float32 and torch.get_float32_matmul_precision() != "highest":
-            digits = 2.0**-7
-        return (self.queries.shape[1] + 8) * digits * documents.norm * self.norm
+        return rounding_of_products(self.queries.shape[1], self.corpus.dtype, self.norm, documents.norm)
 
     def _screened(self, documents: Documents) -> tuple[Tensor, Tensor, Tensor]:
         """Places and columns that may be among the nearest, and their keys."""

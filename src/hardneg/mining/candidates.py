@@ -17,7 +17,7 @@ from hardneg.core.topk import in_order
 from hardneg.core.types import NEVER
 from hardneg.kernels import triton_groups
 from hardneg.mining.filters import Filters, bounds_of
-from hardneg.mining.fusion import Quotas, compacted, fused_key, named_source, source_number
+from hardneg.mining.fusion import Quotas, check_quotas, compacted, fused_key, named_source, source_number
 from hardneg.mining.meeting import Meeting, PairGuide
 from hardneg.mining.search import Retriever, Search, most_listed, most_scores
 from hardneg.mining.search_depth import may_remove, reach_of
@@ -39,7 +39,7 @@ class Finder:
         self.retrievers = (*near, *(other.name for other in search.also))
         by_faiss = search.kind in ("flat", "ivf", "hnsw")
         self._check(by_faiss)
-        check_quotas(search, rule, self.retrievers)
+        check_quotas(search.quotas, rule.k, rule.draw, self.retrievers)
         sizes = len(meeting.queries), len(self.corpus), meeting.queries.dim
         self.shards = self.corpus.shards(search.shards_for(*sizes, self.device) if self.searched else 1)
         self.index = FaissIndex(self.corpus, search.kind, search.num_probes) if by_faiss else None
@@ -270,17 +270,6 @@ def _repeated(rows: Annotated[Tensor, "b m"]) -> Annotated[Tensor, "b m"]:
     again = torch.zeros_like(ordered, dtype=torch.bool)
     again[:, 1:] = ordered[:, 1:] == ordered[:, :-1]
     return torch.zeros_like(again).scatter(1, order, again)
-
-
-def check_quotas(search: Search, rule: Rule, retrievers: tuple[str, ...]) -> None:
-    """Raises for quotas of unknown sources, of more than k in all, or beside a draw."""
-    for name, _ in search.quotas:
-        source_number(name, retrievers)
-    total = sum(number for _, number in search.quotas)
-    if total > rule.k:
-        raise ArgumentError("mine", f"quotas of at most {written('mine', 'k', rule.k)} in all", str(total))
-    if search.quotas and rule.draw != "top":
-        raise ArgumentError("mine", "draw 'top' with quotas", written("mine", "draw", rule.draw))
 
 
 def _growing(size: int, n: int) -> list[int]:

@@ -21,7 +21,7 @@ from hardneg.core.errors import (
 from hardneg.core.types import Keys
 from hardneg.core.vectors import is_zero
 from hardneg.io.outputs import check_output
-from hardneg.mining.fusion import source_number
+from hardneg.mining.fusion import check_quotas, named_source
 from hardneg.mining.imports import load_imports
 from hardneg.mining.options import MineOptions, inputs, manifest_of
 from hardneg.mining.output import Layout, check_format
@@ -194,8 +194,8 @@ def check_options(options: MineOptions) -> None:
     rule = rule_of(options)
     check_rule(rule, options.temperature, options.near_positive)
     check_reads(options, rule.negatives)
-    for name, _ in quotas_of(options):
-        source_number(name, retriever_names(options))
+    named_source(rule.negatives, retriever_names(options))
+    check_quotas(quotas_of(options), rule.k, rule.draw, retriever_names(options))
     Layout(options.format, scores=options.scores, ids=options.ids)
     check_among("mine", "search", options.search, ("exact", "flat", "ivf", "hnsw", "bm25"))
     check_among("mine", "similarity", options.similarity, ("cosine", "dot"))
@@ -205,5 +205,11 @@ def check_options(options: MineOptions) -> None:
     if options.search == "bm25" and not options.near_positive is options.near_negative is None:
         what = f"embeddings for {spelled('mine', 'near_positive')} and {spelled('mine', 'near_negative')}"
         raise argument_error("mine", what, "search", "bm25")
+    if options.search == "bm25" and options.guide is not None:
+        fix = f"use {spelled('mine', 'bm25')} with a {spelled('mine', 'model')}, or leave the guide out"
+        raise argument_error("mine", f"embeddings for {spelled('mine', 'guide')}", "search", "bm25", fix)
     if options.model and options.encoder:
         raise ArgumentError("mine", "a model or an encoder", "both")
+    if options.shards > 1 and (options.search != "exact" or options.draw == "categorical"):
+        what = "an exact search and draw 'top' or 'gumbel' for shards"
+        raise argument_error("mine", what, "shards", options.shards, f"leave {spelled('mine', 'shards')} out")

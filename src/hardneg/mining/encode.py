@@ -147,6 +147,7 @@ def _piece_sizes(texts: Sequence[str], encoder: Encoder, cache: Path) -> tuple[i
     if not path.exists():
         size = min(_sample, _piece)
         first = _pieces(texts, encoder.key, size, size)[0]
+        encoder.encode(first[1][:1])  # loads what it loads at its first call
         begin = time.perf_counter()
         _encode_piece(encoder, cache, first)
         most = int(_seconds * len(first[1]) / max(time.perf_counter() - begin, 1e-6))

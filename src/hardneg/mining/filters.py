@@ -12,7 +12,7 @@ from torch import Tensor
 from hardneg.core.draws import gumbel_keys
 from hardneg.core.sweep import Bounds, MaskedTile, finish, left_by, reduce_rows
 from hardneg.core.types import NEVER
-from hardneg.mining.meeting import Meeting
+from hardneg.mining.meeting import Meeting, Model
 from hardneg.negatives import Negatives
 
 Part = tuple[int, int]
@@ -86,14 +86,20 @@ class Filters:
             return gumbel_keys(log_w, self.uniforms(low, high))
         kept = log_w != NEVER
         if self.judged_again:
-            by = slack.to(similarity.dtype)
+            by, guide = slack.to(similarity.dtype), self.meeting.guide
+            wide = guide.slack(self.query, low, high).to(similarity.dtype) if isinstance(guide, Model) else None
             for moved in (similarity - by, similarity + by):
-                kept |= self._weighed(moved, valid, low, high)[0] != NEVER
+                for other in (None,) if wide is None else (-wide, wide):
+                    kept |= self._weighed(moved, valid, low, high, other)[0] != NEVER
         return similarity.masked_fill(~kept, NEVER)
 
-    def _weighed(self, similarity: Tensor, valid: Tensor, low: int, high: int) -> tuple[Tensor, list[Tensor]]:
-        """The log-weights, and how many were left by the guard and by each factor."""
+    def _weighed(
+        self, similarity: Tensor, valid: Tensor, low: int, high: int, moved: Annotated[Tensor, "b 1"] | None = None
+    ) -> tuple[Tensor, list[Tensor]]:
+        """The log-weights, and how many were left by the guard and by each factor. ``moved``: those of the guide by it."""
         tile = self.meeting.tile(self.query, similarity, low, high)
+        if moved is not None and tile.guide is not None:
+            tile.guide = tile.guide + moved
         log_w, left = torch.where(valid, 0.0, NEVER).to(similarity.dtype), [valid.sum(1)]
         for factor, bound in zip(self.factors, self.bounds, strict=True):
             log_w = torch.where(valid, log_w + factor.log_weight(tile.bounded(bound)), NEVER)

@@ -19,7 +19,7 @@ from typing import Annotated
 import torch
 from torch import Tensor
 
-from hardneg.core.errors import ArgumentError
+from hardneg.core.errors import ArgumentError, written
 from hardneg.core.types import NEVER
 from hardneg.negatives import Negatives
 
@@ -42,6 +42,17 @@ def source_number(name: str, retrievers: Sequence[str]) -> int:
     if name not in retrievers:
         raise ArgumentError("mine", f"a source among {', '.join(retrievers)}", repr(name))
     return list(retrievers).index(name)
+
+
+def check_quotas(quotas: Sequence[tuple[str, int]], k: int, draw: str, retrievers: Sequence[str]) -> None:
+    """Raises for quotas of unknown sources, of more than k in all, or beside a draw."""
+    for name, _ in quotas:
+        source_number(name, retrievers)
+    total = sum(number for _, number in quotas)
+    if total > k:
+        raise ArgumentError("mine", f"quotas of at most {written('mine', 'k', k)} in all", str(total))
+    if quotas and draw != "top":
+        raise ArgumentError("mine", "draw 'top' with quotas", written("mine", "draw", draw))
 
 
 def compacted(rows: Annotated[Tensor, "b c"], size: int) -> Annotated[Tensor, "b c"]:

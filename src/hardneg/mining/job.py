@@ -170,6 +170,8 @@ def _absolute(options: MineOptions) -> MineOptions:
     paths: dict[str, Any] = {name: str(Path(path).absolute()) for name, path in given.items() if path is not None}
     imports = tuple(str(Path(path).absolute()) for path in options.imports)
     runs = tuple(f"{name}={Path(path).absolute()}" for name, path in map(split_name, options.runs))
+    named = {name: getattr(options, name) for name in ("model", "guide", "cross_encoder")}
+    paths |= {name: str(Path(path).absolute()) for name, path in named.items() if path and Path(path).exists()}
     return replace(options, imports=imports, runs=runs, **paths)
 
 

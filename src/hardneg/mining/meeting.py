@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from hardneg.core.errors import ArgumentError
-from hardneg.core.exact import pair_similarity
+from hardneg.core.exact import pair_similarity, rounding_of_products
 from hardneg.core.nearest import Corpus
 from hardneg.core.tiles import Tile
 from hardneg.core.types import NEVER, Guide, Keys, Scores, Tags
@@ -36,6 +36,13 @@ class Model:
 
     def block(self, query: Annotated[Tensor, "b"], low: int, high: int) -> Annotated[Tensor, "b m"]:
         return self.of(query) @ self.corpus.part(low, high).T
+
+    def slack(self, query: Annotated[Tensor, "b"], low: int, high: int) -> Annotated[Tensor, "b 1"]:
+        """By how much ``block`` may differ from ``pairs``."""
+        ours, others = (
+            torch.linalg.vector_norm(each.double(), dim=1) for each in (self.of(query), self.corpus.part(low, high))
+        )
+        return rounding_of_products(self.queries.shape[1], self.corpus.dtype, ours[:, None], float(others.max()))
 
     def pairs(self, query: Annotated[Tensor, "m"], rows: Annotated[Tensor, "m"]) -> Annotated[Tensor, "m"]:
         """Of each pair by itself, in float64; of a negative row that of any."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import zipfile
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -20,7 +21,7 @@ class Files:
     """The store of a job: a folder with one .npz file for each piece."""
 
     def __init__(self, folder: Path) -> None:
-        self.folder = folder
+        self.folder, self._owner = folder, os.getpid()
         self._open: dict[Path, StoredPiece] = {}
 
     def path(self, stage: str, piece: int) -> Path:
@@ -28,6 +29,8 @@ class Files:
 
     def read(self, stage: str, piece: int) -> Piece:
         path = self.path(stage, piece)
+        if self._owner != os.getpid():  # a fork shares the offsets of open files with its parent
+            self._owner, self._open = os.getpid(), {}
         if path not in self._open:
             if len(self._open) >= _most_open:
                 self._open.clear()

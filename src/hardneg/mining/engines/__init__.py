@@ -52,6 +52,9 @@ def engine_of(options: MineOptions) -> Engine:
     if options.part is not None and options.merge:
         raise argument_error("mine", "a part or the merge after all parts", "part", options.part)
     if options.part is not None:
+        if options.engine != "local" or options.workers > 1:
+            fix = "leave --engine and --workers out"
+            raise argument_error("mine", "one process for a part", "part", options.part, fix)
         return Part.parse(options.part)
     if options.engine == "ray":
         from hardneg.mining.engines.ray import Ray
