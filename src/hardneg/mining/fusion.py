@@ -19,7 +19,7 @@ from typing import Annotated
 import torch
 from torch import Tensor
 
-from hardneg.core.errors import ArgumentError, written
+from hardneg.core.errors import ArgumentError, spelled, written
 from hardneg.core.types import NEVER
 from hardneg.negatives import Negatives
 
@@ -40,7 +40,8 @@ def named_source(negatives: Negatives, retrievers: Sequence[str]) -> int | None:
 
 def source_number(name: str, retrievers: Sequence[str]) -> int:
     if name not in retrievers:
-        raise ArgumentError("mine", f"a source among {', '.join(retrievers)}", repr(name))
+        fix = f"add {spelled('mine', 'bm25')} or {spelled('mine', 'runs')}, or leave it out"
+        raise ArgumentError("mine", f"a source among {', '.join(retrievers)}", repr(name), fix)
     return list(retrievers).index(name)
 
 

@@ -108,6 +108,18 @@ def negatives_in(table: Table, path: Path) -> list[list[str]]:
     return [list(row) for row in zip(*columns, strict=True)] if columns else []
 
 
+def usual_column(table: Table, path: Path) -> Sequence[str]:
+    """The column of the texts where none is named: that of a usual name, or the only one beside labels and ids."""
+    for name in TEXT_COLUMNS:
+        if name in table:
+            return (name,)
+    others = [name for name in table if name not in ("id", "_id", "label", "labels", "score")]
+    if len(others) == 1:
+        return others
+    what = f"a column of texts in {path}, whose first line names the columns"
+    raise ArgumentError("data", what, f"columns {sorted(table)}", "name it: text:FILE[column]")
+
+
 def pair_columns(table: Table, path: Path) -> Sequence[str]:
     """The columns of the pairs where none are named: those of a usual name, or the only two of texts."""
     for pair in PAIR_COLUMNS:

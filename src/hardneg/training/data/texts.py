@@ -19,13 +19,13 @@ from torch import Tensor
 from hardneg.core.errors import argument_error, located
 from hardneg.training.data.items import Evaluation, Items, Shown, Splits
 from hardneg.training.data.text_files import (
-    TEXT_COLUMNS,
     is_table,
     labels_in,
     read_columns,
     read_lines,
     split_columns,
     texts_in,
+    usual_column,
 )
 from hardneg.training.data.tokens import Ragged, Tokenizer, Tokens, tokenizer_for, view_keys
 from hardneg.training.encoders import Encoder, Represent
@@ -118,8 +118,7 @@ class Texts(OfTexts, prefix="text", form="text:FILE"):
             places = torch.tensor(lines.places)
             return cls(lines.texts, None, torch.arange(len(places)), places, path)
         table = read_columns(file)
-        usual = [name for name in TEXT_COLUMNS if name in table][:1] or list(table)[:1]
-        text, label = [*(columns or usual), None][:2]
+        text, label = [*(columns or usual_column(table, file)), None][:2]
         if label is None and not columns and "label" in table:
             label = "label"
         texts = texts_in(table, str(text), file)
