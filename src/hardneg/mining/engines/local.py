@@ -63,7 +63,7 @@ class Local:
         self, function: Callable[[Any], None], tasks: list[Any], done: Callable[[Any], None], last: bool
     ) -> list[Any]:
         """What is left after a worker was killed."""
-        can_fork = "fork" in multiprocessing.get_all_start_methods() and not torch.cuda.is_initialized()
+        can_fork = "fork" in multiprocessing.get_all_start_methods() and not torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
         method = "fork" if can_fork and os.name == "posix" else "spawn"
         number = min(self.number, len(tasks))
         finished: set[int] = set()
