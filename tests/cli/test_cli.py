@@ -162,7 +162,7 @@ def test_explain_shows_both_ends_of_a_schedule():
     ("expression", "fix"),
     [
         ("Tlit(1.0)", "Did you mean Tilt?"),
-        ("Nonsense()", "Known: BelowPositive, "),
+        ("Nonsense()", "Known: AtMost, "),
         ("OtherLabel", "write OtherLabel()"),
         ("Tilt(-1.0)", "Tilt needs beta in [0.0, inf), got beta=-1.0."),
         ("Ring(0.5, 2.0)", "outer"),

@@ -476,10 +476,12 @@ def examples(*verb: str) -> list[list[str]]:
 @pytest.mark.parametrize("recipe", RECIPES)
 def test_the_examples_of_train_are_understood(recipe: str, requested: list[Any], tmp_path: Path) -> None:
     (tmp_path / "run.yaml").write_text("epochs: 3\n")
+    (tmp_path / "sts.tsv").write_text("sentence1\tsentence2\tscore\na\tb\t1.0\na\tc\t2.0\n")
     commands = examples("train", recipe)
     assert commands
     for command in commands:
         command = [str(tmp_path / word) if word == "run.yaml" else word for word in command]
+        command = [word.replace("sts:", f"sts:{tmp_path}/") for word in command]
         done = hardneg(*command)
         assert done.exit_code == 0, (command, done.stderr)
         check_words(requested[-1][1])

@@ -82,7 +82,7 @@ def test_what_auto_is_taken_for_depends_on_the_images(tmp_path: Path) -> None:
     images = np.random.default_rng(0).integers(0, 256, (64, 32, 32, 3), dtype=np.uint8)
     np.savez(tmp_path / "large.npz", images=images, labels=np.arange(64) % 4)
     texts, common = ("simclr()", "simclr(encoder='tiny')"), short(f"npz:{tmp_path / 'large.npz'}")
-    record = check_arms([parse_arm(text).under(common) for text in texts], Comparison(texts, 2, common))
+    record, _ = check_arms([parse_arm(text).under(common) for text in texts], Comparison(texts, 2, common))
     assert record["train"]["shape"] == [3, 32, 32]
 
 

@@ -92,8 +92,8 @@ def test_the_share_that_tuning_holds_out_can_be_chosen(data: str, started: Start
     comparison = Comparison(("simclr()", "hcl()"), 2, short(data, validation_share=0.1), ("temperature", (0.5, 0.25)))
     compare(comparison, tmp_path, jobs=1, show=nothing)
     tried = [options for _, options, path in started if "tuning" in path.parts]
-    train, held = splits(tried[0])
-    assert len(held) == round(0.1 * (len(train) + len(held)))
+    found = splits(tried[0])
+    assert len(found.test) == round(0.1 * (len(found.train) + len(found.test)))
 
 
 def test_a_try_that_diverges_has_lost_and_ends_nothing(

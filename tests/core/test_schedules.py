@@ -169,6 +169,7 @@ SCHEDULED = [
     "Ring({})",
     "Ring(0.0, {})",
     "Ring({}, 0.5, dynamic_inner=True)",
+    "AtMost({})",
     "BelowPositive({})",
     "BelowPositive(absolute={})",
     "BelowPositive(0.1, absolute={})",

@@ -310,7 +310,7 @@ def test_words_and_runs_are_fused_without_embeddings(job: MineOptions) -> None:
     fused = lines(job.out)
     run(replace(given, fusion="similarity"))
     assert [row["negative_ids"] for row in lines(job.out)] != [row["negative_ids"] for row in fused]
-    assert {found for row in fused for found in row["found_by"]} == {"bm25", "r", "bm25+r"}
+    assert {found for row in fused for found in row["found_by"]} == {"bm25+r"}  # the first of both lists
 
 
 def test_names_of_runs_are_different(job: MineOptions) -> None:

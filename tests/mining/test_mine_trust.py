@@ -244,7 +244,9 @@ def test_point_19_retrained_models_are_encoded_again(
     library = pytest.importorskip("sentence_transformers", reason="needs the extra 'text'")
     load, folder = library.SentenceTransformer, tmp_path / "model"
     name = str(folder) if place == "folder" else "someone/model"
-    monkeypatch.setattr(library, "SentenceTransformer", lambda given, device: load(str(folder), device=device))
+    monkeypatch.setattr(
+        library, "SentenceTransformer", lambda given, device, revision: load(str(folder), device=device)
+    )
     mined = []
     for seed in (0, 1):
         train_static(load, folder, seed)

@@ -82,7 +82,8 @@ def test_an_unknown_data_set_lists_the_known_ones(name: str, tmp_path: Path) -> 
     with pytest.raises(UnknownName) as found:
         run("simclr", tmp_path / "run", short(name))
     assert (found.value.where, found.value.name) == ("--data", name)
-    assert found.value.known == ["digits", "fashion-mnist", "cifar10", "cifar100", "folder:PATH", "npz:PATH", "hf:NAME"]
+    assert found.value.known[:4] == ["digits", "fashion-mnist", "cifar10", "cifar100"]
+    assert {"folder:PATH", "npz:PATH", "hf:NAME"} < set(found.value.known)
     assert not (tmp_path / "run").exists()
 
 

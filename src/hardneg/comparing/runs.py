@@ -182,6 +182,8 @@ def folder_of(arm: Arm) -> str:
     usual, chosen = (plainly(options.as_dict()) for options in (RECIPES[arm.recipe](), arm.complete()))
     changed = {name: value for name, value in chosen.items() if value != usual[name]}
     digest = hashlib.blake2b(json.dumps([arm.recipe, changed], sort_keys=True).encode(), digest_size=4)
+    if "batches" in changed:
+        changed["batches"] = arm.complete().batches.partition("(")[0].strip()
     written = [f"{name}={value}" for name, value in sorted(changed.items()) if name not in SHARED]
     words = re.sub(r"[^\w.=]+", "-", "-".join(written))[:LONGEST].strip("-")
     return "-".join(part for part in (arm.recipe, words, digest.hexdigest()) if part)

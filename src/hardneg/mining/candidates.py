@@ -9,13 +9,13 @@ import torch
 from torch import Tensor
 
 from hardneg.core.errors import ArgumentError, written
-from hardneg.core.exact import Documents, RunningNearest, largest_of_groups
+from hardneg.core.exact import Documents, RunningNearest
 from hardneg.core.keyed import uniform_of_pairs
 from hardneg.core.nearest import FaissIndex, Nearest
 from hardneg.core.sweep import Bounds
 from hardneg.core.topk import in_order
 from hardneg.core.types import NEVER
-from hardneg.kernels import triton_groups
+from hardneg.kernels.groups import largest_on
 from hardneg.mining.filters import Filters, bounds_of
 from hardneg.mining.fusion import Quotas, check_quotas, compacted, fused_key, named_source, source_number
 from hardneg.mining.meeting import Meeting, PairGuide
@@ -117,8 +117,7 @@ class Finder:
             own = bounds_of(self.meeting, query, self.leading)
             keep = Filters(self.meeting, query, self.leading, own, judged_again=True)
         excluded = self.meeting.excluded.of(query)
-        largest = triton_groups.largest_of_groups if triton_groups.can_run(self.device) else largest_of_groups
-        return RunningNearest(self.corpus, self.meeting.model.raw(query), size, excluded, keep, largest)
+        return RunningNearest(self.corpus, self.meeting.model.raw(query), size, excluded, keep, largest_on(self.device))
 
     def _uniforms(self, query: Tensor, low: int, high: int) -> Tensor:
         rows = torch.arange(low, high, device=self.device).expand(len(query), -1)

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from hardneg.core.exact import Documents
 from hardneg.core.types import NEVER, Keys
-from hardneg.kernels.triton_groups import can_run
+from hardneg.kernels.groups import runs_in_triton
 from hardneg.mining.alignment import Alignment, alignment_of, warn_of_alignment, warn_of_easy_negatives
 from hardneg.mining.candidates import Finder
 from hardneg.mining.checks import check_corpus, check_inputs
@@ -159,7 +159,7 @@ class Miner:
         """Whether tensor cores screen the products, with the same result."""
         if self.search.precision != "auto":
             return self.search.precision == "bfloat16"
-        return self.meeting.device.type == "cuda" and can_run(self.meeting.device)
+        return self.meeting.device.type == "cuda" and runs_in_triton(self.meeting.device)
 
     @property
     def short_rows(self) -> bool:

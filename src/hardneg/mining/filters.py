@@ -96,7 +96,7 @@ class Filters:
     def _weighed(
         self, similarity: Tensor, valid: Tensor, low: int, high: int, moved: Annotated[Tensor, "b 1"] | None = None
     ) -> tuple[Tensor, list[Tensor]]:
-        """The log-weights, and how many the guard and each factor left; ``moved`` is added to the guide's similarities."""
+        """The log-weights, and how many the guard and each factor left. The guide's are ``moved`` by as much."""
         tile = self.meeting.tile(self.query, similarity, low, high)
         if moved is not None and tile.guide is not None:
             tile.guide = tile.guide + moved

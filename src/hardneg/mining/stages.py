@@ -27,7 +27,7 @@ from hardneg.core.exact import GROUP, Documents
 from hardneg.core.nearest import Nearest, merged
 from hardneg.core.sweep import Bounds, finish, left_by, merge_states, reduce_rows
 from hardneg.io.arrays import Array
-from hardneg.kernels.triton_groups import can_run
+from hardneg.kernels.groups import runs_in_triton
 from hardneg.mining.checks import check_corpus
 from hardneg.mining.edges import Edges, count_bytes, finished, narrowed, start_edges
 from hardneg.mining.filters import CorpusRows, bounds_of
@@ -198,7 +198,7 @@ class Stages:
     def _documents(self, stage: Stage, shard: int) -> list[tuple[int, int]]:
         """The blocks of a shard: larger ones where the kernel writes one number for a group of documents."""
         low, high = self.finder.shards[shard]
-        by_groups = self.miner.bfloat16 and can_run(self.meeting.device) and not stage.filtered
+        by_groups = self.miner.bfloat16 and runs_in_triton(self.meeting.device) and not stage.filtered
         step = self.corpus.block * (GROUP if by_groups else 1)
         return [(one, min(one + step, high)) for one in range(low, high, step)]
 

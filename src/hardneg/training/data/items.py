@@ -307,8 +307,8 @@ def split_name(name: str) -> tuple[str, str]:
 
 
 def forms() -> list[str]:
-    """How data of each kind is named."""
-    return list(_forms.values())
+    """How data of each kind is named; what needs no file comes first."""
+    return sorted(_forms.values(), key=lambda form: ":" in form)
 
 
 def features_of_splits(splits: Splits, represent: Represent) -> dict[str, Tensor]:

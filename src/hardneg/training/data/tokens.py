@@ -92,8 +92,8 @@ def view_keys(ids: Annotated[Tensor, "b"], view: int, epoch: int, seed: int) -> 
 def hashed_subwords(texts: Sequence[str]) -> list[list[int]]:
     """Words and their pieces of three to five letters, hashed to buckets (Bojanowski et al. 2017).
 
-    >>> len(hashed_subwords(["A cat"])[0])
-    8
+    >>> len(hashed_subwords(["A cat"])[0])  # <a>; <cat>, and <ca, cat, at>, <cat, cat>
+    7
     """
     return [[bucket for word in _words(text) for bucket in _buckets(word)] for text in texts]
 
