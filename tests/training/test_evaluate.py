@@ -24,7 +24,14 @@ from hardneg.training.evaluation.embeddings import (
     evaluate_file,
     knn_predict,
 )
-from hardneg.training.evaluation.logistic import STRENGTHS, folds_of, linear_predict, sklearn_predict
+from hardneg.training.evaluation.logistic import (
+    STRENGTHS,
+    _chosen,
+    _fit_torch,
+    folds_of,
+    linear_predict,
+    sklearn_predict,
+)
 from hardneg.training.evaluation.pairs import _drawn_of_kind, alignment, similarity_histograms, uniformity
 
 Split = tuple[Tensor, Tensor, Tensor, Tensor]
@@ -123,6 +130,12 @@ class TestProbes:
         exact = sklearn_probe(*digits, strengths=(0.1,))
         assert exact > 0.94
         assert linear_probe(*digits, strengths=(0.1,)) == pytest.approx(exact, abs=0.004)
+
+    def test_on_noise_the_strongest_penalties_are_chosen(self) -> None:
+        generator = torch.Generator().manual_seed(0)
+        x, y = torch.randn(200, 1024, generator=generator), torch.randint(2, (200,), generator=generator)
+        # A fit that began with the weights of another fold would know the rows that are held out.
+        assert _chosen(_fit_torch, x, y, STRENGTHS, 0) <= 1e-3
 
     def test_folds_share_out_every_class(self) -> None:
         y = torch.tensor([0] * 10 + [1] * 7 + [3] * 5)[torch.randperm(22)]

@@ -37,7 +37,7 @@ def linear_predict(
 
     The best of ``strengths`` on held-out train rows, drawn by ``seed``, is fitted to all of them.
     """
-    return _predicted(_Torch(), train_x, train_y, test_x, strengths, seed)
+    return _predicted(_fit_torch, train_x, train_y, test_x, strengths, seed)
 
 
 def sklearn_predict(
@@ -104,30 +104,23 @@ def folds_of(y: Labels, number: int, seed: int) -> Annotated[Tensor, "n"]:
     return fold
 
 
-class _Torch:
-    """L-BFGS; each fit starts from the weights of the one before it, which had almost the same optimum."""
+def _fit_torch(x: Features, y: Labels, strength: float) -> Callable[[Features], LogProbabilities]:
+    """L-BFGS from zeros: weights of an earlier fit would bring in rows that this one holds out."""
+    weights = x.new_zeros(x.shape[1] + 1, int(y.max()) + 1).requires_grad_()
+    penalty = 0.5 / (strength * len(x))
+    # The tolerance is scikit-learn's.
+    optimizer = torch.optim.LBFGS([weights], max_iter=200, tolerance_grad=1e-4, line_search_fn="strong_wolfe")
 
-    def __init__(self) -> None:
-        self.weights = torch.zeros(0)
+    def loss() -> Tensor:
+        optimizer.zero_grad()
+        value = cross_entropy(_logits(x, weights), y) + penalty * weights[:-1].square().sum()
+        value.backward()  # type: ignore[no-untyped-call]
+        return value
 
-    def __call__(self, x: Features, y: Labels, strength: float) -> Callable[[Features], LogProbabilities]:
-        shape = (x.shape[1] + 1, int(y.max()) + 1)
-        begin = self.weights if self.weights.shape == shape else x.new_zeros(shape)
-        weights = begin.clone().requires_grad_()
-        penalty = 0.5 / (strength * len(x))
-        # The tolerance is scikit-learn's.
-        optimizer = torch.optim.LBFGS([weights], max_iter=200, tolerance_grad=1e-4, line_search_fn="strong_wolfe")
-
-        def loss() -> Tensor:
-            optimizer.zero_grad()
-            value = cross_entropy(_logits(x, weights), y) + penalty * weights[:-1].square().sum()
-            value.backward()  # type: ignore[no-untyped-call]
-            return value
-
-        with torch.enable_grad():
-            optimizer.step(loss)  # type: ignore[no-untyped-call]
-        self.weights = weights.detach()
-        return lambda rows: log_softmax(_logits(rows, self.weights), 1)
+    with torch.enable_grad():
+        optimizer.step(loss)  # type: ignore[no-untyped-call]
+    found = weights.detach()
+    return lambda rows: log_softmax(_logits(rows, found), 1)
 
 
 def _logits(x: Features, weights: Annotated[Tensor, "d+1 c"]) -> Annotated[Tensor, "n c"]:
