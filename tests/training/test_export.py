@@ -169,11 +169,11 @@ class TestTexts:
     def test_a_run_on_texts_is_evaluated_by_sts(self, tmp_path: Path) -> None:
         (tmp_path / "lines.txt").write_text("\n".join(f"a word {i} and the number {i * i}" for i in range(64)))
         options = {"data": f"text:{tmp_path / 'lines.txt'}", "epochs": 1, "batch_size": 16, "device": "cpu", "dim": 16}
-        pairs = ["4\ta word\ta word", "2\ta word\ta number", "0\tthe 3\tword"]
-        (tmp_path / "sts.tsv").write_text("\n".join(["score\tsentence1\tsentence2", *pairs]))
+        pairs = ["dev\t4\ta word\ta word", "dev\t2\ta word\ta number", "dev\t0\tthe 3\tword"]
+        (tmp_path / "sts.tsv").write_text("\n".join(["split\tscore\tsentence1\tsentence2", *pairs]))
         monitor = f"sts('{tmp_path / 'sts.tsv'}')"
         run("simcse", tmp_path / "run", {**options, "monitor": monitor, "monitor_every": 1})
-        command = ["evaluate", str(tmp_path / "run"), "--sts", str(tmp_path / "sts.tsv"), "--json"]
+        command = ["evaluate", str(tmp_path / "run"), "--sts", str(tmp_path / "sts.tsv"), "--split", "dev", "--json"]
         found = json.loads(CliRunner().invoke(app, command).output)
         from hardneg.training.runs import Run
 
