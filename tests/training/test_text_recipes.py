@@ -23,7 +23,7 @@ from hardneg.training.data.inputs import Sided, TwoTowers, joined
 from hardneg.training.data.items import Items
 from hardneg.training.data.kinds import kind_of
 from hardneg.training.data.tokens import Tokens, hashed_subwords, view_keys
-from hardneg.training.evaluation.benchmarks import spearman_parts
+from hardneg.training.evaluation.benchmarks import Benchmark, read_benchmark, spearman_parts
 from hardneg.training.loop import Loop
 from hardneg.training.method import Batch, Method
 from hardneg.training.options import RECIPES
@@ -310,6 +310,16 @@ def test_the_figure_of_sts_is_the_mean_of_its_parts_and_of_its_tasks(tmp_path: P
     options = short(text_file(tmp_path / "a.txt"), evaluate_with=sts_file(tmp_path / "sts.tsv"), epochs=1)
     result = run("simcse", tmp_path / "run", options)
     assert result["sts"] == pytest.approx(sum(result["sts_tasks"].values()) / 2, abs=1e-6)
+
+
+def test_validation_reads_the_dev_split_of_a_benchmark(tmp_path: Path) -> None:
+    rows = ["split\tscore\tsentence1\tsentence2", *(f"dev\t{i}\ta b\ta {'b' * i}" for i in range(3))]
+    (tmp_path / "sts.tsv").write_text("\n".join([*rows, "test\t1\tx\ty"]))
+    found = read_benchmark(Benchmark("sts", tmp_path / "sts.tsv"), "validation")
+    assert [pair.score for pair in found] == [0.0, 1.0, 2.0]  # type: ignore[union-attr]
+    assert len(read_benchmark(Benchmark("sts", tmp_path / "sts.tsv"), "test")) == 1  # type: ignore[arg-type]
+    with pytest.raises(ArgumentError, match=r"a BEIR folder with qrels/dev.tsv, got .*; add qrels/dev.tsv, or leave"):
+        read_benchmark(Benchmark("ndcg@10", tmp_path), "validation")
 
 
 def test_quick_thoughts_is_an_arm_of_its_own_name() -> None:

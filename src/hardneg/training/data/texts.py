@@ -76,7 +76,7 @@ class OfTexts(Items):
         benchmark = benchmark_of(options.evaluate_with)
         if benchmark is None:
             return found
-        figures = benchmark_figures(benchmark, lambda texts: self._features(texts, represent))
+        figures = benchmark_figures(benchmark, lambda texts: self._features(texts, represent), options.evaluate_on)
         for name in ("correct", "scores", "num_items"):
             figures[name] = found.figures.get(name, {}) | figures.get(name, {})
         return Evaluation(found.figures | figures, found.arrays)
