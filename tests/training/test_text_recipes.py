@@ -147,6 +147,16 @@ def test_clip_is_both_directions_with_a_learnt_temperature(tmp_path: Path) -> No
     assert_step(method, batch, (cross(logits, own) + cross(logits.T, own)) / 2)
 
 
+def test_the_temperature_of_clip_can_leave_its_lowest_value(tmp_path: Path) -> None:
+    method, _, batch = made("clip", tmp_path)
+    with torch.no_grad():
+        method.scale.fill_(9.0)
+    method.after_step()
+    assert method.temperature().item() == pytest.approx(0.01)
+    (slope,) = torch.autograd.grad(method.loss_of(method.encoder, batch), [method.scale])
+    assert float(slope) != 0.0
+
+
 @pytest.mark.parametrize("encoders", ["one", "two"])
 def test_quick_thoughts_predicts_the_neighbours_in_the_text(encoders: str, tmp_path: Path) -> None:
     method, data, batch = made("quick-thoughts", tmp_path, encoders=encoders)
