@@ -22,6 +22,8 @@ from hardneg.reporting import write_report
 from hardneg.training.data.inputs import Sided, TwoTowers, joined
 from hardneg.training.data.items import Items
 from hardneg.training.data.kinds import kind_of
+from hardneg.training.data.text_pairs import TextPairs
+from hardneg.training.data.texts import halves
 from hardneg.training.data.tokens import Tokens, hashed_subwords, view_keys
 from hardneg.training.evaluation.benchmarks import Benchmark, read_benchmark, spearman_parts
 from hardneg.training.loop import Loop
@@ -123,6 +125,12 @@ def test_pairs_have_all_mined_negatives_and_never_a_text_of_their_own(directions
             losses.append(softmax_loss(a[i] @ b[i] / 0.05, negatives))
         ways.append(torch.stack(losses).mean())
     assert_step(method, batch, ways[0] if directions == "one" else (ways[0] + ways[1]) / 2)
+
+
+def test_rows_of_one_first_text_share_their_document() -> None:
+    data = TextPairs.of(["q", "q", "r", "s"], ["a", "b", "b", "c"], [["d"], ["c"], ["a"], ["b"]], "some")
+    assert data.documents.tolist() == [0, 0, 0, 2]
+    assert data.mined_ids == {"a": 0, "b": 0, "c": 2, "d": 3}
 
 
 def test_mined_negatives_can_be_weighted_by_themselves(tmp_path: Path) -> None:
@@ -304,6 +312,12 @@ def test_without_labels_texts_are_compared_by_their_halves(tmp_path: Path) -> No
     page = Page(write_report(tmp_path / "run").read_text())
     assert "retrieval of the second view" in page.words
     assert "nearest of other classes" not in page.words
+
+
+def test_the_halves_of_a_text_without_spaces_differ() -> None:
+    assert halves("\u4f60\u597d\u4e16\u754c") == ("\u4f60\u597d", "\u4e16\u754c")
+    assert halves("one two three") == ("one", "two three")
+    assert halves("x") == ("x", "x")
 
 
 def test_the_figure_of_sts_is_the_mean_of_its_parts_and_of_its_tasks(tmp_path: Path) -> None:
