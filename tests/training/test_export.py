@@ -14,14 +14,18 @@ import hardneg as hn
 import hardneg.comparing.runs
 from hardneg.cli.app import app
 from hardneg.comparing import Comparison, compare
-from hardneg.io.embeddings import load_embeddings
+from hardneg.io.embeddings import load_embeddings, load_evaluated
 from hardneg.training.augmentation.augment import TINY
 from hardneg.training.data.images import load
-from hardneg.training.encoders import auto_encoder, build_encoder, embed
+from hardneg.training.encoders import Represent, auto_encoder, build_encoder, embed
 from hardneg.training.evaluation.transfer import transfer
 from hardneg.training.export import export, how_to_load, resnet_names
+from hardneg.training.options import RECIPES
 from hardneg.training.recipes import run_recipe
+from hardneg.training.setup import splits
+from support.graphs import graph_file
 from support.libraries import library
+from support.texts import text_file
 from support.training_runs import few_digits, run, short
 
 pytest.importorskip("accelerate", reason="training needs the extra train")
@@ -179,6 +183,18 @@ class TestTexts:
 
         (look,) = [one["monitor"] for one in Run(tmp_path / "run").metrics() if "monitor" in one]
         assert found["sts"]["all"] == pytest.approx(look)
+
+
+@pytest.mark.parametrize("recipe", ["infograph", "quick-thoughts"])
+def test_encoders_of_two_parts_are_loaded(recipe: str, tmp_path: Path) -> None:
+    of_graphs = recipe == "infograph"
+    data = graph_file(tmp_path / "some.npz", 32) if of_graphs else text_file(tmp_path / "some.txt")
+    options = {"data": data, "epochs": 1, "batch_size": 16, "dim": 8, "device": "cpu"}
+    run(recipe, tmp_path / "run", options)
+    expected = load_evaluated(tmp_path / "run" / "embeddings.npz")[0]
+    wanted = RECIPES[recipe](**options)
+    found = Represent(hn.load_encoder(tmp_path / "run")).items(splits(wanted).test.prepared(wanted))
+    torch.testing.assert_close(found, expected)
 
 
 class TestTransfer:

@@ -22,12 +22,14 @@ from hardneg.core.errors import ArgumentError, FileError, NoFile, optional
 from hardneg.io.files import write_atomically
 from hardneg.io.functions import names_a_file
 from hardneg.training.checkpoints import read_state
+from hardneg.training.data.inputs import TwoTowers
+from hardneg.training.data.items import Items
 from hardneg.training.data.kinds import kind_of
 from hardneg.training.data.texts import MANY, OfTexts
 from hardneg.training.data.tokens import Ragged, tokenizer_for
 from hardneg.training.encoders import Represent, ResNetBackbone
 from hardneg.training.evaluation.texts import TextEncoder, of_function, sentence_transformer
-from hardneg.training.options import RECIPES, TrainOptions
+from hardneg.training.options import RECIPES, InfoGraphOptions, QuickThoughtsOptions, TrainOptions
 from hardneg.training.runs import Run
 from hardneg.training.text_encoders import Pretrained
 
@@ -51,7 +53,7 @@ def load_encoder(run: str | Path, weights: str = "last", *, run_code: bool = Fal
         got = f"the encoder {options.encoder}, which is run to build it"
         raise ArgumentError("load_encoder", "an encoder that runs no code", got, "pass run_code=True if you trust it")
     record = (config.get("trained") or {}).get("data", {}).get("train", {})
-    encoder = kind_of(options.data, may_run=run_code).rebuilt(record, options)
+    encoder = _rebuilt(kind_of(options.data, may_run=run_code), record, options)
     _load(encoder, _state(disk, weights), disk.path)
     return encoder.eval()
 
@@ -185,6 +187,18 @@ def _state(run: Run, weights: str) -> dict[str, Any]:
         raise NoFile("load_encoder", f"the {weights} checkpoint of a run", path, "which is not there", fix)
     state: dict[str, Any] = read_state(path, parts={"method"})["method"]
     return state
+
+
+def _rebuilt(kind: type[Items], record: dict[str, Any], options: TrainOptions) -> nn.Module:
+    """The encoder as its recipe has it: some have two, or parts of their own around it."""
+    encoder = kind.rebuilt(record, options)
+    if isinstance(options, InfoGraphOptions):
+        from hardneg.training.recipes.infograph import LocalAndGlobal
+
+        return LocalAndGlobal(encoder, options.dim, options.seed)
+    if isinstance(options, QuickThoughtsOptions) and options.encoders == "two":
+        return TwoTowers(encoder, kind.rebuilt(record, options))
+    return encoder
 
 
 def _load(encoder: nn.Module, state: dict[str, Tensor], path: Path) -> None:
