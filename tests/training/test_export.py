@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -19,7 +21,7 @@ from hardneg.training.augmentation.augment import TINY
 from hardneg.training.data.images import load
 from hardneg.training.encoders import Represent, auto_encoder, build_encoder, embed
 from hardneg.training.evaluation.transfer import transfer
-from hardneg.training.export import export, how_to_load, resnet_names
+from hardneg.training.export import export, how_to_load, may_run_code, resnet_names
 from hardneg.training.options import RECIPES
 from hardneg.training.recipes import run_recipe
 from hardneg.training.setup import splits
@@ -163,10 +165,10 @@ class TestTexts:
         path = tmp_path / "st" if kind == "st" else plain
         options = {"data": f"text:{tmp_path / 'lines.txt'}", "encoder": f"{kind}:{path}", "epochs": 1, "batch_size": 16}
         run("simcse", tmp_path / "run", {**options, "device": "cpu", "learning_rate": 0.01})
-        exported = export(tmp_path / "run", "sentence-transformers")
+        exported = export(tmp_path / "run", "sentence-transformers", run_code=True)
         some = texts(9, seed=3)
         found = SentenceTransformer(str(exported), device="cpu").encode(some, convert_to_tensor=True)
-        ours = text_encoder_of(tmp_path / "run").texts(some)
+        ours = text_encoder_of(tmp_path / "run", run_code=True).texts(some)
         torch.testing.assert_close(found, ours, rtol=1e-5, atol=1e-6)
         assert not torch.allclose(found, model.encode(some, convert_to_tensor=True), atol=1e-3)  # it was trained
 
@@ -183,6 +185,17 @@ class TestTexts:
 
         (look,) = [one["monitor"] for one in Run(tmp_path / "run").metrics() if "monitor" in one]
         assert found["sts"]["all"] == pytest.approx(look)
+
+
+@pytest.mark.parametrize(("version", "refused"), [("5.9.0", True), ("6.0.0", False)])
+def test_model_folders_that_may_run_code_are_refused(
+    version: str, refused: bool, trained: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "sentence_transformers", SimpleNamespace(__version__=version))
+    assert may_run_code("st:folder") == refused
+    monkeypatch.setattr("hardneg.training.export.options_of", lambda run: RECIPES["simcse"](encoder="hf:folder"))
+    with pytest.raises(ValueError, match=r"runs no code, got the encoder hf:folder.*run_code=True"):
+        hn.load_encoder(trained)
 
 
 @pytest.mark.parametrize("recipe", ["infograph", "quick-thoughts"])

@@ -42,25 +42,42 @@ def load_encoder(run: str | Path, weights: str = "last", *, run_code: bool = Fal
     """The trained encoder of a run, in evaluation mode on the CPU; ``.features(inputs)`` are what was evaluated.
 
     ``weights="best"`` are those that the monitor found best. An encoder or data from a Python file that the run names
-    are run again only with ``run_code=True``.
+    are run again only with ``run_code=True``, and so are model folders that may hold code (``may_run_code``).
     """
     if weights not in WEIGHTS:
         raise ArgumentError("load_encoder", f"weights to be one of {', '.join(WEIGHTS)}", repr(weights))
     disk = Run(Path(run))
     config = disk.whole_config()
     options = options_of(disk)
-    if names_a_file(options.encoder) and not run_code:
-        got = f"the encoder {options.encoder}, which is run to build it"
-        raise ArgumentError("load_encoder", "an encoder that runs no code", got, "pass run_code=True if you trust it")
+    if may_run_code(options.encoder) and not run_code:
+        got = f"the encoder {options.encoder}, which may be run to build it"
+        fix = "pass run_code=True if you trust it (--run-code)"
+        raise ArgumentError("load_encoder", "an encoder that runs no code", got, fix)
     record = (config.get("trained") or {}).get("data", {}).get("train", {})
     encoder = _rebuilt(kind_of(options.data, may_run=run_code), record, options)
     _load(encoder, _state(disk, weights), disk.path)
     return encoder.eval()
 
 
-def text_encoder_of(run: str | Path, weights: str = "last") -> TextEncoder:
+def may_run_code(encoder: str) -> bool:
+    """Whether building the encoder of this name may run code that lies beside it.
+
+    A Python file is run. A folder of transformers or sentence-transformers may name modules of its own;
+    sentence-transformers asks before it runs them from version 6 on.
+
+    >>> may_run_code("mine.py:build"), may_run_code("hf:model"), may_run_code("resnet18")
+    (True, True, False)
+    """
+    kind = encoder.partition(":")[0]
+    if kind != "st":
+        return kind == "hf" or names_a_file(encoder)
+    library = optional("sentence_transformers", encoder, extra="text")
+    return int(str(library.__version__).partition(".")[0]) < 6
+
+
+def text_encoder_of(run: str | Path, weights: str = "last", *, run_code: bool = False) -> TextEncoder:
     """The encoder of a run on texts as the evaluations take it."""
-    encoder, options = load_encoder(run, weights), options_of(Run(Path(run)))
+    encoder, options = load_encoder(run, weights, run_code=run_code), options_of(Run(Path(run)))
     if not issubclass(kind_of(options.data, may_run=False), OfTexts):
         raise ArgumentError("evaluate", "a run that was trained on texts", f"{options.data} in {run}")
     tokenizer, represent = tokenizer_for(options.encoder), Represent(encoder)
