@@ -24,7 +24,14 @@ from hardneg.training.evaluation.embeddings import (
     evaluate_file,
     knn_predict,
 )
-from hardneg.training.evaluation.logistic import STRENGTHS, folds_of, linear_predict, sklearn_predict
+from hardneg.training.evaluation.logistic import (
+    STRENGTHS,
+    _chosen,
+    _fit_torch,
+    folds_of,
+    linear_predict,
+    sklearn_predict,
+)
 from hardneg.training.evaluation.pairs import _drawn_of_kind, alignment, similarity_histograms, uniformity
 
 Split = tuple[Tensor, Tensor, Tensor, Tensor]
@@ -123,6 +130,26 @@ class TestProbes:
         exact = sklearn_probe(*digits, strengths=(0.1,))
         assert exact > 0.94
         assert linear_probe(*digits, strengths=(0.1,)) == pytest.approx(exact, abs=0.004)
+
+    def test_on_noise_the_strongest_penalties_are_chosen(self) -> None:
+        generator = torch.Generator().manual_seed(2)
+        x, y = torch.randn(200, 1024, generator=generator), torch.randint(2, (200,), generator=generator)
+        # A fit that began with the weights of another fold would know the rows that are held out.
+        assert _chosen(_fit_torch, x, y, STRENGTHS, 0) <= 1e-3
+
+    def test_a_rare_class_does_not_switch_the_choice_off(self) -> None:
+        x, y, _, _ = noisy(200, 100, 2, 8.0)
+        chosen = _chosen(_fit_torch, x, y, STRENGTHS, 0)
+        more = torch.cat([x, x[:1]]), torch.cat([y, torch.tensor([2])])
+        assert chosen < 1.0
+        assert _chosen(_fit_torch, *more, STRENGTHS, 0) < 1.0
+
+    def test_two_classes_have_the_penalty_of_sklearn(self) -> None:
+        linear_model = pytest.importorskip("sklearn.linear_model")
+        x, y, rows, _ = noisy(100, 8, 2, 3.0)
+        theirs = linear_model.LogisticRegression(C=0.01, tol=1e-8).fit(x.numpy(), y.numpy())
+        expected = torch.from_numpy(theirs.predict_log_proba(rows.numpy())).float()
+        torch.testing.assert_close(_fit_torch(x, y, 0.01)(rows), expected, rtol=1e-2, atol=1e-2)
 
     def test_folds_share_out_every_class(self) -> None:
         y = torch.tensor([0] * 10 + [1] * 7 + [3] * 5)[torch.randperm(22)]

@@ -118,6 +118,22 @@ class TestSTS:
         ]
 
     @pytest.mark.parametrize(
+        ("name", "content"),
+        [
+            ("sts.tsv", "score\tsentence1\tsentence2\n1\ta\tb\n"),
+            ("sts-test.csv", "news\tMSR\t2012\t0001\t2.5\te\tf\n"),
+            ("STS.input.OnWN.txt", "a\tb\n"),
+        ],
+    )
+    def test_pairs_are_of_the_split_test_unless_it_is_said(self, name: str, content: str, tmp_path: Path) -> None:
+        (tmp_path / name).write_text(content)
+        (tmp_path / "STS.gs.OnWN.txt").write_text("4.0\n")
+        path = tmp_path if name.startswith("STS") else tmp_path / name
+        assert len(read_sts(path)) == 1
+        with pytest.raises(ValueError, match=r"the split 'dev', got none in .*; give a table with a column split"):
+            read_sts(path, "dev")
+
+    @pytest.mark.parametrize(
         ("content", "message"),
         [
             ("score\tsentence1\n1\ta\n", "a column of .*sentence2"),

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -14,14 +16,18 @@ import hardneg as hn
 import hardneg.comparing.runs
 from hardneg.cli.app import app
 from hardneg.comparing import Comparison, compare
-from hardneg.io.embeddings import load_embeddings
+from hardneg.io.embeddings import load_embeddings, load_evaluated
 from hardneg.training.augmentation.augment import TINY
 from hardneg.training.data.images import load
-from hardneg.training.encoders import auto_encoder, build_encoder, embed
+from hardneg.training.encoders import Represent, auto_encoder, build_encoder, embed
 from hardneg.training.evaluation.transfer import transfer
-from hardneg.training.export import export, how_to_load, resnet_names
+from hardneg.training.export import export, how_to_load, may_run_code, resnet_names
+from hardneg.training.options import RECIPES
 from hardneg.training.recipes import run_recipe
+from hardneg.training.setup import splits
+from support.graphs import graph_file
 from support.libraries import library
+from support.texts import text_file
 from support.training_runs import few_digits, run, short
 
 pytest.importorskip("accelerate", reason="training needs the extra train")
@@ -159,26 +165,49 @@ class TestTexts:
         path = tmp_path / "st" if kind == "st" else plain
         options = {"data": f"text:{tmp_path / 'lines.txt'}", "encoder": f"{kind}:{path}", "epochs": 1, "batch_size": 16}
         run("simcse", tmp_path / "run", {**options, "device": "cpu", "learning_rate": 0.01})
-        exported = export(tmp_path / "run", "sentence-transformers")
+        exported = export(tmp_path / "run", "sentence-transformers", run_code=True)
         some = texts(9, seed=3)
         found = SentenceTransformer(str(exported), device="cpu").encode(some, convert_to_tensor=True)
-        ours = text_encoder_of(tmp_path / "run").texts(some)
+        ours = text_encoder_of(tmp_path / "run", run_code=True).texts(some)
         torch.testing.assert_close(found, ours, rtol=1e-5, atol=1e-6)
         assert not torch.allclose(found, model.encode(some, convert_to_tensor=True), atol=1e-3)  # it was trained
 
     def test_a_run_on_texts_is_evaluated_by_sts(self, tmp_path: Path) -> None:
         (tmp_path / "lines.txt").write_text("\n".join(f"a word {i} and the number {i * i}" for i in range(64)))
         options = {"data": f"text:{tmp_path / 'lines.txt'}", "epochs": 1, "batch_size": 16, "device": "cpu", "dim": 16}
-        pairs = ["4\ta word\ta word", "2\ta word\ta number", "0\tthe 3\tword"]
-        (tmp_path / "sts.tsv").write_text("\n".join(["score\tsentence1\tsentence2", *pairs]))
+        pairs = ["dev\t4\ta word\ta word", "dev\t2\ta word\ta number", "dev\t0\tthe 3\tword"]
+        (tmp_path / "sts.tsv").write_text("\n".join(["split\tscore\tsentence1\tsentence2", *pairs]))
         monitor = f"sts('{tmp_path / 'sts.tsv'}')"
         run("simcse", tmp_path / "run", {**options, "monitor": monitor, "monitor_every": 1})
-        command = ["evaluate", str(tmp_path / "run"), "--sts", str(tmp_path / "sts.tsv"), "--json"]
+        command = ["evaluate", str(tmp_path / "run"), "--sts", str(tmp_path / "sts.tsv"), "--split", "dev", "--json"]
         found = json.loads(CliRunner().invoke(app, command).output)
         from hardneg.training.runs import Run
 
         (look,) = [one["monitor"] for one in Run(tmp_path / "run").metrics() if "monitor" in one]
         assert found["sts"]["all"] == pytest.approx(look)
+
+
+@pytest.mark.parametrize(("version", "refused"), [("5.9.0", True), ("6.0.0", False)])
+def test_model_folders_that_may_run_code_are_refused(
+    version: str, refused: bool, trained: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "sentence_transformers", SimpleNamespace(__version__=version))
+    assert may_run_code("st:folder") == refused
+    monkeypatch.setattr("hardneg.training.export.options_of", lambda run: RECIPES["simcse"](encoder="hf:folder"))
+    with pytest.raises(ValueError, match=r"runs no code, got the encoder hf:folder.*run_code=True"):
+        hn.load_encoder(trained)
+
+
+@pytest.mark.parametrize("recipe", ["infograph", "quick-thoughts"])
+def test_encoders_of_two_parts_are_loaded(recipe: str, tmp_path: Path) -> None:
+    of_graphs = recipe == "infograph"
+    data = graph_file(tmp_path / "some.npz", 32) if of_graphs else text_file(tmp_path / "some.txt")
+    options = {"data": data, "epochs": 1, "batch_size": 16, "dim": 8, "device": "cpu"}
+    run(recipe, tmp_path / "run", options)
+    expected = load_evaluated(tmp_path / "run" / "embeddings.npz")[0]
+    wanted = RECIPES[recipe](**options)
+    found = Represent(hn.load_encoder(tmp_path / "run")).items(splits(wanted).test.prepared(wanted))
+    torch.testing.assert_close(found, expected)
 
 
 class TestTransfer:

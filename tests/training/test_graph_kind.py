@@ -116,6 +116,15 @@ def test_a_validation_split_is_a_part_of_the_graphs(file: str) -> None:
     assert not set(splits.train.ids.tolist()) & set(splits.test.ids.tolist())
 
 
+def test_labels_of_the_test_graphs_choose_neither_weights_nor_values(file: str, tmp_path: Path) -> None:
+    with pytest.raises(ArgumentError, match=r"--monitor knn does not read .*@0/10, or --monitor retrieval"):
+        run("graphcl", tmp_path / "run", short(file, monitor_every=1))
+    run("graphcl", tmp_path / "other", short(file, monitor_every=1, monitor="retrieval"))
+    tuned = Comparison(("graphcl()", "infograph()"), 2, short(file), ("learning_rate", (0.01, 0.1)))
+    with pytest.raises(ArgumentError, match=r"a test split that --tune does not see.*@0/10"):
+        compare(tuned, tmp_path / "out", show=lambda line: None)
+
+
 def test_own_views_take_the_place_of_the_augmentation(file: str, tmp_path: Path) -> None:
     seen = []
 

@@ -202,7 +202,7 @@ def test_a_monitor_that_cannot_look_is_named_before_training(data: str, tmp_path
     options = {"data": f"text:{tmp_path / 'lines.txt'}", "batch_size": 16, "epochs": 1, "device": "cpu"}
     with pytest.raises(ValueError, match="--monitor knn needs labels"):
         run("simcse", tmp_path / "run", {**options, "monitor_every": 1})
-    (tmp_path / "sts.tsv").write_text("score\tsentence1\tsentence2\n1\ta\tb\n")
+    (tmp_path / "sts.tsv").write_text("split\tscore\tsentence1\tsentence2\ndev\t1\ta\tb\n")
     with pytest.raises(ValueError, match="--monitor sts needs data of texts, got images"):
         run("simclr", tmp_path / "run", short(data, monitor=f"sts('{tmp_path / 'sts.tsv'}')", monitor_every=1))
 

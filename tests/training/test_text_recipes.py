@@ -22,8 +22,10 @@ from hardneg.reporting import write_report
 from hardneg.training.data.inputs import Sided, TwoTowers, joined
 from hardneg.training.data.items import Items
 from hardneg.training.data.kinds import kind_of
+from hardneg.training.data.text_pairs import TextPairs
+from hardneg.training.data.texts import halves
 from hardneg.training.data.tokens import Tokens, hashed_subwords, view_keys
-from hardneg.training.evaluation.benchmarks import spearman_parts
+from hardneg.training.evaluation.benchmarks import Benchmark, read_benchmark, spearman_parts
 from hardneg.training.loop import Loop
 from hardneg.training.method import Batch, Method
 from hardneg.training.options import RECIPES
@@ -125,6 +127,12 @@ def test_pairs_have_all_mined_negatives_and_never_a_text_of_their_own(directions
     assert_step(method, batch, ways[0] if directions == "one" else (ways[0] + ways[1]) / 2)
 
 
+def test_rows_of_one_first_text_share_their_document() -> None:
+    data = TextPairs.of(["q", "q", "r", "s"], ["a", "b", "b", "c"], [["d"], ["c"], ["a"], ["b"]], "some")
+    assert data.documents.tolist() == [0, 0, 0, 2]
+    assert data.mined_ids == {"a": 0, "b": 0, "c": 2, "d": 3}
+
+
 def test_mined_negatives_can_be_weighted_by_themselves(tmp_path: Path) -> None:
     method, data, batch = made("pairs", tmp_path, negatives="From('mined')")
     assert batch.mined is not None
@@ -145,6 +153,16 @@ def test_clip_is_both_directions_with_a_learnt_temperature(tmp_path: Path) -> No
     own = torch.arange(6)
     cross = nn.functional.cross_entropy
     assert_step(method, batch, (cross(logits, own) + cross(logits.T, own)) / 2)
+
+
+def test_the_temperature_of_clip_can_leave_its_lowest_value(tmp_path: Path) -> None:
+    method, _, batch = made("clip", tmp_path)
+    with torch.no_grad():
+        method.scale.fill_(9.0)
+    method.after_step()
+    assert method.temperature().item() == pytest.approx(0.01)
+    (slope,) = torch.autograd.grad(method.loss_of(method.encoder, batch), [method.scale])
+    assert float(slope) != 0.0
 
 
 @pytest.mark.parametrize("encoders", ["one", "two"])
@@ -296,6 +314,12 @@ def test_without_labels_texts_are_compared_by_their_halves(tmp_path: Path) -> No
     assert "nearest of other classes" not in page.words
 
 
+def test_the_halves_of_a_text_without_spaces_differ() -> None:
+    assert halves("\u4f60\u597d\u4e16\u754c") == ("\u4f60\u597d", "\u4e16\u754c")
+    assert halves("one two three") == ("one", "two three")
+    assert halves("x") == ("x", "x")
+
+
 def test_the_figure_of_sts_is_the_mean_of_its_parts_and_of_its_tasks(tmp_path: Path) -> None:
     stats = pytest.importorskip("scipy.stats", reason="needs the extra eval")
     random = np.random.default_rng(0)
@@ -310,6 +334,16 @@ def test_the_figure_of_sts_is_the_mean_of_its_parts_and_of_its_tasks(tmp_path: P
     options = short(text_file(tmp_path / "a.txt"), evaluate_with=sts_file(tmp_path / "sts.tsv"), epochs=1)
     result = run("simcse", tmp_path / "run", options)
     assert result["sts"] == pytest.approx(sum(result["sts_tasks"].values()) / 2, abs=1e-6)
+
+
+def test_validation_reads_the_dev_split_of_a_benchmark(tmp_path: Path) -> None:
+    rows = ["split\tscore\tsentence1\tsentence2", *(f"dev\t{i}\ta b\ta {'b' * i}" for i in range(3))]
+    (tmp_path / "sts.tsv").write_text("\n".join([*rows, "test\t1\tx\ty"]))
+    found = read_benchmark(Benchmark("sts", tmp_path / "sts.tsv"), "validation")
+    assert [pair.score for pair in found] == [0.0, 1.0, 2.0]  # type: ignore[union-attr]
+    assert len(read_benchmark(Benchmark("sts", tmp_path / "sts.tsv"), "test")) == 1  # type: ignore[arg-type]
+    with pytest.raises(ArgumentError, match=r"a BEIR folder with qrels/dev.tsv, got .*; add qrels/dev.tsv, or leave"):
+        read_benchmark(Benchmark("ndcg@10", tmp_path), "validation")
 
 
 def test_quick_thoughts_is_an_arm_of_its_own_name() -> None:

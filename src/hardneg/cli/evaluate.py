@@ -22,7 +22,7 @@ def evaluate_and_show(options: EvaluateOptions) -> None:
     if options.on:
         from hardneg.training.evaluation.transfer import transfer
 
-        found = transfer(options.path, options.on, options.data_root, options.weights)
+        found = transfer(options.path, options.on, options.data_root, options.weights, run_code=options.run_code)
     elif of_texts := bool(options.sts or options.beir or options.classification):
         found = _of_texts(options)
     else:
@@ -38,7 +38,11 @@ def _of_texts(options: EvaluateOptions) -> dict[str, Any]:
     from hardneg.training.export import text_encoder_of
 
     is_run = (Path(options.path) / "config.json").exists()
-    encoder: TextEncoder = text_encoder_of(options.path, options.weights) if is_run else text_encoder(options.path)
+    encoder: TextEncoder = (
+        text_encoder_of(options.path, options.weights, run_code=options.run_code)
+        if is_run
+        else text_encoder(options.path)
+    )
     found: dict[str, Any] = {}
     if options.sts:
         from hardneg.training.evaluation.sts import evaluate_sts, read_sts, sts_figures

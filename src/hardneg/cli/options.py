@@ -49,6 +49,7 @@ class EvaluateOptions:
     data_root: str | None = option(None, "Where that data set lies, if not in its usual place.")
     weights: str = option("last", "Of a run: those of the end, or those that its monitor found best.", among=WEIGHTS)
     split: str = option("test", "Of STS and BEIR.")
+    run_code: bool = option(False, "Run code that the run names as its encoder: a Python file, a model folder.")
     json: bool = option(False, "Print one line of JSON.")
 
 
@@ -58,7 +59,7 @@ class ExportOptions:
     format: str = option("safetensors", "What is written.", None, "--format", among=FORMATS)
     out: str | None = option(None, "The file or folder; by default in the run directory.")
     weights: str = option("last", "Those of the end, or those that the monitor found best.", among=WEIGHTS)
-    run_code: bool = option(False, "Run the Python file that the run names as its encoder.")
+    run_code: bool = option(False, "Run code that the run names as its encoder: a Python file, a model folder.")
 
 
 @dataclass(frozen=True)

@@ -53,6 +53,7 @@ def check_arms(arms: list[Arm], comparison: Comparison) -> tuple[dict[str, Any],
         found, metric = _check_with_data([arm for arm in every if arm.complete().evaluate_on == split], metric)
         if judged := [arm for arm in arms if arm.complete().evaluate_on == split]:
             _check_chosen(judged, found.train)
+            _check_held_out(judged[0].complete(), found, comparison)
             record = data_record(*found)
     return record, metric
 
@@ -90,6 +91,14 @@ def _alike(one: Arm, other: Arm, tuned: str = "") -> ValueError:
     return ValueError(
         f"compare needs arms that differ{tuned}, got the same options in {one.text!r} and {other.text!r}."
     )
+
+
+def _check_held_out(options: TrainOptions, found: Splits, comparison: Comparison) -> None:
+    """Raises where values would be tuned by items that the arms are judged on."""
+    if comparison.tune and found.train is found.test:
+        got = f"--data {options.data}, which is trained and tested on"
+        fix = f"use --data {options.data}@0/10, or write {comparison.tune[0]} in the arms"
+        raise ArgumentError("compare", "a test split that --tune does not see", got, fix)
 
 
 def _of(arm: Arm, check: Callable[[TrainOptions], object]) -> None:

@@ -22,12 +22,14 @@ from hardneg.core.errors import ArgumentError, FileError, NoFile, optional
 from hardneg.io.files import write_atomically
 from hardneg.io.functions import names_a_file
 from hardneg.training.checkpoints import read_state
+from hardneg.training.data.inputs import TwoTowers
+from hardneg.training.data.items import Items
 from hardneg.training.data.kinds import kind_of
 from hardneg.training.data.texts import MANY, OfTexts
 from hardneg.training.data.tokens import Ragged, tokenizer_for
 from hardneg.training.encoders import Represent, ResNetBackbone
 from hardneg.training.evaluation.texts import TextEncoder, of_function, sentence_transformer
-from hardneg.training.options import RECIPES, TrainOptions
+from hardneg.training.options import RECIPES, InfoGraphOptions, QuickThoughtsOptions, TrainOptions
 from hardneg.training.runs import Run
 from hardneg.training.text_encoders import Pretrained
 
@@ -40,25 +42,42 @@ def load_encoder(run: str | Path, weights: str = "last", *, run_code: bool = Fal
     """The trained encoder of a run, in evaluation mode on the CPU; ``.features(inputs)`` are what was evaluated.
 
     ``weights="best"`` are those that the monitor found best. An encoder or data from a Python file that the run names
-    are run again only with ``run_code=True``.
+    are run again only with ``run_code=True``, and so are model folders that may hold code (``may_run_code``).
     """
     if weights not in WEIGHTS:
         raise ArgumentError("load_encoder", f"weights to be one of {', '.join(WEIGHTS)}", repr(weights))
     disk = Run(Path(run))
     config = disk.whole_config()
     options = options_of(disk)
-    if names_a_file(options.encoder) and not run_code:
-        got = f"the encoder {options.encoder}, which is run to build it"
-        raise ArgumentError("load_encoder", "an encoder that runs no code", got, "pass run_code=True if you trust it")
+    if may_run_code(options.encoder) and not run_code:
+        got = f"the encoder {options.encoder}, which may be run to build it"
+        fix = "pass run_code=True if you trust it (--run-code)"
+        raise ArgumentError("load_encoder", "an encoder that runs no code", got, fix)
     record = (config.get("trained") or {}).get("data", {}).get("train", {})
-    encoder = kind_of(options.data, may_run=run_code).rebuilt(record, options)
+    encoder = _rebuilt(kind_of(options.data, may_run=run_code), record, options)
     _load(encoder, _state(disk, weights), disk.path)
     return encoder.eval()
 
 
-def text_encoder_of(run: str | Path, weights: str = "last") -> TextEncoder:
+def may_run_code(encoder: str) -> bool:
+    """Whether building the encoder of this name may run code that lies beside it.
+
+    A Python file is run. A folder of transformers or sentence-transformers may name modules of its own;
+    sentence-transformers asks before it runs them from version 6 on.
+
+    >>> may_run_code("mine.py:build"), may_run_code("hf:model"), may_run_code("resnet18")
+    (True, True, False)
+    """
+    kind = encoder.partition(":")[0]
+    if kind != "st":
+        return kind == "hf" or names_a_file(encoder)
+    library = optional("sentence_transformers", encoder, extra="text")
+    return int(str(library.__version__).partition(".")[0]) < 6
+
+
+def text_encoder_of(run: str | Path, weights: str = "last", *, run_code: bool = False) -> TextEncoder:
     """The encoder of a run on texts as the evaluations take it."""
-    encoder, options = load_encoder(run, weights), options_of(Run(Path(run)))
+    encoder, options = load_encoder(run, weights, run_code=run_code), options_of(Run(Path(run)))
     if not issubclass(kind_of(options.data, may_run=False), OfTexts):
         raise ArgumentError("evaluate", "a run that was trained on texts", f"{options.data} in {run}")
     tokenizer, represent = tokenizer_for(options.encoder), Represent(encoder)
@@ -185,6 +204,18 @@ def _state(run: Run, weights: str) -> dict[str, Any]:
         raise NoFile("load_encoder", f"the {weights} checkpoint of a run", path, "which is not there", fix)
     state: dict[str, Any] = read_state(path, parts={"method"})["method"]
     return state
+
+
+def _rebuilt(kind: type[Items], record: dict[str, Any], options: TrainOptions) -> nn.Module:
+    """The encoder as its recipe has it: some have two, or parts of their own around it."""
+    encoder = kind.rebuilt(record, options)
+    if isinstance(options, InfoGraphOptions):
+        from hardneg.training.recipes.infograph import LocalAndGlobal
+
+        return LocalAndGlobal(encoder, options.dim, options.seed)
+    if isinstance(options, QuickThoughtsOptions) and options.encoders == "two":
+        return TwoTowers(encoder, kind.rebuilt(record, options))
+    return encoder
 
 
 def _load(encoder: nn.Module, state: dict[str, Tensor], path: Path) -> None:

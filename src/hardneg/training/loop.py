@@ -35,7 +35,7 @@ from hardneg.training.checks import check_batch, check_words, try_negatives
 from hardneg.training.data.inputs import joined
 from hardneg.training.data.items import Evaluation, Items, Splits
 from hardneg.training.encoders import Represent, check_embeds
-from hardneg.training.evaluation.monitors import check_monitor, read_monitor
+from hardneg.training.evaluation.monitors import check_held_out, check_monitor, read_monitor
 from hardneg.training.method import Batch, Build, Encode
 from hardneg.training.optimisers import Updates, read_optimiser
 from hardneg.training.options import TrainOptions, defaults_of
@@ -99,6 +99,7 @@ def train(
         if finished is not None:
             return finished
         check_batch(options, found.train, accelerator.num_processes)
+        check_held_out(options, found)
         loop = Loop(accelerator, run, options, spec, found.train.prepared(options, views), build, seen)
         # The recipe has now declared whether it needs labels.
         try_negatives(options, labelled=found.train.labels is not None)

@@ -4,7 +4,8 @@
                                        negatives, as ``hardneg mine`` writes them
     pairs:story.txt                    consecutive lines; an empty line begins another document
 
-A candidate is a text, not a row: equal texts have one id, so that the positive of one row is no negative of another.
+A candidate is a text, not a row: equal texts have one id, and so have second texts with the same first text, so that
+the positive of one row is no negative of another.
 """
 
 from __future__ import annotations
@@ -42,7 +43,7 @@ class TextPairs(OfTexts, prefix="pairs", form="pairs:FILE"):
     negatives: list[list[str]]  # of every row as many, perhaps none
     labels: Annotated[Tensor, "n"] | None
     ids: Annotated[Tensor, "n"]
-    documents: Annotated[Tensor, "n"]  # the same number for equal second texts
+    documents: Annotated[Tensor, "n"]  # the same number for rows that share a text
     name: str
     classes: tuple[str, ...] = ()
     mined_ids: dict[str, int] = field(default_factory=dict, repr=False)
@@ -74,10 +75,12 @@ class TextPairs(OfTexts, prefix="pairs", form="pairs:FILE"):
 
     @classmethod
     def of(cls, firsts: list[str], seconds: list[str], negatives: list[list[str]], name: str) -> TextPairs:
-        """Pairs with an id for each different text among the seconds and the negatives."""
+        """Pairs with an id for each text among the seconds and the negatives; the same for all that belong together."""
         numbers: dict[str, int] = {}
         for text in (*seconds, *(one for row in negatives for one in row)):
             numbers.setdefault(text, len(numbers))
+        group = grouped(firsts, [numbers[text] for text in seconds], len(numbers))
+        numbers = {text: group[number] for text, number in numbers.items()}
         documents = torch.tensor([numbers[text] for text in seconds])
         rows = negatives or [[] for _ in firsts]
         return cls(firsts, seconds, rows, None, torch.arange(len(firsts)), documents, name, mined_ids=numbers)
@@ -119,3 +122,23 @@ class TextPairs(OfTexts, prefix="pairs", form="pairs:FILE"):
     def _side(self, number: int) -> Ragged:
         assert self.tokens is not None, "tokens are those of prepared(options)"
         return self.tokens[number]
+
+
+def grouped(firsts: list[str], seconds: list[int], total: int) -> list[int]:
+    """Of each number the lowest one that it is joined to: by a common first text, or by several in a row.
+
+    >>> grouped(["q", "q", "r", "s"], [0, 2, 2, 1], 4)
+    [0, 1, 0, 3]
+    """
+    parent = list(range(total))
+
+    def root(number: int) -> int:
+        while parent[number] != number:
+            parent[number] = number = parent[parent[number]]
+        return number
+
+    of_first: dict[str, int] = {}
+    for first, second in zip(firsts, seconds, strict=True):
+        low, high = sorted((root(of_first.setdefault(first, second)), root(second)))
+        parent[high] = low
+    return [root(number) for number in range(total)]

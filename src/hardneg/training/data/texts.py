@@ -76,7 +76,7 @@ class OfTexts(Items):
         benchmark = benchmark_of(options.evaluate_with)
         if benchmark is None:
             return found
-        figures = benchmark_figures(benchmark, lambda texts: self._features(texts, represent))
+        figures = benchmark_figures(benchmark, lambda texts: self._features(texts, represent), options.evaluate_on)
         for name in ("correct", "scores", "num_items"):
             figures[name] = found.figures.get(name, {}) | figures.get(name, {})
         return Evaluation(found.figures | figures, found.arrays)
@@ -140,10 +140,7 @@ class Texts(OfTexts, prefix="text", form="text:FILE"):
 
     def views_evaluated(self, index: Annotated[Tensor, "b"], epoch: int, seed: int) -> tuple[Tokens, Tokens]:
         """The two halves of each text: two passes with other dropout are found in each other almost always."""
-        words = [self.texts[i].split() for i in index.tolist()]
-        cuts = [max(1, len(row) // 2) for row in words]
-        first = [" ".join(row[:cut]) for row, cut in zip(words, cuts, strict=True)]
-        second = [" ".join(row[cut:] or row) for row, cut in zip(words, cuts, strict=True)]
+        first, second = zip(*(halves(self.texts[i]) for i in index.tolist()), strict=True)
         return self.tokens_of(first), self.tokens_of(second)
 
     def plain(self, index: Annotated[Tensor, "b"]) -> Tokens:
@@ -155,6 +152,18 @@ class Texts(OfTexts, prefix="text", form="text:FILE"):
 
     def how_to_label(self) -> str:
         return "name a column of classes: text:TABLE[column,label]"
+
+
+def halves(text: str) -> tuple[str, str]:
+    """By words; by characters where there is one word only, as in Chinese. Of one character both are the same.
+
+    >>> halves("one two three"), halves("abc")
+    (('one', 'two three'), ('a', 'bc'))
+    """
+    words = text.split()
+    parts, between = (words, " ") if len(words) > 1 else (list(text.strip()), "")
+    cut = max(1, len(parts) // 2)
+    return between.join(parts[:cut]), between.join(parts[cut:] or parts)
 
 
 def shortened(text: str) -> str:

@@ -14,7 +14,7 @@ from torch.nn.functional import cosine_similarity
 from hardneg.core.errors import ArgumentError, NoFile, NotFinite, optional
 from hardneg.io.embeddings import pack_numbers
 from hardneg.training.evaluation.measures import register_measure
-from hardneg.training.evaluation.retrieval import evaluate_retrieval, read_beir
+from hardneg.training.evaluation.retrieval import RetrievalSet, evaluate_retrieval, read_beir
 from hardneg.training.evaluation.sts import Pair, read_sts
 
 register_measure(
@@ -46,12 +46,25 @@ def benchmark_of(text: str | None) -> Benchmark | None:
     return Benchmark(NAMES[kind], Path(path))
 
 
-def benchmark_figures(benchmark: Benchmark, encode: Encode) -> dict[str, Any]:
+def read_benchmark(benchmark: Benchmark, evaluate_on: str) -> RetrievalSet | list[Pair]:
+    """Its test split, or its dev split for ``evaluate_on="validation"``, by which values are tuned."""
+    split = "dev" if evaluate_on == "validation" else "test"
+    if benchmark.name != "ndcg@10":
+        return read_sts(benchmark.path, split)
+    judged = f"qrels/{split}.tsv"
+    if not any((benchmark.path / f"{judged}{suffix}").exists() for suffix in ("", ".gz")):
+        fix = f"add {judged}, or leave --evaluate-with out while values are tuned on the validation split"
+        raise ArgumentError("train", f"a BEIR folder with {judged}", str(benchmark.path), fix)
+    return read_beir(benchmark.path, split)
+
+
+def benchmark_figures(benchmark: Benchmark, encode: Encode, evaluate_on: str = "test") -> dict[str, Any]:
     """The figures, with one number for each item where the figure is a mean of such."""
-    if benchmark.name == "ndcg@10":
-        found = evaluate_retrieval(read_beir(benchmark.path), lambda texts: encode(texts).cpu())
+    data = read_benchmark(benchmark, evaluate_on)
+    if isinstance(data, RetrievalSet):
+        found = evaluate_retrieval(data, lambda texts: encode(texts).cpu())
         return found | {"num_items": {"ndcg@10": found.pop("num_queries")}}
-    return sts_of(read_sts(benchmark.path), encode)
+    return sts_of(data, encode)
 
 
 def sts_of(pairs: Sequence[Pair], encode: Encode) -> dict[str, Any]:

@@ -23,7 +23,7 @@ FOLDS, FEW, MOST = 5, 5_000, 10_000
 """The strength is chosen on at most ``MOST`` rows, a fifth of them held out; each fifth in turn up to ``FEW`` rows."""
 
 UNTRIED = 1.0
-"""C where there are too few rows to hold any out: scikit-learn's default."""
+"""C where there are too few rows of two classes to hold any out: scikit-learn's default."""
 
 LogProbabilities = Annotated[Tensor, "n c"]
 Fit = Callable[[Features, Labels, float], Callable[[Features], LogProbabilities]]
@@ -37,7 +37,7 @@ def linear_predict(
 
     The best of ``strengths`` on held-out train rows, drawn by ``seed``, is fitted to all of them.
     """
-    return _predicted(_Torch(), train_x, train_y, test_x, strengths, seed)
+    return _predicted(_fit_torch, train_x, train_y, test_x, strengths, seed)
 
 
 def sklearn_predict(
@@ -75,17 +75,19 @@ def _chosen(fit: Fit, x: Features, y: Labels, strengths: tuple[float, ...], seed
     """The strength with the lowest cross-entropy on held-out rows.
 
     Not with the most right answers: those of two strengths differ by a handful of rows, and the last digits of a solver
-    would decide. Of few rows every fifth is held out in turn.
+    would decide. Of few rows every fifth is held out in turn. Classes with fewer rows than there are folds take no
+    part: a held-out row could be of a class that the others lack.
     """
     if len(strengths) == 1:
         return strengths[0]
     drawn = torch.randperm(len(y), generator=torch.Generator().manual_seed(seed))[:MOST].to(y.device)
     x, y = x[drawn], y[drawn]
+    common = torch.bincount(y)[y] >= FOLDS
+    x, (classes, y) = x[common], torch.unique(y[common], return_inverse=True)
+    if len(classes) < 2:
+        return UNTRIED
     fold = folds_of(y, FOLDS, seed)
     held_out = [fold == one for one in range(FOLDS if len(y) <= FEW else 1)]
-    # Where a class has fewer rows than there are folds, a held-out row may be of a class that the others lack.
-    if int(torch.bincount(y).min()) < FOLDS:
-        return UNTRIED
     losses = [sum(_loss(fit, x, y, rows, one) for rows in held_out) for one in strengths]
     return strengths[losses.index(min(losses))]
 
@@ -104,30 +106,24 @@ def folds_of(y: Labels, number: int, seed: int) -> Annotated[Tensor, "n"]:
     return fold
 
 
-class _Torch:
-    """L-BFGS; each fit starts from the weights of the one before it, which had almost the same optimum."""
+def _fit_torch(x: Features, y: Labels, strength: float) -> Callable[[Features], LogProbabilities]:
+    """L-BFGS from zeros: weights of an earlier fit would bring in rows that this one holds out."""
+    weights = x.new_zeros(x.shape[1] + 1, int(y.max()) + 1).requires_grad_()
+    # scikit-learn has one vector of weights for two classes: the difference of our two columns.
+    penalty = (1.0 if weights.shape[1] == 2 else 0.5) / (strength * len(x))
+    # The tolerance is scikit-learn's.
+    optimizer = torch.optim.LBFGS([weights], max_iter=200, tolerance_grad=1e-4, line_search_fn="strong_wolfe")
 
-    def __init__(self) -> None:
-        self.weights = torch.zeros(0)
+    def loss() -> Tensor:
+        optimizer.zero_grad()
+        value = cross_entropy(_logits(x, weights), y) + penalty * weights[:-1].square().sum()
+        value.backward()  # type: ignore[no-untyped-call]
+        return value
 
-    def __call__(self, x: Features, y: Labels, strength: float) -> Callable[[Features], LogProbabilities]:
-        shape = (x.shape[1] + 1, int(y.max()) + 1)
-        begin = self.weights if self.weights.shape == shape else x.new_zeros(shape)
-        weights = begin.clone().requires_grad_()
-        penalty = 0.5 / (strength * len(x))
-        # The tolerance is scikit-learn's.
-        optimizer = torch.optim.LBFGS([weights], max_iter=200, tolerance_grad=1e-4, line_search_fn="strong_wolfe")
-
-        def loss() -> Tensor:
-            optimizer.zero_grad()
-            value = cross_entropy(_logits(x, weights), y) + penalty * weights[:-1].square().sum()
-            value.backward()  # type: ignore[no-untyped-call]
-            return value
-
-        with torch.enable_grad():
-            optimizer.step(loss)  # type: ignore[no-untyped-call]
-        self.weights = weights.detach()
-        return lambda rows: log_softmax(_logits(rows, self.weights), 1)
+    with torch.enable_grad():
+        optimizer.step(loss)  # type: ignore[no-untyped-call]
+    found = weights.detach()
+    return lambda rows: log_softmax(_logits(rows, found), 1)
 
 
 def _logits(x: Features, weights: Annotated[Tensor, "d+1 c"]) -> Annotated[Tensor, "n c"]:

@@ -74,16 +74,28 @@ def sts(file: str, split: str = "dev") -> Monitor:
     return look
 
 
+LABELLED = ("knn", "svm")
+"""Those that read labels."""
+
 MONITORS: dict[str, Callable[..., Monitor]] = {"knn": knn, "retrieval": retrieval, "svm": svm, "sts": sts}
 
 
 def check_monitor(text: str, items: Any) -> None:
     """Raises for items that the monitor cannot look at: without labels, or without texts."""
     name = text.partition("(")[0].strip()
-    if name in ("knn", "svm"):
+    if name in LABELLED:
         items.labelled(f"--monitor {name}")
     if name == "sts" and not hasattr(items, "tokens_of"):
         raise ArgumentError("--monitor sts", "data of texts", f"{items.noun}s")
+
+
+def check_held_out(options: Any, splits: Any) -> None:
+    """Raises where the monitor would choose weights by the labels of the items that the run is evaluated on."""
+    name = options.monitor.partition("(")[0].strip()
+    if options.monitor_every and name in LABELLED and splits.train is splits.test:
+        what = f"a test split that --monitor {name} does not read the labels of"
+        fix = f"use --data {options.data}@0/10, or --monitor retrieval"
+        raise ArgumentError("train", what, f"--data {options.data}, which is trained and tested on", fix)
 
 
 def read_monitor(text: str) -> Monitor:

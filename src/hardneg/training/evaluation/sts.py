@@ -101,20 +101,22 @@ def read_sts(path: str | Path, split: str = "test") -> list[Pair]:
 
     A table with the columns score, sentence1 and sentence2, and perhaps task, subset and split; SICK.txt; sts-test.csv
     of STS-B, which has no first line; or a folder with ``STS.input.NAME.txt`` and ``STS.gs.NAME.txt``, or with such
-    folders, one for each task.
+    folders, one for each task. Only a column of splits and the names of STS-B say that pairs are of another split than
+    "test".
     """
     path = Path(path)
     if not path.exists():
         raise NoFile(WHO, "an STS file or folder that exists", path)
     pairs = list(_of_folder(path, split) if path.is_dir() else _of_file(path, split))
     if not pairs:
-        raise ArgumentError(WHO, f"scored pairs of the split {split!r}", f"none in {path}")
+        fix = f"give a table with a column split that has {split!r}, or another split"
+        raise ArgumentError(WHO, f"scored pairs of the split {split!r}", f"none in {path}", fix)
     return pairs
 
 
 def _of_folder(path: Path, split: str) -> Iterator[Pair]:
     inputs = sorted(path.glob("STS.input.*.txt"))
-    for sentences in inputs:
+    for sentences in inputs if split == "test" else []:
         name = sentences.name.removeprefix("STS.input.").removesuffix(".txt")
         scores = _lines(path / f"STS.gs.{name}.txt")
         for line, score in zip(_lines(sentences), scores, strict=True):
@@ -130,13 +132,8 @@ def _of_folder(path: Path, split: str) -> Iterator[Pair]:
 
 def _of_file(path: Path, split: str) -> Iterator[Pair]:
     if path.name.startswith("sts-") and path.suffix == ".csv":
-        for line in _lines(path):
-            fields = line.split("\t")
-            if len(fields) < OF_STSB:
-                raise FileError(
-                    WHO, f"{OF_STSB} fields in each line", path, f"which has {len(fields)} in {line[:60]!r}"
-                )
-            yield _pair("STSB", fields[0], fields[4], fields[5:7], path)
+        own = path.stem.removeprefix("sts-")
+        yield from _of_stsb(path) if split == (own if own in ("train", "dev") else "test") else ()
         return
     table = read_table(path, WHO) if suffix_of(path) in table_suffixes or path.is_dir() else _tabbed(path)
     column = {name: next((table[one] for one in known if one in table), None) for name, known in NAMES.items()}
@@ -145,10 +142,19 @@ def _of_file(path: Path, split: str) -> Iterator[Pair]:
             raise ArgumentError(WHO, f"a column of {NAMES[name]} in {path}", f"columns {sorted(table)}")
     tasks, subsets, splits = (column[name] for name in ("task", "subset", "split"))
     for row, (score, *texts) in enumerate(zip(*(column[one] for one in ("score", "first", "second")), strict=True)):  # type: ignore[arg-type]
-        here = split if splits is None else str(splits[row]).lower()
+        here = "test" if splits is None else str(splits[row]).lower()
         if SPLITS.get(here, here) == split:
             task = path.name.split(".")[0] if tasks is None else str(tasks[row])
             yield _pair(task, "" if subsets is None else str(subsets[row]), score, texts, path)
+
+
+def _of_stsb(path: Path) -> Iterator[Pair]:
+    for line in _lines(path):
+        fields = line.split("\t")
+        if len(fields) < OF_STSB:
+            got = f"which has {len(fields)} in {line[:60]!r}"
+            raise FileError(WHO, f"{OF_STSB} fields in each line", path, got)
+        yield _pair("STSB", fields[0], fields[4], fields[5:7], path)
 
 
 def _pair(task: str, subset: str, score: Any, texts: Sequence[Any], path: Path) -> Pair:

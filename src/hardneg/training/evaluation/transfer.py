@@ -18,7 +18,9 @@ from hardneg.training.runs import Run
 WHO = "evaluate"
 
 
-def transfer(run: str | Path, data: str, data_root: str | None = None, weights: str = "last") -> dict[str, Any]:
+def transfer(
+    run: str | Path, data: str, data_root: str | None = None, weights: str = "last", *, run_code: bool = False
+) -> dict[str, Any]:
     """The figures that end a run, of ``data``: its train split fits the probes, its test split is evaluated on."""
     disk = Run(Path(run))
     options = options_of(disk)
@@ -27,10 +29,11 @@ def transfer(run: str | Path, data: str, data_root: str | None = None, weights: 
         got = f"{data} for a run on {options.data}"
         raise argument_error(WHO, "--on with data of the kind that the run was trained on", "on", got)
     options = replace(options, data=data, data_root=data_root, evaluate_on="test", compile=False)
+    encoder = load_encoder(run, weights, run_code=run_code)  # refuses code before anything of the run is read
     device = "cuda" if torch.cuda.is_available() and options.device != "cpu" else "cpu"
     splits = Splits(*(part and part.prepared(options).to(device) for part in kind.splits(options)))
     _check_shapes(disk, splits)
-    represent = Represent(load_encoder(run, weights).to(device), options.epochs, options.seed)
+    represent = Represent(encoder.to(device), options.epochs, options.seed)
     figures: dict[str, Any] = splits.test.evaluate(splits, represent, options).figures
     return {"data": data, **figures}
 

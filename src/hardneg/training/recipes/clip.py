@@ -34,7 +34,13 @@ class CLIP(SimCLR):
         return loss_for(options, views="cross")
 
     def temperature(self) -> Tensor:
-        return torch.exp(-self.scale).clamp(min=LOWEST)
+        return torch.exp(-self.scale)
+
+    @torch.no_grad()
+    def after_step(self) -> None:
+        """Bounds the parameter, not its value, whose gradient would be 0 from there on."""
+        super().after_step()
+        self.scale.clamp_(max=-math.log(LOWEST))
 
     def loss_of(self, encode: Encode, batch: Batch) -> Tensor:
         from_first = super().loss_of(encode, batch)
