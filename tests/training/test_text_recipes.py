@@ -415,6 +415,16 @@ def test_wrong_options_are_reported_before_the_run(
     assert not (tmp_path / "run").exists()
 
 
+def test_a_wrong_benchmark_is_reported_before_the_run(tmp_path: Path) -> None:
+    (tmp_path / "bad.tsv").write_text("score\tsentence1\n1\ta\n")
+    for name, match in (("bad.tsv", "--evaluate-with: .*a column of .*sentence2"), ("none.tsv", "that exists")):
+        with pytest.raises(HardnegError, match=match):
+            run(
+                "simcse", tmp_path / "run", short(text_file(tmp_path / "a.txt"), evaluate_with=f"sts:{tmp_path / name}")
+            )
+        assert not (tmp_path / "run").exists()
+
+
 def test_a_model_that_is_not_there_is_reported(tmp_path: Path) -> None:
     pytest.importorskip("transformers", reason="needs the extra text")
     options = short(text_file(tmp_path / "a.txt"), encoder=f"hf:{tmp_path / 'none'}")
