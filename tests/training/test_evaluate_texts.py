@@ -229,6 +229,17 @@ class TestClassification:
         constant = evaluate_classification({"split": split}, lambda texts: torch.ones(len(texts), 2))
         assert constant["split"]["accuracy"] == 0.5
 
+    @pytest.mark.parametrize(
+        ("splits", "message"),
+        [
+            (("train", "Test"), "splits of T among train, dev, validation, test, all, got 'Test'"),
+            (("test",), "rows of T to train on, got none; add rows of the split train"),
+        ],
+    )
+    def test_splits_that_are_not_known_or_not_there_are_named(self, splits: tuple[str, ...], message: str) -> None:
+        with pytest.raises(ValueError, match=message):
+            evaluate_classification({"T": task_of(splits)}, letters)
+
     def test_empty_texts_are_skipped(self, tmp_path: Path) -> None:
         (tmp_path / "cls.tsv").write_text(
             "task\tsplit\tlabel\ttext\ttext2\nMR\tall\t0\ta\t\nMR\tall\t1\t \t\nMRPC\ttest\t1\ta\tb\n"

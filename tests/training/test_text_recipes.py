@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -24,8 +25,9 @@ from hardneg.training.data.items import Items
 from hardneg.training.data.kinds import kind_of
 from hardneg.training.data.text_pairs import TextPairs
 from hardneg.training.data.texts import halves
-from hardneg.training.data.tokens import Tokens, hashed_subwords, view_keys
+from hardneg.training.data.tokens import Tokens, hashed_subwords, tokenizer_for, view_keys
 from hardneg.training.evaluation.benchmarks import Benchmark, read_benchmark, spearman_parts
+from hardneg.training.evaluation.transfer import transfer
 from hardneg.training.loop import Loop
 from hardneg.training.method import Batch, Method
 from hardneg.training.options import RECIPES
@@ -224,6 +226,18 @@ def test_subwords_are_words_and_their_pieces() -> None:
     assert hashed_subwords([""]) == [[]]
 
 
+def test_texts_are_cut_at_what_the_model_takes(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Short:
+        model_max_length = 3
+
+        def __call__(self, texts: list[str], *, max_length: int, truncation: bool) -> dict[str, Any]:
+            return {"input_ids": [[1] * max_length for _ in texts]}
+
+    library = SimpleNamespace(AutoTokenizer=SimpleNamespace(from_pretrained=lambda path: Short()))
+    monkeypatch.setitem(sys.modules, "transformers", library)
+    assert tokenizer_for("hf:no such model, cut at three")(["a b c d e"]) == [[1, 1, 1]]
+
+
 @pytest.mark.parametrize("kind", ["st", "hf"])
 def test_models_of_the_libraries_are_trained(kind: str, tmp_path: Path) -> None:
     pytest.importorskip("sentence_transformers", reason="needs the extra text")
@@ -346,6 +360,15 @@ def test_validation_reads_the_dev_split_of_a_benchmark(tmp_path: Path) -> None:
         read_benchmark(Benchmark("ndcg@10", tmp_path), "validation")
 
 
+def test_a_transfer_leaves_the_benchmark_of_the_run_out(tmp_path: Path) -> None:
+    data = text_table(tmp_path / "notes.jsonl", 120)
+    run("simcse", tmp_path / "run", short(data, epochs=1, evaluate_with=sts_file(tmp_path / "sts.tsv")))
+    (tmp_path / "sts.tsv").unlink()
+    found = transfer(tmp_path / "run", data)
+    assert "knn" in found
+    assert "sts" not in found
+
+
 def test_quick_thoughts_is_an_arm_of_its_own_name() -> None:
     arm = parse_arm("quick-thoughts(encoders='one', negatives='Tilt(0.5)')")
     assert (arm.recipe, arm.options["encoders"]) == ("quick-thoughts", "one")
@@ -377,6 +400,7 @@ def written(folder: Path, name: str, text: str) -> str:
         ("pairs", "pairs:a.txt", "one\n\ntwo\n\nthree", ArgumentError, "consecutive lines"),
         ("clip", "embeddings:none.npz", None, NoFile, "`first`|first, second"),
         ("clip", "embeddings:", None, ArgumentError, "embeddings:FILE.npz"),
+        ("quick-thoughts", "text:a.txt", "a b\n\n" * 40, ArgumentError, "consecutive lines, got .* each stands alone"),
         ("quick-thoughts", "pairs:a.txt", "a b\n" * 40, ArgumentError, "sentences in their order"),
     ],
 )
@@ -413,6 +437,16 @@ def test_wrong_options_are_reported_before_the_run(
     with pytest.raises(HardnegError, match=match):
         run(recipe, tmp_path / "run", short(data_for(recipe, tmp_path), **options))
     assert not (tmp_path / "run").exists()
+
+
+def test_a_wrong_benchmark_is_reported_before_the_run(tmp_path: Path) -> None:
+    (tmp_path / "bad.tsv").write_text("score\tsentence1\n1\ta\n")
+    for name, match in (("bad.tsv", "--evaluate-with: .*a column of .*sentence2"), ("none.tsv", "that exists")):
+        with pytest.raises(HardnegError, match=match):
+            run(
+                "simcse", tmp_path / "run", short(text_file(tmp_path / "a.txt"), evaluate_with=f"sts:{tmp_path / name}")
+            )
+        assert not (tmp_path / "run").exists()
 
 
 def test_a_model_that_is_not_there_is_reported(tmp_path: Path) -> None:

@@ -29,7 +29,7 @@ from hardneg.training.data.text_files import (
 )
 from hardneg.training.data.tokens import Ragged, Tokenizer, Tokens, tokenizer_for, view_keys
 from hardneg.training.encoders import Encoder, Represent
-from hardneg.training.evaluation.benchmarks import benchmark_figures, benchmark_of
+from hardneg.training.evaluation.benchmarks import benchmark_figures, benchmark_of, read_benchmark
 from hardneg.training.options import TrainOptions
 from hardneg.training.text_encoders import check_text_encoder, text_encoder
 
@@ -54,7 +54,8 @@ class OfTexts(Items):
         with located("--encoder"):
             check_text_encoder(options.encoder)
         with located("--evaluate-with"):
-            benchmark_of(options.evaluate_with)
+            if (benchmark := benchmark_of(options.evaluate_with)) is not None:
+                read_benchmark(benchmark, options.evaluate_on)  # what is wrong with it is better known before training
 
     def encoder(self, options: TrainOptions) -> Encoder:
         return self.rebuilt({}, options)

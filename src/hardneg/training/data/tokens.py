@@ -125,8 +125,10 @@ def _pretrained(kind: str, path: str) -> Tokenizer:
         reason = (str(error).strip() or type(error).__name__).splitlines()[0]
         raise ArgumentError("train", "a model with a tokenizer", f"{kind}:{path} ({reason})") from error
 
+    most = min(MOST_TOKENS, found.model_max_length)  # a model has no more positions than that
+
     def tokens(texts: Sequence[str]) -> list[list[int]]:
-        rows: list[list[int]] = found(list(texts), truncation=True, max_length=MOST_TOKENS)["input_ids"]
+        rows: list[list[int]] = found(list(texts), truncation=True, max_length=most)["input_ids"]
         return rows
 
     return tokens

@@ -74,6 +74,7 @@ def _accuracy(name: str, task: TextTask, encoder: TextEncoder, seed: int) -> dic
     classes = {label: number for number, label in enumerate(sorted(set(task.labels)))}
     if len(classes) < 2:
         raise ArgumentError(WHO, f"at least two classes in {name}", f"one: every label is {task.labels[0]!r}")
+    _check_splits(name, task.splits)
     y = torch.tensor([classes[label] for label in task.labels])
     about = {"num": len(y), "classes": len(classes), "skipped": task.skipped}
     if "test" in task.splits:
@@ -83,6 +84,14 @@ def _accuracy(name: str, task: TextTask, encoder: TextEncoder, seed: int) -> dic
     fold = folds_of(y, FOLDS, seed)
     values = torch.tensor([_right(x, y, fold != one, fold == one, seed) for one in range(FOLDS) if (fold == one).any()])
     return {"accuracy": float(values.mean()), "deviation": float(values.std()), "folds": len(values), **about}
+
+
+def _check_splits(name: str, splits: Sequence[str]) -> None:
+    known = (*TRAIN, "test", "all")
+    if unknown := sorted(set(splits) - set(known)):
+        raise ArgumentError(WHO, f"splits of {name} among {', '.join(known)}", repr(unknown[0]))
+    if "test" in splits and not set(splits) & set(TRAIN):
+        raise ArgumentError(WHO, f"rows of {name} to train on", "none", f"add rows of the split {' or '.join(TRAIN)}")
 
 
 def _right(x: Vectors, y: Tensor, train: Tensor, test: Tensor, seed: int) -> float:

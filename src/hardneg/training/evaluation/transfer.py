@@ -28,7 +28,9 @@ def transfer(
     if kind is not kind_of(options.data, may_run=False):
         got = f"{data} for a run on {options.data}"
         raise argument_error(WHO, "--on with data of the kind that the run was trained on", "on", got)
-    options = replace(options, data=data, data_root=data_root, evaluate_on="test", compile=False)
+    options = replace(
+        options, data=data, data_root=data_root, evaluate_on="test", evaluate_with=None, compile=False
+    )  # a benchmark of the run says nothing of this data
     encoder = load_encoder(run, weights, run_code=run_code)  # refuses code before anything of the run is read
     device = "cuda" if torch.cuda.is_available() and options.device != "cpu" else "cpu"
     splits = Splits(*(part and part.prepared(options).to(device) for part in kind.splits(options)))

@@ -37,6 +37,9 @@ class QuickThoughts(Method):
         places = getattr(data, "places", None)
         if places is None:
             raise ArgumentError("quick-thoughts", "sentences in their order", f"data={data.name!r}", "use text:FILE")
+        if not bool((places.sort().values.diff() <= options.context_size).any()):
+            got = f"data={data.name!r}, where each stands alone"
+            raise ArgumentError("quick-thoughts", "consecutive lines", got, "leave out the empty lines between them")
         self.register_buffer("places", places.clone(), persistent=False)
         self.two = options.encoders == "two"
         first = data.encoder(options)
