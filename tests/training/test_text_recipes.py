@@ -18,7 +18,7 @@ from torch.nn.functional import normalize
 
 from hardneg.comparing import Comparison, compare
 from hardneg.comparing.arms import parse_arm
-from hardneg.core.errors import ArgumentError, FileError, HardnegError, NoFile, UnknownName
+from hardneg.core.errors import ArgumentError, DataChanged, FileError, HardnegError, NoFile, UnknownName
 from hardneg.reporting import write_report
 from hardneg.training.data.inputs import Sided, TwoTowers, joined
 from hardneg.training.data.items import Items
@@ -470,3 +470,11 @@ def test_vectors_that_do_not_fit_are_reported(tmp_path: Path) -> None:
 def test_every_kind_says_what_its_items_are() -> None:
     nouns = [kind_of(name).noun for name in ("digits", "text:x", "pairs:x", "embeddings:x")]
     assert nouns == ["image", "text", "text", "pair"]
+
+
+def test_a_changed_benchmark_is_other_data(tmp_path: Path) -> None:
+    options = short(text_file(tmp_path / "a.txt"), evaluate_with=sts_file(tmp_path / "sts.tsv"), epochs=1)
+    run("simcse", tmp_path / "run", options)
+    (tmp_path / "sts.tsv").write_text("\n".join((tmp_path / "sts.tsv").read_text().splitlines()[:-2]))
+    with pytest.raises(DataChanged, match="benchmark"):
+        run("simcse", tmp_path / "run", options, resume=True)

@@ -17,7 +17,7 @@ class RunOptions:
 
     out: str = option("runs", "Directory of the run.", RUN)
     resume: bool = option(False, "Resume the run in --out, if there is one.", RUN)
-    allow_other_data: bool = option(False, "Go on although the images or labels have changed since the start.", RUN)
+    allow_other_data: bool = option(False, "Go on although the data has changed since the start.", RUN)
 
 
 @dataclass(frozen=True)

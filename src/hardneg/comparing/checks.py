@@ -54,7 +54,7 @@ def check_arms(arms: list[Arm], comparison: Comparison) -> tuple[dict[str, Any],
         if judged := [arm for arm in arms if arm.complete().evaluate_on == split]:
             _check_chosen(judged, found.train)
             _check_held_out(judged[0].complete(), found, comparison)
-            record = data_record(*found)
+            record = data_record(found, judged[0].complete().evaluate_with)
     return record, metric
 
 

@@ -91,7 +91,7 @@ def train(
             Run.open(out, recipe, options.as_dict(), resume, defaults_of(options))
         accelerator.wait_for_everyone()
         found = splits(options)
-        seen = data_record(*found)
+        seen = data_record(found, options.evaluate_with)
         if accelerator.is_main_process and not allow_other_data:
             run.check_data(seen)
         finished = run.result()

@@ -49,7 +49,7 @@ class TrainOptions:
         "uniform()", 'Who shares a batch: uniform(), "proximity(num_candidates=500)", "knn()" ...', NEGATIVES
     )
     epochs: int = option(50, "Passes over the data.", TRAINING, low=1)
-    batch_size: int = option(256, "Images in a batch, over all ranks together.", TRAINING, low=2)
+    batch_size: int = option(256, "Items in a batch, over all ranks together.", TRAINING, low=2)
     encode_chunk: int = option(
         0, "Views that are encoded at once, for batches larger than memory; 0: all of them.", TRAINING, low=0
     )
@@ -64,7 +64,9 @@ class TrainOptions:
         1, "Batches whose gradients are averaged for an update; the negatives stay those of a batch.", TRAINING, low=1
     )
     augment: str = option(
-        "auto", 'The views: auto, tiny, grey, cifar or kornia, or with values "cifar(blur_probability=0.5)".', DATA
+        "auto",
+        'The views of images: auto, tiny, grey, cifar or kornia, or with values "cifar(blur_probability=0.5)".',
+        DATA,
     )
     seed: int = option(0, "Of the weights, the batches and the augmentation.", RUN, low=0, high=2**31 - 1)
     precision: str = option(

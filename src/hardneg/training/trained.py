@@ -14,7 +14,8 @@ import torch
 from torch import Tensor, nn
 
 from hardneg.core.errors import ArgumentError, DataChanged
-from hardneg.training.data.items import Items
+from hardneg.io.sealed import digest_of
+from hardneg.training.data.items import Items, Splits
 
 Record = dict[str, Any]
 
@@ -43,10 +44,16 @@ def content_of(part: Tensor) -> Any:
     return flat.view(torch.uint8).numpy()
 
 
-def data_record(train: Items, test: Items, probe: Items | None = None) -> Record:
-    """What a run records of its data: of each split the numbers and the fingerprint."""
-    there = {"train": train, "test": test} | ({} if probe is None else {"probe": probe})
-    return {split: {**data.record(), "fingerprint": fingerprint(data)} for split, data in there.items()}
+def data_record(splits: Splits, benchmark: str | None = None) -> Record:
+    """What a run records of its data: of each split, and of a benchmark's files, the numbers and the fingerprint."""
+    there = {name: data for name, data in zip(Splits._fields, splits, strict=True) if data is not None}
+    found: Record = {name: {**data.record(), "fingerprint": fingerprint(data)} for name, data in there.items()}
+    if benchmark is not None:
+        path = Path(benchmark.partition(":")[2])
+        files = sorted(file for file in path.rglob("*") if file.is_file()) if path.is_dir() else [path]
+        whole = hashlib.sha256("".join(digest_of(file) for file in files).encode())
+        found["benchmark"] = {"items": len(files), "noun": "file", "fingerprint": whole.hexdigest()}
+    return found
 
 
 def count_in(record: Record) -> int:
@@ -61,7 +68,7 @@ def noun_in(record: Record) -> str:
 
 def check_same_data(who: str, path: Path, before: Record, now: Record) -> None:
     """Raises ``DataChanged``, with both fingerprints, unless the records are of the same data."""
-    splits = [split for split in ("train", "test", "probe") if split in before or split in now]
+    splits = [split for split in ("train", "test", "probe", "benchmark") if split in before or split in now]
     changed = [split for split in splits if _fingerprint(before, split) != _fingerprint(now, split)]
     if not changed:
         return
