@@ -212,4 +212,5 @@ def check_options(options: MineOptions) -> None:
         raise ArgumentError("mine", "a model or an encoder", "both")
     if options.shards > 1 and (options.search != "exact" or options.draw == "categorical"):
         what = "an exact search and draw 'top' or 'gumbel' for shards"
-        raise argument_error("mine", what, "shards", options.shards, f"leave {spelled('mine', 'shards')} out")
+        got = ", ".join(written("mine", name, getattr(options, name)) for name in ("shards", "search", "draw"))
+        raise ArgumentError("mine", what, got, f"leave {spelled('mine', 'shards')} out")
