@@ -23,7 +23,7 @@ from typer.testing import CliRunner
 from hardneg.cli.app import app
 from hardneg.core.errors import ArgumentError, FileError, HardnegWarning, NotFinite
 from hardneg.mining import job as module
-from hardneg.mining.engines import PartDone
+from hardneg.mining.engines import PartDone, Work
 from hardneg.mining.engines.local import Local
 from hardneg.mining.engines.parts import Part
 from hardneg.mining.job import run
@@ -172,13 +172,13 @@ def test_the_share_of_each_part(of: int) -> None:
     ran: list[int] = []
     for number in range(of):
         with nullcontext() if number == of - 1 else pytest.raises(PartDone):
-            Part(number, of).map(ran.append, range(7), lambda task: task in ran, lambda task: None)
+            Part(number, of).map(Work(ran.append, range(7), lambda task: task in ran, lambda task: None))
     assert sorted(ran) == list(range(7))
 
 
 def test_one_process_needs_no_pool() -> None:
     done: list[int] = []
-    Local(1).map(lambda task: None, [1, 2, 3], lambda task: task == 2, done.append)
+    Local(1).map(Work(lambda task: None, [1, 2, 3], lambda task: task == 2, done.append))
     assert sorted(done) == [1, 2, 3]
 
 

@@ -29,7 +29,7 @@ from hardneg.io.arrays import Array, read_npy
 from hardneg.io.files import read_json, run_again, write_atomically, write_json
 from hardneg.io.sealed import is_whole, sealing
 from hardneg.mining.cache_key import key_of_function, key_of_model, keys_of_items
-from hardneg.mining.engines import Engine
+from hardneg.mining.engines import Engine, Work
 
 Encode = Callable[[list[str]], Any]
 _piece, _sample = 4096, 64  # texts: of a piece at most, and of the first
@@ -134,10 +134,11 @@ def embed(
         if progress is not None:
             progress(len(piece[1]))
 
-    engine.map(partial(_encode_piece, encoder, cache), pieces, lambda piece: _is_encoded(cache, piece[0]), done)
+    engine.map(Work(partial(_encode_piece, encoder, cache), pieces, lambda piece: _is_encoded(cache, piece[0]), done))
     whole = _whole(pieces, cache)
     if whole is not None:
-        engine.map(partial(_join_pieces, [name for name, _ in pieces], cache), [whole], _is_joined, lambda path: None)
+        join = partial(_join_pieces, [name for name, _ in pieces], cache)
+        engine.map(Work(join, [whole], _is_joined, lambda path: None))
     return _vectors(pieces, cache)
 
 

@@ -32,7 +32,7 @@ from hardneg.mining.cache_key import digest_of_path, key_of_function
 from hardneg.mining.checks import check_options, expression_of
 from hardneg.mining.encode import load_callable
 from hardneg.mining.engine import Mined, Miner
-from hardneg.mining.engines import Engine, PartDone, engine_of
+from hardneg.mining.engines import Engine, PartDone, Work, engine_of
 from hardneg.mining.engines.local import Local
 from hardneg.mining.estimate import check_disk
 from hardneg.mining.explain import Explanation
@@ -119,7 +119,7 @@ def _run(options: MineOptions, engine: Engine, progress: Progress) -> Summary | 
         done = progress(_names[stage.kind], stage.pieces)
         tasks = [(stage, piece) for piece in range(stage.pieces)]
         is_done = lambda task: store.has(task[0].name, task[1])  # noqa: E731
-        engine.map(partial(compute, context), tasks, is_done, lambda task: done(1))
+        engine.map(Work(partial(compute, context), tasks, is_done, lambda task: done(1)))
 
     try:
         mined = miner.joined(chosen_pieces(miner, store, run_stage))

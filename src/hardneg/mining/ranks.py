@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import Any
 
 import torch
+
+from hardneg.mining.engines import Work
 
 
 @dataclass(frozen=True)
@@ -19,18 +19,12 @@ class Ranks:
     size: int = 1
     alone = True
 
-    def map(
-        self,
-        function: Callable[[Any], None],
-        tasks: Sequence[Any],
-        is_done: Callable[[Any], bool],
-        done: Callable[[Any], None],
-    ) -> None:
+    def map(self, work: Work) -> None:
         """An engine: every rank runs its share and waits for the others."""
-        for number, task in enumerate(tasks):
-            if number % self.size == self.rank and not is_done(task):
-                function(task)
-            done(task)
+        for number, task in enumerate(work.tasks):
+            if number % self.size == self.rank and not work.is_done(task):
+                work.function(task)
+            work.done(task)
         self.wait()
 
     def wait(self) -> None:

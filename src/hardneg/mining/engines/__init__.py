@@ -3,14 +3,30 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from hardneg.core.errors import argument_error
 from hardneg.mining.options import MineOptions
 
 
+class Work(NamedTuple):
+    """A function and the tasks to call it with; both can be pickled, and what a task computes it leaves in a file."""
+
+    function: Callable[[Any], None]
+    tasks: Sequence[Any]
+    is_done: Callable[[Any], bool]
+    done: Callable[[Any], None]
+
+    def left(self) -> list[Any]:
+        """The tasks that are not done; calls ``done`` for the others."""
+        left: list[Any] = []
+        for task in self.tasks:
+            (self.done if self.is_done(task) else left.append)(task)
+        return left
+
+
 class Engine(Protocol):
-    """A map over tasks. ``function`` and tasks can be pickled; what a task computes it leaves in a file."""
+    """A map over tasks."""
 
     @property
     def first(self) -> bool:
@@ -22,13 +38,7 @@ class Engine(Protocol):
         """Whether no other process works on the same output."""
         ...
 
-    def map(
-        self,
-        function: Callable[[Any], None],
-        tasks: Sequence[Any],
-        is_done: Callable[[Any], bool],
-        done: Callable[[Any], None],
-    ) -> None:
+    def map(self, work: Work) -> None:
         """Runs the tasks that are not done, and calls ``done`` for each of all; returns when every task is done."""
         ...
 

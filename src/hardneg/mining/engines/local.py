@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import multiprocessing
 import os
-from collections.abc import Callable, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass
@@ -13,6 +12,7 @@ from typing import Any
 import torch
 
 from hardneg.core.errors import warn_once
+from hardneg.mining.engines import Work
 
 _tries = 3
 
@@ -33,23 +33,15 @@ class Local:
         on_gpu = self.device.startswith("cuda") if self.device else torch.cuda.is_available()
         return self.workers or (1 if on_gpu else torch.get_num_threads())
 
-    def map(
-        self,
-        function: Callable[[Any], None],
-        tasks: Sequence[Any],
-        is_done: Callable[[Any], bool],
-        done: Callable[[Any], None],
-    ) -> None:
-        left: list[Any] = []
-        for task in tasks:
-            (done if is_done(task) else left.append)(task)
+    def map(self, work: Work) -> None:
+        left = work.left()
         if min(self.number, len(left)) <= 1:
             for task in left:
-                function(task)
-                done(task)
+                work.function(task)
+                work.done(task)
             return
         for again in range(_tries):
-            left = self._in_processes(function, left, done, last=again == _tries - 1)
+            left = self._in_processes(work, left, last=again == _tries - 1)
             if not left:
                 return
 
@@ -59,9 +51,7 @@ class Local:
     def leave(self) -> None:
         pass
 
-    def _in_processes(
-        self, function: Callable[[Any], None], tasks: list[Any], done: Callable[[Any], None], last: bool
-    ) -> list[Any]:
+    def _in_processes(self, work: Work, tasks: list[Any], last: bool) -> list[Any]:
         """What is left after a worker was killed."""
         can_fork = "fork" in multiprocessing.get_all_start_methods() and not torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
         method = "fork" if can_fork and os.name == "posix" else "spawn"
@@ -69,12 +59,12 @@ class Local:
         finished: set[int] = set()
         context = multiprocessing.get_context(method)
         with ProcessPoolExecutor(number, context, initializer=torch.set_num_threads, initargs=(1,)) as pool:
-            futures = {pool.submit(function, task): i for i, task in enumerate(tasks)}
+            futures = {pool.submit(work.function, task): i for i, task in enumerate(tasks)}
             try:
                 for future in as_completed(futures):
                     future.result()
                     finished.add(futures[future])
-                    done(tasks[futures[future]])
+                    work.done(tasks[futures[future]])
             except BrokenProcessPool:
                 if last:
                     raise

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from hardneg.core.errors import argument_error
-from hardneg.mining.engines import PartDone
+from hardneg.mining.engines import PartDone, Work
 
 
 @dataclass(frozen=True)
@@ -33,22 +31,16 @@ class Part:
             raise argument_error("mine", "a part as i/n, with i from 0 to n - 1", "part", text)
         return cls(int(found[1]), int(found[2]))
 
-    def map(
-        self,
-        function: Callable[[Any], None],
-        tasks: Sequence[Any],
-        is_done: Callable[[Any], bool],
-        done: Callable[[Any], None],
-    ) -> None:
-        for task in tasks[self.number :: self.of]:
-            if not is_done(task):
-                function(task)
-            done(task)
-        for i, task in enumerate(tasks):
+    def map(self, work: Work) -> None:
+        for task in work.tasks[self.number :: self.of]:
+            if not work.is_done(task):
+                work.function(task)
+            work.done(task)
+        for i, task in enumerate(work.tasks):
             if i % self.of != self.number:
-                if not is_done(task):
+                if not work.is_done(task):
                     raise PartDone
-                done(task)
+                work.done(task)
 
     def wait(self) -> None:
         pass

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 from hardneg.core.errors import optional
+from hardneg.mining.engines import Work
 
 
 @dataclass(frozen=True)
@@ -21,28 +22,19 @@ class Ray:
     workers: int = 0
     first = alone = True
 
-    def map(
-        self,
-        function: Callable[[Any], None],
-        tasks: Sequence[Any],
-        is_done: Callable[[Any], bool],
-        done: Callable[[Any], None],
-    ) -> None:
+    def map(self, work: Work) -> None:
         ray = optional("ray", "--engine ray", extra="ray")
         if not ray.is_initialized():
             address = self.address or os.environ.get("RAY_ADDRESS")
             here = {} if address else {"num_cpus": self.workers or None, "include_dashboard": False}
             ray.init(address=address, log_to_driver=False, **here)
         call = ray.remote(max_retries=-1, num_cpus=1)(_call)
-        left: list[Any] = []
-        for task in tasks:
-            (done if is_done(task) else left.append)(task)
-        running = {call.remote(function, task): task for task in left}
+        running = {call.remote(work.function, task): task for task in work.left()}
         while running:
             (ready,), _ = ray.wait(list(running), num_returns=1)
             task = running.pop(ready)
             _result(ray, ready)
-            done(task)
+            work.done(task)
 
     def wait(self) -> None:
         pass
