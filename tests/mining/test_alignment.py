@@ -190,3 +190,4 @@ def test_a_search_by_words_has_no_vectors_to_compare(tmp_path: Path) -> None:
     rows = [{"query": f"word{i} more{i % 7}", "positive": f"word{i} more{(i + 1) % 7}"} for i in range(60)]
     (tmp_path / "p.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     run(MineOptions(str(tmp_path / "p.jsonl"), str(tmp_path / "m.jsonl"), negatives="Uniform()", search="bm25", k=1))
+    assert len((tmp_path / "m.jsonl").read_text().splitlines()) == 60

@@ -178,6 +178,8 @@ def test_negatives_that_a_recipe_cannot_weigh(recipe: str, options: dict[str, An
 )
 def test_negatives_that_a_recipe_weighs(recipe: str, options: dict[str, Any]) -> None:
     try_negatives(RECIPES[recipe](**options))
+    with pytest.raises(ValueError, match="elsewhere"):
+        try_negatives(RECIPES[recipe](**options | {"negatives": "From('elsewhere')"}))
 
 
 def test_negatives_by_label_need_labels() -> None:

@@ -79,7 +79,7 @@ def mine(
     rescore: ``rescore(query_rows [m], corpus_rows [m]) -> scores [m]``, a cross-encoder for example: it scores the
         nearest ``search.candidates`` of each query and the positives, and its scores replace the similarities.
     guide: another model's vectors of the queries and of the corpus, or a function like ``rescore``, for
-        ``BelowPositive(..., by="guide")``: a function is asked about the nearest ``search.candidates``.
+        ``BelowPositive(..., by="guide")``: a function scores the nearest ``search.candidates``.
 
     Similarity is the dot product of the vectors as given: normalise them for the cosine.
 

@@ -225,11 +225,11 @@ def make_miner(
         rescore = _rescorer(load_callable(options.rescore), problem, "--rescore")
     if options.cross_encoder is not None:
         score = pair_scorer(options.cross_encoder, options.batch_size, options.device or device_of_rank())
-        asked = replace(_rescorer(score, problem, "--cross-encoder"), teaches=True)
+        scorer = replace(_rescorer(score, problem, "--cross-encoder"), teaches=True)
         if options.cross_encoder_use == "veto":
-            guide = asked
+            guide = scorer
         else:
-            rescore = asked
+            rescore = scorer
     if options.guide is not None and guide is None:  # an estimate, which encodes only a sample
         guide = queries, corpus
     if only_words and rescore is None:

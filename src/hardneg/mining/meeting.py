@@ -67,7 +67,7 @@ class PairGuide:
         return self.meeting.checked(self.score, query, rows)
 
     def block(self, query: Tensor, low: int, high: int) -> Tensor:
-        raise AssertionError("A guide of pairs is asked about lists of candidates only.")
+        raise AssertionError("A guide of pairs scores lists of candidates only.")
 
 
 class Meeting:

@@ -50,8 +50,8 @@ def with_teacher(result: Result, meeting: Meeting) -> Result:
         return result
     query, column = (torch.from_numpy(each) for each in (result.rows >= 0).nonzero())
     scores = np.full(result.rows.shape, -np.inf, dtype=np.float32)
-    asked = meeting.guide.pairs(query, torch.from_numpy(result.rows)[query, column])
-    scores[query.numpy(), column.numpy()] = asked.cpu().numpy()
+    found = meeting.guide.pairs(query, torch.from_numpy(result.rows)[query, column])
+    scores[query.numpy(), column.numpy()] = found.cpu().numpy()
     count = torch.tensor([len(rows) for rows in result.problem.positives])
     owner = torch.repeat_interleave(torch.arange(len(count)), count)
     own = meeting.guide.pairs(owner, torch.tensor([row for rows in result.problem.positives for row in rows]))

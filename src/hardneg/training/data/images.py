@@ -67,7 +67,7 @@ class ImageData(Items):
     origin: str = ""  # which copy of the data this is, for reports: "JPEG copy"
 
     augment: Augmentation | None = field(default=None, repr=False)  # the views, once ``prepared``
-    make_views: Views | None = field(default=None, repr=False)  # the same, compiled where that is asked for
+    make_views: Views | None = field(default=None, repr=False)  # the same, compiled with --compile
 
     def __post_init__(self) -> None:
         if self.images.ndim != 4 or self.images.dtype != torch.uint8 or self.images.shape[1] not in (1, 3):
