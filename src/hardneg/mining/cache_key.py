@@ -44,8 +44,8 @@ def digest_of_path(path: Path) -> str:
 
 
 def key_of_model(path: str, model: Any) -> str:
-    """What changes when the vectors of a sentence-transformers model do."""
-    if Path(path).exists():
+    """What changes when the vectors of a sentence-transformers model do; ``path`` is empty for one made in memory."""
+    if path and Path(path).exists():
         return _hashed("files", digest_of_path(Path(path)))
     tokenizer: Any = getattr(model, "tokenizer", None)
     backend: Any = getattr(tokenizer, "backend_tokenizer", tokenizer)
