@@ -20,6 +20,7 @@ from hardneg.io.tables import read_table
 from hardneg.mining.estimate import estimate
 from hardneg.mining.job import run
 from hardneg.mining.options import MineOptions
+from support.libraries import part_of_sentence_transformers
 
 
 @pytest.fixture
@@ -167,7 +168,6 @@ def test_a_cross_encoder_reranks_or_vetoes_and_its_scores_are_kept(job: MineOpti
 @pytest.fixture(scope="module")
 def static(tmp_path_factory: pytest.TempPathFactory) -> str:
     st = pytest.importorskip("sentence_transformers", reason="needs the extra 'text'")
-    from sentence_transformers.sentence_transformer.modules import StaticEmbedding
     from test_mine_files import WORDS
     from tokenizers import Tokenizer, models, pre_tokenizers
 
@@ -175,7 +175,8 @@ def static(tmp_path_factory: pytest.TempPathFactory) -> str:
     tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
     torch.manual_seed(0)
     folder = str(tmp_path_factory.mktemp("model"))
-    st.SentenceTransformer(modules=[StaticEmbedding(tokenizer, embedding_dim=8)], device="cpu").save_pretrained(folder)
+    static = part_of_sentence_transformers("modules").StaticEmbedding(tokenizer, embedding_dim=8)
+    st.SentenceTransformer(modules=[static], device="cpu").save_pretrained(folder)
     return folder
 
 

@@ -116,6 +116,6 @@ def test_the_frontier_has_rules_and_planners_in_one_picture(tmp_path: Path, monk
     same = float((labels[:, None] == labels).sum() - 600) / (600 * 599)
     assert rows["uniform batches"]["false_negatives"] == pytest.approx(same, abs=0.02)
     for name in ("false_negatives", "similarity"):
-        assert rows["uniform batches"][name] < rows["ProSampler 0.1"][name] < rows["kNN batches"][name]
+        assert rows["uniform batches"][name] < rows["ProSampler 0.7"][name] < rows["kNN batches"][name]
     assert rows["OtherLabel() * Tilt(2.0)"]["reads_judge"]
     assert (tmp_path / "docs/figures/frontier_toy.svg").read_text().startswith("<svg")

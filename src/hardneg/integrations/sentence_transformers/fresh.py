@@ -95,6 +95,8 @@ class FreshNegatives:
 
     def _filled(self, batch: dict[str, list[Any]]) -> dict[str, list[Any]]:
         """The rows of a batch with their negatives, and the ids of all texts: see ids.py."""
+        if len(batch) < 2:  # datasets before version 4 passes a column, ``dataset["anchor"]``, through here
+            return batch
         anchors, positives = (batch[name] for name in self.names)
         chosen = [self.rows[self._query[text]].tolist() for text in anchors]
         out = {self.names[0]: list(anchors), self.names[1]: list(positives)}
