@@ -13,7 +13,9 @@ from __future__ import annotations
 import argparse
 import gzip
 import json
+import shlex
 import statistics
+import sys
 import tempfile
 import time
 from pathlib import Path
@@ -31,10 +33,12 @@ from hardneg.integrations.sentence_transformers import HardBatches, NegativesLos
 
 Columns = dict[str, list[Any]]
 ARMS = ("mnrl", "mined", "ids", "hard batches")
+ROUNDS = 4
+"""How often each way is timed in turn: the clock of a machine drifts by more than the overhead."""
 
 
 class Table:
-    """Columns as rows, and what ``with_ids`` asks of a datasets.Dataset."""
+    """Columns as rows, with what ``with_ids`` needs of a datasets.Dataset."""
 
     def __init__(self, columns: Columns) -> None:
         self.columns, self.column_names = columns, list(columns)
@@ -117,7 +121,7 @@ def ndcg(model: Any, data: SciFact) -> list[float]:
     return found
 
 
-def rows(data: SciFact, model: Any, mined: bool) -> Any:
+def rows(data: SciFact, model: Any, mined: bool) -> Table:
     queries = [query for query, good in data.train.items() for _ in good]
     positives = [document for good in data.train.values() for document in good]
     columns = {
@@ -136,11 +140,12 @@ def rows(data: SciFact, model: Any, mined: bool) -> Any:
     return Table(columns)
 
 
-def trained(arm: str, seed: int, data: SciFact, path: str, epochs: int, batch: int) -> tuple[list[float], float]:
+def trained(
+    arm: str, seed: int, data: SciFact, train: Table, path: str, epochs: int, batch: int
+) -> tuple[list[float], float]:
     """nDCG@10 of each test query, and the seconds of training."""
     torch.manual_seed(seed)
     model = loaded(path)
-    train = rows(data, model, mined=arm != "mnrl")
     loss: Any = MultipleNegativesRankingLoss(model)
     hard = None
     if arm in ("ids", "hard batches"):
@@ -199,7 +204,7 @@ def overhead(path: str, steps: int, batch: int) -> dict[str, float]:
     texts = [" ".join(words[(i * 7 + j * (i % 5 + 1)) % len(words)] for j in range(24)) for i in range(batch * 64)]
     data = Table({"anchor": [f"{i} {text}" for i, text in enumerate(texts)], "positive": texts[::-1]})
     found: dict[str, list[float]] = {"mnrl": [], "hardneg": []}
-    for _ in range(2):
+    for _ in range(ROUNDS):
         for name, times in found.items():
             torch.manual_seed(0)
             model, watch = loaded(path), Steps()
@@ -210,7 +215,7 @@ def overhead(path: str, steps: int, batch: int) -> dict[str, float]:
                 hard = HardBatches(train["anchor"], every=10**6, loss=loss)
             with tempfile.TemporaryDirectory() as folder:
                 args = TrainingArguments(
-                    output_dir=folder, max_steps=steps // 2 + 20, per_device_train_batch_size=batch, seed=0,
+                    output_dir=folder, max_steps=steps // ROUNDS + 20, per_device_train_batch_size=batch, seed=0,
                     save_strategy="no", report_to="none", disable_tqdm=True, remove_unused_columns=False,
                     logging_steps=10, bf16=torch.cuda.is_available(),
                 )  # fmt: skip
@@ -233,7 +238,7 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=200)
     options = parser.parse_args()
     device = torch.cuda.get_device_name() if torch.cuda.is_available() else "cpu"
-    result: dict[str, Any] = {"device": device, "torch": torch.__version__}
+    result: dict[str, Any] = {"command": shlex.join(sys.argv), "device": device, "torch": torch.__version__}
 
     def write() -> None:
         options.out.write_text(json.dumps(result, indent=1) + "\n")
@@ -244,18 +249,24 @@ def main() -> None:
         write()
     data = SciFact(options.data)
     result |= {"epochs": options.epochs, "batch": options.batch, "untrained": 0.0, "arms": {}, "paired": {}}
-    result["untrained"] = float(np.mean(ndcg(loaded(options.model), data)))
+    start = loaded(options.model)
+    result["untrained"] = float(np.mean(ndcg(start, data)))
+    pairs, with_mined = rows(data, start, mined=False), rows(data, start, mined=True)
     print("untrained", result["untrained"], flush=True)
     values: dict[str, np.ndarray] = {}
     for arm in ARMS:
-        runs = [trained(arm, seed, data, options.model, options.epochs, options.batch) for seed in range(options.seeds)]
+        train = pairs if arm == "mnrl" else with_mined
+        runs = [
+            trained(arm, seed, data, train, options.model, options.epochs, options.batch)
+            for seed in range(options.seeds)
+        ]
         values[arm] = np.array([queries for queries, _ in runs])
         seeds = values[arm].mean(1).tolist()
         seconds = statistics.fmean(each for _, each in runs)
         result["arms"][arm] = {"ndcg@10": float(np.mean(seeds)), "seeds": seeds, "seconds": seconds}
-        pairs = {f"{arm} - {before}": bootstrap(values[arm], values[before]) for before in values if before != arm}
-        result["paired"] |= pairs
-        print(arm, result["arms"][arm], pairs, flush=True)
+        paired = {f"{arm} - {before}": bootstrap(values[arm], values[before]) for before in values if before != arm}
+        result["paired"] |= paired
+        print(arm, result["arms"][arm], paired, flush=True)
         write()
 
 
