@@ -88,17 +88,23 @@ def test_what_was_not_run_is_not_decided(results: ModuleType) -> None:
     assert (found.here, found.verdict) == ("not run", "not decided at this budget")
 
 
-def test_the_readme_has_the_finding_of_the_supervised_study(results: ModuleType) -> None:
-    found = results.read("supervised")
-    hscl = "hscl(temperature=0.5, beta=5)"
-    gain, left = (
-        next(one for one in found["verdicts"] if (one["arm"], one["against"]) == (hscl, against))
-        for against in ("scl(temperature=0.5)", "scl(temperature=0.083)")
-    )
-    low, high = (100 * (left["difference"] + side * left["half_width"]) for side in (-1, 1))
+def difference(found: dict[str, Any], arm: str, against: str) -> tuple[float, float, float]:
+    """In points, with the ends of its interval."""
+    one = next(one for one in found["verdicts"] if (one["arm"], one["against"]) == (arm, against))
+    return tuple(100 * (one["difference"] + side * one["half_width"]) for side in (0, -1, 1))  # type: ignore[return-value]
+
+
+def test_the_readme_has_the_findings_of_the_studies(results: ModuleType) -> None:
     words = " ".join((ROOT / "README.md").read_text(encoding="utf-8").split())
-    assert f"H-SCL gains {100 * gain['difference']:.1f} points over SCL" in words
-    assert f"({100 * left['difference']:.1f} points, 95 % interval {low:.1f} to {high:+.1f})" in words
+    found, hscl = results.read("supervised"), "hscl(temperature=0.5, beta=5)"
+    gain, left = (difference(found, hscl, f"scl(temperature={each})") for each in (0.5, 0.083))
+    assert f"H-SCL gains {gain[0]:.1f} points over SCL" in words
+    assert f"({left[0]:.1f}, 95 % interval {left[1]:.1f} to {left[2]:+.1f})" in words
+    found, plain = results.read("temperature_defaults"), "simclr(temperature=0.5)"
+    arms = ("hcl(temperature=0.5, beta=1, tau_plus=0.05)", "simclr(temperature=0.25)")
+    hcl, control = (difference(found, arm, plain)[0] for arm in arms)
+    assert f"HCL gains {hcl:.1f} points over SimCLR at the paper's temperature" in words
+    assert f"SimCLR at HCL's effective temperature gains {control:.1f};" in words
 
 
 def test_the_frontier_has_rules_and_planners_in_one_picture(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
