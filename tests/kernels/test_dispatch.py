@@ -264,7 +264,7 @@ def test_two_runs_give_the_same_bits(name: str) -> None:
 
 
 OTHERS: dict[str, tuple[dict[str, Any], str]] = {
-    "a rank": ({"negatives": "Rank(0, 5)"}, r"Rank\(stop=5\) is not of the closed family"),
+    "a rank": ({"negatives": "Rank(0, 5)"}, r"Rank\(stop=5\) needs normalised anchors of 16 bits"),
     "one source": ({"negatives": "Tilt(1.0, source='batch')"}, "closed family"),
     "mixed tilts": ({"negatives": "Tilt(1.0) * Tilt(1.0, detach=True)"}, "closed family"),
     "another statistic": ({"objective": "jsd"}, "needs the row statistic 'mean'"),
@@ -294,7 +294,7 @@ def test_auto_takes_the_kernels_wherever_they_serve() -> None:
     z1, z2 = (z.float() for z in views())
     tilt, rank = (hn.ContrastiveLoss(text) for text in ("Tilt(1.0)", "Rank(0, 5)"))
     assert tilt.explain_path(z1, z2) == "triton: the distribution is of the closed family"
-    assert rank.explain_path(z1, z2).startswith(f"dense: {4 * B * B:,} scores are few; no Triton: Rank(stop=5) is not")
+    assert rank.explain_path(z1, z2).startswith(f"dense: {4 * B * B:,} scores are few; no Triton: Rank(stop=5) needs")
     assert hn.ContrastiveLoss("Tilt(1.0)", impl="dense").explain_path(z1, z2) == "dense: impl='dense'"
 
 

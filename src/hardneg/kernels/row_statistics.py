@@ -44,6 +44,7 @@ class Parts(NamedTuple):
         return cls(shift, mass, rest[:number], rest[number:])
 
     def packed(self) -> Annotated[Tensor, "b m k"]:
+        """Not compiled: a reduction that also packs its results reads a tile several times."""
         return torch.stack([self.shift, self.mass, *self.candidates, *self.positives], dim=1)
 
 
@@ -81,7 +82,7 @@ class RowStatistics(Sweep):
         known = [piece.of(rows) for piece in pieces[:-1]], cut_rows(self.bounds, rows)
         for cut in plan.cuts:
             args = plan.holders, plan.compared(rows, cut), *known, plan.runner.block
-            tiles.append(plan.runner(parts_of_tile, plan.shape(rows, cut), *args))
+            tiles.append(plan.runner(parts_of_tile, plan.shape(rows, cut), *args).packed())
         return tiles[0] if len(tiles) == 1 else torch.cat(tiles, dim=2)
 
     def prepare(self, pieces: list[Piece], grads: Grads) -> None:
@@ -109,7 +110,7 @@ def parts_of_tile(
     pieces: Sequence[Tensor],
     bounds: Sequence[Bounds],
     block: int | None,
-) -> Annotated[Tensor, "r m k"]:
+) -> Parts:
     """The parts of a tile, in blocks of so many candidates, or in one."""
     held = holders.held(pieces)
     statistics = list(statistics_of(held.objective).values())
@@ -121,7 +122,7 @@ def parts_of_tile(
     some = [each for each in statistics if each.over == "candidates"]
     candidates = [each.part(_blocks(each.value(met.tile), block, 0.0), relative) for each in some]
     positives = [] if met.promoted is None else _parts_of_positives(statistics, met.tile, met.promoted, block)
-    return Parts(shift[..., 0], relative.exp().sum(-1), candidates, positives).packed()
+    return Parts(shift[..., 0], relative.exp().sum(-1), candidates, positives)
 
 
 def _parts_of_positives(statistics: Sequence[Statistic], tile: Tile, real: Tensor, block: int | None) -> list[Tensor]:

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from hardneg.core.errors import ArgumentError
+from hardneg.kernels.triton_edges import Sizes
 from hardneg.kernels.triton_function import FIXED_SHIFT_BITS, Band, Plan, RowStatisticsFunction, spread
 from hardneg.kernels.triton_sides import PerAnchor, PerCandidate, Tags, Temperature, served
 from hardneg.kernels.triton_sides import supports as supports
@@ -43,6 +44,7 @@ def row_statistics(
     candidate_labels: PerCandidate | None = None,
     low: float | PerAnchor | None = None,
     high: float | PerAnchor | None = None,
+    window: Sizes | None = None,
     normalize: bool = False,
     unit: bool = True,
 ) -> RowStatistics:
@@ -55,6 +57,8 @@ def row_statistics(
     anchor_ids, candidate_ids: equal ids are no negatives; a negative id equals no other.
     anchor_labels, candidate_labels: equal labels are no negatives (OtherLabel).
     low, high: the band of each anchor in plain similarity, ends included.
+    window: the ranks of the negatives of each anchor among those of other ids; ``normalize``, 16 bits, no band, no
+        labels, and candidates that need no gradient.
     normalize: divides vectors by their norms, inside the products.
     unit: the vectors have unit norm; without it (and without ``normalize``) every row keeps a running maximum.
     """
@@ -63,8 +67,11 @@ def row_statistics(
     value, learned = Temperature.of(temperature)
     tags = Tags.of(anchors, candidates, anchor_ids, candidate_ids, anchor_labels, candidate_labels)
     band = _band(low, high, anchors)
+    if window is not None and (candidates is None or candidates.requires_grad or not wide or tags.anchor_labels is not None):
+        raise ArgumentError("row_statistics", "a window of normalised vectors against a queue", "another one")
     fixed = (unit or normalize) and spread(value, beta) < FIXED_SHIFT_BITS
-    plan = Plan(value, float(beta), detach, normalize, fixed, candidates is None, tags.few)
+    masked = tags.few or (window is not None and tags.anchor_ids is not None)  # ties are broken by column, not by id
+    plan = Plan(value, float(beta), detach, normalize, fixed, candidates is None, masked, window=window)
     found = RowStatisticsFunction.apply(anchors, candidates, learned, tags, band, plan)  # type: ignore[no-untyped-call]
     return RowStatistics(*found[:3])
 

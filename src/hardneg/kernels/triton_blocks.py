@@ -96,6 +96,21 @@ def allowed_pairs(
 
 
 @jit
+def outside_window(similarity, window_ptr, places_ptr, rows, columns, b):
+    """The pairs within the first edge of their row, or beyond the second; of equal ones the first columns are within.
+
+    Not a NaN, which stays visible.
+    """
+    real = rows < b
+    high = tl.load(window_ptr + 2 * rows, mask=real, other=0.0)[:, None]
+    low = tl.load(window_ptr + 2 * rows + 1, mask=real, other=0.0)[:, None]
+    last_high = tl.load(places_ptr + 2 * rows, mask=real, other=0)[:, None]
+    last_low = tl.load(places_ptr + 2 * rows + 1, mask=real, other=0)[:, None]
+    within = (similarity > high) | ((similarity == high) & (columns[None, :] <= last_high))
+    return within | (similarity < low) | ((similarity == low) & (columns[None, :] > last_low))
+
+
+@jit
 def unit_rows(v):
     """Float32 rows times a power of two, the inverse of their norms then, and before; 0 for a row of zeros.
 

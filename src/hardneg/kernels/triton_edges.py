@@ -2,24 +2,27 @@
 # mypy: disable-error-code="no-untyped-def,no-untyped-call"
 """The edges of windows of ranks by counting: exact, without sorting a row, two edges in the same passes.
 
-A program has one row, which stays in the caches. The size-th largest value is bracketed by two values of the row; each
-pass counts the row at a value between them, and moves an end to the next value that is there. The first two values come
-from a sample of the row, the others from interpolation, every third from a bisection of the ordered bits of the float,
-which bounds the number of passes for any row.
+A program has one row. The size-th largest value lies in a bracket [low, high), and of both ends it is known how many
+values reach them. Each pass counts the row at two values p <= q inside of the bracket, and finds the lowest value that
+reaches p and the highest that does not reach q. The first two values come from a sample of the row, the others from
+interpolation, so far apart that the edge is between them most of the time; every third pass bisects the ordered bits of
+the float, p = q, which bounds the number of passes for any row.
 """
 
 from __future__ import annotations
 
 import math
-from typing import Annotated
+from typing import Annotated, NamedTuple
 
 import torch
 from torch import Tensor
 
 from hardneg.core.bounds import Edge
-from hardneg.kernels.triton_language import installed, interpreted, jit, tl
+from hardneg.kernels.triton_language import installed, interpreted, jit, launched, tl
 
-BLOCK, SAMPLE = 2048, 1024
+BLOCK, WARPS, SAMPLE = 2048, 8, 512
+MOST = 256
+"""Passes; more than any row needs."""
 ALL = 2**62
 """A column behind all others: whatever has the value of the edge is within it."""
 
@@ -38,39 +41,71 @@ def _float(key):
 
 
 @jit
-def _between(step, size, low, at_low, high, above_high, hint):
-    """A value above ``low`` and not above ``high``: the hint, an interpolation, or the middle of the bits."""
-    first, last = _key(low), _key(high)
-    middle = _float(first + (last - first + 1) // 2)
-    share = (at_low - size + 0.5) / tl.maximum(at_low - above_high, 1)
-    line = low + (high - low) * share
-    line = tl.minimum(tl.maximum(line, _float(first + 1)), high)
-    known = (low > float("-inf")) & (high < float("inf")) & (step % 3 != 1)
-    found = tl.where(known, line, middle)
-    return tl.where((step < 2) & (hint > low) & (hint <= high), hint, found)
+def _between(step, size, low, at_low, high, above, first_hint, last_hint):
+    """Two values inside of the bracket: the hints, an interpolation on either side, or the middle of the bits."""
+    first, last = _key(low) + 1, _key(high) - 1
+    middle = _float(first + (last - first) // 2)
+    number = tl.maximum(at_low - above, 1).to(tl.float32)
+    margin = tl.minimum(0.6 * tl.sqrt(number), 0.25 * number) + 1.0
+    share, width = (at_low - size + 0.5) / number, high - low
+    known = (low > float("-inf")) & (high < float("inf")) & (step % 3 != 2)
+    p = tl.where(known, low + width * (share - margin / number), middle)
+    q = tl.where(known, low + width * (share + margin / number), middle)
+    p, q = tl.where(step == 0, first_hint, p), tl.where(step == 0, last_hint, q)
+    first, last = _float(first), _float(last)
+    return tl.minimum(tl.maximum(p, first), last), tl.minimum(tl.maximum(q, first), last)
 
 
 @jit
-def _narrowed(size, low, at_low, high, above_high, count, next_up, next_down):
-    """The bracket after a count: at least ``size`` values reach what was counted, or fewer."""
-    reached = count >= size
-    low, at_low = tl.where(reached, next_up, low), tl.where(reached, count, at_low)
-    return low, at_low, tl.where(reached, high, next_down), tl.where(reached, above_high, count)
+def _narrowed(size, low, at_low, high, above, p, count_p, up, q, count_q, down):
+    """The bracket after a count at p and q: at least ``size`` values reach both, or p alone, or neither.
+
+    ``up``: the lowest value that reaches p; ``down``: the highest that does not reach q.
+    """
+    both, one = count_q >= size, count_p >= size
+    next_high = _float(_key(down) + 1)
+    low = tl.where(both, tl.maximum(q, up), tl.where(one, up, low))
+    high = tl.where(both, high, tl.where(one, next_high, tl.minimum(p, next_high)))
+    at_low = tl.where(both, count_q, tl.where(one, count_p, at_low))
+    return low, at_low, high, tl.where(both, above, tl.where(one, count_q, count_p))
 
 
 @jit
-def _open(size, low, at_low, high, above_high, slack):
+def _open(size, low, at_low, high, above, slack):
     """Whether the bracket still has to be narrowed. What is above no value yet is no end of one."""
-    apart = (high == float("inf")) | (size - above_high > tl.maximum(slack, 1))
-    return (size > 0) & (low < high) & (at_low - size > slack) & apart
+    apart = (high == float("inf")) | (slack == 0) | (size - above > slack)
+    return (size > 0) & (at_low - size > slack) & (_key(high) - _key(low) > 1) & apart
 
 
 @jit
-def _ending(size, low, at_low, high, above_high, slack):
-    """The value of the edge, and how many of those that have it are within it; -1 for all of them, 0 for none."""
+def _ending(size, low, at_low, high, above, slack):
+    """The value of the edge, and how many of those that have it are within it; -1 for all of them."""
     whole = at_low - size <= slack
-    missing = tl.where(whole, -1, tl.where((slack > 0) & (low < high), 0, size - above_high))
-    return tl.where(size > 0, tl.where(whole, low, high), float("inf")), tl.where(size > 0, missing, 0)
+    early = _key(high) - _key(low) > 1
+    edge = tl.where(whole | (early == 0), low, high)
+    missing = tl.where(whole | early, -1, size - above)
+    return tl.where(size > 0, edge, float("inf")), tl.where(size > 0, missing, 0)
+
+
+@jit
+def _values(value_ptr, at, n, row_norm, norms_ptr, row_id, ids_ptr, NORMS: tl.constexpr, IDS: tl.constexpr):
+    """What is ranked: values, or similarities from products and norms, -inf for the same instance."""
+    real = at < n
+    x = tl.load(value_ptr + at, mask=real, other=float("-inf")).to(tl.float32)
+    if NORMS:  # in this order the bits are those of the sweeps
+        x = tl.where(real, x * (row_norm * tl.load(norms_ptr + at, mask=real, other=1.0)), float("-inf"))
+    if IDS:
+        same = (tl.load(ids_ptr + at, mask=real, other=-1) == row_id) & (row_id >= 0)
+        x = tl.where(same, float("-inf"), x)
+    return x + 0.0
+
+
+@jit
+def _counted(x, p, q, number_p, number_q, up, down):
+    reaches_p, reaches_q = x >= p, x >= q
+    up = tl.minimum(up, tl.where(reaches_p, x, float("inf")))
+    down = tl.maximum(down, tl.where(reaches_q, float("-inf"), x))
+    return number_p + reaches_p.to(tl.int32), number_q + reaches_q.to(tl.int32), up, down
 
 
 @jit
@@ -79,44 +114,49 @@ def _place(same, number, at):
     return tl.max(tl.where((same > 0) & (tl.cumsum(same, 0) == number), at, -1))
 
 
-@jit
+@launched
 def _edges(
-    value_ptr, sizes_ptr, count_ptr, hints_ptr, edge_ptr, place_ptr, n, stride, slack, most,
-    BLOCK: tl.constexpr,
+    value_ptr, norms_ptr, row_norms_ptr, ids_ptr, row_ids_ptr, sizes_ptr, count_ptr, hints_ptr, edge_ptr, place_ptr,
+    base, n, stride, slack, most,
+    BLOCK: tl.constexpr, NORMS: tl.constexpr, IDS: tl.constexpr,
 ):  # fmt: skip
-    row = tl.program_id(0).to(tl.int64)
-    value_ptr += row * stride
-    within = tl.arange(0, BLOCK)
+    """Of the rows from ``base`` on, whose values are given."""
+    row = base + tl.program_id(0)
+    value_ptr += tl.program_id(0).to(tl.int64) * stride
+    row_norm, row_id = 1.0, -1
+    if NORMS:
+        row_norm = tl.load(row_norms_ptr + row)
+    if IDS:
+        row_id = tl.load(row_ids_ptr + row)
     size0, size1 = tl.load(sizes_ptr + 2 * row), tl.load(sizes_ptr + 2 * row + 1)
     count = tl.load(count_ptr + row)
     low0, high0, at0, above0 = float("-inf") + 0.0 * count, float("inf") + 0.0 * count, count, count * 0
     low1, high1, at1, above1 = low0, high0, count, count * 0
+    hint0, hint1 = tl.load(hints_ptr + 4 * row), tl.load(hints_ptr + 4 * row + 1)
+    hint2, hint3 = tl.load(hints_ptr + 4 * row + 2), tl.load(hints_ptr + 4 * row + 3)
+    within = tl.arange(0, BLOCK)
+    zero, infinite = tl.zeros([BLOCK], tl.int32), tl.full([BLOCK], float("inf"), tl.float32)
     step = 0
     going = _open(size0, low0, at0, high0, above0, slack) | _open(size1, low1, at1, high1, above1, slack)
     while going:
-        at_hint = hints_ptr + 4 * row + tl.minimum(step, 1)
-        mid0 = _between(step, size0, low0, at0, high0, above0, tl.load(at_hint))
-        mid1 = _between(step, size1, low1, at1, high1, above1, tl.load(at_hint + 2))
-        number0, number1 = tl.zeros([BLOCK], tl.int32), tl.zeros([BLOCK], tl.int32)
-        up0, up1 = tl.full([BLOCK], float("inf"), tl.float32), tl.full([BLOCK], float("inf"), tl.float32)
-        down0, down1 = -up0, -up1
+        p0, q0 = _between(step, size0, low0, at0, high0, above0, hint0, hint1)
+        p1, q1 = _between(step, size1, low1, at1, high1, above1, hint2, hint3)
+        number_p0, number_q0, up0, down0 = zero, zero, infinite, -infinite
+        number_p1, number_q1, up1, down1 = zero, zero, infinite, -infinite
         for begin in tl.range(0, n, BLOCK):
-            inside = begin + within < n
-            x = tl.load(value_ptr + begin + within, mask=inside, other=float("-inf")).to(tl.float32) + 0.0
-            number0 += (x >= mid0).to(tl.int32)
-            up0 = tl.minimum(up0, tl.where(x >= mid0, x, float("inf")))
-            down0 = tl.maximum(down0, tl.where(x < mid0, x, float("-inf")))
-            number1 += (x >= mid1).to(tl.int32)
-            up1 = tl.minimum(up1, tl.where(x >= mid1, x, float("inf")))
-            down1 = tl.maximum(down1, tl.where(x < mid1, x, float("-inf")))
+            x = _values(value_ptr, begin + within, n, row_norm, norms_ptr, row_id, ids_ptr, NORMS, IDS)
+            number_p0, number_q0, up0, down0 = _counted(x, p0, q0, number_p0, number_q0, up0, down0)
+            number_p1, number_q1, up1, down1 = _counted(x, p1, q1, number_p1, number_q1, up1, down1)
         if _open(size0, low0, at0, high0, above0, slack):
             low0, at0, high0, above0 = _narrowed(
-                size0, low0, at0, high0, above0, tl.sum(number0), tl.min(up0), tl.max(down0)
-            )
+                size0, low0, at0, high0, above0,
+                p0, tl.sum(number_p0), tl.min(up0), q0, tl.sum(number_q0), tl.max(down0),
+            )  # fmt: skip
         if _open(size1, low1, at1, high1, above1, slack):
             low1, at1, high1, above1 = _narrowed(
-                size1, low1, at1, high1, above1, tl.sum(number1), tl.min(up1), tl.max(down1)
-            )
+                size1, low1, at1, high1, above1,
+                p1, tl.sum(number_p1), tl.min(up1), q1, tl.sum(number_q1), tl.max(down1),
+            )  # fmt: skip
         step += 1
         going = _open(size0, low0, at0, high0, above0, slack) | _open(size1, low1, at1, high1, above1, slack)
         going = going & (step < most)
@@ -129,7 +169,7 @@ def _edges(
         before0, before1 = 0, 0
         for begin in tl.range(0, n, BLOCK):
             at = begin + within
-            x = tl.load(value_ptr + at, mask=at < n, other=float("-inf")).to(tl.float32)
+            x = _values(value_ptr, at, n, row_norm, norms_ptr, row_id, ids_ptr, NORMS, IDS)
             same0, same1 = (x == edge0).to(tl.int32), (x == edge1).to(tl.int32)
             more0, more1 = tl.sum(same0), tl.sum(same1)
             if (before0 < missing0) & (before0 + more0 >= missing0):
@@ -146,6 +186,60 @@ def serves(value: Tensor) -> bool:
     return installed and (value.is_cuda or interpreted) and value.dtype not in (torch.float64,)
 
 
+class Sizes(NamedTuple):
+    """Of each row: how many are within the first and the second edge, of how many; by which ranks these may be off."""
+
+    wanted: Annotated[Tensor, "b 2"]
+    count: Annotated[Tensor, "b"]
+    slack: int
+
+    @classmethod
+    def of(cls, start: Tensor, stop: Tensor, count: Tensor, slack: float, n: int) -> Sizes:
+        """``slack``: as a share of the row."""
+        wanted = torch.cat([start, stop], dim=1).to(torch.int32).contiguous()
+        return cls(wanted, count.flatten().to(torch.int32).contiguous(), int(slack * n))
+
+    def hints(self, sample: Annotated[Tensor, "b k"], n: int) -> Annotated[Tensor, "b 4"]:
+        """Values of a sample of each row that the edges lie between most of the time: below, then above, for each."""
+        sample, number = sample.float().sort(dim=1, descending=True).values, sample.shape[1]
+        share = self.wanted.float() / max(n, 1)
+        spread = 2.0 * (number * share * (1.0 - share)).clamp(min=0.0).sqrt() + 1.0
+        places = torch.stack([share * number + spread, share * number - spread], dim=2)
+        hints = sample.gather(1, places.flatten(1).long().clamp(0, number - 1))
+        return torch.where(hints.isnan(), 0.0, hints).contiguous()
+
+
+class Edges(NamedTuple):
+    """Of each row both edges: their values, and the last place of those with that value that are within them."""
+
+    value: Annotated[Tensor, "b 2"]
+    place: Annotated[Tensor, "b 2"]
+
+    @classmethod
+    def empty(cls, rows: int, device: torch.device) -> Edges:
+        """Nothing is within them."""
+        place = torch.full((rows, 2), -1, dtype=torch.int32, device=device)
+        return cls(torch.full((rows, 2), math.inf, device=device), place)
+
+    def find(
+        self,
+        values: Annotated[Tensor, "r n"],
+        base: int,
+        sizes: Sizes,
+        hints: Tensor,
+        norms: tuple[Tensor | None, Tensor | None] = (None, None),
+        ids: tuple[Tensor | None, Tensor | None] = (None, None),
+    ) -> None:
+        """Those of the rows from ``base`` on, of these values; or of products, with norms and ids of rows, columns."""
+        rows, n = values.shape
+        if rows and n:
+            _edges[(rows,)](
+                values, norms[1], norms[0], ids[1], ids[0], sizes.wanted, sizes.count, hints, self.value, self.place,
+                base, n, values.stride(0), sizes.slack, MOST,
+                BLOCK=BLOCK, NORMS=norms[0] is not None, IDS=ids[0] is not None and ids[1] is not None, num_warps=WARPS,
+            )  # fmt: skip
+
+
 def edges(
     value: Annotated[Tensor, "b n"],
     column: Annotated[Tensor, "b|1 n"],
@@ -158,26 +252,10 @@ def edges(
     ``slack``: by how many ranks, as a share of the row, an edge may be off.
     """
     rows, n = value.shape
-    wanted = torch.cat(sizes, dim=1).to(torch.int32).contiguous()
-    edge = torch.full((rows, 2), math.inf, device=value.device)
-    place = torch.full((rows, 2), -1, dtype=torch.int32, device=value.device)
+    found, wanted = Edges.empty(rows, value.device), Sizes.of(*sizes, count, slack, n)
     if n:
         value = value if value.stride(1) == 1 else value.contiguous()
-        counts, hints, off = count.to(torch.int32).contiguous(), _hints(value, wanted), int(slack * n)
-        _edges[(rows,)](
-            value, wanted, counts, hints, edge, place, n, value.stride(0), off, 256, BLOCK=BLOCK, num_warps=16,
-        )  # fmt: skip
-    known = column.expand(rows, n).gather(1, place.clamp(0, max(n - 1, 0)).long()) if n else place.long()
-    columns = torch.where(place < 0, -1, torch.where(place < n, known, ALL))
-    return [(edge[:, i : i + 1], columns[:, i : i + 1]) for i in (0, 1)]
-
-
-def _hints(value: Tensor, sizes: Annotated[Tensor, "b 2"]) -> Annotated[Tensor, "b 4"]:
-    """Values of a sample of each row that the edges lie between most of the time: below, then above, for each."""
-    sample = value[:, :: max(1, value.shape[1] // SAMPLE)].float().sort(dim=1, descending=True).values
-    number = sample.shape[1]
-    spread = 1.5 * math.sqrt(number) + 1.0
-    place = sizes.float() * (number / value.shape[1])
-    places = torch.stack([place + spread, place - spread], dim=2)
-    hints = sample.gather(1, places.flatten(1).long().clamp(0, number - 1))
-    return torch.where(hints.isnan(), 0.0, hints).contiguous()
+        found.find(value, 0, wanted, wanted.hints(value[:, :: max(1, n // SAMPLE)], n))
+    known = column.expand(rows, n).gather(1, found.place.clamp(0, max(n - 1, 0)).long()) if n else found.place.long()
+    columns = torch.where(found.place < 0, -1, torch.where(found.place < n, known, ALL))
+    return [(found.value[:, i : i + 1], columns[:, i : i + 1]) for i in (0, 1)]

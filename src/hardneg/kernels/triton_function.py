@@ -12,7 +12,8 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from hardneg.kernels import triton_gradients, triton_rows
-from hardneg.kernels.triton_sides import Side, Tags, block_of, padded, sides_of, switches
+from hardneg.kernels.triton_edges import SAMPLE, Edges, Sizes
+from hardneg.kernels.triton_sides import Side, Tags, block_of, is_wide, padded, sides_of, switches
 from hardneg.kernels.triton_wide import Wide
 
 LOG2_E = math.log2(math.e)
@@ -30,7 +31,7 @@ def spread(temperature: float, beta: float) -> float:
     return (1.0 + beta) * 2.0 * LOG2_E / temperature
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Plan:
     """The numbers and switches of one call."""
 
@@ -47,6 +48,12 @@ class Plan:
     views: bool = False
     """The rows are two views of each instance, and their losses are wanted."""
     tau_plus: float = 0.0
+    window: Sizes | None = None
+    """Negatives are those between two ranks of each row."""
+
+    def given(self, vectors: Tensor) -> bool:
+        """Whether the products are made beforehand."""
+        return self.window is not None or is_wide(vectors)
 
     @property
     def scale(self) -> float:
@@ -92,8 +99,8 @@ class RowStatisticsFunction(torch.autograd.Function):
         if rows.order is not None and band[0] is not None and band[1] is not None:
             band = band[0][rows.order], band[1][rows.order]
         views = anchors.detach().contiguous() if plan.views else None
-        found, sums, slopes = _sweep(rows, columns, band, plan, views)
-        ctx.save_for_backward(*rows, *columns, *band, *sums, *slopes, views)
+        found, sums, slopes, window = _sweep(rows, columns, band, plan, views)
+        ctx.save_for_backward(*rows, *columns, *band, *sums, *window, *slopes, views)
         ctx.mark_non_differentiable(found[2], *found[4:])
         return found
 
@@ -104,7 +111,7 @@ class RowStatisticsFunction(torch.autograd.Function):
     ) -> tuple[Tensor | None, ...]:
         plan, saved = ctx.plan, ctx.saved_tensors
         rows, columns, band, sums = Side(*saved[:9]), Side(*saved[9:18]), saved[18:20], saved[20:23]
-        *slopes, views = saved[23:]
+        window, (*slopes, views) = saved[23:25], saved[25:]
         grad_anchors: Tensor | None = None
         grad_candidates: Tensor | None = None
         grad_temperature: Tensor | None = None
@@ -115,7 +122,8 @@ class RowStatisticsFunction(torch.autograd.Function):
         if ctx.needs_input_grad[0] or ctx.needs_input_grad[2]:
             others = own if plan.itself else None
             learn = ctx.needs_input_grad[2]
-            grad_anchors, product = _gradient(rows, columns, own, others, band, unit, plan, learn, (views, pull))
+            given = _Given(window, learn, (views, pull))
+            grad_anchors, product = _gradient(rows, columns, own, others, band, unit, plan, given)
             if learn:
                 # ds / d temperature = -s / temperature. The sum over pairs of gradient times s is that of the rows'
                 # products; in self-similarity every pair is there in both roles.
@@ -123,14 +131,15 @@ class RowStatisticsFunction(torch.autograd.Function):
                 total = total + upstream.by_floor() / plan.temperature**2 if plan.tau_plus else total
                 grad_temperature = total.to(ctx.temperature.dtype).reshape(ctx.temperature.shape)
         if not plan.itself and ctx.needs_input_grad[1]:
-            grad_candidates = _gradient(columns, rows, None, own, band, unit, plan)[0]
+            assert plan.window is None  # see ``row_statistics``
+            grad_candidates = _gradient(columns, rows, None, own, band, unit, plan, _Given())[0]
         return grad_anchors, grad_candidates, grad_temperature, None, None, None
 
 
 def _sweep(
     rows: Side, columns: Side, band: Band, plan: Plan, views: Tensor | None
-) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...], tuple[Tensor | None, ...]]:
-    """Statistics (and losses) as given, sums as sorted, and the slopes of the losses by log_mean and positive."""
+) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...], tuple[Tensor | None, ...], tuple[Tensor | None, ...]]:
+    """Statistics (and losses) as given, sums as sorted, the slopes of the losses by log_mean and positive, edges."""
     b, n, d = len(rows.vectors), len(columns.vectors), rows.vectors.shape[1]
     log_mean, log_mass, sum0, sum1, shift, *losses = rows.vectors.new_empty(
         9 if plan.views else 5, b, dtype=torch.float32
@@ -140,22 +149,58 @@ def _sweep(
     largest = None
     if not plan.normalize:
         largest = columns.vectors.new_zeros(()) if n == 0 else torch.linalg.vector_norm(columns.vectors, math.inf)
-    block = block_of(rows.vectors, b, backward=False)
-    wide = Wide.of(rows, columns, block)
+    given = plan.given(rows.vectors)
+    block = block_of(rows.vectors, b, backward=False, given=given)
+    wide, window = Wide.of(rows, columns, given), _Window.of(rows, columns, plan)
     for chunk in wide.chunks():
-        triton_rows.forward[chunk.grid](
+        product = wide.product(chunk)
+        if product is not None and window is not None:
+            window.find(product, chunk.begin)
+        triton_rows.forward[(chunk.programs(block.rows),)](
             rows.vectors, columns.vectors, rows.inverse_norms, columns.inverse_norms,
-            rows.ids, columns.ids, rows.labels, columns.labels, *band,
+            rows.ids, columns.ids, rows.labels, columns.labels, *band, *_edges(window),
             rows.begin, rows.end, rows.split, rows.order, largest, log_mean, log_mass, support, sum0, sum1, shift,
-            wide.product(chunk), views, loss, positive, *slopes,
+            product, views, loss, positive, *slopes,
             chunk.begin, b, n, d, plan.scale, plan.beta, plan.scale if plan.fixed else 0.0, plan.temperature,
-            plan.tau_plus, GIVEN=wide.given, VIEWS=plan.views, DEBIASED=plan.tau_plus > 0,
-            TILT=plan.tilt, BAND=band[0] is not None,
+            plan.tau_plus, GIVEN=given, VIEWS=plan.views, DEBIASED=plan.tau_plus > 0,
+            TILT=plan.tilt, BAND=band[0] is not None, WINDOW=window is not None,
             FIXED=plan.fixed, MASKED=plan.masked, LATE=block.stages if plan.masked else 1,
             **switches(rows, columns, plan.itself, block),
         )  # fmt: skip
     found = (log_mean, log_mass, support, *(each for each in (loss, positive) if each is not None))
-    return found, (sum0, sum1, shift), tuple(slopes)
+    return found, (sum0, sum1, shift), tuple(slopes), _edges(window)
+
+
+@dataclass(frozen=True)
+class _Window:
+    """The edges of the ranks that count, found chunk by chunk of the products."""
+
+    rows: Side
+    columns: Side
+    sizes: Sizes
+    hints: Tensor
+    edges: Edges
+
+    @classmethod
+    def of(cls, rows: Side, columns: Side, plan: Plan) -> _Window | None:
+        if plan.window is None:
+            return None
+        assert rows.inverse_norms is not None
+        assert columns.inverse_norms is not None
+        every = slice(None, None, max(1, len(columns.vectors) // SAMPLE))
+        # Near enough for hints; columns of unit norm stay in the range of 16 bits.
+        unit = (columns.vectors[every] * columns.inverse_norms[every, None]).to(rows.vectors.dtype)
+        sample = (rows.vectors @ unit.T).float() * rows.inverse_norms[:, None]
+        hints = plan.window.hints(sample, len(columns.vectors))
+        return cls(rows, columns, plan.window, hints, Edges.empty(len(rows.vectors), hints.device))
+
+    def find(self, product: Tensor, base: int) -> None:
+        norms = self.rows.inverse_norms, self.columns.inverse_norms
+        self.edges.find(product, base, self.sizes, self.hints, norms, (self.rows.ids, self.columns.ids))
+
+
+def _edges(window: _Window | None) -> tuple[Tensor | None, Tensor | None]:
+    return (None, None) if window is None else window.edges
 
 
 class Upstream(NamedTuple):
@@ -199,6 +244,14 @@ def _coefficients(
     return Coefficients(a, c, shift), pull if plan.views else None, unit
 
 
+class _Given(NamedTuple):
+    """Of a gradient by the anchors: the edges of a window, whether a temperature is learnt, views and their pull."""
+
+    window: tuple[Tensor | None, ...] = (None, None)
+    learn: bool = False
+    views: tuple[Tensor | None, Tensor | None] = (None, None)
+
+
 def _gradient(
     rows: Side,
     columns: Side,
@@ -207,37 +260,44 @@ def _gradient(
     band: Band,
     unit: Tensor,
     plan: Plan,
-    product_too: bool = False,
-    views: tuple[Tensor | None, Tensor | None] = (None, None),
+    given: _Given,
 ) -> tuple[Tensor, Tensor]:
     """The gradient of the rows, and of each row its product with it; whose coefficients are given are the anchors."""
     b, n, d = len(rows.vectors), len(columns.vectors), rows.vectors.shape[1]
-    gradient = torch.empty_like(rows.vectors)
-    product = rows.vectors.new_empty(b, dtype=torch.float32) if product_too or plan.normalize else unit
-    block = block_of(rows.vectors, b, backward=True)
+    gradient, beforehand = torch.empty_like(rows.vectors), plan.given(rows.vectors)
+    product = rows.vectors.new_empty(b, dtype=torch.float32) if given.learn or plan.normalize else unit
+    block = block_of(rows.vectors, b, backward=True, given=beforehand)
     scale = plan.scale * plan.power
     nothing = None, None, None
-    wide = Wide.of(rows, columns, block)
-    for chunk in wide.chunks():
-        e = wide.empty(chunk)
-        triton_gradients.backward[chunk.grid](
+    roles = *(of_rows or nothing), *(of_columns or nothing)
+    numbers = scale, plan.beta, scale if plan.fixed else 0.0
+    same = switches(rows, columns, plan.itself, block) | {
+        "TILT": triton_rows.UNIFORM if plan.single else plan.tilt, "FIXED": plan.fixed, "MASKED": plan.masked,
+        "ROW": of_rows is not None, "COLUMN": of_columns is not None,
+    }  # fmt: skip
+    if not beforehand:
+        triton_gradients.backward[(-(-b // block.rows),)](
             rows.vectors, columns.vectors, rows.inverse_norms, columns.inverse_norms, rows.slopes,
             rows.ids, columns.ids, rows.labels, columns.labels,
-            *(band if of_rows else nothing[:2]), *(band if of_columns else nothing[:2]),
-            *(of_rows or nothing), *(of_columns or nothing),
-            rows.begin, rows.end, rows.split, rows.order, unit, gradient, product, *views,
-            wide.product(chunk), e, chunk.begin, b, n, d, scale, plan.beta, scale if plan.fixed else 0.0,
-            TILT=triton_rows.UNIFORM if plan.single else plan.tilt, BAND=band[0] is not None,
-            ROW=of_rows is not None, COLUMN=of_columns is not None, PRODUCT=product_too,
-            GIVEN=wide.given, VIEWS=views[0] is not None,
-            FIXED=plan.fixed, MASKED=plan.masked, LATE=block.stages if plan.masked else 1,
-            **switches(rows, columns, plan.itself, block),
+            *(band if of_rows else nothing[:2]), *(band if of_columns else nothing[:2]), *roles,
+            rows.begin, rows.end, rows.split, rows.order, unit, gradient, product, *given.views, b, n, d, *numbers,
+            BAND=band[0] is not None, PRODUCT=given.learn, VIEWS=given.views[0] is not None,
+            LATE=block.stages if plan.masked else 1, **same,
         )  # fmt: skip
-        if e is not None:
-            triton_gradients.finished[chunk.grid](
-                wide.summed(e), rows.vectors, rows.inverse_norms, rows.slopes, rows.order, unit, gradient, product,
-                *views, chunk.begin, b, n, d, BM=block.rows, BD=padded(d), FULL_D=d == padded(d),
-                NORMS=rows.inverse_norms is not None, SORTED=rows.order is not None, PRODUCT=product_too,
-                VIEWS=views[0] is not None, num_warps=4,
-            )  # fmt: skip
+        return gradient, product
+    wide, unused = Wide.of(rows, columns, True), ("BD", "FULL_D", "RAGGED", "PRECISION")
+    same = {name: value for name, value in same.items() if name not in unused}
+    for chunk in wide.chunks():
+        e = columns.vectors.new_empty(chunk.end - chunk.begin, n)
+        triton_gradients.backward_of_products[(chunk.programs(block.rows), -(-n // block.columns))](
+            wide.product(chunk), e, rows.inverse_norms, columns.inverse_norms, rows.ids, columns.ids,
+            rows.labels, columns.labels, *given.window, *roles, rows.begin, rows.end, rows.split,
+            chunk.begin, b, n, *numbers, WINDOW=plan.window is not None, **same,
+        )  # fmt: skip
+        triton_gradients.finished[(chunk.programs(4),)](
+            wide.summed(e), rows.vectors, rows.inverse_norms, rows.slopes, rows.order, unit, gradient, product,
+            *given.views, chunk.begin, b, n, d, BM=4, BD=padded(d), FULL_D=d == padded(d),
+            NORMS=rows.inverse_norms is not None, SORTED=rows.order is not None, PRODUCT=given.learn,
+            VIEWS=given.views[0] is not None, num_warps=4,
+        )  # fmt: skip
     return gradient, product

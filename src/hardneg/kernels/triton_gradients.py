@@ -4,7 +4,15 @@
 
 from __future__ import annotations
 
-from hardneg.kernels.triton_blocks import allowed_pairs, load_pairs, load_rows, load_vectors, masked_blocks, other_view
+from hardneg.kernels.triton_blocks import (
+    allowed_pairs,
+    load_pairs,
+    load_rows,
+    load_vectors,
+    masked_blocks,
+    other_view,
+    outside_window,
+)
 from hardneg.kernels.triton_language import jit, launched, tl
 
 
@@ -80,26 +88,19 @@ def role_gradient(
 
 
 @jit
-def pulled(
-    total, start, r, r_norm, rows, base,
-    c_ptr, product_ptr, e_ptr, c_norm_ptr, r_ids_ptr, c_ids_ptr, r_labels_ptr, c_labels_ptr,
-    r_low_ptr, r_high_ptr, c_low_ptr, c_high_ptr, r_A_ptr, r_C_ptr, r_shift_ptr, c_A_ptr, c_C_ptr, c_shift_ptr,
-    b, n, d, scale, beta, shift,
-    BN: tl.constexpr, BD: tl.constexpr, FULL_D: tl.constexpr, TILT: tl.constexpr, FIXED: tl.constexpr,
-    NORMS: tl.constexpr, SELF: tl.constexpr, IDS: tl.constexpr, LABELS: tl.constexpr, BAND: tl.constexpr,
-    PRECISION: tl.constexpr, GIVEN: tl.constexpr, ROW: tl.constexpr, COLUMN: tl.constexpr, CHECKED: tl.constexpr,
+def gradient_of_pairs(
+    x, r_norm, rows, columns,
+    c_norm_ptr, r_ids_ptr, c_ids_ptr, r_labels_ptr, c_labels_ptr, r_low_ptr, r_high_ptr, c_low_ptr, c_high_ptr,
+    window_ptr, places_ptr, r_A_ptr, r_C_ptr, r_shift_ptr, c_A_ptr, c_C_ptr, c_shift_ptr, b, n, scale, beta, shift,
+    TILT: tl.constexpr, FIXED: tl.constexpr, NORMS: tl.constexpr, SELF: tl.constexpr, IDS: tl.constexpr,
+    LABELS: tl.constexpr, BAND: tl.constexpr, WINDOW: tl.constexpr, ROW: tl.constexpr, COLUMN: tl.constexpr,
+    CHECKED: tl.constexpr,
 ):  # fmt: skip
-    """The gradient of the rows with one more block of columns; GIVEN: e, from which a product gives it, is stored."""
-    columns = start + tl.arange(0, BN)
-    if GIVEN:
-        x = load_pairs(product_ptr, rows - base, columns, b - base, n, CHECKED)
-    else:
-        c = load_vectors(c_ptr, columns, n, d, BD, CHECKED, FULL_D)
-        x = tl.dot(r, tl.trans(c), input_precision=PRECISION)
+    """e of the pairs of a block, from the products x of their vectors."""
     similarity = x
     if NORMS:
         c_norm = load_rows(c_norm_ptr, columns, n, CHECKED)[None, :]
-    if NORMS and BAND:
+    if NORMS and (BAND or WINDOW):
         similarity = x * (r_norm[:, None] * c_norm)
         x = similarity * scale - shift
     elif NORMS:
@@ -111,6 +112,8 @@ def pulled(
             r_ids_ptr, r_labels_ptr, c_ids_ptr, c_labels_ptr, rows, columns, b, n, SELF, IDS, LABELS
         )
         x = tl.where(allowed, x, float("-inf"))
+    if WINDOW:
+        x = tl.where(outside_window(similarity, window_ptr, places_ptr, rows, columns, b), float("-inf"), x)
     if FIXED and not BAND:
         if ROW:
             A = load_rows(r_A_ptr, rows, b, True)[:, None]
@@ -142,12 +145,68 @@ def pulled(
             )  # fmt: skip
     if NORMS:
         e = e * c_norm
-    if GIVEN:
-        at = e_ptr + (rows - base)[:, None] * n + columns[None, :]
+    return e
+
+
+@jit
+def pulled(
+    total, start, r, r_norm, rows,
+    c_ptr, c_norm_ptr, r_ids_ptr, c_ids_ptr, r_labels_ptr, c_labels_ptr,
+    r_low_ptr, r_high_ptr, c_low_ptr, c_high_ptr, r_A_ptr, r_C_ptr, r_shift_ptr, c_A_ptr, c_C_ptr, c_shift_ptr,
+    b, n, d, scale, beta, shift,
+    BN: tl.constexpr, BD: tl.constexpr, FULL_D: tl.constexpr, TILT: tl.constexpr, FIXED: tl.constexpr,
+    NORMS: tl.constexpr, SELF: tl.constexpr, IDS: tl.constexpr, LABELS: tl.constexpr, BAND: tl.constexpr,
+    PRECISION: tl.constexpr, ROW: tl.constexpr, COLUMN: tl.constexpr, CHECKED: tl.constexpr,
+):  # fmt: skip
+    """The gradient of the rows with one more block of columns."""
+    columns = start + tl.arange(0, BN)
+    c = load_vectors(c_ptr, columns, n, d, BD, CHECKED, FULL_D)
+    e = gradient_of_pairs(
+        tl.dot(r, tl.trans(c), input_precision=PRECISION), r_norm, rows, columns,
+        c_norm_ptr, r_ids_ptr, c_ids_ptr, r_labels_ptr, c_labels_ptr, r_low_ptr, r_high_ptr, c_low_ptr, c_high_ptr,
+        None, None, r_A_ptr, r_C_ptr, r_shift_ptr, c_A_ptr, c_C_ptr, c_shift_ptr, b, n, scale, beta, shift,
+        TILT, FIXED, NORMS, SELF, IDS, LABELS, BAND, False, ROW, COLUMN, CHECKED,
+    )  # fmt: skip
+    return tl.dot(e.to(c.dtype), c, total, input_precision=PRECISION)
+
+
+@launched
+def backward_of_products(
+    given_ptr, e_ptr, r_norm_ptr, c_norm_ptr, r_ids_ptr, c_ids_ptr, r_labels_ptr, c_labels_ptr, window_ptr, places_ptr,
+    r_A_ptr, r_C_ptr, r_shift_ptr, c_A_ptr, c_C_ptr, c_shift_ptr, begin_ptr, end_ptr, split_ptr,
+    base, b, n, scale, beta, shift,
+    BM: tl.constexpr, BN: tl.constexpr, TILT: tl.constexpr, FIXED: tl.constexpr, NORMS: tl.constexpr,
+    SELF: tl.constexpr, IDS: tl.constexpr, LABELS: tl.constexpr, WINDOW: tl.constexpr, MASKED: tl.constexpr,
+    SORTED: tl.constexpr, ROW: tl.constexpr, COLUMN: tl.constexpr,
+):  # fmt: skip
+    """e of one block, from the products of the rows from ``base`` on; both [rows, n]. The rest is ``backward``'s."""
+    begin, k = base + tl.program_id(0) * BM, tl.program_id(1)
+    rows, columns = begin + tl.arange(0, BM), k * BN + tl.arange(0, BN)
+    r_norm = tl.full([BM], 1.0, tl.float32)
+    if NORMS:
+        r_norm = load_rows(r_norm_ptr, rows, b, True)
+    first, last, _, _, whole = masked_blocks(
+        begin_ptr, end_ptr, split_ptr, begin, b, n, BM, BN, SELF, IDS, LABELS, MASKED, SORTED
+    )
+    at = e_ptr + (rows - base)[:, None] * n + columns[None, :]
+    if ((k >= first) & (k < last)) | (k == whole):
+        e = gradient_of_pairs(
+            load_pairs(given_ptr, rows - base, columns, b - base, n, True), r_norm, rows, columns,
+            c_norm_ptr, r_ids_ptr, c_ids_ptr, r_labels_ptr, c_labels_ptr, None, None, None, None,
+            window_ptr, places_ptr, r_A_ptr, r_C_ptr, r_shift_ptr, c_A_ptr, c_C_ptr, c_shift_ptr,
+            b, n, scale, beta, shift,
+            TILT, FIXED, NORMS, SELF, IDS, LABELS, False, WINDOW, ROW, COLUMN, True,
+        )  # fmt: skip
         tl.store(at, e.to(e_ptr.dtype.element_ty), mask=(rows < b)[:, None] & (columns < n)[None, :])
-        return total
     else:
-        return tl.dot(e.to(c.dtype), c, total, input_precision=PRECISION)
+        e = gradient_of_pairs(
+            load_pairs(given_ptr, rows - base, columns, b - base, n, False), r_norm, rows, columns,
+            c_norm_ptr, r_ids_ptr, c_ids_ptr, r_labels_ptr, c_labels_ptr, None, None, None, None,
+            window_ptr, places_ptr, r_A_ptr, r_C_ptr, r_shift_ptr, c_A_ptr, c_C_ptr, c_shift_ptr,
+            b, n, scale, beta, shift,
+            TILT, FIXED, NORMS, SELF, IDS, LABELS, False, WINDOW, ROW, COLUMN, False,
+        )  # fmt: skip
+        tl.store(at, e.to(e_ptr.dtype.element_ty), mask=(rows < b)[:, None])
 
 
 @jit
@@ -187,7 +246,7 @@ def finished(
     base, b, n, d, BM: tl.constexpr, BD: tl.constexpr, FULL_D: tl.constexpr, NORMS: tl.constexpr, SORTED: tl.constexpr,
     PRODUCT: tl.constexpr, VIEWS: tl.constexpr,
 ):  # fmt: skip
-    """The end of ``backward`` for rows from ``base`` on, whose sums are given."""
+    """The end of ``backward`` for rows from ``base`` on, whose sums sum_j e_ij c_j are given."""
     rows = base + tl.program_id(0) * BM + tl.arange(0, BM)
     total = load_vectors(total_ptr, rows - base, b - base, d, BD, True, FULL_D)
     finish_gradient(
@@ -201,55 +260,45 @@ def backward(
     r_ptr, c_ptr, r_norm_ptr, c_norm_ptr, slope_ptr, r_ids_ptr, c_ids_ptr, r_labels_ptr, c_labels_ptr,
     r_low_ptr, r_high_ptr, c_low_ptr, c_high_ptr, r_A_ptr, r_C_ptr, r_shift_ptr, c_A_ptr, c_C_ptr, c_shift_ptr,
     begin_ptr, end_ptr, split_ptr, order_ptr, unit_ptr, gradient_ptr, product_ptr, z_ptr, by_positive_ptr,
-    given_ptr, e_ptr, base, b, n, d, scale, beta, shift,
+    b, n, d, scale, beta, shift,
     BM: tl.constexpr, BN: tl.constexpr, BD: tl.constexpr, FULL_D: tl.constexpr, TILT: tl.constexpr,
     FIXED: tl.constexpr, NORMS: tl.constexpr, SELF: tl.constexpr, IDS: tl.constexpr, LABELS: tl.constexpr,
     BAND: tl.constexpr, MASKED: tl.constexpr, SORTED: tl.constexpr, RAGGED: tl.constexpr, LATE: tl.constexpr,
-    PRECISION: tl.constexpr, GIVEN: tl.constexpr, ROW: tl.constexpr, COLUMN: tl.constexpr, PRODUCT: tl.constexpr,
-    VIEWS: tl.constexpr,
+    PRECISION: tl.constexpr, ROW: tl.constexpr, COLUMN: tl.constexpr, PRODUCT: tl.constexpr, VIEWS: tl.constexpr,
 ):  # fmt: skip
-    """grad r_i = unit sum_j e_ij c_j. ROW: rows are anchors; COLUMN: columns are; both in self-similarity.
-
-    GIVEN: the products of the rows from ``base`` on are there already, and e is stored, both [rows, n].
-    """
-    begin = base + tl.program_id(0) * BM
+    """grad r_i = unit sum_j e_ij c_j. ROW: rows are anchors; COLUMN: columns are; both in self-similarity."""
+    begin = tl.program_id(0) * BM
     rows = begin + tl.arange(0, BM)
-    r = rows
-    total = tl.zeros([BM, 1], tl.float32)
-    if not GIVEN:
-        r = load_vectors(r_ptr, rows, b, d, BD, True, FULL_D)
-        total = tl.zeros([BM, BD], tl.float32)
+    r = load_vectors(r_ptr, rows, b, d, BD, True, FULL_D)
+    total = tl.zeros([BM, BD], tl.float32)
     r_norm = tl.full([BM], 1.0, tl.float32)
     if NORMS:
         r_norm = load_rows(r_norm_ptr, rows, b, True)
     first, last, skip, skipped, whole = masked_blocks(
         begin_ptr, end_ptr, split_ptr, begin, b, n, BM, BN, SELF, IDS, LABELS, MASKED, SORTED
     )
-    if GIVEN:  # all of e is stored, zeros too
-        skipped = skipped * 0
     if not MASKED:
         for k in tl.range(0, whole - (last - first)):
             start = tl.where(k < first, k, k + (last - first)) * BN
             total = pulled(
-                total, start, r, r_norm, rows, base,
-                c_ptr, given_ptr, e_ptr, c_norm_ptr, r_ids_ptr, c_ids_ptr, r_labels_ptr, c_labels_ptr,
+                total, start, r, r_norm, rows,
+                c_ptr, c_norm_ptr, r_ids_ptr, c_ids_ptr, r_labels_ptr, c_labels_ptr,
                 r_low_ptr, r_high_ptr, c_low_ptr, c_high_ptr,
                 r_A_ptr, r_C_ptr, r_shift_ptr, c_A_ptr, c_C_ptr, c_shift_ptr, b, n, d, scale, beta, shift,
-                BN, BD, FULL_D, TILT, FIXED, NORMS, SELF, IDS, LABELS, BAND, PRECISION, GIVEN, ROW, COLUMN, False,
+                BN, BD, FULL_D, TILT, FIXED, NORMS, SELF, IDS, LABELS, BAND, PRECISION, ROW, COLUMN, False,
             )  # fmt: skip
     if MASKED or SORTED or SELF or RAGGED:
         for k in tl.range(0, last - first - skipped + RAGGED, num_stages=LATE):
             start = tl.where(first + k < skip, first + k, first + k + skipped)
             start = tl.where(start < last, start, whole) * BN
             total = pulled(
-                total, start, r, r_norm, rows, base,
-                c_ptr, given_ptr, e_ptr, c_norm_ptr, r_ids_ptr, c_ids_ptr, r_labels_ptr, c_labels_ptr,
+                total, start, r, r_norm, rows,
+                c_ptr, c_norm_ptr, r_ids_ptr, c_ids_ptr, r_labels_ptr, c_labels_ptr,
                 r_low_ptr, r_high_ptr, c_low_ptr, c_high_ptr,
                 r_A_ptr, r_C_ptr, r_shift_ptr, c_A_ptr, c_C_ptr, c_shift_ptr, b, n, d, scale, beta, shift,
-                BN, BD, FULL_D, TILT, FIXED, NORMS, SELF, IDS, LABELS, BAND, PRECISION, GIVEN, ROW, COLUMN, True,
+                BN, BD, FULL_D, TILT, FIXED, NORMS, SELF, IDS, LABELS, BAND, PRECISION, ROW, COLUMN, True,
             )  # fmt: skip
-    if not GIVEN:
-        finish_gradient(
-            total, rows, r_ptr, r_norm_ptr, slope_ptr, order_ptr, unit_ptr, gradient_ptr, product_ptr, z_ptr,
-            by_positive_ptr, b, n, d, BD, FULL_D, NORMS, SORTED, PRODUCT, VIEWS,
-        )  # fmt: skip
+    finish_gradient(
+        total, rows, r_ptr, r_norm_ptr, slope_ptr, order_ptr, unit_ptr, gradient_ptr, product_ptr, z_ptr,
+        by_positive_ptr, b, n, d, BD, FULL_D, NORMS, SORTED, PRODUCT, VIEWS,
+    )  # fmt: skip

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from hardneg.core.bounds import Window
 from hardneg.core.checks import check_temperature
 from hardneg.core.objectives import InfoNCE, Objective, Row, reduce_sums
 from hardneg.core.pairing import Pairing
@@ -21,6 +22,7 @@ from hardneg.core.types import NEVER, Keys
 from hardneg.kernels.chunked import Own, Streamed
 from hardneg.kernels.pairs import masked_sum
 from hardneg.kernels.triton import RowStatistics, row_statistics, two_view_losses
+from hardneg.kernels.triton_edges import Sizes
 from hardneg.kernels.triton_labels import PositiveStatistics, pair_losses, positive_statistics
 from hardneg.kernels.triton_own import own_similarity
 from hardneg.kernels.triton_sides import NOT_WIDE, SORTED_FROM, Temperature, is_wide, supports
@@ -54,6 +56,8 @@ def cannot(pairing: Pairing, negatives: Negatives, objective: Objective) -> str 
     plain = pairing.normalize and not (form.banded or form.ceilings or pairing.label_positives)
     if is_wide(pairing.anchors.vectors) and not plain:
         return NOT_WIDE
+    if form.window is not None and not (plain and _is_queue(pairing)):
+        return f"{negatives!r} needs normalised anchors of 16 bits against candidates without a gradient"
     if pairing.positives.ids is not None:
         return "positives have ids of their own"
     if pairing.positives.vectors.numel() >= 2**31:
@@ -61,6 +65,13 @@ def cannot(pairing: Pairing, negatives: Negatives, objective: Objective) -> str 
     if _reads_labels(pairing, form) and any(keys.labels is None for keys in (pairing.anchors, *pools)):
         return "labels are missing"
     return None
+
+
+def _is_queue(pairing: Pairing) -> bool:
+    """Whether anchors of 16 bits meet candidates that get no gradient."""
+    sides = (pairing.anchors, *pairing.candidates)
+    learnt = any(keys.vectors.requires_grad for keys in pairing.candidates)
+    return not (pairing.itself or learnt or any(keys.vectors.dtype == torch.float32 for keys in sides))
 
 
 def is_slow(pairing: Pairing) -> bool:
@@ -159,6 +170,7 @@ class _Swept:
             detach=form.detach,
             low=form.floor if form.banded else None,
             high=form.ceiling(lowest),
+            window=None if form.window is None else self._sizes(form.window),
             unit=_has_unit_norm(pairing),
         )
         needed = {"support": Support(), **objective.statistics()}
@@ -173,6 +185,11 @@ class _Swept:
         known = {LogMean: found.log_mean, LogMass: found.log_mass, Support: found.support}
         value = self._num_others() if isinstance(statistic, Others) else known[type(statistic)]
         return value.to(own.dtype)
+
+    def _sizes(self, window: Window) -> Sizes:
+        count, n = self._num_others()[:, None], self.pairing.num_candidates
+        start, stop = window.places({"count": count})
+        return Sizes.of(start, stop, count, window.slack, n)
 
     def _num_others(self) -> Tensor:
         """Of each anchor, the candidates that are not the same instance."""

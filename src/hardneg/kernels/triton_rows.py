@@ -27,7 +27,15 @@ Nothing is added atomically, so that two runs give the same bits. A masked pair 
 
 from __future__ import annotations
 
-from hardneg.kernels.triton_blocks import allowed_pairs, load_pairs, load_rows, load_vectors, masked_blocks, other_view
+from hardneg.kernels.triton_blocks import (
+    allowed_pairs,
+    load_pairs,
+    load_rows,
+    load_vectors,
+    masked_blocks,
+    other_view,
+    outside_window,
+)
 from hardneg.kernels.triton_language import jit, launched, tl
 
 UNIFORM, SQUARE, GENERAL = 0, 1, 2
@@ -35,25 +43,58 @@ UNIFORM, SQUARE, GENERAL = 0, 1, 2
 
 
 @jit
-def fold(values, BM: tl.constexpr, BN: tl.constexpr):
-    """[BM, BN] -> [BM, 8]: sums that a thread of the tensor cores' layout takes alone; the rest is for the end."""
-    return tl.sum(tl.reshape(values, [BM, BN // 8, 8]), 1)
+def fold(values, BM: tl.constexpr, BN: tl.constexpr, GIVEN: tl.constexpr):
+    """[BM, BN] -> [BM, 8]: sums that a thread of the tensor cores' layout takes alone; the rest is for the end.
+
+    GIVEN: what was loaded has another layout, in which a thread takes no sum alone.
+    """
+    if GIVEN:
+        return values
+    else:
+        return tl.sum(tl.reshape(values, [BM, BN // 8, 8]), 1)
 
 
 @jit
-def nothing_yet(BM: tl.constexpr):
-    sums = tl.zeros([BM, 8], tl.float32)
-    return sums, sums, tl.full([BM], float("-inf"), tl.float32)
+def number_of(pairs, GIVEN: tl.constexpr):
+    if GIVEN:
+        return pairs
+    else:
+        return tl.sum(pairs, 1)
+
+
+@jit
+def nothing_yet(BM: tl.constexpr, BN: tl.constexpr, GIVEN: tl.constexpr):
+    """The sums, the largest x and the number of excluded pairs of no blocks."""
+    sums = tl.zeros([BM, BN if GIVEN else 8], tl.float32)
+    if GIVEN:
+        outside = tl.zeros([BM, BN], tl.int32)
+    else:
+        outside = tl.zeros([BM], tl.int32)
+    return sums, sums, tl.full([BM], float("-inf"), tl.float32), outside
+
+
+@jit
+def joined(sum0, sum1, top, late0, late1, late_top, beta, FIXED: tl.constexpr):
+    """The sums of two parts of the columns, each relative to its own largest x."""
+    if FIXED:
+        return sum0 + late0, sum1 + late1, top
+    else:
+        largest = tl.maximum(top, late_top)
+        safe = tl.where(largest == float("-inf"), 0.0, largest)
+        fall, late_fall = top - safe, late_top - safe
+        sum0 = sum0 * tl.exp2(beta * fall) + late0 * tl.exp2(beta * late_fall)
+        sum1 = sum1 * tl.exp2((1.0 + beta) * fall) + late1 * tl.exp2((1.0 + beta) * late_fall)
+        return sum0, sum1, largest
 
 
 @jit
 def added(
     sum0, sum1, top, outside, start, a, a_norm, rows, base,
     c_ptr, product_ptr, c_norm_ptr, a_ids_ptr, c_ids_ptr, a_labels_ptr, c_labels_ptr, low_ptr, high_ptr,
-    b, n, d, scale, beta, shift,
+    window_ptr, places_ptr, b, n, d, scale, beta, shift,
     BM: tl.constexpr, BN: tl.constexpr, BD: tl.constexpr, FULL_D: tl.constexpr, TILT: tl.constexpr,
     FIXED: tl.constexpr, NORMS: tl.constexpr, SELF: tl.constexpr, IDS: tl.constexpr, LABELS: tl.constexpr,
-    BAND: tl.constexpr, PRECISION: tl.constexpr, GIVEN: tl.constexpr, CHECKED: tl.constexpr,
+    BAND: tl.constexpr, WINDOW: tl.constexpr, PRECISION: tl.constexpr, GIVEN: tl.constexpr, CHECKED: tl.constexpr,
 ):  # fmt: skip
     """The sums with one more block of columns."""
     columns = start + tl.arange(0, BN)
@@ -64,14 +105,15 @@ def added(
         x = tl.dot(a, tl.trans(c), input_precision=PRECISION)
     if NORMS:
         c_norm = load_rows(c_norm_ptr, columns, n, CHECKED)[None, :]
-    if BAND:
-        if NORMS:
-            x = x * (
-                a_norm[:, None] * c_norm
-            )  # in this order the bits are those of the backward pass, from either side
-        low = load_rows(low_ptr, rows, b, True)[:, None]
-        high = load_rows(high_ptr, rows, b, True)[:, None]
-        beyond = (x < low) | (x > high)
+    if BAND or WINDOW:
+        if NORMS:  # in this order the bits are those of the backward pass, from either side
+            x = x * (a_norm[:, None] * c_norm)
+        if BAND:
+            low = load_rows(low_ptr, rows, b, True)[:, None]
+            high = load_rows(high_ptr, rows, b, True)[:, None]
+            beyond = (x < low) | (x > high)
+        else:
+            beyond = outside_window(x, window_ptr, places_ptr, rows, columns, b)
         x = x * scale - shift
     elif NORMS:
         x = x * c_norm * (a_norm * scale)[:, None] - shift
@@ -81,13 +123,13 @@ def added(
         allowed = allowed_pairs(
             a_ids_ptr, a_labels_ptr, c_ids_ptr, c_labels_ptr, rows, columns, b, n, SELF, IDS, LABELS
         )
-        if BAND:
+        if BAND or WINDOW:
             allowed = allowed & ~beyond
         x = tl.where(allowed, x, float("-inf"))
-        outside += tl.sum(tl.where(allowed | (columns >= n)[None, :], 0, 1), 1)
-    elif BAND:
+        outside += number_of(tl.where(allowed | (columns >= n)[None, :], 0, 1), GIVEN)
+    elif BAND or WINDOW:
         x = tl.where(beyond, float("-inf"), x)
-        outside += tl.sum(beyond.to(tl.int32), 1)
+        outside += number_of(beyond.to(tl.int32), GIVEN)
     if not FIXED:
         largest = tl.maximum(top, tl.max(x, 1))
         safe = tl.where(largest == float("-inf"), 0.0, largest)
@@ -98,20 +140,20 @@ def added(
     if TILT == 0:
         if not FIXED:
             sum1 = sum1 * tl.exp2(fall)
-        sum1 += fold(v, BM, BN)
+        sum1 += fold(v, BM, BN, GIVEN)
     elif TILT == 1:
         if not FIXED:
             sum0 = sum0 * tl.exp2(fall)
             sum1 = sum1 * tl.exp2(fall + fall)
-        sum0 += fold(v, BM, BN)
-        sum1 += fold(v * v, BM, BN)
+        sum0 += fold(v, BM, BN, GIVEN)
+        sum1 += fold(v * v, BM, BN, GIVEN)
     else:
         u = tl.exp2(beta * x)
         if not FIXED:
             sum0 = sum0 * tl.exp2(beta * fall)
             sum1 = sum1 * tl.exp2(beta * fall + fall)
-        sum0 += fold(u, BM, BN)
-        sum1 += fold(u * v, BM, BN)
+        sum0 += fold(u, BM, BN, GIVEN)
+        sum1 += fold(u * v, BM, BN, GIVEN)
     return sum0, sum1, top, outside
 
 
@@ -142,68 +184,16 @@ def pair_loss(log_mean, support, positive, temperature, tau_plus, DEBIASED: tl.c
     return tl.where(some, loss, positive * 0.0), by_mean, by_positive
 
 
-@launched
-def forward(
-    a_ptr, c_ptr, a_norm_ptr, c_norm_ptr, a_ids_ptr, c_ids_ptr, a_labels_ptr, c_labels_ptr, low_ptr, high_ptr,
-    begin_ptr, end_ptr, split_ptr, order_ptr, largest_ptr, log_mean_ptr, log_mass_ptr, support_ptr,
-    sum0_ptr, sum1_ptr, shift_ptr, product_ptr, z_ptr, loss_ptr, positive_ptr, by_mean_ptr, by_positive_ptr,
-    base, b, n, d, scale, beta, shift, temperature, tau_plus,
-    BM: tl.constexpr, BN: tl.constexpr, BD: tl.constexpr, FULL_D: tl.constexpr, TILT: tl.constexpr,
-    FIXED: tl.constexpr, NORMS: tl.constexpr, SELF: tl.constexpr, IDS: tl.constexpr, LABELS: tl.constexpr,
-    BAND: tl.constexpr, MASKED: tl.constexpr, SORTED: tl.constexpr, RAGGED: tl.constexpr, LATE: tl.constexpr,
-    PRECISION: tl.constexpr, GIVEN: tl.constexpr, VIEWS: tl.constexpr, DEBIASED: tl.constexpr,
+@jit
+def finish_rows(
+    sum0, sum1, top, support, rows, a_norm, a_ptr, order_ptr, largest_ptr, log_mean_ptr, log_mass_ptr,
+    support_ptr, sum0_ptr, sum1_ptr, shift_ptr, z_ptr, loss_ptr, positive_ptr, by_mean_ptr, by_positive_ptr,
+    b, n, d, beta, shift, temperature, tau_plus,
+    BM: tl.constexpr, BD: tl.constexpr, FULL_D: tl.constexpr, TILT: tl.constexpr, FIXED: tl.constexpr,
+    NORMS: tl.constexpr, SORTED: tl.constexpr, VIEWS: tl.constexpr, DEBIASED: tl.constexpr,
 ):  # fmt: skip
-    """GIVEN: the products of the rows from ``base`` on are there already, [rows, n]."""
-    begin = base + tl.program_id(0) * BM
-    rows = begin + tl.arange(0, BM)
-    a = rows
-    if not GIVEN:
-        a = load_vectors(a_ptr, rows, b, d, BD, True, FULL_D)
-    a_norm = tl.full([BM], 1.0, tl.float32)
-    if NORMS:  # once, and not in every block of columns
-        a_norm = load_rows(a_norm_ptr, rows, b, True)
-    outside = tl.zeros([BM], tl.int32)
-    sum0, sum1, top = nothing_yet(BM)
-    first, last, skip, skipped, whole = masked_blocks(
-        begin_ptr, end_ptr, split_ptr, begin, b, n, BM, BN, SELF, IDS, LABELS, MASKED, SORTED
-    )
-    if not MASKED:
-        for k in tl.range(0, whole - (last - first)):
-            start = tl.where(k < first, k, k + (last - first)) * BN
-            sum0, sum1, top, outside = added(
-                sum0, sum1, top, outside, start, a, a_norm, rows, base,
-                c_ptr, product_ptr, c_norm_ptr, a_ids_ptr, c_ids_ptr, a_labels_ptr, c_labels_ptr, low_ptr, high_ptr,
-                b, n, d, scale, beta, shift,
-                BM, BN, BD, FULL_D, TILT, FIXED, NORMS, SELF, IDS, LABELS, BAND, PRECISION, GIVEN, False,
-            )  # fmt: skip
-    sum0, sum1 = tl.sum(sum0, 1), tl.sum(sum1, 1)
-    if MASKED or SORTED or SELF or RAGGED:
-        # Sums of their own, which hold no registers in the loop above.
-        late0, late1, late_top = nothing_yet(BM)
-        outside += skipped * BN
-        for k in tl.range(0, last - first - skipped + RAGGED, num_stages=LATE):
-            start = tl.where(first + k < skip, first + k, first + k + skipped)
-            start = tl.where(start < last, start, whole) * BN
-            late0, late1, late_top, outside = added(
-                late0, late1, late_top, outside, start, a, a_norm, rows, base,
-                c_ptr, product_ptr, c_norm_ptr, a_ids_ptr, c_ids_ptr, a_labels_ptr, c_labels_ptr, low_ptr, high_ptr,
-                b, n, d, scale, beta, shift,
-                BM, BN, BD, FULL_D, TILT, FIXED, NORMS, SELF, IDS, LABELS, BAND, PRECISION, GIVEN, True,
-            )  # fmt: skip
-        late0, late1 = tl.sum(late0, 1), tl.sum(late1, 1)
-        if not FIXED:
-            largest = tl.maximum(top, late_top)
-            safe = tl.where(largest == float("-inf"), 0.0, largest)
-            sum0 = sum0 * tl.exp2(beta * (top - safe))
-            sum1 = sum1 * tl.exp2((1.0 + beta) * (top - safe))
-            late0 = late0 * tl.exp2(beta * (late_top - safe))
-            late1 = late1 * tl.exp2((1.0 + beta) * (late_top - safe))
-            top = largest
-        sum0 += late0
-        sum1 += late1
-
+    """Stores the statistics of the rows, and their losses, as the rows were given."""
     real = rows < b
-    support = n - outside
     if FIXED:
         at = tl.full([BM], 0.0, tl.float32) + shift
     else:
@@ -238,3 +228,62 @@ def forward(
     tl.store(sum0_ptr + rows, sum0, mask=real)
     tl.store(sum1_ptr + rows, sum1, mask=real)
     tl.store(shift_ptr + rows, at, mask=real)
+
+
+@launched
+def forward(
+    a_ptr, c_ptr, a_norm_ptr, c_norm_ptr, a_ids_ptr, c_ids_ptr, a_labels_ptr, c_labels_ptr, low_ptr, high_ptr,
+    window_ptr, places_ptr, begin_ptr, end_ptr, split_ptr, order_ptr, largest_ptr,
+    log_mean_ptr, log_mass_ptr, support_ptr, sum0_ptr, sum1_ptr, shift_ptr, product_ptr, z_ptr, loss_ptr, positive_ptr, by_mean_ptr, by_positive_ptr,
+    base, b, n, d, scale, beta, shift, temperature, tau_plus,
+    BM: tl.constexpr, BN: tl.constexpr, BD: tl.constexpr, FULL_D: tl.constexpr, TILT: tl.constexpr,
+    FIXED: tl.constexpr, NORMS: tl.constexpr, SELF: tl.constexpr, IDS: tl.constexpr, LABELS: tl.constexpr,
+    BAND: tl.constexpr, WINDOW: tl.constexpr, MASKED: tl.constexpr, SORTED: tl.constexpr, RAGGED: tl.constexpr,
+    LATE: tl.constexpr, PRECISION: tl.constexpr, GIVEN: tl.constexpr, VIEWS: tl.constexpr, DEBIASED: tl.constexpr,
+):  # fmt: skip
+    """GIVEN: the products of the rows from ``base`` on are there already, [rows, n]."""
+    begin = base + tl.program_id(0) * BM
+    rows = begin + tl.arange(0, BM)
+    a = rows
+    if not GIVEN:
+        a = load_vectors(a_ptr, rows, b, d, BD, True, FULL_D)
+    a_norm = tl.full([BM], 1.0, tl.float32)
+    if NORMS:  # once, and not in every block of columns
+        a_norm = load_rows(a_norm_ptr, rows, b, True)
+    sum0, sum1, top, outside = nothing_yet(BM, BN, GIVEN)
+    first, last, skip, skipped, whole = masked_blocks(
+        begin_ptr, end_ptr, split_ptr, begin, b, n, BM, BN, SELF, IDS, LABELS, MASKED, SORTED
+    )
+    if not MASKED:
+        for k in tl.range(0, whole - (last - first)):
+            start = tl.where(k < first, k, k + (last - first)) * BN
+            sum0, sum1, top, outside = added(
+                sum0, sum1, top, outside, start, a, a_norm, rows, base,
+                c_ptr, product_ptr, c_norm_ptr, a_ids_ptr, c_ids_ptr, a_labels_ptr, c_labels_ptr, low_ptr, high_ptr,
+                window_ptr, places_ptr, b, n, d, scale, beta, shift,
+                BM, BN, BD, FULL_D, TILT, FIXED, NORMS, SELF, IDS, LABELS, BAND, WINDOW, PRECISION, GIVEN, False,
+            )  # fmt: skip
+    sum0, sum1 = tl.sum(sum0, 1), tl.sum(sum1, 1)
+    if GIVEN:
+        outside = tl.sum(outside, 1)
+    if MASKED or SORTED or SELF or RAGGED:
+        # Sums of their own, which hold no registers in the loop above.
+        late0, late1, late_top, late_outside = nothing_yet(BM, BN, GIVEN)
+        for k in tl.range(0, last - first - skipped + RAGGED, num_stages=LATE):
+            start = tl.where(first + k < skip, first + k, first + k + skipped)
+            start = tl.where(start < last, start, whole) * BN
+            late0, late1, late_top, late_outside = added(
+                late0, late1, late_top, late_outside, start, a, a_norm, rows, base,
+                c_ptr, product_ptr, c_norm_ptr, a_ids_ptr, c_ids_ptr, a_labels_ptr, c_labels_ptr, low_ptr, high_ptr,
+                window_ptr, places_ptr, b, n, d, scale, beta, shift,
+                BM, BN, BD, FULL_D, TILT, FIXED, NORMS, SELF, IDS, LABELS, BAND, WINDOW, PRECISION, GIVEN, True,
+            )  # fmt: skip
+        if GIVEN:
+            late_outside = tl.sum(late_outside, 1)
+        outside += late_outside + skipped * BN
+        sum0, sum1, top = joined(sum0, sum1, top, tl.sum(late0, 1), tl.sum(late1, 1), late_top, beta, FIXED)
+    finish_rows(
+        sum0, sum1, top, n - outside, rows, a_norm, a_ptr, order_ptr, largest_ptr, log_mean_ptr, log_mass_ptr,
+        support_ptr, sum0_ptr, sum1_ptr, shift_ptr, z_ptr, loss_ptr, positive_ptr, by_mean_ptr, by_positive_ptr,
+        b, n, d, beta, shift, temperature, tau_plus, BM, BD, FULL_D, TILT, FIXED, NORMS, SORTED, VIEWS, DEBIASED,
+    )  # fmt: skip

@@ -225,11 +225,14 @@ class Block(NamedTuple):
     registers: int | None = None
 
 
-def block_of(vectors: Tensor, num_rows: int, backward: bool) -> Block:
-    """The shapes that were fastest on an H200; the same for the same input, so that the bits are too."""
+def block_of(vectors: Tensor, num_rows: int, backward: bool, given: bool = False) -> Block:
+    """The shapes that were fastest on an H200; the same for the same input, so that the bits are too.
+
+    ``given``: for products that are made beforehand.
+    """
     d = vectors.shape[1]
-    if is_wide(vectors):
-        return Block(4, 1024, 8, 2)
+    if given:
+        return Block(16, 512, 8, 2) if backward else Block(4, 1024, 4, 2)
     if vectors.dtype == torch.float32:
         return Block(64, 32, 4, 2)
     if num_rows < SORTED_FROM:

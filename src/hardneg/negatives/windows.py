@@ -21,6 +21,7 @@ from hardneg.core.errors import argument_error, check_kind, check_range
 from hardneg.core.schedules import Number, Schedule, value_of
 from hardneg.core.tiles import Tile
 from hardneg.negatives.base import Negatives, check_by
+from hardneg.negatives.closed import ClosedForm
 
 ROUNDING = 1e-9
 """Slack of an edge, so that 0.29 of 100 candidates are 29 and not 28."""
@@ -106,6 +107,9 @@ class Ring(Negatives):
     def log_weight(self, tile: Tile) -> Tensor:
         return _inside(self, tile)
 
+    def closed_form(self) -> ClosedForm | None:
+        return _closed_form(self) if self._reach is not None else None
+
     def _places(self, earlier: Mapping[str, Any]) -> tuple[Tensor, Tensor]:
         if self._reach is None:
             float(self.inner), float(self.outer)  # the one that is a schedule says so
@@ -158,6 +162,9 @@ class Rank(Negatives):
     def log_weight(self, tile: Tile) -> Tensor:
         return _inside(self, tile)
 
+    def closed_form(self) -> ClosedForm | None:
+        return _closed_form(self)
+
     @property
     def most(self) -> int | None:
         return None if self.stop is None else self.stop - self.start
@@ -171,6 +178,12 @@ class Rank(Negatives):
     def _places(self, earlier: Mapping[str, Any]) -> tuple[Tensor, Tensor]:
         count = earlier["count"]
         return count.clamp(max=self.start), count if self.stop is None else count.clamp(max=self.stop)
+
+
+def _closed_form(band: Ring | Rank) -> ClosedForm | None:
+    window = band.bounds()["window"]
+    assert isinstance(window, Window)
+    return ClosedForm(window=window) if band.by == "score" else None
 
 
 def _inside(band: Ring | Rank, tile: Tile) -> Tensor:

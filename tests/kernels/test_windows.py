@@ -1,0 +1,92 @@
+"""Windows of ranks against a queue, Ring and Rank, in the Triton kernels: the same negatives as dense ones."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+
+import hardneg as hn
+from hardneg.core.errors import ArgumentError
+from hardneg.kernels import triton_edges, triton_loss, triton_sides, triton_wide
+from hardneg.kernels.triton import row_statistics
+from hardneg.kernels.triton_edges import Sizes
+from support.kernel_inputs import DEVICE, vectors
+
+pytestmark = pytest.mark.usefixtures("triton_can_run")
+
+B, D, QUEUE = 17, 24, 300
+IDS = torch.arange(B, device=DEVICE)
+WINDOWS = [
+    ("Ring(0.1, 0.5)", True),
+    ("Ring(0.2, 0.8) * Tilt(1.0)", False),
+    ("Tilt(0.7, detach=True) * Ring(0.1, 0.15, at_least=30)", True),
+    ("Rank(3, 20)", False),
+    ("Rank(5)", True),
+]
+
+
+@pytest.fixture(autouse=True)
+def served_here(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The interpreter counts as a GPU; 16 rows are a chunk."""
+    if DEVICE == "cpu":
+        monkeypatch.setattr(triton_loss, "supports", lambda *args: triton_sides.cannot_serve(*args))
+        monkeypatch.setattr(triton_edges, "BLOCK", 256)
+    monkeypatch.setattr(triton_wide, "CHUNK_BYTES", 2 * QUEUE * 16)
+
+
+def run(text: str, impl: str, dtype: torch.dtype, ids: bool, queue: Tensor) -> tuple[hn.ContrastiveLoss, Tensor, Tensor]:
+    """The loss module, the losses of the anchors, and the gradient of their vectors."""
+    z1, z2 = (vectors(B, D, torch.float64, 3.0, seed).half().to(dtype) for seed in (0, 1))
+    loss = hn.ContrastiveLoss(text, temperature=0.3, views="pool", impl=impl, reduction="none")
+    keys = hn.Keys(queue.to(dtype), torch.arange(len(queue), device=DEVICE) % 40 if ids else None)
+    value = loss(z1.requires_grad_(), z2, ids=IDS if ids else None, pool=keys)
+    return loss, value.detach(), torch.autograd.grad(value.sum(), z1)[0]
+
+
+@pytest.mark.parametrize(("text", "ids"), WINDOWS)
+def test_windows_agree_with_dense(text: str, ids: bool) -> None:
+    """Ranks are those of float16 products: a few anchors have the neighbour of a candidate in its place."""
+    queue = vectors(QUEUE, D, torch.float64, seed=2).half()
+    loss, value, gradient = run(text, "streamed", torch.float16, ids, queue)
+    assert loss.path is not None
+    assert loss.path.name == "triton"
+    _, expected, wanted = run(text, "dense", torch.float64, ids, queue)
+    torch.testing.assert_close(value.double(), expected, rtol=1e-3, atol=0.0)
+    assert value.double().mean() == pytest.approx(float(expected.mean()), rel=5e-5)
+    errors = (gradient - wanted).norm(dim=1) / wanted.norm(dim=1)
+    assert (errors > 2e-3).sum() <= 2
+    assert errors.max() < 0.2
+
+
+def test_of_equal_candidates_the_first_columns_are_closer() -> None:
+    queue = vectors(3, D, torch.float16, seed=2).repeat(QUEUE // 3, 1)
+    anchors = vectors(B, D, torch.float16, seed=0)
+    start, stop, count = (torch.full((B, 1), number, device=DEVICE) for number in (40, 170, QUEUE))
+    sizes = Sizes.of(start, stop, count, 0.0, QUEUE)
+    found = row_statistics(anchors, queue, temperature=0.5, window=sizes, normalize=True)
+    assert (found.support == 130).all()
+
+
+def test_two_runs_give_the_same_bits() -> None:
+    queue = vectors(QUEUE, D, torch.float16, seed=2)
+    first, second = (run("Rank(3)", "streamed", torch.float16, False, queue) for _ in range(2))
+    assert torch.equal(first[1], second[1])
+    assert torch.equal(first[2], second[2])
+
+
+def test_windows_that_go_in_chunks() -> None:
+    z1, z2, queue = (vectors(B, D, torch.float16, seed=seed) for seed in range(3))
+    ring = hn.ContrastiveLoss("Ring(0.1, 0.5)", impl="streamed", views="pool")
+    assert ring.explain_path(z1, z2, pool=queue).startswith("triton")
+    for path in (
+        ring.explain_path(z1.float(), z2.float(), pool=queue.float()),
+        ring.explain_path(z1, z2, pool=queue.clone().requires_grad_()),
+        hn.ContrastiveLoss("Ring(0.1, 0.5)", impl="streamed").explain_path(z1, z2),
+    ):
+        assert path.startswith("chunked")
+    labelled = hn.ContrastiveLoss("OtherLabel() * Ring(0.1, 0.5)", impl="streamed", views="pool")
+    assert "is not of the closed family" in labelled.explain_path(z1, z2, labels=IDS, pool=hn.Keys(queue, labels=IDS))
+    with pytest.raises(ArgumentError, match="against a queue"):
+        sizes = Sizes.of(*(torch.ones(B, 1, device=DEVICE) for _ in range(3)), 0.0, B)
+        row_statistics(z1, temperature=0.5, window=sizes, normalize=True)
