@@ -131,7 +131,7 @@ class Loop:
         self.sampler = sampler_for(accelerator, options, spec, len(data))
         self.total = options.epochs * len(self.sampler)
         torch.manual_seed(options.seed)
-        self.method = synchronised(build(options, data, self.total).to(accelerator.device), accelerator)
+        self.method = synchronised(build(options, self.data, self.total).to(accelerator.device), accelerator)
         encoder = encoder_record(self.method.recorded_encoder())
         if accelerator.is_main_process:
             run.check_encoder(encoder)
