@@ -74,7 +74,7 @@ def jobs_of(data: str) -> list[dict[str, Any]]:
         job("proximity", batches=f"{PROXIMITY})") | {"fixed_vectors": True},
         job("moco v2", "moco", queue=100),  # not a multiple of the batch
         job("moco v3", "moco", version="v3"),
-        job("supervised", "supervised", negatives="OtherLabel() * Tilt(1.0)", reduction="pairs"),
+        job("supervised", "supervised", negatives="OtherLabel() * Tilt(1.0)", reduction="pairs", four_losses=True),
         job("sogclr", "sogclr", temperature=0.3),
         job("emc2", "emc2", temperature=0.3),
         job("isogclr", "isogclr", temperature=0.3),
@@ -134,7 +134,16 @@ def test_losses_and_diagnostics_are_those_of_one_process(runs: dict[str, Any], n
     assert len(losses) == 2 * STEPS
     assert np.ptp(losses) > 1000 * LOSS_TOLERANCE  # there is something to agree on
     assert np.allclose(column(two, "loss"), losses, rtol=LOSS_TOLERANCE, atol=0)
-    for diagnostic in ("hardness", "uniform_hardness", "effective_number", "false_negatives", "clamped", "empty"):
+    more = ("loss_ucl", "loss_h_scl", "assumption") if name == "supervised" else ()
+    for diagnostic in (
+        "hardness",
+        "uniform_hardness",
+        "effective_number",
+        "false_negatives",
+        "clamped",
+        "empty",
+        *more,
+    ):
         # Similarities are of size 1, whatever their mean; numbers and shares follow their own size.
         expected = column(one, diagnostic)
         tolerance = 32 * ULP * max(1.0, np.nanmax(np.abs(expected)))

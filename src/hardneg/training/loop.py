@@ -291,7 +291,7 @@ class Loop:
 
     def _record(self, epoch: int, loss: Tensor, show: Callable[[dict[str, float]], None]) -> None:
         with torch.no_grad():
-            found = self.method.diagnose().summary()
+            found = self.method.diagnose().summary() | self.method.figures()
             # That of a user's method may be of the rank's own anchors.
             loss = self.accelerator.reduce(self.method.recorded(loss).detach(), "mean")
         record = {"step": self.step, "epoch": epoch, "loss": float(loss), **found}

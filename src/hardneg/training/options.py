@@ -144,6 +144,9 @@ class SupervisedOptions(SimCLROptions):
 
     negatives: str = option("OtherLabel()", 'Negatives in the grammar, such as "OtherLabel() * Tilt(1.0)".', NEGATIVES)
     reduction: str = option("anchors", "anchors (SupCon) or pairs (H-SCL).", NEGATIVES, among=("anchors", "pairs"))
+    four_losses: bool = option(
+        False, "Record UCL, SCL, H-UCL and H-SCL losses and Assumption 1 (H-SCL, Fig. 4 and 5).", RUN
+    )
 
     def check(self) -> None:
         if self.generate is not None:
