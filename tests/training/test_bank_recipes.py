@@ -17,7 +17,7 @@ from torch.nn.functional import normalize
 
 import hardneg as hn
 from hardneg.comparing.arms import parse_arm
-from hardneg.core.errors import ArgumentError, HardnegError
+from hardneg.core.errors import ArgumentError, DataChanged, HardnegError
 from hardneg.core.keyed import generator_at
 from hardneg.state.clusters import Clusters
 from hardneg.training.augmentation.augment import PRESETS
@@ -336,6 +336,14 @@ def test_the_cache_takes_the_second_views_and_encodes_its_oldest_again() -> None
     some = torch.randperm(SIZE, generator=generator_at(0, 0))[:12]
     assert len(set(some.tolist()) & set(method.cache.ids.tolist())) >= 4
     assert method.diagnose().summary()["false_negatives"] > 0
+
+
+def test_a_cache_of_items_that_are_gone_is_refused() -> None:
+    method, batch = made("negative-cache", cache=9)
+    method.cache.ids[0] = SIZE
+    method.begun = False  # as after a resume
+    with pytest.raises(DataChanged, match="a cache of the 20 images that there are, got position 20"):
+        method.loss_of(method.encoder, batch)
 
 
 # Runs.

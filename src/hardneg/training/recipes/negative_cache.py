@@ -17,6 +17,7 @@ from torch.nn.functional import normalize
 
 from hardneg.core.diagnose import Diagnosis
 from hardneg.core.distributed import gather, spread
+from hardneg.core.errors import DataChanged
 from hardneg.core.keyed import generator_at
 from hardneg.core.types import Keys
 from hardneg.state.cache import Cache, cache_loss
@@ -45,11 +46,19 @@ class NegativeCache(SimCLR):
 
     def loss_of(self, encode: Encode, batch: Batch) -> Tensor:
         self.encode: Encode = lambda inputs: encode(inputs)  # not a module, which would be registered again
-        if not self.begun and not len(self.cache):
-            some = torch.randperm(len(self.data), generator=generator_at(self.options.seed, 0))
-            encode_all(encode, self.data, self.options, some[: self.cache.capacity], self._push)
-        self.begun = True
+        if not self.begun:
+            self._begin(encode)
         return super().loss_of(encode, batch)
+
+    def _begin(self, encode: Encode) -> None:
+        """Fills an empty cache; one of a checkpoint has items of this data."""
+        self.begun, number = True, len(self.data)
+        if not len(self.cache):
+            some = torch.randperm(number, generator=generator_at(self.options.seed, 0))
+            encode_all(encode, self.data, self.options, some[: self.cache.capacity], self._push)
+        elif (last := int(self.cache.ids.max())) >= number:
+            what, fix = f"a cache of the {number} {self.data.noun}s that there are", "begin a new run in another --out"
+            raise DataChanged("train", what, f"position {last}", fix)
 
     def of_views(self, z1: Tensor, z2: Tensor, ids: Tensor | None, labels: Tensor | None) -> Tensor:
         self.found = cache_loss(Keys(z1, ids), z2, self.cache, self.encoded, self.temperature, k=self.options.num_draws)
