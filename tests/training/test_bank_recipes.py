@@ -160,6 +160,17 @@ def test_draws_have_the_weights_of_the_expression() -> None:
         torch.testing.assert_close(shares, logits.softmax(0), atol=0.03, rtol=0)
 
 
+def test_draws_follow_schedules() -> None:
+    """Half-way, a tilt that grows from 0 to 3 is a tilt of 1.5."""
+    found = []
+    for tilt in ("Tilt(linear(0.0, 3.0))", "Tilt(1.5)", "Tilt(0.0)"):
+        method, batch = made("instance", negatives=tilt, num_draws=50)
+        method.set_progress(10, 20)
+        found.append(drawn_by(method, unit(method.encoder, batch.first), method.banks[0], 50))
+    assert torch.equal(found[0], found[1])
+    assert not torch.equal(found[0], found[2])
+
+
 def test_diagnostics_are_of_the_whole_bank_and_of_draws_without_a_gradient() -> None:
     method, batch = made("instance", negatives="Tilt(1.5)", num_draws=6)
     method.loss_of(method.encoder, batch)
@@ -210,6 +221,11 @@ def test_cmc_compares_each_aspect_with_the_past_of_the_other(channels: int) -> N
     method.after_step()
     for bank, past, z in zip(method.banks, (past1, past2), (z1, z2), strict=True):
         torch.testing.assert_close(bank.vectors[IDS], normalize(past[IDS] + z.detach(), dim=-1), rtol=1e-4, atol=1e-5)
+    now = method.banks[1].vectors  # with this batch
+    others = [(now @ z1[i])[torch.arange(SIZE) != own].mean() for i, own in enumerate(IDS)]
+    found = method.diagnose().summary()["uniform_hardness"]
+    assert found == pytest.approx(torch.stack(others).mean().item(), rel=1e-4)
+    torch.testing.assert_close(method.harvest().vectors, (torch.cat([z1, z2], dim=1) / 2**0.5).detach())
     features = method.encoder.features(batch.first)
     torch.testing.assert_close(features.square().sum(1), torch.full((6,), 2.0))
 
@@ -404,7 +420,7 @@ def test_each_is_an_arm_of_its_name(recipe: str) -> None:
         ("instance", {"loss": "nce", "negatives": "Ring(0.0, 0.5)"}, r"--negatives to be Uniform\(\) for --loss nce"),
         ("cmc", {"loss": "nce", "negatives": "Tilt(1)"}, r"cmc needs .*--loss nce.*use --loss softmax"),
         ("instance", {"loss": "mse"}, "--loss"),
-        ("instance", {"negatives": "SameCluster()"}, "--negatives for candidates of the bank.*clusters"),
+        ("instance", {"negatives": "SameCluster()"}, "instance needs --clusters of at least 1"),
         ("instance", {"negatives": "From('queue')"}, "--negatives for candidates of the bank"),
         ("instance", {"negatives": "Rung(0.1)"}, "'Rung' is not known. Did you mean Ring"),
         ("instance", {"clusters": 97}, "--clusters of at most the 96 images, got 97"),

@@ -311,6 +311,9 @@ class InstanceOptions(BankOptions):
         if self.loss == "nce" and "".join(self.negatives.split()) != "Uniform()":
             what = "--negatives to be Uniform() for --loss nce, which takes its noise for uniform"
             raise ArgumentError(self.recipe, what, repr(self.negatives), "use --loss softmax")
+        if "Cluster(" in self.negatives and not self.clusters:
+            what = "--clusters of at least 1 for negatives by cluster"
+            raise ArgumentError(self.recipe, what, f"{self.negatives!r} and no clusters", "use --clusters 100")
 
 
 @dataclass(frozen=True)
