@@ -280,6 +280,7 @@ def test_until_the_first_clusters_it_is_instance_discrimination() -> None:
 @pytest.mark.parametrize(
     ("recipe", "options", "expected"),
     [
+        ("cmc", {"clusters": 3, "warmup": 3, "negatives": "SameCluster()"}, [3, 4]),
         ("local-aggregation", {"warmup": 1, "cluster_every": 2}, [1, 3]),
         ("local-aggregation", {"warmup": 0}, [0, 1, 2, 3, 4]),
         ("instance", {"clusters": 3, "cluster_every": 3, "negatives": "SameCluster()"}, [0, 3]),
@@ -313,6 +314,12 @@ def test_cave_draws_from_the_cluster(recipe: str) -> None:
     for row, own in zip(drawn.tolist(), IDS.tolist(), strict=True):
         same = {j for j in range(SIZE) if groups[j] == groups[own] and j != own}
         assert set(row) == (same or {-1})
+
+
+def test_before_its_first_clusters_cave_draws_from_all() -> None:
+    method, batch = made("instance", negatives="SameCluster()", clusters=3, num_draws=300, warmup=1)
+    drawn = drawn_by(method, unit(method.encoder, batch.first), method.banks[0], 300)
+    assert all(set(row) == set(range(SIZE)) - {own} for row, own in zip(drawn.tolist(), IDS.tolist(), strict=True))
 
 
 # The negative cache.

@@ -36,7 +36,7 @@ OTHER: dict[str, Any] = {
     "burn_in": 0.0, "num_steps": 3, "forget": True, "objective": "rince(q=0.3)", "rho": 0.2, "validation_share": 0.3,
     "generate": "mochi(num_hardest=4, num_mixed=4, num_with_anchor=2)",
     "optimizer": "sgd", "schedule": "cosine", "clip": 0.01, "accumulate": 2,
-    "loss": "softmax", "num_draws": 3, "cluster_runs": 2, "cluster_every": 2, "warmup": 0, "cache": 5,
+    "loss": "softmax", "num_draws": 3, "cluster_runs": 2, "cluster_every": 2, "warmup": 2, "cache": 5,
     "cache_refresh": 0.4, "four_losses": True,
 }  # fmt: skip
 """For each option a value that is not its default; those of data and data_root are files of the test."""
@@ -47,6 +47,7 @@ TOGETHER: dict[str, dict[str, Any]] = {
     "validation_share": {"evaluate_on": "validation"},
     "cluster_runs": {"negatives": "SameCluster()", "clusters": 3},
     "cluster_every": {"negatives": "SameCluster()", "clusters": 3, "epochs": 3},
+    "warmup": {"negatives": "SameCluster()", "clusters": 3},
 }
 """What an option needs beside it to matter."""
 

@@ -282,6 +282,7 @@ class BankOptions(TrainOptions):
     clusters: int = option(0, "Clusters of the bank by k-means, for SameCluster(); 0: none.", NEGATIVES, low=0)
     cluster_runs: int = option(1, "Clusterings from different starts.", NEGATIVES, low=1)
     cluster_every: int = option(1, "Epochs between clusterings.", NEGATIVES, low=1)
+    warmup: int = option(0, "Epochs before the first clusters, in which all images are one.", NEGATIVES, low=0)
 
     @property
     def source(self) -> str:
@@ -330,7 +331,7 @@ class LocalAggregationOptions(BankOptions):
     negatives: str = option("Rank(0, 4096)", "The background: the closest entries of the bank.", NEGATIVES)
     clusters: int = option(0, "Clusters of the bank by k-means; 0: one for 40 images.", NEGATIVES, low=0)
     cluster_runs: int = option(3, "Clusterings from different starts.", NEGATIVES, low=1)
-    warmup: int = option(1, "Epochs of instance discrimination before the first clusters.", NEGATIVES, low=0)
+    warmup: int = option(1, "Epochs before the first clusters, in which each image is one.", NEGATIVES, low=0)
 
     def check(self) -> None:
         _check_fixed("local-aggregation", self)

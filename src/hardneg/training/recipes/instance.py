@@ -53,7 +53,7 @@ class BankMethod(Method):
         )
         self.num_clusters, self.steps_an_epoch = num_clusters, max(1, total // options.epochs)
         self.clusters = Clusters(len(data), options.cluster_runs, seed=options.seed) if num_clusters else None
-        self.negatives, self.step, self.warmup, self.begun = self.of_bank.negatives, 0, 0, False
+        self.negatives, self.step, self.begun = self.of_bank.negatives, 0, False
 
     def of_views(self, views: Views) -> Tensor:
         raise NotImplementedError
@@ -72,7 +72,12 @@ class BankMethod(Method):
             encode_all(encode, self.data, self.options, torch.arange(len(self.data)), self._push)
         self.begun = True
         epoch, within = divmod(self.step, self.steps_an_epoch)
-        if self.clusters is None or within or epoch < self.warmup or (epoch - self.warmup) % self.options.cluster_every:
+        if (
+            self.clusters is None
+            or within
+            or epoch < self.options.warmup
+            or (epoch - self.options.warmup) % self.options.cluster_every
+        ):
             return
         whole = torch.cat([bank.keys().vectors for bank in self.banks], dim=1)
         self.clusters.refresh(Keys(whole, torch.arange(len(whole), device=whole.device)), self.num_clusters)
@@ -113,6 +118,8 @@ class Instance(BankMethod):
     def __init__(self, options: InstanceOptions, data: Items, total: int, num_banks: int = 1) -> None:
         super().__init__(options, data, total, num_banks, options.clusters)
         self.encoder = self.encoder_for(options, data)
+        if self.clusters is not None:
+            self.clusters.assignments.zero_()  # all are one until the first clusters: SameCluster() is then uniform
         self.num_draws, self.uniform = options.num_draws, options.binary
         objective = "nce" if options.binary else "softmax"
         self.contrasts = nn.ModuleList(

@@ -23,7 +23,6 @@ class LocalAggregation(BankMethod):
     def __init__(self, options: LocalAggregationOptions, data: Items, total: int) -> None:
         super().__init__(options, data, total, num_clusters=options.clusters or max(2, len(data) // 40))
         self.encoder = data.encoder(options)
-        self.warmup = options.warmup
 
     def of_views(self, views: Views) -> Tensor:
         loss = papers.local_aggregation(self.temperature, background=self.negatives)
