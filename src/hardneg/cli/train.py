@@ -81,7 +81,7 @@ EXAMPLES = {
 
   hardneg train instance --data digits --negatives "Ring(0.1, 0.5)"   (IRing)
 
-  hardneg train instance --negatives "SameCluster()" --clusters 20   (Cave)
+  hardneg train instance --negatives "SameCluster()" --clusters 20 --warmup 5
 """,
     "cmc": """
   hardneg train cmc --data cifar10 --num-draws 4096 --temperature 0.07

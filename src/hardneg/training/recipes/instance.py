@@ -8,6 +8,7 @@ be learnt in the first epoch. Every rank computes the loss of all gathered rows,
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -55,8 +56,9 @@ class BankMethod(Method):
         self.clusters = Clusters(len(data), options.cluster_runs, seed=options.seed) if num_clusters else None
         self.negatives, self.step, self.begun = self.of_bank.negatives, 0, False
 
+    @abstractmethod
     def of_views(self, views: Views) -> Tensor:
-        raise NotImplementedError
+        """The loss of the last batch, whose ids and labels are those of ``keys``."""
 
     def loss_of(self, encode: Encode, batch: Batch) -> Tensor:
         self._begin(encode)
@@ -72,12 +74,8 @@ class BankMethod(Method):
             encode_all(encode, self.data, self.options, torch.arange(len(self.data)), self._push)
         self.begun = True
         epoch, within = divmod(self.step, self.steps_an_epoch)
-        if (
-            self.clusters is None
-            or within
-            or epoch < self.options.warmup
-            or (epoch - self.options.warmup) % self.options.cluster_every
-        ):
+        since = epoch - self.options.warmup
+        if self.clusters is None or within or since < 0 or since % self.options.cluster_every:
             return
         whole = torch.cat([bank.keys().vectors for bank in self.banks], dim=1)
         self.clusters.refresh(Keys(whole, torch.arange(len(whole), device=whole.device)), self.num_clusters)
