@@ -24,6 +24,7 @@ from hardneg.core.draws import draw
 from hardneg.core.errors import ArgumentError
 from hardneg.core.types import Keys
 from hardneg.losses.bank import BankContrast
+from hardneg.negatives import Uniform
 from hardneg.state.clusters import Clusters
 from hardneg.state.pools import Bank
 from hardneg.training.data.items import Items
@@ -118,7 +119,7 @@ class Instance(BankMethod):
         self.encoder = self.encoder_for(options, data)
         if self.clusters is not None:
             self.clusters.assignments.zero_()  # all are one until the first clusters: SameCluster() is then uniform
-        self.num_draws, self.uniform = options.num_draws, options.binary
+        self.num_draws, self.uniform = options.num_draws, self.of_bank.negatives == Uniform()
         objective = "nce" if options.binary else "softmax"
         self.contrasts = nn.ModuleList(
             [BankContrast(len(data), options.num_draws, self.temperature, objective) for _ in self.banks]
