@@ -21,8 +21,7 @@ from hardneg.core.objectives import log_expect_exp
 from hardneg.core.scoring import two_views
 from hardneg.core.types import NEVER
 from hardneg.losses.contrastive import ContrastiveLoss
-from hardneg.negatives import OtherLabel, Uniform, parse
-from hardneg.training.checks import number_of
+from hardneg.negatives import OtherLabel, Uniform
 from hardneg.training.data.items import Items
 from hardneg.training.loop import train
 from hardneg.training.options import SupervisedOptions
@@ -35,7 +34,7 @@ class Supervised(SimCLR):
         data.labelled("supervised")
         super().__init__(options, data, total)
         # No submodules: their schedules are those of the loss, which the loop adapts.
-        self.four = four_losses(options) if options.four_losses else {}
+        self.four = four_losses(self.loss) if options.four_losses else {}
 
     def loss_for(self, options: SupervisedOptions) -> ContrastiveLoss:
         return loss_for(options, positives="label")
@@ -54,26 +53,19 @@ class Supervised(SimCLR):
             loss.set_progress(step, total)
 
 
-def four_losses(options: SupervisedOptions) -> dict[str, ContrastiveLoss]:
+def four_losses(trained: ContrastiveLoss) -> dict[str, ContrastiveLoss]:
     """With and without the hardening of the negatives, which is what is left of them without their labels."""
-    hardening = math.prod((one for one in parse(options.negatives).factors if one != OtherLabel()), start=Uniform())
-
-    def loss(negatives: Any, by_label: bool) -> ContrastiveLoss:
-        return ContrastiveLoss(
-            OtherLabel() * negatives if by_label else negatives,
-            number_of(options.temperature),
-            positives="label",
-            same_label_negatives=not by_label,
-            num_negatives="candidates",
-            reduction="pairs",
-            normalize=False,
-        )
-
+    hardening = math.prod((one for one in trained.negatives.factors if one != OtherLabel()), start=Uniform())
+    negatives = {
+        "loss_ucl": Uniform(),
+        "loss_scl": OtherLabel(),
+        "loss_h_ucl": hardening,
+        "loss_h_scl": OtherLabel() * hardening,
+    }
+    same: dict[str, Any] = {"same_label_negatives": True, "num_negatives": "candidates", "reduction": "pairs"}
     return {
-        "loss_ucl": loss(Uniform(), by_label=False),
-        "loss_scl": loss(Uniform(), by_label=True),
-        "loss_h_ucl": loss(hardening, by_label=False),
-        "loss_h_scl": loss(hardening, by_label=True),
+        name: ContrastiveLoss(one, trained.temperature, positives="label", normalize=False, **same)
+        for name, one in negatives.items()
     }
 
 
