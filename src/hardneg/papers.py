@@ -256,20 +256,24 @@ def cmc(num_instances: int, dim: int, num_draws: int = 16384, temperature: float
     return CMC(num_instances, dim, num_draws, temperature, momentum)
 
 
-def local_aggregation(temperature: float = 0.07, num_background: int = 4096) -> Loss:
+def local_aggregation(
+    temperature: float = 0.07, num_background: int = 4096, *, background: Negatives | None = None
+) -> Loss:
     """Local Aggregation (Zhuang et al. 2019): ``loss(z, ids, bank, clusters)``; the caller pushes z, after the loss.
 
-    The background is the closest entries of the bank, the anchor's own among them; those that share a cluster with it
-    are close, and -log(close / background) is the loss. The authors add 1e-7 inside the logarithm.
+    The background is the closest entries of the bank, the anchor's own among them, or other negatives that are given;
+    those that share a cluster with the anchor are close, and -log(close / background) is the loss. The authors add
+    1e-7 inside the logarithm.
     """
+    around = Rank(0, num_background) if background is None else background
 
     def loss(z: Views, ids: Tensor, bank: Bank, clusters: Clusters) -> Tensor:
         # No ids on the anchors: the own entry is a candidate here.
         anchors = Keys(z, clusters=clusters.of(ids))
         scores = score(anchors, bank.of(ids).vectors, clusters.tag(bank.keys()), temperature)
-        background = Rank(0, num_background).log_weights(scores)
-        close = scores.same_cluster("local_aggregation") & (background != NEVER)
-        return reduce(neighbour_nce(scores, background, close, own=False), scores)
+        log_w = around.log_weights(scores)
+        close = scores.same_cluster("local_aggregation") & (log_w != NEVER)
+        return reduce(neighbour_nce(scores, log_w, close, own=False), scores)
 
     return loss
 

@@ -238,7 +238,28 @@ def test_point_5_gcbs_batches_are_pieces_of_a_cuthill_mckee_order() -> None:
 def test_point_3_batches_of_the_command_line_may_be_free(text: str) -> None:
     assert parse_batches(f"{text}()").coverage == "once"
     assert parse_batches(f"{text}(coverage='free')").coverage == "free"
-    assert parse_batches("proximity(kind='breadth_first')").planner.kind == "breadth_first"  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize(
+    ("text", "kind", "steps"),
+    [
+        ("proximity()", "restart", "uniform"),
+        ("proximity(kind='walk', steps='similarity')", "restart", "similarity"),
+        ("proximity(kind='bfs')", "breadth_first", "uniform"),
+        ("proximity(kind='breadth_first')", "breadth_first", "uniform"),
+        ("proximity(kind='dfs')", "depth_first", "uniform"),
+        ("proximity(kind='random')", "random", "uniform"),
+    ],
+)
+def test_the_command_line_knows_the_ways_of_table_12(text: str, kind: str, steps: str) -> None:
+    planner = parse_batches(text).planner
+    assert planner == Proximity(linear(0.2, 0.05), kind, steps)
+
+
+@pytest.mark.parametrize(("text", "match"), [("kind='sideways'", "a kind among"), ("steps='far'", "steps among")])
+def test_other_ways_are_reported(text: str, match: str) -> None:
+    with pytest.raises(ValueError, match=match):
+        parse_batches(f"proximity({text})")
 
 
 def test_single_source_batches_and_their_remainder() -> None:

@@ -146,6 +146,21 @@ def test_curves_that_never_change_are_named_and_not_drawn(compared: Page) -> Non
     assert len(dashed) == 3, "uniform hardness is drawn for the arms whose hardness differs from it"
 
 
+def test_the_four_losses_of_hscl_are_drawn_where_a_run_has_them(tmp_path: Path) -> None:
+    make_run(tmp_path / "run", "hscl()", 0, make_data(tmp_path))
+    records = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
+    for i, record in enumerate(records):
+        record |= {"loss_ucl": 4.2 - 0.1 * i, "loss_scl": 3.8 - 0.1 * i, "loss_h_ucl": 5.0, "loss_h_scl": 3.9 - 0.1 * i}
+        record["assumption"] = 0.9 + 0.02 * i
+    (tmp_path / "run" / "metrics.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records))
+    page = read(write_report(tmp_path / "run"))
+    names = [attributes.get("aria-label") or "" for tag, attributes in page.tags if tag == "svg"]
+    drawn = [name.partition(" over training")[0] for name in names if "over training" in name]
+    assert {"H-SCL and its bound", "SCL and UCL", "Assumption 1 of H-SCL"} <= set(drawn)
+    assert len(page.with_class("dashed")) == 2, "H-UCL beside H-SCL, UCL beside SCL"
+    assert any("ends at 98 %" in name for name in names)
+
+
 def share_by_loops(x: torch.Tensor, y: torch.Tensor) -> float:
     x = torch.nn.functional.normalize(x.double(), dim=1)
     pairs = [(float(x[i] @ x[j]), bool(y[i] == y[j])) for i in range(len(x)) for j in range(i)]

@@ -198,10 +198,10 @@ def test_model_folders_that_may_run_code_are_refused(
         hn.load_encoder(trained)
 
 
-@pytest.mark.parametrize("recipe", ["infograph", "quick-thoughts"])
+@pytest.mark.parametrize("recipe", ["infograph", "quick-thoughts", "cmc"])
 def test_encoders_of_two_parts_are_loaded(recipe: str, tmp_path: Path) -> None:
-    of_graphs = recipe == "infograph"
-    data = graph_file(tmp_path / "some.npz", 32) if of_graphs else text_file(tmp_path / "some.txt")
+    make = {"infograph": graph_file, "quick-thoughts": text_file, "cmc": few_digits}[recipe]
+    data = make(tmp_path / "some.npz", 32)
     options = {"data": data, "epochs": 1, "batch_size": 16, "dim": 8, "device": "cpu"}
     run(recipe, tmp_path / "run", options)
     expected = load_evaluated(tmp_path / "run" / "embeddings.npz")[0]

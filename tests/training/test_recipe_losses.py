@@ -167,6 +167,39 @@ def test_supervised_is_scl_and_hscl(negatives: str, beta: float, reduction: str)
     assert_step(method, batch_of(views), pooled if reduction == "pairs" else of_anchors)
 
 
+@pytest.mark.parametrize("hardening", ["Tilt(linear(0.0, 1.6))", "Threshold(-0.1)", "Uniform()"])
+def test_the_four_losses_of_hscl_and_its_assumption(hardening: str) -> None:
+    """Fig. 4 and 5: the positives of the label for all; negatives of all labels or of others; hard, or all alike."""
+    options = {"negatives": f"OtherLabel() * {hardening}", "four_losses": True}
+    method, views = method_of("supervised", temperature=0.4, **options), two_views()
+    method.set_progress(TOTAL // 2, TOTAL)  # where the tilt is 0.8
+    method.loss_of(method.encoder, batch_of(views))
+    s, positive, other = pairs_of(*unit(method.encoder, views).detach().chunk(2), temperature=0.4)
+    own = torch.arange(2 * NUM) % NUM
+    elsewhere = own[:, None] != own
+    hard = {"T": (0.8 * s).exp(), "H": (0.4 * s >= -0.1).float(), "U": torch.ones_like(s)}[
+        {"Tilt": "T", "Thre": "H", "Unif": "U"}[hardening[:4]]
+    ]
+
+    def mean(weight: Tensor) -> Tensor:
+        return (weight * s.exp()).sum(1, keepdim=True) / weight.sum(1, keepdim=True)
+
+    weights = {
+        "loss_ucl": elsewhere.float(), "loss_scl": other.float(),
+        "loss_h_ucl": elsewhere * hard, "loss_h_scl": other * hard,
+    }  # fmt: skip
+    found = method.figures()
+    assert set(found) == {*weights, "assumption"}
+    for name, weight in weights.items():
+        each = ((s.exp() + OTHERS * mean(weight)).log() - s)[positive & (weight.sum(1, keepdim=True) > 0)]
+        assert found[name] == pytest.approx(float(each.sum() / positive.sum()), rel=1e-5), name
+    alike, unlike = mean(elsewhere * ~other * hard)[:, 0], mean(other * hard)[:, 0]
+    both = ~(alike.isnan() | unlike.isnan())
+    assert 0 < both.sum() < 2 * NUM, "the only image of its label has none alike"
+    assert found["assumption"] == pytest.approx(float((alike >= unlike)[both].float().mean()))
+    assert method_of("supervised").figures() == {}
+
+
 # MoCo
 
 

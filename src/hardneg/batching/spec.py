@@ -47,6 +47,10 @@ class BatchSpec:
                 raise argument_error("batches", "a schedule of the epochs, such as linear(0.2, 0.05)", name, value)
 
 
+in_full = {"walk": "restart", "bfs": "breadth_first", "dfs": "depth_first"}
+"""How the paper calls the ways over the graph, and their names in ``walk``, which are known as well."""
+
+
 def uniform() -> BatchSpec:
     """Every instance with every other, as usual."""
     return BatchSpec(Uniform())
@@ -60,14 +64,15 @@ def proximity(
     warmup: int = 1,
     encode: bool = False,
     coverage: str = "once",
-    kind: str = "restart",
+    kind: str = "walk",
+    steps: str = "uniform",
 ) -> BatchSpec:
     """ProSampler: walks with restart over a proximity graph; the paper's values, but each image once an epoch.
 
-    ``coverage="free"`` is the paper's sampler: batches ignore each other and are harder. ``kind``: also "random",
-    "breadth_first" and "depth_first".
+    ``coverage="free"`` is the paper's sampler: batches ignore each other and are harder. ``kind`` is "walk" (with
+    restart), "random" (without), "bfs" or "dfs": Table 12. ``steps="similarity"`` walks in proportion to the edges.
     """
-    planner = Proximity(restart=restart, kind=kind, num_candidates=num_candidates, num_neighbours=num_neighbours)
+    planner = Proximity(restart, in_full.get(kind, kind), steps, num_neighbours, num_candidates)
     return BatchSpec(planner, refresh, warmup, encode, coverage)
 
 

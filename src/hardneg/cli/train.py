@@ -76,6 +76,28 @@ EXAMPLES = {
     "emc2": """
   hardneg train emc2 --data cifar10 --batch-size 128 --burn-in 0.5 --epochs 100
 """,
+    "instance": """
+  hardneg train instance --data cifar10 --num-draws 4096 --temperature 0.07
+
+  hardneg train instance --data digits --negatives "Ring(0.1, 0.5)"   (IRing)
+
+  hardneg train instance --negatives "SameCluster()" --clusters 20 --warmup 5
+""",
+    "cmc": """
+  hardneg train cmc --data cifar10 --num-draws 4096 --temperature 0.07
+
+  hardneg train cmc --data cifar10 --negatives "Ring(0.1, 0.5)"   (CMCRing)
+""",
+    "local-aggregation": """
+  hardneg train local-aggregation --data cifar10 --warmup 10 --epochs 100
+
+  hardneg train local-aggregation --negatives "Rank(0, 200)" --cluster-runs 10
+""",
+    "negative-cache": """
+  hardneg train negative-cache --data cifar10 --cache 50000 --epochs 100
+
+  hardneg train negative-cache --data text:sentences.txt --num-draws 4
+""",
     "graphcl": """
   hardneg train graphcl --data graphs:MUTAG --batch-size 94
 

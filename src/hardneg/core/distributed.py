@@ -11,6 +11,7 @@ With the second, a rank compares its b anchors with n candidates and does 1 / ra
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -72,6 +73,20 @@ def gathered(pairing: Pairing, *, candidates: bool = True, anchors: bool = False
     if pairing.guide is not None:
         changes["guide"] = gathered(pairing.guide, candidates=candidates, anchors=anchors)
     return pairing.changed(num_views=0, **changes)
+
+
+def of_first_rank(tensor: Tensor) -> Tensor:
+    """The tensor, in place, as the first rank has it: for what rounding may make different on each."""
+    if several_ranks():
+        dist.broadcast(tensor, src=0)
+    return tensor
+
+
+def spread(encode: Callable[[Tensor], Tensor], rows: Tensor) -> Tensor:
+    """``encode(rows)``, of which each rank computes a part and has the whole; the rows are the same on all ranks."""
+    if not several_ranks() or len(rows) < dist.get_world_size():
+        return encode(rows)
+    return gather(Keys(encode(rows.tensor_split(dist.get_world_size())[dist.get_rank()]))).vectors
 
 
 def mean_over_ranks(mean: Tensor, number: int) -> Tensor:

@@ -59,6 +59,20 @@ CURVES = (
         "Easy negatives that the loss pulls closer, a side effect of weights that carry a gradient.", _as_percent,
     ),
     Curve(
+        "loss_h_scl", "H-SCL and its bound", "loss, nats",
+        "Thick: the loss against hard negatives of other classes. Fine dots: against those of all classes (H-UCL), its "
+        "bound where Assumption 1 holds.", _short, "loss_h_ucl",
+    ),
+    Curve(
+        "loss_scl", "SCL and UCL", "loss, nats",
+        "Thick: the loss against all negatives of other classes. Fine dots: against all (UCL).", _short, "loss_ucl",
+    ),
+    Curve(
+        "assumption", "Assumption 1 of H-SCL", "share of anchors",
+        "Where hard negatives of the anchor's own class are more similar than those of others, which bounds the loss.",
+        _as_percent,
+    ),
+    Curve(
         "monitor", "Monitor", "the higher the better",
         "What --monitor watches, on items of training: the share that nearest neighbours or retrieval get right, or "
         "Spearman's correlation.", _as_percent,

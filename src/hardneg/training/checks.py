@@ -80,8 +80,9 @@ def try_negatives(options: TrainOptions, labelled: bool = True) -> None:
     with located("--negatives"):
         negatives = parse(options.negatives)
     rows = torch.arange(4)
-    keys = Keys(torch.eye(4), rows, rows % 2 if labelled else None)
-    pools = [Keys(keys.vectors, keys.ids, keys.labels, source=source) for source in options.sources]
+    clusters = rows[:, None] if getattr(options, "clusters", 0) else None
+    keys = Keys(torch.eye(4), rows, rows % 2 if labelled else None, clusters)
+    pools = [keys.changed(source=source) for source in options.sources]
     scores = score(keys, keys, pools, value_of(number_of(options.temperature), 0, 1))
     try:
         negatives.at(0, 1).log_weights(scores)

@@ -29,7 +29,7 @@ from hardneg.training.data.texts import MANY, OfTexts
 from hardneg.training.data.tokens import Ragged, tokenizer_for
 from hardneg.training.encoders import Represent, ResNetBackbone
 from hardneg.training.evaluation.texts import TextEncoder, of_function, sentence_transformer
-from hardneg.training.options import RECIPES, InfoGraphOptions, QuickThoughtsOptions, TrainOptions
+from hardneg.training.options import RECIPES, CMCOptions, InfoGraphOptions, QuickThoughtsOptions, TrainOptions
 from hardneg.training.runs import Run
 from hardneg.training.text_encoders import Pretrained
 
@@ -208,6 +208,10 @@ def _state(run: Run, weights: str) -> dict[str, Any]:
 
 def _rebuilt(kind: type[Items], record: dict[str, Any], options: TrainOptions) -> nn.Module:
     """The encoder as its recipe has it: some have two, or parts of their own around it."""
+    if isinstance(options, CMCOptions):
+        from hardneg.training.recipes.cmc import Aspects
+
+        return Aspects.built(record["shape"], options)
     encoder = kind.rebuilt(record, options)
     if isinstance(options, InfoGraphOptions):
         from hardneg.training.recipes.infograph import LocalAndGlobal

@@ -131,7 +131,7 @@ class Loop:
         self.sampler = sampler_for(accelerator, options, spec, len(data))
         self.total = options.epochs * len(self.sampler)
         torch.manual_seed(options.seed)
-        self.method = synchronised(build(options, data, self.total).to(accelerator.device), accelerator)
+        self.method = synchronised(build(options, self.data, self.total).to(accelerator.device), accelerator)
         encoder = encoder_record(self.method.recorded_encoder())
         if accelerator.is_main_process:
             run.check_encoder(encoder)
@@ -291,7 +291,7 @@ class Loop:
 
     def _record(self, epoch: int, loss: Tensor, show: Callable[[dict[str, float]], None]) -> None:
         with torch.no_grad():
-            found = self.method.diagnose().summary()
+            found = self.method.diagnose().summary() | self.method.figures()
             # That of a user's method may be of the rank's own anchors.
             loss = self.accelerator.reduce(self.method.recorded(loss).detach(), "mean")
         record = {"step": self.step, "epoch": epoch, "loss": float(loss), **found}

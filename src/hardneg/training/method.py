@@ -60,6 +60,10 @@ class Method(nn.Module, ABC):
     def diagnose(self) -> Diagnosis:
         """How hard and how false the negatives of the last batch were."""
 
+    def figures(self) -> dict[str, float]:
+        """More figures of the last batch for the records, the same on all ranks."""
+        return {}
+
     @abstractmethod
     def harvest(self) -> Keys:
         """Unit vectors of the last global batch by id, for a graph."""

@@ -3,14 +3,25 @@
 SupCon       negatives="OtherLabel()"              positives_in_denominator="all"
 SCL          negatives="OtherLabel()"              num_negatives="candidates", reduction="pairs"
 H-SCL(beta)  negatives="OtherLabel() * Tilt(1.0)"  num_negatives="candidates", reduction="pairs"
+
+``four_losses`` records, whatever is trained, what H-SCL's Fig. 4 and 5 show: the losses of UCL, SCL, H-UCL and H-SCL,
+all with the positives of the label, and the share of anchors for which Assumption 1 holds.
 """
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import Any
 
+from torch import Tensor
+
+from hardneg.core.distributed import gather
+from hardneg.core.objectives import log_expect_exp
+from hardneg.core.scoring import two_views
+from hardneg.core.types import NEVER
 from hardneg.losses.contrastive import ContrastiveLoss
+from hardneg.negatives import OtherLabel, Uniform
 from hardneg.training.data.items import Items
 from hardneg.training.loop import train
 from hardneg.training.options import SupervisedOptions
@@ -22,9 +33,53 @@ class Supervised(SimCLR):
     def __init__(self, options: SupervisedOptions, data: Items, total: int) -> None:
         data.labelled("supervised")
         super().__init__(options, data, total)
+        # No submodules: their schedules are those of the loss, which the loop adapts.
+        self.four = four_losses(self.loss) if options.four_losses else {}
 
     def loss_for(self, options: SupervisedOptions) -> ContrastiveLoss:
         return loss_for(options, positives="label")
+
+    def figures(self) -> dict[str, float]:
+        if not self.four:
+            return {}
+        first, second = gather(self.first), gather(self.second)
+        batch = (first.vectors.detach(), second.vectors.detach(), first.ids, first.labels)
+        found = {name: float(loss(*batch)) for name, loss in self.four.items()}
+        return found | {"assumption": assumption(self.four["loss_h_ucl"], *batch)}
+
+    def set_progress(self, step: int, total: int) -> None:
+        super().set_progress(step, total)
+        for loss in self.four.values():
+            loss.set_progress(step, total)
+
+
+def four_losses(trained: ContrastiveLoss) -> dict[str, ContrastiveLoss]:
+    """With and without the hardening of the negatives, which is what is left of them without their labels."""
+    hardening = math.prod((one for one in trained.negatives.factors if one != OtherLabel()), start=Uniform())
+    negatives = {
+        "loss_ucl": Uniform(),
+        "loss_scl": OtherLabel(),
+        "loss_h_ucl": hardening,
+        "loss_h_scl": OtherLabel() * hardening,
+    }
+    same: dict[str, Any] = {"same_label_negatives": True, "num_negatives": "candidates", "reduction": "pairs"}
+    return {
+        name: ContrastiveLoss(one, trained.temperature, positives="label", normalize=False, **same)
+        for name, one in negatives.items()
+    }
+
+
+def assumption(unlabelled: ContrastiveLoss, z1: Tensor, z2: Tensor, ids: Tensor | None, labels: Tensor | None) -> float:
+    """The share of anchors with E[e^s] over hard candidates of their label >= that over hard ones of other labels.
+
+    Of the anchors that have both; NaN if none has.
+    """
+    scores = two_views(z1, z2, unlabelled.temperature_now(), ids, labels)
+    log_w = unlabelled.negatives.at(unlabelled.step or 0, unlabelled.total).log_weights(scores)
+    same = scores.same_label("supervised")
+    alike, others = (log_expect_exp(scores.candidates, log_w.masked_fill(mask, NEVER)) for mask in (~same, same))
+    both = (alike != NEVER) & (others != NEVER)
+    return float((alike >= others)[both].float().mean())
 
 
 def main(options: SupervisedOptions, out: str | Path, **how: Any) -> dict[str, Any]:

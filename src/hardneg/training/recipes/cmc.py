@@ -1,0 +1,105 @@
+"""Contrastive Multiview Coding with any negatives (Tian et al. 2019): two aspects of an image, two encoders, two banks.
+
+The aspects of a colour image are its lightness and its colours, L and ab of CIE Lab; those of a grey one its
+intensities and its gradients, across and down. Each aspect is compared with the other one's past; loss and negatives
+are those of instance discrimination, the two directions added. CMCRing is ``negatives="Ring(...)"``. Features are those
+of both encoders, each of unit norm, so that neither decides alone.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import normalize, pad
+
+from hardneg.core.errors import ArgumentError
+from hardneg.training.augmentation.views import Augmentation
+from hardneg.training.data.images import ImageData
+from hardneg.training.data.items import Items
+from hardneg.training.encoders import features_of
+from hardneg.training.loop import train
+from hardneg.training.options import CMCOptions, InstanceOptions, TrainOptions
+from hardneg.training.recipes.instance import Instance
+
+XYZ = [[0.412453, 0.357580, 0.180423], [0.212671, 0.715160, 0.072169], [0.019334, 0.119193, 0.950227]]
+DAYLIGHT = [0.95047, 1.0, 1.08883]  # D65
+
+
+class CMC(Instance):
+    def __init__(self, options: CMCOptions, data: Items, total: int) -> None:
+        super().__init__(options, data, total, num_banks=2)
+
+    def encoder_for(self, options: InstanceOptions, data: Items) -> nn.Module:
+        if not isinstance(data, ImageData):
+            what = "images, whose lightness and colours it compares"
+            raise ArgumentError("cmc", what, f"data={data.name!r}", "use hardneg train instance")
+        encoder = Aspects.built(list(data.images.shape[1:]), options)
+        if isinstance(data.augment, Augmentation):
+            encoder.learn_scale(data.augment, data.images[:1])
+        return encoder
+
+
+class Aspects(nn.Module):
+    """An encoder for each aspect of an image; the vectors of both stand one behind the other."""
+
+    low: Tensor
+    high: Tensor
+
+    def __init__(self, first: nn.Module, second: nn.Module, channels: int) -> None:
+        super().__init__()
+        self.name = getattr(first, "name", None)
+        self.first, self.second = first, second
+        self.register_buffer("low", torch.zeros(channels, 1, 1))
+        self.register_buffer("high", torch.ones(channels, 1, 1))
+
+    @classmethod
+    def built(cls, shape: list[int], options: TrainOptions) -> Aspects:
+        """For images of this shape, [c, h, w]."""
+        other = replace(options, seed=(options.seed + 2**30) % 2**31)  # other weights for the second encoder
+        first, second = (
+            ImageData.rebuilt({"shape": [channels, *shape[1:]]}, one) for channels, one in ((1, options), (2, other))
+        )
+        return cls(first, second, shape[0])
+
+    def learn_scale(self, augment: Augmentation, images: Tensor) -> None:
+        """What the views make of black and of white: aspects are taken of values in [0, 1]."""
+        black, white = (augment.plain(torch.full_like(images, value)) for value in (0, 255))
+        self.low, self.high = (plain[0, :, :1, :1].float().cpu() for plain in (black, white))
+        if not bool((self.high > self.low).all()):
+            raise ArgumentError("cmc", "views in which white is brighter than black", f"--augment {augment!r}")
+
+    def forward(self, images: Tensor) -> Tensor:
+        first, second = aspects_of((images - self.low) / (self.high - self.low))
+        return torch.cat([self.first(first), self.second(second)], dim=1)
+
+    def features(self, images: Tensor) -> Tensor:
+        both = zip((self.first, self.second), aspects_of((images - self.low) / (self.high - self.low)), strict=True)
+        return torch.cat([normalize(features_of(encoder)(aspect), dim=-1) for encoder, aspect in both], dim=1)
+
+
+def aspects_of(images: Tensor) -> tuple[Tensor, Tensor]:
+    """Of images in [0, 1]: [b, 1, h, w] and [b, 2, h, w], each of about unit size."""
+    if images.shape[1] == 3:
+        lab = lab_of(images.clamp(0.0, 1.0))
+        return lab[:, :1] / 25.0 - 2.0, lab[:, 1:] / 25.0
+    padded = pad(images, (1, 1, 1, 1), mode="replicate")
+    across = padded[:, :, 1:-1, 2:] - padded[:, :, 1:-1, :-2]
+    down = padded[:, :, 2:, 1:-1] - padded[:, :, :-2, 1:-1]
+    return (images - 0.5) / 0.25, 2.0 * torch.cat([across, down], dim=1)
+
+
+def lab_of(rgb: Tensor) -> Tensor:
+    """sRGB in [0, 1], [b, 3, h, w], as CIE L in [0, 100], a and b."""
+    linear = torch.where(rgb > 0.04045, ((rgb + 0.055) / 1.055) ** 2.4, rgb / 12.92)
+    xyz = torch.einsum("ij,bjhw->bihw", rgb.new_tensor(XYZ), linear) / rgb.new_tensor(DAYLIGHT)[:, None, None]
+    f = torch.where(xyz > (6 / 29) ** 3, xyz.clamp(min=1e-8) ** (1 / 3), xyz / (3 * (6 / 29) ** 2) + 4 / 29)
+    x, y, z = f.unbind(1)
+    return torch.stack([116 * y - 16, 500 * (x - y), 200 * (y - z)], dim=1)
+
+
+def main(options: CMCOptions, out: str | Path, **how: Any) -> dict[str, Any]:
+    return train("cmc", CMC, options, out, **how)

@@ -1,0 +1,104 @@
+"""The negative cache (Lindgren et al. 2021): negatives from old embeddings of the data, encoded afresh.
+
+Each first view draws from the softmax over the cache, by Gumbel-max, and is pushed away from what it drew as the
+encoder sees that now. The surrogate's value means nothing: the loss that is recorded is the real one against the
+cache. After a step its second views enter the cache, in place of the oldest, and a share of the oldest is encoded
+again. Every rank computes the loss of all gathered rows; what was drawn is encoded once, a part on each rank.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn.functional import normalize
+
+from hardneg.core.diagnose import Diagnosis
+from hardneg.core.distributed import gather, spread
+from hardneg.core.errors import DataChanged
+from hardneg.core.keyed import generator_at
+from hardneg.core.types import Keys
+from hardneg.state.cache import Cache, cache_loss
+from hardneg.training.data.items import Items
+from hardneg.training.loop import train
+from hardneg.training.method import Batch, Encode
+from hardneg.training.options import NegativeCacheOptions
+from hardneg.training.recipes.instance import encode_all
+from hardneg.training.recipes.simclr import SimCLR
+from hardneg.training.setup import loss_for
+
+
+class NegativeCache(SimCLR):
+    def __init__(self, options: NegativeCacheOptions, data: Items, total: int) -> None:
+        options.check()
+        super().__init__(options, data, total)
+        self.options, self.data, self.temperature = options, data, float(options.temperature)
+        self.cache = Cache(min(options.cache, len(data)), options.dim, seed=options.seed)
+        self.steps_an_epoch, self.epoch, self.begun = max(1, total // options.epochs), 0, False
+
+    def loss_for(self, options: Any) -> Any:
+        return loss_for(options, views="pool", gather=False)
+
+    def shared(self, keys: Keys) -> Keys:
+        return gather(keys)
+
+    def loss_of(self, encode: Encode, batch: Batch) -> Tensor:
+        self.encode: Encode = lambda inputs: encode(inputs)  # not a module, which would be registered again
+        if not self.begun:
+            self._begin(encode)
+        return super().loss_of(encode, batch)
+
+    def _begin(self, encode: Encode) -> None:
+        """Fills an empty cache; one of a checkpoint has items of this data."""
+        self.begun, number = True, len(self.data)
+        if not len(self.cache):
+            some = torch.randperm(number, generator=generator_at(self.options.seed, 0))
+            encode_all(encode, self.data, self.options, some[: self.cache.capacity], self._push)
+        elif (last := int(self.cache.ids.max())) >= number:
+            what, fix = f"a cache of the {number} {self.data.noun}s that there are", "begin a new run in another --out"
+            raise DataChanged("train", what, f"position {last}", fix)
+
+    def of_views(self, z1: Tensor, z2: Tensor, ids: Tensor | None, labels: Tensor | None) -> Tensor:
+        self.found = cache_loss(Keys(z1, ids), z2, self.cache, self.encoded, self.temperature, k=self.options.num_draws)
+        return self.found.losses.mean()
+
+    def encoded(self, items: Tensor) -> Tensor:
+        """Unit vectors of the second views of these items, as the encoder sees them now."""
+
+        def encode(part: Tensor) -> Tensor:
+            return normalize(self.encode(self.data.views(part, self.epoch, self.options.seed)[1]).float(), dim=-1)
+
+        return spread(encode, items)
+
+    def _push(self, keys: Keys) -> None:
+        self.cache.push(keys.changed(vectors=normalize(keys.vectors, dim=-1)))
+
+    @torch.no_grad()
+    def after_step(self) -> None:
+        self._push(self.second)
+        self.cache.refresh(self.encoded, self.options.cache_refresh)
+
+    def recorded(self, loss: Tensor) -> Tensor:
+        return self.found.real.mean()
+
+    def harvest(self) -> Keys:
+        return self.both()
+
+    def diagnose(self) -> Diagnosis:
+        """Of all of the cache alike, whose softmax is what the draws estimate."""
+        held, labels = self.cache.keys(), self.data.labels
+        pool = held if labels is None else held.changed(labels=labels[held.ids])
+        found: Diagnosis = self.loss.diagnose(
+            self.first.vectors, self.second.vectors, self.first.ids, self.first.labels, pool
+        )
+        return found
+
+    def set_progress(self, step: int, total: int) -> None:
+        super().set_progress(step, total)
+        self.epoch = step // self.steps_an_epoch
+
+
+def main(options: NegativeCacheOptions, out: str | Path, **how: Any) -> dict[str, Any]:
+    return train("negative-cache", NegativeCache, options, out, **how)
