@@ -219,7 +219,9 @@ def train(study: Study, rows: list[list[str]], rate: float, seed: int) -> Any:
 
 
 def embedded(model: Any, texts: list[str], device: str) -> torch.Tensor:
-    features = {name: each.to(device) for name, each in model.tokenize(texts).items() if isinstance(each, torch.Tensor)}
+    features = {
+        name: each.to(device) for name, each in model.preprocess(texts).items() if isinstance(each, torch.Tensor)
+    }
     vectors: torch.Tensor = model(features)["sentence_embedding"]
     return vectors.float()
 
