@@ -12,7 +12,7 @@ negatives that are judged relevant, which the miner was not given. Then the mode
 learning rate that is best on a fifth of the training queries for the arm, and nDCG@10 is measured on the test queries,
 over three seeds, with a paired bootstrap against dense.
 
-Every stage is kept in --out as it is done: a run that was killed goes on where it was.
+Every result is kept in --out as it is done: a run that was killed resumes, also on another machine.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ ARMS: dict[str, dict[str, Any]] = {
     "fused, guide": {"negatives": f"{BELOW_GUIDE} * {BELOW}", "bm25": True, "guide": "guide"},
     "fused, veto": {"negatives": BELOW, "bm25": True, "cross_encoder": "cross", "cross_encoder_use": "veto"},
 }
-RATES = {"static": (1e-2, 3e-2, 1e-1), "minilm": (1e-5, 2e-5, 5e-5)}
+RATES = {"static": (3e-2, 1e-1, 1e-2), "minilm": (2e-5, 5e-5, 1e-5)}
 
 
 @dataclass(frozen=True)
@@ -142,6 +142,7 @@ def mined(study: Study, arm: str, which: list[int]) -> Path:
             ids=True,
             scores=True,
             candidates=study.options.candidates,
+            batch_size=256,
             cache=str(study.folder / "embeddings"),
             device=study.options.device,
             **chosen,
@@ -228,8 +229,9 @@ def embedded(model: Any, texts: list[str], device: str) -> torch.Tensor:
 
 def ndcg(model: Any, judged: Judged, which: list[int]) -> Any:
     """nDCG@10 of each query; a document counts if it is judged relevant."""
-    documents = model.encode(judged.documents, show_progress_bar=False, normalize_embeddings=True)
-    queries = model.encode([judged.queries[i] for i in which], show_progress_bar=False, normalize_embeddings=True)
+    options = {"show_progress_bar": False, "normalize_embeddings": True, "batch_size": 256}
+    documents = model.encode(judged.documents, **options)
+    queries = model.encode([judged.queries[i] for i in which], **options)
     best = torch.from_numpy(queries @ documents.T).topk(10, dim=1).indices.numpy()
     discount = 1 / np.log2(np.arange(2, 12))
     gains = [np.isin(row, judged.relevant[i]) @ discount for row, i in zip(best, which, strict=True)]
@@ -293,7 +295,7 @@ def read(name: str, data: Path, options: Any) -> tuple[Judged, Judged]:
 def study_of(name: str, options: Any, kept: Kept, console: Console) -> None:
     """All arms of one data set."""
     training, test = read(name, options.data, options)
-    study = Study(name, training, test, options.out.with_suffix("") / name, options)
+    study = Study(name, training, test, options.work / name, options)
     order = np.random.default_rng(0).permutation(len(training.queries)).tolist()
     held_out, inner = order[: len(order) // 5], order[len(order) // 5 :]
     everyone = list(range(len(test.queries)))
@@ -356,12 +358,14 @@ def main() -> None:
     parser.add_argument("--cross-length", type=int, default=128)
     parser.add_argument("--cross-rate", type=float, default=3e-5)
     parser.add_argument("--out", type=Path, default=ROOT / "runs" / "hybrid_mining.json")
+    parser.add_argument("--work", type=Path, help="models, embeddings and mined rows; beside --out unless given")
     options = parser.parse_args()
+    options.work = options.work or options.out.with_suffix("")
     os.environ["HF_HUB_OFFLINE"] = "1"
     warnings.simplefilter("ignore", HardnegWarning)  # that nfcorpus' margin makes easy negatives is a result here
     options.out.parent.mkdir(parents=True, exist_ok=True)
     kept, console = Kept(options.out), Console()
-    save_models(options.out.with_suffix(""), options)
+    save_models(options.work, options)
     for name in options.sets:
         study_of(name, options, kept, console)
 
