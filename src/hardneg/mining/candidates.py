@@ -16,10 +16,11 @@ from hardneg.core.sweep import Bounds
 from hardneg.core.topk import in_order
 from hardneg.core.types import NEVER
 from hardneg.kernels.groups import largest_on
+from hardneg.mining.edges import COUNT_BYTES, is_wide
 from hardneg.mining.filters import Filters, bounds_of
 from hardneg.mining.fusion import Quotas, check_quotas, compacted, fused_key, named_source, source_number
 from hardneg.mining.meeting import Meeting, PairGuide
-from hardneg.mining.search import Retriever, Search, most_listed, most_scores
+from hardneg.mining.search import Retriever, Search
 from hardneg.mining.search_depth import may_remove, reach_of
 from hardneg.mining.select import Candidates, Rule
 from hardneg.negatives import Negatives
@@ -98,11 +99,26 @@ class Finder:
     def block(self, size: int | None) -> int:
         """Queries of one block."""
         width = len(self.corpus) if size is None else size * (1 + len(self.search.also))
-        return max(1, min(self.meeting.query_block, most_scores // max(width, 1)))
+        return max(1, min(self.meeting.query_block, self.meeting.most_scores // max(width, 1)))
 
     def at_once(self, size: int | None) -> int:
-        """Queries whose lists are held while a shard is searched."""
-        return max(self.block(size), most_listed // (1 if size is None else size))
+        """Queries whose lists and vectors are held while a shard is searched."""
+        return max(self.block(size), self.search.memory_on(self.device) // 2 // self.query_bytes(size))
+
+    def query_bytes(self, size: int | None) -> int:
+        """What a query takes while a shard is searched: a list, its vector as given and as compared, and counts."""
+        return self.piece_bytes(size) + 8 * self.meeting.queries.dim + COUNT_BYTES * self.num_wide
+
+    def piece_bytes(self, size: int | None) -> int:
+        """The list of a query in one shard."""
+        places = 24 if self.rule.draw == "gumbel" else 16  # key and row, and a similarity beside keys that were drawn
+        return places * (size or 0) + 8 * (2 + len(self.rule.negatives.factors))
+
+    @property
+    def num_wide(self) -> int:
+        """Windows whose edges are found by counting, pass by pass."""
+        bounds = (bound for factor in self.rule.negatives.factors for bound in factor.bounds().values())
+        return sum(map(is_wide, bounds)) if self.swept else 0
 
     def running(
         self, query: Annotated[Tensor, "b"], size: int, filtered: bool, bounds: Sequence[Bounds] | None
