@@ -46,6 +46,7 @@ def audit(
     tau_plus: float = 0.0,
     near_duplicate: float = 0.95,
     num_anchors: int = 512,
+    memory: float = 1.0,
     seed: int = 0,
     wanted_false_negatives: float | None = None,
     frontier: bool = True,
@@ -67,6 +68,8 @@ def audit(
     temperature, tau_plus: of the loss; tilts weigh by exp(beta * similarity / temperature), as in ``mine``.
     near_duplicate: cosine from which a candidate is a copy of the anchor or of a positive.
     num_anchors: how many are looked at, drawn with ``seed``; all of them if there are no more.
+    memory: GiB for the similarities with a corpus of more than 256 MiB, which may be memory-mapped: it is read once for
+        as many anchors as fit.
     wanted_false_negatives: search for the hardest rules that stay at or below this share.
     frontier: also measure a default set of rules; False for logging in training.
     normalize: take the vectors at unit length; False takes the dot product as it is.
@@ -78,7 +81,9 @@ def audit(
     >>> found.row("Tilt(2.0)").similarity > found.random_similarity
     True
     """
-    settings = Settings(temperature, tau_plus, near_duplicate, num_anchors, seed, wanted_false_negatives, frontier)
+    settings = Settings(
+        temperature, tau_plus, near_duplicate, num_anchors, seed, wanted_false_negatives, memory, frontier
+    )
     rules = given_rules(expressions)
     if is_dataset(embeddings):
         embeddings, corpus, positives, mined = read_dataset(embeddings, model)
