@@ -14,6 +14,7 @@ from torch import Tensor
 
 import hardneg as hn
 from hardneg.auditing import prepare
+from hardneg.auditing.inputs import rows_by_name
 from hardneg.core.nearest import Corpus
 
 EXPRESSIONS = ["Uniform()", "Tilt(2.0)", "Rank(0, 20)", "Ring(0.1, 0.5)", "Threshold(0.1)"]
@@ -83,3 +84,15 @@ def test_memory_decides_how_often_the_corpus_is_read(
         vectors(300, 0), ["Uniform()"], corpus=corpus, judgements=judged, num_anchors=40, frontier=False, memory=memory
     )
     assert sum(read) == passes * 500
+
+
+def test_rows_without_ids_go_by_their_numbers() -> None:
+    rows = rows_by_name(range(1200))
+    assert [name in rows for name in ("0", "1199", "1200", "01", "-1", "x", "", "²")] == [True, True, *[False] * 6]
+    assert rows["17"] == 17
+    assert len(rows) == len(list(rows)) == 1200
+
+
+def test_the_effective_number_of_many_candidates() -> None:
+    found = hn.audit(vectors(4, 0), ["Uniform()"], corpus=vectors(400_000, 1), judgements=[[0]] * 4, frontier=False)
+    assert found.row("Uniform()").effective_number == pytest.approx(399_999, rel=1e-5)

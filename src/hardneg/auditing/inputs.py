@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -114,8 +114,28 @@ def _flat(array: Any, what: str, path: str) -> list[Any]:
     return values
 
 
-def rows_by_name(ids: Sequence[Any]) -> dict[str, int]:
+class RowNumbers(Mapping[str, int]):
+    """The numbers of rows as their names, without a dict of as many as a large corpus has."""
+
+    def __init__(self, rows: range) -> None:
+        self.rows = rows
+
+    def __getitem__(self, name: str) -> int:
+        if name.isdecimal() and name == str(int(name)) and int(name) in self.rows:
+            return int(name)
+        raise KeyError(name)
+
+    def __iter__(self) -> Iterator[str]:
+        return map(str, self.rows)
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+
+def rows_by_name(ids: Sequence[Any]) -> Mapping[str, int]:
     """Ids are matched as text: 12 in one file is "12" in another."""
+    if isinstance(ids, range):
+        return RowNumbers(ids)
     rows = {str(name): row for row, name in enumerate(ids)}
     if len(rows) < len(ids):
         raise ArgumentError(WHO, "distinct ids", f"{len(ids) - len(rows)} repeated")

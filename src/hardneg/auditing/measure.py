@@ -75,7 +75,7 @@ class Tally:
         q = torch.softmax(log_w, dim=-1)
         if not bool(some.all()):
             q, log_w = q * some[:, None], log_w.masked_fill(~some[:, None], NEVER)
-        square = torch.linalg.vector_norm(q, dim=-1).square()
+        square = torch.linalg.vector_norm(q, dim=-1, dtype=torch.float64).square()  # of millions of small numbers
         self.anchors, self.empty = self.anchors + len(some), self.empty + int((~some).sum())
         means = _expected(q, chunk.measures)
         self._keep("similarity", means[:, 0], some)
