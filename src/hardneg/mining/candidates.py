@@ -8,7 +8,6 @@ from typing import Annotated
 import torch
 from torch import Tensor
 
-from hardneg.core.errors import ArgumentError, written
 from hardneg.core.exact import Documents, RunningNearest
 from hardneg.core.keyed import uniform_of_pairs
 from hardneg.core.nearest import FaissIndex, Nearest
@@ -21,10 +20,9 @@ from hardneg.mining.filters import Filters, bounds_of
 from hardneg.mining.fusion import Quotas, check_quotas, compacted, fused_key, named_source, source_number
 from hardneg.mining.meeting import Meeting, PairGuide
 from hardneg.mining.search import Retriever, Search
-from hardneg.mining.search_depth import may_remove, reach_of
+from hardneg.mining.search_depth import can_sweep, check_depth, may_remove, reach_of
 from hardneg.mining.select import Candidates, Rule
 from hardneg.negatives import Negatives
-from hardneg.negatives.base import not_pointwise
 
 _recalled = 64  # queries by which the recall of an approximate search is measured
 
@@ -39,7 +37,7 @@ class Finder:
         near = () if search.kind == "also" else (meeting.source,)
         self.retrievers = (*near, *(other.name for other in search.also))
         by_faiss = search.kind in ("flat", "ivf", "hnsw")
-        self._check(by_faiss)
+        check_depth(rule.negatives, rule.k, rule.draw, search.kind, search.shards, listed=self.listed)
         check_quotas(search.quotas, rule.k, rule.draw, self.retrievers)
         sizes = len(meeting.queries), len(self.corpus), meeting.queries.dim
         self.shards = self.corpus.shards(search.shards_for(*sizes, self.device) if self.searched else 1)
@@ -55,7 +53,7 @@ class Finder:
         """Whether every factor is applied inside the search, with bounds from sweeps over the whole corpus."""
         if self.listed or self.reach.size is not None or self.search.kind != "exact":
             return False
-        return self.rule.draw != "categorical" and self.rule.negatives.pointwise
+        return can_sweep(self.rule.negatives, self.rule.draw)
 
     @property
     def whole_rows(self) -> bool:
@@ -161,24 +159,6 @@ class Finder:
         scores = self.meeting.listed_scores(query, values.masked_fill(~valid, 0.0), after, rows)
         seen = _counts(valid, after) if seen is None else seen
         return Candidates(scores, values, rows, query, self._is_all(rows)), seen
-
-    def _check(self, by_faiss: bool) -> None:
-        """Raises for what a corpus in shards, or FAISS, cannot answer."""
-        rule, search = self.rule, self.search
-        if by_faiss and self.reach.size is None and not self.listed:
-            raise ArgumentError(
-                f"Search({search.kind!r})",
-                "an expression that the nearest candidates decide",
-                f"{rule.negatives!r} with {written('mine', 'draw', rule.draw)}",
-                f"begin with Rank(0, stop) or use {written('mine', 'search', 'exact')}",
-            )
-        if search.shards <= 1 or self.searched:
-            return
-        for factor in rule.negatives.factors:
-            if not factor.pointwise:
-                raise not_pointwise(factor, "a corpus in shards")
-        got = f"Search({search.kind!r}, shards={search.shards}) with draw={rule.draw!r}"
-        raise ArgumentError("mine", "an exact search and draw 'top' or 'gumbel' for shards", got, "use shards=1")
 
     def outcome(self, candidates: Candidates, slots: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Rows, plain similarities and retrievers of the chosen; -1, NEVER and 0 where short."""

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from hardneg.io.files import check_free
 from hardneg.mining.beir import from_beir
-from hardneg.mining.checks import check_options, rule_of
+from hardneg.mining.checks import check_options, is_listed, rule_of
 from hardneg.mining.edges import COUNT_BYTES, PASSES
 from hardneg.mining.encode import Encoder
 from hardneg.mining.engine import Miner
@@ -97,8 +97,7 @@ def check_disk(miner: Miner, folder: Path) -> None:
 def check_disk_before(options: MineOptions, problem: Problem, folder: Path) -> None:
     """The same before anything is encoded, by the least that the options need."""
     rule = rule_of(options)
-    listed = options.bm25 or options.runs or options.rescore or options.cross_encoder
-    size = options.candidates if listed else reach_of(rule.negatives, rule.k, rule.draw).size or rule.k
+    size = options.candidates if is_listed(options) else reach_of(rule.negatives, rule.k, rule.draw).size or rule.k
     lists = 16 * min(size, len(problem.corpus)) * max(1, options.shards) * (options.search == "exact")
     _check_pieces(folder, len(problem.queries) * (lists + 20 * rule.k))
 
