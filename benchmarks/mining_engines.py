@@ -18,6 +18,8 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -39,21 +41,29 @@ def _imports(_: int) -> int:
     return os.getpid()
 
 
-def start_ray() -> float:
-    """Seconds until each raylet has imported what a job needs."""
+@contextmanager
+def engine_started(name: str) -> Iterator[float]:
+    """Seconds until each raylet has imported what a job needs; none for processes."""
+    if name == "local":
+        yield 0.0
+        return
     begin = time.perf_counter()
     import ray
     from ray.cluster_utils import Cluster
 
     cluster = Cluster()
-    for _ in range(RAYLETS):
-        cluster.add_node(num_cpus=1, include_dashboard=False)
-    ray.init(address=cluster.address, log_to_driver=False)
-    task = ray.remote(num_cpus=1)(_imports)
-    workers: set[int] = set()
-    while len(workers) < RAYLETS:
-        workers |= set(ray.get([task.remote(i) for i in range(RAYLETS)]))
-    return time.perf_counter() - begin
+    try:
+        for _ in range(RAYLETS):
+            cluster.add_node(num_cpus=1, include_dashboard=False)
+        ray.init(address=cluster.address, log_to_driver=False)
+        task = ray.remote(num_cpus=1)(_imports)
+        workers: set[int] = set()
+        while len(workers) < RAYLETS:
+            workers |= set(ray.get([task.remote(i) for i in range(RAYLETS)]))
+        yield time.perf_counter() - begin
+    finally:
+        ray.shutdown()
+        cluster.shutdown()
 
 
 def one(engine: str, folder: Path) -> dict[str, Any]:
@@ -64,25 +74,24 @@ def one(engine: str, folder: Path) -> dict[str, Any]:
     from hardneg.mining.options import MineOptions
 
     torch.set_num_threads(1)
-    startup = start_ray() if engine == "ray" else 0.0
     out = folder / f"{engine}.jsonl"
-    begin = time.perf_counter()
-    run(
-        MineOptions(
-            queries=str(folder / "queries.npy"),
-            corpus_embeddings=str(folder / "corpus.npy"),
-            judgements=str(folder / "pairs.csv"),
-            out=str(out),
-            similarity="dot",
-            k=K,
-            format="ids",
-            engine=engine,
-            workers=RAYLETS if engine == "local" else 0,
-            shards=8,
-            overwrite=True,
-        )
+    job = MineOptions(
+        queries=str(folder / "queries.npy"),
+        corpus_embeddings=str(folder / "corpus.npy"),
+        judgements=str(folder / "pairs.csv"),
+        out=str(out),
+        similarity="dot",
+        k=K,
+        format="ids",
+        engine=engine,
+        workers=RAYLETS if engine == "local" else 0,
+        shards=8,
+        overwrite=True,
     )
-    seconds = time.perf_counter() - begin
+    with engine_started(engine) as startup:
+        begin = time.perf_counter()
+        run(job)
+        seconds = time.perf_counter() - begin
     return {"seconds": seconds, "startup": startup, "sha256": hashlib.sha256(out.read_bytes()).hexdigest()}
 
 

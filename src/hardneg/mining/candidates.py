@@ -80,7 +80,8 @@ class Finder:
             return
         if not (self.filters and filter_first):
             yield (2 * size + 8 if self.filters else size), False
-        *deeper, last = _growing(size, n)
+        # Filters while searching leave in what rounding may have moved over an edge: some more than are wanted.
+        *deeper, last = _growing(size + 8 if self.filters else size, n)
         yield from ((each, self.filters) for each in deeper)
         yield last, False
 
