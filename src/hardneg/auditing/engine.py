@@ -46,11 +46,11 @@ def audit(
     tau_plus: float = 0.0,
     near_duplicate: float = 0.95,
     num_anchors: int = 512,
-    memory: float = 1.0,
     seed: int = 0,
     wanted_false_negatives: float | None = None,
     frontier: bool = True,
     normalize: bool = True,
+    memory: float = 1.0,
     progress: Callable[[int, int], None] | None = None,
 ) -> Audit:
     """How hard, how false and how concentrated the negatives of each expression are on these embeddings.
@@ -68,11 +68,11 @@ def audit(
     temperature, tau_plus: of the loss; tilts weigh by exp(beta * similarity / temperature), as in ``mine``.
     near_duplicate: cosine from which a candidate is a copy of the anchor or of a positive.
     num_anchors: how many are looked at, drawn with ``seed``; all of them if there are no more.
-    memory: GiB for the similarities with a corpus of more than 256 MiB, which may be memory-mapped: it is read once for
-        as many anchors as fit.
     wanted_false_negatives: search for the hardest rules that stay at or below this share.
     frontier: also measure a default set of rules; False for logging in training.
     normalize: take the vectors at unit length; False takes the dot product as it is.
+    memory: GiB for the similarities with a corpus of more than 256 MiB, which may be memory-mapped: it is read once for
+        as many anchors as fit.
 
     >>> z = torch.nn.functional.normalize(torch.randn(64, 8), dim=-1)
     >>> found = audit(z, ["Uniform()", "Tilt(2.0)"], labels=torch.arange(64) % 4, frontier=False)
@@ -82,7 +82,7 @@ def audit(
     True
     """
     settings = Settings(
-        temperature, tau_plus, near_duplicate, num_anchors, seed, wanted_false_negatives, memory, frontier
+        temperature, tau_plus, near_duplicate, num_anchors, seed, wanted_false_negatives, frontier, memory
     )
     rules = given_rules(expressions)
     if is_dataset(embeddings):

@@ -22,10 +22,8 @@ class Settings:
     num_anchors: int = option(512, "Anchors in the sample.", LOOK)
     seed: int = option(0, "Of the sample.", LOOK)
     wanted_false_negatives: float | None = option(None, "Suggest rules with at most this share, such as 0.02.", RULES)
-    memory: float = option(
-        1.0, "GiB for similarities with a large corpus, which is read again when they are used.", LOOK
-    )
     frontier: bool = option(True, "Measure a default set of rules.", LOOK, "--frontier/--no-frontier")
+    memory: float = option(1.0, "GiB for similarities with a corpus on disk.", LOOK)
 
     def __post_init__(self) -> None:
         check_range("audit", "temperature", self.temperature, 0.0, math.inf, open_high=True)

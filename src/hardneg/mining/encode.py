@@ -145,14 +145,15 @@ def embed(
 
 def _check_disk(pieces: list[tuple[str, list[str]]], encoder: Encoder, cache: Path) -> None:
     """Raises before the rest is encoded where the disk has no room for it, by the size of the first piece."""
-    missing = [piece for piece in pieces if not _is_encoded(cache, piece[0])]
+    paths = [(cache / f"{name}.npy", len(texts)) for name, texts in pieces]
+    missing = [number for path, number in paths[1:] if not path.exists()]
     if not missing:
         return
-    if missing[0] is pieces[0]:
-        _encode_piece(encoder, cache, missing.pop(0))
-    width = read_npy("mine", cache / f"{pieces[0][0]}.npy", mapped=True).shape[1] * 4
-    whole = width * sum(len(texts) for _, texts in pieces)
-    needed = width * sum(len(texts) for _, texts in missing) + (whole if whole >= _in_memory else 0)
+    if not _is_encoded(cache, pieces[0][0]):
+        _encode_piece(encoder, cache, pieces[0])
+    width = 4 * read_npy("mine", paths[0][0], mapped=True).shape[1]
+    whole = width * sum(number for _, number in paths)
+    needed = width * sum(missing) + (whole if whole >= _in_memory else 0)  # the pieces, and one file of all of them
     check_free("mine", cache, needed, "for its embeddings", "make room, or use another --cache")
 
 

@@ -43,34 +43,36 @@ def estimate(options: MineOptions) -> Estimate:
     options = from_beir(options)
     check_options(options)
     problem = load_problem(options)
-    sides = (problem.queries, problem.corpus)
-    encoded = [side.vectors is None and options.search != "bm25" for side in sides]
-    seconds, guide = 0.0, None
-    if options.search == "bm25":  # as in the run itself, nothing is encoded
-        for side in sides:
-            side.vectors = torch.ones(len(side), 1)
-    if any(encoded):
-        for side, encoder, is_new in zip(sides, load_encoders(options), encoded, strict=True):
-            if is_new:
-                more, side.vectors = _stand_in(side, encoder)
-                seconds += more
-    if options.guide is not None:
-        (first, queries), (second, corpus) = map(_stand_in, sides, load_guide(options))
-        seconds, guide = seconds + first + second, (queries, corpus)
-    assert problem.queries.vectors is not None
-    assert problem.corpus.vectors is not None
-    new = [side.vectors for side, is_new in zip(sides, encoded, strict=True) if is_new]
-    disk = sum(each.nbytes for each in (*new, *(guide or ())) if each is not None)
+    encoding, disk, guide = _encode_samples(options, problem)
     sampled = _sample(problem)
+    assert sampled.queries.vectors is not None
+    assert problem.corpus.vectors is not None
     number, whole = len(sampled.queries), len(problem.queries)
     judged = None if guide is None else (guide[0][:number], guide[1])
-    miner = make_miner(options, sampled, sampled.queries.vectors, problem.corpus.vectors, judged)  # type: ignore[arg-type]
+    miner = make_miner(options, sampled, sampled.queries.vectors, problem.corpus.vectors, judged)
     miner.joined(miner.mined())  # the first one also warms up
     begin = time.perf_counter()
     miner.joined(miner.mined())
     mining = (time.perf_counter() - begin) * whole / number
     disk += piece_bytes(miner, whole)
-    return Estimate(whole, len(problem.corpus), seconds, mining, _peak(miner, whole), disk, problem.counts)
+    return Estimate(whole, len(problem.corpus), encoding, mining, _peak(miner, whole), disk, problem.counts)
+
+
+def _encode_samples(options: MineOptions, problem: Problem) -> tuple[float, int, tuple[Tensor, Tensor] | None]:
+    """Seconds and bytes of all vectors that are encoded; gives stand-ins to the sides, and those of the guide."""
+    sides, seconds, disk = (problem.queries, problem.corpus), 0.0, 0
+    if options.search == "bm25":  # as in the run itself, nothing is encoded
+        for side in sides:
+            side.vectors = torch.ones(len(side), 1)
+    if any(side.vectors is None for side in sides):
+        for side, encoder in zip(sides, load_encoders(options), strict=True):
+            if side.vectors is None:
+                more, side.vectors = _stand_in(side, encoder)
+                seconds, disk = seconds + more, disk + side.vectors.nbytes
+    if options.guide is None:
+        return seconds, disk, None
+    (first, queries), (second, corpus) = map(_stand_in, sides, load_guide(options))
+    return seconds + first + second, disk + queries.nbytes + corpus.nbytes, (queries, corpus)
 
 
 def piece_bytes(miner: Miner, queries: int) -> int:
