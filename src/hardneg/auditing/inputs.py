@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -15,6 +15,7 @@ from hardneg.core.errors import ArgumentError, FileError, NoFile
 from hardneg.io.arrays import names_in_npz, read_npy, read_npz
 from hardneg.io.embeddings import SPLIT_NAMES, load_embeddings
 from hardneg.io.tables import aligned, read_table, read_vectors, suffix_of, vector_suffixes
+from hardneg.mining.cells import RowNumbers
 from hardneg.mining.judgements import read_judgements
 from hardneg.mining.problem import Side, side_of_table
 
@@ -112,24 +113,6 @@ def _flat(array: Any, what: str, path: str) -> list[Any]:
         raise ArgumentError(WHO, f"{what} [n] of whole numbers or texts in {path}", f"{array.shape} {array.dtype}")
     values: list[Any] = array.tolist()
     return values
-
-
-class RowNumbers(Mapping[str, int]):
-    """The numbers of rows as their names, without a dict of as many as a large corpus has."""
-
-    def __init__(self, rows: range) -> None:
-        self.rows = rows
-
-    def __getitem__(self, name: str) -> int:
-        if name.isdecimal() and name == str(int(name)) and int(name) in self.rows:
-            return int(name)
-        raise KeyError(name)
-
-    def __iter__(self) -> Iterator[str]:
-        return map(str, self.rows)
-
-    def __len__(self) -> int:
-        return len(self.rows)
 
 
 def rows_by_name(ids: Sequence[Any]) -> Mapping[str, int]:

@@ -110,7 +110,7 @@ def _side(table: Table | None, path: str, vectors_path: str | None, options: Min
     if table is None:
         vectors, ids = read_vectors(path, options.embedding_column)
         if ids is None:
-            return Side(list(range(len(vectors))), None, vectors)
+            return Side(range(len(vectors)), None, vectors)
         return Side(checked_ids(ids, "ids", kind, "mine"), None, vectors, own_ids=True)
     text, identity = (columns.query, columns.query_id) if kind == "queries" else (columns.corpus, columns.corpus_id)
     side = side_of_table(table, text, identity, columns.label, kind)
