@@ -1,6 +1,6 @@
 """`hardneg mine --engine ray` beside `--engine local`: the same job, the same bytes, and what Ray adds.
 
-    python benchmarks/mining_engines.py                                      # 400,000 documents x 64, 8,000 queries
+    python benchmarks/mining_engines.py                                      # 1,000,000 documents x 64, 20,000 queries
     python benchmarks/mining_engines.py --rows 50000 --queries 1000 --rounds 1
 
 Local uses two processes, Ray two raylets of this machine with one core each (ray.cluster_utils.Cluster), in turn, each
@@ -110,9 +110,9 @@ def rounds_of(options: argparse.Namespace, folder: Path) -> list[dict[str, dict[
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rows", type=int, default=400_000)
-    parser.add_argument("--queries", type=int, default=8_000)
-    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--rows", type=int, default=1_000_000)
+    parser.add_argument("--queries", type=int, default=20_000)
+    parser.add_argument("--rounds", type=int, default=2)
     parser.add_argument("--out", type=Path, default=ROOT / "benchmarks" / "results" / "mining_engines.json")
     parser.add_argument("--one", choices=("local", "ray"), help=argparse.SUPPRESS)
     parser.add_argument("--folder", type=Path, help=argparse.SUPPRESS)
