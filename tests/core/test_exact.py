@@ -112,3 +112,15 @@ def test_equal_scores_come_by_row_in_any_blocks() -> None:
     for block in (7, 20, 1000):
         found = search(torch.ones(2, 2), torch.ones(500, 2), 19, block, excluded)
         assert found.rows.tolist() == [list(range(400, 419)), list(range(19))]
+
+
+@pytest.mark.parametrize("bfloat16", [False, True])
+def test_the_nearest_may_all_lie_in_one_group(bfloat16: bool) -> None:
+    """The screen bounds the last of a list by the largest of groups of columns, and of groups of these."""
+    random = torch.Generator().manual_seed(0)
+    queries, corpus = torch.randn(4, 16, generator=random), torch.randn(8192, 16, generator=random)
+    corpus[5::512] = 3 * queries[:1] + 0.01 * torch.randn(16, 16, generator=random)  # every 512th column
+    corpus[7::32] = 2 * queries[1:2] + 0.01 * torch.randn(256, 16, generator=random)
+    found, right = search(queries, corpus, 2, 8192, bfloat16=bfloat16), brute_force(queries, corpus, 2)
+    assert torch.equal(found.rows, right.rows)
+    assert set(found.rows[0].tolist()) <= set(range(5, 8192, 512))

@@ -20,7 +20,7 @@ from test_mine_files import as_csv, as_parquet, encode, expected, lines, make_jo
 from typer.testing import CliRunner
 
 from hardneg.cli.mine import mine as verb
-from hardneg.core.errors import HardnegWarning
+from hardneg.core.errors import ArgumentError, HardnegWarning
 from hardneg.io.tables import read_table
 from hardneg.mining.estimate import estimate
 from hardneg.mining.job import run
@@ -424,3 +424,19 @@ def test_a_data_set_replaces_one_that_a_kill_left_behind(job: MineOptions, tmp_p
     run(replace(given, k=2))
     assert read_table(tmp_path / "mined")["negative_ids"] == expected(k=2)
     assert not (tmp_path / ".mined.old").exists()
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"search": "ivf", "negatives": "Ring(0.1, 0.2)"}, "that the nearest candidates decide"),
+        ({"rescore": "test_mine_files:nothing"}, "a function that exists"),
+        ({"shards": 2, "negatives": "Tilt(1.0)", "draw": "categorical"}, "draw 'top' or 'gumbel' for shards"),
+        ({"negatives": "OtherLabel()"}, "label"),
+        ({"negatives": 'From("bm25")'}, "a source among embedding"),
+    ],
+)
+def test_what_cannot_be_mined_is_not_encoded(job: MineOptions, change: dict[str, Any], message: str) -> None:
+    with pytest.raises(ArgumentError, match=message):
+        run(replace(job, **change))
+    assert not Path(f"{job.out}.embeddings").exists()

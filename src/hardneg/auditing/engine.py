@@ -50,6 +50,7 @@ def audit(
     wanted_false_negatives: float | None = None,
     frontier: bool = True,
     normalize: bool = True,
+    memory: float = 1.0,
     progress: Callable[[int, int], None] | None = None,
 ) -> Audit:
     """How hard, how false and how concentrated the negatives of each expression are on these embeddings.
@@ -70,6 +71,8 @@ def audit(
     wanted_false_negatives: search for the hardest rules that stay at or below this share.
     frontier: also measure a default set of rules; False for logging in training.
     normalize: take the vectors at unit length; False takes the dot product as it is.
+    memory: GiB for the similarities with a corpus of more than 256 MiB, which may be memory-mapped: it is read once for
+        as many anchors as fit.
 
     >>> z = torch.nn.functional.normalize(torch.randn(64, 8), dim=-1)
     >>> found = audit(z, ["Uniform()", "Tilt(2.0)"], labels=torch.arange(64) % 4, frontier=False)
@@ -78,7 +81,9 @@ def audit(
     >>> found.row("Tilt(2.0)").similarity > found.random_similarity
     True
     """
-    settings = Settings(temperature, tau_plus, near_duplicate, num_anchors, seed, wanted_false_negatives, frontier)
+    settings = Settings(
+        temperature, tau_plus, near_duplicate, num_anchors, seed, wanted_false_negatives, frontier, memory
+    )
     rules = given_rules(expressions)
     if is_dataset(embeddings):
         embeddings, corpus, positives, mined = read_dataset(embeddings, model)

@@ -15,6 +15,7 @@ from hardneg.core.errors import ArgumentError, FileError, NoFile
 from hardneg.io.arrays import names_in_npz, read_npy, read_npz
 from hardneg.io.embeddings import SPLIT_NAMES, load_embeddings
 from hardneg.io.tables import aligned, read_table, read_vectors, suffix_of, vector_suffixes
+from hardneg.mining.cells import RowNumbers
 from hardneg.mining.judgements import read_judgements
 from hardneg.mining.problem import Side, side_of_table
 
@@ -114,8 +115,10 @@ def _flat(array: Any, what: str, path: str) -> list[Any]:
     return values
 
 
-def rows_by_name(ids: Sequence[Any]) -> dict[str, int]:
+def rows_by_name(ids: Sequence[Any]) -> Mapping[str, int]:
     """Ids are matched as text: 12 in one file is "12" in another."""
+    if isinstance(ids, range):
+        return RowNumbers(ids)
     rows = {str(name): row for row, name in enumerate(ids)}
     if len(rows) < len(ids):
         raise ArgumentError(WHO, "distinct ids", f"{len(ids) - len(rows)} repeated")

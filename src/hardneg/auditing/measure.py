@@ -16,7 +16,7 @@ from torch import Tensor
 
 from hardneg.auditing.result import Hub, Row
 from hardneg.auditing.rules import NamedRule
-from hardneg.auditing.subject import Subject
+from hardneg.auditing.subject import Compared, Subject
 from hardneg.core.diagnose import diagnose
 from hardneg.core.objectives import debiased, log_expect_exp
 from hardneg.core.types import NEVER, Scores
@@ -41,11 +41,11 @@ class Chunk:
     diagnosed: bool
 
     @classmethod
-    def of(cls, subject: Subject, rows: Tensor, temperature: float, near: float, diagnosed: bool = False) -> Chunk:
-        scores = subject.scores(rows, temperature)
+    def of(cls, subject: Subject, met: Compared, temperature: float, diagnosed: bool = False) -> Chunk:
+        rows, scores = met.rows, subject.scores(met, temperature)
         false = subject.known_false(rows, scores) if subject.judges else None
         similarity = scores.candidates * temperature
-        measures = torch.stack([similarity, subject.near(rows, scores, near).to(similarity)], dim=-1)
+        measures = torch.stack([similarity, met.near.to(similarity)], dim=-1)
         if false is not None:
             measures = torch.cat([measures, false[..., None].to(measures)], dim=-1)
         # A listed negative may be no valid candidate; an even choice is then one of all.
@@ -75,7 +75,7 @@ class Tally:
         q = torch.softmax(log_w, dim=-1)
         if not bool(some.all()):
             q, log_w = q * some[:, None], log_w.masked_fill(~some[:, None], NEVER)
-        square = torch.linalg.vector_norm(q, dim=-1).square()
+        square = torch.linalg.vector_norm(q, dim=-1, dtype=torch.float64).square()  # of millions of small numbers
         self.anchors, self.empty = self.anchors + len(some), self.empty + int((~some).sum())
         means = _expected(q, chunk.measures)
         self._keep("similarity", means[:, 0], some)

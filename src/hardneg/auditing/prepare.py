@@ -19,11 +19,14 @@ from torch import Tensor
 from hardneg.auditing.subject import Subject
 from hardneg.auditing.tags import numbered, unlike
 from hardneg.core.errors import ArgumentError, argument_error
+from hardneg.core.nearest import Corpus
 from hardneg.core.types import Keys
 from hardneg.core.vectors import unit, widened
 from hardneg.mining.checks import check_directions, check_finite
 from hardneg.mining.judgements import Tag
 from hardneg.mining.pairs import Pairs, Positives, RowsOf, as_pairs, read_positives
+
+_in_memory, _block = 1 << 28, 1 << 16  # bytes of vectors, and rows of a block of larger ones
 
 
 def make_subject(
@@ -48,12 +51,11 @@ def make_subject(
         got = f"{anchors.dim} and {candidates.dim} features"
         raise ArgumentError("audit", "embeddings and corpus of one dimension", got)
     wide = torch.promote_types(anchors.vectors.dtype, candidates.vectors.dtype)
-    own = _prepared("embeddings", anchors.vectors, normalize, wide)
-    others = own if corpus is None else _prepared("corpus", candidates.vectors, normalize, wide)
+    own = _compared("embeddings", anchors.vectors, normalize, wide)
+    others = own if corpus is None else _compared("corpus", candidates.vectors, normalize, wide)
     subject = Subject(
         own,
         others,
-        others if normalize else unit(others),
         anchors.tags,
         candidates.tags,
         unit=normalize,
@@ -81,8 +83,9 @@ def _with_positives(
     if positives is None:
         return subject
     if isinstance(positives, Tensor) and positives.is_floating_point():
-        if positives.shape != subject.anchors.shape:
-            what = f"a second view {tuple(subject.anchors.shape)} as positives"
+        shape = subject.anchors.vectors.shape
+        if positives.shape != shape:
+            what = f"a second view {tuple(shape)} as positives"
             raise argument_error("audit", what, "positives", tuple(positives.shape))
         return replace(subject, views=_prepared("positives", positives, subject.unit, subject.anchors.dtype))
     if isinstance(positives, str) and positives != "label":
@@ -140,6 +143,16 @@ def _keys(
         return None if number is None else unlike(number.to(keys.vectors.device), offset)
 
     return replace(keys, labels=tag("labels", labels, keys.labels), clusters=tag("groups", groups, keys.clusters))
+
+
+def _compared(name: str, vectors: Tensor, normalize: bool, dtype: torch.dtype) -> Corpus:
+    """Vectors as they are compared: in memory, as one block, or made block by block of a large file."""
+    if vectors.nbytes <= _in_memory:
+        return Corpus(_prepared(name, vectors, normalize, dtype), vectors.device, max(1, len(vectors)), dtype)
+    check_finite(name, vectors)
+    if normalize:
+        check_directions(name, vectors)
+    return Corpus(vectors, vectors.device, _block, dtype, cosine=normalize)
 
 
 def _prepared(name: str, vectors: Tensor, normalize: bool, dtype: torch.dtype) -> Tensor:

@@ -23,6 +23,7 @@ class Settings:
     seed: int = option(0, "Of the sample.", LOOK)
     wanted_false_negatives: float | None = option(None, "Suggest rules with at most this share, such as 0.02.", RULES)
     frontier: bool = option(True, "Measure a default set of rules.", LOOK, "--frontier/--no-frontier")
+    memory: float = option(1.0, "GiB for similarities with a corpus on disk.", LOOK)
 
     def __post_init__(self) -> None:
         check_range("audit", "temperature", self.temperature, 0.0, math.inf, open_high=True)
@@ -31,5 +32,6 @@ class Settings:
         check_range("audit", "tau_plus", self.tau_plus, 0.0, 1.0, open_high=True)
         check_range("audit", "near_duplicate", self.near_duplicate, -1.0, 1.0)
         check_count("audit", "num_anchors", self.num_anchors)
+        check_range("audit", "memory", self.memory, 0.0, math.inf, open_high=True)
         if self.wanted_false_negatives is not None:
             check_range("audit", "wanted_false_negatives", self.wanted_false_negatives, 0.0, 1.0)

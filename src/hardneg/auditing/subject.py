@@ -6,24 +6,36 @@ rows with the anchor's own id are never candidates.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Annotated, Any
+from typing import Annotated, Any, NamedTuple
 
 import torch
 from torch import Tensor
 
+from hardneg.core.nearest import Corpus
 from hardneg.core.types import Scores, Tags, same_id
 from hardneg.core.vectors import unit
 from hardneg.mining.pairs import Pairs
+
+
+class Compared(NamedTuple):
+    """Some anchors against all candidates: plain similarities, and who is a copy of the anchor or of a positive."""
+
+    rows: Annotated[Tensor, "b"]
+    similarity: Annotated[Tensor, "b n"]
+    near: Annotated[Tensor, "b n"]
+
+    def split(self, size: int) -> Iterator[Compared]:
+        return (Compared(*parts) for parts in zip(*(each.split(size) for each in self), strict=True))  # type: ignore[no-untyped-call]
 
 
 @dataclass(frozen=True, eq=False)
 class Subject:
     """What is audited; positives are second views, or pairs of anchor and candidate row."""
 
-    anchors: Annotated[Tensor, "a d"]
-    candidates: Annotated[Tensor, "n d"]
-    directions: Annotated[Tensor, "n d"]  # the candidates at unit length
+    anchors: Corpus
+    candidates: Corpus  # one block in memory, or blocks that are read where they are
     anchor_tags: Tags
     candidate_tags: Tags
     views: Annotated[Tensor, "a d"] | None = None
@@ -54,11 +66,31 @@ class Subject:
             return self.names[row]
         return row if self.candidate_tags.ids is None else int(self.candidate_tags.ids[row])
 
-    def scores(self, rows: Annotated[Tensor, "b"], temperature: float) -> Scores:
+    def compared(self, rows: Annotated[Tensor, "b"], cosine: float = 1.0) -> Compared:
+        """One pass over the candidates; near is a cosine of at least this, but for rounding."""
+        anchors, positives = self.anchors.rows(rows), self._directions(rows)
+        limit = cosine - 4.0 * torch.finfo(anchors.dtype).eps  # the cosine of a copy may be just below 1
+        blocks = self.candidates.blocks()
+        similarity = anchors.new_empty(len(rows), len(self.candidates)) if len(blocks) > 1 else None
+        near = torch.empty(len(rows), len(self.candidates), dtype=torch.bool, device=anchors.device)
+        for low, high in blocks:
+            part = self.candidates.part(low, high)
+            found = anchors @ part.T
+            directions = part if self.unit else unit(part)
+            close = (found if self.unit else unit(anchors) @ directions.T) >= limit
+            for place, vectors in positives:
+                close[place] |= vectors @ directions.T >= limit
+            near[:, low:high] = close
+            if similarity is None:
+                return Compared(rows, found, near)
+            similarity[:, low:high] = found
+        assert similarity is not None
+        return Compared(rows, similarity, near)
+
+    def scores(self, met: Compared, temperature: float) -> Scores:
         """Scores of some anchors against all candidates."""
-        anchors = self.anchors[rows]
-        similarity = anchors @ self.candidates.T
-        positives, real = self._positives(anchors, rows)
+        rows, similarity, _ = met
+        positives, real = self._positives(rows)
         tags = self.anchor_tags.mapped(lambda tag: tag[rows])
         valid = torch.ones_like(similarity, dtype=torch.bool)
         if tags.ids is not None and self.candidate_tags.ids is not None:
@@ -98,23 +130,19 @@ class Subject:
                 known |= (tag[rows] >= 0).view(len(rows), -1).any(1)
         return known | True if self.judged is not None else known
 
-    def near(self, rows: Annotated[Tensor, "b"], scores: Scores, cosine: float) -> Annotated[Tensor, "b n"]:
-        """Candidates whose cosine with the anchor or with one of its positives is at least this, but for rounding."""
-        limit = cosine - 4.0 * torch.finfo(self.directions.dtype).eps  # the cosine of a copy may be just below 1
-        close = scores.candidates >= scores.tempered(limit)
-        if not self.unit:
-            close = unit(self.anchors[rows]) @ self.directions.T >= limit
+    def _directions(self, rows: Annotated[Tensor, "b"]) -> list[tuple[Tensor, Tensor]]:
+        """(places, vectors at unit length) of the positives; no place is twice among those of one pair."""
         if self.views is not None:
-            close |= unit(self.views[rows]) @ self.directions.T >= limit
-        elif self.pairs is not None:
-            place, column, row = self.pairs.columns(rows)
-            for number in range(int(column.max()) + 1 if len(column) else 0):
-                one = column == number
-                close[place[one]] |= self.directions[row[one]] @ self.directions.T >= limit
-        return close
+            return [(torch.arange(len(rows), device=rows.device), unit(self.views[rows]))]
+        if self.pairs is None:
+            return []
+        place, column, row = self.pairs.columns(rows)
+        each = [column == number for number in range(int(column.max()) + 1 if len(column) else 0)]
+        return [(place[one], unit(self.candidates.rows(row[one]))) for one in each]
 
-    def _positives(self, anchors: Tensor, rows: Tensor) -> tuple[Tensor, Tensor]:
+    def _positives(self, rows: Tensor) -> tuple[Tensor, Tensor]:
         """Plain similarities [b, p] and which are real; one that is not, where there are none."""
+        anchors = self.anchors.rows(rows)
         if self.views is not None:
             own = (anchors * self.views[rows]).sum(-1, keepdim=True)
             return own, torch.ones_like(own, dtype=torch.bool)
@@ -123,7 +151,7 @@ class Subject:
         place, column, row = self.pairs.columns(rows)
         own = anchors.new_zeros(len(rows), int(column.max()) + 1 if len(column) else 1)
         real = torch.zeros_like(own, dtype=torch.bool)
-        own[place, column] = (anchors[place] * self.candidates[row]).sum(-1)
+        own[place, column] = (anchors[place] * self.candidates.rows(row)).sum(-1)
         real[place, column] = True
         return own, real
 

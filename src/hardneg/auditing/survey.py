@@ -86,7 +86,7 @@ def _checked_rules(
     rules = [*([] if listed is None else [NamedRule("mined", "mined", listed=listed)]), *given]
     if settings.frontier:
         some = rows[: min(64, max(1, _for_thresholds // len(subject.candidates)))]
-        rules += default_rules(subject.has_positives, thresholds(subject.scores(some, 1.0)), rules)
+        rules += default_rules(subject.has_positives, thresholds(subject.scores(subject.compared(some), 1.0)), rules)
     if not rules:
         raise ArgumentError("audit", "at least one expression", "none and no frontier")
     known = {"positives": subject.has_positives, "labels": subject.both("labels"), "groups": subject.both("clusters")}
@@ -116,12 +116,15 @@ def sampled_anchors(subject: Subject, settings: Settings) -> Annotated[Tensor, "
 
 
 def chunks(subject: Subject, rows: Tensor, settings: Settings) -> Iterator[Chunk]:
-    size = max(1, _chunk // len(subject.candidates))
-    seen = 0
-    for part in rows.split(size):  # type: ignore[no-untyped-call]
-        first = seen < max(_least_diagnosed, _diagnosed // len(subject.candidates))
-        yield Chunk.of(subject, part, settings.temperature, settings.near_duplicate, first)
-        seen += len(part)
+    """Anchors whose similarities are looked at together; candidates on disk are read once for as many as fit."""
+    number = len(subject.candidates)
+    size, seen = max(1, _chunk // number), 0
+    held = size if len(subject.candidates.blocks()) == 1 else max(size, int(settings.memory * 2**30) // (5 * number))
+    for some in rows.split(held):  # type: ignore[no-untyped-call]
+        for met in subject.compared(some, settings.near_duplicate).split(size):
+            first = seen < max(_least_diagnosed, _diagnosed // number)
+            yield Chunk.of(subject, met, settings.temperature, first)
+            seen += len(met.rows)
 
 
 @dataclass
@@ -183,10 +186,11 @@ def _misaligned(subject: Subject, rows: Sequence[Row], random: float) -> Iterato
 def _alignment(subject: Subject) -> Alignment | None:
     if subject.views is not None:
         rows = torch.arange(len(subject.anchors))
-        return alignment_of(subject.anchors, subject.views, as_pairs(rows, rows, len(rows)), cosine=False)
+        pairs = as_pairs(rows, rows, len(rows))
+        return alignment_of(subject.anchors.vectors, subject.views, pairs, cosine=subject.unit)
     if subject.pairs is None:
         return None
-    return alignment_of(subject.anchors, subject.candidates, subject.pairs, cosine=False)
+    return alignment_of(subject.anchors.vectors, subject.candidates.vectors, subject.pairs, cosine=subject.unit)
 
 
 def _source_of_positives(subject: Subject) -> str:

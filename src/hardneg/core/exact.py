@@ -187,7 +187,7 @@ class RunningNearest:
         short = (least[:, 0] == NEVER).nonzero()[:, 0]
         size = self.size + others
         if len(short) and key.shape[1] >= size:
-            part = key if len(short) == len(key) else key[short]
+            part = _coarser(key if len(short) == len(key) else key[short], size)
             last = top_of_rows(part, size, ties=False)[0][:, -1:]
             least[short] = (last if last.dtype != torch.bfloat16 else _below(last)).double() - slack[short]
         return least
@@ -247,6 +247,13 @@ def _norm(vectors: Annotated[Tensor, "m d"]) -> Annotated[Tensor, "m 1"]:
 def _threshold(least: Tensor, dtype: torch.dtype) -> Tensor:
     """What to compare rounded numbers with, itself rounded, which keeps the order; above NEVER."""
     return least.clamp(min=torch.finfo(dtype).min).to(dtype)
+
+
+def _coarser(keys: Annotated[Tensor, "b m"], size: int) -> Annotated[Tensor, "b w"]:
+    """The largest of groups, of which the ``size``-th is no larger, and hardly smaller: a fast pass before a selection
+    that reads its rows several times."""
+    width = keys.shape[1] // GROUP
+    return keys[:, : GROUP * width].view(len(keys), GROUP, width).amax(1) if width >= GROUP * size else keys
 
 
 def _below(values: Tensor) -> Tensor:

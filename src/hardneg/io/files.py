@@ -6,6 +6,7 @@ import errno
 import json
 import math
 import os
+import shutil
 import stat
 import time
 from collections.abc import Callable, Iterator
@@ -67,6 +68,14 @@ def output_folder(out: str | Path) -> Path:
     if any(part.is_file() for part in (path, *path.parents)):
         raise FileError("--out", "a folder", path, got="where there is a file")
     return path
+
+
+def check_free(who: str, folder: Path, needed: int, purpose: str, fix: str) -> None:
+    """Raises where the disk of a folder has no room for so many bytes."""
+    free = shutil.disk_usage(folder).free
+    if needed > free:
+        got = f"where {free / 2**30:.1f} GiB are free"
+        raise FileError(who, f"{needed / 2**30:.1f} GiB {purpose}", folder, got, fix)
 
 
 def disk_failure(path: Path, cause: OSError, advice: str) -> NotWritten:

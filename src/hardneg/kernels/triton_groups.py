@@ -16,7 +16,9 @@ from torch import Tensor
 
 from hardneg.kernels.triton_language import installed, interpreted, jit, tl
 
-_ROWS, _COLUMNS, _FEATURES = 128, 128, 128
+ROWS, COLUMNS, WARPS, STAGES = 128, 64, 8, 4
+"""At most 96 KiB of shared memory and 128 registers: two programs run on a multiprocessor of an H100 or H200, and one
+multiplies while the other takes maxima."""
 
 
 @jit
@@ -56,11 +58,11 @@ def largest_of_groups(
     if interpreted:  # whose numbers are NumPy's, which has no bfloat16
         rows, columns = rows.float(), columns.float()
     out = torch.empty(b, width, device=rows.device)
-    grid = (-(-b // _ROWS), -(-width // _COLUMNS))
-    whole = dim <= _FEATURES
-    tile = {"GROUP": group, "ROWS": _ROWS, "COLUMNS": _COLUMNS, "FEATURES": _FEATURES, "WHOLE": whole}
+    whole, features = dim <= 128, 128 if 64 < dim <= 128 else 64
+    grid = (-(-b // ROWS), -(-width // COLUMNS))
+    tile = {"GROUP": group, "ROWS": ROWS, "COLUMNS": COLUMNS, "FEATURES": features, "WHOLE": whole}
     with torch.cuda.device(rows.device) if rows.is_cuda else torch.no_grad():
-        _largest[grid](rows, columns, out, b, n, width, dim, **tile, num_warps=8, num_stages=3 if whole else 2)
+        _largest[grid](rows, columns, out, b, n, width, dim, **tile, num_warps=WARPS, num_stages=STAGES if whole else 3)
     return out
 
 

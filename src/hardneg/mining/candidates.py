@@ -8,7 +8,6 @@ from typing import Annotated
 import torch
 from torch import Tensor
 
-from hardneg.core.errors import ArgumentError, written
 from hardneg.core.exact import Documents, RunningNearest
 from hardneg.core.keyed import uniform_of_pairs
 from hardneg.core.nearest import FaissIndex, Nearest
@@ -16,14 +15,14 @@ from hardneg.core.sweep import Bounds
 from hardneg.core.topk import in_order
 from hardneg.core.types import NEVER
 from hardneg.kernels.groups import largest_on
+from hardneg.mining.edges import COUNT_BYTES, is_wide
 from hardneg.mining.filters import Filters, bounds_of
 from hardneg.mining.fusion import Quotas, check_quotas, compacted, fused_key, named_source, source_number
 from hardneg.mining.meeting import Meeting, PairGuide
-from hardneg.mining.search import Retriever, Search, most_listed, most_scores
-from hardneg.mining.search_depth import may_remove, reach_of
+from hardneg.mining.search import Retriever, Search
+from hardneg.mining.search_depth import can_sweep, check_depth, may_remove, reach_of
 from hardneg.mining.select import Candidates, Rule
 from hardneg.negatives import Negatives
-from hardneg.negatives.base import not_pointwise
 
 _recalled = 64  # queries by which the recall of an approximate search is measured
 
@@ -38,7 +37,7 @@ class Finder:
         near = () if search.kind == "also" else (meeting.source,)
         self.retrievers = (*near, *(other.name for other in search.also))
         by_faiss = search.kind in ("flat", "ivf", "hnsw")
-        self._check(by_faiss)
+        check_depth(rule.negatives, rule.k, rule.draw, search.kind, search.shards, listed=self.listed)
         check_quotas(search.quotas, rule.k, rule.draw, self.retrievers)
         sizes = len(meeting.queries), len(self.corpus), meeting.queries.dim
         self.shards = self.corpus.shards(search.shards_for(*sizes, self.device) if self.searched else 1)
@@ -54,7 +53,7 @@ class Finder:
         """Whether every factor is applied inside the search, with bounds from sweeps over the whole corpus."""
         if self.listed or self.reach.size is not None or self.search.kind != "exact":
             return False
-        return self.rule.draw != "categorical" and self.rule.negatives.pointwise
+        return can_sweep(self.rule.negatives, self.rule.draw)
 
     @property
     def whole_rows(self) -> bool:
@@ -81,7 +80,8 @@ class Finder:
             return
         if not (self.filters and filter_first):
             yield (2 * size + 8 if self.filters else size), False
-        *deeper, last = _growing(size, n)
+        # Filters while searching leave in what rounding may have moved over an edge: some more than are wanted.
+        *deeper, last = _growing(size + 8 if self.filters else size, n)
         yield from ((each, self.filters) for each in deeper)
         yield last, False
 
@@ -98,11 +98,26 @@ class Finder:
     def block(self, size: int | None) -> int:
         """Queries of one block."""
         width = len(self.corpus) if size is None else size * (1 + len(self.search.also))
-        return max(1, min(self.meeting.query_block, most_scores // max(width, 1)))
+        return max(1, min(self.meeting.query_block, self.meeting.most_scores // max(width, 1)))
 
     def at_once(self, size: int | None) -> int:
-        """Queries whose lists are held while a shard is searched."""
-        return max(self.block(size), most_listed // (1 if size is None else size))
+        """Queries whose lists and vectors are held while a shard is searched."""
+        return max(self.block(size), self.search.memory_on(self.device) // 2 // self.query_bytes(size))
+
+    def query_bytes(self, size: int | None) -> int:
+        """What a query takes while a shard is searched: a list, its vector as given and as compared, and counts."""
+        return self.piece_bytes(size) + 8 * self.meeting.queries.dim + COUNT_BYTES * self.num_wide
+
+    def piece_bytes(self, size: int | None) -> int:
+        """The list of a query in one shard."""
+        places = 24 if self.rule.draw == "gumbel" else 16  # key and row, and a similarity beside keys that were drawn
+        return places * (size or 0) + 8 * (2 + len(self.rule.negatives.factors))
+
+    @property
+    def num_wide(self) -> int:
+        """Windows whose edges are found by counting, pass by pass."""
+        bounds = (bound for factor in self.rule.negatives.factors for bound in factor.bounds().values())
+        return sum(map(is_wide, bounds)) if self.swept else 0
 
     def running(
         self, query: Annotated[Tensor, "b"], size: int, filtered: bool, bounds: Sequence[Bounds] | None
@@ -145,24 +160,6 @@ class Finder:
         scores = self.meeting.listed_scores(query, values.masked_fill(~valid, 0.0), after, rows)
         seen = _counts(valid, after) if seen is None else seen
         return Candidates(scores, values, rows, query, self._is_all(rows)), seen
-
-    def _check(self, by_faiss: bool) -> None:
-        """Raises for what a corpus in shards, or FAISS, cannot answer."""
-        rule, search = self.rule, self.search
-        if by_faiss and self.reach.size is None and not self.listed:
-            raise ArgumentError(
-                f"Search({search.kind!r})",
-                "an expression that the nearest candidates decide",
-                f"{rule.negatives!r} with {written('mine', 'draw', rule.draw)}",
-                f"begin with Rank(0, stop) or use {written('mine', 'search', 'exact')}",
-            )
-        if search.shards <= 1 or self.searched:
-            return
-        for factor in rule.negatives.factors:
-            if not factor.pointwise:
-                raise not_pointwise(factor, "a corpus in shards")
-        got = f"Search({search.kind!r}, shards={search.shards}) with draw={rule.draw!r}"
-        raise ArgumentError("mine", "an exact search and draw 'top' or 'gumbel' for shards", got, "use shards=1")
 
     def outcome(self, candidates: Candidates, slots: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Rows, plain similarities and retrievers of the chosen; -1, NEVER and 0 where short."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from hardneg.core.errors import ArgumentError
@@ -77,3 +78,21 @@ def of_one_kind(ids: list[Any]) -> list[Any]:
 def key_of(one: Any) -> str:
     """Ids are matched as text: 12 in one file is "12" in another."""
     return one if isinstance(one, str) else str(one)
+
+
+class RowNumbers(Mapping[str, int]):
+    """The numbers of rows as their names, without a dict of as many as a large corpus has."""
+
+    def __init__(self, rows: range) -> None:
+        self.rows = rows
+
+    def __getitem__(self, name: str) -> int:
+        if name.isdecimal() and name == str(int(name)) and int(name) in self.rows:
+            return int(name)
+        raise KeyError(name)
+
+    def __iter__(self) -> Iterator[str]:
+        return map(str, self.rows)
+
+    def __len__(self) -> int:
+        return len(self.rows)

@@ -15,17 +15,20 @@ from hardneg.core.errors import (
     check_among,
     check_count,
     check_range,
+    optional,
     spelled,
     written,
 )
 from hardneg.core.types import Keys
 from hardneg.core.vectors import is_zero
 from hardneg.io.outputs import check_output
+from hardneg.mining.encode import load_callable
 from hardneg.mining.fusion import check_quotas, named_source
 from hardneg.mining.imports import load_imports
 from hardneg.mining.options import MineOptions, inputs, manifest_of
 from hardneg.mining.output import Layout, check_format
 from hardneg.mining.runs import split_name
+from hardneg.mining.search_depth import check_depth
 from hardneg.mining.select import Rule
 from hardneg.negatives import BelowPositive, Negatives, parse
 
@@ -214,3 +217,25 @@ def check_options(options: MineOptions) -> None:
         what = "an exact search and draw 'top' or 'gumbel' for shards"
         got = ", ".join(written("mine", name, getattr(options, name)) for name in ("shards", "search", "draw"))
         raise ArgumentError("mine", what, got, f"leave {spelled('mine', 'shards')} out")
+    kind, listed = "also" if options.search == "bm25" else options.search, is_listed(options)
+    check_depth(rule.negatives, rule.k, rule.draw, kind, options.shards, listed=listed)
+    _check_functions(options)
+
+
+def is_listed(options: MineOptions) -> bool:
+    """Whether candidates are the lists of retrievers, or rescored."""
+    by_words = options.bm25 or options.search == "bm25"
+    return bool(by_words or options.runs or options.rescore or options.cross_encoder)
+
+
+def _check_functions(options: MineOptions) -> None:
+    """Raises for functions and libraries that are needed after encoding, and are not there."""
+    if options.rescore is not None:
+        load_callable(options.rescore)
+    if options.bm25 or options.search == "bm25":
+        optional("bm25s", "BM25", extra="lexical")
+    if options.search in ("flat", "ivf", "hnsw"):
+        optional("faiss", f"Search({options.search!r})", extra="ann")
+    for name in ("model", "guide", "cross_encoder"):
+        if getattr(options, name) is not None:
+            optional("sentence_transformers", spelled("mine", name), extra="text")

@@ -7,6 +7,7 @@ options have the same names here and are translated to an expression (st_names.p
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -80,23 +81,17 @@ def mine_dataset(
     if model is None:
         raise ArgumentError("mine", "a model for the texts of a data set", "model=None", "pass model=...")
     names = _columns(dataset, anchor_column_name, positive_column_name)
-    problem, texts = _problem(dataset, names, corpus)
+    problem = _problem(dataset, names, corpus)
+    texts = Texts.of(problem, batch_size, cache_folder)
     rule = translate(named, negatives, k, draw, max(map(len, problem.positives)))
     expression = parse(rule.negatives) if isinstance(rule.negatives, str) else rule.negatives
-    console = Console(quiet=not verbose)
-    console.print(Text(f"mining {rule.k} negatives of {len(texts[0]):,} queries: {expression!r}, draw {rule.draw!r}"))
-    prompts = ((query_prompt, query_prompt_name), (corpus_prompt, corpus_prompt_name))
-    cache = None if cache_folder is None else Path(cache_folder)
-    vectors = [_embedded(each, model, side, prompts[side], batch_size, cache) for side, each in enumerate(texts)]
-    guided = None
-    if guide is not None:
-        first, second = (
-            _embedded(each, guide, side, (None, None), batch_size, cache) for side, each in enumerate(texts)
-        )
-        guided = first, second
+    console, number = Console(quiet=not verbose), f"{len(problem.own):,} queries"
+    console.print(Text(f"mining {rule.k} negatives of {number}: {expression!r}, draw {rule.draw!r}"))
+    vectors = texts.embedded(model, (query_prompt, query_prompt_name), (corpus_prompt, corpus_prompt_name))
+    rescore = None if cross_encoder is None else texts.rescorer(cross_encoder)
     mined = mine(
         Keys(vectors[0], torch.tensor(problem.own)),
-        Keys(vectors[1], torch.arange(len(texts[1])), source="embedding"),
+        Keys(vectors[1], torch.arange(len(vectors[1])), source="embedding"),
         problem.positives,
         expression,
         rule.k,
@@ -105,17 +100,16 @@ def mine_dataset(
         temperature=temperature,
         near_positive=near_positive,
         near_negative=near_negative,
-        search=_search(search, rule, cross_encoder),
-        rescore=None if cross_encoder is None else _rescorer(cross_encoder, texts, batch_size),
-        guide=guided,
+        search=search or _search(rule, cross_encoder),
+        rescore=rescore,
+        guide=None if guide is None else texts.embedded(guide),
     )
     if mined.explanation.short:
-        short = f"{mined.explanation.short:,} of {len(texts[0]):,} queries have fewer than {rule.k} negatives"
+        short = f"{mined.explanation.short:,} of {number} have fewer than {rule.k} negatives"
         console.print(Text(f"{short}: {mined.explanation.reason()}"))
-    layout = Layout(output_format, *names, scores=output_scores)
-    scored = _positive_scores(problem, vectors, cross_encoder, texts, batch_size)
-    arrays = (mined.rows.numpy(), mined.scores.numpy(), scored, mined.found_by.numpy())
-    table = columns_of(Result(problem, *arrays, mined.retrievers), layout)
+    arrays = (mined.rows.numpy(), mined.scores.numpy(), _positive_scores(problem, vectors, rescore))
+    result = Result(problem, *arrays, mined.found_by.numpy(), mined.retrievers)
+    table = columns_of(result, Layout(output_format, *names, scores=output_scores))
     return optional("datasets", "mine(dataset, ...)", extra="text").Dataset.from_dict(table)
 
 
@@ -132,52 +126,68 @@ def _columns(dataset: Any, anchor: str | None, positive: str | None) -> tuple[st
     return anchor or known[0], positive or known[1]
 
 
-def _problem(
-    dataset: Any, names: tuple[str, str], corpus: Sequence[str] | None
-) -> tuple[Problem, tuple[list[str], list[str]]]:
-    """Queries, documents and positives, and the texts of both; documents in the order of sentence-transformers."""
+def _problem(dataset: Any, names: tuple[str, str], corpus: Sequence[str] | None) -> Problem:
+    """Queries, documents and positives; documents in the order of sentence-transformers."""
     anchors, positives = (list(dataset[name]) for name in names)
     for name, column in zip(names, (anchors, positives), strict=True):
         wrong = next((one for one in column if not isinstance(one, str) or not one.strip()), None)
         if wrong is not None:
             raise argument_error("mine", "texts in every row", name, wrong)
     documents = list(dict.fromkeys([*(corpus or ()), *positives]))
-    queries = Side(list(range(len(anchors))), anchors, named=False)
-    problem = build_problem(
-        queries, Side(list(range(len(documents))), documents, named=False), [[one] for one in positives]
-    )
-    assert problem.queries.texts is not None
-    assert problem.corpus.texts is not None
-    return problem, (problem.queries.texts, problem.corpus.texts)
+    first, second = (Side(list(range(len(texts))), texts, named=False) for texts in (anchors, documents))
+    return build_problem(first, second, [[one] for one in positives])
 
 
-def _search(search: Search | None, rule: Translated, cross_encoder: Any) -> Search:
-    if search is not None:
-        return search
+def _search(rule: Translated, cross_encoder: Any) -> Search:
     if cross_encoder is not None:
         return Search(candidates=rule.candidates)
     return Search("flat" if rule.use_faiss else "exact")
 
 
-def _embedded(
-    texts: list[str], model: Any, side: int, prompts: tuple[str | None, str | None], size: int, cache: Path | None
-) -> Tensor:
-    """Vectors of unit length, of the queries (side 0) or of the documents (side 1), each with its prompt."""
-    if isinstance(model, str):
-        model = optional("sentence_transformers", "mine(model=...)", extra="text").SentenceTransformer(model)
-    encode = _encode(model, side, prompts, size)
-    if cache is None:
-        return unit(torch.as_tensor(np.asarray(encode(texts))).float())
-    if not hasattr(model, "state_dict"):
-        raise ArgumentError("mine", "a SentenceTransformer for cache_folder", "a function", "keep its vectors yourself")
-    key = f"{key_of_model('', model)} {side} {prompts!r}"
-    return unit(embed(texts, Encoder(key, encode), cache, Ranks()))
+Prompt = tuple[str | None, str | None]
+"""A prompt, or its name in the model."""
 
 
-def _encode(model: Any, side: int, prompts: tuple[str | None, str | None], size: int) -> Callable[[list[str]], Any]:
+@dataclass(frozen=True)
+class Texts:
+    """The texts of queries and documents, and how they are read."""
+
+    sides: tuple[list[str], list[str]]
+    batch_size: int
+    cache: Path | None
+
+    @classmethod
+    def of(cls, problem: Problem, batch_size: int, cache_folder: str | None) -> Texts:
+        queries, documents = problem.queries.texts, problem.corpus.texts
+        assert queries is not None
+        assert documents is not None
+        return cls((queries, documents), batch_size, None if cache_folder is None else Path(cache_folder))
+
+    def embedded(self, model: Any, *prompts: Prompt) -> tuple[Tensor, Tensor]:
+        """Vectors of unit length of the queries and of the documents, each with its prompt."""
+        if isinstance(model, str):
+            model = optional("sentence_transformers", "mine(model=...)", extra="text").SentenceTransformer(model)
+        first, second = (self._of_side(side, model, prompts[side] if prompts else (None, None)) for side in range(2))
+        return first, second
+
+    def rescorer(self, cross_encoder: Any) -> PairScorer:
+        return PairScorer(pair_scorer(cross_encoder, self.batch_size), *self.sides)
+
+    def _of_side(self, side: int, model: Any, prompt: Prompt) -> Tensor:
+        encode = _encode(model, side, prompt, self.batch_size)
+        if self.cache is None:
+            return unit(torch.as_tensor(np.asarray(encode(self.sides[side]))).float())
+        if not hasattr(model, "state_dict"):
+            fix = "keep its vectors yourself"
+            raise ArgumentError("mine", "a SentenceTransformer for cache_folder", "a function", fix)
+        key = f"{key_of_model('', model)} {side} {prompt!r}"
+        return unit(embed(self.sides[side], Encoder(key, encode), self.cache, Ranks()))
+
+
+def _encode(model: Any, side: int, prompt: Prompt, size: int) -> Callable[[list[str]], Any]:
     plain = getattr(model, "encode", None)
     if plain is None:
-        if any(prompts):
+        if any(prompt):
             raise ArgumentError("mine", "a SentenceTransformer for prompts", "a function", "add them in the function")
         return lambda texts: _as_array(model(texts))
     encode = getattr(model, ("encode_query", "encode_document")[side], plain)
@@ -187,8 +197,8 @@ def _encode(model: Any, side: int, prompts: tuple[str | None, str | None], size:
         normalize_embeddings=True,
         convert_to_numpy=True,
         show_progress_bar=False,
-        prompt=prompts[0],
-        prompt_name=prompts[1],
+        prompt=prompt[0],
+        prompt_name=prompt[1],
     )
 
 
@@ -196,17 +206,11 @@ def _as_array(vectors: Any) -> Any:
     return vectors.detach().float().cpu().numpy() if isinstance(vectors, Tensor) else np.asarray(vectors, np.float32)
 
 
-def _rescorer(cross_encoder: Any, texts: tuple[list[str], list[str]], size: int) -> PairScorer:
-    return PairScorer(pair_scorer(cross_encoder, size), *texts)
-
-
-def _positive_scores(
-    problem: Problem, vectors: list[Tensor], cross_encoder: Any, texts: tuple[list[str], list[str]], size: int
-) -> Any:
+def _positive_scores(problem: Problem, vectors: tuple[Tensor, Tensor], rescore: PairScorer | None) -> Any:
     """The scores of the positives laid end to end."""
     count = torch.tensor([len(rows) for rows in problem.positives])
     query = torch.repeat_interleave(torch.arange(len(count)), count)
     rows = torch.tensor([row for own in problem.positives for row in own])
-    if cross_encoder is not None:
-        return _rescorer(cross_encoder, texts, size)(query, rows).numpy()
+    if rescore is not None:
+        return rescore(query, rows).numpy()
     return (vectors[0][query] * vectors[1][rows]).sum(-1).numpy()

@@ -14,9 +14,11 @@ from typing import Annotated, Any
 import torch
 from torch import Tensor
 
-from hardneg.core.bounds import Edge, Window
+from hardneg.core.bounds import Bound, Edge, Window
 from hardneg.core.tiles import Tile
 
+COUNT_BYTES, PASSES = 2 * 256 * 4 + 8, 8
+"""Of the counts of a query in one pass over a shard, and how many passes there are at most for float32."""
 _COLUMNS = 4  # bytes of a row's number, so that the first of equal ones comes first
 
 
@@ -39,6 +41,11 @@ class Edges:
         if self.level < bytes_of_value:
             return True
         return self.level < bytes_of_value + _COLUMNS and bool((self.missing != self.bin).any())
+
+
+def is_wide(bound: Bound) -> bool:
+    """Whether the state of a bound is as long as a row."""
+    return isinstance(bound, Window) and bound.nearest is None
 
 
 def start_edges(window: Window, earlier: Mapping[str, Any]) -> Edges:

@@ -26,7 +26,7 @@ from torch import Tensor
 
 from hardneg.core.errors import ArgumentError, Damaged, optional
 from hardneg.io.arrays import Array, read_npy
-from hardneg.io.files import read_json, run_again, write_atomically, write_json
+from hardneg.io.files import check_free, read_json, run_again, write_atomically, write_json
 from hardneg.io.sealed import is_whole, sealing
 from hardneg.mining.cache_key import key_of_function, key_of_model, keys_of_items
 from hardneg.mining.engines import Engine, Work
@@ -129,6 +129,7 @@ def embed(
     """Embeddings of the texts from the cache, encoding what is not there, wherever the engine does it."""
     cache.mkdir(parents=True, exist_ok=True)
     pieces = _pieces(texts, encoder.key, *_piece_sizes(texts, encoder, cache))
+    _check_disk(pieces, encoder, cache)
 
     def done(piece: tuple[str, list[str]]) -> None:
         if progress is not None:
@@ -140,6 +141,20 @@ def embed(
         join = partial(_join_pieces, [name for name, _ in pieces], cache)
         engine.map(Work(join, [whole], _is_joined, lambda path: None))
     return _vectors(pieces, cache)
+
+
+def _check_disk(pieces: list[tuple[str, list[str]]], encoder: Encoder, cache: Path) -> None:
+    """Raises before the rest is encoded where the disk has no room for it, by the size of the first piece."""
+    paths = [(cache / f"{name}.npy", len(texts)) for name, texts in pieces]
+    missing = [number for path, number in paths[1:] if not path.exists()]
+    if not missing:
+        return
+    if not _is_encoded(cache, pieces[0][0]):
+        _encode_piece(encoder, cache, pieces[0])
+    width = 4 * read_npy("mine", paths[0][0], mapped=True).shape[1]
+    whole = width * sum(number for _, number in paths)
+    needed = width * sum(missing) + (whole if whole >= _in_memory else 0)  # the pieces, and one file of all of them
+    check_free("mine", cache, needed, "for its embeddings", "make room, or use another --cache")
 
 
 def _piece_sizes(texts: Sequence[str], encoder: Encoder, cache: Path) -> tuple[int, int]:

@@ -23,7 +23,7 @@ from hardneg.mining.checks import check_corpus, check_inputs
 from hardneg.mining.explain import Explanation
 from hardneg.mining.meeting import Meeting, Rescore
 from hardneg.mining.pairs import Positives
-from hardneg.mining.search import Search, most_scores
+from hardneg.mining.search import Search
 from hardneg.mining.select import Rule, select
 from hardneg.mining.stages import Memory, Piece, Stage, Stages, chosen_pieces
 from hardneg.negatives import Negatives, parse
@@ -165,7 +165,7 @@ class Miner:
     def short_rows(self) -> bool:
         """Whether whole rows of a block of queries fit into memory, where bounds need them."""
         finder, n = self.finder, len(self.meeting.corpus)
-        return len(finder.shards) == 1 and n * finder.block(self.rule.k) <= most_scores
+        return len(finder.shards) == 1 and n * finder.block(self.rule.k) <= self.meeting.most_scores
 
     def needs_filters(self) -> bool:
         """Whether more than a quarter of the first queries need the filters inside the search; speed only.

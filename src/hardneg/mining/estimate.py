@@ -3,21 +3,23 @@
 from __future__ import annotations
 
 import resource
-import shutil
 import time
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
+from torch import Tensor
 
-from hardneg.core.errors import FileError
+from hardneg.io.files import check_free
 from hardneg.mining.beir import from_beir
-from hardneg.mining.checks import check_options
+from hardneg.mining.checks import check_options, is_listed, rule_of
+from hardneg.mining.edges import COUNT_BYTES, PASSES
 from hardneg.mining.encode import Encoder
 from hardneg.mining.engine import Miner
-from hardneg.mining.inputs import load_encoders, load_problem, make_miner
+from hardneg.mining.inputs import load_encoders, load_guide, load_problem, make_miner
 from hardneg.mining.options import MineOptions
 from hardneg.mining.problem import Problem, Side
+from hardneg.mining.search_depth import reach_of
 
 _texts = 64
 _queries = 256
@@ -41,56 +43,73 @@ def estimate(options: MineOptions) -> Estimate:
     options = from_beir(options)
     check_options(options)
     problem = load_problem(options)
-    seconds = 0.0
-    sides = (problem.queries, problem.corpus)
-    encoded = [side.vectors is None and options.search != "bm25" for side in sides]
+    encoding, disk, guide = _encode_samples(options, problem)
+    sampled = _sample(problem)
+    assert sampled.queries.vectors is not None
+    assert problem.corpus.vectors is not None
+    number, whole = len(sampled.queries), len(problem.queries)
+    judged = None if guide is None else (guide[0][:number], guide[1])
+    miner = make_miner(options, sampled, sampled.queries.vectors, problem.corpus.vectors, judged)
+    miner.joined(miner.mined())  # the first one also warms up
+    begin = time.perf_counter()
+    miner.joined(miner.mined())
+    mining = (time.perf_counter() - begin) * whole / number
+    disk += piece_bytes(miner, whole)
+    return Estimate(whole, len(problem.corpus), encoding, mining, _peak(miner, whole), disk, problem.counts)
+
+
+def _encode_samples(options: MineOptions, problem: Problem) -> tuple[float, int, tuple[Tensor, Tensor] | None]:
+    """Seconds and bytes of all vectors that are encoded; gives stand-ins to the sides, and those of the guide."""
+    sides, seconds, disk = (problem.queries, problem.corpus), 0.0, 0
     if options.search == "bm25":  # as in the run itself, nothing is encoded
         for side in sides:
             side.vectors = torch.ones(len(side), 1)
     if any(side.vectors is None for side in sides):
         for side, encoder in zip(sides, load_encoders(options), strict=True):
-            seconds += _encoding_seconds(side, encoder)
-    sampled = _sample(problem)
-    assert problem.queries.vectors is not None
-    assert problem.corpus.vectors is not None
-    miner = make_miner(options, sampled, sampled.queries.vectors, problem.corpus.vectors)  # type: ignore[arg-type]
-    miner.joined(miner.mined())  # the first one also warms up
-    begin = time.perf_counter()
-    miner.joined(miner.mined())
-    mining = (time.perf_counter() - begin) * len(problem.queries) / len(sampled.queries)
-    disk = piece_bytes(miner, len(problem.queries))
-    for side, is_new in zip(sides, encoded, strict=True):
-        disk += side.vectors.nbytes if is_new and side.vectors is not None else 0
-    return Estimate(len(problem.queries), len(problem.corpus), seconds, mining, _peak(), disk, problem.counts)
+            if side.vectors is None:
+                more, side.vectors = _stand_in(side, encoder)
+                seconds, disk = seconds + more, disk + side.vectors.nbytes
+    if options.guide is None:
+        return seconds, disk, None
+    (first, queries), (second, corpus) = map(_stand_in, sides, load_guide(options))
+    return seconds + first + second, disk + queries.nbytes + corpus.nbytes, (queries, corpus)
 
 
 def piece_bytes(miner: Miner, queries: int) -> int:
-    """What the pieces of a job take until its output is written: the lists of each shard, and what is chosen.
+    """What the pieces of a job take until its output is written: the lists of each shard, the counts by which the edges
+    of wide windows are found, and what is chosen.
 
     Further attempts, for queries whose lists were too short, come on top.
     """
     finder, k = miner.finder, miner.rule.k
     size, _ = next(iter(finder.attempts(False)))
-    steps = 2 + len(miner.rule.negatives.factors)
-    lists = (24 if miner.rule.draw == "gumbel" else 16) * (size or 0) + 8 * steps
     corpus, dim = miner.meeting.corpus, miner.meeting.queries.dim
     shards = len(corpus.shards(miner.search.shards_for(queries, len(corpus), dim, corpus.device)))
-    return queries * (lists * shards * finder.searched + 20 * k + 16 * steps)
+    searched = finder.piece_bytes(size) * finder.searched
+    if finder.num_wide and (shards > 1 or not miner.short_rows):
+        searched += COUNT_BYTES * PASSES * finder.num_wide
+    return queries * (searched * shards + 20 * k + 16 * (2 + len(miner.rule.negatives.factors)))
 
 
 def check_disk(miner: Miner, folder: Path) -> None:
-    """Raises before the work where the disk has no room for it."""
-    needed, free = piece_bytes(miner, len(miner.meeting.queries)), shutil.disk_usage(folder).free
-    if needed > free:
-        got = f"where {free / 2**30:.1f} GiB are free"
-        fix = "make room, use fewer --shards, or another --out"
-        raise FileError("mine", f"{needed / 2**30:.1f} GiB for its pieces", folder, got, fix)
+    """Raises before the search where the disk has no room for it."""
+    _check_pieces(folder, piece_bytes(miner, len(miner.meeting.queries)))
 
 
-def _encoding_seconds(side: Side, encoder: Encoder) -> float:
-    """Encodes a sample; stands in random vectors of the right size for the search."""
-    if side.vectors is not None:
-        return 0.0
+def check_disk_before(options: MineOptions, problem: Problem, folder: Path) -> None:
+    """The same before anything is encoded, by the least that the options need."""
+    rule = rule_of(options)
+    size = options.candidates if is_listed(options) else reach_of(rule.negatives, rule.k, rule.draw).size or rule.k
+    lists = 16 * min(size, len(problem.corpus)) * max(1, options.shards) * (options.search == "exact")
+    _check_pieces(folder, len(problem.queries) * (lists + 20 * rule.k))
+
+
+def _check_pieces(folder: Path, needed: int) -> None:
+    check_free("mine", folder, needed, "for its pieces", "make room, use fewer --shards, or another --out")
+
+
+def _stand_in(side: Side, encoder: Encoder) -> tuple[float, Tensor]:
+    """The seconds of encoding, by a sample, and random vectors of the right size for the search."""
     assert side.texts is not None
     step = max(1, len(side.texts) // _texts)
     sample = side.texts[::step][:_texts]
@@ -99,8 +118,7 @@ def _encoding_seconds(side: Side, encoder: Encoder) -> float:
     vectors = torch.as_tensor(encoder.encode(sample))
     seconds = time.perf_counter() - begin
     random = torch.Generator().manual_seed(0)
-    side.vectors = torch.randn(len(side), vectors.shape[1], generator=random)
-    return seconds * len(side) / len(sample)
+    return seconds * len(side) / len(sample), torch.randn(len(side), vectors.shape[1], generator=random)
 
 
 def _sample(problem: Problem) -> Problem:
@@ -109,6 +127,10 @@ def _sample(problem: Problem) -> Problem:
     return replace(problem, queries=queries, positives=problem.positives[some], own=problem.own[some])
 
 
-def _peak() -> int:
-    """The peak of this process, which held every table and vector and the blocks of a search."""
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+def _peak(miner: Miner, queries: int) -> int:
+    """The peak of this process, which held every table and vector and the blocks of a search, and the lists of all
+    queries that a search holds at a time."""
+    finder = miner.finder
+    size, _ = next(iter(finder.attempts(False)))
+    held = min(queries, finder.at_once(size)) * finder.query_bytes(size) if finder.searched else 0
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 + held

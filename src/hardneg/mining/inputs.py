@@ -110,7 +110,7 @@ def _side(table: Table | None, path: str, vectors_path: str | None, options: Min
     if table is None:
         vectors, ids = read_vectors(path, options.embedding_column)
         if ids is None:
-            return Side(list(range(len(vectors))), None, vectors)
+            return Side(range(len(vectors)), None, vectors)
         return Side(checked_ids(ids, "ids", kind, "mine"), None, vectors, own_ids=True)
     text, identity = (columns.query, columns.query_id) if kind == "queries" else (columns.corpus, columns.corpus_id)
     side = side_of_table(table, text, identity, columns.label, kind)
@@ -178,8 +178,7 @@ def embeddings(
         )
     guide = None
     if options.guide is not None:
-        device = options.device or device_of_rank()
-        load = once(partial(encoders_of_model, options.guide, options.batch_size, device))
+        load = once(partial(load_guide, options))
         names = ("queries with the guide", "corpus with the guide")
         guide = encoded(0, names[0], load, "--guide"), encoded(1, names[1], load, "--guide")
     return Embedded((found[0], found[1]), keys, guide)
@@ -200,6 +199,11 @@ def load_encoders(options: MineOptions) -> tuple[Encoder, Encoder]:
         encoder = encoder_of_function(options.encoder)
         return encoder, encoder
     raise ArgumentError("mine", "embeddings, a --model or an --encoder for the texts", "none")
+
+
+def load_guide(options: MineOptions) -> tuple[Encoder, Encoder]:
+    assert options.guide is not None
+    return encoders_of_model(options.guide, options.batch_size, options.device or device_of_rank())
 
 
 def make_miner(
@@ -230,8 +234,6 @@ def make_miner(
             guide = scorer
         else:
             rescore = scorer
-    if options.guide is not None and guide is None:  # an estimate, which encodes only a sample
-        guide = queries, corpus
     if only_words and rescore is None:
         rescore = words[0].scores
     search = Search(
@@ -244,6 +246,7 @@ def make_miner(
         shards=options.shards,
         fusion=options.fusion,
         quotas=quotas_of(options),
+        memory=round(options.memory * 2**30),
     )
     labels = _labels(problem)
     return Miner(

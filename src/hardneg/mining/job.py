@@ -34,7 +34,7 @@ from hardneg.mining.encode import load_callable
 from hardneg.mining.engine import Mined, Miner
 from hardneg.mining.engines import Engine, PartDone, Work, engine_of
 from hardneg.mining.engines.local import Local
-from hardneg.mining.estimate import check_disk
+from hardneg.mining.estimate import check_disk, check_disk_before
 from hardneg.mining.explain import Explanation
 from hardneg.mining.imports import load_imports
 from hardneg.mining.inputs import Embedded, Progress, embeddings, load_problem, make_miner
@@ -105,6 +105,7 @@ def _run(options: MineOptions, engine: Engine, progress: Progress) -> Summary | 
     problem = load_problem(options)
     check_room(options, problem)
     warn_of_ids(options, problem)
+    check_disk_before(options, problem, Path(options.out).absolute().parent)
     embedded = embeddings(options, problem, engine, progress)
     miner = make_miner(options, problem, *embedded.vectors, embedded.guide)
     if options.search != "bm25" and engine.first:
@@ -274,6 +275,7 @@ def _fingerprint(options: MineOptions, embedded: Embedded, miner: Miner) -> dict
         "rescore": None if rescore is None else key_of_function(rescore, load_callable(rescore)),
         "others": digests_of_others(options),
         "blocks": [miner.meeting.query_block, miner.meeting.corpus.block, len(miner.finder.shards)],
+        "memory": miner.search.memory_on(miner.meeting.device),
         "device": miner.meeting.device.type,
         "version": __version__,
     }

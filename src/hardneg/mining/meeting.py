@@ -15,7 +15,7 @@ from hardneg.core.tiles import Tile
 from hardneg.core.types import NEVER, Guide, Keys, Scores, Tags
 from hardneg.core.vectors import unit
 from hardneg.mining.pairs import Pairs, Positives, RowsOf, as_pairs, read_positives
-from hardneg.mining.search import Search, most_numbers, most_scores
+from hardneg.mining.search import Search, most_numbers
 
 Rescore = Callable[[Annotated[Tensor, "m"], Annotated[Tensor, "m"]], Tensor]
 """(positions of queries, rows of the corpus) -> one score for each pair."""
@@ -88,6 +88,7 @@ class Meeting:
         self.temperature, self.near_positive = temperature, near_positive
         self.device = torch.device(search.device) if search.device else corpus.vectors.device
         self.query_block, self._block = search.blocks(self.device, len(corpus))
+        self.most_scores = search.most_scores(self.device)
         self.model = self._model(queries.vectors, corpus.vectors, search.cosine)
         self.corpus = self.model.corpus
         self.guide: Model | PairGuide | None = None
@@ -205,7 +206,8 @@ class Meeting:
     def near_positive_block(self, query: Tensor, low: int, high: int) -> Annotated[Tensor, "b|1 m"]:
         """True where a row of this block of the corpus is nearly a positive of the query, by cosine."""
         part = None if self.near_positive is None else unit(self.corpus.part(low, high))
-        return self._near_positive(query, high - low, most_scores, lambda where, row: self.directions(row) @ part.T)  # type: ignore[union-attr]
+        most = self.most_scores
+        return self._near_positive(query, high - low, most, lambda where, row: self.directions(row) @ part.T)  # type: ignore[union-attr]
 
     def _near_positive(
         self, query: Tensor, width: int, most: int, cosine: Callable[[Tensor, Tensor], Tensor]

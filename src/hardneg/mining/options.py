@@ -79,6 +79,7 @@ class MineOptions:
     cache: str | None = option(None, "Folder of embeddings; default OUT.embeddings.", INPUT)
     query_block: int = option(0, "Queries at a time; 0: what fits.", SEARCH, low=0)
     device: str | None = option(None, "cpu, cuda ...", SEARCH)
+    memory: float = option(0.0, "GiB of a process for scores and lists; 0: 2, on a GPU more.", RUN, low=0.0)
     overwrite: bool = option(False, "Also replace what mine has not made.", OUTPUT, "--overwrite")
     engine: str = option("local", "Processes of this machine, or a Ray cluster.", RUN, among=("local", "ray"))
     workers: int = option(0, "Processes; 0: one for each core.", RUN, low=0)

@@ -250,18 +250,27 @@ def check_format(path: Path) -> None:
 
 
 def _write_parquet(file: BinaryIO, result: Result, layout: Layout) -> int:
-    pyarrow, parquet = (optional(name, ".parquet", extra="text") for name in ("pyarrow", "pyarrow.parquet"))
+    parquet = optional("pyarrow.parquet", ".parquet", extra="text")
     writer, written = None, 0
-    for part in chunks_of(result, layout):
-        table = pyarrow.table(part) if writer is None else pyarrow.table(part, schema=writer.schema)
-        if writer is None:
-            table = table.cast(_filled_schema(pyarrow, table.schema))
-            writer = parquet.ParquetWriter(file, table.schema)
+    for table in _tables(result, layout):
+        writer = writer or parquet.ParquetWriter(file, table.schema)
         writer.write_table(table)
         written += len(table)
     assert writer is not None
     writer.close()
     return written
+
+
+def _tables(result: Result, layout: Layout) -> Iterator[Any]:
+    """The rows part by part, as Arrow tables of one schema."""
+    pyarrow = optional("pyarrow", ".parquet", extra="text")
+    schema = None
+    for part in chunks_of(result, layout):
+        table = pyarrow.table(part, schema=schema)
+        if schema is None:
+            schema = _filled_schema(pyarrow, table.schema)
+            table = table.cast(schema)
+        yield table
 
 
 def _filled_schema(pyarrow: Any, schema: Any) -> Any:
@@ -294,7 +303,8 @@ def _write_lines(file: BinaryIO, result: Result, layout: Layout) -> int:
 
 
 def _write_dataset(path: Path, result: Result, layout: Layout) -> int:
-    dataset = optional("datasets", "A folder as output", extra="text").Dataset.from_dict(columns_of(result, layout))
+    datasets, pyarrow = (optional(name, "A folder as output", extra="text") for name in ("datasets", "pyarrow"))
+    dataset = datasets.Dataset(pyarrow.concat_tables(_tables(result, layout)))
     try:
         dataset.save_to_disk(str(path))
     except BaseException as error:

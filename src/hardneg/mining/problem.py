@@ -13,7 +13,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -23,7 +23,7 @@ from torch import Tensor
 from hardneg.core.errors import ArgumentError, warn_once, written
 from hardneg.io.tables import Table
 from hardneg.mining.alignment import Alignment
-from hardneg.mining.cells import as_list, checked_ids, checked_texts, key_of, of_one_kind
+from hardneg.mining.cells import RowNumbers, as_list, checked_ids, checked_texts, key_of, of_one_kind
 
 _query_ids = ("id", "_id", "query_id", "query-id", "qid", "queryid")
 _query_texts = ("query", "anchor", "question", "text", "sentence1", "image")
@@ -189,7 +189,7 @@ def _warn_of_unknown(unknown: list[Any], judged: int) -> None:
 
 
 def _finished(
-    queries: Side, documents: Side, rows: list[list[int]], first: list[int], same: dict[Any, int] | None, counts: Any
+    queries: Side, documents: Side, rows: list[list[int]], first: list[int], same: Mapping[str, int] | None, counts: Any
 ) -> Problem:
     counts["queries_of_the_same_text"] = _share_positives(queries, first, rows)
     kept = [group for group, own in enumerate(rows) if own]
@@ -222,8 +222,11 @@ def _share_positives(queries: Side, first: list[int], rows: list[list[int]]) -> 
     return sum(len(groups) - 1 for groups in shared)
 
 
-def _documents(corpus: Side, counts: dict[str, int]) -> tuple[Side, dict[Any, int]]:
+def _documents(corpus: Side, counts: dict[str, int]) -> tuple[Side, Mapping[str, int]]:
     """The corpus without copies and empty texts, and the row of every id."""
+    if isinstance(corpus.ids, range) and corpus.texts is None and len(corpus):  # vectors alone, of any number
+        counts.update(repeated_documents=0, copies_of_documents=0, empty_documents=0)
+        return replace(corpus), RowNumbers(corpus.ids)
     row_of: dict[Any, int] = {}
     row_of_text: dict[str | None, int] = {}
     text_of: dict[Any, str | None] = {}
@@ -291,8 +294,8 @@ def _positives_as_corpus(given: list[list[Any]]) -> Side:
 
 
 def _positives_by(
-    given: list[list[Any]], documents: Side, row_of: dict[Any, int], corpus: Side, counts: dict[str, int]
-) -> tuple[Side, dict[Any, int]]:
+    given: list[list[Any]], documents: Side, row_of: Mapping[str, int], corpus: Side, counts: dict[str, int]
+) -> tuple[Side, Mapping[str, int]]:
     """Whether positives are ids or texts: ids if any is one; texts that the corpus lacks are added to it.
 
     Where none is an id and none a text of the corpus, they may be ids that were looked for in the wrong column: they
@@ -337,7 +340,11 @@ def _with_texts(documents: Side, new: list[str]) -> Side:
 
 
 def _add_judged(
-    judged: Sequence[tuple[Any, Any]], queries: Side, groups: list[int], row_of: dict[Any, int], rows: list[list[int]]
+    judged: Sequence[tuple[Any, Any]],
+    queries: Side,
+    groups: list[int],
+    row_of: Mapping[str, int],
+    rows: list[list[int]],
 ) -> tuple[list[tuple[Any, Any]], list[Any]]:
     """Adds judged pairs of these queries; says which documents are nowhere, and which queries are not among these."""
     group_of = {key_of(identity): group for identity, group in zip(queries.ids, groups, strict=True)}

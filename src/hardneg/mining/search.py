@@ -15,9 +15,8 @@ _block_bytes = 20 << 20  # of products: what the caches of a CPU still help with
 _gpu_share, _most_gpu_bytes = 64, 2 << 30  # of a GPU's memory
 _products_per_second = 2e10  # of one core, at least
 _seconds, _most_shards = 15.0, 256
-most_scores = 1 << 25  # scores, and numbers of gathered vectors, held at a time
-most_numbers = 1 << 24
-most_listed = 1 << 26  # places of lists, 16 bytes each
+_memory, _gpu_share_of_memory = 2 << 30, 8
+most_numbers = 1 << 24  # of gathered vectors, held at a time
 
 
 class Retriever(Protocol):
@@ -48,6 +47,13 @@ class Search:
         many as take about a quarter of a minute each.
     precision: of the products that screen candidates: ``"float32"``, ``"bfloat16"``, or ``"auto"``, which takes
         bfloat16 where tensor cores have it; the same negatives.
+    memory: bytes of one process for its blocks of scores and the lists of queries; with more queries than fit, the
+        corpus is read again for the next ones. Vectors that are given in memory, ids and texts come on top. 0: 2 GiB,
+        or an eighth of a GPU's memory if that is more.
+
+    Scores are exact, in float64, and so is every choice among them. Only a ring takes the scores of its edges from
+    float32 products: among copies of one vector, whose scores are equal, an edge may then fall on another copy where
+    the blocks are other ones.
     """
 
     kind: str = "exact"
@@ -62,6 +68,7 @@ class Search:
     precision: str = "auto"
     fusion: str = "rrf"
     quotas: tuple[tuple[str, int], ...] = ()
+    memory: int = 0
 
     def __post_init__(self) -> None:
         check_among("Search", "kind", self.kind, ("exact", "flat", "ivf", "hnsw", "also"))
@@ -71,7 +78,7 @@ class Search:
         check_among("Search", "fusion", self.fusion, ("rrf", "similarity"))
         for _, number in self.quotas:
             check_count("Search", "quotas", number)
-        for name in ("query_block", "corpus_block", "shards"):
+        for name in ("query_block", "corpus_block", "shards", "memory"):
             check_count("Search", name, getattr(self, name), least=0)
         for name in ("num_probes", "candidates"):
             check_count("Search", name, getattr(self, name))
@@ -86,6 +93,15 @@ class Search:
         if rows is not None and self.shards > 1:  # as many shards as were wanted
             documents = min(documents, -(-rows // self.shards))
         return queries, self.corpus_block or documents
+
+    def memory_on(self, device: torch.device) -> int:
+        if self.memory or device.type != "cuda":
+            return self.memory or _memory
+        return max(_memory, torch.cuda.get_device_properties(device).total_memory // _gpu_share_of_memory)
+
+    def most_scores(self, device: torch.device) -> int:
+        """Scores of one tile: several tensors of its size are held at a time."""
+        return max(1, self.memory_on(device) // 64)
 
     def shards_for(self, queries: int, rows: int, dim: int, device: torch.device) -> int:
         if self.shards or device.type != "cpu":

@@ -11,8 +11,10 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
+from hardneg.core.errors import ArgumentError, written
 from hardneg.core.types import NEVER, Scores
 from hardneg.negatives import Negatives
+from hardneg.negatives.base import not_pointwise
 
 
 @dataclass(frozen=True)
@@ -43,6 +45,30 @@ def reach_of(negatives: Negatives, k: int, draw: str) -> Reach:
     for factor in reversed(factors[num_leading:]):
         size = factor.shown(size)
     return Reach(size, num_leading)
+
+
+def can_sweep(negatives: Negatives, draw: str) -> bool:
+    """Whether sweeps over blocks answer what no nearest candidates decide."""
+    return draw != "categorical" and negatives.pointwise
+
+
+def check_depth(negatives: Negatives, k: int, draw: str, kind: str, shards: int, *, listed: bool) -> None:
+    """Raises for what a corpus in shards, or FAISS, cannot answer. ``listed``: lists of retrievers are all there is."""
+    is_whole = reach_of(negatives, k, draw).size is None and not listed
+    if kind in ("flat", "ivf", "hnsw") and is_whole:
+        raise ArgumentError(
+            f"Search({kind!r})",
+            "an expression that the nearest candidates decide",
+            f"{negatives!r} with {written('mine', 'draw', draw)}",
+            f"begin with Rank(0, stop) or use {written('mine', 'search', 'exact')}",
+        )
+    if shards <= 1 or (kind == "exact" and (not is_whole or can_sweep(negatives, draw))):
+        return
+    for factor in negatives.factors:
+        if not factor.pointwise:
+            raise not_pointwise(factor, "a corpus in shards")
+    got = f"Search({kind!r}, shards={shards}) with draw={draw!r}"
+    raise ArgumentError("mine", "an exact search and draw 'top' or 'gumbel' for shards", got, "use shards=1")
 
 
 def may_remove(factor: Negatives) -> bool:

@@ -29,7 +29,7 @@ from hardneg.core.sweep import Bounds, finish, left_by, merge_states, reduce_row
 from hardneg.io.arrays import Array
 from hardneg.kernels.groups import runs_in_triton
 from hardneg.mining.checks import check_corpus
-from hardneg.mining.edges import Edges, count_bytes, finished, narrowed, start_edges
+from hardneg.mining.edges import Edges, count_bytes, finished, is_wide, narrowed, start_edges
 from hardneg.mining.filters import CorpusRows, bounds_of
 from hardneg.mining.meeting import Model
 from hardneg.mining.select import Selection, select
@@ -306,11 +306,6 @@ class Stages:
     def _dtype(self, window: Window) -> torch.dtype:
         guide = self.meeting.guide
         return guide.corpus.dtype if window.by == "guide" and isinstance(guide, Model) else self.corpus.dtype
-
-
-def is_wide(bound: Bound) -> bool:
-    """Whether the state of a bound is as long as a row."""
-    return isinstance(bound, Window) and bound.nearest is None
 
 
 def _window(bound: Bound) -> Window:

@@ -1,0 +1,119 @@
+"""Memory and disk: both bounded, estimated, and checked before work is lost."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.nn.functional import normalize
+
+import hardneg as hn
+from hardneg.core.errors import FileError
+from hardneg.mining import estimate as estimates
+from hardneg.mining.encode import Encoder
+from hardneg.mining.engine import Miner
+from hardneg.mining.estimate import estimate, piece_bytes
+from hardneg.mining.job import run
+from hardneg.mining.options import MineOptions
+from hardneg.mining.pieces import Files
+from hardneg.mining.search import Search
+from hardneg.mining.select import Rule
+from hardneg.mining.stages import Stage, Stages, chosen_pieces
+from hardneg.negatives import parse
+
+RULES = ["BelowPositive(relative=0.05)", "Ring(0.1, 0.4)"]
+
+
+def vectors(rows: int, seed: int) -> Tensor:
+    return normalize(torch.randn(rows, 8, generator=torch.Generator().manual_seed(seed)), dim=-1)
+
+
+def miner_of(text: str, search: Search) -> Miner:
+    queries, corpus = vectors(300, 0), vectors(900, 1)
+    return Miner(hn.Keys(queries), hn.Keys(corpus), torch.arange(300), Rule(parse(text), 4), search=search)
+
+
+@pytest.mark.parametrize("draw", ["top", "gumbel"])
+@pytest.mark.parametrize("text", RULES)
+def test_little_memory_changes_nothing(text: str, draw: str) -> None:
+    queries, corpus = hn.Keys(vectors(60, 0)), hn.Keys(vectors(500, 1))
+    few = Search(memory=10_000, query_block=8, shards=3)
+    whole = hn.mine(queries, corpus, torch.arange(60), text, 4, draw, search=Search(shards=3))
+    found = hn.mine(queries, corpus, torch.arange(60), text, 4, draw, search=few)
+    assert torch.equal(found.rows, whole.rows)
+    assert torch.equal(found.scores, whole.scores)
+    assert miner_of(text, few).finder.at_once(4) < 60
+
+
+@pytest.mark.parametrize("text", RULES)
+def test_the_estimate_covers_the_pieces(text: str, tmp_path: Path) -> None:
+    miner = miner_of(text, Search(shards=4, corpus_block=225))
+    store = Files(tmp_path)
+    stages = Stages(miner, store)
+
+    def perform(stage: Stage) -> None:
+        for piece in range(stage.pieces):
+            store.write(stage.name, piece, stages.perform(stage, piece))
+
+    list(chosen_pieces(miner, store, perform))
+    written = sum(file.stat().st_size for file in tmp_path.iterdir() if file.name.startswith("0."))
+    assert 0.4 * piece_bytes(miner, 300) < written < 1.2 * piece_bytes(miner, 300)
+
+
+@pytest.fixture
+def texts(tmp_path: Path) -> MineOptions:
+    rows = [{"id": str(i), "query": f"query {i}", "positive": f"text {i}"} for i in range(100)]
+    (tmp_path / "pairs.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return MineOptions(str(tmp_path / "pairs.jsonl"), out=str(tmp_path / "mined.jsonl"), encoder="test_memory:encode")
+
+
+encoded: list[int] = []
+
+
+def encode(texts: list[str]) -> Tensor:
+    encoded.append(len(texts))
+    return torch.stack([vectors(1, int(text.split()[1]))[0] for text in texts])
+
+
+def with_free(monkeypatch: pytest.MonkeyPatch, free: Callable[[], int]) -> None:
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: type("Usage", (), {"free": free()}))
+
+
+def test_a_full_disk_is_seen_before_anything_is_encoded(texts: MineOptions, monkeypatch: pytest.MonkeyPatch) -> None:
+    encoded.clear()
+    with_free(monkeypatch, lambda: 100)
+    with pytest.raises(FileError, match="for its pieces"):
+        run(texts)
+    assert not encoded
+
+
+def test_a_disk_without_room_for_embeddings_is_seen_after_the_first_piece(
+    texts: MineOptions, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    encoded.clear()
+    with_free(monkeypatch, lambda: 1 << 30 if not encoded else 1000)
+    with pytest.raises(FileError, match=r"for its embeddings.*another --cache"):
+        run(texts)
+    assert encoded == [1, 64]  # the first call loads, the second is the first piece
+
+
+def test_an_estimate_counts_the_guide(texts: MineOptions, monkeypatch: pytest.MonkeyPatch) -> None:
+    plain = estimate(texts)
+
+    def guide(options: Any) -> tuple[Encoder, Encoder]:
+        assert options.guide == "a model"
+        one = Encoder("guide", lambda some: torch.ones(len(some), 1000) + torch.rand(len(some), 1000))
+        return one, one
+
+    monkeypatch.setattr(estimates, "load_guide", guide)
+    asking = 'BelowPositive(absolute=-2.0, by="guide") * BelowPositive(relative=0.05)'
+    guided = estimate(replace(texts, guide="a model", negatives=asking))
+    assert guided.disk_bytes - plain.disk_bytes >= 200 * 1000 * 4  # vectors of 100 queries and 100 documents
+    assert guided.encoding_seconds > 0
