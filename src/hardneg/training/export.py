@@ -25,9 +25,8 @@ from hardneg.training.checkpoints import read_state
 from hardneg.training.data.inputs import TwoTowers
 from hardneg.training.data.items import Items
 from hardneg.training.data.kinds import kind_of
-from hardneg.training.data.texts import MANY, OfTexts
-from hardneg.training.data.tokens import Ragged, tokenizer_for
-from hardneg.training.encoders import Represent, ResNetBackbone
+from hardneg.training.data.texts import OfTexts
+from hardneg.training.encoders import ResNetBackbone
 from hardneg.training.evaluation.texts import TextEncoder, of_function, sentence_transformer
 from hardneg.training.options import RECIPES, InfoGraphOptions, QuickThoughtsOptions, TrainOptions
 from hardneg.training.runs import Run
@@ -40,6 +39,8 @@ PREFIXES = ("encoder.", "encoder.encoder.")
 
 def load_encoder(run: str | Path, weights: str = "last", *, run_code: bool = False) -> nn.Module:
     """The trained encoder of a run, in evaluation mode on the CPU; ``.features(inputs)`` are what was evaluated.
+
+    One of texts also has ``.encode(texts)``, which gives the features of a list of strings.
 
     ``weights="best"`` are those that the monitor found best. An encoder or data from a Python file that the run names
     are run again only with ``run_code=True``, and so are model folders that may hold code (``may_run_code``).
@@ -77,16 +78,11 @@ def may_run_code(encoder: str) -> bool:
 
 def text_encoder_of(run: str | Path, weights: str = "last", *, run_code: bool = False) -> TextEncoder:
     """The encoder of a run on texts as the evaluations take it."""
-    encoder, options = load_encoder(run, weights, run_code=run_code), options_of(Run(Path(run)))
+    encoder: Any = load_encoder(run, weights, run_code=run_code)
+    options = options_of(Run(Path(run)))
     if not issubclass(kind_of(options.data, may_run=False), OfTexts):
         raise ArgumentError("evaluate", "a run that was trained on texts", f"{options.data} in {run}")
-    tokenizer, represent = tokenizer_for(options.encoder), Represent(encoder)
-
-    def encode(texts: list[str]) -> Tensor:
-        parts = [texts[i : i + MANY] for i in range(0, len(texts), MANY)]
-        return torch.cat([represent(Ragged.of(one, tokenizer).batch(torch.arange(len(one)))) for one in parts])
-
-    return of_function(encode)
+    return of_function(encoder.encode)
 
 
 def options_of(run: Run) -> TrainOptions:
