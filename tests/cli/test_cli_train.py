@@ -156,6 +156,21 @@ def test_a_comparison_from_a_file(compared: list[Any], tmp_path: Path) -> None:
     assert (compared[-1][0].seeds, compared[-1][0].common["encoder"]) == (2, "resnet18")
 
 
+def test_the_benchmark_of_a_comparison_has_a_flag(compared: list[Any], tmp_path: Path) -> None:
+    arms = ("--arm", "simcse()", "--arm", "simcse(temperature=0.1)", "--out", str(tmp_path))
+    hardneg("compare", "--data", "text:a.txt", "--evaluate-with", "sts:b.tsv", *arms)
+    assert compared[0][0].common["evaluate_with"] == "sts:b.tsv"
+    hardneg("compare", "--data", "text:a.txt", *arms)
+    assert "evaluate_with" not in compared[1][0].common, "folders of earlier versions have none"
+
+
+@pytest.mark.parametrize(("recipe", "noun"), [("simcse", "texts"), ("pairs", "texts"), ("graphcl", "graphs")])
+def test_the_help_speaks_of_the_items_of_the_recipe(recipe: str, noun: str) -> None:
+    shown = hardneg("train", recipe, "--help").output
+    assert "image" not in shown
+    assert noun in shown
+
+
 @pytest.mark.parametrize("recipe", ["simclr", "moco", "supervised"])
 def test_point_4_temperature_and_tau_plus_may_be_schedules(recipe: str, requested: list[Any], tmp_path: Path) -> None:
     (tmp_path / "run.yaml").write_text('temperature: linear(0.5, 0.1)\ntau-plus: "linear(0, 0.1)"\n')

@@ -352,10 +352,10 @@ def test_the_figure_of_sts_is_the_mean_of_its_parts_and_of_its_tasks(tmp_path: P
 
 def test_validation_reads_the_dev_split_of_a_benchmark(tmp_path: Path) -> None:
     rows = ["split\tscore\tsentence1\tsentence2", *(f"dev\t{i}\ta b\ta {'b' * i}" for i in range(3))]
-    (tmp_path / "sts.tsv").write_text("\n".join([*rows, "test\t1\tx\ty"]))
+    (tmp_path / "sts.tsv").write_text("\n".join([*rows, "test\t1\tx\ty", "test\t2\tx\ty"]))
     found = read_benchmark(Benchmark("sts", tmp_path / "sts.tsv"), "validation")
     assert [pair.score for pair in found] == [0.0, 1.0, 2.0]  # type: ignore[union-attr]
-    assert len(read_benchmark(Benchmark("sts", tmp_path / "sts.tsv"), "test")) == 1  # type: ignore[arg-type]
+    assert len(read_benchmark(Benchmark("sts", tmp_path / "sts.tsv"), "test")) == 2  # type: ignore[arg-type]
     with pytest.raises(ArgumentError, match=r"a BEIR folder with qrels/dev.tsv, got .*; add qrels/dev.tsv, or leave"):
         read_benchmark(Benchmark("ndcg@10", tmp_path), "validation")
 
@@ -425,6 +425,7 @@ def test_wrong_data_is_reported_and_nothing_is_left(
         ("simcse", {"evaluate_with": "sts"}, "--evaluate-with: train needs sts:PATH or beir:PATH"),
         ("simcse", {"evaluate_with": "sts:/no/file"}, "a benchmark that exists"),
         ("simcse", {"negatives": "From('mined')"}, "--negatives for candidates of the batch"),
+        ("pairs", {"negatives": "From('mined')", "directions": "both"}, "candidates of the batch.* --directions one"),
         ("quick-thoughts", {"batches": "uniform()"}, r"--batches to be consecutive\(\)"),
         ("clip", {"temperature": "linear(0.5, 0.1)"}, "a number as --temperature"),
         ("clip", {"encoder": "tiny"}, "--encoder auto, since pairs have no other"),
@@ -439,9 +440,31 @@ def test_wrong_options_are_reported_before_the_run(
     assert not (tmp_path / "run").exists()
 
 
+def test_infograph_of_other_items_names_the_data(tmp_path: Path) -> None:
+    for data, noun in ((text_file(tmp_path / "a.txt"), "texts"), ("digits", "images")):
+        with pytest.raises(ArgumentError, match=f"infograph needs graphs, .* of {noun}; use --data graphs:NAME"):
+            run("infograph", tmp_path / "run", short(data))
+
+
+def test_negatives_that_were_not_mined_are_reported_before_the_run(tmp_path: Path) -> None:
+    data = pair_table(tmp_path / "a.jsonl", num_negatives=0)
+    for negatives in ("From('mined')", "Tilt(5.0, source='mined')"):
+        with pytest.raises(ArgumentError, match=r"candidates of the batch, .*add columns negative_1.* hardneg mine"):
+            run("pairs", tmp_path / "run", short(data, negatives=negatives))
+        arms = ("pairs()", f'pairs(negatives="{negatives}")')
+        with pytest.raises(ValueError, match=r"cannot be trained: .*add columns negative_1"):
+            compare(Comparison(arms, 2, short(data)), tmp_path / "compared", jobs=1)
+    assert not (tmp_path / "run").exists()
+
+
 def test_a_wrong_benchmark_is_reported_before_the_run(tmp_path: Path) -> None:
     (tmp_path / "bad.tsv").write_text("score\tsentence1\n1\ta\n")
-    for name, match in (("bad.tsv", "--evaluate-with: .*a column of .*sentence2"), ("none.tsv", "that exists")):
+    (tmp_path / "same.tsv").write_text("score\tsentence1\tsentence2\n1\ta\tb\n1\tc\td\n")
+    for name, match in (
+        ("bad.tsv", "--evaluate-with: .*a column of .*sentence2"),
+        ("same.tsv", "--evaluate-with: .*scores that differ in same"),
+        ("none.tsv", "that exists"),
+    ):
         with pytest.raises(HardnegError, match=match):
             run(
                 "simcse", tmp_path / "run", short(text_file(tmp_path / "a.txt"), evaluate_with=f"sts:{tmp_path / name}")

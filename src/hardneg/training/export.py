@@ -100,9 +100,9 @@ def export(run: str | Path, format: str, out: str | Path | None = None, weights:
     """Writes the encoder of a run in this format, by default into the run directory; returns where."""
     if format not in FORMATS:
         raise ArgumentError("export", f"a format among {', '.join(FORMATS)}", repr(format))
-    suffix, write = FORMATS[format]
+    name, write = FORMATS[format]
     encoder = load_encoder(run, weights, run_code=run_code)
-    path = Path(run) / f"{format}{suffix}" if out is None else Path(out)
+    path = Path(run) / name if out is None else Path(out)
     write(encoder, path, Run(Path(run)))
     return path
 
@@ -185,11 +185,11 @@ def _write_sentence_transformer(encoder: nn.Module, path: Path, run: Run) -> Non
 
 
 Write = Callable[[nn.Module, Path, Run], None]
-FORMATS: dict[str, tuple[str, Write]] = {
-    "torchvision": (".pth", _write_resnet),
-    "timm": (".pth", _write_resnet),
-    "sentence-transformers": ("", _write_sentence_transformer),
-    "safetensors": (".safetensors", _write_safetensors),
+FORMATS: dict[str, tuple[str, Write]] = {  # and what a file is called by default
+    "torchvision": ("torchvision.pth", _write_resnet),
+    "timm": ("timm.pth", _write_resnet),
+    "sentence-transformers": ("sentence-transformers", _write_sentence_transformer),
+    "safetensors": ("encoder.safetensors", _write_safetensors),
 }
 
 

@@ -166,6 +166,13 @@ class ImageData(Items):
     def record(self) -> dict[str, Any]:
         return {"images": len(self), "shape": list(self.images.shape[1:]), "classes": self.num_labels()}
 
+    def check_like(self, record: dict[str, Any]) -> None:
+        """Their size may differ."""
+        now = self.images.shape[1]
+        before = record.get("shape", [now])[0]
+        if before != now:
+            raise ArgumentError("evaluate", f"images of {before} channels, as the run was trained on", f"{now}")
+
     def how_to_label(self) -> str:
         return "use class folders or an array `labels`"
 

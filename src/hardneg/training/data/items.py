@@ -108,6 +108,7 @@ class Items(ABC):
 
     noun: ClassVar[str] = "item"
     has_benchmarks: ClassVar[bool] = False  # whether ``evaluate`` reads --evaluate-with
+    has_nodes: ClassVar[bool] = False  # whether the backbone of its encoders has ``nodes``, which infograph needs
     always_recorded: ClassVar[bool] = True  # False: older versions had runs without a fingerprint of such data
     ids: Annotated[Tensor, "n"]
     labels: Annotated[Tensor, "n"] | None
@@ -165,6 +166,9 @@ class Items(ABC):
     @abstractmethod
     def shown(self, position: int) -> Shown:
         """An item as a page shows it."""
+
+    def check_like(self, record: dict[str, Any]) -> None:  # noqa: B027
+        """Raises where an encoder that was trained on a split with this record cannot take these items."""
 
     # What a kind may replace.
 
