@@ -44,7 +44,7 @@ OTHER = {
     "generate": "mochi(num_hardest=8)", "encode_chunk": 64, "optimizer": "sgd", "schedule": "cosine(warmup=1)",
     "clip": 1.0, "accumulate": 2, "save_every_steps": 10, "monitor": "svm", "monitor_every": 2,
     "validation_share": 0.1, "evaluate_with": "sts:there", "head": "mlp", "encoders": "one", "directions": "both",
-    "context_size": 2,
+    "context_size": 2, "text_encoder": "hashed",
 }  # fmt: skip
 """A value for every option that is not its default."""
 

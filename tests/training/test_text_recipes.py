@@ -39,15 +39,19 @@ from hardneg.training.runs import Run
 from hardneg.training.setup import splits
 from support.html_page import Page
 from support.ranks import free_port
-from support.texts import pair_table, sts_file, text_file, text_table, vector_file
+from support.texts import image_text_table, pair_table, sts_file, text_file, text_table, vector_file
 from support.training_ranks import run_job
 from support.training_runs import assert_same, run
 from support.training_runs import everything as all_of
 
 pytest.importorskip("accelerate", reason="training needs the extra train")
 
-MAKERS = {"simcse": text_file, "pairs": pair_table, "clip": vector_file, "quick-thoughts": text_file}
-SUFFIX = {"simcse": "txt", "pairs": "jsonl", "clip": "npz", "quick-thoughts": "txt"}
+MAKERS = {
+    "simcse": text_file, "pairs": pair_table, "clip": vector_file, "quick-thoughts": text_file,
+    "clip, images": image_text_table,
+}  # fmt: skip
+"""Of each recipe, and of a second kind of data behind a comma."""
+SUFFIX = {"simcse": "txt", "pairs": "jsonl", "clip": "npz", "quick-thoughts": "txt", "clip, images": "jsonl"}
 METHODS: dict[str, Any] = {"simcse": SimCSE, "pairs": Pairs, "clip": CLIP, "quick-thoughts": QuickThoughts}
 IDS = torch.tensor([4, 5, 7, 1, 0, 9])
 
@@ -56,15 +60,19 @@ def data_for(recipe: str, folder: Path) -> str:
     return MAKERS[recipe](folder / f"data.{SUFFIX[recipe]}")
 
 
+def recipe_of(name: str) -> str:
+    return name.partition(",")[0]
+
+
 def short(data: str, **options: Any) -> dict[str, Any]:
     return {"data": data, "epochs": 2, "batch_size": 16, "log_every": 1, "dim": 12, "device": "cpu", **options}
 
 
 def made(recipe: str, folder: Path, **options: Any) -> tuple[Any, Items, Batch]:
     """A method, its data and a batch."""
-    wanted = RECIPES[recipe](**short(data_for(recipe, folder), **options))
+    wanted = RECIPES[recipe_of(recipe)](**short(data_for(recipe, folder), **options))
     data = splits(wanted).train.prepared(wanted)
-    method: Method = METHODS[recipe](wanted, data, 10)
+    method: Method = METHODS[recipe_of(recipe)](wanted, data, 10)
     method.set_progress(3, 10)
     views = joined(data.views(IDS, 1, 2))
     return method, data, Batch(views, IDS, None, data.mined(IDS))
@@ -155,6 +163,18 @@ def test_clip_is_both_directions_with_a_learnt_temperature(tmp_path: Path) -> No
     own = torch.arange(6)
     cross = nn.functional.cross_entropy
     assert_step(method, batch, (cross(logits, own) + cross(logits.T, own)) / 2)
+
+
+def test_clip_of_images_and_texts_leaves_out_the_pairs_of_one_image(tmp_path: Path) -> None:
+    method, data, batch = made("clip, images", tmp_path)
+    documents = data.documents[IDS]  # type: ignore[attr-defined]
+    assert len(documents.unique()) < len(documents), "two texts of one image are in the batch"
+    z1, z2 = (normalize(method.encoder(view), dim=-1) for view in (batch.first, batch.second))
+    s, losses = z1 @ z2.T / method.temperature(), []
+    for way in (s, s.T):
+        for i in range(6):
+            losses.append(softmax_loss(way[i, i], [way[i, j] for j in range(6) if documents[j] != documents[i]]))
+    assert_step(method, batch, torch.stack(losses).mean())
 
 
 def test_the_temperature_of_clip_can_leave_its_lowest_value(tmp_path: Path) -> None:
@@ -257,9 +277,9 @@ def test_models_of_the_libraries_are_trained(kind: str, tmp_path: Path) -> None:
 # Runs.
 
 
-@pytest.mark.parametrize("recipe", MAKERS)
-def test_a_killed_run_resumes_to_the_same_bits(recipe: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    options = short(data_for(recipe, tmp_path))
+@pytest.mark.parametrize("name", MAKERS)
+def test_a_killed_run_resumes_to_the_same_bits(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    recipe, options = recipe_of(name), short(data_for(name, tmp_path))
     run(recipe, tmp_path / "whole", options)
     step = Loop._one_step
 
@@ -279,8 +299,8 @@ def test_a_killed_run_resumes_to_the_same_bits(recipe: str, tmp_path: Path, monk
 @pytest.mark.slow
 def test_two_ranks_train_as_one(tmp_path: Path) -> None:
     jobs = [
-        {"name": recipe, "recipe": recipe, "options": short(data_for(recipe, tmp_path), learning_rate=1e-5)}
-        for recipe in MAKERS
+        {"name": name, "recipe": recipe_of(name), "options": short(data_for(name, tmp_path), learning_rate=1e-5)}
+        for name in MAKERS
     ]
     jobs[0]["options"]["encode_chunk"] = 5  # type: ignore[index]
     (tmp_path / "jobs.json").write_text(json.dumps(jobs))
@@ -491,8 +511,8 @@ def test_vectors_that_do_not_fit_are_reported(tmp_path: Path) -> None:
 
 
 def test_every_kind_says_what_its_items_are() -> None:
-    nouns = [kind_of(name).noun for name in ("digits", "text:x", "pairs:x", "embeddings:x")]
-    assert nouns == ["image", "text", "text", "pair"]
+    nouns = [kind_of(name).noun for name in ("digits", "text:x", "pairs:x", "embeddings:x", "imagetext:x")]
+    assert nouns == ["image", "text", "text", "pair", "pair"]
 
 
 def test_a_changed_benchmark_is_other_data(tmp_path: Path) -> None:

@@ -50,8 +50,9 @@ def load_encoder(run: str | Path, weights: str = "last", *, run_code: bool = Fal
     disk = Run(Path(run))
     config = disk.whole_config()
     options = options_of(disk)
-    if may_run_code(options.encoder) and not run_code:
-        got = f"the encoder {options.encoder}, which may be run to build it"
+    named = [getattr(options, name) for name in ("encoder", "text_encoder") if hasattr(options, name)]
+    if (code := [name for name in named if may_run_code(name)]) and not run_code:
+        got = f"the encoder {code[0]}, which may be run to build it"
         fix = "pass run_code=True if you trust it (--run-code)"
         raise ArgumentError("load_encoder", "an encoder that runs no code", got, fix)
     record = (config.get("trained") or {}).get("data", {}).get("train", {})

@@ -190,7 +190,8 @@ class PairsOptions(SimCSEOptions):
 class CLIPOptions(SimCLROptions):
     """Two encoders, both directions, a learnt temperature: CLIP, also on vectors that were made elsewhere."""
 
-    data: str = option("embeddings:", "embeddings:FILE.npz with arrays first and second, or pairs of texts.", DATA)
+    data: str = option("embeddings:", "imagetext:TABLE, imagetext:FOLDER, pairs:FILE or embeddings:FILE.npz.", DATA)
+    text_encoder: str = option("auto", f"Of the texts beside images: {TEXT_ENCODER}", DATA)
     temperature: float | str = option(0.07, "Temperature at the start; it is learnt.", NEGATIVES, low=0.01)
 
     def check(self) -> None:
