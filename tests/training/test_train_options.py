@@ -63,6 +63,7 @@ NOT_RUN = {
     "encoders": "of texts: test_text_recipes.py",
     "directions": "of texts: test_text_recipes.py",
     "context_size": "of texts: test_text_recipes.py",
+    "text_encoder": "of images and texts: test_image_texts.py",
 }
 
 OF_IMAGES = [name for name, options in RECIPES.items() if ":" not in options.data]
