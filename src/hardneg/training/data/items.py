@@ -28,8 +28,8 @@ GradCache, ranks and the loop use only that. Everything else has a default here 
 
     check(options)              names in --augment and --encoder that it does not know, before anything is read
     splits(options)             --evaluate-on, and which items are held out
-    record(), rebuilt(record, options)      what a run records of its items (their shape ...), and the encoder from it, so
-                                that ``load_encoder`` needs no data
+    record()                    what a run records of its items, such as their shape
+    rebuilt(record, options)    the encoder from that, so that ``load_encoder`` needs no data
     check_like(record)          raises where an encoder of items with that record cannot take these
     prepared(options, views)    the same items with the views, tokens ... that the options describe; ``views`` is a
                                 user's own callable
