@@ -346,8 +346,9 @@ def test_a_run_without_a_train_split_is_evaluated_or_says_what_to_give(tmp_path:
     train_run("simcse", tmp_path / "texts", {"data": text_file(tmp_path / "a.txt"), **short})
     done = CliRunner().invoke(app, ["evaluate", str(tmp_path / "texts")])
     assert done.exit_code != 0
-    assert "give --sts FILE, --beir FOLDER or --classification TABLE" in " ".join(done.output.split())
+    assert "give --on DATA with labels, or for texts --sts FILE, --beir FOLDER or" in " ".join(done.output.split())
     result = train_run("graphcl", tmp_path / "graphs", {"data": graph_file(tmp_path / "a.npz", 32), **short})
+    assert "SVM accuracy" in CliRunner().invoke(app, ["evaluate", str(tmp_path / "graphs")]).output
     done = CliRunner().invoke(app, ["evaluate", str(tmp_path / "graphs"), "--json"])
     assert json.loads(done.output)["svm"] == result["svm"]
 

@@ -23,7 +23,7 @@ from hardneg.training.data.images import load
 from hardneg.training.encoders import Represent, auto_encoder, build_encoder, embed
 from hardneg.training.evaluation.transfer import transfer
 from hardneg.training.export import export, how_to_load, may_run_code, resnet_names
-from hardneg.training.options import RECIPES
+from hardneg.training.options import RECIPES, CLIPOptions
 from hardneg.training.recipes import run_recipe
 from hardneg.training.runs import Run
 from hardneg.training.setup import splits
@@ -195,9 +195,10 @@ def test_model_folders_that_may_run_code_are_refused(
 ) -> None:
     monkeypatch.setitem(sys.modules, "sentence_transformers", SimpleNamespace(__version__=version))
     assert may_run_code("st:folder") == refused
-    monkeypatch.setattr("hardneg.training.export.options_of", lambda run: RECIPES["simcse"](encoder="hf:folder"))
-    with pytest.raises(ValueError, match=r"runs no code, got the encoder hf:folder.*run_code=True"):
-        hn.load_encoder(trained)
+    for options in (RECIPES["simcse"](encoder="hf:folder"), CLIPOptions(text_encoder="hf:folder")):
+        monkeypatch.setattr("hardneg.training.export.options_of", lambda run, options=options: options)
+        with pytest.raises(ValueError, match=r"runs no code, got the encoder hf:folder.*run_code=True"):
+            hn.load_encoder(trained)
 
 
 @pytest.mark.parametrize("recipe", ["infograph", "quick-thoughts"])

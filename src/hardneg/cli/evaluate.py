@@ -73,18 +73,15 @@ def _of_embeddings(path: Path) -> dict[str, Any]:
 
 def _of_one_split(path: Path, file: Path) -> dict[str, Any]:
     """Of a run without a train split to fit a probe to: by cross-validation of its test split, as of graphs."""
+    import hardneg.training.data.kinds  # noqa: F401  # registers how tables call the measures of graphs
     from hardneg.io.embeddings import load_evaluated
-    from hardneg.training.data.kinds import kind_of
     from hardneg.training.evaluation.svm import svm_accuracy
-    from hardneg.training.export import options_of
-    from hardneg.training.runs import Run
 
     x, y = load_evaluated(file)
     if y is not None:
         found = svm_accuracy(x, y)
         return {"svm": found["mean"], "folds": found["folds"], "num_test": len(y)}
-    of_texts = kind_of(options_of(Run(path)).data, may_run=False).has_benchmarks
-    fix = "give --sts FILE, --beir FOLDER or --classification TABLE" if of_texts else "give --on DATA, which has labels"
+    fix = "give --on DATA with labels, or for texts --sts FILE, --beir FOLDER or --classification TABLE"
     raise ArgumentError("evaluate", "labels, or something else to evaluate by", f"{path}, whose data has none", fix)
 
 

@@ -10,7 +10,7 @@ runs see the same; that of the others is torch's.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from typing import Annotated, Any
 
@@ -38,11 +38,18 @@ class TokenEncoder(Encoder):
 
     def encode(self, texts: Sequence[str]) -> Features:
         """The features of any texts, without a gradient; on the device of the weights."""
-        if isinstance(texts, str) or not texts:
-            raise ArgumentError("encode", "a list of one or more texts", repr(texts)[:60])
-        tokenizer, represent = tokenizer_for(str(self.name)), Represent(self)
-        parts = [Ragged.of(texts[i : i + MANY], tokenizer) for i in range(0, len(texts), MANY)]
-        return torch.cat([represent(part.batch(torch.arange(len(part.ends)))) for part in parts])
+        return encoded_texts(self, str(self.name), texts)
+
+
+def encoded_texts(
+    encoder: nn.Module, name: str, texts: Sequence[str], as_inputs: Callable[[Tokens], Any] = lambda tokens: tokens
+) -> Features:
+    """The features that ``encoder`` gives to texts, cut into tokens as the encoder of this name has it."""
+    if isinstance(texts, str) or not texts:
+        raise ArgumentError("encode", "a list of one or more texts", repr(texts)[:60])
+    tokenizer, represent = tokenizer_for(name), Represent(encoder)
+    parts = [Ragged.of(texts[i : i + MANY], tokenizer) for i in range(0, len(texts), MANY)]
+    return torch.cat([represent(as_inputs(part.batch(torch.arange(len(part.ends))))) for part in parts])
 
 
 def check_text_encoder(name: str) -> None:

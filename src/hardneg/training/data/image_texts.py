@@ -6,8 +6,8 @@
                                            metadata.jsonl or metadata.csv, as Hugging Face's imagefolder has them
 
 The view of an image is a crop, unless ``--augment`` names others: colours and sides may be what its text speaks of.
-Pairs that share an image or a text are one document: never negatives of each other, held out together, and right
-answers for each other in the evaluation, which is retrieval both ways on held-out pairs.
+Pairs that share an image or a text, or are joined by a chain of such, are one document: never negatives of each other,
+held out together, and right answers for each other in the evaluation, which is retrieval both ways on held-out pairs.
 """
 
 from __future__ import annotations
@@ -29,16 +29,15 @@ from hardneg.training.augmentation.views import check_augment
 from hardneg.training.data.image_files import decoded_images, image_files, same_shape
 from hardneg.training.data.images import ImageData, channels_first
 from hardneg.training.data.inputs import Sided, TwoTowers
-from hardneg.training.data.items import Evaluation, Items, Shown, Splits
+from hardneg.training.data.items import TEST_SHARE, Evaluation, Items, Shown, Splits
 from hardneg.training.data.text_files import read_columns, read_lines, split_columns, texts_in
 from hardneg.training.data.text_pairs import grouped
 from hardneg.training.data.texts import Texts, shortened
-from hardneg.training.data.tokens import Ragged, tokenizer_for
 from hardneg.training.encoders import Represent, check_encoder
 from hardneg.training.evaluation.measures import register_measure
 from hardneg.training.evaluation.pairs import alignment, directions
 from hardneg.training.options import TrainOptions
-from hardneg.training.text_encoders import MANY, check_text_encoder, text_encoder
+from hardneg.training.text_encoders import check_text_encoder, encoded_texts, text_encoder
 
 FORM = "imagetext:TABLE[image,caption] or imagetext:FOLDER"
 IMAGE_COLUMNS = ("image", "image_path", "file_name", "filename", "filepath", "path", "file")
@@ -61,11 +60,7 @@ class ImageTextEncoder(TwoTowers):
 
     def encode(self, texts: Sequence[str]) -> Annotated[Tensor, "n d"]:
         """The vectors of any texts, to be compared with those of images."""
-        if isinstance(texts, str) or not texts:
-            raise ArgumentError("encode", "a list of one or more texts", repr(texts)[:60])
-        tokenizer, represent = tokenizer_for(str(self.second.name)), Represent(self)
-        parts = [Ragged.of(texts[i : i + MANY], tokenizer) for i in range(0, len(texts), MANY)]
-        return torch.cat([represent(Sided(second=part.batch(torch.arange(len(part.ends))))) for part in parts])
+        return encoded_texts(self, str(self.second.name), texts, lambda tokens: Sided(second=tokens))
 
 
 @dataclass(frozen=True, eq=False)
@@ -175,7 +170,7 @@ class ImageTexts(Items, prefix="imagetext", form="imagetext:TABLE"):
         figures |= {"scores": {"both_ways": pack_numbers(both.numpy())}, "num_test": len(splits.test)}
         return Evaluation(figures | {"alignment": alignment(images, texts)}, {"test_x": images})
 
-    def held_out(self, share: float = 0.2, seed: int = 0) -> tuple[Self, Self]:
+    def held_out(self, share: float = TEST_SHARE, seed: int = 0) -> tuple[Self, Self]:
         """By documents, so that no held-out image or text is trained on."""
         names, places = torch.unique(self.documents, return_inverse=True)
         order = np.random.RandomState(seed).permutation(len(names))  # a stream that NumPy has frozen
