@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from sentences import RESULTS, ROOT, articles, of_seeds, write_result
+from sentences import RESULTS, ROOT, articles, of_seeds, without_paths, write_result
 
 from hardneg.comparing.comparing import compare
 from hardneg.comparing.request import Comparison
@@ -81,7 +81,10 @@ def main() -> None:
     rows |= {name: of_seeds(summary["measures"][text]["retrieval"]) for name, text in ARMS.items()}
     print(rows)
     about = {one: summary[one] for one in ("answer", "sentences", "notes", "cautions")}
-    write_result(options.result, {"options": common, "retrieval": rows, "clip": about})
+    write_result(
+        options.result,
+        {"sentences": options.sentences, "options": without_paths(common), "retrieval": rows, "clip": about},
+    )
 
 
 if __name__ == "__main__":

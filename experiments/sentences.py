@@ -46,6 +46,11 @@ def of_seeds(values: list[float], scale: float = 100.0) -> dict[str, Any]:
     return {"mean": round(scale * mean(values), 2), "deviation": deviation, "seeds": [round(v, 5) for v in values]}
 
 
+def without_paths(options: dict[str, Any]) -> dict[str, Any]:
+    """The options that mean the same on any machine."""
+    return {name: value for name, value in options.items() if "/" not in str(value)}
+
+
 def kept_of(path: Path, key: str) -> dict[str, Any]:
     """What an earlier call wrote under this key."""
     return dict(json.loads(path.read_text(encoding="utf-8"))[key]) if path.exists() else {}

@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from sentences import DATA, RESULTS, ROOT, articles, kept_of, of_seeds, write_lines, write_result
+from sentences import DATA, RESULTS, ROOT, articles, kept_of, of_seeds, without_paths, write_lines, write_result
 
 from hardneg.comparing.arms import parse_arm
 from hardneg.comparing.comparing import compare
@@ -107,7 +107,7 @@ def study(name: str, options: argparse.Namespace, found: dict[str, Any]) -> None
     starts = [before(common, seed) for seed in range(options.seeds if name == "static" else 1)]
     about = {
         "sentences": options.sentences,
-        "options": common,
+        "options": without_paths(common),
         "before": {
             "sts": of_seeds([one["sts"] for one in starts]),
             "tasks": {task: of_seeds([one["tasks"][task] for one in starts]) for task in starts[0]["tasks"]},
