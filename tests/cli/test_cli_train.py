@@ -45,7 +45,7 @@ OTHER = {
     "clip": 1.0, "accumulate": 2, "save_every_steps": 10, "monitor": "svm", "monitor_every": 2,
     "validation_share": 0.1, "evaluate_with": "sts:there", "head": "mlp", "encoders": "one", "directions": "both",
     "context_size": 2, "loss": "softmax", "num_draws": 8, "clusters": 5, "cluster_runs": 2, "cluster_every": 3,
-    "warmup": 2, "cache": 100, "cache_refresh": 0.1, "four_losses": True,
+    "warmup": 2, "cache": 100, "cache_refresh": 0.1, "four_losses": True, "text_encoder": "hashed",
 }  # fmt: skip
 """A value for every option that is not its default."""
 
@@ -155,6 +155,21 @@ def test_a_comparison_from_a_file(compared: list[Any], tmp_path: Path) -> None:
     assert (where, jobs, other_data) == ("runs/compare", None, False)
     hardneg("compare", "--config", str(tmp_path / "both.yaml"), "--seeds", "2", "--option", "encoder=resnet18")
     assert (compared[-1][0].seeds, compared[-1][0].common["encoder"]) == (2, "resnet18")
+
+
+def test_the_benchmark_of_a_comparison_has_a_flag(compared: list[Any], tmp_path: Path) -> None:
+    arms = ("--arm", "simcse()", "--arm", "simcse(temperature=0.1)", "--out", str(tmp_path))
+    hardneg("compare", "--data", "text:a.txt", "--evaluate-with", "sts:b.tsv", *arms)
+    assert compared[0][0].common["evaluate_with"] == "sts:b.tsv"
+    hardneg("compare", "--data", "text:a.txt", *arms)
+    assert "evaluate_with" not in compared[1][0].common, "folders of earlier versions have none"
+
+
+@pytest.mark.parametrize(("recipe", "noun"), [("simcse", "texts"), ("pairs", "texts"), ("graphcl", "graphs")])
+def test_the_help_speaks_of_the_items_of_the_recipe(recipe: str, noun: str) -> None:
+    shown = hardneg("train", recipe, "--help").output
+    assert "image" not in shown
+    assert noun in shown
 
 
 @pytest.mark.parametrize("recipe", ["simclr", "moco", "supervised"])

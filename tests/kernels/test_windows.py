@@ -35,7 +35,9 @@ def served_here(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(triton_wide, "CHUNK_BYTES", 2 * QUEUE * 16)
 
 
-def run(text: str, impl: str, dtype: torch.dtype, ids: bool, queue: Tensor) -> tuple[hn.ContrastiveLoss, Tensor, Tensor]:
+def run(
+    text: str, impl: str, dtype: torch.dtype, ids: bool, queue: Tensor
+) -> tuple[hn.ContrastiveLoss, Tensor, Tensor]:
     """The loss module, the losses of the anchors, and the gradient of their vectors."""
     z1, z2 = (vectors(B, D, torch.float64, 3.0, seed).half().to(dtype) for seed in (0, 1))
     loss = hn.ContrastiveLoss(text, temperature=0.3, views="pool", impl=impl, reduction="none")

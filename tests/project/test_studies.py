@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
+import argparse
+import gzip
+import importlib
 import importlib.util
 import json
+import lzma
 import sys
 from pathlib import Path
 
 import pytest
 
+import hardneg.comparing.runs
+from hardneg.training.recipes import run_recipe
 from support.graphs import graph_file
+from support.texts import sentences, sts_file, vector_file
 
 pytest.importorskip("matplotlib", reason="the studies plot")
 pytest.importorskip("sklearn", reason="the digits come with scikit-learn")
@@ -29,6 +36,76 @@ def run(name: str, arguments: list[str], out: Path, monkeypatch: pytest.MonkeyPa
     assert (out / f"{name}.png").read_bytes()[:4] == b"\x89PNG"
     found: dict[str, dict[str, object]] = json.loads((out / "results.json").read_text(), parse_constant=pytest.fail)
     return found
+
+
+@pytest.fixture
+def few_sentences(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """$HARDNEG_DATA with a few sentences of each set, and runs of comparisons in this process."""
+    texts, topics = sentences(60)
+    for name in ("sentences", "sts", "textcls"):
+        (tmp_path / "data" / name).mkdir(parents=True)
+    with lzma.open(tmp_path / "data/sentences/wiki_en_sentences.tsv.xz", "wt", encoding="utf-8") as file:
+        file.writelines(f"{i // 5}\t{text}\n" for i, text in enumerate(texts))
+    with gzip.open(tmp_path / "data/sts/sts.tsv.gz", "wt", encoding="utf-8") as file:
+        file.write(Path(sts_file(tmp_path / "sts.tsv").partition(":")[2]).read_text())
+    rows = [
+        f"toy\t{('train', 'test')[i % 2]}\t{topic}\t{text}"
+        for i, (text, topic) in enumerate(zip(texts, topics, strict=True))
+    ]
+    with gzip.open(tmp_path / "data/textcls/textcls.tsv.gz", "wt", encoding="utf-8") as file:
+        file.write("\n".join(["task\tsplit\tlabel\ttext", *rows]))
+    for module in ("sentences", "simcse", "quick_thoughts"):
+        monkeypatch.setattr(importlib.import_module(module), "DATA", tmp_path / "data")
+    monkeypatch.setattr(
+        hardneg.comparing.runs,
+        "in_a_process",
+        lambda recipe, options, one, environ, **_: run_recipe(recipe, options, one.path, quiet=True),
+    )
+
+
+@pytest.mark.filterwarnings("ignore::hardneg.core.errors.HardnegWarning")  # of clamped terms, which the study counts
+@pytest.mark.usefixtures("few_sentences")
+def test_simcse(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import simcse
+
+    where = ["--out", str(tmp_path / "runs"), "--result", str(tmp_path / "found.json"), "--jobs", "1"]
+    monkeypatch.setattr(simcse, "ARMS", {name: simcse.ARMS[name] for name in ("InfoNCE", "debiased")})
+    small = ["--sentences", "50", "--batch-size", "16", "--seeds", "2"]
+    monkeypatch.setattr(sys, "argv", ["simcse", "static", *small, *where])
+    simcse.main()
+    found = json.loads((tmp_path / "found.json").read_text(), parse_constant=pytest.fail)["encoders"]["static"]
+    assert found["after"].keys() == simcse.ARMS.keys()
+    assert len(found["before"]["sts"]["seeds"]) == len(found["after"]["InfoNCE"]["sts"]["seeds"]) == 2
+    assert min(found["after"]["debiased"]["clamped"]) > 0.5 > max(found["after"]["InfoNCE"]["clamped"])
+
+
+@pytest.mark.usefixtures("few_sentences")
+def test_quick_thoughts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import quick_thoughts
+    from sentences import articles, write_lines
+
+    lines = write_lines(tmp_path / "lines.txt", articles(50))
+    mixed = list(quick_thoughts.shuffled(articles(50)))
+    assert [len(one) for one in mixed] == [len(one) for one in articles(50)]
+    assert {text for one in mixed for text in one} == {text for one in articles(50) for text in one}
+    options = argparse.Namespace(epochs=1, tasks=["toy"])
+    arms = ("untrained", "quick-thoughts")
+    monkeypatch.setitem(quick_thoughts.ARMS, "quick-thoughts", {"batch_size": 16})
+    found = {(arm, 0): quick_thoughts.measured(arm, 0, lines, tmp_path, options) for arm in arms}
+    table = quick_thoughts.table(found)
+    assert table["untrained"]["mean"]["mean"] > 50.0, "three topics with words of their own"
+    assert table["quick-thoughts"]["tasks"].keys() == {"toy"}
+
+
+def test_clip_embeddings(tmp_path: Path) -> None:
+    import clip_embeddings
+
+    vector_file(tmp_path / "vectors_100.npz")
+    data = {"data": f"embeddings:{tmp_path / 'vectors_100.npz'}", "epochs": 1}
+    options = clip_embeddings.CLIPOptions(**data)
+    splits = clip_embeddings.VectorPairs.splits(options)
+    assert clip_embeddings.least_squares(splits) > 0.9, "the second vectors are a linear map of the first"
+    assert clip_embeddings.untrained(options, splits) < 0.5
 
 
 def test_ring_mutual_information(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

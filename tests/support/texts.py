@@ -54,6 +54,25 @@ def pair_table(path: Path, number: int = 100, num_negatives: int = 2) -> str:
     return f"pairs:{path}"
 
 
+COLOURS = {"red": (220, 30, 30), "green": (30, 200, 40), "blue": (30, 40, 220), "white": (245, 245, 245)}
+
+
+def image_text_table(path: Path, number: int = 100, size: int = 8) -> str:
+    """A JSONL file with the columns file_name and text, and pictures of a bar beside it; every fifth has two texts."""
+    from PIL import Image
+
+    names, rows = list(COLOURS), []
+    for i in range(number):
+        colour, ground = names[i % 4], names[(i // 4 + i % 4 + 1) % 4]
+        pixels = np.full((size, size, 3), COLOURS[ground], dtype=np.uint8)
+        pixels[:, i % size] = COLOURS[colour]
+        Image.fromarray(pixels).save(path.parent / f"bar{i}.png")
+        texts = [f"a {colour} bar at place {i % size} on {ground}", f"{ground} with {colour}, number {i}"]
+        rows += [{"file_name": f"bar{i}.png", "text": text} for text in (texts if i % 5 == 0 else texts[1:])]
+    path.write_text("\n".join(map(json.dumps, rows)))
+    return f"imagetext:{path}"
+
+
 def vector_file(path: Path, number: int = 100) -> str:
     """Vectors of 6 numbers and a linear map of them to 9, with noise."""
     random = np.random.default_rng(0)

@@ -14,6 +14,7 @@ from torch import Tensor
 from typer.testing import CliRunner
 
 from hardneg.cli.app import app
+from hardneg.core.errors import HardnegError
 from hardneg.training.evaluation.classification import TextTask, evaluate_classification, read_classification
 from hardneg.training.evaluation.retrieval import (
     RetrievalSet,
@@ -23,6 +24,9 @@ from hardneg.training.evaluation.retrieval import (
 )
 from hardneg.training.evaluation.sts import Pair, evaluate_sts, read_sts, spearman, sts_figures
 from hardneg.training.evaluation.texts import text_encoder
+from support.graphs import graph_file
+from support.texts import text_file
+from support.training_runs import run as train_run
 
 pytest.importorskip("scipy", reason="evaluations need the extra eval")
 pytest.importorskip("ir_measures", reason="evaluations need the extra eval")
@@ -311,6 +315,42 @@ def test_the_command_prints_a_table_and_json(encoder_file: str, tmp_path: Path) 
     wrong = run("st", *files)
     assert wrong.exit_code == 2
     assert "an encoder of texts" in wrong.output
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "match"),
+    [
+        ("SICK.txt", b"score\tsentence1\tsentence2\n1\ta\n", "3 fields in each line.* has 2"),
+        ("SICK.txt", b"", "a column of"),
+        ("SICK.txt", b"score\tsentence1\tsentence2\n1\t\xe9\tb\n", "text in UTF-8"),
+        ("sts-test.csv", b"\xff\n", "text in UTF-8"),
+        ("sts.tsv", b"score\tsentence1\tsentence2\ninf\ta\tb\n", "a score and two sentences"),
+    ],
+)
+def test_malformed_sts_files_are_reported(name: str, content: bytes, match: str, tmp_path: Path) -> None:
+    (tmp_path / name).write_bytes(content)
+    with pytest.raises(HardnegError, match=match):
+        read_sts(tmp_path / name)
+
+
+def test_a_score_for_each_pair(tmp_path: Path) -> None:
+    (tmp_path / "STS.input.a.txt").write_text("a\tb\nc\td\n")
+    (tmp_path / "STS.gs.a.txt").write_text("1\n")
+    with pytest.raises(HardnegError, match=r"STS\.gs\.a\.txt, which has 1 for 2 lines"):
+        read_sts(tmp_path)
+
+
+def test_a_run_without_a_train_split_is_evaluated_or_says_what_to_give(tmp_path: Path) -> None:
+    pytest.importorskip("accelerate", reason="training needs the extra train")
+    short = {"epochs": 1, "batch_size": 16, "dim": 8, "device": "cpu"}
+    train_run("simcse", tmp_path / "texts", {"data": text_file(tmp_path / "a.txt"), **short})
+    done = CliRunner().invoke(app, ["evaluate", str(tmp_path / "texts")])
+    assert done.exit_code != 0
+    assert "give --on DATA with labels, or for texts --sts FILE, --beir FOLDER or" in " ".join(done.output.split())
+    result = train_run("graphcl", tmp_path / "graphs", {"data": graph_file(tmp_path / "a.npz", 32), **short})
+    assert "SVM accuracy" in CliRunner().invoke(app, ["evaluate", str(tmp_path / "graphs")]).output
+    done = CliRunner().invoke(app, ["evaluate", str(tmp_path / "graphs"), "--json"])
+    assert json.loads(done.output)["svm"] == result["svm"]
 
 
 def test_embeddings_as_json(tmp_path: Path) -> None:

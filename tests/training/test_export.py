@@ -16,18 +16,20 @@ import hardneg as hn
 import hardneg.comparing.runs
 from hardneg.cli.app import app
 from hardneg.comparing import Comparison, compare
+from hardneg.core.errors import ArgumentError
 from hardneg.io.embeddings import load_embeddings, load_evaluated
 from hardneg.training.augmentation.augment import TINY
 from hardneg.training.data.images import load
 from hardneg.training.encoders import Represent, auto_encoder, build_encoder, embed
 from hardneg.training.evaluation.transfer import transfer
 from hardneg.training.export import export, how_to_load, may_run_code, resnet_names
-from hardneg.training.options import RECIPES
+from hardneg.training.options import RECIPES, CLIPOptions
 from hardneg.training.recipes import run_recipe
+from hardneg.training.runs import Run
 from hardneg.training.setup import splits
 from support.graphs import graph_file
 from support.libraries import library
-from support.texts import text_file
+from support.texts import text_file, vector_file
 from support.training_runs import few_digits, run, short
 
 pytest.importorskip("accelerate", reason="training needs the extra train")
@@ -193,9 +195,10 @@ def test_model_folders_that_may_run_code_are_refused(
 ) -> None:
     monkeypatch.setitem(sys.modules, "sentence_transformers", SimpleNamespace(__version__=version))
     assert may_run_code("st:folder") == refused
-    monkeypatch.setattr("hardneg.training.export.options_of", lambda run: RECIPES["simcse"](encoder="hf:folder"))
-    with pytest.raises(ValueError, match=r"runs no code, got the encoder hf:folder.*run_code=True"):
-        hn.load_encoder(trained)
+    for options in (RECIPES["simcse"](encoder="hf:folder"), CLIPOptions(text_encoder="hf:folder")):
+        monkeypatch.setattr("hardneg.training.export.options_of", lambda run, options=options: options)
+        with pytest.raises(ValueError, match=r"runs no code, got the encoder hf:folder.*run_code=True"):
+            hn.load_encoder(trained)
 
 
 @pytest.mark.parametrize("recipe", ["infograph", "quick-thoughts", "cmc"])
@@ -208,6 +211,32 @@ def test_encoders_of_two_parts_are_loaded(recipe: str, tmp_path: Path) -> None:
     wanted = RECIPES[recipe](**options)
     found = Represent(hn.load_encoder(tmp_path / "run")).items(splits(wanted).test.prepared(wanted))
     torch.testing.assert_close(found, expected)
+
+
+def test_an_encoder_of_texts_takes_texts(tmp_path: Path) -> None:
+    data = text_file(tmp_path / "some.txt")
+    for recipe in ("simcse", "quick-thoughts"):
+        options = {"data": data, "epochs": 1, "batch_size": 16, "dim": 8, "device": "cpu"}
+        run(recipe, tmp_path / recipe, options)
+        expected = load_evaluated(tmp_path / recipe / "embeddings.npz")[0]
+        texts = splits(RECIPES[recipe](**options)).test.texts
+        encoder: Any = hn.load_encoder(tmp_path / recipe)
+        torch.testing.assert_close(encoder.encode(texts), expected)
+    for wrong in ("a text", []):
+        with pytest.raises(ArgumentError, match="a list of one or more texts"):
+            encoder.encode(wrong)
+
+
+@pytest.mark.parametrize("recipe", ["graphcl", "clip"])
+def test_an_encoder_is_loaded_without_its_data(recipe: str, tmp_path: Path) -> None:
+    data = (graph_file if recipe == "graphcl" else vector_file)(tmp_path / "some.npz")
+    run(recipe, tmp_path / "run", {"data": data, "epochs": 1, "batch_size": 16, "dim": 8, "device": "cpu"})
+    before = hn.load_encoder(tmp_path / "run").state_dict()
+    (tmp_path / "some.npz").unlink()
+    assert export(tmp_path / "run", "safetensors").name == "encoder.safetensors"
+    found = library("safetensors.torch").load_file(tmp_path / "run" / "encoder.safetensors")
+    assert found.keys() == before.keys()
+    assert all(torch.equal(found[name], before[name]) for name in before)
 
 
 class TestTransfer:
@@ -223,6 +252,13 @@ class TestTransfer:
         assert done.exit_code == 0, done.output
         found = json.loads(done.output)
         assert (found["data"], found["num_test"]) == ("digits", 360)
+
+    def test_other_features_of_nodes_are_named(self, tmp_path: Path) -> None:
+        data, other = graph_file(tmp_path / "a.npz", 32), graph_file(tmp_path / "b.npz", 32, features=5)
+        run("graphcl", tmp_path / "run", {"data": data, "epochs": 1, "batch_size": 16, "dim": 8, "device": "cpu"})
+        with pytest.raises(ArgumentError, match="graphs with 3 node features, as it was trained on, got 5"):
+            transfer(tmp_path / "run", other)
+        assert transfer(tmp_path / "run", data)["svm"] == Run(tmp_path / "run").result()["svm"]  # type: ignore[index]
 
     def test_other_kinds_are_named(self, trained: Path, tmp_path: Path) -> None:
         (tmp_path / "lines.txt").write_text("a\nb\n")

@@ -147,11 +147,22 @@ def test_bad_files_raise(tmp_path: Path) -> None:
         ({"node_ptr": [0, 3, 2], "edge_ptr": [0, 1, 1]}, "does not fall"),
         ({"x": [[np.nan], [0.0]]}, "finite"),
         ({"x": [[1.0]]}, "each of 2 nodes"),
+        ({"x": np.ones((2, 0))}, "at least one feature"),
+        ({"x": [["a"], ["b"]]}, "numbers .* as x"),
+        ({"x": 1.0}, "numbers .* as x"),
+        ({"edges": [[0.5], [1.0]]}, "whole numbers .* as edges, .* float64"),
+        ({"edges": [0]}, "whole numbers .* as edges"),
+        ({"node_label": [[0], [1]]}, "as node_label"),
+        ({"node_label": [0.0, np.nan]}, "as node_label"),
+        ({"class_values": "one"}, "as class_values"),
         ({"y": [0, 1]}, "each of 1 graphs"),
     ]:
         np.savez(path, **(good | change))
         with pytest.raises(FileError, match=message):
             read_graphs(str(path))
+    np.savez(path, node_ptr=[0, 2], edge_ptr=[0, 1], edges_delta=[0])
+    with pytest.raises(FileError, match="as edges_delta"):
+        read_graphs(str(path))
     np.savez(path, node_ptr=[0, 2], edge_ptr=[0, 1])
     with pytest.raises(FileError, match="neither"):
         read_graphs(str(path))
@@ -167,6 +178,18 @@ def test_bad_text_files_raise(tmp_path: Path) -> None:
     written(tmp_path / "c", **(TOY | {"A": "one, two\n"}))
     with pytest.raises(FileError, match="numbers"):
         read_graphs(str(tmp_path / "c"))
+    for number, (change, message) in enumerate([
+        ({"graph_indicator": ""}, "which has none"),
+        ({"graph_indicator": "1\n1\n3\n3\n3\n"}, "leave out none"),
+        ({"graph_indicator": "1\n1\n2\n2\n9000000000000\n"}, "leave out none"),
+        ({"A": ""}, "which has none"),
+        ({"A": "1, 2, 3\n"}, "two nodes a line.* which has 3"),
+        ({"node_labels": "1\n"}, "labels of each of 5 nodes"),
+        ({"graph_labels": ""}, "which has none"),
+    ]):  # fmt: skip
+        written(tmp_path / f"e{number}", **(TOY | change))
+        with pytest.raises(FileError, match=message):
+            read_graphs(str(tmp_path / f"e{number}"))
     written(tmp_path / "d", graph_indicator="1\n1\n")
     with pytest.raises(FileError, match="two nodes a line"):
         read_graphs(str(tmp_path / "d"))

@@ -39,15 +39,19 @@ from hardneg.training.runs import Run
 from hardneg.training.setup import splits
 from support.html_page import Page
 from support.ranks import free_port
-from support.texts import pair_table, sts_file, text_file, text_table, vector_file
+from support.texts import image_text_table, pair_table, sts_file, text_file, text_table, vector_file
 from support.training_ranks import run_job
 from support.training_runs import assert_same, run
 from support.training_runs import everything as all_of
 
 pytest.importorskip("accelerate", reason="training needs the extra train")
 
-MAKERS = {"simcse": text_file, "pairs": pair_table, "clip": vector_file, "quick-thoughts": text_file}
-SUFFIX = {"simcse": "txt", "pairs": "jsonl", "clip": "npz", "quick-thoughts": "txt"}
+MAKERS = {
+    "simcse": text_file, "pairs": pair_table, "clip": vector_file, "quick-thoughts": text_file,
+    "clip, images": image_text_table,
+}  # fmt: skip
+"""Of each recipe, and of a second kind of data behind a comma."""
+SUFFIX = {"simcse": "txt", "pairs": "jsonl", "clip": "npz", "quick-thoughts": "txt", "clip, images": "jsonl"}
 METHODS: dict[str, Any] = {"simcse": SimCSE, "pairs": Pairs, "clip": CLIP, "quick-thoughts": QuickThoughts}
 IDS = torch.tensor([4, 5, 7, 1, 0, 9])
 
@@ -56,15 +60,19 @@ def data_for(recipe: str, folder: Path) -> str:
     return MAKERS[recipe](folder / f"data.{SUFFIX[recipe]}")
 
 
+def recipe_of(name: str) -> str:
+    return name.partition(",")[0]
+
+
 def short(data: str, **options: Any) -> dict[str, Any]:
     return {"data": data, "epochs": 2, "batch_size": 16, "log_every": 1, "dim": 12, "device": "cpu", **options}
 
 
 def made(recipe: str, folder: Path, **options: Any) -> tuple[Any, Items, Batch]:
     """A method, its data and a batch."""
-    wanted = RECIPES[recipe](**short(data_for(recipe, folder), **options))
+    wanted = RECIPES[recipe_of(recipe)](**short(data_for(recipe, folder), **options))
     data = splits(wanted).train.prepared(wanted)
-    method: Method = METHODS[recipe](wanted, data, 10)
+    method: Method = METHODS[recipe_of(recipe)](wanted, data, 10)
     method.set_progress(3, 10)
     views = joined(data.views(IDS, 1, 2))
     return method, data, Batch(views, IDS, None, data.mined(IDS))
@@ -155,6 +163,18 @@ def test_clip_is_both_directions_with_a_learnt_temperature(tmp_path: Path) -> No
     own = torch.arange(6)
     cross = nn.functional.cross_entropy
     assert_step(method, batch, (cross(logits, own) + cross(logits.T, own)) / 2)
+
+
+def test_clip_of_images_and_texts_leaves_out_the_pairs_of_one_image(tmp_path: Path) -> None:
+    method, data, batch = made("clip, images", tmp_path)
+    documents = data.documents[IDS]  # type: ignore[attr-defined]
+    assert len(documents.unique()) < len(documents), "two texts of one image are in the batch"
+    z1, z2 = (normalize(method.encoder(view), dim=-1) for view in (batch.first, batch.second))
+    s, losses = z1 @ z2.T / method.temperature(), []
+    for way in (s, s.T):
+        for i in range(6):
+            losses.append(softmax_loss(way[i, i], [way[i, j] for j in range(6) if documents[j] != documents[i]]))
+    assert_step(method, batch, torch.stack(losses).mean())
 
 
 def test_the_temperature_of_clip_can_leave_its_lowest_value(tmp_path: Path) -> None:
@@ -257,9 +277,9 @@ def test_models_of_the_libraries_are_trained(kind: str, tmp_path: Path) -> None:
 # Runs.
 
 
-@pytest.mark.parametrize("recipe", MAKERS)
-def test_a_killed_run_resumes_to_the_same_bits(recipe: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    options = short(data_for(recipe, tmp_path))
+@pytest.mark.parametrize("name", MAKERS)
+def test_a_killed_run_resumes_to_the_same_bits(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    recipe, options = recipe_of(name), short(data_for(name, tmp_path))
     run(recipe, tmp_path / "whole", options)
     step = Loop._one_step
 
@@ -279,8 +299,8 @@ def test_a_killed_run_resumes_to_the_same_bits(recipe: str, tmp_path: Path, monk
 @pytest.mark.slow
 def test_two_ranks_train_as_one(tmp_path: Path) -> None:
     jobs = [
-        {"name": recipe, "recipe": recipe, "options": short(data_for(recipe, tmp_path), learning_rate=1e-5)}
-        for recipe in MAKERS
+        {"name": name, "recipe": recipe_of(name), "options": short(data_for(name, tmp_path), learning_rate=1e-5)}
+        for name in MAKERS
     ]
     jobs[0]["options"]["encode_chunk"] = 5  # type: ignore[index]
     (tmp_path / "jobs.json").write_text(json.dumps(jobs))
@@ -352,10 +372,10 @@ def test_the_figure_of_sts_is_the_mean_of_its_parts_and_of_its_tasks(tmp_path: P
 
 def test_validation_reads_the_dev_split_of_a_benchmark(tmp_path: Path) -> None:
     rows = ["split\tscore\tsentence1\tsentence2", *(f"dev\t{i}\ta b\ta {'b' * i}" for i in range(3))]
-    (tmp_path / "sts.tsv").write_text("\n".join([*rows, "test\t1\tx\ty"]))
+    (tmp_path / "sts.tsv").write_text("\n".join([*rows, "test\t1\tx\ty", "test\t2\tx\ty"]))
     found = read_benchmark(Benchmark("sts", tmp_path / "sts.tsv"), "validation")
     assert [pair.score for pair in found] == [0.0, 1.0, 2.0]  # type: ignore[union-attr]
-    assert len(read_benchmark(Benchmark("sts", tmp_path / "sts.tsv"), "test")) == 1  # type: ignore[arg-type]
+    assert len(read_benchmark(Benchmark("sts", tmp_path / "sts.tsv"), "test")) == 2  # type: ignore[arg-type]
     with pytest.raises(ArgumentError, match=r"a BEIR folder with qrels/dev.tsv, got .*; add qrels/dev.tsv, or leave"):
         read_benchmark(Benchmark("ndcg@10", tmp_path), "validation")
 
@@ -425,6 +445,7 @@ def test_wrong_data_is_reported_and_nothing_is_left(
         ("simcse", {"evaluate_with": "sts"}, "--evaluate-with: train needs sts:PATH or beir:PATH"),
         ("simcse", {"evaluate_with": "sts:/no/file"}, "a benchmark that exists"),
         ("simcse", {"negatives": "From('mined')"}, "--negatives for candidates of the batch"),
+        ("pairs", {"negatives": "From('mined')", "directions": "both"}, "candidates of the batch.* --directions one"),
         ("quick-thoughts", {"batches": "uniform()"}, r"--batches to be consecutive\(\)"),
         ("clip", {"temperature": "linear(0.5, 0.1)"}, "a number as --temperature"),
         ("clip", {"encoder": "tiny"}, "--encoder auto, since pairs have no other"),
@@ -439,9 +460,31 @@ def test_wrong_options_are_reported_before_the_run(
     assert not (tmp_path / "run").exists()
 
 
+def test_infograph_of_other_items_names_the_data(tmp_path: Path) -> None:
+    for data, noun in ((text_file(tmp_path / "a.txt"), "texts"), ("digits", "images")):
+        with pytest.raises(ArgumentError, match=f"infograph needs graphs, .* of {noun}; use --data graphs:NAME"):
+            run("infograph", tmp_path / "run", short(data))
+
+
+def test_negatives_that_were_not_mined_are_reported_before_the_run(tmp_path: Path) -> None:
+    data = pair_table(tmp_path / "a.jsonl", num_negatives=0)
+    for negatives in ("From('mined')", "Tilt(5.0, source='mined')"):
+        with pytest.raises(ArgumentError, match=r"candidates of the batch, .*add columns negative_1.* hardneg mine"):
+            run("pairs", tmp_path / "run", short(data, negatives=negatives))
+        arms = ("pairs()", f'pairs(negatives="{negatives}")')
+        with pytest.raises(ValueError, match=r"cannot be trained: .*add columns negative_1"):
+            compare(Comparison(arms, 2, short(data)), tmp_path / "compared", jobs=1)
+    assert not (tmp_path / "run").exists()
+
+
 def test_a_wrong_benchmark_is_reported_before_the_run(tmp_path: Path) -> None:
     (tmp_path / "bad.tsv").write_text("score\tsentence1\n1\ta\n")
-    for name, match in (("bad.tsv", "--evaluate-with: .*a column of .*sentence2"), ("none.tsv", "that exists")):
+    (tmp_path / "same.tsv").write_text("score\tsentence1\tsentence2\n1\ta\tb\n1\tc\td\n")
+    for name, match in (
+        ("bad.tsv", "--evaluate-with: .*a column of .*sentence2"),
+        ("same.tsv", "--evaluate-with: .*scores that differ in same"),
+        ("none.tsv", "that exists"),
+    ):
         with pytest.raises(HardnegError, match=match):
             run(
                 "simcse", tmp_path / "run", short(text_file(tmp_path / "a.txt"), evaluate_with=f"sts:{tmp_path / name}")
@@ -468,8 +511,8 @@ def test_vectors_that_do_not_fit_are_reported(tmp_path: Path) -> None:
 
 
 def test_every_kind_says_what_its_items_are() -> None:
-    nouns = [kind_of(name).noun for name in ("digits", "text:x", "pairs:x", "embeddings:x")]
-    assert nouns == ["image", "text", "text", "pair"]
+    nouns = [kind_of(name).noun for name in ("digits", "text:x", "pairs:x", "embeddings:x", "imagetext:x")]
+    assert nouns == ["image", "text", "text", "pair", "pair"]
 
 
 def test_a_changed_benchmark_is_other_data(tmp_path: Path) -> None:

@@ -69,6 +69,7 @@ NOT_RUN = {
     "directions": "of texts: test_text_recipes.py",
     "context_size": "of texts: test_text_recipes.py",
     "clusters": "needs negatives that need it: test_bank_recipes.py",
+    "text_encoder": "of images and texts: test_image_texts.py",
 }
 
 OF_IMAGES = [name for name, options in RECIPES.items() if ":" not in options.data]

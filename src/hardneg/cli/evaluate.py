@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from hardneg.cli.options import EvaluateOptions
-from hardneg.core.errors import NoFile
+from hardneg.core.errors import ArgumentError, NoFile
 
 if TYPE_CHECKING:
     from hardneg.training.evaluation.texts import TextEncoder
@@ -60,12 +60,29 @@ def _of_texts(options: EvaluateOptions) -> dict[str, Any]:
 
 
 def _of_embeddings(path: Path) -> dict[str, Any]:
+    from hardneg.io.arrays import names_in_npz
     from hardneg.training.evaluation.embeddings import evaluate_file
 
     file = path / "embeddings.npz" if path.is_dir() else path
     if not file.exists():
         raise NoFile("evaluate", "embeddings", file, "which is not there", _why_not(path))
+    if path.is_dir() and "train_x" not in names_in_npz("evaluate", file):
+        return _of_one_split(path, file)
     return evaluate_file(file)
+
+
+def _of_one_split(path: Path, file: Path) -> dict[str, Any]:
+    """Of a run without a train split to fit a probe to: by cross-validation of its test split, as of graphs."""
+    import hardneg.training.data.kinds  # noqa: F401  # registers how tables call the measures of graphs
+    from hardneg.io.embeddings import load_evaluated
+    from hardneg.training.evaluation.svm import svm_accuracy
+
+    x, y = load_evaluated(file)
+    if y is not None:
+        found = svm_accuracy(x, y)
+        return {"svm": found["mean"], "folds": found["folds"], "num_test": len(y)}
+    fix = "give --on DATA with labels, or for texts --sts FILE, --beir FOLDER or --classification TABLE"
+    raise ArgumentError("evaluate", "labels, or something else to evaluate by", f"{path}, whose data has none", fix)
 
 
 def _why_not(path: Path) -> str:

@@ -62,6 +62,10 @@ EXAMPLES = {
   hardneg train pairs --data pairs:m.csv --negatives "Tilt(5, source='mined')"
 """,
     "clip": """
+  hardneg train clip --data "imagetext:photos.jsonl[image,caption]@64"
+
+  hardneg train clip --data imagetext:FOLDER --encoder resnet18 --epochs 30
+
   hardneg train clip --data embeddings:pairs.npz --dim 256 --epochs 20
 """,
     "quick-thoughts": """

@@ -13,7 +13,7 @@ from hardneg.comparing.arms import Arm
 from hardneg.comparing.canonical import plainly
 from hardneg.comparing.request import SHARED, Comparison
 from hardneg.core.errors import ArgumentError, HardnegError, UnknownName
-from hardneg.training.checks import check_batch, check_words
+from hardneg.training.checks import check_batch, check_sources, check_words
 from hardneg.training.data.items import Items, Splits
 from hardneg.training.evaluation.measures import AUTO
 from hardneg.training.options import RECIPES, TrainOptions
@@ -124,7 +124,9 @@ def _check_with_data(arms: list[Arm], metric: str) -> tuple[Splits, str]:
 
 def _check_views(options: TrainOptions, data: Items) -> None:
     first = torch.zeros(1, dtype=torch.int64)
-    data.take(first).prepared(options).views(first, 0, options.seed)
+    one = data.take(first).prepared(options)
+    one.views(first, 0, options.seed)
+    check_sources(options, one)
 
 
 def _check_chosen(arms: list[Arm], data: Items) -> None:

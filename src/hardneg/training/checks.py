@@ -31,6 +31,9 @@ def check_words(options: TrainOptions) -> BatchSpec:
     if options.evaluate_with is not None and not kind.has_benchmarks:
         what = f"no --evaluate-with for {kind.noun}s, which have no benchmarks"
         raise argument_error("train", what, "evaluate_with", options.evaluate_with)
+    if options.needs_nodes and not kind.has_nodes:
+        got = f"--data {options.data}, of {kind.noun}s"
+        raise ArgumentError("infograph", "graphs, whose nodes it compares with them", got, "use --data graphs:NAME")
     kind.check(options)
     for flag, read in (("optimizer", read_optimiser), ("schedule", read_rate), ("monitor", read_monitor)):
         with located(f"--{flag}"):
@@ -60,7 +63,21 @@ def check_batch(options: TrainOptions, data: Items, ranks: int) -> None:
         raise ArgumentError("train", f"--batch-size to divide over {ranks} ranks", got)
 
 
-def try_negatives(options: TrainOptions, labelled: bool = True) -> None:
+def check_sources(options: TrainOptions, data: Items) -> None:
+    """Raises for negatives of a source that the prepared data does not have, or that a direction does not."""
+    if "mined" not in options.sources:
+        return
+    rest = tuple(source for source in options.sources if source != "mined")
+    if data.mined(torch.zeros(1, dtype=torch.int64, device=data.ids.device)) is None:
+        what = f"add columns negative_1, negative_2 ... to {data.name}, as hardneg mine writes them"
+        try_negatives(options, sources=rest, fix=what)
+    elif getattr(options, "directions", "one") == "both":
+        try_negatives(options, sources=rest, fix="use --directions one: the other direction has no mined negatives")
+
+
+def try_negatives(
+    options: TrainOptions, labelled: bool = True, sources: tuple[str, ...] | None = None, fix: str = ""
+) -> None:
     """Raises for negatives that need what the recipe does not have: clusters, a second model, another source.
 
     Tried on four rows. labelled: whether the items have labels; before the data is loaded this is unknown, and
@@ -72,6 +89,7 @@ def try_negatives(options: TrainOptions, labelled: bool = True) -> None:
     Traceback (most recent call last):
     hardneg.core.errors.ArgumentError: train needs --negatives for candidates of the batch, got ...: From needs ...
     """
+    sources = options.sources if sources is None else sources
     options.check()
     _try_objective(options)
     if (generate := getattr(options, "generate", None)) is not None:
@@ -82,14 +100,14 @@ def try_negatives(options: TrainOptions, labelled: bool = True) -> None:
     rows = torch.arange(4)
     clusters = rows[:, None] if getattr(options, "clusters", 0) else None
     keys = Keys(torch.eye(4), rows, rows % 2 if labelled else None, clusters)
-    pools = [keys.changed(source=source) for source in options.sources]
+    pools = [keys.changed(source=source) for source in sources]
     scores = score(keys, keys, pools, value_of(number_of(options.temperature), 0, 1))
     try:
         negatives.at(0, 1).log_weights(scores)
     except ValueError as error:
-        has = f"candidates of the {' and the '.join(options.sources)}{'' if labelled else ' without labels'}"
+        has = f"candidates of the {' and the '.join(sources)}{'' if labelled else ' without labels'}"
         got = f"negatives={options.negatives!r}: {error}"
-        raise ArgumentError("train", f"--negatives for {has}", got) from None
+        raise ArgumentError("train", f"--negatives for {has}", got, fix) from None
 
 
 def _try_objective(options: TrainOptions) -> None:

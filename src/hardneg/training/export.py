@@ -25,9 +25,8 @@ from hardneg.training.checkpoints import read_state
 from hardneg.training.data.inputs import TwoTowers
 from hardneg.training.data.items import Items
 from hardneg.training.data.kinds import kind_of
-from hardneg.training.data.texts import MANY, OfTexts
-from hardneg.training.data.tokens import Ragged, tokenizer_for
-from hardneg.training.encoders import Represent, ResNetBackbone
+from hardneg.training.data.texts import OfTexts
+from hardneg.training.encoders import ResNetBackbone
 from hardneg.training.evaluation.texts import TextEncoder, of_function, sentence_transformer
 from hardneg.training.options import RECIPES, CMCOptions, InfoGraphOptions, QuickThoughtsOptions, TrainOptions
 from hardneg.training.runs import Run
@@ -41,6 +40,8 @@ PREFIXES = ("encoder.", "encoder.encoder.")
 def load_encoder(run: str | Path, weights: str = "last", *, run_code: bool = False) -> nn.Module:
     """The trained encoder of a run, in evaluation mode on the CPU; ``.features(inputs)`` are what was evaluated.
 
+    One of texts also has ``.encode(texts)``, which gives the features of a list of strings.
+
     ``weights="best"`` are those that the monitor found best. An encoder or data from a Python file that the run names
     are run again only with ``run_code=True``, and so are model folders that may hold code (``may_run_code``).
     """
@@ -49,8 +50,9 @@ def load_encoder(run: str | Path, weights: str = "last", *, run_code: bool = Fal
     disk = Run(Path(run))
     config = disk.whole_config()
     options = options_of(disk)
-    if may_run_code(options.encoder) and not run_code:
-        got = f"the encoder {options.encoder}, which may be run to build it"
+    named = [getattr(options, name) for name in ("encoder", "text_encoder") if hasattr(options, name)]
+    if (code := [name for name in named if may_run_code(name)]) and not run_code:
+        got = f"the encoder {code[0]}, which may be run to build it"
         fix = "pass run_code=True if you trust it (--run-code)"
         raise ArgumentError("load_encoder", "an encoder that runs no code", got, fix)
     record = (config.get("trained") or {}).get("data", {}).get("train", {})
@@ -77,16 +79,11 @@ def may_run_code(encoder: str) -> bool:
 
 def text_encoder_of(run: str | Path, weights: str = "last", *, run_code: bool = False) -> TextEncoder:
     """The encoder of a run on texts as the evaluations take it."""
-    encoder, options = load_encoder(run, weights, run_code=run_code), options_of(Run(Path(run)))
+    encoder: Any = load_encoder(run, weights, run_code=run_code)
+    options = options_of(Run(Path(run)))
     if not issubclass(kind_of(options.data, may_run=False), OfTexts):
         raise ArgumentError("evaluate", "a run that was trained on texts", f"{options.data} in {run}")
-    tokenizer, represent = tokenizer_for(options.encoder), Represent(encoder)
-
-    def encode(texts: list[str]) -> Tensor:
-        parts = [texts[i : i + MANY] for i in range(0, len(texts), MANY)]
-        return torch.cat([represent(Ragged.of(one, tokenizer).batch(torch.arange(len(one)))) for one in parts])
-
-    return of_function(encode)
+    return of_function(encoder.encode)
 
 
 def options_of(run: Run) -> TrainOptions:
@@ -104,9 +101,9 @@ def export(run: str | Path, format: str, out: str | Path | None = None, weights:
     """Writes the encoder of a run in this format, by default into the run directory; returns where."""
     if format not in FORMATS:
         raise ArgumentError("export", f"a format among {', '.join(FORMATS)}", repr(format))
-    suffix, write = FORMATS[format]
+    name, write = FORMATS[format]
     encoder = load_encoder(run, weights, run_code=run_code)
-    path = Path(run) / f"{format}{suffix}" if out is None else Path(out)
+    path = Path(run) / name if out is None else Path(out)
     write(encoder, path, Run(Path(run)))
     return path
 
@@ -189,11 +186,11 @@ def _write_sentence_transformer(encoder: nn.Module, path: Path, run: Run) -> Non
 
 
 Write = Callable[[nn.Module, Path, Run], None]
-FORMATS: dict[str, tuple[str, Write]] = {
-    "torchvision": (".pth", _write_resnet),
-    "timm": (".pth", _write_resnet),
-    "sentence-transformers": ("", _write_sentence_transformer),
-    "safetensors": (".safetensors", _write_safetensors),
+FORMATS: dict[str, tuple[str, Write]] = {  # and what a file is called by default
+    "torchvision": ("torchvision.pth", _write_resnet),
+    "timm": ("timm.pth", _write_resnet),
+    "sentence-transformers": ("sentence-transformers", _write_sentence_transformer),
+    "safetensors": ("encoder.safetensors", _write_safetensors),
 }
 
 

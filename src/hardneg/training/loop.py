@@ -31,7 +31,7 @@ from hardneg.losses.contrastive import ContrastiveLoss
 from hardneg.losses.grad_cache import GradCache
 from hardneg.training.augmentation.augment import Views
 from hardneg.training.augmentation.views import Augmentation
-from hardneg.training.checks import check_batch, check_words, try_negatives
+from hardneg.training.checks import check_batch, check_sources, check_words, try_negatives
 from hardneg.training.data.inputs import joined
 from hardneg.training.data.items import Evaluation, Items, Splits
 from hardneg.training.encoders import Represent, check_embeds
@@ -100,7 +100,9 @@ def train(
             return finished
         check_batch(options, found.train, accelerator.num_processes)
         check_held_out(options, found)
-        loop = Loop(accelerator, run, options, spec, found.train.prepared(options, views), build, seen)
+        data = found.train.prepared(options, views)
+        check_sources(options, data)
+        loop = Loop(accelerator, run, options, spec, data, build, seen)
         # The recipe has now declared whether it needs labels.
         try_negatives(options, labelled=found.train.labels is not None)
         seconds = loop.run_all(quiet)

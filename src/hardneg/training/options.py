@@ -100,6 +100,8 @@ class TrainOptions:
                 object.__setattr__(self, one.name, value)
             check_option("train", one.name, value, kinds[one.name], one.metadata)
 
+    needs_nodes: ClassVar[bool] = False  # whether the recipe reads the nodes of graphs
+
     def check(self) -> None:
         """Raises for options that do not go together; cheap, and before anything is loaded."""
 
@@ -157,6 +159,9 @@ class SupervisedOptions(SimCLROptions):
 TEXT = "text:FILE (a sentence per line), text:TABLE[column,label], pairs:TABLE[first,second] ..."
 TEXT_ENCODER = "auto (hashed subwords, no download), hf:PATH, st:PATH."
 HEAD = "What is trained behind the features and left out in evaluation."
+TEXT_VIEWS = "auto: passes with other dropout, or the two texts of a pair; there are no others."
+GRAPH_ENCODER = "auto or gin (batch statistics), or gin-layer (none: the same over any ranks)."
+GRAPH_VIEWS = 'The views of graphs: auto, random, node_drop, "node_drop+subgraph", "graphcl(ratio=0.1)" ...'
 
 
 @dataclass(frozen=True)
@@ -165,6 +170,7 @@ class SimCSEOptions(SimCLROptions):
 
     data: str = option("text:", TEXT, DATA)
     encoder: str = option("auto", TEXT_ENCODER, DATA)
+    augment: str = option("auto", TEXT_VIEWS, DATA)
     dim: int = option(256, "Width of the small encoder, and of a head.", DATA, low=1)
     head: str = option("none", HEAD, DATA, among=("none", "linear", "mlp"))
     temperature: float | str = option(0.05, TEMPERATURE, NEGATIVES, low=1e-4)
@@ -187,7 +193,8 @@ class PairsOptions(SimCSEOptions):
 class CLIPOptions(SimCLROptions):
     """Two encoders, both directions, a learnt temperature: CLIP, also on vectors that were made elsewhere."""
 
-    data: str = option("embeddings:", "embeddings:FILE.npz with arrays first and second, or pairs of texts.", DATA)
+    data: str = option("embeddings:", "imagetext:TABLE, imagetext:FOLDER, pairs:FILE or embeddings:FILE.npz.", DATA)
+    text_encoder: str = option("auto", f"Of the texts beside images: {TEXT_ENCODER}", DATA)
     temperature: float | str = option(0.07, "Temperature at the start; it is learnt.", NEGATIVES, low=0.01)
 
     def check(self) -> None:
@@ -202,6 +209,7 @@ class QuickThoughtsOptions(TrainOptions):
 
     data: str = option("text:", TEXT, DATA)
     encoder: str = option("auto", TEXT_ENCODER, DATA)
+    augment: str = option("auto", TEXT_VIEWS, DATA)
     dim: int = option(256, "Width of the small encoder, and of a head.", DATA, low=1)
     head: str = option("none", HEAD, DATA, among=("none", "linear", "mlp"))
     encoders: str = option("two", "one for both sides, or two.", DATA, among=("one", "two"))
@@ -370,6 +378,8 @@ class GraphCLOptions(SimCLROptions):
     """A view of each graph against the other views of the batch: GraphCL."""
 
     data: str = option("graphs:MUTAG", "graphs:NAME, graphs:FILE.npz or a folder of TU text files.", DATA)
+    encoder: str = option("auto", GRAPH_ENCODER, DATA)
+    augment: str = option("auto", GRAPH_VIEWS, DATA)
     temperature: float | str = option(0.2, TEMPERATURE, NEGATIVES, low=1e-4)
     positives_in_denominator: str = option(
         "none", "Which positives the denominator has.", NEGATIVES, among=("own", "all", "none")
@@ -385,7 +395,9 @@ class GraphCLOptions(SimCLROptions):
 class InfoGraphOptions(TrainOptions):
     """The nodes of each graph against the graphs of the batch, by raw dot products: InfoGraph."""
 
+    needs_nodes: ClassVar[bool] = True
     data: str = option("graphs:MUTAG", "graphs:NAME, graphs:FILE.npz or a folder of TU text files.", DATA)
+    encoder: str = option("auto", GRAPH_ENCODER, DATA)
     negatives: str = option("Uniform()", 'Negatives in the grammar; HCL is "ClippedTilt(1.0)".', NEGATIVES)
     temperature: float | str = option(1.0, TEMPERATURE, NEGATIVES, low=1e-4)
     objective: str = option("jsd", OBJECTIVE, NEGATIVES)

@@ -10,6 +10,7 @@ runs see the same; that of the others is torch's.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from typing import Annotated, Any
 
@@ -19,11 +20,36 @@ from torch.nn.functional import embedding_bag, gelu
 
 from hardneg.core.errors import ArgumentError, UnknownName, optional
 from hardneg.core.keyed import uniforms
-from hardneg.training.data.tokens import NUM_BUCKETS, Tokens
-from hardneg.training.encoders import Encoder
+from hardneg.training.data.tokens import NUM_BUCKETS, Ragged, Tokens, tokenizer_for
+from hardneg.training.encoders import Encoder, Represent
 
 Features = Annotated[Tensor, "b d"]
 KINDS = ("auto", "hashed", "hf:PATH", "st:PATH")
+MANY = 4096
+"""Texts that are padded to one length."""
+
+
+class TokenEncoder(Encoder):
+    """An encoder of ``Tokens`` that also takes the texts themselves.
+
+    >>> text_encoder(dim=8, seed=0).encode(["a cat", "a dog"]).shape
+    torch.Size([2, 8])
+    """
+
+    def encode(self, texts: Sequence[str]) -> Features:
+        """The features of any texts, without a gradient; on the device of the weights."""
+        return encoded_texts(self, str(self.name), texts)
+
+
+def encoded_texts(
+    encoder: nn.Module, name: str, texts: Sequence[str], as_inputs: Callable[[Tokens], Any] = lambda tokens: tokens
+) -> Features:
+    """The features that ``encoder`` gives to texts, cut into tokens as the encoder of this name has it."""
+    if isinstance(texts, str) or not texts:
+        raise ArgumentError("encode", "a list of one or more texts", repr(texts)[:60])
+    tokenizer, represent = tokenizer_for(name), Represent(encoder)
+    parts = [Ragged.of(texts[i : i + MANY], tokenizer) for i in range(0, len(texts), MANY)]
+    return torch.cat([represent(as_inputs(part.batch(torch.arange(len(part.ends))))) for part in parts])
 
 
 def check_text_encoder(name: str) -> None:
@@ -35,7 +61,7 @@ def check_text_encoder(name: str) -> None:
         optional("transformers", name, extra="text")
 
 
-def text_encoder(name: str = "auto", dim: int = 256, *, head: str = "none", seed: int | None = None) -> Encoder:
+def text_encoder(name: str = "auto", dim: int = 256, *, head: str = "none", seed: int | None = None) -> TokenEncoder:
     """An encoder of ``Tokens``; ``dim`` is the width of the small one, and that of the head of the others."""
     check_text_encoder(name)
     with nullcontext() if seed is None else torch.random.fork_rng([]):
@@ -44,7 +70,7 @@ def text_encoder(name: str = "auto", dim: int = 256, *, head: str = "none", seed
         kind, _, path = name.partition(":")
         backbone: Any = HashedSubwords(dim) if kind in ("auto", "hashed") else Pretrained(kind, path)
         width = backbone.feature_dim
-        return Encoder(backbone, width, _head(head, width, dim), "hashed" if kind == "auto" else name)
+        return TokenEncoder(backbone, width, _head(head, width, dim), "hashed" if kind == "auto" else name)
 
 
 def _head(name: str, width: int, dim: int) -> nn.Module:
@@ -104,6 +130,7 @@ class Pretrained(nn.Module):
             else:
                 self.model = optional("transformers", f"hf:{path}", extra="text").AutoModel.from_pretrained(path)
                 self.feature_dim = int(self.model.config.hidden_size)
+            self.model.float()  # files may hold half precision, in which small steps of training are lost
         except ImportError:
             raise
         except Exception as error:  # whatever the hub, its cache and damaged files lead to

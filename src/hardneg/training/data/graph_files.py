@@ -20,6 +20,8 @@ all the same label, get one-hot degrees; GraphCL's and InfoGraph's code gives th
 
 from __future__ import annotations
 
+import math
+import warnings
 from pathlib import Path
 from typing import NamedTuple
 
@@ -72,8 +74,22 @@ _ADVICE = {
 }
 
 
+_SHAPES = {
+    "edges": ("whole numbers [2, m]", "iu", (2,)),
+    "edges_delta": ("whole numbers [2, m]", "iu", (2,)),
+    "x": ("numbers [n, f]", "fiub", (1, 2)),
+    "node_label": ("whole numbers or texts [n]", "iuU", (1,)),
+    "class_values": ("a name for each class", "iuU", (1,)),
+}
+"""Of each array what it must hold: in words, as kinds of numpy, and how many dimensions."""
+
+
 def _read_npz(path: Path) -> GraphPart:
     found = read_arrays("data", path, _ADVICE, needed=("node_ptr", "edge_ptr"))
+    for name, (what, allowed, dimensions) in _SHAPES.items():
+        array = found.get(name)
+        if array is not None and not (array.dtype.kind in allowed and array.ndim in dimensions):
+            raise FileError("data", f"{what} as {name}", path, f"with {array.dtype} {array.shape}")
     node_ptr, edge_ptr = (_pointers(path, name, found[name]) for name in ("node_ptr", "edge_ptr"))
     if "edges" in found:
         edges = found["edges"]
@@ -84,10 +100,7 @@ def _read_npz(path: Path) -> GraphPart:
     if edges.shape != (2, edge_ptr[-1]) or len(node_ptr) != len(edge_ptr):
         got = f"with edges {edges.shape}, node_ptr {node_ptr.shape} and edge_ptr {edge_ptr.shape} to {edge_ptr[-1]}"
         raise FileError("data", "edges [2, m] and as many node_ptr as edge_ptr", path, got)
-    kinds, x, num = found.get("node_label"), found.get("x"), int(node_ptr[-1])
-    for name, array in (("node_label", kinds), ("x", x)):
-        if array is not None and len(array) != num:
-            raise FileError("data", f"{name} of each of {num} nodes", path, f"with {len(array)}")
+    kinds, x = found.get("node_label"), found.get("x")
     graphs = _featured(path, edges.astype(np.int64), np.diff(node_ptr), np.diff(edge_ptr), kinds, x)
     return _labelled(path, graphs, found.get("y"), found.get("class_values"))
 
@@ -106,8 +119,13 @@ def _featured(
 ) -> Graphs:
     """Graphs with their attributes, else the kinds of their nodes, else their degrees as features."""
     n = int(num_nodes.sum())
+    for name, part in (("labels", kinds), ("features", x)):
+        if part is not None and len(part) != n:
+            raise FileError("data", f"{name} of each of {n} nodes", path, f"with {len(part)}")
     if x is not None:
-        features = torch.from_numpy(np.ascontiguousarray(x, dtype=np.float32)).reshape(n, -1)
+        features = torch.from_numpy(np.ascontiguousarray(x, dtype=np.float32)).reshape(n, math.prod(x.shape[1:]))
+        if features.shape[1] == 0:
+            raise FileError("data", "at least one feature of each node, or none of them", path, f"with x {x.shape}")
         if not bool(torch.isfinite(features).all()):
             raise FileError("data", "finite node features", path, "with NaN or infinity")
     elif kinds is not None and len(values := np.unique(kinds)) > 1:
@@ -141,12 +159,12 @@ def _read_text(folder: Path) -> GraphPart:
         return _numbers(path, kind) if path.is_file() else None
 
     graph, edges = _numbers(indicator, int)[:, 0] - 1, read("A")
-    if edges is None or edges.shape[1:] != (2,):
-        raise FileError("data", f"{name}_A.txt with two nodes a line", folder, "where there is none")
-    if (np.diff(graph) < 0).any() or graph[0] < 0:
-        raise FileError(
-            "data", "nodes in the order of their graphs, which count from 1", indicator, "where they are not"
-        )
+    if edges is None or edges.shape[1] != 2:
+        got = "where there is none" if edges is None else f"which has {edges.shape[1]}"
+        raise FileError("data", "a file of edges with two nodes a line", folder / f"{name}_A.txt", got)
+    if graph[0] != 0 or not set(np.diff(graph).tolist()) <= {0, 1}:
+        what = "nodes in the order of their graphs, which count from 1 and leave out none"
+        raise FileError("data", what, indicator, "where they are not")
     if edges.size and not 1 <= edges.min() <= edges.max() <= len(graph):
         got = f"with nodes from {edges.min()} to {edges.max()}"
         raise FileError("data", f"edges between the nodes 1 to {len(graph)}", folder / f"{name}_A.txt", got)
@@ -167,11 +185,15 @@ def _classes(y: Array | None) -> Array | None:
 
 def _numbers(path: Path, kind: type) -> Array:
     try:
-        return np.loadtxt(path, delimiter=",", dtype=kind, ndmin=2)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", UserWarning)  # of an empty file, which is raised below
+            found: Array = np.loadtxt(path, delimiter=",", dtype=kind, ndmin=2)
     except ValueError as error:
-        raise FileError(
-            "data", "numbers with commas between them", path, f"which has something else: {error}"
-        ) from None
+        what = f"which has something else: {str(error).rstrip('.')}"
+        raise FileError("data", "numbers with commas between them", path, what) from None
+    if not found.size:
+        raise FileError("data", "numbers with commas between them", path, "which has none")
+    return found
 
 
 def save_graphs(path: str | Path, graphs: Graphs, labels: Array | None = None) -> None:

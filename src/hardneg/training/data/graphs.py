@@ -65,6 +65,7 @@ class GraphData(Items, prefix="graphs", form="graphs:NAME"):
     augment: GraphAugment = USUAL
     own_views: Views | None = None
     noun: ClassVar[str] = "graph"
+    has_nodes: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -118,12 +119,26 @@ class GraphData(Items, prefix="graphs", form="graphs:NAME"):
 
     def encoder(self, options: TrainOptions) -> nn.Module:
         """GIN and GraphCL's head of two layers; "gin" has batch statistics, "gin-layer" has none."""
-        backbone = GIN(self.graphs.num_features, norm=NORMS[options.encoder], seed=options.seed)
+        return self.rebuilt(self.record(), options)
+
+    @classmethod
+    def rebuilt(cls, record: dict[str, Any], options: TrainOptions) -> nn.Module:
+        if "features" not in record:  # of a run of an older version
+            return super().rebuilt(record, options)
+        backbone = GIN(record["features"], norm=NORMS[options.encoder], seed=options.seed)
         with torch.random.fork_rng([]):
             torch.manual_seed(options.seed)
             width = backbone.feature_dim
             head = two_layers(width, width, options.dim)
         return Encoder(backbone, width, head, "gin" if options.encoder == "auto" else options.encoder)
+
+    def record(self) -> dict[str, Any]:
+        return {**super().record(), "features": self.graphs.num_features}
+
+    def check_like(self, record: dict[str, Any]) -> None:
+        before, now = record.get("features", self.graphs.num_features), self.graphs.num_features
+        if before != now:
+            raise ArgumentError("evaluate", f"graphs with {before} node features, as it was trained on", f"{now}")
 
     def prepared(self, options: TrainOptions, views: Any = None) -> GraphData:
         """``views(graphs, ids, epoch, seed)`` gives two packed batches in the place of the augmentation."""

@@ -68,14 +68,14 @@ def read_folder(folder: Path, split: str, size: int | None) -> Found:
         whole = train if train.is_dir() else folder
         return Found(_folder_parts([whole], folder, size)[whole])
     parts = _folder_parts([train, test], folder, size, left_out={"train": test, "test": train}.get(split))
-    return Found(parts.get(train), parts.get(test), num_train=len(_image_files(train)))
+    return Found(parts.get(train), parts.get(test), num_train=len(image_files(train)))
 
 
 def _folder_parts(places: list[Path], folder: Path, size: int | None, left_out: Path | None = None) -> dict[Path, Part]:
     """The splits in these places, but for one of them, with the classes of all."""
     classes = sorted({name for place in places for name in _class_names(place)})
     listed = {place: _classes_of_files(place, classes) for place in places if place != left_out}
-    decoded = _decoded([path for files in listed.values() for path in files], folder, size)
+    decoded = decoded_images([path for files in listed.values() for path in files], folder, size)
     known = [name for name in classes if not says_none(name)]
     parts = {}
     for place, files in listed.items():
@@ -91,7 +91,7 @@ def _class_names(folder: Path) -> list[str]:
     return sorted(p.name for p in folder.iterdir() if p.is_dir() and not p.name.startswith("."))
 
 
-def _image_files(folder: Path) -> list[Path]:
+def image_files(folder: Path) -> list[Path]:
     found = (p for p in folder.rglob("*") if p.suffix.lower() in _SUFFIXES)
     # Only below the folder: whoever keeps data in ~/.cache means it.
     return sorted(p for p in found if not any(part.startswith(".") for part in p.relative_to(folder).parts))
@@ -99,7 +99,7 @@ def _image_files(folder: Path) -> list[Path]:
 
 def _classes_of_files(folder: Path, classes: list[str]) -> dict[Path, str]:
     """Each image file with its class, where there are any."""
-    files = _image_files(folder)
+    files = image_files(folder)
     if not files:
         raise NoFile("data", f"images ({', '.join(sorted(_SUFFIXES))})", folder, "where there are none")
     found = {path: path.relative_to(folder).parts[0] for path in files}
@@ -109,7 +109,7 @@ def _classes_of_files(folder: Path, classes: list[str]) -> dict[Path, str]:
     return found
 
 
-def _decoded(files: list[Path], folder: Path, size: int | None) -> dict[Path, Array]:
+def decoded_images(files: list[Path], folder: Path, size: int | None) -> dict[Path, Array]:
     """All of the images; unreadable ones are reported together, so that all can be fixed at once."""
 
     def decoded(path: Path) -> Array | ValueError:
@@ -122,7 +122,7 @@ def _decoded(files: list[Path], folder: Path, size: int | None) -> dict[Path, Ar
         found = dict(zip(files, pool.map(decoded, files), strict=True))
     broken = {path: error for path, error in found.items() if isinstance(error, ValueError)}
     if len(broken) > 1:
-        names = [str(path.relative_to(folder)) for path in broken]
+        names = [str(path.relative_to(folder) if path.is_relative_to(folder) else path) for path in broken]
         more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
         listed = f"{', '.join(names[:_SHOWN])}{more}"
         got = f"{len(broken)} of {len(files)} that are not in {folder}: {listed}. Of the first: "

@@ -166,6 +166,13 @@ class ImageData(Items):
     def record(self) -> dict[str, Any]:
         return {"images": len(self), "shape": list(self.images.shape[1:]), "classes": self.num_labels()}
 
+    def check_like(self, record: dict[str, Any]) -> None:
+        """Their size may differ."""
+        now = self.images.shape[1]
+        before = record.get("shape", [now])[0]
+        if before != now:
+            raise ArgumentError("evaluate", f"images of {before} channels, as the run was trained on", f"{now}")
+
     def how_to_label(self) -> str:
         return "use class folders or an array `labels`"
 
@@ -276,7 +283,7 @@ def _chosen(name: str, found: Found, split: str) -> ImageData:
 
 
 def _joined(name: str, parts: list[tuple[Part, int]]) -> ImageData:
-    arrays = [_channels_first(name, part.images) for part, _ in parts]
+    arrays = [channels_first(name, part.images) for part, _ in parts]
     _check_one_size(name, [array.shape[1:] for array in arrays])
     labels = [part.labels for part, _ in parts if part.labels is not None]
     ids = [torch.arange(first, first + len(part.images)) for part, first in parts]
@@ -296,7 +303,7 @@ def _check_one_size(name: str, shapes: Sequence[tuple[int, ...]]) -> None:
         raise ArgumentError("data", "train and test images of one size", f"{found} in {name!r}")
 
 
-def _channels_first(name: str, images: Array) -> Array:
+def channels_first(name: str, images: Array) -> Array:
     if images.dtype != np.uint8:
         hint = "; use (images * 255).round().astype('uint8') for values in [0, 1]" if images.dtype.kind == "f" else ""
         raise ArgumentError("data", f"uint8 images in {name!r}", f"images of {images.dtype}{hint}")

@@ -76,6 +76,10 @@ class TwoTowers(nn.Module):
     def features(self, inputs: Inputs) -> Tensor:
         return self._of(inputs, *(getattr(tower, "features", tower) for tower in (self.first, self.second)))
 
+    def encode(self, texts: Sequence[str]) -> Tensor:
+        """Where both encode texts: their features, one behind the other in each row."""
+        return torch.cat([tower.encode(texts) for tower in (self.first, self.second)], dim=1)  # type: ignore[operator]
+
     def _of(self, inputs: Inputs, first: Callable[[Any], Tensor], second: Callable[[Any], Tensor]) -> Tensor:
         if not isinstance(inputs, Sided):
             return torch.cat([first(inputs), second(inputs)], dim=1)

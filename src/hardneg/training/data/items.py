@@ -28,6 +28,9 @@ GradCache, ranks and the loop use only that. Everything else has a default here 
 
     check(options)              names in --augment and --encoder that it does not know, before anything is read
     splits(options)             --evaluate-on, and which items are held out
+    record()                    what a run records of its items, such as their shape
+    rebuilt(record, options)    the encoder from that, so that ``load_encoder`` needs no data
+    check_like(record)          raises where an encoder of items with that record cannot take these
     prepared(options, views)    the same items with the views, tokens ... that the options describe; ``views`` is a
                                 user's own callable
     described()                 those views in one line, for the record of a run
@@ -108,6 +111,7 @@ class Items(ABC):
 
     noun: ClassVar[str] = "item"
     has_benchmarks: ClassVar[bool] = False  # whether ``evaluate`` reads --evaluate-with
+    has_nodes: ClassVar[bool] = False  # whether the backbone of its encoders has ``nodes``, which infograph needs
     always_recorded: ClassVar[bool] = True  # False: older versions had runs without a fingerprint of such data
     ids: Annotated[Tensor, "n"]
     labels: Annotated[Tensor, "n"] | None
@@ -165,6 +169,9 @@ class Items(ABC):
     @abstractmethod
     def shown(self, position: int) -> Shown:
         """An item as a page shows it."""
+
+    def check_like(self, record: dict[str, Any]) -> None:  # noqa: B027
+        """Raises where an encoder that was trained on a split with this record cannot take these items."""
 
     # What a kind may replace.
 

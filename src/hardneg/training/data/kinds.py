@@ -8,6 +8,7 @@ from pathlib import Path
 
 from hardneg.core.errors import ArgumentError, NoFile, UnknownName
 from hardneg.training.data.graphs import GraphData as GraphData
+from hardneg.training.data.image_texts import ImageTexts as ImageTexts
 from hardneg.training.data.images import ImageData as ImageData
 from hardneg.training.data.items import Items, forms, registered_kinds, split_name
 from hardneg.training.data.text_pairs import TextPairs as TextPairs

@@ -31,10 +31,8 @@ from hardneg.training.data.tokens import Ragged, Tokenizer, Tokens, tokenizer_fo
 from hardneg.training.encoders import Encoder, Represent
 from hardneg.training.evaluation.benchmarks import benchmark_figures, benchmark_of, read_benchmark
 from hardneg.training.options import TrainOptions
-from hardneg.training.text_encoders import check_text_encoder, text_encoder
+from hardneg.training.text_encoders import MANY, check_text_encoder, text_encoder
 
-MANY = 4096
-"""Texts that are padded to one length."""
 SHOWN = 160
 """Letters of a text on a page."""
 

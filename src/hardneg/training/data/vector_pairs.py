@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, ClassVar
+from typing import Annotated, Any, ClassVar
 
 import numpy as np
 import torch
@@ -71,11 +71,24 @@ class VectorPairs(Items, prefix="embeddings", form="embeddings:FILE.npz"):
     def plain(self, index: Annotated[Tensor, "b"]) -> Sided:
         return Sided(first=self.first[index])
 
-    def encoder(self, options: TrainOptions) -> TwoTowers:
+    def encoder(self, options: TrainOptions) -> nn.Module:
+        return self.rebuilt(self.record(), options)
+
+    @classmethod
+    def rebuilt(cls, record: dict[str, Any], options: TrainOptions) -> nn.Module:
+        if "widths" not in record:  # of a run of an older version
+            return super().rebuilt(record, options)
         with torch.random.fork_rng([]):
             torch.manual_seed(options.seed)
-            first, second = (nn.Linear(side.shape[1], options.dim) for side in (self.first, self.second))
-            return TwoTowers(first, second)
+            return TwoTowers(*(nn.Linear(width, options.dim) for width in record["widths"]))
+
+    def record(self) -> dict[str, Any]:
+        return {**super().record(), "widths": [self.first.shape[1], self.second.shape[1]]}
+
+    def check_like(self, record: dict[str, Any]) -> None:
+        now = self.record()["widths"]
+        if (before := record.get("widths", now)) != now:
+            raise ArgumentError("evaluate", f"vectors of {before} numbers, as it was trained on", f"{now}")
 
     def shown(self, position: int) -> Shown:
         return Shown(text=f"pair {int(self.ids[position])}")

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn.functional import cosine_similarity
 
-from hardneg.core.errors import ArgumentError, NoFile, NotFinite, optional
+from hardneg.core.errors import ArgumentError, FileError, NoFile, NotFinite, optional
 from hardneg.io.embeddings import pack_numbers
 from hardneg.training.evaluation.measures import register_measure
 from hardneg.training.evaluation.retrieval import RetrievalSet, evaluate_retrieval, read_beir
@@ -50,12 +50,23 @@ def read_benchmark(benchmark: Benchmark, evaluate_on: str) -> RetrievalSet | lis
     """Its test split, or its dev split for ``evaluate_on="validation"``, by which values are tuned."""
     split = "dev" if evaluate_on == "validation" else "test"
     if benchmark.name != "ndcg@10":
-        return read_sts(benchmark.path, split)
+        return _checked(read_sts(benchmark.path, split), benchmark.path)
     judged = f"qrels/{split}.tsv"
     if not any((benchmark.path / f"{judged}{suffix}").exists() for suffix in ("", ".gz")):
         fix = f"add {judged}, or leave --evaluate-with out while values are tuned on the validation split"
         raise ArgumentError("train", f"a BEIR folder with {judged}", str(benchmark.path), fix)
     return read_beir(benchmark.path, split)
+
+
+def _checked(pairs: list[Pair], path: Path) -> list[Pair]:
+    """Raises for a task whose scores have no ranks."""
+    scores: dict[str, set[float]] = {}
+    for pair in pairs:
+        scores.setdefault(pair.task, set()).add(pair.score)
+    for task, found in scores.items():
+        if len(found) < 2:
+            raise FileError("evaluate", f"scores that differ in {task}", path, f"where all are {found.pop():g}")
+    return pairs
 
 
 def benchmark_figures(benchmark: Benchmark, encode: Encode, evaluate_on: str = "test") -> dict[str, Any]:

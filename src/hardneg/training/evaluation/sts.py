@@ -119,7 +119,11 @@ def _of_folder(path: Path, split: str) -> Iterator[Pair]:
     for sentences in inputs if split == "test" else []:
         name = sentences.name.removeprefix("STS.input.").removesuffix(".txt")
         scores = _lines(path / f"STS.gs.{name}.txt")
-        for line, score in zip(_lines(sentences), scores, strict=True):
+        pairs = _lines(sentences)
+        if len(pairs) != len(scores):
+            got = f"which has {len(scores)} for {len(pairs)} lines in {sentences.name}"
+            raise FileError(WHO, "a line for each pair of sentences", path / f"STS.gs.{name}.txt", got)
+        for line, score in zip(pairs, scores, strict=True):
             if score.strip():  # pairs without a score are not part of the task
                 yield _pair(path.name, name, score, line.split("\t"), sentences)
     if not inputs:
@@ -162,20 +166,28 @@ def _pair(task: str, subset: str, score: Any, texts: Sequence[Any], path: Path) 
         number = float(score)
     except (TypeError, ValueError):
         number = math.nan
-    if math.isnan(number) or len(texts) < 2 or not all(isinstance(text, str) for text in texts[:2]):
+    if not math.isfinite(number) or len(texts) < 2 or not all(isinstance(text, str) for text in texts[:2]):
         raise FileError(WHO, "a score and two sentences in each row", path, f"which has {score!r} and {texts!r}")
     return Pair(task, "" if subset in ENTAILMENT else subset, number, texts[0], texts[1])
 
 
 def _tabbed(path: Path) -> dict[str, list[Any]]:
-    header, *rows = (line.split("\t") for line in _lines(path))
-    return dict(zip(header, map(list, zip(*rows, strict=True)), strict=True))
+    """A table whose first line names the columns; empty lines are left out."""
+    header, *rows = [line.split("\t") for line in _lines(path) if line.strip()] or [[]]
+    for row in rows:
+        if len(row) != len(header):
+            got = f"which has {len(row)} in {'; '.join(row)[:60]!r}"
+            raise FileError(WHO, f"{len(header)} fields in each line, as in the first", path, got)
+    return {name: [row[place] for row in rows] for place, name in enumerate(header)}
 
 
 def _lines(path: Path) -> list[str]:
     if not path.exists():
         raise NoFile(WHO, "the scores of every file of sentences", path)
-    return path.read_text(encoding="utf-8").removesuffix("\n").split("\n")
+    try:
+        return path.read_text(encoding="utf-8").removesuffix("\n").split("\n")
+    except UnicodeDecodeError as error:
+        raise FileError(WHO, "text in UTF-8", path, f"{error.reason} at byte {error.start}") from None
 
 
 def _correlation(scores: Sequence[float], cosines: Tensor, subsets: dict[str, list[int]]) -> Correlation:

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from hardneg.core.errors import ArgumentError, argument_error
+from hardneg.core.errors import argument_error
 from hardneg.training.data.items import Splits
 from hardneg.training.data.kinds import kind_of
 from hardneg.training.encoders import Represent
@@ -34,15 +34,7 @@ def transfer(
     encoder = load_encoder(run, weights, run_code=run_code)  # refuses code before anything of the run is read
     device = "cuda" if torch.cuda.is_available() and options.device != "cpu" else "cpu"
     splits = Splits(*(part and part.prepared(options).to(device) for part in kind.splits(options)))
-    _check_shapes(disk, splits)
+    splits.train.check_like((disk.config().get("trained") or {}).get("data", {}).get("train", {}))
     represent = Represent(encoder.to(device), options.epochs, options.seed)
     figures: dict[str, Any] = splits.test.evaluate(splits, represent, options).figures
     return {"data": data, **figures}
-
-
-def _check_shapes(run: Run, splits: Splits) -> None:
-    """Raises for images of other channels; their size may differ."""
-    trained = (run.config().get("trained") or {}).get("data", {}).get("train", {})
-    before, now = (one.get("shape", [None])[0] for one in (trained, splits.train.record()))
-    if before != now:
-        raise ArgumentError(WHO, f"images of {before} channels, as the run was trained on", f"{now}")

@@ -1,7 +1,8 @@
 """CLIP (Radford et al. 2021): two encoders, both directions, and a temperature that is learnt with them.
 
-The light version trains two projection heads on vectors that were made elsewhere: ``--data embeddings:FILE.npz``. The
-temperature is exp(-scale), at least 0.01 as the authors have it.
+``--data imagetext:TABLE[image,caption]`` has an encoder of images and one of texts. The light version trains two
+projection heads on vectors that were made elsewhere: ``--data embeddings:FILE.npz``. The temperature is exp(-scale), at
+least 0.01 as the authors have it.
 """
 
 from __future__ import annotations
@@ -25,10 +26,14 @@ LOWEST = 0.01
 
 
 class CLIP(SimCLR):
+    documents: Tensor  # of each pair: pairs of one document are never negatives of each other
+
     def __init__(self, options: CLIPOptions, data: Items, total: int) -> None:
         options.check()
         super().__init__(options, data, total)
         self.scale = nn.Parameter(torch.tensor(-math.log(float(options.temperature))))
+        documents = getattr(data, "documents", torch.arange(len(data)))
+        self.register_buffer("documents", documents.clone(), persistent=False)
 
     def loss_for(self, options: Any) -> Any:
         return loss_for(options, views="cross")
@@ -51,13 +56,14 @@ class CLIP(SimCLR):
         return self._one_way(z1, z2, ids, labels)
 
     def _one_way(self, z1: Tensor, z2: Tensor, ids: Tensor | None, labels: Tensor | None) -> Tensor:
-        loss: Tensor = self.loss(z1, z2, ids, labels, temperature=self.temperature().expand(len(z1)))
+        loss: Tensor = self.loss(z1, z2, self.documents[ids], labels, temperature=self.temperature().expand(len(z1)))
         return loss
 
     def diagnose(self) -> Diagnosis:
         first, second = self.first, self.second
         now = self.temperature().detach().expand(len(first.vectors))
-        found: Diagnosis = self.loss.diagnose(first.vectors, second.vectors, first.ids, first.labels, temperature=now)
+        documents = self.documents[first.ids]
+        found: Diagnosis = self.loss.diagnose(first.vectors, second.vectors, documents, first.labels, temperature=now)
         return found
 
 
