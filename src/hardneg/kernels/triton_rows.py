@@ -234,7 +234,8 @@ def finish_rows(
 def forward(
     a_ptr, c_ptr, a_norm_ptr, c_norm_ptr, a_ids_ptr, c_ids_ptr, a_labels_ptr, c_labels_ptr, low_ptr, high_ptr,
     window_ptr, places_ptr, begin_ptr, end_ptr, split_ptr, order_ptr, largest_ptr,
-    log_mean_ptr, log_mass_ptr, support_ptr, sum0_ptr, sum1_ptr, shift_ptr, product_ptr, z_ptr, loss_ptr, positive_ptr, by_mean_ptr, by_positive_ptr,
+    log_mean_ptr, log_mass_ptr, support_ptr, sum0_ptr, sum1_ptr, shift_ptr,
+    product_ptr, z_ptr, loss_ptr, positive_ptr, by_mean_ptr, by_positive_ptr,
     base, b, n, d, scale, beta, shift, temperature, tau_plus,
     BM: tl.constexpr, BN: tl.constexpr, BD: tl.constexpr, FULL_D: tl.constexpr, TILT: tl.constexpr,
     FIXED: tl.constexpr, NORMS: tl.constexpr, SELF: tl.constexpr, IDS: tl.constexpr, LABELS: tl.constexpr,

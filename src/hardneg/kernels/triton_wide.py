@@ -14,7 +14,7 @@ from typing import NamedTuple
 from torch import Tensor
 
 from hardneg.kernels.products import multiplied
-from hardneg.kernels.triton_sides import Block, Side
+from hardneg.kernels.triton_sides import Side
 
 CHUNK_BYTES = 2**27
 """Of the products of a chunk of the rows."""
