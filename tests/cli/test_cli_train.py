@@ -521,7 +521,7 @@ def test_point_12_nothing_of_the_help_is_cut_at_80_columns(recipe: str) -> None:
 
 def test_point_12_nothing_of_the_bar_is_cut_at_80_columns(monkeypatch: pytest.MonkeyPatch) -> None:
     clock = iter([0.0, 1280.0])
-    monkeypatch.setattr(training_setup.time, "perf_counter", lambda: next(clock))
+    monkeypatch.setattr(time, "perf_counter", lambda: next(clock))
     out = StringIO()
     console = Console(file=out, width=80, force_terminal=True, color_system=None)
     with training_setup.progress_bar(False, 100_000, 0, 256, console) as show:
