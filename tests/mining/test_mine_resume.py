@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import multiprocessing
 import os
 import random
 import resource
@@ -22,10 +21,9 @@ import torch
 from hardneg.io.tables import read_table
 from hardneg.mining.job import run
 from hardneg.mining.options import MineOptions
+from support.forks import CONTEXT
 from support.ranks import free_port
 
-CONTEXT = multiprocessing.get_context("forkserver")
-CONTEXT.set_forkserver_preload(["hardneg.mining.job", "datasets"])
 TEXTS = [f"document {i} {'word ' * (i % 7)}" for i in range(600)]
 
 

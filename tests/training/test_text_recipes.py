@@ -304,11 +304,12 @@ def test_two_ranks_train_as_one(tmp_path: Path) -> None:
             assert (weights[1][key] - value).abs().max() <= 0.03 * 1e-5 * len(losses[0]) + 1e-7, key
 
 
+@pytest.mark.usefixtures("runs_here")
 def test_texts_with_classes_are_compared_and_shown(tmp_path: Path) -> None:
     data = text_table(tmp_path / "notes.jsonl", 120)
     arms = ("simcse()", "simcse(negatives='Tilt(1.0)', temperature=0.1)")
     comparison = Comparison(arms, 3, short(data, epochs=1) | {"evaluate_with": sts_file(tmp_path / "sts.tsv")})
-    summary = compare(comparison, tmp_path / "out", show=lambda line: None)
+    summary = compare(comparison, tmp_path / "out", jobs=1, show=lambda line: None)
     assert summary["metric"] == "sts"
     assert summary["verdicts"][0]["num_test"] == 60
     assert summary["verdicts"][0]["half_width"] > 0
