@@ -19,6 +19,7 @@ if not torch.cuda.is_available():
     os.environ.setdefault("TRITON_INTERPRET", "1")  # read at the first import of the kernels, whichever test that is in
 
 from hardneg.core.errors import forget_warnings
+from support import disk as disk
 from support.vectors import make_unit_vectors
 
 torch.set_num_threads(1)

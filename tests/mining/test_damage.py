@@ -29,8 +29,8 @@ from hardneg.mining.job import run
 from hardneg.mining.options import MineOptions
 from support.forks import CONTEXT
 
-FLIPS = int(os.environ.get("HARDNEG_FLIPS", "20"))
-KILLS = int(os.environ.get("HARDNEG_KILLS", "4"))
+FLIPS = int(os.environ.get("HARDNEG_FLIPS", "10"))
+KILLS = int(os.environ.get("HARDNEG_KILLS", "2"))
 QUIET = Settings(frontier=False)
 KINDS = {
     "cache": ("mined.jsonl.embeddings", "*.npy"),

@@ -7,6 +7,7 @@ import os
 import traceback
 from collections.abc import Callable, Iterable
 
+from support import disk as disk
 from support.ranks import free_port
 
 CONTEXT = multiprocessing.get_context("forkserver")
