@@ -439,7 +439,7 @@ def interrupted_after(steps: int, step: Any) -> Any:
 @pytest.mark.parametrize("verb", ["train", "compare"])
 def test_a_real_sigint_ends_the_process_with_130(verb: str, data: str, tmp_path: Path) -> None:
     endless = {"data": data, "epochs": 100_000, "batch_size": 32, "out": tmp_path}
-    arms = {"train": ["simclr"], "compare": ["--arm", "simclr()", "--arm", "hcl()"]}
+    arms = {"train": ["simclr"], "compare": ["--arm", "simclr()", "--arm", "hcl()", "--jobs", "1"]}
     command = [sys.executable, "-m", "hardneg", verb, *arms[verb], *flags(endless)]
     process = subprocess.Popen(
         command,
