@@ -10,14 +10,17 @@ from collections.abc import Callable, Iterable
 from support import disk as disk
 from support.ranks import free_port
 
-CONTEXT = multiprocessing.get_context("forkserver")
+HAS_SERVER = "forkserver" in multiprocessing.get_all_start_methods()  # not on Windows
+CONTEXT = multiprocessing.get_context("forkserver" if HAS_SERVER else "spawn")
 """One server for all tests of a process: what any of them needs is imported once."""
-CONTEXT.set_forkserver_preload(
-    [
-        "hardneg.auditing.files", "hardneg.cli.app", "hardneg.comparing", "hardneg.mining.job",
-        "hardneg.training.recipes.moco", "hardneg.training.recipes.simclr", "accelerate", "datasets", "torch._dynamo",
-    ]
-)  # fmt: skip
+if HAS_SERVER:
+    CONTEXT.set_forkserver_preload(
+        [
+            "hardneg.auditing.files", "hardneg.cli.app", "hardneg.comparing", "hardneg.mining.job",
+            "hardneg.training.recipes.moco", "hardneg.training.recipes.simclr",
+            "accelerate", "datasets", "torch._dynamo",
+        ]
+    )  # fmt: skip
 
 
 def in_forks(jobs: Iterable[Callable[[], None]]) -> list[int]:

@@ -14,6 +14,7 @@ from torch import Tensor
 from typer.testing import CliRunner
 
 from hardneg.cli.app import app
+from hardneg.training.evaluation import logistic
 from hardneg.training.evaluation.classification import TextTask, evaluate_classification, read_classification
 from hardneg.training.evaluation.retrieval import (
     RetrievalSet,
@@ -23,6 +24,7 @@ from hardneg.training.evaluation.retrieval import (
 )
 from hardneg.training.evaluation.sts import Pair, evaluate_sts, read_sts, spearman, sts_figures
 from hardneg.training.evaluation.texts import text_encoder
+from support.training_runs import FEW_ROWS
 
 pytest.importorskip("scipy", reason="evaluations need the extra eval")
 pytest.importorskip("ir_measures", reason="evaluations need the extra eval")
@@ -33,6 +35,12 @@ import torch
 def letters(texts):
     return torch.tensor([[float(text.count(one)) for one in "abcdef"] for text in texts]) + 0.01
 """
+
+
+@pytest.fixture(autouse=True)
+def all_folds(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Short runs of other tests have one, in the same process."""
+    monkeypatch.setattr(logistic, "FEW", FEW_ROWS)
 
 
 def letters(texts: Sequence[str]) -> Tensor:

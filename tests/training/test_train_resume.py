@@ -19,7 +19,7 @@ from hardneg.training.loop import Loop
 from hardneg.training.runs import Run
 from support.comparisons import here
 from support.forks import CONTEXT
-from support.training_runs import BATCH_SIZE, assert_same, everything, few_digits, run, short
+from support.training_runs import BATCH_SIZE, FEW_ROWS, assert_same, everything, few_digits, run, short
 
 pytest.importorskip("accelerate", reason="training needs the extra train")
 
@@ -169,7 +169,7 @@ def test_a_killed_comparison_ends_with_the_same_table(
     common = options_of(data, epochs=6)
     comparison = Comparison(("simclr()", f"hcl(beta=1) @ {PROXIMITY}"), 2, common)
     whole, killed = tmp_path / "whole", tmp_path / "killed"
-    monkeypatch.setattr(logistic, "FEW", 5_000)  # as in the process of the run that ends
+    monkeypatch.setattr(logistic, "FEW", FEW_ROWS)  # as in the process of the run that ends
     monkeypatch.setattr(hardneg.comparing.runs, "in_a_process", here)
     compare(comparison, whole, jobs=1, show=lambda line: None)
 
