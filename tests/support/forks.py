@@ -6,12 +6,13 @@ import multiprocessing
 import os
 import traceback
 from collections.abc import Callable, Iterable
+from typing import Any
 
 from support import disk as disk
 from support.ranks import free_port
 
 HAS_SERVER = "forkserver" in multiprocessing.get_all_start_methods()  # not on Windows
-CONTEXT = multiprocessing.get_context("forkserver" if HAS_SERVER else "spawn")
+CONTEXT: Any = multiprocessing.get_context("forkserver" if HAS_SERVER else "spawn")
 """One server for all tests of a process: what any of them needs is imported once."""
 if HAS_SERVER:
     CONTEXT.set_forkserver_preload(
