@@ -28,7 +28,7 @@ test: .venv/installed check ## Run the checks and all tests.
 	$(BIN)/python -m pytest -n 2 --dist worksteal
 
 quick: .venv/installed ## Run the tests that are neither slow nor for a GPU.
-	$(BIN)/python -m pytest -n 2 --dist worksteal -m "not slow and not gpu"
+	$(BIN)/python -m pytest -n 2 --dist worksteal -m "not slow and not gpu" --ignore src/hardneg/integrations
 
 test-oldest: .venv-oldest/installed ## Run the tests with the smallest versions that pyproject.toml allows.
 	$(OLDEST)/python -m pytest -n 2 --dist worksteal
