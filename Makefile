@@ -25,13 +25,13 @@ demo: .venv/demo ## Compare five choices of negatives on digits: runs/demo/repor
 	$(BIN)/hardneg report runs/demo
 
 test: .venv/installed check ## Run the checks and all tests.
-	$(BIN)/python -m pytest -n 2
+	$(BIN)/python -m pytest -n 2 --dist worksteal
 
 quick: .venv/installed ## Run the tests that are neither slow nor for a GPU.
-	$(BIN)/python -m pytest -n 2 -m "not slow and not gpu"
+	$(BIN)/python -m pytest -n 2 --dist worksteal -m "not slow and not gpu" --ignore src/hardneg/integrations
 
 test-oldest: .venv-oldest/installed ## Run the tests with the smallest versions that pyproject.toml allows.
-	$(OLDEST)/python -m pytest -n 2
+	$(OLDEST)/python -m pytest -n 2 --dist worksteal
 
 # A skip is a failure here: what these tests need is installed, or they are for nothing.
 test-integrations: .venv-integrations/installed ## Run the tests of timm, lightly and open_clip, which need an old torchvision.
@@ -43,7 +43,6 @@ check: .venv/installed ## Lint, format, types, layers.
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
-	$(BIN)/mypy --config-file tests/mypy.ini
 	$(BIN)/lint-imports --no-cache > /dev/null || $(BIN)/lint-imports --no-cache
 
 format: .venv/installed ## Format and fix what can be fixed.

@@ -19,6 +19,7 @@ if not torch.cuda.is_available():
     os.environ.setdefault("TRITON_INTERPRET", "1")  # read at the first import of the kernels, whichever test that is in
 
 from hardneg.core.errors import forget_warnings
+from support import disk as disk
 from support.vectors import make_unit_vectors
 
 torch.set_num_threads(1)
@@ -26,6 +27,7 @@ settings.register_profile("steady", derandomize=True)  # the same examples in ev
 settings.register_profile("search", derandomize=False)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "steady"))
 
+collect_ignore = ["support"]  # scripts and helpers, which would be imported to look for doctests
 pytest_plugins = ["support.comparisons", "support.reports"]  # fixtures of several files
 UnitVectors = Callable[..., Tensor]
 _beside = Path(__file__).parents[2] / "shared" / "data"

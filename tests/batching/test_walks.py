@@ -176,7 +176,7 @@ def test_first_excursions_of_several_walks_are_each_their_own(restart: float) ->
 def test_point_13_an_epoch_is_planned_in_few_turns(unit_vectors: UnitVectors, monkeypatch: pytest.MonkeyPatch) -> None:
     """Planning runs beside a GPU's steps, so its turns through Python count: fewer than one for a batch."""
     turns: list[int] = []
-    original = walks_module.paths
+    original = paths
     monkeypatch.setattr(walks_module, "paths", lambda *args: turns.append(1) or original(*args))
     graph = build_graph(unit_vectors(2048, 8), 20, 200, seeded(0))
     sampler = PlannedBatchSampler(Proximity(restart=0.1), 2048, 16, graph, seed=0, ahead=8)

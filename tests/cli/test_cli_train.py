@@ -455,7 +455,7 @@ def interrupted_after(steps: int, step: Any) -> Any:
 @pytest.mark.parametrize("verb", ["train", "compare"])
 def test_a_real_sigint_ends_the_process_with_130(verb: str, data: str, tmp_path: Path) -> None:
     endless = {"data": data, "epochs": 100_000, "batch_size": 32, "out": tmp_path}
-    arms = {"train": ["simclr"], "compare": ["--arm", "simclr()", "--arm", "hcl()"]}
+    arms = {"train": ["simclr"], "compare": ["--arm", "simclr()", "--arm", "hcl()", "--jobs", "1"]}
     command = [sys.executable, "-m", "hardneg", verb, *arms[verb], *flags(endless)]
     process = subprocess.Popen(
         command,
@@ -537,7 +537,7 @@ def test_point_12_nothing_of_the_help_is_cut_at_80_columns(recipe: str) -> None:
 
 def test_point_12_nothing_of_the_bar_is_cut_at_80_columns(monkeypatch: pytest.MonkeyPatch) -> None:
     clock = iter([0.0, 1280.0])
-    monkeypatch.setattr(training_setup.time, "perf_counter", lambda: next(clock))
+    monkeypatch.setattr(time, "perf_counter", lambda: next(clock))
     out = StringIO()
     console = Console(file=out, width=80, force_terminal=True, color_system=None)
     with training_setup.progress_bar(False, 100_000, 0, 256, console) as show:

@@ -128,15 +128,10 @@ def test_a_try_that_diverges_has_lost_and_ends_nothing(
         compare(fixed, tmp_path / "fixed", jobs=1, show=nothing)
 
 
-def test_a_tuned_comparison_on_digits(data: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.usefixtures("runs_here")
+def test_a_tuned_comparison_on_digits(data: str, tmp_path: Path) -> None:
     """In this process, with real training: every figure is found again in the runs."""
     pytest.importorskip("accelerate", reason="training needs the extra train")
-    from hardneg.training.recipes import run_recipe
-
-    def here(recipe: str, options: TrainOptions, run: Run, environ: dict[str, str], **how: bool) -> dict[str, Any]:
-        return run_recipe(recipe, options, run.path, resume=True, quiet=True)
-
-    monkeypatch.setattr(comparison_runs, "in_a_process", here)
     common = ("--data", data, "--epochs", "1", "--batch-size", "32", "--option", "dim=16", "--option", "device=cpu")
     arms = ("--arm", "simclr()", "--arm", "hcl()", "--tune", "temperature=0.2,1.0", "--seeds", "2")
     done = hardneg("compare", *arms, *common, "--out", str(tmp_path), "--jobs", "1")

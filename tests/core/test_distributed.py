@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-import os
-import tempfile
 from collections.abc import Callable
-from pathlib import Path
 
 import pytest
 import torch
 import torch.distributed as dist
-import torch.multiprocessing as mp
 from torch import Tensor, nn
 from torch.nn.functional import normalize
 
@@ -20,7 +16,7 @@ from hardneg.core.types import Keys
 from hardneg.losses.bank import CMC
 from hardneg.losses.global_softmax import EMC2
 from hardneg.state.pools import Bank, Queue
-from support.ranks import free_port, leave
+from support.two_ranks import on_two_ranks
 from support.vectors import make_unit_vectors
 
 SPLIT = [slice(0, 5), slice(5, 8)]  # 5 rows on the first rank, 3 on the second
@@ -75,21 +71,13 @@ def train(make: Callable[[], nn.Module], rows: slice) -> tuple[nn.Module, nn.Mod
     return encoder, loss_of, gradients
 
 
-def join(rank: int, port: int) -> None:
-    os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
-    torch.set_num_threads(1)
-    dist.init_process_group("gloo", rank=rank, world_size=2)
-
-
-def train_on_rank(rank: int, port: int, folder: str) -> None:
-    join(rank, port)
-    results = {}
+def train_on_rank(rank: int) -> dict[str, object]:
+    results: dict[str, object] = {}
     for name, make in LOSSES.items():
         _, loss_of, gradients = train(make, SPLIT[rank])
         results[name] = (loss_of.state_dict(), gradients)
     results["gathered"] = gather_everything(rank)
-    torch.save(results, Path(folder) / f"{rank}.pt")
-    leave()
+    return results
 
 
 def gather_everything(rank: int) -> dict[str, Tensor]:
@@ -113,9 +101,7 @@ def gather_everything(rank: int) -> dict[str, Tensor]:
 
 @pytest.fixture(scope="module")
 def two_ranks() -> list[dict[str, object]]:
-    with tempfile.TemporaryDirectory() as folder:
-        mp.spawn(train_on_rank, args=(free_port(), folder), nprocs=2)
-        return [torch.load(Path(folder) / f"{rank}.pt", weights_only=True) for rank in range(2)]
+    return on_two_ranks(train_on_rank)
 
 
 @pytest.mark.parametrize("name", LOSSES)

@@ -25,7 +25,8 @@ from hardneg.batching.plan import Plan
 from hardneg.batching.planners import Proximity
 from hardneg.cli.app import app
 from hardneg.core.errors import HardnegError, HardnegWarning, forget_warnings
-from support.stored_files import commands, here, make_stored
+from support.comparisons import here
+from support.stored_files import commands, make_stored
 from support.training_runs import everything
 
 pytest.importorskip("accelerate", reason="training needs the extra train")

@@ -21,8 +21,9 @@ from typer.testing import CliRunner
 
 from hardneg.cli.app import app
 from hardneg.core.errors import HardnegWarning, forget_warnings
+from support.comparisons import here
 from support.mutations import CANARY, mutate_file
-from support.stored_files import commands, here, make_stored
+from support.stored_files import commands, make_stored
 from support.watched import Deeds, TooLong, watched
 
 pytest.importorskip("accelerate", reason="training needs the extra train")

@@ -6,7 +6,6 @@ One kill of each kind by default; HARDNEG_KILLS=30 gives that many in all. Kills
 from __future__ import annotations
 
 import json
-import multiprocessing
 import os
 import shutil
 import sys
@@ -36,14 +35,12 @@ from hardneg.io.files import write_atomically
 from hardneg.reporting import write_report
 from hardneg.training.options import RECIPES
 from hardneg.training.recipes import run_recipe
-from support.stored_files import ARMS, SMALL, here, small_images
+from support.comparisons import here
+from support.forks import CONTEXT
+from support.stored_files import ARMS, SMALL, small_images
 from support.training_runs import everything
 
 pytest.importorskip("accelerate", reason="training needs the extra train")
-CONTEXT = multiprocessing.get_context("forkserver")
-CONTEXT.set_forkserver_preload(
-    ["hardneg.comparing", "hardneg.auditing", "hardneg.training.recipes.simclr", "accelerate"]
-)
 IN_USE = 7
 OPTIONS = {**SMALL, "epochs": 4, "save_every": 1}
 

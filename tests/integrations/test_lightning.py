@@ -53,8 +53,8 @@ def test_two_ranks_killed_and_resumed(library: str, workers: int, tmp_path: Path
         {"name": "middle", "workers": workers, "resume_from": 15},
         {"name": "end", "workers": workers, "kill_after": 13},
         {"name": "end", "workers": workers, "resume_from": 10},
-        {"name": "lost", "workers": workers, "kill_after": 18},
-        {"name": "lost", "workers": workers, "resume_from": 15, "callback": False},
+        {"name": "lost", "kill_after": 18},
+        {"name": "lost", "resume_from": 15, "callback": False},
     )  # fmt: skip
     again = [[-9, -9], [0, 0]]
     assert codes == {"whole": [[0, 0]], "middle": again, "end": again, "lost": again}

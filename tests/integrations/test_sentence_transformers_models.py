@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import os
-import socket
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +15,7 @@ from hardneg.core.errors import ArgumentError
 from hardneg.integrations.sentence_transformers import CachedNegativesLoss, NegativesLoss
 from support.libraries import needs_option, part_of_sentence_transformers, tokens
 from support.tiny_bert import rows, tiny_bert
+from support.two_ranks import on_two_ranks
 
 losses = part_of_sentence_transformers("losses")
 
@@ -162,16 +162,13 @@ def test_a_queue_survives_in_the_state_of_the_loss(folder: Path) -> None:
     assert loss.queue.keys().ids.tolist() == labels[:, 2].tolist()  # type: ignore[union-attr]
 
 
-def on_rank(rank: int, port: int, folder: str, cached: bool, out: str) -> None:
+def on_rank(folder: Path, cached: bool, rank: int) -> list[list[Tensor]]:
     """Each rank has its rows of the batch; DDP averages the gradients."""
-    torch.set_num_threads(1)
-    os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
-    torch.distributed.init_process_group("gloo", rank=rank, world_size=2)
     options: dict[str, Any] = {"gather_across_devices": True, **({"mini_batch_size": 2} if cached else {})}
     kinds = (CachedNegativesLoss, losses.CachedMultipleNegativesRankingLoss)
     results = []
     for kind in kinds if cached else (NegativesLoss, losses.MultipleNegativesRankingLoss):
-        model = tiny_bert(Path(folder), dropout=0.0, precise=True)
+        model = tiny_bert(folder, dropout=0.0, precise=True)
         wrapped = torch.nn.parallel.DistributedDataParallel(  # as the trainer has it
             model, find_unused_parameters=True, broadcast_buffers=False
         )
@@ -185,18 +182,12 @@ def on_rank(rank: int, port: int, folder: str, cached: bool, out: str) -> None:
         value = loss(mine, None)
         value.backward()
         results.append([value.detach(), *(each.grad for each in model.parameters() if each.grad is not None)])
-    torch.save(results, f"{out}/{rank}.pt")
-    torch.distributed.destroy_process_group()
+    return results
 
 
 @pytest.mark.parametrize("cached", [False, True])
-def test_two_ranks_are_multiple_negatives_ranking_on_two_ranks(folder: Path, tmp_path: Path, cached: bool) -> None:
+def test_two_ranks_are_multiple_negatives_ranking_on_two_ranks(folder: Path, cached: bool) -> None:
     tiny_bert(folder, dropout=0.0, precise=True)
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    torch.multiprocessing.spawn(on_rank, args=(port, str(folder), cached, str(tmp_path)), nprocs=2)  # type: ignore[no-untyped-call]
-    for rank in range(2):
-        ours, theirs = torch.load(tmp_path / f"{rank}.pt")
+    for ours, theirs in on_two_ranks(partial(on_rank, folder, cached)):
         assert len(ours) == len(theirs) > 10
         torch.testing.assert_close(ours, theirs)

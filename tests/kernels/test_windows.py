@@ -90,6 +90,7 @@ def test_windows_that_go_in_chunks() -> None:
         assert path.startswith("chunked")
     labelled = hn.ContrastiveLoss("OtherLabel() * Ring(0.1, 0.5)", impl="streamed", views="pool")
     assert "is not of the closed family" in labelled.explain_path(z1, z2, labels=IDS, pool=hn.Keys(queue, labels=IDS))
-    sizes = Sizes.of(*(torch.ones(B, 1, device=DEVICE) for _ in range(3)), 0.0, B)
+    one = torch.ones(B, 1, device=DEVICE)
+    sizes = Sizes.of(one, one, one, 0.0, B)
     with pytest.raises(ArgumentError, match="against a queue"):
         row_statistics(z1, temperature=0.5, window=sizes, normalize=True)

@@ -2,23 +2,19 @@
 
 from __future__ import annotations
 
-import os
-import socket
-import tempfile
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 import torch.distributed as dist
-import torch.multiprocessing as mp
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 import hardneg as hn
 from hardneg.core.types import Keys
 from hardneg.losses import GradCache
+from support.two_ranks import on_two_ranks
 
 ROWS, CHUNK = 12, 2
 SPLIT = [slice(0, 7), slice(7, 12)]  # 7 rows on the first rank, 5 on the second
@@ -85,10 +81,7 @@ def one_step(name: str, impl: str, rows: slice, encode: Callable[[Tensor], Tenso
     return [value.detach(), *(parameter.grad for parameter in encoder.parameters())]
 
 
-def on_rank(rank: int, port: int, folder: str) -> None:
-    os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
-    torch.set_num_threads(1)
-    dist.init_process_group("gloo", rank=rank, world_size=2)
+def on_rank(rank: int) -> dict[str, Any]:
     encoder = encoder_of()
     found: dict[str, Any] = {
         f"{name} {impl}": one_step(name, impl, SPLIT[rank], encoder, encoder) for name in CASES for impl in impls(name)
@@ -102,8 +95,7 @@ def on_rank(rank: int, port: int, folder: str) -> None:
     found["hardness"] = loss.diagnose(*args, **call).hardness.sort().values
     loss.reduction = "none"
     found["none"] = loss(*args, **call).detach()
-    torch.save(found, Path(folder) / f"{rank}.pt")
-    dist.destroy_process_group()
+    return found
 
 
 def wrong_calls(rank: int) -> Iterator[Callable[[], Tensor]]:
@@ -121,12 +113,7 @@ def refused(call: Callable[[], Tensor]) -> str:
 
 @pytest.fixture(scope="module")
 def two_ranks() -> list[dict[str, Any]]:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    with tempfile.TemporaryDirectory() as folder:
-        mp.spawn(on_rank, args=(port, folder), nprocs=2)
-        return [torch.load(Path(folder) / f"{rank}.pt", weights_only=True) for rank in range(2)]
+    return on_two_ranks(on_rank)
 
 
 @pytest.mark.parametrize(("name", "impl"), [(name, impl) for name in CASES for impl in impls(name)])

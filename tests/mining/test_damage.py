@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 import json
-import multiprocessing
 import os
 import random
 import shutil
@@ -28,11 +27,10 @@ from hardneg.core.errors import FileError, HardnegError, HardnegWarning, InUse, 
 from hardneg.mining import encode
 from hardneg.mining.job import run
 from hardneg.mining.options import MineOptions
+from support.forks import CONTEXT
 
-FLIPS = int(os.environ.get("HARDNEG_FLIPS", "20"))
-KILLS = int(os.environ.get("HARDNEG_KILLS", "4"))
-CONTEXT = multiprocessing.get_context("forkserver")
-CONTEXT.set_forkserver_preload(["hardneg.mining.job", "hardneg.auditing.files", "hardneg.cli.app", "datasets"])
+FLIPS = int(os.environ.get("HARDNEG_FLIPS", "10"))
+KILLS = int(os.environ.get("HARDNEG_KILLS", "2"))
 QUIET = Settings(frontier=False)
 KINDS = {
     "cache": ("mined.jsonl.embeddings", "*.npy"),

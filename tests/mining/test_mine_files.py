@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import gzip
 import json
+import sys
 import zlib
 from collections.abc import Callable
 from dataclasses import replace
@@ -22,6 +23,7 @@ from hardneg.core.errors import HardnegWarning
 from hardneg.core.types import Keys
 from hardneg.io.tables import read_table
 from hardneg.mining import mine
+from hardneg.mining.encode import encoder_of_function
 from hardneg.mining.estimate import estimate
 from hardneg.mining.job import run
 from hardneg.mining.options import Columns, MineOptions
@@ -80,6 +82,21 @@ def job(tmp_path: Path) -> MineOptions:
 
 def lines(path: str | Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in Path(path).read_text(encoding="utf-8").splitlines()]
+
+
+def test_an_encoder_of_a_file(job: MineOptions, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As in ``hardneg evaluate``; what it gives is kept until the file changes, also where it only imports it."""
+    run(job)
+    source = "from test_mine_files import encode\n"
+    (tmp_path / "own.py").write_text(source)
+    monkeypatch.chdir(tmp_path)
+    own = replace(job, encoder="own.py:encode", out=str(tmp_path / "own.jsonl"))
+    run(own)
+    assert lines(own.out) == lines(job.out)
+    first = encoder_of_function("own.py:encode").key
+    (tmp_path / "own.py").write_text(source + "# changed\n")
+    assert encoder_of_function("own.py:encode").key != first
+    assert "own" not in sys.modules, "the file is run once, and under a name of its own"
 
 
 def expected(k: int = 3, text: str = "BelowPositive(relative=0.02)", **options: Any) -> list[list[str]]:
@@ -446,7 +463,9 @@ def test_bad_tables_say_what_is_wrong(
         ({"k": 0}, "k of 1 or more"),
         ({"similarity": "l2"}, "similarity to be one of cosine, dot"),
         ({"encoder": None}, "a --model or an --encoder"),
-        ({"encoder": "nowhere:encode"}, "a function that exists"),
+        ({"encoder": "nowhere:encode"}, "a module that exists"),
+        ({"encoder": "nowhere.py:encode"}, "a Python file that exists"),
+        ({"encoder": "test_mine_files:nothing"}, "a function 'nothing'"),
         ({"encoder": "test_mine_files"}, "'module:function'"),
         ({"encoder": "test_mine_files:bad_shape"}, r"floats \[20, d\]"),
         ({"encoder": "test_mine_files:not_finite"}, "NaN or inf in queries"),

@@ -17,9 +17,7 @@ from hardneg.comparing import runs as comparison_runs
 from hardneg.comparing.arms import parse_arm
 from hardneg.comparing.request import letter_of
 from hardneg.comparing.verdict import temperature_notes
-from hardneg.training.options import TrainOptions
-from hardneg.training.recipes import run_recipe
-from hardneg.training.runs import Run
+from support.comparisons import here
 from support.html_page import Page
 
 MAKEFILE = Path(__file__).resolve().parents[2] / "Makefile"
@@ -41,11 +39,6 @@ def demo_command() -> list[str]:
 
 def values_of(arguments: list[str], flag: str) -> list[str]:
     return [value for name, value in pairwise(arguments) if name == flag]
-
-
-def in_this_process(recipe: str, options: TrainOptions, run: Run, environ: dict[str, str], **_: Any) -> dict[str, Any]:
-    """As a process of its own would, without the seconds that each needs to import torch."""
-    return run_recipe(recipe, options, run.path, resume=True, quiet=True)
 
 
 def finish(out: Path) -> None:
@@ -74,7 +67,7 @@ def demo(out: Path) -> tuple[str, dict[str, Any], Page]:
     for flag, value in short.items():
         arguments[arguments.index(flag) + 1] = value
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(comparison_runs, "in_a_process", in_this_process)
+        patch.setattr(comparison_runs, "in_a_process", here)
         done = CliRunner().invoke(app, [*arguments, "--jobs", "1"], env={"COLUMNS": "80", "NO_COLOR": "1"})
     assert done.exit_code == 0, done.output
     finish(out)

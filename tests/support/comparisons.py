@@ -14,6 +14,7 @@ from hardneg.comparing import runs as comparison_runs
 from hardneg.io.embeddings import pack_bits
 from hardneg.io.files import write_json
 from hardneg.training.options import TrainOptions
+from hardneg.training.recipes import run_recipe
 from hardneg.training.runs import Run
 from support.training_runs import few_digits
 
@@ -22,6 +23,17 @@ Started = list[tuple[str, TrainOptions, Path]]
 
 def hardneg(*arguments: str) -> Any:
     return CliRunner().invoke(app, list(arguments), env={"COLUMNS": "250", "NO_COLOR": "1"})
+
+
+def here(recipe: str, options: TrainOptions, run: Run, *_: Any, **__: Any) -> dict[str, Any]:
+    """In the place of ``in_a_process``, which begins with seconds of imports."""
+    return run_recipe(recipe, options, run.path, resume=True, quiet=True)
+
+
+@pytest.fixture
+def runs_here(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The runs of a comparison are trained in this process; use ``jobs=1``."""
+    monkeypatch.setattr(comparison_runs, "in_a_process", here)
 
 
 def finish(run: Run, figures: dict[str, Any]) -> None:

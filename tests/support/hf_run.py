@@ -1,10 +1,11 @@
 """Runs of the plain HF Trainer with HardBatches, for tests that kill them, in forks: ``python hf_run.py JOBS``.
 
-JOBS: a list of [folder, kill after step, whether to resume] as JSON. Prints the exit codes.
+JOBS: a list of [folder, kill after step, whether to resume, whether the plan is lost] as JSON. Prints the exit codes.
 """
 
 from __future__ import annotations
 
+import importlib
 import json
 import os
 import signal
@@ -29,7 +30,9 @@ def tokens(texts: list[str]) -> Tensor:
     return torch.tensor([[int(word) for word in text.split()] for text in texts])
 
 
-def train(folder: Path, kill_at: int, resume: bool) -> None:
+def train(folder: Path, kill_at: int, resume: bool, lost: bool = False) -> None:
+    if lost:
+        (folder / "checkpoint-16" / "hardneg" / "record.json").unlink()
     words = torch.randint(2, 40, (64, 6), generator=torch.Generator().manual_seed(0)).tolist()
     texts = [" ".join(map(str, row)) for row in words]
     data = Dataset.from_dict({"text": texts, "id": list(range(64))})
@@ -75,6 +78,7 @@ def train(folder: Path, kill_at: int, resume: bool) -> None:
 
 
 if __name__ == "__main__":
+    importlib.import_module("torch._dynamo")  # once, and not in each fork
     torch.set_num_threads(1)
     jobs = [(Path(folder), *rest) for folder, *rest in json.loads(sys.argv[1])]
     print(json.dumps(in_forks(partial(train, *job) for job in jobs)))

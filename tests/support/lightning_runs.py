@@ -123,7 +123,8 @@ def run(library: str, job: Job, folder: Path) -> list[int | None]:
 if __name__ == "__main__":
     torch.set_num_threads(1)
     library, out = sys.argv[1], Path(sys.argv[2])
-    importlib.import_module(library)
+    for name in (library, "torch._dynamo"):  # once, and not in each fork
+        importlib.import_module(name)
     codes = {}
     for options in json.loads(sys.argv[3]):
         job = Job(**options)

@@ -1,7 +1,7 @@
 """Training runs of the trainer of sentence-transformers, for tests that kill them: ``python st_run.py JOBS.json``.
 
-Each writes a line per batch of the loss to log.jsonl, and the final weights to weights.pt. Several run in forks, and
-their exit codes are printed; one runs in this process, which may be a rank.
+Each writes a line per batch of the loss to log.jsonl, and the final weights to weights.pt. They run in forks of this
+process, one after the other, and their exit codes are printed.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 import importlib
 import json
 import os
+import shutil
 import signal
 import sys
 from functools import partial
@@ -17,7 +18,7 @@ from typing import Any
 
 import torch
 
-from support.forks import in_forks
+from support.forks import in_forks, on_forked_ranks
 
 torch.set_num_threads(1)
 
@@ -36,6 +37,8 @@ def train(job: dict[str, Any]) -> None:
     from support.tiny_bert import rows
 
     folder = Path(job["folder"])
+    if job.get("without_plan"):
+        shutil.rmtree(folder / f"checkpoint-{job['save']}" / "hardneg")
     model = SentenceTransformer(job["model"], device="cpu")
     if job.get("two"):
         both = {"one": Dataset.from_dict(rows(40, 0)), "two": Dataset.from_dict(rows(24, 7, negatives=1))}
@@ -86,11 +89,19 @@ def train(job: dict[str, Any]) -> None:
         (folder / "history.json").write_text(json.dumps(trainer.state.log_history))
 
 
+def on_ranks(job: dict[str, Any]) -> None:
+    on_forked_ranks(partial(train, job), job["ranks"])
+
+
+IMPORTED = (
+    "datasets", "sentence_transformers", "transformers.models.bert.modeling_bert", "torch._dynamo",
+    "hardneg.integrations.sentence_transformers",
+)  # fmt: skip
+"""Before the forks, each of which would import them."""
+
+
 if __name__ == "__main__":
+    for name in IMPORTED:
+        importlib.import_module(name)
     jobs = json.loads(Path(sys.argv[1]).read_text())
-    if len(jobs) == 1:
-        train(jobs[0])
-    else:
-        for name in ("datasets", "sentence_transformers", "hardneg.integrations.sentence_transformers"):
-            importlib.import_module(name)
-        print(json.dumps(in_forks(partial(train, job) for job in jobs)))
+    print(json.dumps(in_forks(partial(on_ranks if "ranks" in job else train, job) for job in jobs)))

@@ -17,14 +17,10 @@ from hardneg.mining.options import MineOptions
 from hardneg.training.options import RECIPES
 from hardneg.training.recipes import run_recipe
 from hardneg.training.runs import Run
+from support.comparisons import here
 
 ARMS = ("simclr()", "hcl(beta=1)")
 SMALL = {"batch_size": 16, "dim": 8, "log_every": 2, "device": "cpu", "encoder": "tiny"}
-
-
-def here(recipe: str, options: Any, run: Run, *_: Any, **__: Any) -> dict[str, Any]:
-    """In the place of ``in_a_process``."""
-    return run_recipe(recipe, options, run.path, resume=True, quiet=True)
 
 
 def small_images(path: Path, num_images: int = 48) -> str:

@@ -18,8 +18,9 @@ import hardneg.training.data.images
 from hardneg.training.data.images import ImageData
 from hardneg.training.encoders import build_encoder
 from hardneg.training.loop import Loop
-from hardneg.training.options import RECIPES
-from hardneg.training.recipes import run_recipe
+from support.forks import CONTEXT
+from support.ranks import free_port
+from support.training_runs import run
 
 
 def pixels(loop: Loop) -> Tensor:
@@ -54,22 +55,37 @@ def run_job(job: dict[str, Any], out: Path) -> None:
         patch.object(Loop, "_vectors", vectors),
         patch.object(hardneg.training.data.images, "build_encoder", encoder),
     ):
-        options, where = RECIPES[job["recipe"]](**job["options"]), out / job["name"]
         try:
-            run_recipe(job["recipe"], options, where, quiet=True)
+            run(job["recipe"], out / job["name"], job["options"])
         except Cut:
-            run_recipe(job["recipe"], options, where, quiet=True, resume=True)
+            run(job["recipe"], out / job["name"], job["options"], resume=True)
     (out / job["name"] / f"batches-{rank}.json").write_text(json.dumps(seen))
 
 
-def main() -> None:
+def run_jobs(jobs: list[dict[str, Any]], out: Path) -> None:
     torch.set_num_threads(1)
-    jobs, out = sys.argv[1:]
-    for job in json.loads(Path(jobs).read_text()):
-        run_job(job, Path(out))
+    for job in jobs:
+        run_job(job, out)
     torch.distributed.barrier()
     os._exit(0)  # at a plain end of the interpreter gloo's threads abort the process now and then
 
 
+def on_two_ranks(jobs: list[dict[str, Any]], out: Path) -> None:
+    """As a launcher does, but in processes that need not import the libraries."""
+    port = free_port()
+    ranks = [CONTEXT.Process(target=_one_rank, args=(rank, port, jobs, out)) for rank in range(2)]
+    for rank in ranks:
+        rank.start()
+    for rank in ranks:
+        rank.join(300)
+    assert [rank.exitcode for rank in ranks] == [0, 0]
+
+
+def _one_rank(rank: int, port: int, jobs: list[dict[str, Any]], out: Path) -> None:
+    places = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": 2, "LOCAL_WORLD_SIZE": 2, "MASTER_PORT": port}
+    os.environ |= {"MASTER_ADDR": "127.0.0.1", **{name: str(value) for name, value in places.items()}}
+    run_jobs(jobs, out)
+
+
 if __name__ == "__main__":
-    main()
+    run_jobs(json.loads(Path(sys.argv[1]).read_text()), Path(sys.argv[2]))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import socket
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
@@ -13,14 +12,13 @@ import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
 
+from support.ranks import free_port, leave
+
 
 def on_two_ranks(work: Callable[[int], Any]) -> list[Any]:
     """Forks, so that ``work`` may be any function of the rank; it returns tensors, numbers and containers of them."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
     with tempfile.TemporaryDirectory() as folder:
-        mp.start_processes(_rank, (work, port, folder), nprocs=2, start_method="fork")
+        mp.start_processes(_rank, (work, free_port(), folder), nprocs=2, start_method="fork")
         return [torch.load(Path(folder) / str(rank)) for rank in range(2)]
 
 
@@ -28,4 +26,4 @@ def _rank(rank: int, work: Callable[[int], Any], port: int, folder: str) -> None
     os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
     dist.init_process_group("gloo", rank=rank, world_size=2)
     torch.save(work(rank), Path(folder) / str(rank))
-    dist.destroy_process_group()
+    leave()

@@ -15,8 +15,8 @@ import torch
 
 from hardneg.core.errors import HardnegWarning, UnknownName, forget_warnings
 from hardneg.training.data import image_files
-from hardneg.training.data.images import NAMED, ImageData, check_name, from_pairs, load, load_splits
-from hardneg.training.data.named import default_root
+from hardneg.training.data.images import ImageData, check_name, from_pairs, load, load_splits
+from hardneg.training.data.named import NAMED, default_root
 from hardneg.training.evaluation.embeddings import evaluate_embeddings
 
 DATA = Path(os.environ.get("HARDNEG_DATA", "no data"))

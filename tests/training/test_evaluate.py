@@ -19,6 +19,7 @@ from torch import Tensor
 from hardneg.core.errors import HardnegWarning, forget_warnings
 from hardneg.io.embeddings import check_split, load_embeddings, save_embeddings
 from hardneg.training.data.images import load
+from hardneg.training.evaluation import logistic
 from hardneg.training.evaluation.embeddings import (
     evaluate_embeddings,
     evaluate_file,
@@ -33,8 +34,15 @@ from hardneg.training.evaluation.logistic import (
     sklearn_predict,
 )
 from hardneg.training.evaluation.pairs import _drawn_of_kind, alignment, similarity_histograms, uniformity
+from support.training_runs import FEW_ROWS
 
 Split = tuple[Tensor, Tensor, Tensor, Tensor]
+
+
+@pytest.fixture(autouse=True)
+def all_folds(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Short runs of other tests have one, in the same process."""
+    monkeypatch.setattr(logistic, "FEW", FEW_ROWS)
 
 
 def accuracy(

@@ -15,6 +15,7 @@ from typer.testing import CliRunner
 
 from hardneg.cli.app import app
 from hardneg.core.errors import HardnegError
+from hardneg.training.evaluation import logistic
 from hardneg.training.evaluation.classification import TextTask, evaluate_classification, read_classification
 from hardneg.training.evaluation.retrieval import (
     RetrievalSet,
@@ -26,6 +27,7 @@ from hardneg.training.evaluation.sts import Pair, evaluate_sts, read_sts, spearm
 from hardneg.training.evaluation.texts import text_encoder
 from support.graphs import graph_file
 from support.texts import text_file
+from support.training_runs import FEW_ROWS
 from support.training_runs import run as train_run
 
 pytest.importorskip("scipy", reason="evaluations need the extra eval")
@@ -37,6 +39,12 @@ import torch
 def letters(texts):
     return torch.tensor([[float(text.count(one)) for one in "abcdef"] for text in texts]) + 0.01
 """
+
+
+@pytest.fixture(autouse=True)
+def all_folds(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Short runs of other tests have one, in the same process."""
+    monkeypatch.setattr(logistic, "FEW", FEW_ROWS)
 
 
 def letters(texts: Sequence[str]) -> Tensor:

@@ -24,7 +24,6 @@ from hardneg.training.encoders import Represent, auto_encoder, build_encoder, em
 from hardneg.training.evaluation.transfer import transfer
 from hardneg.training.export import export, how_to_load, may_run_code, resnet_names
 from hardneg.training.options import RECIPES, CLIPOptions
-from hardneg.training.recipes import run_recipe
 from hardneg.training.runs import Run
 from hardneg.training.setup import splits
 from support.graphs import graph_file
@@ -292,14 +291,8 @@ class TestOwnEncoders:
         expected = load_embeddings(tmp_path / "run" / "embeddings.npz")[2]
         assert torch.equal(embed(encoder, load(data, "test").images, TINY.plain), expected)
 
-    def test_of_a_file_are_compared(
-        self, file: Path, data: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        monkeypatch.setattr(
-            hardneg.comparing.runs,
-            "in_a_process",
-            lambda recipe, options, one, environ, **_: run_recipe(recipe, options, one.path, quiet=True),
-        )
+    @pytest.mark.usefixtures("runs_here")
+    def test_of_a_file_are_compared(self, file: Path, data: str, tmp_path: Path) -> None:
         common = {**short(data, epochs=1), "encoder": f"{file}:build"}
         found = compare(Comparison(("simclr()", "hcl()"), 2, common), tmp_path / "out", jobs=1, show=lambda line: None)
         assert len(found["rows"]) == 2

@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 import torch
 
-import hardneg.comparing.runs
 from hardneg.comparing import Comparison, compare
 from hardneg.core.errors import ArgumentError, DataChanged
 from hardneg.io.embeddings import load_evaluated, unpack_bits
@@ -22,7 +21,6 @@ from hardneg.training.data.kinds import kind_of
 from hardneg.training.data.packed import Graphs
 from hardneg.training.evaluation.svm import svm_correct
 from hardneg.training.options import GraphCLOptions
-from hardneg.training.recipes import run_recipe
 from hardneg.training.records import has_collapsed
 from hardneg.training.runs import Run
 from hardneg.training.trained import fingerprint
@@ -85,12 +83,8 @@ def test_other_graphs_under_the_same_name_are_noticed(file: str, tmp_path: Path)
         run("graphcl", tmp_path / "run", short(file), resume=True)
 
 
-def test_graphs_are_compared_and_drawn(file: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(
-        hardneg.comparing.runs,
-        "in_a_process",
-        lambda recipe, options, one, environ, **_: run_recipe(recipe, options, one.path, quiet=True),
-    )
+@pytest.mark.usefixtures("runs_here")
+def test_graphs_are_compared_and_drawn(file: str, tmp_path: Path) -> None:
     arms = ("graphcl()", "graphcl(negatives='Tilt(1.0)')", "infograph()")
     summary = compare(Comparison(arms, 3, short(file)), tmp_path / "out", jobs=1, show=lambda line: None)
     assert summary["metric"] == "svm"

@@ -29,8 +29,7 @@ from hardneg.training.recipes.infograph import InfoGraph
 from hardneg.training.recipes.supervised import Supervised
 from hardneg.training.runs import Run
 from support.graphs import graph_file, random_graphs
-from support.ranks import free_port
-from support.training_ranks import run_job
+from support.training_ranks import on_two_ranks, run_job
 from support.training_runs import assert_same, everything, run
 
 pytest.importorskip("accelerate", reason="training needs the extra train")
@@ -196,25 +195,9 @@ JOBS: dict[str, dict[str, Any]] = {
 def test_two_ranks_train_as_one(file: str, tmp_path: Path) -> None:
     common = {"encoder": "gin-layer", "learning_rate": 1e-5}
     jobs = [{"name": name, **job, "options": short(file, **common, **job["options"])} for name, job in JOBS.items()]
-    (tmp_path / "jobs.json").write_text(json.dumps(jobs))
     for job in jobs:
         run_job(job, tmp_path / "one")
-    script = Path(__file__).parents[1] / "support" / "training_ranks.py"
-    command = [
-        sys.executable,
-        "-m",
-        "torch.distributed.run",
-        "--nproc_per_node",
-        "2",
-        "--master_port",
-        str(free_port()),
-    ]
-    path = os.pathsep.join([str(Path(__file__).parents[1]), *sys.path])
-    subprocess.run(
-        [*command, str(script), str(tmp_path / "jobs.json"), str(tmp_path / "two")],
-        env=os.environ | {"PYTHONPATH": path, "OMP_NUM_THREADS": "1"},
-        check=True,
-    )
+    on_two_ranks(jobs, tmp_path / "two")
     for name in JOBS:
         one, two = (Run(tmp_path / folder / name) for folder in ("one", "two"))
         losses = [[record["loss"] for record in each.metrics()] for each in (one, two)]

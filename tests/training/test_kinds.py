@@ -8,11 +8,14 @@ from typing import Any
 import pytest
 
 from hardneg.comparing import Comparison, compare
+from hardneg.comparing import runs as comparison_runs
+from hardneg.comparing.runs import in_a_process
 from hardneg.core.errors import ArgumentError, DataChanged, NoFile, UnknownName
 from hardneg.reporting import write_report
 from hardneg.training.data.kinds import kind_of
 from hardneg.training.loop import Loop
 from hardneg.training.runs import Run
+from support.comparisons import here
 from support.html_page import Page
 from support.training_runs import assert_same, run
 from support.training_runs import everything as all_of
@@ -78,10 +81,15 @@ def test_other_data_under_the_same_name_is_noticed(rings: str, tmp_path: Path) -
 
 @pytest.mark.parametrize(("mark", "metric"), [("", "knn"), ("?", "retrieval")], ids=["labels", "none"])
 def test_a_kind_is_compared_and_reported_with_and_without_labels(
-    rings: str, mark: str, metric: str, tmp_path: Path
+    rings: str, mark: str, metric: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """One run is in a process of its own, which reads the file of the kind; the others are trained here."""
+    ways = iter([in_a_process] * (mark == "?"))
+    monkeypatch.setattr(comparison_runs, "in_a_process", lambda *what, **how: next(ways, here)(*what, **how))
     arms = ("simclr()", "simclr(temperature=0.2)")
-    summary = compare(Comparison(arms, 3, short(rings + mark, epochs=1)), tmp_path / "out", show=lambda line: None)
+    comparison = Comparison(arms, 3, short(rings + mark, epochs=1))
+    summary = compare(comparison, tmp_path / "out", jobs=1, show=lambda line: None)
+    assert next(ways, None) is None
     assert summary["metric"] == metric
     assert summary["verdicts"][0]["half_width"] is not None
     page = Page(write_report(tmp_path / "out").read_text())

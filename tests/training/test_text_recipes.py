@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import os
-import subprocess
 import sys
 from pathlib import Path
 from types import SimpleNamespace
@@ -38,9 +35,8 @@ from hardneg.training.recipes.simcse import SimCSE
 from hardneg.training.runs import Run
 from hardneg.training.setup import splits
 from support.html_page import Page
-from support.ranks import free_port
 from support.texts import image_text_table, pair_table, sts_file, text_file, text_table, vector_file
-from support.training_ranks import run_job
+from support.training_ranks import on_two_ranks, run_job
 from support.training_runs import assert_same, run
 from support.training_runs import everything as all_of
 
@@ -303,15 +299,7 @@ def test_two_ranks_train_as_one(tmp_path: Path) -> None:
         for name in MAKERS
     ]
     jobs[0]["options"]["encode_chunk"] = 5  # type: ignore[index]
-    (tmp_path / "jobs.json").write_text(json.dumps(jobs))
-    flags = f"--multi_gpu --num_processes 2 --num_machines 1 --main_process_port {free_port()} --mixed_precision no"
-    script = Path(__file__).parents[1] / "support" / "training_ranks.py"
-    command = [sys.executable, "-m", "accelerate.commands.launch", *flags.split(), "--dynamo_backend", "no"]
-    done = subprocess.run(
-        [*command, str(script), str(tmp_path / "jobs.json"), str(tmp_path / "two")],
-        env=os.environ | {"OMP_NUM_THREADS": "1"}, capture_output=True, text=True, timeout=300,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr
+    on_two_ranks(jobs, tmp_path / "two")
     for job in jobs:
         run_job(job, tmp_path / "one")
         name = str(job["name"])
@@ -324,11 +312,12 @@ def test_two_ranks_train_as_one(tmp_path: Path) -> None:
             assert (weights[1][key] - value).abs().max() <= 0.03 * 1e-5 * len(losses[0]) + 1e-7, key
 
 
+@pytest.mark.usefixtures("runs_here")
 def test_texts_with_classes_are_compared_and_shown(tmp_path: Path) -> None:
     data = text_table(tmp_path / "notes.jsonl", 120)
     arms = ("simcse()", "simcse(negatives='Tilt(1.0)', temperature=0.1)")
     comparison = Comparison(arms, 3, short(data, epochs=1) | {"evaluate_with": sts_file(tmp_path / "sts.tsv")})
-    summary = compare(comparison, tmp_path / "out", show=lambda line: None)
+    summary = compare(comparison, tmp_path / "out", jobs=1, show=lambda line: None)
     assert summary["metric"] == "sts"
     assert summary["verdicts"][0]["num_test"] == 60
     assert summary["verdicts"][0]["half_width"] > 0

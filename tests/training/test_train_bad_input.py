@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import errno
 import json
-import multiprocessing
 import os
 import resource
 import shutil
@@ -23,12 +22,11 @@ from hardneg.io.files import write_atomically
 from hardneg.training.data.images import ImageData
 from hardneg.training.loop import Loop
 from hardneg.training.runs import Run
+from support.forks import CONTEXT
 from support.training_runs import assert_same, everything, few_digits, run, short
 
 pytest.importorskip("accelerate", reason="training needs the extra train")
 
-CONTEXT = multiprocessing.get_context("forkserver")
-CONTEXT.set_forkserver_preload(["hardneg.comparing", "hardneg.training.recipes.moco", "accelerate", "torch._dynamo"])
 NUM_IMAGES = 96
 
 

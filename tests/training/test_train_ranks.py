@@ -99,7 +99,8 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     command = [sys.executable, "-m", "accelerate.commands.launch", *flags.split(), "--dynamo_backend", "no"]
     launched = subprocess.Popen(
         [*command, str(script), str(folder / "jobs.json"), str(folder / "two")],
-        env=os.environ | {"OMP_NUM_THREADS": "1"}, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+        env=os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join([str(script.parents[1]), *sys.path])},
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
     )  # fmt: skip
     for job in jobs:
         if "batch_statistics" not in job and "cut_at" not in job:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from itertools import pairwise
 from pathlib import Path
 from types import SimpleNamespace
@@ -85,8 +86,8 @@ def test_training_refreshes_then(refreshed_at: list[int], tmp_path: Path) -> Non
 
 def test_vectors_are_hashed_once_for_all_pieces_of_a_plan(monkeypatch: pytest.MonkeyPatch) -> None:
     hashed = []
-    blake = base.hashlib.blake2b
-    monkeypatch.setattr(base.hashlib, "blake2b", lambda raw, **how: hashed.append(len(raw)) or blake(raw, **how))
+    blake = hashlib.blake2b
+    monkeypatch.setattr(hashlib, "blake2b", lambda raw, **how: hashed.append(len(raw)) or blake(raw, **how))
     vectors = torch.nn.functional.normalize(torch.randn(120, 4), dim=1)
     sampler = PlannedBatchSampler(parse_batches("knn()").planner, 120, 10, vectors, seed=0, ahead=2)
     list(sampler)

@@ -19,13 +19,14 @@ import torch
 
 import hardneg.training.recipes.__main__ as recipes_main
 from hardneg.core.errors import ArgumentError, Damaged, DataChanged, DiskFull, FileError, HardnegWarning, NotFinite
+from hardneg.core.options import option
 from hardneg.core.schedules import linear
 from hardneg.io.embeddings import load_embeddings
 from hardneg.training.augmentation import from_transform
 from hardneg.training.checkpoints import NEWEST, PREVIOUS
 from hardneg.training.data.images import ImageData, load
 from hardneg.training.loop import Loop, train
-from hardneg.training.options import RECIPES, SimCLROptions, TrainOptions, option
+from hardneg.training.options import RECIPES, SimCLROptions, TrainOptions
 from hardneg.training.recipes.__main__ import main
 from hardneg.training.recipes.simclr import SimCLR
 from hardneg.training.records import final_of, has_collapsed

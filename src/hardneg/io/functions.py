@@ -27,17 +27,24 @@ def load_function(text: str, who: str) -> Callable[..., Any]:
     place, _, name = text.rpartition(":")
     if not place or not name:
         raise ArgumentError(who, "a function as 'file.py:function' or 'module:function'", repr(text))
-    module = _of_file(Path(place), who) if place.endswith(".py") else _of_name(place, text, who)
+    module = _of_file(Path(place), module_of(text), who) if names_a_file(text) else _of_name(place, text, who)
     found = getattr(module, name, None)
     if not callable(found):
         raise ArgumentError(who, f"a function {name!r} in {place}", "none" if found is None else repr(found))
     return found  # type: ignore[no-any-return]
 
 
-def _of_file(path: Path, who: str) -> Any:
+def module_of(text: str) -> str:
+    """The name in ``sys.modules`` of the module that ``load_function`` runs."""
+    place = text.rpartition(":")[0]
+    if not names_a_file(text):
+        return place
+    return re.sub(r"\W", "_", str(Path(place).resolve().with_suffix("")))  # not the stem alone, which may be torch
+
+
+def _of_file(path: Path, name: str, who: str) -> Any:
     if not path.is_file():
         raise NoFile(who, "a Python file that exists", path)
-    name = re.sub(r"\W", "_", str(path.resolve().with_suffix("")))  # not the stem alone, which may be torch
     if name not in sys.modules:
         spec = importlib.util.spec_from_file_location(name, path)
         assert spec is not None

@@ -7,6 +7,7 @@ import platform
 import shlex
 import subprocess
 import sys
+from functools import cache
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -62,6 +63,7 @@ def _versions() -> dict[str, str | None]:
     return {name: version for name, version in found.items() if version is not None or name in _usual}
 
 
+@cache  # the metadata of a package is read and parsed each time
 def _version(name: str) -> str | None:
     try:
         return metadata.version(name)

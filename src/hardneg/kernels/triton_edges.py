@@ -190,7 +190,7 @@ class Sizes(NamedTuple):
     """Of each row: how many are within the first and the second edge, of how many; by which ranks these may be off."""
 
     wanted: Annotated[Tensor, "b 2"]
-    count: Annotated[Tensor, "b"]
+    number: Annotated[Tensor, "b"]
     slack: int
 
     @classmethod
@@ -234,7 +234,7 @@ class Edges(NamedTuple):
         rows, n = values.shape
         if rows and n:
             _edges[(rows,)](
-                values, norms[1], norms[0], ids[1], ids[0], sizes.wanted, sizes.count, hints, self.value, self.place,
+                values, norms[1], norms[0], ids[1], ids[0], sizes.wanted, sizes.number, hints, self.value, self.place,
                 base, n, values.stride(0), sizes.slack, MOST,
                 BLOCK=BLOCK, NORMS=norms[0] is not None, IDS=ids[0] is not None and ids[1] is not None, num_warps=WARPS,
             )  # fmt: skip

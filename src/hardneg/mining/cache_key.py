@@ -29,6 +29,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from hardneg.io.functions import module_of
 from hardneg.io.sealed import digest_of
 
 _installed = tuple(os.path.realpath(path) for path in (*sysconfig.get_paths().values(), str(Path(__file__).parents[1])))
@@ -54,7 +55,7 @@ def key_of_model(path: str, model: Any) -> str:
 
 
 def key_of_function(text: str, function: Any) -> str:
-    """What changes when the function that ``module:function`` names does, as far as that can be seen or is declared."""
+    """What changes when the function that ``load_function`` finds does, as far as that can be seen or is declared."""
     found: list[Any] = [text]
     bound: list[Any] = []
     declared = function
@@ -63,7 +64,7 @@ def key_of_function(text: str, function: Any) -> str:
         found.append((len(function.args), sorted(function.keywords)))
         function = function.func
     written = getattr(function, "__module__", None) or type(function).__module__
-    sources = _sources([text.partition(":")[0], written])
+    sources = _sources([module_of(text), written])
     found += [(module, source.digest) for module, source in sorted(sources.items())]
     bound += [getattr(function, "__self__", None), *_globals_of(function)]
     found += [value for value in (_value(one) for one in bound) if value is not None]

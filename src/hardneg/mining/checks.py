@@ -21,8 +21,8 @@ from hardneg.core.errors import (
 )
 from hardneg.core.types import Keys
 from hardneg.core.vectors import is_zero
+from hardneg.io.functions import load_function
 from hardneg.io.outputs import check_output
-from hardneg.mining.encode import load_callable
 from hardneg.mining.fusion import check_quotas, named_source
 from hardneg.mining.imports import load_imports
 from hardneg.mining.options import MineOptions, inputs, manifest_of
@@ -231,7 +231,7 @@ def is_listed(options: MineOptions) -> bool:
 def _check_functions(options: MineOptions) -> None:
     """Raises for functions and libraries that are needed after encoding, and are not there."""
     if options.rescore is not None:
-        load_callable(options.rescore)
+        load_function(options.rescore, "mine")
     if options.bm25 or options.search == "bm25":
         optional("bm25s", "BM25", extra="lexical")
     if options.search in ("flat", "ivf", "hnsw"):

@@ -8,10 +8,8 @@ that is damaged is encoded again.
 from __future__ import annotations
 
 import hashlib
-import importlib
 import json
 import os
-import sys
 import time
 import uuid
 from collections.abc import Callable, Sequence
@@ -27,6 +25,7 @@ from torch import Tensor
 from hardneg.core.errors import ArgumentError, Damaged, optional
 from hardneg.io.arrays import Array, read_npy
 from hardneg.io.files import check_free, read_json, run_again, write_atomically, write_json
+from hardneg.io.functions import load_function
 from hardneg.io.sealed import is_whole, sealing
 from hardneg.mining.cache_key import key_of_function, key_of_model, keys_of_items
 from hardneg.mining.engines import Engine, Work
@@ -64,25 +63,8 @@ def _loaded(load: Callable[[], Encoder]) -> Encoder:
     return _of_this_process[name]
 
 
-def load_callable(text: str) -> Callable[..., Any]:
-    """The function that ``module:function`` names; the current folder counts. Only for what a person has named: the
-    module is run."""
-    module, _, name = text.partition(":")
-    if not module or not name:
-        raise ArgumentError("mine", "a function as 'module:function'", repr(text))
-    if "" not in sys.path:
-        sys.path.insert(0, "")
-    try:
-        found = getattr(importlib.import_module(module), name)
-    except (ImportError, AttributeError) as error:
-        raise ArgumentError("mine", "a function that exists", f"{text!r}: {error}") from None
-    if not callable(found):
-        raise ArgumentError("mine", "a function", f"{text!r}, which is not one")
-    return found  # type: ignore[no-any-return]
-
-
 def encoder_of_function(text: str) -> Encoder:
-    function = load_callable(text)
+    function = load_function(text, "mine")
     return Encoder(key_of_function(text, function), function, partial(encoder_of_function, text))
 
 

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from hardneg.core.errors import ArgumentError
 from hardneg.core.types import Keys
+from hardneg.io.functions import load_function
 from hardneg.io.tables import (
     Table,
     aligned,
@@ -24,7 +25,7 @@ from hardneg.io.tables import (
 )
 from hardneg.mining.cells import checked_ids
 from hardneg.mining.checks import check_directions, quotas_of, rule_of
-from hardneg.mining.encode import Encoder, cached, embed, encoder_of_function, encoders_of_model, load_callable
+from hardneg.mining.encode import Encoder, cached, embed, encoder_of_function, encoders_of_model
 from hardneg.mining.engine import Miner
 from hardneg.mining.engines import Engine
 from hardneg.mining.judgements import numbered_both, read_judgements
@@ -226,7 +227,7 @@ def make_miner(
     )
     rescore: Rescore | None = None
     if options.rescore is not None:
-        rescore = _rescorer(load_callable(options.rescore), problem, "--rescore")
+        rescore = _rescorer(load_function(options.rescore, "mine"), problem, "--rescore")
     if options.cross_encoder is not None:
         score = pair_scorer(options.cross_encoder, options.batch_size, options.device or device_of_rank())
         scorer = replace(_rescorer(score, problem, "--cross-encoder"), teaches=True)

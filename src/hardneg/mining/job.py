@@ -24,13 +24,13 @@ import torch
 from hardneg import __version__
 from hardneg.core.errors import ArgumentError, Damaged, spelled, warn_once, written
 from hardneg.io.files import locked, read_json, run_again, write_json
+from hardneg.io.functions import load_function
 from hardneg.io.outputs import check_output, swap_in
 from hardneg.io.provenance import environment
 from hardneg.mining.alignment import warn_of_alignment, warn_of_easy_negatives
 from hardneg.mining.beir import from_beir
 from hardneg.mining.cache_key import digest_of_path, key_of_function
 from hardneg.mining.checks import check_options, expression_of
-from hardneg.mining.encode import load_callable
 from hardneg.mining.engine import Mined, Miner
 from hardneg.mining.engines import Engine, PartDone, Work, engine_of
 from hardneg.mining.engines.local import Local
@@ -272,7 +272,7 @@ def _fingerprint(options: MineOptions, embedded: Embedded, miner: Miner) -> dict
         "options": json.dumps(relevant, sort_keys=True),
         "inputs": {name: _stamp(Path(getattr(options, name))) for name in inputs if getattr(options, name) is not None},
         "encoder": embedded.keys,
-        "rescore": None if rescore is None else key_of_function(rescore, load_callable(rescore)),
+        "rescore": None if rescore is None else key_of_function(rescore, load_function(rescore, "mine")),
         "others": digests_of_others(options),
         "blocks": [miner.meeting.query_block, miner.meeting.corpus.block, len(miner.finder.shards)],
         "memory": miner.search.memory_on(miner.meeting.device),
