@@ -24,7 +24,7 @@ from hardneg.mining.options import MineOptions
 from support.forks import CONTEXT
 from support.ranks import free_port
 
-KILLS = max(14, int(os.environ.get("HARDNEG_KILLS", "14")))  # fewer would not reach each phase three times
+KILLS = max(20, int(os.environ.get("HARDNEG_KILLS", "20")))  # fewer do not always reach each phase three times
 TEXTS = [f"document {i} {'word ' * (i % 7)}" for i in range(600)]
 
 
