@@ -3,9 +3,10 @@
     HARDNEG_DATA=data python experiments/clip_embeddings.py --minilm FOLDER
 
 Needs $HARDNEG_DATA/sentences; FOLDER is all-MiniLM-L6-v2 as transformers read it. The first vector of a sentence counts
-its words (TF-IDF, 256 dimensions of an SVD), the second is MiniLM's. The figure is the share of 2,048 held-out
-sentences whose MiniLM vector is the nearest to that of their words. Rows beside CLIP: the heads as they begin, and
-least squares from the first to the second vectors, which needs no negatives. Values were chosen before any run.
+its words (TF-IDF, 256 dimensions of an SVD), the second is MiniLM's. The figure is the share of the held-out sentences
+(a fifth, at most 2,048) whose MiniLM vector is the nearest to that of their words. Rows beside CLIP: the heads as they
+begin, and least squares from the first to the second vectors, which needs no negatives. Values were chosen before any
+run.
 """
 
 from __future__ import annotations

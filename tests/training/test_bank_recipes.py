@@ -435,6 +435,9 @@ def test_each_is_an_arm_of_its_name(recipe: str) -> None:
         ("instance", {"temperature": "linear(0.5, 0.1)"}, "a number as --temperature"),
         ("local-aggregation", {"clusters": 97}, "--clusters of at most the 96 images"),
         ("local-aggregation", {"temperature": "linear(0.5, 0.1)"}, "a number as --temperature"),
+        ("local-aggregation", {"negatives": "OtherLabel()"}, "a background without regard to labels"),
+        ("local-aggregation", {"epochs": 1}, "more --epochs than --warmup, .* got 1 and 1"),
+        ("cmc", {"negatives": "SameCluster()", "clusters": 5, "warmup": 2}, "cmc needs more --epochs than --warmup"),
         ("negative-cache", {"cache": 0}, "--cache of at least 1"),
         ("negative-cache", {"cache_refresh": 1.5}, "--cache-refresh between 0 and 1"),
         ("negative-cache", {"batches": "knn(warmup=2)"}, "more epochs than the warm-up"),
@@ -451,3 +454,4 @@ def test_wrong_options_are_reported(
 def test_cmc_is_for_images(tmp_path: Path) -> None:
     with pytest.raises(ArgumentError, match=r"cmc needs images, whose lightness .* use hardneg train instance"):
         run("cmc", tmp_path / "run", short(text_file(tmp_path / "a.txt")))
+    assert not (tmp_path / "run").exists()

@@ -210,6 +210,8 @@ def test_encoders_of_two_parts_are_loaded(recipe: str, tmp_path: Path) -> None:
     wanted = RECIPES[recipe](**options)
     found = Represent(hn.load_encoder(tmp_path / "run")).items(splits(wanted).test.prepared(wanted))
     torch.testing.assert_close(found, expected)
+    with pytest.raises(ArgumentError, match=r"got (gin|TwoTowers|Aspects); use --format safetensors"):
+        export(tmp_path / "run", "torchvision")
 
 
 def test_an_encoder_of_texts_takes_texts(tmp_path: Path) -> None:

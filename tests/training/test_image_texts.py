@@ -53,6 +53,8 @@ def test_tables_and_folders_are_read_alike(table: str, tmp_path: Path) -> None:
     assert read(f"{table}[file_name,text]@4").pictures.images.shape == (72, 3, 4, 4)
     (tmp_path / "metadata.jsonl").write_text((tmp_path / "bars.jsonl").read_text())
     assert read(f"imagetext:{tmp_path}").captions.texts == data.captions.texts
+    with pytest.raises(HardnegError, match="'words' is not known"):
+        read(f"imagetext:{tmp_path}[file_name,words]")
     beside = tmp_path / "beside"
     beside.mkdir()
     for number in (0, 1):
@@ -177,3 +179,5 @@ def test_wrong_options_are_reported_before_the_run(
 def test_an_empty_folder_is_reported(tmp_path: Path) -> None:
     with pytest.raises(HardnegError, match=r"photo\.jpg and photo\.txt, or metadata\.jsonl"):
         read(f"imagetext:{tmp_path}")
+    with pytest.raises(HardnegError, match=r"a table with the columns image, caption, got .*metadata\.jsonl"):
+        read(f"imagetext:{tmp_path}[image,caption]")

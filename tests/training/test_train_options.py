@@ -47,7 +47,7 @@ TOGETHER: dict[str, dict[str, Any]] = {
     "validation_share": {"evaluate_on": "validation"},
     "cluster_runs": {"negatives": "SameCluster()", "clusters": 3},
     "cluster_every": {"negatives": "SameCluster()", "clusters": 3, "epochs": 3},
-    "warmup": {"negatives": "SameCluster()", "clusters": 3},
+    "warmup": {"negatives": "SameCluster()", "clusters": 3, "epochs": 3},
 }
 """What an option needs beside it to matter."""
 

@@ -47,8 +47,8 @@ class BatchSpec:
                 raise argument_error("batches", "a schedule of the epochs, such as linear(0.2, 0.05)", name, value)
 
 
-in_full = {"walk": "restart", "bfs": "breadth_first", "dfs": "depth_first"}
-"""How the paper calls the ways over the graph, and their names in ``walk``, which are known as well."""
+paper_kinds = {"walk": "restart", "bfs": "breadth_first", "dfs": "depth_first"}
+"""The paper's names for the searches of ``walk``, whose own names are accepted as well."""
 
 
 def uniform() -> BatchSpec:
@@ -72,7 +72,7 @@ def proximity(
     ``coverage="free"`` is the paper's sampler: batches ignore each other and are harder. ``kind`` is "walk" (with
     restart), "random" (without), "bfs" or "dfs": Table 12. ``steps="similarity"`` walks in proportion to the edges.
     """
-    planner = Proximity(restart, in_full.get(kind, kind), steps, num_neighbours, num_candidates)
+    planner = Proximity(restart, paper_kinds.get(kind, kind), steps, num_neighbours, num_candidates)
     return BatchSpec(planner, refresh, warmup, encode, coverage)
 
 

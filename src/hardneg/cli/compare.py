@@ -9,7 +9,7 @@ import typer
 
 from hardneg.cli.errors import errors_for_people, given, read_yaml
 from hardneg.cli.flags import CONTEXT, build, checked_values, parameter, parameters_of, with_parameters
-from hardneg.cli.options import SHARED, CompareOptions
+from hardneg.cli.options import ALWAYS, CompareOptions
 from hardneg.core.errors import ArgumentError, located
 from hardneg.training.options import RECIPES
 
@@ -41,7 +41,7 @@ def compare(ctx: typer.Context, config: Path | None, **values: Any) -> None:
         if twice := sorted(others.keys() & given(ctx)):
             flag = "--" + twice[0].replace("_", "-")
             raise ArgumentError("compare", f"{flag} or --option {twice[0]}=..., not both", "two values")
-        common = {name: getattr(options.shared, name) for name in SHARED} | values | others
+        common = {name: getattr(options.shared, name) for name in ALWAYS} | values | others
         if options.shared.evaluate_with is not None:
             common["evaluate_with"] = options.shared.evaluate_with
         tune = read_tune(options.tune) if options.tune else None

@@ -9,7 +9,7 @@ from hardneg.training.options import RUN, TrainOptions
 
 FORMATS = ("torchvision", "timm", "sentence-transformers", "safetensors")
 WEIGHTS = ("last", "best")
-SHARED = ("data", "epochs", "batch_size")
+ALWAYS = ("data", "epochs", "batch_size")
 """Options of train that a comparison always has."""
 
 
@@ -28,7 +28,7 @@ class CompareOptions:
 
     arms: tuple[str, ...] = option((), "A paper or recipe, and after @ who shares the batch; repeat it.", None, "--arm")
     shared: TrainOptions = field(
-        default_factory=TrainOptions, metadata=part(only=(*SHARED, "evaluate_with"), panel="Shared by all arms")
+        default_factory=TrainOptions, metadata=part(only=(*ALWAYS, "evaluate_with"), panel="Shared by all arms")
     )
     options: tuple[str, ...] = option(
         (), "Another option of train, as name=value, for arms that do not write it.", "Shared by all arms", "--option"

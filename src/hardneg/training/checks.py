@@ -22,6 +22,11 @@ from hardneg.training.options import Scheduled, TrainOptions, check_bounds
 
 OWN_RECIPES = {"isogclr": "isogclr", "surrogate": "sogclr or emc2"}
 """Objectives that mean nothing without the state of a recipe: temperatures or normalisers of every image."""
+NEEDED = {
+    "nodes": ("infograph", "graphs, whose nodes it compares with them", "use --data graphs:NAME"),
+    "pixels": ("cmc", "images, whose lightness and colours it compares", "use hardneg train instance"),
+}
+"""Of what a recipe needs of its items: which recipe, what it does with it, and what to do without."""
 
 
 def check_words(options: TrainOptions) -> BatchSpec:
@@ -31,9 +36,9 @@ def check_words(options: TrainOptions) -> BatchSpec:
     if options.evaluate_with is not None and not kind.has_benchmarks:
         what = f"no --evaluate-with for {kind.noun}s, which have no benchmarks"
         raise argument_error("train", what, "evaluate_with", options.evaluate_with)
-    if options.needs_nodes and not kind.has_nodes:
-        got = f"--data {options.data}, of {kind.noun}s"
-        raise ArgumentError("infograph", "graphs, whose nodes it compares with them", got, "use --data graphs:NAME")
+    if options.needs and options.needs != kind.has:
+        who, what, fix = NEEDED[options.needs]
+        raise ArgumentError(who, what, f"--data {options.data}, of {kind.noun}s", fix)
     kind.check(options)
     for flag, read in (("optimizer", read_optimiser), ("schedule", read_rate), ("monitor", read_monitor)):
         with located(f"--{flag}"):

@@ -160,7 +160,8 @@ def _write_resnet(encoder: nn.Module, path: Path, run: Run) -> None:
         state = dict(backbone.state_dict())
     else:
         what = "a ResNet, or an encoder of torchvision or timm"
-        raise ArgumentError("export", what, name or type(encoder).__name__, "use --format safetensors")
+        got = type(encoder).__name__ if backbone is None else name  # two encoders may have the name of one
+        raise ArgumentError("export", what, got, "use --format safetensors")
     write_atomically(path, lambda file: torch.save(state, file))
 
 

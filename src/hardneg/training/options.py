@@ -100,7 +100,7 @@ class TrainOptions:
                 object.__setattr__(self, one.name, value)
             check_option("train", one.name, value, kinds[one.name], one.metadata)
 
-    needs_nodes: ClassVar[bool] = False  # whether the recipe reads the nodes of graphs
+    needs: ClassVar[str] = ""  # what the items must have: "nodes", "pixels"
 
     def check(self) -> None:
         """Raises for options that do not go together; cheap, and before anything is loaded."""
@@ -290,7 +290,18 @@ class BankOptions(TrainOptions):
     clusters: int = option(0, "Clusters of the bank by k-means, for SameCluster(); 0: none.", NEGATIVES, low=0)
     cluster_runs: int = option(1, "Clusterings from different starts.", NEGATIVES, low=1)
     cluster_every: int = option(1, "Epochs between clusterings.", NEGATIVES, low=1)
-    warmup: int = option(0, "Epochs before the first clusters, in which all images are one.", NEGATIVES, low=0)
+    warmup: int = option(0, "Epochs before the first clusters; until then all are one cluster.", NEGATIVES, low=0)
+    recipe: ClassVar[str]
+
+    def check(self) -> None:
+        _check_fixed(self.recipe, self)
+        if self.clustered and self.warmup >= self.epochs:
+            what, got = "more --epochs than --warmup, or clusters are never made", f"{self.epochs} and {self.warmup}"
+            raise ArgumentError(self.recipe, what, got)
+
+    @property
+    def clustered(self) -> bool:
+        return self.clusters > 0
 
     @property
     def source(self) -> str:
@@ -316,7 +327,7 @@ class InstanceOptions(BankOptions):
         return self.loss == "nce" or (self.loss == "auto" and "".join(self.negatives.split()) == "Uniform()")
 
     def check(self) -> None:
-        _check_fixed(self.recipe, self)
+        super().check()
         if self.loss == "nce" and "".join(self.negatives.split()) != "Uniform()":
             what = "--negatives to be Uniform() for --loss nce, which takes its noise for uniform"
             raise ArgumentError(self.recipe, what, repr(self.negatives), "use --loss softmax")
@@ -330,6 +341,7 @@ class CMCOptions(InstanceOptions):
     """Lightness against colour of each image: two encoders, two memory banks, crossed: CMC, CMCRing."""
 
     recipe: ClassVar[str] = "cmc"
+    needs: ClassVar[str] = "pixels"
 
 
 @dataclass(frozen=True)
@@ -339,10 +351,19 @@ class LocalAggregationOptions(BankOptions):
     negatives: str = option("Rank(0, 4096)", "The background: the closest entries of the bank.", NEGATIVES)
     clusters: int = option(0, "Clusters of the bank by k-means; 0: one for 40 images.", NEGATIVES, low=0)
     cluster_runs: int = option(3, "Clusterings from different starts.", NEGATIVES, low=1)
-    warmup: int = option(1, "Epochs before the first clusters, in which each image is one.", NEGATIVES, low=0)
+    warmup: int = option(1, "Epochs before the first clusters; until then each image is its own.", NEGATIVES, low=0)
+
+    recipe: ClassVar[str] = "local-aggregation"
 
     def check(self) -> None:
-        _check_fixed("local-aggregation", self)
+        super().check()
+        if "Label(" in self.negatives:
+            what = "a background without regard to labels, since the image itself is in it"
+            raise ArgumentError(self.recipe, what, f"negatives={self.negatives!r}")
+
+    @property
+    def clustered(self) -> bool:
+        return True
 
 
 @dataclass(frozen=True)
@@ -395,7 +416,7 @@ class GraphCLOptions(SimCLROptions):
 class InfoGraphOptions(TrainOptions):
     """The nodes of each graph against the graphs of the batch, by raw dot products: InfoGraph."""
 
-    needs_nodes: ClassVar[bool] = True
+    needs: ClassVar[str] = "nodes"
     data: str = option("graphs:MUTAG", "graphs:NAME, graphs:FILE.npz or a folder of TU text files.", DATA)
     encoder: str = option("auto", GRAPH_ENCODER, DATA)
     negatives: str = option("Uniform()", 'Negatives in the grammar; HCL is "ClippedTilt(1.0)".', NEGATIVES)

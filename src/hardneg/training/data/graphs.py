@@ -65,7 +65,7 @@ class GraphData(Items, prefix="graphs", form="graphs:NAME"):
     augment: GraphAugment = USUAL
     own_views: Views | None = None
     noun: ClassVar[str] = "graph"
-    has_nodes: ClassVar[bool] = True
+    has: ClassVar[str] = "nodes"
 
     def __post_init__(self) -> None:
         super().__post_init__()

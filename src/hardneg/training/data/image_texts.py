@@ -97,7 +97,7 @@ class ImageTexts(Items, prefix="imagetext", form="imagetext:TABLE"):
     @classmethod
     def read(cls, path: str, options: TrainOptions) -> ImageTexts:
         place, columns, size = _place(path)
-        files, texts = _of_folder(place) if place.is_dir() else _of_table(place, columns)
+        files, texts = _of_folder(place, columns) if place.is_dir() else _of_table(place, columns)
         return cls.of(files, texts, path, place if place.is_dir() else place.parent, size)
 
     @classmethod
@@ -245,10 +245,13 @@ def _usual(table: Table, names: Sequence[str], path: Path) -> str:
     return found
 
 
-def _of_folder(folder: Path) -> tuple[list[Path], list[str]]:
+def _of_folder(folder: Path, columns: list[str]) -> tuple[list[Path], list[str]]:
     metadata = next((folder / name for name in METADATA if (folder / name).is_file()), None)
     if metadata is not None:
-        return _of_table(metadata, [])
+        return _of_table(metadata, columns)
+    if columns:
+        what = f"a table with the columns {', '.join(columns)}"
+        raise NoFile("data", what, folder / METADATA[0], "where there is none")
     pairs = [(file, file.with_suffix(".txt")) for file in image_files(folder)]
     if not pairs or not any(text.is_file() for _, text in pairs):
         what = "images with texts beside them: photo.jpg and photo.txt, or metadata.jsonl"

@@ -58,6 +58,7 @@ class ImageData(Items):
 
     noun: ClassVar[str] = "image"
     always_recorded: ClassVar[bool] = False
+    has: ClassVar[str] = "pixels"
 
     images: Annotated[Tensor, "n c h w"]  # uint8
     labels: Annotated[Tensor, "n"] | None  # int64, an index into classes

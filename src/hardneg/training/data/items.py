@@ -111,7 +111,7 @@ class Items(ABC):
 
     noun: ClassVar[str] = "item"
     has_benchmarks: ClassVar[bool] = False  # whether ``evaluate`` reads --evaluate-with
-    has_nodes: ClassVar[bool] = False  # whether the backbone of its encoders has ``nodes``, which infograph needs
+    has: ClassVar[str] = ""  # what some recipes need: "nodes" (infograph), "pixels" (cmc)
     always_recorded: ClassVar[bool] = True  # False: older versions had runs without a fingerprint of such data
     ids: Annotated[Tensor, "n"]
     labels: Annotated[Tensor, "n"] | None
@@ -170,9 +170,6 @@ class Items(ABC):
     def shown(self, position: int) -> Shown:
         """An item as a page shows it."""
 
-    def check_like(self, record: dict[str, Any]) -> None:  # noqa: B027
-        """Raises where an encoder that was trained on a split with this record cannot take these items."""
-
     # What a kind may replace.
 
     @classmethod
@@ -209,6 +206,9 @@ class Items(ABC):
 
     def check_views(self, options: TrainOptions) -> None:  # noqa: B027
         """Raises if evaluation would see something else than a user's own views show."""
+
+    def check_like(self, record: dict[str, Any]) -> None:  # noqa: B027
+        """Raises where an encoder that was trained on a split with this record cannot take these items."""
 
     def chosen(self, options: TrainOptions) -> dict[str, Any]:
         """What "auto" stands for, by the name of the option: arms that differ in nothing else are the same."""

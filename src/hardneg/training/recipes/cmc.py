@@ -34,9 +34,7 @@ class CMC(Instance):
         super().__init__(options, data, total, num_banks=2)
 
     def encoder_for(self, options: InstanceOptions, data: Items) -> nn.Module:
-        if not isinstance(data, ImageData):
-            what = "images, whose lightness and colours it compares"
-            raise ArgumentError("cmc", what, f"data={data.name!r}", "use hardneg train instance")
+        assert isinstance(data, ImageData), "cmc needs pixels"
         encoder = Aspects.built(list(data.images.shape[1:]), options)
         if isinstance(data.augment, Augmentation):
             encoder.learn_scale(data.augment, data.images[:1])
