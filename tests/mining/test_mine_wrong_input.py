@@ -430,9 +430,11 @@ def test_a_data_set_replaces_one_that_a_kill_left_behind(job: MineOptions, tmp_p
     ("change", "message"),
     [
         ({"search": "ivf", "negatives": "Ring(0.1, 0.2)"}, "that the nearest candidates decide"),
-        ({"rescore": "test_mine_files:nothing"}, "a function that exists"),
+        ({"rescore": "test_mine_files:nothing"}, "a function 'nothing'"),
         ({"shards": 2, "negatives": "Tilt(1.0)", "draw": "categorical"}, "draw 'top' or 'gumbel' for shards"),
         ({"negatives": "OtherLabel()"}, "label"),
+        ({"corpus": ""}, "a name that is not empty"),
+        ({"guide": ""}, "a name that is not empty"),
         ({"negatives": 'From("bm25")'}, "a source among embedding"),
     ],
 )
