@@ -33,7 +33,7 @@ CASES: dict[str, dict[str, Any]] = {
 }
 
 
-def on_disk(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+def on_disk(monkeypatch: pytest.MonkeyPatch, block: int = 33) -> list[int]:
     """Counts the rows that are read."""
     read: list[int] = []
     original = Corpus.part
@@ -44,7 +44,7 @@ def on_disk(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
     monkeypatch.setattr(Corpus, "part", part)
     monkeypatch.setattr(prepare, "_in_memory", 0)
-    monkeypatch.setattr(prepare, "_block", 33)
+    monkeypatch.setattr(prepare, "_block", block)
     return read
 
 
@@ -70,15 +70,17 @@ def test_blocks_give_the_audit_of_memory(case: str, monkeypatch: pytest.MonkeyPa
         assert close(left, right), (left, right)
 
 
-@pytest.mark.parametrize(("anchors", "passes"), [(40, 1), (10, 4)])
+@pytest.mark.parametrize(("anchors", "passes", "block"), [(40, 1, 33), (10, 4, 33), (10, 4, 250), (10, 4, 1000)])
 def test_memory_decides_how_often_the_corpus_is_read(
-    anchors: int, passes: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    anchors: int, passes: int, block: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     np.save(tmp_path / "corpus.npy", vectors(500, 1).numpy())
     corpus = torch.from_numpy(np.load(tmp_path / "corpus.npy", mmap_mode="r+"))
-    read = on_disk(monkeypatch)
+    read = on_disk(monkeypatch, block)
     monkeypatch.setattr("hardneg.auditing.survey._chunk", 500 * 3)
-    memory = 5 * 500 * anchors / 2**30
+    memory = (
+        (5 * 500 + 12 * min(block, 250)) * anchors / 2**30
+    )  # a similarity and a copy of each, and products of a block
     judged = [[i] for i in range(300)]
     hn.audit(
         vectors(300, 0), ["Uniform()"], corpus=corpus, judgements=judged, num_anchors=40, frontier=False, memory=memory

@@ -4,6 +4,7 @@ import errno
 import json
 import os
 import pickle
+import stat
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -174,3 +175,16 @@ def test_numbers_that_json_does_not_have_are_refused() -> None:
     for text in ("[-Infinity]", "[1e999]", "[NaN]"):
         with pytest.raises(ValueError, match="is not a number of JSON"):
             parse_json(text)
+
+
+def test_a_file_is_on_the_disk_before_it_has_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else a power failure could leave a name without the content."""
+    file, synced = tmp_path / "file", []
+
+    def fsync(number: int) -> None:
+        is_folder = stat.S_ISDIR(os.fstat(number).st_mode)
+        synced.append((is_folder, os.fstat(number).st_size if not is_folder else 0, file.exists()))
+
+    monkeypatch.setattr(os, "fsync", fsync)
+    write_atomically(file, lambda opened: opened.write(b"content"))
+    assert synced == [(False, 7, False), (True, 0, True)]

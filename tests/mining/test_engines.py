@@ -134,6 +134,11 @@ def test_parts_in_any_order_and_twice(
     assert not list(Path(files.out).parent.glob("*.work*"))
 
 
+def test_a_part_makes_the_folder_of_its_output(files: MineOptions, tmp_path: Path) -> None:
+    assert run(replace(files, out=str(tmp_path / "new" / "mined.jsonl"), part="0/2", shards=4)) is None
+    assert (tmp_path / "new" / "mined.jsonl.work").is_dir()
+
+
 def test_parts_are_counted_from_zero(files: MineOptions) -> None:
     for text in ("3/3", "1", "a/b", "-1/2"):
         with pytest.raises(ArgumentError, match="a part as i/n"):

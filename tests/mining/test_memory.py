@@ -3,21 +3,24 @@
 from __future__ import annotations
 
 import json
+import pickle
 import shutil
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
 from torch.nn.functional import normalize
 
 import hardneg as hn
-from hardneg.core.errors import FileError
+from hardneg.core.errors import ArgumentError, FileError
+from hardneg.mining import encode as encode_module
 from hardneg.mining import estimate as estimates
-from hardneg.mining.encode import Encoder
+from hardneg.mining.encode import Encoder, encoder_of_function
 from hardneg.mining.engine import Miner
 from hardneg.mining.estimate import estimate, piece_bytes
 from hardneg.mining.job import run
@@ -25,7 +28,7 @@ from hardneg.mining.options import MineOptions
 from hardneg.mining.pieces import Files
 from hardneg.mining.search import Search
 from hardneg.mining.select import Rule
-from hardneg.mining.stages import Stage, Stages, chosen_pieces
+from hardneg.mining.stages import Memory, Piece, Stage, Stages, Store, chosen_pieces
 from hardneg.negatives import parse
 
 RULES = ["BelowPositive(relative=0.05)", "Ring(0.1, 0.4)"]
@@ -35,9 +38,9 @@ def vectors(rows: int, seed: int) -> Tensor:
     return normalize(torch.randn(rows, 8, generator=torch.Generator().manual_seed(seed)), dim=-1)
 
 
-def miner_of(text: str, search: Search) -> Miner:
+def miner_of(text: str, search: Search, k: int = 4) -> Miner:
     queries, corpus = vectors(300, 0), vectors(900, 1)
-    return Miner(hn.Keys(queries), hn.Keys(corpus), torch.arange(300), Rule(parse(text), 4), search=search)
+    return Miner(hn.Keys(queries), hn.Keys(corpus), torch.arange(300), Rule(parse(text), k), search=search)
 
 
 @pytest.mark.parametrize("draw", ["top", "gumbel"])
@@ -52,19 +55,43 @@ def test_little_memory_changes_nothing(text: str, draw: str) -> None:
     assert miner_of(text, few).finder.at_once(4) < 60
 
 
-@pytest.mark.parametrize("text", RULES)
-def test_the_estimate_covers_the_pieces(text: str, tmp_path: Path) -> None:
-    miner = miner_of(text, Search(shards=4, corpus_block=225))
-    store = Files(tmp_path)
+def pieces_of(miner: Miner, store: Store, after: Callable[[Stage], None] = lambda stage: None) -> list[Piece]:
+    """What is chosen, stage by stage; ``after`` is called after each stage."""
     stages = Stages(miner, store)
 
     def perform(stage: Stage) -> None:
         for piece in range(stage.pieces):
             store.write(stage.name, piece, stages.perform(stage, piece))
+        after(stage)
 
-    list(chosen_pieces(miner, store, perform))
+    return list(chosen_pieces(miner, store, perform))
+
+
+@pytest.mark.parametrize("text", RULES)
+def test_the_estimate_covers_the_pieces(text: str, tmp_path: Path) -> None:
+    miner = miner_of(text, Search(shards=4, corpus_block=225))
+    pieces_of(miner, Files(tmp_path))
     written = sum(file.stat().st_size for file in tmp_path.iterdir() if file.name.startswith("0."))
     assert 0.4 * piece_bytes(miner, 300) < written < 1.2 * piece_bytes(miner, 300)
+
+
+def test_lists_are_no_longer_than_their_shard() -> None:
+    whole, parted = (miner_of("BelowPositive(relative=0.05)", Search(shards=n, corpus_block=225), 400) for n in (1, 4))
+    store, widths = Memory(), set()
+
+    def look(stage: Stage) -> None:
+        widths.update(store.read(stage.name, 0)["0.rows"].shape[1:] if stage.kind == "lists" else ())
+
+    found = parted.joined(pieces_of(parted, store, look))
+    assert widths == {225}
+    assert torch.equal(found.rows, whole.joined(whole.mined()).rows)
+
+
+def test_counts_of_one_pass_are_held_at_a_time() -> None:
+    miner, store, passes = miner_of("Ring(0.1, 0.4)", Search(shards=4, corpus_block=225)), Memory(), []
+    pieces_of(miner, store, lambda stage: passes.append(len({n for n, _ in store.pieces if "-bounds" in n})))
+    assert len(passes) > 4
+    assert max(passes) == 1
 
 
 @pytest.fixture
@@ -113,7 +140,40 @@ def test_an_estimate_counts_the_guide(texts: MineOptions, monkeypatch: pytest.Mo
         return one, one
 
     monkeypatch.setattr(estimates, "load_guide", guide)
-    asking = 'BelowPositive(absolute=-2.0, by="guide") * BelowPositive(relative=0.05)'
-    guided = estimate(replace(texts, guide="a model", negatives=asking))
+    by_guide = 'BelowPositive(absolute=-2.0, by="guide") * BelowPositive(relative=0.05)'
+    guided = estimate(replace(texts, guide="a model", negatives=by_guide))
     assert guided.disk_bytes - plain.disk_bytes >= 200 * 1000 * 4  # vectors of 100 queries and 100 documents
     assert guided.encoding_seconds > 0
+
+
+def test_an_estimate_counts_the_file_of_all_pieces(texts: MineOptions, monkeypatch: pytest.MonkeyPatch) -> None:
+    plain = estimate(texts)
+    monkeypatch.setattr(encode_module, "_in_memory", 1)
+    assert estimate(texts).disk_bytes - plain.disk_bytes == 200 * 8 * 4
+    run(texts)
+    written = sum(file.stat().st_size for file in Path(f"{texts.out}.embeddings").glob("*.npy"))
+    assert written >= 2 * 200 * 8 * 4
+
+
+def test_an_estimate_of_vectors_alone_with_a_guide(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    np.save(tmp_path / "vectors.npy", vectors(20, 0).numpy())
+    (tmp_path / "pairs.csv").write_text("query_id,corpus_id\n0,1\n")
+    place = str(tmp_path / "vectors.npy")
+    given = MineOptions(place, corpus=place, judgements=str(tmp_path / "pairs.csv"), out=str(tmp_path / "mined.jsonl"))
+    monkeypatch.setattr(estimates, "load_guide", lambda options: (Encoder("guide", encode),) * 2)
+    with pytest.raises(ArgumentError, match="texts"):
+        estimate(replace(given, guide="a model", negatives='BelowPositive(absolute=0.0, by="guide")'))
+
+
+@pytest.mark.parametrize("memory", [-1.0, float("inf"), float("nan")])
+def test_memory_that_is_no_number_of_bytes(texts: MineOptions, memory: float) -> None:
+    with pytest.raises(ArgumentError, match="memory in"):
+        run(replace(texts, memory=memory))
+
+
+def test_an_encoder_is_found_from_another_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "own.py").write_text("from test_memory import encode\n")
+    monkeypatch.chdir(tmp_path)
+    packed = pickle.dumps(encoder_of_function("own.py:encode"))
+    monkeypatch.chdir("/")
+    assert pickle.loads(packed).encode(["text 1"]).shape == (1, 8)

@@ -158,6 +158,9 @@ def test_prompts_and_a_cache(model: Any, pairs: Any, tmp_path: Any, monkeypatch:
     moved[0].embedding.weight.data += torch.randn(200, 16, generator=torch.Generator().manual_seed(1))
     again = hn.mine(pairs, model=moved, cache_folder=str(tmp_path), **shape).to_dict()
     assert again == hn.mine(pairs, model=moved, **shape).to_dict() != theirs.to_dict(), "other weights, other vectors"
+    moved.truncate_dim = 8
+    again = hn.mine(pairs, model=moved, cache_folder=str(tmp_path), **shape).to_dict()
+    assert again == hn.mine(pairs, model=moved, **shape).to_dict(), "fewer numbers of the same weights"
     with pytest.raises(ArgumentError, match="a SentenceTransformer for prompts"):
         hn.mine(pairs, model=model.encode, query_prompt="w1", verbose=False)
 

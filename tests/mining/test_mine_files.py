@@ -19,7 +19,7 @@ import typer
 from typer.testing import CliRunner
 
 from hardneg.cli.mine import mine as verb
-from hardneg.core.errors import HardnegWarning
+from hardneg.core.errors import ArgumentError, HardnegWarning
 from hardneg.core.types import Keys
 from hardneg.io.tables import read_table
 from hardneg.mining import mine
@@ -90,13 +90,19 @@ def test_an_encoder_of_a_file(job: MineOptions, tmp_path: Path, monkeypatch: pyt
     source = "from test_mine_files import encode\n"
     (tmp_path / "own.py").write_text(source)
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [*sys.path])
     own = replace(job, encoder="own.py:encode", out=str(tmp_path / "own.jsonl"))
     run(own)
     assert lines(own.out) == lines(job.out)
     first = encoder_of_function("own.py:encode").key
     (tmp_path / "own.py").write_text(source + "# changed\n")
     assert encoder_of_function("own.py:encode").key != first
-    assert "own" not in sys.modules, "the file is run once, and under a name of its own"
+    assert "own" not in sys.modules, "a file has a name of its own"
+    (tmp_path / "own.py").write_text("import beside\nencode = beside.encode\n")
+    with pytest.raises(ArgumentError, match=r"own\.py to be importable.*beside"):
+        encoder_of_function("own.py:encode")
+    (tmp_path / "beside.py").write_text("def encode(texts):\n    return 'of the changed file'\n")
+    assert encoder_of_function("own.py:encode").encode([]) == "of the changed file"
 
 
 def expected(k: int = 3, text: str = "BelowPositive(relative=0.02)", **options: Any) -> list[list[str]]:

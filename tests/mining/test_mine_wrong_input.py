@@ -433,6 +433,8 @@ def test_a_data_set_replaces_one_that_a_kill_left_behind(job: MineOptions, tmp_p
         ({"rescore": "test_mine_files:nothing"}, "a function 'nothing'"),
         ({"shards": 2, "negatives": "Tilt(1.0)", "draw": "categorical"}, "draw 'top' or 'gumbel' for shards"),
         ({"negatives": "OtherLabel()"}, "label"),
+        ({"corpus": ""}, "a name that is not empty"),
+        ({"guide": ""}, "a name that is not empty"),
         ({"negatives": 'From("bm25")'}, "a source among embedding"),
     ],
 )

@@ -63,8 +63,8 @@ def audit(
         (``labels``, ``clusters``); judgements are relevant ids for each query as in ``mine``, the best first.
     mined: negatives of each query, as ``mine`` gives them or as ids [q, k]; or the path of a mined file, which then
         needs nothing else (see docs/guides/audit.md).
-    model, encoder, cache: of the texts of a mined file whose embeddings are missing: a sentence-transformers model
-        or ``"module:function"``, and the folder of embeddings. Nothing in a file chooses them.
+    model, encoder, cache: of the texts of a mined file whose embeddings are missing: a sentence-transformers model,
+        ``"module:function"`` or ``"file.py:function"``, and the folder of embeddings. Nothing in a file chooses them.
     temperature, tau_plus: of the loss; tilts weigh by exp(beta * similarity / temperature), as in ``mine``.
     near_duplicate: cosine from which a candidate is a copy of the anchor or of a positive.
     num_anchors: how many are looked at, drawn with ``seed``; all of them if there are no more.

@@ -39,7 +39,7 @@ class AuditOptions:
         default_factory=Columns, metadata=part("{}_column", ("query", "query_id", "corpus", "corpus_id"), MINED)
     )
     model: str | None = option(None, "sentence-transformers model for texts without embeddings.", MINED)
-    encoder: str | None = option(None, "module:function from texts to vectors, instead.", MINED)
+    encoder: str | None = option(None, "module:function or file.py:function, from texts to vectors, instead.", MINED)
     cache: str | None = option(None, "Folder of embeddings; default INPUT.embeddings.", MINED)
     imports: tuple[str, ...] = option((), "Python file with distributions of yours; repeat it.", RULES, "--import")
     similarity: str | None = option(None, "cosine or dot; that of a mined file's manifest, else cosine.", LOOK)

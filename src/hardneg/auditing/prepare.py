@@ -152,7 +152,8 @@ def _compared(name: str, vectors: Tensor, normalize: bool, dtype: torch.dtype) -
     check_finite(name, vectors)
     if normalize:
         check_directions(name, vectors)
-    return Corpus(vectors, vectors.device, _block, dtype, cosine=normalize)
+    block = min(_block, -(-len(vectors) // 2))  # two at least: what has one block is in memory
+    return Corpus(vectors.detach(), vectors.device, block, dtype, cosine=normalize)
 
 
 def _prepared(name: str, vectors: Tensor, normalize: bool, dtype: torch.dtype) -> Tensor:

@@ -23,6 +23,7 @@ from hardneg.auditing.settings import Settings
 from hardneg.auditing.subject import Subject
 from hardneg.auditing.suggest import GridSearch, suggestions
 from hardneg.core.errors import ArgumentError, warn_once
+from hardneg.core.nearest import Corpus
 from hardneg.mining.alignment import Alignment, alignment_of, sentence, warn_of_alignment
 from hardneg.mining.pairs import as_pairs
 
@@ -119,12 +120,18 @@ def chunks(subject: Subject, rows: Tensor, settings: Settings) -> Iterator[Chunk
     """Anchors whose similarities are looked at together; candidates on disk are read once for as many as fit."""
     number = len(subject.candidates)
     size, seen = max(1, _chunk // number), 0
-    held = size if len(subject.candidates.blocks()) == 1 else max(size, int(settings.memory * 2**30) // (5 * number))
-    for some in rows.split(held):  # type: ignore[no-untyped-call]
+    for some in rows.split(max(size, _held(subject.candidates, settings.memory))):  # type: ignore[no-untyped-call]
         for met in subject.compared(some, settings.near_duplicate).split(size):
             first = seen < max(_least_diagnosed, _diagnosed // number)
             yield Chunk.of(subject, met, settings.temperature, first)
             seen += len(met.rows)
+
+
+def _held(candidates: Corpus, memory: float) -> int:
+    """Anchors whose similarities and copies fit into so many GiB, with the products of one block; 0 of one block."""
+    width, blocks = candidates.dtype.itemsize, candidates.blocks()
+    each = (width + 1) * len(candidates) + 3 * width * candidates.block
+    return int(memory * 2**30) // each if len(blocks) > 1 else 0
 
 
 @dataclass

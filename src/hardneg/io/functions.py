@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from hardneg.core.errors import ArgumentError, NoFile
+from hardneg.io.sealed import digest_of
 
 
 def names_a_file(text: str) -> bool:
@@ -42,21 +43,35 @@ def module_of(text: str) -> str:
     return re.sub(r"\W", "_", str(Path(place).resolve().with_suffix("")))  # not the stem alone, which may be torch
 
 
+def in_any_folder(text: str) -> str:
+    """The same function under a name that is right wherever a process runs."""
+    place, _, name = text.rpartition(":")
+    return f"{Path(place).absolute()}:{name}" if names_a_file(text) else text
+
+
 def _of_file(path: Path, name: str, who: str) -> Any:
+    """The file as it is now, run once; what lies beside it can be imported, but hides nothing that is installed."""
     if not path.is_file():
         raise NoFile(who, "a Python file that exists", path)
-    if name not in sys.modules:
-        spec = importlib.util.spec_from_file_location(name, path)
-        assert spec is not None
-        assert spec.loader is not None
-        module = importlib.util.module_from_spec(spec)
-        sys.modules[name] = module  # before it is run, as dataclasses and pickles need
-        try:
-            spec.loader.exec_module(module)
-        except BaseException:
-            del sys.modules[name]
-            raise
-    return sys.modules[name]
+    content, known = digest_of(path), sys.modules.get(name)
+    if known is not None and known.__dict__.get("_digest") == content:
+        return known
+    spec = importlib.util.spec_from_file_location(name, path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module  # before it is run, as dataclasses and pickles need
+    if str(path.resolve().parent) not in sys.path:
+        sys.path.append(str(path.resolve().parent))
+    try:
+        spec.loader.exec_module(module)
+    except BaseException as error:
+        del sys.modules[name]
+        if isinstance(error, ImportError):
+            raise ArgumentError(who, f"{path} to be importable", str(error)) from None
+        raise
+    module.__dict__["_digest"] = content
+    return module
 
 
 def _of_name(module: str, text: str, who: str) -> Any:

@@ -1,10 +1,10 @@
 """What an encoder is and what it encodes, by content: the names of the embeddings that are kept.
 
-- A model: the bytes of its files; of one from a hub, its parameters, tokenizer, structure and prompts.
-- A function ``module:function``: the source of its module and of every module of the user's that this one imports, the
-  files and saved models that these name in plain strings, arguments bound to it, the parameters of modules and arrays
-  that it reads from its globals, and what it declares: ``function.cache_key`` (anything with a steady repr, or a
-  function that gives it) and ``function.cache_files`` (paths).
+- A model: the bytes of its files; of one from a hub, its parameters, tokenizer, structure, prompts and settings.
+- A function: the source of its module or file and of every module of the user's that this one imports, the files and
+  saved models that these name in plain strings, arguments bound to it, the parameters of modules and arrays that it
+  reads from its globals, and what it declares: ``function.cache_key`` (anything with a steady repr, or a function that
+  gives it) and ``function.cache_files`` (paths).
 - An item: its text or, where the text is the path of a file, the name and the bytes of that file.
 
 Installed packages are not looked into: declare their version where it matters.
@@ -34,6 +34,7 @@ from hardneg.io.sealed import digest_of
 
 _installed = tuple(os.path.realpath(path) for path in (*sysconfig.get_paths().values(), str(Path(__file__).parents[1])))
 _model_files = ("modules.json", "config.json")  # of a folder that holds a saved model
+_settings = ("prompts", "default_prompt_name", "truncate_dim", "max_seq_length")  # its repr need not have them
 
 
 def digest_of_path(path: Path) -> str:
@@ -51,7 +52,8 @@ def key_of_model(path: str, model: Any) -> str:
     tokenizer: Any = getattr(model, "tokenizer", None)
     backend: Any = getattr(tokenizer, "backend_tokenizer", tokenizer)
     words = backend.to_str() if hasattr(backend, "to_str") else repr(tokenizer)
-    return _hashed(_state(model), repr(model), words, getattr(model, "prompts", None))
+    settings = [getattr(model, name, None) for name in _settings]
+    return _hashed(_state(model), repr(model), words, *settings)
 
 
 def key_of_function(text: str, function: Any) -> str:

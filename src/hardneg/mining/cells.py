@@ -87,7 +87,7 @@ class RowNumbers(Mapping[str, int]):
         self.rows = rows
 
     def __getitem__(self, name: str) -> int:
-        if name.isdecimal() and name == str(int(name)) and int(name) in self.rows:
+        if name.isdecimal() and len(name) < 20 and name == str(int(name)) and int(name) in self.rows:
             return int(name)
         raise KeyError(name)
 

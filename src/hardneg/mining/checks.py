@@ -188,6 +188,11 @@ def _check_models(options: MineOptions) -> None:
 def check_options(options: MineOptions) -> None:
     """Everything that can be wrong before any work is done."""
     load_imports(options.imports)
+    for name in (*inputs, "out", "model", "guide", "cross_encoder"):
+        if (
+            getattr(options, name) == ""
+        ):  # as of a variable of the shell that is not set; it would be the current folder
+            raise argument_error("mine", "a name that is not empty", name, "")
     check_format(Path(options.out))
     reads = [Path(getattr(options, name)) for name in inputs if getattr(options, name) is not None]
     reads += [Path(path) for path in (*(split_name(each)[1] for each in options.runs), *options.imports)]
@@ -205,6 +210,7 @@ def check_options(options: MineOptions) -> None:
     check_among("mine", "missing_positives", options.missing_positives, ("error", "drop"))
     check_count("mine", "query_block", options.query_block, least=0)
     check_count("mine", "candidates", options.candidates)
+    check_range("mine", "memory", options.memory, 0.0, math.inf, open_high=True)
     if options.search == "bm25" and not options.near_positive is options.near_negative is None:
         what = f"embeddings for {spelled('mine', 'near_positive')} and {spelled('mine', 'near_negative')}"
         raise argument_error("mine", what, "search", "bm25")

@@ -25,7 +25,7 @@ from torch import Tensor
 from hardneg.core.errors import ArgumentError, Damaged, optional
 from hardneg.io.arrays import Array, read_npy
 from hardneg.io.files import check_free, read_json, run_again, write_atomically, write_json
-from hardneg.io.functions import load_function
+from hardneg.io.functions import in_any_folder, load_function
 from hardneg.io.sealed import is_whole, sealing
 from hardneg.mining.cache_key import key_of_function, key_of_model, keys_of_items
 from hardneg.mining.engines import Engine, Work
@@ -65,7 +65,7 @@ def _loaded(load: Callable[[], Encoder]) -> Encoder:
 
 def encoder_of_function(text: str) -> Encoder:
     function = load_function(text, "mine")
-    return Encoder(key_of_function(text, function), function, partial(encoder_of_function, text))
+    return Encoder(key_of_function(text, function), function, partial(encoder_of_function, in_any_folder(text)))
 
 
 def encoders_of_model(
@@ -85,13 +85,14 @@ def encoders_of_model(
     key = key_of_model(path, model) + (f" {dtype}" if dtype else "")
 
     how = {"revision": revision, "dtype": dtype, "prompts": prompts}
+    place = str(Path(path).absolute()) if Path(path).exists() else path
 
     def encoder(which: int, side: str) -> Encoder:
         encode, prompt = getattr(model, f"encode_{side}", model.encode), prompts[which]
         more = {} if prompt is None else {"prompt": prompt}
         options = {"batch_size": batch_size, "show_progress_bar": False, "convert_to_numpy": True, **more}
         name = f"{key} {side}" + (f" {prompt!r}" if more else "")
-        again = partial(_encoder_of_model, which, path, batch_size, device, **how)
+        again = partial(_encoder_of_model, which, place, batch_size, device, **how)
         return Encoder(name, lambda texts: encode(texts, **options), again)
 
     return encoder(0, "query"), encoder(1, "document")
@@ -109,6 +110,7 @@ def embed(
     progress: Callable[[int], None] | None = None,
 ) -> Tensor:
     """Embeddings of the texts from the cache, encoding what is not there, wherever the engine does it."""
+    cache = cache.absolute()  # for processes that run elsewhere
     cache.mkdir(parents=True, exist_ok=True)
     pieces = _pieces(texts, encoder.key, *_piece_sizes(texts, encoder, cache))
     _check_disk(pieces, encoder, cache)
@@ -135,8 +137,13 @@ def _check_disk(pieces: list[tuple[str, list[str]]], encoder: Encoder, cache: Pa
         _encode_piece(encoder, cache, pieces[0])
     width = 4 * read_npy("mine", paths[0][0], mapped=True).shape[1]
     whole = width * sum(number for _, number in paths)
-    needed = width * sum(missing) + (whole if whole >= _in_memory else 0)  # the pieces, and one file of all of them
+    needed = disk_bytes(whole) - whole + width * sum(missing)
     check_free("mine", cache, needed, "for its embeddings", "make room, or use another --cache")
+
+
+def disk_bytes(vectors: int) -> int:
+    """What so many bytes of vectors take in the cache: pieces and, of many, one file of all of them."""
+    return vectors * (2 if vectors >= _in_memory else 1)
 
 
 def _piece_sizes(texts: Sequence[str], encoder: Encoder, cache: Path) -> tuple[int, int]:

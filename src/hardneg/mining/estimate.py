@@ -14,9 +14,9 @@ from hardneg.io.files import check_free
 from hardneg.mining.beir import from_beir
 from hardneg.mining.checks import check_options, is_listed, rule_of
 from hardneg.mining.edges import COUNT_BYTES, PASSES
-from hardneg.mining.encode import Encoder
+from hardneg.mining.encode import Encoder, disk_bytes
 from hardneg.mining.engine import Miner
-from hardneg.mining.inputs import load_encoders, load_guide, load_problem, make_miner
+from hardneg.mining.inputs import load_encoders, load_guide, load_problem, make_miner, texts_of
 from hardneg.mining.options import MineOptions
 from hardneg.mining.problem import Problem, Side
 from hardneg.mining.search_depth import reach_of
@@ -68,11 +68,12 @@ def _encode_samples(options: MineOptions, problem: Problem) -> tuple[float, int,
         for side, encoder in zip(sides, load_encoders(options), strict=True):
             if side.vectors is None:
                 more, side.vectors = _stand_in(side, encoder)
-                seconds, disk = seconds + more, disk + side.vectors.nbytes
+                seconds, disk = seconds + more, disk + disk_bytes(side.vectors.nbytes)
     if options.guide is None:
         return seconds, disk, None
     (first, queries), (second, corpus) = map(_stand_in, sides, load_guide(options))
-    return seconds + first + second, disk + queries.nbytes + corpus.nbytes, (queries, corpus)
+    disk += disk_bytes(queries.nbytes) + disk_bytes(corpus.nbytes)
+    return seconds + first + second, disk, (queries, corpus)
 
 
 def piece_bytes(miner: Miner, queries: int) -> int:
@@ -110,9 +111,8 @@ def _check_pieces(folder: Path, needed: int) -> None:
 
 def _stand_in(side: Side, encoder: Encoder) -> tuple[float, Tensor]:
     """The seconds of encoding, by a sample, and random vectors of the right size for the search."""
-    assert side.texts is not None
-    step = max(1, len(side.texts) // _texts)
-    sample = side.texts[::step][:_texts]
+    texts = texts_of(side, "mine")
+    sample = texts[:: max(1, len(texts) // _texts)][:_texts]
     encoder.encode(sample[:1])
     begin = time.perf_counter()
     vectors = torch.as_tensor(encoder.encode(sample))

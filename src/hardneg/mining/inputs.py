@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cache as once
@@ -161,7 +162,7 @@ def embeddings(
     keys = dict(known or {})
 
     def encoded(number: int, name: str, load: Callable[[], tuple[Encoder, Encoder]], who: str) -> Tensor:
-        texts = _texts(sides[number], who)
+        texts = texts_of(sides[number], who)
         if name in keys and (vectors := cached(texts, keys[name], cache)) is not None:
             return vectors
         encoder = load()[number]
@@ -219,7 +220,7 @@ def make_miner(
     only_words = options.search == "bm25"
     words: tuple[Lexical, ...] = ()
     if options.bm25 or only_words:
-        words = (Lexical(_texts(problem.queries, "BM25"), _texts(problem.corpus, "BM25")),)
+        words = (Lexical(texts_of(problem.queries, "BM25"), texts_of(problem.corpus, "BM25")),)
     named = [split_name(each) for each in options.runs]
     also: tuple[Retriever, ...] = (
         *words,
@@ -247,7 +248,7 @@ def make_miner(
         shards=options.shards,
         fusion=options.fusion,
         quotas=quotas_of(options),
-        memory=round(options.memory * 2**30),
+        memory=math.ceil(options.memory * 2**30),
     )
     labels = _labels(problem)
     return Miner(
@@ -265,10 +266,10 @@ def make_miner(
 
 def _rescorer(score: OfPairs, problem: Problem, who: str) -> PairScorer:
     """A function of (query text, document text) pairs, as one of positions."""
-    return PairScorer(score, _texts(problem.queries, who), _texts(problem.corpus, who))
+    return PairScorer(score, texts_of(problem.queries, who), texts_of(problem.corpus, who))
 
 
-def _texts(side: Side, who: str) -> list[str]:
+def texts_of(side: Side, who: str) -> list[str]:
     if side.texts is None:
         raise ArgumentError(who, "texts", "embeddings only")
     return side.texts

@@ -24,7 +24,7 @@ import torch
 from hardneg import __version__
 from hardneg.core.errors import ArgumentError, Damaged, spelled, warn_once, written
 from hardneg.io.files import locked, read_json, run_again, write_json
-from hardneg.io.functions import load_function
+from hardneg.io.functions import in_any_folder, load_function
 from hardneg.io.outputs import check_output, swap_in
 from hardneg.io.provenance import environment
 from hardneg.mining.alignment import warn_of_alignment, warn_of_easy_negatives
@@ -87,12 +87,12 @@ def run(options: MineOptions, progress: Progress = quiet) -> Summary | None:
 
 def _alone(options: MineOptions, engine: Engine) -> AbstractContextManager[None]:
     """The lock of this output; the first of several ranks holds it for all, and parts work side by side."""
-    if not engine.first:
-        return nullcontext()
     out = Path(options.out)
     if out.parent.exists() and not out.parent.is_dir():
         raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), str(out.parent))
     out.parent.mkdir(parents=True, exist_ok=True)
+    if not engine.first:
+        return nullcontext()
     fix = f"wait for it, or use another --out than {out}"
     return locked(out.with_name(f".{out.name}.lock"), "mine", fix=fix, remove=True)
 
@@ -173,6 +173,8 @@ def _absolute(options: MineOptions) -> MineOptions:
     runs = tuple(f"{name}={Path(path).absolute()}" for name, path in map(split_name, options.runs))
     named = {name: getattr(options, name) for name in ("model", "guide", "cross_encoder")}
     paths |= {name: str(Path(path).absolute()) for name, path in named.items() if path and Path(path).exists()}
+    functions = {name: getattr(options, name) for name in ("encoder", "rescore")}
+    paths |= {name: in_any_folder(text) for name, text in functions.items() if text}
     return replace(options, imports=imports, runs=runs, **paths)
 
 

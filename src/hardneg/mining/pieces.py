@@ -45,7 +45,7 @@ class Files:
         path = self.path(stage, piece)
         return is_whole(path, "mine", "it is computed again", lambda each: names_in_npz("mine", each))
 
-    def drop(self, attempt: str) -> None:
+    def drop(self, beginning: str) -> None:
         """They stay until the output is written, for a run that is killed before."""
 
 

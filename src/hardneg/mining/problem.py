@@ -173,7 +173,7 @@ def _missing(missing: list[tuple[Any, Any]], corpus: Side) -> ArgumentError:
 
 def _are_rows(side: Side) -> bool:
     """Whether the ids are only the numbers of the rows."""
-    return not side.own_ids and list(side.ids) == list(range(len(side)))
+    return not side.own_ids and (isinstance(side.ids, range) or list(side.ids) == list(range(len(side))))
 
 
 def _warn_of_unknown(unknown: list[Any], judged: int) -> None:

@@ -12,7 +12,7 @@ from hardneg.core.errors import argument_error, check_among, check_count
 
 _queries = {"cpu": 512, "cuda": 8192}
 _block_bytes = 20 << 20  # of products: what the caches of a CPU still help with
-_gpu_share, _most_gpu_bytes = 64, 2 << 30  # of a GPU's memory
+_most_gpu_bytes = 2 << 30  # the same of a GPU
 _products_per_second = 2e10  # of one core, at least
 _seconds, _most_shards = 15.0, 256
 _memory, _gpu_share_of_memory = 2 << 30, 8
@@ -88,7 +88,7 @@ class Search:
         queries = self.query_block or _queries.get(device.type, 512)
         held = _block_bytes
         if device.type == "cuda":
-            held = min(torch.cuda.get_device_properties(device).total_memory // _gpu_share, _most_gpu_bytes)
+            held = min(self.memory_on(device) // 8, _most_gpu_bytes)
         documents = max(1024, held // (4 * queries))
         if rows is not None and self.shards > 1:  # as many shards as were wanted
             documents = min(documents, -(-rows // self.shards))

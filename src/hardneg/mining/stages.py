@@ -67,8 +67,8 @@ class Store(Protocol):
 
     def has(self, stage: str, piece: int) -> bool: ...
 
-    def drop(self, attempt: str) -> None:
-        """The lists of an attempt are not needed any more."""
+    def drop(self, beginning: str) -> None:
+        """The pieces of stages whose names begin so are not needed any more."""
 
 
 Run = Callable[[Stage], None]
@@ -90,8 +90,8 @@ class Memory:
     def has(self, stage: str, piece: int) -> bool:
         return (stage, piece) in self.pieces
 
-    def drop(self, attempt: str) -> None:
-        self.pieces = {key: piece for key, piece in self.pieces.items() if not key[0].startswith(f"{attempt}-")}
+    def drop(self, beginning: str) -> None:
+        self.pieces = {key: piece for key, piece in self.pieces.items() if not key[0].startswith(beginning)}
 
 
 def chosen_pieces(miner: Miner, store: Store, run: Run) -> Iterator[Piece]:
@@ -112,7 +112,7 @@ def chosen_pieces(miner: Miner, store: Store, run: Run) -> Iterator[Piece]:
                 chosen = store.read(last.name, piece)
                 undecided.append(chosen["query"][~chosen["decided"]])
                 yield chosen
-            store.drop(attempt.attempt)
+            store.drop(f"{attempt.attempt}-")
         pending = np.concatenate(undecided)
         if not len(pending):
             return
@@ -145,8 +145,9 @@ def _run_bounds(miner: Miner, store: Store, run: Run, attempt: Stage, blocks: in
             shards = len(miner.finder.shards)
             stage = replace(attempt, kind="bounds", pieces=shards, factor=i, level=level, before=before)
             run(stage)
-            stage = replace(stage, kind="settled", pieces=blocks)
+            counted, stage = stage.name, replace(stage, kind="settled", pieces=blocks)
             run(stage)
+            store.drop(counted)
             before = stage.name
             is_open = any(bool(store.read(before, piece)["open"]) for piece in range(blocks))
             level += 1
@@ -176,9 +177,11 @@ class Stages:
     def _lists(self, stage: Stage, shard: int) -> Piece:
         assert stage.size is not None
         lists = []
+        low, high = self.finder.shards[shard]
+        size = min(stage.size, high - low)
         for b, query in enumerate(self._blocks(stage)):
             bounds = self._known(stage, b, query, len(self.factors))[0] if self.finder.swept else None
-            lists.append(self.finder.running(query, stage.size, stage.filtered, bounds))
+            lists.append(self.finder.running(query, size, stage.filtered, bounds))
         for low, high in self._documents(stage, shard):
             documents = Documents.of(self.corpus, low, high, bfloat16=self.miner.bfloat16)
             if not (math.isfinite(documents.norm) and documents.least > 0):
@@ -215,14 +218,17 @@ class Stages:
 
     def _found(self, stage: Stage, block: int) -> tuple[Nearest, Tensor | None]:
         """The lists of a block of queries, from all shards."""
-        lists, counts = [], []
+        assert stage.size is not None
+        best: Nearest | None = None
+        counts = []
         for shard in range(len(self.finder.shards)):
             piece = self.store.read(replace(stage, kind="lists").name, shard)
             key, rows = (self._tensor(piece[f"{block}.{name}"]) for name in ("key", "rows"))
             name = f"{block}.similarity"
-            lists.append(Nearest(key, rows, self._tensor(piece[name]) if name in piece else key))
+            found = Nearest(key, rows, self._tensor(piece[name]) if name in piece else key)
+            best = found if best is None else merged(best, found, stage.size)
             counts += [self._tensor(piece[f"{block}.seen"])] if f"{block}.seen" in piece else []
-        best = reduce(lambda first, second: merged(first, second, first.rows.shape[1]), lists)
+        assert best is not None
         return best, sum(counts[1:], counts[0]) if counts else None
 
     def _tensor(self, array: Array) -> Tensor:
