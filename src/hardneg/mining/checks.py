@@ -141,7 +141,7 @@ def retriever_names(options: MineOptions) -> tuple[str, ...]:
 
 
 def check_reads(options: MineOptions, negatives: Negatives) -> None:
-    """Raises for what the expression asks and the options do not give, and for second opinions that it does not ask."""
+    """Raises for what the expression needs and the options do not give, and for second opinions that are not read."""
     veto = options.cross_encoder is not None and options.cross_encoder_use == "veto"
     has = {"labels": options.columns.label is not None, "clusters": False, "guide": options.guide is not None or veto}
     fixes = {
@@ -162,7 +162,7 @@ def check_reads(options: MineOptions, negatives: Negatives) -> None:
     if options.guide is not None and "guide" not in negatives.reads():
         fix = 'multiply it by BelowPositive(absolute=0.0, by="guide"), or leave the guide out'
         raise argument_error(
-            "mine", f"an expression that asks the guide, not {negatives!r}", "guide", options.guide, fix
+            "mine", f"an expression that reads the guide, not {negatives!r}", "guide", options.guide, fix
         )
 
 

@@ -59,7 +59,7 @@ class MineOptions:
     seed: int = option(0, "Of the draws.", RULE)
     temperature: float = option(TEMPERATURE, "Of tilts: exp(beta * similarity / temperature).", RULE)
     similarity: str = option("cosine", "cosine or dot.", RULE)
-    guide: str | None = option(None, "sentence-transformers model that by='guide' asks.", RULE)
+    guide: str | None = option(None, "sentence-transformers model that by='guide' reads.", RULE)
     cross_encoder: str | None = option(None, "CrossEncoder, a second opinion on candidates.", RULE)
     cross_encoder_use: str = option("rerank", "Its scores rerank the candidates, or veto some.", RULE)
     imports: tuple[str, ...] = option((), "Python file with distributions of yours; repeat it.", RULE, "--import")

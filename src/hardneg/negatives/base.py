@@ -61,7 +61,7 @@ class Negatives:
         return dense_weights(self.factors, scores)
 
     def reads(self) -> frozenset[str]:
-        """What it asks beside the scores: "labels", "clusters", "ids", "positives", "guide" or "source"."""
+        """What it needs beside the scores: "labels", "clusters", "ids", "positives", "guide" or "source"."""
         return frozenset({"guide"} if getattr(self, "by", "score") == "guide" else ())
 
     @property
