@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import glob
 import json
 import os
 import random
@@ -77,24 +78,28 @@ def written(options: MineOptions) -> Any:
     return Path(options.out).read_bytes() if Path(options.out).is_file() else read_table(options.out)
 
 
+def number(folder: str, pattern: str) -> int:
+    """Of files; 0 if the folder goes away meanwhile, where Path.glob would raise."""
+    return len(glob.glob(f"{glob.escape(folder)}/{pattern}"))
+
+
 def phase(options: MineOptions) -> str:
     """What a run that was killed has been doing, by what it left."""
-    if len(list(Path(f"{options.out}.embeddings").glob("*.npy"))) < 54:
+    if number(f"{options.out}.embeddings", "*.npy") < 54:
         return "encoding"
-    work = Path(f"{options.out}.work")
-    if len(list(work.glob("*-lists*.npz"))) < 6:
+    if number(f"{options.out}.work", "*-lists*.npz") < 6:
         return "searching"
-    return "choosing" if len(list(work.glob("*-chosen*.npz"))) < 15 else "finishing"
+    return "choosing" if number(f"{options.out}.work", "*-chosen*.npz") < 15 else "finishing"
 
 
 def killed_in(options: MineOptions, wanted: str, delays: random.Random) -> str | None:
     """Starts the run and kills it a moment after it has come further in the wanted phase; None if it was done first."""
-    home = Path(f"{options.out}.{'embeddings' if wanted == 'encoding' else 'work'}")
+    home = f"{options.out}.{'embeddings' if wanted == 'encoding' else 'work'}"
     files = {"encoding": "*.npy", "searching": "*.npz", "choosing": "*-chosen*", "finishing": "output*"}[wanted]
-    before = len(list(home.glob(files)))
+    before = number(home, files)
     child = CONTEXT.Process(target=work, args=(options,))
     child.start()
-    while child.is_alive() and len(list(home.glob(files))) <= before:
+    while child.is_alive() and number(home, files) <= before:
         time.sleep(0.002)
     child.join(delays.uniform(0.0, 0.003 if wanted == "finishing" else 0.03))
     if child.is_alive():

@@ -19,10 +19,13 @@ pytest.importorskip("accelerate", reason="training needs the extra train")
 
 OF_IMAGES = [name for name, options in RECIPES.items() if ":" not in options.data]
 CHUNK = 24  # views: of 64, or MoCo's 32
-MORE: dict[str, tuple[str, dict[str, Any]]] = {"moco v3": ("moco", {"version": "v3"})}
+MORE: dict[str, tuple[str, dict[str, Any]]] = {
+    "moco v3": ("moco", {"version": "v3"}),
+    "local-aggregation": ("local-aggregation", {"warmup": 0}),
+}
 
 
-@pytest.mark.parametrize("name", [*OF_IMAGES, *MORE])
+@pytest.mark.parametrize("name", sorted({*OF_IMAGES, *MORE}))
 def test_chunks_train_as_the_whole_batch(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     recipe, more = MORE.get(name, (name, {}))
     options = short(few_digits(tmp_path / "digits.npz", 64), epochs=1, temperature=0.3, **more)
