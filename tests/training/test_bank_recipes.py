@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn.functional import normalize
 
 import hardneg as hn
@@ -30,6 +30,7 @@ from hardneg.training.recipes.instance import Instance
 from hardneg.training.recipes.local_aggregation import LocalAggregation
 from hardneg.training.recipes.negative_cache import NegativeCache
 from hardneg.training.runs import Run
+from support.steps import assert_step, unit
 from support.texts import text_file
 from support.training_runs import assert_same, everything, few_digits, run, short
 
@@ -62,23 +63,6 @@ def made(recipe: str, channels: int = 1, **options: Any) -> tuple[Any, Batch]:
 def batch_of(data: ImageData, ids: Tensor, epoch: int) -> Batch:
     assert data.labels is not None
     return Batch(torch.cat(data.views(ids, epoch, 0)), ids, data.labels[ids])
-
-
-def unit(encoder: nn.Module, images: Tensor) -> Tensor:
-    return normalize(encoder(images), dim=-1)
-
-
-def assert_step(method: Any, batch: Batch, expected: Tensor, value: bool = True) -> Tensor:
-    weights = [p for p in method.parameters() if p.requires_grad]
-    loss: Tensor = method.loss_of(method.encoder, batch)
-    found, wanted = (torch.autograd.grad(one, weights) for one in (loss, expected))
-    if value:
-        torch.testing.assert_close(loss, expected, rtol=1e-5, atol=1e-5)
-    scale = max(float(gradient.abs().max()) for gradient in wanted)
-    assert scale > 1e-3
-    for one, other in zip(found, wanted, strict=True):
-        torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-5 * scale)
-    return loss.detach()
 
 
 def nce(z: Tensor, entries: Tensor, own: Tensor, draws: Tensor, log_z: float | None) -> tuple[Tensor, float]:

@@ -18,7 +18,7 @@ from hardneg.core.types import Keys
 from hardneg.training.augmentation.augment import PRESETS
 from hardneg.training.data.images import ImageData, load
 from hardneg.training.encoders import Encoder, build_encoder
-from hardneg.training.method import Batch, Method
+from hardneg.training.method import Batch
 from hardneg.training.options import RECIPES
 from hardneg.training.recipes.emc2 import EMC2Method
 from hardneg.training.recipes.moco import MoCoV2, MoCoV3
@@ -26,6 +26,7 @@ from hardneg.training.recipes.simclr import SimCLR
 from hardneg.training.recipes.sogclr import SogCLRMethod
 from hardneg.training.recipes.supervised import Supervised
 from hardneg.training.runs import Run
+from support.steps import assert_step, unit
 from support.training_runs import few_digits, run, short
 
 SIZE, DIM, TOTAL = 20, 8, 10
@@ -74,25 +75,6 @@ def two_views(seed: int = 0) -> Tensor:
 
 def batch_of(views: Tensor, ids: Tensor = IDS) -> Batch:
     return Batch(views, ids, LABELS)
-
-
-def unit(encoder: nn.Module, images: Tensor) -> Tensor:
-    return normalize(encoder(images), dim=-1)
-
-
-def assert_step(method: Method, batch: Batch, expected: Tensor, value: bool = True) -> Tensor:
-    """The loss of the batch, and its gradient by every weight that is trained, are the expected ones."""
-    weights = [p for p in method.parameters() if p.requires_grad]
-    loss = method.loss_of(method.encoder, batch)
-    found = torch.autograd.grad(loss, weights)
-    wanted = torch.autograd.grad(expected, weights)
-    if value:
-        torch.testing.assert_close(loss, expected, rtol=1e-5, atol=1e-5)
-    scale = max(float(gradient.abs().max()) for gradient in wanted)
-    assert scale > 1e-3
-    for one, other in zip(found, wanted, strict=True):
-        torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-5 * scale)
-    return loss.detach()
 
 
 def anchors_of(z1: Tensor, z2: Tensor, temperature: float) -> tuple[Tensor, Tensor, Tensor]:
