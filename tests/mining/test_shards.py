@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any, ClassVar, cast
 
 import pytest
 import torch
@@ -13,9 +13,11 @@ from torch import Tensor
 import hardneg as hn
 from hardneg.core.bounds import Bound, Largest
 from hardneg.core.errors import ArgumentError
+from hardneg.core.exact import Documents
 from hardneg.core.tiles import Tile
 from hardneg.core.types import LogWeights, Scores
 from hardneg.mining import Mined, Search
+from hardneg.mining.candidates import Finder
 from hardneg.negatives import Negatives, keep
 
 Q, N, K = 23, 150, 7
@@ -197,3 +199,33 @@ def test_what_a_batch_decides_is_refused_by_name() -> None:
 def test_no_queries_have_no_negatives() -> None:
     none = hn.Keys(torch.zeros(0, 6))
     assert hn.mine(none, keys(N, 2), torch.zeros(0, dtype=torch.long), "Uniform()", K).rows.shape == (0, K)
+
+
+@pytest.mark.parametrize(
+    "text", ["BelowPositive(0.3)", "BelowPositive(absolute=0.2) * Tilt(2.0) * BelowPositive(0.1) * Rank(2, 9)"]
+)
+def test_a_margin_cuts_off_while_searching(text: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Most queries have more documents above the margin than a list is long: the corpus is read once all the same."""
+    random = torch.Generator().manual_seed(0)
+    corpus = torch.randn(900, 6, generator=random)
+    corpus[450:] = corpus[:450]  # ties, in other shards
+    queries, positives = corpus[:40] + 2.0 * torch.randn(40, 6, generator=random), torch.arange(40)
+    read, original = [], Documents.of.__func__  # type: ignore[attr-defined]
+
+    def of(cls: type[Documents], *args: Any, **more: Any) -> Documents:
+        read.append(args[2] - args[1])
+        return cast(Documents, original(cls, *args, **more))
+
+    def mined() -> Mined:
+        keys = hn.Keys(queries), hn.Keys(corpus)
+        return hn.mine(*keys, positives, text, k=3, search=Search(shards=4, query_block=7, cosine=True))
+
+    monkeypatch.setattr(Documents, "of", classmethod(of))
+    fast = mined()
+    assert sum(read) == len(corpus)
+    monkeypatch.setattr(Finder, "ceilings", lambda self: None)
+    slow = mined()
+    assert sum(read) > 2 * len(corpus)
+    assert fast.rows.tolist() == slow.rows.tolist()
+    assert fast.scores.tolist() == slow.scores.tolist()
+    assert fast.explanation == slow.explanation

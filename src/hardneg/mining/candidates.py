@@ -10,19 +10,20 @@ from torch import Tensor
 
 from hardneg.core.exact import Documents, RunningNearest
 from hardneg.core.keyed import uniform_of_pairs
-from hardneg.core.nearest import FaissIndex, Nearest
+from hardneg.core.nearest import FaissIndex, Nearest, Weigh
 from hardneg.core.sweep import Bounds
 from hardneg.core.topk import in_order
 from hardneg.core.types import NEVER
 from hardneg.kernels.groups import largest_on
 from hardneg.mining.edges import COUNT_BYTES, is_wide
-from hardneg.mining.filters import Filters, bounds_of
+from hardneg.mining.filters import Ceilings, Filters, bounds_of
 from hardneg.mining.fusion import Quotas, check_quotas, compacted, fused_key, named_source, source_number
 from hardneg.mining.meeting import Meeting, PairGuide
 from hardneg.mining.search import Retriever, Search
 from hardneg.mining.search_depth import can_sweep, check_depth, may_remove, reach_of
 from hardneg.mining.select import Candidates, Rule
 from hardneg.negatives import Negatives
+from hardneg.negatives.closed import ClosedForm
 
 _recalled = 64  # queries by which the recall of an approximate search is measured
 
@@ -123,16 +124,27 @@ class Finder:
         self, query: Annotated[Tensor, "b"], size: int, filtered: bool, bounds: Sequence[Bounds] | None
     ) -> RunningNearest:
         """The lists of these queries, to which the documents of a shard are added."""
-        keep = None
+        keep: Weigh | None = None
         if self.swept:
             assert bounds is not None
             drawn = (lambda low, high: self._uniforms(query, low, high)) if self.rule.draw == "gumbel" else None
             keep = Filters(self.meeting, query, self.rule.negatives.factors, bounds, drawn)
         elif filtered:
-            own = bounds_of(self.meeting, query, self.leading)
-            keep = Filters(self.meeting, query, self.leading, own, judged_again=True)
+            keep = self._filters(query)
         excluded = self.meeting.excluded.of(query)
         return RunningNearest(self.corpus, self.meeting.model.raw(query), size, excluded, keep, largest_on(self.device))
+
+    def _filters(self, query: Annotated[Tensor, "b"]) -> Weigh:
+        if (forms := self.ceilings()) is not None:
+            return Ceilings(self.meeting, query, forms)
+        own = bounds_of(self.meeting, query, self.leading)
+        return Filters(self.meeting, query, self.leading, own, judged_again=True)
+
+    def ceilings(self) -> list[ClosedForm] | None:
+        """The forms of the leading factors, if all that they remove is what scores above a ceiling."""
+        forms = [factor.closed_form() if may_remove(factor) else ClosedForm() for factor in self.leading]
+        known = [form for form in forms if form is not None and form.cut_from_above]
+        return known if len(known) == len(forms) and self.meeting.near_positive is None else None
 
     def _uniforms(self, query: Tensor, low: int, high: int) -> Tensor:
         rows = torch.arange(low, high, device=self.device).expand(len(query), -1)

@@ -168,14 +168,17 @@ class Miner:
         return len(finder.shards) == 1 and n * finder.block(self.rule.k) <= self.meeting.most_scores
 
     def needs_filters(self) -> bool:
-        """Whether more than a quarter of the first queries need the filters inside the search; speed only.
+        """Whether filters go into the first search: those that cost nothing there, or those that more than a quarter
+        of the first queries need; speed only.
 
-        Judged by a part of a large corpus, in which a list is shorter by as much.
+        The share is judged by a part of a large corpus, in which a list is shorter by as much.
         """
         finder, corpus = self.finder, self.meeting.corpus
         attempts = list(finder.attempts(False))
         if finder.swept or len(attempts) == 1 or not attempts[1][1] or not len(self.meeting.queries):
             return False
+        if finder.ceilings() is not None and not self.bfloat16:
+            return True  # at no cost, and the corpus is read once
         query = torch.arange(min(_pilot, len(self.meeting.queries)), device=self.meeting.device)
         low, high = 0, min(_pilot_rows, len(corpus))
         share = high / len(corpus)

@@ -14,6 +14,7 @@ from hardneg.core.sweep import Bounds, MaskedTile, finish, left_by, reduce_rows
 from hardneg.core.types import NEVER
 from hardneg.mining.meeting import Meeting, Model
 from hardneg.negatives import Negatives
+from hardneg.negatives.closed import ClosedForm
 
 Part = tuple[int, int]
 """The first row and the end of a part of the corpus."""
@@ -106,3 +107,39 @@ class Filters:
             valid = log_w != NEVER
             left.append(valid.sum(1))
         return log_w, left
+
+
+class Ceilings:
+    """Factors that only remove what scores above a ceiling, applied while searching: rows without such scores cost one
+    look at their largest.
+
+    The factors see the candidates that are left once more, in float64: one that rounding may have moved is left in.
+    """
+
+    drawn = False
+
+    def __init__(self, meeting: Meeting, query: Annotated[Tensor, "b"], forms: Sequence[ClosedForm]) -> None:
+        tile, real = meeting.positive_tile(query)
+        lowest = tile.similarity.double().masked_fill(~real, torch.inf).amin(1, keepdim=True)
+        above = [lowest.new_full((len(query), 1), torch.inf)]
+        for form in forms:
+            ceiling = form.ceiling(lowest)
+            above.append(above[-1] if ceiling is None else torch.minimum(above[-1], ceiling))
+        self.ceilings = above[1:]
+        pairs = torch.unique(torch.stack(meeting.excluded.of(query)), dim=1)
+        self.place, self.row = pairs[0], pairs[1]
+        self.seen = torch.zeros(len(query), 2 + len(forms), dtype=torch.long, device=meeting.device)
+
+    def __call__(
+        self, similarity: Annotated[Tensor, "b m"], low: int, high: int, slack: Annotated[Tensor, "b 1"]
+    ) -> Annotated[Tensor, "b m"]:
+        banned = torch.bincount(self.place[(self.row >= low) & (self.row < high)], minlength=len(similarity))
+        self.seen += (high - low) - banned[:, None]
+        least = self.ceilings[-1]
+        some = (similarity.amax(1, keepdim=True) > least)[:, 0].nonzero()[:, 0]
+        if len(some):
+            part = similarity[some]
+            removed = [(part > ceiling[some]).sum(1) for ceiling in self.ceilings]
+            self.seen[some, 2:] -= torch.stack(removed, 1)
+            similarity[some] = part.masked_fill(part > (least + slack)[some], NEVER)
+        return similarity

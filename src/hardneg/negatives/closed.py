@@ -38,6 +38,11 @@ class ClosedForm:
     def banded(self) -> bool:
         return self.floor > -math.inf or bool(self.ceilings)
 
+    @property
+    def cut_from_above(self) -> bool:
+        """Whether nothing is removed but what scores above a ceiling."""
+        return not self.other_labels and self.floor == -math.inf and self.window is None
+
     def ceiling(self, lowest: Annotated[Tensor, "b"]) -> Annotated[Tensor, "b"] | None:
         found: Tensor | None = None
         for each in self.ceilings:
