@@ -24,6 +24,7 @@ import time
 import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -292,43 +293,46 @@ def read(name: str, data: Path, options: Any) -> tuple[Judged, Judged]:
     return training, test
 
 
+def trained(study: Study, arm: str, order: list[int], kept: Kept, console: Console) -> Any:
+    """nDCG@10 of each test query after training with the negatives of an arm, the mean of the seeds."""
+    name, options, test = study.name, study.options, study.test
+    held_out, inner = order[: len(order) // 5], order[len(order) // 5 :]
+
+    @cache
+    def negatives() -> Path:
+        """Mined when first needed: the results may have come from another machine, where the rest goes on."""
+        if "cross_encoder" in ARMS[arm] and not Path(study.cross).is_dir():
+            kept.found.pop(f"{name}: cross-encoder", None)
+            kept.once(f"{name}: cross-encoder", lambda: train_cross_encoder(study, inner))
+        return mined(study, arm, order)
+
+    def tried(rate: float) -> float:
+        model = train(study, rows_of(negatives(), inner), rate, 0)
+        return float(ndcg(model, study.training, held_out).mean())
+
+    def tested(rate: float, seed: int) -> list[float]:
+        model = train(study, rows_of(negatives(), order), rate, seed)
+        scores: list[float] = ndcg(model, test, list(range(len(test.queries)))).tolist()
+        return scores
+
+    console.print(name, arm, kept.once(f"{name}: {arm}: negatives", lambda: judged_share(study, negatives())))
+    rates = RATES[options.model][: options.rates]
+    found = {rate: kept.once(f"{name}: {arm}: rate {rate:g}", partial(tried, rate)) for rate in rates}
+    rate = max(found, key=lambda one: found[one])
+    title = f"{name}: {arm}: rate {rate:g}"
+    scores = [kept.once(f"{title}: seed {seed}", partial(tested, rate, seed)) for seed in range(options.seeds)]
+    console.print(name, arm, f"nDCG@10 {np.mean(scores):.4f} at rate {rate:g}")
+    return np.mean(scores, axis=0)
+
+
 def study_of(name: str, options: Any, kept: Kept, console: Console) -> None:
     """All arms of one data set."""
     training, test = read(name, options.data, options)
     study = Study(name, training, test, options.work / name, options)
     order = np.random.default_rng(0).permutation(len(training.queries)).tolist()
-    held_out, inner = order[: len(order) // 5], order[len(order) // 5 :]
-    everyone = list(range(len(test.queries)))
     per_query: dict[str, Any] = {"untrained": np.array(kept.once(f"{name}: untrained", lambda: untrained(study)))}
     for arm in options.arms:
-        if "cross_encoder" in ARMS[arm]:
-            if not Path(study.cross).is_dir():  # the results came from another machine
-                kept.found.pop(f"{name}: cross-encoder", None)
-            kept.once(f"{name}: cross-encoder", lambda: train_cross_encoder(study, inner))
-        path = mined(study, arm, order)
-        share = kept.once(f"{name}: {arm}: negatives", lambda path=path: judged_share(study, path))
-        console.print(name, arm, share)
-        tried = {
-            rate: kept.once(
-                f"{name}: {arm}: rate {rate:g}",
-                lambda rate=rate, path=path: float(
-                    ndcg(train(study, rows_of(path, inner), rate, 0), training, held_out).mean()
-                ),
-            )
-            for rate in RATES[options.model][: options.rates]
-        }
-        rate = max(tried, key=lambda one: tried[one])
-        scores = [
-            kept.once(
-                f"{name}: {arm}: rate {rate:g}: seed {seed}",
-                lambda rate=rate, seed=seed, path=path: ndcg(
-                    train(study, rows_of(path, order), rate, seed), test, everyone
-                ).tolist(),
-            )
-            for seed in range(options.seeds)
-        ]
-        per_query[arm] = np.mean(scores, axis=0)
-        console.print(name, arm, f"nDCG@10 {per_query[arm].mean():.4f} at rate {rate:g}")
+        per_query[arm] = trained(study, arm, order, kept, console)
     summary = {
         arm: {
             **kept.found.get(f"{name}: {arm}: negatives", {}),
