@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from torch.nn.functional import normalize
 import hardneg as hn
 from hardneg.core.errors import ArgumentError, FileError, HardnegWarning
 from hardneg.mining import Search
+from hardneg.mining.lexical import Lexical
 from hardneg.mining.problem import Side
 from hardneg.mining.runs import Run, read_run, split_name
 
@@ -240,3 +242,18 @@ def test_a_guide_of_pairs_vetoes() -> None:
         assert [row for row in found.rows[i].tolist() if row >= 0] == [
             j for j in lists["dense"] if table[i, j] <= limit
         ][:5]
+
+
+def test_bm25_leaves_jax_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where JAX is installed, bm25s would choose by it: other ties, and most of the memory of a GPU."""
+    selection = pytest.importorskip("bm25s.selection", reason="needs the extra 'lexical'")
+
+    def fail(*args: object) -> None:
+        raise AssertionError("JAX was used")
+
+    monkeypatch.setattr(selection, "JAX_IS_AVAILABLE", True)
+    monkeypatch.setattr(selection, "_topk_jax", fail)
+    monkeypatch.delenv("XLA_PYTHON_CLIENT_PREALLOCATE", raising=False)
+    words = Lexical(["red fox"], ["a red fox", "blue sky", "the fox"])
+    assert words(torch.tensor([0]), 3).tolist() == [[0, 2, -1]]
+    assert os.environ["XLA_PYTHON_CLIENT_PREALLOCATE"] == "false"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from typing import Annotated
 
@@ -18,6 +19,8 @@ class Lexical:
     name = "bm25"
 
     def __init__(self, queries: Sequence[str], corpus: Sequence[str]) -> None:
+        # bm25s imports JAX where it is installed, which would take three quarters of a GPU's memory for itself.
+        os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
         self.bm25s = optional("bm25s", "BM25", extra="lexical")
         self.queries, self.size = queries, len(corpus)
         tokens = self.bm25s.tokenize(list(corpus), show_progress=False, return_ids=False)
@@ -43,6 +46,8 @@ class Lexical:
 
     def __call__(self, queries: Annotated[Tensor, "b"], size: int) -> Annotated[Tensor, "b size"]:
         size = min(size, self.size)
-        rows, scores = self.index.retrieve(self._tokens(queries), k=size, show_progress=False, n_threads=0)
+        rows, scores = self.index.retrieve(
+            self._tokens(queries), k=size, show_progress=False, n_threads=0, backend_selection="numpy"
+        )  # JAX breaks ties otherwise
         rows = np.asarray(rows, dtype=np.int64)
         return torch.from_numpy(np.where(np.asarray(scores) > 0, rows, -1))
