@@ -161,7 +161,7 @@ DENSE = ("plain eager", "plain compiled", "hardneg dense, HCL")
 LARGE = ((65536, 128), (262144, 128))
 SMALL = ((512, 128), (2048, 128), (4096, 128))
 OURS: dict[str, tuple[Callable[[], Loss], tuple[tuple[int, int], ...]]] = {
-    "HCL": (lambda: ours("Tilt(1.0)", 0.1), (*LARGE, (32768, 256), (65536, 64))),
+    "HCL": (lambda: ours("Tilt(1.0)", 0.1), (*LARGE, (32768, 256), (32768, 512), (65536, 64))),
     "HCL, unit vectors as given": (lambda: ours("Tilt(1.0)", 0.1, normalize=False), ((65536, 128),)),
     "any beta": (lambda: ours("Tilt(0.7)"), LARGE),
     "detached": (lambda: ours("Tilt(0.7, detach=True)"), ((65536, 128),)),
@@ -173,7 +173,12 @@ OURS: dict[str, tuple[Callable[[], Loss], tuple[tuple[int, int], ...]]] = {
     "SupCon, 1000 labels": (lambda: labelled(hn.papers.supcon(0.1), 1000), ((65536, 128),)),
     "H-SCL, 10 labels": (lambda: labelled(hn.papers.hscl(TEMPERATURE), 10), ((65536, 128),)),
     "H-SCL, 1000 labels": (lambda: labelled(hn.papers.hscl(TEMPERATURE), 1000), ((65536, 128),)),
-    "queue of 65,536, tilt": (lambda: against_queue("Tilt(1.0)", 65536), ((16384, 128),)),
+    "queue of 65,536, tilt": (lambda: against_queue("Tilt(1.0)", 65536), ((8192, 128), (16384, 128))),
+    "queue of 65,536, ring": (lambda: against_queue("Ring(0.1, outer=0.5)", 65536), ((8192, 128),)),
+    "queue of 65,536, approximate ring": (
+        lambda: against_queue("Ring(0.1, outer=0.5, approximate=True)", 65536),
+        ((8192, 128),),
+    ),
     "small, plain eager": (lambda: plain, SMALL),
     "small, streamed": (lambda: ours("Tilt(1.0)", with_ids=False), SMALL),
     "small, auto": (lambda: ours("Tilt(1.0)", impl="auto", with_ids=False), SMALL),

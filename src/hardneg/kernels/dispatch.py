@@ -31,17 +31,22 @@ class Path(NamedTuple):
 
 
 def choose(pairing: Pairing, negatives: Negatives, objective: Objective, impl: str) -> Path:
-    """Triton wherever it serves; otherwise, under "auto", dense matrices as long as they are small."""
+    """Triton wherever it serves; otherwise, under "auto", dense matrices as long as they are small.
+
+    So are windows of ranks, which Triton finds among products of 16 bits.
+    """
     if impl == "dense":
         return Path("dense", "impl='dense'")
     if torch.compiler.is_compiling():
         return Path("dense" if impl == "auto" else "chunked", "inside torch.compile")
     reason = _why_not_triton(pairing, negatives, objective)
+    number, most = len(pairing) * pairing.num_candidates, _most_dense(pairing)
+    if reason is None and impl == "auto" and number <= most and _is_ranked(negatives):
+        reason = "its ranks would be those of products of 16 bits"
     if reason is None:
         return Path("triton", "the distribution is of the closed family")
     if impl == "streamed":
         return Path("chunked", reason)
-    number, most = len(pairing) * pairing.num_candidates, _most_dense(pairing)
     if number <= most:
         return Path("dense", f"{number:,} scores are few; no Triton: {reason}")
     if not streamable(negatives):
@@ -69,6 +74,11 @@ def _why_not_triton(pairing: Pairing, negatives: Negatives, objective: Objective
     from hardneg.kernels.triton_loss import cannot
 
     return cannot(pairing, negatives, objective)
+
+
+def _is_ranked(negatives: Negatives) -> bool:
+    form = negatives.closed_form()
+    return form is not None and form.window is not None
 
 
 def _most_dense(pairing: Pairing) -> int:

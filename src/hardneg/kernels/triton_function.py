@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -176,15 +177,16 @@ def _sweep_products(
 ) -> tuple[Tensor | None, Tensor | None]:
     """The same, of products that are made chunk by chunk; returns the edges of the window, if there is one."""
     outputs, numbers, same = launch
-    wide, edges, hints = Wide.of(rows, columns, plan.window is not None), None, None
+    same = {name: value for name, value in same.items() if name != "PRECISION"}
+    wide, edges, search = Wide.of(rows, columns, plan.window is not None), None, None
     if plan.window is not None:
         edges = Edges.empty(len(rows.vectors), rows.vectors.device)
         hints = plan.window.hints(wide.sample(SAMPLE), len(columns.vectors))
-    same = {name: value for name, value in same.items() if name != "PRECISION"}
+        search = partial(edges.find, sizes=plan.window, hints=hints, ids=(rows.ids, columns.ids))
     for chunk in wide.chunks():
         product = wide.product(chunk)
-        if plan.window is not None and edges is not None and hints is not None:
-            edges.find(product, chunk.begin, plan.window, hints, (rows.ids, columns.ids))
+        if search is not None:
+            search(product, chunk.begin)
         triton_rows.forward_of_products[(chunk.programs(block.rows),)](
             product, rows.vectors, rows.inverse_norms, columns.inverse_norms,
             rows.ids, columns.ids, rows.labels, columns.labels, *(edges or (None, None)),

@@ -30,6 +30,8 @@ from hardneg.negatives.base import Negatives
 from hardneg.negatives.closed import ClosedForm
 
 STATISTICS = (LogMass, LogMean, LogPositives, Others, Support)
+MOST_RANKED = 2**26
+"""Candidates from which on the pairs of a chunk of the anchors have no numbers of 32 bits."""
 LARGEST_UNIT_NORM = 1.02
 """Rounding to bfloat16 leaves unit vectors below that."""
 
@@ -68,10 +70,11 @@ def cannot(pairing: Pairing, negatives: Negatives, objective: Objective) -> str 
 
 
 def _is_queue(pairing: Pairing) -> bool:
-    """Whether anchors of 16 bits meet candidates that get no gradient."""
+    """Whether anchors of 16 bits meet candidates that get no gradient, and few enough to be numbered."""
     sides = (pairing.anchors, *pairing.candidates)
     learnt = any(keys.vectors.requires_grad for keys in pairing.candidates)
-    return not (pairing.itself or learnt or any(keys.vectors.dtype == torch.float32 for keys in sides))
+    single = any(keys.vectors.dtype == torch.float32 for keys in sides)
+    return not (pairing.itself or learnt or single or pairing.num_candidates >= MOST_RANKED)
 
 
 def is_slow(pairing: Pairing) -> bool:
