@@ -23,14 +23,16 @@ CLOSED = [
     "OtherLabel() * Threshold(-0.2) * BelowPositive(0.05) * Tilt(1.0)",
 ]
 OTHERS = [
-    "Ring(0.1, 0.5)",
+    "Ring(0.1, 0.5, by='guide')",
+    "Ring(linear(0.1, 0.2), 0.5)",
+    "OtherLabel() * Ring(0.1, 0.5)",
+    "Ring(0.1, 0.5) * Rank(0, 3)",
     "Tilt(1.0, by='guide')",
     "Tilt(1.0, source='batch')",
     "Threshold(0.1, by='guide')",
     "BelowPositive(0.05, by='guide')",
     "Tilt(linear(0.0, 1.0))",
     "Tilt(1.0) * Tilt(1.0, detach=True)",
-    "Rank(0, 3) * Tilt(1.0)",
 ]
 
 
@@ -56,6 +58,17 @@ def test_the_closed_form_gives_the_log_weights(text: str) -> None:
 @pytest.mark.filterwarnings("ignore::hardneg.core.errors.HardnegWarning")
 def test_what_is_not_of_the_closed_family_says_so(text: str) -> None:
     assert parse(text).closed_form() is None
+
+
+@pytest.mark.parametrize(
+    ("text", "ranks"), [("Rank(2, 4) * Tilt(1.5)", (2, 4)), ("Tilt(1.5) * Ring(0.1, 0.5)", (1, 5))]
+)
+def test_a_window_is_closed_beside_tilts(text: str, ranks: tuple[int, int]) -> None:
+    form = parse(text).closed_form()
+    assert form is not None
+    assert form.window is not None
+    assert form.beta == 1.5
+    assert tuple(int(place) for place in form.window.places({"count": torch.tensor([[10]])})) == ranks
 
 
 def test_a_schedule_is_closed_at_a_step() -> None:
