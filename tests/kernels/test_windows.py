@@ -101,6 +101,7 @@ def test_windows_that_go_in_chunks() -> None:
     labelled = hn.ContrastiveLoss("OtherLabel() * Ring(0.1, 0.5)", impl="streamed", views="pool")
     path = labelled.explain_path(z1, z2, labels=labels, pool=hn.Keys(queue, labels=labels))
     assert "is not of the closed family" in path
-    sizes = Sizes.of(*(torch.ones(4, 1, device=DEVICE) for _ in range(3)), 0.0, 4)
+    one = torch.ones(4, 1, device=DEVICE)
+    sizes = Sizes.of(one, one, one, 0.0, 4)
     with pytest.raises(ArgumentError, match="against a queue"):
         row_statistics(z1, temperature=0.5, window=sizes, normalize=True)
