@@ -60,7 +60,8 @@ def _between(step, size, low, at_low, high, above, first_hint, last_hint, HALF: 
     q = tl.where(known, low + width * (share + margin / number), middle)
     p, q = tl.where(step == 0, first_hint, p), tl.where(step == 0, last_hint, q)
     first, last = _float(first, HALF), _float(last, HALF)
-    p, q = tl.minimum(tl.maximum(p, first), last), tl.minimum(tl.maximum(q, first), last)
+    p = tl.minimum(tl.maximum(p, first), last)
+    q = tl.minimum(tl.maximum(q, p), last)
     if HALF:
         p, q = p.to(tl.float16).to(tl.float32), q.to(tl.float16).to(tl.float32)
     return p, q
@@ -111,13 +112,16 @@ def _values(value_ptr, at, n, row_id, ids_ptr, IDS: tl.constexpr, HALF: tl.const
 
 
 @jit
-def _counted(x, p, q, number_p, number_q, up, down, HALF: tl.constexpr):
-    """Float16 has few values: a bracket that ends at any of them does as well as one that ends where a value is."""
+def _counted(x, p, q, number, up, down, HALF: tl.constexpr):
+    """Both counts in one number: those that reach q, and p too, in its upper half.
+
+    Float16 has few values: a bracket that ends at any of them does as well as one that ends where a value is.
+    """
     reaches_p, reaches_q = x >= p, x >= q
     if not HALF:
         up = tl.minimum(up, tl.where(reaches_p, x, float("inf")))
         down = tl.maximum(down, tl.where(reaches_q, float("-inf"), x))
-    return number_p + reaches_p.to(tl.int32), number_q + reaches_q.to(tl.int32), up, down
+    return number + tl.where(reaches_q, 0x10001, reaches_p.to(tl.int32)), up, down
 
 
 @jit
@@ -160,26 +164,26 @@ def _edges(
     while going:
         p0, q0 = _between(step, size0, low0, at0, high0, above0, hint0, hint1, HALF)
         p1, q1 = _between(step, size1, low1, at1, high1, above1, hint2, hint3, HALF)
-        number_p0, number_q0, up0, down0 = zero, zero, infinite, -infinite
-        number_p1, number_q1, up1, down1 = zero, zero, infinite, -infinite
+        number0, up0, down0 = zero, infinite, -infinite
+        number1, up1, down1 = zero, infinite, -infinite
         at_p0, at_q0, at_p1, at_q1 = p0, q0, p1, q1
         if HALF:
             at_p0, at_q0, at_p1, at_q1 = p0.to(tl.float16), q0.to(tl.float16), p1.to(tl.float16), q1.to(tl.float16)
         for begin in tl.range(0, n, BLOCK, num_stages=4):
             x = _values(value_ptr, begin + within, n, row_id, ids_ptr, IDS, HALF)
-            number_p0, number_q0, up0, down0 = _counted(x, at_p0, at_q0, number_p0, number_q0, up0, down0, HALF)
-            number_p1, number_q1, up1, down1 = _counted(x, at_p1, at_q1, number_p1, number_q1, up1, down1, HALF)
+            number0, up0, down0 = _counted(x, at_p0, at_q0, number0, up0, down0, HALF)
+            number1, up1, down1 = _counted(x, at_p1, at_q1, number1, up1, down1, HALF)
         if _open(size0, low0, at0, high0, above0, slack, HALF):
             end0, end1 = _ends(p0, q0, up0, down0, HALF)
             low0, at0, high0, above0 = _narrowed(
                 size0, low0, at0, high0, above0,
-                p0, tl.sum(number_p0), end0, q0, tl.sum(number_q0), end1, HALF,
+                p0, tl.sum(number0 & 0xFFFF), end0, q0, tl.sum(number0 >> 16), end1, HALF,
             )  # fmt: skip
         if _open(size1, low1, at1, high1, above1, slack, HALF):
             end0, end1 = _ends(p1, q1, up1, down1, HALF)
             low1, at1, high1, above1 = _narrowed(
                 size1, low1, at1, high1, above1,
-                p1, tl.sum(number_p1), end0, q1, tl.sum(number_q1), end1, HALF,
+                p1, tl.sum(number1 & 0xFFFF), end0, q1, tl.sum(number1 >> 16), end1, HALF,
             )  # fmt: skip
         step += 1
         going = _open(size0, low0, at0, high0, above0, slack, HALF)
