@@ -139,7 +139,7 @@ WIDE = {
 @pytest.mark.parametrize("name", WIDE)
 @pytest.mark.usefixtures("sorted_from")
 def test_more_features_than_a_block_holds(name: str, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The products are formed before the sweep, here in chunks of 16 of 44 rows."""
+    """The products are formed before the sweep, here in chunks of 32 of 44 rows."""
     monkeypatch.setattr(triton_wide, "CHUNK_BYTES", 2 * 2 * B * 20)
     noise = [vectors(B, 300, torch.float64, seed=seed) for seed in (0, 1)]
     assert_same(WIDE[name], [3 * noise[0], 0.01 * (0.2 * noise[0] + 0.98 * noise[1])], batch, dtype)

@@ -186,12 +186,15 @@ class Pairing:
         s = similarity(self.anchors.vectors[rows], self.vectors_of(rows, cut)) / temperature
         return self.sides(rows, cut).met(s, temperature)
 
-    def sides(self, rows: Rows, cut: Cut) -> Sides:
-        """What is known of these anchors and candidates beside their scores."""
+    def columns(self, cut: Cut) -> Annotated[Tensor, "c"]:
+        return torch.arange(cut.offset + cut.low, cut.offset + cut.high, device=self.anchors.vectors.device)
+
+    def sides(self, rows: Rows, cut: Cut, columns: Annotated[Tensor, "c"] | None = None) -> Sides:
+        """What is known of these anchors and candidates beside their scores; ``columns``, if they are there already."""
         return Sides(
             self._anchor_tags(rows),
             self._tags(rows, cut),
-            torch.arange(cut.offset + cut.low, cut.offset + cut.high, device=self.anchors.vectors.device),
+            self.columns(cut) if columns is None else columns,
             self.candidates[cut.pool].source or "pool",
             self.source_names,
             None if self.guide is None else self.guide.plain(rows, cut),

@@ -75,7 +75,7 @@ class Support(Statistic):
         return (log_w != NEVER).sum(-1, keepdim=True).to(log_w.dtype)
 
     def part(self, value: Tensor, relative: Tensor) -> Tensor:
-        return (relative != NEVER).sum(-1).to(relative.dtype)
+        return (relative != NEVER).sum(-1, dtype=torch.int32).to(relative.dtype)  # half the work of 64 bits on a GPU
 
 
 def _is_other(tile: Tile) -> Tensor:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from contextlib import nullcontext
 from typing import NamedTuple
 
 import torch
@@ -60,7 +61,9 @@ def streamed(path: Path, pairing: Pairing, negatives: Negatives, objective: Obje
     from hardneg.kernels.triton_loss import triton_loss
 
     check_parts(pairing)
-    with torch.autocast(pairing.anchors.vectors.device.type, enabled=False):
+    device = pairing.anchors.vectors.device.type
+    # To leave autocast takes as long as the kernels of a small batch.
+    with torch.autocast(device, enabled=False) if torch.is_autocast_enabled(device) else nullcontext():
         return triton_loss(pairing, negatives, objective, reduction)
 
 

@@ -81,6 +81,7 @@ class Plan:
         self.pairing = self.products.of_pairing(pairing)
         rows, columns = tile or self._tile()
         self.cuts = self.pairing.cuts(columns)
+        self.columns = {cut: self.pairing.columns(cut) for cut in self.cuts}
         self.rows = self._blocks(rows)
 
     def _tile(self) -> tuple[int, int]:
@@ -109,7 +110,7 @@ class Plan:
 
     def compared(self, rows: Rows, cut: Cut) -> Compared:
         product, scale = self.products.of_tile(rows, cut)
-        return Compared(product, scale, self.pairing.sides(rows, cut))
+        return Compared(product, scale, self.pairing.sides(rows, cut, self.columns[cut]))
 
     def own_tile(self, own: Tensor, temperature: float | Tensor) -> MaskedTile:
         """The own positives of all anchors, and which of them are real."""

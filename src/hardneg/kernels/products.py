@@ -39,6 +39,7 @@ class Products:
                 made[id(keys.vectors)] = _factor(keys.vectors.detach(), self.half)
         self.anchors = made[id(pairing.anchors.vectors)]
         self.pools = [made[id(keys.vectors)] for keys in pairing.candidates]
+        self.scales = [_product_of(self.anchors.norm, pool.norm) for pool in self.pools]
         self.dtype = pairing.anchors.vectors.dtype
 
     def of_pairing(self, pairing: Pairing) -> Pairing:
@@ -61,7 +62,7 @@ class Products:
         return similarity(anchors, _cut(pool.vectors, rows, cut)), self.scale(cut)
 
     def scale(self, cut: Cut) -> Tensor | None:
-        return _product_of(self.anchors.norm, self.pools[cut.pool].norm)
+        return self.scales[cut.pool]
 
     def add_gradient(self, grad: Tensor, rows: Rows, cut: Cut, anchors: Tensor | None, pool: Tensor | None) -> None:
         """Adds what the gradient by the similarities of a tile gives to the sums of the anchors and of the pool."""

@@ -28,23 +28,30 @@ ALL = 2**62
 
 
 @jit
-def _key(x):
+def _key(x, HALF: tl.constexpr):
     """Whole numbers in the order of the floats."""
-    bits = x.to(tl.int32, bitcast=True)
-    return (bits ^ ((bits >> 31) & 0x7FFFFFFF)).to(tl.int64)
+    if HALF:
+        bits = x.to(tl.float16).to(tl.int16, bitcast=True).to(tl.int32)
+        return (bits ^ ((bits >> 15) & 0x7FFF)).to(tl.int64)
+    else:
+        bits = x.to(tl.int32, bitcast=True)
+        return (bits ^ ((bits >> 31) & 0x7FFFFFFF)).to(tl.int64)
 
 
 @jit
-def _float(key):
+def _float(key, HALF: tl.constexpr):
     bits = key.to(tl.int32)
-    return (bits ^ ((bits >> 31) & 0x7FFFFFFF)).to(tl.float32, bitcast=True)
+    if HALF:
+        return (bits ^ ((bits >> 15) & 0x7FFF)).to(tl.int16).to(tl.float16, bitcast=True).to(tl.float32)
+    else:
+        return (bits ^ ((bits >> 31) & 0x7FFFFFFF)).to(tl.float32, bitcast=True)
 
 
 @jit
-def _between(step, size, low, at_low, high, above, first_hint, last_hint):
+def _between(step, size, low, at_low, high, above, first_hint, last_hint, HALF: tl.constexpr):
     """Two values inside of the bracket: the hints, an interpolation on either side, or the middle of the bits."""
-    first, last = _key(low) + 1, _key(high) - 1
-    middle = _float(first + (last - first) // 2)
+    first, last = _key(low, HALF) + 1, _key(high, HALF) - 1
+    middle = _float(first + (last - first) // 2, HALF)
     number = tl.maximum(at_low - above, 1).to(tl.float32)
     margin = tl.minimum(0.6 * tl.sqrt(number), 0.25 * number) + 1.0
     share, width = (at_low - size + 0.5) / number, high - low
@@ -52,18 +59,22 @@ def _between(step, size, low, at_low, high, above, first_hint, last_hint):
     p = tl.where(known, low + width * (share - margin / number), middle)
     q = tl.where(known, low + width * (share + margin / number), middle)
     p, q = tl.where(step == 0, first_hint, p), tl.where(step == 0, last_hint, q)
-    first, last = _float(first), _float(last)
-    return tl.minimum(tl.maximum(p, first), last), tl.minimum(tl.maximum(q, first), last)
+    first, last = _float(first, HALF), _float(last, HALF)
+    p = tl.minimum(tl.maximum(p, first), last)
+    q = tl.minimum(tl.maximum(q, p), last)
+    if HALF:
+        p, q = p.to(tl.float16).to(tl.float32), q.to(tl.float16).to(tl.float32)
+    return p, q
 
 
 @jit
-def _narrowed(size, low, at_low, high, above, p, count_p, up, q, count_q, down):
+def _narrowed(size, low, at_low, high, above, p, count_p, up, q, count_q, down, HALF: tl.constexpr):
     """The bracket after a count at p and q: at least ``size`` values reach both, or p alone, or neither.
 
     ``up``: the lowest value that reaches p; ``down``: the highest that does not reach q.
     """
     both, one = count_q >= size, count_p >= size
-    next_high = _float(_key(down) + 1)
+    next_high = _float(_key(down, HALF) + 1, HALF)
     low = tl.where(both, tl.maximum(q, up), tl.where(one, up, low))
     high = tl.where(both, high, tl.where(one, next_high, tl.minimum(p, next_high)))
     at_low = tl.where(both, count_q, tl.where(one, count_p, at_low))
@@ -71,41 +82,55 @@ def _narrowed(size, low, at_low, high, above, p, count_p, up, q, count_q, down):
 
 
 @jit
-def _open(size, low, at_low, high, above, slack):
+def _open(size, low, at_low, high, above, slack, HALF: tl.constexpr):
     """Whether the bracket still has to be narrowed. What is above no value yet is no end of one."""
     apart = (high == float("inf")) | (slack == 0) | (size - above > slack)
-    return (size > 0) & (at_low - size > slack) & (_key(high) - _key(low) > 1) & apart
+    return (size > 0) & (at_low - size > slack) & (_key(high, HALF) - _key(low, HALF) > 1) & apart
 
 
 @jit
-def _ending(size, low, at_low, high, above, slack):
+def _ending(size, low, at_low, high, above, slack, HALF: tl.constexpr):
     """The value of the edge, and how many of those that have it are within it; -1 for all of them."""
     whole = at_low - size <= slack
-    early = _key(high) - _key(low) > 1
+    early = _key(high, HALF) - _key(low, HALF) > 1
     edge = tl.where(whole | (early == 0), low, high)
     missing = tl.where(whole | early, -1, size - above)
     return tl.where(size > 0, edge, float("inf")), tl.where(size > 0, missing, 0)
 
 
 @jit
-def _values(value_ptr, at, n, row_norm, norms_ptr, row_id, ids_ptr, NORMS: tl.constexpr, IDS: tl.constexpr):
-    """What is ranked: values, or similarities from products and norms, -inf for the same instance."""
+def _values(value_ptr, at, n, row_id, ids_ptr, IDS: tl.constexpr, HALF: tl.constexpr):
+    """What is ranked, -inf for the same instance."""
     real = at < n
-    x = tl.load(value_ptr + at, mask=real, other=float("-inf")).to(tl.float32)
-    if NORMS:  # in this order the bits are those of the sweeps
-        x = tl.where(real, x * (row_norm * tl.load(norms_ptr + at, mask=real, other=1.0)), float("-inf"))
+    x = tl.load(value_ptr + at, mask=real, other=float("-inf"))
     if IDS:
         same = (tl.load(ids_ptr + at, mask=real, other=-1) == row_id) & (row_id >= 0)
         x = tl.where(same, float("-inf"), x)
-    return x + 0.0
+    if not HALF:
+        x = x.to(tl.float32) + 0.0
+    return x
 
 
 @jit
-def _counted(x, p, q, number_p, number_q, up, down):
+def _counted(x, p, q, number, up, down, HALF: tl.constexpr):
+    """Both counts in one number: those that reach q, and p too, in its upper half.
+
+    Float16 has few values: a bracket that ends at any of them does as well as one that ends where a value is.
+    """
     reaches_p, reaches_q = x >= p, x >= q
-    up = tl.minimum(up, tl.where(reaches_p, x, float("inf")))
-    down = tl.maximum(down, tl.where(reaches_q, float("-inf"), x))
-    return number_p + reaches_p.to(tl.int32), number_q + reaches_q.to(tl.int32), up, down
+    if not HALF:
+        up = tl.minimum(up, tl.where(reaches_p, x, float("inf")))
+        down = tl.maximum(down, tl.where(reaches_q, float("-inf"), x))
+    return number + tl.where(reaches_q, 0x10001, reaches_p.to(tl.int32)), up, down
+
+
+@jit
+def _ends(p, q, up, down, HALF: tl.constexpr):
+    """The next values that are there, or p and what is below q."""
+    if HALF:
+        return p, _float(_key(q, HALF) - 1, HALF)
+    else:
+        return tl.min(up), tl.max(down)
 
 
 @jit
@@ -116,16 +141,14 @@ def _place(same, number, at):
 
 @launched
 def _edges(
-    value_ptr, norms_ptr, row_norms_ptr, ids_ptr, row_ids_ptr, sizes_ptr, count_ptr, hints_ptr, edge_ptr, place_ptr,
+    value_ptr, ids_ptr, row_ids_ptr, sizes_ptr, count_ptr, hints_ptr, edge_ptr, place_ptr,
     base, n, stride, slack, most,
-    BLOCK: tl.constexpr, NORMS: tl.constexpr, IDS: tl.constexpr,
+    BLOCK: tl.constexpr, IDS: tl.constexpr, HALF: tl.constexpr,
 ):  # fmt: skip
-    """Of the rows from ``base`` on, whose values are given."""
+    """Of the rows from ``base`` on, whose values are given. HALF: they are float16."""
     row = base + tl.program_id(0)
     value_ptr += tl.program_id(0).to(tl.int64) * stride
-    row_norm, row_id = 1.0, -1
-    if NORMS:
-        row_norm = tl.load(row_norms_ptr + row)
+    row_id = -1
     if IDS:
         row_id = tl.load(row_ids_ptr + row)
     size0, size1 = tl.load(sizes_ptr + 2 * row), tl.load(sizes_ptr + 2 * row + 1)
@@ -137,31 +160,36 @@ def _edges(
     within = tl.arange(0, BLOCK)
     zero, infinite = tl.zeros([BLOCK], tl.int32), tl.full([BLOCK], float("inf"), tl.float32)
     step = 0
-    going = _open(size0, low0, at0, high0, above0, slack) | _open(size1, low1, at1, high1, above1, slack)
+    going = _open(size0, low0, at0, high0, above0, slack, HALF) | _open(size1, low1, at1, high1, above1, slack, HALF)
     while going:
-        p0, q0 = _between(step, size0, low0, at0, high0, above0, hint0, hint1)
-        p1, q1 = _between(step, size1, low1, at1, high1, above1, hint2, hint3)
-        number_p0, number_q0, up0, down0 = zero, zero, infinite, -infinite
-        number_p1, number_q1, up1, down1 = zero, zero, infinite, -infinite
-        for begin in tl.range(0, n, BLOCK):
-            x = _values(value_ptr, begin + within, n, row_norm, norms_ptr, row_id, ids_ptr, NORMS, IDS)
-            number_p0, number_q0, up0, down0 = _counted(x, p0, q0, number_p0, number_q0, up0, down0)
-            number_p1, number_q1, up1, down1 = _counted(x, p1, q1, number_p1, number_q1, up1, down1)
-        if _open(size0, low0, at0, high0, above0, slack):
+        p0, q0 = _between(step, size0, low0, at0, high0, above0, hint0, hint1, HALF)
+        p1, q1 = _between(step, size1, low1, at1, high1, above1, hint2, hint3, HALF)
+        number0, up0, down0 = zero, infinite, -infinite
+        number1, up1, down1 = zero, infinite, -infinite
+        at_p0, at_q0, at_p1, at_q1 = p0, q0, p1, q1
+        if HALF:
+            at_p0, at_q0, at_p1, at_q1 = p0.to(tl.float16), q0.to(tl.float16), p1.to(tl.float16), q1.to(tl.float16)
+        for begin in tl.range(0, n, BLOCK, num_stages=4):
+            x = _values(value_ptr, begin + within, n, row_id, ids_ptr, IDS, HALF)
+            number0, up0, down0 = _counted(x, at_p0, at_q0, number0, up0, down0, HALF)
+            number1, up1, down1 = _counted(x, at_p1, at_q1, number1, up1, down1, HALF)
+        if _open(size0, low0, at0, high0, above0, slack, HALF):
+            end0, end1 = _ends(p0, q0, up0, down0, HALF)
             low0, at0, high0, above0 = _narrowed(
                 size0, low0, at0, high0, above0,
-                p0, tl.sum(number_p0), tl.min(up0), q0, tl.sum(number_q0), tl.max(down0),
+                p0, tl.sum(number0 & 0xFFFF), end0, q0, tl.sum(number0 >> 16), end1, HALF,
             )  # fmt: skip
-        if _open(size1, low1, at1, high1, above1, slack):
+        if _open(size1, low1, at1, high1, above1, slack, HALF):
+            end0, end1 = _ends(p1, q1, up1, down1, HALF)
             low1, at1, high1, above1 = _narrowed(
                 size1, low1, at1, high1, above1,
-                p1, tl.sum(number_p1), tl.min(up1), q1, tl.sum(number_q1), tl.max(down1),
+                p1, tl.sum(number1 & 0xFFFF), end0, q1, tl.sum(number1 >> 16), end1, HALF,
             )  # fmt: skip
         step += 1
-        going = _open(size0, low0, at0, high0, above0, slack) | _open(size1, low1, at1, high1, above1, slack)
-        going = going & (step < most)
-    edge0, missing0 = _ending(size0, low0, at0, high0, above0, slack)
-    edge1, missing1 = _ending(size1, low1, at1, high1, above1, slack)
+        going = _open(size0, low0, at0, high0, above0, slack, HALF)
+        going = (going | _open(size1, low1, at1, high1, above1, slack, HALF)) & (step < most)
+    edge0, missing0 = _ending(size0, low0, at0, high0, above0, slack, HALF)
+    edge1, missing1 = _ending(size1, low1, at1, high1, above1, slack, HALF)
     tl.store(edge_ptr + 2 * row, edge0)
     tl.store(edge_ptr + 2 * row + 1, edge1)
     place0, place1 = tl.where(missing0 < 0, n, -1), tl.where(missing1 < 0, n, -1)
@@ -169,7 +197,7 @@ def _edges(
         before0, before1 = 0, 0
         for begin in tl.range(0, n, BLOCK):
             at = begin + within
-            x = _values(value_ptr, at, n, row_norm, norms_ptr, row_id, ids_ptr, NORMS, IDS)
+            x = _values(value_ptr, at, n, row_id, ids_ptr, IDS, HALF).to(tl.float32)
             same0, same1 = (x == edge0).to(tl.int32), (x == edge1).to(tl.int32)
             more0, more1 = tl.sum(same0), tl.sum(same1)
             if (before0 < missing0) & (before0 + more0 >= missing0):
@@ -227,16 +255,16 @@ class Edges(NamedTuple):
         base: int,
         sizes: Sizes,
         hints: Tensor,
-        norms: tuple[Tensor | None, Tensor | None] = (None, None),
         ids: tuple[Tensor | None, Tensor | None] = (None, None),
     ) -> None:
-        """Those of the rows from ``base`` on, of these values; or of products, with norms and ids of rows, columns."""
+        """Those of the rows from ``base`` on, of these values; ``ids`` of rows and columns: equal ones are left out."""
         rows, n = values.shape
         if rows and n:
             _edges[(rows,)](
-                values, norms[1], norms[0], ids[1], ids[0], sizes.wanted, sizes.number, hints, self.value, self.place,
+                values, ids[1], ids[0], sizes.wanted, sizes.number, hints, self.value, self.place,
                 base, n, values.stride(0), sizes.slack, MOST,
-                BLOCK=BLOCK, NORMS=norms[0] is not None, IDS=ids[0] is not None and ids[1] is not None, num_warps=WARPS,
+                BLOCK=BLOCK, IDS=ids[0] is not None and ids[1] is not None, HALF=values.dtype == torch.float16,
+                num_warps=WARPS,
             )  # fmt: skip
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -13,7 +14,7 @@ from torch.autograd.function import once_differentiable
 
 from hardneg.kernels import triton_gradients, triton_rows
 from hardneg.kernels.triton_edges import SAMPLE, Edges, Sizes
-from hardneg.kernels.triton_sides import Side, Tags, block_of, is_wide, padded, sides_of, switches
+from hardneg.kernels.triton_sides import Block, Side, Tags, block_of, is_wide, padded, sides_of, switches
 from hardneg.kernels.triton_wide import Wide
 
 LOG2_E = math.log2(math.e)
@@ -151,56 +152,48 @@ def _sweep(
         largest = columns.vectors.new_zeros(()) if n == 0 else torch.linalg.vector_norm(columns.vectors, math.inf)
     given = plan.given(rows.vectors)
     block = block_of(rows.vectors, b, backward=False, given=given)
-    wide, window = Wide.of(rows, columns, given), _Window.of(rows, columns, plan)
-    for chunk in wide.chunks():
-        product = wide.product(chunk)
-        if product is not None and window is not None:
-            window.find(product, chunk.begin)
-        triton_rows.forward[(chunk.programs(block.rows),)](
+    outputs = largest, log_mean, log_mass, support, sum0, sum1, shift, views, loss, positive, *slopes
+    numbers = plan.scale, plan.beta, plan.scale if plan.fixed else 0.0, plan.temperature, plan.tau_plus
+    same = switches(rows, columns, plan.itself, block) | {
+        "TILT": plan.tilt, "FIXED": plan.fixed, "MASKED": plan.masked, "VIEWS": plan.views,
+        "DEBIASED": plan.tau_plus > 0,
+    }  # fmt: skip
+    edges: tuple[Tensor | None, Tensor | None] = None, None
+    if given:
+        edges = _sweep_products(rows, columns, plan, block, (outputs, (b, n, d, *numbers), same))
+    else:
+        triton_rows.forward[(-(-b // block.rows),)](
             rows.vectors, columns.vectors, rows.inverse_norms, columns.inverse_norms,
-            rows.ids, columns.ids, rows.labels, columns.labels, *band, *_edges(window),
-            rows.begin, rows.end, rows.split, rows.order, largest, log_mean, log_mass, support, sum0, sum1, shift,
-            product, views, loss, positive, *slopes,
-            chunk.begin, b, n, d, plan.scale, plan.beta, plan.scale if plan.fixed else 0.0, plan.temperature,
-            plan.tau_plus, GIVEN=given, VIEWS=plan.views, DEBIASED=plan.tau_plus > 0,
-            TILT=plan.tilt, BAND=band[0] is not None, WINDOW=window is not None,
-            FIXED=plan.fixed, MASKED=plan.masked, LATE=block.stages if plan.masked else 1,
-            **switches(rows, columns, plan.itself, block),
+            rows.ids, columns.ids, rows.labels, columns.labels, *band,
+            rows.begin, rows.end, rows.split, rows.order, *outputs, b, n, d, *numbers,
+            BAND=band[0] is not None, LATE=block.stages if plan.masked else 1, **same,
         )  # fmt: skip
     found = (log_mean, log_mass, support, *(each for each in (loss, positive) if each is not None))
-    return found, (sum0, sum1, shift), tuple(slopes), _edges(window)
+    return found, (sum0, sum1, shift), tuple(slopes), edges
 
 
-@dataclass(frozen=True)
-class _Window:
-    """The edges of the ranks that count, found chunk by chunk of the products."""
-
-    rows: Side
-    columns: Side
-    sizes: Sizes
-    hints: Tensor
-    edges: Edges
-
-    @classmethod
-    def of(cls, rows: Side, columns: Side, plan: Plan) -> _Window | None:
-        if plan.window is None:
-            return None
-        assert rows.inverse_norms is not None
-        assert columns.inverse_norms is not None
-        every = slice(None, None, max(1, len(columns.vectors) // SAMPLE))
-        # Near enough for hints; columns of unit norm stay in the range of 16 bits.
-        unit = (columns.vectors[every] * columns.inverse_norms[every, None]).to(rows.vectors.dtype)
-        sample = (rows.vectors @ unit.T).float() * rows.inverse_norms[:, None]
-        hints = plan.window.hints(sample, len(columns.vectors))
-        return cls(rows, columns, plan.window, hints, Edges.empty(len(rows.vectors), hints.device))
-
-    def find(self, product: Tensor, base: int) -> None:
-        norms = self.rows.inverse_norms, self.columns.inverse_norms
-        self.edges.find(product, base, self.sizes, self.hints, norms, (self.rows.ids, self.columns.ids))
-
-
-def _edges(window: _Window | None) -> tuple[Tensor | None, Tensor | None]:
-    return (None, None) if window is None else window.edges
+def _sweep_products(
+    rows: Side, columns: Side, plan: Plan, block: Block, launch: tuple[Any, ...]
+) -> tuple[Tensor | None, Tensor | None]:
+    """The same, of products that are made chunk by chunk; returns the edges of the window, if there is one."""
+    outputs, numbers, same = launch
+    same = {name: value for name, value in same.items() if name != "PRECISION"}
+    wide, edges, search = Wide.of(rows, columns, plan.window is not None), None, None
+    if plan.window is not None:
+        edges = Edges.empty(len(rows.vectors), rows.vectors.device)
+        hints = plan.window.hints(wide.sample(SAMPLE), len(columns.vectors))
+        search = partial(edges.find, sizes=plan.window, hints=hints, ids=(rows.ids, columns.ids))
+    for chunk in wide.chunks():
+        product = wide.product(chunk)
+        if search is not None:
+            search(product, chunk.begin)
+        triton_rows.forward_of_products[(chunk.programs(block.rows),)](
+            product, rows.vectors, rows.inverse_norms, columns.inverse_norms,
+            rows.ids, columns.ids, rows.labels, columns.labels, *(edges or (None, None)),
+            rows.begin, rows.end, rows.split, rows.order, *outputs, chunk.begin, *numbers,
+            WINDOW=edges is not None, AHEAD=block.stages, **same,
+        )  # fmt: skip
+    return edges or (None, None)
 
 
 class Upstream(NamedTuple):
@@ -285,12 +278,13 @@ def _gradient(
             LATE=block.stages if plan.masked else 1, **same,
         )  # fmt: skip
         return gradient, product
-    wide, unused = Wide.of(rows, columns, True), ("BD", "FULL_D", "RAGGED", "PRECISION")
+    wide, unused = Wide.of(rows, columns, plan.window is not None), ("BD", "FULL_D", "RAGGED", "PRECISION")
     same = {name: value for name, value in same.items() if name not in unused}
     for chunk in wide.chunks():
-        e = columns.vectors.new_empty(chunk.end - chunk.begin, n)
+        product_of_chunk = wide.product(chunk)
+        e = wide.pairs_like(product_of_chunk)
         triton_gradients.backward_of_products[(chunk.programs(block.rows), -(-n // block.columns))](
-            wide.product(chunk), e, rows.inverse_norms, columns.inverse_norms, rows.ids, columns.ids,
+            product_of_chunk, e, rows.inverse_norms, columns.inverse_norms, rows.ids, columns.ids,
             rows.labels, columns.labels, *given.window, *roles, rows.begin, rows.end, rows.split,
             chunk.begin, b, n, *numbers, WINDOW=plan.window is not None, **same,
         )  # fmt: skip

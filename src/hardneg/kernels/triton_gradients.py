@@ -96,11 +96,13 @@ def gradient_of_pairs(
     LABELS: tl.constexpr, BAND: tl.constexpr, WINDOW: tl.constexpr, ROW: tl.constexpr, COLUMN: tl.constexpr,
     CHECKED: tl.constexpr,
 ):  # fmt: skip
-    """e of the pairs of a block, from the products x of their vectors."""
+    """e of the pairs of a block, from the products x of their vectors; WINDOW: with columns of unit norm."""
     similarity = x
     if NORMS:
         c_norm = load_rows(c_norm_ptr, columns, n, CHECKED)[None, :]
-    if NORMS and (BAND or WINDOW):
+    if WINDOW:
+        x = x * (r_norm * scale)[:, None] - shift
+    elif NORMS and BAND:
         similarity = x * (r_norm[:, None] * c_norm)
         x = similarity * scale - shift
     elif NORMS:

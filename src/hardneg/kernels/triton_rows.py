@@ -89,31 +89,28 @@ def joined(sum0, sum1, top, late0, late1, late_top, beta, FIXED: tl.constexpr):
 
 @jit
 def added(
-    sum0, sum1, top, outside, start, a, a_norm, rows, base,
-    c_ptr, product_ptr, c_norm_ptr, a_ids_ptr, c_ids_ptr, a_labels_ptr, c_labels_ptr, low_ptr, high_ptr,
-    window_ptr, places_ptr, b, n, d, scale, beta, shift,
-    BM: tl.constexpr, BN: tl.constexpr, BD: tl.constexpr, FULL_D: tl.constexpr, TILT: tl.constexpr,
-    FIXED: tl.constexpr, NORMS: tl.constexpr, SELF: tl.constexpr, IDS: tl.constexpr, LABELS: tl.constexpr,
-    BAND: tl.constexpr, WINDOW: tl.constexpr, PRECISION: tl.constexpr, GIVEN: tl.constexpr, CHECKED: tl.constexpr,
+    sum0, sum1, top, outside, x, a_norm, rows, columns,
+    c_norm_ptr, a_ids_ptr, c_ids_ptr, a_labels_ptr, c_labels_ptr, low_ptr, high_ptr, window_ptr, places_ptr,
+    b, n, scale, beta, shift,
+    BM: tl.constexpr, BN: tl.constexpr, TILT: tl.constexpr, FIXED: tl.constexpr, NORMS: tl.constexpr,
+    SELF: tl.constexpr, IDS: tl.constexpr, LABELS: tl.constexpr, BAND: tl.constexpr, WINDOW: tl.constexpr,
+    GIVEN: tl.constexpr, CHECKED: tl.constexpr,
 ):  # fmt: skip
-    """The sums with one more block of columns."""
-    columns = start + tl.arange(0, BN)
-    if GIVEN:
-        x = load_pairs(product_ptr, rows - base, columns, b - base, n, CHECKED)
-    else:
-        c = load_vectors(c_ptr, columns, n, d, BD, CHECKED, FULL_D)
-        x = tl.dot(a, tl.trans(c), input_precision=PRECISION)
-    if NORMS:
+    """The sums with one more block of columns, whose products with the rows are x.
+
+    GIVEN: the products were made beforehand; WINDOW: with columns of unit norm.
+    """
+    if NORMS and not WINDOW:
         c_norm = load_rows(c_norm_ptr, columns, n, CHECKED)[None, :]
-    if BAND or WINDOW:
+    if WINDOW:
+        beyond = outside_window(x, window_ptr, places_ptr, rows, columns, b)
+        x = x * (a_norm * scale)[:, None] - shift
+    elif BAND:
         if NORMS:  # in this order the bits are those of the backward pass, from either side
             x = x * (a_norm[:, None] * c_norm)
-        if BAND:
-            low = load_rows(low_ptr, rows, b, True)[:, None]
-            high = load_rows(high_ptr, rows, b, True)[:, None]
-            beyond = (x < low) | (x > high)
-        else:
-            beyond = outside_window(x, window_ptr, places_ptr, rows, columns, b)
+        low = load_rows(low_ptr, rows, b, True)[:, None]
+        high = load_rows(high_ptr, rows, b, True)[:, None]
+        beyond = (x < low) | (x > high)
         x = x * scale - shift
     elif NORMS:
         x = x * c_norm * (a_norm * scale)[:, None] - shift
@@ -233,58 +230,102 @@ def finish_rows(
 @launched
 def forward(
     a_ptr, c_ptr, a_norm_ptr, c_norm_ptr, a_ids_ptr, c_ids_ptr, a_labels_ptr, c_labels_ptr, low_ptr, high_ptr,
-    window_ptr, places_ptr, begin_ptr, end_ptr, split_ptr, order_ptr, largest_ptr,
-    log_mean_ptr, log_mass_ptr, support_ptr, sum0_ptr, sum1_ptr, shift_ptr,
-    product_ptr, z_ptr, loss_ptr, positive_ptr, by_mean_ptr, by_positive_ptr,
-    base, b, n, d, scale, beta, shift, temperature, tau_plus,
+    begin_ptr, end_ptr, split_ptr, order_ptr, largest_ptr, log_mean_ptr, log_mass_ptr, support_ptr,
+    sum0_ptr, sum1_ptr, shift_ptr, z_ptr, loss_ptr, positive_ptr, by_mean_ptr, by_positive_ptr,
+    b, n, d, scale, beta, shift, temperature, tau_plus,
     BM: tl.constexpr, BN: tl.constexpr, BD: tl.constexpr, FULL_D: tl.constexpr, TILT: tl.constexpr,
     FIXED: tl.constexpr, NORMS: tl.constexpr, SELF: tl.constexpr, IDS: tl.constexpr, LABELS: tl.constexpr,
-    BAND: tl.constexpr, WINDOW: tl.constexpr, MASKED: tl.constexpr, SORTED: tl.constexpr, RAGGED: tl.constexpr,
-    LATE: tl.constexpr, PRECISION: tl.constexpr, GIVEN: tl.constexpr, VIEWS: tl.constexpr, DEBIASED: tl.constexpr,
+    BAND: tl.constexpr, MASKED: tl.constexpr, SORTED: tl.constexpr, RAGGED: tl.constexpr, LATE: tl.constexpr,
+    PRECISION: tl.constexpr, VIEWS: tl.constexpr, DEBIASED: tl.constexpr,
 ):  # fmt: skip
-    """GIVEN: the products of the rows from ``base`` on are there already, [rows, n]."""
-    begin = base + tl.program_id(0) * BM
+    begin = tl.program_id(0) * BM
     rows = begin + tl.arange(0, BM)
-    a = rows
-    if not GIVEN:
-        a = load_vectors(a_ptr, rows, b, d, BD, True, FULL_D)
+    a = load_vectors(a_ptr, rows, b, d, BD, True, FULL_D)
     a_norm = tl.full([BM], 1.0, tl.float32)
     if NORMS:  # once, and not in every block of columns
         a_norm = load_rows(a_norm_ptr, rows, b, True)
-    sum0, sum1, top, outside = nothing_yet(BM, BN, GIVEN)
+    sum0, sum1, top, outside = nothing_yet(BM, BN, False)
     first, last, skip, skipped, whole = masked_blocks(
         begin_ptr, end_ptr, split_ptr, begin, b, n, BM, BN, SELF, IDS, LABELS, MASKED, SORTED
     )
     if not MASKED:
         for k in tl.range(0, whole - (last - first)):
-            start = tl.where(k < first, k, k + (last - first)) * BN
+            columns = tl.where(k < first, k, k + (last - first)) * BN + tl.arange(0, BN)
+            c = load_vectors(c_ptr, columns, n, d, BD, False, FULL_D)
             sum0, sum1, top, outside = added(
-                sum0, sum1, top, outside, start, a, a_norm, rows, base,
-                c_ptr, product_ptr, c_norm_ptr, a_ids_ptr, c_ids_ptr, a_labels_ptr, c_labels_ptr, low_ptr, high_ptr,
-                window_ptr, places_ptr, b, n, d, scale, beta, shift,
-                BM, BN, BD, FULL_D, TILT, FIXED, NORMS, SELF, IDS, LABELS, BAND, WINDOW, PRECISION, GIVEN, False,
+                sum0, sum1, top, outside, tl.dot(a, tl.trans(c), input_precision=PRECISION), a_norm, rows, columns,
+                c_norm_ptr, a_ids_ptr, c_ids_ptr, a_labels_ptr, c_labels_ptr, low_ptr, high_ptr, None, None,
+                b, n, scale, beta, shift,
+                BM, BN, TILT, FIXED, NORMS, SELF, IDS, LABELS, BAND, False, False, False,
             )  # fmt: skip
     sum0, sum1 = tl.sum(sum0, 1), tl.sum(sum1, 1)
-    if GIVEN:
-        outside = tl.sum(outside, 1)
     if MASKED or SORTED or SELF or RAGGED:
         # Sums of their own, which hold no registers in the loop above.
-        late0, late1, late_top, late_outside = nothing_yet(BM, BN, GIVEN)
+        late0, late1, late_top, late_outside = nothing_yet(BM, BN, False)
         for k in tl.range(0, last - first - skipped + RAGGED, num_stages=LATE):
             start = tl.where(first + k < skip, first + k, first + k + skipped)
-            start = tl.where(start < last, start, whole) * BN
+            columns = tl.where(start < last, start, whole) * BN + tl.arange(0, BN)
+            c = load_vectors(c_ptr, columns, n, d, BD, True, FULL_D)
             late0, late1, late_top, late_outside = added(
-                late0, late1, late_top, late_outside, start, a, a_norm, rows, base,
-                c_ptr, product_ptr, c_norm_ptr, a_ids_ptr, c_ids_ptr, a_labels_ptr, c_labels_ptr, low_ptr, high_ptr,
-                window_ptr, places_ptr, b, n, d, scale, beta, shift,
-                BM, BN, BD, FULL_D, TILT, FIXED, NORMS, SELF, IDS, LABELS, BAND, WINDOW, PRECISION, GIVEN, True,
+                late0, late1, late_top, late_outside,
+                tl.dot(a, tl.trans(c), input_precision=PRECISION), a_norm, rows, columns,
+                c_norm_ptr, a_ids_ptr, c_ids_ptr, a_labels_ptr, c_labels_ptr, low_ptr, high_ptr, None, None,
+                b, n, scale, beta, shift,
+                BM, BN, TILT, FIXED, NORMS, SELF, IDS, LABELS, BAND, False, False, True,
             )  # fmt: skip
-        if GIVEN:
-            late_outside = tl.sum(late_outside, 1)
         outside += late_outside + skipped * BN
         sum0, sum1, top = joined(sum0, sum1, top, tl.sum(late0, 1), tl.sum(late1, 1), late_top, beta, FIXED)
     finish_rows(
         sum0, sum1, top, n - outside, rows, a_norm, a_ptr, order_ptr, largest_ptr, log_mean_ptr, log_mass_ptr,
         support_ptr, sum0_ptr, sum1_ptr, shift_ptr, z_ptr, loss_ptr, positive_ptr, by_mean_ptr, by_positive_ptr,
         b, n, d, beta, shift, temperature, tau_plus, BM, BD, FULL_D, TILT, FIXED, NORMS, SORTED, VIEWS, DEBIASED,
+    )  # fmt: skip
+
+
+@launched
+def forward_of_products(
+    given_ptr, a_ptr, a_norm_ptr, c_norm_ptr, a_ids_ptr, c_ids_ptr, a_labels_ptr, c_labels_ptr, window_ptr, places_ptr,
+    begin_ptr, end_ptr, split_ptr, order_ptr, largest_ptr, log_mean_ptr, log_mass_ptr, support_ptr,
+    sum0_ptr, sum1_ptr, shift_ptr, z_ptr, loss_ptr, positive_ptr, by_mean_ptr, by_positive_ptr,
+    base, b, n, d, scale, beta, shift, temperature, tau_plus,
+    BM: tl.constexpr, BN: tl.constexpr, BD: tl.constexpr, FULL_D: tl.constexpr, TILT: tl.constexpr,
+    FIXED: tl.constexpr, NORMS: tl.constexpr, SELF: tl.constexpr, IDS: tl.constexpr, LABELS: tl.constexpr,
+    WINDOW: tl.constexpr, MASKED: tl.constexpr, SORTED: tl.constexpr, RAGGED: tl.constexpr,
+    VIEWS: tl.constexpr, DEBIASED: tl.constexpr, AHEAD: tl.constexpr,
+):  # fmt: skip
+    """``forward`` for the rows from ``base`` on, whose products with all columns are given, [rows, n]."""
+    begin = base + tl.program_id(0) * BM
+    rows = begin + tl.arange(0, BM)
+    a_norm = tl.full([BM], 1.0, tl.float32)
+    if NORMS:
+        a_norm = load_rows(a_norm_ptr, rows, b, True)
+    sum0, sum1, top, outside = nothing_yet(BM, BN, True)
+    first, last, _, _, whole = masked_blocks(
+        begin_ptr, end_ptr, split_ptr, begin, b, n, BM, BN, SELF, IDS, LABELS, MASKED, SORTED
+    )
+    if not MASKED:
+        for k in tl.range(0, whole - (last - first), num_stages=AHEAD):
+            columns = tl.where(k < first, k, k + (last - first)) * BN + tl.arange(0, BN)
+            sum0, sum1, top, outside = added(
+                sum0, sum1, top, outside,
+                load_pairs(given_ptr, rows - base, columns, b - base, n, False), a_norm, rows, columns,
+                c_norm_ptr, a_ids_ptr, c_ids_ptr, a_labels_ptr, c_labels_ptr, None, None, window_ptr, places_ptr,
+                b, n, scale, beta, shift,
+                BM, BN, TILT, FIXED, NORMS, SELF, IDS, LABELS, False, WINDOW, True, False,
+            )  # fmt: skip
+    if MASKED or SORTED or SELF or RAGGED:
+        for k in tl.range(0, last - first + RAGGED):
+            columns = tl.where(first + k < last, first + k, whole) * BN + tl.arange(0, BN)
+            sum0, sum1, top, outside = added(
+                sum0, sum1, top, outside,
+                load_pairs(given_ptr, rows - base, columns, b - base, n, True), a_norm, rows, columns,
+                c_norm_ptr, a_ids_ptr, c_ids_ptr, a_labels_ptr, c_labels_ptr, None, None, window_ptr, places_ptr,
+                b, n, scale, beta, shift,
+                BM, BN, TILT, FIXED, NORMS, SELF, IDS, LABELS, False, WINDOW, True, True,
+            )  # fmt: skip
+    finish_rows(
+        tl.sum(sum0, 1), tl.sum(sum1, 1), top, n - tl.sum(outside, 1), rows, a_norm, a_ptr, order_ptr, largest_ptr,
+        log_mean_ptr, log_mass_ptr, support_ptr, sum0_ptr, sum1_ptr, shift_ptr, z_ptr, loss_ptr, positive_ptr,
+        by_mean_ptr, by_positive_ptr, b, n, d, beta, shift, temperature, tau_plus,
+        BM, BD, FULL_D, TILT, FIXED, NORMS, SORTED, VIEWS, DEBIASED,
     )  # fmt: skip

@@ -232,7 +232,7 @@ def block_of(vectors: Tensor, num_rows: int, backward: bool, given: bool = False
     """
     d = vectors.shape[1]
     if given:
-        return Block(16, 512, 8, 2) if backward else Block(4, 1024, 4, 2)
+        return Block(32, 128, 4, 2) if backward else Block(4, 1024, 4, 3)
     if vectors.dtype == torch.float32:
         return Block(64, 32, 4, 2)
     if num_rows < SORTED_FROM:

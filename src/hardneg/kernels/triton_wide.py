@@ -9,15 +9,20 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Annotated, NamedTuple
 
+import torch
 from torch import Tensor
 
 from hardneg.kernels.products import multiplied
 from hardneg.kernels.triton_sides import Side
 
-CHUNK_BYTES = 2**27
+CHUNK_BYTES = 2**28
 """Of the products of a chunk of the rows."""
+
+
+MULTIPLE = 32
+"""Of the rows of all chunks but the last: a multiple of the rows of every block."""
 
 
 class Chunk(NamedTuple):
@@ -36,23 +41,35 @@ class Wide:
     rows: Side
     columns: Side
     size: int
-    """Rows of a chunk; all, where nothing is multiplied beforehand."""
-    halves: tuple[Tensor, Tensor] | None
+    """Rows of a chunk."""
+    first: Tensor
+    second: Tensor
 
     @classmethod
-    def of(cls, rows: Side, columns: Side, given: bool) -> Wide:
-        if not given:
-            return cls(rows, columns, len(rows.vectors), None)
-        size = max(CHUNK_BYTES // (2 * max(len(columns.vectors), 1)) // 16 * 16, 16)
+    def of(cls, rows: Side, columns: Side, unit: bool) -> Wide:
+        """``unit``: with columns of unit norm, so that products of a row have the order of its similarities."""
+        size = max(CHUNK_BYTES // (2 * max(len(columns.vectors), 1)) // MULTIPLE, 1) * MULTIPLE
         first = rows.vectors.half()
-        return cls(rows, columns, size, (first, first if columns is rows else columns.vectors.half()))
+        if not unit:
+            return cls(rows, columns, size, first, first if columns is rows else columns.vectors.half())
+        assert columns.inverse_norms is not None
+        return cls(rows, columns, size, first, (columns.vectors * columns.inverse_norms[:, None]).half())
 
     def chunks(self) -> Iterator[Chunk]:
         for begin in range(0, len(self.rows.vectors), max(self.size, 1)):
             yield Chunk(begin, min(begin + self.size, len(self.rows.vectors)))
 
-    def product(self, chunk: Chunk) -> Tensor | None:
-        return None if self.halves is None else self.halves[0][chunk.begin : chunk.end] @ self.halves[1].T
+    def product(self, chunk: Chunk) -> Annotated[Tensor, "r n"]:
+        return self.first[chunk.begin : chunk.end] @ self.second.T
+
+    def sample(self, number: int) -> Annotated[Tensor, "b k"]:
+        """The products with about so many of the columns."""
+        return self.first @ self.second[:: max(1, len(self.second) // number)].T
+
+    def pairs_like(self, product: Annotated[Tensor, "r n"]) -> Annotated[Tensor, "r n"]:
+        """For the gradients of the pairs: in the place of their products, where both have 16 bits."""
+        dtype = self.columns.vectors.dtype
+        return product.view(dtype) if dtype.itemsize == product.itemsize else torch.empty_like(product, dtype=dtype)
 
     def summed(self, e: Tensor) -> Tensor:
         """sum_j e_ij c_j in float32."""
