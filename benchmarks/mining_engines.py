@@ -5,7 +5,8 @@
 
 Local uses two processes, Ray two raylets of this machine with one core each (ray.cluster_utils.Cluster), in turn, each
 in a fresh process. The start-up of Ray is measured apart: the cluster, and a first task in each raylet that imports
-what the job needs. The overhead is the median over the rounds of ray / local - 1, side by side.
+what the job needs. The overhead is the median over the rounds of ray / local - 1, side by side. Ray lowers the priority
+of its workers: on a machine that others use, set RAY_worker_niceness=0.
 """
 
 from __future__ import annotations
