@@ -123,7 +123,7 @@ class Chain(Stateful):
         numbers = []
         if draws is None:  # first, since it is not compiled
             steps = int(scores.valid.sum(-1).max()) if num_steps is None else num_steps
-            numbers = self.uniforms((len(slots), max(steps, 1)), slots.device, 0, 1)
+            numbers = self.uniforms((len(slots), max(steps, 1)), 0, 1)
         views = _occurrence(ids) if views is None else views
         start = self._column_of_state(ids, views, scores.valid, slots)
         stored = self._stored_scores(start, slots)
@@ -144,7 +144,7 @@ class Chain(Stateful):
 
     def log_uniforms(self, proposals: Annotated[Tensor, "b k"]) -> Annotated[Tensor, "b k"]:
         """The random numbers of this step, one for each proposal."""
-        numbers: Tensor = self.uniforms(tuple(proposals.shape), proposals.device, 1)[0]
+        numbers: Tensor = self.uniforms(tuple(proposals.shape), 1)[0]
         return numbers.log()
 
     def _column_of_state(self, ids: Tensor, views: Tensor, valid: Tensor, slots: Tensor) -> Tensor:
