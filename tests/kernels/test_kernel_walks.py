@@ -57,21 +57,25 @@ def assert_same_walks(monkeypatch: pytest.MonkeyPatch, chain: Chain, scores: Sco
     slots, walks, chains = slots_of(len(scores.valid), chain.num_views), [], [chain, copy.deepcopy(chain)]
     for each, kernels in zip(chains, (triton_walks, None), strict=True):
         monkeypatch.setattr(hardneg.state.chain, "_kernels_for", lambda batch, kernels=kernels: kernels)
-        for _ in range(3):  # from where the one before has ended
+        for _ in range(2):  # the second from where the one before has ended
             walks.append(each.walk(scores, slots, num_steps=num_steps))
-    for ours, theirs in zip(walks[:3], walks[3:], strict=True):
+    for ours, theirs in zip(walks[:2], walks[2:], strict=True):
         for field in fields(Walk):
             mine, expected = getattr(ours, field.name), getattr(theirs, field.name)
             torch.testing.assert_close(mine, expected, rtol=2e-7, atol=0.0, equal_nan=True, msg=field.name)
     for (name, expected), mine in zip(chains[1].state_dict().items(), chains[0].state_dict().values(), strict=True):
         torch.testing.assert_close(mine, expected, rtol=0.0, atol=0.0, equal_nan=True, msg=name)
-    return walks[2]
+    return walks[1]
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
 @pytest.mark.parametrize(
-    ("rows", "columns", "steps", "num_views", "private"),
-    [(1, 1, 1, 1, False), (5, 9, 40, 2, False), (19, 70, 33, 2, True), (18, 64, 7, 3, True)],
+    ("rows", "columns", "steps", "num_views", "private", "dtype"),
+    [
+        (1, 1, 1, 1, False, torch.float32),
+        (5, 9, 20, 2, False, torch.float64),
+        (35, 70, 9, 2, True, torch.float32),
+        (9, 64, 66, 3, True, torch.float32),
+    ],
 )
 def test_the_kernels_walk_as_torch_does(
     monkeypatch: pytest.MonkeyPatch, rows: int, columns: int, steps: int, num_views: int, private: bool,
