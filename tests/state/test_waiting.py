@@ -108,7 +108,8 @@ def test_writes_are_those_of_a_loop(slots: list[int]) -> None:
 
 def test_numbers_of_a_step_are_uniform_and_differ_by_seed_step_and_stream() -> None:
     numbers = [
-        uniforms_at(*key, (200, 100), torch.device("cpu")) for key in ((7, 4, 1), (8, 4, 1), (7, 5, 1), (7, 4, 0))
+        uniforms_at(torch.tensor(seed), torch.tensor(step), stream, (200, 100))
+        for seed, step, stream in ((7, 4, 1), (8, 4, 1), (7, 5, 1), (7, 4, 0))
     ]
     for each in numbers:
         assert each.dtype == torch.float64
@@ -117,9 +118,14 @@ def test_numbers_of_a_step_are_uniform_and_differ_by_seed_step_and_stream() -> N
         assert (shares - 0.1).abs().max() < 0.01
     both = torch.corrcoef(torch.stack([each.flatten() for each in numbers]))
     assert (both - torch.eye(4)).abs().max() < 0.03
-    assert torch.equal(numbers[0], uniforms_at(7, 4, 1, (200, 100), torch.device("cpu")))
+    assert torch.equal(numbers[0], uniforms_at(torch.tensor(7), torch.tensor(4), 1, (200, 100)))
 
 
-def test_a_generator_of_a_step_stays_what_it_was() -> None:
+def test_the_numbers_of_a_step_stay_what_they_were() -> None:
     """Runs resume with the numbers of earlier versions."""
     assert generator_at(7, 4, 1).initial_seed() == 3256092245380512898
+    assert uniforms_at(torch.tensor(7), torch.tensor(4), 1, (3,)).tolist() == [
+        0.8827520126775991,
+        0.7482944703147372,
+        0.7021355758151877,
+    ]

@@ -57,6 +57,21 @@ def draw_at(log_w: Tensor, uniforms: Annotated[Tensor, "b k"]) -> Annotated[Tens
     return torch.where(unknown.any(-1, keepdim=True), unknown.int().argmax(-1, keepdim=True), index)
 
 
+def uniform_columns(allowed: Annotated[Tensor, "b n"], uniforms: Annotated[Tensor, "b k"]) -> Annotated[Tensor, "b k"]:
+    """Columns drawn with replacement, each that is allowed as likely as any other; -1 in rows without one.
+
+    As ``draw_at`` of equal weights, in whole numbers: the same on every device.
+
+    >>> import torch
+    >>> uniform_columns(torch.tensor([[False, True, False, True]]), torch.tensor([[0.0, 0.4, 0.5, 0.9]])).tolist()
+    [[1, 1, 3, 3]]
+    """
+    upto = allowed.cumsum(-1)
+    number = upto[:, -1:]
+    rank = torch.minimum((uniforms * number).long(), number - 1)  # a product just below the number may be rounded up
+    return torch.where(number > 0, torch.searchsorted(upto, rank, right=True), -1)
+
+
 def gumbel_order(log_w: Tensor, uniforms: Annotated[Tensor, "b n"], k: int) -> Annotated[Tensor, "b k"]:
     """The columns of k draws without replacement, in the order in which they are drawn; -1 behind the last."""
     values, index = top_of_rows(gumbel_keys(log_w, uniforms), k)

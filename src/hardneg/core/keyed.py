@@ -44,17 +44,16 @@ def generator_at(seed: int, step: int, stream: int = 0) -> torch.Generator:
     return torch.Generator().manual_seed(_mixed(seed, step, stream))
 
 
-def uniforms_at(
-    seed: int, step: int, stream: int, shape: tuple[int, ...], device: torch.device
-) -> Annotated[Tensor, "*"]:
-    """float64 numbers in [0, 1) of one step of one seed, made on the device and the same on each.
+def uniforms_at(seed: Tensor, step: Tensor, stream: int, shape: tuple[int, ...]) -> Annotated[Tensor, "*"]:
+    """float64 numbers in [0, 1) of one step of one seed, made on their device and the same on each.
 
-    >>> numbers = uniforms_at(0, 1, 0, (2, 3), torch.device("cpu"))
-    >>> numbers.shape, torch.equal(numbers, uniforms_at(0, 1, 1, (2, 3), torch.device("cpu")))
+    >>> seed, step = torch.tensor(0), torch.tensor(1)
+    >>> numbers = uniforms_at(seed, step, 0, (2, 3))
+    >>> numbers.shape, torch.equal(numbers, uniforms_at(seed, step, 1, (2, 3)))
     (torch.Size([2, 3]), False)
     """
-    key = _mixed(seed, step, stream)
-    counter = torch.arange(math.prod(shape), device=device) * _ODD[0] + (key - 2**64 if key >> 63 else key)
+    key = splitmix(splitmix(splitmix(seed) ^ step) ^ stream)  # as ``_mixed``
+    counter = torch.arange(math.prod(shape), device=seed.device) * _ODD[0] + key
     return _fractions(splitmix(counter)).view(shape)
 
 

@@ -1,4 +1,7 @@
-"""The steps of Metropolis-Hastings chains, vectorised over the chains; ``triton_chain`` is the same on a GPU."""
+"""Metropolis-Hastings chains: what they are given, and their steps, vectorised over the chains.
+
+On a GPU ``triton_chain`` has the same steps, and ``triton_walks`` all that EMC2 does with them.
+"""
 
 from __future__ import annotations
 
@@ -13,6 +16,27 @@ from hardneg.core.compiling import outside_graphs
 PerChain = Annotated[Tensor, "b"]
 PerStep = Annotated[Tensor, "b k"]
 PerColumn = Annotated[Tensor, "b n"]
+
+
+class Memory(NamedTuple):
+    """The buffers of the chains: where each stands, in which view, with which scores of its views, and since when."""
+
+    state: Annotated[Tensor, "c"]
+    view: Annotated[Tensor, "c"]
+    log_score: Annotated[Tensor, "c v"]
+    scored_at: Annotated[Tensor, "c"]
+    seed: Tensor
+    step: Tensor
+
+
+class Batch(NamedTuple):
+    """The candidates of each chain, and the place of its memory."""
+
+    candidates: PerColumn
+    valid: PerColumn
+    ids: Annotated[Tensor, "b|1 n"]
+    views: Annotated[Tensor, "b|1 n"]
+    slots: PerChain
 
 
 class Visits(NamedTuple):

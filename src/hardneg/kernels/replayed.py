@@ -85,7 +85,7 @@ def _give_up(graph: Any, error: RuntimeError) -> None:
     with suppress(RuntimeError):
         graph.capture_end()
     _refused.append(str(error))
-    warn_once("no CUDA graph", f"the tiles of a streamed loss are launched one by one: {error}")
+    warn_once("no CUDA graph", f"kernels are launched one by one: {error}")
 
 
 class _Memory:

@@ -15,12 +15,12 @@ import torch
 from hardneg.core.compiling import outside_graphs
 from hardneg.core.errors import ArgumentError
 from hardneg.kernels.chain import PerChain, PerColumn, PerStep, Visits
-from hardneg.kernels.triton_language import installed, interpreted, jit, tl
+from hardneg.kernels.triton_language import installed, interpreted, launched, tl
 
 CHAINS, STEPS = 32, 32
 
 
-@jit
+@launched
 def _walk(
     scores_ptr, start_ptr, proposals_ptr, log_uniforms_ptr, ahead_ptr, counts_ptr, end_ptr, accepted_ptr,
     num_chains, num_columns, num_steps, stride, burn_in, CHAINS: tl.constexpr, STEPS: tl.constexpr, AHEAD: tl.constexpr,

@@ -45,7 +45,12 @@ class Launched:
         if interpreted:
             self.kernel[grid](*args, **constants)
             return
-        key = (torch.cuda.current_device(), *constants.values(), *map(_kind, args))
+        device = next(each.device.index for each in args if isinstance(each, torch.Tensor))
+        if device != torch.cuda.current_device():  # Triton launches on the current one
+            with torch.cuda.device(device):
+                self._launch(grid, *args, **constants)
+            return
+        key = (device, *constants.values(), *map(_kind, args))
         known = self._known.get(key)
         if known is None:
             self._known[key] = self.kernel[grid](*args, **constants)

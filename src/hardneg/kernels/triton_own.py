@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from hardneg.kernels.triton_blocks import unit_rows
-from hardneg.kernels.triton_language import jit, tl
+from hardneg.kernels.triton_language import jit, launched, tl
 from hardneg.kernels.triton_sides import padded
 
 ROWS = 16
@@ -28,11 +28,11 @@ def _load(at, mask, NORMS: tl.constexpr):
     return v + v * 0.0, slope
 
 
-@jit
+@launched
 def _forward(
     a_ptr, p_ptr, out_ptr, b, num_positives, d, BM: tl.constexpr, BD: tl.constexpr, NORMS: tl.constexpr
 ):  # fmt: skip
-    rows = tl.program_id(0) * BM + tl.arange(0, BM)
+    rows = tl.program_id(0).to(tl.int64) * BM + tl.arange(0, BM)  # positives may have 2**31 elements
     features = tl.arange(0, BD)
     mask = (rows < b)[:, None] & (features < d)[None, :]
     a, _ = _load(a_ptr + rows[:, None] * d + features[None, :], mask, NORMS)
@@ -42,13 +42,13 @@ def _forward(
         tl.store(out_ptr + pairs, tl.sum(a * p, 1), mask=rows < b)
 
 
-@jit
+@launched
 def _backward(
     a_ptr, p_ptr, g_ptr, a_gradient_ptr, p_gradient_ptr, b, num_positives, d,
     BM: tl.constexpr, BD: tl.constexpr, NORMS: tl.constexpr, POSITIVES: tl.constexpr,
 ):  # fmt: skip
     """With unit vectors u and v of raw ones: grad raw u = slope_u sum g (v - u (u . v))."""
-    rows = tl.program_id(0) * BM + tl.arange(0, BM)
+    rows = tl.program_id(0).to(tl.int64) * BM + tl.arange(0, BM)  # positives may have 2**31 elements
     features = tl.arange(0, BD)
     mask = (rows < b)[:, None] & (features < d)[None, :]
     at = rows[:, None] * d + features[None, :]

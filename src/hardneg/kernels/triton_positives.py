@@ -15,7 +15,7 @@ Sorted by label, the positives of a block of rows are in few blocks of columns; 
 from __future__ import annotations
 
 from hardneg.kernels.triton_blocks import allowed_pairs, load_rows, load_vectors
-from hardneg.kernels.triton_language import jit, tl
+from hardneg.kernels.triton_language import jit, launched, tl
 
 
 @jit
@@ -61,7 +61,7 @@ def log2_1p(t):
     return tl.where(t < 1e-4, small, tl.log2(1.0 + t))
 
 
-@jit
+@launched
 def positives_forward(
     a_ptr, c_ptr, a_norm_ptr, c_norm_ptr, a_ids_ptr, c_ids_ptr, a_labels_ptr, c_labels_ptr, offset_ptr,
     begin_ptr, end_ptr, order_ptr, log_sum_ptr, total_ptr, count_ptr, b, n, d, scale,
@@ -127,7 +127,7 @@ def positive_gradient(
         return P * tl.exp2(x - L) + tl.expand_dims(tl.load(Q_ptr + given, mask=at < count, other=0.0), AXIS)
 
 
-@jit
+@launched
 def positives_backward(
     r_ptr, c_ptr, r_norm_ptr, c_norm_ptr, slope_ptr, r_ids_ptr, c_ids_ptr, r_labels_ptr, c_labels_ptr,
     P_ptr, Q_ptr, L_ptr, begin_ptr, end_ptr, order_ptr, anchor_order_ptr, unit_ptr, gradient_ptr, product_ptr,

@@ -24,10 +24,10 @@ from typing import Annotated, Any, ClassVar
 import torch
 from torch import Tensor
 
-from hardneg.core.draws import draw_at
+from hardneg.core.draws import uniform_columns
 from hardneg.core.errors import ArgumentError, check_range
 from hardneg.core.types import NEVER, LogWeights, Scores
-from hardneg.kernels.chain import Visits, metropolis_hastings
+from hardneg.kernels.chain import Batch, Memory, Visits, metropolis_hastings
 from hardneg.state.stateful import Stateful, Writes, check_count
 
 PerAnchor = Annotated[Tensor, "b"]
@@ -120,74 +120,96 @@ class Chain(Stateful):
         ids = scores.candidate_tags.ids
         if ids is None:
             raise ArgumentError("Chain", "the ids of the candidates", "ids=None", "pass Keys with ids")
-        numbers = []
-        if draws is None:  # first, since it is not compiled
-            steps = int(scores.valid.sum(-1).max()) if num_steps is None else num_steps
-            numbers = self.uniforms((len(slots), max(steps, 1)), slots.device, 0, 1)
         views = _occurrence(ids) if views is None else views
-        start = self._column_of_state(ids, views, scores.valid, slots)
-        stored = self._stored_scores(start, slots)
-        away = (start < 0) & (slots >= 0) & (self.states_of(slots) >= 0)
-        start = torch.where(away, scores.candidates.shape[1] + self.views_of(slots), start)
-        values = torch.cat([scores.candidates.detach().double(), stored], dim=1)
+        batch = Batch(scores.candidates.detach(), scores.valid, ids, views, slots)
         if draws is None:
-            allowed = torch.cat([scores.valid, stored != NEVER], dim=1)
-            level = torch.zeros_like(allowed, dtype=torch.float64).masked_fill(~allowed, NEVER)
-            draws = draw_at(level, numbers[0]), numbers[1].log()
-        burn_in = int(self.burn_in * draws[0].shape[1])
-        visits = _steps_for(values)(values, start, *draws, burn_in)
-        walk = self._walk(scores, visits, draws[0].shape[1] - burn_in, slots)
+            steps = int(scores.valid.sum(-1).max()) if num_steps is None else num_steps
+            walk = self._drawn(batch, max(steps, 1))
+        else:
+            walk = self._given(batch, draws)
         if self.training:
-            self._store(scores, ids, views, slots, visits.end)
             self.advance()
         return walk
 
     def log_uniforms(self, proposals: Annotated[Tensor, "b k"]) -> Annotated[Tensor, "b k"]:
         """The random numbers of this step, one for each proposal."""
-        numbers: Tensor = self.uniforms(tuple(proposals.shape), proposals.device, 1)[0]
+        numbers: Tensor = self.uniforms(tuple(proposals.shape), 1)[0]
         return numbers.log()
 
-    def _column_of_state(self, ids: Tensor, views: Tensor, valid: Tensor, slots: Tensor) -> Tensor:
-        """The candidate that is the chain's state, in the same view if that is there; -1 if it is not a candidate."""
-        state = self.states_of(slots)[:, None]
-        same = (ids == state) & (state >= 0) & valid
-        if not same.shape[1]:
-            return torch.full_like(slots, -1)
-        best = (same.int() + (same & (views == self.views_of(slots)[:, None])).int()).max(-1)
-        return torch.where(best.values > 0, best.indices, -1)
+    def _drawn(self, batch: Batch, num_steps: int) -> Walk:
+        """Two kernels on a GPU, operations of torch elsewhere: the same draws and visits."""
+        if (kernels := _kernels_for(batch)) is not None:
+            memory = Memory(self.state, self.view, self.log_score, self.scored_at, self.seed, self.step)
+            burn_in = int(self.burn_in * num_steps)
+            log_visits, end, figures = kernels.walk(batch, memory, num_steps, burn_in, _no_share)
+            if self.training:
+                kernels.remember(batch, memory, end, self.num_instances)
+            return Walk(log_visits, _log_norm(batch, num_steps - burn_in), *figures.unbind())
+        numbers = self.uniforms((len(batch.slots), num_steps), 0, 1)
+        start, stored = self._start(batch)
+        allowed = torch.cat([batch.valid, stored != NEVER], dim=1)
+        return self._walked(batch, start, stored, (uniform_columns(allowed, numbers[0]), numbers[1].log()))
 
-    def _stored_scores(self, start: Tensor, slots: Tensor) -> Annotated[Tensor, "b v"]:
-        """Of the views of a state that is not a candidate, as they were at the last visit."""
+    def _given(self, batch: Batch, draws: Draws) -> Walk:
+        return self._walked(batch, *self._start(batch), draws)
+
+    def _start(self, batch: Batch) -> tuple[PerAnchor, Annotated[Tensor, "b v"]]:
+        """The column at which each chain stands, -1 for none; those behind the candidates are the views of its state.
+
+        And the scores of these: -inf where the state is a candidate.
+        """
+        slots, state, view = batch.slots, self.states_of(batch.slots), self.views_of(batch.slots)
+        start = self._column_of_state(batch, state[:, None], view[:, None])
         stored = self.log_score[slots.clamp(min=0)]
         here = ((start >= 0) | (slots < 0))[:, None]
-        return torch.where(here | stored.isnan(), NEVER, stored)
+        away = (start < 0) & (state >= 0)
+        start = torch.where(away, batch.candidates.shape[1] + view, start)
+        return start, torch.where(here | stored.isnan(), NEVER, stored)
 
-    def _walk(self, scores: Scores, visits: Visits, num_counted: int, slots: Tensor) -> Walk:
-        counts = visits.counts[:, : scores.candidates.shape[1]]
+    def _column_of_state(self, batch: Batch, state: Tensor, view: Tensor) -> PerAnchor:
+        """The candidate that is the chain's state, in the same view if that is there; -1 if it is not a candidate."""
+        same = (batch.ids == state) & (state >= 0) & batch.valid
+        if not same.shape[1]:
+            return torch.full_like(batch.slots, -1)
+        best = (same.int() + (same & (batch.views == view)).int()).max(-1)
+        return torch.where(best.values > 0, best.indices, -1)
+
+    def _walked(self, batch: Batch, start: PerAnchor, stored: Tensor, draws: Draws) -> Walk:
+        values = torch.cat([batch.candidates.double(), stored], dim=1)
+        burn_in = int(self.burn_in * draws[0].shape[1])
+        visits = _steps_for(values)(values, start, *draws, burn_in)
+        walk = self._walk(batch, visits, draws[0].shape[1] - burn_in)
+        if self.training:
+            self._store(batch, visits.end)
+        return walk
+
+    def _walk(self, batch: Batch, visits: Visits, num_counted: int) -> Walk:
+        slots, counts = batch.slots, visits.counts[:, : batch.candidates.shape[1]]
         inside = counts.sum(-1)
         log_visits = torch.where(counts > 0, counts.log(), NEVER)
         # All visits outside: the anchor has negatives, none of which is here. Its positive still pulls.
-        silent = (inside == 0)[:, None] & scores.valid & (slots >= 0)[:, None]
+        silent = (inside == 0)[:, None] & batch.valid & (slots >= 0)[:, None]
         scored_at = self.scored_at[slots.clamp(min=0)]
         known = (slots >= 0) & (scored_at >= 0)
         return Walk(
-            log_visits=torch.where(silent, _no_share, log_visits).to(scores.candidates.dtype),
-            log_norm=torch.full_like(inside, num_counted, dtype=scores.candidates.dtype).log(),
+            log_visits=torch.where(silent, _no_share, log_visits).to(batch.candidates.dtype),
+            log_norm=_log_norm(batch, num_counted),
             acceptance=visits.accepted.double().mean(-1),
             outside=1.0 - inside / num_counted,
             age=torch.where(known, (self.step - scored_at).double(), float("nan")),
         )
 
-    def _store(self, scores: Scores, ids: Tensor, views: Tensor, slots: Tensor, end: Tensor) -> None:
+    def _store(self, batch: Batch, end: Tensor) -> None:
         """The end of each walk; one that ends outside the candidates keeps its id and scores as they were."""
-        writes, at, num_candidates = Writes(slots), slots.clamp(min=0), scores.candidates.shape[1]
+        slots, num_candidates = batch.slots, batch.candidates.shape[1]
+        writes, at = Writes(slots), slots.clamp(min=0)
         writes.into(self.view, torch.where(end >= num_candidates, end - num_candidates, self.view[at]))
         if not num_candidates:
             return
         inside = ((end >= 0) & (end < num_candidates))[:, None]
         column = end.clamp(0, num_candidates - 1)[:, None]
-        ids, views = (tag.expand(len(slots), -1) for tag in (ids, views))
-        values = scores.candidates.detach().double()
+        ids, views = (tag.expand(len(slots), -1) for tag in (batch.ids, batch.views))
+        values = batch.candidates.double()
         found, view = ids.gather(1, column), views.gather(1, column).clamp(max=self.num_views - 1)
         each = torch.arange(self.num_views, device=ids.device)[:, None, None]
         of_views = torch.where((ids == found) & (views == each), values, NEVER).amax(-1).T
@@ -221,6 +243,19 @@ def _occurrence(ids: Annotated[Tensor, "b|1 n"]) -> Annotated[Tensor, "b|1 n"]:
     in_order, order = ids.sort(dim=1, stable=True)
     first = torch.searchsorted(in_order, in_order)
     return torch.empty_like(ids).scatter(1, order, torch.arange(ids.shape[1], device=ids.device) - first)
+
+
+def _log_norm(batch: Batch, num_counted: int) -> PerAnchor:
+    return torch.full_like(batch.slots, num_counted, dtype=batch.candidates.dtype).log()
+
+
+def _kernels_for(batch: Batch) -> Any | None:
+    """The module with the kernels, if they serve."""
+    if not batch.candidates.is_cuda:  # Triton, slow to import, is for a GPU
+        return None
+    from hardneg.kernels import triton_walks
+
+    return triton_walks if triton_walks.supports(batch) else None
 
 
 def _steps_for(values: Tensor) -> Callable[..., Visits]:

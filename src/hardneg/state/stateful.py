@@ -45,11 +45,11 @@ class Stateful(nn.Module):
         return generator_at(self.number("seed"), self.number("step"), stream)
 
     @outside_graphs
-    def uniforms(self, shape: tuple[int, ...], device: torch.device, *streams: int) -> list[Tensor]:
-        """float64 numbers in [0, 1) of this step, made on the device: on a GPU, as a CPU's, they would take longer than
-        the rest of a step of EMC2. Different streams are independent."""
-        seed, step = self.number("seed"), self.number("step")
-        return [uniforms_at(seed, step, stream, shape, device) for stream in streams]
+    def uniforms(self, shape: tuple[int, ...], *streams: int) -> list[Tensor]:
+        """float64 numbers in [0, 1) of this step, made on the device from its buffers: on a GPU, as a CPU's, they would
+        take longer than the rest of a step of EMC2, and a graph would repeat them. Different streams are independent.
+        """
+        return [uniforms_at(self.seed, self.step, stream, shape) for stream in streams]
 
     def number(self, name: str) -> int:
         """The number in a buffer."""
@@ -71,8 +71,11 @@ class Stateful(nn.Module):
 
     @outside_graphs
     def advance(self) -> None:
-        """The next step, for a state whose draws need its number on the host."""
-        self.set_number("step", self.number("step") + 1)
+        """The next step. It is counted on the device, and on the host if it is known there."""
+        seen, before = self._looked_up.get("step"), self.step._version
+        self.step += 1
+        if seen is not None and seen[0] is self.step and seen[1] == before:
+            self._looked_up["step"] = self.step, self.step._version, seen[2] + 1
 
     def checked(self, who: str, ids: Tensor | None, num_instances: int) -> Tensor:
         """``check_ids``; on a GPU at calls 1, 2, 4, 8 ... only. A wrong id also fails in the kernel that uses it.
@@ -82,7 +85,8 @@ class Stateful(nn.Module):
         if ids is not None and torch.compiler.is_compiling():
             return ids
         self._calls += 1
-        if ids is not None and ids.is_cuda and self._calls & (self._calls - 1):
+        seldom = self._calls & (self._calls - 1) == 0
+        if ids is not None and ids.is_cuda and (not seldom or torch.cuda.is_current_stream_capturing()):
             return ids
         return check_ids(who, ids, num_instances)
 

@@ -35,8 +35,7 @@ class EMC2Method(GlobalMethod):
     def of_views(self, z1: Tensor, z2: Tensor, ids: Tensor | None, labels: Tensor | None) -> Tensor:
         # Each anchor has as many candidates, since the images of a batch differ: they need not be counted on a GPU.
         self.loss.num_steps = self.num_steps or 2 * len(z1) - 2
-        loss: Tensor = self.loss(z1, z2, ids)
-        return loss
+        return self.of_all(z1, z2, ids)
 
 
 def main(options: EMC2Options, out: str | Path, **how: Any) -> dict[str, Any]:

@@ -6,18 +6,22 @@ of the batch. Other ``negatives`` than uniform ones say which candidates count a
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from torch import Tensor
+from torch import Tensor, nn
 
 from hardneg.core.diagnose import Diagnosis
 from hardneg.core.distributed import gather
 from hardneg.core.types import Keys
 from hardneg.losses.contrastive import ContrastiveLoss
 from hardneg.losses.global_softmax import SogCLR
+from hardneg.losses.replayed import Replayed
+from hardneg.negatives import Uniform
 from hardneg.training.data.items import Items
 from hardneg.training.loop import train
+from hardneg.training.method import Encode
 from hardneg.training.options import SogCLROptions, TrainOptions
 from hardneg.training.recipes.simclr import SimCLR
 from hardneg.training.setup import loss_for
@@ -31,6 +35,18 @@ class GlobalMethod(SimCLR):
         super().__init__(options, data, 0)
         self.of_batch = self.loss  # the subclass has a global loss in its place
         self.temperature = float(options.temperature)  # not a schedule, as the options have checked
+        self.can_replay = options.compile  # the loss depends on the batch and its state alone
+        self.replayed: Replayed | None = None
+
+    def prepare(self, how: Callable[[nn.Module], Encode]) -> None:
+        self.replayed = Replayed(self.loss) if self.can_replay else None
+
+    def of_views(self, z1: Tensor, z2: Tensor, ids: Tensor | None, labels: Tensor | None) -> Tensor:
+        return self.of_all(z1, z2, ids, labels)
+
+    def of_all(self, z1: Tensor, z2: Tensor, *others: Tensor | None) -> Tensor:
+        loss: Tensor = (self.replayed or self.loss)(z1, z2, *others)
+        return loss
 
     def loss_for(self, options: Any) -> ContrastiveLoss:
         return loss_for(options, gather=False)
@@ -58,6 +74,7 @@ class SogCLRMethod(GlobalMethod):
     def __init__(self, options: SogCLROptions, data: Items, total: int) -> None:
         super().__init__(options, data)
         self.negatives = self.of_batch.negatives  # the same object, so that an adaptive schedule moves both
+        self.can_replay &= isinstance(self.negatives, Uniform)  # others may have schedules
         self.loss = SogCLR(len(data), self.temperature, options.gamma, negatives=self.negatives)
 
     def set_progress(self, step: int, total: int) -> None:

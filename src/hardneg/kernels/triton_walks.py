@@ -1,0 +1,296 @@
+# ruff: noqa: N803
+# mypy: disable-error-code="no-untyped-def,no-untyped-call"
+"""A batch of EMC2's chains as four kernels: what ``state.chain.Chain.walk`` does, with the same draws.
+
+What does not depend on the state is prepared for all chains and steps at once: the proposals, their scores, and the
+bars that the state's score must stay below. So the walk itself has a comparison and two selections per step. Counts are
+added atomically, and are the same in any order: they are whole numbers.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, NamedTuple
+
+import torch
+from torch import Tensor
+
+from hardneg.core.compiling import outside_graphs
+from hardneg.kernels.chain import Batch, Memory, PerChain, PerColumn
+from hardneg.kernels.triton_language import installed, jit, launched, tl
+
+GROUP = 32
+"""Chains that one warp walks."""
+AHEAD = 12
+"""Steps that are read ahead of the walk."""
+ROWS, STEPS, COLUMNS = 8, 64, 64
+
+
+class Walked(NamedTuple):
+    log_visits: PerColumn
+    """Log of the visits of each column; ``silent`` at the valid ones of a chain that was never among them."""
+    end: PerChain
+    figures: Annotated[Tensor, "3 b"]
+    """The share of the steps that moved, that of the visits outside the columns, and the age of the state's score."""
+
+
+@jit
+def _splitmix(x):
+    """As ``core.keyed.splitmix``; a shift of signed numbers keeps the sign, which the masks take away."""
+    x = x + -7046029254386353131
+    x = (x ^ ((x >> 30) & 17179869183)) * -4658895280553007687
+    x = (x ^ ((x >> 27) & 137438953471)) * -7723592293110705685
+    return x ^ ((x >> 31) & 8589934591)
+
+
+@jit
+def _uniform(counter, key):
+    bits = _splitmix(counter * -7046029254386353131 + key)
+    return ((bits >> 11) & 9007199254740991).to(tl.float64) * 1.1102230246251565e-16
+
+
+@launched
+def _prepare(
+    scores_ptr, valid_ptr, ids_ptr, views_ptr, slots_ptr,
+    state_ptr, view_ptr, log_score_ptr, scored_at_ptr, seed_ptr, step_ptr,
+    table_ptr, stored_ptr, ahead_ptr, counts_ptr, start_ptr, start_score_ptr, age_ptr,
+    num_chains, num_columns, num_steps, stride, ids_stride, views_stride,
+    NUM_VIEWS: tl.constexpr, GROUP: tl.constexpr, ROWS: tl.constexpr, STEPS: tl.constexpr, COLUMNS: tl.constexpr,
+):  # fmt: skip
+    """Where the chains begin, and of each step the proposed column, its score, and the bar for that of the state."""
+    chains = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
+    real = chains < num_chains
+    never = float("-inf")
+    slots = tl.load(slots_ptr + chains, mask=real, other=-1)
+    at = tl.maximum(slots, 0)
+    state = tl.load(state_ptr + at, mask=slots >= 0, other=-1)
+    own_view = tl.load(view_ptr + at, mask=slots >= 0, other=0).to(tl.int64)
+    scored_at = tl.load(scored_at_ptr + at, mask=slots >= 0, other=-1)
+    age = tl.where(scored_at >= 0, (tl.load(step_ptr) - scored_at).to(tl.float64), float("nan"))
+    tl.store(age_ptr + chains, age, mask=real)
+
+    # Which columns may be proposed, as a list; where the state is among them, in its own view if that is there.
+    table = table_ptr + chains * (num_columns + NUM_VIEWS)
+    number = tl.zeros([ROWS], tl.int32)
+    same_at = tl.zeros([ROWS], tl.int32) + num_columns
+    best_at = same_at
+    for begin in tl.range(0, num_columns, COLUMNS):
+        columns = begin + tl.arange(0, COLUMNS)[None, :]
+        there = real[:, None] & (columns < num_columns)
+        place = chains[:, None] * num_columns + columns
+        tl.store(counts_ptr + place, tl.zeros([ROWS, COLUMNS], tl.float32), mask=there)
+        valid = tl.load(valid_ptr + place, mask=there, other=0) != 0
+        ids = tl.load(ids_ptr + chains[:, None] * ids_stride + columns, mask=there, other=-1)
+        views = tl.load(views_ptr + chains[:, None] * views_stride + columns, mask=there, other=0)
+        same = valid & (ids == state[:, None]) & (state >= 0)[:, None]
+        best = same & (views == own_view[:, None])
+        same_at = tl.minimum(same_at, tl.min(tl.where(same, columns, num_columns), 1))
+        best_at = tl.minimum(best_at, tl.min(tl.where(best, columns, num_columns), 1))
+        rank = number[:, None] + tl.cumsum(valid.to(tl.int32), 1) - 1
+        tl.store(table[:, None] + rank, columns + tl.zeros_like(rank), mask=valid)
+        number += tl.sum(valid.to(tl.int32), 1)
+    begins = tl.where(best_at < num_columns, best_at, same_at)
+    elsewhere = (slots >= 0) & (begins == num_columns)
+    for each in tl.static_range(NUM_VIEWS):
+        stored = tl.load(log_score_ptr + at * NUM_VIEWS + each, mask=elsewhere, other=never)
+        stored = tl.where(stored != stored, never, stored)
+        tl.store(stored_ptr + chains * NUM_VIEWS + each, stored, mask=real)
+        known = real & (stored != never)
+        tl.store(table + number, tl.zeros_like(number) + (num_columns + each), mask=known)
+        number += known.to(tl.int32)
+    start = tl.where(begins < num_columns, begins.to(tl.int64), -1)
+    start = tl.where(elsewhere & (state >= 0), num_columns + own_view, start)
+    tl.debug_barrier()
+
+    score = tl.load(
+        scores_ptr + chains * stride + start, mask=real & (start >= 0) & (start < num_columns), other=never
+    ).to(tl.float64)
+    outside = tl.load(
+        stored_ptr + chains * NUM_VIEWS + (start - num_columns), mask=real & (start >= num_columns), other=never
+    )
+    score = tl.where(start >= num_columns, outside, score)
+    # A chain must not be stuck where a broken batch left it.
+    tl.store(start_score_ptr + chains, tl.where(score != score, never, score), mask=real)
+    tl.store(start_ptr + chains, start, mask=real)
+
+    # The walk reads the chains of a group side by side: [groups, 3, steps, GROUP].
+    plane = num_steps * GROUP
+    to_chain = ahead_ptr + (chains // GROUP) * 3 * plane + chains % GROUP
+    key = _splitmix(_splitmix(tl.load(seed_ptr)) ^ tl.load(step_ptr))
+    for begin in tl.range(0, num_steps, STEPS):
+        steps = begin + tl.arange(0, STEPS)[None, :]
+        there = real[:, None] & (steps < num_steps)
+        counter = chains[:, None] * num_steps + steps
+        drawn = (_uniform(counter, _splitmix(key)) * number[:, None].to(tl.float64)).to(tl.int32)
+        drawn = tl.minimum(drawn, number[:, None] - 1)
+        proposals = tl.load(table[:, None] + drawn, mask=there & (drawn >= 0), other=-1)
+        proposed = tl.load(
+            scores_ptr + chains[:, None] * stride + proposals,
+            mask=there & (proposals >= 0) & (proposals < num_columns), other=never,
+        ).to(tl.float64)  # fmt: skip
+        of_state = tl.load(
+            stored_ptr + chains[:, None] * NUM_VIEWS + (proposals - num_columns),
+            mask=there & (proposals >= num_columns), other=never,
+        )  # fmt: skip
+        proposed = tl.where(proposals >= num_columns, of_state, proposed)
+        bars = proposed - tl.log(_uniform(counter, _splitmix(key ^ 1)))
+        bars = tl.where(proposed == never, never, bars)
+        to = to_chain[:, None] + steps.to(tl.int64) * GROUP
+        tl.store(to, proposed, mask=there)
+        tl.store(to + plane, bars, mask=there)
+        tl.store(to + 2 * plane, proposals.to(tl.float64), mask=there)
+
+
+@launched
+def _walk(
+    ahead_ptr, start_ptr, start_score_ptr, counts_ptr, end_ptr, moved_ptr, outside_ptr,
+    num_chains, num_columns, num_steps, burn_in, GROUP: tl.constexpr, AHEAD: tl.constexpr,
+):  # fmt: skip
+    """A group of chains in one warp: a comparison and two selections per step, of numbers that are read ahead."""
+    program = tl.program_id(0).to(tl.int64)
+    within = tl.arange(0, GROUP)
+    chains = program * GROUP + within
+    real = chains < num_chains
+    plane = num_steps * GROUP
+    ahead_ptr += program * 3 * plane
+    column = tl.load(start_ptr + chains, mask=real, other=-1).to(tl.float64)
+    score = tl.load(start_score_ptr + chains, mask=real, other=0.0)
+    last = (num_columns + tl.zeros([GROUP], tl.int32)).to(tl.float64)
+    inside = tl.zeros([GROUP], tl.int32)
+    moved = tl.zeros([GROUP], tl.int32)
+    one = tl.zeros([GROUP], tl.float32) + 1.0
+    for step in tl.range(0, num_steps, num_stages=AHEAD):
+        from_step = ahead_ptr + step * GROUP + within
+        move = score < tl.load(from_step + plane)
+        score = tl.where(move, tl.load(from_step), score)
+        column = tl.where(move, tl.load(from_step + 2 * plane), column)
+        moved += move.to(tl.int32)
+        visited = real & (column >= 0) & (column < last) & (within * 0 + step >= burn_in)
+        inside += visited.to(tl.int32)
+        tl.atomic_add(counts_ptr + chains * num_columns + column.to(tl.int64), one, mask=visited, sem="relaxed")
+    tl.store(end_ptr + chains, column.to(tl.int64), mask=real)
+    tl.store(moved_ptr + chains, moved.to(tl.float64) / num_steps, mask=real)
+    tl.store(outside_ptr + chains, 1.0 - inside.to(tl.float64) / (num_steps - burn_in), mask=real)
+
+
+@launched
+def _count(
+    counts_ptr, valid_ptr, slots_ptr, outside_ptr, log_visits_ptr, num_chains, num_columns, silent,
+    ROWS: tl.constexpr, COLUMNS: tl.constexpr,
+):  # fmt: skip
+    """The logarithm of the visits of each column."""
+    chains = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
+    columns = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)[None, :]
+    real = chains < num_chains
+    there = real[:, None] & (columns < num_columns)
+    place = chains[:, None] * num_columns + columns
+    count = tl.load(counts_ptr + place, mask=there, other=0.0).to(tl.float64)
+    valid = tl.load(valid_ptr + place, mask=there, other=0) != 0
+    log_visits = tl.where(count > 0, tl.log(tl.maximum(count, 1.0)), float("-inf"))
+    # All visits outside: the anchor has negatives, none of which is here. Its positive still pulls.
+    outside = tl.load(outside_ptr + chains, mask=real, other=0.0) == 1.0
+    quiet = outside & (tl.load(slots_ptr + chains, mask=real, other=-1) >= 0)
+    tl.store(log_visits_ptr + place, tl.where(quiet[:, None] & valid, silent, log_visits), mask=there)
+
+
+@launched
+def _remember(
+    scores_ptr, ids_ptr, views_ptr, slots_ptr, end_ptr, state_ptr, view_ptr, log_score_ptr, scored_at_ptr, step_ptr,
+    num_chains, num_columns, num_instances, stride, ids_stride, views_stride,
+    NUM_VIEWS: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
+):  # fmt: skip
+    chains = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
+    slots = tl.load(slots_ptr + chains, mask=chains < num_chains, other=-1)
+    end = tl.load(end_ptr + chains, mask=chains < num_chains, other=-1)
+    # Of several chains with one slot the last one is remembered.
+    last = slots >= 0
+    for begin in tl.range(0, num_chains, COLUMNS):
+        others = begin + tl.arange(0, COLUMNS)[None, :]
+        theirs = tl.load(slots_ptr + others, mask=others < num_chains, other=-1)
+        later = (theirs == slots[:, None]) & (others > chains[:, None])
+        last = last & (tl.max(later.to(tl.int32), 1) == 0)
+    tl.store(view_ptr + slots, (end - num_columns).to(tl.int8), mask=last & (end >= num_columns))
+    inside = last & (end >= 0) & (end < num_columns)
+    found = tl.load(ids_ptr + chains * ids_stride + end, mask=inside, other=-1)
+    view = tl.minimum(tl.load(views_ptr + chains * views_stride + end, mask=inside, other=0), NUM_VIEWS - 1)
+    own = tl.load(scores_ptr + chains * stride + end, mask=inside, other=float("-inf")).to(tl.float64)
+    for each in tl.static_range(NUM_VIEWS):
+        best = tl.zeros([ROWS], tl.float64) + float("-inf")
+        broken = tl.zeros([ROWS], tl.int32)
+        for begin in tl.range(0, num_columns, COLUMNS):
+            columns = begin + tl.arange(0, COLUMNS)[None, :]
+            there = inside[:, None] & (columns < num_columns)
+            ids = tl.load(ids_ptr + chains[:, None] * ids_stride + columns, mask=there, other=-1)
+            views = tl.load(views_ptr + chains[:, None] * views_stride + columns, mask=there, other=-1)
+            same = there & (ids == found[:, None]) & (views == each)
+            score = tl.load(scores_ptr + chains[:, None] * stride + columns, mask=same, other=float("-inf"))
+            score = score.to(tl.float64)
+            broken = tl.maximum(broken, tl.max((score != score).to(tl.int32), 1))
+            best = tl.maximum(best, tl.max(tl.where(score != score, float("-inf"), score), 1))
+        best = tl.where(broken > 0, float("nan"), best)
+        tl.store(log_score_ptr + slots * NUM_VIEWS + each, tl.where(view == each, own, best), mask=inside)
+    # A negative id stands for no instance: nothing could be looked up by it.
+    tl.store(state_ptr + slots, tl.where(found < num_instances, found, -1), mask=inside)
+    tl.store(view_ptr + slots, view.to(tl.int8), mask=inside)
+    tl.store(scored_at_ptr + slots, tl.load(step_ptr) + tl.zeros_like(slots), mask=inside)
+
+
+def supports(batch: Batch) -> bool:
+    """Whether the kernels can serve the chains of a batch."""
+    rows, columns = batch.candidates.shape
+    floats = batch.candidates.dtype in (torch.float32, torch.float64)
+    return installed and batch.candidates.is_cuda and floats and rows * columns > 0 and columns < 2**24
+
+
+@outside_graphs
+def walk(batch: Batch, memory: Memory, num_steps: int, burn_in: int, silent: float) -> Walked:
+    """``num_steps`` steps of each chain, of which ``burn_in`` do not count."""
+    candidates, valid, ids, views, slots = _in_rows(batch)
+    (b, n), v = candidates.shape, memory.log_score.shape[1]
+    groups, valid = -(-b // GROUP), valid.view(torch.int8)
+    table = torch.empty(b, n + v, dtype=torch.int32, device=slots.device)
+    wide = torch.empty(groups * 3 * num_steps * GROUP + b * (v + 4), dtype=torch.float64, device=slots.device)
+    figures, start_score, stored = wide[: 3 * b].view(3, b), wide[3 * b : 4 * b], wide[4 * b : (4 + v) * b]
+    ahead, counts = wide[(4 + v) * b :], torch.empty(b, n, dtype=torch.float32, device=slots.device)
+    log_visits, (start, end) = torch.empty_like(candidates), slots.new_empty(2, b).unbind()
+    moved, outside, age = figures.unbind()
+    _prepare[(-(-b // ROWS),)](
+        candidates, valid, ids, views, slots,
+        memory.state, memory.view, memory.log_score, memory.scored_at, memory.seed, memory.step,
+        table, stored, ahead, counts, start, start_score, age,
+        b, n, num_steps, candidates.stride(0), _stride(ids), _stride(views),
+        NUM_VIEWS=v, GROUP=GROUP, ROWS=ROWS, STEPS=STEPS, COLUMNS=COLUMNS, num_warps=4,
+    )  # fmt: skip
+    _walk[(groups,)](
+        ahead, start, start_score, counts, end, moved, outside, b, n, num_steps, burn_in,
+        GROUP=GROUP, AHEAD=AHEAD, num_warps=1,
+    )  # fmt: skip
+    _count[(-(-b // ROWS), -(-n // COLUMNS))](
+        counts, valid, slots, outside, log_visits, b, n, silent, ROWS=ROWS, COLUMNS=COLUMNS, num_warps=4
+    )
+    return Walked(log_visits, end, figures)
+
+
+@outside_graphs
+def remember(batch: Batch, memory: Memory, end: PerChain, num_instances: int) -> None:
+    """Where the chains ended; one that ended outside the candidates keeps its id and scores as they were."""
+    candidates, _, ids, views, slots = _in_rows(batch)
+    b, n = candidates.shape
+    _remember[(-(-b // ROWS),)](
+        candidates, ids, views, slots, end, memory.state, memory.view, memory.log_score, memory.scored_at, memory.step,
+        b, n, num_instances, candidates.stride(0), _stride(ids), _stride(views),
+        NUM_VIEWS=memory.log_score.shape[1], ROWS=ROWS, COLUMNS=COLUMNS, num_warps=4,
+    )  # fmt: skip
+    torch.autograd.graph.increment_version([memory.state, memory.view, memory.log_score, memory.scored_at])
+
+
+def _in_rows(batch: Batch) -> Batch:
+    """With neighbouring columns side by side in memory."""
+    candidates, valid, ids, views, slots = batch
+    candidates, ids, views = (
+        each if each.stride(1) == 1 else each.contiguous() for each in (candidates.detach(), ids, views)
+    )
+    return Batch(candidates, valid.contiguous(), ids, views, slots.contiguous())
+
+
+def _stride(tag: Annotated[Tensor, "b|1 n"]) -> int:
+    return 0 if len(tag) == 1 else tag.stride(0)
