@@ -72,7 +72,7 @@ class Support(Statistic):
     """The number of candidates that q allows."""
 
     def dense(self, scores: Scores, log_w: LogWeights) -> PerRow:
-        return (log_w != NEVER).sum(-1, keepdim=True).to(log_w.dtype)
+        return (log_w != NEVER).sum(-1, keepdim=True, dtype=log_w.dtype)
 
     def part(self, value: Tensor, relative: Tensor) -> Tensor:
         return (relative != NEVER).sum(-1).to(relative.dtype)
@@ -89,7 +89,7 @@ class Others(Statistic):
     value: Value = _is_other
 
     def dense(self, scores: Scores, log_w: LogWeights) -> PerRow:
-        return scores.other_instance().sum(-1, keepdim=True).to(log_w.dtype)
+        return scores.other_instance().sum(-1, keepdim=True, dtype=log_w.dtype)
 
     def part(self, value: Tensor, relative: Tensor) -> Tensor:
         return value.sum(-1)
@@ -197,7 +197,7 @@ def log_expect_exp(candidates: Annotated[Tensor, "b n"], log_w: LogWeights) -> A
     """
     some, log_w = with_support(log_w)
     log_q = torch.log_softmax(log_w, dim=-1)
-    return torch.where(some[:, 0], torch.logsumexp(candidates + log_q, dim=-1), NEVER)
+    return torch.logsumexp(candidates + log_q, dim=-1).masked_fill(~some[:, 0], NEVER)
 
 
 def masked_lse(values: Tensor, mask: Tensor) -> PerRow:
