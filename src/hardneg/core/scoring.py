@@ -241,7 +241,9 @@ def dense(pairing: Pairing) -> Scores:
     """All anchors with all candidates: matrices [b, n]."""
     check_parts(pairing)
     with torch.autocast(pairing.anchors.vectors.device.type, enabled=False):
-        first, pairing = pairing.num_views == 1, pairing.prepared()
+        first = pairing.num_views == 1
+        if not (first and pairing.ready):
+            pairing = pairing.prepared()
         anchors, pool, temperature = pairing.anchors, pairing.candidates, pairing.temperature
         candidates = _concatenated([similarity(anchors.vectors, keys.vectors) for keys in pool]) / temperature
         if first:

@@ -139,4 +139,5 @@ _pairs_of_tile = tuple(one.name for one in fields(Tile) if one.name != "bound")
 
 def same_id(anchor: Annotated[Tensor, "b"], candidate: Annotated[Tensor, "b|1 n"]) -> Annotated[Tensor, "b n"]:
     """True where both carry the same id; a negative id equals no other."""
-    return (anchor[:, None] == candidate) & (anchor >= 0)[:, None]
+    anchor = anchor.unsqueeze(1)
+    return (anchor == candidate) & (anchor >= 0)

@@ -161,7 +161,7 @@ class NegativesLoss(nn.Module):
             raise ArgumentError("NegativesLoss", "columns of one dimension", f"dimensions {sorted(sizes)}")
         every = torch.cat(list(embeddings))
         every = unit(every) if self.similarity == "cosine" else not_infinite(widened(every))
-        return list(every.split([len(each) for each in embeddings]))  # type: ignore[no-untyped-call]
+        return list(every.split_with_sizes([len(each) for each in embeddings]))
 
     def _queued(self, dim: int, rows: Rows) -> list[Keys]:
         if self.queue is None:

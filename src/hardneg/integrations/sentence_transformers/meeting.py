@@ -44,17 +44,17 @@ class OtherRows(Negatives):
         anchors, others = tile.anchor_tags, tile.candidate_tags
         assert anchors.ids is not None
         assert others.ids is not None
-        query, document, mine = anchors.ids[:, None], others.ids, others.ids == NONE
+        query, document, other = anchors.ids[:, None], others.ids, others.ids != NONE
         if self.tagged:
             assert anchors.clusters is not None
             assert others.clusters is not None
-            mine = mine | (others.clusters[..., _owner] == anchors.clusters[:, None, _owner])
+            other = other & (others.clusters[..., _owner] != anchors.clusters[:, None, _owner])
             turned = others.clusters[..., _turned] == 1  # a query that meets the anchor's document
             query = torch.where(turned, others.ids, query)
             document = torch.where(turned, anchors.clusters[:, None, _partner], document)
         number = query * MOST + document  # below 0 if one of the two is unknown
-        known = torch.searchsorted(self.known, number) != torch.searchsorted(self.known, number, right=True)
-        return tile.keep(~(mine | known))
+        unknown = torch.searchsorted(self.known, number) == torch.searchsorted(self.known, number, right=True)
+        return tile.keep(other & unknown)
 
     def reads(self) -> frozenset[str]:
         return frozenset({"ids", "clusters"} if self.tagged else {"ids"})
