@@ -8,7 +8,7 @@ from typing import Annotated
 import torch
 from torch import Tensor
 
-_bits = {
+_bits: dict[torch.dtype, tuple[torch.dtype, int, int]] = {
     torch.float32: (torch.int32, 0x7F800000, 0x00800000),
     torch.float64: (torch.int64, 0x7FF0000000000000, 0x0010000000000000),
 }
@@ -50,7 +50,7 @@ def scaled(vectors: Annotated[Tensor, "* d"]) -> Annotated[Tensor, "* d"]:
     with torch.no_grad():
         bits = torch.linalg.vector_norm(wide, math.inf, dim=-1, keepdim=True).view(whole)
         # The power below the number. Minus 1: of 0 it is infinite, so that a zero row gets no gradient.
-        power = ((bits - 1) & exponent).clamp(min=lowest).view(wide.dtype)
+        power: Tensor = ((bits - 1) & exponent).clamp(min=lowest).view(wide.dtype)
     return wide / power
 
 
