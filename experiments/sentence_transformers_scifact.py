@@ -6,6 +6,9 @@ nDCG@10 on the test queries, three seeds, and a paired bootstrap over the querie
 ids, hard batches and diagnostics per step, against MultipleNegativesRankingLoss.
 
     python experiments/sentence_transformers_scifact.py --model PATH --data ../shared/data/scifact --out result.json
+
+Only the cost per step: ``--arms`` without an arm. Only some arms, compared with those of another run as well:
+``--steps 0 --arms ids "hard batches" --before earlier.json``.
 """
 
 from __future__ import annotations
@@ -18,6 +21,7 @@ import statistics
 import sys
 import tempfile
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -230,15 +234,20 @@ def overhead(path: str, steps: int, batch: int) -> dict[str, float]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", required=True)
-    parser.add_argument("--data", type=Path, required=True)
+    parser.add_argument("--data", type=Path)
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--epochs", type=int, default=4)
     parser.add_argument("--batch", type=int, default=64)
     parser.add_argument("--seeds", type=int, default=3)
-    parser.add_argument("--steps", type=int, default=200)
+    parser.add_argument("--steps", type=int, default=200, help="steps by which the overhead is measured; 0: it is not")
+    parser.add_argument("--arms", nargs="*", choices=ARMS, default=ARMS, help="those to train; none: the overhead only")
+    parser.add_argument("--before", type=Path, help="the result of another run, whose arms are compared with too")
     options = parser.parse_args()
+    if options.arms and options.data is None:
+        parser.error("--arms need --data")
     device = torch.cuda.get_device_name() if torch.cuda.is_available() else "cpu"
-    result: dict[str, Any] = {"command": shlex.join(sys.argv), "device": device, "torch": torch.__version__}
+    result: dict[str, Any] = {} if options.before is None else json.loads(options.before.read_text())
+    result |= {"command": shlex.join(sys.argv), "device": device, "torch": torch.__version__}
 
     def write() -> None:
         options.out.write_text(json.dumps(result, indent=1) + "\n")
@@ -247,26 +256,35 @@ def main() -> None:
         result["seconds per step"] = overhead(options.model, options.steps, 128)
         print(result["seconds per step"], flush=True)
         write()
-    data = SciFact(options.data)
-    result |= {"epochs": options.epochs, "batch": options.batch, "untrained": 0.0, "arms": {}, "paired": {}}
-    start = loaded(options.model)
-    result["untrained"] = float(np.mean(ndcg(start, data)))
+    if options.arms:
+        train_arms(options, result, write)
+
+
+def train_arms(options: argparse.Namespace, result: dict[str, Any], write: Callable[[], None]) -> None:
+    """Adds the arms to the result, each as soon as it is known, compared with those that have queries."""
+    data, start = SciFact(options.data), loaded(options.model)
+    setting = {"epochs": options.epochs, "batch": options.batch}
+    if any(result.get(name, value) != value for name, value in setting.items()):
+        raise SystemExit(f"--before has another setting than {setting}")
+    result |= {**setting, "untrained": float(np.mean(ndcg(start, data)))}
     pairs, with_mined = rows(data, start, mined=False), rows(data, start, mined=True)
     print("untrained", result["untrained"], flush=True)
-    values: dict[str, np.ndarray] = {}
-    for arm in ARMS:
+    arms, paired = result.setdefault("arms", {}), result.setdefault("paired", {})
+    for arm in options.arms:
         train = pairs if arm == "mnrl" else with_mined
         runs = [
             trained(arm, seed, data, train, options.model, options.epochs, options.batch)
             for seed in range(options.seeds)
         ]
-        values[arm] = np.array([queries for queries, _ in runs])
-        seeds = values[arm].mean(1).tolist()
-        seconds = statistics.fmean(each for _, each in runs)
-        result["arms"][arm] = {"ndcg@10": float(np.mean(seeds)), "seeds": seeds, "seconds": seconds}
-        paired = {f"{arm} - {before}": bootstrap(values[arm], values[before]) for before in values if before != arm}
-        result["paired"] |= paired
-        print(arm, result["arms"][arm], paired, flush=True)
+        queries = [[round(each, 6) for each in found] for found, _ in runs]
+        seeds, seconds = [statistics.fmean(each) for each in queries], statistics.fmean(each for _, each in runs)
+        arms[arm] = {"ndcg@10": statistics.fmean(seeds), "seeds": seeds, "seconds": seconds, "queries": queries}
+        others = [name for name in arms if name != arm and len(arms[name].get("queries", ())) == options.seeds]
+        found = {
+            f"{arm} - {name}": bootstrap(*(np.array(arms[each]["queries"]) for each in (arm, name))) for name in others
+        }
+        paired |= found
+        print(arm, {**arms[arm], "queries": len(queries[0])}, found, flush=True)
         write()
 
 

@@ -27,6 +27,8 @@ from torch.nn.functional import normalize, softplus
 
 import hardneg as hn
 from hardneg import papers
+from hardneg.core.objectives.base import softplus as own_softplus
+from hardneg.core.vectors import unit
 from support.cases import all_pairs
 
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]
@@ -250,3 +252,29 @@ def test_every_paper_computes_its_scores_in_float32(name: str) -> None:
     with torch.autocast("cpu", dtype=torch.bfloat16):
         torch.testing.assert_close(loss(z1, z2), wide, rtol=1e-6, atol=0.0)
         torch.testing.assert_close(loss(z1.float(), z2.float()), wide, rtol=1e-6, atol=0.0)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_unit_vectors_do_not_depend_on_a_power_of_two(dtype: torch.dtype) -> None:
+    """To the last bit, from subnormal numbers to the largest; a zero row stays zero and gets no gradient."""
+    limits = torch.finfo(dtype)
+    rows = torch.tensor([[0.5, -0.25, 0.75], [0.5, -0.5, 0.125]], dtype=dtype)
+    for power in (
+        limits.max / (2.0 - limits.eps),
+        limits.smallest_normal,
+        limits.smallest_normal * limits.eps * 8,
+        1.0,
+        0.5,
+    ):
+        assert torch.equal(unit(rows * power), unit(rows))
+    zero = torch.zeros(1, 3, dtype=dtype, requires_grad=True)
+    unit(zero).sum().backward()
+    assert zero.grad is not None
+    assert torch.equal(zero.grad, torch.zeros(1, 3, dtype=dtype))
+
+
+def test_softplus_keeps_its_small_digits() -> None:
+    x = torch.tensor([-60.0, 25.0, 79.0, 300.0], dtype=torch.float64)
+    expected = [math.log1p(math.exp(-60.0)), 25.0 + math.log1p(math.exp(-25.0)), 79.0, 300.0]
+    torch.testing.assert_close(own_softplus(x), torch.tensor(expected, dtype=torch.float64), rtol=1e-15, atol=0.0)
+    assert own_softplus(x.float()).isfinite().all()

@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 from torch.nn.functional import normalize
+from torch.utils._python_dispatch import TorchDispatchMode
 
 import hardneg as hn
 from hardneg.core.errors import HardnegWarning
@@ -272,3 +273,41 @@ def test_errors_of_the_loss() -> None:
             NegativesLoss(torch.nn.Identity(), **options)  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="labels of with_ids"):
         NegativesLoss(torch.nn.Identity()).compute_loss_from_embeddings(columns(), LABELS[:, :4])
+
+
+def test_unknown_ids_are_nobody_s() -> None:
+    """Anchors without an id share no positives, and a queued document without one stays a candidate."""
+    labels = torch.tensor([[0, -1, 10], [1, -1, 11], [2, 1, 12], [3, 0, 2**31 - 1]])
+    queue = hn.Queue(1, 8)
+    queue.push(hn.Keys(torch.eye(8)[:1], torch.tensor([-1])))
+    given, other = columns(b=4, number=2), columns(b=4, number=2)
+    ours = NegativesLoss(torch.nn.Identity(), temperature=TEMPERATURE, queue=queue)
+    apart = labels.clone()
+    apart[:2, 1] = torch.tensor([5, 6])
+    assert_same(
+        ours.eval().compute_loss_from_embeddings(given, labels),
+        loop(other, apart, more=torch.eye(8, dtype=torch.float64)[:1]),
+        given,
+        other,
+    )
+
+
+class Operations(TorchDispatchMode):
+    """How many operations are issued."""
+
+    number = 0
+
+    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.number += not function.is_view
+        return function(*args, **(kwargs or {}))
+
+
+def test_a_step_issues_few_operations() -> None:
+    """On a GPU, a step of a small batch costs as much as its operations; MultipleNegativesRankingLoss issues 62."""
+    loss, labels = NegativesLoss(torch.nn.Identity(), "Tilt(1.0)"), torch.arange(6)[:, None] + torch.tensor([0, 0, 10])
+    given = columns(number=2)
+    for _ in range(2):  # calls of which the negatives are looked at, to warn
+        loss.compute_loss_from_embeddings(given, labels)
+    with Operations() as issued:
+        loss.compute_loss_from_embeddings(given, labels).backward()
+    assert issued.number <= 105

@@ -87,7 +87,7 @@ class Pairing:
     ``same_label_negatives``. ``guide``: the same pairs under another model. ``normalize``: vectors are brought to unit
     norm before they are compared. ``num_views``: 2 or more where anchors and ``positives`` are so many views of a
     batch, one after the other, and an anchor's positives the other views of its row (see ``own``); 1 where the
-    positives are the first rows of the first pool.
+    positives are the first rows of the first pool. ``ready``: vectors are float32 or wider and hold no infinities.
     """
 
     anchors: Keys
@@ -101,6 +101,7 @@ class Pairing:
     guide: Pairing | None = None
     normalize: bool = False
     num_views: int = 0
+    ready: bool = False
 
     def __len__(self) -> int:
         return len(self.anchors)
@@ -132,7 +133,7 @@ class Pairing:
         if self.num_views > 1:
             own = Keys(other_views(anchors.vectors, self.num_views))
         elif self.num_views == 1:
-            own = Keys(pools[0].vectors[: len(self), None])
+            own = several(self.positives).changed(vectors=pools[0].vectors[: len(self), None])
         else:
             own = self._ready(self.own())
         guide = None if self.guide is None else self.guide.prepared()
@@ -145,6 +146,8 @@ class Pairing:
         return several(self.positives)
 
     def _ready(self, keys: Keys) -> Keys:
+        if self.ready:
+            return keys
         vectors = unit(keys.vectors) if self.normalize else not_infinite(widened(keys.vectors))
         return keys.changed(vectors=vectors)
 
@@ -259,8 +262,9 @@ class Pairing:
 
 def similarity(rows: Annotated[Tensor, "b d"], vectors: Tensor) -> Annotated[Tensor, "b n"]:
     """[b, d] with [n, d] or [b, k, d] -> [b, n] or [b, k]."""
-    wide = torch.promote_types(rows.dtype, vectors.dtype)
-    rows, vectors = rows.to(wide), vectors.to(wide)
+    if rows.dtype != vectors.dtype:
+        wide = torch.promote_types(rows.dtype, vectors.dtype)
+        rows, vectors = rows.to(wide), vectors.to(wide)
     if vectors.ndim == 2:
         return rows @ vectors.T
     return (vectors * rows[:, None, :]).sum(-1)

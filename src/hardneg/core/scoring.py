@@ -16,6 +16,7 @@ from torch import Tensor
 
 from hardneg.core.checks import check_parts, check_temperature
 from hardneg.core.checks import checks as checks
+from hardneg.core.constants import kept
 from hardneg.core.errors import ArgumentError
 from hardneg.core.pairing import Pairing, not_infinite, similarity
 from hardneg.core.types import Guide, Keys, Scores, Tags, same_id
@@ -240,10 +241,15 @@ def dense(pairing: Pairing) -> Scores:
     """All anchors with all candidates: matrices [b, n]."""
     check_parts(pairing)
     with torch.autocast(pairing.anchors.vectors.device.type, enabled=False):
-        pairing = pairing.prepared()
+        first = pairing.num_views == 1
+        if not (first and pairing.ready):
+            pairing = pairing.prepared()
         anchors, pool, temperature = pairing.anchors, pairing.candidates, pairing.temperature
-        positive = similarity(anchors.vectors, pairing.positives.vectors) / temperature
         candidates = _concatenated([similarity(anchors.vectors, keys.vectors) for keys in pool]) / temperature
+        if first:
+            positive = candidates.diagonal()[:, None]
+        else:
+            positive = similarity(anchors.vectors, pairing.positives.vectors) / temperature
     mask = pairing.positive_mask
     ids = _tag_of(pool, "ids", candidates, fill=-1)
     same = [] if ids is None or anchors.ids is None else [same_id(anchors.ids, ids)]
@@ -253,7 +259,9 @@ def dense(pairing: Pairing) -> Scores:
     scores = Scores(
         positives=positive,
         candidates=candidates,
-        positive_valid=torch.ones_like(positive, dtype=torch.bool) if mask is None else mask,
+        positive_valid=kept(torch.ones, positive.shape, dtype=torch.bool, device=positive.device)
+        if mask is None
+        else mask,
         valid=valid,
         temperature=temperature,
         anchor_tags=anchors.tags,
@@ -287,7 +295,7 @@ def _tag_of(pool: Sequence[Keys], name: str, like: Tensor, fill: int | None = No
 
 def _source_codes(pool: Sequence[Keys], names: tuple[str, ...], like: Tensor) -> Tensor:
     codes = [
-        torch.full((len(keys),), names.index(keys.source or "pool"), dtype=torch.long, device=like.device)
+        kept(torch.full, (len(keys),), names.index(keys.source or "pool"), dtype=torch.long, device=like.device)
         for keys in pool
     ]
     return codes[0] if len(codes) == 1 else torch.cat(codes)

@@ -72,7 +72,7 @@ class Support(Statistic):
     """The number of candidates that q allows."""
 
     def dense(self, scores: Scores, log_w: LogWeights) -> PerRow:
-        return (log_w != NEVER).sum(-1, keepdim=True).to(log_w.dtype)
+        return (log_w != NEVER).sum(-1, keepdim=True, dtype=log_w.dtype)
 
     def part(self, value: Tensor, relative: Tensor) -> Tensor:
         return (relative != NEVER).sum(-1, dtype=torch.int32).to(relative.dtype)  # half the work of 64 bits on a GPU
@@ -89,7 +89,7 @@ class Others(Statistic):
     value: Value = _is_other
 
     def dense(self, scores: Scores, log_w: LogWeights) -> PerRow:
-        return scores.other_instance().sum(-1, keepdim=True).to(log_w.dtype)
+        return scores.other_instance().sum(-1, keepdim=True, dtype=log_w.dtype)
 
     def part(self, value: Tensor, relative: Tensor) -> Tensor:
         return value.sum(-1)
@@ -119,7 +119,7 @@ class LogMean(Statistic):
     """log E_q[e^s]; -inf without support."""
 
     def dense(self, scores: Scores, log_w: LogWeights) -> PerRow:
-        return log_expect_exp(scores.candidates, log_w)[:, None]
+        return _log_mean(scores.candidates, log_w)
 
     def part(self, value: Tensor, relative: Tensor) -> Tensor:
         return torch.logsumexp(value + relative, dim=-1)
@@ -195,9 +195,13 @@ def log_expect_exp(candidates: Annotated[Tensor, "b n"], log_w: LogWeights) -> A
     The weights are normalised first: s + log q stays of the size of s, where s + log w would lose the digits of s
     under a large tilt.
     """
-    some, log_w = with_support(log_w)
-    log_q = torch.log_softmax(log_w, dim=-1)
-    return torch.where(some[:, 0], torch.logsumexp(candidates + log_q, dim=-1), NEVER)
+    return _log_mean(candidates, log_w).squeeze(-1)
+
+
+def _log_mean(candidates: Annotated[Tensor, "b n"], log_w: LogWeights) -> PerRow:
+    none = (log_w == NEVER).all(-1, keepdim=True)
+    log_q = torch.log_softmax(log_w.masked_fill(none, 0.0), dim=-1)
+    return torch.logsumexp(candidates + log_q, dim=-1, keepdim=True).masked_fill(none, NEVER)
 
 
 def masked_lse(values: Tensor, mask: Tensor) -> PerRow:

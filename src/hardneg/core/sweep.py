@@ -106,7 +106,7 @@ def dense_weights(factors: Sequence[Factor], scores: Scores) -> LogWeights:
             log_w = factor.log_weights(scores if total is None else scores.narrowed(left))
         total = log_w if total is None else total + log_w
     assert total is not None
-    return torch.where(scores.valid, total, NEVER)
+    return total.masked_fill(~scores.valid, NEVER)
 
 
 def _dense_bounds(factor: Factor, scores: Scores, tile: Tile, left: Tensor) -> Bounds:

@@ -91,8 +91,8 @@ class Tile:
         return self.guide
 
     def keep(self, mask: Tensor) -> Pairs:
-        """Log-weight 0 inside the mask, NEVER outside."""
-        return torch.where(mask, 0.0, NEVER).to(self.s.dtype)
+        """Log-weight 0 inside the mask, NEVER outside: the logarithms of 1 and 0."""
+        return mask.to(self.s.dtype).log()
 
     def constant(self, value: float = 0.0) -> Pairs:
         return self.s.new_full((), value).expand(self.s.shape)
@@ -139,4 +139,5 @@ _pairs_of_tile = tuple(one.name for one in fields(Tile) if one.name != "bound")
 
 def same_id(anchor: Annotated[Tensor, "b"], candidate: Annotated[Tensor, "b|1 n"]) -> Annotated[Tensor, "b n"]:
     """True where both carry the same id; a negative id equals no other."""
-    return (anchor[:, None] == candidate) & (anchor >= 0)[:, None]
+    anchor = anchor.unsqueeze(1)
+    return (anchor == candidate) & (anchor >= 0)

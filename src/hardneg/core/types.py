@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import torch
 from torch import Tensor
 
+from hardneg.core.constants import kept
 from hardneg.core.conversion import Given, Names, as_numbers, as_vectors
 from hardneg.core.errors import ArgumentError
 from hardneg.core.tiles import NEVER as NEVER
@@ -29,8 +30,8 @@ PairLosses = Annotated[Tensor, "b p"]
 
 def with_support(log_w: LogWeights) -> tuple[Annotated[Tensor, "b 1"], LogWeights]:
     """Which rows have a negative, and the weights with zeros in the other rows, where a softmax would be NaN."""
-    some = (log_w != NEVER).any(-1, keepdim=True)
-    return some, torch.where(some, log_w, 0.0)
+    none = (log_w == NEVER).all(-1, keepdim=True)
+    return ~none, log_w.masked_fill(none, 0.0)
 
 
 AnyKeys = Annotated[Tensor, "n d | b k d"]
@@ -192,7 +193,7 @@ class Scores:
             self.temperature,
             self.anchor_tags,
             self.candidate_tags,
-            torch.arange(self.candidates.shape[1], device=self.candidates.device),
+            kept(torch.arange, self.candidates.shape[1], device=self.candidates.device),
             self.source,
             self.source_names,
             None if self.guide is None else self.guide.candidates,
@@ -201,7 +202,7 @@ class Scores:
 
     def positive_tile(self) -> Tile:
         """The positives as a tile of candidates of which only the scores are known."""
-        column = torch.arange(self.positives.shape[1], device=self.positives.device)
+        column = kept(torch.arange, self.positives.shape[1], device=self.positives.device)
         guide = None if self.guide is None else self.guide.positives
         return Tile(self.positives, self.temperature, self.anchor_tags, Tags(), column, guide=guide)
 

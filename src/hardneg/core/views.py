@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import lru_cache
 from typing import Annotated
 
 import torch
 from torch import Tensor
 
+from hardneg.core.constants import kept
 from hardneg.core.errors import ArgumentError
 from hardneg.core.pairing import Pairing
 from hardneg.core.types import Keys
@@ -32,7 +32,9 @@ def pair_views(
     def each(tag: Tensor | None) -> Tensor | None:
         return None if tag is None else torch.cat([tag] * number)
 
-    numbers = _numbers(len(views[0]), number, views[0].device) if ids is None else each(batch_ids(views[0], ids))
+    numbers = (
+        kept(_numbers, len(views[0]), number, device=views[0].device) if ids is None else each(batch_ids(views[0], ids))
+    )
     batch = Keys(torch.cat(list(views)), numbers, each(labels), each(clusters), source="batch")
     temperature = _each_view(temperature, len(views[0]), number)
     return Pairing(
@@ -58,16 +60,8 @@ def pair_cross(
 
 
 def _numbers(rows: int, number: int, device: torch.device) -> Tensor:
-    """0, 1, 2 ... for the rows of each view; kept, as small batches on a GPU are a matter of launches."""
-    if torch.compiler.is_compiling() or (device.type == "cuda" and torch.cuda.is_current_stream_capturing()):
-        return torch.arange(rows, device=device).repeat(number)
-    return _kept_numbers(rows, number, device)
-
-
-@lru_cache(maxsize=4)
-def _kept_numbers(rows: int, number: int, device: torch.device) -> Tensor:
-    with torch.inference_mode(False):  # a tensor of inference could not be saved for a backward pass
-        return torch.arange(rows, device=device).repeat(number)
+    """0, 1, 2 ... for the rows of each view."""
+    return torch.arange(rows, device=device).repeat(number)
 
 
 def batch_ids(z: Tensor, ids: Tensor | None) -> Tensor:
@@ -75,7 +69,7 @@ def batch_ids(z: Tensor, ids: Tensor | None) -> Tensor:
 
     A row with a negative id equals no other row, but it equals itself: it gets a number that no data set has.
     """
-    rows = torch.arange(z.shape[0], device=z.device)
+    rows = kept(torch.arange, z.shape[0], device=z.device)
     if ids is None:
         return rows
     return torch.where(ids < 0, rows | NUMBERED, ids) if ids.shape == rows.shape else ids  # Keys refuses other shapes

@@ -14,7 +14,6 @@ from typing import Annotated, Any, ClassVar, NamedTuple
 
 import torch
 from torch import Tensor
-from torch.nn.functional import logsigmoid
 
 from hardneg.core.errors import ArgumentError, argument_error, check_range
 from hardneg.core.schedules import Schedule, short_repr
@@ -106,10 +105,11 @@ class Objective(ABC):
         Masking the loss is not enough: an infinite number on the way to it makes a gradient of 0 * inf.
         """
         if self.needs_negatives:
-            real = real & some
-            row = Row({name: torch.where(some, value, 1.0) for name, value in row.statistics.items()}, row.temperature)
-        losses = self.__call__(torch.where(real, positive, 0.0), row)  # self(...) compiles anew per object in torch 2.6
-        return torch.where(real, losses, positive * 0.0)  # times 0: NaN stays NaN
+            real, none = real & some, ~some
+            row = Row({name: value.masked_fill(none, 1.0) for name, value in row.statistics.items()}, row.temperature)
+        positive = positive * real  # not where(real, ...): NaN stays NaN
+        losses = self.__call__(positive, row)  # self(...) compiles anew per object in torch 2.6
+        return torch.where(real, losses, positive.detach())
 
     def __repr__(self) -> str:
         return short_repr(self).replace(type(self).__name__, self.name, 1) if is_dataclass(self) else f"{self.name}()"
@@ -168,26 +168,32 @@ def reduce(
     counts as 0. ``"pairs"``: mean over all valid pairs (H-SCL), so anchors with more positives count more. ``"none"``:
     the mean of each anchor, [b]. ``weights`` of the anchors make either mean a weighted one.
     """
-    return reduce_sums(losses.sum(-1), scores.positive_valid.sum(-1).to(losses.dtype), reduction, weights)
+    if losses.shape[1] == 1 and reduction != "pairs":  # one positive, or none and a loss of 0
+        return _reduce_means(losses.squeeze(1), reduction, weights)
+    counts = scores.positive_valid.sum(-1, dtype=losses.dtype)
+    return reduce_sums(losses.sum(-1), counts, reduction, weights)
 
 
 def reduce_sums(sums: Tensor, counts: Tensor, reduction: str, weights: Tensor | None = None) -> Tensor:
     """One number from the sum of each anchor's losses, [b], and the number of its positives, [b]."""
-    per_anchor = sums / counts.clamp(min=1.0)
+    if reduction != "pairs":
+        return _reduce_means(sums / counts.clamp(min=1.0), reduction, weights)
+    if weights is None:
+        return sums.sum() / counts.sum().clamp(min=1.0)
+    return (weights * sums).sum() / _at_least_tiny((weights * counts).sum())
+
+
+def _reduce_means(per_anchor: Tensor, reduction: str, weights: Tensor | None) -> Tensor:
     if reduction == "none":
         return per_anchor if weights is None else weights * per_anchor
     if reduction == "anchors":
         return per_anchor.mean() if weights is None else (weights * per_anchor).sum() / _at_least_tiny(weights.sum())
-    if reduction == "pairs":
-        if weights is None:
-            return sums.sum() / counts.sum().clamp(min=1.0)
-        return (weights * sums).sum() / _at_least_tiny((weights * counts).sum())
     raise argument_error("reduce", "reduction 'anchors', 'pairs' or 'none'", "reduction", reduction)
 
 
 def softplus(x: Tensor) -> Tensor:
-    """log(1 + e^x); torch's own softplus drops the digits of e^-x above 20."""
-    return -logsigmoid(-x)
+    """log(1 + e^x); beyond torch's usual threshold of 20 the digits of e^-x still count in float64."""
+    return torch.nn.functional.softplus(x, threshold=80.0)
 
 
 def log1m_exp(x: Tensor) -> Tensor:

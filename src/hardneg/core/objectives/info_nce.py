@@ -12,7 +12,6 @@ from typing import Annotated, ClassVar
 
 import torch
 from torch import Tensor
-from torch.nn.functional import logsigmoid
 
 from hardneg.core.errors import ArgumentError, argument_error, check_range
 from hardneg.core.objectives.base import (
@@ -75,7 +74,7 @@ class InfoNCE(Objective):
             log_mean, _ = debiased(log_mean, positive, self.tau_plus, row.temperature)  # type: ignore[arg-type]
         log_negative = log_mean + log_number(row, self.num_negatives)
         if self.positives_in_denominator == "own":
-            return -logsigmoid(positive - log_negative)
+            return softplus(log_negative - positive)
         if self.positives_in_denominator == "none":
             return log_negative - positive
         # Not logaddexp(...) - positive, which would lose a loss that is small beside its scores.

@@ -168,4 +168,4 @@ def read_rows(labels: Tensor | None, num_columns: int, owner: Number) -> Rows:
         fix = "call with_ids after the last change of the columns"
         raise ArgumentError("NegativesLoss", what, f"labels={tuple(labels.shape)}", fix)
     documents = labels[:, 2 : 1 + num_columns]
-    return Rows(owner, labels[:, 0], labels[:, 1], torch.where(documents < 0, NONE, documents))
+    return Rows(owner, labels[:, 0], labels[:, 1], documents.masked_fill(documents < 0, NONE))

@@ -14,12 +14,13 @@ from typing import Annotated, Any
 import torch
 from torch import Tensor, nn
 
+from hardneg.core.constants import kept
 from hardneg.core.diagnose import Diagnosis
 from hardneg.core.distributed import gather
 from hardneg.core.errors import ArgumentError, argument_error, warn_once
 from hardneg.core.objectives import NumNegatives
 from hardneg.core.objectives.base import TauPlus
-from hardneg.core.pairing import Pairing
+from hardneg.core.pairing import Pairing, not_infinite
 from hardneg.core.types import Keys
 from hardneg.core.vectors import unit, widened
 from hardneg.integrations.sentence_transformers.guide import Guide
@@ -154,7 +155,13 @@ class NegativesLoss(nn.Module):
         return self.contrast.diagnosis_of(pairing, first)
 
     def _columns(self, embeddings: Columns) -> list[Tensor]:
-        return [unit(each) if self.similarity == "cosine" else widened(each) for each in embeddings]
+        """All columns at once: on a GPU, small tensors are a matter of how many operations are issued."""
+        sizes = {each.shape[-1] for each in embeddings}
+        if len(sizes) > 1:
+            raise ArgumentError("NegativesLoss", "columns of one dimension", f"dimensions {sorted(sizes)}")
+        every = torch.cat(list(embeddings))
+        every = unit(every) if self.similarity == "cosine" else not_infinite(widened(every))
+        return list(every.split_with_sizes([len(each) for each in embeddings]))
 
     def _queued(self, dim: int, rows: Rows) -> list[Keys]:
         if self.queue is None:
@@ -235,7 +242,8 @@ def _owner_of(anchors: Tensor) -> Annotated[Tensor, "b"]:
     """A number for each row, different on all ranks."""
     ranks = torch.distributed.is_available() and torch.distributed.is_initialized()
     first = torch.distributed.get_rank() * _other_rank if ranks else 0
-    return first + torch.arange(len(anchors), device=anchors.device)
+    rows = kept(torch.arange, len(anchors), device=anchors.device)
+    return first + rows if first else rows
 
 
 def _shown(value: Any) -> Any:

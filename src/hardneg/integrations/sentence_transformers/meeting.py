@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Annotated, ClassVar, NamedTuple
 
 import torch
@@ -12,26 +13,30 @@ from torch.nn.functional import pad
 
 from hardneg.core.distributed import gather
 from hardneg.core.errors import argument_error
-from hardneg.core.pairing import Pairing
+from hardneg.core.pairing import Pairing, not_infinite
 from hardneg.core.tiles import Tile
 from hardneg.core.types import Keys
+from hardneg.core.vectors import widened
 from hardneg.integrations.sentence_transformers.ids import MOST, NONE, Rows
 from hardneg.negatives import Negatives
 
 Columns = Sequence[Annotated[Tensor, "b d"]]
 DIRECTIONS = ("query_to_doc", "query_to_query", "doc_to_query", "doc_to_doc")
 _owner, _partner, _turned = range(3)  # what the clusters of a key hold
-_nobody = -1
+_no_pair = torch.iinfo(torch.long).max
+_nobody = NONE + 1  # a document without an id; far below 0, as numbers of pairs with it are to be
 
 
 @dataclass(frozen=True, repr=False, eq=False)
 class OtherRows(Negatives):
-    """Documents that are none of the anchor's: not of its row, not its positive in another row, not a missing text.
+    """Documents that are none of the anchor's: not its positive in another row, not a missing text.
 
-    ``known``: the sorted numbers of all (query, document) pairs of the batch.
+    ``known``: the sorted numbers of all (query, document) pairs of the batch. ``tagged``: keys have clusters, by which
+    documents of the anchor's own row are left out, and a query can be what the anchor's document meets.
     """
 
     known: Annotated[Tensor, "m"]
+    tagged: bool
     masks: ClassVar = True
     textual: ClassVar = False
 
@@ -39,19 +44,20 @@ class OtherRows(Negatives):
         anchors, others = tile.anchor_tags, tile.candidate_tags
         assert anchors.ids is not None
         assert others.ids is not None
-        assert anchors.clusters is not None
-        assert others.clusters is not None
-        own = others.clusters[..., _owner] == anchors.clusters[:, None, _owner]
-        turned = others.clusters[..., _turned] == 1  # a query that meets the anchor's document
-        query = torch.where(turned, others.ids, anchors.ids[:, None])
-        document = torch.where(turned, anchors.clusters[:, None, _partner], others.ids)
-        number = (query * MOST + document).contiguous()
-        place = torch.searchsorted(self.known, number).clamp(max=len(self.known) - 1)
-        known = (self.known[place] == number) & (query >= 0) & (document >= 0)
-        return tile.keep(~(own | known | (others.ids == NONE)))
+        query, document, other = anchors.ids[:, None], others.ids, others.ids != NONE
+        if self.tagged:
+            assert anchors.clusters is not None
+            assert others.clusters is not None
+            other = other & (others.clusters[..., _owner] != anchors.clusters[:, None, _owner])
+            turned = others.clusters[..., _turned] == 1  # a query that meets the anchor's document
+            query = torch.where(turned, others.ids, query)
+            document = torch.where(turned, anchors.clusters[:, None, _partner], document)
+        number = query * MOST + document  # below 0 if one of the two is unknown
+        unknown = torch.searchsorted(self.known, number) == torch.searchsorted(self.known, number, right=True)
+        return tile.keep(other & unknown)
 
     def reads(self) -> frozenset[str]:
-        return frozenset({"ids", "clusters"})
+        return frozenset({"ids", "clusters"} if self.tagged else {"ids"})
 
     def __repr__(self) -> str:
         return "OtherRows()"
@@ -87,7 +93,7 @@ class Meeting:
 
     def __call__(self, columns: Columns, rows: Rows, temperature: float | Tensor, more: Sequence[Keys]) -> list[Met]:
         """A pairing for each direction, or one for all of them; ``more`` are documents from outside of the batch."""
-        batch = _Batch(columns, rows, self.across)
+        batch = _Batch(columns, rows, self.across, self.across or len(columns) > 2 or len(self.directions) > 1)
         met = [self._forward(batch, temperature, more)]
         if not self.joint and "doc_to_query" in self.directions:
             met.append(self._backward(batch, temperature))
@@ -109,8 +115,7 @@ class Meeting:
             both = torch.cat([anchors.vectors, batch.positives.vectors], dim=1)
             anchors = anchors.changed(vectors=both)
         positives = _moved(batch.positives, wide, 0)
-        pairing = Pairing(anchors, positives, tuple(parts), temperature, label_positives=self.by_group)
-        return Met(pairing, batch.known)
+        return self._met(batch, anchors, positives, tuple(parts), temperature)
 
     def _backward(self, batch: _Batch, temperature: float | Tensor) -> Met:
         """Documents as anchors, queries as their candidates."""
@@ -119,24 +124,35 @@ class Meeting:
         anchors = queries.changed(vectors=documents.vectors, ids=ids)
         positives = Keys(queries.vectors, queries.ids)
         others = batch.turned.changed(source="batch")
-        return Met(Pairing(anchors, positives, (others,), temperature, label_positives=self.by_group), batch.known)
+        return self._met(batch, anchors, positives, (others,), temperature)
+
+    def _met(
+        self, batch: _Batch, anchors: Keys, positives: Keys, parts: tuple[Keys, ...], temperature: float | Tensor
+    ) -> Met:
+        first = 0 if self.across else 1  # the positives are the first candidates, unless they are gathered
+        pairing = Pairing(
+            anchors, positives, parts, temperature, label_positives=self.by_group, num_views=first, ready=True
+        )
+        return Met(pairing, batch.known)
 
 
 class _Batch:
-    """The texts of a batch as keys."""
+    """The texts of a batch as keys, of which all vectors are ``ready`` to be compared."""
 
-    def __init__(self, columns: Columns, rows: Rows, across: bool) -> None:
+    def __init__(self, columns: Columns, rows: Rows, across: bool, tagged: bool) -> None:
         queries, *documents = columns
-        self.rows = rows
-        share = gather if across else _same
+        self.rows, self.tagged, self.share = rows, tagged and rows.have_ids, gather if across else _same
         ids = rows.owner if rows.anchors is None else rows.anchors
         first = None if rows.documents is None else rows.documents[:, 0]
         self.anchors = Keys(queries, ids, rows.group, self._tags(first))
         self.positives = Keys(documents[0], first)
-        self.queries = share(Keys(queries, ids, rows.group, self._tags(first), source="queries"))
-        self.documents = [share(self._document(each, i)) for i, each in enumerate(documents)]
+        self.documents = [self.share(self._document(each, i)) for i, each in enumerate(documents)]
         self.own = [self._explicit(documents[1:])] if len(documents) > 1 else []
-        self.known = None if not rows.have_ids else OtherRows(self._pairs())
+        self.known = None if not rows.have_ids else OtherRows(self._pairs(), tagged)
+
+    @cached_property
+    def queries(self) -> Keys:
+        return self.share(self.anchors.changed(source="queries"))
 
     @property
     def turned(self) -> Keys:
@@ -149,11 +165,11 @@ class _Batch:
 
     def outside(self, keys: Keys) -> Keys:
         """Documents that no row of the batch has, with the tags that the others have."""
-        like, group = keys.vectors, keys.labels
+        like, group = not_infinite(widened(keys.vectors)), keys.labels
         if self.rows.group is not None and group is None:
             group = torch.full((len(keys),), NONE, device=like.device)
-        clusters = _tags(torch.full((len(keys),), NONE, device=like.device)) if self.rows.have_ids else None
-        ids = keys.ids if self.rows.have_ids else None
+        clusters = _tags(torch.full((len(keys),), NONE, device=like.device)) if self.tagged else None
+        ids = None if keys.ids is None or not self.rows.have_ids else keys.ids.masked_fill(keys.ids < 0, _nobody)
         return Keys(like, ids, group if self.rows.group is not None else None, clusters, keys.source)
 
     def _document(self, vectors: Tensor, place: int) -> Keys:
@@ -170,15 +186,17 @@ class _Batch:
         return Keys(own, ids, None if rows.group is None else nobody, self._tags(None, nobody), source="mined")
 
     def _tags(self, partner: Tensor | None, owner: Tensor | None = None) -> Tensor | None:
-        if not self.rows.have_ids:
+        if not self.tagged:
             return None
         return _tags(self.rows.owner if owner is None else owner, partner)
 
     def _pairs(self) -> Tensor:
         first = self.documents[0]
+        queries = self.rows.anchors if first.clusters is None else first.clusters[:, _partner]
         assert first.ids is not None
-        assert first.clusters is not None
-        return (first.clusters[:, _partner] * MOST + first.ids).sort().values
+        assert queries is not None
+        numbers = queries * MOST + first.ids
+        return numbers.masked_fill(numbers < 0, _no_pair).sort().values
 
 
 def _tags(owner: Tensor, partner: Tensor | None = None) -> Tensor:
