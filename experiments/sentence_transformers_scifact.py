@@ -226,6 +226,7 @@ def overhead(path: str, steps: int, batch: int) -> dict[str, float]:
                 callbacks = [watch] if hard is None else [hard, watch]
                 TextTrainer(model, args, train, loss, hard, callbacks=callbacks).train()
             times += watch.seconds[20:]
+        print({name: statistics.median(times) for name, times in found.items()}, flush=True)
     medians = {name: statistics.median(times) for name, times in found.items()}
     means = {f"{name} mean": statistics.fmean(times) for name, times in found.items()}
     return {**medians, **means, "overhead": medians["hardneg"] / medians["mnrl"] - 1, "steps": len(found["mnrl"])}

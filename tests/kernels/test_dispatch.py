@@ -93,6 +93,7 @@ def assert_same(
     call: Any,
     dtype: torch.dtype = torch.float32,
     path: str = "triton",
+    rounding: float = 5e-5,
 ) -> None:
     streamed = build("streamed", **options)
     value, gradients = run(streamed, parts, call, dtype)
@@ -100,7 +101,7 @@ def assert_same(
     assert streamed.path.name == path, streamed.path.reason
     exact = [part.to(dtype).double() for part in parts]  # what the kernels are given
     expected, wanted = run(build("dense", **options), exact, call, torch.float64)
-    torch.testing.assert_close(value.double(), expected.double(), rtol=5e-5, atol=5e-5)
+    torch.testing.assert_close(value.double(), expected.double(), rtol=rounding, atol=rounding)
     for mine, theirs in zip(gradients, wanted, strict=True):
         assert mine.isfinite().all()
         assert_close_in_norm(mine, theirs, 2 * TOLERANCE[dtype])
@@ -139,10 +140,15 @@ WIDE = {
 @pytest.mark.parametrize("name", WIDE)
 @pytest.mark.usefixtures("sorted_from")
 def test_more_features_than_a_block_holds(name: str, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The products are formed before the sweep, here in chunks of 32 of 44 rows."""
+    """The products are formed before the sweep, here in chunks of 32 of 44 rows.
+
+    They have 11 bits: a score is off by up to 2^-12 / temperature, and the mean of the 44 losses by less.
+    """
     monkeypatch.setattr(triton_wide, "CHUNK_BYTES", 2 * 2 * B * 20)
     noise = [vectors(B, 300, torch.float64, seed=seed) for seed in (0, 1)]
-    assert_same(WIDE[name], [3 * noise[0], 0.01 * (0.2 * noise[0] + 0.98 * noise[1])], batch, dtype)
+    low = name == "low temperature"
+    parts = [3 * noise[0], 0.01 * (0.2 * noise[0] + 0.98 * noise[1])]
+    assert_same(WIDE[name], parts, batch, dtype, rounding=2**-12 / 0.03 / (2 * B) ** 0.5 if low else 5e-5)
 
 
 @pytest.mark.parametrize(

@@ -17,7 +17,7 @@ from torch import Tensor
 from hardneg.kernels.products import multiplied
 from hardneg.kernels.triton_sides import Side
 
-CHUNK_BYTES = 2**28
+CHUNK_BYTES = 3 * 2**26
 """Of the products of a chunk of the rows."""
 
 
