@@ -155,6 +155,20 @@ def test_an_estimate_counts_the_file_of_all_pieces(texts: MineOptions, monkeypat
     assert written >= 2 * 200 * 8 * 4
 
 
+@pytest.mark.parametrize(("limit", "numbers"), [(1 << 20, 200 * 8), (1, 100 + 8 - 1 + 100 + 8 - 1)])
+def test_an_estimate_holds_no_more_vectors_than_the_run(
+    texts: MineOptions, monkeypatch: pytest.MonkeyPatch, limit: int, numbers: int
+) -> None:
+    held: list[Tensor] = []
+    make = estimates._random_rows
+    monkeypatch.setattr(estimates, "_random_rows", lambda *sizes: held.append(make(*sizes)) or held[-1])
+    monkeypatch.setattr(encode_module, "_in_memory", limit)
+    estimate(texts)
+    assert [tuple(one.shape) for one in held] == [(100, 8)] * 2
+    assert all(len(one.unique(dim=0)) == 100 for one in held), "the rows differ"
+    assert sum(one.untyped_storage().nbytes() for one in held) == 4 * numbers
+
+
 def test_an_estimate_of_vectors_alone_with_a_guide(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     np.save(tmp_path / "vectors.npy", vectors(20, 0).numpy())
     (tmp_path / "pairs.csv").write_text("query_id,corpus_id\n0,1\n")
