@@ -94,7 +94,7 @@ def test_training_with_nce_brings_instances_to_their_own_entries(objective: str)
 def test_draws_are_compared_without_a_vector_for_each(
     objective: str, size: int, few: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The value and gradient of vectors that are gathered, also where the bank is pushed to before the backward pass."""
+    """Value and gradient are those of gathered vectors, also where the bank is pushed to before the backward pass."""
     b, k, dim = 7, 20, 64
     monkeypatch.setattr(bank_module, "_few", few)
     monkeypatch.setattr(bank_module, "_most_gathered", 2 * k * dim)
