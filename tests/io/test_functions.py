@@ -27,8 +27,9 @@ def test_a_changed_function_is_run_anew(text: str, folder: Path) -> None:
     file = folder / ("own_package/__init__.py" if module == "own_package" else f"{module}.py")
     file.parent.mkdir(exist_ok=True)
     for answer in (1, 2):
-        file.write_text(f"def encode():\n    return {answer}\n")
+        file.write_text(f"def encode() -> int:\n    return {answer}\n")
         assert load_function(text, "test")() == answer
+        assert load_function(text, "test").__annotations__ == {"return": int}, "not the __future__ of another file"
         assert load_function(text, "test") is load_function(text, "test"), "a file that is the same is run once"
     file.write_text("def other():\n    return 3\n")
     with pytest.raises(ArgumentError, match="a function 'encode' in"):

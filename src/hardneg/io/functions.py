@@ -71,7 +71,7 @@ def _of_name(place: str, text: str, who: str) -> ModuleType:
     except ImportError as error:
         raise ArgumentError(who, "a module that exists", f"{text!r}: {error}") from None
     path = Path(getattr(module, "__file__", None) or "")
-    if path.suffix != ".py" or not path.is_file():
+    if path.suffix != ".py" or not path.is_file() or place == "__main__":  # a script is not run twice
         return module
     vars(module).setdefault("_digest", digest_of(path))
     return _as_written(module, path, who)
@@ -88,7 +88,7 @@ def _as_written(module: ModuleType, path: Path, who: str) -> ModuleType:
     for name in [one for one, value in names.items() if not (one.startswith("__") or isinstance(value, ModuleType))]:
         del names[name]  # such as a function that is no longer there; modules may be parts of a package
     try:
-        exec(compile(path.read_bytes(), str(path), "exec"), names)
+        exec(compile(path.read_bytes(), str(path), "exec", dont_inherit=True), names)
     except BaseException as error:
         del sys.modules[module.__name__]
         if isinstance(error, ImportError):
