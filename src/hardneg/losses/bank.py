@@ -144,22 +144,19 @@ class BankContrast(nn.Module):
 
 
 def drawn_products(z: Views, bank: Bank, ids: Annotated[Tensor, "b k"]) -> Annotated[Tensor, "b k"]:
-    """Products of each row with the entries of its ids, 0 for a negative id. [b, k, d] is not held.
+    """Products of each row with the entries of its ids, 0 for a negative id; no more is held than the bank takes.
 
-    The entries are copied, since a bank may be pushed to before the backward pass: all of them, or those of the ids
-    where these are fewer. Of few entries all products are cheaper than to gather those that are wanted.
+    What is held is a copy, since a bank may be pushed to before the backward pass. Of few entries all products are
+    cheaper than to gather those that are wanted.
     """
-    places, k = ids.clamp(min=0), ids.shape[1]
-    if ids.numel() >= len(bank.vectors):
-        entries = bank.vectors.clone()
+    places, k, wide = ids.clamp(min=0), ids.shape[1], torch.promote_types(z.dtype, bank.vectors.dtype)
+    z = z.to(wide)
+    if ids.numel() <= len(bank.vectors):
+        found = _gathered_products(z, bank.vectors, places)
+    elif len(bank.vectors) <= _few * k:
+        found = (z @ bank.vectors.to(wide, copy=True).T).gather(1, places)
     else:
-        entries, places = bank.vectors[places.flatten()], torch.arange(ids.numel(), device=ids.device).view(ids.shape)
-    wide = torch.promote_types(z.dtype, entries.dtype)
-    z, entries = z.to(wide), entries.to(wide)
-    if len(entries) <= _few * k:
-        found = (z @ entries.T).gather(1, places)
-    else:
-        rows = max(1, _most_gathered // max(k * z.shape[1], 1))
+        entries, rows = bank.vectors.clone(), max(1, _most_gathered // (k * z.shape[1]))
         parts = zip(z.split(rows), places.split(rows), strict=True)  # type: ignore[no-untyped-call]
         gathered = partial(checkpoint, _gathered_products, use_reentrant=False, preserve_rng_state=False)
         found = torch.cat([gathered(part, entries, at) for part, at in parts])
@@ -167,7 +164,7 @@ def drawn_products(z: Views, bank: Bank, ids: Annotated[Tensor, "b k"]) -> Annot
 
 
 def _gathered_products(z: Views, entries: Tensor, places: Annotated[Tensor, "b k"]) -> Annotated[Tensor, "b k"]:
-    return torch.bmm(entries[places], z[:, :, None]).squeeze(2)
+    return torch.bmm(entries[places].to(z.dtype), z[:, :, None]).squeeze(2)
 
 
 class InstanceDiscrimination(nn.Module):
