@@ -51,7 +51,7 @@ def test_tables_and_folders_are_read_alike(table: str, tmp_path: Path) -> None:
     data = read(table)
     assert (len(data), tuple(data.pictures.images.shape)) == (72, (60, 3, 8, 8)), "an image is held once"
     assert data.captions.texts[:2] == ["a red bar at place 0 on green", "green with red, number 0"]
-    assert data.places[:4].tolist() == [0, 0, 1, 2], "the first image has two texts"
+    assert data.picture_of[:4].tolist() == [0, 0, 1, 2], "the first image has two texts"
     assert data.documents[:4].tolist() == [0, 0, 2, 3], "two texts of one image are one document"
     assert read(f"{table}[file_name,text]@4").pictures.images.shape == (60, 3, 4, 4)
     (tmp_path / "metadata.jsonl").write_text((tmp_path / "bars.jsonl").read_text())
@@ -66,7 +66,7 @@ def test_tables_and_folders_are_read_alike(table: str, tmp_path: Path) -> None:
     (beside / "1.txt").write_text("three")
     found = read(f"imagetext:{beside}")
     assert (found.captions.texts, found.documents.tolist()) == (["one", "two", "three"], [0, 0, 2])
-    assert torch.equal(found.pictures.images[found.places[2]], data.pictures.images[1])
+    assert torch.equal(found.pictures.images[found.picture_of[2]], data.pictures.images[1])
 
 
 def test_the_pairs_of_an_image_are_held_out_together(table: str) -> None:
@@ -77,7 +77,7 @@ def test_the_pairs_of_an_image_are_held_out_together(table: str) -> None:
     assert len(test) == 12, "a fifth of the 60 images"
     assert [len(part.pictures) for part in found[:2]] == [48, 12], "each with its own images only"
     whole, held = read(table), found.test
-    images, before = held.pictures.images[held.places], whole.pictures.images[whole.places]
+    images, before = held.pictures.images[held.picture_of], whole.pictures.images[whole.picture_of]
     assert torch.equal(images, before[held.ids]), "and each text with its image"
     rest = splits(CLIPOptions(data=table, evaluate_on="validation"))
     assert test.isdisjoint(rest.test.documents.tolist()), "validation leaves the test split alone"

@@ -68,7 +68,7 @@ class ImageTexts(Items, prefix="imagetext", form="imagetext:TABLE"):
     """Pairs of a text and an image, with the number of the document of each; an image is held once."""
 
     pictures: ImageData
-    places: Annotated[Tensor, "n"]  # of the image of each pair among the pictures
+    picture_of: Annotated[Tensor, "n"]  # each pair: a row of the pictures
     captions: Texts
     documents: Annotated[Tensor, "n"]
     labels: Annotated[Tensor, "n"] | None
@@ -80,8 +80,8 @@ class ImageTexts(Items, prefix="imagetext", form="imagetext:TABLE"):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if not len(self.places) == len(self.captions) == len(self.ids):
-            got = f"{len(self.places)} images and {len(self.captions)} texts"
+        if not len(self.picture_of) == len(self.captions) == len(self.ids):
+            got = f"{len(self.picture_of)} images and {len(self.captions)} texts"
             raise ArgumentError(f"ImageTexts {self.name!r}", f"an image and a text of each of {len(self)} pairs", got)
 
     @classmethod
@@ -128,7 +128,7 @@ class ImageTexts(Items, prefix="imagetext", form="imagetext:TABLE"):
         self.pictures.check_views(options)
 
     def views(self, index: Annotated[Tensor, "b"], epoch: int, seed: int) -> tuple[Sided, Sided]:
-        images = self.pictures.images[self.places[index]]
+        images = self.pictures.images[self.picture_of[index]]
         crops, _ = self.pictures.views_of(images, self.ids[index], epoch, seed)  # another crop for each of its texts
         return Sided(first=crops), Sided(second=self.captions.views(index, epoch, seed)[0])
 
@@ -136,7 +136,7 @@ class ImageTexts(Items, prefix="imagetext", form="imagetext:TABLE"):
         return self.plain(index), Sided(second=self.captions.plain(index))
 
     def plain(self, index: Annotated[Tensor, "b"]) -> Sided:
-        return Sided(first=self.pictures.plain(self.places[index]))
+        return Sided(first=self.pictures.plain(self.picture_of[index]))
 
     def encoder(self, options: TrainOptions) -> ImageTextEncoder:
         return self.rebuilt(self.record(), options)
@@ -154,7 +154,7 @@ class ImageTexts(Items, prefix="imagetext", form="imagetext:TABLE"):
         self.pictures.check_like(record)
 
     def shown(self, position: int) -> Shown:
-        picture = self.pictures.shown(int(self.places[position]))
+        picture = self.pictures.shown(int(self.picture_of[position]))
         return replace(picture, text=shortened(self.captions.texts[position]))
 
     def measures(self, splits: Splits, options: TrainOptions) -> list[str]:
@@ -189,13 +189,13 @@ class ImageTexts(Items, prefix="imagetext", form="imagetext:TABLE"):
         return self.take(torch.nonzero(~chosen)[:, 0]), self.take(torch.nonzero(chosen)[:, 0])
 
     def take(self, index: Annotated[Tensor, "m"]) -> Self:
-        needed, places = torch.unique(self.places[index], return_inverse=True)
+        needed, picture_of = torch.unique(self.picture_of[index], return_inverse=True)
         pictures, captions = self.pictures.take(needed), self.captions.take(index)
         documents, ids = self.documents[index], self.ids[index]
-        return replace(self, pictures=pictures, places=places, captions=captions, documents=documents, ids=ids)
+        return replace(self, pictures=pictures, picture_of=picture_of, captions=captions, documents=documents, ids=ids)
 
     def to(self, device: torch.device | str) -> Self:
-        names = ("pictures", "places", "captions", "documents", "ids")
+        names = ("pictures", "picture_of", "captions", "documents", "ids")
         parts = {name: getattr(self, name).to(device) for name in names}
         return replace(self, **parts)
 
