@@ -14,7 +14,7 @@ help: ## List the targets.
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' Makefile | expand -t 20
 
 # Run again, it shows the finished comparison; `make clean` removes it.
-demo: .venv/demo ## Compare five choices of negatives on digits: runs/demo/report.html and audit.html.
+demo: .venv/demo ## Compare negatives on digits and on texts: runs/demo/report.html, audit.html, runs/demo-text/report.html.
 	$(BIN)/hardneg compare --data digits --seeds 3 --epochs 15 --batch-size 128 --out runs/demo \
 	  --arm "simclr(temperature=0.5)" \
 	  --arm "simclr(temperature=0.25)" \
@@ -23,6 +23,12 @@ demo: .venv/demo ## Compare five choices of negatives on digits: runs/demo/repor
 	  --arm "supcon(temperature=0.5)"
 	set -- runs/demo/runs/simclr-*-seed0 && $(BIN)/hardneg audit "$$1" --out runs/demo
 	$(BIN)/hardneg report runs/demo
+	test -f runs/docstrings.jsonl || $(BIN)/python examples/docstrings.py runs/docstrings.jsonl
+	$(BIN)/hardneg compare --data pairs:runs/docstrings.jsonl --seeds 3 --epochs 8 --batch-size 128 --out runs/demo-text \
+	  --arm "pairs(temperature=0.1, dim=128)" \
+	  --arm "pairs(temperature=0.05, dim=128)" \
+	  --arm "pairs(temperature=0.1, dim=128, negatives='Tilt(1.0)')" \
+	  --arm "pairs(temperature=0.1, dim=128) @ proximity(num_candidates=200, refresh=15)"
 
 test: .venv/installed check ## Run the checks and all tests.
 	$(BIN)/python -m pytest -n 2 --dist worksteal
@@ -103,4 +109,4 @@ bench: .venv/installed ## Measure speed and memory.
 	touch $@
 
 clean: ## Remove what was built, and the demo.
-	rm -rf .venv .venv-oldest .venv-integrations runs/demo build dist .mypy_cache .pytest_cache .ruff_cache
+	rm -rf .venv .venv-oldest .venv-integrations runs/demo runs/demo-text runs/docstrings.jsonl build dist .mypy_cache .pytest_cache .ruff_cache

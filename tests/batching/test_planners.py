@@ -31,7 +31,8 @@ from hardneg.batching.planners import (
     registered_planners,
 )
 from hardneg.batching.planners.communities import undirected
-from hardneg.batching.spec import parse_batches
+from hardneg.batching.spec import paper_kinds, parse_batches
+from hardneg.batching.walks import kinds as walk_kinds
 from hardneg.core.errors import HardnegWarning
 from hardneg.core.schedules import linear
 
@@ -260,6 +261,14 @@ def test_the_command_line_knows_the_ways_of_table_12(text: str, kind: str, steps
 def test_other_ways_are_reported(text: str, match: str) -> None:
     with pytest.raises(ValueError, match=match):
         parse_batches(f"proximity({text})")
+
+
+def test_a_wrong_kind_is_answered_by_all_names() -> None:
+    with pytest.raises(ValueError, match="a kind among") as error:
+        parse_batches("proximity(kind='bsf')")
+    every = (*paper_kinds, *walk_kinds)
+    assert all(repr(name) in str(error.value) for name in every)
+    assert all(parse_batches(f"proximity(kind={name!r})") for name in every)
 
 
 def test_single_source_batches_and_their_remainder() -> None:

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
 import hardneg as hn
 from hardneg import papers
 from hardneg.core.types import Keys
+from hardneg.losses import bank as bank_module
 from hardneg.losses.bank import CMC, BankContrast, InstanceDiscrimination, RunningZ, binary_nce
 from hardneg.state.pools import Bank
 from support.vectors import make_unit_vectors
@@ -84,6 +87,49 @@ def test_training_with_nce_brings_instances_to_their_own_entries(objective: str)
         optimizer.step()
     nearest = (z @ bank.vectors.T.float()).argmax(1)
     assert (nearest == ids).float().mean() > 0.9
+
+
+@pytest.mark.parametrize("objective", ["nce", "softmax"])
+@pytest.mark.parametrize(("size", "few"), [(30, 16), (30, 0), (500, 0)])  # all products; a copied bank; copied draws
+def test_draws_are_compared_without_a_vector_for_each(
+    objective: str, size: int, few: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Value and gradient are those of gathered vectors, also where the bank is pushed to before the backward pass."""
+    b, k, dim = 7, 20, 64
+    monkeypatch.setattr(bank_module, "_few", few)
+    monkeypatch.setattr(bank_module, "_most_gathered", 2 * k * dim)
+    bank = Bank(size, dim)
+    bank.push(Keys(make_unit_vectors(size - 3, dim, seed=1, dtype=torch.float32), torch.arange(size - 3)))
+    ids = torch.tensor([0, 5, 9, 2, size - 1, 7, 7])  # one that the bank does not know
+    draws = torch.randint(-1, size, (b, k), generator=torch.Generator().manual_seed(2))
+    z = make_unit_vectors(b, dim, seed=3, dtype=torch.float32).requires_grad_()
+    with Largest() as largest:
+        found = BankContrast(size, k, 0.2, objective)(z, ids, bank, draws)
+    others = bank.of(draws)
+    known = bank.visited[ids][:, None]
+    scores = hn.score(Keys(z, ids), bank.of(ids).vectors, others, 0.2, positive_mask=known).narrowed(others.ids >= 0)
+    bank.push(Keys(make_unit_vectors(size, dim, seed=4, dtype=torch.float32), torch.arange(size)))
+    mine = torch.autograd.grad(found, z)[0]
+    log_w = hn.Uniform().log_weights(scores)
+    losses = hn.info_nce(scores, log_w)
+    if objective == "nce":
+        losses = binary_nce(scores, log_w, log_z=RunningZ(size)(scores), num_instances=size)
+    expected = hn.reduce(losses, scores)
+    torch.testing.assert_close(found, expected)
+    torch.testing.assert_close(mine, torch.autograd.grad(expected, z)[0])
+    assert largest.numbers <= max(size * dim if size < b * k else b * k * dim, 2 * k * dim)
+
+
+class Largest(TorchDispatchMode):
+    """The numbers of the largest tensor that is made."""
+
+    numbers = 0
+
+    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        made = function(*args, **(kwargs or {}))
+        if isinstance(made, torch.Tensor):
+            self.numbers = max(self.numbers, made.numel())
+        return made
 
 
 def test_cmc_contrasts_crosswise() -> None:

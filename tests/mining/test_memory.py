@@ -87,6 +87,20 @@ def test_lists_are_no_longer_than_their_shard() -> None:
     assert torch.equal(found.rows, whole.joined(whole.mined()).rows)
 
 
+@pytest.mark.parametrize(("text", "k"), [("Uniform()", 40), ("Uniform()", 200), ("Ring(0.1, 0.4)", 40)])
+def test_the_lists_of_all_shards_are_within_the_memory(text: str, k: int) -> None:
+    memory, store = 1 << 18, Memory()
+    miner = miner_of(text, Search(shards=9, corpus_block=100, query_block=4, memory=memory), k)
+    held = []
+
+    def look(stage: Stage) -> None:
+        lists = [piece for (name, _), piece in store.pieces.items() if "-lists" in name or "-bounds" in name]
+        held.append(sum(array.nbytes for piece in lists for array in piece.values()))
+
+    pieces_of(miner, store, look)
+    assert memory / 16 < max(held) <= memory / 2
+
+
 def test_counts_of_one_pass_are_held_at_a_time() -> None:
     miner, store, passes = miner_of("Ring(0.1, 0.4)", Search(shards=4, corpus_block=225)), Memory(), []
     pieces_of(miner, store, lambda stage: passes.append(len({n for n, _ in store.pieces if "-bounds" in n})))
@@ -153,6 +167,20 @@ def test_an_estimate_counts_the_file_of_all_pieces(texts: MineOptions, monkeypat
     run(texts)
     written = sum(file.stat().st_size for file in Path(f"{texts.out}.embeddings").glob("*.npy"))
     assert written >= 2 * 200 * 8 * 4
+
+
+@pytest.mark.parametrize(("limit", "numbers"), [(1 << 20, 200 * 8), (1, 100 + 8 - 1 + 100 + 8 - 1)])
+def test_an_estimate_holds_no_more_vectors_than_the_run(
+    texts: MineOptions, monkeypatch: pytest.MonkeyPatch, limit: int, numbers: int
+) -> None:
+    held: list[Tensor] = []
+    make = estimates._random_rows
+    monkeypatch.setattr(estimates, "_random_rows", lambda *sizes: held.append(make(*sizes)) or held[-1])
+    monkeypatch.setattr(encode_module, "_in_memory", limit)
+    estimate(texts)
+    assert [tuple(one.shape) for one in held] == [(100, 8)] * 2
+    assert all(len(one.unique(dim=0)) == 100 for one in held), "the rows differ"
+    assert sum(one.untyped_storage().nbytes() for one in held) == 4 * numbers
 
 
 def test_an_estimate_of_vectors_alone_with_a_guide(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import re
+import runpy
 import shlex
+import sys
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -43,7 +45,7 @@ def values_of(arguments: list[str], flag: str) -> list[str]:
 
 def finish(out: Path) -> None:
     """The commands after the comparison: the audit of the first run that the pattern finds, then the report again."""
-    audit, report = (line.replace("runs/demo", str(out)) for line in demo_commands()[1:])
+    audit, report = (line.replace("runs/demo", str(out)) for line in demo_commands()[1:3])
     found = re.fullmatch(r'\tset -- (\S+) && \$\(BIN\)/hardneg (audit) "\$\$1" (--out \S+)', audit)
     assert found is not None, audit
     pattern, verb, to = found.groups()
@@ -125,6 +127,34 @@ def test_the_demo_audits_the_embeddings_of_a_run(out: Path) -> None:
     assert all(0.0 <= row["false_negatives"] <= 1.0 for row in rows), "the run has labels"
     assert "<svg" in (out / "audit.html").read_text()
     assert (out / "report.html").stat().st_mtime >= (out / "audit.html").stat().st_mtime, "it can link to the audit"
+
+
+def test_the_demo_compares_pairs_of_texts_that_are_installed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Run here for two epochs and seeds of some of the pairs; its page shows the texts."""
+    made, compared = demo_commands()[3:]
+    (found,) = re.findall(r"test -f (\S+) \|\| \$\(BIN\)/python (\S+) (\S+)$", made)
+    file, script, written = found
+    assert file == written
+    monkeypatch.setattr(sys, "argv", [script, str(tmp_path / "pairs.jsonl")])
+    runpy.run_path(str(MAKEFILE.parent / script), run_name="__main__")
+    lines = (tmp_path / "pairs.jsonl").read_text().splitlines()
+    assert int(capsys.readouterr().out.split()[0]) == len(lines) > 1000
+    (tmp_path / "pairs.jsonl").write_text("\n".join(lines[:600]))
+    _, *arguments = shlex.split(compared.replace(file, str(tmp_path / "pairs.jsonl")))
+    for flag, value in {"--epochs": "2", "--seeds": "2", "--out": str(tmp_path / "out")}.items():
+        arguments[arguments.index(flag) + 1] = value
+    arms = values_of(arguments, "--arm")
+    assert temperature_notes([parse_arm(text) for text in arms]) == [], "the tilt has its plain twin"
+    monkeypatch.setattr(comparison_runs, "in_a_process", here)
+    done = CliRunner().invoke(app, [*arguments, "--jobs", "1"], env={"COLUMNS": "80", "NO_COLOR": "1"})
+    assert done.exit_code == 0, done.output
+    rows = json.loads((tmp_path / "out" / "comparison.json").read_text())["rows"]
+    assert [row["arm"] for row in rows] == arms
+    assert min(row["mean"] for row in rows) > 0.2, "of 120 sentences"
+    page = Page((tmp_path / "out" / "report.html").read_text()).words
+    assert sum(json.loads(line)["positive"] in page for line in lines) > 5, "the hardest negatives"
 
 
 def test_the_readme_tells_what_the_demo_found() -> None:

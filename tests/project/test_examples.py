@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import runpy
+import sys
 from pathlib import Path
 
 import pytest
@@ -15,9 +16,10 @@ def test_example_runs(
     script: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "argv", [str(script)])
     runpy.run_path(str(script), run_name="__main__")
     assert capsys.readouterr().out.count("\n") >= 2
 
 
-def test_there_are_three() -> None:
-    assert {script.stem for script in EXAMPLES} >= {"two_views", "mine_embeddings", "global_batches"}
+def test_there_are_four() -> None:
+    assert {script.stem for script in EXAMPLES} >= {"two_views", "mine_embeddings", "global_batches", "docstrings"}

@@ -22,6 +22,8 @@ from hardneg.core.keyed import generator_at
 from hardneg.state.clusters import Clusters
 from hardneg.training.augmentation.augment import PRESETS
 from hardneg.training.data.images import ImageData
+from hardneg.training.data.inputs import joined
+from hardneg.training.data.text_pairs import TextPairs
 from hardneg.training.loop import Loop
 from hardneg.training.method import Batch
 from hardneg.training.options import RECIPES
@@ -29,9 +31,10 @@ from hardneg.training.recipes.cmc import CMC, aspects_of, lab_of
 from hardneg.training.recipes.instance import Instance
 from hardneg.training.recipes.local_aggregation import LocalAggregation
 from hardneg.training.recipes.negative_cache import NegativeCache
+from hardneg.training.records import final_of, has_collapsed
 from hardneg.training.runs import Run
 from support.steps import assert_step, unit
-from support.texts import text_file
+from support.texts import pair_table, text_file
 from support.training_runs import assert_same, everything, few_digits, run, short
 
 SIZE, DIM, STEPS = 20, 8, 4
@@ -175,15 +178,27 @@ def test_diagnostics_are_of_the_whole_bank_and_of_draws_without_a_gradient() -> 
 
 
 @pytest.mark.parametrize("recipe", ["instance", "local-aggregation", "cmc"])
-def test_the_bank_is_filled_with_second_views_before_the_first_step(recipe: str) -> None:
+def test_the_bank_is_filled_with_unseen_first_views_before_the_first_step(recipe: str) -> None:
     method, _ = made(recipe, momentum=0.0)
     torch.manual_seed(0)
     fresh = type(method)(method.options, method.data, 5 * STEPS)
     fresh.set_progress(0, 5 * STEPS)
     fresh.loss_of(fresh.encoder, batch_of(method.data, IDS, 0))
-    second = fresh.encoder(method.data.views(torch.arange(SIZE), 0, 0)[1])
-    for bank, view in zip(fresh.banks, second.chunk(len(fresh.banks), dim=1), strict=True):
+    first = fresh.encoder(method.data.views(torch.arange(SIZE), method.options.epochs, 0)[0])
+    for bank, view in zip(fresh.banks, first.chunk(len(fresh.banks), dim=1), strict=True):
         torch.testing.assert_close(bank.vectors, normalize(view, dim=-1).detach(), rtol=1e-4, atol=1e-5)
+
+
+def test_a_bank_of_pairs_never_sees_their_second_texts(tmp_path: Path) -> None:
+    """One view of each item (Wu et al. 2018): what is paired with it is another item's or another encoder's."""
+    wanted = RECIPES["instance"](data=pair_table(tmp_path / "a.jsonl", SIZE), dim=DIM, epochs=5, batch_size=6)
+    pairs = TextPairs.read(wanted.data.partition(":")[2], wanted).prepared(wanted)
+    method = Instance(wanted, pairs, 5 * STEPS)
+    method.set_progress(0, 5 * STEPS)
+    method.loss_of(method.encoder, Batch(joined(pairs.views(IDS, 0, 0)), IDS, None))
+    first, second = (unit(method.encoder, view).detach() for view in pairs.views(torch.arange(SIZE), 5, 0))
+    torch.testing.assert_close(method.banks[0].vectors, first, rtol=1e-4, atol=1e-5)
+    assert not torch.allclose(first, second, atol=1e-2)
 
 
 # CMC.
@@ -259,6 +274,27 @@ def test_until_the_first_clusters_it_is_instance_discrimination() -> None:
     z, entries = unit(method.encoder, batch.first), method.banks[0].vectors.clone()
     scores = z @ entries.T / 0.3
     assert_step(method, batch, torch.nn.functional.cross_entropy(scores, IDS))
+
+
+@pytest.mark.parametrize("warmup", [0, 2])
+def test_a_collapsed_local_aggregation_is_seen(warmup: int) -> None:
+    """Its loss is then that of a guess: the close ones are as many times in the background as they are fewer."""
+    method, batch = made("local-aggregation", clusters=4, cluster_runs=2, warmup=warmup)
+    records = []
+    for collapsed in (False, True):
+        if collapsed:
+            with torch.no_grad():
+                method.banks[0].vectors.copy_(normalize(torch.ones(SIZE, DIM) + 1e-3 * torch.rand(SIZE, DIM), dim=1))
+                method.encoder.head[-1].weight.mul_(1e-6)
+                method.encoder.head[-1].bias.fill_(1.0)
+        with torch.no_grad():
+            loss = float(method.loss_of(method.encoder, batch))
+            found = method.diagnose().summary() | method.figures() | {"loss": loss}
+        records.append(final_of([{"step": 1} | found]))
+    assert [has_collapsed(one) for one in records] == [False, True]
+    assert records[1]["loss"] == pytest.approx(records[1]["guess_loss"], rel=1e-3)
+    if warmup == 0:
+        assert records[1]["guess_loss"] < 0.9 * math.log1p(records[1]["effective_number"]), "one that ln(1 + n) misses"
 
 
 @pytest.mark.parametrize(

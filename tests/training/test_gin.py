@@ -8,7 +8,7 @@ from torch import nn
 
 from hardneg.core.errors import ArgumentError
 from hardneg.training.data.packed import Graphs, simple
-from hardneg.training.gin import GIN
+from hardneg.training.gin import GIN, pooled
 from support.graphs import adjacency, random_graphs
 
 
@@ -65,3 +65,23 @@ def test_the_seed_makes_the_weights() -> None:
     assert isinstance(one.norms[0], nn.BatchNorm1d)
     with pytest.raises(ArgumentError, match="batch, layer"):
         GIN(3, norm="group")
+
+
+def test_nodes_are_summed_in_full_precision() -> None:
+    """A GPU adds in the type that it is given: in bfloat16 a sum of ones stays at 256."""
+    n = 2001
+    edges = torch.stack([torch.zeros(n - 1, dtype=torch.int64), torch.arange(1, n)])
+    star = Graphs(torch.ones(n, 1, dtype=torch.bfloat16), edges, torch.tensor([n]), torch.tensor([n - 1]))
+    assert pooled(star.x, star).tolist() == [[2001.0]]
+    seen = []
+    model = GIN(1, width=1, num_layers=2, seed=0)
+    model.norms[0] = nn.Sequential(nn.Threshold(1e9, 1.0), Half())  # ones, as batch normalisation gives them there
+    model.layers[1].register_forward_pre_hook(lambda layer, inputs: seen.append(inputs[0]))
+    with torch.autocast("cpu", torch.bfloat16):
+        model(star)
+    assert seen[0][0].tolist() == [2001.0]
+
+
+class Half(nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x.bfloat16()

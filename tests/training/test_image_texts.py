@@ -11,20 +11,23 @@ import numpy as np
 import pytest
 import torch
 from torch.nn.functional import normalize
+from typer.testing import CliRunner
 
 import hardneg as hn
 import hardneg.comparing.runs
+from hardneg.cli.app import app
 from hardneg.comparing import Comparison, compare
 from hardneg.core.errors import HardnegError
 from hardneg.reporting import write_report
 from hardneg.training.data.image_texts import ImageTexts, ranks
 from hardneg.training.data.inputs import Sided
 from hardneg.training.encoders import Represent
+from hardneg.training.evaluation.sts import evaluate_sts, read_sts, sts_figures
 from hardneg.training.options import CLIPOptions
 from hardneg.training.recipes import run_recipe
 from hardneg.training.setup import splits
 from support.html_page import Page
-from support.texts import image_text_table
+from support.texts import image_text_table, sts_file
 from support.training_runs import run
 
 pytest.importorskip("accelerate", reason="training needs the extra train")
@@ -46,11 +49,11 @@ def read(data: str) -> ImageTexts:
 
 def test_tables_and_folders_are_read_alike(table: str, tmp_path: Path) -> None:
     data = read(table)
-    assert (len(data), tuple(data.pictures.images.shape)) == (72, (72, 3, 8, 8))
+    assert (len(data), tuple(data.pictures.images.shape)) == (72, (60, 3, 8, 8)), "an image is held once"
     assert data.captions.texts[:2] == ["a red bar at place 0 on green", "green with red, number 0"]
-    assert torch.equal(data.pictures.images[0], data.pictures.images[1])
+    assert data.picture_of[:4].tolist() == [0, 0, 1, 2], "the first image has two texts"
     assert data.documents[:4].tolist() == [0, 0, 2, 3], "two texts of one image are one document"
-    assert read(f"{table}[file_name,text]@4").pictures.images.shape == (72, 3, 4, 4)
+    assert read(f"{table}[file_name,text]@4").pictures.images.shape == (60, 3, 4, 4)
     (tmp_path / "metadata.jsonl").write_text((tmp_path / "bars.jsonl").read_text())
     assert read(f"imagetext:{tmp_path}").captions.texts == data.captions.texts
     with pytest.raises(HardnegError, match="'words' is not known"):
@@ -63,7 +66,7 @@ def test_tables_and_folders_are_read_alike(table: str, tmp_path: Path) -> None:
     (beside / "1.txt").write_text("three")
     found = read(f"imagetext:{beside}")
     assert (found.captions.texts, found.documents.tolist()) == (["one", "two", "three"], [0, 0, 2])
-    assert torch.equal(found.pictures.images[2], data.pictures.images[2])
+    assert torch.equal(found.pictures.images[found.picture_of[2]], data.pictures.images[1])
 
 
 def test_the_pairs_of_an_image_are_held_out_together(table: str) -> None:
@@ -72,6 +75,10 @@ def test_the_pairs_of_an_image_are_held_out_together(table: str) -> None:
     assert train.isdisjoint(test)
     assert len(found.train) + len(found.test) == 72
     assert len(test) == 12, "a fifth of the 60 images"
+    assert [len(part.pictures) for part in found[:2]] == [48, 12], "each with its own images only"
+    whole, held = read(table), found.test
+    images, before = held.pictures.images[held.picture_of], whole.pictures.images[whole.picture_of]
+    assert torch.equal(images, before[held.ids]), "and each text with its image"
     rest = splits(CLIPOptions(data=table, evaluate_on="validation"))
     assert test.isdisjoint(rest.test.documents.tolist()), "validation leaves the test split alone"
 
@@ -130,6 +137,8 @@ def test_a_view_is_a_crop_and_texts_stay_whole(table: str) -> None:
     assert torch.equal(image.first, again.first)
     assert not torch.equal(image.first, data.views(index, 1, 0)[0].first)
     assert text.second.rows.tolist() == data.captions.plain(index).rows.tolist()
+    assert not torch.equal(image.first[0], image.first[1]), "another crop for each text of an image"
+    assert torch.equal(data.plain(index).first[0], data.plain(index).first[1])
     blind = data.prepared(replace(options, augment="cifar"))
     assert blind.described() != data.described()
 
@@ -181,3 +190,12 @@ def test_an_empty_folder_is_reported(tmp_path: Path) -> None:
         read(f"imagetext:{tmp_path}")
     with pytest.raises(HardnegError, match=r"a table with the columns image, caption, got .*metadata\.jsonl"):
         read(f"imagetext:{tmp_path}[image,caption]")
+
+
+def test_the_texts_of_a_run_on_pairs_are_evaluated(table: str, tmp_path: Path) -> None:
+    run("clip", tmp_path / "run", short(table, epochs=1))
+    file = sts_file(tmp_path / "sts.tsv").partition(":")[2]
+    done = CliRunner().invoke(app, ["evaluate", str(tmp_path / "run"), "--sts", file, "--json"])
+    assert done.exit_code == 0, done.output
+    pairs, encode = read_sts(file), hn.load_encoder(tmp_path / "run").encode
+    assert json.loads(done.output)["sts"] == sts_figures(evaluate_sts(pairs, encode))

@@ -20,6 +20,7 @@ from hardneg.batching.planners import (
     Uniform,
     falling,
 )
+from hardneg.batching.walks import kinds
 from hardneg.core.errors import GrammarError, argument_error
 from hardneg.core.schedules import Number, adaptive, linear, registered_schedules
 from hardneg.negatives.grammar import read_expression
@@ -72,7 +73,10 @@ def proximity(
     ``coverage="free"`` is the paper's sampler: batches ignore each other and are harder. ``kind`` is "walk" (with
     restart), "random" (without), "bfs" or "dfs": Table 12. ``steps="similarity"`` walks in proportion to the edges.
     """
-    planner = Proximity(restart, paper_kinds.get(kind, kind), steps, num_neighbours, num_candidates)
+    kind = paper_kinds.get(kind, kind)
+    if kind not in kinds:
+        raise argument_error("proximity", f"a kind among {(*paper_kinds, *kinds)}", "kind", kind)
+    planner = Proximity(restart, kind, steps, num_neighbours, num_candidates)
     return BatchSpec(planner, refresh, warmup, encode, coverage)
 
 

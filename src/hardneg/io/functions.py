@@ -8,6 +8,7 @@ import re
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 from hardneg.core.errors import ArgumentError, NoFile
@@ -49,35 +50,49 @@ def in_any_folder(text: str) -> str:
     return f"{Path(place).absolute()}:{name}" if names_a_file(text) else text
 
 
-def _of_file(path: Path, name: str, who: str) -> Any:
-    """The file as it is now, run once; what lies beside it can be imported, but hides nothing that is installed."""
+def _of_file(path: Path, name: str, who: str) -> ModuleType:
+    """The file as a module; what lies beside it can be imported, but hides nothing that is installed."""
     if not path.is_file():
         raise NoFile(who, "a Python file that exists", path)
-    content, known = digest_of(path), sys.modules.get(name)
-    if known is not None and known.__dict__.get("_digest") == content:
-        return known
-    spec = importlib.util.spec_from_file_location(name, path)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[name] = module  # before it is run, as dataclasses and pickles need
+    if name not in sys.modules:
+        spec = importlib.util.spec_from_file_location(name, path)
+        assert spec is not None
+        sys.modules[name] = importlib.util.module_from_spec(spec)  # before it is run, as dataclasses and pickles need
     if str(path.resolve().parent) not in sys.path:
         sys.path.append(str(path.resolve().parent))
-    try:
-        spec.loader.exec_module(module)
-    except BaseException as error:
-        del sys.modules[name]
-        if isinstance(error, ImportError):
-            raise ArgumentError(who, f"{path} to be importable", str(error)) from None
-        raise
-    module.__dict__["_digest"] = content
-    return module
+    return _as_written(sys.modules[name], path, who)
 
 
-def _of_name(module: str, text: str, who: str) -> Any:
+def _of_name(place: str, text: str, who: str) -> ModuleType:
     if "" not in sys.path:
         sys.path.insert(0, "")
     try:
-        return importlib.import_module(module)
+        module = importlib.import_module(place)
     except ImportError as error:
         raise ArgumentError(who, "a module that exists", f"{text!r}: {error}") from None
+    path = Path(getattr(module, "__file__", None) or "")
+    if path.suffix != ".py" or not path.is_file() or place == "__main__":  # a script is not run twice
+        return module
+    vars(module).setdefault("_digest", digest_of(path))
+    return _as_written(module, path, who)
+
+
+def _as_written(module: ModuleType, path: Path, who: str) -> ModuleType:
+    """The module as its file is now: run if it was not, and again if the file has changed since.
+
+    From the source: Python takes bytecode for current if the file has the same size and was written in the same second.
+    """
+    names, content = vars(module), digest_of(path)
+    if names.get("_digest") == content:
+        return module
+    for name in [one for one, value in names.items() if not (one.startswith("__") or isinstance(value, ModuleType))]:
+        del names[name]  # such as a function that is no longer there; modules may be parts of a package
+    try:
+        exec(compile(path.read_bytes(), str(path), "exec", dont_inherit=True), names)
+    except BaseException as error:
+        del sys.modules[module.__name__]
+        if isinstance(error, ImportError):
+            raise ArgumentError(who, f"{path} to be importable", str(error)) from None
+        raise
+    names["_digest"] = content
+    return module

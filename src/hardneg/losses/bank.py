@@ -12,21 +12,28 @@ the first batch, here it follows the batches (``momentum=1.0`` is theirs).
 from __future__ import annotations
 
 import math
+from functools import partial
 from typing import Annotated, ClassVar
 
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import logsigmoid
+from torch.utils.checkpoint import checkpoint
 
 from hardneg.core.errors import argument_error, check_range
 from hardneg.core.objectives import info_nce, reduce
+from hardneg.core.pairing import not_infinite
 from hardneg.core.scoring import score
-from hardneg.core.types import NEVER, Keys, LogWeights, PairLosses, Scores
+from hardneg.core.types import NEVER, Keys, LogWeights, PairLosses, Scores, Tags, same_id
+from hardneg.core.vectors import widened
 from hardneg.negatives import Uniform
 from hardneg.state.pools import Bank
 from hardneg.state.stateful import Stateful, check_count
 
 Views = Annotated[Tensor, "b d"]
+
+_few = 16  # times as many entries as draws
+_most_gathered = 1 << 22  # numbers that are gathered at a time
 
 
 def binary_nce(
@@ -106,16 +113,7 @@ class BankContrast(nn.Module):
 
     def forward(self, z: Views, ids: Tensor, bank: Bank, draws: Annotated[Tensor, "b k"] | None = None) -> Tensor:
         """``draws`` are ids, if not to be drawn from the bank's seed and step; own ids among them are left out."""
-        own = bank.of(ids)
-        others = bank.draw(ids, self.num_draws) if draws is None else bank.of(draws)
-        assert own.ids is not None
-        assert others.ids is not None
-        known = (own.ids >= 0)[:, None]
-        entries = torch.where(
-            known, own.vectors, z.detach()
-        )  # masked; a unit vector all the same, for hn.core.scoring.checks()
-        scores = score(Keys(z, ids), entries, others, self.temperature, positive_mask=known)
-        scores = scores.narrowed(others.ids >= 0)
+        scores = self._scores(z, ids, bank, bank.draw_ids(ids, self.num_draws) if draws is None else draws)
         log_w = Uniform().log_weights(scores)
         if self.objective == "softmax":
             return reduce(info_nce(scores, log_w), scores)
@@ -124,8 +122,49 @@ class BankContrast(nn.Module):
         )
         return reduce(losses, scores)
 
+    def _scores(self, z: Views, ids: Tensor, bank: Bank, draws: Annotated[Tensor, "b k"]) -> Scores:
+        own, none = bank.of(ids), Keys(z.new_zeros(len(z), 0, bank.dim), ids[:, None][:, :0], source=bank.source)
+        assert own.ids is not None
+        known = (own.ids >= 0)[:, None]
+        # Masked; a unit vector all the same, for hn.core.scoring.checks().
+        entries = torch.where(known, own.vectors, z.detach())
+        scores = score(Keys(z, ids), entries, none, self.temperature, positive_mask=known)
+        drawn = torch.where(bank.knows(draws), draws, -1)
+        with torch.autocast(z.device.type, enabled=False):
+            similarity = drawn_products(not_infinite(widened(z)), bank, drawn)
+        return scores.changed(
+            candidates=similarity / self.temperature,
+            valid=(drawn >= 0) & ~same_id(ids, drawn),
+            candidate_tags=Tags(drawn),
+            source=ids.new_zeros(drawn.shape[1]),
+        )
+
     def extra_repr(self) -> str:
         return f"num_draws={self.num_draws}, temperature={self.temperature}, objective={self.objective!r}"
+
+
+def drawn_products(z: Views, bank: Bank, ids: Annotated[Tensor, "b k"]) -> Annotated[Tensor, "b k"]:
+    """Products of each row with the entries of its ids, 0 for a negative id; no more is held than the bank takes.
+
+    What is held is a copy, since a bank may be pushed to before the backward pass. Of few entries all products are
+    cheaper than to gather those that are wanted.
+    """
+    places, k, wide = ids.clamp(min=0), ids.shape[1], torch.promote_types(z.dtype, bank.vectors.dtype)
+    z = z.to(wide)
+    if ids.numel() <= len(bank.vectors):
+        found = _gathered_products(z, bank.vectors, places)
+    elif len(bank.vectors) <= _few * k:
+        found = (z @ bank.vectors.to(wide, copy=True).T).gather(1, places)
+    else:
+        entries, rows = bank.vectors.clone(), max(1, _most_gathered // (k * z.shape[1]))
+        parts = zip(z.split(rows), places.split(rows), strict=True)  # type: ignore[no-untyped-call]
+        gathered = partial(checkpoint, _gathered_products, use_reentrant=False, preserve_rng_state=False)
+        found = torch.cat([gathered(part, entries, at) for part, at in parts])
+    return found.masked_fill(ids < 0, 0.0)
+
+
+def _gathered_products(z: Views, entries: Tensor, places: Annotated[Tensor, "b k"]) -> Annotated[Tensor, "b k"]:
+    return torch.bmm(entries[places].to(z.dtype), z[:, :, None]).squeeze(2)
 
 
 class InstanceDiscrimination(nn.Module):

@@ -101,13 +101,14 @@ class Finder:
         width = len(self.corpus) if size is None else size * (1 + len(self.search.also))
         return max(1, min(self.meeting.query_block, self.meeting.most_scores // max(width, 1)))
 
-    def at_once(self, size: int | None) -> int:
-        """Queries whose lists and vectors are held while a shard is searched."""
-        return max(self.block(size), self.search.memory_on(self.device) // 2 // self.query_bytes(size))
+    def at_once(self, size: int | None, shards: int = 1) -> int:
+        """Queries whose lists, of so many shards, and vectors are held while a shard is searched."""
+        return max(self.block(size), self.search.memory_on(self.device) // 2 // self.query_bytes(size, shards))
 
-    def query_bytes(self, size: int | None) -> int:
-        """What a query takes while a shard is searched: a list, its vector as given and as compared, and counts."""
-        return self.piece_bytes(size) + 8 * self.meeting.queries.dim + COUNT_BYTES * self.num_wide
+    def query_bytes(self, size: int | None, shards: int = 1) -> int:
+        """What a query takes while a shard is searched: lists and counts, and its vector as given and as compared."""
+        longest = min(size or 0, max(high - low for low, high in self.shards))
+        return shards * (self.piece_bytes(longest) + COUNT_BYTES * self.num_wide) + 8 * self.meeting.queries.dim
 
     def piece_bytes(self, size: int | None) -> int:
         """The list of a query in one shard."""

@@ -143,7 +143,12 @@ def _check_disk(pieces: list[tuple[str, list[str]]], encoder: Encoder, cache: Pa
 
 def disk_bytes(vectors: int) -> int:
     """What so many bytes of vectors take in the cache: pieces and, of many, one file of all of them."""
-    return vectors * (2 if vectors >= _in_memory else 1)
+    return vectors * (1 if fits_in_memory(vectors) else 2)
+
+
+def fits_in_memory(vectors: int) -> bool:
+    """Whether so many bytes of vectors are held, and not read from one file of all of them."""
+    return vectors < _in_memory
 
 
 def _piece_sizes(texts: Sequence[str], encoder: Encoder, cache: Path) -> tuple[int, int]:
@@ -202,7 +207,7 @@ def _join_pieces(names: list[str], cache: Path, path: Path) -> None:
 
 def _whole(pieces: list[tuple[str, list[str]]], cache: Path) -> Path | None:
     """The file of all pieces, for vectors that may not fit into memory; None where they do."""
-    if sum(part.nbytes for part in _read(pieces, cache)) < _in_memory:
+    if fits_in_memory(sum(part.nbytes for part in _read(pieces, cache))):
         return None
     names = repr([name for name, _ in pieces])
     return cache / f"whole-{hashlib.sha256(names.encode()).hexdigest()[:32]}.npy"

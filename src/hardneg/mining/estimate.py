@@ -14,7 +14,7 @@ from hardneg.io.files import check_free
 from hardneg.mining.beir import from_beir
 from hardneg.mining.checks import check_options, is_listed, rule_of
 from hardneg.mining.edges import COUNT_BYTES, PASSES
-from hardneg.mining.encode import Encoder, disk_bytes
+from hardneg.mining.encode import Encoder, disk_bytes, fits_in_memory
 from hardneg.mining.engine import Miner
 from hardneg.mining.inputs import load_encoders, load_guide, load_problem, make_miner, texts_of
 from hardneg.mining.options import MineOptions
@@ -117,8 +117,16 @@ def _stand_in(side: Side, encoder: Encoder) -> tuple[float, Tensor]:
     begin = time.perf_counter()
     vectors = torch.as_tensor(encoder.encode(sample))
     seconds = time.perf_counter() - begin
+    return seconds * len(side) / len(sample), _random_rows(len(side), vectors.shape[1])
+
+
+def _random_rows(number: int, dim: int) -> Tensor:
+    """As many vectors as the run would have. Where it would read them from a file, they share their numbers: each row
+    begins one number behind the row before."""
     random = torch.Generator().manual_seed(0)
-    return seconds * len(side) / len(sample), torch.randn(len(side), vectors.shape[1], generator=random)
+    if fits_in_memory(4 * number * dim):
+        return torch.randn(number, dim, generator=random)
+    return torch.randn(number + dim - 1, generator=random).unfold(0, dim, 1)
 
 
 def _sample(problem: Problem) -> Problem:
@@ -128,8 +136,8 @@ def _sample(problem: Problem) -> Problem:
 
 
 def _peak(miner: Miner, queries: int) -> int:
-    """The peak of this process, which held every table and vector and the blocks of a search, and the lists of all
-    queries that a search holds at a time."""
+    """The peak of this process, which held every table, the vectors that the run holds and the blocks of a search, and
+    the lists of all queries that a search holds at a time."""
     finder = miner.finder
     size, _ = next(iter(finder.attempts(False)))
     held = min(queries, finder.at_once(size)) * finder.query_bytes(size) if finder.searched else 0

@@ -100,9 +100,10 @@ def chosen_pieces(miner: Miner, store: Store, run: Run) -> Iterator[Piece]:
         store.write("pilot", 0, {"filter_first": np.array(miner.needs_filters())})
     filter_first = bool(store.read("pilot", 0)["filter_first"])
     pending = np.arange(len(miner.meeting.queries))
+    held = len(miner.finder.shards) if isinstance(store, Memory) else 1  # shards whose lists are in memory
     for number, (size, filtered) in enumerate(miner.finder.attempts(filter_first)):
         undecided = [pending[:0]]
-        step = miner.finder.at_once(size)
+        step = miner.finder.at_once(size, held)
         for group, low in enumerate(range(0, len(pending), step)):
             attempt = Stage("queries", f"{number}.{group}", size, filtered)
             if not store.has(attempt.name, 0):

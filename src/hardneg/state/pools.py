@@ -165,9 +165,12 @@ class Bank(Stateful):
 
     def vectors_of(self, ids: Annotated[Tensor, "n | b k"]) -> tuple[Tensor, Tensor]:
         """The vectors of these instances, 0 for one that is not known, and which are."""
-        slots = ids.clamp(min=0)
-        known = (ids >= 0) & self.visited[slots]
-        return self.vectors[slots] * known[..., None], known
+        known = self.knows(ids)
+        return self.vectors[ids.clamp(min=0)] * known[..., None], known
+
+    def knows(self, ids: Annotated[Tensor, "n | b k"]) -> Annotated[Tensor, "n | b k"]:
+        """Which of these instances were visited; not a negative id."""
+        return (ids >= 0) & self.visited[ids.clamp(min=0)]
 
     @torch.no_grad()
     def push(self, keys: Keys) -> None:
@@ -191,7 +194,13 @@ class Bank(Stateful):
     def draw(
         self, ids: Annotated[Tensor, "b"], k: int, *, replace: bool = True, generator: torch.Generator | None = None
     ) -> Keys:
-        """k instances for each anchor, uniform over the visited ones other than itself; [b, k, d].
+        """k instances for each anchor, uniform over the visited ones other than itself; [b, k, d]."""
+        return self.of(self.draw_ids(ids, k, replace=replace, generator=generator))
+
+    def draw_ids(
+        self, ids: Annotated[Tensor, "b"], k: int, *, replace: bool = True, generator: torch.Generator | None = None
+    ) -> Annotated[Tensor, "b k"]:
+        """The ids of k instances for each anchor, uniform over the visited ones other than itself.
 
         Without a generator the draw comes from the bank's seed and step, which it advances. Where an anchor has fewer
         than k others to draw without replacement, or none at all, k becomes what every anchor has.
@@ -208,7 +217,7 @@ class Bank(Stateful):
         fewest = int(room.min()) if len(room) else 0
         k = min(k, fewest) if not replace or fewest == 0 else k
         index = (_with_replacement if replace else _without_replacement)(own, room, inside, k, generator)
-        return self.of(pool[index].to(self.pushed_at.device))
+        return pool[index].to(self.pushed_at.device)
 
     def age(self) -> Annotated[Tensor, "n"]:
         """How many pushes ago each visited instance was last updated."""

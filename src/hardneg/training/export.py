@@ -25,7 +25,6 @@ from hardneg.training.checkpoints import read_state
 from hardneg.training.data.inputs import TwoTowers
 from hardneg.training.data.items import Items
 from hardneg.training.data.kinds import kind_of
-from hardneg.training.data.texts import OfTexts
 from hardneg.training.encoders import ResNetBackbone
 from hardneg.training.evaluation.texts import TextEncoder, of_function, sentence_transformer
 from hardneg.training.options import RECIPES, CMCOptions, InfoGraphOptions, QuickThoughtsOptions, TrainOptions
@@ -78,10 +77,10 @@ def may_run_code(encoder: str) -> bool:
 
 
 def text_encoder_of(run: str | Path, weights: str = "last", *, run_code: bool = False) -> TextEncoder:
-    """The encoder of a run on texts as the evaluations take it."""
+    """The encoder of a run on texts, or on images with texts, as the evaluations take it."""
     encoder: Any = load_encoder(run, weights, run_code=run_code)
     options = options_of(Run(Path(run)))
-    if not issubclass(kind_of(options.data, may_run=False), OfTexts):
+    if kind_of(options.data, may_run=False).has != "texts":
         raise ArgumentError("evaluate", "a run that was trained on texts", f"{options.data} in {run}")
     return of_function(encoder.encode)
 

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from hardneg.core.errors import check_among
+from hardneg.core.vectors import widened
 from hardneg.training.data.packed import Graphs
 
 NORMS: dict[str, Callable[[int], nn.Module]] = {"batch": nn.BatchNorm1d, "layer": nn.LayerNorm}
@@ -45,9 +46,11 @@ class GIN(nn.Module):
 
     def nodes(self, graphs: Graphs) -> Annotated[Tensor, "n d"]:
         source, target = graphs.edge_index
-        h, all_layers = graphs.x.to(self.layers[0][0].weight.dtype), []  # type: ignore[index]
+        dtype: torch.dtype = self.layers[0][0].weight.dtype  # type: ignore[index, assignment]
+        h, all_layers = graphs.x.to(dtype), []
         for layer, norm in zip(self.layers, self.norms, strict=True):
-            h = norm(layer(h.index_add(0, target, h[source])).relu())
+            h = widened(h)  # in bfloat16 a GPU's sum of 300 ones is 256
+            h = norm(layer(h.index_add(0, target, h[source]).to(dtype)).relu())
             all_layers.append(h)
         return torch.cat(all_layers, dim=1)
 
@@ -57,6 +60,7 @@ class GIN(nn.Module):
 
 def pooled(nodes: Annotated[Tensor, "n d"], graphs: Graphs) -> Annotated[Tensor, "g d"]:
     """The sum over the nodes of each graph; 0 for a graph that has none."""
+    nodes = widened(nodes)
     return nodes.new_zeros(len(graphs), nodes.shape[1]).index_add(0, graphs.batch, nodes)
 
 

@@ -88,10 +88,12 @@ def has_collapsed(final: Record) -> bool:
     """Whether all embeddings are almost one: any two are similar, and the loss is near that of a guess, ln(1 + n).
 
     Of all candidates alike, since hard negatives may be similar in a good run; n is the effective number of negatives,
-    which in a collapsed run is that of all. A similarity above 1 is a dot product that no norm bounds (InfoGraph), and
-    nothing follows from it.
+    which in a collapsed run is that of all. A recipe whose guess costs something else records it as ``guess_loss``. A
+    similarity above 1 is a dot product that no norm bounds (InfoGraph), and nothing follows from it.
     """
     similarity, loss, number = (final.get(name) for name in ("uniform_hardness", "loss", "effective_number"))
     if similarity is None or loss is None or number is None:
         return False
-    return bool(COLLAPSED_SIMILARITY <= similarity <= 1.001 and loss >= COLLAPSED_LOSS * math.log1p(number))
+    guess = final.get("guess_loss")
+    guess = math.log1p(number) if guess is None else guess
+    return bool(COLLAPSED_SIMILARITY <= similarity <= 1.001 and loss >= COLLAPSED_LOSS * guess)

@@ -65,9 +65,10 @@ class ImageTextEncoder(TwoTowers):
 
 @dataclass(frozen=True, eq=False)
 class ImageTexts(Items, prefix="imagetext", form="imagetext:TABLE"):
-    """Images and texts, row by row, with the number of the document of each row."""
+    """Pairs of a text and an image, with the number of the document of each; an image is held once."""
 
     pictures: ImageData
+    picture_of: Annotated[Tensor, "n"]  # each pair: a row of the pictures
     captions: Texts
     documents: Annotated[Tensor, "n"]
     labels: Annotated[Tensor, "n"] | None
@@ -75,11 +76,12 @@ class ImageTexts(Items, prefix="imagetext", form="imagetext:TABLE"):
     name: str
     classes: tuple[str, ...] = ()
     noun: ClassVar[str] = "pair"
+    has: ClassVar[str] = "texts"
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if not len(self.pictures) == len(self.captions) == len(self.ids):
-            got = f"{len(self.pictures)} images and {len(self.captions)} texts"
+        if not len(self.picture_of) == len(self.captions) == len(self.ids):
+            got = f"{len(self.picture_of)} images and {len(self.captions)} texts"
             raise ArgumentError(f"ImageTexts {self.name!r}", f"an image and a text of each of {len(self)} pairs", got)
 
     @classmethod
@@ -103,14 +105,16 @@ class ImageTexts(Items, prefix="imagetext", form="imagetext:TABLE"):
     @classmethod
     def of(cls, files: list[Path], texts: list[str], name: str, folder: Path, size: int | None = None) -> ImageTexts:
         """Pairs of image files and texts; a file that is named several times is read once."""
-        found = decoded_images(list(dict.fromkeys(files)), folder, size)
-        arrays = channels_first(name, same_shape([found[file] for file in files], [str(file) for file in files]))
+        place_of = {file: place for place, file in enumerate(dict.fromkeys(files))}
+        found = decoded_images(list(place_of), folder, size)
+        arrays = channels_first(name, same_shape([found[file] for file in place_of], [str(file) for file in place_of]))
         images, ids = torch.from_numpy(np.ascontiguousarray(arrays)), torch.arange(len(files))
         numbers = {text: number for number, text in enumerate(dict.fromkeys(texts))}
         group = grouped([str(file) for file in files], [numbers[text] for text in texts], len(numbers))
         documents = torch.tensor([group[numbers[text]] for text in texts])
         captions = Texts(texts, None, ids, ids, name)
-        return cls(ImageData(images, None, ids, name), captions, documents, None, ids, name)
+        pictures = ImageData(images, None, torch.arange(len(images)), name)
+        return cls(pictures, torch.tensor([place_of[file] for file in files]), captions, documents, None, ids, name)
 
     def prepared(self, options: TrainOptions, views: Any = None) -> ImageTexts:
         """``views(images, ids, epoch, seed)`` gives two views of images, of which the first is taken."""
@@ -124,14 +128,15 @@ class ImageTexts(Items, prefix="imagetext", form="imagetext:TABLE"):
         self.pictures.check_views(options)
 
     def views(self, index: Annotated[Tensor, "b"], epoch: int, seed: int) -> tuple[Sided, Sided]:
-        image, text = self.pictures.views(index, epoch, seed)[0], self.captions.views(index, epoch, seed)[0]
-        return Sided(first=image), Sided(second=text)
+        images = self.pictures.images[self.picture_of[index]]
+        crops, _ = self.pictures.views_of(images, self.ids[index], epoch, seed)  # another crop for each of its texts
+        return Sided(first=crops), Sided(second=self.captions.views(index, epoch, seed)[0])
 
     def views_evaluated(self, index: Annotated[Tensor, "b"], epoch: int, seed: int) -> tuple[Sided, Sided]:
         return self.plain(index), Sided(second=self.captions.plain(index))
 
     def plain(self, index: Annotated[Tensor, "b"]) -> Sided:
-        return Sided(first=self.pictures.plain(index))
+        return Sided(first=self.pictures.plain(self.picture_of[index]))
 
     def encoder(self, options: TrainOptions) -> ImageTextEncoder:
         return self.rebuilt(self.record(), options)
@@ -149,7 +154,8 @@ class ImageTexts(Items, prefix="imagetext", form="imagetext:TABLE"):
         self.pictures.check_like(record)
 
     def shown(self, position: int) -> Shown:
-        return replace(self.pictures.shown(position), text=shortened(self.captions.texts[position]))
+        picture = self.pictures.shown(int(self.picture_of[position]))
+        return replace(picture, text=shortened(self.captions.texts[position]))
 
     def measures(self, splits: Splits, options: TrainOptions) -> list[str]:
         return ["both_ways", "image_to_text", "text_to_image"]
@@ -183,12 +189,14 @@ class ImageTexts(Items, prefix="imagetext", form="imagetext:TABLE"):
         return self.take(torch.nonzero(~chosen)[:, 0]), self.take(torch.nonzero(chosen)[:, 0])
 
     def take(self, index: Annotated[Tensor, "m"]) -> Self:
-        pictures, captions = self.pictures.take(index), self.captions.take(index)
+        needed, picture_of = torch.unique(self.picture_of[index], return_inverse=True)
+        pictures, captions = self.pictures.take(needed), self.captions.take(index)
         documents, ids = self.documents[index], self.ids[index]
-        return replace(self, pictures=pictures, captions=captions, documents=documents, ids=ids)
+        return replace(self, pictures=pictures, picture_of=picture_of, captions=captions, documents=documents, ids=ids)
 
     def to(self, device: torch.device | str) -> Self:
-        parts = {name: getattr(self, name).to(device) for name in ("pictures", "captions", "documents", "ids")}
+        names = ("pictures", "picture_of", "captions", "documents", "ids")
+        parts = {name: getattr(self, name).to(device) for name in names}
         return replace(self, **parts)
 
     def content(self) -> Iterator[tuple[str, Tensor | list[Any] | None]]:

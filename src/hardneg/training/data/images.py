@@ -134,8 +134,12 @@ class ImageData(Items):
         return described(self._prepared(self.augment))
 
     def views(self, index: Annotated[Tensor, "b"], epoch: int, seed: int) -> tuple[Tensor, Tensor]:
+        return self.views_of(self.images[index], self.ids[index], epoch, seed)
+
+    def views_of(self, images: Tensor, ids: Annotated[Tensor, "b"], epoch: int, seed: int) -> tuple[Tensor, Tensor]:
+        """Of any images: those of an id are always the same in an epoch."""
         make: Views = self._prepared(self.make_views)
-        return make(self.images[index], self.ids[index], epoch, seed)
+        return make(images, ids, epoch, seed)
 
     def plain(self, index: Annotated[Tensor, "b"]) -> Tensor:
         augment: Augmentation = self._prepared(self.augment)

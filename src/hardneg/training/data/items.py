@@ -111,7 +111,7 @@ class Items(ABC):
 
     noun: ClassVar[str] = "item"
     has_benchmarks: ClassVar[bool] = False  # whether ``evaluate`` reads --evaluate-with
-    has: ClassVar[str] = ""  # what some recipes need: "nodes" (infograph), "pixels" (cmc)
+    has: ClassVar[str] = ""  # "nodes" (infograph needs them), "pixels" (cmc), "texts": its encoders have ``encode``
     always_recorded: ClassVar[bool] = True  # False: older versions had runs without a fingerprint of such data
     ids: Annotated[Tensor, "n"]
     labels: Annotated[Tensor, "n"] | None

@@ -42,6 +42,7 @@ class OfTexts(Items):
 
     noun: ClassVar[str] = "text"
     has_benchmarks: ClassVar[bool] = True
+    has: ClassVar[str] = "texts"
     tokenizer: Tokenizer | None
 
     @classmethod

@@ -70,9 +70,10 @@ class BankMethod(Method):
         return [normalize(part, dim=-1) for part in vectors.chunk(len(self.banks), dim=1)]
 
     def _begin(self, encode: Encode) -> None:
-        """Fills empty banks, and clusters them where it is time to."""
+        """Fills empty banks with first views, as steps do, and clusters them where it is time to."""
         if not self.begun and not len(self.banks[0]):
-            encode_all(encode, self.data, self.options, torch.arange(len(self.data)), self._push)
+            every, unseen = torch.arange(len(self.data)), self.options.epochs  # no anchor has the views of that epoch
+            encode_all(encode, self.data, self.options, every, self._push, view=0, epoch=unseen)
         self.begun = True
         epoch, within = divmod(self.step, self.steps_an_epoch)
         since = epoch - self.options.warmup
@@ -155,12 +156,12 @@ class Instance(BankMethod):
 
 @torch.no_grad()
 def encode_all(
-    encode: Encode, data: Items, options: Any, index: Tensor, push: Callable[[Keys], None], epoch: int = 0
+    encode: Encode, data: Items, options: Any, index: Tensor, push: Callable[[Keys], None], view: int, epoch: int = 0
 ) -> None:
-    """Pushes the embeddings of the second views of these items, since anchors are first ones."""
+    """Pushes the embeddings of the first (0) or second (1) views of these items."""
     for part in index.to(data.ids.device).tensor_split(max(1, len(index) // options.batch_size)):
         labels = None if data.labels is None else data.labels[part]
-        push(Keys(encode(data.views(part, epoch, options.seed)[1]).float(), part, labels))
+        push(Keys(encode(data.views(part, epoch, options.seed)[view]).float(), part, labels))
 
 
 def main(options: InstanceOptions, out: str | Path, **how: Any) -> dict[str, Any]:

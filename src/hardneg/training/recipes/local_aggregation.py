@@ -18,6 +18,9 @@ from hardneg.training.loop import train
 from hardneg.training.options import LocalAggregationOptions
 from hardneg.training.recipes.instance import BankMethod, Views
 
+ALIKE = 1e6
+"""A temperature at which all scores are alike."""
+
 
 class LocalAggregation(BankMethod):
     def __init__(self, options: LocalAggregationOptions, data: Items, total: int) -> None:
@@ -25,8 +28,15 @@ class LocalAggregation(BankMethod):
         self.encoder = data.encoder(options)
 
     def of_views(self, views: Views) -> Tensor:
-        loss = papers.local_aggregation(self.temperature, background=self.negatives)
-        return loss(views[0], self.keys.ids, self.banks[0], self.clusters)
+        return self._loss(views[0], self.temperature)
+
+    def figures(self) -> dict[str, float]:
+        """The loss of a guess is log(background / close), by their numbers."""
+        return {"guess_loss": float(self._loss(self.split(self.keys.vectors)[0], ALIKE))}
+
+    def _loss(self, z: Tensor, temperature: float) -> Tensor:
+        loss = papers.local_aggregation(temperature, background=self.negatives)
+        return loss(z, self.keys.ids, self.banks[0], self.clusters)
 
 
 def main(options: LocalAggregationOptions, out: str | Path, **how: Any) -> dict[str, Any]:

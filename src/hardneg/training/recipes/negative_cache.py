@@ -55,7 +55,7 @@ class NegativeCache(SimCLR):
         self.begun, number = True, len(self.data)
         if not len(self.cache):
             some = torch.randperm(number, generator=generator_at(self.options.seed, 0))
-            encode_all(encode, self.data, self.options, some[: self.cache.capacity], self._push)
+            encode_all(encode, self.data, self.options, some[: self.cache.capacity], self._push, view=1)
         elif (last := int(self.cache.ids.max())) >= number:
             what, fix = f"a cache of the {number} {self.data.noun}s that there are", "begin a new run in another --out"
             raise DataChanged("train", what, f"position {last}", fix)
