@@ -38,7 +38,7 @@ from hardneg.training.encoders import Represent, check_embeds
 from hardneg.training.evaluation.monitors import check_held_out, check_monitor, read_monitor
 from hardneg.training.method import Batch, Build, Encode
 from hardneg.training.optimisers import Updates, read_optimiser
-from hardneg.training.options import TrainOptions, defaults_of
+from hardneg.training.options.base import TrainOptions, defaults_of
 from hardneg.training.records import final_of, has_collapsed
 from hardneg.training.runs import Run
 from hardneg.training.setup import (
