@@ -105,13 +105,8 @@ def train(
         loop = Loop(accelerator, run, options, spec, data, build, seen)
         # The recipe has now declared whether it needs labels.
         try_negatives(options, labelled=found.train.labels is not None)
-        seconds = loop.run_all(quiet)
-        times = {"seconds": round(seconds, 3), "epoch_seconds": loop.epoch_seconds}
-        if accelerator.is_main_process:
-            figures = loop.evaluate(found, views)
-            run.took(held_memory(accelerator.device))
-            run.finish(figures | times | {"steps": loop.total, "epochs": options.epochs})
-        accelerator.wait_for_everyone()
+        loop.run_all(quiet)
+        loop.finish(found, views)
     return run.result() or {}  # nothing on a machine that does not see the disk of the first rank
 
 
@@ -137,12 +132,32 @@ class Loop:
         encoder = encoder_record(self.method.recorded_encoder())
         if accelerator.is_main_process:
             run.check_encoder(encoder)
+        self.update = self._prepare()
+        self.monitor = read_monitor(options.monitor) if options.monitor_every else None
+        if self.monitor is not None:
+            check_monitor(options.monitor, self.data)
+        self.refresh = refresh_for(self.sampler, spec, self._vectors, options.seed)
+        self.refreshed: int | None = None  # the step of the last refresh
+        self.harvested = torch.zeros(0)
+        self.adaptive = self._adaptive()
+        self.epoch_loss = torch.zeros((), device=accelerator.device)
+        self.step, self.epoch, self.saved = 0, 0, 0
+        self.epoch_seconds: list[float] = []
+        self.begun_seconds = 0.0  # of an epoch that was saved in its middle
+        self._restore()
+        if accelerator.is_main_process:
+            run.record_trained(encoder, data.described(), seen)
+        check_agreed(accelerator, self.step)
+
+    def _prepare(self) -> Updates:
+        """Makes the optimiser, and wraps the encoder for its device and ranks."""
+        options, accelerator = self.options, self.accelerator
         on_gpu = accelerator.device.type == "cuda"
         if on_gpu:
             torch.backends.cudnn.benchmark = not torch.are_deterministic_algorithms_enabled()
             self.method.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
         self.data.check_views(options)
-        check_embeds(self.method.encoder, self._positions(), self.data.plain, data.noun)
+        check_embeds(self.method.encoder, self._positions(), self.data.plain, self.data.noun)
         parameters = [p for p in self.method.parameters() if p.requires_grad]
         optimizer = read_optimiser(options.optimizer).build(
             parameters, lr=options.learning_rate, weight_decay=options.weight_decay, fused=on_gpu
@@ -156,24 +171,12 @@ class Loop:
         self.method.prepare(self._prepared)
         inside = {id(p) for p in self.method.encoder.parameters()}
         outside = [p for p in parameters if id(p) not in inside]
-        self.update = Updates(accelerator, self.optimizer, parameters, outside, options, len(self.sampler))
-        self.monitor = read_monitor(options.monitor) if options.monitor_every else None
-        if self.monitor is not None:
-            check_monitor(options.monitor, self.data)
-        self.refresh = refresh_for(self.sampler, spec, self._vectors, options.seed)
-        self.refreshed: int | None = None  # the step of the last refresh
-        self.harvested = torch.zeros(0)
+        return Updates(accelerator, self.optimizer, parameters, outside, options, len(self.sampler))
+
+    def _adaptive(self) -> list[adaptive]:
         losses = [part for part in self.method.modules() if isinstance(part, ContrastiveLoss)]
         every = [s for one in losses for s in (*one.negatives.schedules(), one.temperature, one.tau_plus)]
-        self.adaptive = [schedule for schedule in every if isinstance(schedule, adaptive)]
-        self.epoch_loss = torch.zeros((), device=accelerator.device)
-        self.step, self.epoch, self.saved = 0, 0, 0
-        self.epoch_seconds: list[float] = []
-        self.begun_seconds = 0.0  # of an epoch that was saved in its middle
-        self._restore()
-        if accelerator.is_main_process:
-            run.record_trained(encoder, data.described(), seen)
-        check_agreed(accelerator, self.step)
+        return [schedule for schedule in every if isinstance(schedule, adaptive)]
 
     def _prepared(self, encoder: nn.Module) -> Encode:
         """An encoder as the options have it called: compiled, in chunks."""
@@ -184,8 +187,8 @@ class Loop:
             encode = torch.compile(encoder, mode="reduce-overhead" if graphs else "default")  # type: ignore[assignment]
         return GradCache(encode, options.encode_chunk, encoder) if options.encode_chunk else encode.__call__
 
-    def run_all(self, quiet: bool) -> float:
-        """All epochs that are left; returns the seconds of training, over all attempts as far as they were saved."""
+    def run_all(self, quiet: bool) -> None:
+        """Trains all epochs that are left."""
         if self.step == 0 and self.spec.encode and self.spec.warmup == 0:
             self.refresh.now()
             self.refreshed = 0
@@ -205,7 +208,6 @@ class Loop:
                 self._look()
                 if self.epoch % self.options.save_every == 0 or self.epoch == self.options.epochs:
                     self._save()
-        return sum(self.epoch_seconds)
 
     def _batches(self, epoch: int) -> Iterator[Tensor]:
         self.sampler.set_epoch(epoch)
@@ -309,6 +311,16 @@ class Loop:
         before = " (the last checkpoint is from before)" if self.disk.checkpoint_path.exists() else ""
         fix = f"lower --learning-rate, raise --temperature, or use --precision no{before}"
         return NotFinite("train", "finite losses and weights", f"{what} at step {self.step}", fix)
+
+    def finish(self, splits: Splits, views: Views | Augmentation | None = None) -> None:
+        """Evaluates and ends the run; the first rank's work, for which the others wait."""
+        if self.accelerator.is_main_process:
+            figures = self.evaluate(splits, views)
+            # Of all attempts, as far as they were saved.
+            times = {"seconds": round(sum(self.epoch_seconds), 3), "epoch_seconds": self.epoch_seconds}
+            self.disk.took(held_memory(self.accelerator.device))
+            self.disk.finish(figures | times | {"steps": self.total, "epochs": self.options.epochs})
+        self.accelerator.wait_for_everyone()
 
     def evaluate(self, splits: Splits, views: Views | Augmentation | None = None) -> dict[str, Any]:
         """The figures of the trained encoder, and its embeddings beside them; the first rank's work."""
