@@ -6,11 +6,13 @@ import os
 import random
 import sys
 from collections.abc import Callable, Iterator
+from functools import cache
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+import typer.testing
 from hypothesis import settings
 from torch import Tensor
 from torch.nn.functional import normalize
@@ -26,6 +28,9 @@ torch.set_num_threads(1)
 settings.register_profile("steady", derandomize=True)  # the same examples in every run of the tests
 settings.register_profile("search", derandomize=False)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "steady"))
+
+# Built anew, with the flags of all recipes, the command takes longer than what most tests run by it.
+typer.testing._get_command = cache(typer.testing._get_command)  # type: ignore[attr-defined]
 
 collect_ignore = ["support"]  # scripts and helpers, which would be imported to look for doctests
 pytest_plugins = ["support.comparisons", "support.reports"]  # fixtures of several files
