@@ -62,11 +62,7 @@ class Freshness:
         return nearest and left == min(LEAD, (every - 1) // 3, size - 1) and step + left < self.total
 
     def state(self) -> dict[str, Any]:
-        return {
-            "harvested": self.harvested,
-            "refreshed": self.refreshed,
-            "planned_from": _as_state(self.sampler.data),
-        }
+        return {"harvested": self.harvested, "refreshed": self.refreshed, "planned_from": _as_state(self.sampler.data)}
 
     def restore(self, state: dict[str, Any]) -> None:
         """Takes the state of a checkpoint, unless it is of another number of items."""

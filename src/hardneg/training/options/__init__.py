@@ -1,12 +1,6 @@
 """The options of the recipes: plain dataclasses, light enough for ``--help``, the same for flags, YAML and Python."""
 
-from hardneg.training.options.banks import (
-    BankOptions,
-    CMCOptions,
-    InstanceOptions,
-    LocalAggregationOptions,
-    NegativeCacheOptions,
-)
+from hardneg.training.options.banks import CMCOptions, InstanceOptions, LocalAggregationOptions, NegativeCacheOptions
 from hardneg.training.options.base import TrainOptions
 from hardneg.training.options.graphs import GraphCLOptions, InfoGraphOptions
 from hardneg.training.options.images import (
@@ -37,25 +31,3 @@ RECIPES: dict[str, type[TrainOptions]] = {
     "graphcl": GraphCLOptions,
     "infograph": InfoGraphOptions,
 }
-
-__all__ = [
-    "RECIPES",
-    "BankOptions",
-    "CLIPOptions",
-    "CMCOptions",
-    "EMC2Options",
-    "GraphCLOptions",
-    "ISogCLROptions",
-    "InfoGraphOptions",
-    "InstanceOptions",
-    "LocalAggregationOptions",
-    "MoCoOptions",
-    "NegativeCacheOptions",
-    "PairsOptions",
-    "QuickThoughtsOptions",
-    "SimCLROptions",
-    "SimCSEOptions",
-    "SogCLROptions",
-    "SupervisedOptions",
-    "TrainOptions",
-]

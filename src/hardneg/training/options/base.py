@@ -82,9 +82,7 @@ class TrainOptions:
     save_every: int = option(1, "Epochs between checkpoints.", RUN, low=1)
     save_every_steps: int = option(0, "Batches between further checkpoints in mid-epoch; 0: none.", RUN, low=0)
     monitor: str = option(
-        "knn",
-        "What is watched, and chooses the best checkpoint: knn, svm, retrieval, \"sts('FILE')\".",
-        RUN,
+        "knn", "What is watched, and chooses the best checkpoint: knn, svm, retrieval, \"sts('FILE')\".", RUN
     )
     monitor_every: int = option(0, "Epochs between looks at the monitor; 0: never.", RUN, low=0)
 

@@ -16,16 +16,22 @@ TEXT_VIEWS = "auto: passes with other dropout, or the two texts of a pair; there
 
 
 @dataclass(frozen=True)
-class SimCSEOptions(SimCLROptions):
-    """Two dropout passes of each text, the first against the second ones of the batch: SimCSE."""
+class TextOptions(TrainOptions):
+    """What the recipes of texts share."""
 
     data: str = option("text:", TEXT, DATA)
     encoder: str = option("auto", TEXT_ENCODER, DATA)
     augment: str = option("auto", TEXT_VIEWS, DATA)
     dim: int = option(256, "Width of the small encoder, and of a head.", DATA, low=1)
     head: str = option("none", HEAD, DATA, among=("none", "linear", "mlp"))
-    temperature: float | str = option(0.05, TEMPERATURE, NEGATIVES, low=1e-4)
     epochs: int = option(1, "Passes over the data.", TRAINING, low=1)
+
+
+@dataclass(frozen=True)
+class SimCSEOptions(TextOptions, SimCLROptions):
+    """Two dropout passes of each text, the first against the second ones of the batch: SimCSE."""
+
+    temperature: float | str = option(0.05, TEMPERATURE, NEGATIVES, low=1e-4)
 
 
 @dataclass(frozen=True)
@@ -55,20 +61,14 @@ class CLIPOptions(SimCLROptions):
 
 
 @dataclass(frozen=True)
-class QuickThoughtsOptions(TrainOptions):
+class QuickThoughtsOptions(TextOptions):
     """Each sentence predicts its neighbours among the sentences of the batch, which are consecutive: quick-thoughts."""
 
-    data: str = option("text:", TEXT, DATA)
-    encoder: str = option("auto", TEXT_ENCODER, DATA)
-    augment: str = option("auto", TEXT_VIEWS, DATA)
-    dim: int = option(256, "Width of the small encoder, and of a head.", DATA, low=1)
-    head: str = option("none", HEAD, DATA, among=("none", "linear", "mlp"))
     encoders: str = option("two", "one for both sides, or two.", DATA, among=("one", "two"))
     context_size: int = option(1, "How far away a neighbour may stand.", NEGATIVES, low=1)
     temperature: float | str = option(1.0, TEMPERATURE, NEGATIVES, low=1e-4)
     batches: str = option("consecutive()", "Batches of consecutive sentences.", NEGATIVES)
     batch_size: int = option(400, "Sentences in a batch, over all ranks together.", TRAINING, low=2)
-    epochs: int = option(1, "Passes over the data.", TRAINING, low=1)
 
     def check(self) -> None:
         if "".join(self.batches.split()) != "consecutive()":
