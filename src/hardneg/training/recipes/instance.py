@@ -154,11 +154,13 @@ class Instance(BankMethod):
 
 
 @torch.no_grad()
-def encode_all(encode: Encode, data: Items, options: Any, index: Tensor, push: Callable[[Keys], None]) -> None:
+def encode_all(
+    encode: Encode, data: Items, options: Any, index: Tensor, push: Callable[[Keys], None], epoch: int = 0
+) -> None:
     """Pushes the embeddings of the second views of these items, since anchors are first ones."""
     for part in index.to(data.ids.device).tensor_split(max(1, len(index) // options.batch_size)):
         labels = None if data.labels is None else data.labels[part]
-        push(Keys(encode(data.views(part, 0, options.seed)[1]).float(), part, labels))
+        push(Keys(encode(data.views(part, epoch, options.seed)[1]).float(), part, labels))
 
 
 def main(options: InstanceOptions, out: str | Path, **how: Any) -> dict[str, Any]:
