@@ -7,6 +7,7 @@ PIP := pip install --quiet --disable-pip-version-check
 ifneq ($(wildcard ../shared/data),)
 export HARDNEG_DATA ?= $(abspath ../shared/data)
 endif
+unexport PYTHONDONTWRITEBYTECODE # the tests start many processes, each of which would compile the code again
 
 .PHONY: help demo test quick test-oldest test-integrations check format docs reference results lock dist bench clean
 

@@ -6,11 +6,13 @@ import os
 import random
 import sys
 from collections.abc import Callable, Iterator
+from functools import cache
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+import typer.testing
 from hypothesis import settings
 from torch import Tensor
 from torch.nn.functional import normalize
@@ -20,12 +22,16 @@ if not torch.cuda.is_available():
 
 from hardneg.core.errors import forget_warnings
 from support import disk as disk
+from support.ordering import spread
 from support.vectors import make_unit_vectors
 
 torch.set_num_threads(1)
 settings.register_profile("steady", derandomize=True)  # the same examples in every run of the tests
 settings.register_profile("search", derandomize=False)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "steady"))
+
+# Built anew, with the flags of all recipes, the command takes longer than what most tests run by it.
+typer.testing._get_command = cache(typer.testing._get_command)  # type: ignore[attr-defined]
 
 collect_ignore = ["support"]  # scripts and helpers, which would be imported to look for doctests
 pytest_plugins = ["support.comparisons", "support.reports"]  # fixtures of several files
@@ -42,14 +48,23 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
     return True if left_out and str(collection_path.relative_to(config.rootpath)) in SLOW else None
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Marks what tests/slow.txt lists, whole files or tests with all their cases; skips ``gpu`` without one."""
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Marks what tests/slow.txt lists, whole files or tests with all their cases; skips ``gpu`` without one.
+
+    Of several workers, each begins with some of the whole files.
+    """
     for item in items:
         name = item.nodeid.partition("[")[0]
-        if name in SLOW or name.partition("::")[0] in SLOW:
+        if name in SLOW or _file_of(item) in SLOW:
             item.add_marker(pytest.mark.slow)
         if item.get_closest_marker("gpu") and not torch.cuda.is_available():
             item.add_marker(pytest.mark.skip(reason="needs a GPU"))
+    workers = getattr(config, "workerinput", {}).get("workercount", 1)
+    items[:] = spread(items, workers, _file_of, lambda item: _file_of(item) in SLOW)
+
+
+def _file_of(item: pytest.Item) -> str:
+    return item.nodeid.partition("::")[0]
 
 
 @pytest.fixture(autouse=True)

@@ -22,7 +22,7 @@ from hardneg.auditing.files import AuditOptions, audit_files
 from hardneg.auditing.settings import Settings
 from hardneg.auditing.terminal import ABSENT, COLUMNS, as_text
 from hardneg.cli.app import app
-from hardneg.io.embeddings import save_embeddings
+from support.vectors import save_embeddings
 
 
 @pytest.fixture

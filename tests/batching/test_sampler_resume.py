@@ -6,8 +6,6 @@ import json
 import multiprocessing
 import os
 import signal
-import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -100,10 +98,10 @@ def train_stateful(folder: Path, workers: int, kill_after: int | None, resume: b
             log.checkpoint(sampler, {"step": step, "loader": loader.state_dict()})
 
 
-def run_killed(train: Callable[..., None], folder: Path, workers: int) -> None:
-    process = multiprocessing.get_context("fork").Process(target=train, args=(folder, workers, KILL_AFTER, False))
+def run_killed(train: Callable[..., None], *arguments: Any) -> None:
+    process = multiprocessing.get_context("fork").Process(target=train, args=arguments)
     process.start()
-    process.join(60)
+    process.join()  # with a timeout it would wait for the orphaned workers of a loader, too: five seconds
     assert process.exitcode == -signal.SIGKILL
 
 
@@ -116,7 +114,7 @@ def test_killed_and_resumed(train: Callable[..., None], workers: int, tmp_path: 
     whole.mkdir()
     broken.mkdir()
     train(whole, workers, None, False)
-    run_killed(train, broken, workers)
+    run_killed(train, broken, workers, KILL_AFTER, False)
     before = Log(broken, None).batches()
     assert len(before) == KILL_AFTER
     train(broken, workers, None, True)
@@ -131,7 +129,7 @@ def test_killed_and_resumed(train: Callable[..., None], workers: int, tmp_path: 
 
 def test_resuming_needs_the_plan(tmp_path: Path) -> None:
     """The test above can fail: from the graph at the crash alone, the epoch's batches would be others."""
-    run_killed(train_plain, tmp_path, 0)
+    run_killed(train_plain, tmp_path, 0, KILL_AFTER, False)
     saved = Plan.load(tmp_path / "plan.npz")
     sampler = sampler_in(tmp_path)
     sampler.graph = ProximityGraph.load(tmp_path / "graph.npz")
@@ -142,71 +140,58 @@ def test_resuming_needs_the_plan(tmp_path: Path) -> None:
 
 # Trainers -------------------------------------------------------------------------------------------------------------
 
-hf_script = '''
-import json, os, signal, sys
-from pathlib import Path
-import torch
-from torch.utils.data import DataLoader
-from transformers import Trainer, TrainerCallback, TrainingArguments
-sys.path.insert(0, sys.argv[4])
-from test_sampler_resume import N, graph_of, sampler_in
-from hardneg.batching.planners import Plan
 
-folder, kill_after, resume = Path(sys.argv[1]), int(sys.argv[2]), sys.argv[3] == "resume"
+class Ids(torch.utils.data.Dataset[dict[str, int]]):
+    def __len__(self) -> int:
+        return N
 
-class Data(torch.utils.data.Dataset):
-    def __len__(self): return N
-    def __getitem__(self, i): return {"ids": i}
+    def __getitem__(self, i: int) -> dict[str, int]:
+        return {"ids": i}
 
-class Model(torch.nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.w = torch.nn.Parameter(torch.zeros(1))
-    def forward(self, ids):
-        with open(folder / "log.jsonl", "a") as file:
-            file.write(json.dumps(ids.tolist()) + "\\n")
-        return {"loss": (self.w * ids.double().mean()).sum()}
 
-class PlanTravels(TrainerCallback):
+def train_hf(folder: Path, kill_after: int | None, resume: bool) -> None:
     """The plan travels with the checkpoint."""
-    def on_save(self, args, state, control, **kwargs):
-        sampler.plan.save(Path(args.output_dir) / f"checkpoint-{state.global_step}" / "plan.npz")
-    def on_step_end(self, args, state, control, **kwargs):
-        if state.global_step == 16:
-            sampler.graph = graph_of(7)
-        if state.global_step == kill_after:
-            os.kill(os.getpid(), signal.SIGKILL)
+    from transformers import Trainer, TrainerCallback, TrainingArguments
 
-class WithSampler(Trainer):
-    def get_train_dataloader(self):
-        loader = DataLoader(Data(), batch_sampler=sampler, num_workers=0)
-        return self.accelerator.prepare(loader)
-
-sampler = sampler_in(folder)
-checkpoint = None
-if resume:
+    sampler, log = sampler_in(folder), Log(folder, kill_after)
+    sampler.graph = graph_of(7 if resume else 0)  # the one in use; that of the first four batches is gone
     checkpoint = folder / "out" / "checkpoint-18"
-    sampler.plan = Plan.load(checkpoint / "plan.npz")
-    sampler.graph = graph_of(7)  # the one in use; that of the first four batches is gone
-else:
-    sampler.graph = graph_of(0)
-args = TrainingArguments(
-    folder / "out", num_train_epochs=2, save_steps=6, report_to=[], use_cpu=True, disable_tqdm=True,
-    logging_strategy="no",
-)
-trainer = WithSampler(Model(), args, train_dataset=Data(), callbacks=[PlanTravels()])
-trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
-'''
+    if resume:
+        sampler.plan = Plan.load(checkpoint / "plan.npz")
 
+    class Model(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.w = torch.nn.Parameter(torch.zeros(1))
 
-def run_script(script: str, folder: Path, kill_after: int, mode: str) -> int:
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
-    command = [sys.executable, "-c", script, str(folder), str(kill_after), mode, str(Path(__file__).parent)]
-    return subprocess.run(command, env=environment, timeout=240, check=False).returncode
+        def forward(self, ids: Tensor) -> dict[str, Tensor]:
+            log.write(ids)
+            return {"loss": (self.w * ids.double().mean()).sum()}
+
+    class PlanTravels(TrainerCallback):
+        def on_save(self, args: Any, state: Any, control: Any, **more: Any) -> None:
+            sampler.plan.save(Path(args.output_dir) / f"checkpoint-{state.global_step}" / "plan.npz")
+
+        def on_step_end(self, args: Any, state: Any, control: Any, **more: Any) -> None:
+            if state.global_step == 16:
+                sampler.graph = graph_of(7)
+            if state.global_step == kill_after:
+                os.kill(os.getpid(), signal.SIGKILL)
+
+    class WithSampler(Trainer):
+        def get_train_dataloader(self) -> Any:
+            return self.accelerator.prepare(DataLoader(self.train_dataset, batch_sampler=sampler))
+
+    args = TrainingArguments(
+        str(folder / "out"), num_train_epochs=2, save_steps=6, report_to=[], use_cpu=True, disable_tqdm=True,
+        logging_strategy="no",
+    )  # fmt: skip
+    trainer = WithSampler(Model(), args, train_dataset=Ids(), callbacks=[PlanTravels()])
+    trainer.train(resume_from_checkpoint=str(checkpoint) if resume else None)
 
 
 def test_hf_trainer_killed_and_resumed(tmp_path: Path) -> None:
-    for module in ("transformers", "accelerate"):
+    for module in ("transformers", "accelerate", "torch._dynamo"):  # once, and not in the fork
         pytest.importorskip(module, reason="the extra `train` is not installed")
     reference = sampler_in(tmp_path)
     reference.graph = graph_of(0)
@@ -217,10 +202,10 @@ def test_hf_trainer_killed_and_resumed(tmp_path: Path) -> None:
             expected.append(batch)
             if len(expected) == 16:
                 reference.graph = graph_of(7)
-    assert run_script(hf_script, tmp_path, 21, "begin") == -signal.SIGKILL
+    run_killed(train_hf, tmp_path, 21, False)
     assert Log(tmp_path, None).batches() == expected[:21]
     (tmp_path / "log.jsonl").unlink()
-    assert run_script(hf_script, tmp_path, -1, "resume") == 0
+    train_hf(tmp_path, None, True)
     assert Log(tmp_path, None).batches() == expected[18:]
     assert sorted(i for batch in expected[15:] for i in batch) == list(range(N))
 

@@ -12,11 +12,11 @@ from typing import Any
 import numpy as np
 import pytest
 from typer.main import get_command
-from typer.testing import CliRunner
 
 import hardneg as hn
 from hardneg.cli.app import app
 from hardneg.core.schedules import registered_schedules
+from support.command import hardneg, help_of
 
 
 def verbs(command: Any, path: tuple[str, ...] = ()) -> list[tuple[str, ...]]:
@@ -28,11 +28,6 @@ def verbs(command: Any, path: tuple[str, ...] = ()) -> list[tuple[str, ...]]:
 VERBS = verbs(get_command(app))
 GROUPS = sorted({path[0] for path in VERBS})
 DISTRIBUTIONS = sorted(hn.registered_negatives().items())
-
-
-def hardneg(*arguments: str):
-    """Runs the command in this process, on a terminal wide enough that tables do not wrap."""
-    return CliRunner().invoke(app, list(arguments), prog_name="hardneg", env={"COLUMNS": "250", "NO_COLOR": "1"})
 
 
 def examples(help_text: str) -> list[str]:
@@ -88,13 +83,12 @@ def test_no_arguments_show_the_help():
 
 @pytest.mark.parametrize("verb", VERBS, ids=" ".join)
 def test_help_of_every_verb_has_an_example_of_it(verb):
-    result = hardneg(*verb, "--help")
-    assert result.exit_code == 0
-    assert any(line.startswith(" ".join(("hardneg", *verb))) for line in examples(result.output)), result.output
+    shown = help_of(*verb)
+    assert any(line.startswith(" ".join(("hardneg", *verb))) for line in examples(shown)), shown
 
 
 def test_the_examples_of_explain_work():
-    lines = examples(hardneg("explain", "--help").output) + examples(hardneg("--help").output)
+    lines = examples(help_of("explain")) + examples(help_of())
     assert len(lines) >= 4
     for line in lines:
         result = hardneg(*shlex.split(line)[1:])

@@ -20,7 +20,8 @@ from hardneg.comparing.request import Comparison
 from hardneg.reporting import write_report
 from hardneg.training.options import TrainOptions
 from hardneg.training.runs import Run, Warned
-from support.comparisons import Started, finish, hardneg, nothing, result
+from support.command import hardneg
+from support.comparisons import Started, finish, nothing, result
 from support.html_page import Page
 from support.training_runs import short
 

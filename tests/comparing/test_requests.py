@@ -11,7 +11,8 @@ from typer.testing import CliRunner
 from hardneg.cli.app import app
 from hardneg.comparing import compare
 from hardneg.comparing.request import Comparison
-from support.comparisons import Started, hardneg, nothing
+from support.command import hardneg
+from support.comparisons import Started, nothing
 from support.training_runs import short
 
 

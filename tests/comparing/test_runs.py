@@ -29,7 +29,8 @@ from hardneg.training.options import RECIPES, TrainOptions
 from hardneg.training.runs import Run
 from hardneg.training.setup import splits
 from hardneg.training.trained import data_record
-from support.comparisons import Started, finish, hardneg, nothing, result
+from support.command import hardneg
+from support.comparisons import Started, finish, nothing, result
 from support.training_runs import few_digits, short
 
 

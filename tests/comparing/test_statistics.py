@@ -14,7 +14,8 @@ from hardneg.cli.tables import show_comparison
 from hardneg.comparing.arms import parse_arm
 from hardneg.comparing.statistics import Outcomes, detectable_errors, difference_of, mean_of
 from hardneg.comparing.verdict import answer, chance_of_one, rows_of, sentences, verdicts_of
-from support.comparisons import Started, hardneg, result
+from support.command import hardneg
+from support.comparisons import Started, result
 from support.html_page import Page
 
 FIRST = [0.812, 0.835, 0.790, 0.841, 0.828]

@@ -30,7 +30,7 @@ from hardneg.batching.plan import Plan
 from hardneg.comparing.comparing import compare
 from hardneg.comparing.request import Comparison
 from hardneg.core.errors import InUse
-from hardneg.io.embeddings import load_embeddings, save_embeddings
+from hardneg.io.embeddings import load_embeddings
 from hardneg.io.files import write_atomically
 from hardneg.reporting import write_report
 from hardneg.training.options import RECIPES
@@ -39,6 +39,7 @@ from support.comparisons import here
 from support.forks import CONTEXT
 from support.stored_files import ARMS, SMALL, small_images
 from support.training_runs import everything
+from support.vectors import save_embeddings
 
 pytest.importorskip("accelerate", reason="training needs the extra train")
 IN_USE = 7

@@ -42,46 +42,70 @@ def same_weights(one: Path, other: Path) -> bool:
     return all(torch.equal(first[name], second[name]) for name in first)
 
 
-@pytest.mark.parametrize(("library", "workers"), [("lightning.pytorch", 0), ("pytorch_lightning", 2)])
-def test_two_ranks_killed_and_resumed(library: str, workers: int, tmp_path: Path) -> None:
-    """Ten batches an epoch, a graph every four: killed in mid-epoch, and after a checkpoint at the end of an epoch."""
-    pytest.importorskip(library, reason="the extra `lightning` is not installed")
+def assert_resumed(folder: Path, name: str, killed: int, saved: int) -> None:
+    """The batches and the weights are those of the run that was never killed."""
+    for rank in range(2):
+        expected = batches(folder / "whole", rank)
+        assert len(expected) == 30
+        assert batches(folder / name, rank) == expected[:killed] + expected[saved:]
+    assert same_weights(folder / "whole", folder / name)
+
+
+AGAIN = [[-9, -9], [0, 0]]
+"""The exit codes of two ranks that were killed, and resumed."""
+
+
+@pytest.fixture(scope="module")
+def ran(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, list[list[int]]]]:
+    """The jobs of all tests below, and their exit codes; one process imports the library."""
+    folder = tmp_path_factory.mktemp("lightning")
     codes = run_jobs(
-        library, tmp_path,
-        {"name": "whole", "workers": workers},
-        {"name": "middle", "workers": workers, "kill_after": 18},
-        {"name": "middle", "workers": workers, "resume_from": 15},
-        {"name": "end", "workers": workers, "kill_after": 13},
-        {"name": "end", "workers": workers, "resume_from": 10},
+        "lightning.pytorch", folder,
+        {"name": "whole"},
+        {"name": "middle", "kill_after": 18},
+        {"name": "middle", "resume_from": 15},
+        {"name": "end", "kill_after": 13},
+        {"name": "end", "resume_from": 10},
         {"name": "lost", "kill_after": 18},
         {"name": "lost", "resume_from": 15, "callback": False},
+        {"name": "without plan", "ranks": 1, "callback": False, "limit": 0.5},
+        {"name": "without plan", "ranks": 1, "resume_from": 5},
+        {"name": "replaced", "use_distributed_sampler": True},
     )  # fmt: skip
-    again = [[-9, -9], [0, 0]]
-    assert codes == {"whole": [[0, 0]], "middle": again, "end": again, "lost": again}
-    whole, lost = tmp_path / "whole", tmp_path / "lost"
+    return folder, codes
+
+
+def test_two_ranks_killed_and_resumed(ran: tuple[Path, dict[str, list[list[int]]]]) -> None:
+    """Ten batches an epoch, a graph every four: killed in mid-epoch, and after a checkpoint at the end of an epoch."""
+    folder, codes = ran
+    assert (codes["whole"], codes["middle"], codes["end"], codes["lost"]) == ([[0, 0]], AGAIN, AGAIN, AGAIN)
+    assert_resumed(folder, "middle", 18, 15)
+    assert_resumed(folder, "end", 13, 10)
+    whole, lost = folder / "whole", folder / "lost"
     for rank in range(2):
-        expected = batches(whole, rank)
-        assert len(expected) == 30
-        for name, killed, saved in (("middle", 18, 15), ("end", 13, 10)):
-            assert batches(tmp_path / name, rank) == expected[:killed] + expected[saved:]
-        assert batches(lost, rank)[18:] != expected[15:], "without the callback the batches are others"
-    assert same_weights(whole, tmp_path / "middle")
-    assert same_weights(whole, tmp_path / "end")
+        assert batches(lost, rank)[18:] != batches(whole, rank)[15:], "without the callback the batches are others"
     assert not same_weights(whole, lost)
     both = [[ids for _, ids in batches(whole, rank)[10:20]] for rank in range(2)]
     assert sorted(i for ranks in both for ids in ranks for i in ids) == list(range(120)), "each instance once an epoch"
 
 
-def test_what_cannot_be_resumed_or_spread_is_refused(tmp_path: Path) -> None:
+def test_the_older_name_of_the_library_with_workers(tmp_path: Path) -> None:
+    pytest.importorskip("pytorch_lightning", reason="the extra `lightning` is not installed")
     codes = run_jobs(
-        "lightning.pytorch", tmp_path,
-        {"name": "lost", "ranks": 1, "callback": False, "limit": 0.5},
-        {"name": "lost", "ranks": 1, "resume_from": 5},
-        {"name": "replaced", "use_distributed_sampler": True},
+        "pytorch_lightning", tmp_path,
+        {"name": "whole", "workers": 2},
+        {"name": "middle", "workers": 2, "kill_after": 18},
+        {"name": "middle", "workers": 2, "resume_from": 15},
     )  # fmt: skip
-    assert codes == {"lost": [[0], [1]], "replaced": [[1, 1]]}
-    assert "HardBatches needs a checkpoint with its plan" in (tmp_path / "lost" / "error-0.txt").read_text()
-    assert "use_distributed_sampler=False" in (tmp_path / "replaced" / "error-0.txt").read_text()
+    assert codes == {"whole": [[0, 0]], "middle": AGAIN}
+    assert_resumed(tmp_path, "middle", 18, 15)
+
+
+def test_what_cannot_be_resumed_or_spread_is_refused(ran: tuple[Path, dict[str, list[list[int]]]]) -> None:
+    folder, codes = ran
+    assert (codes["without plan"], codes["replaced"]) == ([[0], [1]], [[1, 1]])
+    assert "HardBatches needs a checkpoint with its plan" in (folder / "without plan" / "error-0.txt").read_text()
+    assert "use_distributed_sampler=False" in (folder / "replaced" / "error-0.txt").read_text()
 
 
 class Model(lightning.LightningModule):  # type: ignore[misc, name-defined]

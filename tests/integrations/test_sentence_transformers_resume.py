@@ -43,9 +43,11 @@ def ran(tmp_path_factory: pytest.TempPathFactory) -> Ran:
             (folder / name / which).mkdir(parents=True, exist_ok=True)
             jobs.append({"model": str(folder / "model"), "folder": str(folder / name / which), **case, **more})
             names.append(name)
-    names += ["without-plan"] * 2
-    lost = {**jobs[0], "folder": str(folder / "lost")}
-    jobs += [{**lost, "kill_at": 6}, {**lost, "resume": True, "without_plan": True}]
+    killed = jobs[1]  # the first case, before it is resumed
+    again = {"copy_of": killed["folder"], "resume": True, "without_plan": True}
+    lost = {**jobs[0], "folder": str(folder / "lost"), **again}
+    jobs.insert(2, lost)
+    names.insert(2, "without-plan")
     codes, errors = run(folder, jobs)
     found: dict[str, list[int]] = {}
     for name, code in zip(names, codes, strict=True):
@@ -91,5 +93,5 @@ def test_killed_and_resumed(name: str, ran: Ran) -> None:
 
 def test_resuming_without_the_plan_raises(ran: Ran) -> None:
     _, codes, errors = ran
-    assert codes["without-plan"] == [-signal.SIGKILL, 1]
+    assert codes["without-plan"] == [1]
     assert errors.count("HardBatches needs the state that the interrupted run saved") == 1

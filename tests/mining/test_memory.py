@@ -18,6 +18,7 @@ from torch.nn.functional import normalize
 
 import hardneg as hn
 from hardneg.core.errors import ArgumentError, FileError
+from hardneg.mining import checks
 from hardneg.mining import encode as encode_module
 from hardneg.mining import estimate as estimates
 from hardneg.mining.encode import Encoder, encoder_of_function
@@ -145,15 +146,20 @@ def test_a_disk_without_room_for_embeddings_is_seen_after_the_first_piece(
     assert encoded == [1, 64]  # the first call loads, the second is the first piece
 
 
-def test_an_estimate_counts_the_guide(texts: MineOptions, monkeypatch: pytest.MonkeyPatch) -> None:
-    plain = estimate(texts)
+def guided_by(encode: Callable[[list[str]], Tensor], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Lets this function be the guide, in the place of a model of sentence-transformers, which is not imported."""
 
     def guide(options: Any) -> tuple[Encoder, Encoder]:
         assert options.guide == "a model"
-        one = Encoder("guide", lambda some: torch.ones(len(some), 1000) + torch.rand(len(some), 1000))
-        return one, one
+        return (Encoder("guide", encode),) * 2
 
     monkeypatch.setattr(estimates, "load_guide", guide)
+    monkeypatch.setattr(checks, "optional", lambda name, *rest, **more: None)
+
+
+def test_an_estimate_counts_the_guide(texts: MineOptions, monkeypatch: pytest.MonkeyPatch) -> None:
+    plain = estimate(texts)
+    guided_by(lambda some: torch.ones(len(some), 1000) + torch.rand(len(some), 1000), monkeypatch)
     by_guide = 'BelowPositive(absolute=-2.0, by="guide") * BelowPositive(relative=0.05)'
     guided = estimate(replace(texts, guide="a model", negatives=by_guide))
     assert guided.disk_bytes - plain.disk_bytes >= 200 * 1000 * 4  # vectors of 100 queries and 100 documents
@@ -188,7 +194,7 @@ def test_an_estimate_of_vectors_alone_with_a_guide(tmp_path: Path, monkeypatch: 
     (tmp_path / "pairs.csv").write_text("query_id,corpus_id\n0,1\n")
     place = str(tmp_path / "vectors.npy")
     given = MineOptions(place, corpus=place, judgements=str(tmp_path / "pairs.csv"), out=str(tmp_path / "mined.jsonl"))
-    monkeypatch.setattr(estimates, "load_guide", lambda options: (Encoder("guide", encode),) * 2)
+    guided_by(encode, monkeypatch)
     with pytest.raises(ArgumentError, match="texts"):
         estimate(replace(given, guide="a model", negatives='BelowPositive(absolute=0.0, by="guide")'))
 

@@ -50,12 +50,3 @@ def test_the_workflow_tests_both_ends_of_the_versions_on_three_systems() -> None
     assert [ends["oldest"]["python"]] == oldest
     assert "constraints-oldest.txt" in ends["oldest"]["constraints"]
     assert ends["newest"]["constraints"] == ""
-
-
-def test_the_slow_tests_exist() -> None:
-    """A renamed test must not turn quick unnoticed."""
-    for line in (ROOT / "tests" / "slow.txt").read_text(encoding="utf-8").splitlines():
-        if not line.startswith("#"):
-            file, _, name = line.partition("::")
-            source = (ROOT / file).read_text(encoding="utf-8")
-            assert not file.startswith("tests") or not name or f"def {name.split('::')[-1]}(" in source, line

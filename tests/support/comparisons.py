@@ -7,9 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from typer.testing import CliRunner
 
-from hardneg.cli.app import app
 from hardneg.comparing import runs as comparison_runs
 from hardneg.io.embeddings import pack_bits
 from hardneg.io.files import write_json
@@ -19,10 +17,6 @@ from hardneg.training.runs import Run
 from support.training_runs import few_digits
 
 Started = list[tuple[str, TrainOptions, Path]]
-
-
-def hardneg(*arguments: str) -> Any:
-    return CliRunner().invoke(app, list(arguments), env={"COLUMNS": "250", "NO_COLOR": "1"})
 
 
 def here(recipe: str, options: TrainOptions, run: Run, *_: Any, **__: Any) -> dict[str, Any]:

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from hardneg.core.errors import HardnegWarning, forget_warnings
-from hardneg.io.embeddings import check_split, load_embeddings, save_embeddings
+from hardneg.io.embeddings import check_split, load_embeddings
 from hardneg.training.data.images import load
 from hardneg.training.evaluation import logistic
 from hardneg.training.evaluation.embeddings import (
@@ -35,6 +35,7 @@ from hardneg.training.evaluation.logistic import (
 )
 from hardneg.training.evaluation.pairs import _drawn_of_kind, alignment, similarity_histograms, uniformity
 from support.training_runs import FEW_ROWS
+from support.vectors import save_embeddings
 
 Split = tuple[Tensor, Tensor, Tensor, Tensor]
 

@@ -362,7 +362,7 @@ def test_a_run_without_a_train_split_is_evaluated_or_says_what_to_give(tmp_path:
 
 
 def test_embeddings_as_json(tmp_path: Path) -> None:
-    from hardneg.io.embeddings import save_embeddings
+    from support.vectors import save_embeddings
 
     y = torch.arange(20) % 2
     save_embeddings(tmp_path / "x.npz", torch.eye(2)[y], y, torch.eye(2)[y], y)

@@ -15,7 +15,7 @@ from hardneg.batching.planners import base
 from hardneg.batching.refresh import Refresh
 from hardneg.batching.sampler import PlannedBatchSampler
 from hardneg.batching.spec import parse_batches
-from hardneg.training.loop import Loop
+from hardneg.training.freshness import Freshness
 from hardneg.training.options import RECIPES
 from hardneg.training.runs import Run
 from support.training_runs import STEPS, few_digits, run, short
@@ -47,12 +47,12 @@ class Batches:
 
 def refreshes(batches: int, every: int, epochs: int) -> list[int]:
     """The steps at which one is due, after a warm-up of one epoch."""
-    loop: Any = SimpleNamespace(spec=SimpleNamespace(refresh=every), sampler=Batches(batches), total=epochs * batches)
-    loop.refreshed, found = batches, [batches]
-    for step in range(batches + 1, loop.total + 1):
-        loop.step = step
-        if Loop._is_due(loop, (step - 1) // batches):
-            loop.refreshed = step
+    spec, total = SimpleNamespace(refresh=every), epochs * batches
+    fresh: Any = SimpleNamespace(spec=spec, sampler=Batches(batches), total=total, refreshed=batches)
+    found = [batches]
+    for step in range(batches + 1, total + 1):
+        if Freshness.is_due(fresh, step, (step - 1) // batches):
+            fresh.refreshed = step
             found.append(step)
     return found
 

@@ -12,7 +12,7 @@ import typer
 
 from hardneg.cli.errors import errors_for_people, given, read_yaml
 from hardneg.core.errors import ArgumentError, UnknownName, located
-from hardneg.training.options import Scheduled, allowed, called, check_option, from_text
+from hardneg.training.options.values import Scheduled, allowed, called, check_option, from_text
 
 Options = TypeVar("Options")
 

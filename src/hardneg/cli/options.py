@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from hardneg.core.options import argument, option, part
-from hardneg.training.options import RUN, TrainOptions
+from hardneg.training.options.base import RUN, TrainOptions
 
 FORMATS = ("torchvision", "timm", "sentence-transformers", "safetensors")
 WEIGHTS = ("last", "best")

@@ -13,7 +13,8 @@ from hardneg.cli.errors import errors_for_people
 from hardneg.cli.flags import CONTEXT, build, parameter, parameters_of, with_file, with_parameters
 from hardneg.cli.options import RunOptions
 from hardneg.core.text import printable
-from hardneg.training.options import RECIPES, RUN, TrainOptions
+from hardneg.training.options import RECIPES, TrainOptions
+from hardneg.training.options.base import RUN
 
 EXAMPLES = {
     "simclr": """

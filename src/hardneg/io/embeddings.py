@@ -23,15 +23,8 @@ AGAIN = "make it again: delete result.json of the run and train again with --res
 SPLIT_NAMES = ("train_x", "train_y", "test_x", "test_y")
 
 
-def save_embeddings(
-    path: str | Path | BinaryIO, train_x: Features, train_y: Labels, test_x: Features, test_y: Labels
-) -> None:
-    """Features and labels of both splits as one .npz file (or into an open one), which ``evaluate_file`` reads."""
-    save_arrays(path, train_x=train_x, train_y=train_y, test_x=test_x, test_y=test_y)
-
-
 def save_arrays(path: str | Path | BinaryIO, **parts: Tensor) -> None:
-    """Those of both splits, checked, or only ``test_x``, of items without labels."""
+    """Features and labels of both splits, checked, or only ``test_x``, of items without labels, as one .npz file."""
     if parts.keys() == set(SPLIT_NAMES):
         check_split(**parts)
     np.savez(path, **{name: _as_array(part) for name, part in parts.items()})  # type: ignore[arg-type]

@@ -18,7 +18,8 @@ from hardneg.training.data.items import Items
 from hardneg.training.data.kinds import kind_of
 from hardneg.training.evaluation.monitors import read_monitor
 from hardneg.training.optimisers import read_optimiser, read_rate
-from hardneg.training.options import Scheduled, TrainOptions, check_bounds
+from hardneg.training.options import TrainOptions
+from hardneg.training.options.values import Scheduled, check_bounds
 
 OWN_RECIPES = {"isogclr": "isogclr", "surrogate": "sogclr or emc2"}
 """Objectives that mean nothing without the state of a recipe: temperatures or normalisers of every image."""

@@ -119,16 +119,13 @@ def has_batch_statistics(module: nn.Module) -> bool:
     )
 
 
-def embed(
-    encoder: nn.Module, rows: Any, prepare: Callable[[Any], Any], *, batch_size: int = 512,
-    device: torch.device | str | None = None,
-) -> Features:  # fmt: skip
+def embed(encoder: nn.Module, rows: Any, prepare: Callable[[Any], Any], *, batch_size: int = 512) -> Features:
     """Features of all rows in evaluation mode, batch by batch, as float32 where the rows are, if they are a tensor.
 
     ``prepare`` makes of rows what the encoder takes: ``Augment.plain`` of uint8 images, ``Items.plain`` of positions.
     """
-    device = _device_of(encoder) if device is None else device
-    represent, home, parts = features_of(encoder), getattr(rows, "device", None), []
+    device, represent = _device_of(encoder), features_of(encoder)
+    home, parts = getattr(rows, "device", None), []
     with torch.inference_mode(), eval_mode(encoder):
         for start in range(0, len(rows), batch_size):
             batch = rows[start : start + batch_size]

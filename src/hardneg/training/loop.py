@@ -36,21 +36,19 @@ from hardneg.training.data.inputs import joined
 from hardneg.training.data.items import Evaluation, Items, Splits
 from hardneg.training.encoders import Represent, check_embeds
 from hardneg.training.evaluation.monitors import check_held_out, check_monitor, read_monitor
+from hardneg.training.freshness import Freshness
 from hardneg.training.method import Batch, Build, Encode
 from hardneg.training.optimisers import Updates, read_optimiser
-from hardneg.training.options import TrainOptions, defaults_of
+from hardneg.training.options.base import TrainOptions, defaults_of
 from hardneg.training.records import final_of, has_collapsed
 from hardneg.training.runs import Run
 from hardneg.training.setup import (
     accelerator_for,
-    as_state,
     check_agreed,
-    from_state,
     held_memory,
     plan_as_state,
     plan_from_state,
     progress_bar,
-    refresh_for,
     sampler_for,
     splits,
     synchronised,
@@ -60,9 +58,6 @@ from hardneg.training.trained import data_record, encoder_record
 
 if TYPE_CHECKING:
     from accelerate import Accelerator
-
-LEAD = 33
-"""Steps from the vectors of a graph to the batches planned from it, for a refresh every 100 steps."""
 
 
 def train(
@@ -105,13 +100,8 @@ def train(
         loop = Loop(accelerator, run, options, spec, data, build, seen)
         # The recipe has now declared whether it needs labels.
         try_negatives(options, labelled=found.train.labels is not None)
-        seconds = loop.run_all(quiet)
-        times = {"seconds": round(seconds, 3), "epoch_seconds": loop.epoch_seconds}
-        if accelerator.is_main_process:
-            figures = loop.evaluate(found, views)
-            run.took(held_memory(accelerator.device))
-            run.finish(figures | times | {"steps": loop.total, "epochs": options.epochs})
-        accelerator.wait_for_everyone()
+        loop.run_all(quiet)
+        loop.finish(found, views)
     return run.result() or {}  # nothing on a machine that does not see the disk of the first rank
 
 
@@ -137,12 +127,30 @@ class Loop:
         encoder = encoder_record(self.method.recorded_encoder())
         if accelerator.is_main_process:
             run.check_encoder(encoder)
+        self.update = self._prepare()
+        self.monitor = read_monitor(options.monitor) if options.monitor_every else None
+        if self.monitor is not None:
+            check_monitor(options.monitor, self.data)
+        self.fresh = Freshness(self.sampler, spec, self.total, self._vectors, options.seed)
+        self.adaptive = self._adaptive()
+        self.epoch_loss = torch.zeros((), device=accelerator.device)
+        self.step, self.epoch, self.saved = 0, 0, 0
+        self.epoch_seconds: list[float] = []
+        self.begun_seconds = 0.0  # of an epoch that was saved in its middle
+        self._restore()
+        if accelerator.is_main_process:
+            run.record_trained(encoder, data.described(), seen)
+        check_agreed(accelerator, self.step)
+
+    def _prepare(self) -> Updates:
+        """Makes the optimiser, and wraps the encoder for its device and ranks."""
+        options, accelerator = self.options, self.accelerator
         on_gpu = accelerator.device.type == "cuda"
         if on_gpu:
             torch.backends.cudnn.benchmark = not torch.are_deterministic_algorithms_enabled()
             self.method.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
         self.data.check_views(options)
-        check_embeds(self.method.encoder, self._positions(), self.data.plain, data.noun)
+        check_embeds(self.method.encoder, self._positions(), self.data.plain, self.data.noun)
         parameters = [p for p in self.method.parameters() if p.requires_grad]
         optimizer = read_optimiser(options.optimizer).build(
             parameters, lr=options.learning_rate, weight_decay=options.weight_decay, fused=on_gpu
@@ -156,24 +164,12 @@ class Loop:
         self.method.prepare(self._prepared)
         inside = {id(p) for p in self.method.encoder.parameters()}
         outside = [p for p in parameters if id(p) not in inside]
-        self.update = Updates(accelerator, self.optimizer, parameters, outside, options, len(self.sampler))
-        self.monitor = read_monitor(options.monitor) if options.monitor_every else None
-        if self.monitor is not None:
-            check_monitor(options.monitor, self.data)
-        self.refresh = refresh_for(self.sampler, spec, self._vectors, options.seed)
-        self.refreshed: int | None = None  # the step of the last refresh
-        self.harvested = torch.zeros(0)
+        return Updates(accelerator, self.optimizer, parameters, outside, options, len(self.sampler))
+
+    def _adaptive(self) -> list[adaptive]:
         losses = [part for part in self.method.modules() if isinstance(part, ContrastiveLoss)]
         every = [s for one in losses for s in (*one.negatives.schedules(), one.temperature, one.tau_plus)]
-        self.adaptive = [schedule for schedule in every if isinstance(schedule, adaptive)]
-        self.epoch_loss = torch.zeros((), device=accelerator.device)
-        self.step, self.epoch, self.saved = 0, 0, 0
-        self.epoch_seconds: list[float] = []
-        self.begun_seconds = 0.0  # of an epoch that was saved in its middle
-        self._restore()
-        if accelerator.is_main_process:
-            run.record_trained(encoder, data.described(), seen)
-        check_agreed(accelerator, self.step)
+        return [schedule for schedule in every if isinstance(schedule, adaptive)]
 
     def _prepared(self, encoder: nn.Module) -> Encode:
         """An encoder as the options have it called: compiled, in chunks."""
@@ -184,11 +180,10 @@ class Loop:
             encode = torch.compile(encoder, mode="reduce-overhead" if graphs else "default")  # type: ignore[assignment]
         return GradCache(encode, options.encode_chunk, encoder) if options.encode_chunk else encode.__call__
 
-    def run_all(self, quiet: bool) -> float:
-        """All epochs that are left; returns the seconds of training, over all attempts as far as they were saved."""
-        if self.step == 0 and self.spec.encode and self.spec.warmup == 0:
-            self.refresh.now()
-            self.refreshed = 0
+    def run_all(self, quiet: bool) -> None:
+        """Trains all epochs that are left."""
+        if self.step == 0:
+            self.fresh.before_training()
         silent, batch_size = quiet or not self.accelerator.is_main_process, self.options.batch_size
         with progress_bar(silent, self.total, self.step, batch_size, noun=self.data.noun) as show:
             for epoch in range(self.epoch, self.options.epochs):
@@ -205,7 +200,6 @@ class Loop:
                 self._look()
                 if self.epoch % self.options.save_every == 0 or self.epoch == self.options.epochs:
                     self._save()
-        return sum(self.epoch_seconds)
 
     def _batches(self, epoch: int) -> Iterator[Tensor]:
         self.sampler.set_epoch(epoch)
@@ -224,7 +218,7 @@ class Loop:
         method.after_step()
         self.step += 1
         self.epoch_loss += method.recorded(loss).detach()
-        self._keep_fresh(epoch)
+        self.fresh.after_step(self.step, epoch, method.harvest)
         if self.step % options.log_every == 0 or self.step == self.total:
             self._record(epoch, loss, show)
         every, in_the_middle = options.save_every_steps, self.step % len(self.sampler) > 0
@@ -251,38 +245,10 @@ class Loop:
             schedule.observe(-float(self.accelerator.reduce(self.epoch_loss, "mean")) / len(self.sampler))
         self.epoch_loss = torch.zeros((), device=self.accelerator.device)
 
-    def _keep_fresh(self, epoch: int) -> None:
-        """Keeps the embeddings of the batch and, every ``refresh`` steps after the warm-up, gives them to the plan."""
-        if self.sampler.planner.needs == "nothing":
-            return
-        if not self.spec.encode:
-            keys = self.method.harvest()
-            if not len(self.harvested):
-                self.harvested = torch.zeros(len(self.data), keys.dim, device=keys.vectors.device)
-            assert keys.ids is not None
-            self.harvested.index_copy_(0, keys.ids, keys.vectors.to(self.harvested))
-        # Without a warm-up, the first epoch is uniform until a refresh, since nothing is known of the items before.
-        first = self.refreshed is None and self.step == max(1, self.spec.warmup) * len(self.sampler) < self.total
-        if first or (epoch >= self.spec.warmup and self._is_due(epoch)):
-            self.refresh.now(self.step)
-            self.refreshed = self.step
-
-    def _is_due(self, epoch: int) -> bool:
-        """Shortly before the segment of the plan that begins nearest to ``refresh`` steps after the last one.
-
-        Shortly before, since on a GPU the graph is built while training continues.
-        """
-        every, done = self.spec.refresh, self.step - epoch * len(self.sampler)
-        begun = (done - 1) // every * every
-        size = min(every, len(self.sampler) - begun)
-        left = begun + size - done
-        nearest = self.step - (self.refreshed or 0) + min(every, len(self.sampler)) / 2 >= every
-        return nearest and left == min(LEAD, (every - 1) // 3, size - 1) and self.step + left < self.total
-
     def _vectors(self) -> Tensor:
         """What the ranks plan from, the same on all of them."""
         if not self.spec.encode:
-            return self.harvested
+            return self.fresh.harvested
         vectors = normalize(Represent(self.method.encoder).items(self.data), dim=-1)
         if self.accelerator.num_processes > 1:  # batch statistics that are not synchronised differ between ranks
             torch.distributed.broadcast(vectors, src=0)
@@ -309,6 +275,16 @@ class Loop:
         before = " (the last checkpoint is from before)" if self.disk.checkpoint_path.exists() else ""
         fix = f"lower --learning-rate, raise --temperature, or use --precision no{before}"
         return NotFinite("train", "finite losses and weights", f"{what} at step {self.step}", fix)
+
+    def finish(self, splits: Splits, views: Views | Augmentation | None = None) -> None:
+        """Evaluates and ends the run; the first rank's work, for which the others wait."""
+        if self.accelerator.is_main_process:
+            figures = self.evaluate(splits, views)
+            # Of all attempts, as far as they were saved.
+            times = {"seconds": round(sum(self.epoch_seconds), 3), "epoch_seconds": self.epoch_seconds}
+            self.disk.took(held_memory(self.accelerator.device))
+            self.disk.finish(figures | times | {"steps": self.total, "epochs": self.options.epochs})
+        self.accelerator.wait_for_everyone()
 
     def evaluate(self, splits: Splits, views: Views | Augmentation | None = None) -> dict[str, Any]:
         """The figures of the trained encoder, and its embeddings beside them; the first rank's work."""
@@ -352,9 +328,7 @@ class Loop:
                 "epoch_seconds": self.epoch_seconds,
                 "method": self._weights(),
                 "optimizer": self.optimizer.state_dict(),
-                "harvested": self.harvested,
-                "refreshed": self.refreshed,
-                "planned_from": as_state(self.sampler.data),
+                **self.fresh.state(),
                 "plan": plan_as_state(self.sampler.plan) if in_the_middle else None,
                 "epoch_loss": self.epoch_loss,
                 "begun_seconds": time.perf_counter() - self.begun if in_the_middle else 0.0,
@@ -373,9 +347,7 @@ class Loop:
         self.step, self.epoch, self.epoch_seconds = state["step"], state["epoch"], state["epoch_seconds"]
         self._load_method(state["method"])
         self.optimizer.load_state_dict(state["optimizer"])
-        if len(state["harvested"]) in (0, len(self.data)):  # else vectors and plan are of another number of items
-            self.harvested, self.refreshed = state["harvested"], state.get("refreshed")
-            self.sampler.data = from_state(state["planned_from"])
+        self.fresh.restore(state)
         if state.get("plan") is not None:
             self.sampler.resume(plan_from_state(state["plan"]), self.step - self.epoch * len(self.sampler))
             self.epoch_loss, self.begun_seconds = state["epoch_loss"], state["begun_seconds"]

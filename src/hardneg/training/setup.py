@@ -10,11 +10,9 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
-from hardneg.batching.graph import ProximityGraph
 from hardneg.batching.plan import Plan
-from hardneg.batching.refresh import Refresh
 from hardneg.batching.sampler import PlannedBatchSampler
 from hardneg.batching.spec import BatchSpec
 from hardneg.core.errors import ArgumentError, optional, warn_once
@@ -118,26 +116,6 @@ def sampler_for(accelerator: Accelerator, options: TrainOptions, spec: BatchSpec
         if not options.save_every_steps and (accelerator.device.type != "cuda" or spec.planner.needs != "graph")
         else None,
     )
-
-
-def refresh_for(sampler: PlannedBatchSampler, spec: BatchSpec, vectors: Callable[[], Tensor], seed: int) -> Refresh:
-    planner = spec.planner
-    sizes = {name: getattr(planner, name) for name in ("num_neighbours", "num_candidates") if hasattr(planner, name)}
-    return Refresh(sampler, spec.refresh, vectors, seed=seed, **sizes)
-
-
-def as_state(data: Any) -> dict[str, Tensor] | None:
-    if isinstance(data, ProximityGraph):
-        return {"neighbours": data.neighbours.int(), "similarities": data.similarities}
-    return None if data is None else {"vectors": data}
-
-
-def from_state(state: dict[str, Tensor] | None) -> Any:
-    if state is None:
-        return None
-    if "vectors" in state:
-        return state["vectors"]
-    return ProximityGraph(state["neighbours"].cpu().long(), state["similarities"].cpu())
 
 
 def plan_as_state(plan: Plan) -> dict[str, Any]:

@@ -17,7 +17,7 @@ Labels are whole numbers or text; one below 0 says that there is none: every ima
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Annotated, Any, ClassVar
@@ -27,7 +27,7 @@ import torch
 from torch import Tensor
 
 from hardneg.core.errors import ArgumentError, UnknownName, argument_error, located
-from hardneg.io.arrays import Array, known_labels, warn_of_unseen_classes
+from hardneg.io.arrays import Array, warn_of_unseen_classes
 from hardneg.io.functions import names_a_file
 from hardneg.pages.thumbnails import thumbnail
 from hardneg.training.augmentation.augment import Views
@@ -39,7 +39,7 @@ from hardneg.training.augmentation.views import (
     check_plain,
     described,
 )
-from hardneg.training.data.image_files import Found, Part, pixels, read_folder, read_hub, read_npz, same_shape
+from hardneg.training.data.image_files import Found, Part, read_folder, read_hub, read_npz
 from hardneg.training.data.items import TEST_SHARE, Evaluation, Items, Shown, Splits, features_of_splits, register
 from hardneg.training.data.named import NAMED
 from hardneg.training.encoders import Encoder, Represent, auto_encoder, build_encoder, check_encoder
@@ -231,13 +231,13 @@ def load(name: str, split: str = "train", root: str | Path | None = None, *, siz
     return rest if split == "train" else held
 
 
-def load_splits(name: str, root: str | Path | None = None, *, size: int | None = None) -> tuple[ImageData, ImageData]:
+def load_splits(name: str, root: str | Path | None = None) -> tuple[ImageData, ImageData]:
     """The train and the test split as ``load`` gives them, of one size, from files that are read once.
 
     >>> [len(data) for data in load_splits("digits")]
     [1437, 360]
     """
-    found = _read(name, "all", root, size)
+    found = _read(name, "all", root, None)
     if found.num_train is None:
         train, test = _chosen(name, found, "all").held_out(TEST_SHARE, seed=0)
     else:
@@ -268,16 +268,6 @@ def check_name(name: str) -> None:
     if not (kind in ("folder", "npz", "hf") and path) and not (kind in NAMED and not colon):
         usage = {"digits": "It needs no files", "folder:PATH": "It has a folder of images for each class"}
         raise UnknownName(name, [*NAMED, "folder:PATH", "npz:PATH", "hf:NAME"], usage=usage)
-
-
-def from_pairs(pairs: Iterable[tuple[Any, int]], name: str, *, size: int | None = None) -> ImageData:
-    """Any sequence of (PIL image or uint8 array, label), such as a torchvision data set, held in memory."""
-    images, labels = zip(*pairs, strict=True)
-    where = [f"item {i} of {name}" for i in range(len(images))]
-    arrays = same_shape([pixels(*item, size) for item in zip(images, where, strict=True)], where)
-    numbers = known_labels(np.asarray(labels), name)
-    classes = [] if numbers is None else [str(i) for i in range(int(numbers.max()) + 1)]
-    return _chosen(name, Found(Part(arrays, numbers, classes), num_train=len(arrays)), "train")
 
 
 def _chosen(name: str, found: Found, split: str) -> ImageData:

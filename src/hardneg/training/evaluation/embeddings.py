@@ -80,11 +80,11 @@ def knn_predict(
     return torch.cat(predicted)
 
 
-def evaluate_file(path: str | Path, *, device: torch.device | str = "cpu", **options: Any) -> dict[str, Any]:
+def evaluate_file(path: str | Path, **options: Any) -> dict[str, Any]:
     """``evaluate_embeddings`` of a saved .npz file."""
     split, classes = read_embeddings(Path(path))
     warn_of_unseen_classes(split[1], split[3], classes)
-    return evaluate_embeddings(*(part.to(device) for part in split), **options)
+    return evaluate_embeddings(*split, **options)
 
 
 def _accuracy(predicted: Labels, y: Labels) -> float:

@@ -10,7 +10,7 @@ figures are not all of this kind: choosing C by the test folds themselves gives 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from typing import Annotated, Any
 
 import numpy as np
@@ -21,48 +21,37 @@ from hardneg.core.errors import ArgumentError, check_count, optional
 from hardneg.io.arrays import Array
 from hardneg.io.embeddings import Features, Labels
 
-STRENGTHS = (0.01, 0.1, 1.0, 10.0, 100.0)
+STRENGTHS, FOLDS = (0.01, 0.1, 1.0, 10.0, 100.0), 5
+"""Values of C that are tried, each on all folds of the train rows."""
 
 
-def svm_accuracy(
-    features: Features, labels: Labels, *,
-    strengths: Sequence[float] = STRENGTHS, folds: int = 10, inner_folds: int = 5, repeats: int = 1, seed: int = 0,
-) -> dict[str, Any]:  # fmt: skip
+def svm_accuracy(features: Features, labels: Labels, *, folds: int = 10, repeats: int = 1) -> dict[str, Any]:
     """Mean accuracy over the folds, and its mean and deviation over ``repeats`` divisions into folds."""
     check_count("svm_accuracy", "repeats", repeats)
-    right = [
-        svm_correct(features, labels, strengths=strengths, folds=folds, inner_folds=inner_folds, seed=seed + i)
-        for i in range(repeats)
-    ]
+    right = [svm_correct(features, labels, folds=folds, seed=i) for i in range(repeats)]
     accuracies = [float(one.double().mean()) for one in right]
     deviation = float(np.std(accuracies, ddof=1)) if repeats > 1 else None
     return {"mean": float(np.mean(accuracies)), "deviation": deviation, "repeats": accuracies, "folds": folds}
 
 
-def svm_correct(
-    features: Features, labels: Labels, *,
-    strengths: Sequence[float] = STRENGTHS, folds: int = 10, inner_folds: int = 5, seed: int = 0,
-) -> Annotated[Tensor, "n"]:  # fmt: skip
+def svm_correct(features: Features, labels: Labels, *, folds: int = 10, seed: int = 0) -> Annotated[Tensor, "n"]:
     """Whether each row is classified right by the machine of the fold that leaves it out."""
     kernel, y = _kernel(features, features), labels.cpu().numpy()
     right = np.zeros(len(y), dtype=bool)
     for train, test in _divided(y, folds, seed):
-        machine = _fitted(kernel[np.ix_(train, train)], y[train], strengths, inner_folds, seed)
+        machine = _fitted(kernel[np.ix_(train, train)], y[train], seed)
         right[test] = machine.predict(kernel[np.ix_(test, train)]) == y[test]
     return torch.from_numpy(right)
 
 
-def svm_predict(
-    train_x: Features, train_y: Labels, test_x: Features, *,
-    strengths: Sequence[float] = STRENGTHS, inner_folds: int = 5, seed: int = 0,
-) -> Labels:  # fmt: skip
+def svm_predict(train_x: Features, train_y: Labels, test_x: Features, *, seed: int = 0) -> Labels:
     """The label of each test row; C is chosen by cross-validation of the train rows."""
     y = train_y.cpu().numpy()
-    machine = _fitted(_kernel(train_x, train_x), y, strengths, inner_folds, seed)
+    machine = _fitted(_kernel(train_x, train_x), y, seed)
     return torch.from_numpy(machine.predict(_kernel(test_x, train_x)))
 
 
-def _fitted(kernel: Array, y: Array, strengths: Sequence[float], inner_folds: int, seed: int) -> Any:
+def _fitted(kernel: Array, y: Array, seed: int) -> Any:
     """The machine of the C that is right most often in cross-validation; the smallest of equals."""
     SVC = optional("sklearn.svm", "svm", extra="eval").SVC  # noqa: N806
 
@@ -70,14 +59,14 @@ def _fitted(kernel: Array, y: Array, strengths: Sequence[float], inner_folds: in
         return SVC(C=strength, kernel="precomputed").fit(kernel[np.ix_(rows, rows)], y[rows])
 
     def num_right(strength: float) -> int:
-        parts = _divided(y, inner_folds, seed)
+        parts = _divided(y, FOLDS, seed)
         return sum(
             int((fitted(strength, train).predict(kernel[np.ix_(test, train)]) == y[test]).sum())
             for train, test in parts
         )
 
     few = np.unique(y, return_counts=True)[1].min() < 2  # a class of one row has none to hold out
-    return fitted(1.0 if few else max(strengths, key=num_right), np.arange(len(y)))
+    return fitted(1.0 if few else max(STRENGTHS, key=num_right), np.arange(len(y)))
 
 
 def _divided(y: Array, folds: int, seed: int) -> Iterable[tuple[Array, Array]]:

@@ -30,7 +30,7 @@ from hardneg.state.pools import Bank
 from hardneg.training.data.items import Items
 from hardneg.training.loop import train
 from hardneg.training.method import Batch, Encode, Method
-from hardneg.training.options import BankOptions, InstanceOptions
+from hardneg.training.options.banks import BankOptions, InstanceOptions
 from hardneg.training.setup import loss_for
 
 Views = list[Tensor]  # of unit vectors [b, d], one for each bank
