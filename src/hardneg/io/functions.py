@@ -90,7 +90,7 @@ def _as_written(module: ModuleType, path: Path, who: str) -> ModuleType:
     try:
         exec(compile(path.read_bytes(), str(path), "exec", dont_inherit=True), names)
     except BaseException as error:
-        del sys.modules[module.__name__]
+        names["_digest"] = None  # run again next time: an import would take bytecode that may be of another content
         if isinstance(error, ImportError):
             raise ArgumentError(who, f"{path} to be importable", str(error)) from None
         raise

@@ -18,7 +18,6 @@ from hardneg.core.types import Keys
 from hardneg.losses.contrastive import ContrastiveLoss
 from hardneg.losses.global_softmax import SogCLR
 from hardneg.losses.replayed import Replayed
-from hardneg.negatives import Uniform
 from hardneg.training.data.items import Items
 from hardneg.training.loop import train
 from hardneg.training.method import Encode
@@ -74,7 +73,7 @@ class SogCLRMethod(GlobalMethod):
     def __init__(self, options: SogCLROptions, data: Items, total: int) -> None:
         super().__init__(options, data)
         self.negatives = self.of_batch.negatives  # the same object, so that an adaptive schedule moves both
-        self.can_replay &= isinstance(self.negatives, Uniform)  # others may have schedules
+        self.can_replay &= self.negatives.closed_form() is not None  # others may have schedules, or draw
         self.loss = SogCLR(len(data), self.temperature, options.gamma, negatives=self.negatives)
 
     def set_progress(self, step: int, total: int) -> None:
