@@ -78,7 +78,8 @@ class Stateful(nn.Module):
             self._looked_up["step"] = self.step, self.step._version, seen[2] + 1
 
     def checked(self, who: str, ids: Tensor | None, num_instances: int) -> Tensor:
-        """``check_ids``; on a GPU at calls 1, 2, 4, 8 ... only. A wrong id also fails in the kernel that uses it.
+        """``check_ids``; on a GPU at calls 1, 2, 4, 8 ... only. A wrong id also fails in the kernel that uses it, or
+        makes the loss NaN.
 
         Inside torch.compile it is not looked at.
         """
