@@ -242,3 +242,13 @@ def test_what_equals_the_positive_does_not_count_as_removed(temperature: float) 
         hn.Keys(queries), hn.Keys(corpus), positives, "BelowPositive(absolute=0.0)", k=2, temperature=temperature
     )
     assert mined.explanation.removed[1] == above
+
+
+@pytest.mark.parametrize("cosine", [False, True])
+def test_queries_and_corpus_of_two_precisions(cosine: bool) -> None:
+    queries, corpus, search = keys(Q, 1).vectors, keys(N, 2).vectors.double(), Search(cosine=cosine)
+    first, second = (
+        hn.mine(hn.Keys(each), hn.Keys(corpus), torch.arange(Q), "BelowPositive(0.1)", K, search=search).rows
+        for each in (queries.float(), queries.float().double())
+    )
+    assert torch.equal(first, second)
