@@ -91,6 +91,10 @@ class Stateful(nn.Module):
             return ids
         return check_ids(who, ids, num_instances)
 
+    def check_next(self) -> None:
+        """The ids of the next call are looked at, also on a GPU."""
+        self._calls = 0
+
     def __getstate__(self) -> dict[str, Any]:
         """Without what was looked up: the versions of a copy's buffers count from the beginning."""
         return {**self.__dict__, "_looked_up": {}}
