@@ -6,6 +6,7 @@ from itertools import cycle
 
 import pytest
 import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.nn.functional import normalize
 
 import hardneg as hn
@@ -502,3 +503,15 @@ def test_an_empty_row_of_a_surrogate_has_no_gradient_also_with_an_empty_norm():
     norm = torch.logsumexp(log_w.detach(), 1)
     hn.surrogate(scores, log_w, log_norm=norm).sum().backward()
     assert torch.isfinite(z.grad).all()
+
+
+def test_constants_survive_writes_and_fake_tensors() -> None:
+    """Tensors that all calls share, such as ``positive_valid``, are made anew where someone has changed them."""
+    z1, z2 = vectors(5, 3), vectors(5, 3, seed=1)
+    expected = hn.ContrastiveLoss("Uniform()", 0.1)(z1, z2)
+    hn.two_views(z1, z2, 0.1).positive_valid[0] = False
+    assert hn.two_views(z1, z2, 0.1).positive_valid.all()
+    assert torch.equal(hn.ContrastiveLoss("Uniform()", 0.1)(z1, z2), expected)
+    with FakeTensorMode():
+        hn.two_views(*torch.randn(2, 11, 3), 0.1)
+    assert type(hn.two_views(*torch.randn(2, 11, 3), 0.1).positive_valid) is torch.Tensor

@@ -1,4 +1,4 @@
-"""EMC2's chains as two kernels walk, count and remember what the operations of torch do, bit for bit."""
+"""EMC2's chains as four kernels walk, count and remember what the operations of torch do, bit for bit."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ import torch
 import hardneg.state.chain
 from hardneg.core.types import Scores, Tags
 from hardneg.kernels import triton_walks
+from hardneg.kernels.chain import Batch, Memory
 from hardneg.state.chain import Chain, Walk
 from support.kernel_inputs import DEVICE
 
@@ -91,6 +92,19 @@ def test_broken_scores_and_rows_without_candidates(monkeypatch: pytest.MonkeyPat
     scores.valid[3], scores.valid[4] = False, False
     walk = assert_same_walks(monkeypatch, begun(2), scores, 12)
     assert walk.log_visits[3].max() == -float("inf") or walk.outside[3] == 1.0
+
+
+def test_an_id_that_is_too_large_makes_nan_and_writes_nowhere() -> None:
+    chain, scores = begun(1), make_scores(3, 20, torch.float32)
+    memory = Memory(chain.state[:8], chain.view[:8], chain.log_score[:8], chain.scored_at[:8], chain.seed, chain.step)
+    before, slots = copy.deepcopy(chain.state_dict()), torch.tensor([2, 9, 8], device=DEVICE)
+    ids = scores.candidate_tags.ids
+    batch = Batch(scores.candidates, scores.valid, ids, torch.zeros_like(ids), slots)
+    walked = triton_walks.walk(batch, memory, 12, 2, -1e30)
+    triton_walks.remember(batch, memory, walked.end, NUM)
+    assert walked.log_visits.isnan().all(1).tolist() == [False, True, True]
+    for name in ("state", "view", "log_score", "scored_at"):
+        torch.testing.assert_close(chain.state_dict()[name][8:], before[name][8:], rtol=0.0, atol=0.0, equal_nan=True)
 
 
 def test_columns_that_are_not_side_by_side_and_eval_mode(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -61,6 +61,18 @@ def test_replays_are_the_steps_themselves(name: str, monkeypatch: pytest.MonkeyP
     assert graph.replays == 5, "calls 3, 5, 6, 7 and 9"
 
 
+@pytest.mark.parametrize("name", LOSSES)
+def test_what_is_not_replayed_checks_the_ids(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a GPU ``checked`` looks at calls 1, 2, 4, 8 ... only, and a replay is no call: call 16 would be its sixth."""
+    loss = LOSSES[name]()
+    monkeypatch.setattr(replayed, "DEVICE", "cpu")
+    monkeypatch.setattr(replayed, "capture", recorder(list(loss.buffers()), []))
+    step = Replayed(loss)
+    for number in range(16):
+        step(*batch(number))
+    assert all(each._calls <= 2 for each in loss.modules() if isinstance(each, stateful.Stateful))
+
+
 @pytest.mark.gpu
 @pytest.mark.parametrize("name", LOSSES)
 def test_replays_of_cuda_graphs_are_the_steps_themselves(name: str) -> None:

@@ -229,3 +229,26 @@ def test_a_margin_cuts_off_while_searching(text: str, monkeypatch: pytest.Monkey
     assert fast.rows.tolist() == slow.rows.tolist()
     assert fast.scores.tolist() == slow.scores.tolist()
     assert fast.explanation == slow.explanation
+
+
+@pytest.mark.parametrize("temperature", [1.0, 0.07, 3.3])
+def test_what_equals_the_positive_does_not_count_as_removed(temperature: float) -> None:
+    random = torch.Generator().manual_seed(0)
+    corpus = torch.randint(-3, 4, (300, 4), generator=random).double()
+    queries, positives = corpus[:20] + 1.0, torch.arange(20)
+    similarity = queries @ corpus.T
+    above = int((similarity > similarity[positives, positives][:, None]).sum())
+    mined = hn.mine(
+        hn.Keys(queries), hn.Keys(corpus), positives, "BelowPositive(absolute=0.0)", k=2, temperature=temperature
+    )
+    assert mined.explanation.removed[1] == above
+
+
+@pytest.mark.parametrize("cosine", [False, True])
+def test_queries_and_corpus_of_two_precisions(cosine: bool) -> None:
+    queries, corpus, search = keys(Q, 1).vectors, keys(N, 2).vectors.double(), Search(cosine=cosine)
+    first, second = (
+        hn.mine(hn.Keys(each), hn.Keys(corpus), torch.arange(Q), "BelowPositive(0.1)", K, search=search).rows
+        for each in (queries.float(), queries.float().double())
+    )
+    assert torch.equal(first, second)

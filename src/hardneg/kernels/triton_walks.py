@@ -53,7 +53,7 @@ def _prepare(
     scores_ptr, valid_ptr, ids_ptr, views_ptr, slots_ptr,
     state_ptr, view_ptr, log_score_ptr, scored_at_ptr, seed_ptr, step_ptr,
     table_ptr, stored_ptr, ahead_ptr, counts_ptr, start_ptr, start_score_ptr, age_ptr,
-    num_chains, num_columns, num_steps, stride, ids_stride, views_stride,
+    num_chains, num_columns, num_steps, num_slots, stride, ids_stride, views_stride,
     NUM_VIEWS: tl.constexpr, GROUP: tl.constexpr, ROWS: tl.constexpr, STEPS: tl.constexpr, COLUMNS: tl.constexpr,
 ):  # fmt: skip
     """Where the chains begin, and of each step the proposed column, its score, and the bar for that of the state."""
@@ -61,6 +61,7 @@ def _prepare(
     real = chains < num_chains
     never = float("-inf")
     slots = tl.load(slots_ptr + chains, mask=real, other=-1)
+    slots = tl.where(slots < num_slots, slots, -1)
     at = tl.maximum(slots, 0)
     state = tl.load(state_ptr + at, mask=slots >= 0, other=-1)
     own_view = tl.load(view_ptr + at, mask=slots >= 0, other=0).to(tl.int64)
@@ -174,10 +175,10 @@ def _walk(
 
 @launched
 def _count(
-    counts_ptr, valid_ptr, slots_ptr, outside_ptr, log_visits_ptr, num_chains, num_columns, silent,
+    counts_ptr, valid_ptr, slots_ptr, outside_ptr, log_visits_ptr, num_chains, num_columns, num_slots, silent,
     ROWS: tl.constexpr, COLUMNS: tl.constexpr,
 ):  # fmt: skip
-    """The logarithm of the visits of each column."""
+    """The logarithm of the visits of each column; NaN for a slot that is not there, as of an id that is too large."""
     chains = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
     columns = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)[None, :]
     real = chains < num_chains
@@ -188,21 +189,22 @@ def _count(
     log_visits = tl.where(count > 0, tl.log(tl.maximum(count, 1.0)), float("-inf"))
     # All visits outside: the anchor has negatives, none of which is here. Its positive still pulls.
     outside = tl.load(outside_ptr + chains, mask=real, other=0.0) == 1.0
-    quiet = outside & (tl.load(slots_ptr + chains, mask=real, other=-1) >= 0)
-    tl.store(log_visits_ptr + place, tl.where(quiet[:, None] & valid, silent, log_visits), mask=there)
+    slots = tl.load(slots_ptr + chains, mask=real, other=-1)
+    log_visits = tl.where((outside & (slots >= 0))[:, None] & valid, silent, log_visits)
+    tl.store(log_visits_ptr + place, tl.where((slots < num_slots)[:, None], log_visits, float("nan")), mask=there)
 
 
 @launched
 def _remember(
     scores_ptr, ids_ptr, views_ptr, slots_ptr, end_ptr, state_ptr, view_ptr, log_score_ptr, scored_at_ptr, step_ptr,
-    num_chains, num_columns, num_instances, stride, ids_stride, views_stride,
+    num_chains, num_columns, num_instances, num_slots, stride, ids_stride, views_stride,
     NUM_VIEWS: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
 ):  # fmt: skip
     chains = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
     slots = tl.load(slots_ptr + chains, mask=chains < num_chains, other=-1)
     end = tl.load(end_ptr + chains, mask=chains < num_chains, other=-1)
     # Of several chains with one slot the last one is remembered.
-    last = slots >= 0
+    last = (slots >= 0) & (slots < num_slots)
     for begin in tl.range(0, num_chains, COLUMNS):
         others = begin + tl.arange(0, COLUMNS)[None, :]
         theirs = tl.load(slots_ptr + others, mask=others < num_chains, other=-1)
@@ -257,7 +259,7 @@ def walk(batch: Batch, memory: Memory, num_steps: int, burn_in: int, silent: flo
         candidates, valid, ids, views, slots,
         memory.state, memory.view, memory.log_score, memory.scored_at, memory.seed, memory.step,
         table, stored, ahead, counts, start, start_score, age,
-        b, n, num_steps, candidates.stride(0), _stride(ids), _stride(views),
+        b, n, num_steps, len(memory.state), candidates.stride(0), _stride(ids), _stride(views),
         NUM_VIEWS=v, GROUP=GROUP, ROWS=ROWS, STEPS=STEPS, COLUMNS=COLUMNS, num_warps=4,
     )  # fmt: skip
     _walk[(groups,)](
@@ -265,8 +267,9 @@ def walk(batch: Batch, memory: Memory, num_steps: int, burn_in: int, silent: flo
         GROUP=GROUP, AHEAD=AHEAD, num_warps=1,
     )  # fmt: skip
     _count[(-(-b // ROWS), -(-n // COLUMNS))](
-        counts, valid, slots, outside, log_visits, b, n, silent, ROWS=ROWS, COLUMNS=COLUMNS, num_warps=4
-    )
+        counts, valid, slots, outside, log_visits, b, n, len(memory.state), silent,
+        ROWS=ROWS, COLUMNS=COLUMNS, num_warps=4,
+    )  # fmt: skip
     return Walked(log_visits, end, figures)
 
 
@@ -277,7 +280,7 @@ def remember(batch: Batch, memory: Memory, end: PerChain, num_instances: int) ->
     b, n = candidates.shape
     _remember[(-(-b // ROWS),)](
         candidates, ids, views, slots, end, memory.state, memory.view, memory.log_score, memory.scored_at, memory.step,
-        b, n, num_instances, candidates.stride(0), _stride(ids), _stride(views),
+        b, n, num_instances, len(memory.state), candidates.stride(0), _stride(ids), _stride(views),
         NUM_VIEWS=memory.log_score.shape[1], ROWS=ROWS, COLUMNS=COLUMNS, num_warps=4,
     )  # fmt: skip
     torch.autograd.graph.increment_version([memory.state, memory.view, memory.log_score, memory.scored_at])

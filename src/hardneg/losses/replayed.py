@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
 from hardneg.kernels.replayed import capture
+from hardneg.state.stateful import Stateful
 
 WARM = 2
 """Calls before a capture: they compile, and load what a capture cannot."""
@@ -84,6 +85,9 @@ class _Step:
             self.graph.replay()
             found = _Found(*([each.clone() for each in part] for part in self.captured))
         else:
+            for each in self.loss.modules():
+                if isinstance(each, Stateful):
+                    each.check_next()
             found = self._work()
         if self.calls > WARM:  # what was looked up in buffers (see ``Stateful``) did not see the graph change them
             torch.autograd.graph.increment_version(self.buffers)

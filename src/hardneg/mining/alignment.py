@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from hardneg.core.errors import spelled, warn_once
-from hardneg.core.vectors import unit, widened
+from hardneg.core.vectors import unit
 from hardneg.mining.pairs import Pairs
 from hardneg.negatives import Negatives
 
@@ -144,7 +144,7 @@ def _sampled(size: int, most: int) -> Tensor:
 
 def _vectors(vectors: Tensor, rows: Tensor, cosine: bool) -> Tensor:
     taken = vectors[rows.to(vectors.device)].detach().cpu()
-    return unit(taken) if cosine else widened(taken)
+    return (unit(taken) if cosine else taken).double()
 
 
 def _skew(similarity: Annotated[Tensor, "b n"]) -> float:

@@ -119,8 +119,8 @@ class Ceilings:
     drawn = False
 
     def __init__(self, meeting: Meeting, query: Annotated[Tensor, "b"], forms: Sequence[ClosedForm]) -> None:
-        tile, real = meeting.positive_tile(query)
-        lowest = tile.similarity.double().masked_fill(~real, torch.inf).amin(1, keepdim=True)
+        positives, real = meeting.positive_scores(query)
+        lowest = positives.masked_fill(~real, torch.inf).amin(1, keepdim=True)
         above = [lowest.new_full((len(query), 1), torch.inf)]
         for form in forms:
             ceiling = form.ceiling(lowest)

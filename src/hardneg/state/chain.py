@@ -137,7 +137,7 @@ class Chain(Stateful):
         return numbers.log()
 
     def _drawn(self, batch: Batch, num_steps: int) -> Walk:
-        """Two kernels on a GPU, operations of torch elsewhere: the same draws and visits."""
+        """Four kernels on a GPU, operations of torch elsewhere: the same draws and visits."""
         if (kernels := _kernels_for(batch)) is not None:
             memory = Memory(self.state, self.view, self.log_score, self.scored_at, self.seed, self.step)
             burn_in = int(self.burn_in * num_steps)

@@ -78,7 +78,8 @@ class Stateful(nn.Module):
             self._looked_up["step"] = self.step, self.step._version, seen[2] + 1
 
     def checked(self, who: str, ids: Tensor | None, num_instances: int) -> Tensor:
-        """``check_ids``; on a GPU at calls 1, 2, 4, 8 ... only. A wrong id also fails in the kernel that uses it.
+        """``check_ids``; on a GPU at calls 1, 2, 4, 8 ... only. A wrong id also fails in the kernel that uses it, or
+        makes the loss NaN.
 
         Inside torch.compile it is not looked at.
         """
@@ -89,6 +90,10 @@ class Stateful(nn.Module):
         if ids is not None and ids.is_cuda and (not seldom or torch.cuda.is_current_stream_capturing()):
             return ids
         return check_ids(who, ids, num_instances)
+
+    def check_next(self) -> None:
+        """The ids of the next call are looked at, also on a GPU."""
+        self._calls = 0
 
     def __getstate__(self) -> dict[str, Any]:
         """Without what was looked up: the versions of a copy's buffers count from the beginning."""
