@@ -30,15 +30,15 @@ def pairs_of(module: str) -> Iterator[tuple[str, str]]:
     except ImportError:
         return
     for name in getattr(found, "__all__", dir(found)):
-        sentence = first_sentence(inspect.getdoc(getattr(found, name)) or "", name)
+        sentence = first_sentence(inspect.getdoc(getattr(found, name)) or "")
         if not name.startswith("_") and callable(getattr(found, name)) and 4 <= len(sentence.split()) <= 60:
             yield re.sub(r"(?<=[a-z])(?=[A-Z])|_", " ", name).lower().strip(), sentence
 
 
-def first_sentence(text: str, name: str) -> str:
-    """Of the first paragraph that is prose: some begin with the call, a directive, or a heading."""
-    begins = (f"{name}(", f"torch.{name}(", ".. ", ">>>", "Parameters\n")
-    prose = [" ".join(part.split()) for part in text.split("\n\n") if not part.lstrip().startswith(begins)]
+def first_sentence(text: str) -> str:
+    """Of the first paragraph that is prose: some begin with a call, a directive, or a heading."""
+    other = re.compile(r"\s*([^A-Za-z\s]|[\w.]+\(|Parameters\n)")
+    prose = [" ".join(part.split()) for part in text.split("\n\n") if not other.match(part)]
     return next((re.split(r"(?<=[.]) ", part)[0] for part in prose if len(part.split()) >= 4), "")
 
 
