@@ -262,3 +262,17 @@ def test_nan_is_shown():
         expected = reduce(InfoNCE().losses(scores, parse(text).log_weights(scores)), scores, "none")
         assert torch.equal(found.isnan(), expected.isnan())
         assert found.isnan().any()
+
+
+@pytest.mark.parametrize(("anchors", "queue"), [(torch.float64, torch.float32), (torch.float32, torch.float64)])
+def test_anchors_and_a_queue_of_two_precisions(anchors, queue):
+    random = torch.Generator().manual_seed(0)
+    views = [torch.randn(8, 4, generator=random).to(anchors) for _ in range(2)]
+    pool = normalize(torch.randn(20, 4, generator=random), dim=1).to(queue)
+    found = {}
+    for impl in ("dense", "streamed"):
+        z1, z2 = (each.clone().requires_grad_() for each in views)
+        value = hn.ContrastiveLoss("Tilt(1.0)", impl=impl, views="pool")(z1, z2, pool=pool)
+        value.backward()
+        found[impl] = value.detach(), z1.grad, z2.grad
+    torch.testing.assert_close(found["streamed"], found["dense"])

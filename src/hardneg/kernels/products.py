@@ -125,7 +125,8 @@ def _cut(vectors: Tensor, rows: Rows, cut: Cut) -> Tensor:
 def multiplied(first: Tensor, second: Tensor) -> Tensor:
     """The product, summed and kept in float32 where the factors have 16 bits."""
     if first.dtype not in HALF:
-        return first @ second
+        dtype = torch.promote_types(first.dtype, second.dtype)  # anchors and a queue may differ
+        return first.to(dtype) @ second.to(dtype)
     if first.is_cuda and hasattr(torch.ops.aten.mm, "dtype"):
         return torch.mm(first, second, out_dtype=torch.float32)
     return (first @ second).float()
