@@ -28,7 +28,7 @@ MORE: dict[str, tuple[str, dict[str, Any]]] = {
 @pytest.mark.parametrize("name", sorted({*OF_IMAGES, *MORE}))
 def test_chunks_train_as_the_whole_batch(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     recipe, more = MORE.get(name, (name, {}))
-    options = short(few_digits(tmp_path / "digits.npz", 64), epochs=1, temperature=0.3, **more)
+    options = short(few_digits(tmp_path / "digits.npz", 64), epochs=1, temperature=0.3, seed=1, **more)  # no ReLU at 0
     run(recipe, tmp_path / "whole", options)
     sizes, forward = [], Encoder.forward
     monkeypatch.setattr(Encoder, "forward", lambda self, images: sizes.append(len(images)) or forward(self, images))
