@@ -335,6 +335,18 @@ def test_judgements_tell_false_negatives_of_a_file(tables: dict[str, str], tmp_p
     assert found.judges == ("judgements",)
 
 
+def test_judgements_need_no_vectors(tables: dict[str, str], tmp_path: Path) -> None:
+    mined = mine_texts(tables, tmp_path / "mined.jsonl")
+    shutil.rmtree(f"{mined}.embeddings")
+    lists = read_lists(mined)
+    judged = [(lists.queries[i], lists.negatives[i][0]) for i in range(5)]
+    file = tmp_path / "qrels.tsv"
+    file.write_text("query-id\tcorpus-id\tscore\n" + "".join(f"{query}\t{row}\t1\n" for query, row in judged))
+    notes = " ".join(audit_files(AuditOptions(mined, settings=QUIET, judgements=str(file))).notes)
+    number = sum(map(len, lists.negatives))
+    assert f"5 of {number} negatives ({5 / number:.1%}) are judged relevant" in notes
+
+
 def test_a_moved_corpus_leaves_what_the_file_says(tables: dict[str, str], tmp_path: Path) -> None:
     mined = mine_into(tables, tmp_path / "mined.jsonl")
     Path(tables["corpus"]).unlink()

@@ -107,7 +107,7 @@ def test_a_run_that_has_only_begun_or_has_no_labels(tmp_path: Path) -> None:
     page = read(write_report(run))
     assert "not finished (last record at step 0)" in page.words
     assert "No run has records over training" in page.words
-    assert "No finished run has similarities of labelled pairs" in page.words
+    assert "the data have no labels, or no run is finished" in page.words
 
 
 def test_an_unfinished_run_shows_what_it_has(tmp_path: Path) -> None:

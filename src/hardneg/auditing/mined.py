@@ -67,8 +67,7 @@ def audit_mined(
     found = _findings(lists, origin, row_of, where, _without(manifest, lists))
     queries, corpus = origin.queries, origin.corpus
     if corpus is None or queries is None or corpus.vectors is None or queries.vectors is None:
-        why = "The vectors are not available, so how similar and how false the negatives are is not known."
-        return _lists_only(options, found, (*origin.notes, why))
+        return _lists_only(options, found, (*origin.notes, *_without_vectors(origin, lists, where, row_of)))
     kept = lists.only([i for i, name in enumerate(lists.queries) if name in where])
     subject = _subject(options, origin, kept, where, row_of)
     given = given_rules(options.expressions)
@@ -111,12 +110,7 @@ def _subject(
     assert corpus.vectors is not None
     rows = [where[name] for name in lists.queries]
     positives = [[row_of[name] for name in own if name in row_of] for own in lists.positives]
-    judged = None
-    if origin.judgements is not None:
-        # By id, or by the number of the row where there are none.
-        places = {str(queries.ids[row]): place for place, row in enumerate(rows)}
-        documents = {str(name): row for row, name in enumerate(corpus.ids)}
-        judged = judged_lists(origin.judgements, places, documents, len(rows))
+    judged = _judged(origin, rows)
     subject = make_subject(
         queries.vectors[rows],
         Keys(corpus.vectors),
@@ -126,6 +120,31 @@ def _subject(
         seed=options.settings.seed,
     )
     return replace(subject, names=tuple(corpus.ids if corpus.named or corpus.texts is None else corpus.texts))
+
+
+def _judged(origin: Origin, rows: Sequence[int]) -> list[list[int]] | None:
+    """The rows of the corpus that are judged relevant to these rows of the queries."""
+    if origin.judgements is None or origin.queries is None or origin.corpus is None:
+        return None
+    # By id, or by the number of the row where there are none.
+    places = {str(origin.queries.ids[row]): place for place, row in enumerate(rows)}
+    documents = {str(name): row for row, name in enumerate(origin.corpus.ids)}
+    return judged_lists(origin.judgements, places, documents, len(rows))
+
+
+def _without_vectors(origin: Origin, lists: Lists, where: dict[Any, int], row_of: dict[Any, int]) -> Iterable[str]:
+    """What is known, and what is not: judgements go by ids alone."""
+    kept = lists.only([i for i, name in enumerate(lists.queries) if name in where])
+    judged = _judged(origin, [where[name] for name in kept.queries])
+    if judged is None:
+        yield "The vectors are not available, so how similar and how false the negatives are is not known."
+    else:
+        yield "The vectors are not available, so how similar the negatives are is not known."
+        pairs = ((name, own) for own, names in zip(judged, kept.negatives, strict=True) for name in names)
+        known = [(row_of[name], own) for name, own in pairs if name in row_of]
+        false = sum(row in own for row, own in known)
+        yield f"{false} of {len(known)} negatives ({false / max(len(known), 1):.1%}) are judged relevant to their query."
+    yield "Give --model, --encoder, or embeddings of queries and corpus for more."
 
 
 def _given_origin(options: AuditOptions, lists: Lists, encoding: Encoding) -> Origin:

@@ -84,6 +84,6 @@ class MineOptions:
     engine: str = option("local", "Processes of this machine, or a Ray cluster.", RUN, among=("local", "ray"))
     workers: int = option(0, "Processes; 0: one for each core.", RUN, low=0)
     ray_address: str | None = option(None, "Of a cluster; none: one is started.", RUN)
-    shards: int = option(0, "Pieces of the corpus; 0: of half a minute each.", RUN, low=0)
+    shards: int = option(0, "Pieces of the corpus; 0: of about a quarter of a minute each.", RUN, low=0)
     part: str | None = option(None, "i/n: only this part of the work, i from 0.", RUN)
     merge: bool = option(False, "After the parts: what is left, and the output.", RUN, "--merge")
