@@ -49,5 +49,16 @@ def test_a_changed_file_that_cannot_be_run_is_run_again_once_mended(folder: Path
     assert found == 2
 
 
+@pytest.mark.parametrize("text", ["own_module:encode", "own_module.py:encode"])
+def test_a_syntax_error_leaves_the_function_that_was_loaded(text: str, folder: Path) -> None:
+    file = folder / "own_module.py"
+    file.write_text("ANSWER = 1\ndef encode():\n    return ANSWER\n")
+    found = load_function(text, "test")
+    file.write_text("ANSWER = (\n")
+    with pytest.raises(SyntaxError):
+        load_function(text, "test")
+    assert found() == 1
+
+
 def test_modules_without_a_file_are_taken_as_they_are() -> None:
     assert load_function("math:sqrt", "test")(4.0) == 2.0

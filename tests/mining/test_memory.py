@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import pickle
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -21,6 +21,7 @@ from hardneg.core.errors import ArgumentError, FileError
 from hardneg.mining import checks
 from hardneg.mining import encode as encode_module
 from hardneg.mining import estimate as estimates
+from hardneg.mining.candidates import Finder
 from hardneg.mining.encode import Encoder, encoder_of_function
 from hardneg.mining.engine import Miner
 from hardneg.mining.estimate import estimate, piece_bytes
@@ -56,7 +57,7 @@ def test_little_memory_changes_nothing(text: str, draw: str) -> None:
     assert miner_of(text, few).finder.at_once(4) < 60
 
 
-def pieces_of(miner: Miner, store: Store, after: Callable[[Stage], None] = lambda stage: None) -> list[Piece]:
+def pieces_of(miner: Miner, store: Store, after: Callable[[Stage], None] = lambda stage: None) -> Iterator[Piece]:
     """What is chosen, stage by stage; ``after`` is called after each stage."""
     stages = Stages(miner, store)
 
@@ -65,13 +66,23 @@ def pieces_of(miner: Miner, store: Store, after: Callable[[Stage], None] = lambd
             store.write(stage.name, piece, stages.perform(stage, piece))
         after(stage)
 
-    return list(chosen_pieces(miner, store, perform))
+    return chosen_pieces(miner, store, perform)
+
+
+def test_groups_of_queries_of_a_killed_run_are_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another version may search for more queries at a time."""
+    miner, store = miner_of("Uniform()", Search(shards=4, corpus_block=225, query_block=8)), Files(tmp_path)
+    expected = miner.joined(pieces_of(miner, Memory()))
+    monkeypatch.setattr(Finder, "at_once", lambda self, size, shards=1: 20)
+    next(pieces_of(miner, store))
+    monkeypatch.setattr(Finder, "at_once", lambda self, size, shards=1: 50)
+    assert torch.equal(miner.joined(pieces_of(miner, store)).rows, expected.rows)
 
 
 @pytest.mark.parametrize("text", RULES)
 def test_the_estimate_covers_the_pieces(text: str, tmp_path: Path) -> None:
     miner = miner_of(text, Search(shards=4, corpus_block=225))
-    pieces_of(miner, Files(tmp_path))
+    list(pieces_of(miner, Files(tmp_path)))
     written = sum(file.stat().st_size for file in tmp_path.iterdir() if file.name.startswith("0."))
     assert 0.4 * piece_bytes(miner, 300) < written < 1.2 * piece_bytes(miner, 300)
 
@@ -98,13 +109,13 @@ def test_the_lists_of_all_shards_are_within_the_memory(text: str, k: int) -> Non
         lists = [piece for (name, _), piece in store.pieces.items() if "-lists" in name or "-bounds" in name]
         held.append(sum(array.nbytes for piece in lists for array in piece.values()))
 
-    pieces_of(miner, store, look)
+    list(pieces_of(miner, store, look))
     assert memory / 16 < max(held) <= memory / 2
 
 
 def test_counts_of_one_pass_are_held_at_a_time() -> None:
     miner, store, passes = miner_of("Ring(0.1, 0.4)", Search(shards=4, corpus_block=225)), Memory(), []
-    pieces_of(miner, store, lambda stage: passes.append(len({n for n, _ in store.pieces if "-bounds" in n})))
+    list(pieces_of(miner, store, lambda stage: passes.append(len({n for n, _ in store.pieces if "-bounds" in n}))))
     assert len(passes) > 4
     assert max(passes) == 1
 

@@ -26,6 +26,7 @@ from hardneg.training.evaluation.sts import evaluate_sts, read_sts, sts_figures
 from hardneg.training.options import CLIPOptions
 from hardneg.training.recipes import run_recipe
 from hardneg.training.setup import splits
+from hardneg.training.trained import fingerprint
 from support.html_page import Page
 from support.texts import image_text_table, sts_file
 from support.training_runs import run
@@ -67,6 +68,19 @@ def test_tables_and_folders_are_read_alike(table: str, tmp_path: Path) -> None:
     found = read(f"imagetext:{beside}")
     assert (found.captions.texts, found.documents.tolist()) == (["one", "two", "three"], [0, 0, 2])
     assert torch.equal(found.pictures.images[found.picture_of[2]], data.pictures.images[1])
+
+
+def test_the_fingerprint_is_that_of_an_image_for_each_pair(table: str) -> None:
+    """Runs of older versions, which held an image several times, are resumed."""
+    data = read(table)
+    images = data.pictures.images[data.picture_of]
+    former = {"images": images, "texts": data.captions.texts, "documents": data.documents, "labels": None}
+    assert fingerprint(data) == fingerprint(Content(former | {"ids": torch.arange(72)}))  # type: ignore[arg-type]
+    assert fingerprint(data) != fingerprint(replace(data, picture_of=data.picture_of.flip(0)))
+
+
+class Content(dict[str, Any]):
+    content = dict.items
 
 
 def test_the_pairs_of_an_image_are_held_out_together(table: str) -> None:

@@ -85,10 +85,11 @@ def _as_written(module: ModuleType, path: Path, who: str) -> ModuleType:
     names, content = vars(module), digest_of(path)
     if names.get("_digest") == content:
         return module
+    code = compile(path.read_bytes(), str(path), "exec", dont_inherit=True)  # first: it may raise a SyntaxError
     for name in [one for one, value in names.items() if not (one.startswith("__") or isinstance(value, ModuleType))]:
         del names[name]  # such as a function that is no longer there; modules may be parts of a package
     try:
-        exec(compile(path.read_bytes(), str(path), "exec", dont_inherit=True), names)
+        exec(code, names)
     except BaseException as error:
         names["_digest"] = None  # run again next time: an import would take bytecode that may be of another content
         if isinstance(error, ImportError):

@@ -103,12 +103,16 @@ def chosen_pieces(miner: Miner, store: Store, run: Run) -> Iterator[Piece]:
     held = len(miner.finder.shards) if isinstance(store, Memory) else 1  # shards whose lists are in memory
     for number, (size, filtered) in enumerate(miner.finder.attempts(filter_first)):
         undecided = [pending[:0]]
-        step = miner.finder.at_once(size, held)
-        for group, low in enumerate(range(0, len(pending), step)):
-            attempt = Stage("queries", f"{number}.{group}", size, filtered)
+        step, groups = miner.finder.at_once(size, held), itertools.count()
+        while len(pending):
+            attempt = Stage("queries", f"{number}.{next(groups)}", size, filtered)
             if not store.has(attempt.name, 0):
-                store.write(attempt.name, 0, {"query": pending[low : low + step]})
-            last = _run_attempt(miner, store, run, attempt, len(pending[low : low + step]))
+                store.write(attempt.name, 0, {"query": pending[:step]})
+            queries = len(
+                store.read(attempt.name, 0)["query"]
+            )  # a killed run of another version may have taken fewer or more
+            pending = pending[queries:]
+            last = _run_attempt(miner, store, run, attempt, queries)
             for piece in range(last.pieces):
                 chosen = store.read(last.name, piece)
                 undecided.append(chosen["query"][~chosen["decided"]])

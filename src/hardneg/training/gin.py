@@ -52,7 +52,7 @@ class GIN(nn.Module):
             h = widened(h)  # in bfloat16 a GPU's sum of 300 ones is 256
             h = norm(layer(h.index_add(0, target, h[source]).to(dtype)).relu())
             all_layers.append(h)
-        return torch.cat(all_layers, dim=1)
+        return torch.cat(all_layers, dim=1).to(dtype)
 
     def forward(self, graphs: Graphs) -> Annotated[Tensor, "g d"]:
         return pooled(self.nodes(graphs), graphs)
@@ -60,8 +60,8 @@ class GIN(nn.Module):
 
 def pooled(nodes: Annotated[Tensor, "n d"], graphs: Graphs) -> Annotated[Tensor, "g d"]:
     """The sum over the nodes of each graph; 0 for a graph that has none."""
-    nodes = widened(nodes)
-    return nodes.new_zeros(len(graphs), nodes.shape[1]).index_add(0, graphs.batch, nodes)
+    wide = widened(nodes)
+    return wide.new_zeros(len(graphs), wide.shape[1]).index_add(0, graphs.batch, wide).to(nodes.dtype)
 
 
 def two_layers(in_features: int, width: int, out_features: int) -> nn.Sequential:

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from hardneg.core.errors import ArgumentError, DataChanged
 from hardneg.io.sealed import digest_of
-from hardneg.training.data.items import Items, Splits
+from hardneg.training.data.items import Items, Repeated, Splits
 
 Record = dict[str, Any]
 
@@ -29,10 +29,13 @@ def fingerprint(data: Items) -> str:
     """
     found = hashlib.blake2b(digest_size=16)
     for name, part in data.content():
-        shape = None if part is None else tuple(part.shape) if isinstance(part, Tensor) else (len(part),)
+        shape = None if part is None else (len(part),) if isinstance(part, list) else tuple(part.shape)
         found.update(f"{name} {shape} ".encode())
         if isinstance(part, Tensor):
             found.update(content_of(part))
+        elif isinstance(part, Repeated):
+            for block in part.blocks():
+                found.update(content_of(block))
         elif part is not None:
             found.update(json.dumps(part).encode())
     return found.hexdigest()

@@ -30,7 +30,7 @@ from hardneg.negatives.grammar import read_expression
 from hardneg.pages.graph_drawing import graph_drawing
 from hardneg.training.augmentation.graphs import GraphAugment
 from hardneg.training.data.graph_files import read_graphs
-from hardneg.training.data.items import Evaluation, Items, Shown, Splits
+from hardneg.training.data.items import Evaluation, Items, Repeated, Shown, Splits
 from hardneg.training.data.packed import Graphs
 from hardneg.training.encoders import Encoder, Represent
 from hardneg.training.evaluation.embeddings import evaluate_embeddings
@@ -191,7 +191,7 @@ class GraphData(Items, prefix="graphs", form="graphs:NAME"):
         labels = None if self.labels is None else self.labels.to(device)
         return replace(self, graphs=self.graphs.to(device), labels=labels, ids=self.ids.to(device))
 
-    def content(self) -> Iterator[tuple[str, Tensor | list[Any] | None]]:
+    def content(self) -> Iterator[tuple[str, Tensor | Repeated | list[Any] | None]]:
         for name in ("x", "edges", "num_nodes", "num_edges"):
             yield name, getattr(self.graphs, name)
         yield from super().content()

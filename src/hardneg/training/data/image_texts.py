@@ -29,7 +29,7 @@ from hardneg.training.augmentation.views import check_augment
 from hardneg.training.data.image_files import decoded_images, image_files, same_shape
 from hardneg.training.data.images import ImageData, channels_first
 from hardneg.training.data.inputs import Sided, TwoTowers
-from hardneg.training.data.items import TEST_SHARE, Evaluation, Items, Shown, Splits
+from hardneg.training.data.items import TEST_SHARE, Evaluation, Items, Repeated, Shown, Splits
 from hardneg.training.data.text_files import read_columns, read_lines, split_columns, texts_in
 from hardneg.training.data.text_pairs import grouped
 from hardneg.training.data.texts import Texts, shortened
@@ -199,10 +199,11 @@ class ImageTexts(Items, prefix="imagetext", form="imagetext:TABLE"):
         parts = {name: getattr(self, name).to(device) for name in names}
         return replace(self, **parts)
 
-    def content(self) -> Iterator[tuple[str, Tensor | list[Any] | None]]:
-        yield "images", self.pictures.images
+    def content(self) -> Iterator[tuple[str, Tensor | Repeated | list[Any] | None]]:
+        """With the image of each pair, as older versions held them: their runs have this fingerprint."""
+        yield "images", Repeated(self.pictures.images, self.picture_of)
         yield "texts", self.captions.texts
-        yield from super().content()
+        yield from (part for part in super().content() if part[0] != "picture_of")
 
 
 def ranks(

@@ -283,7 +283,7 @@ class Items(ABC):
         parts = {name: part.to(device) for name, part in self._parts() if isinstance(part, Tensor)}
         return replace(self, **parts)  # type: ignore[type-var]
 
-    def content(self) -> Iterator[tuple[str, Tensor | list[Any] | None]]:
+    def content(self) -> Iterator[tuple[str, Tensor | Repeated | list[Any] | None]]:
         """What the fingerprint is taken of: every field with an entry per item, and whether there are labels."""
         yield from self._parts(with_labels=True)
 
@@ -292,6 +292,22 @@ class Items(ABC):
             part = getattr(self, one.name)
             if isinstance(part, Tensor | list) or (with_labels and one.name == "labels"):
                 yield one.name, part
+
+
+@dataclass(frozen=True)
+class Repeated:
+    """Rows of a tensor, some of them several times, which are gathered in blocks."""
+
+    rows: Tensor
+    index: Annotated[Tensor, "n"]
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return (len(self.index), *self.rows.shape[1:])
+
+    def blocks(self) -> Iterator[Tensor]:
+        for start in range(0, len(self.index), 256):
+            yield self.rows[self.index[start : start + 256]]
 
 
 def register(kind: type[Items], prefix: str, form: str) -> None:
