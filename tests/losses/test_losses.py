@@ -9,6 +9,7 @@ import torch
 from torch.nn.functional import normalize
 
 import hardneg as hn
+from hardneg.core.errors import ArgumentError
 from hardneg.core.schedules import adaptive
 
 
@@ -349,3 +350,10 @@ def test_its_diagnosis_is_exact_without_a_graph(text):
     for field, value in vars(expected).items():
         torch.testing.assert_close(getattr(ours, field), value, equal_nan=True)
     assert (ours.attracted.sum() > 0) == (text == "Tilt(2.0)")
+
+
+def test_views_that_are_arrays_are_named():
+    views = torch.randn(2, 8, 4).numpy()
+    for given in (views, (views[0], views[1])):
+        with pytest.raises(ArgumentError, match=r"views that are tensors, got ndarray; use torch\.as_tensor"):
+            hn.ContrastiveLoss("Tilt(1.0)")(*given)

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from hardneg.core.checks import check_temperature
 from hardneg.core.diagnose import Diagnosis, diagnose, joined
 from hardneg.core.distributed import gathered, mean_over_ranks
-from hardneg.core.errors import argument_error, check_range, tensors_checked
+from hardneg.core.errors import ArgumentError, argument_error, check_range, tensors_checked
 from hardneg.core.objectives import NumNegatives, check_num_negatives, corrects, debiased, reduce
 from hardneg.core.objectives.base import TauPlus
 from hardneg.core.pairing import Pairing
@@ -202,6 +202,9 @@ class ContrastiveLoss(nn.Module):
             raise argument_error("ContrastiveLoss", what, "generate", self.generate)
         views = [z1] if isinstance(z1, Tensor) else list(z1)
         views += [] if z2 is None else [z2]
+        if wrong := [view for view in views if not isinstance(view, Tensor)]:
+            got = type(wrong[0]).__name__
+            raise ArgumentError("ContrastiveLoss", "views that are tensors", got, "use torch.as_tensor")
         own = self.temperature_now() if temperature is None else temperature
         pairing = self.meeting.pairing(views, own, ids, labels, pool, clusters, guide)
         check_per_anchor((*self._current.factors, self._objective), len(views[0]), len(pairing))
