@@ -143,7 +143,8 @@ def _without_vectors(origin: Origin, lists: Lists, where: dict[Any, int], row_of
         pairs = ((name, own) for own, names in zip(judged, kept.negatives, strict=True) for name in names)
         known = [(row_of[name], own) for name, own in pairs if name in row_of]
         false = sum(row in own for row, own in known)
-        yield f"{false} of {len(known)} negatives ({false / max(len(known), 1):.1%}) are judged relevant to their query."
+        share = false / max(len(known), 1)
+        yield f"{false} of {len(known)} negatives ({share:.1%}) are judged relevant to their query."
     yield "Give --model, --encoder, or embeddings of queries and corpus for more."
 
 
