@@ -65,10 +65,10 @@ def audit_mined(
     row_of = _rows_of(lists.documents(), origin.corpus, "documents")
     where = _rows_of(lists.queries, origin.queries, "queries")
     found = _findings(lists, origin, row_of, where, _without(manifest, lists))
+    kept = lists.only([i for i, name in enumerate(lists.queries) if name in where])
     queries, corpus = origin.queries, origin.corpus
     if corpus is None or queries is None or corpus.vectors is None or queries.vectors is None:
-        return _lists_only(options, found, (*origin.notes, *_without_vectors(origin, lists, where, row_of)))
-    kept = lists.only([i for i, name in enumerate(lists.queries) if name in where])
+        return _lists_only(options, found, (*origin.notes, *_without_vectors(origin, kept, where, row_of)))
     subject = _subject(options, origin, kept, where, row_of)
     given = given_rules(options.expressions)
     audited = audit_subject(subject, given, options.settings, listed=as_rows(kept, row_of), progress=progress)
@@ -134,13 +134,12 @@ def _judged(origin: Origin, rows: Sequence[int]) -> list[list[int]] | None:
 
 def _without_vectors(origin: Origin, lists: Lists, where: dict[Any, int], row_of: dict[Any, int]) -> Iterable[str]:
     """What is known, and what is not: judgements go by ids alone."""
-    kept = lists.only([i for i, name in enumerate(lists.queries) if name in where])
-    judged = _judged(origin, [where[name] for name in kept.queries])
+    judged = _judged(origin, [where[name] for name in lists.queries])
     if judged is None:
         yield "The vectors are not available, so how similar and how false the negatives are is not known."
     else:
         yield "The vectors are not available, so how similar the negatives are is not known."
-        pairs = ((name, own) for own, names in zip(judged, kept.negatives, strict=True) for name in names)
+        pairs = ((name, own) for own, names in zip(judged, lists.negatives, strict=True) for name in names)
         known = [(row_of[name], own) for name, own in pairs if name in row_of]
         false = sum(row in own for row, own in known)
         share = false / max(len(known), 1)
