@@ -66,7 +66,7 @@ lock: ## Write constraints.txt and constraints-oldest.txt.
 	$(PYTHON) tools/lock.py newest
 	$(PYTHON) tools/lock.py oldest
 
-results: .venv/installed ## Write docs/explanation/results.md from the studies and their JSON files.
+results: .venv/installed ## Write docs/results.md from the studies and their JSON files.
 	$(BIN)/python tools/results.py
 
 dist: ## Build a wheel and try it in an empty environment.

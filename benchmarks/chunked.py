@@ -35,7 +35,7 @@ TEMPERATURE = 0.5
 
 @dataclass(frozen=True, repr=False)
 class StudentT(hn.negatives.Negatives):
-    """The distribution of docs/guides/extend.md."""
+    """The distribution of docs/extend.md."""
 
     scale: float = 1.0
     power: float = 1.0

@@ -68,7 +68,7 @@ def _frontier_of(data: dict[str, str], result: dict[str, Any], here: str) -> str
         f"{result['temperature']:g}. Random candidates have a similarity of {result['random_similarity']:.3f}, "
         f"positives of {result['positive_similarity']:.3f}.\n\n"
     )
-    text += f"![Similarity of negatives against the share of false ones](../figures/frontier_{data['name']}.svg)\n\n"
+    text += f"![Similarity of negatives against the share of false ones](figures/frontier_{data['name']}.svg)\n\n"
     shown = sorted(result["rows"], key=lambda row: row["similarity"])
     text += table(
         ("rule or planner", "similarity", "false negatives", "effective number", "coverage", "frontier"),

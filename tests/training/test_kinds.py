@@ -22,7 +22,7 @@ from support.training_runs import everything as all_of
 
 pytest.importorskip("accelerate", reason="training needs the extra train")
 
-GUIDE = (Path(__file__).parents[2] / "docs" / "guides" / "extend.md").read_text()
+GUIDE = (Path(__file__).parents[2] / "docs" / "extend.md").read_text()
 KIND = GUIDE[GUIDE.index('"""Points on two rings') :].partition("```")[0]
 """The file that the guide shows, untouched."""
 

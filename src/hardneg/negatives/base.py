@@ -141,7 +141,7 @@ class Negatives:
 def not_pointwise(factor: Negatives, where: str) -> ArgumentError:
     """The error of a factor that works on whole rows only, where there are none."""
     name = type(factor).__name__
-    fix = f"write {name}.log_weight(tile), and bounds() for what it must know of a row (docs/guides/extend.md)"
+    fix = f"write {name}.log_weight(tile), and bounds() for what it must know of a row (docs/extend.md)"
     return ArgumentError(name, f"whole rows: it has no log_weight(tile), and here is {where}", None, fix)
 
 

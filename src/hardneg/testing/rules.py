@@ -231,7 +231,7 @@ def declares_what_it_needs(negatives: Negatives) -> Problem:
 
 _what_to_write = (
     "declare what it must know of a row, def bounds(self): return {'closest': Largest(lambda tile: tile.s)}, and read "
-    "tile.bound['closest'], [r, 1] (docs/guides/extend.md)"
+    "tile.bound['closest'], [r, 1] (docs/extend.md)"
 )
 
 
