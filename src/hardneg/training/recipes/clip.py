@@ -8,7 +8,6 @@ least 0.01 as the authors have it.
 from __future__ import annotations
 
 import math
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -16,7 +15,6 @@ from torch import Tensor, nn
 
 from hardneg.core.diagnose import Diagnosis
 from hardneg.training.data.items import Items
-from hardneg.training.loop import train
 from hardneg.training.method import Batch, Encode
 from hardneg.training.options import CLIPOptions
 from hardneg.training.recipes.simclr import SimCLR
@@ -65,7 +63,3 @@ class CLIP(SimCLR):
         documents = self.documents[first.ids]
         found: Diagnosis = self.loss.diagnose(first.vectors, second.vectors, documents, first.labels, temperature=now)
         return found
-
-
-def main(options: CLIPOptions, out: str | Path, **how: Any) -> dict[str, Any]:
-    return train("clip", CLIP, options, out, **how)

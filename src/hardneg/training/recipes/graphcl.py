@@ -6,11 +6,7 @@ there (``positives_in_denominator="own"``), and ProSampler's equation 14 as well
 
 from __future__ import annotations
 
-from pathlib import Path
-from typing import Any
-
 from hardneg.losses.contrastive import ContrastiveLoss
-from hardneg.training.loop import train
 from hardneg.training.options import GraphCLOptions
 from hardneg.training.recipes.simclr import SimCLR
 from hardneg.training.setup import loss_for
@@ -19,7 +15,3 @@ from hardneg.training.setup import loss_for
 class GraphCL(SimCLR):
     def loss_for(self, options: GraphCLOptions) -> ContrastiveLoss:
         return loss_for(options, views="cross")
-
-
-def main(options: GraphCLOptions, out: str | Path, **how: Any) -> dict[str, Any]:
-    return train("graphcl", GraphCL, options, out, **how)

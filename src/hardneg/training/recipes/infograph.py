@@ -8,9 +8,6 @@ authors' code has the other sign. A graph is seen as it is, unless ``--augment``
 
 from __future__ import annotations
 
-from pathlib import Path
-from typing import Any
-
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import normalize
@@ -22,7 +19,6 @@ from hardneg.core.types import Keys
 from hardneg.training.data.items import Items
 from hardneg.training.data.packed import Graphs
 from hardneg.training.gin import GIN, pooled, xavier
-from hardneg.training.loop import train
 from hardneg.training.method import Batch, Encode, Method
 from hardneg.training.options import InfoGraphOptions
 from hardneg.training.setup import loss_for
@@ -92,7 +88,3 @@ class Projection(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         projected: Tensor = self.layers(x) + self.shortcut(x)
         return projected
-
-
-def main(options: InfoGraphOptions, out: str | Path, **how: Any) -> dict[str, Any]:
-    return train("infograph", InfoGraph, options, out, **how)

@@ -6,16 +6,12 @@ higher temperature, rare ones a lower one.
 
 from __future__ import annotations
 
-from pathlib import Path
-from typing import Any
-
 from torch import Tensor
 
 from hardneg.core.diagnose import Diagnosis
 from hardneg.losses.contrastive import ContrastiveLoss
 from hardneg.losses.individual import IndividualTemperatures
 from hardneg.training.data.items import Items
-from hardneg.training.loop import train
 from hardneg.training.options import ISogCLROptions
 from hardneg.training.recipes.simclr import SimCLR
 
@@ -40,7 +36,3 @@ class ISogCLR(SimCLR):
         own = self.individual.of(first.ids).detach()
         found: Diagnosis = self.loss.diagnose(first.vectors, second.vectors, first.ids, first.labels, temperature=own)
         return found
-
-
-def main(options: ISogCLROptions, out: str | Path, **how: Any) -> dict[str, Any]:
-    return train("isogclr", ISogCLR, options, out, **how)

@@ -8,8 +8,6 @@ The shuffling of batches for BatchNorm is left out: use synchronised or no batch
 from __future__ import annotations
 
 from collections.abc import Callable
-from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -25,7 +23,6 @@ from hardneg.training.checks import number_of
 from hardneg.training.data.inputs import Inputs
 from hardneg.training.data.items import Items
 from hardneg.training.encoders import features_of
-from hardneg.training.loop import train
 from hardneg.training.method import Batch, Encode, Method
 from hardneg.training.options import MoCoOptions
 from hardneg.training.setup import loss_for
@@ -127,5 +124,5 @@ class Predicted(nn.Module):
         return predicted
 
 
-def main(options: MoCoOptions, out: str | Path, **how: Any) -> dict[str, Any]:
-    return train("moco", MoCoV3 if options.version == "v3" else MoCoV2, options, out, **how)
+def moco(options: MoCoOptions, data: Items, total: int) -> Method:
+    return (MoCoV3 if options.version == "v3" else MoCoV2)(options, data, total)

@@ -8,7 +8,6 @@ again. Every rank computes the loss of all gathered rows; what was drawn is enco
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -22,7 +21,6 @@ from hardneg.core.keyed import generator_at
 from hardneg.core.types import Keys
 from hardneg.state.cache import Cache, cache_loss
 from hardneg.training.data.items import Items
-from hardneg.training.loop import train
 from hardneg.training.method import Batch, Encode
 from hardneg.training.options import NegativeCacheOptions
 from hardneg.training.recipes.instance import encode_all
@@ -98,7 +96,3 @@ class NegativeCache(SimCLR):
     def set_progress(self, step: int, total: int) -> None:
         super().set_progress(step, total)
         self.epoch = step // self.steps_an_epoch
-
-
-def main(options: NegativeCacheOptions, out: str | Path, **how: Any) -> dict[str, Any]:
-    return train("negative-cache", NegativeCache, options, out, **how)

@@ -7,9 +7,6 @@ rank computes the loss of all gathered rows.
 
 from __future__ import annotations
 
-from pathlib import Path
-from typing import Any
-
 import torch
 from torch import Tensor
 from torch.nn.functional import normalize
@@ -19,7 +16,6 @@ from hardneg.core.distributed import gather
 from hardneg.core.types import Keys
 from hardneg.training.data.inputs import joined
 from hardneg.training.data.items import Items
-from hardneg.training.loop import train
 from hardneg.training.method import Batch, Encode, Method
 from hardneg.training.options import PairsOptions
 from hardneg.training.setup import loss_for
@@ -57,7 +53,3 @@ class Pairs(Method):
 
     def set_progress(self, step: int, total: int) -> None:
         self.loss.set_progress(step, total)
-
-
-def main(options: PairsOptions, out: str | Path, **how: Any) -> dict[str, Any]:
-    return train("pairs", Pairs, options, out, **how)

@@ -5,7 +5,6 @@ HCL, DCL, tilts, rings and thresholds are this recipe with other ``negatives`` a
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -17,9 +16,7 @@ from hardneg.core.distributed import gather
 from hardneg.core.types import Keys
 from hardneg.losses.contrastive import ContrastiveLoss
 from hardneg.training.data.items import Items
-from hardneg.training.loop import train
 from hardneg.training.method import Batch, Encode, Method
-from hardneg.training.options import SimCLROptions
 from hardneg.training.setup import loss_for
 
 
@@ -61,7 +58,3 @@ class SimCLR(Method):
 
     def set_progress(self, step: int, total: int) -> None:
         self.loss.set_progress(step, total)
-
-
-def main(options: SimCLROptions, out: str | Path, **how: Any) -> dict[str, Any]:
-    return train("simclr", SimCLR, options, out, **how)

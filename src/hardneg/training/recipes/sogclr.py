@@ -7,7 +7,6 @@ of the batch. Other ``negatives`` than uniform ones say which candidates count a
 from __future__ import annotations
 
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 from torch import Tensor, nn
@@ -19,7 +18,6 @@ from hardneg.losses.contrastive import ContrastiveLoss
 from hardneg.losses.global_softmax import SogCLR
 from hardneg.losses.replayed import Replayed
 from hardneg.training.data.items import Items
-from hardneg.training.loop import train
 from hardneg.training.method import Encode
 from hardneg.training.options import SogCLROptions, TrainOptions
 from hardneg.training.recipes.simclr import SimCLR
@@ -79,7 +77,3 @@ class SogCLRMethod(GlobalMethod):
     def set_progress(self, step: int, total: int) -> None:
         self.loss.negatives = self.negatives.at(step, total)
         self.of_batch.set_progress(step, total)
-
-
-def main(options: SogCLROptions, out: str | Path, **how: Any) -> dict[str, Any]:
-    return train("sogclr", SogCLRMethod, options, out, **how)
