@@ -64,9 +64,6 @@ class OfTexts(Items):
         head = getattr(options, "head", "linear")
         return text_encoder(options.encoder, options.dim, head=head, seed=options.seed)
 
-    def described(self) -> str:
-        return f"{type(self).__name__}.views"
-
     def measures(self, splits: Splits, options: TrainOptions) -> list[str]:
         benchmark = benchmark_of(options.evaluate_with)
         return [*([] if benchmark is None else [benchmark.name]), *super().measures(splits, options)]
