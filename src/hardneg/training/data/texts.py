@@ -9,9 +9,10 @@ retrieval of the second half of a text from its first half.
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, Any, ClassVar, Self
 
 import torch
 from torch import Tensor
@@ -33,6 +34,7 @@ from hardneg.training.evaluation.benchmarks import benchmark_figures, benchmark_
 from hardneg.training.options import TrainOptions
 from hardneg.training.text_encoders import MANY, check_text_encoder, text_encoder
 
+FORM = "text:FILE or text:TABLE[column,label]"
 SHOWN = 160
 """Letters of a text on a page."""
 
@@ -43,7 +45,12 @@ class OfTexts(Items):
     noun: ClassVar[str] = "text"
     has_benchmarks: ClassVar[bool] = True
     has: ClassVar[str] = "texts"
+    tokens: tuple[Ragged, ...] | None  # of each side
     tokenizer: Tokenizer | None
+
+    @abstractmethod
+    def sides(self) -> list[list[str]]:
+        """The texts, in one list or in several that are encoded apart."""
 
     @classmethod
     def check(cls, options: TrainOptions) -> None:
@@ -63,6 +70,28 @@ class OfTexts(Items):
     def rebuilt(cls, record: dict[str, Any], options: TrainOptions) -> Encoder:
         head = getattr(options, "head", "linear")
         return text_encoder(options.encoder, options.dim, head=head, seed=options.seed)
+
+    def prepared(self, options: TrainOptions, views: Any = None) -> Self:
+        super().prepared(options, views)
+        tokenizer = tokenizer_for(options.encoder)
+        tokens = tuple(Ragged.of(side, tokenizer) for side in self.sides())
+        return replace(self, tokens=tokens, tokenizer=tokenizer)  # type: ignore[type-var]
+
+    def to(self, device: torch.device | str) -> Self:
+        tokens = self.tokens and tuple(side.to(device) for side in self.tokens)
+        return replace(super().to(device), tokens=tokens)  # type: ignore[type-var]
+
+    def views(self, index: Annotated[Tensor, "b"], epoch: int, seed: int) -> tuple[Tokens, Tokens]:
+        first, second = (self.batch(view, index, view_keys(self.ids[index], view, epoch, seed)) for view in (0, 1))
+        return first, second
+
+    def plain(self, index: Annotated[Tensor, "b"]) -> Tokens:
+        return self.batch(0, index)
+
+    def batch(self, side: int, index: Annotated[Tensor, "b"], keys: Tensor | None = None) -> Tokens:
+        """Of a side; of the only one where there is one."""
+        assert self.tokens is not None, "tokens are those of prepared(options)"
+        return self.tokens[min(side, len(self.tokens) - 1)].batch(index, keys)
 
     def measures(self, splits: Splits, options: TrainOptions) -> list[str]:
         benchmark = benchmark_of(options.evaluate_with)
@@ -98,18 +127,18 @@ class Texts(OfTexts, prefix="text", form="text:FILE"):
     places: Annotated[Tensor, "n"]  # neighbours in a document differ by 1
     name: str
     classes: tuple[str, ...] = ()
-    tokens: Ragged | None = field(default=None, repr=False)
+    tokens: tuple[Ragged, ...] | None = field(default=None, repr=False)
     tokenizer: Tokenizer | None = field(default=None, repr=False)
 
     @classmethod
     def check(cls, options: TrainOptions) -> None:
         super().check(options)
         with located("--data"):
-            split_columns(options.data.partition("text:")[2], 1, 2, "text:FILE or text:TABLE[column,label]")
+            split_columns(options.data.partition("text:")[2], 1, 2, FORM)
 
     @classmethod
     def read(cls, path: str, options: TrainOptions) -> Texts:
-        file, columns = split_columns(path, 1, 2, "text:FILE or text:TABLE[column,label]")
+        file, columns = split_columns(path, 1, 2, FORM)
         if not is_table(file):
             lines = read_lines(file)
             places = torch.tensor(lines.places)
@@ -122,27 +151,13 @@ class Texts(OfTexts, prefix="text", form="text:FILE"):
         labels, classes = (None, ()) if label is None else labels_in(table, label, file)
         return cls(texts, labels, torch.arange(len(texts)), torch.arange(len(texts)), path, classes)
 
-    def prepared(self, options: TrainOptions, views: Any = None) -> Texts:
-        super().prepared(options, views)
-        tokenizer = tokenizer_for(options.encoder)
-        return replace(self, tokens=Ragged.of(self.texts, tokenizer), tokenizer=tokenizer)
-
-    def to(self, device: torch.device | str) -> Texts:
-        return replace(super().to(device), tokens=self.tokens and self.tokens.to(device))
-
-    def views(self, index: Annotated[Tensor, "b"], epoch: int, seed: int) -> tuple[Tokens, Tokens]:
-        assert self.tokens is not None, "tokens are those of prepared(options)"
-        first, second = (self.tokens.batch(index, view_keys(self.ids[index], view, epoch, seed)) for view in (0, 1))
-        return first, second
+    def sides(self) -> list[list[str]]:
+        return [self.texts]
 
     def views_evaluated(self, index: Annotated[Tensor, "b"], epoch: int, seed: int) -> tuple[Tokens, Tokens]:
         """The two halves of each text: two passes with other dropout are found in each other almost always."""
         first, second = zip(*(halves(self.texts[i]) for i in index.tolist()), strict=True)
         return self.tokens_of(first), self.tokens_of(second)
-
-    def plain(self, index: Annotated[Tensor, "b"]) -> Tokens:
-        assert self.tokens is not None, "tokens are those of prepared(options)"
-        return self.tokens.batch(index)
 
     def shown(self, position: int) -> Shown:
         return Shown(text=shortened(self.texts[position]))
