@@ -12,7 +12,6 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import normalize
 
-from hardneg.core.diagnose import Diagnosis
 from hardneg.core.distributed import gather
 from hardneg.core.errors import ArgumentError
 from hardneg.core.types import Keys
@@ -40,15 +39,8 @@ class InfoGraph(Method):
         loss: Tensor = self.loss(*self.last)
         return loss
 
-    def diagnose(self) -> Diagnosis:
-        found: Diagnosis = self.loss.diagnose(*self.last)
-        return found
-
     def harvest(self) -> Keys:
         return Keys(normalize(self.pool.vectors.detach(), dim=-1), self.pool.ids)
-
-    def set_progress(self, step: int, total: int) -> None:
-        self.loss.set_progress(step, total)
 
 
 class LocalAndGlobal(nn.Module):

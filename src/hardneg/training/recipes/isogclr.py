@@ -31,8 +31,6 @@ class ISogCLR(SimCLR):
         return loss
 
     def diagnose(self) -> Diagnosis:
-        first, second = self.first, self.second
-        assert first.ids is not None
-        own = self.individual.of(first.ids).detach()
-        found: Diagnosis = self.loss.diagnose(first.vectors, second.vectors, first.ids, first.labels, temperature=own)
+        own = self.individual.of(self.last[2]).detach()
+        found: Diagnosis = self.loss.diagnose(*self.last, temperature=own)
         return found

@@ -13,7 +13,6 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import normalize
 
-from hardneg.core.diagnose import Diagnosis
 from hardneg.core.distributed import gather
 from hardneg.core.schedules import cosine, value_of
 from hardneg.core.types import Keys
@@ -50,16 +49,6 @@ class MoCoV2(Method):
         loss: Tensor = self.loss(*self.last)
         return loss
 
-    def diagnose(self) -> Diagnosis:
-        q, *others = self.last
-        return self.loss.diagnose(q.detach(), *others)
-
-    def harvest(self) -> Keys:
-        return self.keys
-
-    def set_progress(self, step: int, total: int) -> None:
-        self.loss.set_progress(step, total)
-
     def after_step(self) -> None:
         self.slow.update_parameters(self.encoder)
         self.queue.push(self.keys)
@@ -82,9 +71,7 @@ class MoCoV3(Method):
             k1, k2 = normalize(self.encode_keys(batch.views).float(), dim=-1).chunk(2)
         pool1, pool2 = (gather(Keys(k, batch.ids, batch.labels, source="batch")) for k in (k1, k2))
         self.last, self.keys = (q1, k2, batch.ids, batch.labels, pool2), pool2
-        both: Tensor = self.loss(q1, k2, batch.ids, batch.labels, pool2) + self.loss(
-            q2, k1, batch.ids, batch.labels, pool1
-        )
+        both: Tensor = self.loss(*self.last) + self.loss(q2, k1, batch.ids, batch.labels, pool1)
         return 2.0 * self.temperature_now * both  # the authors' factor, which frees the step size from the temperature
 
     def recorded_encoder(self) -> nn.Module:
@@ -94,10 +81,10 @@ class MoCoV3(Method):
         """The mean of the two directions in nats, as of the other recipes."""
         return loss / (4.0 * self.temperature_now)
 
-    prepare, diagnose, harvest = MoCoV2.prepare, MoCoV2.diagnose, MoCoV2.harvest
+    prepare = MoCoV2.prepare
 
     def set_progress(self, step: int, total: int) -> None:
-        self.loss.set_progress(step, total)
+        super().set_progress(step, total)
         self.temperature_now = value_of(self.temperature, step, total)
 
     def after_step(self) -> None:

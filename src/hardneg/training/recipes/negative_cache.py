@@ -88,9 +88,7 @@ class NegativeCache(SimCLR):
         """Of all of the cache alike, whose softmax is what the draws estimate."""
         held, labels = self.cache.keys(), self.data.labels
         pool = held if labels is None else held.changed(labels=labels[held.ids])
-        found: Diagnosis = self.loss.diagnose(
-            self.first.vectors, self.second.vectors, self.first.ids, self.first.labels, pool
-        )
+        found: Diagnosis = self.loss.diagnose(*self.last, pool)
         return found
 
     def set_progress(self, step: int, total: int) -> None:

@@ -11,7 +11,6 @@ import torch
 from torch import Tensor
 from torch.nn.functional import normalize
 
-from hardneg.core.diagnose import Diagnosis
 from hardneg.core.distributed import gather
 from hardneg.core.types import Keys
 from hardneg.training.data.inputs import joined
@@ -44,12 +43,3 @@ class Pairs(Method):
         if self.both_ways:
             loss = (loss + self.loss(second.vectors, first.vectors, second.ids, second.labels, [first])) / 2.0
         return loss
-
-    def diagnose(self) -> Diagnosis:
-        return self.loss.diagnose(*self.last)
-
-    def harvest(self) -> Keys:
-        return self.keys
-
-    def set_progress(self, step: int, total: int) -> None:
-        self.loss.set_progress(step, total)

@@ -73,5 +73,5 @@ class QuickThoughts(Method):
         return Keys(torch.nn.functional.normalize(vectors, dim=-1), self.first.ids)
 
     def set_progress(self, step: int, total: int) -> None:
-        self.loss.set_progress(step, total)
+        super().set_progress(step, total)
         self.negatives = self.loss.negatives.at(step, total)

@@ -11,7 +11,6 @@ import torch
 from torch import Tensor
 from torch.nn.functional import normalize
 
-from hardneg.core.diagnose import Diagnosis
 from hardneg.core.distributed import gather
 from hardneg.core.types import Keys
 from hardneg.losses.contrastive import ContrastiveLoss
@@ -24,7 +23,7 @@ class SimCLR(Method):
     def __init__(self, options: Any, data: Items, total: int) -> None:
         super().__init__()
         self.encoder = data.encoder(options)
-        self.loss: Any = self.loss_for(options)
+        self.loss = self.loss_for(options)
 
     def loss_for(self, options: Any) -> ContrastiveLoss:
         return loss_for(options)
@@ -32,7 +31,8 @@ class SimCLR(Method):
     def loss_of(self, encode: Encode, batch: Batch) -> Tensor:
         z1, z2 = normalize(encode(batch.views).float(), dim=-1).chunk(2)  # [b, d] each
         self.first, self.second = (self.shared(Keys(z, batch.ids, batch.labels)) for z in (z1, z2))
-        return self.of_views(self.first.vectors, self.second.vectors, self.first.ids, self.first.labels)
+        self.last = self.first.vectors, self.second.vectors, self.first.ids, self.first.labels
+        return self.of_views(*self.last)
 
     def shared(self, keys: Keys) -> Keys:
         """What the loss is given: the rank's own part of the batch, since the loss gathers the candidates."""
@@ -42,12 +42,6 @@ class SimCLR(Method):
         loss: Tensor = self.loss(z1, z2, ids, labels)
         return loss
 
-    def diagnose(self) -> Diagnosis:
-        found: Diagnosis = self.loss.diagnose(
-            self.first.vectors, self.second.vectors, self.first.ids, self.first.labels
-        )
-        return found
-
     def harvest(self) -> Keys:
         return gather(self.both())
 
@@ -55,6 +49,3 @@ class SimCLR(Method):
         """Both views of each image, as one vector of unit norm."""
         vectors = torch.cat([self.first.vectors, self.second.vectors], dim=1).detach() * 0.5**0.5
         return Keys(vectors, self.first.ids)
-
-    def set_progress(self, step: int, total: int) -> None:
-        self.loss.set_progress(step, total)

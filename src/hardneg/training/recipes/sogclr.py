@@ -30,7 +30,7 @@ class GlobalMethod(SimCLR):
     def __init__(self, options: TrainOptions, data: Items) -> None:
         options.check()
         super().__init__(options, data, 0)
-        self.of_batch = self.loss  # the subclass has a global loss in its place
+        self.of_batch: ContrastiveLoss = self.loss  # the subclass has a global loss in its place
         self.temperature = float(options.temperature)  # not a schedule, as the options have checked
         self.can_replay = options.compile  # the loss depends on the batch and its state alone
         self.replayed: Replayed | None = None
@@ -59,9 +59,7 @@ class GlobalMethod(SimCLR):
         return real
 
     def diagnose(self) -> Diagnosis:
-        first, second = self.first, self.second
-        found: Diagnosis = self.of_batch.diagnose(first.vectors, second.vectors, first.ids, first.labels)
-        return found
+        return self.of_batch.diagnose(*self.last)
 
     def set_progress(self, step: int, total: int) -> None:
         """The global loss has no schedules of its own."""
