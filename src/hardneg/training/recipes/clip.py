@@ -26,7 +26,6 @@ class CLIP(SimCLR):
     documents: Tensor  # of each pair: pairs of one document are never negatives of each other
 
     def __init__(self, options: CLIPOptions, data: Items, total: int) -> None:
-        options.check()
         super().__init__(options, data, total)
         self.scale = nn.Parameter(torch.tensor(-math.log(float(options.temperature))))
         documents = getattr(data, "documents", torch.arange(len(data)))

@@ -43,7 +43,6 @@ class BankMethod(Method):
         self, options: BankOptions, data: Items, total: int, num_banks: int = 1, num_clusters: int = 0
     ) -> None:
         super().__init__()
-        options.check()
         if num_clusters > len(data):
             raise ArgumentError("train", f"--clusters of at most the {len(data)} {data.noun}s", str(num_clusters))
         self.options, self.data, self.temperature = options, data, float(options.temperature)

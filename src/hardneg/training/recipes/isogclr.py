@@ -18,7 +18,6 @@ from hardneg.training.recipes.simclr import SimCLR
 
 class ISogCLR(SimCLR):
     def __init__(self, options: ISogCLROptions, data: Items, total: int) -> None:
-        options.check()
         super().__init__(options, data, total)
         start, high = float(options.temperature), max(0.7, float(options.temperature))
         self.individual = IndividualTemperatures(self.loss, len(data), start, low=min(0.05, start), high=high)

@@ -30,7 +30,6 @@ from hardneg.training.setup import loss_for
 
 class NegativeCache(SimCLR):
     def __init__(self, options: NegativeCacheOptions, data: Items, total: int) -> None:
-        options.check()
         super().__init__(options, data, total)
         self.options, self.data, self.temperature = options, data, float(options.temperature)
         self.cache = Cache(min(options.cache, len(data)), options.dim, seed=options.seed)

@@ -28,7 +28,6 @@ class GlobalMethod(SimCLR):
     """A loss over the whole data set: every rank computes that of all gathered rows, and so keeps the same state."""
 
     def __init__(self, options: TrainOptions, data: Items) -> None:
-        options.check()
         super().__init__(options, data, 0)
         self.of_batch: ContrastiveLoss = self.loss  # the subclass has a global loss in its place
         self.temperature = float(options.temperature)  # not a schedule, as the options have checked
