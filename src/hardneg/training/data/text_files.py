@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -72,7 +72,7 @@ def read_lines(path: Path) -> Lines:
     return Lines(texts, places)
 
 
-def column_in(table: Table, name: str, path: Path) -> list[Any]:
+def column_in(table: Mapping[str, Any], name: str, path: Path) -> Any:
     if name not in table:
         raise UnknownName(name, list(table), f"in {path}")
     return table[name]
@@ -88,7 +88,7 @@ def texts_in(table: Table, name: str, path: Path) -> list[str]:
     return [value.strip() for value in values]
 
 
-def labels_in(table: Table, name: str, path: Path) -> tuple[Tensor | None, tuple[str, ...]]:
+def labels_in(table: Mapping[str, Any], name: str, path: Path) -> tuple[Tensor | None, tuple[str, ...]]:
     """A column of classes, as numbers and their names; None where it has none."""
     found = known_labels(np.asarray(column_in(table, name, path)), f"{name} of {path}")
     if found is None:
