@@ -33,9 +33,9 @@ from hardneg.training.data.graph_files import read_graphs
 from hardneg.training.data.items import Evaluation, Items, Repeated, Shown, Splits
 from hardneg.training.data.packed import Graphs
 from hardneg.training.encoders import Encoder, Represent
-from hardneg.training.evaluation.embeddings import evaluate_embeddings
+from hardneg.training.evaluation.embeddings import evaluate_embeddings, geometry
 from hardneg.training.evaluation.measures import register_measure
-from hardneg.training.evaluation.pairs import alignment, similarity_histograms, uniformity
+from hardneg.training.evaluation.pairs import alignment
 from hardneg.training.evaluation.svm import svm_correct, svm_predict
 from hardneg.training.gin import GIN, two_layers
 from hardneg.training.options import SupervisedOptions, TrainOptions
@@ -172,7 +172,7 @@ class GraphData(Items, prefix="graphs", form="graphs:NAME"):
             return super().evaluate(splits, represent, options)
         test_x, test_y = represent.items(splits.test), splits.test.labels
         if cross_validated(splits):
-            figures, arrays = _geometry(test_x, test_y), {"test_x": test_x, "test_y": test_y}
+            figures, arrays = geometry(test_x, test_y), {"test_x": test_x, "test_y": test_y}
             right = svm_correct(test_x, test_y)
         else:
             train_x, train_y = represent.items(splits.fitted), splits.fitted.labels
@@ -249,9 +249,3 @@ def can_classify(splits: Splits) -> bool:
 def cross_validated(splits: Splits) -> bool:
     """Whether the test graphs are those that are trained on."""
     return torch.equal(splits.fitted.ids.cpu(), splits.test.ids.cpu())
-
-
-def _geometry(x: Tensor, y: Tensor) -> dict[str, Any]:
-    histograms = similarity_histograms(x, y, max_pairs=2_000_000)
-    plain = {name: part.tolist() if isinstance(part, Tensor) else part for name, part in histograms._asdict().items()}
-    return {"uniformity": uniformity(x, max_pairs=2_000_000), "similarities": plain}
