@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import importlib.util
 import sys
 from pathlib import Path
 
-from hardneg.core.errors import ArgumentError, NoFile, UnknownName
+from hardneg.core.errors import ArgumentError, UnknownName
+from hardneg.io.functions import module_of, run_file
 from hardneg.training.data.graphs import GraphData as GraphData
 from hardneg.training.data.image_texts import ImageTexts as ImageTexts
 from hardneg.training.data.images import ImageData as ImageData
@@ -28,27 +28,12 @@ def kind_of(name: str, *, may_run: bool = True) -> type[Items]:
     'image'
     """
     file, name = split_name(name)
-    if file and (module := f"hardneg kind {Path(file).resolve()}") not in sys.modules:
-        if not may_run:
-            fix = "import the file first, in Python: hardneg.training.data.kinds.kind_of(name)"
-            raise ArgumentError("data", "a kind that is known", f"{file}, which is not run for a name in a file", fix)
-        _run(Path(file), module)
-    kinds = registered_kinds()
-    kind = kinds.get(name.partition(":")[0])
+    if file and may_run:
+        run_file(Path(file), "data", "a Python file that registers the kind")
+    elif file and module_of(f"{file}:") not in sys.modules:
+        fix = "import the file first, in Python: hardneg.training.data.kinds.kind_of(name)"
+        raise ArgumentError("data", "a kind that is known", f"{file}, which is not run for a name in a file", fix)
+    kind = registered_kinds().get(name.partition(":")[0])
     if kind is None:
         raise UnknownName(name, forms(), usage=USAGE)
     return kind
-
-
-def _run(path: Path, module: str) -> None:
-    if not path.is_file():
-        raise NoFile("data", "a Python file that registers the kind", path, "where there is none")
-    spec = importlib.util.spec_from_file_location(module, path)
-    assert spec is not None
-    assert spec.loader is not None
-    sys.modules[module] = loaded = importlib.util.module_from_spec(spec)
-    try:
-        spec.loader.exec_module(loaded)
-    except BaseException:
-        del sys.modules[module]
-        raise
