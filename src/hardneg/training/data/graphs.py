@@ -117,12 +117,9 @@ class GraphData(Items, prefix="graphs", form="graphs:NAME"):
     def plain(self, index: Annotated[Tensor, "b"]) -> Graphs:
         return self.graphs[index].float()
 
-    def encoder(self, options: TrainOptions) -> nn.Module:
-        """GIN and GraphCL's head of two layers; "gin" has batch statistics, "gin-layer" has none."""
-        return self.rebuilt(self.record(), options)
-
     @classmethod
     def rebuilt(cls, record: dict[str, Any], options: TrainOptions) -> nn.Module:
+        """GIN and GraphCL's head of two layers; "gin" has batch statistics, "gin-layer" has none."""
         if "features" not in record:  # of a run of an older version
             return super().rebuilt(record, options)
         backbone = GIN(record["features"], norm=NORMS[options.encoder], seed=options.seed)
@@ -182,14 +179,6 @@ class GraphData(Items, prefix="graphs", form="graphs:NAME"):
         figures.setdefault("correct", {})["svm"] = pack_bits(right.numpy())
         figures |= {"svm": float(right.double().mean()), "num_test": len(test_y), "headline": "svm"}
         return Evaluation(figures | {"alignment": alignment(*represent.views(splits.test))}, arrays)
-
-    def take(self, index: Annotated[Tensor, "m"]) -> GraphData:
-        labels = None if self.labels is None else self.labels[index]
-        return replace(self, graphs=self.graphs[index], labels=labels, ids=self.ids[index])
-
-    def to(self, device: torch.device | str) -> GraphData:
-        labels = None if self.labels is None else self.labels.to(device)
-        return replace(self, graphs=self.graphs.to(device), labels=labels, ids=self.ids.to(device))
 
     def content(self) -> Iterator[tuple[str, Tensor | Repeated | list[Any] | None]]:
         for name in ("x", "edges", "num_nodes", "num_edges"):

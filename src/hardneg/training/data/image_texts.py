@@ -138,9 +138,6 @@ class ImageTexts(Items, prefix="imagetext", form="imagetext:TABLE"):
     def plain(self, index: Annotated[Tensor, "b"]) -> Sided:
         return Sided(first=self.pictures.plain(self.picture_of[index]))
 
-    def encoder(self, options: TrainOptions) -> ImageTextEncoder:
-        return self.rebuilt(self.record(), options)
-
     @classmethod
     def rebuilt(cls, record: dict[str, Any], options: TrainOptions) -> ImageTextEncoder:
         of_texts = _for_texts(options).encoder

@@ -149,10 +149,6 @@ class ImageData(Items):
         some = slice(min(options.batch_size, PROBED))
         check_plain(self._prepared(self.augment), self.images[some], self.ids[some], options.seed)
 
-    def encoder(self, options: TrainOptions) -> Encoder:
-        """The encoder that the options name."""
-        return self.rebuilt({"shape": self.images.shape[1:]}, options)
-
     @classmethod
     def rebuilt(cls, record: dict[str, Any], options: TrainOptions) -> Encoder:
         channels, height, width = record["shape"]

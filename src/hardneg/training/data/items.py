@@ -59,7 +59,7 @@ from torch import Tensor, nn
 
 from hardneg.core.errors import ArgumentError, argument_error
 from hardneg.io.embeddings import pack_bits
-from hardneg.training.data.inputs import Inputs
+from hardneg.training.data.inputs import Inputs, Rows
 from hardneg.training.encoders import Represent
 from hardneg.training.evaluation.embeddings import MAX_PAIRS, evaluate_embeddings
 from hardneg.training.evaluation.pairs import alignment, directions, uniformity
@@ -156,9 +156,10 @@ class Items(ABC):
     def plain(self, index: Annotated[Tensor, "b"]) -> Inputs:
         """The items without anything random."""
 
-    @abstractmethod
     def encoder(self, options: TrainOptions) -> nn.Module:
-        """The encoder that the options name, with fresh weights: the same for the same seed."""
+        """The encoder that the options name, with fresh weights: the same for the same seed; by default ``rebuilt``."""
+        assert self.rebuilt.__qualname__ != "Items.rebuilt", "a kind has encoder or rebuilt of its own"
+        return self.rebuilt(self.record(), options)
 
     @classmethod
     def rebuilt(cls, record: dict[str, Any], options: TrainOptions) -> nn.Module:
@@ -275,12 +276,12 @@ class Items(ABC):
         """Some of the items: a part of every field that has an entry per item."""
         rows = index.tolist()
         parts = {
-            name: part[index] if isinstance(part, Tensor) else [part[i] for i in rows] for name, part in self._parts()
+            name: [part[i] for i in rows] if isinstance(part, list) else part[index] for name, part in self._parts()
         }
         return replace(self, **parts)  # type: ignore[type-var]
 
     def to(self, device: torch.device | str) -> Self:
-        parts = {name: part.to(device) for name, part in self._parts() if isinstance(part, Tensor)}
+        parts = {name: part.to(device) for name, part in self._parts() if not isinstance(part, list)}
         return replace(self, **parts)  # type: ignore[type-var]
 
     def content(self) -> Iterator[tuple[str, Tensor | Repeated | list[Any] | None]]:
@@ -290,7 +291,8 @@ class Items(ABC):
     def _parts(self, *, with_labels: bool = False) -> Iterator[tuple[str, Any]]:
         for one in fields(self):  # type: ignore[arg-type]
             part = getattr(self, one.name)
-            if isinstance(part, Tensor | list) or (with_labels and one.name == "labels"):
+            more = one.name == "labels" if with_labels else isinstance(part, Rows)
+            if more or isinstance(part, Tensor | list):
                 yield one.name, part
 
 

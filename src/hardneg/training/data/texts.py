@@ -63,9 +63,6 @@ class OfTexts(Items):
             if (benchmark := benchmark_of(options.evaluate_with)) is not None:
                 read_benchmark(benchmark, options.evaluate_on)  # what is wrong with it is better known before training
 
-    def encoder(self, options: TrainOptions) -> Encoder:
-        return self.rebuilt({}, options)
-
     @classmethod
     def rebuilt(cls, record: dict[str, Any], options: TrainOptions) -> Encoder:
         head = getattr(options, "head", "linear")

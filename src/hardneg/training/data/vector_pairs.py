@@ -69,9 +69,6 @@ class VectorPairs(Items, prefix="embeddings", form="embeddings:FILE.npz"):
     def plain(self, index: Annotated[Tensor, "b"]) -> Sided:
         return Sided(first=self.first[index])
 
-    def encoder(self, options: TrainOptions) -> nn.Module:
-        return self.rebuilt(self.record(), options)
-
     @classmethod
     def rebuilt(cls, record: dict[str, Any], options: TrainOptions) -> nn.Module:
         if "widths" not in record:  # of a run of an older version
