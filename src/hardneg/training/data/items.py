@@ -1,48 +1,16 @@
 """A data kind is one class: items by id, the two views of a batch, an encoder for them, and how encoders are evaluated.
 
-Loop, comparison, resume and report know ``Items`` and no kind. A kind is a frozen dataclass, registered by its prefix:
-
-    @dataclass(frozen=True, eq=False)
-    class Spirals(Items, prefix="spirals", form="spirals:NUMBER"):
-        points: Tensor                        fields that are tensors or lists have an entry per item; they make up the
-        labels: Tensor | None                 fingerprint that DataChanged compares, and follow ``take`` and ``to``
-        ids: Tensor                           int64 and distinct, over all splits
-        name: str
-        classes: tuple[str, ...] = ()
-        noun: ClassVar[str] = "point"         what messages and pages call an item
-
-        @classmethod
-        def read(cls, path, options):         what stands behind the prefix -> one split, of which a part is held out,
-            ...                               or Splits(train, test, probe)
-        def views(self, index, epoch, seed):  -> two Inputs, row by row a function of (ids[index], epoch, seed) only
-            ...
-        def plain(self, index):               -> Inputs: what evaluation and ``@encode`` see
-            ...
-        def encoder(self, options):           -> a module of [b] Inputs -> [b, options.dim]; its ``features``, if it has
-            ...                               them, are what is evaluated. Seed the weights by options.seed.
-        def shown(self, position):            -> Shown(text=...) or Shown(picture=a data URI), for the report
-            ...
+Loop, comparison, resume and report know ``Items`` and no kind. A kind is a frozen dataclass, registered by its prefix;
+docs/guides/extend.md has a whole one. Fields that are tensors or lists have an entry per item: they make up the
+fingerprint that DataChanged compares, and follow ``take`` and ``to``. Kinds in a file of your own:
+``--data file.py:spirals:1000``.
 
 ``Inputs`` are a tensor or a small class with ``__len__``, ``__getitem__(slice)``, ``to`` and ``joined`` (inputs.py);
-GradCache, ranks and the loop use only that. Everything else has a default here that a kind may replace:
-
-    check(options)              names in --augment and --encoder that it does not know, before anything is read
-    splits(options)             --evaluate-on, and which items are held out
-    record()                    what a run records of its items, such as their shape
-    rebuilt(record, options)    the encoder from that, so that ``load_encoder`` needs no data
-    check_like(record)          raises where an encoder of items with that record cannot take these
-    prepared(options, views)    the same items with the views, tokens ... that the options describe; ``views`` is a
-                                user's own callable
-    described()                 those views in one line, for the record of a run
-    mined(index)                negatives beside the batch, for recipes that take them: Mined(inputs, ids), k per item
-    measures(splits, options)   names in ``evaluation.measures``; the first is the headline that comparisons judge by
-    evaluate(splits, represent, options)    the figures and the arrays of embeddings.npz, called on the test split
-
-``represent(inputs)`` and ``represent.items(items)`` give features, ``represent.views(items)`` those of two views. A
-figure that a comparison judges comes with one number per test item, whose mean it is: a yes or no in
-``figures["correct"][name]`` (``pack_bits``) or a number in ``figures["scores"][name]`` (``pack_numbers``), and
-``figures["num_test"]``, or ``figures["num_items"][name]`` where a figure is of other items than those of the test
-split, such as pairs of a benchmark. Kinds in a file of your own: ``--data file.py:spirals:1000``.
+GradCache, ranks and the loop use only that. ``represent(inputs)`` and ``represent.items(items)`` give features,
+``represent.views(items)`` those of two views. A figure that a comparison judges comes with one number per test item,
+whose mean it is: a yes or no in ``figures["correct"][name]`` (``pack_bits``) or a number in ``figures["scores"][name]``
+(``pack_numbers``), and ``figures["num_test"]``, or ``figures["num_items"][name]`` where a figure is of other items than
+those of the test split, such as pairs of a benchmark.
 """
 
 from __future__ import annotations
@@ -150,14 +118,17 @@ class Items(ABC):
 
     @abstractmethod
     def views(self, index: Annotated[Tensor, "b"], epoch: int, seed: int) -> tuple[Inputs, Inputs]:
-        """Two views of the items at these positions: a function of (ids, epoch, seed)."""
+        """Two views of the items at these positions: row by row a function of (ids[index], epoch, seed) only."""
 
     @abstractmethod
     def plain(self, index: Annotated[Tensor, "b"]) -> Inputs:
-        """The items without anything random."""
+        """The items without anything random: what evaluation and ``@encode`` see."""
 
     def encoder(self, options: TrainOptions) -> nn.Module:
-        """The encoder that the options name, with fresh weights: the same for the same seed; by default ``rebuilt``."""
+        """A module of [b] Inputs -> [b, options.dim], the same for the same seed; by default that of ``rebuilt``.
+
+        Its ``features``, if it has them, are what is evaluated.
+        """
         assert self.rebuilt.__qualname__ != "Items.rebuilt", "a kind has encoder or rebuilt of its own"
         return self.rebuilt(self.record(), options)
 
@@ -198,11 +169,13 @@ class Items(ABC):
         return test
 
     def prepared(self, options: TrainOptions, views: Any = None) -> Self:
+        """The same items with the views, tokens ... that the options describe; ``views`` is a user's own callable."""
         if views is not None:
             raise ArgumentError("train", f"views=None for {self.noun}s, which have views of their own", "views")
         return self
 
     def described(self) -> str:
+        """The views in one line, for the record of a run."""
         return f"{type(self).__name__}.views"
 
     def check_views(self, options: TrainOptions) -> None:  # noqa: B027
@@ -216,6 +189,7 @@ class Items(ABC):
         return {}
 
     def mined(self, index: Annotated[Tensor, "b"]) -> Mined | None:
+        """Negatives beside the batch, for recipes that take them."""
         return None
 
     def views_evaluated(self, index: Annotated[Tensor, "b"], epoch: int, seed: int) -> tuple[Inputs, Inputs]:
@@ -227,7 +201,7 @@ class Items(ABC):
         return {"items": len(self), "noun": self.noun, "classes": self.num_labels()}
 
     def measures(self, splits: Splits, options: TrainOptions) -> list[str]:
-        """What ``evaluate`` will give, the headline first; raises if that is nothing."""
+        """Names in ``evaluation.measures``, the headline that comparisons judge by first; raises if there is none."""
         return ["knn", "1nn", "linear", "retrieval"] if _can_classify(splits) else ["retrieval"]
 
     def evaluate(self, splits: Splits, represent: Represent, options: TrainOptions) -> Evaluation:
