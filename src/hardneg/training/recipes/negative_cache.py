@@ -8,14 +8,14 @@ again. Every rank computes the loss of all gathered rows; what was drawn is enco
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 from torch.nn.functional import normalize
 
 from hardneg.core.diagnose import Diagnosis
-from hardneg.core.distributed import gather, spread
+from hardneg.core.distributed import spread
 from hardneg.core.errors import DataChanged
 from hardneg.core.keyed import generator_at
 from hardneg.core.types import Keys
@@ -29,6 +29,8 @@ from hardneg.training.setup import loss_for
 
 
 class NegativeCache(SimCLR):
+    everywhere: ClassVar[bool] = True
+
     def __init__(self, options: NegativeCacheOptions, data: Items, total: int) -> None:
         super().__init__(options, data, total)
         self.options, self.data, self.temperature = options, data, float(options.temperature)
@@ -37,9 +39,6 @@ class NegativeCache(SimCLR):
 
     def loss_for(self, options: Any) -> Any:
         return loss_for(options, views="pool", gather=False)
-
-    def shared(self, keys: Keys) -> Keys:
-        return gather(keys)
 
     def loss_of(self, encode: Encode, batch: Batch) -> Tensor:
         self.encode: Encode = lambda inputs: encode(inputs)  # not a module, which would be registered again
@@ -79,9 +78,6 @@ class NegativeCache(SimCLR):
 
     def recorded(self, loss: Tensor) -> Tensor:
         return self.found.real.mean()
-
-    def harvest(self) -> Keys:
-        return self.both()
 
     def diagnose(self) -> Diagnosis:
         """Of all of the cache alike, whose softmax is what the draws estimate."""

@@ -5,7 +5,7 @@ HCL, DCL, tilts, rings and thresholds are this recipe with other ``negatives`` a
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -20,6 +20,8 @@ from hardneg.training.setup import loss_for
 
 
 class SimCLR(Method):
+    everywhere: ClassVar[bool] = False  # whether every rank computes the loss of all gathered rows
+
     def __init__(self, options: Any, data: Items, total: int) -> None:
         super().__init__()
         self.encoder = data.encoder(options)
@@ -30,22 +32,17 @@ class SimCLR(Method):
 
     def loss_of(self, encode: Encode, batch: Batch) -> Tensor:
         z1, z2 = normalize(encode(batch.views).float(), dim=-1).chunk(2)  # [b, d] each
-        self.first, self.second = (self.shared(Keys(z, batch.ids, batch.labels)) for z in (z1, z2))
+        views = [Keys(z, batch.ids, batch.labels) for z in (z1, z2)]
+        self.first, self.second = map(gather, views) if self.everywhere else views
         self.last = self.first.vectors, self.second.vectors, self.first.ids, self.first.labels
         return self.of_views(*self.last)
-
-    def shared(self, keys: Keys) -> Keys:
-        """What the loss is given: the rank's own part of the batch, since the loss gathers the candidates."""
-        return keys
 
     def of_views(self, z1: Tensor, z2: Tensor, ids: Tensor | None, labels: Tensor | None) -> Tensor:
         loss: Tensor = self.loss(z1, z2, ids, labels)
         return loss
 
     def harvest(self) -> Keys:
-        return gather(self.both())
-
-    def both(self) -> Keys:
         """Both views of each image, as one vector of unit norm."""
         vectors = torch.cat([self.first.vectors, self.second.vectors], dim=1).detach() * 0.5**0.5
-        return Keys(vectors, self.first.ids)
+        keys = Keys(vectors, self.first.ids)
+        return keys if self.everywhere else gather(keys)

@@ -7,13 +7,11 @@ of the batch. Other ``negatives`` than uniform ones say which candidates count a
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, ClassVar
 
 from torch import Tensor, nn
 
 from hardneg.core.diagnose import Diagnosis
-from hardneg.core.distributed import gather
-from hardneg.core.types import Keys
 from hardneg.losses.contrastive import ContrastiveLoss
 from hardneg.losses.global_softmax import SogCLR
 from hardneg.losses.replayed import Replayed
@@ -27,6 +25,8 @@ from hardneg.training.setup import loss_for
 class GlobalMethod(SimCLR):
     """A loss over the whole data set: every rank computes that of all gathered rows, and so keeps the same state."""
 
+    everywhere: ClassVar[bool] = True
+
     def __init__(self, options: TrainOptions, data: Items) -> None:
         super().__init__(options, data, 0)
         self.of_batch: ContrastiveLoss = self.loss  # the subclass has a global loss in its place
@@ -38,20 +38,11 @@ class GlobalMethod(SimCLR):
         self.replayed = Replayed(self.loss) if self.can_replay else None
 
     def of_views(self, z1: Tensor, z2: Tensor, ids: Tensor | None, labels: Tensor | None) -> Tensor:
-        return self.of_all(z1, z2, ids, labels)
-
-    def of_all(self, z1: Tensor, z2: Tensor, *others: Tensor | None) -> Tensor:
-        loss: Tensor = (self.replayed or self.loss)(z1, z2, *others)
+        loss: Tensor = (self.replayed or self.loss)(z1, z2, ids, labels)
         return loss
 
     def loss_for(self, options: Any) -> ContrastiveLoss:
         return loss_for(options, gather=False)
-
-    def shared(self, keys: Keys) -> Keys:
-        return gather(keys)
-
-    def harvest(self) -> Keys:
-        return self.both()
 
     def recorded(self, loss: Tensor) -> Tensor:
         real: Tensor = self.loss.last["real_loss"]
