@@ -52,7 +52,6 @@ from hardneg.training.setup import (
     sampler_for,
     splits,
     synchronised,
-    synchronize,
 )
 from hardneg.training.trained import data_record, encoder_record
 
@@ -150,7 +149,8 @@ class Loop:
             torch.backends.cudnn.benchmark = not torch.are_deterministic_algorithms_enabled()
             self.method.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
         self.data.check_views(options)
-        check_embeds(self.method.encoder, self._positions(), self.data.plain, self.data.noun)
+        rows = torch.arange(len(self.data), device=self.data.ids.device)
+        check_embeds(self.method.encoder, rows, self.data.plain, self.data.noun)
         parameters = [p for p in self.method.parameters() if p.requires_grad]
         optimizer = read_optimiser(options.optimizer).build(
             parameters, lr=options.learning_rate, weight_decay=options.weight_decay, fused=on_gpu
@@ -191,7 +191,8 @@ class Loop:
                 for index in self._batches(epoch):
                     self._one_step(epoch, index, show)
                 self._adapt()
-                synchronize(self.accelerator.device)
+                if self.accelerator.device.type == "cuda":
+                    torch.cuda.synchronize(self.accelerator.device)
                 self.epoch = epoch + 1
                 self.epoch_seconds.append(round(time.perf_counter() - self.begun, 4))
                 self.begun_seconds = 0.0
@@ -253,9 +254,6 @@ class Loop:
         if self.accelerator.num_processes > 1:  # batch statistics that are not synchronised differ between ranks
             torch.distributed.broadcast(vectors, src=0)
         return vectors
-
-    def _positions(self) -> Tensor:
-        return torch.arange(len(self.data), device=self.data.ids.device)
 
     def _record(self, epoch: int, loss: Tensor, show: Callable[[dict[str, float]], None]) -> None:
         with torch.no_grad():
