@@ -24,13 +24,13 @@ from torch import Tensor
 
 from hardneg.core.errors import ArgumentError, NoFile, located
 from hardneg.io.embeddings import pack_bits, pack_numbers
-from hardneg.io.tables import Table
+from hardneg.io.tables import Table, read_table
 from hardneg.training.augmentation.views import check_augment
 from hardneg.training.data.image_files import decoded_images, image_files, same_shape
 from hardneg.training.data.images import ImageData, channels_first
 from hardneg.training.data.inputs import Sided, TwoTowers
 from hardneg.training.data.items import TEST_SHARE, Evaluation, Items, Repeated, Shown, Splits
-from hardneg.training.data.text_files import read_columns, read_lines, split_columns, texts_in
+from hardneg.training.data.text_files import read_lines, split_columns, texts_in
 from hardneg.training.data.text_pairs import grouped
 from hardneg.training.data.texts import Texts, shortened
 from hardneg.training.encoders import Represent, check_encoder
@@ -237,7 +237,7 @@ def _place(path: str) -> tuple[Path, list[str], int | None]:
 
 
 def _of_table(path: Path, columns: list[str]) -> tuple[list[Path], list[str]]:
-    table = read_columns(path)
+    table = read_table(path, "data")
     image, text = columns or (_usual(table, IMAGE_COLUMNS, path), _usual(table, TEXT_COLUMNS, path))
     files = [path.parent / name for name in texts_in(table, image, path)]
     return files, texts_in(table, text, path)

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from hardneg.core.errors import ArgumentError, FileError, NoFile, UnknownName
 from hardneg.io.arrays import known_labels
-from hardneg.io.tables import Table, read_table, suffix_of, table_suffixes
+from hardneg.io.tables import Table, suffix_of, table_suffixes
 
 GAP = 1_000_000
 """Between the places of the last sentence of a document and the first of the next."""
@@ -95,10 +95,6 @@ def labels_in(table: Mapping[str, Any], name: str, path: Path) -> tuple[Tensor |
         return None, ()
     names, numbers = np.unique(found, return_inverse=True)
     return torch.from_numpy(numbers.astype(np.int64)), tuple(str(one) for one in names)
-
-
-def read_columns(path: Path) -> Table:
-    return read_table(path, "data")
 
 
 def negatives_in(table: Table, path: Path) -> list[list[str]]:

@@ -17,12 +17,12 @@ import torch
 from torch import Tensor
 
 from hardneg.core.errors import ArgumentError, located
+from hardneg.io.tables import read_table
 from hardneg.training.data.items import Mined, Shown
 from hardneg.training.data.text_files import (
     is_table,
     negatives_in,
     pair_columns,
-    read_columns,
     read_lines,
     split_columns,
     texts_in,
@@ -61,7 +61,7 @@ class TextPairs(OfTexts, prefix="pairs", form="pairs:FILE"):
         file, columns = split_columns(path, 2, 2, FORM)
         negatives: list[list[str]] = []
         if is_table(file):
-            table = read_columns(file)
+            table = read_table(file, "data")
             first, second = columns or pair_columns(table, file)
             firsts, seconds = texts_in(table, first, file), texts_in(table, second, file)
             negatives = negatives_in(table, file)

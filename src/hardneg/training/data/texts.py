@@ -18,11 +18,11 @@ import torch
 from torch import Tensor
 
 from hardneg.core.errors import argument_error, located
+from hardneg.io.tables import read_table
 from hardneg.training.data.items import Evaluation, Items, Shown, Splits
 from hardneg.training.data.text_files import (
     is_table,
     labels_in,
-    read_columns,
     read_lines,
     split_columns,
     texts_in,
@@ -140,7 +140,7 @@ class Texts(OfTexts, prefix="text", form="text:FILE"):
             lines = read_lines(file)
             places = torch.tensor(lines.places)
             return cls(lines.texts, None, torch.arange(len(places)), places, path)
-        table = read_columns(file)
+        table = read_table(file, "data")
         text, label = [*(columns or usual_column(table, file)), None][:2]
         if label is None and not columns and "label" in table:
             label = "label"
