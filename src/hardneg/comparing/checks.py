@@ -82,15 +82,13 @@ def _check_difference(one: Arm, other: Arm, comparison: Comparison) -> None:
     pairs = [(one, other), *zip(comparison.tries(one), comparison.tries(other), strict=True)]
     if not any(first.trains_like(second) for first, second in pairs):
         return
-    raise _alike(
-        one, other, f" in more than the {comparison.tune[0]} that --tune gives them" if comparison.tune else ""
-    )
+    tuned = f" in more than the {comparison.tune[0]} that --tune gives them" if comparison.tune else ""
+    raise _alike(one, other, tuned)
 
 
-def _alike(one: Arm, other: Arm, tuned: str = "") -> ValueError:
-    return ValueError(
-        f"compare needs arms that differ{tuned}, got the same options in {one.text!r} and {other.text!r}."
-    )
+def _alike(one: Arm, other: Arm, tuned: str = "") -> ArgumentError:
+    got = f"the same options in {one.text!r} and {other.text!r}"
+    return ArgumentError("compare", f"arms that differ{tuned}", got)
 
 
 def _check_held_out(options: TrainOptions, found: Splits, comparison: Comparison) -> None:
