@@ -11,12 +11,12 @@ the positive of one row is no negative of another.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Annotated
+from typing import Annotated, ClassVar
 
 import torch
 from torch import Tensor
 
-from hardneg.core.errors import ArgumentError, located
+from hardneg.core.errors import ArgumentError
 from hardneg.io.tables import read_table
 from hardneg.training.data.items import Mined, Shown
 from hardneg.training.data.text_files import (
@@ -30,8 +30,6 @@ from hardneg.training.data.text_files import (
 from hardneg.training.data.texts import OfTexts, shortened
 from hardneg.training.data.tokens import Ragged, Tokenizer, Tokens
 from hardneg.training.options import TrainOptions
-
-FORM = "pairs:FILE or pairs:TABLE[first,second]"
 
 
 @dataclass(frozen=True, eq=False)
@@ -49,16 +47,11 @@ class TextPairs(OfTexts, prefix="pairs", form="pairs:FILE"):
     mined_ids: dict[str, int] = field(default_factory=dict, repr=False)
     tokens: tuple[Ragged, ...] | None = field(default=None, repr=False)  # of firsts, seconds, negatives
     tokenizer: Tokenizer | None = field(default=None, repr=False)
-
-    @classmethod
-    def check(cls, options: TrainOptions) -> None:
-        super().check(options)
-        with located("--data"):
-            split_columns(options.data.partition("pairs:")[2], 2, 2, FORM)
+    columns: ClassVar[tuple[int, int, str]] = (2, 2, "pairs:FILE or pairs:TABLE[first,second]")
 
     @classmethod
     def read(cls, path: str, options: TrainOptions) -> TextPairs:
-        file, columns = split_columns(path, 2, 2, FORM)
+        file, columns = split_columns(path, *cls.columns)
         negatives: list[list[str]] = []
         if is_table(file):
             table = read_table(file, "data")

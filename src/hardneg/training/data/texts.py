@@ -19,7 +19,7 @@ from torch import Tensor
 
 from hardneg.core.errors import argument_error, located
 from hardneg.io.tables import read_table
-from hardneg.training.data.items import Evaluation, Items, Shown, Splits
+from hardneg.training.data.items import Evaluation, Items, Shown, Splits, split_name
 from hardneg.training.data.text_files import (
     is_table,
     labels_in,
@@ -34,7 +34,6 @@ from hardneg.training.evaluation.benchmarks import benchmark_figures, benchmark_
 from hardneg.training.options import TrainOptions
 from hardneg.training.text_encoders import MANY, check_text_encoder, text_encoder
 
-FORM = "text:FILE or text:TABLE[column,label]"
 SHOWN = 160
 """Letters of a text on a page."""
 
@@ -45,6 +44,7 @@ class OfTexts(Items):
     noun: ClassVar[str] = "text"
     has_benchmarks: ClassVar[bool] = True
     has: ClassVar[str] = "texts"
+    columns: ClassVar[tuple[int, int, str]]  # how few and how many may stand in brackets, and how that is written
     tokens: tuple[Ragged, ...] | None  # of each side
     tokenizer: Tokenizer | None
 
@@ -57,6 +57,8 @@ class OfTexts(Items):
         if options.augment != "auto":
             what = "--augment auto, since the views of texts are passes with other dropout, or their own pairs"
             raise argument_error("train", what, "augment", options.augment)
+        with located("--data"):
+            split_columns(split_name(options.data)[1].partition(":")[2], *cls.columns)
         with located("--encoder"):
             check_text_encoder(options.encoder)
         with located("--evaluate-with"):
@@ -126,16 +128,11 @@ class Texts(OfTexts, prefix="text", form="text:FILE"):
     classes: tuple[str, ...] = ()
     tokens: tuple[Ragged, ...] | None = field(default=None, repr=False)
     tokenizer: Tokenizer | None = field(default=None, repr=False)
-
-    @classmethod
-    def check(cls, options: TrainOptions) -> None:
-        super().check(options)
-        with located("--data"):
-            split_columns(options.data.partition("text:")[2], 1, 2, FORM)
+    columns: ClassVar[tuple[int, int, str]] = (1, 2, "text:FILE or text:TABLE[column,label]")
 
     @classmethod
     def read(cls, path: str, options: TrainOptions) -> Texts:
-        file, columns = split_columns(path, 1, 2, FORM)
+        file, columns = split_columns(path, *cls.columns)
         if not is_table(file):
             lines = read_lines(file)
             places = torch.tensor(lines.places)
