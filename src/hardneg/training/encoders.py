@@ -268,19 +268,15 @@ _BACKBONES: dict[str, Callable[[int, Norm], Any]] = {
 }
 
 
-def _mlp(in_dim: int, out_dim: int) -> nn.Module:
-    return nn.Sequential(nn.Linear(in_dim, in_dim), nn.ReLU(inplace=True), nn.Linear(in_dim, out_dim))
-
-
-def _mlp_bn(in_dim: int, out_dim: int) -> nn.Module:
-    hidden = nn.Linear(in_dim, in_dim, bias=False)
-    return nn.Sequential(hidden, nn.BatchNorm1d(in_dim), nn.ReLU(inplace=True), nn.Linear(in_dim, out_dim))
+def _mlp(in_dim: int, out_dim: int, norm: bool = False) -> nn.Module:
+    hidden = [nn.Linear(in_dim, in_dim, bias=not norm), *([nn.BatchNorm1d(in_dim)] if norm else [])]
+    return nn.Sequential(*hidden, nn.ReLU(inplace=True), nn.Linear(in_dim, out_dim))
 
 
 # As wide inside as the features: 512-512(BN)-128 for ResNet-18.
 _HEADS: dict[str, Callable[[int, int], nn.Module]] = {
     "mlp": _mlp,
-    "mlp-bn": _mlp_bn,
+    "mlp-bn": partial(_mlp, norm=True),
     "linear": nn.Linear,
     "none": lambda in_dim, out_dim: nn.Identity(),
 }
