@@ -30,7 +30,7 @@ from hardneg.negatives.grammar import read_expression
 from hardneg.pages.graph_drawing import graph_drawing
 from hardneg.training.augmentation.graphs import GraphAugment
 from hardneg.training.data.graph_files import read_graphs
-from hardneg.training.data.items import Evaluation, Items, Repeated, Shown, Splits
+from hardneg.training.data.items import Evaluation, Items, Repeated, Shown, Splits, features_of_splits
 from hardneg.training.data.packed import Graphs
 from hardneg.training.encoders import Encoder, Represent
 from hardneg.training.evaluation.embeddings import evaluate_embeddings, geometry
@@ -167,17 +167,15 @@ class GraphData(Items, prefix="graphs", form="graphs:NAME"):
         """By a support vector machine where there are classes, else by retrieval of the second view from the first."""
         if not can_classify(splits):
             return super().evaluate(splits, represent, options)
-        test_x, test_y = represent.items(splits.test), splits.test.labels
         if cross_validated(splits):
-            figures, arrays = geometry(test_x, test_y), {"test_x": test_x, "test_y": test_y}
-            right = svm_correct(test_x, test_y)
+            x, y = represent.items(splits.test), splits.test.labels
+            figures, arrays, right = geometry(x, y), {"test_x": x, "test_y": y}, svm_correct(x, y)
         else:
-            train_x, train_y = represent.items(splits.fitted), splits.fitted.labels
-            arrays = {"train_x": train_x, "train_y": train_y, "test_x": test_x, "test_y": test_y}
-            figures = evaluate_embeddings(train_x, train_y, test_x, test_y, seed=0)
-            right = svm_predict(train_x, train_y, test_x) == test_y.cpu()
+            arrays = features_of_splits(splits, represent)
+            train_x, train_y, x, y = arrays.values()
+            figures, right = evaluate_embeddings(train_x, train_y, x, y), svm_predict(train_x, train_y, x) == y.cpu()
         figures.setdefault("correct", {})["svm"] = pack_bits(right.numpy())
-        figures |= {"svm": float(right.double().mean()), "num_test": len(test_y), "headline": "svm"}
+        figures |= {"svm": float(right.double().mean()), "num_test": len(y), "headline": "svm"}
         return Evaluation(figures | {"alignment": alignment(*represent.views(splits.test))}, arrays)
 
     def content(self) -> Iterator[tuple[str, Tensor | Repeated | list[Any] | None]]:
