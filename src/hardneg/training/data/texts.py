@@ -12,6 +12,7 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Annotated, Any, ClassVar, Self
 
 import torch
@@ -32,7 +33,7 @@ from hardneg.training.data.tokens import Ragged, Tokenizer, Tokens, tokenizer_fo
 from hardneg.training.encoders import Encoder, Represent
 from hardneg.training.evaluation.benchmarks import benchmark_figures, benchmark_of, read_benchmark
 from hardneg.training.options import TrainOptions
-from hardneg.training.text_encoders import MANY, check_text_encoder, text_encoder
+from hardneg.training.text_encoders import check_text_encoder, encoded_texts, text_encoder
 
 SHOWN = 160
 """Letters of a text on a page."""
@@ -101,13 +102,11 @@ class OfTexts(Items):
         benchmark = benchmark_of(options.evaluate_with)
         if benchmark is None:
             return found
-        figures = benchmark_figures(benchmark, lambda texts: self._features(texts, represent), options.evaluate_on)
+        encode = partial(encoded_texts, represent.encoder, options.encoder)
+        figures = benchmark_figures(benchmark, encode, options.evaluate_on)
         for name in ("correct", "scores", "num_items"):
             figures[name] = found.figures.get(name, {}) | figures.get(name, {})
         return Evaluation(found.figures | figures, found.arrays)
-
-    def _features(self, texts: Sequence[str], represent: Represent) -> Tensor:
-        return torch.cat([represent(self.tokens_of(texts[i : i + MANY])) for i in range(0, len(texts), MANY)])
 
     def tokens_of(self, texts: Sequence[str]) -> Tokens:
         """Any texts, as the encoder takes them."""
