@@ -129,12 +129,8 @@ def _check_views(options: TrainOptions, data: Items) -> None:
 
 def _check_chosen(arms: list[Arm], data: Items) -> None:
     """Raises for arms of which one writes what "auto" makes of the other."""
-    chosen = [(arm, _chosen(arm.complete(), data)) for arm in arms]
+    every = [(arm, arm.complete()) for arm in arms]
+    chosen = [(arm, plainly(options.as_dict()) | data.chosen(options)) for arm, options in every]
     for (one, mine), (other, theirs) in combinations(chosen, 2):
         if one.recipe == other.recipe and mine == theirs:
             raise _alike(one, other)
-
-
-def _chosen(options: TrainOptions, data: Items) -> dict[str, Any]:
-    """The options with what "auto" stands for with such items."""
-    return plainly(options.as_dict()) | data.chosen(options)
