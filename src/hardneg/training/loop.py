@@ -234,11 +234,8 @@ class Loop:
         before = [record["monitor"] for record in self.disk.metrics() if record.get("monitor") is not None]
         self.disk.log(step=self.step, epoch=self.epoch - 1, monitor=value)
         if value > max(before, default=-math.inf):
-            self.disk.save_best({"step": self.step, "epoch": self.epoch, "monitor": value, "method": self._weights()})
-
-    def _weights(self) -> dict[str, Any]:
-        found: dict[str, Any] = self.accelerator.unwrap_model(self.method).state_dict()
-        return found
+            best = {"step": self.step, "epoch": self.epoch, "monitor": value}
+            self.disk.save_best({**best, "method": self.method.state_dict()})
 
     def _adapt(self) -> None:
         """Adaptive schedules move by whether the mean loss of the epoch fell."""
@@ -324,7 +321,7 @@ class Loop:
                 "step": self.step,
                 "epoch": self.epoch,
                 "epoch_seconds": self.epoch_seconds,
-                "method": self._weights(),
+                "method": self.method.state_dict(),
                 "optimizer": self.optimizer.state_dict(),
                 **self.fresh.state(),
                 "plan": plan_as_state(self.sampler.plan) if in_the_middle else None,
