@@ -113,10 +113,7 @@ def check_encoder(name: str, head: str = "auto", norm: str = "auto") -> None:
 
 def has_batch_statistics(module: nn.Module) -> bool:
     """Whether an image's embedding depends on the others of its batch while training."""
-    return any(
-        isinstance(part, nn.BatchNorm1d | nn.BatchNorm2d | nn.BatchNorm3d | nn.SyncBatchNorm)
-        for part in module.modules()
-    )
+    return any(isinstance(part, nn.modules.batchnorm._BatchNorm) for part in module.modules())
 
 
 def embed(encoder: nn.Module, rows: Any, prepare: Callable[[Any], Any], *, batch_size: int = 512) -> Features:
