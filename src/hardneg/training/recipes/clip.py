@@ -8,7 +8,7 @@ least 0.01 as the authors have it.
 from __future__ import annotations
 
 import math
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -17,12 +17,12 @@ from hardneg.core.diagnose import Diagnosis
 from hardneg.training.data.items import Items
 from hardneg.training.options import CLIPOptions
 from hardneg.training.recipes.simclr import SimCLR
-from hardneg.training.setup import loss_for
 
 LOWEST = 0.01
 
 
 class CLIP(SimCLR):
+    arguments: ClassVar[dict[str, Any]] = {"views": "cross"}
     documents: Tensor  # of each pair: pairs of one document are never negatives of each other
 
     def __init__(self, options: CLIPOptions, data: Items, total: int) -> None:
@@ -30,9 +30,6 @@ class CLIP(SimCLR):
         self.scale = nn.Parameter(torch.tensor(-math.log(float(options.temperature))))
         documents = getattr(data, "documents", torch.arange(len(data)))
         self.register_buffer("documents", documents.clone(), persistent=False)
-
-    def loss_for(self, options: Any) -> Any:
-        return loss_for(options, views="cross")
 
     def temperature(self) -> Tensor:
         return torch.exp(-self.scale)

@@ -25,20 +25,17 @@ from hardneg.training.method import Batch, Encode
 from hardneg.training.options import NegativeCacheOptions
 from hardneg.training.recipes.instance import encode_all
 from hardneg.training.recipes.simclr import SimCLR
-from hardneg.training.setup import loss_for
 
 
 class NegativeCache(SimCLR):
     everywhere: ClassVar[bool] = True
+    arguments: ClassVar[dict[str, Any]] = {"views": "pool", "gather": False}
 
     def __init__(self, options: NegativeCacheOptions, data: Items, total: int) -> None:
         super().__init__(options, data, total)
         self.options, self.data, self.temperature = options, data, float(options.temperature)
         self.cache = Cache(min(options.cache, len(data)), options.dim, seed=options.seed)
         self.steps_an_epoch, self.epoch, self.begun = max(1, total // options.epochs), 0, False
-
-    def loss_for(self, options: Any) -> Any:
-        return loss_for(options, views="pool", gather=False)
 
     def loss_of(self, encode: Encode, batch: Batch) -> Tensor:
         self.encode: Encode = lambda inputs: encode(inputs)  # not a module, which would be registered again

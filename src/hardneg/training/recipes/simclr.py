@@ -21,6 +21,7 @@ from hardneg.training.setup import loss_for
 
 class SimCLR(Method):
     everywhere: ClassVar[bool] = False  # whether every rank computes the loss of all gathered rows
+    arguments: ClassVar[dict[str, Any]] = {}  # of its loss, beside those that the options have
 
     def __init__(self, options: Any, data: Items, total: int) -> None:
         super().__init__()
@@ -28,7 +29,7 @@ class SimCLR(Method):
         self.loss = self.loss_for(options)
 
     def loss_for(self, options: Any) -> ContrastiveLoss:
-        return loss_for(options)
+        return loss_for(options, **self.arguments)
 
     def loss_of(self, encode: Encode, batch: Batch) -> Tensor:
         z1, z2 = normalize(encode(batch.views).float(), dim=-1).chunk(2)  # [b, d] each

@@ -19,13 +19,13 @@ from hardneg.training.data.items import Items
 from hardneg.training.method import Encode
 from hardneg.training.options import SogCLROptions, TrainOptions
 from hardneg.training.recipes.simclr import SimCLR
-from hardneg.training.setup import loss_for
 
 
 class GlobalMethod(SimCLR):
     """A loss over the whole data set: every rank computes that of all gathered rows, and so keeps the same state."""
 
     everywhere: ClassVar[bool] = True
+    arguments: ClassVar[dict[str, Any]] = {"gather": False}
 
     def __init__(self, options: TrainOptions, data: Items) -> None:
         super().__init__(options, data, 0)
@@ -40,9 +40,6 @@ class GlobalMethod(SimCLR):
     def of_views(self, z1: Tensor, z2: Tensor, ids: Tensor | None, labels: Tensor | None) -> Tensor:
         loss: Tensor = (self.replayed or self.loss)(z1, z2, ids, labels)
         return loss
-
-    def loss_for(self, options: Any) -> ContrastiveLoss:
-        return loss_for(options, gather=False)
 
     def recorded(self, loss: Tensor) -> Tensor:
         real: Tensor = self.loss.last["real_loss"]

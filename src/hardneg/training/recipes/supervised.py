@@ -11,7 +11,7 @@ all with the positives of the label, and the share of anchors for which Assumpti
 from __future__ import annotations
 
 import math
-from typing import Any
+from typing import Any, ClassVar
 
 from torch import Tensor
 
@@ -24,18 +24,16 @@ from hardneg.negatives import OtherLabel, Uniform
 from hardneg.training.data.items import Items
 from hardneg.training.options import SupervisedOptions
 from hardneg.training.recipes.simclr import SimCLR
-from hardneg.training.setup import loss_for
 
 
 class Supervised(SimCLR):
+    arguments: ClassVar[dict[str, Any]] = {"positives": "label"}
+
     def __init__(self, options: SupervisedOptions, data: Items, total: int) -> None:
         data.labelled("supervised")
         super().__init__(options, data, total)
         # No submodules: their schedules are those of the loss, which the loop adapts.
         self.four = four_losses(self.loss) if options.four_losses else {}
-
-    def loss_for(self, options: SupervisedOptions) -> ContrastiveLoss:
-        return loss_for(options, positives="label")
 
     def figures(self) -> dict[str, float]:
         if not self.four:
