@@ -39,7 +39,7 @@ from hardneg.training.augmentation.views import (
     check_plain,
     described,
 )
-from hardneg.training.data.image_files import Found, Part, read_folder, read_hub, read_npz
+from hardneg.training.data.image_files import Found, read_folder, read_hub, read_npz
 from hardneg.training.data.items import TEST_SHARE, Evaluation, Items, Shown, Splits, features_of_splits, register
 from hardneg.training.data.named import NAMED
 from hardneg.training.encoders import Encoder, Represent, auto_encoder, build_encoder, check_encoder
@@ -268,12 +268,8 @@ def check_name(name: str) -> None:
 
 def _chosen(name: str, found: Found, split: str) -> ImageData:
     """The requested parts; ids run on from the train split into the test split."""
-    parts = {"train": [(found.train, 0)], "test": [(found.test, found.num_train or 0)]}
-    chosen = [*parts["train"], *parts["test"]] if split == "all" else parts[split]
-    return _joined(name, [(part, first) for part, first in chosen if part is not None])
-
-
-def _joined(name: str, parts: list[tuple[Part, int]]) -> ImageData:
+    every = {"train": (found.train, 0), "test": (found.test, found.num_train or 0)}
+    parts = [(part, first) for one, (part, first) in every.items() if split in (one, "all") and part is not None]
     arrays = [channels_first(name, part.images) for part, _ in parts]
     _check_one_size(name, [array.shape[1:] for array in arrays])
     labels = [part.labels for part, _ in parts if part.labels is not None]
