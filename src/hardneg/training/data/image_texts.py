@@ -191,11 +191,6 @@ class ImageTexts(Items, prefix="imagetext", form="imagetext:TABLE"):
         documents, ids = self.documents[index], self.ids[index]
         return replace(self, pictures=pictures, picture_of=picture_of, captions=captions, documents=documents, ids=ids)
 
-    def to(self, device: torch.device | str) -> Self:
-        names = ("pictures", "picture_of", "captions", "documents", "ids")
-        parts = {name: getattr(self, name).to(device) for name in names}
-        return replace(self, **parts)
-
     def content(self) -> Iterator[tuple[str, Tensor | Repeated | list[Any] | None]]:
         """With the image of each pair, as older versions held them: their runs have this fingerprint."""
         yield "images", Repeated(self.pictures.images, self.picture_of)

@@ -265,7 +265,7 @@ class Items(ABC):
     def _parts(self, *, with_labels: bool = False) -> Iterator[tuple[str, Any]]:
         for one in fields(self):  # type: ignore[arg-type]
             part = getattr(self, one.name)
-            more = one.name == "labels" if with_labels else isinstance(part, Rows)
+            more = one.name == "labels" if with_labels else isinstance(part, Rows | Items)
             if more or isinstance(part, Tensor | list):
                 yield one.name, part
 
