@@ -217,7 +217,7 @@ def reads_labels(options: TrainOptions) -> bool:
     """Whether training would see labels: a supervised recipe, or negatives that raise without them."""
     if isinstance(options, SupervisedOptions):
         return True
-    keys = Keys(torch.eye(2), torch.arange(2), source=options.source)
+    keys = Keys(torch.eye(2), torch.arange(2), source=options.sources[0])
     try:
         parse(options.negatives).at(0, 1).log_weights(score(keys, keys, keys, 1.0))
     except ValueError:
