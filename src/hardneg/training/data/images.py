@@ -59,6 +59,7 @@ class ImageData(Items):
     noun: ClassVar[str] = "image"
     always_recorded: ClassVar[bool] = False
     has: ClassVar[str] = "pixels"
+    how_to_label: ClassVar[str] = "use class folders or an array `labels`"
 
     images: Annotated[Tensor, "n c h w"]  # uint8
     labels: Annotated[Tensor, "n"] | None  # int64, an index into classes
@@ -173,9 +174,6 @@ class ImageData(Items):
         before = record.get("shape", [now])[0]
         if before != now:
             raise ArgumentError("evaluate", f"images of {before} channels, as the run was trained on", f"{now}")
-
-    def how_to_label(self) -> str:
-        return "use class folders or an array `labels`"
 
     def measures(self, splits: Splits, options: TrainOptions) -> list[str]:
         splits.fitted.labelled("compare")

@@ -81,6 +81,7 @@ class Items(ABC):
     has_benchmarks: ClassVar[bool] = False  # whether ``evaluate`` reads --evaluate-with
     has: ClassVar[str] = ""  # "nodes" (infograph needs them), "pixels" (cmc), "texts": its encoders have ``encode``
     always_recorded: ClassVar[bool] = True  # False: older versions had runs without a fingerprint of such data
+    how_to_label: ClassVar[str] = "use data that has them"
     ids: Annotated[Tensor, "n"]
     labels: Annotated[Tensor, "n"] | None
     name: str
@@ -224,13 +225,10 @@ class Items(ABC):
     def labelled(self, who: str) -> Annotated[Tensor, "n"]:
         """The labels, or an error that says who needs them: none, or one class only, cannot be evaluated."""
         if self.labels is None:
-            raise ArgumentError(who, "labels", f"none in {self.name!r}", self.how_to_label())
+            raise ArgumentError(who, "labels", f"none in {self.name!r}", self.how_to_label)
         if self.num_labels() < 2:
             raise ArgumentError(who, "at least two classes", f"one in {self.name!r}: {self.classes}")
         return self.labels
-
-    def how_to_label(self) -> str:
-        return "use data that has them"
 
     def num_labels(self) -> int:
         """How many classes its items really have: 0 without labels, and 1 is too few to evaluate."""

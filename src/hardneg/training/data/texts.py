@@ -127,6 +127,7 @@ class Texts(OfTexts, prefix="text", form="text:FILE"):
     classes: tuple[str, ...] = ()
     tokens: tuple[Ragged, ...] | None = field(default=None, repr=False)
     tokenizer: Tokenizer | None = field(default=None, repr=False)
+    how_to_label: ClassVar[str] = "name a column of classes: text:TABLE[column,label]"
     columns: ClassVar[tuple[int, int, str]] = (1, 2, "text:FILE or text:TABLE[column,label]")
 
     @classmethod
@@ -154,9 +155,6 @@ class Texts(OfTexts, prefix="text", form="text:FILE"):
 
     def shown(self, position: int) -> Shown:
         return Shown(text=shortened(self.texts[position]))
-
-    def how_to_label(self) -> str:
-        return "name a column of classes: text:TABLE[column,label]"
 
 
 def halves(text: str) -> tuple[str, str]:
