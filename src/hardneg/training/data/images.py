@@ -16,6 +16,7 @@ Labels are whole numbers or text; one below 0 says that there is none: every ima
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
@@ -59,6 +60,7 @@ class ImageData(Items):
     noun: ClassVar[str] = "image"
     always_recorded: ClassVar[bool] = False
     has: ClassVar[str] = "pixels"
+    most_held: ClassVar[float] = math.inf
     how_to_label: ClassVar[str] = "use class folders or an array `labels`"
 
     images: Annotated[Tensor, "n c h w"]  # uint8
@@ -119,9 +121,6 @@ class ImageData(Items):
         if options.evaluate_on == "validation":
             return load(options.data, "train", options.data_root).held_out(options.validation_share)[1]
         return load(options.data, "test", options.data_root)
-
-    def share_held(self, share: float) -> float:
-        return share
 
     def prepared(self, options: TrainOptions, views: Any = None) -> ImageData:
         if views is None:

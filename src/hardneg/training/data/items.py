@@ -34,8 +34,6 @@ from hardneg.training.evaluation.pairs import alignment, directions, uniformity
 from hardneg.training.options import TrainOptions
 
 TEST_SHARE = 0.2
-MOST_HELD = 2048
-"""Items without labels that are held out at most: they are evaluated by retrieval among themselves."""
 
 _kinds: dict[str, type[Items]] = {}
 _forms: dict[str, str] = {}
@@ -82,6 +80,7 @@ class Items(ABC):
     has: ClassVar[str] = ""  # "nodes" (infograph needs them), "pixels" (cmc), "texts": its encoders have ``encode``
     always_recorded: ClassVar[bool] = True  # False: older versions had runs without a fingerprint of such data
     how_to_label: ClassVar[str] = "use data that has them"
+    most_held: ClassVar[float] = 2048  # items without labels, which are evaluated by retrieval among themselves
     ids: Annotated[Tensor, "n"]
     labels: Annotated[Tensor, "n"] | None
     name: str
@@ -242,7 +241,7 @@ class Items(ABC):
         return self.take(torch.nonzero(~held)[:, 0]), self.take(torch.nonzero(held)[:, 0])
 
     def share_held(self, share: float) -> float:
-        return share if self.labels is not None else min(share, MOST_HELD / len(self))
+        return share if self.labels is not None else min(share, self.most_held / len(self))
 
     def take(self, index: Annotated[Tensor, "m"]) -> Self:
         """Some of the items: a part of every field that has an entry per item."""
