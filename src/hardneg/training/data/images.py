@@ -49,6 +49,7 @@ from hardneg.training.evaluation.pairs import alignment
 from hardneg.training.options import TrainOptions
 
 SPLITS = ("train", "test", "all")
+USAGE = {"digits": "It needs no files", "folder:PATH": "It has a folder of images for each class"}
 PROBED = 64
 """Images at most on which a user's views are compared with what evaluation would see."""
 
@@ -259,8 +260,7 @@ def check_name(name: str) -> None:
     """Raises unless ``load`` would know the name; reads nothing, for the command line."""
     kind, colon, path = name.partition(":")
     if not (kind in ("folder", "npz", "hf") and path) and not (kind in NAMED and not colon):
-        usage = {"digits": "It needs no files", "folder:PATH": "It has a folder of images for each class"}
-        raise UnknownName(name, [*NAMED, "folder:PATH", "npz:PATH", "hf:NAME"], usage=usage)
+        raise UnknownName(name, [*NAMED, "folder:PATH", "npz:PATH", "hf:NAME"], usage=USAGE)
 
 
 def _chosen(name: str, found: Found, split: str) -> ImageData:

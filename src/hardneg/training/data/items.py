@@ -35,7 +35,8 @@ from hardneg.training.options import TrainOptions
 
 TEST_SHARE = 0.2
 
-_kinds: dict[str, type[Items]] = {}
+KINDS: dict[str, type[Items]] = {}
+"""By their prefixes."""
 _forms: dict[str, str] = {}
 
 
@@ -285,11 +286,7 @@ class Repeated:
 
 def register(kind: type[Items], prefix: str, form: str) -> None:
     """Makes ``prefix:...`` a name of data; ``form`` is how it is written in the help."""
-    _kinds[prefix], _forms[prefix] = kind, form
-
-
-def registered_kinds() -> dict[str, type[Items]]:
-    return dict(_kinds)
+    KINDS[prefix], _forms[prefix] = kind, form
 
 
 def split_name(name: str) -> tuple[str, str]:

@@ -9,13 +9,12 @@ from hardneg.core.errors import ArgumentError, UnknownName
 from hardneg.io.functions import module_of, run_file
 from hardneg.training.data.graphs import GraphData as GraphData
 from hardneg.training.data.image_texts import ImageTexts as ImageTexts
+from hardneg.training.data.images import USAGE
 from hardneg.training.data.images import ImageData as ImageData
-from hardneg.training.data.items import Items, forms, registered_kinds, split_name
+from hardneg.training.data.items import KINDS, Items, forms, split_name
 from hardneg.training.data.text_pairs import TextPairs as TextPairs
 from hardneg.training.data.texts import Texts as Texts
 from hardneg.training.data.vector_pairs import VectorPairs as VectorPairs
-
-USAGE = {"digits": "It needs no files", "folder:PATH": "It has a folder of images for each class"}
 
 
 def kind_of(name: str, *, may_run: bool = True) -> type[Items]:
@@ -33,7 +32,7 @@ def kind_of(name: str, *, may_run: bool = True) -> type[Items]:
     elif file and module_of(f"{file}:") not in sys.modules:
         fix = "import the file first, in Python: hardneg.training.data.kinds.kind_of(name)"
         raise ArgumentError("data", "a kind that is known", f"{file}, which is not run for a name in a file", fix)
-    kind = registered_kinds().get(name.partition(":")[0])
-    if kind is None:
+    prefix = name.partition(":")[0]
+    if prefix not in KINDS:
         raise UnknownName(name, forms(), usage=USAGE)
-    return kind
+    return KINDS[prefix]
