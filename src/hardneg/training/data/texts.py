@@ -89,7 +89,7 @@ class OfTexts(Items):
         return self.batch(0, index)
 
     def batch(self, side: int, index: Annotated[Tensor, "b"], keys: Tensor | None = None) -> Tokens:
-        """Of a side; of the only one where there is one."""
+        """Rows of a side, or of the only one that there is."""
         assert self.tokens is not None, "tokens are those of prepared(options)"
         return self.tokens[min(side, len(self.tokens) - 1)].batch(index, keys)
 
