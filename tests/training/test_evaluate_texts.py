@@ -262,6 +262,11 @@ class TestClassification:
         with pytest.raises(ValueError, match="at least two classes in MR"):
             evaluate_classification(found, letters)
 
+    def test_empty_texts_of_tasks_that_are_numbers_are_counted(self, tmp_path: Path) -> None:
+        rows = [{"task": 1, "label": 0, "text": "a"}, {"task": 1, "label": 1, "text": ""}]
+        (tmp_path / "cls.jsonl").write_text("\n".join(map(json.dumps, rows)))
+        assert read_classification(tmp_path / "cls.jsonl")["1"].skipped == 1
+
 
 class TestEncoders:
     def test_a_table_of_texts_and_embeddings(self, tmp_path: Path) -> None:

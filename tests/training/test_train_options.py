@@ -19,6 +19,7 @@ import torch
 
 from hardneg.training.data.images import load
 from hardneg.training.options import RECIPES, TrainOptions
+from hardneg.training.recipes import METHODS
 from support.training_runs import everything, run
 
 pytest.importorskip("accelerate", reason="training needs the extra train")
@@ -167,6 +168,10 @@ def test_options_with_one_value_say_so_before_anything_is_loaded(recipe: str, na
     with pytest.raises(ValueError, match=rf"^{recipe} .*needs {flag} .* got "):
         RECIPES[recipe](**{name: OTHER[name]}).check()
     RECIPES[recipe]().check()
+
+
+def test_every_recipe_has_options_and_a_method() -> None:
+    assert list(METHODS) == list(RECIPES)
 
 
 def test_the_tables_are_of_options_that_are() -> None:

@@ -82,15 +82,13 @@ def _check_difference(one: Arm, other: Arm, comparison: Comparison) -> None:
     pairs = [(one, other), *zip(comparison.tries(one), comparison.tries(other), strict=True)]
     if not any(first.trains_like(second) for first, second in pairs):
         return
-    raise _alike(
-        one, other, f" in more than the {comparison.tune[0]} that --tune gives them" if comparison.tune else ""
-    )
+    tuned = f" in more than the {comparison.tune[0]} that --tune gives them" if comparison.tune else ""
+    raise _alike(one, other, tuned)
 
 
-def _alike(one: Arm, other: Arm, tuned: str = "") -> ValueError:
-    return ValueError(
-        f"compare needs arms that differ{tuned}, got the same options in {one.text!r} and {other.text!r}."
-    )
+def _alike(one: Arm, other: Arm, tuned: str = "") -> ArgumentError:
+    got = f"the same options in {one.text!r} and {other.text!r}"
+    return ArgumentError("compare", f"arms that differ{tuned}", got)
 
 
 def _check_held_out(options: TrainOptions, found: Splits, comparison: Comparison) -> None:
@@ -131,12 +129,8 @@ def _check_views(options: TrainOptions, data: Items) -> None:
 
 def _check_chosen(arms: list[Arm], data: Items) -> None:
     """Raises for arms of which one writes what "auto" makes of the other."""
-    chosen = [(arm, _chosen(arm.complete(), data)) for arm in arms]
+    every = [(arm, arm.complete()) for arm in arms]
+    chosen = [(arm, plainly(options.as_dict()) | data.chosen(options)) for arm, options in every]
     for (one, mine), (other, theirs) in combinations(chosen, 2):
         if one.recipe == other.recipe and mine == theirs:
             raise _alike(one, other)
-
-
-def _chosen(options: TrainOptions, data: Items) -> dict[str, Any]:
-    """The options with what "auto" stands for with such items."""
-    return plainly(options.as_dict()) | data.chosen(options)

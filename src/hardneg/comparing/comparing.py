@@ -68,9 +68,6 @@ class Prepared:
         """Of every run."""
         return self.arms[0].complete().epochs
 
-    def run(self, arms: list[Arm], seeds: int, out: Path, watcher: Watcher, *, may_diverge: bool = False) -> Results:
-        return run_all(arms, list(range(seeds)), out, self.how, watcher, may_diverge=may_diverge)
-
 
 def prepare(
     comparison: Comparison, out: str | Path, jobs: int | None = None, allow_other_data: bool = False
@@ -95,7 +92,7 @@ def carry_out(prepared: Prepared, watcher: Watcher) -> dict[str, Any]:
     comparison, arms, out = prepared.comparison, prepared.arms, prepared.out
     tries = _tries(prepared, watcher)
     tuned = _best(arms, tries, comparison)
-    results = prepared.run(tuned, comparison.seeds, out, watcher)
+    results = run_all(tuned, list(range(comparison.seeds)), out, prepared.how, watcher)
     rows = rows_of(tuned, results, comparison.metric)
     verdicts = verdicts_of(tuned, results, comparison.metric)
     options = [arm.complete().as_dict() for arm in tuned]
@@ -157,7 +154,7 @@ def _tries(prepared: Prepared, watcher: Watcher) -> list[Tries]:
         return [[] for _ in arms]
     every = [comparison.tries(arm) for arm in arms]
     runs = [one for tried in every for one in tried]
-    results = iter(prepared.run(runs, 1, prepared.out / "tuning", watcher, may_diverge=True))
+    results = iter(run_all(runs, [0], prepared.out / "tuning", prepared.how, watcher, may_diverge=True))
     reached = ((result or {}).get(comparison.metric) for (result,) in results)
     name = comparison.tune[0]
     return [

@@ -75,6 +75,7 @@ class Diverged(RunFailed):
 
 
 _failures = {DIVERGED: Diverged, NO_ROOM: NoRoom, NO_MEMORY: OutOfMemory, DATA_CHANGED: OtherData}
+_failures[-signal.SIGKILL] = OutOfMemory  # by which the system ends a process that runs out of memory
 
 
 @dataclass(frozen=True)
@@ -94,15 +95,14 @@ def run_all(
     With ``may_diverge``, a run whose losses are no longer finite has an empty result and ends nothing.
     """
     every = [(arm, seed, run_of(arm, seed, out)) for seed in seeds for arm in arms]
-    wanted = {run.path.name: (arm, seed) for arm, seed, run in every}
-    runs = {run.path.name: run for _, _, run in every}
+    wanted = {run.path.name: (arm, seed, run) for arm, seed, run in every}
     machine = this_machine(how.jobs or usual_jobs(arms, len(seeds)), on_gpu=_on_gpu(arms))
-    machine.learn(runs.values())
+    machine.learn(run for _, _, run in every)
     how = replace(how, threads=how.threads or usual_threads(arms, len(seeds), how.jobs))
     numbers, pipes = count(1), ChildPipes()
 
     def one(name: str) -> dict[str, Any]:
-        (arm, seed), run = wanted[name], runs[name]
+        arm, seed, run = wanted[name]
         try:
             options = _as_begun(arm.complete(seed=seed), run)
             kept = run.result()
@@ -155,7 +155,8 @@ def _where_it_fits(
     while True:
         with machine.beside_others(run) as place, pipes.one() as pipe:
             at_once = machine.jobs
-            environ = {**place.environ, **_threads(how.threads or 1), LEAVES_WITH_STDIN: str(pipe)}
+            threads = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS"), str(how.threads or 1))
+            environ = {**place.environ, **threads, LEAVES_WITH_STDIN: str(pipe)}
             try:
                 return in_a_process(recipe, options, run, environ, allow_other_data=how.allow_other_data)
             except OutOfMemory:
@@ -205,17 +206,9 @@ def in_a_process(
     answer = subprocess.run(command, env={**os.environ, **environ}, stdin=pipe, capture_output=True, text=True)
     result = run.result()
     if answer.returncode or result is None:
-        raise _failure(answer.returncode)(run.path, _ended(answer.returncode, answer.stderr or answer.stdout))
+        failure = _failures.get(answer.returncode, RunFailed)
+        raise failure(run.path, _ended(answer.returncode, answer.stderr or answer.stdout))
     return result
-
-
-def _failure(code: int) -> type[RunFailed]:
-    """By the exit code. The system ends a process that runs out of memory with SIGKILL."""
-    return OutOfMemory if code == -signal.SIGKILL else _failures.get(code, RunFailed)
-
-
-def _threads(number: int) -> dict[str, str]:
-    return {"OMP_NUM_THREADS": str(number), "MKL_NUM_THREADS": str(number)}
 
 
 def _ended(code: int, output: str) -> str:

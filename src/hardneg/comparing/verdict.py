@@ -151,7 +151,10 @@ def _pairs(arms: list[Arm]) -> Iterator[tuple[int, int, str]]:
 
 def _verdict(arms: list[Arm], outcomes: list[Outcomes], i: int, j: int, kind: str) -> Verdict:
     one, other = outcomes[i], outcomes[j]
-    found = difference_of(one, other)
+    found, seeds = difference_of(one, other), len(one.accuracies)
+    why_open = "the number of test items is not known"
+    if seeds < LEAST_SEEDS:
+        why_open = f"{seeds} seeds are fewer than {LEAST_SEEDS}"
     return Verdict(
         arm=arms[i].text,
         against=arms[j].text,
@@ -159,19 +162,10 @@ def _verdict(arms: list[Arm], outcomes: list[Outcomes], i: int, j: int, kind: st
         difference=float((one.accuracies - other.accuracies).mean()),
         half_width=found.half_width if found else None,
         detectable=found.detectable if found else None,
-        seeds=len(one.accuracies),
+        seeds=seeds,
         num_test=one.num_test,
         alike_at=_alike_at(arms[i]) if arms[i].has_untilted_twin_in(arms[j]) else "",
-        why_open="" if found else _why_open(one),
-    )
-
-
-def _why_open(arm: Outcomes) -> str:
-    seeds = len(arm.accuracies)
-    return (
-        "the number of test items is not known"
-        if seeds >= LEAST_SEEDS
-        else f"{seeds} seeds are fewer than {LEAST_SEEDS}"
+        why_open="" if found else why_open,
     )
 
 

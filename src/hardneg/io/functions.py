@@ -29,7 +29,7 @@ def load_function(text: str, who: str) -> Callable[..., Any]:
     place, _, name = text.rpartition(":")
     if not place or not name:
         raise ArgumentError(who, "a function as 'file.py:function' or 'module:function'", repr(text))
-    module = _of_file(Path(place), module_of(text), who) if names_a_file(text) else _of_name(place, text, who)
+    module = run_file(Path(place), who) if names_a_file(text) else _of_name(place, text, who)
     found = getattr(module, name, None)
     if not callable(found):
         raise ArgumentError(who, f"a function {name!r} in {place}", "none" if found is None else repr(found))
@@ -50,11 +50,11 @@ def in_any_folder(text: str) -> str:
     return f"{Path(place).absolute()}:{name}" if names_a_file(text) else text
 
 
-def _of_file(path: Path, name: str, who: str) -> ModuleType:
+def run_file(path: Path, who: str, what: str = "a Python file that exists") -> ModuleType:
     """The file as a module; what lies beside it can be imported, but hides nothing that is installed."""
     if not path.is_file():
-        raise NoFile(who, "a Python file that exists", path)
-    if name not in sys.modules:
+        raise NoFile(who, what, path)
+    if (name := module_of(f"{path}:")) not in sys.modules:
         spec = importlib.util.spec_from_file_location(name, path)
         assert spec is not None
         sys.modules[name] = importlib.util.module_from_spec(spec)  # before it is run, as dataclasses and pickles need

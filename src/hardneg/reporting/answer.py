@@ -76,16 +76,16 @@ def aside_of(arm: ArmRuns, story: Story) -> str:
 
 def setting_of(story: Story) -> dict[str, Any]:
     """What was done, for a reader who has not read the papers."""
-    options = story.options
+    options, epochs = story.options, story.options.get("epochs")
     counts = sorted({str(result.get("k", 200)) for arm in story.arms for result in arm.finished()}) or ["200"]
     split, noun = evaluated_in(story), story.noun
     explained = MEASURES[story.metric].explained.format(split=split, noun=noun, k=" or ".join(counts))
     budget = [
-        f"{_passes(options['epochs'])} over the training {noun}s" if "epochs" in options else "",
+        f"{epochs} pass{'es' * (epochs != 1)} over the training {noun}s" if epochs is not None else "",
         f"batches of {options['batch_size']}" if "batch_size" in options else "",
     ]
     same = "Data, budget, seeds and initial weights" if story.same_weights else "Data, budget and seeds"
-    compared = story.kind in ("comparison", "unfinished") and not story.unlike_data
+    compared = story.kind in ("comparison", "unfinished") and "data" not in story.differing
     measured = f"Measured by {measure_in(story, story.metric)}: {explained}."
     return {
         "same": f"{same} are the same for all." if compared else "",
@@ -93,7 +93,3 @@ def setting_of(story: Story) -> dict[str, Any]:
         "measured": measured if any(arm.row.get("values") for arm in story.arms) else "",
         "held_out": HELD_OUT.format(noun) if "validation" in split else "",
     }
-
-
-def _passes(epochs: Any) -> str:
-    return "1 pass" if epochs == 1 else f"{epochs} passes"

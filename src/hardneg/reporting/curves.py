@@ -84,7 +84,7 @@ CURVES = (
 
 def curves_of(story: Story) -> dict[str, Any]:
     """The charts, those that never change by name, or a sentence in their place."""
-    records = [one.metrics for arm in story.arms for one in arm.seeds if one.metrics]
+    records = [one.metrics for one in story.runs if one.metrics]
     if records and max(map(len, records)) == 1:
         return {"instead": _one_record(records, alone=story.kind == "run")}
     cards, constant = [], []

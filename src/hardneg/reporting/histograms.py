@@ -28,24 +28,18 @@ def histograms_of(story: Story) -> list[tuple[ArmRuns, str, Markup]]:
     highest = max(max(*same, *other) for _, _, _, same, other in shares)
     cards = []
     for arm, counts, edges, same, other in shares:
-        share = separation_of(arm)
-        drawn = _drawn(arm, story.noun)
-        sentence = (
-            f"A same-class pair is more alike than an other-class pair {100 * share:.1f} % of the time{drawn}."
-            if share is not None
-            else ""
-        )
+        sentence, many = "", any((result.get("num_test") or 0) > MOST_IMAGES for result in arm.finished())
+        if (share := separation_of(arm)) is not None:
+            drawn = f", among {MOST_IMAGES:,} {story.noun}s drawn from them" * many
+            sentence = (
+                f"A same-class pair is more alike than an other-class pair {100 * share:.1f} % of the time{drawn}."
+            )
         kinds = (
             Shares("same-class pairs", same, counts["same_mean"]),
             Shares("other-class pairs", other, counts["other_mean"]),
         )
         cards.append((arm, sentence, histogram_chart(arm.text, edges, *kinds, highest)))
     return cards
-
-
-def _drawn(arm: ArmRuns, noun: str) -> str:
-    many = any((result.get("num_test") or 0) > MOST_IMAGES for result in arm.finished())
-    return f", among {MOST_IMAGES:,} {noun}s drawn from them" if many else ""
 
 
 def _counts(arm: ArmRuns) -> dict[str, Any] | None:

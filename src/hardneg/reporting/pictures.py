@@ -11,7 +11,7 @@ from torch import Tensor
 from hardneg.core.errors import DataChanged, FileError
 from hardneg.io.embeddings import load_evaluated
 from hardneg.reporting.story import ArmRuns, SeedRun, Story, evaluated_in, listed
-from hardneg.training.data.items import TEST_SHARE, Items
+from hardneg.training.data.items import TEST_SHARE, Items, Shown
 from hardneg.training.data.kinds import kind_of
 from hardneg.training.evaluation.pairs import directions
 from hardneg.training.options import TrainOptions
@@ -32,17 +32,15 @@ class Neighbours:
 
 @dataclass(frozen=True)
 class Thumb:
-    """An item: its data URI or text, the name of its class, whether it is a "false" or "true" negative or a "positive".
+    """An item, the name of its class, and whether it is a "false" or "true" negative, a "positive" or the anchor.
 
     Without labels every negative is "true", as far as anybody knows.
     """
 
-    source: str
+    item: Shown
     name: str
     alt: str
-    kind: str = "shown"
-    tiny: bool = False
-    text: str = ""
+    kind: str
 
 
 @dataclass(frozen=True)
@@ -84,7 +82,8 @@ def _sentences(shown: list[Neighbours], chance: float, split: str, noun: str) ->
     aware = [one for one in shown if one.arm.uses_labels]
     for group, framed in ((blind, "false negatives, in a red frame with a cross"), (aware, "positives, as labels say")):
         if group:
-            near = listed([f"{100 * (one.near or 0.0):.0f} %{_in_arm(one.arm)}" for one in group])
+            arms = [f" in {one.arm.letter}" * (not one.arm.alone) for one in group]
+            near = listed([f"{100 * (one.near or 0.0):.0f} %{arm}" for one, arm in zip(group, arms, strict=True)])
             lines.append(
                 f"Among the {COUNTED} nearest of a {split} {noun}, {near} are of its own class ({framed}); among "
                 f"random ones {100 * chance:.0f} %."
@@ -99,10 +98,6 @@ def _sentences(shown: list[Neighbours], chance: float, split: str, noun: str) ->
             else "So in some of these arms the hardest negatives are false more often than random ones."
         )
     return lines
-
-
-def _in_arm(arm: ArmRuns) -> str:
-    return f" in {arm.letter}" if arm.letter else ""
 
 
 def _arms_to_show(story: Story) -> list[tuple[ArmRuns, SeedRun]]:
@@ -195,16 +190,11 @@ def _anchor_card(row: int, anchor: int, data: Items, shown: list[Neighbours]) ->
     sees = all(one.arm.uses_labels for one in shown)
     strips.append(Strip(None, "random", _thumbs(data, anchor, order[order != anchor][:NUM_NEAREST], None, sees)))
     name = _class_of(data, anchor)
-    return _thumb(data, anchor, name, f"anchor of class {name}" if name else "anchor", "shown"), strips
+    return Thumb(data.shown(anchor), name, f"anchor of class {name}" if name else "anchor", "shown"), strips
 
 
 def _class_of(data: Items, position: int) -> str:
     return "" if data.labels is None else data.classes[int(data.labels[position])]
-
-
-def _thumb(data: Items, position: int, name: str, alt: str, kind: str) -> Thumb:
-    item = data.shown(position)
-    return Thumb(item.picture, name, alt, kind, item.tiny, item.text)
 
 
 def _thumbs(data: Items, anchor: int, index: Tensor, similarity: Tensor | None, sees_labels: bool) -> list[Thumb]:
@@ -216,5 +206,5 @@ def _thumbs(data: Items, anchor: int, index: Tensor, similarity: Tensor | None, 
         parts = [f"class {name}"] if name else []
         parts += [] if similarity is None else [f"similarity {float(similarity[i]):.2f}"]
         parts += {"true": [], "positive": ["positive"], "false": ["false negative"]}[kind]
-        thumbs.append(_thumb(data, i, name, ", ".join(parts), kind))
+        thumbs.append(Thumb(data.shown(i), name, ", ".join(parts), kind))
     return thumbs

@@ -18,7 +18,7 @@ def provenance_of(story: Story) -> dict[str, Any]:
         "differing": [(arm, text) for arm, text in own if text],
         "shared": [(name, json.dumps(value)) for name, value in story.options.items()],
         "trained": _trained(story),
-        "folders": ", ".join(one.run.path.name for arm in story.arms for one in arm.seeds) or "none",
+        "folders": ", ".join(one.run.path.name for one in story.runs) or "none",
     }
 
 
@@ -36,7 +36,7 @@ def _versions(facts: list[dict[str, Any]]) -> list[tuple[str, str]]:
 
 def _trained(story: Story) -> list[tuple[str, str]]:
     """What the first run with a record trained."""
-    found = next((one.trained for arm in story.arms for one in arm.seeds if one.trained), None)
+    found = next((one.trained for one in story.runs if one.trained), None)
     if found is None:
         return []
     encoder, data = found.get("encoder", {}), found.get("data", {})

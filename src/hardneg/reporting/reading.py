@@ -142,27 +142,22 @@ def arm_text(config: dict[str, Any], names: list[str]) -> str:
     return f"{recipe}({', '.join(f'{name}={options[name]!r}' for name in shown)})"
 
 
-def _steps(runs: list[SeedRun]) -> int | None:
-    """Those of training; of runs that are all unfinished, the last that one of them has recorded."""
-    finished = [one.result.get("steps") for one in runs if one.result is not None]
-    return (
-        finished[0] if finished else max((one.metrics[-1].get("step", 0) for one in runs if one.metrics), default=None)
-    )
-
-
 def row_of(runs: list[SeedRun], metric: str) -> Table:
     """The line of an arm outside of a finished comparison: means of what is there, and no intervals."""
     results = [one.result for one in runs if one.result is not None]
     final = [result.get("final", {}) for result in results]
-    if not results:  # none is finished: use the records so far
+    if results:
+        steps = results[0].get("steps")
+    else:  # none is finished: use the records so far
         final = [one.metrics[-1] for one in runs if one.metrics]
+        steps = max((record.get("step", 0) for record in final), default=None)
 
     def mean(values: Iterable[Any]) -> float | None:
         there = [float(v) for v in values if known(v)]
         return sum(there) / len(there) if there else None
 
     values = [float(result[metric]) for result in results if metric in result]
-    row: Table = {"values": values, "mean": mean(values), "steps": _steps(runs)}
+    row: Table = {"values": values, "mean": mean(values), "steps": steps}
     row["seconds"] = mean(result.get("seconds") for result in results)
     names = ("effective_temperature", "false_negatives", "hardness", "clamped")
     return row | {name: mean(record.get(name) for record in final) for name in names}

@@ -76,7 +76,7 @@ def checked(value: Any, shape: Shape, path: Path, where: str = "", *, needs: tup
             if found.get(name) is None:
                 raise _other(f"{name!r}", path, where, found)
         return {
-            name: checked(one, shape[name] if name in shape else shape.get("*", ANYTHING), path, _inside(where, name))
+            name: checked(one, shape.get(name, shape.get("*", ANYTHING)), path, f"{where}.{name}" if where else name)
             for name, one in found.items()
             if one is not None
         }
@@ -98,10 +98,6 @@ def _kind(value: Any, kind: type, words: str, path: Path, where: str) -> Any:
     if not isinstance(value, kind):
         raise _other(words, path, where, value)
     return value
-
-
-def _inside(where: str, name: str) -> str:
-    return f"{where}.{name}" if where else name
 
 
 def _other(words: str, path: Path, where: str, value: Any) -> FileError:

@@ -33,7 +33,7 @@ def _arms(parts: list[Story], metric: str) -> tuple[list[ArmRuns], list[str]]:
 
     Copies of one run count once, which the notes say.
     """
-    differing = differing_options([one for part in parts for arm in part.arms for one in arm.seeds])
+    differing = differing_options([one for part in parts for one in part.runs])
     groups: dict[str, tuple[str, list[SeedRun], dict[str, Any]]] = {}
     for part in parts:
         for arm in part.arms:

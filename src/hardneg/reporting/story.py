@@ -83,9 +83,14 @@ class Story:
     parts: list[Story] = field(default_factory=list)  # of several paths, each by itself
 
     @property
+    def runs(self) -> list[SeedRun]:
+        """Of all arms."""
+        return [one for arm in self.arms for one in arm.seeds]
+
+    @property
     def options(self) -> dict[str, Any]:
         """Those that all runs share."""
-        every = self._options_of_runs()
+        every = [one.options for one in self.runs]
         if not every:
             return dict(self.facts.get("comparison", {}).get("common", {}))
         return {k: v for k, v in every[0].items() if all(k in other and other[k] == v for other in every)}
@@ -93,21 +98,17 @@ class Story:
     @property
     def noun(self) -> str:
         """What one item of the data is called; an item where runs that were made apart have several kinds."""
-        every = [one.trained or {} for arm in self.arms for one in arm.seeds]
-        found = {noun_in(one.get("data", {}).get("test", {})) for one in every} or {"image"}
+        found = {noun_in((one.trained or {}).get("data", {}).get("test", {})) for one in self.runs} or {"image"}
         return found.pop() if len(found) == 1 else "item"
 
     @property
     def unlike(self) -> list[str]:
         """What differs between the arms beside their negatives."""
-        return unlike_notes(self._unlike())
+        return unlike_notes(self.differing)
 
     @property
-    def unlike_data(self) -> bool:
-        return "data" in self._unlike()
-
-    def _unlike(self) -> dict[str, list[str]]:
-        return unlike(self._options_of_runs(), [one.trained for arm in self.arms for one in arm.seeds])
+    def differing(self) -> dict[str, list[str]]:
+        return unlike([one.options for one in self.runs], [one.trained for one in self.runs])
 
     @property
     def cautions(self) -> list[str]:
@@ -119,10 +120,7 @@ class Story:
     @property
     def same_weights(self) -> bool:
         """Whether runs with the same seed began with the same weights, by the digests that they recorded."""
-        return same_weights([(one.seed, one.trained) for arm in self.arms for one in arm.seeds])
-
-    def _options_of_runs(self) -> list[dict[str, Any]]:
-        return [one.options for arm in self.arms for one in arm.seeds]
+        return same_weights([(one.seed, one.trained) for one in self.runs])
 
 
 def known(value: Any) -> TypeGuard[float]:
@@ -165,8 +163,7 @@ def number(value: Any, form: str) -> str:
 
 def evaluated_in(story: Story) -> str:
     """The split whose items are evaluated; both where runs that were made apart differ in it."""
-    runs = [one.options for arm in story.arms for one in arm.seeds]
-    every = runs or [story.facts.get("comparison", {}).get("common", {})]
+    every = [one.options for one in story.runs] or [story.facts.get("comparison", {}).get("common", {})]
     return " or ".join(sorted({str(one.get("evaluate_on", "test")) for one in every}))
 
 

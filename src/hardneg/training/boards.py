@@ -12,17 +12,16 @@ import os
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, NamedTuple
 
 from hardneg.core.errors import optional, warn_once
 
 Figures = dict[str, float]
 
 
-class Board(Protocol):
-    def show(self, figures: Figures, step: int) -> None: ...
-
-    def close(self) -> None: ...
+class Board(NamedTuple):
+    show: Callable[[Figures, int], None]  # the figures of a step
+    close: Callable[[], None]
 
 
 def show_on_boards(path: Path, step: int, figures: dict[str, Any]) -> None:
@@ -40,22 +39,17 @@ def leave_boards(path: Path) -> None:
         board.close()
 
 
-class TensorBoard:
-    def __init__(self, writer: Any) -> None:
-        self.writer = writer
-
-    def show(self, figures: Figures, step: int) -> None:
-        for name, value in figures.items():
-            self.writer.add_scalar(name, value, step)
-        self.writer.flush()  # a killed run must not lose what its metrics.jsonl has
-
-    def close(self) -> None:
-        self.writer.close()
-
-
 def tensorboard(path: Path, step: int) -> Board | None:
-    writer = _writer()
-    return None if writer is None else TensorBoard(writer(log_dir=str(path), purge_step=step))
+    if (kind := _writer()) is None:
+        return None
+    writer = kind(log_dir=str(path), purge_step=step)
+
+    def show(figures: Figures, step: int) -> None:
+        for name, value in figures.items():
+            writer.add_scalar(name, value, step)
+        writer.flush()  # a killed run must not lose what its metrics.jsonl has
+
+    return Board(show, writer.close)
 
 
 @cache
@@ -72,17 +66,6 @@ def _writer() -> Any:
     return SummaryWriter
 
 
-class WandB:
-    def __init__(self, run: Any) -> None:
-        self.run = run
-
-    def show(self, figures: Figures, step: int) -> None:
-        self.run.log(figures, step=step)
-
-    def close(self) -> None:
-        self.run.finish()
-
-
 def wandb(path: Path, step: int) -> Board | None:
     """A run of W&B under the name of the directory; a resumed one continues it."""
     project = os.environ.get("WANDB_PROJECT")
@@ -91,7 +74,8 @@ def wandb(path: Path, step: int) -> Board | None:
     library = optional("wandb", "WANDB_PROJECT", extra="wandb")
     own = hashlib.blake2b(str(path.resolve()).encode(), digest_size=8).hexdigest()
     name = f"{path.parent.name}/{path.name}" if path.parent.name else path.name
-    return WandB(library.init(project=project, name=name, id=own, dir=str(path), resume="allow"))
+    run = library.init(project=project, name=name, id=own, dir=str(path), resume="allow")
+    return Board(lambda figures, step: run.log(figures, step=step), run.finish)
 
 
 BOARDS: list[Callable[[Path, int], Board | None]] = [tensorboard, wandb]

@@ -7,7 +7,6 @@ import os
 import shutil
 import warnings
 from collections.abc import Set
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -22,19 +21,11 @@ PARTS = {"of", "step", "epoch", "epoch_seconds", "method", "optimizer", "harvest
 FIX = "put back a copy of it, or delete it to train from the beginning"
 
 
-@dataclass(frozen=True)
 class Checkpoints:
     """Files of a run directory."""
 
-    folder: Path
-
-    @property
-    def newest(self) -> Path:
-        return self.folder / NEWEST
-
-    @property
-    def previous(self) -> Path:
-        return self.folder / PREVIOUS
+    def __init__(self, folder: Path) -> None:
+        self.newest, self.previous, self.best = (folder / name for name in (NEWEST, PREVIOUS, BEST))
 
     def save(self, state: dict[str, Any]) -> None:
         """Replaces the newest; the one that it replaces becomes the previous one once the new one is written."""
@@ -46,10 +37,6 @@ class Checkpoints:
                 self._keep_as_previous()
 
         write_atomically(self.newest, write)
-
-    @property
-    def best(self) -> Path:
-        return self.folder / BEST
 
     def save_best(self, state: dict[str, Any]) -> None:
         """The weights with which the monitor was highest so far."""
@@ -81,7 +68,7 @@ class Checkpoints:
 
     def _keep_as_previous(self) -> None:
         """By a second name where the disk has them: whole or nothing, without another copy."""
-        partial = self.folder / f".{PREVIOUS}.{os.getpid()}.partial"
+        partial = self.previous.with_name(f".{PREVIOUS}.{os.getpid()}.partial")
         partial.unlink(missing_ok=True)
         try:
             os.link(self.newest, partial)

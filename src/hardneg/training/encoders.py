@@ -113,10 +113,7 @@ def check_encoder(name: str, head: str = "auto", norm: str = "auto") -> None:
 
 def has_batch_statistics(module: nn.Module) -> bool:
     """Whether an image's embedding depends on the others of its batch while training."""
-    return any(
-        isinstance(part, nn.BatchNorm1d | nn.BatchNorm2d | nn.BatchNorm3d | nn.SyncBatchNorm)
-        for part in module.modules()
-    )
+    return any(isinstance(part, nn.modules.batchnorm._BatchNorm) for part in module.modules())
 
 
 def embed(encoder: nn.Module, rows: Any, prepare: Callable[[Any], Any], *, batch_size: int = 512) -> Features:
@@ -268,19 +265,15 @@ _BACKBONES: dict[str, Callable[[int, Norm], Any]] = {
 }
 
 
-def _mlp(in_dim: int, out_dim: int) -> nn.Module:
-    return nn.Sequential(nn.Linear(in_dim, in_dim), nn.ReLU(inplace=True), nn.Linear(in_dim, out_dim))
-
-
-def _mlp_bn(in_dim: int, out_dim: int) -> nn.Module:
-    hidden = nn.Linear(in_dim, in_dim, bias=False)
-    return nn.Sequential(hidden, nn.BatchNorm1d(in_dim), nn.ReLU(inplace=True), nn.Linear(in_dim, out_dim))
+def _mlp(in_dim: int, out_dim: int, norm: bool = False) -> nn.Module:
+    hidden = [nn.Linear(in_dim, in_dim, bias=not norm), *([nn.BatchNorm1d(in_dim)] if norm else [])]
+    return nn.Sequential(*hidden, nn.ReLU(inplace=True), nn.Linear(in_dim, out_dim))
 
 
 # As wide inside as the features: 512-512(BN)-128 for ResNet-18.
 _HEADS: dict[str, Callable[[int, int], nn.Module]] = {
     "mlp": _mlp,
-    "mlp-bn": _mlp_bn,
+    "mlp-bn": partial(_mlp, norm=True),
     "linear": nn.Linear,
     "none": lambda in_dim, out_dim: nn.Identity(),
 }

@@ -52,7 +52,6 @@ from hardneg.training.setup import (
     sampler_for,
     splits,
     synchronised,
-    synchronize,
 )
 from hardneg.training.trained import data_record, encoder_record
 
@@ -150,7 +149,8 @@ class Loop:
             torch.backends.cudnn.benchmark = not torch.are_deterministic_algorithms_enabled()
             self.method.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
         self.data.check_views(options)
-        check_embeds(self.method.encoder, self._positions(), self.data.plain, self.data.noun)
+        rows = torch.arange(len(self.data), device=self.data.ids.device)
+        check_embeds(self.method.encoder, rows, self.data.plain, self.data.noun)
         parameters = [p for p in self.method.parameters() if p.requires_grad]
         optimizer = read_optimiser(options.optimizer).build(
             parameters, lr=options.learning_rate, weight_decay=options.weight_decay, fused=on_gpu
@@ -191,7 +191,8 @@ class Loop:
                 for index in self._batches(epoch):
                     self._one_step(epoch, index, show)
                 self._adapt()
-                synchronize(self.accelerator.device)
+                if self.accelerator.device.type == "cuda":
+                    torch.cuda.synchronize(self.accelerator.device)
                 self.epoch = epoch + 1
                 self.epoch_seconds.append(round(time.perf_counter() - self.begun, 4))
                 self.begun_seconds = 0.0
@@ -233,11 +234,8 @@ class Loop:
         before = [record["monitor"] for record in self.disk.metrics() if record.get("monitor") is not None]
         self.disk.log(step=self.step, epoch=self.epoch - 1, monitor=value)
         if value > max(before, default=-math.inf):
-            self.disk.save_best({"step": self.step, "epoch": self.epoch, "monitor": value, "method": self._weights()})
-
-    def _weights(self) -> dict[str, Any]:
-        found: dict[str, Any] = self.accelerator.unwrap_model(self.method).state_dict()
-        return found
+            best = {"step": self.step, "epoch": self.epoch, "monitor": value}
+            self.disk.save_best({**best, "method": self.method.state_dict()})
 
     def _adapt(self) -> None:
         """Adaptive schedules move by whether the mean loss of the epoch fell."""
@@ -253,9 +251,6 @@ class Loop:
         if self.accelerator.num_processes > 1:  # batch statistics that are not synchronised differ between ranks
             torch.distributed.broadcast(vectors, src=0)
         return vectors
-
-    def _positions(self) -> Tensor:
-        return torch.arange(len(self.data), device=self.data.ids.device)
 
     def _record(self, epoch: int, loss: Tensor, show: Callable[[dict[str, float]], None]) -> None:
         with torch.no_grad():
@@ -326,7 +321,7 @@ class Loop:
                 "step": self.step,
                 "epoch": self.epoch,
                 "epoch_seconds": self.epoch_seconds,
-                "method": self._weights(),
+                "method": self.method.state_dict(),
                 "optimizer": self.optimizer.state_dict(),
                 **self.fresh.state(),
                 "plan": plan_as_state(self.sampler.plan) if in_the_middle else None,

@@ -40,6 +40,12 @@ class Method(nn.Module, ABC):
 
     encoder: nn.Module
     """Trained and evaluated; ``encode`` below is the same, wrapped for the ranks."""
+    loss: Any
+    """A ``ContrastiveLoss``, unless ``diagnose`` and ``set_progress`` are replaced as well."""
+    last: tuple[Any, ...]
+    """The arguments of the loss of the last batch."""
+    keys: Keys
+    """Unit vectors of the last global batch."""
 
     def recorded_encoder(self) -> nn.Module:
         """The part of the encoder that a run records, so that methods can be compared by it."""
@@ -50,26 +56,28 @@ class Method(nn.Module, ABC):
 
     @abstractmethod
     def loss_of(self, encode: Encode, batch: Batch) -> Tensor:
-        """The loss of a batch; remembers what ``diagnose`` and ``harvest`` need."""
+        """The loss of a batch; sets ``last`` and ``keys``, or what replaces them in ``diagnose`` and ``harvest``."""
 
     def recorded(self, loss: Tensor) -> Tensor:
         """The loss to record, where that of ``loss_of`` is a surrogate whose value means nothing."""
         return loss
 
-    @abstractmethod
     def diagnose(self) -> Diagnosis:
         """How hard and how false the negatives of the last batch were."""
+        found: Diagnosis = self.loss.diagnose(*self.last)
+        return found
 
     def figures(self) -> dict[str, float]:
         """More figures of the last batch for the records, the same on all ranks."""
         return {}
 
-    @abstractmethod
     def harvest(self) -> Keys:
         """Unit vectors of the last global batch by id, for a graph."""
+        return self.keys
 
     def set_progress(self, step: int, total: int) -> None:
         """Evaluates the schedules before a step."""
+        self.loss.set_progress(step, total)
 
     def after_step(self) -> None:
         """Updates what follows the weights: a momentum encoder, a queue."""

@@ -10,7 +10,7 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -35,7 +35,7 @@ class Optimiser(ABC):
         """``common``: lr, weight_decay and fused."""
 
     def __repr__(self) -> str:
-        return short_repr(self)
+        return short_repr(self).lower().replace("true", "True")
 
 
 @dataclass(frozen=True, repr=False)
@@ -44,24 +44,21 @@ class Adam(Optimiser):
 
     beta1: float = 0.9
     beta2: float = 0.999
+    kind: ClassVar[Callable[..., torch.optim.Optimizer]] = torch.optim.Adam
 
     def __post_init__(self) -> None:
         for name in ("beta1", "beta2"):
             check_range(WHO, name, getattr(self, name), 0.0, 1.0, open_high=True)
 
     def build(self, parameters: Iterable[nn.Parameter], **common: Any) -> torch.optim.Optimizer:
-        return torch.optim.Adam(parameters, betas=(self.beta1, self.beta2), **common)
-
-    def __repr__(self) -> str:
-        return short_repr(self).lower()
+        return self.kind(parameters, betas=(self.beta1, self.beta2), **common)
 
 
 @dataclass(frozen=True, repr=False)
 class AdamW(Adam):
     """Loshchilov and Hutter 2019; the weight decay is beside the gradient."""
 
-    def build(self, parameters: Iterable[nn.Parameter], **common: Any) -> torch.optim.Optimizer:
-        return torch.optim.AdamW(parameters, betas=(self.beta1, self.beta2), **common)
+    kind: ClassVar[Callable[..., torch.optim.Optimizer]] = torch.optim.AdamW
 
 
 @dataclass(frozen=True, repr=False)
@@ -78,9 +75,6 @@ class SGD(Optimiser):
 
     def build(self, parameters: Iterable[nn.Parameter], **common: Any) -> torch.optim.Optimizer:
         return torch.optim.SGD(parameters, momentum=self.momentum, nesterov=self.nesterov, **common)
-
-    def __repr__(self) -> str:
-        return short_repr(self).lower().replace("true", "True")
 
 
 @dataclass(frozen=True, repr=False)

@@ -128,11 +128,6 @@ def plan_from_state(state: dict[str, Any]) -> Plan:
     return Plan.from_parts(arrays | {"head": state["head"]})
 
 
-def synchronize(device: torch.device) -> None:
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
-
-
 def held_memory(device: torch.device) -> Memory:
     """What this process holds now, and the most it has held of its GPU, with what CUDA keeps beside the tensors."""
     host: int = optional("psutil", "train", extra="train").Process().memory_info().rss

@@ -95,21 +95,18 @@ def _apart(places: dict[int, Place], radius: float) -> dict[int, Place]:
 
 def _dot(spot: Spot, x_axis: Axis, y_axis: Axis, place: Place, radius: float) -> str:
     (x, y), (true_x, true_y) = place, (x_axis(spot.x), y_axis(spot.y))
-    low, high = y_axis(spot.y - spot.error), y_axis(spot.y + spot.error)
+    low, high = y_axis(spot.y - spot.error), y_axis(spot.y + spot.error)  # one standard error either way
+    ends = f'x1="{true_x:.1f}" x2="{true_x:.1f}" y1="{low:.1f}" y2="{high:.1f}"'
+    error = f'<line class="interval" {ends}/>' if spot.error else ""
     moved = math.hypot(x - true_x, y - true_y) > 1.0
     pointer = f'<line class="pointer" x1="{x:.1f}" y1="{y:.1f}" x2="{true_x:.1f}" y2="{true_y:.1f}"/>' * moved
     rim = f'<circle class="rim" cx="{x:.1f}" cy="{y:.1f}" r="{radius + 4}"/>' if spot.given else ""
     kinds = " ".join(word for word, on in (("front", spot.front), ("given", spot.given)) if on)
     return (
         f'<g class="c{spot.colour} {kinds}"><title>{shown(spot.description)}</title>'
-        f'{rim}{_error(spot, true_x, low, high)}{pointer}<circle class="spot" cx="{x:.1f}" cy="{y:.1f}" r="{radius}"/>'
+        f'{rim}{error}{pointer}<circle class="spot" cx="{x:.1f}" cy="{y:.1f}" r="{radius}"/>'
         f'<text class="number" x="{x:.1f}" y="{y + 3.7:.1f}" text-anchor="middle">{spot.number}</text></g>'
     )
-
-
-def _error(spot: Spot, x: float, low: float, high: float) -> str:
-    """One standard error either way."""
-    return f'<line class="interval" x1="{x:.1f}" x2="{x:.1f}" y1="{low:.1f}" y2="{high:.1f}"/>' if spot.error else ""
 
 
 def _random(value: float, x: Axis, y: Axis) -> str:
@@ -126,7 +123,8 @@ def _names(spots: Sequence[Spot], dots: dict[int, Place], width: int, height: in
     A name above or below its dot must be nearer to it than to any other.
     """
     room = RADIUS + 1
-    taken: list[Box] = [_around(*dots[spot.number], room) for spot in spots]
+    around = [dots[spot.number] for spot in spots]
+    taken: list[Box] = [(x - room, y - room, x + room, y + room) for x, y in around]
     written = []
     for spot in spots:
         x, y = dots[spot.number]
@@ -157,10 +155,6 @@ def _places(spot: Spot, x: float, y: float) -> list[tuple[Box, str]]:
         found.append(((x + away, top, x + away + long, top + _line), "start"))
         found.append(((x - away - long, top, x - away, top + _line), "end"))
     return found
-
-
-def _around(x: float, y: float, room: float) -> Box:
-    return x - room, y - room, x + room, y + room
 
 
 def _distance(box: Box, x: float, y: float) -> float:

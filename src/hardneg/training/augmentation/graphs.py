@@ -139,10 +139,6 @@ class GraphAugment:
         first, second = (self._view(graphs, ids, view, epoch, seed) for view in (0, 1))
         return first, second
 
-    def plain(self, graphs: Graphs) -> Graphs:
-        """The graphs as they are: for evaluation."""
-        return graphs.float()
-
     def _view(self, graphs: Graphs, ids: Ids, view: int, epoch: int, seed: int) -> Graphs:
         kinds, graphs = kinds_of((self.first, self.second)[view]), graphs.float()
         if not kinds:

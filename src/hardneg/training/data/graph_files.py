@@ -63,12 +63,8 @@ def graph_path(name: str, root: Path | None = None) -> Path:
 
 
 _ADVICE = {
-    "node_ptr": "save whole numbers",
-    "edge_ptr": "save whole numbers",
-    "edges": "save whole numbers",
-    "edges_delta": "save whole numbers",
+    **dict.fromkeys(("node_ptr", "edge_ptr", "edges", "edges_delta", "node_label"), "save whole numbers"),
     "x": "np.array(x, dtype=np.float32) has none",
-    "node_label": "save whole numbers",
     "y": "np.array(y, dtype=str) makes text of them",
     "class_values": "np.array(names, dtype=str) makes text of them",
 }
@@ -175,12 +171,9 @@ def _read_text(folder: Path) -> GraphPart:
     one_kind = None if kinds is None else np.unique(kinds, axis=0, return_inverse=True)[1].reshape(-1)
     x = attributes if one_kind is None or one_kind.max() == 0 else None
     graphs = _featured(folder, local.T, num_nodes, np.bincount(owner, minlength=len(num_nodes)), one_kind, x)
-    return _labelled(folder, graphs, None if y is None else np.unique(y[:, 0], return_inverse=True)[1], _classes(y))
-
-
-def _classes(y: Array | None) -> Array | None:
-    """Labels of -1 and 1 are two classes here, not a class and graphs without one."""
-    return None if y is None else np.unique(y[:, 0])
+    # Labels of -1 and 1 are two classes here, not a class and graphs without one.
+    classes, numbers = (None, None) if y is None else np.unique(y[:, 0], return_inverse=True)
+    return _labelled(folder, graphs, numbers, classes)
 
 
 def _numbers(path: Path, kind: type) -> Array:

@@ -30,12 +30,12 @@ from hardneg.negatives.grammar import read_expression
 from hardneg.pages.graph_drawing import graph_drawing
 from hardneg.training.augmentation.graphs import GraphAugment
 from hardneg.training.data.graph_files import read_graphs
-from hardneg.training.data.items import Evaluation, Items, Repeated, Shown, Splits
+from hardneg.training.data.items import Evaluation, Items, Repeated, Shown, Splits, features_of_splits
 from hardneg.training.data.packed import Graphs
 from hardneg.training.encoders import Encoder, Represent
-from hardneg.training.evaluation.embeddings import evaluate_embeddings
+from hardneg.training.evaluation.embeddings import evaluate_embeddings, geometry
 from hardneg.training.evaluation.measures import register_measure
-from hardneg.training.evaluation.pairs import alignment, similarity_histograms, uniformity
+from hardneg.training.evaluation.pairs import alignment
 from hardneg.training.evaluation.svm import svm_correct, svm_predict
 from hardneg.training.gin import GIN, two_layers
 from hardneg.training.options import SupervisedOptions, TrainOptions
@@ -117,12 +117,9 @@ class GraphData(Items, prefix="graphs", form="graphs:NAME"):
     def plain(self, index: Annotated[Tensor, "b"]) -> Graphs:
         return self.graphs[index].float()
 
-    def encoder(self, options: TrainOptions) -> nn.Module:
-        """GIN and GraphCL's head of two layers; "gin" has batch statistics, "gin-layer" has none."""
-        return self.rebuilt(self.record(), options)
-
     @classmethod
     def rebuilt(cls, record: dict[str, Any], options: TrainOptions) -> nn.Module:
+        """GIN and GraphCL's head of two layers; "gin" has batch statistics, "gin-layer" has none."""
         if "features" not in record:  # of a run of an older version
             return super().rebuilt(record, options)
         backbone = GIN(record["features"], norm=NORMS[options.encoder], seed=options.seed)
@@ -170,26 +167,16 @@ class GraphData(Items, prefix="graphs", form="graphs:NAME"):
         """By a support vector machine where there are classes, else by retrieval of the second view from the first."""
         if not can_classify(splits):
             return super().evaluate(splits, represent, options)
-        test_x, test_y = represent.items(splits.test), splits.test.labels
         if cross_validated(splits):
-            figures, arrays = _geometry(test_x, test_y), {"test_x": test_x, "test_y": test_y}
-            right = svm_correct(test_x, test_y)
+            x, y = represent.items(splits.test), splits.test.labels
+            figures, arrays, right = geometry(x, y), {"test_x": x, "test_y": y}, svm_correct(x, y)
         else:
-            train_x, train_y = represent.items(splits.fitted), splits.fitted.labels
-            arrays = {"train_x": train_x, "train_y": train_y, "test_x": test_x, "test_y": test_y}
-            figures = evaluate_embeddings(train_x, train_y, test_x, test_y, seed=0)
-            right = svm_predict(train_x, train_y, test_x) == test_y.cpu()
+            arrays = features_of_splits(splits, represent)
+            train_x, train_y, x, y = arrays.values()
+            figures, right = evaluate_embeddings(train_x, train_y, x, y), svm_predict(train_x, train_y, x) == y.cpu()
         figures.setdefault("correct", {})["svm"] = pack_bits(right.numpy())
-        figures |= {"svm": float(right.double().mean()), "num_test": len(test_y), "headline": "svm"}
+        figures |= {"svm": float(right.double().mean()), "num_test": len(y), "headline": "svm"}
         return Evaluation(figures | {"alignment": alignment(*represent.views(splits.test))}, arrays)
-
-    def take(self, index: Annotated[Tensor, "m"]) -> GraphData:
-        labels = None if self.labels is None else self.labels[index]
-        return replace(self, graphs=self.graphs[index], labels=labels, ids=self.ids[index])
-
-    def to(self, device: torch.device | str) -> GraphData:
-        labels = None if self.labels is None else self.labels.to(device)
-        return replace(self, graphs=self.graphs.to(device), labels=labels, ids=self.ids.to(device))
 
     def content(self) -> Iterator[tuple[str, Tensor | Repeated | list[Any] | None]]:
         for name in ("x", "edges", "num_nodes", "num_edges"):
@@ -230,7 +217,7 @@ def reads_labels(options: TrainOptions) -> bool:
     """Whether training would see labels: a supervised recipe, or negatives that raise without them."""
     if isinstance(options, SupervisedOptions):
         return True
-    keys = Keys(torch.eye(2), torch.arange(2), source=options.source)
+    keys = Keys(torch.eye(2), torch.arange(2), source=options.sources[0])
     try:
         parse(options.negatives).at(0, 1).log_weights(score(keys, keys, keys, 1.0))
     except ValueError:
@@ -249,9 +236,3 @@ def can_classify(splits: Splits) -> bool:
 def cross_validated(splits: Splits) -> bool:
     """Whether the test graphs are those that are trained on."""
     return torch.equal(splits.fitted.ids.cpu(), splits.test.ids.cpu())
-
-
-def _geometry(x: Tensor, y: Tensor) -> dict[str, Any]:
-    histograms = similarity_histograms(x, y, max_pairs=2_000_000)
-    plain = {name: part.tolist() if isinstance(part, Tensor) else part for name, part in histograms._asdict().items()}
-    return {"uniformity": uniformity(x, max_pairs=2_000_000), "similarities": plain}

@@ -24,13 +24,13 @@ from torch import Tensor
 
 from hardneg.core.errors import ArgumentError, NoFile, located
 from hardneg.io.embeddings import pack_bits, pack_numbers
-from hardneg.io.tables import Table
+from hardneg.io.tables import Table, read_table
 from hardneg.training.augmentation.views import check_augment
 from hardneg.training.data.image_files import decoded_images, image_files, same_shape
 from hardneg.training.data.images import ImageData, channels_first
 from hardneg.training.data.inputs import Sided, TwoTowers
 from hardneg.training.data.items import TEST_SHARE, Evaluation, Items, Repeated, Shown, Splits
-from hardneg.training.data.text_files import read_columns, read_lines, split_columns, texts_in
+from hardneg.training.data.text_files import read_lines, split_columns, texts_in
 from hardneg.training.data.text_pairs import grouped
 from hardneg.training.data.texts import Texts, shortened
 from hardneg.training.encoders import Represent, check_encoder
@@ -138,9 +138,6 @@ class ImageTexts(Items, prefix="imagetext", form="imagetext:TABLE"):
     def plain(self, index: Annotated[Tensor, "b"]) -> Sided:
         return Sided(first=self.pictures.plain(self.picture_of[index]))
 
-    def encoder(self, options: TrainOptions) -> ImageTextEncoder:
-        return self.rebuilt(self.record(), options)
-
     @classmethod
     def rebuilt(cls, record: dict[str, Any], options: TrainOptions) -> ImageTextEncoder:
         of_texts = _for_texts(options).encoder
@@ -194,11 +191,6 @@ class ImageTexts(Items, prefix="imagetext", form="imagetext:TABLE"):
         documents, ids = self.documents[index], self.ids[index]
         return replace(self, pictures=pictures, picture_of=picture_of, captions=captions, documents=documents, ids=ids)
 
-    def to(self, device: torch.device | str) -> Self:
-        names = ("pictures", "picture_of", "captions", "documents", "ids")
-        parts = {name: getattr(self, name).to(device) for name in names}
-        return replace(self, **parts)
-
     def content(self) -> Iterator[tuple[str, Tensor | Repeated | list[Any] | None]]:
         """With the image of each pair, as older versions held them: their runs have this fingerprint."""
         yield "images", Repeated(self.pictures.images, self.picture_of)
@@ -240,7 +232,7 @@ def _place(path: str) -> tuple[Path, list[str], int | None]:
 
 
 def _of_table(path: Path, columns: list[str]) -> tuple[list[Path], list[str]]:
-    table = read_columns(path)
+    table = read_table(path, "data")
     image, text = columns or (_usual(table, IMAGE_COLUMNS, path), _usual(table, TEXT_COLUMNS, path))
     files = [path.parent / name for name in texts_in(table, image, path)]
     return files, texts_in(table, text, path)

@@ -16,6 +16,7 @@ Labels are whole numbers or text; one below 0 says that there is none: every ima
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
@@ -39,7 +40,7 @@ from hardneg.training.augmentation.views import (
     check_plain,
     described,
 )
-from hardneg.training.data.image_files import Found, Part, read_folder, read_hub, read_npz
+from hardneg.training.data.image_files import Found, read_folder, read_hub, read_npz
 from hardneg.training.data.items import TEST_SHARE, Evaluation, Items, Shown, Splits, features_of_splits, register
 from hardneg.training.data.named import NAMED
 from hardneg.training.encoders import Encoder, Represent, auto_encoder, build_encoder, check_encoder
@@ -48,6 +49,7 @@ from hardneg.training.evaluation.pairs import alignment
 from hardneg.training.options import TrainOptions
 
 SPLITS = ("train", "test", "all")
+USAGE = {"digits": "It needs no files", "folder:PATH": "It has a folder of images for each class"}
 PROBED = 64
 """Images at most on which a user's views are compared with what evaluation would see."""
 
@@ -59,6 +61,8 @@ class ImageData(Items):
     noun: ClassVar[str] = "image"
     always_recorded: ClassVar[bool] = False
     has: ClassVar[str] = "pixels"
+    most_held: ClassVar[float] = math.inf
+    how_to_label: ClassVar[str] = "use class folders or an array `labels`"
 
     images: Annotated[Tensor, "n c h w"]  # uint8
     labels: Annotated[Tensor, "n"] | None  # int64, an index into classes
@@ -119,9 +123,6 @@ class ImageData(Items):
             return load(options.data, "train", options.data_root).held_out(options.validation_share)[1]
         return load(options.data, "test", options.data_root)
 
-    def share_held(self, share: float) -> float:
-        return share
-
     def prepared(self, options: TrainOptions, views: Any = None) -> ImageData:
         if views is None:
             on_gpu = options.device != "cpu" and torch.cuda.is_available()
@@ -149,10 +150,6 @@ class ImageData(Items):
         some = slice(min(options.batch_size, PROBED))
         check_plain(self._prepared(self.augment), self.images[some], self.ids[some], options.seed)
 
-    def encoder(self, options: TrainOptions) -> Encoder:
-        """The encoder that the options name."""
-        return self.rebuilt({"shape": self.images.shape[1:]}, options)
-
     @classmethod
     def rebuilt(cls, record: dict[str, Any], options: TrainOptions) -> Encoder:
         channels, height, width = record["shape"]
@@ -177,9 +174,6 @@ class ImageData(Items):
         before = record.get("shape", [now])[0]
         if before != now:
             raise ArgumentError("evaluate", f"images of {before} channels, as the run was trained on", f"{now}")
-
-    def how_to_label(self) -> str:
-        return "use class folders or an array `labels`"
 
     def measures(self, splits: Splits, options: TrainOptions) -> list[str]:
         splits.fitted.labelled("compare")
@@ -266,18 +260,13 @@ def check_name(name: str) -> None:
     """Raises unless ``load`` would know the name; reads nothing, for the command line."""
     kind, colon, path = name.partition(":")
     if not (kind in ("folder", "npz", "hf") and path) and not (kind in NAMED and not colon):
-        usage = {"digits": "It needs no files", "folder:PATH": "It has a folder of images for each class"}
-        raise UnknownName(name, [*NAMED, "folder:PATH", "npz:PATH", "hf:NAME"], usage=usage)
+        raise UnknownName(name, [*NAMED, "folder:PATH", "npz:PATH", "hf:NAME"], usage=USAGE)
 
 
 def _chosen(name: str, found: Found, split: str) -> ImageData:
     """The requested parts; ids run on from the train split into the test split."""
-    parts = {"train": [(found.train, 0)], "test": [(found.test, found.num_train or 0)]}
-    chosen = [*parts["train"], *parts["test"]] if split == "all" else parts[split]
-    return _joined(name, [(part, first) for part, first in chosen if part is not None])
-
-
-def _joined(name: str, parts: list[tuple[Part, int]]) -> ImageData:
+    every = {"train": (found.train, 0), "test": (found.test, found.num_train or 0)}
+    parts = [(part, first) for one, (part, first) in every.items() if split in (one, "all") and part is not None]
     arrays = [channels_first(name, part.images) for part, _ in parts]
     _check_one_size(name, [array.shape[1:] for array in arrays])
     labels = [part.labels for part, _ in parts if part.labels is not None]

@@ -1,48 +1,16 @@
 """A data kind is one class: items by id, the two views of a batch, an encoder for them, and how encoders are evaluated.
 
-Loop, comparison, resume and report know ``Items`` and no kind. A kind is a frozen dataclass, registered by its prefix:
-
-    @dataclass(frozen=True, eq=False)
-    class Spirals(Items, prefix="spirals", form="spirals:NUMBER"):
-        points: Tensor                        fields that are tensors or lists have an entry per item; they make up the
-        labels: Tensor | None                 fingerprint that DataChanged compares, and follow ``take`` and ``to``
-        ids: Tensor                           int64 and distinct, over all splits
-        name: str
-        classes: tuple[str, ...] = ()
-        noun: ClassVar[str] = "point"         what messages and pages call an item
-
-        @classmethod
-        def read(cls, path, options):         what stands behind the prefix -> one split, of which a part is held out,
-            ...                               or Splits(train, test, probe)
-        def views(self, index, epoch, seed):  -> two Inputs, row by row a function of (ids[index], epoch, seed) only
-            ...
-        def plain(self, index):               -> Inputs: what evaluation and ``@encode`` see
-            ...
-        def encoder(self, options):           -> a module of [b] Inputs -> [b, options.dim]; its ``features``, if it has
-            ...                               them, are what is evaluated. Seed the weights by options.seed.
-        def shown(self, position):            -> Shown(text=...) or Shown(picture=a data URI), for the report
-            ...
+Loop, comparison, resume and report know ``Items`` and no kind. A kind is a frozen dataclass, registered by its prefix;
+docs/guides/extend.md has a whole one. Fields that are tensors or lists have an entry per item: they make up the
+fingerprint that DataChanged compares, and follow ``take`` and ``to``. Kinds in a file of your own:
+``--data file.py:spirals:1000``.
 
 ``Inputs`` are a tensor or a small class with ``__len__``, ``__getitem__(slice)``, ``to`` and ``joined`` (inputs.py);
-GradCache, ranks and the loop use only that. Everything else has a default here that a kind may replace:
-
-    check(options)              names in --augment and --encoder that it does not know, before anything is read
-    splits(options)             --evaluate-on, and which items are held out
-    record()                    what a run records of its items, such as their shape
-    rebuilt(record, options)    the encoder from that, so that ``load_encoder`` needs no data
-    check_like(record)          raises where an encoder of items with that record cannot take these
-    prepared(options, views)    the same items with the views, tokens ... that the options describe; ``views`` is a
-                                user's own callable
-    described()                 those views in one line, for the record of a run
-    mined(index)                negatives beside the batch, for recipes that take them: Mined(inputs, ids), k per item
-    measures(splits, options)   names in ``evaluation.measures``; the first is the headline that comparisons judge by
-    evaluate(splits, represent, options)    the figures and the arrays of embeddings.npz, called on the test split
-
-``represent(inputs)`` and ``represent.items(items)`` give features, ``represent.views(items)`` those of two views. A
-figure that a comparison judges comes with one number per test item, whose mean it is: a yes or no in
-``figures["correct"][name]`` (``pack_bits``) or a number in ``figures["scores"][name]`` (``pack_numbers``), and
-``figures["num_test"]``, or ``figures["num_items"][name]`` where a figure is of other items than those of the test
-split, such as pairs of a benchmark. Kinds in a file of your own: ``--data file.py:spirals:1000``.
+GradCache, ranks and the loop use only that. ``represent(inputs)`` and ``represent.items(items)`` give features,
+``represent.views(items)`` those of two views. A figure that a comparison judges comes with one number per test item,
+whose mean it is: a yes or no in ``figures["correct"][name]`` (``pack_bits``) or a number in ``figures["scores"][name]``
+(``pack_numbers``), and ``figures["num_test"]``, or ``figures["num_items"][name]`` where a figure is of other items than
+those of the test split, such as pairs of a benchmark.
 """
 
 from __future__ import annotations
@@ -59,17 +27,16 @@ from torch import Tensor, nn
 
 from hardneg.core.errors import ArgumentError, argument_error
 from hardneg.io.embeddings import pack_bits
-from hardneg.training.data.inputs import Inputs
+from hardneg.training.data.inputs import Inputs, Rows
 from hardneg.training.encoders import Represent
-from hardneg.training.evaluation.embeddings import evaluate_embeddings
+from hardneg.training.evaluation.embeddings import MAX_PAIRS, evaluate_embeddings
 from hardneg.training.evaluation.pairs import alignment, directions, uniformity
 from hardneg.training.options import TrainOptions
 
 TEST_SHARE = 0.2
-MOST_HELD = 2048
-"""Items without labels that are held out at most: they are evaluated by retrieval among themselves."""
 
-_kinds: dict[str, type[Items]] = {}
+KINDS: dict[str, type[Items]] = {}
+"""By their prefixes."""
 _forms: dict[str, str] = {}
 
 
@@ -113,6 +80,8 @@ class Items(ABC):
     has_benchmarks: ClassVar[bool] = False  # whether ``evaluate`` reads --evaluate-with
     has: ClassVar[str] = ""  # "nodes" (infograph needs them), "pixels" (cmc), "texts": its encoders have ``encode``
     always_recorded: ClassVar[bool] = True  # False: older versions had runs without a fingerprint of such data
+    how_to_label: ClassVar[str] = "use data that has them"
+    most_held: ClassVar[float] = 2048  # items without labels, which are evaluated by retrieval among themselves
     ids: Annotated[Tensor, "n"]
     labels: Annotated[Tensor, "n"] | None
     name: str
@@ -150,15 +119,19 @@ class Items(ABC):
 
     @abstractmethod
     def views(self, index: Annotated[Tensor, "b"], epoch: int, seed: int) -> tuple[Inputs, Inputs]:
-        """Two views of the items at these positions: a function of (ids, epoch, seed)."""
+        """Two views of the items at these positions: row by row a function of (ids[index], epoch, seed) only."""
 
     @abstractmethod
     def plain(self, index: Annotated[Tensor, "b"]) -> Inputs:
-        """The items without anything random."""
+        """The items without anything random: what evaluation and ``@encode`` see."""
 
-    @abstractmethod
     def encoder(self, options: TrainOptions) -> nn.Module:
-        """The encoder that the options name, with fresh weights: the same for the same seed."""
+        """A module of [b] Inputs -> [b, options.dim], the same for the same seed; by default that of ``rebuilt``.
+
+        Its ``features``, if it has them, are what is evaluated.
+        """
+        assert self.rebuilt.__qualname__ != "Items.rebuilt", "a kind has encoder or rebuilt of its own"
+        return self.rebuilt(self.record(), options)
 
     @classmethod
     def rebuilt(cls, record: dict[str, Any], options: TrainOptions) -> nn.Module:
@@ -197,11 +170,13 @@ class Items(ABC):
         return test
 
     def prepared(self, options: TrainOptions, views: Any = None) -> Self:
+        """The same items with the views, tokens ... that the options describe; ``views`` is a user's own callable."""
         if views is not None:
             raise ArgumentError("train", f"views=None for {self.noun}s, which have views of their own", "views")
         return self
 
     def described(self) -> str:
+        """The views in one line, for the record of a run."""
         return f"{type(self).__name__}.views"
 
     def check_views(self, options: TrainOptions) -> None:  # noqa: B027
@@ -215,6 +190,7 @@ class Items(ABC):
         return {}
 
     def mined(self, index: Annotated[Tensor, "b"]) -> Mined | None:
+        """Negatives beside the batch, for recipes that take them."""
         return None
 
     def views_evaluated(self, index: Annotated[Tensor, "b"], epoch: int, seed: int) -> tuple[Inputs, Inputs]:
@@ -226,7 +202,7 @@ class Items(ABC):
         return {"items": len(self), "noun": self.noun, "classes": self.num_labels()}
 
     def measures(self, splits: Splits, options: TrainOptions) -> list[str]:
-        """What ``evaluate`` will give, the headline first; raises if that is nothing."""
+        """Names in ``evaluation.measures``, the headline that comparisons judge by first; raises if there is none."""
         return ["knn", "1nn", "linear", "retrieval"] if _can_classify(splits) else ["retrieval"]
 
     def evaluate(self, splits: Splits, represent: Represent, options: TrainOptions) -> Evaluation:
@@ -237,7 +213,7 @@ class Items(ABC):
         if _can_classify(splits):
             figures |= evaluate_embeddings(*arrays.values(), seed=0)
         elif len(self) > 1:
-            figures["uniformity"] = uniformity(arrays["test_x"], max_pairs=2_000_000)
+            figures["uniformity"] = uniformity(arrays["test_x"], max_pairs=MAX_PAIRS)
         right = retrieved(first, second)
         figures["retrieval"] = right.double().mean().item()
         if len(right) == len(splits.test):
@@ -249,13 +225,10 @@ class Items(ABC):
     def labelled(self, who: str) -> Annotated[Tensor, "n"]:
         """The labels, or an error that says who needs them: none, or one class only, cannot be evaluated."""
         if self.labels is None:
-            raise ArgumentError(who, "labels", f"none in {self.name!r}", self.how_to_label())
+            raise ArgumentError(who, "labels", f"none in {self.name!r}", self.how_to_label)
         if self.num_labels() < 2:
             raise ArgumentError(who, "at least two classes", f"one in {self.name!r}: {self.classes}")
         return self.labels
-
-    def how_to_label(self) -> str:
-        return "use data that has them"
 
     def num_labels(self) -> int:
         """How many classes its items really have: 0 without labels, and 1 is too few to evaluate."""
@@ -269,18 +242,18 @@ class Items(ABC):
         return self.take(torch.nonzero(~held)[:, 0]), self.take(torch.nonzero(held)[:, 0])
 
     def share_held(self, share: float) -> float:
-        return share if self.labels is not None else min(share, MOST_HELD / len(self))
+        return share if self.labels is not None else min(share, self.most_held / len(self))
 
     def take(self, index: Annotated[Tensor, "m"]) -> Self:
         """Some of the items: a part of every field that has an entry per item."""
         rows = index.tolist()
         parts = {
-            name: part[index] if isinstance(part, Tensor) else [part[i] for i in rows] for name, part in self._parts()
+            name: [part[i] for i in rows] if isinstance(part, list) else part[index] for name, part in self._parts()
         }
         return replace(self, **parts)  # type: ignore[type-var]
 
     def to(self, device: torch.device | str) -> Self:
-        parts = {name: part.to(device) for name, part in self._parts() if isinstance(part, Tensor)}
+        parts = {name: part.to(device) for name, part in self._parts() if not isinstance(part, list)}
         return replace(self, **parts)  # type: ignore[type-var]
 
     def content(self) -> Iterator[tuple[str, Tensor | Repeated | list[Any] | None]]:
@@ -290,7 +263,8 @@ class Items(ABC):
     def _parts(self, *, with_labels: bool = False) -> Iterator[tuple[str, Any]]:
         for one in fields(self):  # type: ignore[arg-type]
             part = getattr(self, one.name)
-            if isinstance(part, Tensor | list) or (with_labels and one.name == "labels"):
+            more = one.name == "labels" if with_labels else isinstance(part, Rows | Items)
+            if more or isinstance(part, Tensor | list):
                 yield one.name, part
 
 
@@ -312,11 +286,7 @@ class Repeated:
 
 def register(kind: type[Items], prefix: str, form: str) -> None:
     """Makes ``prefix:...`` a name of data; ``form`` is how it is written in the help."""
-    _kinds[prefix], _forms[prefix] = kind, form
-
-
-def registered_kinds() -> dict[str, type[Items]]:
-    return dict(_kinds)
+    KINDS[prefix], _forms[prefix] = kind, form
 
 
 def split_name(name: str) -> tuple[str, str]:

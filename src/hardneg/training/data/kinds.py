@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-import importlib.util
 import sys
 from pathlib import Path
 
-from hardneg.core.errors import ArgumentError, NoFile, UnknownName
+from hardneg.core.errors import ArgumentError, UnknownName
+from hardneg.io.functions import module_of, run_file
 from hardneg.training.data.graphs import GraphData as GraphData
 from hardneg.training.data.image_texts import ImageTexts as ImageTexts
+from hardneg.training.data.images import USAGE
 from hardneg.training.data.images import ImageData as ImageData
-from hardneg.training.data.items import Items, forms, registered_kinds, split_name
+from hardneg.training.data.items import KINDS, Items, forms, split_name
 from hardneg.training.data.text_pairs import TextPairs as TextPairs
 from hardneg.training.data.texts import Texts as Texts
 from hardneg.training.data.vector_pairs import VectorPairs as VectorPairs
-
-USAGE = {"digits": "It needs no files", "folder:PATH": "It has a folder of images for each class"}
 
 
 def kind_of(name: str, *, may_run: bool = True) -> type[Items]:
@@ -28,27 +27,12 @@ def kind_of(name: str, *, may_run: bool = True) -> type[Items]:
     'image'
     """
     file, name = split_name(name)
-    if file and (module := f"hardneg kind {Path(file).resolve()}") not in sys.modules:
-        if not may_run:
-            fix = "import the file first, in Python: hardneg.training.data.kinds.kind_of(name)"
-            raise ArgumentError("data", "a kind that is known", f"{file}, which is not run for a name in a file", fix)
-        _run(Path(file), module)
-    kinds = registered_kinds()
-    kind = kinds.get(name.partition(":")[0])
-    if kind is None:
+    if file and may_run:
+        run_file(Path(file), "data", "a Python file that registers the kind")
+    elif file and module_of(f"{file}:") not in sys.modules:
+        fix = "import the file first, in Python: hardneg.training.data.kinds.kind_of(name)"
+        raise ArgumentError("data", "a kind that is known", f"{file}, which is not run for a name in a file", fix)
+    prefix = name.partition(":")[0]
+    if prefix not in KINDS:
         raise UnknownName(name, forms(), usage=USAGE)
-    return kind
-
-
-def _run(path: Path, module: str) -> None:
-    if not path.is_file():
-        raise NoFile("data", "a Python file that registers the kind", path, "where there is none")
-    spec = importlib.util.spec_from_file_location(module, path)
-    assert spec is not None
-    assert spec.loader is not None
-    sys.modules[module] = loaded = importlib.util.module_from_spec(spec)
-    try:
-        spec.loader.exec_module(loaded)
-    except BaseException:
-        del sys.modules[module]
-        raise
+    return KINDS[prefix]

@@ -35,7 +35,7 @@ _FASHION = ("T-shirt/top", "Trouser", "Pullover", "Dress", "Coat", "Sandal", "Sh
 
 
 def _read_fashion(split: str, root: Path | None) -> Found:
-    places = [here / below for here in _roots(root) for below in (".", "fashion-mnist", "FashionMNIST/raw")]
+    places = [(root or default_root()) / below for below in (".", "fashion-mnist", "FashionMNIST/raw")]
     places += [] if root else [Path("/usr/share/datasets/fashion-mnist")]
 
     def part(prefix: str) -> Part:
@@ -57,7 +57,7 @@ def _find_idx(places: list[Path], name: str) -> Path:
         "data",
         f"the file {name}[.gz] of fashion-mnist",
         places[0],
-        f"where there is none, nor in {_listed(places[1:])}",
+        f"where there is none, nor in {', '.join(map(str, places[1:]))}",
         fix,
     )
 
@@ -100,28 +100,23 @@ _CIFAR = {
 
 
 def _read_cifar(name: str, split: str, root: Path | None) -> Found:
-    spec, roots = _CIFAR[name], _roots(root)
-    for here in roots:
-        for place in (here, here / name):
-            reader: Callable[[bool], Part] | None = None
-            if (place / spec.folder / spec.test_file).is_file():
-                reader = partial(_cifar_folder, place / spec.folder, spec)
-            elif (place / spec.archive).is_file():
-                reader = partial(_cifar_archive, place / spec.archive, spec)
-            elif (place / "labels.npz").is_file() and (place / "test.jpg").is_file():
-                reader = partial(_cifar_montages, place, spec)
-            if reader is not None:
-                return Found(
-                    reader(True) if split != "test" else None,
-                    reader(False) if split != "train" else None,
-                    num_train=50_000,
-                )
+    spec, here = _CIFAR[name], root or default_root()
+    for place in (here, here / name):
+        if (place / spec.folder / spec.test_file).is_file():
+            read: Callable[[bool], Part] = partial(_cifar_folder, place / spec.folder, spec)
+        elif (place / spec.archive).is_file():
+            read = partial(_cifar_archive, place / spec.archive, spec)
+        elif (place / "labels.npz").is_file() and (place / "test.jpg").is_file():
+            read = partial(_cifar_montages, place, spec)
+        else:
+            continue
+        return Found(read(True) if split != "test" else None, read(False) if split != "train" else None, 50_000)
     fix = (
         f"--data-root FOLDER (in Python root=FOLDER) or HARDNEG_DATA says where, torchvision.datasets.{name.upper()}"
         f"(FOLDER, download=True) puts it there, or use hf:uoft-cs/{name} with `datasets` installed"
     )
     what = f"{spec.archive}, its folder {spec.folder} or the montages of {name}"
-    raise NoFile("data", what, roots[0], "where there is none of them", fix)
+    raise NoFile("data", what, here, "where there is none of them", fix)
 
 
 def _cifar_folder(folder: Path, spec: Cifar, train: bool) -> Part:
@@ -188,16 +183,8 @@ NAMED: dict[str, Callable[[str, Path | None], Found]] = {
 }
 
 
-def _roots(root: Path | None) -> list[Path]:
-    return [root if root is not None else default_root()]
-
-
 def default_root() -> Path:
     """The folder that HARDNEG_DATA names, or ``hardneg`` in the cache folder of the user."""
     named = os.environ.get("HARDNEG_DATA")
     cache = os.environ.get("XDG_CACHE_HOME") or os.environ.get("LOCALAPPDATA") or Path.home() / ".cache"
     return Path(named) if named else Path(cache) / "hardneg"
-
-
-def _listed(places: list[Path]) -> str:
-    return ", ".join(str(place) for place in places)

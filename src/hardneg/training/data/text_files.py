@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -13,7 +13,7 @@ from torch import Tensor
 
 from hardneg.core.errors import ArgumentError, FileError, NoFile, UnknownName
 from hardneg.io.arrays import known_labels
-from hardneg.io.tables import Table, read_table, suffix_of, table_suffixes
+from hardneg.io.tables import Table, suffix_of, table_suffixes
 
 GAP = 1_000_000
 """Between the places of the last sentence of a document and the first of the next."""
@@ -72,7 +72,7 @@ def read_lines(path: Path) -> Lines:
     return Lines(texts, places)
 
 
-def column_in(table: Table, name: str, path: Path) -> list[Any]:
+def column_in(table: Mapping[str, Any], name: str, path: Path) -> Any:
     if name not in table:
         raise UnknownName(name, list(table), f"in {path}")
     return table[name]
@@ -88,17 +88,13 @@ def texts_in(table: Table, name: str, path: Path) -> list[str]:
     return [value.strip() for value in values]
 
 
-def labels_in(table: Table, name: str, path: Path) -> tuple[Tensor | None, tuple[str, ...]]:
+def labels_in(table: Mapping[str, Any], name: str, path: Path) -> tuple[Tensor | None, tuple[str, ...]]:
     """A column of classes, as numbers and their names; None where it has none."""
     found = known_labels(np.asarray(column_in(table, name, path)), f"{name} of {path}")
     if found is None:
         return None, ()
     names, numbers = np.unique(found, return_inverse=True)
     return torch.from_numpy(numbers.astype(np.int64)), tuple(str(one) for one in names)
-
-
-def read_columns(path: Path) -> Table:
-    return read_table(path, "data")
 
 
 def negatives_in(table: Table, path: Path) -> list[list[str]]:

@@ -10,28 +10,26 @@ the positive of one row is no negative of another.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
-from typing import Annotated, Any
+from dataclasses import dataclass, field
+from typing import Annotated, ClassVar
 
 import torch
 from torch import Tensor
 
-from hardneg.core.errors import ArgumentError, located
+from hardneg.core.errors import ArgumentError
+from hardneg.io.tables import read_table
 from hardneg.training.data.items import Mined, Shown
 from hardneg.training.data.text_files import (
     is_table,
     negatives_in,
     pair_columns,
-    read_columns,
     read_lines,
     split_columns,
     texts_in,
 )
 from hardneg.training.data.texts import OfTexts, shortened
-from hardneg.training.data.tokens import Ragged, Tokenizer, Tokens, tokenizer_for, view_keys
+from hardneg.training.data.tokens import Ragged, Tokenizer, Tokens
 from hardneg.training.options import TrainOptions
-
-FORM = "pairs:FILE or pairs:TABLE[first,second]"
 
 
 @dataclass(frozen=True, eq=False)
@@ -49,19 +47,14 @@ class TextPairs(OfTexts, prefix="pairs", form="pairs:FILE"):
     mined_ids: dict[str, int] = field(default_factory=dict, repr=False)
     tokens: tuple[Ragged, ...] | None = field(default=None, repr=False)  # of firsts, seconds, negatives
     tokenizer: Tokenizer | None = field(default=None, repr=False)
-
-    @classmethod
-    def check(cls, options: TrainOptions) -> None:
-        super().check(options)
-        with located("--data"):
-            split_columns(options.data.partition("pairs:")[2], 2, 2, FORM)
+    columns: ClassVar[tuple[int, int, str]] = (2, 2, "pairs:FILE or pairs:TABLE[first,second]")
 
     @classmethod
     def read(cls, path: str, options: TrainOptions) -> TextPairs:
-        file, columns = split_columns(path, 2, 2, FORM)
+        file, columns = split_columns(path, *cls.columns)
         negatives: list[list[str]] = []
         if is_table(file):
-            table = read_columns(file)
+            table = read_table(file, "data")
             first, second = columns or pair_columns(table, file)
             firsts, seconds = texts_in(table, first, file), texts_in(table, second, file)
             negatives = negatives_in(table, file)
@@ -85,28 +78,12 @@ class TextPairs(OfTexts, prefix="pairs", form="pairs:FILE"):
         rows = negatives or [[] for _ in firsts]
         return cls(firsts, seconds, rows, None, torch.arange(len(firsts)), documents, name, mined_ids=numbers)
 
-    def prepared(self, options: TrainOptions, views: Any = None) -> TextPairs:
-        super().prepared(options, views)
-        tokenizer = tokenizer_for(options.encoder)
+    def sides(self) -> list[list[str]]:
         flat = [one for row in self.negatives for one in row]
-        sides = [self.firsts, self.seconds, *([flat] if flat else [])]
-        return replace(self, tokens=tuple(Ragged.of(side, tokenizer) for side in sides), tokenizer=tokenizer)
-
-    def to(self, device: torch.device | str) -> TextPairs:
-        tokens = None if self.tokens is None else tuple(side.to(device) for side in self.tokens)
-        return replace(super().to(device), tokens=tokens)
-
-    def views(self, index: Annotated[Tensor, "b"], epoch: int, seed: int) -> tuple[Tokens, Tokens]:
-        first, second = (
-            self._side(side).batch(index, view_keys(self.ids[index], side, epoch, seed)) for side in (0, 1)
-        )
-        return first, second
+        return [self.firsts, self.seconds, *([flat] if flat else [])]
 
     def views_evaluated(self, index: Annotated[Tensor, "b"], epoch: int, seed: int) -> tuple[Tokens, Tokens]:
-        return self._side(0).batch(index), self._side(1).batch(index)
-
-    def plain(self, index: Annotated[Tensor, "b"]) -> Tokens:
-        return self._side(0).batch(index)
+        return self.batch(0, index), self.batch(1, index)
 
     def mined(self, index: Annotated[Tensor, "b"]) -> Mined | None:
         each = len(self.negatives[0])
@@ -114,14 +91,10 @@ class TextPairs(OfTexts, prefix="pairs", form="pairs:FILE"):
             return None
         rows = (index[:, None] * each + torch.arange(each, device=index.device)).flatten()
         ids = [self.mined_ids[one] for i in index.tolist() for one in self.negatives[i]]
-        return Mined(self._side(2).batch(rows), torch.tensor(ids, device=index.device))
+        return Mined(self.batch(2, rows), torch.tensor(ids, device=index.device))
 
     def shown(self, position: int) -> Shown:
         return Shown(text=f"{shortened(self.firsts[position])} → {shortened(self.seconds[position])}")
-
-    def _side(self, number: int) -> Ragged:
-        assert self.tokens is not None, "tokens are those of prepared(options)"
-        return self.tokens[number]
 
 
 def grouped(firsts: list[str], seconds: list[int], total: int) -> list[int]:

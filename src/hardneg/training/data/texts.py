@@ -9,19 +9,21 @@ retrieval of the second half of a text from its first half.
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from typing import Annotated, Any, ClassVar
+from functools import partial
+from typing import Annotated, Any, ClassVar, Self
 
 import torch
 from torch import Tensor
 
 from hardneg.core.errors import argument_error, located
-from hardneg.training.data.items import Evaluation, Items, Shown, Splits
+from hardneg.io.tables import read_table
+from hardneg.training.data.items import Evaluation, Items, Shown, Splits, split_name
 from hardneg.training.data.text_files import (
     is_table,
     labels_in,
-    read_columns,
     read_lines,
     split_columns,
     texts_in,
@@ -31,7 +33,7 @@ from hardneg.training.data.tokens import Ragged, Tokenizer, Tokens, tokenizer_fo
 from hardneg.training.encoders import Encoder, Represent
 from hardneg.training.evaluation.benchmarks import benchmark_figures, benchmark_of, read_benchmark
 from hardneg.training.options import TrainOptions
-from hardneg.training.text_encoders import MANY, check_text_encoder, text_encoder
+from hardneg.training.text_encoders import check_text_encoder, encoded_texts, text_encoder
 
 SHOWN = 160
 """Letters of a text on a page."""
@@ -43,29 +45,53 @@ class OfTexts(Items):
     noun: ClassVar[str] = "text"
     has_benchmarks: ClassVar[bool] = True
     has: ClassVar[str] = "texts"
+    columns: ClassVar[tuple[int, int, str]]  # how few and how many may stand in brackets, and how that is written
+    tokens: tuple[Ragged, ...] | None  # of each side
     tokenizer: Tokenizer | None
+
+    @abstractmethod
+    def sides(self) -> list[list[str]]:
+        """The texts, in one list or in several that are encoded apart."""
 
     @classmethod
     def check(cls, options: TrainOptions) -> None:
         if options.augment != "auto":
             what = "--augment auto, since the views of texts are passes with other dropout, or their own pairs"
             raise argument_error("train", what, "augment", options.augment)
+        with located("--data"):
+            split_columns(split_name(options.data)[1].partition(":")[2], *cls.columns)
         with located("--encoder"):
             check_text_encoder(options.encoder)
         with located("--evaluate-with"):
             if (benchmark := benchmark_of(options.evaluate_with)) is not None:
                 read_benchmark(benchmark, options.evaluate_on)  # what is wrong with it is better known before training
 
-    def encoder(self, options: TrainOptions) -> Encoder:
-        return self.rebuilt({}, options)
-
     @classmethod
     def rebuilt(cls, record: dict[str, Any], options: TrainOptions) -> Encoder:
         head = getattr(options, "head", "linear")
         return text_encoder(options.encoder, options.dim, head=head, seed=options.seed)
 
-    def described(self) -> str:
-        return f"{type(self).__name__}.views"
+    def prepared(self, options: TrainOptions, views: Any = None) -> Self:
+        super().prepared(options, views)
+        tokenizer = tokenizer_for(options.encoder)
+        tokens = tuple(Ragged.of(side, tokenizer) for side in self.sides())
+        return replace(self, tokens=tokens, tokenizer=tokenizer)  # type: ignore[type-var]
+
+    def to(self, device: torch.device | str) -> Self:
+        tokens = self.tokens and tuple(side.to(device) for side in self.tokens)
+        return replace(super().to(device), tokens=tokens)  # type: ignore[type-var]
+
+    def views(self, index: Annotated[Tensor, "b"], epoch: int, seed: int) -> tuple[Tokens, Tokens]:
+        first, second = (self.batch(view, index, view_keys(self.ids[index], view, epoch, seed)) for view in (0, 1))
+        return first, second
+
+    def plain(self, index: Annotated[Tensor, "b"]) -> Tokens:
+        return self.batch(0, index)
+
+    def batch(self, side: int, index: Annotated[Tensor, "b"], keys: Tensor | None = None) -> Tokens:
+        """Rows of a side, or of the only one that there is."""
+        assert self.tokens is not None, "tokens are those of prepared(options)"
+        return self.tokens[min(side, len(self.tokens) - 1)].batch(index, keys)
 
     def measures(self, splits: Splits, options: TrainOptions) -> list[str]:
         benchmark = benchmark_of(options.evaluate_with)
@@ -76,13 +102,11 @@ class OfTexts(Items):
         benchmark = benchmark_of(options.evaluate_with)
         if benchmark is None:
             return found
-        figures = benchmark_figures(benchmark, lambda texts: self._features(texts, represent), options.evaluate_on)
+        encode = partial(encoded_texts, represent.encoder, options.encoder)
+        figures = benchmark_figures(benchmark, encode, options.evaluate_on)
         for name in ("correct", "scores", "num_items"):
             figures[name] = found.figures.get(name, {}) | figures.get(name, {})
         return Evaluation(found.figures | figures, found.arrays)
-
-    def _features(self, texts: Sequence[str], represent: Represent) -> Tensor:
-        return torch.cat([represent(self.tokens_of(texts[i : i + MANY])) for i in range(0, len(texts), MANY)])
 
     def tokens_of(self, texts: Sequence[str]) -> Tokens:
         """Any texts, as the encoder takes them."""
@@ -101,23 +125,19 @@ class Texts(OfTexts, prefix="text", form="text:FILE"):
     places: Annotated[Tensor, "n"]  # neighbours in a document differ by 1
     name: str
     classes: tuple[str, ...] = ()
-    tokens: Ragged | None = field(default=None, repr=False)
+    tokens: tuple[Ragged, ...] | None = field(default=None, repr=False)
     tokenizer: Tokenizer | None = field(default=None, repr=False)
-
-    @classmethod
-    def check(cls, options: TrainOptions) -> None:
-        super().check(options)
-        with located("--data"):
-            split_columns(options.data.partition("text:")[2], 1, 2, "text:FILE or text:TABLE[column,label]")
+    how_to_label: ClassVar[str] = "name a column of classes: text:TABLE[column,label]"
+    columns: ClassVar[tuple[int, int, str]] = (1, 2, "text:FILE or text:TABLE[column,label]")
 
     @classmethod
     def read(cls, path: str, options: TrainOptions) -> Texts:
-        file, columns = split_columns(path, 1, 2, "text:FILE or text:TABLE[column,label]")
+        file, columns = split_columns(path, *cls.columns)
         if not is_table(file):
             lines = read_lines(file)
             places = torch.tensor(lines.places)
             return cls(lines.texts, None, torch.arange(len(places)), places, path)
-        table = read_columns(file)
+        table = read_table(file, "data")
         text, label = [*(columns or usual_column(table, file)), None][:2]
         if label is None and not columns and "label" in table:
             label = "label"
@@ -125,33 +145,16 @@ class Texts(OfTexts, prefix="text", form="text:FILE"):
         labels, classes = (None, ()) if label is None else labels_in(table, label, file)
         return cls(texts, labels, torch.arange(len(texts)), torch.arange(len(texts)), path, classes)
 
-    def prepared(self, options: TrainOptions, views: Any = None) -> Texts:
-        super().prepared(options, views)
-        tokenizer = tokenizer_for(options.encoder)
-        return replace(self, tokens=Ragged.of(self.texts, tokenizer), tokenizer=tokenizer)
-
-    def to(self, device: torch.device | str) -> Texts:
-        return replace(super().to(device), tokens=self.tokens and self.tokens.to(device))
-
-    def views(self, index: Annotated[Tensor, "b"], epoch: int, seed: int) -> tuple[Tokens, Tokens]:
-        assert self.tokens is not None, "tokens are those of prepared(options)"
-        first, second = (self.tokens.batch(index, view_keys(self.ids[index], view, epoch, seed)) for view in (0, 1))
-        return first, second
+    def sides(self) -> list[list[str]]:
+        return [self.texts]
 
     def views_evaluated(self, index: Annotated[Tensor, "b"], epoch: int, seed: int) -> tuple[Tokens, Tokens]:
         """The two halves of each text: two passes with other dropout are found in each other almost always."""
         first, second = zip(*(halves(self.texts[i]) for i in index.tolist()), strict=True)
         return self.tokens_of(first), self.tokens_of(second)
 
-    def plain(self, index: Annotated[Tensor, "b"]) -> Tokens:
-        assert self.tokens is not None, "tokens are those of prepared(options)"
-        return self.tokens.batch(index)
-
     def shown(self, position: int) -> Shown:
         return Shown(text=shortened(self.texts[position]))
-
-    def how_to_label(self) -> str:
-        return "name a column of classes: text:TABLE[column,label]"
 
 
 def halves(text: str) -> tuple[str, str]:

@@ -95,11 +95,8 @@ def hashed_subwords(texts: Sequence[str]) -> list[list[int]]:
     >>> len(hashed_subwords(["A cat"])[0])  # <a>; <cat>, and <ca, cat, at>, <cat, cat>
     7
     """
-    return [[bucket for word in _words(text) for bucket in _buckets(word)] for text in texts]
-
-
-def _words(text: str) -> list[str]:
-    return re.findall(r"\w+|[^\w\s]", text.lower())
+    words = (re.findall(r"\w+|[^\w\s]", text.lower()) for text in texts)
+    return [[bucket for word in of_text for bucket in _buckets(word)] for of_text in words]
 
 
 @lru_cache(maxsize=1_000_000)

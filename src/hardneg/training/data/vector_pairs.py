@@ -17,9 +17,10 @@ import torch
 from torch import Tensor, nn
 
 from hardneg.core.errors import ArgumentError, NotFinite, located
-from hardneg.io.arrays import known_labels, read_arrays
+from hardneg.io.arrays import read_arrays
 from hardneg.training.data.inputs import Sided, TwoTowers
 from hardneg.training.data.items import Items, Shown
+from hardneg.training.data.text_files import labels_in
 from hardneg.training.options import TrainOptions
 
 _ARRAYS = {
@@ -59,20 +60,14 @@ class VectorPairs(Items, prefix="embeddings", form="embeddings:FILE.npz"):
             sides.append(torch.from_numpy(np.ascontiguousarray(array, dtype=np.float32)))
             if not torch.isfinite(sides[-1]).all():
                 raise NotFinite("data", f"finite numbers in {name} of {path}", "others")
-        known = known_labels(found["labels"], f"labels of {path}") if "labels" in found else None
-        names, numbers = ((), None) if known is None else np.unique(known, return_inverse=True)
-        labels = None if numbers is None else torch.from_numpy(numbers.astype(np.int64))
-        ids = torch.arange(len(sides[0]))
-        return cls(sides[0], sides[1], labels, ids, path, tuple(str(one) for one in names))
+        labels, classes = labels_in(found, "labels", Path(path)) if "labels" in found else (None, ())
+        return cls(sides[0], sides[1], labels, torch.arange(len(sides[0])), path, classes)
 
     def views(self, index: Annotated[Tensor, "b"], epoch: int, seed: int) -> tuple[Sided, Sided]:
         return Sided(first=self.first[index]), Sided(second=self.second[index])
 
     def plain(self, index: Annotated[Tensor, "b"]) -> Sided:
         return Sided(first=self.first[index])
-
-    def encoder(self, options: TrainOptions) -> nn.Module:
-        return self.rebuilt(self.record(), options)
 
     @classmethod
     def rebuilt(cls, record: dict[str, Any], options: TrainOptions) -> nn.Module:

@@ -3,6 +3,7 @@ MRPC, or any table of texts and labels)."""
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -43,14 +44,14 @@ def read_classification(path: str | Path) -> dict[str, TextTask]:
     usual = {"task": Path(path).name.split(".")[0], "split": "all", "text2": ""}
     columns = [table.get(name) or [usual[name]] * number for name in ("task", "split", "text2")]
     rows: dict[str, list[tuple[tuple[str, ...], str, str]]] = {}
-    skipped: dict[str, int] = {}
+    skipped: Counter[str] = Counter()
     for text, label, task, split, second in zip(table["text"], table["label"], *columns, strict=True):
         if not str(text or "").strip():
-            skipped[task] = skipped.get(task, 0) + 1
+            skipped[str(task)] += 1
             continue
         texts = (str(text), str(second)) if second else (str(text),)
         rows.setdefault(str(task), []).append((texts, str(label), str(split)))
-    return {task: _task(each, skipped.get(task, 0)) for task, each in rows.items()}
+    return {task: _task(each, skipped[task]) for task, each in rows.items()}
 
 
 def _task(rows: list[tuple[tuple[str, ...], str, str]], skipped: int) -> TextTask:

@@ -20,11 +20,12 @@ from hardneg.training.evaluation.logistic import linear_predict, sklearn_predict
 from hardneg.training.evaluation.pairs import directions, similarity_histograms, uniformity
 
 PROBES = ("torch", "sklearn", "none")
+MAX_PAIRS = 2_000_000
 
 
 def evaluate_embeddings(
     train_x: Features, train_y: Labels, test_x: Features, test_y: Labels, *,
-    k: int = 200, temperature: float = 0.5, probe: str = "torch", seed: int = 0, max_pairs: int = 2_000_000,
+    k: int = 200, temperature: float = 0.5, probe: str = "torch", seed: int = 0, max_pairs: int = MAX_PAIRS,
 ) -> dict[str, Any]:  # fmt: skip
     """All of the evaluations, as numbers and lists that JSON can hold; accuracies are fractions.
 
@@ -49,11 +50,14 @@ def evaluate_embeddings(
     result |= {"k": k, "num_train": len(train_x), "num_test": len(test_x)}
     # Comparisons need to know which test rows were right, not only how many.
     result["correct"] = {name: pack_bits((labels.cpu() == test_y.cpu()).numpy()) for name, labels in predicted.items()}
-    if len(test_x) > 1:
-        result["uniformity"] = uniformity(test_x, max_pairs=max_pairs, seed=seed)
-        histograms = similarity_histograms(test_x, test_y, max_pairs=max_pairs, seed=seed)
-        result["similarities"] = {name: _plain(value) for name, value in histograms._asdict().items()}
-    return result
+    return result | (geometry(test_x, test_y, max_pairs, seed) if len(test_x) > 1 else {})
+
+
+def geometry(x: Features, y: Labels, max_pairs: int = MAX_PAIRS, seed: int = 0) -> dict[str, Any]:
+    """Uniformity and the histograms of similarities, as numbers and lists."""
+    histograms = similarity_histograms(x, y, max_pairs=max_pairs, seed=seed)
+    similarities = {name: _plain(value) for name, value in histograms._asdict().items()}
+    return {"uniformity": uniformity(x, max_pairs=max_pairs, seed=seed), "similarities": similarities}
 
 
 def knn_predict(

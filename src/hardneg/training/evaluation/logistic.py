@@ -88,8 +88,7 @@ def _chosen(fit: Fit, x: Features, y: Labels, strengths: tuple[float, ...], seed
         return UNTRIED
     fold = folds_of(y, FOLDS, seed)
     held_out = [fold == one for one in range(FOLDS if len(y) <= FEW else 1)]
-    losses = [sum(_loss(fit, x, y, rows, one) for rows in held_out) for one in strengths]
-    return strengths[losses.index(min(losses))]
+    return min(strengths, key=lambda strength: sum(_loss(fit, x, y, rows, strength) for rows in held_out))
 
 
 def _loss(fit: Fit, x: Features, y: Labels, held_out: Annotated[Tensor, "n"], strength: float) -> float:

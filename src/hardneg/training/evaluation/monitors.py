@@ -14,6 +14,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from hardneg.core.errors import ArgumentError
 from hardneg.negatives.grammar import read_expression
@@ -32,36 +33,28 @@ Monitor = Callable[[Any, Any], float]
 """(items, represent) -> the figure, the higher the better."""
 
 
-def knn() -> Monitor:
-    def look(items: Any, represent: Any) -> float:
-        labels = items.labelled("--monitor knn")
-        some = torch.randperm(len(items), generator=torch.Generator().manual_seed(0))[:MOST].to(labels.device)
-        x, y = embed(represent.encoder, some, items.plain), labels[some]
-        _, y = torch.unique(y, return_inverse=True)
-        held_out = folds_of(y, 5, seed=0) == 0
-        k = max(1, min(K, int((~held_out).sum()) // (int(y.max()) + 1)))
-        predicted = knn_predict(x[~held_out], y[~held_out], x[held_out], k=k)
-        return float((predicted == y[held_out]).double().mean())
-
-    return look
+def knn(items: Any, represent: Any) -> float:
+    x, y = _some(items, represent, "knn", MOST)
+    _, y = torch.unique(y, return_inverse=True)
+    held_out = folds_of(y, 5, seed=0) == 0
+    k = max(1, min(K, int((~held_out).sum()) // (int(y.max()) + 1)))
+    predicted = knn_predict(x[~held_out], y[~held_out], x[held_out], k=k)
+    return float((predicted == y[held_out]).double().mean())
 
 
-def svm() -> Monitor:
-    def look(items: Any, represent: Any) -> float:
-        labels = items.labelled("--monitor svm")
-        some = torch.randperm(len(items), generator=torch.Generator().manual_seed(0))[:FEW].to(labels.device)
-        found = svm_accuracy(embed(represent.encoder, some, items.plain), labels[some])
-        return float(found["mean"])
-
-    return look
+def svm(items: Any, represent: Any) -> float:
+    return float(svm_accuracy(*_some(items, represent, "svm", FEW))["mean"])
 
 
-def retrieval() -> Monitor:
-    def look(items: Any, represent: Any) -> float:
-        first, second = represent.views(items)
-        return float(retrieved(first, second).double().mean())
+def _some(items: Any, represent: Any, name: str, most: int) -> tuple[Tensor, Tensor]:
+    """Features and labels of some of the items, always the same ones."""
+    labels = items.labelled(f"--monitor {name}")
+    some = torch.randperm(len(items), generator=torch.Generator().manual_seed(0))[:most].to(labels.device)
+    return embed(represent.encoder, some, items.plain), labels[some]
 
-    return look
+
+def retrieval(items: Any, represent: Any) -> float:
+    return float(retrieved(*represent.views(items)).double().mean())
 
 
 def sts(file: str, split: str = "dev") -> Monitor:
@@ -77,7 +70,12 @@ def sts(file: str, split: str = "dev") -> Monitor:
 LABELLED = ("knn", "svm")
 """Those that read labels."""
 
-MONITORS: dict[str, Callable[..., Monitor]] = {"knn": knn, "retrieval": retrieval, "svm": svm, "sts": sts}
+MONITORS: dict[str, Callable[..., Monitor]] = {
+    "knn": lambda: knn,
+    "retrieval": lambda: retrieval,
+    "svm": lambda: svm,
+    "sts": sts,
+}
 
 
 def check_monitor(text: str, items: Any) -> None:

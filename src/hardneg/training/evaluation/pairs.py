@@ -42,10 +42,10 @@ def uniformity(
     Of all pairs, or of ``max_pairs`` drawn evenly where there are more.
     """
     x = directions(x)
-    _check_rows("uniformity", x, 2)
+    _check_rows("uniformity", x)
     parts: Iterable[Tensor]
     if max_pairs is None or max_pairs >= len(x) * (len(x) - 1) // 2:
-        parts = (_above_diagonal(x, start, block) for start in range(0, len(x), block))
+        parts = (_above_diagonal(x[start : start + block] @ x[start:].T) for start in range(0, len(x), block))
     else:
         parts = [_cosines(x, *_drawn_pairs(len(x), max_pairs, seed, x.device), block)]
     # |a - b|^2 = 2 - 2 cos for unit vectors.
@@ -63,11 +63,12 @@ def similarity_histograms(
     evenly from all of its kind, with replacement.
     """
     x, y = directions(x), y.to(x.device)
-    _check_rows("similarity_histograms", x, 2)
+    _check_rows("similarity_histograms", x)
     tally = _Tally(bins, x.device)
     if max_pairs is None or max_pairs >= len(x) * (len(x) - 1) // 2:
         for start in range(0, len(x), block):
-            tally.add(_above_diagonal(x, start, block), _above_diagonal_same(y, start, block))
+            rows = slice(start, start + block)
+            tally.add(_above_diagonal(x[rows] @ x[start:].T), _above_diagonal(y[rows, None] == y[start:]))
     else:
         for same in (True, False):
             pairs = _drawn_of_kind(y, max_pairs, same, seed)
@@ -102,19 +103,9 @@ class _Tally:
         return SimilarityHistograms(torch.linspace(-1.0, 1.0, self.bins + 1), same, other, same_mean, other_mean)
 
 
-def _above_diagonal(x: Features, start: int, block: int) -> Annotated[Tensor, "m"]:
-    """Cosines of the rows of one block with all rows after them."""
-    cosines = x[start : start + block] @ x[start:].T
-    return cosines[_above(cosines)]
-
-
-def _above_diagonal_same(y: Labels, start: int, block: int) -> Annotated[Tensor, "m"]:
-    same = y[start : start + block, None] == y[start:]
-    return same[_above(same)]
-
-
-def _above(matrix: Tensor) -> Tensor:
-    return torch.ones_like(matrix, dtype=torch.bool).triu(1)
+def _above_diagonal(matrix: Tensor) -> Annotated[Tensor, "m"]:
+    """Of the rows of one block against all rows from its first on: each row with those after it."""
+    return matrix[torch.ones_like(matrix, dtype=torch.bool).triu(1)]
 
 
 def _cosines(x: Features, i: Tensor, j: Tensor, block: int) -> Annotated[Tensor, "m"]:
@@ -152,6 +143,6 @@ def _drawn_of_kind(y: Labels, num: int, same: bool, seed: int) -> tuple[Tensor, 
     return order[i].to(y.device), order[j].to(y.device)
 
 
-def _check_rows(who: str, x: Features, least: int) -> None:
-    if len(x) < least:
-        raise argument_error(who, f"at least {least} rows", "x", tuple(x.shape))
+def _check_rows(who: str, x: Features) -> None:
+    if len(x) < 2:
+        raise argument_error(who, "at least 2 rows", "x", tuple(x.shape))

@@ -57,11 +57,9 @@ def evaluate_retrieval(data: RetrievalSet, encoder: TextEncoder | object) -> dic
     encoder = encoder if isinstance(encoder, TextEncoder) else of_function(encoder)  # type: ignore[arg-type]
     documents = encoder.documents(list(data.documents.values()))
     queries = encoder.queries(list(data.queries.values()))
-    own = [
-        (row, list(data.documents).index(query))
-        for row, (query, text) in enumerate(data.queries.items())
-        if data.documents.get(query) == text
-    ]
+    place = {document: row for row, document in enumerate(data.documents)}
+    texts = enumerate(data.queries.items())
+    own = [(row, place[query]) for row, (query, text) in texts if data.documents.get(query) == text]
     return retrieval_figures(queries, documents, list(data.queries), list(data.documents), data.grades, own)
 
 

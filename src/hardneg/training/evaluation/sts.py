@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -17,6 +17,7 @@ from torch import Tensor
 from torch.nn.functional import cosine_similarity
 
 from hardneg.core.errors import ArgumentError, FileError, NoFile, optional
+from hardneg.io.files import without_nan
 from hardneg.io.tables import read_table, suffix_of, table_suffixes
 from hardneg.training.evaluation.texts import TextEncoder, of_function
 
@@ -50,8 +51,8 @@ class Correlation:
 
     all: float
     mean: float
-    subsets: dict[str, float]
     pairs: int
+    subsets: dict[str, float]
 
 
 def evaluate_sts(pairs: Sequence[Pair], encoder: TextEncoder | Any) -> dict[str, Correlation]:
@@ -75,17 +76,9 @@ def evaluate_sts(pairs: Sequence[Pair], encoder: TextEncoder | Any) -> dict[str,
 
 def sts_figures(found: dict[str, Correlation]) -> dict[str, Any]:
     """As JSON holds it: every task with both figures and its subsets, and the means over the tasks."""
-    tasks = {
-        task: {
-            "all": _plain(one.all),
-            "mean": _plain(one.mean),
-            "pairs": one.pairs,
-            "subsets": {name: _plain(value) for name, value in one.subsets.items()},
-        }
-        for task, one in found.items()
-    }
-    means = {how: _plain(sum(getattr(one, how) for one in found.values()) / len(found)) for how in ("all", "mean")}
-    return {"tasks": tasks, **means}
+    means = {how: sum(getattr(one, how) for one in found.values()) / len(found) for how in ("all", "mean")}
+    figures: dict[str, Any] = without_nan({"tasks": {task: asdict(one) for task, one in found.items()}, **means})
+    return figures
 
 
 def spearman(first: Sequence[float] | Tensor, second: Sequence[float] | Tensor) -> float:
@@ -196,8 +189,4 @@ def _correlation(scores: Sequence[float], cosines: Tensor, subsets: dict[str, li
 
     each = {name: of(places) for name, places in subsets.items()}
     together = [place for places in subsets.values() for place in places]
-    return Correlation(of(together), sum(each.values()) / len(each), each, len(together))
-
-
-def _plain(value: float) -> float | None:
-    return None if math.isnan(value) else value
+    return Correlation(of(together), sum(each.values()) / len(each), len(together), each)

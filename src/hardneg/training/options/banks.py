@@ -21,6 +21,7 @@ class BankOptions(TrainOptions):
     cluster_every: int = option(1, "Epochs between clusterings.", NEGATIVES, low=1)
     warmup: int = option(0, "Epochs before the first clusters; until then all are one cluster.", NEGATIVES, low=0)
     recipe: ClassVar[str]
+    sources: ClassVar[tuple[str, ...]] = ("bank",)
 
     def check(self) -> None:
         check_fixed(self.recipe, self)
@@ -31,10 +32,6 @@ class BankOptions(TrainOptions):
     @property
     def clustered(self) -> bool:
         return self.clusters > 0
-
-    @property
-    def source(self) -> str:
-        return "bank"
 
 
 @dataclass(frozen=True)
@@ -105,13 +102,10 @@ class NegativeCacheOptions(TrainOptions):
         0.02, "Share of the cache, the oldest, that is encoded again in each step.", NEGATIVES, low=0.0, high=1.0
     )
     num_draws: int = option(1, "Negatives that each image draws from the cache.", NEGATIVES, low=1)
+    sources: ClassVar[tuple[str, ...]] = ("cache",)
 
     def check(self) -> None:
         check_fixed("negative-cache", self)
         if "".join(self.negatives.split()) != "Uniform()":
             what = "--negatives to be Uniform(), since it draws from the softmax over the cache"
             raise ArgumentError("negative-cache", what, repr(self.negatives))
-
-    @property
-    def source(self) -> str:
-        return "cache"

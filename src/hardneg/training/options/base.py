@@ -96,19 +96,10 @@ class TrainOptions:
             check_option("train", one.name, value, kinds[one.name], one.metadata)
 
     needs: ClassVar[str] = ""  # what the items must have: "nodes", "pixels"
+    sources: ClassVar[tuple[str, ...]] = ("batch",)  # what ``From(...)`` calls the candidates
 
     def check(self) -> None:
         """Raises for options that do not go together; cheap, and before anything is loaded."""
-
-    @property
-    def source(self) -> str:
-        """What ``From(...)`` calls the candidates."""
-        return "batch"
-
-    @property
-    def sources(self) -> tuple[str, ...]:
-        """All of them."""
-        return (self.source,)
 
     def as_dict(self) -> dict[str, Any]:
         return asdict(self)

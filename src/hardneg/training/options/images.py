@@ -65,8 +65,8 @@ class MoCoOptions(TrainOptions):
     )
 
     @property
-    def source(self) -> str:
-        return "queue" if self.version == "v2" else "batch"
+    def sources(self) -> tuple[str, ...]:  # type: ignore[override]  # by an option
+        return ("queue",) if self.version == "v2" else ("batch",)
 
 
 @dataclass(frozen=True)

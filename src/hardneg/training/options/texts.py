@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 from hardneg.core.errors import ArgumentError
 from hardneg.core.options import option
@@ -40,10 +41,7 @@ class PairsOptions(SimCSEOptions):
 
     data: str = option("pairs:", TEXT, DATA)
     directions: str = option("one", "one (first to second) or both.", NEGATIVES, among=("one", "both"))
-
-    @property
-    def sources(self) -> tuple[str, ...]:
-        return ("batch", "mined")
+    sources: ClassVar[tuple[str, ...]] = ("batch", "mined")
 
 
 @dataclass(frozen=True)

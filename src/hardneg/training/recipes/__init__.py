@@ -7,13 +7,34 @@ from pathlib import Path
 from typing import Any
 
 from hardneg.core.errors import ArgumentError
-from hardneg.training.options import RECIPES, TrainOptions
+from hardneg.training.loop import train
+from hardneg.training.options import TrainOptions
+
+METHODS = {
+    "simclr": "simclr.SimCLR",
+    "supervised": "supervised.Supervised",
+    "simcse": "simcse.SimCSE",
+    "pairs": "pairs.Pairs",
+    "clip": "clip.CLIP",
+    "quick-thoughts": "quick_thoughts.QuickThoughts",
+    "moco": "moco.moco",
+    "sogclr": "sogclr.SogCLRMethod",
+    "isogclr": "isogclr.ISogCLR",
+    "emc2": "emc2.EMC2Method",
+    "instance": "instance.Instance",
+    "cmc": "cmc.CMC",
+    "local-aggregation": "local_aggregation.LocalAggregation",
+    "negative-cache": "negative_cache.NegativeCache",
+    "graphcl": "graphcl.GraphCL",
+    "infograph": "infograph.InfoGraph",
+}
+"""The recipes by name: the module and what builds the method, which is imported when it is trained."""
 
 
 def run_recipe(recipe: str, options: TrainOptions, out: str | Path, **how: Any) -> dict[str, Any]:
     """Trains with the recipe of this name; ``how`` is what ``train`` takes: resume, quiet."""
-    if recipe not in RECIPES:
-        raise ArgumentError("train", f"a recipe among {', '.join(RECIPES)}", f"recipe={recipe!r}")
-    module = importlib.import_module(f"hardneg.training.recipes.{recipe.replace('-', '_')}")
-    result: dict[str, Any] = module.main(options, out, **how)
-    return result
+    if recipe not in METHODS:
+        raise ArgumentError("train", f"a recipe among {', '.join(METHODS)}", f"recipe={recipe!r}")
+    module, _, name = METHODS[recipe].partition(".")
+    build = getattr(importlib.import_module(f"{__name__}.{module}"), name)
+    return train(recipe, build, options, out, **how)

@@ -8,35 +8,28 @@ least 0.01 as the authors have it.
 from __future__ import annotations
 
 import math
-from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
 
 from hardneg.core.diagnose import Diagnosis
 from hardneg.training.data.items import Items
-from hardneg.training.loop import train
-from hardneg.training.method import Batch, Encode
 from hardneg.training.options import CLIPOptions
 from hardneg.training.recipes.simclr import SimCLR
-from hardneg.training.setup import loss_for
 
 LOWEST = 0.01
 
 
 class CLIP(SimCLR):
+    arguments: ClassVar[dict[str, Any]] = {"views": "cross"}
     documents: Tensor  # of each pair: pairs of one document are never negatives of each other
 
     def __init__(self, options: CLIPOptions, data: Items, total: int) -> None:
-        options.check()
         super().__init__(options, data, total)
         self.scale = nn.Parameter(torch.tensor(-math.log(float(options.temperature))))
         documents = getattr(data, "documents", torch.arange(len(data)))
         self.register_buffer("documents", documents.clone(), persistent=False)
-
-    def loss_for(self, options: Any) -> Any:
-        return loss_for(options, views="cross")
 
     def temperature(self) -> Tensor:
         return torch.exp(-self.scale)
@@ -47,25 +40,15 @@ class CLIP(SimCLR):
         super().after_step()
         self.scale.clamp_(max=-math.log(LOWEST))
 
-    def loss_of(self, encode: Encode, batch: Batch) -> Tensor:
-        from_first = super().loss_of(encode, batch)
-        first, second = self.first, self.second
-        return (from_first + self._one_way(second.vectors, first.vectors, first.ids, first.labels)) / 2.0
-
     def of_views(self, z1: Tensor, z2: Tensor, ids: Tensor | None, labels: Tensor | None) -> Tensor:
-        return self._one_way(z1, z2, ids, labels)
+        return (self._one_way(z1, z2, ids, labels) + self._one_way(z2, z1, ids, labels)) / 2.0
 
     def _one_way(self, z1: Tensor, z2: Tensor, ids: Tensor | None, labels: Tensor | None) -> Tensor:
         loss: Tensor = self.loss(z1, z2, self.documents[ids], labels, temperature=self.temperature().expand(len(z1)))
         return loss
 
     def diagnose(self) -> Diagnosis:
-        first, second = self.first, self.second
-        now = self.temperature().detach().expand(len(first.vectors))
-        documents = self.documents[first.ids]
-        found: Diagnosis = self.loss.diagnose(first.vectors, second.vectors, documents, first.labels, temperature=now)
+        z1, z2, ids, labels = self.last
+        now = self.temperature().detach().expand(len(z1))
+        found: Diagnosis = self.loss.diagnose(z1, z2, self.documents[ids], labels, temperature=now)
         return found
-
-
-def main(options: CLIPOptions, out: str | Path, **how: Any) -> dict[str, Any]:
-    return train("clip", CLIP, options, out, **how)

@@ -9,8 +9,6 @@ of both encoders, each of unit norm, so that neither decides alone.
 from __future__ import annotations
 
 from dataclasses import replace
-from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -21,7 +19,6 @@ from hardneg.training.augmentation.views import Augmentation
 from hardneg.training.data.images import ImageData
 from hardneg.training.data.items import Items
 from hardneg.training.encoders import features_of
-from hardneg.training.loop import train
 from hardneg.training.options import CMCOptions, InstanceOptions, TrainOptions
 from hardneg.training.recipes.instance import Instance
 
@@ -97,7 +94,3 @@ def lab_of(rgb: Tensor) -> Tensor:
     f = torch.where(xyz > (6 / 29) ** 3, xyz.clamp(min=1e-8) ** (1 / 3), xyz / (3 * (6 / 29) ** 2) + 4 / 29)
     x, y, z = f.unbind(1)
     return torch.stack([116 * y - 16, 500 * (x - y), 200 * (y - z)], dim=1)
-
-
-def main(options: CMCOptions, out: str | Path, **how: Any) -> dict[str, Any]:
-    return train("cmc", CMC, options, out, **how)

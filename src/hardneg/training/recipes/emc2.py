@@ -6,15 +6,11 @@ with its last embedding; with ``forget`` none are kept, and it only counts in th
 
 from __future__ import annotations
 
-from pathlib import Path
-from typing import Any
-
 from torch import Tensor
 
 from hardneg.losses.global_softmax import EMC2
 from hardneg.state.pools import Bank
 from hardneg.training.data.items import Items
-from hardneg.training.loop import train
 from hardneg.training.options import EMC2Options
 from hardneg.training.recipes.sogclr import GlobalMethod
 
@@ -24,19 +20,9 @@ class EMC2Method(GlobalMethod):
         super().__init__(options, data)
         self.num_steps = options.num_steps
         bank = None if options.forget else Bank(len(data), options.dim)
-        self.loss = EMC2(
-            len(data),
-            self.temperature,
-            options.burn_in,
-            remember=bank,
-            seed=options.seed,
-        )
+        self.loss = EMC2(len(data), self.temperature, options.burn_in, remember=bank, seed=options.seed)
 
     def of_views(self, z1: Tensor, z2: Tensor, ids: Tensor | None, labels: Tensor | None) -> Tensor:
         # Each anchor has as many candidates, since the images of a batch differ: they need not be counted on a GPU.
         self.loss.num_steps = self.num_steps or 2 * len(z1) - 2
-        return self.of_all(z1, z2, ids)
-
-
-def main(options: EMC2Options, out: str | Path, **how: Any) -> dict[str, Any]:
-    return train("emc2", EMC2Method, options, out, **how)
+        return super().of_views(z1, z2, ids, None)

@@ -6,20 +6,10 @@ there (``positives_in_denominator="own"``), and ProSampler's equation 14 as well
 
 from __future__ import annotations
 
-from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
-from hardneg.losses.contrastive import ContrastiveLoss
-from hardneg.training.loop import train
-from hardneg.training.options import GraphCLOptions
 from hardneg.training.recipes.simclr import SimCLR
-from hardneg.training.setup import loss_for
 
 
 class GraphCL(SimCLR):
-    def loss_for(self, options: GraphCLOptions) -> ContrastiveLoss:
-        return loss_for(options, views="cross")
-
-
-def main(options: GraphCLOptions, out: str | Path, **how: Any) -> dict[str, Any]:
-    return train("graphcl", GraphCL, options, out, **how)
+    arguments: ClassVar[dict[str, Any]] = {"views": "cross"}

@@ -8,21 +8,16 @@ authors' code has the other sign. A graph is seen as it is, unless ``--augment``
 
 from __future__ import annotations
 
-from pathlib import Path
-from typing import Any
-
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import normalize
 
-from hardneg.core.diagnose import Diagnosis
 from hardneg.core.distributed import gather
 from hardneg.core.errors import ArgumentError
 from hardneg.core.types import Keys
 from hardneg.training.data.items import Items
 from hardneg.training.data.packed import Graphs
 from hardneg.training.gin import GIN, pooled, xavier
-from hardneg.training.loop import train
 from hardneg.training.method import Batch, Encode, Method
 from hardneg.training.options import InfoGraphOptions
 from hardneg.training.setup import loss_for
@@ -44,15 +39,8 @@ class InfoGraph(Method):
         loss: Tensor = self.loss(*self.last)
         return loss
 
-    def diagnose(self) -> Diagnosis:
-        found: Diagnosis = self.loss.diagnose(*self.last)
-        return found
-
     def harvest(self) -> Keys:
         return Keys(normalize(self.pool.vectors.detach(), dim=-1), self.pool.ids)
-
-    def set_progress(self, step: int, total: int) -> None:
-        self.loss.set_progress(step, total)
 
 
 class LocalAndGlobal(nn.Module):
@@ -92,7 +80,3 @@ class Projection(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         projected: Tensor = self.layers(x) + self.shortcut(x)
         return projected
-
-
-def main(options: InfoGraphOptions, out: str | Path, **how: Any) -> dict[str, Any]:
-    return train("infograph", InfoGraph, options, out, **how)

@@ -11,7 +11,6 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Callable
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -28,7 +27,6 @@ from hardneg.negatives import Uniform
 from hardneg.state.clusters import Clusters
 from hardneg.state.pools import Bank
 from hardneg.training.data.items import Items
-from hardneg.training.loop import train
 from hardneg.training.method import Batch, Encode, Method
 from hardneg.training.options.banks import BankOptions, InstanceOptions
 from hardneg.training.setup import loss_for
@@ -45,7 +43,6 @@ class BankMethod(Method):
         self, options: BankOptions, data: Items, total: int, num_banks: int = 1, num_clusters: int = 0
     ) -> None:
         super().__init__()
-        options.check()
         if num_clusters > len(data):
             raise ArgumentError("train", f"--clusters of at most the {len(data)} {data.noun}s", str(num_clusters))
         self.options, self.data, self.temperature = options, data, float(options.temperature)
@@ -162,7 +159,3 @@ def encode_all(
     for part in index.to(data.ids.device).tensor_split(max(1, len(index) // options.batch_size)):
         labels = None if data.labels is None else data.labels[part]
         push(Keys(encode(data.views(part, epoch, options.seed)[view]).float(), part, labels))
-
-
-def main(options: InstanceOptions, out: str | Path, **how: Any) -> dict[str, Any]:
-    return train("instance", Instance, options, out, **how)

@@ -6,23 +6,18 @@ higher temperature, rare ones a lower one.
 
 from __future__ import annotations
 
-from pathlib import Path
-from typing import Any
-
 from torch import Tensor
 
 from hardneg.core.diagnose import Diagnosis
 from hardneg.losses.contrastive import ContrastiveLoss
 from hardneg.losses.individual import IndividualTemperatures
 from hardneg.training.data.items import Items
-from hardneg.training.loop import train
 from hardneg.training.options import ISogCLROptions
 from hardneg.training.recipes.simclr import SimCLR
 
 
 class ISogCLR(SimCLR):
     def __init__(self, options: ISogCLROptions, data: Items, total: int) -> None:
-        options.check()
         super().__init__(options, data, total)
         start, high = float(options.temperature), max(0.7, float(options.temperature))
         self.individual = IndividualTemperatures(self.loss, len(data), start, low=min(0.05, start), high=high)
@@ -35,12 +30,6 @@ class ISogCLR(SimCLR):
         return loss
 
     def diagnose(self) -> Diagnosis:
-        first, second = self.first, self.second
-        assert first.ids is not None
-        own = self.individual.of(first.ids).detach()
-        found: Diagnosis = self.loss.diagnose(first.vectors, second.vectors, first.ids, first.labels, temperature=own)
+        own = self.individual.of(self.last[2]).detach()
+        found: Diagnosis = self.loss.diagnose(*self.last, temperature=own)
         return found
-
-
-def main(options: ISogCLROptions, out: str | Path, **how: Any) -> dict[str, Any]:
-    return train("isogclr", ISogCLR, options, out, **how)

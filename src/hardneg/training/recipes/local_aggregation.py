@@ -7,14 +7,10 @@ own: instance discrimination, from which the authors start, too.
 
 from __future__ import annotations
 
-from pathlib import Path
-from typing import Any
-
 from torch import Tensor
 
 from hardneg import papers
 from hardneg.training.data.items import Items
-from hardneg.training.loop import train
 from hardneg.training.options import LocalAggregationOptions
 from hardneg.training.recipes.instance import BankMethod, Views
 
@@ -37,7 +33,3 @@ class LocalAggregation(BankMethod):
     def _loss(self, z: Tensor, temperature: float) -> Tensor:
         loss = papers.local_aggregation(temperature, background=self.negatives)
         return loss(z, self.keys.ids, self.banks[0], self.clusters)
-
-
-def main(options: LocalAggregationOptions, out: str | Path, **how: Any) -> dict[str, Any]:
-    return train("local-aggregation", LocalAggregation, options, out, **how)

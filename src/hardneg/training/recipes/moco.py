@@ -8,14 +8,11 @@ The shuffling of batches for BatchNorm is left out: use synchronised or no batch
 from __future__ import annotations
 
 from collections.abc import Callable
-from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import normalize
 
-from hardneg.core.diagnose import Diagnosis
 from hardneg.core.distributed import gather
 from hardneg.core.schedules import cosine, value_of
 from hardneg.core.types import Keys
@@ -25,7 +22,6 @@ from hardneg.training.checks import number_of
 from hardneg.training.data.inputs import Inputs
 from hardneg.training.data.items import Items
 from hardneg.training.encoders import features_of
-from hardneg.training.loop import train
 from hardneg.training.method import Batch, Encode, Method
 from hardneg.training.options import MoCoOptions
 from hardneg.training.setup import loss_for
@@ -53,16 +49,6 @@ class MoCoV2(Method):
         loss: Tensor = self.loss(*self.last)
         return loss
 
-    def diagnose(self) -> Diagnosis:
-        q, *others = self.last
-        return self.loss.diagnose(q.detach(), *others)
-
-    def harvest(self) -> Keys:
-        return self.keys
-
-    def set_progress(self, step: int, total: int) -> None:
-        self.loss.set_progress(step, total)
-
     def after_step(self) -> None:
         self.slow.update_parameters(self.encoder)
         self.queue.push(self.keys)
@@ -85,9 +71,7 @@ class MoCoV3(Method):
             k1, k2 = normalize(self.encode_keys(batch.views).float(), dim=-1).chunk(2)
         pool1, pool2 = (gather(Keys(k, batch.ids, batch.labels, source="batch")) for k in (k1, k2))
         self.last, self.keys = (q1, k2, batch.ids, batch.labels, pool2), pool2
-        both: Tensor = self.loss(q1, k2, batch.ids, batch.labels, pool2) + self.loss(
-            q2, k1, batch.ids, batch.labels, pool1
-        )
+        both: Tensor = self.loss(*self.last) + self.loss(q2, k1, batch.ids, batch.labels, pool1)
         return 2.0 * self.temperature_now * both  # the authors' factor, which frees the step size from the temperature
 
     def recorded_encoder(self) -> nn.Module:
@@ -97,10 +81,10 @@ class MoCoV3(Method):
         """The mean of the two directions in nats, as of the other recipes."""
         return loss / (4.0 * self.temperature_now)
 
-    prepare, diagnose, harvest = MoCoV2.prepare, MoCoV2.diagnose, MoCoV2.harvest
+    prepare = MoCoV2.prepare
 
     def set_progress(self, step: int, total: int) -> None:
-        self.loss.set_progress(step, total)
+        super().set_progress(step, total)
         self.temperature_now = value_of(self.temperature, step, total)
 
     def after_step(self) -> None:
@@ -127,5 +111,5 @@ class Predicted(nn.Module):
         return predicted
 
 
-def main(options: MoCoOptions, out: str | Path, **how: Any) -> dict[str, Any]:
-    return train("moco", MoCoV3 if options.version == "v3" else MoCoV2, options, out, **how)
+def moco(options: MoCoOptions, data: Items, total: int) -> Method:
+    return (MoCoV3 if options.version == "v3" else MoCoV2)(options, data, total)

@@ -8,41 +8,34 @@ again. Every rank computes the loss of all gathered rows; what was drawn is enco
 
 from __future__ import annotations
 
-from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 from torch.nn.functional import normalize
 
 from hardneg.core.diagnose import Diagnosis
-from hardneg.core.distributed import gather, spread
+from hardneg.core.distributed import spread
 from hardneg.core.errors import DataChanged
 from hardneg.core.keyed import generator_at
 from hardneg.core.types import Keys
 from hardneg.state.cache import Cache, cache_loss
 from hardneg.training.data.items import Items
-from hardneg.training.loop import train
 from hardneg.training.method import Batch, Encode
 from hardneg.training.options import NegativeCacheOptions
 from hardneg.training.recipes.instance import encode_all
 from hardneg.training.recipes.simclr import SimCLR
-from hardneg.training.setup import loss_for
 
 
 class NegativeCache(SimCLR):
+    everywhere: ClassVar[bool] = True
+    arguments: ClassVar[dict[str, Any]] = {"views": "pool", "gather": False}
+
     def __init__(self, options: NegativeCacheOptions, data: Items, total: int) -> None:
-        options.check()
         super().__init__(options, data, total)
         self.options, self.data, self.temperature = options, data, float(options.temperature)
         self.cache = Cache(min(options.cache, len(data)), options.dim, seed=options.seed)
         self.steps_an_epoch, self.epoch, self.begun = max(1, total // options.epochs), 0, False
-
-    def loss_for(self, options: Any) -> Any:
-        return loss_for(options, views="pool", gather=False)
-
-    def shared(self, keys: Keys) -> Keys:
-        return gather(keys)
 
     def loss_of(self, encode: Encode, batch: Batch) -> Tensor:
         self.encode: Encode = lambda inputs: encode(inputs)  # not a module, which would be registered again
@@ -83,22 +76,13 @@ class NegativeCache(SimCLR):
     def recorded(self, loss: Tensor) -> Tensor:
         return self.found.real.mean()
 
-    def harvest(self) -> Keys:
-        return self.both()
-
     def diagnose(self) -> Diagnosis:
         """Of all of the cache alike, whose softmax is what the draws estimate."""
         held, labels = self.cache.keys(), self.data.labels
         pool = held if labels is None else held.changed(labels=labels[held.ids])
-        found: Diagnosis = self.loss.diagnose(
-            self.first.vectors, self.second.vectors, self.first.ids, self.first.labels, pool
-        )
+        found: Diagnosis = self.loss.diagnose(*self.last, pool)
         return found
 
     def set_progress(self, step: int, total: int) -> None:
         super().set_progress(step, total)
         self.epoch = step // self.steps_an_epoch
-
-
-def main(options: NegativeCacheOptions, out: str | Path, **how: Any) -> dict[str, Any]:
-    return train("negative-cache", NegativeCache, options, out, **how)

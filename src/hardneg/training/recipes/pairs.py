@@ -7,19 +7,14 @@ rank computes the loss of all gathered rows.
 
 from __future__ import annotations
 
-from pathlib import Path
-from typing import Any
-
 import torch
 from torch import Tensor
 from torch.nn.functional import normalize
 
-from hardneg.core.diagnose import Diagnosis
 from hardneg.core.distributed import gather
 from hardneg.core.types import Keys
 from hardneg.training.data.inputs import joined
 from hardneg.training.data.items import Items
-from hardneg.training.loop import train
 from hardneg.training.method import Batch, Encode, Method
 from hardneg.training.options import PairsOptions
 from hardneg.training.setup import loss_for
@@ -48,16 +43,3 @@ class Pairs(Method):
         if self.both_ways:
             loss = (loss + self.loss(second.vectors, first.vectors, second.ids, second.labels, [first])) / 2.0
         return loss
-
-    def diagnose(self) -> Diagnosis:
-        return self.loss.diagnose(*self.last)
-
-    def harvest(self) -> Keys:
-        return self.keys
-
-    def set_progress(self, step: int, total: int) -> None:
-        self.loss.set_progress(step, total)
-
-
-def main(options: PairsOptions, out: str | Path, **how: Any) -> dict[str, Any]:
-    return train("pairs", Pairs, options, out, **how)

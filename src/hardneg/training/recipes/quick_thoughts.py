@@ -8,8 +8,6 @@ gathered rows, since neighbours may be on two ranks.
 from __future__ import annotations
 
 from dataclasses import replace
-from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -23,7 +21,6 @@ from hardneg.core.types import Keys, Scores
 from hardneg.core.vectors import widened
 from hardneg.training.data.inputs import Sided, TwoTowers
 from hardneg.training.data.items import Items
-from hardneg.training.loop import train
 from hardneg.training.method import Batch, Encode, Method
 from hardneg.training.options import QuickThoughtsOptions
 from hardneg.training.setup import loss_for
@@ -76,9 +73,5 @@ class QuickThoughts(Method):
         return Keys(torch.nn.functional.normalize(vectors, dim=-1), self.first.ids)
 
     def set_progress(self, step: int, total: int) -> None:
-        self.loss.set_progress(step, total)
+        super().set_progress(step, total)
         self.negatives = self.loss.negatives.at(step, total)
-
-
-def main(options: QuickThoughtsOptions, out: str | Path, **how: Any) -> dict[str, Any]:
-    return train("quick-thoughts", QuickThoughts, options, out, **how)

@@ -5,63 +5,45 @@ HCL, DCL, tilts, rings and thresholds are this recipe with other ``negatives`` a
 
 from __future__ import annotations
 
-from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 from torch.nn.functional import normalize
 
-from hardneg.core.diagnose import Diagnosis
 from hardneg.core.distributed import gather
 from hardneg.core.types import Keys
 from hardneg.losses.contrastive import ContrastiveLoss
 from hardneg.training.data.items import Items
-from hardneg.training.loop import train
 from hardneg.training.method import Batch, Encode, Method
-from hardneg.training.options import SimCLROptions
 from hardneg.training.setup import loss_for
 
 
 class SimCLR(Method):
+    everywhere: ClassVar[bool] = False  # whether every rank computes the loss of all gathered rows
+    arguments: ClassVar[dict[str, Any]] = {}  # of its loss, beside those that the options have
+
     def __init__(self, options: Any, data: Items, total: int) -> None:
         super().__init__()
         self.encoder = data.encoder(options)
-        self.loss: Any = self.loss_for(options)
+        self.loss = self.loss_for(options)
 
     def loss_for(self, options: Any) -> ContrastiveLoss:
-        return loss_for(options)
+        return loss_for(options, **self.arguments)
 
     def loss_of(self, encode: Encode, batch: Batch) -> Tensor:
         z1, z2 = normalize(encode(batch.views).float(), dim=-1).chunk(2)  # [b, d] each
-        self.first, self.second = (self.shared(Keys(z, batch.ids, batch.labels)) for z in (z1, z2))
-        return self.of_views(self.first.vectors, self.second.vectors, self.first.ids, self.first.labels)
-
-    def shared(self, keys: Keys) -> Keys:
-        """What the loss is given: the rank's own part of the batch, since the loss gathers the candidates."""
-        return keys
+        views = [Keys(z, batch.ids, batch.labels) for z in (z1, z2)]
+        self.first, self.second = map(gather, views) if self.everywhere else views
+        self.last = self.first.vectors, self.second.vectors, self.first.ids, self.first.labels
+        return self.of_views(*self.last)
 
     def of_views(self, z1: Tensor, z2: Tensor, ids: Tensor | None, labels: Tensor | None) -> Tensor:
         loss: Tensor = self.loss(z1, z2, ids, labels)
         return loss
 
-    def diagnose(self) -> Diagnosis:
-        found: Diagnosis = self.loss.diagnose(
-            self.first.vectors, self.second.vectors, self.first.ids, self.first.labels
-        )
-        return found
-
     def harvest(self) -> Keys:
-        return gather(self.both())
-
-    def both(self) -> Keys:
         """Both views of each image, as one vector of unit norm."""
         vectors = torch.cat([self.first.vectors, self.second.vectors], dim=1).detach() * 0.5**0.5
-        return Keys(vectors, self.first.ids)
-
-    def set_progress(self, step: int, total: int) -> None:
-        self.loss.set_progress(step, total)
-
-
-def main(options: SimCLROptions, out: str | Path, **how: Any) -> dict[str, Any]:
-    return train("simclr", SimCLR, options, out, **how)
+        keys = Keys(vectors, self.first.ids)
+        return keys if self.everywhere else gather(keys)

@@ -7,20 +7,10 @@ One direction, as in the authors' code; the positive is in the denominator. HCL 
 
 from __future__ import annotations
 
-from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
-from hardneg.losses.contrastive import ContrastiveLoss
-from hardneg.training.loop import train
-from hardneg.training.options import SimCSEOptions
 from hardneg.training.recipes.simclr import SimCLR
-from hardneg.training.setup import loss_for
 
 
 class SimCSE(SimCLR):
-    def loss_for(self, options: Any) -> ContrastiveLoss:
-        return loss_for(options, views="cross")
-
-
-def main(options: SimCSEOptions, out: str | Path, **how: Any) -> dict[str, Any]:
-    return train("simcse", SimCSE, options, out, **how)
+    arguments: ClassVar[dict[str, Any]] = {"views": "cross"}

@@ -7,32 +7,29 @@ of the batch. Other ``negatives`` than uniform ones say which candidates count a
 from __future__ import annotations
 
 from collections.abc import Callable
-from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from torch import Tensor, nn
 
 from hardneg.core.diagnose import Diagnosis
-from hardneg.core.distributed import gather
-from hardneg.core.types import Keys
 from hardneg.losses.contrastive import ContrastiveLoss
 from hardneg.losses.global_softmax import SogCLR
 from hardneg.losses.replayed import Replayed
 from hardneg.training.data.items import Items
-from hardneg.training.loop import train
 from hardneg.training.method import Encode
 from hardneg.training.options import SogCLROptions, TrainOptions
 from hardneg.training.recipes.simclr import SimCLR
-from hardneg.training.setup import loss_for
 
 
 class GlobalMethod(SimCLR):
     """A loss over the whole data set: every rank computes that of all gathered rows, and so keeps the same state."""
 
+    everywhere: ClassVar[bool] = True
+    arguments: ClassVar[dict[str, Any]] = {"gather": False}
+
     def __init__(self, options: TrainOptions, data: Items) -> None:
-        options.check()
         super().__init__(options, data, 0)
-        self.of_batch = self.loss  # the subclass has a global loss in its place
+        self.of_batch: ContrastiveLoss = self.loss  # the subclass has a global loss in its place
         self.temperature = float(options.temperature)  # not a schedule, as the options have checked
         self.can_replay = options.compile  # the loss depends on the batch and its state alone
         self.replayed: Replayed | None = None
@@ -41,29 +38,15 @@ class GlobalMethod(SimCLR):
         self.replayed = Replayed(self.loss) if self.can_replay else None
 
     def of_views(self, z1: Tensor, z2: Tensor, ids: Tensor | None, labels: Tensor | None) -> Tensor:
-        return self.of_all(z1, z2, ids, labels)
-
-    def of_all(self, z1: Tensor, z2: Tensor, *others: Tensor | None) -> Tensor:
-        loss: Tensor = (self.replayed or self.loss)(z1, z2, *others)
+        loss: Tensor = (self.replayed or self.loss)(z1, z2, ids, labels)
         return loss
-
-    def loss_for(self, options: Any) -> ContrastiveLoss:
-        return loss_for(options, gather=False)
-
-    def shared(self, keys: Keys) -> Keys:
-        return gather(keys)
-
-    def harvest(self) -> Keys:
-        return self.both()
 
     def recorded(self, loss: Tensor) -> Tensor:
         real: Tensor = self.loss.last["real_loss"]
         return real
 
     def diagnose(self) -> Diagnosis:
-        first, second = self.first, self.second
-        found: Diagnosis = self.of_batch.diagnose(first.vectors, second.vectors, first.ids, first.labels)
-        return found
+        return self.of_batch.diagnose(*self.last)
 
     def set_progress(self, step: int, total: int) -> None:
         """The global loss has no schedules of its own."""
@@ -79,7 +62,3 @@ class SogCLRMethod(GlobalMethod):
     def set_progress(self, step: int, total: int) -> None:
         self.loss.negatives = self.negatives.at(step, total)
         self.of_batch.set_progress(step, total)
-
-
-def main(options: SogCLROptions, out: str | Path, **how: Any) -> dict[str, Any]:
-    return train("sogclr", SogCLRMethod, options, out, **how)

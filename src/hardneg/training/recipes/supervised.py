@@ -11,8 +11,7 @@ all with the positives of the label, and the share of anchors for which Assumpti
 from __future__ import annotations
 
 import math
-from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from torch import Tensor
 
@@ -23,21 +22,18 @@ from hardneg.core.types import NEVER
 from hardneg.losses.contrastive import ContrastiveLoss
 from hardneg.negatives import OtherLabel, Uniform
 from hardneg.training.data.items import Items
-from hardneg.training.loop import train
 from hardneg.training.options import SupervisedOptions
 from hardneg.training.recipes.simclr import SimCLR
-from hardneg.training.setup import loss_for
 
 
 class Supervised(SimCLR):
+    arguments: ClassVar[dict[str, Any]] = {"positives": "label"}
+
     def __init__(self, options: SupervisedOptions, data: Items, total: int) -> None:
         data.labelled("supervised")
         super().__init__(options, data, total)
         # No submodules: their schedules are those of the loss, which the loop adapts.
         self.four = four_losses(self.loss) if options.four_losses else {}
-
-    def loss_for(self, options: SupervisedOptions) -> ContrastiveLoss:
-        return loss_for(options, positives="label")
 
     def figures(self) -> dict[str, float]:
         if not self.four:
@@ -80,7 +76,3 @@ def assumption(unlabelled: ContrastiveLoss, z1: Tensor, z2: Tensor, ids: Tensor 
     alike, others = (log_expect_exp(scores.candidates, log_w.masked_fill(mask, NEVER)) for mask in (~same, same))
     both = (alike != NEVER) & (others != NEVER)
     return float((alike >= others)[both].float().mean())
-
-
-def main(options: SupervisedOptions, out: str | Path, **how: Any) -> dict[str, Any]:
-    return train("supervised", Supervised, options, out, **how)
