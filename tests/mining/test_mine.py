@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import math
+import warnings
 
 import pytest
 import torch
 from torch import Tensor
 from torch.nn.functional import normalize
 
+from hardneg.core.errors import IncompleteMining
 from hardneg.core.keyed import uniform_of_pairs
 from hardneg.core.types import NEVER, Keys, Scores, Tags
 from hardneg.mining import Mined, Search, mine
@@ -406,3 +408,41 @@ def test_one_document_and_no_queries() -> None:
     assert mine(one, one, [[]], "Uniform()", 3).ids.tolist() == [[0, -1, -1]]
     assert mine(one, one, [[0]], "Tilt(1.0)", 3, "categorical").ids.tolist() == [[-1, -1, -1]]
     assert mine(Keys(torch.ones(0, 4)), one, [], "Uniform()", 3).ids.shape == (0, 3)
+
+
+@pytest.mark.parametrize(
+    ("negatives", "positives", "k", "said"),
+    [
+        ("BelowPositive(absolute=-1.0)", [[0], [1], [2]], 2, []),
+        ("Uniform()", [[0], [], [2]], 2, []),
+        (
+            "Uniform()",
+            [[0], [1, 2], [2]],
+            3,
+            ["1 of 3 queries have fewer than k=3 negatives, 0 of them none", "documents"],
+        ),
+        (
+            "AtMost(-2.0)",
+            [[0], [1], [2]],
+            1,
+            ["3 of 3 queries", "3 of them none", "candidates than AtMost(-2.0) does."],
+        ),
+        (
+            "BelowPositive(absolute=-1.0)",
+            [[0], [], []],
+            2,
+            ["2 of 3 queries have no positive, so BelowPositive(absolute"],
+        ),
+    ],
+)
+def test_what_is_missing_is_reported_once_in_a_call(
+    negatives: str, positives: list[list[int]], k: int, said: list[str]
+) -> None:
+    vectors = torch.eye(4)
+    with warnings.catch_warnings(record=True) as found:
+        warnings.simplefilter("always")
+        for _ in range(2):
+            mine(Keys(vectors[:3]), Keys(vectors), positives, negatives, k)
+    assert [warning.category for warning in found] == [IncompleteMining] * (2 if said else 0)
+    assert all(part in str(warning.message) for warning in found for part in said)
+    assert all(warning.filename == __file__ for warning in found), "where the user called"

@@ -31,6 +31,10 @@ class HardnegWarning(UserWarning):
         self.kind = kind
 
 
+class IncompleteMining(HardnegWarning):
+    """Queries without a positive to compare with, or with fewer negatives than wanted."""
+
+
 def warn_once(key: str, message: str) -> None:
     """Warns unless the key did before; what stands before a colon in it is the kind of the warning."""
     if key not in _warned:

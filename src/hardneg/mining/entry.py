@@ -13,6 +13,7 @@ from hardneg.core.conversion import number_of
 from hardneg.core.errors import ArgumentError
 from hardneg.core.types import Keys
 from hardneg.mining import engine
+from hardneg.mining.alignment import warn_of_short
 from hardneg.mining.dataset import is_dataset, mine_dataset
 from hardneg.mining.engine import Mined
 from hardneg.negatives import Negatives
@@ -64,6 +65,7 @@ def mine(queries: Any, *given: Any, **options: Any) -> Any:
     corpus = _keys(options.pop("corpus"))
     positives = _positives(options.pop("positives"), corpus)
     mined = engine.mine(_keys(queries), corpus, positives, **options)
+    warn_of_short(mined.explanation, options["k"])
     if corpus.names is None:
         return mined
     rows = mined.rows.numpy()

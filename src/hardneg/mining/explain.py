@@ -12,6 +12,9 @@ from torch import Tensor
 
 from hardneg.negatives import Negatives
 
+TOO_FEW = "too few candidates"
+"""Why a query is short from which no factor removed anything."""
+
 
 @dataclass
 class Explanation:
@@ -47,7 +50,7 @@ class Explanation:
         self.empty += int((chosen == 0).sum())
         few = left[short] < k  # at hand, after the guard, after each factor
         first = torch.where(few.any(1), few.int().argmax(1), few.shape[1])
-        reasons = ("too few candidates", *self.steps)
+        reasons = (TOO_FEW, *self.steps)
         self._explain(Counter(reasons[place] for place in first.tolist()))
 
     def add(self, other: Explanation) -> None:

@@ -126,7 +126,11 @@ def _who(arms: list[tuple[ArmRuns, SeedRun]], story: Story) -> str:
     shown = f"Shown {'is' if len(arms) == 1 else 'are'} {arms[0][0].letter}, the first arm (seed {arms[0][1].seed})"
     others = [f" and {arm.letter}, the best of the others (seed {one.seed})" for arm, one in arms[1:]]
     sees = arms[0][0].uses_labels
-    unlike = [arm.letter for arm in story.arms if arm.uses_labels != sees] if len(arms) > 1 and arms[1][0].uses_labels == sees else []
+    unlike = (
+        [arm.letter for arm in story.arms if arm.uses_labels != sees]
+        if len(arms) > 1 and arms[1][0].uses_labels == sees
+        else []
+    )
     which = "without labels" if sees else "that see labels"
     return f"{shown}{''.join(others)}." + (f" Arms {which} are left out: {listed(unlike)}." if unlike else "")
 
