@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import math
 import warnings
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 from torch.nn.functional import normalize
 
-from hardneg.core.errors import IncompleteMining
+from hardneg.core.errors import MiningWarning
 from hardneg.core.keyed import uniform_of_pairs
 from hardneg.core.types import NEVER, Keys, Scores, Tags
 from hardneg.mining import Mined, Search, mine
@@ -443,6 +444,23 @@ def test_what_is_missing_is_reported_once_in_a_call(
         warnings.simplefilter("always")
         for _ in range(2):
             mine(Keys(vectors[:3]), Keys(vectors), positives, negatives, k)
-    assert [warning.category for warning in found] == [IncompleteMining] * (2 if said else 0)
+    assert [warning.category for warning in found] == [MiningWarning] * (2 if said else 0)
     assert all(part in str(warning.message) for warning in found for part in said)
     assert all(warning.filename == __file__ for warning in found), "where the user called"
+
+
+@pytest.mark.parametrize(
+    ("scale", "options", "warned"),
+    [
+        (1.0, {}, False),
+        (3.0, {}, True),
+        (3.0, {"search": "exact"}, True),
+        (3.0, {"search": Search(cosine=False)}, False),
+    ],
+)
+def test_vectors_that_are_not_of_unit_norm_are_reported(scale: float, options: dict[str, Any], warned: bool) -> None:
+    corpus = scale * torch.eye(4)
+    with warnings.catch_warnings(record=True) as found:
+        warnings.simplefilter("always")
+        mine(Keys(torch.eye(4)), Keys(corpus), torch.arange(4), "Uniform()", 2, **options)
+    assert ["norms of 3 to 3" in str(warning.message) for warning in found] == [True] * warned

@@ -31,8 +31,8 @@ class HardnegWarning(UserWarning):
         self.kind = kind
 
 
-class IncompleteMining(HardnegWarning):
-    """Queries without a positive to compare with, or with fewer negatives than wanted."""
+class MiningWarning(HardnegWarning):
+    """About what hn.mine was given: vectors not of unit norm, too few positives, or too few documents for k."""
 
 
 def warn_once(key: str, message: str) -> None:

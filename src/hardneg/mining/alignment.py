@@ -19,7 +19,7 @@ from typing import Annotated
 import torch
 from torch import Tensor
 
-from hardneg.core.errors import IncompleteMining, spelled, warn_once
+from hardneg.core.errors import MiningWarning, spelled, warn_once
 from hardneg.core.vectors import unit
 from hardneg.mining.explain import TOO_FEW, Explanation
 from hardneg.mining.pairs import Pairs
@@ -132,7 +132,7 @@ def warn_of_missing_positives(positives: Pairs, negatives: Negatives) -> None:
             f"{missing:,} of {len(positives):,} queries have no positive, so {margin!r} removes nothing there and may "
             "leave false negatives. Give their positives, or leave these queries out."
         )
-        warnings.warn(IncompleteMining(message, "no positive"), stacklevel=4)
+        warnings.warn(MiningWarning(message, "no positive"), stacklevel=4)
 
 
 def warn_of_short(found: Explanation, k: int) -> None:
@@ -144,7 +144,20 @@ def warn_of_short(found: Explanation, k: int) -> None:
             f"{found.short:,} of {found.queries:,} queries have fewer than k={k} negatives, {found.empty:,} of them "
             f"none: their rows are padded. Lower k, or {fix}."
         )
-        warnings.warn(IncompleteMining(message, "short"), stacklevel=3)
+        warnings.warn(MiningWarning(message, "short"), stacklevel=3)
+
+
+def warn_of_norms(corpus: Annotated[Tensor, "n d"]) -> None:
+    """Warns where the dot product is clearly not the cosine and nobody chose between the two."""
+    norms = torch.linalg.vector_norm(_vectors(corpus, _sampled(len(corpus), _documents), cosine=False), dim=1)
+    low, high = norms.quantile(norms.new_tensor([0.05, 0.95])).tolist()
+    if low < 0.9 or high > 1.1:
+        message = (
+            f"The vectors of the corpus have norms of {low:.3g} to {high:.3g} (nine tenths of them), and hn.mine "
+            "compares by the dot product, in which longer ones come first. Pass search=hn.mining.Search(cosine=True) "
+            "for the cosine, as in `hardneg mine`, or hn.mining.Search(cosine=False) for the dot product without this warning."
+        )
+        warnings.warn(MiningWarning(message, "norms"), stacklevel=3)
 
 
 def _looks_at_positives(factor: Negatives) -> bool:
