@@ -155,7 +155,7 @@ def warn_of_norms(corpus: Annotated[Tensor, "n d"]) -> None:
         message = (
             f"The vectors of the corpus have norms of {low:.3g} to {high:.3g} (nine tenths of them), and hn.mine "
             "compares by the dot product, in which longer ones come first. Pass search=hn.mining.Search(cosine=True) "
-            "for the cosine, as in `hardneg mine`, or hn.mining.Search(cosine=False) for the dot product without this warning."
+            "for the cosine, as in `hardneg mine`, or hn.mining.Search() for the dot product without this warning."
         )
         warnings.warn(MiningWarning(message, "norms"), stacklevel=3)
 
