@@ -138,8 +138,8 @@ def warn_of_missing_positives(positives: Pairs, negatives: Negatives) -> None:
 def warn_of_short(found: Explanation, k: int) -> None:
     """Warns where queries have fewer than k negatives."""
     if found.short:
-        reason = found.reason().split(". ", 1)[-1]  # without the number of the step
-        fix = "add documents to the corpus" if reason == TOO_FEW else f"remove fewer candidates than {reason} does"
+        few = found.reason() == TOO_FEW
+        fix = "add documents to the corpus" if few else f"remove fewer candidates than {found.cause()} does"
         message = (
             f"{found.short:,} of {found.queries:,} queries have fewer than k={k} negatives, {found.empty:,} of them "
             f"none: their rows are padded. Lower k, or {fix}."

@@ -10,6 +10,7 @@ from typing import Annotated, Any
 import torch
 from torch import Tensor
 
+from hardneg.core.errors import ArgumentError
 from hardneg.negatives import Negatives
 
 TOO_FEW = "too few candidates"
@@ -71,6 +72,10 @@ class Explanation:
         """The step after which most queries had too few candidates."""
         return max(self.why, key=lambda step: self.why[step], default="no candidates")
 
+    def cause(self) -> str:
+        """The same without the number of the step."""
+        return self.reason().split(". ", 1)[-1]
+
     def as_dict(self) -> dict[str, Any]:
         return {
             "queries": self.queries,
@@ -80,3 +85,9 @@ class Explanation:
             "empty": self.empty,
             "why_short": dict(self.why),
         }
+
+
+class NoNegatives(ArgumentError):
+    """No query has enough negatives to be written; ``explanation`` counts what each factor removed."""
+
+    explanation: Explanation
