@@ -52,6 +52,7 @@ def test_messages_name_the_flags(data: Path, arguments: list[str], flag: str) ->
     assert "=" not in done.output.replace("relative=", "")
 
 
+@pytest.mark.filterwarnings("ignore:There are no texts")
 def test_what_each_factor_removed_is_printed_before_the_error(data: Path) -> None:
     done = CliRunner().invoke(app, [*MINE, "-k", "2", "-n", "AtMost(-2.0)", "--explain"])
     assert done.exit_code == 2

@@ -381,7 +381,7 @@ def test_words_alone_need_no_embeddings(job: MineOptions) -> None:
     with pytest.raises(
         ValueError, match=r"candidates, of which Rank\(start=50, stop=200\) .* raise candidates=100, the best"
     ):
-        run(replace(job, search="bm25", encoder=None, negatives="Rank(50, 200)"))
+        run(replace(job, search="bm25", encoder=None, negatives="Rank(50, 200)", format="triplet"))
 
 
 def test_the_cache_encodes_once(job: MineOptions, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
