@@ -464,3 +464,10 @@ def test_vectors_that_are_not_of_unit_norm_are_reported(scale: float, options: d
         warnings.simplefilter("always")
         mine(Keys(torch.eye(4)), Keys(corpus), torch.arange(4), "Uniform()", 2, **options)
     assert ["norms of 3 to 3" in str(warning.message) for warning in found] == [True] * warned
+
+
+def test_what_was_mined_is_shown_by_counts() -> None:
+    found = mine(Keys(torch.eye(4)[:2]), Keys(torch.eye(4)), [[0, 1, 2], [1]], "Uniform()", 3)
+    assert repr(found) == str(found) == "Mined(2 queries, k=3: 4 negatives, 1 short, mean score 0.000)"
+    none = mine(Keys(torch.eye(2)[:1]), Keys(torch.eye(2)), [[0, 1]], "Uniform()", 3)
+    assert repr(none) == "Mined(1 queries, k=3: 0 negatives, 1 short, mean score none)"

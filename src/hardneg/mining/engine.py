@@ -54,6 +54,13 @@ class Mined:
     explanation: Explanation
     recall: float | None = None
 
+    def __repr__(self) -> str:
+        """Counts in place of the numbers themselves."""
+        (queries, k), there = self.rows.shape, self.rows >= 0
+        mean = f"{float(self.scores[there].double().mean()):.3f}" if bool(there.any()) else "none"
+        short = int((there.sum(1) < k).sum())
+        return f"Mined({queries:,} queries, k={k}: {int(there.sum()):,} negatives, {short:,} short, mean score {mean})"
+
 
 def mine(
     queries: Keys,
