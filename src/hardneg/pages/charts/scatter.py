@@ -123,7 +123,7 @@ def _random(value: float, x: Axis, y: Axis) -> str:
 def _key(spots: Sequence[Spot], width: int, height: int) -> tuple[str, int]:
     """The names that have no room beside their dots, below the chart in columns, and the height that they take."""
     long = _letter * max((len(spot.name) for spot in spots), default=0) + 36
-    columns = max(1, int((width - 2) // max(long, 1)))
+    columns = max(1, int((width - 2) // long))
     rows, most = -(-len(spots) // columns), int((width - 30) // _letter)
     texts = [
         f'<text class="rule" x="{2 + i // rows * long:.1f}" y="{height + 14 + i % rows * _line:.1f}">'
