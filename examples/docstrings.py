@@ -15,6 +15,8 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+from hardneg.io.files import run_again, write_atomically
+
 PARTS = {
     "numpy": ["", "fft", "linalg", "random"],
     "scipy": ["cluster.hierarchy", "fft", "integrate", "interpolate", "linalg", "ndimage", "optimize", "signal",
@@ -50,6 +52,4 @@ for module in [f"{library}.{part}".rstrip(".") for library, parts in PARTS.items
 lines = [json.dumps({"anchor": name, "positive": sentence}) for name, sentence in pairs.items()]
 print(f"{len(lines)} pairs, such as", *lines[:: len(lines) // 3], sep="\n")
 if len(sys.argv) > 1:
-    out = Path(sys.argv[1])
-    out.parent.mkdir(parents=True, exist_ok=True)
-    out.write_text("\n".join(lines) + "\n")
+    write_atomically(Path(sys.argv[1]), lambda file: file.write("\n".join([*lines, ""]).encode()), run_again)

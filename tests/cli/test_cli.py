@@ -128,6 +128,44 @@ def test_explain_goes_factor_by_factor():
     assert order == ["OtherLabel()", "Tilt(1.0)"]
 
 
+@pytest.mark.parametrize(
+    ("text", "what"),
+    [
+        (
+            "BelowPositive(0.05)",
+            "at least 5 % below the similarity of the anchor's lowest-scored positive: up to 0.76",
+        ),
+        ("BelowPositive(absolute=0.05)", "at least 0.05 below the similarity of"),
+        ("BelowPositive(absolute=-0.1)", "up to 0.1 above the similarity of"),
+        ("BelowPositive(0.5, absolute=-0.1)", "at least 50 % below and up to 0.1 above"),
+        ("BelowPositive(absolute=0.0, by='guide')", "not above the similarity of"),
+        ("BelowPositive(absolute=0.0, by='guide')", "Judged by the guide model."),
+        (
+            "Ring(0.25, outer=0.6, dynamic_inner=True)",
+            "the closest 60 % of the candidates except the very closest 15 %",
+        ),
+        (
+            "Ring(0.1, outer=linear(1.0, 0.1), at_least=3)",
+            "At the start: Keeps every candidate except the",
+        ),
+        ("Ring(0.1, outer=linear(1.0, 0.1))", "At the end: Keeps no candidate."),
+        ("Rank(50, 200)", "Skips the closest 50 candidates and keeps the next 150."),
+        ("Rank(0, 5)", "Keeps the closest 5 candidates."),
+        ("Rank(3)", "Keeps every candidate except the closest 3."),
+        ("Tilt(2.0, source='mined')", "the candidates of 'mined' by e^(2 s)"),
+        ("ClippedTilt(10.0, bound=1.0)", "from e^-10 to e^10"),
+        ("Gaussian(0.4, sigma=0.3)", "of similarity 0.4 most, and those 0.3 away 0.61 times as much"),
+        ("Hardening('sigmoid', 3.0)", "Here slope is 3."),
+        ("Threshold(0.2) * AtMost(0.8)", "of similarity 0.2 or more. Keeps candidates of similarity 0.8 or less."),
+        ("From('batch')", "of the source 'batch'"),
+    ],
+)
+def test_explain_says_what_these_numbers_do(text, what, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "300")
+    cells = [line.split("│")[2].strip() for line in hardneg("explain", text).output.splitlines() if "│" in line]
+    assert what in " ".join(cells)
+
+
 @pytest.mark.parametrize(("beta", "temperature", "effective"), [(1.0, 0.5, "0.25"), (3.0, 0.2, "0.05")])
 def test_explain_says_which_temperature_a_tilt_is(beta, temperature, effective):
     result = hardneg("explain", f"Tilt({beta})", "--temperature", str(temperature))

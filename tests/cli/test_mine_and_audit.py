@@ -52,6 +52,15 @@ def test_messages_name_the_flags(data: Path, arguments: list[str], flag: str) ->
     assert "=" not in done.output.replace("relative=", "")
 
 
+@pytest.mark.filterwarnings("ignore:There are no texts")
+def test_what_each_factor_removed_is_printed_before_the_error(data: Path) -> None:
+    done = CliRunner().invoke(app, [*MINE, "-k", "2", "-n", "AtMost(-2.0)", "--explain"])
+    assert done.exit_code == 2
+    table, error = done.output.split("mine needs negatives to write")
+    assert "1. AtMost(-2.0)" in table
+    assert "none of 12 queries" in error
+
+
 def test_arguments_are_spelled_as_their_user_writes_them() -> None:
     with flags_in_errors({"mine": {"near_positive": "--near-positive"}}):
         assert argument_error("mine", "a cosine", "near_positive", 3).got == "--near-positive 3"

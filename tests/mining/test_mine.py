@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import math
+import warnings
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 from torch.nn.functional import normalize
 
+from hardneg.core.errors import MiningWarning
 from hardneg.core.keyed import uniform_of_pairs
 from hardneg.core.types import NEVER, Keys, Scores, Tags
 from hardneg.mining import Mined, Search, mine
@@ -406,3 +409,65 @@ def test_one_document_and_no_queries() -> None:
     assert mine(one, one, [[]], "Uniform()", 3).ids.tolist() == [[0, -1, -1]]
     assert mine(one, one, [[0]], "Tilt(1.0)", 3, "categorical").ids.tolist() == [[-1, -1, -1]]
     assert mine(Keys(torch.ones(0, 4)), one, [], "Uniform()", 3).ids.shape == (0, 3)
+
+
+@pytest.mark.parametrize(
+    ("negatives", "positives", "k", "said"),
+    [
+        ("BelowPositive(absolute=-1.0)", [[0], [1], [2]], 2, []),
+        ("Uniform()", [[0], [], [2]], 2, []),
+        (
+            "Uniform()",
+            [[0], [1, 2], [2]],
+            3,
+            ["1 of 3 queries have fewer than k=3 negatives, 0 of them none", "documents"],
+        ),
+        (
+            "AtMost(-2.0)",
+            [[0], [1], [2]],
+            1,
+            ["3 of 3 queries", "3 of them none", "candidates than AtMost(-2.0) does."],
+        ),
+        (
+            "BelowPositive(absolute=-1.0)",
+            [[0], [], []],
+            2,
+            ["2 of 3 queries have no positive, so BelowPositive(absolute"],
+        ),
+    ],
+)
+def test_what_is_missing_is_reported_once_in_a_call(
+    negatives: str, positives: list[list[int]], k: int, said: list[str]
+) -> None:
+    vectors = torch.eye(4)
+    with warnings.catch_warnings(record=True) as found:
+        warnings.simplefilter("always")
+        for _ in range(2):
+            mine(Keys(vectors[:3]), Keys(vectors), positives, negatives, k)
+    assert [warning.category for warning in found] == [MiningWarning] * (2 if said else 0)
+    assert all(part in str(warning.message) for warning in found for part in said)
+    assert all(warning.filename == __file__ for warning in found), "where the user called"
+
+
+@pytest.mark.parametrize(
+    ("scale", "options", "warned"),
+    [
+        (1.0, {}, False),
+        (3.0, {}, True),
+        (3.0, {"search": "exact"}, True),
+        (3.0, {"search": Search(cosine=False)}, False),
+    ],
+)
+def test_vectors_that_are_not_of_unit_norm_are_reported(scale: float, options: dict[str, Any], warned: bool) -> None:
+    corpus = scale * torch.eye(4)
+    with warnings.catch_warnings(record=True) as found:
+        warnings.simplefilter("always")
+        mine(Keys(torch.eye(4)), Keys(corpus), torch.arange(4), "Uniform()", 2, **options)
+    assert ["norms of 3 to 3" in str(warning.message) for warning in found] == [True] * warned
+
+
+def test_what_was_mined_is_shown_by_counts() -> None:
+    found = mine(Keys(torch.eye(4)[:2]), Keys(torch.eye(4)), [[0, 1, 2], [1]], "Uniform()", 3)
+    assert repr(found) == str(found) == "Mined(2 queries, k=3: 4 negatives, 1 short, mean score 0.000)"
+    none = mine(Keys(torch.eye(2)[:1]), Keys(torch.eye(2)), [[0, 1]], "Uniform()", 3)
+    assert repr(none) == "Mined(1 queries, k=3: 0 negatives, 1 short, mean score none)"

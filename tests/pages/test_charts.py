@@ -42,6 +42,35 @@ def test_grid_lines_do_not_run_through_names() -> None:
     assert not any(top < baseline and baseline - 11 < bottom for top, bottom in lines for baseline in names)
 
 
+def test_lines_of_seeds_stay_behind_names() -> None:
+    rows = [Dots(f"{letter}  long name", letter, i, {0: 1.0 + i}, 1.0 + i, 0.5) for i, letter in enumerate("AB")]
+    chart = dot_plot("x", rows, "points", str)
+    assert chart.count('style="width:12ch"/><text class="halo name"') == 2
+    assert chart.index('class="pair') < chart.index('<rect class="name"')
+
+
+@pytest.mark.parametrize(("values", "half"), [((99.0, 99.8), 5.0), ((100.0, 100.0), None), ((0.0, 1.0), 9.0)])
+def test_an_axis_of_accuracy_stays_between_0_and_100(values: tuple[float, float], half: float | None) -> None:
+    chart = dot_plot("x", [Dots("A", "A", 0, dict(enumerate(values)), sum(values) / 2, half)], "%", str, ceiling=100.0)
+    numbers = [float(one) for one in re.findall(r'text-anchor="middle">(-?[\d.]+)<', chart)]
+    assert len(numbers) > 1
+    assert min(numbers) >= 0.0
+    assert max(numbers) <= 100.0
+
+
+@pytest.mark.parametrize(("width", "named"), [(1080, True), (360, False)])
+def test_every_dot_has_a_name_beside_it_or_below(width: int, named: bool) -> None:
+    spots = [Spot(i, f"Tilt({i}.0)", "it", 0.5 + 0.001 * i, 0.1, 0.0, 0, False, False) for i in range(1, 12)]
+    spots.append(Spot(12, "Ring" * 40, "it", 0.9, 0.3, 0.0, 0, True, False))
+    chart = scatter(spots, 0.5, width=width, height=400, named=named, kind="")
+    assert all(f"Tilt({i}.0)" in chart for i in range(1, 12))
+    below = re.findall(r'class="rule" x="([\d.]+)" y="([\d.]+)"><title>it</title>\d+ ([^<]*)<', chart)
+    assert all(float(x) + 6.7 * len(text) <= width for x, _, text in below)
+    assert len({(x, y) for x, y, _ in below}) == len(below)
+    height = float(re.findall(r'viewBox="0 0 \d+ (\d+)"', chart)[0])
+    assert 400 < max(float(y) for _, y, _ in below) < height
+
+
 def test_a_name_stands_nearest_to_its_own_dot() -> None:
     """Three dots in a row: only the last has room beside it."""
     spots = [Spot(1 + i, f"rule {i}", f"rule {i}", 0.5 + 0.016 * i, 0.1, 0.0, i, False, False) for i in range(3)]

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import errno
 import runpy
 import sys
 from pathlib import Path
 
 import pytest
+
+from hardneg.core.errors import DiskFull
 
 EXAMPLES = sorted((Path(__file__).parents[2] / "examples").glob("*.py"))
 
@@ -19,6 +22,16 @@ def test_example_runs(
     monkeypatch.setattr(sys, "argv", [str(script)])
     runpy.run_path(str(script), run_name="__main__")
     assert capsys.readouterr().out.count("\n") >= 2
+
+
+def test_docstrings_are_written_whole_or_not_at_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    out = tmp_path / "new" / "docstrings.jsonl"
+    script = next(script for script in EXAMPLES if script.stem == "docstrings")
+    monkeypatch.setattr(sys, "argv", [str(script), str(out)])
+    monkeypatch.setattr("os.fsync", lambda _: (_ for _ in ()).throw(OSError(errno.ENOSPC, "full")))
+    with pytest.raises(DiskFull):
+        runpy.run_path(str(script), run_name="__main__")
+    assert not list(out.parent.iterdir())
 
 
 def test_there_are_four() -> None:

@@ -238,6 +238,13 @@ def test_the_page_names_which_arms_are_shown(compared: Page, tmp_path: Path) -> 
     assert "the first arm" not in read(write_report(tmp_path / "run")).words
 
 
+def test_arms_that_are_left_out_for_their_labels_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(ACCURACY, "supcon()", [0.95, 0.96, 0.97])
+    make_comparison(tmp_path, (*ARMS[:2], "supcon()"))
+    words = read(write_report(tmp_path)).words
+    assert "B, the best of the others (seed 0). Arms that see labels are left out: C." in words
+
+
 def test_measures_are_not_called_better_than_they_are(compared: Page) -> None:
     assert "lower is better" not in compared.words
     assert "lower is closer" in compared.words

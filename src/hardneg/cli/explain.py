@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import math
 from collections.abc import Mapping
 
@@ -12,7 +11,7 @@ from rich.text import Text
 
 from hardneg.core.errors import check_range
 from hardneg.core.schedules import Schedule, registered_schedules
-from hardneg.core.text import printable
+from hardneg.core.text import printable, summary
 from hardneg.negatives import Negatives, parse, registered_negatives
 
 
@@ -29,17 +28,23 @@ def explain_expression(text: str, temperature: float) -> None:
     table = Table(title=Text(printable(repr(negatives))), title_justify="left")
     table.add_column("factor")
     table.add_column("what it does")
-    for factor in negatives.factors:
-        table.add_row(Text(printable(repr(factor))), Text(_first_line(type(factor))))
+    total = max([getattr(schedule, "steps", None) or 100 for schedule in negatives.schedules()], default=100)
+    begin, end = negatives.at(0, total), negatives.at(total, total)
+    for factor, *ends in zip(negatives.factors, begin.factors, end.factors, strict=True):
+        table.add_row(Text(printable(repr(factor))), Text(printable(_what_it_does(*ends))))
     console.print(table)
-    for sentence in _remarks(negatives, temperature):
+    for sentence in _remarks(negatives, begin, end, temperature):
         console.print(Text(printable(sentence)))
 
 
-def _remarks(negatives: Negatives, temperature: float) -> list[str]:
+def _what_it_does(begin: Negatives, end: Negatives) -> str:
+    first, last = begin.describe(), end.describe()
+    judge = " Judged by the guide model." if getattr(begin, "by", "score") == "guide" else ""
+    return (first if first == last else f"At the start: {first} At the end: {last}") + judge
+
+
+def _remarks(negatives: Negatives, begin: Negatives, end: Negatives, temperature: float) -> list[str]:
     remarks = []
-    total = max([getattr(schedule, "steps", None) or 100 for schedule in negatives.schedules()], default=100)
-    begin, end = negatives.at(0, total), negatives.at(total, total)
     betas = [_tilt(at) for at in (begin, end)]
     if any(betas):
         effective = [f"{temperature / (1.0 + beta):.4g}" for beta in betas]
@@ -65,9 +70,5 @@ def _table(title: str, classes: Mapping[str, type[Negatives] | type[Schedule]]) 
     for column in ("name", "what it is", "example"):
         table.add_column(column)
     for name, cls in sorted(classes.items()):
-        table.add_row(name, Text(_first_line(cls)), Text(cls.examples[0] if cls.examples else f"{name}()"))
+        table.add_row(name, Text(summary(cls)), Text(cls.examples[0] if cls.examples else f"{name}()"))
     return table
-
-
-def _first_line(cls: type) -> str:
-    return (inspect.getdoc(cls) or "").split("\n\n")[0].replace("\n", " ").replace("``", "")

@@ -14,6 +14,7 @@ from hardneg.mining.options import INPUT, OUTPUT, RULE, RUN, SEARCH, MineOptions
 
 if TYPE_CHECKING:
     from hardneg.mining.estimate import Estimate
+    from hardneg.mining.explain import Explanation
     from hardneg.mining.job import Summary
 
 
@@ -57,14 +58,33 @@ with_parameters(
 
 
 def _mine(options: MineOptions, explain: bool) -> None:
+    from hardneg.mining.explain import NoNegatives
     from hardneg.mining.job import run
 
-    with progress_bars() as bars:
-        summary = run(options, bars)
+    try:
+        with progress_bars() as bars:
+            summary = run(options, bars)
+    except NoNegatives as error:
+        if explain:
+            _print_steps(error.explanation)
+        raise
     if summary is not None:
         _print_summary(summary, options, explain)
     elif options.part is not None:
         typer.echo(f"Part {options.part} has done what it can; --merge writes the output once all parts have.")
+
+
+def _print_steps(explanation: Explanation) -> None:
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    steps = Table(title=f"{explanation.looked_at:,} candidates looked at", title_justify="left")
+    for name in ("step", "removed", "queries short because of it"):
+        steps.add_column(name, justify="left" if name == "step" else "right")
+    for step, gone, short in explanation.rows():
+        steps.add_row(Text(step), f"{gone:,}", f"{short:,}")
+    Console().print(steps)
 
 
 def _print_summary(summary: Summary, options: MineOptions, explain: bool) -> None:
@@ -74,12 +94,7 @@ def _print_summary(summary: Summary, options: MineOptions, explain: bool) -> Non
 
     console = Console()
     if explain:
-        steps = Table(title=f"{summary.explanation.looked_at:,} candidates looked at", title_justify="left")
-        for name in ("step", "removed", "queries short because of it"):
-            steps.add_column(name, justify="left" if name == "step" else "right")
-        for step, gone, short in summary.explanation.rows():
-            steps.add_row(Text(step), f"{gone:,}", f"{short:,}")
-        console.print(steps)
+        _print_steps(summary.explanation)
     similarities = Table(title="similarity", title_justify="left")
     for name in ("", "mean", "5%", "median", "95%"):
         similarities.add_column(name, justify="right")

@@ -31,6 +31,10 @@ class HardnegWarning(UserWarning):
         self.kind = kind
 
 
+class MiningWarning(HardnegWarning):
+    """About what hn.mine was given: vectors not of unit norm, too few positives, or too few documents for k."""
+
+
 def warn_once(key: str, message: str) -> None:
     """Warns unless the key did before; what stands before a colon in it is the kind of the warning."""
     if key not in _warned:

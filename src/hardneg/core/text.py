@@ -1,7 +1,8 @@
-"""Text of others, made safe to print."""
+"""Text of others, made safe to print, and the first paragraph of a docstring."""
 
 from __future__ import annotations
 
+import inspect
 import unicodedata
 
 _UNSAFE = {"Cc", "Cf", "Cs", "Co", "Zl", "Zp"}
@@ -33,3 +34,8 @@ def _escaped(letter: str) -> str:
     if unicodedata.category(letter) not in _UNSAFE:
         return letter
     return letter.encode("unicode_escape", "surrogatepass").decode("ascii")
+
+
+def summary(cls: type) -> str:
+    """The first paragraph of a docstring on one line."""
+    return (inspect.getdoc(cls) or "").split("\n\n")[0].replace("\n", " ").replace("``", "")

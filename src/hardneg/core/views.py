@@ -32,10 +32,11 @@ def pair_views(
     def each(tag: Tensor | None) -> Tensor | None:
         return None if tag is None else torch.cat([tag] * number)
 
+    one = Keys(views[0], ids, labels, clusters)  # an error about its tags has the numbers of the caller
     numbers = (
-        kept(_numbers, len(views[0]), number, device=views[0].device) if ids is None else each(batch_ids(views[0], ids))
+        kept(_numbers, len(one), number, device=views[0].device) if ids is None else each(batch_ids(views[0], one.ids))
     )
-    batch = Keys(torch.cat(list(views)), numbers, each(labels), each(clusters), source="batch")
+    batch = Keys(torch.cat(list(views)), numbers, each(one.labels), each(one.clusters), source="batch")
     temperature = _each_view(temperature, len(views[0]), number)
     return Pairing(
         batch, Keys(batch.vectors), (batch, *extra), temperature, ids_given=ids is not None, num_views=number

@@ -12,14 +12,16 @@ error: every id exists. What they leave is positives that are no closer than cha
 
 from __future__ import annotations
 
+import warnings
 from dataclasses import dataclass
 from typing import Annotated
 
 import torch
 from torch import Tensor
 
-from hardneg.core.errors import spelled, warn_once
+from hardneg.core.errors import MiningWarning, spelled, warn_once
 from hardneg.core.vectors import unit
+from hardneg.mining.explain import TOO_FEW, Explanation
 from hardneg.mining.pairs import Pairs
 from hardneg.negatives import Negatives
 
@@ -119,6 +121,43 @@ def warn_of_easy_negatives(
             f"{margin!r} compares with the lowest-scored of several positives. Keep only the best positives of a "
             f"query, or use {spelled('mine', 'near_positive')} or a ring, such as Ring(0.01, 0.1), instead of it.",
         )
+
+
+def warn_of_missing_positives(positives: Pairs, negatives: Negatives) -> None:
+    """Warns where a factor compares with the positives and some queries have none: it removes nothing there."""
+    margin = next((factor for factor in negatives.factors if _looks_at_positives(factor)), None)
+    missing = int((positives.count() == 0).sum())
+    if margin is not None and missing:
+        message = (
+            f"{missing:,} of {len(positives):,} queries have no positive, so {margin!r} removes nothing there and may "
+            "leave false negatives. Give their positives, or leave these queries out."
+        )
+        warnings.warn(MiningWarning(message, "no positive"), stacklevel=4)
+
+
+def warn_of_short(found: Explanation, k: int) -> None:
+    """Warns where queries have fewer than k negatives."""
+    if found.short:
+        few = found.reason() == TOO_FEW
+        fix = "add documents to the corpus" if few else f"remove fewer candidates than {found.cause()} does"
+        message = (
+            f"{found.short:,} of {found.queries:,} queries have fewer than k={k} negatives, {found.empty:,} of them "
+            f"none: their rows are padded. Lower k, or {fix}."
+        )
+        warnings.warn(MiningWarning(message, "short"), stacklevel=3)
+
+
+def warn_of_norms(corpus: Annotated[Tensor, "n d"]) -> None:
+    """Warns where the dot product is clearly not the cosine and nobody chose between the two."""
+    norms = torch.linalg.vector_norm(_vectors(corpus, _sampled(len(corpus), _documents), cosine=False), dim=1)
+    low, high = norms.quantile(norms.new_tensor([0.05, 0.95])).tolist()
+    if low < 0.9 or high > 1.1:
+        message = (
+            f"The vectors of the corpus have norms of {low:.3g} to {high:.3g} (nine tenths of them), and hn.mine "
+            "compares by the dot product, in which longer ones come first. Pass search=hn.mining.Search(cosine=True) "
+            "for the cosine, as in `hardneg mine`, or hn.mining.Search() for the dot product without this warning."
+        )
+        warnings.warn(MiningWarning(message, "norms"), stacklevel=3)
 
 
 def _looks_at_positives(factor: Negatives) -> bool:

@@ -17,7 +17,13 @@ from torch import Tensor
 from hardneg.core.exact import Documents
 from hardneg.core.types import NEVER, Keys
 from hardneg.kernels.groups import runs_in_triton
-from hardneg.mining.alignment import Alignment, alignment_of, warn_of_alignment, warn_of_easy_negatives
+from hardneg.mining.alignment import (
+    Alignment,
+    alignment_of,
+    warn_of_alignment,
+    warn_of_easy_negatives,
+    warn_of_missing_positives,
+)
 from hardneg.mining.candidates import Finder
 from hardneg.mining.checks import check_corpus, check_inputs
 from hardneg.mining.explain import Explanation
@@ -47,6 +53,13 @@ class Mined:
     retrievers: tuple[str, ...]
     explanation: Explanation
     recall: float | None = None
+
+    def __repr__(self) -> str:
+        """Counts in place of the numbers themselves."""
+        (queries, k), there = self.rows.shape, self.rows >= 0
+        mean = f"{float(self.scores[there].double().mean()):.3f}" if bool(there.any()) else "none"
+        short = int((there.sum(1) < k).sum())
+        return f"Mined({queries:,} queries, k={k}: {int(there.sum()):,} negatives, {short:,} short, mean score {mean})"
 
 
 def mine(
@@ -92,6 +105,7 @@ def mine(
     miner = Miner(queries, corpus, positives, rule, temperature, near_positive, search, rescore, guide)
     alignment = miner.alignment()
     warn_of_alignment(alignment)
+    warn_of_missing_positives(miner.meeting.positives, rule.negatives)
     mined = miner.joined(miner.mined(progress))
     if rescore is None:
         several = bool((miner.meeting.positives.count() > 1).any())

@@ -13,8 +13,10 @@ from hardneg.core.conversion import number_of
 from hardneg.core.errors import ArgumentError
 from hardneg.core.types import Keys
 from hardneg.mining import engine
+from hardneg.mining.alignment import warn_of_norms, warn_of_short
 from hardneg.mining.dataset import is_dataset, mine_dataset
 from hardneg.mining.engine import Mined
+from hardneg.mining.search import Search
 from hardneg.negatives import Negatives
 
 
@@ -39,13 +41,17 @@ def mine(queries: Any, *given: Any, **options: Any) -> Any:
     """Hard negatives by any distribution, as in training: for vectors, or for a data set of texts.
 
     ``mine(queries, corpus, positives, negatives, k, draw="top", seed=0, ...)`` for vectors: Keys, tensors, arrays or
-    lists. Positives are ids of the corpus, numbers or texts; rows, where it has none. See ``hardneg.mining.engine``.
+    lists. Positives are ids of the corpus, numbers or texts; rows, where it has none. Vectors are compared by the dot
+    product as they are, unlike in `hardneg mine`: ``search=Search(cosine=True)`` is its cosine. See
+    ``hardneg.mining.engine``.
 
     ``mine(dataset, model=..., negatives=..., k=...)`` for a ``datasets.Dataset`` of (anchor, positive) texts: a Dataset
     with the columns of sentence-transformers' ``mine_hard_negatives``, whose options have the same names here. See
     ``hardneg.mining.dataset.mine_dataset``.
 
     >>> found = mine([[1.0, 0.0]], [[1.0, 0.0], [0.6, 0.8], [0.0, 1.0]], [0], "Uniform()", 2)
+    >>> found
+    Mined(1 queries, k=2: 2 negatives, 0 short, mean score 0.300)
     >>> found.ids.tolist()
     [[1, 2]]
     >>> documents = Keys([[1.0, 0.0], [0.6, 0.8], [0.0, 1.0]], ids=["a", "b", "c"])
@@ -64,6 +70,9 @@ def mine(queries: Any, *given: Any, **options: Any) -> Any:
     corpus = _keys(options.pop("corpus"))
     positives = _positives(options.pop("positives"), corpus)
     mined = engine.mine(_keys(queries), corpus, positives, **options)
+    if not isinstance(options.get("search"), Search):
+        warn_of_norms(corpus.vectors)
+    warn_of_short(mined.explanation, options["k"])
     if corpus.names is None:
         return mined
     rows = mined.rows.numpy()

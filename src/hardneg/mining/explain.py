@@ -10,7 +10,11 @@ from typing import Annotated, Any
 import torch
 from torch import Tensor
 
+from hardneg.core.errors import ArgumentError
 from hardneg.negatives import Negatives
+
+TOO_FEW = "too few candidates"
+"""Why a query is short from which no factor removed anything."""
 
 
 @dataclass
@@ -47,7 +51,7 @@ class Explanation:
         self.empty += int((chosen == 0).sum())
         few = left[short] < k  # at hand, after the guard, after each factor
         first = torch.where(few.any(1), few.int().argmax(1), few.shape[1])
-        reasons = ("too few candidates", *self.steps)
+        reasons = (TOO_FEW, *self.steps)
         self._explain(Counter(reasons[place] for place in first.tolist()))
 
     def add(self, other: Explanation) -> None:
@@ -68,6 +72,10 @@ class Explanation:
         """The step after which most queries had too few candidates."""
         return max(self.why, key=lambda step: self.why[step], default="no candidates")
 
+    def cause(self) -> str:
+        """The same without the number of the step."""
+        return self.reason().split(". ", 1)[-1]
+
     def as_dict(self) -> dict[str, Any]:
         return {
             "queries": self.queries,
@@ -77,3 +85,9 @@ class Explanation:
             "empty": self.empty,
             "why_short": dict(self.why),
         }
+
+
+class NoNegatives(ArgumentError):
+    """No query has enough negatives to be written; ``explanation`` counts what each factor removed."""
+
+    explanation: Explanation

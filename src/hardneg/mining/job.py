@@ -30,12 +30,12 @@ from hardneg.io.provenance import environment
 from hardneg.mining.alignment import warn_of_alignment, warn_of_easy_negatives
 from hardneg.mining.beir import from_beir
 from hardneg.mining.cache_key import digest_of_path, key_of_function
-from hardneg.mining.checks import check_options, expression_of
+from hardneg.mining.checks import check_options, expression_of, is_listed
 from hardneg.mining.engine import Mined, Miner
 from hardneg.mining.engines import Engine, PartDone, Work, engine_of
 from hardneg.mining.engines.local import Local
 from hardneg.mining.estimate import check_disk, check_disk_before
-from hardneg.mining.explain import Explanation
+from hardneg.mining.explain import TOO_FEW, Explanation, NoNegatives
 from hardneg.mining.imports import load_imports
 from hardneg.mining.inputs import Embedded, Progress, embeddings, load_problem, make_miner
 from hardneg.mining.manifest import describe_inputs, digests_of_others, is_of, read_manifest
@@ -319,9 +319,7 @@ def _finish(
     result = with_teacher(result, miner.meeting)
     if not has_rows(result, layout):
         shutil.rmtree(work)  # its blocks are of no use to another rule or format
-        got = f"none of {len(problem.queries)} queries with enough of them: {explanation.reason()}"
-        fix = "use a smaller -k or an easier rule"
-        raise ArgumentError("mine", f"negatives to write as {options.format}", got, fix)
+        raise _no_negatives(options, explanation)
     out = Path(options.out)
     staged = work / f"output{out.suffix.lower() if out.suffix.lower() in ('.parquet', '.jsonl') else ''}"
     if staged.is_dir():  # of a run that was killed here
@@ -351,6 +349,21 @@ def _finish(
     swap_in(staged, out)
     os.replace(work / "manifest.json", manifest_of(out))
     return Summary(counts, explanation, statistics, written, manifest_of(out), mined.recall)
+
+
+def _no_negatives(options: MineOptions, explanation: Explanation) -> NoNegatives:
+    """What was there on average, what took it away, and what to change."""
+    looked_at = explanation.looked_at / max(explanation.queries, 1)
+    cause = explanation.cause()
+    few = "which are too few" if cause == TOO_FEW else f"of which {cause} leaves too few"
+    got = f"none of {explanation.queries:,} queries with enough: a query has {looked_at:.3g} candidates, {few}"
+    fix = "use a smaller -k or an easier rule"
+    if is_listed(options):
+        given = written("mine", "candidates", options.candidates)
+        fix = f"{fix}, or raise {given}, the best of each retriever; BM25 gives only those that share a word"
+    error = NoNegatives("mine", f"negatives to write as {options.format}", got, fix)
+    error.explanation = explanation
+    return error
 
 
 def _statistics(result: Result, miner: Miner) -> dict[str, dict[str, float]]:

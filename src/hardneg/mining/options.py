@@ -58,7 +58,7 @@ class MineOptions:
     draw: str = option("top", "top, gumbel or categorical.", RULE)
     seed: int = option(0, "Of the draws.", RULE)
     temperature: float = option(TEMPERATURE, "Of tilts: exp(beta * similarity / temperature).", RULE)
-    similarity: str = option("cosine", "cosine or dot.", RULE)
+    similarity: str = option("cosine", "cosine or dot (hn.mine: dot by default).", RULE)
     guide: str | None = option(None, "sentence-transformers model that by='guide' reads.", RULE)
     cross_encoder: str | None = option(None, "CrossEncoder, a second opinion on candidates.", RULE)
     cross_encoder_use: str = option("rerank", "Its scores rerank the candidates, or veto some.", RULE)

@@ -44,6 +44,9 @@ class Threshold(Negatives):
         rounding = 4.0 * torch.finfo(tile.s.dtype).eps  # the cosine of opposite vectors may be below -1
         return tile.keep(~(tile.score(self.by, "Threshold") < tile.tempered(self.similarity) - tile.tempered(rounding)))
 
+    def describe(self) -> str:
+        return f"Keeps candidates of similarity {self.similarity:g} or more."
+
     @property
     def monotone(self) -> bool:
         return self.by == "score"
@@ -70,6 +73,9 @@ class AtMost(Negatives):
     def log_weight(self, tile: Tile) -> Tensor:
         rounding = 4.0 * torch.finfo(tile.s.dtype).eps  # the cosine of equal vectors may be above 1
         return tile.keep(~(tile.score(self.by, "AtMost") > tile.tempered(self.similarity) + tile.tempered(rounding)))
+
+    def describe(self) -> str:
+        return f"Keeps candidates of similarity {self.similarity:g} or less."
 
 
 @dataclass(frozen=True, repr=False)
@@ -114,6 +120,15 @@ class BelowPositive(Negatives):
             ends.append(lowest - self.absolute * one)
         return ends[0] if len(ends) == 1 else torch.minimum(*ends)
 
+    def describe(self) -> str:
+        relative = [] if self.relative is None else [_side(100 * self.relative, " %")]
+        absolute = [] if self.absolute is None else [_side(self.absolute, "")]
+        highest = self._ceiling(torch.tensor(0.8, dtype=torch.float64)).item()
+        return (
+            f"Keeps candidates {' and '.join(relative + absolute)} the similarity of the anchor's lowest-scored "
+            f"positive: up to {highest:.3g} where the positive has 0.8."
+        )
+
     def closed_form(self) -> ClosedForm | None:
         margins = (self.relative, self.absolute)
         if self.by != "score" or not all(margin is None or isinstance(margin, (int, float)) for margin in margins):
@@ -122,3 +137,10 @@ class BelowPositive(Negatives):
 
     def reads(self) -> frozenset[str]:
         return super().reads() | {"positives"}
+
+
+def _side(margin: Number, unit: str) -> str:
+    """On which side of the positive the limit of a margin lies."""
+    if margin == 0:
+        return "not above"
+    return f"at least {margin:g}{unit} below" if margin > 0 else f"up to {-margin:g}{unit} above"

@@ -12,6 +12,7 @@ from hardneg.core.bounds import Bound
 from hardneg.core.errors import ArgumentError, argument_error, warn_once
 from hardneg.core.schedules import Number, Schedule, short_repr, value_of
 from hardneg.core.sweep import dense_weights
+from hardneg.core.text import summary
 from hardneg.core.tiles import Tile
 from hardneg.core.types import NEVER, LogWeights, Scores
 from hardneg.negatives.closed import ClosedForm, product_of
@@ -114,6 +115,10 @@ class Negatives:
         None: all of them, or as many as it takes.
         """
         return wanted if self.pointwise and not self.removes and not self.looks_around else None
+
+    def describe(self) -> str:
+        """What it does with these numbers, in plain words, for ``hardneg explain``; schedules are evaluated before."""
+        return summary(type(self))
 
     def __mul__(self, other: Negatives) -> Negatives:
         if not isinstance(other, Negatives):

@@ -39,3 +39,6 @@ class Gaussian(Negatives):
         similarity = tile.similarity if self.by == "score" else tile.guided("Gaussian")
         distance: Tensor = ((similarity.detach() if self.detach else similarity) - self.mu) / self.sigma
         return -0.5 * distance.square()
+
+    def describe(self) -> str:
+        return f"Weighs candidates of similarity {self.mu:g} most, and those {self.sigma:g} away 0.61 times as much."

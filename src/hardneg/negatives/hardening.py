@@ -5,6 +5,7 @@ eta is non-negative and non-decreasing in the tempered score g = similarity / te
 
 from __future__ import annotations
 
+import inspect
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -74,6 +75,13 @@ class Hardening(Negatives):
 
     def log_weight(self, tile: Tile) -> Tensor:
         return self._of(tile.score(self.by, "Hardening"))
+
+    def describe(self) -> str:
+        if not isinstance(self.log_eta, str):
+            return super().describe()
+        *_, parameter = inspect.signature(_named[self.log_eta]).parameters
+        formula = inspect.getdoc(_named[self.log_eta]) or f"The registered eta {self.log_eta!r}."
+        return f"Weighs candidates by eta(similarity / temperature). {formula} Here {parameter} is {self.parameter:g}."
 
     @property
     def monotone(self) -> bool:

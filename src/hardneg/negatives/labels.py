@@ -47,6 +47,9 @@ class From(Negatives):
     def reads(self) -> frozenset[str]:
         return frozenset({"source"})
 
+    def describe(self) -> str:
+        return f"Keeps candidates of the source {self.source!r}."
+
     @property
     def only_source(self) -> str:
         return self.source

@@ -45,6 +45,14 @@ class Tilt(Negatives):
         tilted: Tensor = self.beta * (s.detach() if self.detach else s)
         return tilted if self.source is None else torch.where(tile.of_source("Tilt", self.source), tilted, 0.0)
 
+    def describe(self) -> str:
+        which = f"the candidates of {self.source!r}" if self.source is not None else "candidates"
+        others = "; the others keep weight 1" if self.source is not None else ""
+        return (
+            f"Weighs {which} by e^({self.beta:g} s), where s = similarity / temperature: one whose s is higher by 1 "
+            f"counts e^{self.beta:g} times as much{others}."
+        )
+
     def reads(self) -> frozenset[str]:
         return super().reads() | ({"source"} if self.source is not None else set())
 
@@ -89,6 +97,11 @@ class ClippedTilt(Negatives):
         largest = tile.bound["largest"]
         log_w: Tensor = self.beta * (self._score(tile) * (self.bound / torch.where(largest > 0, largest, 1.0)))
         return log_w
+
+    def describe(self) -> str:
+        most = self.beta * self.bound
+        weight = f"e^({most:g} s / max |s|), where s = similarity / temperature and the maximum is that of the batch"
+        return f"Weighs candidates by {weight}: from e^-{most:g} to e^{most:g}."
 
     def _score(self, tile: Tile) -> Tensor:
         s = tile.score(self.by, "ClippedTilt")

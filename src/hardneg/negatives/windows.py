@@ -107,6 +107,14 @@ class Ring(Negatives):
     def log_weight(self, tile: Tile) -> Tensor:
         return _inside(self, tile)
 
+    def describe(self) -> str:
+        inner = self.inner * self.outer if self.dynamic_inner else self.inner
+        kept = f"the closest {100 * self.outer:g} % of the candidates" if self.outer < 1 else "every candidate"
+        if inner >= self.outer and not self.at_least:
+            return "Keeps no candidate."
+        without = f" except the very closest {100 * inner:g} % of all" if inner else ""
+        return f"Keeps {kept}{without}{f', {self.at_least} at least' if self.at_least else ''}."
+
     def closed_form(self) -> ClosedForm | None:
         return _closed_form(self) if self._reach is not None else None
 
@@ -161,6 +169,13 @@ class Rank(Negatives):
 
     def log_weight(self, tile: Tile) -> Tensor:
         return _inside(self, tile)
+
+    def describe(self) -> str:
+        if self.stop is None:
+            return f"Keeps every candidate{f' except the closest {self.start}' if self.start else ''}."
+        if not self.start:
+            return f"Keeps the closest {self.stop} candidates."
+        return f"Skips the closest {self.start} candidates and keeps the next {self.stop - self.start}."
 
     def closed_form(self) -> ClosedForm | None:
         return _closed_form(self)

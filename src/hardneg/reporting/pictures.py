@@ -66,7 +66,7 @@ def pictures_of(story: Story) -> dict[str, Any]:
     except (ValueError, OSError, ImportError) as error:
         return {"instead": f"{none}{error}"}
     sentences = [] if data.labels is None else _sentences(shown, _chance(data.labels), evaluated_in(story), story.noun)
-    return {"instead": "", "cards": cards, "sentences": sentences, "who": _who(arms)}
+    return {"instead": "", "cards": cards, "sentences": sentences, "who": _who(arms, story)}
 
 
 def _chance(labels: Tensor) -> float:
@@ -114,13 +114,20 @@ def _arms_to_show(story: Story) -> list[tuple[ArmRuns, SeedRun]]:
     return there[:1] + others[:1]
 
 
-def _who(arms: list[tuple[ArmRuns, SeedRun]]) -> str:
+def _who(arms: list[tuple[ArmRuns, SeedRun]], story: Story) -> str:
     """Which arms are shown, and why not all: the page would be long, and few would look at more."""
     if arms[0][0].alone:
         return ""
     shown = f"Shown {'is' if len(arms) == 1 else 'are'} {arms[0][0].letter}, the first arm (seed {arms[0][1].seed})"
     others = [f" and {arm.letter}, the best of the others (seed {one.seed})" for arm, one in arms[1:]]
-    return f"{shown}{''.join(others)}."
+    sees = arms[0][0].uses_labels
+    unlike = (
+        [arm.letter for arm in story.arms if arm.uses_labels != sees]
+        if len(arms) > 1 and arms[1][0].uses_labels == sees
+        else []
+    )
+    which = "without labels" if sees else "that see labels"
+    return f"{shown}{''.join(others)}." + (f" Arms {which} are left out: {listed(unlike)}." if unlike else "")
 
 
 def _items_of(one: SeedRun) -> tuple[Any, ...]:

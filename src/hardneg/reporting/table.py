@@ -47,6 +47,7 @@ def dots_of(story: Story) -> Markup | None:
         rows,
         f"{measure}, {unit_of(story.metric)}  (the axis does not start at 0)",
         two_digits,
+        ceiling=100.0,
     )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from textwrap import wrap
 
@@ -25,9 +26,12 @@ class Dots:
 LINE, ROW = 15, 37  # heights of a line of a name, and of the dots under it
 
 
-def dot_plot(name: str, rows: list[Dots], unit: str, show: Format) -> Markup:
-    """Every seed as a dot, the mean with its interval, and thin lines that join the same seed in all arms."""
-    axis, top, heights = _dot_axis(rows), 6, []
+def dot_plot(name: str, rows: list[Dots], unit: str, show: Format, *, ceiling: float = math.inf) -> Markup:
+    """Every seed as a dot, the mean with its interval, and thin lines that join the same seed in all arms.
+
+    ``ceiling``: what no value can exceed, nor the axis.
+    """
+    axis, top, heights = _dot_axis(rows, ceiling), 6, []
     for row in rows:
         top += LINE * len(_name_lines(row)) + ROW
         heights.append(top - 17)
@@ -52,7 +56,7 @@ def _name_lines(row: Dots) -> list[str]:
     return wrap(row.label, 42, subsequent_indent="   ") or [""]
 
 
-def _dot_axis(rows: list[Dots]) -> Axis:
+def _dot_axis(rows: list[Dots], ceiling: float) -> Axis:
     """Around the dots; an interval may add as much again on either side, and is cut beyond that."""
     values = [value for row in rows for value in row.values.values()]
     low, high = min(values), max(values)
@@ -60,7 +64,8 @@ def _dot_axis(rows: list[Dots]) -> Axis:
     reach = [(row.mean - (row.half_width or 0.0), row.mean + (row.half_width or 0.0)) for row in rows]
     low = max(min(low, *(r[0] for r in reach)), low - span)
     high = min(max(high, *(r[1] for r in reach)), high + span)
-    return Axis(*padded([low, high], share=0.05), 0.0, 100.0)
+    low, high = padded([low, high], floor=0.0 if min(values) >= 0.0 else None, share=0.05)
+    return Axis(low, min(high, max(ceiling, *values)), 2.0, 98.0)  # a line may go on a little
 
 
 def _dot_row(axis: Axis, row: Dots, y: float, show: Format) -> str:
@@ -84,6 +89,8 @@ def _dot_row(axis: Axis, row: Dots, y: float, show: Format) -> str:
     )
     lines = _name_lines(row)
     label = "".join(
+        # The lines of the seeds stay behind the name.
+        f'<rect class="name" x="0" y="{y - 29 - LINE * above}" height="{LINE + 1}" style="width:{len(line)}ch"/>'
         f'<text class="halo name" x="0" y="{y - 17 - LINE * above}">{shown(line)}</text>'
         for above, line in enumerate(reversed(lines))
     )

@@ -1,4 +1,4 @@
-"""The hardness-falseness frontier as inline SVG: a numbered dot for each rule, named where there is room."""
+"""The hardness-falseness frontier as inline SVG: a numbered dot for each rule, named beside it or below."""
 
 from __future__ import annotations
 
@@ -72,11 +72,11 @@ def scatter(spots: Sequence[Spot], random: float, *, width: int, height: int, na
     radius = RADIUS if named else RADIUS - 2
     places = _apart({spot.number: (x(spot.x), y(spot.y)) for spot in spots}, radius)
     body += [_dot(spot, x, y, places[spot.number], radius) for spot in drawn]
-    if named:
-        body.append(_names(drawn[::-1], places, width, height))
+    unnamed = _names(drawn[::-1], places, width, height, body) if named else list(spots)
+    key, room = _key(sorted(unnamed, key=lambda spot: spot.number), width, height)
     description = "; ".join(f"{spot.number}: {spot.description}" for spot in spots)
     label = f"Similarity of the negatives against the share that is false. {description}."
-    return svg(label, "".join(body), width=width, height=height, kind=f"chart {kind}")
+    return svg(label, "".join(body) + key, width=width, height=height + room, kind=f"chart {kind}")
 
 
 def _apart(places: dict[int, Place], radius: float) -> dict[int, Place]:
@@ -117,15 +117,29 @@ def _random(value: float, x: Axis, y: Axis) -> str:
     )
 
 
-def _names(spots: Sequence[Spot], dots: dict[int, Place], width: int, height: int) -> str:
-    """Names beside their dots where they cover nothing; the others have a number and a tooltip.
+def _key(spots: Sequence[Spot], width: int, height: int) -> tuple[str, int]:
+    """The names that have no room beside their dots, below the chart in columns, and the height that they take."""
+    long = _letter * max((len(spot.name) for spot in spots), default=0) + 36
+    columns = max(1, int((width - 2) // long))
+    rows, most = -(-len(spots) // columns), int((width - 30) // _letter)
+    texts = [
+        f'<text class="rule" x="{2 + i // rows * long:.1f}" y="{height + 14 + i % rows * _line:.1f}">'
+        f"<title>{shown(spot.description)}</title>"
+        f"{spot.number} {shown(spot.name if len(spot.name) <= most else spot.name[: most - 3] + '...')}</text>"
+        for i, spot in enumerate(spots)
+    ]
+    return "".join(texts), int(rows * _line + 8) if spots else 0
+
+
+def _names(spots: Sequence[Spot], dots: dict[int, Place], width: int, height: int, written: list[str]) -> list[Spot]:
+    """Writes names beside their dots where they cover nothing, and returns the spots that have no room for theirs.
 
     A name above or below its dot must be nearer to it than to any other.
     """
     room = RADIUS + 1
     around = [dots[spot.number] for spot in spots]
     taken: list[Box] = [(x - room, y - room, x + room, y + room) for x, y in around]
-    written = []
+    unnamed = []
     for spot in spots:
         x, y = dots[spot.number]
         for place, anchor in _places(spot, x, y):
@@ -143,7 +157,9 @@ def _names(spots: Sequence[Spot], dots: dict[int, Place], width: int, height: in
                 )
                 taken.append(place)
                 break
-    return "".join(written)
+        else:
+            unnamed.append(spot)
+    return unnamed
 
 
 def _places(spot: Spot, x: float, y: float) -> list[tuple[Box, str]]:

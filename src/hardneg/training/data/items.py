@@ -1,7 +1,7 @@
 """A data kind is one class: items by id, the two views of a batch, an encoder for them, and how encoders are evaluated.
 
 Loop, comparison, resume and report know ``Items`` and no kind. A kind is a frozen dataclass, registered by its prefix;
-docs/guides/extend.md has a whole one. Fields that are tensors or lists have an entry per item: they make up the
+docs/extend.md has a whole one. Fields that are tensors or lists have an entry per item: they make up the
 fingerprint that DataChanged compares, and follow ``take`` and ``to``. Kinds in a file of your own:
 ``--data file.py:spirals:1000``.
 
