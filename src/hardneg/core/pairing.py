@@ -161,16 +161,15 @@ class Pairing:
     def of_rows(self, rows: slice) -> Pairing:
         """Some of the anchors, against the same candidates."""
 
-        def part(keys: Keys) -> Keys:
-            ids, labels, clusters = (_rows(tag, rows) for tag in _each(keys))
-            return Keys(keys.vectors[rows], ids, labels, clusters, keys.source)
+        def part(each: Tensor) -> Tensor:
+            return each[rows]
 
         return self.changed(
-            anchors=part(self.anchors),
-            positives=part(self.own()),
-            candidates=tuple(part(keys) if keys.private else keys for keys in self.candidates),
+            anchors=self.anchors.mapped(part),
+            positives=self.own().mapped(part),
+            candidates=tuple(keys.mapped(part) if keys.private else keys for keys in self.candidates),
             temperature=of_rows(self.temperature, rows),
-            positive_mask=_rows(self.positive_mask, rows),
+            positive_mask=None if self.positive_mask is None else self.positive_mask[rows],
             guide=None if self.guide is None else self.guide.of_rows(rows),
             num_views=0,
         )
@@ -244,20 +243,15 @@ class Pairing:
         return keys.vectors[rows, cut.low : cut.high] if keys.private else keys.vectors[cut.low : cut.high]
 
     def _anchor_tags(self, rows: Rows) -> Tags:
-        return Tags(*(_rows(tag, rows) for tag in _each(self.anchors)))
+        return self.anchors.tags.mapped(lambda tag: tag[rows])
 
     def _tags(self, rows: Rows, cut: Cut) -> Tags:
-        keys = self.candidates[cut.pool]
-
-        def part(tag: Tensor | None) -> Tensor | None:
-            if tag is None:
-                return None
-            return tag[rows, cut.low : cut.high] if keys.private else tag[None, cut.low : cut.high]
-
-        ids, labels, clusters = (part(tag) for tag in _each(keys))
-        if ids is None and any(other.ids is not None for other in self.candidates):
-            ids = torch.full((1, cut.high - cut.low), -1, device=keys.vectors.device)
-        return Tags(ids, labels, clusters)
+        keys, columns = self.candidates[cut.pool], slice(cut.low, cut.high)
+        tags = keys.tags.mapped(lambda tag: tag[rows, columns] if keys.private else tag[None, columns])
+        if tags.ids is None and any(other.ids is not None for other in self.candidates):
+            nobody = torch.full((1, cut.high - cut.low), -1, device=keys.vectors.device)
+            return Tags(nobody, tags.labels, tags.clusters)
+        return tags
 
 
 def similarity(rows: Annotated[Tensor, "b d"], vectors: Tensor) -> Annotated[Tensor, "b n"]:
@@ -285,10 +279,7 @@ def other_views(views: Annotated[Tensor, "vb d"], number: int) -> Annotated[Tens
 
 def several(keys: Keys) -> Keys:
     """Positives as [b, p, d]."""
-    if keys.private:
-        return keys
-    ids, labels, clusters = (None if tag is None else tag[:, None] for tag in _each(keys))
-    return Keys(keys.vectors[:, None], ids, labels, clusters, keys.source)
+    return keys if keys.private else keys.mapped(lambda each: each[:, None])
 
 
 def number_of(rows: Rows) -> int:
@@ -298,14 +289,6 @@ def number_of(rows: Rows) -> int:
 def of_rows(value: float | Tensor, rows: Rows) -> float | Tensor:
     """A number per anchor is cut with the anchors; one number is everybody's."""
     return value[rows] if isinstance(value, Tensor) and value.ndim == 2 else value
-
-
-def _each(keys: Keys) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
-    return keys.ids, keys.labels, keys.clusters
-
-
-def _rows(tag: Tensor | None, rows: Rows) -> Tensor | None:
-    return None if tag is None else tag[rows]
 
 
 _fields_of_pairing = tuple(field.name for field in fields(Pairing))

@@ -127,8 +127,7 @@ def from_matrix(
     with torch.autocast(similarity.device.type, enabled=False):
         scores = not_infinite(widened(similarity)) / temperature
     negative = ~positives if valid is None else valid & ~positives
-    own, others = anchors or Tags(), candidates or Tags()
-    tags = Tags(*(tag if tag is None else tag[None] for tag in (others.ids, others.labels, others.clusters)))
+    own, tags = anchors or Tags(), (candidates or Tags()).mapped(lambda tag: tag[None])
     if own.ids is not None and tags.ids is not None:
         negative = negative & ~same_id(own.ids, tags.ids)
     names = ("matrix",) if sources is None else tuple(dict.fromkeys(sources))

@@ -10,6 +10,7 @@ A shape like ``"b|1 n"`` means that the first axis is b, or 1 where all anchors 
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -115,6 +116,11 @@ class Keys:
     def tags(self) -> Tags:
         return Tags(self.ids, self.labels, self.clusters)
 
+    def mapped(self, change: Callable[[Tensor], Tensor]) -> Keys:
+        """The vectors and each tag that there is, changed."""
+        tags = self.tags.mapped(change)
+        return Keys(change(self.vectors), tags.ids, tags.labels, tags.clusters, self.source)
+
 
 @dataclass(frozen=True, eq=False)
 class Guide:
@@ -211,38 +217,21 @@ class Scores:
 
         A candidate drawn twice counts twice.
         """
-        if not self.candidates.shape[1]:
-            return self._one_nobody().take(index)
-        drawn, slot = index >= 0, index.clamp(min=0)
+        slot = index.clamp(min=0)
 
-        def pick(tag: Tensor | None) -> Tensor | None:
-            if tag is None:
-                return None
-            rows = tag.expand(index.shape[0], *tag.shape[1:])
-            if rows.ndim == 3:
-                return rows.gather(1, slot[:, :, None].expand(-1, -1, rows.shape[2]))
-            return rows.gather(1, slot)
+        def pick(pairs: Tensor) -> Tensor:
+            if not pairs.shape[1]:  # no column to point at
+                return pairs.new_zeros(*index.shape, *pairs.shape[2:])
+            at = slot if pairs.ndim == 2 else slot[:, :, None].expand(-1, -1, pairs.shape[2])
+            return pairs.expand(len(index), *pairs.shape[1:]).gather(1, at)
 
-        tags = self.candidate_tags
         return self.changed(
-            candidates=self.candidates.gather(1, slot),
-            valid=self.valid.gather(1, slot) & drawn,
-            candidate_tags=Tags(pick(tags.ids), pick(tags.labels), pick(tags.clusters)),
+            candidates=pick(self.candidates),
+            valid=pick(self.valid) & (index >= 0),
+            candidate_tags=self.candidate_tags.mapped(pick),
             source=self.source.new_zeros(index.shape[1]),
             source_names=("drawn",),
-            guide=self.guide and Guide(self.guide.positives, self.guide.candidates.gather(1, slot)),
-        )
-
-    def _one_nobody(self) -> Scores:
-        """A single invalid candidate in place of none, so that there is a column to point at."""
-        rows = self.candidates.shape[0]
-        return self.changed(
-            candidates=self.candidates.new_zeros(rows, 1),
-            valid=self.valid.new_zeros(rows, 1),
-            candidate_tags=Tags(),
-            source=self.source.new_zeros(1),
-            source_names=("drawn",),
-            guide=self.guide and Guide(self.guide.positives, self.guide.candidates.new_zeros(rows, 1)),
+            guide=self.guide and Guide(self.guide.positives, pick(self.guide.candidates)),
         )
 
 
