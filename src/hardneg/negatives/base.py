@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, fields, replace
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 from torch import Tensor
 
 from hardneg.core.bounds import Bound
 from hardneg.core.errors import ArgumentError, argument_error, warn_once
-from hardneg.core.schedules import Number, Schedule, short_repr, value_of
+from hardneg.core.schedules import Number, Schedule, schedules_of, short_repr
 from hardneg.core.sweep import dense_weights
 from hardneg.core.tiles import Tile
 from hardneg.core.types import NEVER, LogWeights, Scores
@@ -131,11 +131,11 @@ class Negatives:
 
     def at(self, step: int, total: int | None = None) -> Negatives:
         """This distribution with its schedules evaluated."""
-        numbers = {name: value_of(schedule, step, total) for name, schedule in _schedules(self)}
+        numbers = {name: schedule(step, total) for name, schedule in schedules_of(self).items()}
         return replace(self, **numbers) if numbers else self  # type: ignore[type-var]
 
     def schedules(self) -> list[Schedule]:
-        return [schedule for factor in self.factors for _, schedule in _schedules(factor)]
+        return [schedule for factor in self.factors for schedule in schedules_of(factor).values()]
 
 
 def not_pointwise(factor: Negatives, where: str) -> ArgumentError:
@@ -143,13 +143,6 @@ def not_pointwise(factor: Negatives, where: str) -> ArgumentError:
     name = type(factor).__name__
     fix = f"write {name}.log_weight(tile), and bounds() for what it must know of a row (docs/guides/extend.md)"
     return ArgumentError(name, f"whole rows: it has no log_weight(tile), and here is {where}", None, fix)
-
-
-def _schedules(factor: Negatives) -> Iterator[tuple[str, Schedule]]:
-    for field in fields(factor):  # type: ignore[arg-type]
-        value = getattr(factor, field.name)
-        if isinstance(value, Schedule):
-            yield field.name, value
 
 
 def check_by(who: str, by: str) -> None:

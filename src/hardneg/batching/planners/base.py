@@ -19,7 +19,7 @@ from hardneg.batching.filler import Filler, Guard, coverages
 from hardneg.batching.graph import ProximityGraph
 from hardneg.batching.plan import Plan, Segment
 from hardneg.core.errors import NotFinite, argument_error
-from hardneg.core.schedules import Schedule, value_of
+from hardneg.core.schedules import schedules_of
 
 _registry: dict[str, type[Planner]] = {}
 
@@ -52,12 +52,8 @@ class Planner(ABC):
 
     def at(self, step: int, total: int | None) -> Planner:
         """The same planner with every schedule at its number."""
-        changed: dict[str, Any] = {}
-        for part in fields(self):  # type: ignore[arg-type]
-            value = getattr(self, part.name)
-            if isinstance(value, Schedule):
-                changed[part.name] = value_of(value, step, total)
-        return replace(self, **changed) if changed else self  # type: ignore[type-var]
+        numbers = {name: schedule(step, total) for name, schedule in schedules_of(self).items()}
+        return replace(self, **numbers) if numbers else self  # type: ignore[type-var]
 
     def plan(
         self,
