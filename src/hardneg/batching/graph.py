@@ -23,7 +23,7 @@ import torch
 from torch import Tensor
 
 from hardneg.batching.stored import load_arrays, save_arrays
-from hardneg.core.errors import ArgumentError, NotFinite, argument_error
+from hardneg.core.errors import ArgumentError, NotFinite, argument_error, check_among
 from hardneg.core.nearest import Corpus, FaissIndex, nearest
 from hardneg.core.topk import top_of_rows
 
@@ -146,6 +146,14 @@ def build_graph(
             rows = _sampled(wide, num_neighbours, num_candidates, generator)
         neighbours, similarities = _collected(rows, wide, num_neighbours)
         return ProximityGraph(neighbours, torch.ldexp(similarities, 2 * exponent), name)
+
+
+def graph_of(data: Tensor | ProximityGraph, k: int, m: int | None, generator: torch.Generator) -> ProximityGraph:
+    """The graph itself, or one of these vectors with at most as many neighbours as there are candidates."""
+    if isinstance(data, ProximityGraph):
+        return data
+    m = None if m is None else min(m, len(data) - 1)
+    return build_graph(data, min(k, len(data) - 1 if m is None else m), m, generator)
 
 
 def in_range(vectors: Annotated[Tensor, "n d"]) -> tuple[Annotated[Tensor, "n d"], Annotated[Tensor, ""]]:
@@ -282,8 +290,7 @@ def _check(vectors: Tensor, k: int, m: int | None, search: str) -> None:
     if vectors.ndim != 2 or not vectors.is_floating_point():
         raise argument_error("build_graph", "floating point vectors [n, d]", "vectors", tuple(vectors.shape))
     n = len(vectors)
-    if search not in ("exact", "faiss"):
-        raise argument_error("build_graph", "search 'exact' or 'faiss'", "search", search)
+    check_among("build_graph", "search", search, ("exact", "faiss"))
     if m is not None and not 1 <= m < n:
         raise ArgumentError(
             "build_graph",

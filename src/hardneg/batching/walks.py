@@ -86,6 +86,13 @@ def walks(
     return Walks(torch.from_numpy(nodes), torch.from_numpy(filled))
 
 
+def check_walk(who: str, kind: str, steps: str) -> None:
+    if kind not in kinds:
+        raise argument_error(who, f"a kind among {kinds}", "kind", kind)
+    if steps not in steps_by:
+        raise argument_error(who, f"steps among {steps_by}", "steps", steps)
+
+
 class Excursions(NamedTuple):
     """The nodes of some excursions from one start, and where the walk stands behind them."""
 
@@ -108,10 +115,7 @@ class Walker:
         steps: str = "uniform",
         patience: int | None = None,
     ) -> None:
-        if kind not in kinds:
-            raise argument_error("walk", f"a kind among {kinds}", "kind", kind)
-        if steps not in steps_by:
-            raise argument_error("walk", f"steps among {steps_by}", "steps", steps)
+        check_walk("walk", kind, steps)
         self.kind = kind
         self.restart = 0.0
         self.patience = patience

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from hardneg.core.compiling import outside_graphs
-from hardneg.core.errors import ArgumentError, argument_error
+from hardneg.core.errors import ArgumentError, argument_error, check_among
 from hardneg.core.objectives import info_nce, reduce, surrogate
 from hardneg.core.scoring import Pools, cross_views, score, two_views
 from hardneg.core.types import NEVER, Keys, LogWeights, Scores
@@ -59,8 +59,7 @@ class SogCLR(nn.Module):
         negatives: Negatives = Uniform(),
     ) -> None:
         super().__init__()
-        if views not in ("two", "cross"):
-            raise argument_error("SogCLR", "views 'two' or 'cross'", "views", views)
+        check_among("SogCLR", "views", views, ("two", "cross"))
         self.temperature, self.negatives = temperature, negatives
         self.divide_by_temperature, self.views = divide_by_temperature, views
         self.partitions = nn.ModuleList([Partition(num_instances, gamma) for _ in range(1 if views == "two" else 2)])
@@ -151,8 +150,7 @@ class EMC2(nn.Module):
         seed: int = 0,
     ) -> None:
         super().__init__()
-        if views not in ("two", "cross"):
-            raise argument_error("EMC2", "views 'two' or 'cross'", "views", views)
+        check_among("EMC2", "views", views, ("two", "cross"))
         if proposals not in ("batch", "data set"):
             raise argument_error("EMC2", "proposals 'batch' or 'data set'", "proposals", proposals)
         self.temperature, self.views, self.proposals, self.num_steps = temperature, views, proposals, num_steps

@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 from torch import Tensor
 
 from hardneg.core.bounds import Bound
-from hardneg.core.errors import ArgumentError, argument_error, warn_once
+from hardneg.core.errors import ArgumentError, check_among, warn_once
 from hardneg.core.schedules import Number, Schedule, schedules_of, short_repr
 from hardneg.core.sweep import dense_weights
 from hardneg.core.tiles import Tile
@@ -147,8 +147,7 @@ def not_pointwise(factor: Negatives, where: str) -> ArgumentError:
 
 def check_by(who: str, by: str) -> None:
     """Which model's similarities a distribution judges by."""
-    if by not in ("score", "guide"):
-        raise argument_error(who, "by 'score' or 'guide'", "by", by)
+    check_among(who, "by", by, ("score", "guide"))
 
 
 def registered_negatives() -> dict[str, type[Negatives]]:

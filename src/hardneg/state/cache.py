@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from hardneg.core.draws import draw
-from hardneg.core.errors import argument_error, check_range
+from hardneg.core.errors import argument_error, check_among, check_range
 from hardneg.core.objectives import info_nce, surrogate
 from hardneg.core.scoring import score
 from hardneg.core.types import NEVER, Keys, Scores
@@ -126,11 +126,10 @@ def retrieve(
     One Gumbel-max draw is one draw from the softmax of the log-weights; Tilt(1.0) is the softmax of the scores. Several
     are drawn with replacement, so that their plain mean is unbiased.
     """
+    check_among("retrieve", "how", how, ("gumbel", "top"))
     log_w = negatives.log_weights(scores)
     if how == "gumbel":
         return draw(log_w, k, generator, method="categorical")
-    if how != "top":
-        raise argument_error("retrieve", "how 'gumbel' or 'top'", "how", how)
     best = log_w.topk(min(k, log_w.shape[1]), dim=-1)
     return torch.where(best.values == NEVER, -1, best.indices)
 

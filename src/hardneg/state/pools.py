@@ -205,8 +205,7 @@ class Bank(Stateful):
         Without a generator the draw comes from the bank's seed and step, which it advances. Where an anchor has fewer
         than k others to draw without replacement, or none at all, k becomes what every anchor has.
         """
-        if k < 1:
-            raise argument_error("Bank.draw", "k of 1 or more", "k", k)
+        check_count("Bank.draw", "k", k)
         if generator is None:
             generator = self.generator()
             self.advance()

@@ -13,7 +13,7 @@ from typing import Annotated, ClassVar
 import torch
 from torch import Tensor
 
-from hardneg.core.errors import ArgumentError, argument_error, check_range
+from hardneg.core.errors import ArgumentError, argument_error, check_among, check_range
 from hardneg.core.objectives.base import (
     Objective,
     PairForm,
@@ -42,9 +42,7 @@ class InfoNCE(Objective):
     def __post_init__(self) -> None:
         check_tau_plus("info_nce", self.tau_plus)
         check_num_negatives("info_nce", self.num_negatives)
-        if self.positives_in_denominator not in ("own", "all", "none"):
-            what = "'own', 'all' or 'none'"
-            raise argument_error("info_nce", what, "positives_in_denominator", self.positives_in_denominator)
+        check_among("info_nce", "positives_in_denominator", self.positives_in_denominator, ("own", "all", "none"))
 
     def statistics(self) -> Mapping[str, Statistic]:
         needed: dict[str, Statistic] = {"log_mean": LogMean()}
@@ -145,7 +143,7 @@ def check_num_negatives(who: str, num_negatives: NumNegatives) -> None:
         fine = num_negatives.ndim <= 1
         check_range(who, "num_negatives", num_negatives, 0.0, math.inf)
     elif isinstance(num_negatives, str):
-        fine = num_negatives in ("support", "candidates", "mass")
+        fine = num_negatives in _numbers
     else:
         fine = isinstance(num_negatives, (int, float)) and not isinstance(num_negatives, bool) and num_negatives > 0
     if not fine:
@@ -153,16 +151,16 @@ def check_num_negatives(who: str, num_negatives: NumNegatives) -> None:
         raise argument_error(who, what, "num_negatives", num_negatives)
 
 
+_numbers: dict[str, dict[str, Statistic]] = {
+    "support": {"support": Support()},
+    "candidates": {"candidates": Others()},
+    "mass": {"log_mass": LogMass()},
+}
+
+
 def number_statistic(num_negatives: NumNegatives) -> dict[str, Statistic]:
     """What must be known of a row to know the number of its negatives."""
-    if not isinstance(num_negatives, str):
-        return {}
-    named: dict[str, dict[str, Statistic]] = {
-        "support": {"support": Support()},
-        "candidates": {"candidates": Others()},
-        "mass": {"log_mass": LogMass()},
-    }
-    return named[num_negatives]
+    return _numbers[num_negatives] if isinstance(num_negatives, str) else {}
 
 
 def log_number(row: Row, num_negatives: NumNegatives) -> Tensor:
