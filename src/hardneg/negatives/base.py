@@ -40,6 +40,8 @@ class Negatives:
     """What to do where it leaves anchors without a negative, for the warning of the loss."""
     textual: ClassVar[bool] = True
     """Whether it can be written in the grammar; not if it is made of tensors."""
+    needs: ClassVar[tuple[str, ...]] = ()
+    """What it always reads beside the scores: "labels", "clusters", "ids", "positives" or "source"."""
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
@@ -61,8 +63,8 @@ class Negatives:
         return dense_weights(self.factors, scores)
 
     def reads(self) -> frozenset[str]:
-        """What it needs beside the scores: "labels", "clusters", "ids", "positives", "guide" or "source"."""
-        return frozenset({"guide"} if getattr(self, "by", "score") == "guide" else ())
+        """``needs``, and "guide" where it judges by another model."""
+        return frozenset((*self.needs, "guide") if getattr(self, "by", "score") == "guide" else self.needs)
 
     @property
     def pointwise(self) -> bool:

@@ -32,11 +32,8 @@ class KnownPairs:
         values: Annotated[Tensor, "m"] | float = NEVER,
     ) -> None:
         if anchor_ids.ndim != 1 or anchor_ids.shape != candidate_ids.shape:
-            raise ArgumentError(
-                "KnownPairs",
-                "one candidate id per anchor id",
-                f"anchor_ids={tuple(anchor_ids.shape)} and candidate_ids={tuple(candidate_ids.shape)}",
-            )
+            got = f"anchor_ids={tuple(anchor_ids.shape)} and candidate_ids={tuple(candidate_ids.shape)}"
+            raise ArgumentError("KnownPairs", "one candidate id per anchor id", got)
         if bool((anchor_ids < 0).any()) or bool((candidate_ids < 0).any()):
             raise ArgumentError("KnownPairs", "ids of 0 or more", "a negative one, which matches nothing")
         self.anchor_ids, self.candidate_ids = anchor_ids, candidate_ids
@@ -86,12 +83,10 @@ class Known(Negatives):
 
     pairs: KnownPairs
     textual: ClassVar = False
+    needs: ClassVar = ("ids",)
 
     def log_weight(self, tile: Tile) -> Tensor:
         return self.pairs.look_up(tile)[1]
-
-    def reads(self) -> frozenset[str]:
-        return frozenset({"ids"})
 
     def __repr__(self) -> str:
         return f"Known(<{len(self.pairs)} pairs>)"
