@@ -1,8 +1,6 @@
 """Vectors to scores: who is compared with whom, and who can never be a negative.
 
-Vectors are taken as given; unit norm is the caller's business (``with checks():`` says when they are not). Scores are
-float32 or wider, also under autocast and for half precision inputs. An infinite feature is treated as NaN, so that it
-cannot hide in a finite loss.
+Unit norm is the caller's business: ``with checks():`` says when vectors have another.
 """
 
 from __future__ import annotations

@@ -68,33 +68,25 @@ class Keys:
     def __post_init__(self) -> None:
         if not isinstance(self.vectors, Tensor):
             object.__setattr__(self, "vectors", as_vectors(self.vectors))
-        for name in ("ids", "labels", "clusters"):
-            value = getattr(self, name)
-            if value is not None and not isinstance(value, Tensor):
-                numbers, texts = as_numbers(name, value)
-                object.__setattr__(self, name, numbers.to(self.vectors.device))
-                if name == "ids":
-                    object.__setattr__(self, "names", texts)
         if self.vectors.ndim not in (2, 3) or not self.vectors.is_floating_point():
-            raise ArgumentError(
-                "Keys",
-                "floating point vectors [n, d] or [b, k, d]",
-                f"vectors={tuple(self.vectors.shape)} of {self.vectors.dtype}",
-            )
+            got = f"vectors={tuple(self.vectors.shape)} of {self.vectors.dtype}"
+            raise ArgumentError("Keys", "floating point vectors [n, d] or [b, k, d]", got)
         rows = self.vectors.shape[:-1]
         for name in ("ids", "labels", "clusters"):
             value = getattr(self, name)
             if value is None:
                 continue
-            shape = value.shape[: len(rows)] if name == "clusters" else value.shape
-            if shape != rows:
-                raise ArgumentError(
-                    "Keys", f"one of {name} per vector, shape {tuple(rows)}", f"{name}={tuple(value.shape)}"
-                )
+            if not isinstance(value, Tensor):
+                value, texts = as_numbers(name, value)
+                object.__setattr__(self, name, value.to(self.vectors.device))
+                if name == "ids":
+                    object.__setattr__(self, "names", texts)
+            if (value.shape[: len(rows)] if name == "clusters" else value.shape) != rows:
+                what = f"one of {name} per vector, shape {tuple(rows)}"
+                raise ArgumentError("Keys", what, f"{name}={tuple(value.shape)}")
             if value.is_floating_point():
-                raise ArgumentError(
-                    "Keys", f"whole numbers as {name}", f"{name} of {value.dtype}", f"use {name}.long()"
-                )
+                got = f"{name} of {value.dtype}"
+                raise ArgumentError("Keys", f"whole numbers as {name}", got, f"use {name}.long()")
 
     def changed(self, **changes: Any) -> Keys:
         """A copy with some fields changed; dataclasses.replace, which torch 2.6 does not compile."""
@@ -159,17 +151,12 @@ class Scores:
 
     def guided(self, other: Scores) -> Scores:
         """With the similarities of another model as a second channel: the same call with that model's vectors."""
-        if other.candidates.shape != self.candidates.shape or other.positives.shape != self.positives.shape:
-            raise ArgumentError(
-                "guided",
-                (
-                    f"scores of the same pairs, {tuple(self.candidates.shape)} candidates and "
-                    f"{tuple(self.positives.shape)} positives"
-                ),
-                f"{tuple(other.candidates.shape)} and {tuple(other.positives.shape)}",
-            )
-        plain = Guide(other.positives * other.temperature, other.candidates * other.temperature)
-        return self.changed(guide=Guide(plain.positives.detach(), plain.candidates.detach()))
+        mine, theirs = ((tuple(one.candidates.shape), tuple(one.positives.shape)) for one in (self, other))
+        if mine != theirs:
+            what = f"scores of the same pairs, {mine[0]} candidates and {mine[1]} positives"
+            raise ArgumentError("guided", what, f"{theirs[0]} and {theirs[1]}")
+        plain = ((each * other.temperature).detach() for each in (other.positives, other.candidates))
+        return self.changed(guide=Guide(*plain))
 
     def tempered(self, similarity: Any) -> Tensor:
         """A plain similarity on the scale of the scores, divided exactly as they were."""
