@@ -126,7 +126,7 @@ class Chain(Stateful):
             steps = int(scores.valid.sum(-1).max()) if num_steps is None else num_steps
             walk = self._drawn(batch, max(steps, 1))
         else:
-            walk = self._given(batch, draws)
+            walk = self._walked(batch, *self._start(batch), draws)
         if self.training:
             self.advance()
         return walk
@@ -149,9 +149,6 @@ class Chain(Stateful):
         start, stored = self._start(batch)
         allowed = torch.cat([batch.valid, stored != NEVER], dim=1)
         return self._walked(batch, start, stored, (uniform_columns(allowed, numbers[0]), numbers[1].log()))
-
-    def _given(self, batch: Batch, draws: Draws) -> Walk:
-        return self._walked(batch, *self._start(batch), draws)
 
     def _start(self, batch: Batch) -> tuple[PerAnchor, Annotated[Tensor, "b v"]]:
         """The column at which each chain stands, -1 for none; those behind the candidates are the views of its state.

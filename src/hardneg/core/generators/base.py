@@ -75,20 +75,17 @@ def registered_generators() -> dict[str, type[Generator]]:
 
 
 @torch.no_grad()
-def hardest(pairing: Pairing, num: int, columns: int = 4096) -> tuple[Annotated[Tensor, "b k d"], Tensor]:
+def hardest(pairing: Pairing, num: int) -> tuple[Annotated[Tensor, "b k d"], Tensor]:
     """The vectors of the closest valid candidates of each anchor, and which of them are real; by tiles."""
-    whole = slice(0, len(pairing))
-    value, index = None, None
-    for cut in pairing.cuts(columns):
-        tile, valid, _ = pairing.tile(whole, cut)
-        found = torch.where(valid, tile.s, NEVER), tile.column.expand(tile.s.shape)
-        if value is not None and index is not None:
-            found = torch.cat([value, found[0]], dim=1), torch.cat([index, found[1]], dim=1)
-        best = found[0].topk(min(num, found[0].shape[1]), dim=1)
-        value, index = best.values, found[1].gather(1, best.indices)
-    assert value is not None
-    assert index is not None
-    return _take(pairing, index), value != NEVER
+    best: list[Tensor] = []  # values and columns
+    for cut in pairing.cuts(columns=4096):
+        tile, valid, _ = pairing.tile(slice(0, len(pairing)), cut)
+        found = [torch.where(valid, tile.s, NEVER), tile.column.expand(tile.s.shape)]
+        if best:
+            found = [torch.cat(both, dim=1) for both in zip(best, found, strict=True)]
+        value, place = found[0].topk(min(num, found[0].shape[1]), dim=1)
+        best = [value, found[1].gather(1, place)]
+    return _take(pairing, best[1]), best[0] != NEVER
 
 
 def _take(pairing: Pairing, index: Annotated[Tensor, "b k"]) -> Annotated[Tensor, "b k d"]:
