@@ -47,6 +47,7 @@ class Cache(Stateful):
     ids: Tensor
     computed_at: Tensor
     widening: ClassVar = ("vectors",)
+    shown: ClassVar = ("capacity", "dim")
 
     def __init__(self, capacity: int, dim: int, *, seed: int = 0) -> None:
         super().__init__(seed)
@@ -101,9 +102,6 @@ class Cache(Stateful):
     def _write(self, slots: Tensor, ids: Tensor, vectors: Tensor) -> None:
         self.vectors[slots], self.ids[slots] = vectors, ids
         self.computed_at[slots] = self.step
-
-    def extra_repr(self) -> str:
-        return f"capacity={self.capacity}, dim={self.dim}"
 
 
 @dataclass(frozen=True, eq=False)

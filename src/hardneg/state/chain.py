@@ -74,6 +74,7 @@ class Chain(Stateful):
     log_score: Tensor
     scored_at: Tensor
     precise: ClassVar = ("log_score",)
+    shown: ClassVar = ("num_instances", "burn_in", "num_views")
 
     def __init__(self, num_instances: int, burn_in: float = 0.5, *, num_views: int = 1, seed: int = 0) -> None:
         super().__init__(seed)
@@ -226,9 +227,6 @@ class Chain(Stateful):
             state_dict[prefix + "view"] = view
             state_dict[prefix + "log_score"] = empty.scatter(1, view.long()[:, None], score[:, None])
         super()._load_from_state_dict(state_dict, prefix, *args)
-
-    def extra_repr(self) -> str:
-        return f"num_instances={self.num_instances}, burn_in={self.burn_in}, num_views={self.num_views}"
 
 
 def _occurrence(ids: Annotated[Tensor, "b|1 n"]) -> Annotated[Tensor, "b|1 n"]:

@@ -43,6 +43,7 @@ class Queue(Stateful):
     count: Tensor
     head: Tensor
     widening: ClassVar = ("vectors",)
+    shown: ClassVar = ("capacity", "dim")
 
     def __init__(self, capacity: int, dim: int, *, source: str = "queue", dtype: torch.dtype | None = None) -> None:
         super().__init__()
@@ -98,9 +99,6 @@ class Queue(Stateful):
     def __len__(self) -> int:
         return self.number("count")
 
-    def extra_repr(self) -> str:
-        return f"capacity={self.capacity}, dim={self.dim}"
-
 
 class Bank(Stateful):
     """One vector per instance, by id: instance discrimination, CMC, Local Aggregation, the store for a graph.
@@ -123,6 +121,7 @@ class Bank(Stateful):
     pushed_at: Tensor
     pushes: Tensor
     widening: ClassVar = ("vectors",)
+    shown: ClassVar = ("num_instances", "dim", "momentum")
 
     def __init__(
         self,
@@ -224,9 +223,6 @@ class Bank(Stateful):
 
     def __len__(self) -> int:
         return int(self.visited.sum())
-
-    def extra_repr(self) -> str:
-        return f"num_instances={self.num_instances}, dim={self.dim}, momentum={self.momentum}"
 
 
 def _all_and_any(mask: Tensor) -> tuple[bool, bool]:

@@ -25,11 +25,12 @@ class Stateful(nn.Module):
 
     Draws come from a generator made of the seed and the step, both buffers: a restored module draws what the saved one
     would have drawn, on any device. ``precise`` buffers keep their dtype when the module is sent to half precision;
-    ``widening`` ones take the dtype of what is loaded.
+    ``widening`` ones take the dtype of what is loaded. ``shown`` are the attributes of its repr.
     """
 
     precise: ClassVar[tuple[str, ...]] = ()
     widening: ClassVar[tuple[str, ...]] = ()
+    shown: ClassVar[tuple[str, ...]] = ()
     seed: Tensor
     step: Tensor
 
@@ -94,6 +95,9 @@ class Stateful(nn.Module):
     def check_next(self) -> None:
         """The ids of the next call are looked at, also on a GPU."""
         self._calls = 0
+
+    def extra_repr(self) -> str:
+        return ", ".join(f"{name}={getattr(self, name)}" for name in self.shown)
 
     def __getstate__(self) -> dict[str, Any]:
         """Without what was looked up: the versions of a copy's buffers count from the beginning."""
