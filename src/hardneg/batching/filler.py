@@ -246,14 +246,11 @@ class Filler:
     def _repeat(self) -> None:
         again = self.order[~np.isin(self.order, self._members())]
         again = np.roll(again, self.num_closed)
-        again = self._allowed(again)[: self.missing] if self.guard is not None else again[: self.missing]
+        again = self._allowed(again)[: self.missing]
         if len(again) < self.missing:
-            raise ArgumentError(
-                "Guard",
-                f"{self.sizes[self.num_closed]} instances that may share a batch",
-                f"only {self.sizes[self.num_closed] - self.missing + len(again)}",
-                "use smaller batches or a higher near_duplicate",
-            )
+            size = self.sizes[self.num_closed]
+            what, got = f"{size} instances that may share a batch", f"only {size - self.missing + len(again)}"
+            raise ArgumentError("Guard", what, got, "use smaller batches or a higher near_duplicate")
         self.tally.repeated += len(again)
         self._take(again)
         warn_once(

@@ -276,11 +276,9 @@ def as_graph(graph: Any) -> ProximityGraph:
     if isinstance(graph, ProximityGraph):
         return graph
     if hasattr(graph, "neighbours"):
-        neighbours = torch.as_tensor(graph.neighbours)
-        similarities = getattr(graph, "similarities", None)
-        return ProximityGraph(
-            neighbours, (neighbours >= 0).float() if similarities is None else torch.as_tensor(similarities)
-        )
+        neighbours, similarities = torch.as_tensor(graph.neighbours), getattr(graph, "similarities", None)
+        plain = (neighbours >= 0).float() if similarities is None else torch.as_tensor(similarities)
+        return ProximityGraph(neighbours, plain)
     if isinstance(graph, Iterable):
         return ProximityGraph.from_lists([list(map(int, row)) for row in graph])
     raise argument_error("as_graph", "a ProximityGraph or lists of neighbours", "graph", type(graph).__name__)
@@ -292,12 +290,8 @@ def _check(vectors: Tensor, k: int, m: int | None, search: str) -> None:
     n = len(vectors)
     check_among("build_graph", "search", search, ("exact", "faiss"))
     if m is not None and not 1 <= m < n:
-        raise ArgumentError(
-            "build_graph",
-            f"at least 1 and fewer candidates than the {n} vectors",
-            f"num_candidates={m}",
-            "num_candidates=None compares all with all",
-        )
+        what = f"at least 1 and fewer candidates than the {n} vectors"
+        raise argument_error("build_graph", what, "num_candidates", m, "num_candidates=None compares all with all")
     limit = m if m is not None else n - 1
     if not 1 <= k <= limit:
         what = f"at least 1 and at most {limit} neighbours, the number of candidates"
