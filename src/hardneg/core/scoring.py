@@ -54,7 +54,7 @@ def two_views(
     [6, 6, 6, 6, 6, 6, 6, 6]
     """
     parts = as_keys(extra, match_ids=ids is not None)
-    return dense(pair_views([z1, z2], temperature, ids, labels, clusters, parts))
+    return dense(pair_views([z1, z2], temperature, Tags(ids, labels, clusters), parts))
 
 
 def cross_views(
@@ -69,7 +69,7 @@ def cross_views(
 ) -> Scores:
     """SimCSE, CLIP, GraphCL: b anchors of one view against the other view only."""
     parts = as_keys(extra, match_ids=ids is not None)
-    return dense(pair_cross(z1, z2, temperature, ids, labels, clusters, parts))
+    return dense(pair_cross(z1, z2, temperature, Tags(ids, labels, clusters), parts))
 
 
 def score(
