@@ -21,6 +21,9 @@ BACKEND = "inductor"
 BLOCK = 1024
 """Candidates whose sums a compiled function forms at once: what a kernel keeps in registers."""
 Found = TypeVar("Found")
+Outputs = tuple[list[Tensor], list[Tensor]]
+"""What is differentiated, and the gradients by it."""
+OutputsOf = Callable[[Sequence[Tensor]], Outputs]
 Kinds = tuple[type, ...]
 Shape = tuple[int, ...]
 _refused: set[Kinds] = set()
@@ -81,11 +84,7 @@ def _compiled(function: Callable[..., Any], kinds: Kinds, shape: Shape) -> Calla
     return torch.compile(copy, fullgraph=True, backend=BACKEND)
 
 
-def pull_back(
-    outputs_of: Callable[[Sequence[Tensor]], tuple[list[Tensor], list[Tensor]]],
-    inputs: Sequence[Tensor],
-    wanted: Sequence[bool],
-) -> list[Tensor | None]:
+def pull_back(outputs_of: OutputsOf, inputs: Sequence[Tensor], wanted: Sequence[bool]) -> list[Tensor | None]:
     """The vector-Jacobian product, by the wanted inputs, of outputs that come with their cotangents."""
     if torch.compiler.is_compiling():
         return _pull_back_traced(outputs_of, inputs, wanted)
@@ -100,18 +99,13 @@ def pull_back(
     return [next(found) if want else None for want in wanted]
 
 
-def _pull_back_traced(
-    outputs_of: Callable[[Sequence[Tensor]], tuple[list[Tensor], list[Tensor]]],
-    inputs: Sequence[Tensor],
-    wanted: Sequence[bool],
-) -> list[Tensor | None]:
+def _pull_back_traced(outputs_of: OutputsOf, inputs: Sequence[Tensor], wanted: Sequence[bool]) -> list[Tensor | None]:
     """The same by torch.func, which torch.compile can trace."""
 
     def of_wanted(*leaves: Tensor) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...]]:
         left = list(leaves)
-        outputs, cotangents = outputs_of(
-            [left.pop(0) if want else each for each, want in zip(inputs, wanted, strict=True)]
-        )
+        every = [left.pop(0) if want else each for each, want in zip(inputs, wanted, strict=True)]
+        outputs, cotangents = outputs_of(every)
         return tuple(outputs), tuple(cotangents)
 
     chosen = [each for each, want in zip(inputs, wanted, strict=True) if want]

@@ -14,7 +14,7 @@ from hardneg.core.pairing import Met, Rows
 from hardneg.core.statistics import Mass, Statistic, Support, row_max
 from hardneg.core.sweep import Bounds, weigh
 from hardneg.core.tiles import NEVER, Tile
-from hardneg.kernels.compiled import pull_back
+from hardneg.kernels.compiled import Outputs, pull_back
 from hardneg.kernels.leaves import Held, Holders, Piece
 from hardneg.kernels.plan import Compared, Plan
 from hardneg.kernels.swept import At, Grads, Sweep
@@ -89,7 +89,7 @@ class RowStatistics(Sweep):
         self.known = torch.cat([*self.sums.mass, *self.sums.totals, *grads], dim=1)
 
     def pull_own(self, pieces: list[Piece], wanted: list[bool], grads: Grads) -> Sequence[Tensor | None]:
-        def outputs_of(inputs: Sequence[Tensor]) -> tuple[list[Tensor], list[Tensor]]:
+        def outputs_of(inputs: Sequence[Tensor]) -> Outputs:
             held = self.plan.holders.held(inputs)
             own, real = self.plan.own_tile(inputs[-1], held.temperature)
             statistics = list(statistics_of(held.objective).values())
@@ -171,7 +171,7 @@ def pull_tile(
     totals, grads = ([each[:, None] for each in some] for some in (rest[: len(rest) // 2], rest[len(rest) // 2 :]))
     sums = Sums(Mass(shift[:, None], log_mass[:, None]), totals)
 
-    def outputs_of(inputs: Sequence[Tensor]) -> tuple[list[Tensor], list[Tensor]]:
+    def outputs_of(inputs: Sequence[Tensor]) -> Outputs:
         held = holders.held(inputs[1:])
         met = compared.met(inputs[0], held.temperature)
         return _of_met(held, met, holders.replaced(bounds, inputs[1:]), sums, grads)
@@ -180,9 +180,7 @@ def pull_tile(
     return [None if grad is None else grad.to(dtype), *of_pieces]
 
 
-def _of_met(
-    held: Held, met: Met, bounds: Sequence[Bounds], sums: Sums, grads: Grads
-) -> tuple[list[Tensor], list[Tensor]]:
+def _of_met(held: Held, met: Met, bounds: Sequence[Bounds], sums: Sums, grads: Grads) -> Outputs:
     """What a tile adds to the statistics, and the gradients by it."""
     statistics = list(statistics_of(held.objective).values())
     log_w = weigh(held.factors, met.tile, bounds).expand(met.valid.shape)
@@ -203,7 +201,7 @@ def _cotangents(
     log_w: Tensor | None,
     sums: Sums,
     grads: Grads,
-) -> tuple[list[Tensor], list[Tensor]]:
+) -> Outputs:
     """Values and log-weights of a tile with the gradients by them; ``masked`` are the log-weights, NEVER outside."""
     outputs: list[Tensor] = []
     cotangents: list[Tensor] = []
