@@ -251,10 +251,11 @@ def padded(d: int) -> int:
     return max(16, 1 << (d - 1).bit_length())
 
 
-def switches(rows: Side, columns: Side, itself: bool, block: Block) -> dict[str, Any]:
+def switches(rows: Side, columns: Side, itself: bool, block: Block, without: tuple[str, ...] = ()) -> dict[str, Any]:
+    """The constants of a launch, but those that the kernel is ``without``."""
     n, d = len(columns.vectors), rows.vectors.shape[1]
     half = rows.vectors.dtype != torch.float32
-    return {
+    every = {
         "BM": block.rows, "BN": block.columns, "BD": padded(d),
         "FULL_D": d == padded(d), "RAGGED": n % block.columns != 0, "SORTED": rows.order is not None,
         "NORMS": rows.inverse_norms is not None, "SELF": itself,
@@ -263,3 +264,4 @@ def switches(rows: Side, columns: Side, itself: bool, block: Block) -> dict[str,
         "PRECISION": "tf32" if half or torch.get_float32_matmul_precision() != "highest" else "ieee",
         "num_warps": block.warps, "num_stages": block.stages, "maxnreg": block.registers,
     }  # fmt: skip
+    return {name: value for name, value in every.items() if name not in without} if without else every
