@@ -30,6 +30,10 @@ class Cut(NamedTuple):
     high: int
     offset: int
 
+    def of(self, vectors: Tensor, rows: Rows) -> Tensor:
+        """These columns of vectors that all anchors share, or that are private to each, of these rows."""
+        return vectors[rows, self.low : self.high] if vectors.ndim == 3 else vectors[self.low : self.high]
+
 
 class Met(NamedTuple):
     """A tile, which of its candidates may be negatives, and which were promoted to positives."""
@@ -185,7 +189,7 @@ class Pairing:
     def tile(self, rows: Rows, cut: Cut) -> Met:
         """These anchors against these candidates."""
         temperature = of_rows(self.temperature, rows)
-        s = similarity(self.anchors.vectors[rows], self.vectors_of(rows, cut)) / temperature
+        s = self._similarity(rows, cut) / temperature
         return self.sides(rows, cut).met(s, temperature)
 
     def columns(self, cut: Cut) -> Annotated[Tensor, "c"]:
@@ -209,7 +213,7 @@ class Pairing:
     def plain(self, rows: Rows, cut: Cut) -> Annotated[Tensor, "b n"]:
         """Similarities without gradient."""
         with torch.no_grad():
-            return similarity(self.anchors.vectors[rows], self.vectors_of(rows, cut))
+            return self._similarity(rows, cut)
 
     def positive_scores(self) -> Annotated[Tensor, "b p"]:
         """The scores of the anchors' own positives; of a prepared pairing."""
@@ -238,9 +242,8 @@ class Pairing:
         ids = ids[rows] if self.positives.private else ids[rows, None]
         return (ids if self.positive_mask is None else torch.where(self.positive_mask[rows], ids, -1)).unbind(1)
 
-    def vectors_of(self, rows: Rows, cut: Cut) -> Tensor:
-        keys = self.candidates[cut.pool]
-        return keys.vectors[rows, cut.low : cut.high] if keys.private else keys.vectors[cut.low : cut.high]
+    def _similarity(self, rows: Rows, cut: Cut) -> Annotated[Tensor, "b n"]:
+        return similarity(self.anchors.vectors[rows], cut.of(self.candidates[cut.pool].vectors, rows))
 
     def _anchor_tags(self, rows: Rows) -> Tags:
         return self.anchors.tags.mapped(lambda tag: tag[rows])
