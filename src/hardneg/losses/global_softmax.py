@@ -167,7 +167,7 @@ class EMC2(nn.Module):
         anchors, positives, rows = z1, z2, ids
         if self.views == "two":
             anchors, positives, rows = torch.cat([z1, z2]), torch.cat([z2, z1]), torch.cat([ids, ids])
-        slots = self._slots(ids)
+        slots = torch.cat([self.chain.slots(ids, view) for view in range(self.chain.num_views)])
         if pool is not None:
             scores = score(Keys(anchors, rows), positives, pool, self.temperature)
             walk = self.chain.walk(scores, slots, num_steps=self.num_steps)
@@ -176,19 +176,15 @@ class EMC2(nn.Module):
         else:
             scores, walk = self._from_data_set(Keys(anchors, rows), positives, slots, encode)
         losses = surrogate(scores, walk.log_visits, log_norm=walk.log_norm)
-        proposed = (
-            (scores.source != scores.source_names.index("state"))[None] if "state" in scores.source_names else None
-        )
-        real = scores if proposed is None else scores.narrowed(proposed)
+        real = scores
+        if "state" in scores.source_names:  # the real loss is that of the proposals
+            real = scores.narrowed((scores.source != scores.source_names.index("state"))[None])
         self.last = {"real_loss": _real(real, Uniform().log_weights(real)), **walk.summary()}
         if self.training:
             for bank, z in ((self.remember_first, z1), (self.remember, z2)):
                 if bank is not None:
                     bank.push(Keys(z.detach(), ids))
         return reduce(losses, scores)
-
-    def _slots(self, ids: Tensor) -> Tensor:
-        return torch.cat([self.chain.slots(ids, view) for view in range(self.chain.num_views)])
 
     def _from_batch(
         self, z1: Views, z2: Views, ids: Tensor, slots: Tensor, encode: Encode | None
