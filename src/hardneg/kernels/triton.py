@@ -67,12 +67,10 @@ def row_statistics(
     value, learned = Temperature.of(temperature)
     tags = Tags.of(anchors, candidates, anchor_ids, candidate_ids, anchor_labels, candidate_labels)
     band = _band(low, high, anchors)
-    if window is not None and (
-        candidates is None or candidates.requires_grad or not wide or tags.anchor_labels is not None
-    ):
+    if window is not None and (candidates is None or candidates.requires_grad or not wide or tags.labels is not None):
         raise ArgumentError("row_statistics", "a window of normalised vectors against a queue", "another one")
     fixed = (unit or normalize) and spread(value, beta) < FIXED_SHIFT_BITS
-    masked = tags.few or (window is not None and tags.anchor_ids is not None)  # ties are broken by column, not by id
+    masked = tags.few or (window is not None and tags.ids is not None)  # ties are broken by column, not by id
     plan = Plan(value, float(beta), detach, normalize, fixed, candidates is None, masked, window=window)
     found = RowStatisticsFunction.apply(anchors, candidates, learned, tags, band, plan)  # type: ignore[no-untyped-call]
     return RowStatistics(*found[:3])

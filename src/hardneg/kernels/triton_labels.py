@@ -95,7 +95,7 @@ def _apply(
     log_negative: Tensor | None,
 ) -> Any:
     anchors, candidates = served(who, anchors, candidates, temperature)
-    if tags.anchor_labels is None:
+    if tags.labels is None:
         raise argument_error(who, "labels of the anchors and of the candidates", "candidate_labels", None)
     value, learned = Temperature.of(temperature)
     return _Positives.apply(  # type: ignore[no-untyped-call]
