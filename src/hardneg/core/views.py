@@ -30,7 +30,8 @@ def pair_views(
     every = Tags(ids, tags.labels, tags.clusters).mapped(lambda tag: torch.cat([tag] * number))
     numbers = every.ids if given else kept(_numbers, len(views[0]), number, device=views[0].device)
     batch = Keys(torch.cat(list(views)), numbers, every.labels, every.clusters, source="batch")
-    temperature = _each_view(temperature, len(views[0]), number)
+    if isinstance(temperature, Tensor) and temperature.shape == (len(views[0]), 1):
+        temperature = temperature.repeat(number, 1)  # that of an instance is that of each of its views
     return Pairing(batch, Keys(batch.vectors), (batch, *extra), temperature, ids_given=given, num_views=number)
 
 
@@ -69,10 +70,3 @@ def check_views(who: str, views: Sequence[Tensor]) -> None:
     if len(views) < 2 or views[0].ndim != 2 or len(set(shapes)) > 1:
         named = " and ".join(f"z{i + 1}={shape}" for i, shape in enumerate(shapes))
         raise ArgumentError(who, "two views of the same shape [b, d]", named or "none")
-
-
-def _each_view(temperature: float | Tensor, rows: int, number: int) -> float | Tensor:
-    """A temperature per instance is that of each of its views."""
-    if isinstance(temperature, Tensor) and temperature.shape == (rows, 1):
-        return temperature.repeat(number, 1)
-    return temperature

@@ -121,7 +121,10 @@ def _evaluate(node: ast.expr, text: str, names: Names, *, inside: bool) -> Any:
             return -_evaluate(operand, text, names, inside=inside)
         case ast.BinOp(left=left, op=ast.Mult(), right=right):
             first, second = (_evaluate(side, text, names, inside=inside) for side in (left, right))
-            return _multiply(first, second, text)
+            if isinstance(first, Negatives) and isinstance(second, Negatives):
+                return first * second
+            what = "distributions on both sides, such as 'OtherLabel() * Tilt(1.0)'"
+            raise GrammarError("'*'", what, f"text={_shown(text)}")
         case ast.Call(func=ast.Name(id=name), args=args, keywords=keywords):
             _check_known(name, names, inside)
             values = [_evaluate(arg, text, names, inside=True) for arg in args]
@@ -144,12 +147,6 @@ def _checked(value: Any, text: str) -> Any:
     if isinstance(value, float) and math.isinf(value):
         raise GrammarError("The grammar", "numbers that a float can hold", f"more in {_shown(text)}", "write inf")
     return value
-
-
-def _multiply(left: Any, right: Any, text: str) -> Any:
-    if isinstance(left, Negatives) and isinstance(right, Negatives):
-        return left * right
-    raise GrammarError("'*'", "distributions on both sides, such as 'OtherLabel() * Tilt(1.0)'", f"text={_shown(text)}")
 
 
 def _check_known(name: str, names: Names, inside: bool) -> None:

@@ -54,18 +54,14 @@ class KnownPairs:
             raise ArgumentError("Known", "ids of anchors and candidates", "None", "pass ids=... with the vectors")
         if not len(self):
             return torch.zeros_like(tile.s, dtype=torch.bool), torch.zeros_like(tile.s)
-        self._move(anchors.device)
+        if self.keys.device != anchors.device:  # the table moves once
+            for name in ("anchors", "candidates", "keys", "values"):
+                setattr(self, name, getattr(self, name).to(anchors.device))
         row, some = _rank(anchors[:, None], self.anchors)
         column, other = _rank(candidates, self.candidates)
         slot, known = _rank(row * len(self.candidates) + column, self.keys)
         known = (known & some & other).expand_as(tile.s)
         return known, torch.where(known, self.values[slot].to(tile.s.dtype), 0.0)
-
-    def _move(self, device: torch.device) -> None:
-        """The table to this device, once."""
-        if self.keys.device != device:
-            for name in ("anchors", "candidates", "keys", "values"):
-                setattr(self, name, getattr(self, name).to(device))
 
 
 def _rank(values: Tensor, table: Annotated[Tensor, "m"]) -> tuple[Tensor, Tensor]:

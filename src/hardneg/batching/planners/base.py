@@ -161,17 +161,13 @@ def text_of(planner: Planner) -> str:
 
 
 def digest_of(data: Any) -> str:
-    if isinstance(data, ProximityGraph):
-        return data.digest
-    return _digest_of_vectors(data) if isinstance(data, Tensor) else ""
-
-
-def _digest_of_vectors(vectors: Tensor) -> str:
-    """Kept with the tensor until it changes, since every piece of a plan asks for it."""
-    version = None if vectors.is_inference() else vectors._version  # which tensors of inference mode do not have
-    known = getattr(vectors, "_hardneg_digest", (None, ""))
+    """Of vectors it is kept with the tensor until that changes, since every piece of a plan needs it."""
+    if not isinstance(data, Tensor):
+        return data.digest if isinstance(data, ProximityGraph) else ""
+    version = None if data.is_inference() else data._version  # which tensors of inference mode do not have
+    known = getattr(data, "_hardneg_digest", (None, ""))
     if version is None or known[0] != version:
-        raw = vectors.detach().float().cpu().contiguous().numpy().tobytes()
+        raw = data.detach().float().cpu().contiguous().numpy().tobytes()
         known = (version, hashlib.blake2b(raw, digest_size=8).hexdigest())
-        vectors._hardneg_digest = known  # type: ignore[attr-defined]
+        data._hardneg_digest = known  # type: ignore[attr-defined]
     return str(known[1])

@@ -90,7 +90,9 @@ class Objective(ABC):
 
     def losses(self, scores: Scores, log_w: LogWeights) -> PairLosses:
         """The loss of each pair, [b, p], from dense scores."""
-        check_shape(self.name, scores, log_w)
+        if log_w.shape != scores.candidates.shape:
+            what = f"a log-weight for each candidate, shape {tuple(scores.candidates.shape)}"
+            raise ArgumentError(self.name, what, f"log_w={tuple(log_w.shape)}", "use negatives.log_weights(scores)")
         statistics = {name: statistic.dense(scores, log_w) for name, statistic in self.statistics().items()}
         support = statistics.get("support")
         some = (log_w != NEVER).any(-1, keepdim=True) if support is None else support > 0
@@ -130,12 +132,6 @@ class Function(Objective):
 
     def __call__(self, positive: Tensor, row: Row) -> Tensor:
         return self.function(positive, row)
-
-
-def check_shape(who: str, scores: Scores, log_w: LogWeights) -> None:
-    if log_w.shape != scores.candidates.shape:
-        what = f"a log-weight for each candidate, shape {tuple(scores.candidates.shape)}"
-        raise ArgumentError(who, what, f"log_w={tuple(log_w.shape)}", "use negatives.log_weights(scores)")
 
 
 TauPlus = float | Tensor | Schedule
