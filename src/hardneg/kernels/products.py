@@ -59,10 +59,7 @@ class Products:
     def of_tile(self, rows: Rows, cut: Cut) -> tuple[Tensor, Tensor | None]:
         """The products of a tile, and the number that makes them similarities."""
         product = similarity(self.anchors.vectors[rows], cut.of(self.pools[cut.pool].vectors, rows))
-        return product, self.scale(cut)
-
-    def scale(self, cut: Cut) -> Tensor | None:
-        return self.scales[cut.pool]
+        return product, self.scales[cut.pool]
 
     def add_gradient(self, grad: Tensor, rows: Rows, cut: Cut, anchors: Tensor | None, pool: Tensor | None) -> None:
         """Adds what the gradient by the similarities of a tile gives to the sums of the anchors and of the pool."""

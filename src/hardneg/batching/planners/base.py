@@ -142,11 +142,8 @@ class Epoch:
         filler.begin_segment()
         rng = np.random.default_rng([self.seed, 2, plan.epoch, len(plan)])
         planner.fill_all(prepared, filler, count, rng)
-        tally = filler.tally
-        filled = tally.filled if planner.offers else 0
-        segment = Segment(
-            len(plan), count, text_of(planner), digest_of(data), filled, tally.forced, tally.repeated, tally.refused
-        )
+        tally = vars(filler.tally) if planner.offers else {**vars(filler.tally), "filled": 0}
+        segment = Segment(len(plan), count, text_of(planner), digest_of(data), **tally)
         return plan.extended([batch[: len(batch) - len(batch) % self.num_replicas] for batch in filler.closed], segment)
 
 

@@ -11,7 +11,7 @@ from torch import Tensor
 from hardneg.core.pairing import Pairing
 from hardneg.core.schedules import short_repr
 from hardneg.core.tiles import NEVER
-from hardneg.core.types import Keys
+from hardneg.core.types import Keys, Tags
 from hardneg.core.views import batch_ids
 
 Made = Annotated[Tensor, "b k d"] | tuple[Annotated[Tensor, "b k d"], Annotated[Tensor, "b k"]]
@@ -46,8 +46,11 @@ class Generator(ABC):
             pairing = _numbered(pairing)
             assert pairing.anchors.ids is not None
             ids = torch.where(real, -1, pairing.anchors.ids[:, None])  # an anchor's own id is never its negative
-        labels, clusters = (_nobodys(tag, vectors) for tag in (pairing.anchors.labels, pairing.anchors.clusters))
-        synthetic = Keys(vectors, ids, labels, clusters, source="synthetic")
+        anchors, nobody = pairing.anchors, torch.iinfo(torch.int64).min  # what is made belongs to no class
+        tags = Tags(None, anchors.labels, anchors.clusters).mapped(
+            lambda tag: torch.full((*vectors.shape[:2], *tag.shape[1:]), nobody, device=vectors.device)
+        )
+        synthetic = Keys(vectors, ids, tags.labels, tags.clusters, source="synthetic")
         return pairing.changed(candidates=(*pairing.candidates, synthetic))
 
     def __repr__(self) -> str:
@@ -60,13 +63,6 @@ def _numbered(pairing: Pairing) -> Pairing:
     nobody = torch.full((len(anchors),), -1, device=anchors.vectors.device)
     ids = batch_ids(anchors.vectors, nobody if anchors.ids is None else anchors.ids)
     return pairing.changed(anchors=anchors.changed(ids=ids), ids_given=pairing.ids_given and anchors.ids is not None)
-
-
-def _nobodys(tag: Tensor | None, vectors: Annotated[Tensor, "b k d"]) -> Tensor | None:
-    """A tag that no instance has, where the anchors have one: what is made belongs to no class."""
-    if tag is None:
-        return None
-    return torch.full((*vectors.shape[:2], *tag.shape[1:]), torch.iinfo(torch.int64).min, device=vectors.device)
 
 
 def registered_generators() -> dict[str, type[Generator]]:
