@@ -21,8 +21,8 @@ BACKEND = "inductor"
 BLOCK = 1024
 """Candidates whose sums a compiled function forms at once: what a kernel keeps in registers."""
 Found = TypeVar("Found")
-Outputs = tuple[list[Tensor], list[Tensor]]
-"""What is differentiated, and the gradients by it."""
+Outputs = list[tuple[Tensor, Tensor]]
+"""What is differentiated, each with the gradient by it."""
 OutputsOf = Callable[[Sequence[Tensor]], Outputs]
 Kinds = tuple[type, ...]
 Shape = tuple[int, ...]
@@ -90,8 +90,7 @@ def pull_back(outputs_of: OutputsOf, inputs: Sequence[Tensor], wanted: Sequence[
         return _pull_back_traced(outputs_of, inputs, wanted)
     leaves = [each.detach().requires_grad_(want) for each, want in zip(inputs, wanted, strict=True)]
     with torch.enable_grad():
-        pairs = zip(*outputs_of(leaves), strict=True)
-    some = [(out, grad) for out, grad in pairs if out.requires_grad]
+        some = [(out, grad) for out, grad in outputs_of(leaves) if out.requires_grad]
     if not some or not any(wanted):
         return [None] * len(inputs)
     chosen = [leaf for leaf in leaves if leaf.requires_grad]
@@ -105,8 +104,8 @@ def _pull_back_traced(outputs_of: OutputsOf, inputs: Sequence[Tensor], wanted: S
     def of_wanted(*leaves: Tensor) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...]]:
         left = list(leaves)
         every = [left.pop(0) if want else each for each, want in zip(inputs, wanted, strict=True)]
-        outputs, cotangents = outputs_of(every)
-        return tuple(outputs), tuple(cotangents)
+        pairs = outputs_of(every)
+        return tuple(out for out, _ in pairs), tuple(grad for _, grad in pairs)
 
     chosen = [each for each, want in zip(inputs, wanted, strict=True) if want]
     _, back, cotangents = torch.func.vjp(of_wanted, *chosen, has_aux=True)  # type: ignore[misc]

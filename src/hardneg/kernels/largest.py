@@ -54,7 +54,7 @@ class LargestValue(Sweep):
 
         def outputs_of(inputs: Sequence[Tensor]) -> Outputs:
             value, reached = self._of_own(inputs)
-            return [value], [reached * self.share]
+            return [(value, reached * self.share)]
 
         return pull_back(outputs_of, [piece.tensor for piece in pieces], wanted)
 
@@ -64,7 +64,7 @@ class LargestValue(Sweep):
 
         def outputs_of(inputs: Sequence[Tensor]) -> Outputs:
             value, reached = self._of_tile(at.rows, at.compared, inputs)
-            return [value], [reached * (self.share[at.rows] if self.share.ndim else self.share)]
+            return [(value, reached * (self.share[at.rows] if self.share.ndim else self.share))]
 
         return pull_back(outputs_of, [at.compared.similarity(), *(piece.of(at.rows) for piece in pieces)], wanted)
 

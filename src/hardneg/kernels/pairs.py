@@ -77,6 +77,6 @@ def pull_pairs(
     grad: Tensor,
 ) -> list[Tensor | None]:
     def outputs_of(inputs: Sequence[Tensor]) -> Outputs:
-        return [sum_of_tile(holders, compared, inputs[1:], names, inputs[0])[0]], [grad]
+        return [(sum_of_tile(holders, compared, inputs[1:], names, inputs[0])[0], grad)]
 
     return pull_back(outputs_of, [compared.similarity(), *pieces], wanted)

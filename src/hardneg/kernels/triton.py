@@ -106,9 +106,8 @@ def two_view_losses(
     """
     served("two_view_losses", vectors, None, temperature, beta, wide=normalize and low is None)
     if len(vectors) % 2 or not 0.0 <= tau_plus < 1.0:
-        raise ArgumentError(
-            "two_view_losses", "an even number of rows and tau_plus in [0, 1)", f"rows={len(vectors)}, {tau_plus=}"
-        )
+        what = "an even number of rows and tau_plus in [0, 1)"
+        raise ArgumentError("two_view_losses", what, f"rows={len(vectors)}, {tau_plus=}")
     ids = torch.arange(len(vectors) // 2, device=vectors.device).repeat(2) if ids is None else ids
     value, learned = Temperature.of(temperature)
     tags = Tags.of(vectors, None, ids, None, labels, None)
