@@ -174,9 +174,16 @@ class PlannedBatchSampler(BatchSampler):
         return self._epoch_rules.empty_plan(epoch)
 
     def _source(self, epoch: int) -> Source:
-        """What the next segment is planned from: the data as it is now."""
+        """What the next segment is planned from: the data as it is now.
+
+        Clusters, communities and walkers are worked out once for each data.
+        """
         planner, data = self._planner_for(epoch)
-        return planner, data, self._prepare(planner, data)
+        known_planner, known_data, prepared = self._prepared
+        if known_data is not data or known_planner is not type(planner):
+            prepared = planner.prepared(data, self._epoch_rules.batch_size, self.seed)
+            self._prepared = (type(planner), data, prepared)
+        return planner, data, prepared
 
     def _continued(self, plan: Plan, filler: Filler, source: Source) -> Plan:
         """The plan with one more segment, or with a piece of it."""
@@ -220,14 +227,6 @@ class PlannedBatchSampler(BatchSampler):
                 )
             return Uniform(), self.num_instances
         return self.planner.at(epoch, self.total_epochs), self.num_instances if data is None else data
-
-    def _prepare(self, planner: Planner, data: Any) -> Any:
-        """Clusters, communities and walkers are worked out once for each data."""
-        known_planner, known_data, prepared = self._prepared
-        if known_data is not data or known_planner is not type(planner):
-            prepared = planner.prepared(data, self._epoch_rules.batch_size, self.seed)
-            self._prepared = (type(planner), data, prepared)
-        return prepared
 
     def _slice(self, batch: Any) -> list[int]:
         local = len(batch) // self.num_replicas
