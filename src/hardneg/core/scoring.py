@@ -120,12 +120,15 @@ def from_matrix(
     each column's source, ``guide`` the plain similarities of another model.
     """
     _check_matrix(similarity, positives, temperature, guide, sources)
-    for which, tags, size in zip(("anchors", "candidates"), (anchors, candidates), similarity.shape, strict=True):
-        _check_tags(which, tags or Tags(), size)
+    own, tags = anchors or Tags(), candidates or Tags()
+    for which, given, size in zip(("anchors", "candidates"), (own, tags), similarity.shape, strict=True):
+        for name in ("ids", "labels", "clusters"):
+            if (tag := getattr(given, name)) is not None and len(tag) != size:
+                raise ArgumentError("from_matrix", f"{name} of {size} {which}", f"{name}={tuple(tag.shape)}")
     with torch.autocast(similarity.device.type, enabled=False):
         scores = not_infinite(widened(similarity)) / temperature
     negative = ~positives if valid is None else valid & ~positives
-    own, tags = anchors or Tags(), (candidates or Tags()).mapped(lambda tag: tag[None])
+    tags = tags.mapped(lambda tag: tag[None])
     if own.ids is not None and tags.ids is not None:
         negative = negative & ~same_id(own.ids, tags.ids)
     names = ("matrix",) if sources is None else tuple(dict.fromkeys(sources))
@@ -152,13 +155,6 @@ def _check_matrix(
         raise ArgumentError("from_matrix", f"a guide of shape {tuple(similarity.shape)}", f"{tuple(guide.shape)}")
     if sources is not None and len(sources) != similarity.shape[1]:
         raise ArgumentError("from_matrix", f"a source for each of {similarity.shape[1]} columns", str(len(sources)))
-
-
-def _check_tags(which: str, tags: Tags, size: int) -> None:
-    for name in ("ids", "labels", "clusters"):
-        tag = getattr(tags, name)
-        if tag is not None and len(tag) != size:
-            raise ArgumentError("from_matrix", f"{name} of {size} {which}", f"{name}={tuple(tag.shape)}")
 
 
 def same_label_positives(scores: Scores, *, negatives_too: bool = False) -> Scores:
