@@ -1,7 +1,7 @@
 """Candidates from outside the batch: a queue of recent keys, a bank with one vector per instance.
 
 Both start empty: no random vectors stand in as negatives. Both hand out copies, so pushing between the loss and its
-backward pass is safe, and both are the same on all ranks if all push the same gathered keys (``hardneg.gather``).
+backward pass is safe, and both are the same on all ranks if all push the same keys (``core.distributed.gather``).
 """
 
 from __future__ import annotations
