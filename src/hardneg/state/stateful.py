@@ -104,13 +104,12 @@ class Stateful(nn.Module):
         return {**self.__dict__, "_looked_up": {}}
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Any:
-        dtypes = {name: getattr(self, name).dtype for name in self.precise}
         values = {name: getattr(self, name) for name in self.precise}
         moved = super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
-        for name, dtype in dtypes.items():
+        for name, before in values.items():
             after = getattr(self, name)
-            if after.dtype != dtype:  # a cast: taken back from the value before it, on the new device
-                setattr(self, name, values[name].to(after.device))
+            if after.dtype != before.dtype:  # a cast: taken back from the value before it, on the new device
+                setattr(self, name, before.to(after.device))
         return moved
 
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:
