@@ -62,8 +62,7 @@ class ProximityGraph:
         low, high = map(int, self.neighbours.aminmax())
         if not -1 <= low <= high < len(self):
             raise argument_error("ProximityGraph", f"nodes in [0, {len(self)})", "neighbours", (low, high))
-        absent = self.neighbours < 0 if low < 0 else None
-        if absent is not None and bool((absent[:, :-1] & ~absent[:, 1:]).any()):
+        if low < 0 and bool(((self.neighbours[:, :-1] < 0) & (self.neighbours[:, 1:] >= 0)).any()):
             raise ArgumentError("ProximityGraph", "the -1 of a short row at its end", "one before a neighbour")
 
     def __len__(self) -> int:

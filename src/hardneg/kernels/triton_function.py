@@ -113,9 +113,7 @@ class RowStatisticsFunction(torch.autograd.Function):
         plan, saved = ctx.plan, ctx.saved_tensors
         rows, columns, band, sums = Side(*saved[:9]), Side(*saved[9:18]), saved[18:20], saved[20:23]
         window, (*slopes, views) = saved[23:25], saved[25:]
-        grad_anchors: Tensor | None = None
-        grad_candidates: Tensor | None = None
-        grad_temperature: Tensor | None = None
+        grad_anchors, grad_candidates, grad_temperature = None, None, None
         upstream = Upstream(g_loss if plan.views else g_mean, g_mass, *slopes)
         if upstream.mean is None and g_mass is None:
             return None, None, None, None, None, None

@@ -79,9 +79,8 @@ def read_expression(text: str, names: Names) -> Any:
         tree = ast.parse(text.strip(), mode="eval")
     except (SyntaxError, ValueError) as error:  # a ValueError for text with a null byte
         reason = (getattr(error, "msg", None) or str(error)) if text.strip() else "it is empty"
-        raise GrammarError(
-            "The grammar", f"an expression like {_usual(names)!r}", f"{_shown(text)} ({reason})"
-        ) from None
+        what = f"an expression like {_usual(names)!r}"
+        raise GrammarError("The grammar", what, f"{_shown(text)} ({reason})") from None
     except (RecursionError, MemoryError):
         raise _too_deep(text) from None
     _check_size(tree.body, text)

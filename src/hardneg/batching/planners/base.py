@@ -70,10 +70,8 @@ class Planner(ABC):
         device = generator.device if generator is not None else None
         seed = int(torch.randint(2**31, (), generator=generator, device=device))
         epoch = Epoch(n, batch_size, coverage=coverage, drop_last=drop_last, guard=guard, seed=seed)
-        empty = epoch.empty_plan(0)
-        return epoch.extended(
-            empty, epoch.filler(empty), self, data, self.prepared(data, batch_size, seed), len(epoch.sizes)
-        )
+        empty, prepared = epoch.empty_plan(0), self.prepared(data, batch_size, seed)
+        return epoch.extended(empty, epoch.filler(empty), self, data, prepared, len(epoch.sizes))
 
     def prepared(self, data: Any, batch_size: int, seed: int) -> Any:
         """``prepare`` with randomness that depends on the seed only, so that a resumed run prepares the same."""
