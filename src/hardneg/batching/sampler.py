@@ -351,7 +351,6 @@ def _ranks(who: str, num_replicas: int | None, rank: int | None) -> tuple[int, i
     distributed = torch.distributed.is_available() and torch.distributed.is_initialized()
     if num_replicas is None:
         num_replicas = torch.distributed.get_world_size() if distributed and not _accelerate_is_active() else 1
-        rank = rank if rank is not None or num_replicas == 1 else torch.distributed.get_rank()
     if num_replicas < 1:
         raise argument_error(who, "at least one replica", "num_replicas", num_replicas)
     if rank is None:
