@@ -1,6 +1,6 @@
 """Vectors to scores: who is compared with whom, and who can never be a negative.
 
-Unit norm is the caller's business: ``with checks():`` says when vectors have another.
+Vectors are taken as given, and unit norm is the caller's business: ``with checks():`` raises for other norms.
 """
 
 from __future__ import annotations
