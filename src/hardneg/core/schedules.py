@@ -35,7 +35,7 @@ class Schedule(ABC):
 
     def __post_init__(self) -> None:
         steps = getattr(self, "steps", None)
-        if steps is not None and steps < 1:
+        if isinstance(steps, Real) and steps < 1:
             raise argument_error(type(self).__name__, "at least one step", "steps", steps)
 
     def __repr__(self) -> str:
