@@ -13,7 +13,7 @@ from typing import Annotated, ClassVar
 import torch
 from torch import Tensor
 
-from hardneg.core.errors import ArgumentError, argument_error, check_among, check_range
+from hardneg.core.errors import ArgumentError, argument_error, check_range
 from hardneg.core.objectives.base import (
     Objective,
     PairForm,
@@ -42,7 +42,9 @@ class InfoNCE(Objective):
     def __post_init__(self) -> None:
         check_tau_plus("info_nce", self.tau_plus)
         check_num_negatives("info_nce", self.num_negatives)
-        check_among("info_nce", "positives_in_denominator", self.positives_in_denominator, ("own", "all", "none"))
+        if self.positives_in_denominator not in ("own", "all", "none"):
+            what = "'own', 'all' or 'none'"
+            raise argument_error("info_nce", what, "positives_in_denominator", self.positives_in_denominator)
 
     def statistics(self) -> Mapping[str, Statistic]:
         needed: dict[str, Statistic] = {"log_mean": LogMean()}
