@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -67,22 +67,3 @@ def _chosen(tables: Tables, at: Whole, degree: Whole, draws: NDArray[np.float64]
     target = draws * np.take_along_axis(sums, last[:, None], 1)[:, 0]
     passed: Whole = ((sums <= target[:, None]) & (np.arange(tables.width) < last[:, None])).sum(1)
     return passed
-
-
-def collect(path: Whole, number: int, seen: Any, taken: Any, found: Any, counts: Any, scratch: Whole) -> None:
-    """Adds the new and free nodes of a path to ``found``, in visiting order, and marks as seen what was looked at.
-
-    ``counts`` are the nodes found and the moves since the last one; ``scratch`` has room for a number per node.
-    """
-    place = np.flatnonzero(seen[path] != number)
-    nodes = path[place]
-    scratch[nodes[::-1]] = place[::-1]  # the first visit is written last
-    first = scratch[nodes] == place
-    nodes, place = nodes[first], place[first]
-    free = np.flatnonzero(taken[nodes] == 0)[: len(found) - counts[0]]
-    full = counts[0] + len(free) == len(found)
-    seen[nodes[: free[-1] + 1] if full and len(free) else nodes] = number
-    found[counts[0] : counts[0] + len(free)] = nodes[free]
-    counts[0] += len(free)
-    moves = 0 if full else len(path)
-    counts[1] = moves and (moves - 1 - place[free[-1]] if len(free) else counts[1] + moves)

@@ -84,8 +84,9 @@ class Filler:
         self._crowd = None
         if self.guard is not None and self.guard.groups is not None:
             self._crowd = _Crowd(self.guard.groups.cpu().numpy().astype(np.int64), self.order, self.covering)
-        close = self.guard is not None and self.guard.near_duplicate is not None
-        self._vectors = self.guard.vectors.detach().float().cpu().numpy() if close else None  # type: ignore[union-attr]
+        self._vectors, self._limit = None, np.inf
+        if self.guard is not None and self.guard.vectors is not None and self.guard.near_duplicate is not None:
+            self._vectors, self._limit = self.guard.vectors.detach().float().cpu().numpy(), self.guard.near_duplicate
 
     @property
     def covering(self) -> bool:
@@ -239,21 +240,17 @@ class Filler:
         if self._crowd is not None:
             conflict |= self._crowd.same(node, batch)
         if self._vectors is not None:
-            assert self.guard is not None
-            conflict |= self._vectors[batch] @ self._vectors[node] > self.guard.near_duplicate
+            conflict |= self._vectors[batch] @ self._vectors[node] > self._limit
         return conflict
 
     def _repeat(self) -> None:
         again = self.order[~np.isin(self.order, self._members())]
         again = np.roll(again, self.num_closed)
-        again = self._allowed(again)[: self.missing] if self.guard is not None else again[: self.missing]
+        again = self._allowed(again)[: self.missing]
         if len(again) < self.missing:
-            raise ArgumentError(
-                "Guard",
-                f"{self.sizes[self.num_closed]} instances that may share a batch",
-                f"only {self.sizes[self.num_closed] - self.missing + len(again)}",
-                "use smaller batches or a higher near_duplicate",
-            )
+            size = self.sizes[self.num_closed]
+            what, got = f"{size} instances that may share a batch", f"only {size - self.missing + len(again)}"
+            raise ArgumentError("Guard", what, got, "use smaller batches or a higher near_duplicate")
         self.tally.repeated += len(again)
         self._take(again)
         warn_once(
@@ -265,19 +262,13 @@ class Filler:
     def _allowed(self, nodes: Nodes) -> Nodes:
         if self._crowd is not None:
             nodes = self._crowd.allowed(nodes)
-        if self._vectors is not None and len(nodes):
-            nodes = self._not_too_close(nodes)
-        return nodes
+        return nodes if self._vectors is None else self._not_too_close(nodes, self._vectors)
 
-    def _not_too_close(self, nodes: Nodes) -> Nodes:
-        assert self._vectors is not None
-        assert self.guard is not None
-        limit = self.guard.near_duplicate
-        offered = self._vectors[nodes]
+    def _not_too_close(self, nodes: Nodes, vectors: NDArray[np.float32]) -> Nodes:
+        offered = vectors[nodes]
         keep = np.ones(len(nodes), dtype=bool)
-        if self._batch:
-            keep = ~(offered @ self._vectors[self._members()].T > limit).any(1)
-        close = np.triu(offered @ offered.T > limit, 1)
+        keep &= ~np.any(offered @ vectors[self._members()].T > self._limit, axis=1)
+        close = np.triu(offered @ offered.T > self._limit, 1)
         for row in np.flatnonzero(close.any(1)):
             if keep[row]:
                 keep &= ~close[row]

@@ -23,7 +23,7 @@ import torch
 from torch import Tensor
 
 from hardneg.batching.stored import load_arrays, save_arrays
-from hardneg.core.errors import ArgumentError, NotFinite, argument_error
+from hardneg.core.errors import ArgumentError, NotFinite, argument_error, check_among
 from hardneg.core.nearest import Corpus, FaissIndex, nearest
 from hardneg.core.topk import top_of_rows
 
@@ -62,8 +62,7 @@ class ProximityGraph:
         low, high = map(int, self.neighbours.aminmax())
         if not -1 <= low <= high < len(self):
             raise argument_error("ProximityGraph", f"nodes in [0, {len(self)})", "neighbours", (low, high))
-        absent = self.neighbours < 0 if low < 0 else None
-        if absent is not None and bool((absent[:, :-1] & ~absent[:, 1:]).any()):
+        if low < 0 and bool(((self.neighbours[:, :-1] < 0) & (self.neighbours[:, 1:] >= 0)).any()):
             raise ArgumentError("ProximityGraph", "the -1 of a short row at its end", "one before a neighbour")
 
     def __len__(self) -> int:
@@ -146,6 +145,14 @@ def build_graph(
             rows = _sampled(wide, num_neighbours, num_candidates, generator)
         neighbours, similarities = _collected(rows, wide, num_neighbours)
         return ProximityGraph(neighbours, torch.ldexp(similarities, 2 * exponent), name)
+
+
+def graph_of(data: Tensor | ProximityGraph, k: int, m: int | None, generator: torch.Generator) -> ProximityGraph:
+    """The graph itself, or one of these vectors with at most as many neighbours as there are candidates."""
+    if isinstance(data, ProximityGraph):
+        return data
+    m = None if m is None else min(m, len(data) - 1)
+    return build_graph(data, min(k, len(data) - 1 if m is None else m), m, generator)
 
 
 def in_range(vectors: Annotated[Tensor, "n d"]) -> tuple[Annotated[Tensor, "n d"], Annotated[Tensor, ""]]:
@@ -268,11 +275,9 @@ def as_graph(graph: Any) -> ProximityGraph:
     if isinstance(graph, ProximityGraph):
         return graph
     if hasattr(graph, "neighbours"):
-        neighbours = torch.as_tensor(graph.neighbours)
-        similarities = getattr(graph, "similarities", None)
-        return ProximityGraph(
-            neighbours, (neighbours >= 0).float() if similarities is None else torch.as_tensor(similarities)
-        )
+        neighbours, similarities = torch.as_tensor(graph.neighbours), getattr(graph, "similarities", None)
+        plain = (neighbours >= 0).float() if similarities is None else torch.as_tensor(similarities)
+        return ProximityGraph(neighbours, plain)
     if isinstance(graph, Iterable):
         return ProximityGraph.from_lists([list(map(int, row)) for row in graph])
     raise argument_error("as_graph", "a ProximityGraph or lists of neighbours", "graph", type(graph).__name__)
@@ -282,15 +287,10 @@ def _check(vectors: Tensor, k: int, m: int | None, search: str) -> None:
     if vectors.ndim != 2 or not vectors.is_floating_point():
         raise argument_error("build_graph", "floating point vectors [n, d]", "vectors", tuple(vectors.shape))
     n = len(vectors)
-    if search not in ("exact", "faiss"):
-        raise argument_error("build_graph", "search 'exact' or 'faiss'", "search", search)
+    check_among("build_graph", "search", search, ("exact", "faiss"))
     if m is not None and not 1 <= m < n:
-        raise ArgumentError(
-            "build_graph",
-            f"at least 1 and fewer candidates than the {n} vectors",
-            f"num_candidates={m}",
-            "num_candidates=None compares all with all",
-        )
+        what = f"at least 1 and fewer candidates than the {n} vectors"
+        raise argument_error("build_graph", what, "num_candidates", m, "num_candidates=None compares all with all")
     limit = m if m is not None else n - 1
     if not 1 <= k <= limit:
         what = f"at least 1 and at most {limit} neighbours, the number of candidates"

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from hardneg.batching.background import PlanningProcess
-from hardneg.batching.graph import ProximityGraph, build_graph
+from hardneg.batching.graph import ProximityGraph, graph_of
 from hardneg.batching.sampler import PlannedBatchSampler
 from hardneg.core.errors import argument_error
 from hardneg.core.scoring import HasKeys
@@ -110,10 +110,8 @@ class Refresh:
         if self.sampler.planner.needs != "graph":
             self.sampler.data = vectors
             return
-        m = min(self.num_candidates, len(vectors) - 1) if self.num_candidates is not None else None
-        k = min(self.num_neighbours, m if m is not None else len(vectors) - 1)
         generator = torch.Generator(vectors.device).manual_seed((self.seed * 2**31 + step) % 2**63)
-        build = partial(build_graph, vectors, k, m, generator)
+        build = partial(graph_of, vectors, self.num_neighbours, self.num_candidates, generator)
         self.sampler.data = self._aside(build, vectors.device) if vectors.is_cuda else build()
 
     def _aside(self, build: Callable[[], ProximityGraph], device: torch.device) -> Future[ProximityGraph]:

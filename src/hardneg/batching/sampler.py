@@ -84,12 +84,8 @@ class PlannedBatchSampler(BatchSampler):
             raise argument_error(type(self).__name__, what, "ahead", ahead)
         size = batch_size * self.num_replicas
         self._epoch_rules = Epoch(num_instances, size, coverage, drop_last, guard, seed, self.num_replicas)
-        self.planner, self.num_instances, self.batch_size, self.drop_last = (
-            planner,
-            num_instances,
-            batch_size,
-            drop_last,
-        )
+        self.planner, self.num_instances = planner, num_instances
+        self.batch_size, self.drop_last = batch_size, drop_last
         self.seed, self.segment, self.ahead = seed, segment, ahead
         self.warmup_epochs, self.total_epochs, self.plan_file = warmup_epochs, total_epochs, plan_file
         self.sampler = self  # Lightning calls set_epoch on batch_sampler.sampler only
@@ -139,10 +135,9 @@ class PlannedBatchSampler(BatchSampler):
     def plan(self, plan: Plan) -> None:
         mine = self._epoch_rules.empty_plan(plan.epoch)
         for name in ("num_instances", "batch_size", "num_batches", "seed"):
-            if getattr(plan, name) != getattr(mine, name):
-                raise argument_error(
-                    type(self).__name__, f"a plan with {name}={getattr(mine, name)}", name, getattr(plan, name)
-                )
+            wanted, got = getattr(mine, name), getattr(plan, name)
+            if got != wanted:
+                raise argument_error(type(self).__name__, f"a plan with {name}={wanted}", name, got)
         self._plan = self._resumed = plan
         self.epoch, self._passed = plan.epoch, False
 
@@ -153,9 +148,8 @@ class PlannedBatchSampler(BatchSampler):
         """
         self.plan = plan if isinstance(plan, Plan) else Plan.load(plan)
         if not 0 <= position <= len(self):
-            raise argument_error(
-                type(self).__name__, f"a position of at most {len(self)} batches", "position", position
-            )
+            what = f"a position of at most {len(self)} batches"
+            raise argument_error(type(self).__name__, what, "position", position)
         self._position = position
 
     def set_epoch(self, epoch: int) -> None:
@@ -180,9 +174,16 @@ class PlannedBatchSampler(BatchSampler):
         return self._epoch_rules.empty_plan(epoch)
 
     def _source(self, epoch: int) -> Source:
-        """What the next segment is planned from: the data as it is now."""
+        """What the next segment is planned from: the data as it is now.
+
+        Clusters, communities and walkers are worked out once for each data.
+        """
         planner, data = self._planner_for(epoch)
-        return planner, data, self._prepare(planner, data)
+        known_planner, known_data, prepared = self._prepared
+        if known_data is not data or known_planner is not type(planner):
+            prepared = planner.prepared(data, self._epoch_rules.batch_size, self.seed)
+            self._prepared = (type(planner), data, prepared)
+        return planner, data, prepared
 
     def _continued(self, plan: Plan, filler: Filler, source: Source) -> Plan:
         """The plan with one more segment, or with a piece of it."""
@@ -226,14 +227,6 @@ class PlannedBatchSampler(BatchSampler):
                 )
             return Uniform(), self.num_instances
         return self.planner.at(epoch, self.total_epochs), self.num_instances if data is None else data
-
-    def _prepare(self, planner: Planner, data: Any) -> Any:
-        """Clusters, communities and walkers are worked out once for each data."""
-        known_planner, known_data, prepared = self._prepared
-        if known_data is not data or known_planner is not type(planner):
-            prepared = planner.prepared(data, self._epoch_rules.batch_size, self.seed)
-            self._prepared = (type(planner), data, prepared)
-        return prepared
 
     def _slice(self, batch: Any) -> list[int]:
         local = len(batch) // self.num_replicas
@@ -316,18 +309,14 @@ class PlanIterator(Iterator[list[int]]):
         """Goes to the saved place. Raises unless the batches before it are those of the interrupted pass."""
         sampler = self._sampler
         if state["seed"] != sampler.seed:
-            raise argument_error(
-                type(sampler).__name__, f"the seed {state['seed']} of the saved state", "seed", sampler.seed
-            )
+            what = f"the seed {state['seed']} of the saved state"
+            raise argument_error(type(sampler).__name__, what, "seed", sampler.seed)
         sampler.set_epoch(state["epoch"])
         self._begin(state["epoch"], state["position"])
         if self._hash.hexdigest() != state["digest"]:
-            raise ArgumentError(
-                type(sampler).__name__,
-                f"the plan of the interrupted run to resume epoch {state['epoch']} at batch {state['position']}",
-                "other batches",
-                "before the loader's state is loaded, set sampler.plan = Plan.load(path)",
-            )
+            what = f"the plan of the interrupted run to resume epoch {state['epoch']} at batch {state['position']}"
+            fix = "before the loader's state is loaded, set sampler.plan = Plan.load(path)"
+            raise ArgumentError(type(sampler).__name__, what, "other batches", fix)
 
     def _begin(self, epoch: int, position: int) -> None:
         self._plan, self._position, self._filler, self._source = self._sampler._begun(epoch), 0, None, None
@@ -339,19 +328,16 @@ class PlanIterator(Iterator[list[int]]):
     def _advance(self) -> Any:
         if self._position == len(self._plan):
             sampler = self._sampler
-            if sampler._planned is not None or isinstance(sampler._data, Future):
-                planned = sampler._from_process(self._plan)
-                if planned is not None:
-                    self._plan, self._filler, self._source = planned, None, None
-                    return self._next_batch()
-            if self._filler is None:
-                self._filler = sampler._epoch_rules.filler(self._plan)
-            if self._source is None or self._position % sampler.segment == 0:
-                self._source = sampler._source(self._plan.epoch)
-            self._plan = sampler._continued(self._plan, self._filler, self._source)
-        return self._next_batch()
-
-    def _next_batch(self) -> Any:
+            waits = sampler._planned is not None or isinstance(sampler._data, Future)
+            planned = sampler._from_process(self._plan) if waits else None
+            if planned is not None:
+                self._plan, self._filler, self._source = planned, None, None
+            else:
+                if self._filler is None:
+                    self._filler = sampler._epoch_rules.filler(self._plan)
+                if self._source is None or self._position % sampler.segment == 0:
+                    self._source = sampler._source(self._plan.epoch)
+                self._plan = sampler._continued(self._plan, self._filler, self._source)
         batch = self._plan[self._position]
         self._hash.update(batch.tobytes())
         self._position += 1
@@ -365,7 +351,6 @@ def _ranks(who: str, num_replicas: int | None, rank: int | None) -> tuple[int, i
     distributed = torch.distributed.is_available() and torch.distributed.is_initialized()
     if num_replicas is None:
         num_replicas = torch.distributed.get_world_size() if distributed and not _accelerate_is_active() else 1
-        rank = rank if rank is not None or num_replicas == 1 else torch.distributed.get_rank()
     if num_replicas < 1:
         raise argument_error(who, "at least one replica", "num_replicas", num_replicas)
     if rank is None:

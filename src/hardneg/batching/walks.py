@@ -20,7 +20,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from hardneg.batching.excursions import Tables, collect, paths
+from hardneg.batching.excursions import Tables, paths
 from hardneg.batching.graph import ProximityGraph, as_graph
 from hardneg.core.errors import argument_error, check_range
 
@@ -86,6 +86,13 @@ def walks(
     return Walks(torch.from_numpy(nodes), torch.from_numpy(filled))
 
 
+def check_walk(who: str, kind: str, steps: str) -> None:
+    if kind not in kinds:
+        raise argument_error(who, f"a kind among {kinds}", "kind", kind)
+    if steps not in steps_by:
+        raise argument_error(who, f"steps among {steps_by}", "steps", steps)
+
+
 class Excursions(NamedTuple):
     """The nodes of some excursions from one start, and where the walk stands behind them."""
 
@@ -108,10 +115,7 @@ class Walker:
         steps: str = "uniform",
         patience: int | None = None,
     ) -> None:
-        if kind not in kinds:
-            raise argument_error("walk", f"a kind among {kinds}", "kind", kind)
-        if steps not in steps_by:
-            raise argument_error("walk", f"steps among {steps_by}", "steps", steps)
+        check_walk("walk", kind, steps)
         self.kind = kind
         self.restart = 0.0
         self.patience = patience
@@ -165,11 +169,8 @@ class Walker:
 
     def found_on(self, begun: Excursions, want: int, taken: NDArray[np.uint8]) -> Nodes:
         """The nodes on the first excursions of this walk that are new and not taken, at most ``want``."""
-        found, counts = np.empty(want, dtype=np.int64), np.zeros(2, dtype=np.int64)
-        if want and len(begun.path):
-            collect(begun.path, self._number, self._seen, taken, found, counts, self._scratch)
         self._place = begun.place
-        return found[: counts[0]]
+        return self._new(begun.path, want, taken)[0] if want else begun.path[:0]
 
     def begin(self, start: int, restart: float) -> None:
         """A new walk, which has seen its start only."""
@@ -194,25 +195,38 @@ class Walker:
             return self._search(want, taken, rng, patience)
         if patience is None:
             patience = 10_000 + 50 * want
-        found = np.empty(want, dtype=np.int64)
-        counts = np.zeros(2, dtype=np.int64)  # nodes found, moves since the last one
-        made = 0
-        while counts[0] < want and counts[1] < patience and self._degrees[self._start]:
+        found = [np.empty(0, dtype=np.int64)]
+        missing, made, idle = want, 0, 0  # nodes, moves, and moves since the last node
+        while missing and idle < patience and self._degrees[self._start]:
             # As many moves as the rest should take at the rate so far, and never few: numpy's time is in its calls.
-            wanted = 1.25 * (want - counts[0]) * (made / max(counts[0], 1) if made else 1.0)
-            made += self._advance(int(min(max(wanted, 1024), max(4 * patience, 64), 8192)), rng, taken, found, counts)
-        return found[: counts[0]]
+            wanted = 1.25 * missing * (made / max(want - missing, 1) if made else 1.0)
+            path = self._advance(int(min(max(wanted, 1024), max(4 * patience, 64), 8192)), rng)
+            new, last = self._new(path, missing, taken)
+            found.append(new)
+            missing, made = missing - len(new), made + len(path)
+            idle = len(path) - 1 - last if len(new) else idle + len(path)
+        return np.concatenate(found)
 
-    def _advance(self, moves: int, rng: np.random.Generator, taken: Any, found: Any, counts: Any) -> int:
-        """Some excursions, about as many as ``moves`` allow; returns how many moves they made."""
+    def _new(self, path: Nodes, want: int, taken: NDArray[np.uint8]) -> tuple[Nodes, int]:
+        """The first ``want`` nodes of a path that are new and free, and the last one's place; marks what it sees."""
+        place = np.flatnonzero(self._seen[path] != self._number)
+        nodes = path[place]
+        self._scratch[nodes[::-1]] = place[::-1]  # the first visit is written last
+        first = self._scratch[nodes] == place
+        nodes, place = nodes[first], place[first]
+        free = np.flatnonzero(taken[nodes] == 0)[:want]
+        self._seen[nodes[: free[-1] + 1] if len(free) == want else nodes] = self._number
+        return nodes[free], int(place[free[-1]]) if len(free) else -1
+
+    def _advance(self, moves: int, rng: np.random.Generator) -> Nodes:
+        """The nodes of some excursions, about as many as ``moves`` allow."""
         (lengths,), (cut,) = self._lengths(1, moves, self.restart, rng)
         homes = np.full(len(lengths), self._start)
         begins = homes.copy()
         begins[0] = self._place
         path = paths(self._tables, begins, homes, lengths, rng.random(int(lengths.sum())))
-        collect(path, self._number, self._seen, taken, found, counts, self._scratch)
         self._place = int(path[-1]) if cut else self._start
-        return len(path)
+        return path
 
     def _lengths(self, count: int, moves: int, restart: float, rng: np.random.Generator) -> tuple[Nodes, Any]:
         """Lengths of the excursions of some walks [count, k], and which walks end in the middle of one.

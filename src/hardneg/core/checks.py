@@ -61,7 +61,7 @@ def check_parts(pairing: Pairing) -> None:
         if keys.private and keys.vectors.shape[0] != len(anchors):
             what = f"private candidates of {len(anchors)} anchors"
             raise ArgumentError("score", what, str(tuple(keys.vectors.shape)))
-    if _checking:
+    if _checking and not torch.compiler.is_compiling():
         ready = pairing.prepared()
         for keys in [ready.anchors, ready.positives, *ready.candidates]:
             check_vectors(keys.vectors)
@@ -84,8 +84,8 @@ def check_temperature(who: str, temperature: float | Tensor, rows: int | None = 
 
 
 def check_vectors(vectors: Tensor) -> None:
-    """Inside ``checks()``, raises for vectors that are not finite or not of unit norm."""
-    if not _checking or torch.compiler.is_compiling() or vectors.numel() == 0:
+    """Raises for vectors that are not finite or not of unit norm."""
+    if not vectors.numel():
         return
     if not bool(torch.isfinite(vectors).all()):
         raise NotFinite("score", "finite vectors", "NaN or inf", "look at the encoder's output before the loss")

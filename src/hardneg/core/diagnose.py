@@ -43,7 +43,7 @@ class Diagnosis:
 
     def summary(self) -> dict[str, float]:
         """The mean of each over the anchors for which it is defined; of ``clamped``, over the real pairs."""
-        means = {field.name: _mean(getattr(self, field.name)) for field in fields(self)}
+        means = {field.name: getattr(self, field.name).double().nanmean().item() for field in fields(self)}
         return means | {"clamped": self.clamped_share()}
 
     def clamped_share(self) -> float:
@@ -137,10 +137,6 @@ def _false_share(scores: Scores, q: Tensor) -> Tensor:
 
 def _where(condition: Tensor, value: Tensor) -> Tensor:
     return torch.where(condition, value, float("nan"))
-
-
-def _mean(values: Tensor) -> float:
-    return values.double().nanmean().item()
 
 
 def _flat(temperature: float | Tensor) -> float | Tensor:

@@ -38,7 +38,7 @@ def gather(keys: Keys) -> Keys:
     >>> gather(keys) is keys
     True
     """
-    return _Ranks(_sizes(keys)).keys(keys) if several_ranks() else keys
+    return keys.mapped(_Ranks(_sizes(keys)).rows) if several_ranks() else keys
 
 
 def gathered(pairing: Pairing, *, candidates: bool = True, anchors: bool = False) -> Pairing:
@@ -56,16 +56,16 @@ def gathered(pairing: Pairing, *, candidates: bool = True, anchors: bool = False
 
     def pool(keys: Keys) -> Keys:
         if keys.private:
-            return ranks.keys(keys) if anchors else keys
+            return keys.mapped(ranks.rows) if anchors else keys
         apart = _apart(keys, ranks.begin, pairing.ids_given)
-        return (ranks if own else _Ranks(_sizes(keys))).keys(apart) if candidates else keys
+        return apart.mapped((ranks if own else _Ranks(_sizes(keys))).rows) if candidates else keys
 
     pools = tuple(pool(keys) for keys in pairing.candidates)
     mine = _apart(pairing.anchors, ranks.begin, pairing.ids_given)
     changes: dict[str, Any] = {"anchors": mine, "positives": positives, "candidates": pools}
     if anchors:
-        changes["anchors"] = pools[0] if own else ranks.keys(mine)
-        changes["positives"] = ranks.keys(positives)
+        changes["anchors"] = pools[0] if own else mine.mapped(ranks.rows)
+        changes["positives"] = positives.mapped(ranks.rows)
         if pairing.positive_mask is not None:
             changes["positive_mask"] = ranks.rows(pairing.positive_mask)
         if isinstance(pairing.temperature, Tensor) and pairing.temperature.ndim == 2:
@@ -113,12 +113,6 @@ class _Ranks:
     @property
     def begin(self) -> int:
         return sum(self.sizes[: dist.get_rank()])
-
-    def keys(self, keys: Keys) -> Keys:
-        ids, labels, clusters = (
-            None if tag is None else self.rows(tag) for tag in (keys.ids, keys.labels, keys.clusters)
-        )
-        return Keys(self.rows(keys.vectors), ids, labels, clusters, keys.source)
 
     def rows(self, rows: Tensor) -> Tensor:
         """In the order of one process: the first view of all ranks, then the second."""

@@ -11,7 +11,7 @@ import importlib
 import math
 import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from contextvars import ContextVar
 from numbers import Real
 from pathlib import Path
@@ -185,13 +185,17 @@ _flags: ContextVar[Mapping[str, Mapping[str, str]] | None] = ContextVar("flags",
 
 
 @contextmanager
-def flags_in_errors(flags: Mapping[str, Mapping[str, str]]) -> Iterator[None]:
-    """Inside, errors of these callers name their arguments as the command line does: {"mine": {"k": "-k"}}."""
-    before = _flags.set(flags)
+def _set(variable: ContextVar[Any], value: Any) -> Iterator[None]:
+    before = variable.set(value)
     try:
         yield
     finally:
-        _flags.reset(before)
+        variable.reset(before)
+
+
+def flags_in_errors(flags: Mapping[str, Mapping[str, str]]) -> AbstractContextManager[None]:
+    """Inside, errors of these callers name their arguments as the command line does: {"mine": {"k": "-k"}}."""
+    return _set(_flags, flags)
 
 
 def spelled(who: str, name: str) -> str:
@@ -252,14 +256,9 @@ def check_range(who: str, name: str, value: Any, low: float, high: float, *, ope
             raise argument_error(who, f"{spelled(who, name)} in [{low}, {high}{bracket}", name, number)
 
 
-@contextmanager
-def tensors_checked() -> Iterator[None]:
+def tensors_checked() -> AbstractContextManager[None]:
     """Inside, ``check_range`` looks into tensors, which waits for a GPU: for constructors, not for steps."""
-    before = _tensors_too.set(True)
-    try:
-        yield
-    finally:
-        _tensors_too.reset(before)
+    return _set(_tensors_too, True)
 
 
 def check_among(who: str, name: str, value: Any, known: Sequence[str]) -> None:

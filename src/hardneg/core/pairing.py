@@ -30,6 +30,10 @@ class Cut(NamedTuple):
     high: int
     offset: int
 
+    def of(self, vectors: Tensor, rows: Rows) -> Tensor:
+        """These columns of vectors that all anchors share, or that are private to each, of these rows."""
+        return vectors[rows, self.low : self.high] if vectors.ndim == 3 else vectors[self.low : self.high]
+
 
 class Met(NamedTuple):
     """A tile, which of its candidates may be negatives, and which were promoted to positives."""
@@ -161,16 +165,15 @@ class Pairing:
     def of_rows(self, rows: slice) -> Pairing:
         """Some of the anchors, against the same candidates."""
 
-        def part(keys: Keys) -> Keys:
-            ids, labels, clusters = (_rows(tag, rows) for tag in _each(keys))
-            return Keys(keys.vectors[rows], ids, labels, clusters, keys.source)
+        def part(each: Tensor) -> Tensor:
+            return each[rows]
 
         return self.changed(
-            anchors=part(self.anchors),
-            positives=part(self.own()),
-            candidates=tuple(part(keys) if keys.private else keys for keys in self.candidates),
+            anchors=self.anchors.mapped(part),
+            positives=self.own().mapped(part),
+            candidates=tuple(keys.mapped(part) if keys.private else keys for keys in self.candidates),
             temperature=of_rows(self.temperature, rows),
-            positive_mask=_rows(self.positive_mask, rows),
+            positive_mask=None if self.positive_mask is None else self.positive_mask[rows],
             guide=None if self.guide is None else self.guide.of_rows(rows),
             num_views=0,
         )
@@ -186,7 +189,7 @@ class Pairing:
     def tile(self, rows: Rows, cut: Cut) -> Met:
         """These anchors against these candidates."""
         temperature = of_rows(self.temperature, rows)
-        s = similarity(self.anchors.vectors[rows], self.vectors_of(rows, cut)) / temperature
+        s = self._similarity(rows, cut) / temperature
         return self.sides(rows, cut).met(s, temperature)
 
     def columns(self, cut: Cut) -> Annotated[Tensor, "c"]:
@@ -210,7 +213,7 @@ class Pairing:
     def plain(self, rows: Rows, cut: Cut) -> Annotated[Tensor, "b n"]:
         """Similarities without gradient."""
         with torch.no_grad():
-            return similarity(self.anchors.vectors[rows], self.vectors_of(rows, cut))
+            return self._similarity(rows, cut)
 
     def positive_scores(self) -> Annotated[Tensor, "b p"]:
         """The scores of the anchors' own positives; of a prepared pairing."""
@@ -239,25 +242,19 @@ class Pairing:
         ids = ids[rows] if self.positives.private else ids[rows, None]
         return (ids if self.positive_mask is None else torch.where(self.positive_mask[rows], ids, -1)).unbind(1)
 
-    def vectors_of(self, rows: Rows, cut: Cut) -> Tensor:
-        keys = self.candidates[cut.pool]
-        return keys.vectors[rows, cut.low : cut.high] if keys.private else keys.vectors[cut.low : cut.high]
+    def _similarity(self, rows: Rows, cut: Cut) -> Annotated[Tensor, "b n"]:
+        return similarity(self.anchors.vectors[rows], cut.of(self.candidates[cut.pool].vectors, rows))
 
     def _anchor_tags(self, rows: Rows) -> Tags:
-        return Tags(*(_rows(tag, rows) for tag in _each(self.anchors)))
+        return self.anchors.tags.mapped(lambda tag: tag[rows])
 
     def _tags(self, rows: Rows, cut: Cut) -> Tags:
-        keys = self.candidates[cut.pool]
-
-        def part(tag: Tensor | None) -> Tensor | None:
-            if tag is None:
-                return None
-            return tag[rows, cut.low : cut.high] if keys.private else tag[None, cut.low : cut.high]
-
-        ids, labels, clusters = (part(tag) for tag in _each(keys))
-        if ids is None and any(other.ids is not None for other in self.candidates):
-            ids = torch.full((1, cut.high - cut.low), -1, device=keys.vectors.device)
-        return Tags(ids, labels, clusters)
+        keys, columns = self.candidates[cut.pool], slice(cut.low, cut.high)
+        tags = keys.tags.mapped(lambda tag: tag[rows, columns] if keys.private else tag[None, columns])
+        if tags.ids is None and any(other.ids is not None for other in self.candidates):
+            nobody = torch.full((1, cut.high - cut.low), -1, device=keys.vectors.device)
+            return Tags(nobody, tags.labels, tags.clusters)
+        return tags
 
 
 def similarity(rows: Annotated[Tensor, "b d"], vectors: Tensor) -> Annotated[Tensor, "b n"]:
@@ -285,10 +282,7 @@ def other_views(views: Annotated[Tensor, "vb d"], number: int) -> Annotated[Tens
 
 def several(keys: Keys) -> Keys:
     """Positives as [b, p, d]."""
-    if keys.private:
-        return keys
-    ids, labels, clusters = (None if tag is None else tag[:, None] for tag in _each(keys))
-    return Keys(keys.vectors[:, None], ids, labels, clusters, keys.source)
+    return keys if keys.private else keys.mapped(lambda each: each[:, None])
 
 
 def number_of(rows: Rows) -> int:
@@ -298,14 +292,6 @@ def number_of(rows: Rows) -> int:
 def of_rows(value: float | Tensor, rows: Rows) -> float | Tensor:
     """A number per anchor is cut with the anchors; one number is everybody's."""
     return value[rows] if isinstance(value, Tensor) and value.ndim == 2 else value
-
-
-def _each(keys: Keys) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
-    return keys.ids, keys.labels, keys.clusters
-
-
-def _rows(tag: Tensor | None, rows: Rows) -> Tensor | None:
-    return None if tag is None else tag[rows]
 
 
 _fields_of_pairing = tuple(field.name for field in fields(Pairing))

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from dataclasses import MISSING, dataclass, fields
+from dataclasses import MISSING, dataclass, fields, is_dataclass
 from numbers import Integral, Real
 from typing import Any, ClassVar, NoReturn
 
@@ -33,8 +33,22 @@ class Schedule(ABC):
     def __call__(self, step: int, total: int | None = None) -> float:
         """The number at this step."""
 
+    def __post_init__(self) -> None:
+        steps = getattr(self, "steps", None)
+        if isinstance(steps, Real) and steps < 1:
+            raise argument_error(type(self).__name__, "at least one step", "steps", steps)
+
     def __repr__(self) -> str:
         return short_repr(self)
+
+    def _length(self, total: int | None) -> int:
+        """``steps`` where that is given, otherwise the length of the run."""
+        steps: int | None = getattr(self, "steps", None)
+        length = total if steps is None else steps
+        if length is None:
+            fix = "pass total or build it with steps="
+            raise ArgumentError(type(self).__name__, "the length of the run", "total=None", fix)
+        return max(length, 1)
 
     def _not_a_number(self, *_: Any) -> NoReturn:
         fix = "evaluate it with negatives.at(step, total), or call loss.set_progress(step, total) before the loss"
@@ -55,6 +69,12 @@ def value_of(number: Number, step: int, total: int | None) -> float:
     return number(step, total) if isinstance(number, Schedule) else number
 
 
+def schedules_of(holder: Any) -> dict[str, Schedule]:
+    """The fields of a dataclass that are schedules, by name; none of any other object."""
+    values = {field.name: getattr(holder, field.name) for field in fields(holder)} if is_dataclass(holder) else {}
+    return {name: value for name, value in values.items() if isinstance(value, Schedule)}
+
+
 def short_repr(value: Any) -> str:
     """The call that makes this dataclass again, without the fields left at their default."""
     parts = []
@@ -72,18 +92,6 @@ def _literal(value: Any) -> str:
     if isinstance(value, Real) and not isinstance(value, bool):
         return repr(int(value)) if isinstance(value, Integral) else repr(float(value))
     return repr(value)
-
-
-def _fraction(who: str, step: int, total: int | None, steps: int | None) -> float:
-    length = steps if steps is not None else total
-    if length is None:
-        raise ArgumentError(who, "the length of the run", "total=None", "pass total or build it with steps=")
-    return step / max(length, 1)
-
-
-def _check_steps(who: str, steps: int | None) -> None:
-    if steps is not None and steps < 1:
-        raise argument_error(who, "at least one step", "steps", steps)
 
 
 @dataclass(frozen=True, repr=False)
@@ -117,14 +125,8 @@ class linear(Schedule):  # noqa: N801
     inclusive: bool = False
     examples: ClassVar = ("linear(1.0, 0.1)", "linear(0.2, 0.05, steps=100)")
 
-    def __post_init__(self) -> None:
-        _check_steps("linear", self.steps)
-
     def __call__(self, step: int, total: int | None = None) -> float:
-        length = self.steps if self.steps is not None else total
-        if self.inclusive and length is not None:
-            length = max(length - 1, 1)
-        fraction = min(_fraction("linear", step, length, None), 1.0)
+        fraction = min(step / max(self._length(total) - self.inclusive, 1), 1.0)
         return (1.0 - fraction) * self.start + fraction * self.end
 
 
@@ -140,11 +142,8 @@ class cosine(Schedule):  # noqa: N801
     steps: int | None = None
     examples: ClassVar = ("cosine(0.99, 1.0)",)
 
-    def __post_init__(self) -> None:
-        _check_steps("cosine", self.steps)
-
     def __call__(self, step: int, total: int | None = None) -> float:
-        fraction = min(_fraction("cosine", step, total, self.steps), 1.0)
+        fraction = min(step / self._length(total), 1.0)
         return self.end + (self.start - self.end) * (1.0 + math.cos(math.pi * fraction)) / 2.0
 
 
@@ -166,18 +165,16 @@ class steps(Schedule):  # noqa: N801
     examples: ClassVar = ("steps(1.0, 0.0, num_changes=4)",)
 
     def __post_init__(self) -> None:
-        _check_steps("steps", self.steps)
+        super().__post_init__()
         if self.num_changes < 1:
             raise argument_error("steps", "at least one change", "num_changes", self.num_changes)
         if self.variant not in ("paper", "code"):
             raise argument_error("steps", "variant 'paper' or 'code'", "variant", self.variant)
 
     def __call__(self, step: int, total: int | None = None) -> float:
-        _fraction("steps", step, total, self.steps)
-        length = self.steps if self.steps is not None else total
-        assert length is not None
+        length = self._length(total)
         if self.variant == "paper":
-            done = step * self.num_changes // max(length, 1)
+            done = step * self.num_changes // length
         else:
             done = step // max(length // (self.num_changes + 1), 1) - 1
         fraction = min(max(done, 0), self.num_changes) / self.num_changes
@@ -199,12 +196,11 @@ class exponential(Schedule):  # noqa: N801
     examples: ClassVar = ("exponential(1.0, 0.1)",)
 
     def __post_init__(self) -> None:
-        _check_steps("exponential", self.steps)
+        super().__post_init__()
         check_range("exponential", "decay", self.decay, 0.0, math.inf)
 
     def __call__(self, step: int, total: int | None = None) -> float:
-        fraction = _fraction("exponential", step, total, self.steps)
-        return self.end + (self.start - self.end) * math.exp(-self.decay * fraction)
+        return self.end + (self.start - self.end) * math.exp(-self.decay * (step / self._length(total)))
 
 
 @dataclass(frozen=True, repr=False)

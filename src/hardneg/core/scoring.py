@@ -1,8 +1,6 @@
 """Vectors to scores: who is compared with whom, and who can never be a negative.
 
-Vectors are taken as given; unit norm is the caller's business (``with checks():`` says when they are not). Scores are
-float32 or wider, also under autocast and for half precision inputs. An infinite feature is treated as NaN, so that it
-cannot hide in a finite loss.
+Vectors are taken as given, and unit norm is the caller's business: ``with checks():`` raises for other norms.
 """
 
 from __future__ import annotations
@@ -56,7 +54,7 @@ def two_views(
     [6, 6, 6, 6, 6, 6, 6, 6]
     """
     parts = as_keys(extra, match_ids=ids is not None)
-    return dense(pair_views([z1, z2], temperature, ids, labels, clusters, parts))
+    return dense(pair_views([z1, z2], temperature, Tags(ids, labels, clusters), parts))
 
 
 def cross_views(
@@ -71,7 +69,7 @@ def cross_views(
 ) -> Scores:
     """SimCSE, CLIP, GraphCL: b anchors of one view against the other view only."""
     parts = as_keys(extra, match_ids=ids is not None)
-    return dense(pair_cross(z1, z2, temperature, ids, labels, clusters, parts))
+    return dense(pair_cross(z1, z2, temperature, Tags(ids, labels, clusters), parts))
 
 
 def score(
@@ -122,13 +120,15 @@ def from_matrix(
     each column's source, ``guide`` the plain similarities of another model.
     """
     _check_matrix(similarity, positives, temperature, guide, sources)
-    for which, tags, size in zip(("anchors", "candidates"), (anchors, candidates), similarity.shape, strict=True):
-        _check_tags(which, tags or Tags(), size)
+    own, tags = anchors or Tags(), candidates or Tags()
+    for which, given, size in zip(("anchors", "candidates"), (own, tags), similarity.shape, strict=True):
+        for name in ("ids", "labels", "clusters"):
+            if (tag := getattr(given, name)) is not None and len(tag) != size:
+                raise ArgumentError("from_matrix", f"{name} of {size} {which}", f"{name}={tuple(tag.shape)}")
     with torch.autocast(similarity.device.type, enabled=False):
         scores = not_infinite(widened(similarity)) / temperature
     negative = ~positives if valid is None else valid & ~positives
-    own, others = anchors or Tags(), candidates or Tags()
-    tags = Tags(*(tag if tag is None else tag[None] for tag in (others.ids, others.labels, others.clusters)))
+    tags = tags.mapped(lambda tag: tag[None])
     if own.ids is not None and tags.ids is not None:
         negative = negative & ~same_id(own.ids, tags.ids)
     names = ("matrix",) if sources is None else tuple(dict.fromkeys(sources))
@@ -155,13 +155,6 @@ def _check_matrix(
         raise ArgumentError("from_matrix", f"a guide of shape {tuple(similarity.shape)}", f"{tuple(guide.shape)}")
     if sources is not None and len(sources) != similarity.shape[1]:
         raise ArgumentError("from_matrix", f"a source for each of {similarity.shape[1]} columns", str(len(sources)))
-
-
-def _check_tags(which: str, tags: Tags, size: int) -> None:
-    for name in ("ids", "labels", "clusters"):
-        tag = getattr(tags, name)
-        if tag is not None and len(tag) != size:
-            raise ArgumentError("from_matrix", f"{name} of {size} {which}", f"{name}={tuple(tag.shape)}")
 
 
 def same_label_positives(scores: Scores, *, negatives_too: bool = False) -> Scores:

@@ -21,6 +21,8 @@ from hardneg.core.types import LogWeights, Scores, with_support
 PerRow = Annotated[Tensor, "b 1"]
 PerBlock = Annotated[Tensor, "b k"]
 Value = Callable[[Tile], Tensor]
+Cotangents = tuple[Tensor | None, Tensor | None]
+"""The gradients by the value and by the log-weight of each pair of a tile; None for none."""
 
 
 def plain_score(tile: Tile) -> Tensor:
@@ -60,10 +62,7 @@ class Statistic(ABC):
     def finish(self, total: PerRow, mass: Mass) -> PerRow:
         return total
 
-    def cotangents(
-        self, grad: PerRow, total: PerRow, mass: Mass, value: Tensor, relative: Tensor
-    ) -> tuple[Tensor | None, Tensor | None]:
-        """The gradients by the value and by the log-weight of each pair of a tile; None for none."""
+    def cotangents(self, grad: PerRow, total: PerRow, mass: Mass, value: Tensor, relative: Tensor) -> Cotangents:
         return None, None
 
 
@@ -108,9 +107,7 @@ class LogMass(Statistic):
     def finish(self, total: PerRow, mass: Mass) -> PerRow:
         return mass.shift + mass.log_mass
 
-    def cotangents(
-        self, grad: PerRow, total: PerRow, mass: Mass, value: Tensor, relative: Tensor
-    ) -> tuple[Tensor | None, Tensor | None]:
+    def cotangents(self, grad: PerRow, total: PerRow, mass: Mass, value: Tensor, relative: Tensor) -> Cotangents:
         return None, grad * mass.share(relative)
 
 
@@ -130,9 +127,7 @@ class LogMean(Statistic):
     def finish(self, total: PerRow, mass: Mass) -> PerRow:
         return torch.where(mass.log_mass == NEVER, NEVER, total - mass.log_mass)
 
-    def cotangents(
-        self, grad: PerRow, total: PerRow, mass: Mass, value: Tensor, relative: Tensor
-    ) -> tuple[Tensor | None, Tensor | None]:
+    def cotangents(self, grad: PerRow, total: PerRow, mass: Mass, value: Tensor, relative: Tensor) -> Cotangents:
         share = (value + relative - torch.where(mass.log_mass == NEVER, 0.0, total)).exp()
         return grad * share, grad * (share - mass.share(relative))
 
@@ -157,16 +152,14 @@ class Mean(Statistic):
     def finish(self, total: PerRow, mass: Mass) -> PerRow:
         return torch.where(mass.log_mass == NEVER, total * 0.0, total * (-mass.log_mass).exp())
 
-    def cotangents(
-        self, grad: PerRow, total: PerRow, mass: Mass, value: Tensor, relative: Tensor
-    ) -> tuple[Tensor | None, Tensor | None]:
+    def cotangents(self, grad: PerRow, total: PerRow, mass: Mass, value: Tensor, relative: Tensor) -> Cotangents:
         share = grad * mass.share(relative)
         return share, None if self.detach else share * (value - self.finish(total, mass))
 
 
 @dataclass(frozen=True)
-class LogPositives(Statistic):
-    """log of the sum of e^a over the positives of the anchor; 0 without a positive."""
+class LogPositives(LogMean):
+    """log of the sum of e^a over the positives of the anchor, whose parts are those of a mean; 0 without a positive."""
 
     over: str = "positives"
 
@@ -174,18 +167,10 @@ class LogPositives(Statistic):
         some = scores.positive_valid.any(-1, keepdim=True)
         return torch.where(some, masked_lse(scores.positives, scores.positive_valid), 0.0)
 
-    def part(self, value: Tensor, relative: Tensor) -> Tensor:
-        return torch.logsumexp(value + relative, dim=-1)
-
-    def merge(self, parts: PerBlock, by: PerBlock) -> PerRow:
-        return torch.logsumexp(parts + by, dim=-1, keepdim=True)
-
     def finish(self, total: PerRow, mass: Mass) -> PerRow:
         return torch.where(total == NEVER, 0.0, total)
 
-    def cotangents(
-        self, grad: PerRow, total: PerRow, mass: Mass, value: Tensor, relative: Tensor
-    ) -> tuple[Tensor | None, Tensor | None]:
+    def cotangents(self, grad: PerRow, total: PerRow, mass: Mass, value: Tensor, relative: Tensor) -> Cotangents:
         return grad * (value + relative - self.finish(total, mass)).exp(), None
 
 

@@ -10,6 +10,7 @@ A shape like ``"b|1 n"`` means that the first axis is b, or 1 where all anchors 
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -67,33 +68,25 @@ class Keys:
     def __post_init__(self) -> None:
         if not isinstance(self.vectors, Tensor):
             object.__setattr__(self, "vectors", as_vectors(self.vectors))
-        for name in ("ids", "labels", "clusters"):
-            value = getattr(self, name)
-            if value is not None and not isinstance(value, Tensor):
-                numbers, texts = as_numbers(name, value)
-                object.__setattr__(self, name, numbers.to(self.vectors.device))
-                if name == "ids":
-                    object.__setattr__(self, "names", texts)
         if self.vectors.ndim not in (2, 3) or not self.vectors.is_floating_point():
-            raise ArgumentError(
-                "Keys",
-                "floating point vectors [n, d] or [b, k, d]",
-                f"vectors={tuple(self.vectors.shape)} of {self.vectors.dtype}",
-            )
+            got = f"vectors={tuple(self.vectors.shape)} of {self.vectors.dtype}"
+            raise ArgumentError("Keys", "floating point vectors [n, d] or [b, k, d]", got)
         rows = self.vectors.shape[:-1]
         for name in ("ids", "labels", "clusters"):
             value = getattr(self, name)
             if value is None:
                 continue
-            shape = value.shape[: len(rows)] if name == "clusters" else value.shape
-            if shape != rows:
-                raise ArgumentError(
-                    "Keys", f"one of {name} per vector, shape {tuple(rows)}", f"{name}={tuple(value.shape)}"
-                )
+            if not isinstance(value, Tensor):
+                value, texts = as_numbers(name, value)
+                object.__setattr__(self, name, value.to(self.vectors.device))
+                if name == "ids":
+                    object.__setattr__(self, "names", texts)
+            if (value.shape[: len(rows)] if name == "clusters" else value.shape) != rows:
+                what = f"one of {name} per vector, shape {tuple(rows)}"
+                raise ArgumentError("Keys", what, f"{name}={tuple(value.shape)}")
             if value.is_floating_point():
-                raise ArgumentError(
-                    "Keys", f"whole numbers as {name}", f"{name} of {value.dtype}", f"use {name}.long()"
-                )
+                got = f"{name} of {value.dtype}"
+                raise ArgumentError("Keys", f"whole numbers as {name}", got, f"use {name}.long()")
 
     def changed(self, **changes: Any) -> Keys:
         """A copy with some fields changed; dataclasses.replace, which torch 2.6 does not compile."""
@@ -114,6 +107,11 @@ class Keys:
     @property
     def tags(self) -> Tags:
         return Tags(self.ids, self.labels, self.clusters)
+
+    def mapped(self, change: Callable[[Tensor], Tensor]) -> Keys:
+        """The vectors and each tag that there is, changed."""
+        tags = self.tags.mapped(change)
+        return Keys(change(self.vectors), tags.ids, tags.labels, tags.clusters, self.source)
 
 
 @dataclass(frozen=True, eq=False)
@@ -153,17 +151,12 @@ class Scores:
 
     def guided(self, other: Scores) -> Scores:
         """With the similarities of another model as a second channel: the same call with that model's vectors."""
-        if other.candidates.shape != self.candidates.shape or other.positives.shape != self.positives.shape:
-            raise ArgumentError(
-                "guided",
-                (
-                    f"scores of the same pairs, {tuple(self.candidates.shape)} candidates and "
-                    f"{tuple(self.positives.shape)} positives"
-                ),
-                f"{tuple(other.candidates.shape)} and {tuple(other.positives.shape)}",
-            )
-        plain = Guide(other.positives * other.temperature, other.candidates * other.temperature)
-        return self.changed(guide=Guide(plain.positives.detach(), plain.candidates.detach()))
+        mine, theirs = ((tuple(one.candidates.shape), tuple(one.positives.shape)) for one in (self, other))
+        if mine != theirs:
+            what = f"scores of the same pairs, {mine[0]} candidates and {mine[1]} positives"
+            raise ArgumentError("guided", what, f"{theirs[0]} and {theirs[1]}")
+        plain = ((each * other.temperature).detach() for each in (other.positives, other.candidates))
+        return self.changed(guide=Guide(*plain))
 
     def tempered(self, similarity: Any) -> Tensor:
         """A plain similarity on the scale of the scores, divided exactly as they were."""
@@ -211,38 +204,21 @@ class Scores:
 
         A candidate drawn twice counts twice.
         """
-        if not self.candidates.shape[1]:
-            return self._one_nobody().take(index)
-        drawn, slot = index >= 0, index.clamp(min=0)
+        slot = index.clamp(min=0)
 
-        def pick(tag: Tensor | None) -> Tensor | None:
-            if tag is None:
-                return None
-            rows = tag.expand(index.shape[0], *tag.shape[1:])
-            if rows.ndim == 3:
-                return rows.gather(1, slot[:, :, None].expand(-1, -1, rows.shape[2]))
-            return rows.gather(1, slot)
+        def pick(pairs: Tensor) -> Tensor:
+            if not pairs.shape[1]:  # no column to point at
+                return pairs.new_zeros(*index.shape, *pairs.shape[2:])
+            at = slot if pairs.ndim == 2 else slot[:, :, None].expand(-1, -1, pairs.shape[2])
+            return pairs.expand(len(index), *pairs.shape[1:]).gather(1, at)
 
-        tags = self.candidate_tags
         return self.changed(
-            candidates=self.candidates.gather(1, slot),
-            valid=self.valid.gather(1, slot) & drawn,
-            candidate_tags=Tags(pick(tags.ids), pick(tags.labels), pick(tags.clusters)),
+            candidates=pick(self.candidates),
+            valid=pick(self.valid) & (index >= 0),
+            candidate_tags=self.candidate_tags.mapped(pick),
             source=self.source.new_zeros(index.shape[1]),
             source_names=("drawn",),
-            guide=self.guide and Guide(self.guide.positives, self.guide.candidates.gather(1, slot)),
-        )
-
-    def _one_nobody(self) -> Scores:
-        """A single invalid candidate in place of none, so that there is a column to point at."""
-        rows = self.candidates.shape[0]
-        return self.changed(
-            candidates=self.candidates.new_zeros(rows, 1),
-            valid=self.valid.new_zeros(rows, 1),
-            candidate_tags=Tags(),
-            source=self.source.new_zeros(1),
-            source_names=("drawn",),
-            guide=self.guide and Guide(self.guide.positives, self.guide.candidates.new_zeros(rows, 1)),
+            guide=self.guide and Guide(self.guide.positives, pick(self.guide.candidates)),
         )
 
 

@@ -32,8 +32,6 @@ def unit(vectors: Annotated[Tensor, "* d"]) -> Annotated[Tensor, "* d"]:
             [0.0000, 0.0000]])
     """
     near_one = scaled(vectors)
-    if not near_one.shape[-1]:
-        return near_one
     norm = torch.linalg.vector_norm(near_one, dim=-1, keepdim=True)
     return torch.div(near_one, norm + (norm.detach() == 0))
 

@@ -11,7 +11,7 @@ from torch import Tensor
 from hardneg.core.constants import kept
 from hardneg.core.errors import ArgumentError
 from hardneg.core.pairing import Pairing
-from hardneg.core.types import Keys
+from hardneg.core.types import Keys, Tags
 
 NUMBERED = 2**62
 """From here on, ids are numbers of rows that have no id of their own: no data set has so many."""
@@ -20,44 +20,34 @@ NUMBERED = 2**62
 def pair_views(
     views: Sequence[Annotated[Tensor, "b d"]],
     temperature: float | Tensor,
-    ids: Tensor | None = None,
-    labels: Tensor | None = None,
-    clusters: Tensor | None = None,
+    tags: Tags = Tags(),
     extra: Sequence[Keys] = (),
 ) -> Pairing:
     """All views are anchors and candidates; every other view of the same row is a positive."""
-    number = len(views)
     check_views("two_views", views)
-
-    def each(tag: Tensor | None) -> Tensor | None:
-        return None if tag is None else torch.cat([tag] * number)
-
-    one = Keys(views[0], ids, labels, clusters)  # an error about its tags has the numbers of the caller
-    numbers = (
-        kept(_numbers, len(one), number, device=views[0].device) if ids is None else each(batch_ids(views[0], one.ids))
-    )
-    batch = Keys(torch.cat(list(views)), numbers, each(one.labels), each(one.clusters), source="batch")
-    temperature = _each_view(temperature, len(views[0]), number)
-    return Pairing(
-        batch, Keys(batch.vectors), (batch, *extra), temperature, ids_given=ids is not None, num_views=number
-    )
+    number, given = len(views), tags.ids is not None
+    one = Keys(views[0], tags.ids, tags.labels, tags.clusters)  # an error about its tags has the numbers of the caller
+    ids = batch_ids(views[0], one.ids) if given else None
+    every = Tags(ids, one.labels, one.clusters).mapped(lambda tag: torch.cat([tag] * number))
+    numbers = every.ids if given else kept(_numbers, len(views[0]), number, device=views[0].device)
+    batch = Keys(torch.cat(list(views)), numbers, every.labels, every.clusters, source="batch")
+    if isinstance(temperature, Tensor) and temperature.shape == (len(views[0]), 1):
+        temperature = temperature.repeat(number, 1)  # that of an instance is that of each of its views
+    return Pairing(batch, Keys(batch.vectors), (batch, *extra), temperature, ids_given=given, num_views=number)
 
 
 def pair_cross(
     z1: Annotated[Tensor, "b d"],
     z2: Annotated[Tensor, "b d"],
     temperature: float | Tensor,
-    ids: Tensor | None = None,
-    labels: Tensor | None = None,
-    clusters: Tensor | None = None,
+    tags: Tags = Tags(),
     extra: Sequence[Keys] = (),
 ) -> Pairing:
     """One view against the other."""
     check_views("cross_views", [z1, z2])
-    rows = batch_ids(z1, ids)
-    other = Keys(z2, rows, labels, clusters, source="batch")
-    anchors = Keys(z1, rows, labels, clusters)
-    return Pairing(anchors, Keys(z2[:, None]), (other, *extra), temperature, ids_given=ids is not None, num_views=1)
+    anchors = Keys(z1, batch_ids(z1, tags.ids), tags.labels, tags.clusters)
+    pools, given = (anchors.changed(vectors=z2, source="batch"), *extra), tags.ids is not None
+    return Pairing(anchors, Keys(z2[:, None]), pools, temperature, ids_given=given, num_views=1)
 
 
 def _numbers(rows: int, number: int, device: torch.device) -> Tensor:
@@ -81,10 +71,3 @@ def check_views(who: str, views: Sequence[Tensor]) -> None:
     if len(views) < 2 or views[0].ndim != 2 or len(set(shapes)) > 1:
         named = " and ".join(f"z{i + 1}={shape}" for i, shape in enumerate(shapes))
         raise ArgumentError(who, "two views of the same shape [b, d]", named or "none")
-
-
-def _each_view(temperature: float | Tensor, rows: int, number: int) -> float | Tensor:
-    """A temperature per instance is that of each of its views."""
-    if isinstance(temperature, Tensor) and temperature.shape == (rows, 1):
-        return temperature.repeat(number, 1)
-    return temperature

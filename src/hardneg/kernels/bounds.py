@@ -96,7 +96,7 @@ class _Compiled(Reducer):
         found = edges(value, column, (start, stop), earlier["count"], bound.slack)
         if self._raw and bound.by == "score":
             plan, cut = self.plan, self.plan.cuts[0]
-            args = plan.products.scale(cut), of_rows(plan.pairing.temperature, rows.rows)
+            args = plan.products.scales[cut.pool], of_rows(plan.pairing.temperature, rows.rows)
             shape = plan.shape(rows.rows, cut)
             found = [(plan.runner(scores_of, shape, edge, *args), place) for edge, place in found]
         n = value.shape[1]

@@ -21,6 +21,9 @@ BACKEND = "inductor"
 BLOCK = 1024
 """Candidates whose sums a compiled function forms at once: what a kernel keeps in registers."""
 Found = TypeVar("Found")
+Outputs = list[tuple[Tensor, Tensor]]
+"""What is differentiated, each with the gradient by it."""
+OutputsOf = Callable[[Sequence[Tensor]], Outputs]
 Kinds = tuple[type, ...]
 Shape = tuple[int, ...]
 _refused: set[Kinds] = set()
@@ -81,18 +84,13 @@ def _compiled(function: Callable[..., Any], kinds: Kinds, shape: Shape) -> Calla
     return torch.compile(copy, fullgraph=True, backend=BACKEND)
 
 
-def pull_back(
-    outputs_of: Callable[[Sequence[Tensor]], tuple[list[Tensor], list[Tensor]]],
-    inputs: Sequence[Tensor],
-    wanted: Sequence[bool],
-) -> list[Tensor | None]:
+def pull_back(outputs_of: OutputsOf, inputs: Sequence[Tensor], wanted: Sequence[bool]) -> list[Tensor | None]:
     """The vector-Jacobian product, by the wanted inputs, of outputs that come with their cotangents."""
     if torch.compiler.is_compiling():
         return _pull_back_traced(outputs_of, inputs, wanted)
     leaves = [each.detach().requires_grad_(want) for each, want in zip(inputs, wanted, strict=True)]
     with torch.enable_grad():
-        pairs = zip(*outputs_of(leaves), strict=True)
-    some = [(out, grad) for out, grad in pairs if out.requires_grad]
+        some = [(out, grad) for out, grad in outputs_of(leaves) if out.requires_grad]
     if not some or not any(wanted):
         return [None] * len(inputs)
     chosen = [leaf for leaf in leaves if leaf.requires_grad]
@@ -100,19 +98,14 @@ def pull_back(
     return [next(found) if want else None for want in wanted]
 
 
-def _pull_back_traced(
-    outputs_of: Callable[[Sequence[Tensor]], tuple[list[Tensor], list[Tensor]]],
-    inputs: Sequence[Tensor],
-    wanted: Sequence[bool],
-) -> list[Tensor | None]:
+def _pull_back_traced(outputs_of: OutputsOf, inputs: Sequence[Tensor], wanted: Sequence[bool]) -> list[Tensor | None]:
     """The same by torch.func, which torch.compile can trace."""
 
     def of_wanted(*leaves: Tensor) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...]]:
         left = list(leaves)
-        outputs, cotangents = outputs_of(
-            [left.pop(0) if want else each for each, want in zip(inputs, wanted, strict=True)]
-        )
-        return tuple(outputs), tuple(cotangents)
+        every = [left.pop(0) if want else each for each, want in zip(inputs, wanted, strict=True)]
+        pairs = outputs_of(every)
+        return tuple(out for out, _ in pairs), tuple(grad for _, grad in pairs)
 
     chosen = [each for each, want in zip(inputs, wanted, strict=True) if want]
     _, back, cotangents = torch.func.vjp(of_wanted, *chosen, has_aux=True)  # type: ignore[misc]

@@ -40,9 +40,11 @@ def choose(pairing: Pairing, negatives: Negatives, objective: Objective, impl: s
     if torch.compiler.is_compiling():
         return Path("dense" if impl == "auto" else "chunked", "inside torch.compile")
     reason = _why_not_triton(pairing, negatives, objective)
-    number, most = len(pairing) * pairing.num_candidates, _most_dense(pairing)
-    if reason is None and impl == "auto" and number <= most and _is_ranked(negatives):
-        reason = "its ranks would be those of products of 16 bits"
+    number = len(pairing) * pairing.num_candidates
+    most = MOST_DENSE.get(pairing.anchors.vectors.device.type, MOST_DENSE["cuda"])
+    if reason is None and impl == "auto" and number <= most:
+        ranked = getattr(negatives.closed_form(), "window", None) is not None
+        reason = "its ranks would be those of products of 16 bits" if ranked else None
     if reason is None:
         return Path("triton", "the distribution is of the closed family")
     if impl == "streamed":
@@ -74,12 +76,3 @@ def _why_not_triton(pairing: Pairing, negatives: Negatives, objective: Objective
     from hardneg.kernels.triton_loss import cannot
 
     return cannot(pairing, negatives, objective)
-
-
-def _is_ranked(negatives: Negatives) -> bool:
-    form = negatives.closed_form()
-    return form is not None and form.window is not None
-
-
-def _most_dense(pairing: Pairing) -> int:
-    return MOST_DENSE.get(pairing.anchors.vectors.device.type, MOST_DENSE["cuda"])

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from hardneg.core.pairing import Rows
 from hardneg.core.sweep import Bounds, left_by
-from hardneg.kernels.compiled import pull_back
+from hardneg.kernels.compiled import Outputs, pull_back
 from hardneg.kernels.leaves import Piece
 from hardneg.kernels.plan import Compared, Plan
 from hardneg.kernels.swept import At, Grads, Sweep
@@ -52,9 +52,9 @@ class LargestValue(Sweep):
         if self.over == "candidates":
             return [None] * len(pieces)
 
-        def outputs_of(inputs: Sequence[Tensor]) -> tuple[list[Tensor], list[Tensor]]:
+        def outputs_of(inputs: Sequence[Tensor]) -> Outputs:
             value, reached = self._of_own(inputs)
-            return [value], [reached * self.share]
+            return [(value, reached * self.share)]
 
         return pull_back(outputs_of, [piece.tensor for piece in pieces], wanted)
 
@@ -62,9 +62,9 @@ class LargestValue(Sweep):
         if not self._in_tiles:
             return [None] * len(wanted)
 
-        def outputs_of(inputs: Sequence[Tensor]) -> tuple[list[Tensor], list[Tensor]]:
+        def outputs_of(inputs: Sequence[Tensor]) -> Outputs:
             value, reached = self._of_tile(at.rows, at.compared, inputs)
-            return [value], [reached * (self.share[at.rows] if self.share.ndim else self.share)]
+            return [(value, reached * (self.share[at.rows] if self.share.ndim else self.share))]
 
         return pull_back(outputs_of, [at.compared.similarity(), *(piece.of(at.rows) for piece in pieces)], wanted)
 

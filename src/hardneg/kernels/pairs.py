@@ -9,7 +9,7 @@ from torch import Tensor
 
 from hardneg.core.objectives import Objective, Row
 from hardneg.core.pairing import Rows
-from hardneg.kernels.compiled import pull_back
+from hardneg.kernels.compiled import Outputs, pull_back
 from hardneg.kernels.leaves import Holders, Piece
 from hardneg.kernels.plan import Compared, Plan
 from hardneg.kernels.swept import At, Grads, Sweep
@@ -53,9 +53,19 @@ class PromotedPairs(Sweep):
 
 
 def sum_of_tile(
-    holders: Holders, compared: Compared, pieces: Sequence[Tensor], names: tuple[str, ...]
+    holders: Holders,
+    compared: Compared,
+    pieces: Sequence[Tensor],
+    names: tuple[str, ...],
+    similarity: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
-    return _sum(holders, compared, compared.similarity(), pieces, names)
+    """The sums of the losses, and their numbers; of other similarities than the tile's, if those are given."""
+    held = holders.held(pieces)
+    met = compared.met(compared.similarity() if similarity is None else similarity, held.temperature)
+    assert met.promoted is not None
+    row = Row(dict(zip(names, pieces[len(pieces) - len(names) :], strict=True)), held.temperature)
+    total = masked_sum(held.objective, met.tile.s, row, met.promoted)
+    return total, met.promoted.sum(-1, keepdim=True).to(total.dtype)
 
 
 def pull_pairs(
@@ -66,18 +76,7 @@ def pull_pairs(
     wanted: Sequence[bool],
     grad: Tensor,
 ) -> list[Tensor | None]:
-    def outputs_of(inputs: Sequence[Tensor]) -> tuple[list[Tensor], list[Tensor]]:
-        return [_sum(holders, compared, inputs[0], inputs[1:], names)[0]], [grad]
+    def outputs_of(inputs: Sequence[Tensor]) -> Outputs:
+        return [(sum_of_tile(holders, compared, inputs[1:], names, inputs[0])[0], grad)]
 
     return pull_back(outputs_of, [compared.similarity(), *pieces], wanted)
-
-
-def _sum(
-    holders: Holders, compared: Compared, similarity: Tensor, pieces: Sequence[Tensor], names: tuple[str, ...]
-) -> tuple[Tensor, Tensor]:
-    held = holders.held(pieces)
-    met = compared.met(similarity, held.temperature)
-    assert met.promoted is not None
-    row = Row(dict(zip(names, pieces[len(pieces) - len(names) :], strict=True)), held.temperature)
-    total = masked_sum(held.objective, met.tile.s, row, met.promoted)
-    return total, met.promoted.sum(-1, keepdim=True).to(total.dtype)

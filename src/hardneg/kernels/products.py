@@ -58,15 +58,12 @@ class Products:
 
     def of_tile(self, rows: Rows, cut: Cut) -> tuple[Tensor, Tensor | None]:
         """The products of a tile, and the number that makes them similarities."""
-        pool, anchors = self.pools[cut.pool], self.anchors.vectors[rows]
-        return similarity(anchors, _cut(pool.vectors, rows, cut)), self.scale(cut)
-
-    def scale(self, cut: Cut) -> Tensor | None:
-        return self.scales[cut.pool]
+        product = similarity(self.anchors.vectors[rows], cut.of(self.pools[cut.pool].vectors, rows))
+        return product, self.scales[cut.pool]
 
     def add_gradient(self, grad: Tensor, rows: Rows, cut: Cut, anchors: Tensor | None, pool: Tensor | None) -> None:
         """Adds what the gradient by the similarities of a tile gives to the sums of the anchors and of the pool."""
-        candidates = _cut(self.pools[cut.pool].of_gradient, rows, cut)
+        candidates = cut.of(self.pools[cut.pool].of_gradient, rows)
         if anchors is not None:
             if candidates.ndim == 2:
                 product = multiplied(grad, candidates)
@@ -116,10 +113,6 @@ def _product_of(first: Tensor | None, second: Tensor | None) -> Tensor | None:
     if first is None or second is None:
         return first if second is None else second
     return first * second
-
-
-def _cut(vectors: Tensor, rows: Rows, cut: Cut) -> Tensor:
-    return vectors[rows, cut.low : cut.high] if vectors.ndim == 3 else vectors[cut.low : cut.high]
 
 
 def multiplied(first: Tensor, second: Tensor) -> Tensor:

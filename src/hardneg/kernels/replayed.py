@@ -72,20 +72,15 @@ def capture(work: Callable[[], None], device: torch.device) -> Any | None:
             graph.capture_begin(memory.pool, capture_error_mode="thread_local")
             work()
             graph.capture_end()
-        except RuntimeError as error:
-            _give_up(graph, error)
+        except RuntimeError as error:  # what a capture that failed leaves behind is not known: there is no other
+            with suppress(RuntimeError):
+                graph.capture_end()
+            _refused.append(str(error))
+            warn_once("no CUDA graph", f"kernels are launched one by one: {error}")
             return None
         memory.last = graph
     current.wait_stream(stream)
     return graph
-
-
-def _give_up(graph: Any, error: RuntimeError) -> None:
-    """What a capture that failed leaves behind is not known: there is no other."""
-    with suppress(RuntimeError):
-        graph.capture_end()
-    _refused.append(str(error))
-    warn_once("no CUDA graph", f"kernels are launched one by one: {error}")
 
 
 class _Memory:

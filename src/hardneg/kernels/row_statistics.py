@@ -14,7 +14,7 @@ from hardneg.core.pairing import Met, Rows
 from hardneg.core.statistics import Mass, Statistic, Support, row_max
 from hardneg.core.sweep import Bounds, weigh
 from hardneg.core.tiles import NEVER, Tile
-from hardneg.kernels.compiled import pull_back
+from hardneg.kernels.compiled import Outputs, pull_back
 from hardneg.kernels.leaves import Held, Holders, Piece
 from hardneg.kernels.plan import Compared, Plan
 from hardneg.kernels.swept import At, Grads, Sweep
@@ -70,9 +70,8 @@ class RowStatistics(Sweep):
         held = plan.holders.held(tensors)
         statistics = list(statistics_of(held.objective).values())
         own, real = plan.own_tile(tensors[-1], held.temperature)
-        self.sums = _merged(
-            statistics, Parts.of(found.value, statistics), _parts_of_positives(statistics, own, real, None)
-        )
+        parts = Parts.of(found.value, statistics)
+        self.sums = _merged(statistics, parts, _parts_of_positives(statistics, own, real, None))
         pairs = zip(statistics, self.sums.totals, strict=True)
         return tuple(statistic.finish(total, self.sums.mass) for statistic, total in pairs)
 
@@ -89,11 +88,10 @@ class RowStatistics(Sweep):
         self.known = torch.cat([*self.sums.mass, *self.sums.totals, *grads], dim=1)
 
     def pull_own(self, pieces: list[Piece], wanted: list[bool], grads: Grads) -> Sequence[Tensor | None]:
-        def outputs_of(inputs: Sequence[Tensor]) -> tuple[list[Tensor], list[Tensor]]:
+        def outputs_of(inputs: Sequence[Tensor]) -> Outputs:
             held = self.plan.holders.held(inputs)
             own, real = self.plan.own_tile(inputs[-1], held.temperature)
-            statistics = list(statistics_of(held.objective).values())
-            return _cotangents(statistics, "positives", own, torch.where(real, 0.0, NEVER), None, self.sums, grads)
+            return _cotangents(held.objective, own, torch.where(real, 0.0, NEVER), None, self.sums, grads)
 
         return pull_back(outputs_of, [piece.tensor for piece in pieces], wanted)
 
@@ -171,7 +169,7 @@ def pull_tile(
     totals, grads = ([each[:, None] for each in some] for some in (rest[: len(rest) // 2], rest[len(rest) // 2 :]))
     sums = Sums(Mass(shift[:, None], log_mass[:, None]), totals)
 
-    def outputs_of(inputs: Sequence[Tensor]) -> tuple[list[Tensor], list[Tensor]]:
+    def outputs_of(inputs: Sequence[Tensor]) -> Outputs:
         held = holders.held(inputs[1:])
         met = compared.met(inputs[0], held.temperature)
         return _of_met(held, met, holders.replaced(bounds, inputs[1:]), sums, grads)
@@ -180,41 +178,27 @@ def pull_tile(
     return [None if grad is None else grad.to(dtype), *of_pieces]
 
 
-def _of_met(
-    held: Held, met: Met, bounds: Sequence[Bounds], sums: Sums, grads: Grads
-) -> tuple[list[Tensor], list[Tensor]]:
+def _of_met(held: Held, met: Met, bounds: Sequence[Bounds], sums: Sums, grads: Grads) -> Outputs:
     """What a tile adds to the statistics, and the gradients by it."""
-    statistics = list(statistics_of(held.objective).values())
     log_w = weigh(held.factors, met.tile, bounds).expand(met.valid.shape)
     masked = torch.where(met.valid, log_w.detach(), NEVER)
-    outputs, cotangents = _cotangents(statistics, "candidates", met.tile, masked, log_w, sums, grads)
+    found = _cotangents(held.objective, met.tile, masked, log_w, sums, grads)
     if met.promoted is not None:
-        promoted = torch.where(met.promoted, 0.0, NEVER)
-        more = _cotangents(statistics, "positives", met.tile, promoted, None, sums, grads)
-        outputs, cotangents = outputs + more[0], cotangents + more[1]
-    return outputs, cotangents
+        found += _cotangents(held.objective, met.tile, torch.where(met.promoted, 0.0, NEVER), None, sums, grads)
+    return found
 
 
 def _cotangents(
-    statistics: Sequence[Statistic],
-    over: str,
-    tile: Tile,
-    masked: Tensor,
-    log_w: Tensor | None,
-    sums: Sums,
-    grads: Grads,
-) -> tuple[list[Tensor], list[Tensor]]:
-    """Values and log-weights of a tile with the gradients by them; ``masked`` are the log-weights, NEVER outside."""
-    outputs: list[Tensor] = []
-    cotangents: list[Tensor] = []
+    objective: Objective, tile: Tile, masked: Tensor, log_w: Tensor | None, sums: Sums, grads: Grads
+) -> Outputs:
+    """Values and log-weights of candidates, or values of positives, which have no log-weights, with the gradients by
+    them; ``masked`` are the log-weights, NEVER outside."""
+    over = "positives" if log_w is None else "candidates"
     relative = masked.to(tile.s.dtype) if log_w is None else masked - sums.mass.shift
-    for statistic, total, grad in zip(statistics, sums.totals, grads, strict=True):
-        if statistic.over != over:
-            continue
-        value = statistic.value(tile)
-        by_value, by_weight = statistic.cotangents(grad, total, sums.mass, value.detach(), relative)
-        for output, cotangent in ((value, by_value), (log_w, by_weight)):
-            if output is not None and cotangent is not None:
-                outputs.append(output)
-                cotangents.append(cotangent)
-    return outputs, cotangents
+    found: list[tuple[Tensor | None, Tensor | None]] = []
+    for statistic, total, grad in zip(list(statistics_of(objective).values()), sums.totals, grads, strict=True):
+        if statistic.over == over:
+            value = statistic.value(tile)
+            by_value, by_weight = statistic.cotangents(grad, total, sums.mass, value.detach(), relative)
+            found += [(value, by_value), (log_w, by_weight)]
+    return [(output, grad) for output, grad in found if output is not None and grad is not None]

@@ -106,18 +106,15 @@ class _Totals:
         ]
 
     def pull(self, rows: Rows, pieces: list[Piece], grads: Grads) -> None:
-        for cut in self.task.plan.cuts:
-            self._pull(rows, cut, pieces, grads)
-
-    def _pull(self, rows: Rows, cut: Cut, pieces: list[Piece], grads: Grads) -> None:
-        plan, (anchors, *pools) = self.task.plan, self.vectors
-        own = anchors is not None and plan.products.pools[cut.pool] is plan.products.anchors
-        pool = anchors if own else pools[cut.pool]
-        wanted = [anchors is not None or pool is not None, *self.wanted_pieces]
-        grad, *of_pieces = self.task.pull(At(rows, cut, plan.compared(rows, cut)), pieces, wanted, grads)
-        if grad is not None:
-            plan.products.add_gradient(grad.to(plan.products.dtype_of_gradient), rows, cut, anchors, pool)
-        self.add_pieces(rows, of_pieces)
+        plan, products, (anchors, *pools) = self.task.plan, self.task.plan.products, self.vectors
+        for cut in plan.cuts:
+            own = anchors is not None and products.pools[cut.pool] is products.anchors
+            pool = anchors if own else pools[cut.pool]
+            wanted = [anchors is not None or pool is not None, *self.wanted_pieces]
+            grad, *of_pieces = self.task.pull(At(rows, cut, plan.compared(rows, cut)), pieces, wanted, grads)
+            if grad is not None:
+                products.add_gradient(grad.to(products.dtype_of_gradient), rows, cut, anchors, pool)
+            self.add_pieces(rows, of_pieces)
 
     def add_pieces(self, rows: Rows, gradients: Sequence[Tensor | None]) -> None:
         for total, gradient, per_anchor in zip(self.pieces, gradients, self.task.per_anchor, strict=True):

@@ -67,12 +67,10 @@ def row_statistics(
     value, learned = Temperature.of(temperature)
     tags = Tags.of(anchors, candidates, anchor_ids, candidate_ids, anchor_labels, candidate_labels)
     band = _band(low, high, anchors)
-    if window is not None and (
-        candidates is None or candidates.requires_grad or not wide or tags.anchor_labels is not None
-    ):
+    if window is not None and (candidates is None or candidates.requires_grad or not wide or tags.labels is not None):
         raise ArgumentError("row_statistics", "a window of normalised vectors against a queue", "another one")
     fixed = (unit or normalize) and spread(value, beta) < FIXED_SHIFT_BITS
-    masked = tags.few or (window is not None and tags.anchor_ids is not None)  # ties are broken by column, not by id
+    masked = tags.few or (window is not None and tags.ids is not None)  # ties are broken by column, not by id
     plan = Plan(value, float(beta), detach, normalize, fixed, candidates is None, masked, window=window)
     found = RowStatisticsFunction.apply(anchors, candidates, learned, tags, band, plan)  # type: ignore[no-untyped-call]
     return RowStatistics(*found[:3])
@@ -108,9 +106,8 @@ def two_view_losses(
     """
     served("two_view_losses", vectors, None, temperature, beta, wide=normalize and low is None)
     if len(vectors) % 2 or not 0.0 <= tau_plus < 1.0:
-        raise ArgumentError(
-            "two_view_losses", "an even number of rows and tau_plus in [0, 1)", f"rows={len(vectors)}, {tau_plus=}"
-        )
+        what = "an even number of rows and tau_plus in [0, 1)"
+        raise ArgumentError("two_view_losses", what, f"rows={len(vectors)}, {tau_plus=}")
     ids = torch.arange(len(vectors) // 2, device=vectors.device).repeat(2) if ids is None else ids
     value, learned = Temperature.of(temperature)
     tags = Tags.of(vectors, None, ids, None, labels, None)

@@ -80,9 +80,8 @@ def supports(log_scores: PerColumn) -> str | None:
 def walk(log_scores: PerColumn, start: PerChain, proposals: PerStep, log_uniforms: PerStep, burn_in: int = 0) -> Visits:
     """As ``chain.metropolis_hastings``."""
     if not interpreted and (reason := supports(log_scores)):
-        raise ArgumentError(
-            "walk", "what the Triton kernel can serve", reason, "use hardneg.kernels.chain.metropolis_hastings"
-        )
+        fix = "use hardneg.kernels.chain.metropolis_hastings"
+        raise ArgumentError("walk", "what the Triton kernel can serve", reason, fix)
     b, n = log_scores.shape
     k = proposals.shape[1]
     scores = log_scores.detach() if log_scores.stride(1) == 1 else log_scores.detach().contiguous()

@@ -113,9 +113,7 @@ class RowStatisticsFunction(torch.autograd.Function):
         plan, saved = ctx.plan, ctx.saved_tensors
         rows, columns, band, sums = Side(*saved[:9]), Side(*saved[9:18]), saved[18:20], saved[20:23]
         window, (*slopes, views) = saved[23:25], saved[25:]
-        grad_anchors: Tensor | None = None
-        grad_candidates: Tensor | None = None
-        grad_temperature: Tensor | None = None
+        grad_anchors, grad_candidates, grad_temperature = None, None, None
         upstream = Upstream(g_loss if plan.views else g_mean, g_mass, *slopes)
         if upstream.mean is None and g_mass is None:
             return None, None, None, None, None, None
@@ -154,7 +152,7 @@ def _sweep(
     block = block_of(rows.vectors, b, backward=False, given=given)
     outputs = largest, log_mean, log_mass, support, sum0, sum1, shift, views, loss, positive, *slopes
     numbers = plan.scale, plan.beta, plan.scale if plan.fixed else 0.0, plan.temperature, plan.tau_plus
-    same = switches(rows, columns, plan.itself, block) | {
+    same = switches(rows, columns, plan.itself, block, ("PRECISION",) if given else ()) | {
         "TILT": plan.tilt, "FIXED": plan.fixed, "MASKED": plan.masked, "VIEWS": plan.views,
         "DEBIASED": plan.tau_plus > 0,
     }  # fmt: skip
@@ -177,7 +175,6 @@ def _sweep_products(
 ) -> tuple[Tensor | None, Tensor | None]:
     """The same, of products that are made chunk by chunk; returns the edges of the window, if there is one."""
     outputs, numbers, same = launch
-    same = {name: value for name, value in same.items() if name != "PRECISION"}
     wide, edges, search = Wide.of(rows, columns, plan.window is not None), None, None
     if plan.window is not None:
         edges = Edges.empty(len(rows.vectors), rows.vectors.device)
@@ -264,7 +261,8 @@ def _gradient(
     nothing = None, None, None
     roles = *(of_rows or nothing), *(of_columns or nothing)
     numbers = scale, plan.beta, scale if plan.fixed else 0.0
-    same = switches(rows, columns, plan.itself, block) | {
+    unused = ("BD", "FULL_D", "RAGGED", "PRECISION") if beforehand else ()
+    same = switches(rows, columns, plan.itself, block, unused) | {
         "TILT": triton_rows.UNIFORM if plan.single else plan.tilt, "FIXED": plan.fixed, "MASKED": plan.masked,
         "ROW": of_rows is not None, "COLUMN": of_columns is not None,
     }  # fmt: skip
@@ -278,8 +276,7 @@ def _gradient(
             LATE=block.stages if plan.masked else 1, **same,
         )  # fmt: skip
         return gradient, product
-    wide, unused = Wide.of(rows, columns, plan.window is not None), ("BD", "FULL_D", "RAGGED", "PRECISION")
-    same = {name: value for name, value in same.items() if name not in unused}
+    wide = Wide.of(rows, columns, plan.window is not None)
     for chunk in wide.chunks():
         product_of_chunk = wide.product(chunk)
         e = wide.pairs_like(product_of_chunk)

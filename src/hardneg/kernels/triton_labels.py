@@ -11,6 +11,7 @@ from torch.autograd.function import once_differentiable
 
 from hardneg.core.errors import argument_error
 from hardneg.kernels import triton_positives
+from hardneg.kernels.triton_function import LOG2_E
 from hardneg.kernels.triton_sides import (
     PerAnchor,
     PerCandidate,
@@ -23,7 +24,7 @@ from hardneg.kernels.triton_sides import (
     switches,
 )
 
-LOG2_E = math.log2(math.e)
+UNUSED = ("RAGGED", "LABELS")
 
 
 class PositiveStatistics(NamedTuple):
@@ -94,7 +95,7 @@ def _apply(
     log_negative: Tensor | None,
 ) -> Any:
     anchors, candidates = served(who, anchors, candidates, temperature)
-    if tags.anchor_labels is None:
+    if tags.labels is None:
         raise argument_error(who, "labels of the anchors and of the candidates", "candidate_labels", None)
     value, learned = Temperature.of(temperature)
     return _Positives.apply(  # type: ignore[no-untyped-call]
@@ -172,7 +173,7 @@ def _sweep(
             rows.vectors, columns.vectors, rows.inverse_norms, columns.inverse_norms,
             rows.ids, columns.ids, rows.labels, columns.labels, offset,
             rows.begin, rows.end, rows.order, first, second, count, b, n, d, LOG2_E / temperature,
-            PAIRS=offset is not None, **_positive_switches(rows, columns, itself, block),
+            PAIRS=offset is not None, **switches(rows, columns, itself, block, UNUSED),
         )  # fmt: skip
     return first, second, count
 
@@ -190,11 +191,6 @@ def _gradient(
             rows.ids, columns.ids, rows.labels, columns.labels, parts.p, parts.q, parts.log,
             rows.begin, rows.end, rows.order, anchors.order, parts.unit / ctx.temperature, gradient, product,
             b, n, d, LOG2_E / ctx.temperature, PAIRS=parts.q is None, ROW=row, COLUMN=column,
-            **_positive_switches(rows, columns, ctx.itself, block),
+            **switches(rows, columns, ctx.itself, block, UNUSED),
         )  # fmt: skip
     return gradient, product
-
-
-def _positive_switches(rows: Side, columns: Side, itself: bool, block: Any) -> dict[str, Any]:
-    unused = ("RAGGED", "LABELS")
-    return {name: value for name, value in switches(rows, columns, itself, block).items() if name not in unused}

@@ -64,7 +64,8 @@ def cannot(pairing: Pairing, negatives: Negatives, objective: Objective) -> str 
         return "positives have ids of their own"
     if pairing.positives.vectors.numel() >= 2**31:
         return "the positives have 2**31 elements or more"
-    if _reads_labels(pairing, form) and any(keys.labels is None for keys in (pairing.anchors, *pools)):
+    labels_read = pairing.label_positives or form.other_labels
+    if labels_read and any(keys.labels is None for keys in (pairing.anchors, *pools)):
         return "labels are missing"
     return None
 
@@ -136,10 +137,6 @@ def _two_views(
     row = Row({"log_mean": found.log_mean[:, None], "support": found.support[:, None]}, pairing.temperature)
     loss = found.losses if reduction == "none" else found.losses.mean()
     return Streamed(loss, row, Own(found.positives[:, None], None))
-
-
-def _reads_labels(pairing: Pairing, form: ClosedForm) -> bool:
-    return pairing.label_positives or form.other_labels
 
 
 def _has_unit_norm(pairing: Pairing) -> bool:

@@ -90,14 +90,16 @@ def served(
     return anchors.to(both), None if candidates is None else candidates.to(both)
 
 
+Both = tuple[Tensor, Tensor]
+"""A tag of the anchors, and of the candidates."""
+
+
 @dataclass(frozen=True, eq=False)
 class Tags:
-    """What is known of the rows besides their vectors."""
+    """What is known of both sides besides their vectors."""
 
-    anchor_ids: Tensor | None
-    candidate_ids: Tensor | None
-    anchor_labels: Tensor | None
-    candidate_labels: Tensor | None
+    ids: Both | None
+    labels: Both | None
     few: bool
     """Too few candidates for sorting to pay: every block is masked."""
 
@@ -114,12 +116,10 @@ class Tags:
         """Those that both sides have; in self-similarity the candidates have those of the anchors."""
         if candidates is None:
             candidate_ids, candidate_labels = anchor_ids, anchor_labels
-        ids = (anchor_ids, candidate_ids) if anchor_ids is not None and candidate_ids is not None else (None, None)
-        both = anchor_labels is not None and candidate_labels is not None
-        labels = (anchor_labels, candidate_labels) if both else (None, None)
-        tagged = ids[0] is not None or both
-        few = tagged and len(anchors if candidates is None else candidates) < SORTED_FROM
-        return cls(ids[0], ids[1], labels[0], labels[1], few)
+        ids = None if anchor_ids is None or candidate_ids is None else (anchor_ids, candidate_ids)
+        labels = None if anchor_labels is None or candidate_labels is None else (anchor_labels, candidate_labels)
+        few = bool(ids or labels) and len(anchors if candidates is None else candidates) < SORTED_FROM
+        return cls(ids, labels, few)
 
 
 class Side(NamedTuple):
@@ -142,21 +142,19 @@ class Side(NamedTuple):
 def sides_of(
     anchors: Tensor, candidates: Tensor | None, tags: Tags, normalize: bool, masked: bool
 ) -> tuple[Side, Side]:
-    keys = tags.anchor_ids if tags.anchor_labels is None else tags.anchor_labels
-    if masked or keys is None:
-        rows = _side(anchors, tags.anchor_ids, tags.anchor_labels, normalize)
-        return rows, rows if candidates is None else _side(
-            candidates, tags.candidate_ids, tags.candidate_labels, normalize
-        )
-    anchor_ids, candidate_ids, split = tags.anchor_ids, tags.candidate_ids, None
-    if tags.anchor_labels is not None and tags.anchor_ids is not None:
-        anchor_ids, candidate_ids, split = _numbered_ids(tags)
-    rows, row_keys = _sorted_side(anchors, anchor_ids, tags.anchor_labels, normalize)
-    if candidates is None:
-        rows = _facing(rows, row_keys, row_keys, split)
-        return rows, rows
-    columns, column_keys = _sorted_side(candidates, candidate_ids, tags.candidate_labels, normalize)
-    return _facing(rows, row_keys, column_keys, split), _facing(columns, column_keys, row_keys, split)
+    """Rows and columns: the same where the candidates are the anchors."""
+    ids, labels, split = tags.ids, tags.labels, None
+    sort = not masked and bool(ids or labels)
+    if sort and ids and labels:
+        ids, split = _numbered_ids(ids, labels)
+    both = [anchors] if candidates is None else [anchors, candidates]
+    parts = [(vectors, ids and ids[i], labels and labels[i], normalize) for i, vectors in enumerate(both)]
+    if sort:
+        found = [_sorted_side(*part) for part in parts]
+        sides = [_facing(*mine, others, split) for mine, (_, others) in zip(found, found[::-1], strict=True)]
+    else:
+        sides = [_side(*part) for part in parts]
+    return sides[0], sides[-1]
 
 
 def _side(
@@ -190,31 +188,20 @@ def _facing(rows: Side, keys: Tensor, others: Tensor, split: Tensor | None) -> S
     return rows._replace(begin=begin, end=end, split=split)
 
 
-def _numbered_ids(tags: Tags) -> tuple[Tensor, Tensor, Tensor]:
+def _numbered_ids(ids: Both, labels: Both) -> tuple[Both, Tensor]:
     """The ids as small numbers of 32 bits, nobody's as -1; and whether one id has two labels.
 
     Then the columns of a row's id are not all among those of its label.
     """
-    ids, labels = tags.anchor_ids, tags.anchor_labels
-    assert ids is not None
-    assert labels is not None
-    num_anchors = len(ids)
-    if tags.candidate_ids is not ids or tags.candidate_labels is not labels:
-        assert tags.candidate_ids is not None
-        assert tags.candidate_labels is not None
-        ids, labels = torch.cat([ids, tags.candidate_ids]), torch.cat([labels, tags.candidate_labels])
-    ordered, order = ids.sort(stable=True)
+    itself = ids[1] is ids[0] and labels[1] is labels[0]
+    ordered, order = (ids[0] if itself else torch.cat(ids)).sort(stable=True)
     another = ordered[1:] != ordered[:-1]
-    labels = labels[order]
-    split = (~another & (labels[1:] != labels[:-1]) & (ordered[1:] >= 0)).any()
+    named = (labels[0] if itself else torch.cat(labels))[order]
+    split = (~another & (named[1:] != named[:-1]) & (ordered[1:] >= 0)).any()
     numbers = torch.nn.functional.pad(another.cumsum(0, dtype=torch.int32), (1, 0))
     numbers = torch.where(ordered < 0, -1, numbers)
     numbers = torch.empty_like(numbers).index_copy_(0, order, numbers)
-    return (
-        numbers[:num_anchors],
-        numbers[-len(tags.candidate_ids) :] if tags.candidate_ids is not None else numbers,
-        split,
-    )
+    return (numbers[: len(ids[0])], numbers[-len(ids[1]) :]), split
 
 
 class Block(NamedTuple):
@@ -251,10 +238,11 @@ def padded(d: int) -> int:
     return max(16, 1 << (d - 1).bit_length())
 
 
-def switches(rows: Side, columns: Side, itself: bool, block: Block) -> dict[str, Any]:
+def switches(rows: Side, columns: Side, itself: bool, block: Block, without: tuple[str, ...] = ()) -> dict[str, Any]:
+    """The constants of a launch, but those that the kernel is ``without``."""
     n, d = len(columns.vectors), rows.vectors.shape[1]
     half = rows.vectors.dtype != torch.float32
-    return {
+    every = {
         "BM": block.rows, "BN": block.columns, "BD": padded(d),
         "FULL_D": d == padded(d), "RAGGED": n % block.columns != 0, "SORTED": rows.order is not None,
         "NORMS": rows.inverse_norms is not None, "SELF": itself,
@@ -263,3 +251,4 @@ def switches(rows: Side, columns: Side, itself: bool, block: Block) -> dict[str,
         "PRECISION": "tf32" if half or torch.get_float32_matmul_precision() != "highest" else "ieee",
         "num_warps": block.warps, "num_stages": block.stages, "maxnreg": block.registers,
     }  # fmt: skip
+    return {name: value for name, value in every.items() if name not in without} if without else every

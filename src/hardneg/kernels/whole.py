@@ -6,7 +6,7 @@ are.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any, Generic, TypeVar
 
 from torch import Tensor
@@ -30,33 +30,29 @@ class Whole(Generic[Found]):
             self.value = found
             return
         if not self.filled:
-            self.value = _changed(found, lambda part: part.new_empty(self.number, *part.shape[1:]))
+            self.value = _changed(lambda part: part.new_empty(self.number, *part.shape[1:]), found)
             self.filled = True
-        for whole, part in zip(_per_row(self.value), _per_row(found), strict=True):
+
+        def written(whole: Tensor, part: Tensor) -> Tensor:
             whole[rows] = part
+            return whole
+
+        self.value = _changed(written, self.value, found)
 
 
 def cut_rows(value: Found, rows: Rows) -> Found:
     """These rows of it."""
-    return _changed(value, lambda whole: whole[rows])
+    cut: Found = _changed(lambda whole: whole[rows], value)
+    return cut
 
 
-def _changed(value: Found, change: Callable[[Tensor], Tensor]) -> Found:
-    found: Any = value
+def _changed(change: Callable[..., Tensor], value: Any, *others: Any) -> Any:
+    """With each tensor of rows changed, given those at its place in the others."""
     if isinstance(value, Tensor):
-        found = change(value) if value.ndim >= 2 else value
-    elif isinstance(value, dict):
-        found = {name: _changed(each, change) for name, each in value.items()}
-    elif isinstance(value, (tuple, list)):
-        parts = [_changed(each, change) for each in value]
-        found = type(value)(*parts) if hasattr(value, "_fields") else type(value)(parts)
-    return found  # type: ignore[no-any-return]
-
-
-def _per_row(value: Any) -> Iterator[Tensor]:
-    if isinstance(value, Tensor):
-        if value.ndim >= 2:
-            yield value
-    elif isinstance(value, (dict, tuple, list)):
-        for each in value.values() if isinstance(value, dict) else value:
-            yield from _per_row(each)
+        return change(value, *others) if value.ndim >= 2 else value
+    if isinstance(value, dict):
+        return {name: _changed(change, value[name], *(other[name] for other in others)) for name in value}
+    if isinstance(value, (tuple, list)):
+        parts = [_changed(change, *each) for each in zip(value, *others, strict=True)]
+        return type(value)(*parts) if hasattr(value, "_fields") else type(value)(parts)
+    return value

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from hardneg.core.compiling import outside_graphs
-from hardneg.core.errors import ArgumentError, argument_error
+from hardneg.core.errors import ArgumentError, argument_error, check_among
 from hardneg.core.objectives import info_nce, reduce, surrogate
 from hardneg.core.scoring import Pools, cross_views, score, two_views
 from hardneg.core.types import NEVER, Keys, LogWeights, Scores
@@ -59,8 +59,7 @@ class SogCLR(nn.Module):
         negatives: Negatives = Uniform(),
     ) -> None:
         super().__init__()
-        if views not in ("two", "cross"):
-            raise argument_error("SogCLR", "views 'two' or 'cross'", "views", views)
+        check_among("SogCLR", "views", views, ("two", "cross"))
         self.temperature, self.negatives = temperature, negatives
         self.divide_by_temperature, self.views = divide_by_temperature, views
         self.partitions = nn.ModuleList([Partition(num_instances, gamma) for _ in range(1 if views == "two" else 2)])
@@ -151,8 +150,7 @@ class EMC2(nn.Module):
         seed: int = 0,
     ) -> None:
         super().__init__()
-        if views not in ("two", "cross"):
-            raise argument_error("EMC2", "views 'two' or 'cross'", "views", views)
+        check_among("EMC2", "views", views, ("two", "cross"))
         if proposals not in ("batch", "data set"):
             raise argument_error("EMC2", "proposals 'batch' or 'data set'", "proposals", proposals)
         self.temperature, self.views, self.proposals, self.num_steps = temperature, views, proposals, num_steps
@@ -169,7 +167,7 @@ class EMC2(nn.Module):
         anchors, positives, rows = z1, z2, ids
         if self.views == "two":
             anchors, positives, rows = torch.cat([z1, z2]), torch.cat([z2, z1]), torch.cat([ids, ids])
-        slots = self._slots(ids)
+        slots = torch.cat([self.chain.slots(ids, view) for view in range(self.chain.num_views)])
         if pool is not None:
             scores = score(Keys(anchors, rows), positives, pool, self.temperature)
             walk = self.chain.walk(scores, slots, num_steps=self.num_steps)
@@ -178,19 +176,15 @@ class EMC2(nn.Module):
         else:
             scores, walk = self._from_data_set(Keys(anchors, rows), positives, slots, encode)
         losses = surrogate(scores, walk.log_visits, log_norm=walk.log_norm)
-        proposed = (
-            (scores.source != scores.source_names.index("state"))[None] if "state" in scores.source_names else None
-        )
-        real = scores if proposed is None else scores.narrowed(proposed)
+        real = scores
+        if "state" in scores.source_names:  # the real loss is that of the proposals
+            real = scores.narrowed((scores.source != scores.source_names.index("state"))[None])
         self.last = {"real_loss": _real(real, Uniform().log_weights(real)), **walk.summary()}
         if self.training:
             for bank, z in ((self.remember_first, z1), (self.remember, z2)):
                 if bank is not None:
                     bank.push(Keys(z.detach(), ids))
         return reduce(losses, scores)
-
-    def _slots(self, ids: Tensor) -> Tensor:
-        return torch.cat([self.chain.slots(ids, view) for view in range(self.chain.num_views)])
 
     def _from_batch(
         self, z1: Views, z2: Views, ids: Tensor, slots: Tensor, encode: Encode | None

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from hardneg.core.errors import ArgumentError, argument_error, check_kind, warn_once
+from hardneg.core.errors import ArgumentError, check_count, warn_once
 
 Encoded = Annotated[Tensor, "b d"]
 
@@ -56,9 +56,7 @@ class GradCache:
     """
 
     def __init__(self, encode: Callable[..., Encoded], chunk_size: int, module: nn.Module | None = None) -> None:
-        check_kind("GradCache", "chunk_size", chunk_size, int, "a whole number")
-        if chunk_size < 1:
-            raise argument_error("GradCache", "chunk_size of 1 or more", "chunk_size", chunk_size)
+        check_count("GradCache", "chunk_size", chunk_size)
         module = encode if module is None and isinstance(encode, nn.Module) else module
         if module is None:
             fix = "pass module=, the module whose weights it uses"
@@ -179,22 +177,20 @@ def _which(device: torch.device) -> tuple[torch.device, ...]:
     return () if device.type == "mps" else (device,)  # of which there is one
 
 
-def _tensors(value: Any) -> list[Tensor]:
-    if isinstance(value, Tensor):
-        return [value]
-    parts = value.values() if isinstance(value, Mapping) else value if isinstance(value, (list, tuple)) else ()
-    return [tensor for part in parts for tensor in _tensors(part)]
-
-
-def _rows(value: Any) -> list[Rows]:
+def _leaves(value: Any) -> list[Any]:
+    """What stands in dicts, lists and tuples."""
     if isinstance(value, Mapping | list | tuple):
-        parts = value.values() if isinstance(value, Mapping) else value
-        return [each for part in parts for each in _rows(part)]
-    return [value] if isinstance(value, Rows) and not isinstance(value, Tensor) else []
+        return [leaf for part in (value.values() if isinstance(value, Mapping) else value) for leaf in _leaves(part)]
+    return [value]
+
+
+def _tensors(value: Any) -> list[Tensor]:
+    return [leaf for leaf in _leaves(value) if isinstance(leaf, Tensor)]
 
 
 def _num_rows(inputs: tuple[Any, Any]) -> int:
-    sizes = {len(tensor) for tensor in _tensors(inputs) if tensor.ndim} | {len(each) for each in _rows(inputs)}
+    leaves = [leaf for leaf in _leaves(inputs) if isinstance(leaf, Rows)]
+    sizes = {len(leaf) for leaf in leaves if not isinstance(leaf, Tensor) or leaf.ndim}
     if len(sizes) != 1:
         raise ArgumentError("GradCache", "tensors with one entry per row", f"sizes={sorted(sizes)}")
     return sizes.pop()

@@ -10,7 +10,7 @@ from typing import Annotated
 import torch
 from torch import Tensor
 
-from hardneg.core.errors import argument_error
+from hardneg.core.errors import check_among
 from hardneg.core.objectives import log_expect_exp
 from hardneg.core.types import NEVER, LogWeights, PairLosses, Scores
 
@@ -27,8 +27,7 @@ def neighbour_nce(
     Negative where the close candidates outweigh the denominator. An anchor without a negative, or without anything in
     its numerator, costs 0.
     """
-    if pooling not in ("sum", "geometric"):
-        raise argument_error("neighbour_nce", "pooling 'sum' or 'geometric'", "pooling", pooling)
+    check_among("neighbour_nce", "pooling", pooling, ("sum", "geometric"))
     supported = log_w != NEVER
     some = supported.any(-1)
     log_negative = log_expect_exp(scores.candidates, log_w) + supported.sum(-1).clamp(min=1).to(log_w.dtype).log()

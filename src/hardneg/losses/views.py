@@ -11,7 +11,7 @@ from torch import Tensor
 from hardneg.core.errors import ArgumentError, argument_error, check_kind
 from hardneg.core.pairing import Pairing
 from hardneg.core.scoring import Pools, as_keys, pair_pool
-from hardneg.core.types import Keys
+from hardneg.core.types import Keys, Tags
 from hardneg.core.views import pair_cross, pair_views
 from hardneg.kernels.leaves import is_per_anchor, tensor_fields
 
@@ -59,34 +59,26 @@ class Views:
         if len(views) != 2 and (self.kind != "two" or pool is not None):
             raise ArgumentError("ContrastiveLoss", "two views for views='cross' or a pool", f"{len(views)} views")
         parts = None if pool is None else as_keys(pool)
-        made = self._of(views, temperature, ids, labels, parts, clusters).changed(
+        made = self._of(views, temperature, Tags(ids, labels, clusters), parts).changed(
             label_positives=self.positives == "label",
             same_label_negatives=self.same_label_negatives,
             normalize=self.normalize,
         )
         if guide is not None:
             pools = None if parts is None else [Keys(vectors) for vectors in _listed(guide[len(views) :])]
-            other = self._of(guide[: len(views)], 1.0, ids, None, pools, None)
+            other = self._of(guide[: len(views)], 1.0, Tags(ids), pools)
             made = made.guided(other.changed(normalize=self.normalize))
         return made
 
-    def _of(
-        self,
-        views: Sequence[View],
-        temperature: float | Tensor,
-        ids: Tensor | None,
-        labels: Tensor | None,
-        parts: list[Keys] | None,
-        clusters: Tensor | None,
-    ) -> Pairing:
+    def _of(self, views: Sequence[View], temperature: float | Tensor, tags: Tags, parts: list[Keys] | None) -> Pairing:
         first, *others = views
         if self.detach_keys:
             others = [view.detach() for view in others]
         if parts is not None:
-            return pair_pool(Keys(first, ids, labels, clusters), others[0], parts, temperature)
+            return pair_pool(Keys(first, tags.ids, tags.labels, tags.clusters), others[0], parts, temperature)
         if self.kind == "two":
-            return pair_views([first, *others], temperature, ids, labels, clusters)
-        return pair_cross(first, others[0], temperature, ids, labels, clusters)
+            return pair_views([first, *others], temperature, tags)
+        return pair_cross(first, others[0], temperature, tags)
 
 
 def check_per_anchor(holders: Iterable[Any], instances: int, anchors: int) -> None:

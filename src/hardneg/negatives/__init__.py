@@ -1,39 +1,26 @@
 """Distributions of negatives, one small file per idea. Importing this registers them in the grammar."""
 
-from hardneg.negatives.bands import AtMost, BelowPositive, Threshold
-from hardneg.negatives.base import Negatives, Product, Uniform, keep, registered_negatives
-from hardneg.negatives.clusters import OtherCluster, SameCluster
-from hardneg.negatives.gaussian import Gaussian
-from hardneg.negatives.grammar import parse, to_text
-from hardneg.negatives.hardening import Hardening, assumption_1, register_hardening
-from hardneg.negatives.known import Known, KnownPairs
-from hardneg.negatives.labels import From, OtherLabel
-from hardneg.negatives.tilt import ClippedTilt, Tilt
-from hardneg.negatives.windows import Rank, Ring
-
-__all__ = [
-    "AtMost",
-    "BelowPositive",
-    "ClippedTilt",
-    "From",
-    "Gaussian",
-    "Hardening",
-    "Known",
-    "KnownPairs",
-    "Negatives",
-    "OtherCluster",
-    "OtherLabel",
-    "Product",
-    "Rank",
-    "Ring",
-    "SameCluster",
-    "Threshold",
-    "Tilt",
-    "Uniform",
-    "assumption_1",
-    "keep",
-    "parse",
-    "register_hardening",
-    "registered_negatives",
-    "to_text",
-]
+from hardneg.negatives.bands import AtMost as AtMost
+from hardneg.negatives.bands import BelowPositive as BelowPositive
+from hardneg.negatives.bands import Threshold as Threshold
+from hardneg.negatives.base import Negatives as Negatives
+from hardneg.negatives.base import Product as Product
+from hardneg.negatives.base import Uniform as Uniform
+from hardneg.negatives.base import keep as keep
+from hardneg.negatives.base import registered_negatives as registered_negatives
+from hardneg.negatives.clusters import OtherCluster as OtherCluster
+from hardneg.negatives.clusters import SameCluster as SameCluster
+from hardneg.negatives.gaussian import Gaussian as Gaussian
+from hardneg.negatives.grammar import parse as parse
+from hardneg.negatives.grammar import to_text as to_text
+from hardneg.negatives.hardening import Hardening as Hardening
+from hardneg.negatives.hardening import assumption_1 as assumption_1
+from hardneg.negatives.hardening import register_hardening as register_hardening
+from hardneg.negatives.known import Known as Known
+from hardneg.negatives.known import KnownPairs as KnownPairs
+from hardneg.negatives.labels import From as From
+from hardneg.negatives.labels import OtherLabel as OtherLabel
+from hardneg.negatives.tilt import ClippedTilt as ClippedTilt
+from hardneg.negatives.tilt import Tilt as Tilt
+from hardneg.negatives.windows import Rank as Rank
+from hardneg.negatives.windows import Ring as Ring

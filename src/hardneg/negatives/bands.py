@@ -91,6 +91,7 @@ class BelowPositive(Negatives):
     absolute: Number | None = None
     by: str = "score"
     masks: ClassVar = True
+    needs: ClassVar = ("positives",)
     examples: ClassVar = ("BelowPositive(0.05)", "BelowPositive(absolute=0.1)", "BelowPositive(0.5, absolute=-0.1)")
 
     def __post_init__(self) -> None:
@@ -134,9 +135,6 @@ class BelowPositive(Negatives):
         if self.by != "score" or not all(margin is None or isinstance(margin, (int, float)) for margin in margins):
             return None
         return ClosedForm(ceilings=(self._ceiling,))
-
-    def reads(self) -> frozenset[str]:
-        return super().reads() | {"positives"}
 
 
 def _side(margin: Number, unit: str) -> str:

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, fields, replace
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 from torch import Tensor
 
 from hardneg.core.bounds import Bound
-from hardneg.core.errors import ArgumentError, argument_error, warn_once
-from hardneg.core.schedules import Number, Schedule, short_repr, value_of
+from hardneg.core.errors import ArgumentError, check_among, warn_once
+from hardneg.core.schedules import Number, Schedule, schedules_of, short_repr
 from hardneg.core.sweep import dense_weights
 from hardneg.core.text import summary
 from hardneg.core.tiles import Tile
@@ -41,6 +41,8 @@ class Negatives:
     """What to do where it leaves anchors without a negative, for the warning of the loss."""
     textual: ClassVar[bool] = True
     """Whether it can be written in the grammar; not if it is made of tensors."""
+    needs: ClassVar[tuple[str, ...]] = ()
+    """What it always reads beside the scores: "labels", "clusters", "ids", "positives" or "source"."""
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
@@ -62,8 +64,8 @@ class Negatives:
         return dense_weights(self.factors, scores)
 
     def reads(self) -> frozenset[str]:
-        """What it needs beside the scores: "labels", "clusters", "ids", "positives", "guide" or "source"."""
-        return frozenset({"guide"} if getattr(self, "by", "score") == "guide" else ())
+        """``needs``, and "guide" where it judges by another model."""
+        return frozenset((*self.needs, "guide") if getattr(self, "by", "score") == "guide" else self.needs)
 
     @property
     def pointwise(self) -> bool:
@@ -136,11 +138,11 @@ class Negatives:
 
     def at(self, step: int, total: int | None = None) -> Negatives:
         """This distribution with its schedules evaluated."""
-        numbers = {name: value_of(schedule, step, total) for name, schedule in _schedules(self)}
+        numbers = {name: schedule(step, total) for name, schedule in schedules_of(self).items()}
         return replace(self, **numbers) if numbers else self  # type: ignore[type-var]
 
     def schedules(self) -> list[Schedule]:
-        return [schedule for factor in self.factors for _, schedule in _schedules(factor)]
+        return [schedule for factor in self.factors for schedule in schedules_of(factor).values()]
 
 
 def not_pointwise(factor: Negatives, where: str) -> ArgumentError:
@@ -150,17 +152,9 @@ def not_pointwise(factor: Negatives, where: str) -> ArgumentError:
     return ArgumentError(name, f"whole rows: it has no log_weight(tile), and here is {where}", None, fix)
 
 
-def _schedules(factor: Negatives) -> Iterator[tuple[str, Schedule]]:
-    for field in fields(factor):  # type: ignore[arg-type]
-        value = getattr(factor, field.name)
-        if isinstance(value, Schedule):
-            yield field.name, value
-
-
 def check_by(who: str, by: str) -> None:
     """Which model's similarities a distribution judges by."""
-    if by not in ("score", "guide"):
-        raise argument_error(who, "by 'score' or 'guide'", "by", by)
+    check_among(who, "by", by, ("score", "guide"))
 
 
 def registered_negatives() -> dict[str, type[Negatives]]:

@@ -19,12 +19,10 @@ class SameCluster(Negatives):
     """Candidates of the anchor's own cluster: hard ones."""
 
     masks: ClassVar = True
+    needs: ClassVar = ("clusters",)
 
     def log_weight(self, tile: Tile) -> Tensor:
         return tile.keep(tile.same_cluster("SameCluster"))
-
-    def reads(self) -> frozenset[str]:
-        return frozenset({"clusters"})
 
 
 @dataclass(frozen=True, repr=False)
@@ -32,9 +30,7 @@ class OtherCluster(Negatives):
     """Candidates of other clusters: fewer false ones."""
 
     masks: ClassVar = True
+    needs: ClassVar = ("clusters",)
 
     def log_weight(self, tile: Tile) -> Tensor:
         return tile.keep(~tile.same_cluster("OtherCluster"))
-
-    def reads(self) -> frozenset[str]:
-        return frozenset({"clusters"})

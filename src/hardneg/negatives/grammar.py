@@ -79,9 +79,8 @@ def read_expression(text: str, names: Names) -> Any:
         tree = ast.parse(text.strip(), mode="eval")
     except (SyntaxError, ValueError) as error:  # a ValueError for text with a null byte
         reason = (getattr(error, "msg", None) or str(error)) if text.strip() else "it is empty"
-        raise GrammarError(
-            "The grammar", f"an expression like {_usual(names)!r}", f"{_shown(text)} ({reason})"
-        ) from None
+        what = f"an expression like {_usual(names)!r}"
+        raise GrammarError("The grammar", what, f"{_shown(text)} ({reason})") from None
     except (RecursionError, MemoryError):
         raise _too_deep(text) from None
     _check_size(tree.body, text)
@@ -121,7 +120,10 @@ def _evaluate(node: ast.expr, text: str, names: Names, *, inside: bool) -> Any:
             return -_evaluate(operand, text, names, inside=inside)
         case ast.BinOp(left=left, op=ast.Mult(), right=right):
             first, second = (_evaluate(side, text, names, inside=inside) for side in (left, right))
-            return _multiply(first, second, text)
+            if isinstance(first, Negatives) and isinstance(second, Negatives):
+                return first * second
+            what = "distributions on both sides, such as 'OtherLabel() * Tilt(1.0)'"
+            raise GrammarError("'*'", what, f"text={_shown(text)}")
         case ast.Call(func=ast.Name(id=name), args=args, keywords=keywords):
             _check_known(name, names, inside)
             values = [_evaluate(arg, text, names, inside=True) for arg in args]
@@ -144,12 +146,6 @@ def _checked(value: Any, text: str) -> Any:
     if isinstance(value, float) and math.isinf(value):
         raise GrammarError("The grammar", "numbers that a float can hold", f"more in {_shown(text)}", "write inf")
     return value
-
-
-def _multiply(left: Any, right: Any, text: str) -> Any:
-    if isinstance(left, Negatives) and isinstance(right, Negatives):
-        return left * right
-    raise GrammarError("'*'", "distributions on both sides, such as 'OtherLabel() * Tilt(1.0)'", f"text={_shown(text)}")
 
 
 def _check_known(name: str, names: Names, inside: bool) -> None:

@@ -32,11 +32,8 @@ class KnownPairs:
         values: Annotated[Tensor, "m"] | float = NEVER,
     ) -> None:
         if anchor_ids.ndim != 1 or anchor_ids.shape != candidate_ids.shape:
-            raise ArgumentError(
-                "KnownPairs",
-                "one candidate id per anchor id",
-                f"anchor_ids={tuple(anchor_ids.shape)} and candidate_ids={tuple(candidate_ids.shape)}",
-            )
+            got = f"anchor_ids={tuple(anchor_ids.shape)} and candidate_ids={tuple(candidate_ids.shape)}"
+            raise ArgumentError("KnownPairs", "one candidate id per anchor id", got)
         if bool((anchor_ids < 0).any()) or bool((candidate_ids < 0).any()):
             raise ArgumentError("KnownPairs", "ids of 0 or more", "a negative one, which matches nothing")
         self.anchor_ids, self.candidate_ids = anchor_ids, candidate_ids
@@ -57,18 +54,14 @@ class KnownPairs:
             raise ArgumentError("Known", "ids of anchors and candidates", "None", "pass ids=... with the vectors")
         if not len(self):
             return torch.zeros_like(tile.s, dtype=torch.bool), torch.zeros_like(tile.s)
-        self._move(anchors.device)
+        if self.keys.device != anchors.device:  # the table moves once
+            for name in ("anchors", "candidates", "keys", "values"):
+                setattr(self, name, getattr(self, name).to(anchors.device))
         row, some = _rank(anchors[:, None], self.anchors)
         column, other = _rank(candidates, self.candidates)
         slot, known = _rank(row * len(self.candidates) + column, self.keys)
         known = (known & some & other).expand_as(tile.s)
         return known, torch.where(known, self.values[slot].to(tile.s.dtype), 0.0)
-
-    def _move(self, device: torch.device) -> None:
-        """The table to this device, once."""
-        if self.keys.device != device:
-            for name in ("anchors", "candidates", "keys", "values"):
-                setattr(self, name, getattr(self, name).to(device))
 
 
 def _rank(values: Tensor, table: Annotated[Tensor, "m"]) -> tuple[Tensor, Tensor]:
@@ -86,12 +79,10 @@ class Known(Negatives):
 
     pairs: KnownPairs
     textual: ClassVar = False
+    needs: ClassVar = ("ids",)
 
     def log_weight(self, tile: Tile) -> Tensor:
         return self.pairs.look_up(tile)[1]
-
-    def reads(self) -> frozenset[str]:
-        return frozenset({"ids"})
 
     def __repr__(self) -> str:
         return f"Known(<{len(self.pairs)} pairs>)"

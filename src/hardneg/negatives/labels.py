@@ -18,6 +18,7 @@ class OtherLabel(Negatives):
     """Candidates with another label than the anchor's."""
 
     masks: ClassVar = True
+    needs: ClassVar = ("labels",)
     if_empty: ClassVar = "Use a larger batch with more labels in it, or add a pool."
 
     def log_weight(self, tile: Tile) -> Tensor:
@@ -26,9 +27,6 @@ class OtherLabel(Negatives):
     def closed_form(self) -> ClosedForm:
         return ClosedForm(other_labels=True)
 
-    def reads(self) -> frozenset[str]:
-        return frozenset({"labels"})
-
 
 @dataclass(frozen=True, repr=False)
 class From(Negatives):
@@ -36,6 +34,7 @@ class From(Negatives):
 
     source: str
     masks: ClassVar = True
+    needs: ClassVar = ("source",)
     examples: ClassVar = ('From("batch")',)
 
     def __post_init__(self) -> None:
@@ -43,9 +42,6 @@ class From(Negatives):
 
     def log_weight(self, tile: Tile) -> Tensor:
         return tile.keep(tile.of_source("From", self.source))
-
-    def reads(self) -> frozenset[str]:
-        return frozenset({"source"})
 
     def describe(self) -> str:
         return f"Keeps candidates of the source {self.source!r}."

@@ -6,7 +6,6 @@ the number kept is exact also where embeddings collapse. A NaN score is never dr
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from copy import copy
 from dataclasses import dataclass, field
@@ -17,7 +16,7 @@ import torch
 from torch import Tensor
 
 from hardneg.core.bounds import Bound, Count, Window, beyond, within
-from hardneg.core.errors import argument_error, check_kind, check_range
+from hardneg.core.errors import argument_error, check_count, check_kind, check_range
 from hardneg.core.schedules import Number, Schedule, value_of
 from hardneg.core.tiles import Tile
 from hardneg.negatives.base import Negatives, check_by
@@ -57,7 +56,8 @@ class Ring(Negatives):
 
     def __post_init__(self) -> None:
         self._prepare()
-        if self._edges_are_known() and not self.at_least and self._is_always_empty():
+        known = isinstance(self.inner, Real) and isinstance(self.outer, Real)
+        if known and not self.at_least and (self.outer == 0 or self.inner >= (1 if self.dynamic_inner else self.outer)):
             what = "an outer above 0 and an inner below 1" if self.dynamic_inner else "an inner below its outer"
             raise argument_error("Ring", what, "(inner, outer)", (self.inner, self.outer))
 
@@ -69,18 +69,11 @@ class Ring(Negatives):
         ring._prepare()
         return ring
 
-    def _edges_are_known(self) -> bool:
-        return isinstance(self.inner, Real) and isinstance(self.outer, Real)
-
-    def _is_always_empty(self) -> bool:
-        return self.outer == 0 or self.inner >= (1 if self.dynamic_inner else self.outer)
-
     def _prepare(self) -> None:
         check_range("Ring", "inner", self.inner, 0.0, 1.0)
         check_range("Ring", "outer", self.outer, 0.0, 1.0)
         check_kind("Ring", "dynamic_inner", self.dynamic_inner, bool, "True or False")
-        check_kind("Ring", "at_least", self.at_least, int, "a whole number")
-        check_range("Ring", "at_least", self.at_least, 0, math.inf)
+        check_count("Ring", "at_least", self.at_least, least=0)
         check_by("Ring", self.by)
         check_kind("Ring", "approximate", self.approximate, bool, "True or False")
         if not isinstance(self.inner, Schedule) and not isinstance(self.outer, Schedule):

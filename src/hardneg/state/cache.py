@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from hardneg.core.draws import draw
-from hardneg.core.errors import argument_error, check_range
+from hardneg.core.errors import argument_error, check_among, check_range
 from hardneg.core.objectives import info_nce, surrogate
 from hardneg.core.scoring import score
 from hardneg.core.types import NEVER, Keys, Scores
@@ -47,6 +47,7 @@ class Cache(Stateful):
     ids: Tensor
     computed_at: Tensor
     widening: ClassVar = ("vectors",)
+    shown: ClassVar = ("capacity", "dim")
 
     def __init__(self, capacity: int, dim: int, *, seed: int = 0) -> None:
         super().__init__(seed)
@@ -102,9 +103,6 @@ class Cache(Stateful):
         self.vectors[slots], self.ids[slots] = vectors, ids
         self.computed_at[slots] = self.step
 
-    def extra_repr(self) -> str:
-        return f"capacity={self.capacity}, dim={self.dim}"
-
 
 @dataclass(frozen=True, eq=False)
 class CacheLoss:
@@ -126,11 +124,10 @@ def retrieve(
     One Gumbel-max draw is one draw from the softmax of the log-weights; Tilt(1.0) is the softmax of the scores. Several
     are drawn with replacement, so that their plain mean is unbiased.
     """
+    check_among("retrieve", "how", how, ("gumbel", "top"))
     log_w = negatives.log_weights(scores)
     if how == "gumbel":
         return draw(log_w, k, generator, method="categorical")
-    if how != "top":
-        raise argument_error("retrieve", "how 'gumbel' or 'top'", "how", how)
     best = log_w.topk(min(k, log_w.shape[1]), dim=-1)
     return torch.where(best.values == NEVER, -1, best.indices)
 

@@ -74,6 +74,7 @@ class Chain(Stateful):
     log_score: Tensor
     scored_at: Tensor
     precise: ClassVar = ("log_score",)
+    shown: ClassVar = ("num_instances", "burn_in", "num_views")
 
     def __init__(self, num_instances: int, burn_in: float = 0.5, *, num_views: int = 1, seed: int = 0) -> None:
         super().__init__(seed)
@@ -126,7 +127,7 @@ class Chain(Stateful):
             steps = int(scores.valid.sum(-1).max()) if num_steps is None else num_steps
             walk = self._drawn(batch, max(steps, 1))
         else:
-            walk = self._given(batch, draws)
+            walk = self._walked(batch, *self._start(batch), draws)
         if self.training:
             self.advance()
         return walk
@@ -149,9 +150,6 @@ class Chain(Stateful):
         start, stored = self._start(batch)
         allowed = torch.cat([batch.valid, stored != NEVER], dim=1)
         return self._walked(batch, start, stored, (uniform_columns(allowed, numbers[0]), numbers[1].log()))
-
-    def _given(self, batch: Batch, draws: Draws) -> Walk:
-        return self._walked(batch, *self._start(batch), draws)
 
     def _start(self, batch: Batch) -> tuple[PerAnchor, Annotated[Tensor, "b v"]]:
         """The column at which each chain stands, -1 for none; those behind the candidates are the views of its state.
@@ -229,9 +227,6 @@ class Chain(Stateful):
             state_dict[prefix + "view"] = view
             state_dict[prefix + "log_score"] = empty.scatter(1, view.long()[:, None], score[:, None])
         super()._load_from_state_dict(state_dict, prefix, *args)
-
-    def extra_repr(self) -> str:
-        return f"num_instances={self.num_instances}, burn_in={self.burn_in}, num_views={self.num_views}"
 
 
 def _occurrence(ids: Annotated[Tensor, "b|1 n"]) -> Annotated[Tensor, "b|1 n"]:

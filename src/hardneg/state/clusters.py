@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Annotated
+from typing import Annotated, ClassVar
 
 import torch
 from torch import Tensor
@@ -28,6 +28,7 @@ class Clusters(Stateful):
     """
 
     assignments: Tensor
+    shown: ClassVar = ("num_instances", "num_runs")
 
     def __init__(self, num_instances: int, num_runs: int = 1, *, seed: int = 0) -> None:
         super().__init__(seed)
@@ -62,6 +63,3 @@ class Clusters(Stateful):
             found = kmeans(keys.vectors.float(), num_clusters, self.generator(stream=run), num_iterations)[1]
             self.assignments[ids, run] = found.to(self.assignments)
         self.step += 1
-
-    def extra_repr(self) -> str:
-        return f"num_instances={self.num_instances}, num_runs={self.num_runs}"

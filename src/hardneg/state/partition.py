@@ -38,6 +38,7 @@ class Partition(Stateful):
 
     log_u: Tensor
     precise: ClassVar = ("log_u",)
+    shown: ClassVar = ("num_instances", "gamma")
 
     def __init__(self, num_instances: int, gamma: float = 0.9) -> None:
         super().__init__()
@@ -88,6 +89,3 @@ class Partition(Stateful):
             torch.zeros_like(top).index_put_((group,), values, accumulate=True) for values in (share, known.to(top))
         )
         writes.into(self.log_u, torch.where(count > 0, top + total.log() - count.log(), self._of(ids)))
-
-    def extra_repr(self) -> str:
-        return f"num_instances={self.num_instances}, gamma={self.gamma}"

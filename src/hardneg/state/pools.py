@@ -1,7 +1,7 @@
 """Candidates from outside the batch: a queue of recent keys, a bank with one vector per instance.
 
 Both start empty: no random vectors stand in as negatives. Both hand out copies, so pushing between the loss and its
-backward pass is safe, and both are the same on all ranks if all push the same gathered keys (``hardneg.gather``).
+backward pass is safe, and both are the same on all ranks if all push the same keys (``core.distributed.gather``).
 """
 
 from __future__ import annotations
@@ -43,6 +43,7 @@ class Queue(Stateful):
     count: Tensor
     head: Tensor
     widening: ClassVar = ("vectors",)
+    shown: ClassVar = ("capacity", "dim")
 
     def __init__(self, capacity: int, dim: int, *, source: str = "queue", dtype: torch.dtype | None = None) -> None:
         super().__init__()
@@ -98,9 +99,6 @@ class Queue(Stateful):
     def __len__(self) -> int:
         return self.number("count")
 
-    def extra_repr(self) -> str:
-        return f"capacity={self.capacity}, dim={self.dim}"
-
 
 class Bank(Stateful):
     """One vector per instance, by id: instance discrimination, CMC, Local Aggregation, the store for a graph.
@@ -123,6 +121,7 @@ class Bank(Stateful):
     pushed_at: Tensor
     pushes: Tensor
     widening: ClassVar = ("vectors",)
+    shown: ClassVar = ("num_instances", "dim", "momentum")
 
     def __init__(
         self,
@@ -205,8 +204,7 @@ class Bank(Stateful):
         Without a generator the draw comes from the bank's seed and step, which it advances. Where an anchor has fewer
         than k others to draw without replacement, or none at all, k becomes what every anchor has.
         """
-        if k < 1:
-            raise argument_error("Bank.draw", "k of 1 or more", "k", k)
+        check_count("Bank.draw", "k", k)
         if generator is None:
             generator = self.generator()
             self.advance()
@@ -225,9 +223,6 @@ class Bank(Stateful):
 
     def __len__(self) -> int:
         return int(self.visited.sum())
-
-    def extra_repr(self) -> str:
-        return f"num_instances={self.num_instances}, dim={self.dim}, momentum={self.momentum}"
 
 
 def _all_and_any(mask: Tensor) -> tuple[bool, bool]:

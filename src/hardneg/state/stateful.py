@@ -25,11 +25,12 @@ class Stateful(nn.Module):
 
     Draws come from a generator made of the seed and the step, both buffers: a restored module draws what the saved one
     would have drawn, on any device. ``precise`` buffers keep their dtype when the module is sent to half precision;
-    ``widening`` ones take the dtype of what is loaded.
+    ``widening`` ones take the dtype of what is loaded. ``shown`` are the attributes of its repr.
     """
 
     precise: ClassVar[tuple[str, ...]] = ()
     widening: ClassVar[tuple[str, ...]] = ()
+    shown: ClassVar[tuple[str, ...]] = ()
     seed: Tensor
     step: Tensor
 
@@ -95,18 +96,20 @@ class Stateful(nn.Module):
         """The ids of the next call are looked at, also on a GPU."""
         self._calls = 0
 
+    def extra_repr(self) -> str:
+        return ", ".join(f"{name}={getattr(self, name)}" for name in self.shown)
+
     def __getstate__(self) -> dict[str, Any]:
         """Without what was looked up: the versions of a copy's buffers count from the beginning."""
         return {**self.__dict__, "_looked_up": {}}
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Any:
-        dtypes = {name: getattr(self, name).dtype for name in self.precise}
         values = {name: getattr(self, name) for name in self.precise}
         moved = super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
-        for name, dtype in dtypes.items():
+        for name, before in values.items():
             after = getattr(self, name)
-            if after.dtype != dtype:  # a cast: taken back from the value before it, on the new device
-                setattr(self, name, values[name].to(after.device))
+            if after.dtype != before.dtype:  # a cast: taken back from the value before it, on the new device
+                setattr(self, name, before.to(after.device))
         return moved
 
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:

@@ -3,9 +3,6 @@ single-source, consecutive."""
 
 from hardneg.batching.filler import Guard as Guard
 from hardneg.batching.plan import Plan as Plan
-from hardneg.batching.plan import PlanDescription as PlanDescription
-from hardneg.batching.plan import Segment as Segment
-from hardneg.batching.planners.base import Epoch as Epoch
 from hardneg.batching.planners.base import Planner as Planner
 from hardneg.batching.planners.base import registered_planners as registered_planners
 from hardneg.batching.planners.communities import Communities as Communities

@@ -19,7 +19,7 @@ from hardneg.batching.filler import Filler, Guard, coverages
 from hardneg.batching.graph import ProximityGraph
 from hardneg.batching.plan import Plan, Segment
 from hardneg.core.errors import NotFinite, argument_error
-from hardneg.core.schedules import Schedule, value_of
+from hardneg.core.schedules import schedules_of
 
 _registry: dict[str, type[Planner]] = {}
 
@@ -52,12 +52,8 @@ class Planner(ABC):
 
     def at(self, step: int, total: int | None) -> Planner:
         """The same planner with every schedule at its number."""
-        changed: dict[str, Any] = {}
-        for part in fields(self):  # type: ignore[arg-type]
-            value = getattr(self, part.name)
-            if isinstance(value, Schedule):
-                changed[part.name] = value_of(value, step, total)
-        return replace(self, **changed) if changed else self  # type: ignore[type-var]
+        numbers = {name: schedule(step, total) for name, schedule in schedules_of(self).items()}
+        return replace(self, **numbers) if numbers else self  # type: ignore[type-var]
 
     def plan(
         self,
@@ -74,10 +70,8 @@ class Planner(ABC):
         device = generator.device if generator is not None else None
         seed = int(torch.randint(2**31, (), generator=generator, device=device))
         epoch = Epoch(n, batch_size, coverage=coverage, drop_last=drop_last, guard=guard, seed=seed)
-        empty = epoch.empty_plan(0)
-        return epoch.extended(
-            empty, epoch.filler(empty), self, data, self.prepared(data, batch_size, seed), len(epoch.sizes)
-        )
+        empty, prepared = epoch.empty_plan(0), self.prepared(data, batch_size, seed)
+        return epoch.extended(empty, epoch.filler(empty), self, data, prepared, len(epoch.sizes))
 
     def prepared(self, data: Any, batch_size: int, seed: int) -> Any:
         """``prepare`` with randomness that depends on the seed only, so that a resumed run prepares the same."""
@@ -146,11 +140,8 @@ class Epoch:
         filler.begin_segment()
         rng = np.random.default_rng([self.seed, 2, plan.epoch, len(plan)])
         planner.fill_all(prepared, filler, count, rng)
-        tally = filler.tally
-        filled = tally.filled if planner.offers else 0
-        segment = Segment(
-            len(plan), count, text_of(planner), digest_of(data), filled, tally.forced, tally.repeated, tally.refused
-        )
+        tally = vars(filler.tally) if planner.offers else {**vars(filler.tally), "filled": 0}
+        segment = Segment(len(plan), count, text_of(planner), digest_of(data), **tally)
         return plan.extended([batch[: len(batch) - len(batch) % self.num_replicas] for batch in filler.closed], segment)
 
 
@@ -165,17 +156,13 @@ def text_of(planner: Planner) -> str:
 
 
 def digest_of(data: Any) -> str:
-    if isinstance(data, ProximityGraph):
-        return data.digest
-    return _digest_of_vectors(data) if isinstance(data, Tensor) else ""
-
-
-def _digest_of_vectors(vectors: Tensor) -> str:
-    """Kept with the tensor until it changes, since every piece of a plan asks for it."""
-    version = None if vectors.is_inference() else vectors._version  # which tensors of inference mode do not have
-    known = getattr(vectors, "_hardneg_digest", (None, ""))
+    """Of vectors it is kept with the tensor until that changes, since every piece of a plan needs it."""
+    if not isinstance(data, Tensor):
+        return data.digest if isinstance(data, ProximityGraph) else ""
+    version = None if data.is_inference() else data._version  # which tensors of inference mode do not have
+    known = getattr(data, "_hardneg_digest", (None, ""))
     if version is None or known[0] != version:
-        raw = vectors.detach().float().cpu().contiguous().numpy().tobytes()
+        raw = data.detach().float().cpu().contiguous().numpy().tobytes()
         known = (version, hashlib.blake2b(raw, digest_size=8).hexdigest())
-        vectors._hardneg_digest = known  # type: ignore[attr-defined]
+        data._hardneg_digest = known  # type: ignore[attr-defined]
     return str(known[1])

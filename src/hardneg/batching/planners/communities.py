@@ -10,12 +10,10 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
-from torch import Tensor
 
 from hardneg.batching.filler import Filler
-from hardneg.batching.graph import ProximityGraph, build_graph
+from hardneg.batching.graph import ProximityGraph, graph_of
 from hardneg.batching.planners.base import Planner
 from hardneg.batching.walks import torch_generator
 from hardneg.core.errors import argument_error, check_range, optional
@@ -58,14 +56,6 @@ class Communities(Planner):
         while node is not None and filler.missing:
             filler.offer(rng.permutation(members[own[node]]))
             node = filler.draw()
-
-
-def graph_of(data: Tensor | ProximityGraph, k: int, m: int | None, generator: torch.Generator) -> ProximityGraph:
-    """The graph itself, or one of these vectors with at most as many neighbours as there are candidates."""
-    if isinstance(data, ProximityGraph):
-        return data
-    m = None if m is None else min(m, len(data) - 1)
-    return build_graph(data, min(k, len(data) - 1 if m is None else m), m, generator)
 
 
 def undirected(graph: ProximityGraph, skip: int = 0) -> tuple[NDArray[np.int64], NDArray[np.int64]]:

@@ -13,8 +13,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hardneg.batching.filler import Filler
+from hardneg.batching.graph import graph_of
 from hardneg.batching.planners.base import Planner
-from hardneg.batching.planners.communities import graph_of, undirected
+from hardneg.batching.planners.communities import undirected
 from hardneg.batching.walks import torch_generator
 from hardneg.core.errors import check_range, optional
 

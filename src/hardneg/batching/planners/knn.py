@@ -31,13 +31,9 @@ class NearestNeighbours(Planner):
         node = filler.start()
         if node is None:
             return
-        scores = (vectors @ vectors[node]).masked_fill(
-            torch.from_numpy(filler.taken == 1).to(vectors.device), -torch.inf
-        )
-        wanted = (
-            min(2 * filler.missing, len(vectors)) if filler.guard is not None else min(filler.missing, len(vectors))
-        )
-        closest = scores.topk(wanted).indices.cpu().numpy()
-        filler.offer(closest)
+        taken = torch.from_numpy(filler.taken == 1).to(vectors.device)
+        scores = (vectors @ vectors[node]).masked_fill(taken, -torch.inf)
+        wanted = min(filler.missing if filler.guard is None else 2 * filler.missing, len(vectors))
+        filler.offer(scores.topk(wanted).indices.cpu().numpy())
         if filler.missing and wanted < len(vectors):
             filler.offer(scores.argsort(descending=True).cpu().numpy()[wanted:])

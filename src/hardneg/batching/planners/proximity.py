@@ -13,10 +13,10 @@ from typing import Any, ClassVar
 import numpy as np
 
 from hardneg.batching.filler import Filler
-from hardneg.batching.graph import ProximityGraph, build_graph
+from hardneg.batching.graph import graph_of
 from hardneg.batching.planners.base import Planner
-from hardneg.batching.walks import Walker, kinds, steps_by, torch_generator
-from hardneg.core.errors import argument_error, check_kind, check_range
+from hardneg.batching.walks import Walker, check_walk, torch_generator
+from hardneg.core.errors import argument_error, check_count, check_range
 from hardneg.core.schedules import Number, Schedule
 
 _at_once = 8
@@ -48,25 +48,16 @@ class Proximity(Planner):
 
     def __post_init__(self) -> None:
         check_range("Proximity", "restart", self.restart, 0.0, 1.0)
-        for name in ("num_neighbours", "num_candidates"):
-            value = getattr(self, name)
-            if value is not None or name == "num_neighbours":
-                check_kind("Proximity", name, value, int, "a whole number")
-                check_range("Proximity", name, value, 1, float("inf"))
-        if self.num_candidates is not None and self.num_neighbours > self.num_candidates:
-            what = f"at most num_candidates={self.num_candidates} neighbours"
-            raise argument_error("Proximity", what, "num_neighbours", self.num_neighbours)
-        if self.kind not in kinds:
-            raise argument_error("Proximity", f"a kind among {kinds}", "kind", self.kind)
-        if self.steps not in steps_by:
-            raise argument_error("Proximity", f"steps among {steps_by}", "steps", self.steps)
+        check_count("Proximity", "num_neighbours", self.num_neighbours)
+        if self.num_candidates is not None:
+            check_count("Proximity", "num_candidates", self.num_candidates)
+            if self.num_neighbours > self.num_candidates:
+                what = f"at most num_candidates={self.num_candidates} neighbours"
+                raise argument_error("Proximity", what, "num_neighbours", self.num_neighbours)
+        check_walk("Proximity", self.kind, self.steps)
 
     def prepare(self, data: Any, batch_size: int, rng: np.random.Generator) -> Walker:
-        graph = data
-        if not isinstance(data, ProximityGraph):
-            m = min(self.num_candidates, len(data) - 1) if self.num_candidates is not None else None
-            k = min(self.num_neighbours, m if m is not None else len(data) - 1)
-            graph = build_graph(data, k, m, torch_generator(rng))
+        graph = graph_of(data, self.num_neighbours, self.num_candidates, torch_generator(rng))
         return Walker(graph, kind=self.kind, steps=self.steps, patience=self.patience)
 
     def fill_all(self, prepared: Walker, filler: Filler, count: int, rng: np.random.Generator) -> None:

@@ -11,7 +11,7 @@ from torch import Tensor
 from hardneg.core.pairing import Pairing
 from hardneg.core.schedules import short_repr
 from hardneg.core.tiles import NEVER
-from hardneg.core.types import Keys
+from hardneg.core.types import Keys, Tags
 from hardneg.core.views import batch_ids
 
 Made = Annotated[Tensor, "b k d"] | tuple[Annotated[Tensor, "b k d"], Annotated[Tensor, "b k"]]
@@ -46,8 +46,11 @@ class Generator(ABC):
             pairing = _numbered(pairing)
             assert pairing.anchors.ids is not None
             ids = torch.where(real, -1, pairing.anchors.ids[:, None])  # an anchor's own id is never its negative
-        labels, clusters = (_nobodys(tag, vectors) for tag in (pairing.anchors.labels, pairing.anchors.clusters))
-        synthetic = Keys(vectors, ids, labels, clusters, source="synthetic")
+        anchors, nobody = pairing.anchors, torch.iinfo(torch.int64).min  # what is made belongs to no class
+        tags = Tags(None, anchors.labels, anchors.clusters).mapped(
+            lambda tag: torch.full((*vectors.shape[:2], *tag.shape[1:]), nobody, device=vectors.device)
+        )
+        synthetic = Keys(vectors, ids, tags.labels, tags.clusters, source="synthetic")
         return pairing.changed(candidates=(*pairing.candidates, synthetic))
 
     def __repr__(self) -> str:
@@ -62,33 +65,23 @@ def _numbered(pairing: Pairing) -> Pairing:
     return pairing.changed(anchors=anchors.changed(ids=ids), ids_given=pairing.ids_given and anchors.ids is not None)
 
 
-def _nobodys(tag: Tensor | None, vectors: Annotated[Tensor, "b k d"]) -> Tensor | None:
-    """A tag that no instance has, where the anchors have one: what is made belongs to no class."""
-    if tag is None:
-        return None
-    return torch.full((*vectors.shape[:2], *tag.shape[1:]), torch.iinfo(torch.int64).min, device=vectors.device)
-
-
 def registered_generators() -> dict[str, type[Generator]]:
     """Every generator that the grammar knows, by name."""
     return dict(_registry)
 
 
 @torch.no_grad()
-def hardest(pairing: Pairing, num: int, columns: int = 4096) -> tuple[Annotated[Tensor, "b k d"], Tensor]:
+def hardest(pairing: Pairing, num: int) -> tuple[Annotated[Tensor, "b k d"], Tensor]:
     """The vectors of the closest valid candidates of each anchor, and which of them are real; by tiles."""
-    whole = slice(0, len(pairing))
-    value, index = None, None
-    for cut in pairing.cuts(columns):
-        tile, valid, _ = pairing.tile(whole, cut)
-        found = torch.where(valid, tile.s, NEVER), tile.column.expand(tile.s.shape)
-        if value is not None and index is not None:
-            found = torch.cat([value, found[0]], dim=1), torch.cat([index, found[1]], dim=1)
-        best = found[0].topk(min(num, found[0].shape[1]), dim=1)
-        value, index = best.values, found[1].gather(1, best.indices)
-    assert value is not None
-    assert index is not None
-    return _take(pairing, index), value != NEVER
+    best: list[Tensor] = []  # values and columns
+    for cut in pairing.cuts(columns=4096):
+        tile, valid, _ = pairing.tile(slice(0, len(pairing)), cut)
+        found = [torch.where(valid, tile.s, NEVER), tile.column.expand(tile.s.shape)]
+        if best:
+            found = [torch.cat(both, dim=1) for both in zip(best, found, strict=True)]
+        value, place = found[0].topk(min(num, found[0].shape[1]), dim=1)
+        best = [value, found[1].gather(1, place)]
+    return _take(pairing, best[1]), best[0] != NEVER
 
 
 def _take(pairing: Pairing, index: Annotated[Tensor, "b k"]) -> Annotated[Tensor, "b k d"]:

@@ -6,14 +6,13 @@ from the hardest negatives. No gradient flows into what is mixed.
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
 from torch import Tensor
 
-from hardneg.core.errors import check_kind, check_range
+from hardneg.core.errors import check_count
 from hardneg.core.generators.base import Generator, Made, hardest
 from hardneg.core.keyed import uniforms
 from hardneg.core.pairing import Pairing
@@ -33,8 +32,7 @@ class MoCHi(Generator):
 
     def __post_init__(self) -> None:
         for name in ("num_hardest", "num_mixed", "num_with_anchor", "seed"):
-            check_kind("mochi", name, getattr(self, name), int, "a whole number")
-            check_range("mochi", name, getattr(self, name), name == "num_hardest", math.inf)
+            check_count("mochi", name, getattr(self, name), least=int(name == "num_hardest"))
 
     @torch.no_grad()
     def make(self, pairing: Pairing, step: int) -> Made:

@@ -9,14 +9,14 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, fields, is_dataclass, replace
+from dataclasses import dataclass, is_dataclass, replace
 from typing import Annotated, Any, ClassVar, NamedTuple
 
 import torch
 from torch import Tensor
 
 from hardneg.core.errors import ArgumentError, argument_error, check_range
-from hardneg.core.schedules import Schedule, short_repr
+from hardneg.core.schedules import Schedule, schedules_of, short_repr
 from hardneg.core.statistics import LogMean, PerRow, Statistic, Support
 from hardneg.core.types import NEVER, LogWeights, PairLosses, Scores
 
@@ -81,17 +81,18 @@ class Objective(ABC):
 
     def at(self, step: int, total: int | None = None) -> Objective:
         """With its schedules evaluated, as tensors, so that a new number does not compile a graph again."""
-        numbers = {
-            name: torch.tensor(schedule(step, total), dtype=torch.float64) for name, schedule in self._schedules()
-        }
+        changing = schedules_of(self).items()
+        numbers = {name: torch.tensor(schedule(step, total), dtype=torch.float64) for name, schedule in changing}
         return replace(self, **numbers) if numbers else self  # type: ignore[type-var]
 
     def schedules(self) -> list[Schedule]:
-        return [schedule for _, schedule in self._schedules()]
+        return list(schedules_of(self).values())
 
     def losses(self, scores: Scores, log_w: LogWeights) -> PairLosses:
         """The loss of each pair, [b, p], from dense scores."""
-        check_shape(self.name, scores, log_w)
+        if log_w.shape != scores.candidates.shape:
+            what = f"a log-weight for each candidate, shape {tuple(scores.candidates.shape)}"
+            raise ArgumentError(self.name, what, f"log_w={tuple(log_w.shape)}", "use negatives.log_weights(scores)")
         statistics = {name: statistic.dense(scores, log_w) for name, statistic in self.statistics().items()}
         support = statistics.get("support")
         some = (log_w != NEVER).any(-1, keepdim=True) if support is None else support > 0
@@ -114,12 +115,6 @@ class Objective(ABC):
     def __repr__(self) -> str:
         return short_repr(self).replace(type(self).__name__, self.name, 1) if is_dataclass(self) else f"{self.name}()"
 
-    def _schedules(self) -> list[tuple[str, Schedule]]:
-        if not is_dataclass(self):
-            return []
-        values = ((field.name, getattr(self, field.name)) for field in fields(self))
-        return [(name, value) for name, value in values if isinstance(value, Schedule)]
-
 
 def registered_objectives() -> dict[str, type[Objective]]:
     """Every objective that the grammar knows, by name."""
@@ -137,12 +132,6 @@ class Function(Objective):
 
     def __call__(self, positive: Tensor, row: Row) -> Tensor:
         return self.function(positive, row)
-
-
-def check_shape(who: str, scores: Scores, log_w: LogWeights) -> None:
-    if log_w.shape != scores.candidates.shape:
-        what = f"a log-weight for each candidate, shape {tuple(scores.candidates.shape)}"
-        raise ArgumentError(who, what, f"log_w={tuple(log_w.shape)}", "use negatives.log_weights(scores)")
 
 
 TauPlus = float | Tensor | Schedule

@@ -145,7 +145,7 @@ def check_num_negatives(who: str, num_negatives: NumNegatives) -> None:
         fine = num_negatives.ndim <= 1
         check_range(who, "num_negatives", num_negatives, 0.0, math.inf)
     elif isinstance(num_negatives, str):
-        fine = num_negatives in ("support", "candidates", "mass")
+        fine = num_negatives in _numbers
     else:
         fine = isinstance(num_negatives, (int, float)) and not isinstance(num_negatives, bool) and num_negatives > 0
     if not fine:
@@ -153,16 +153,16 @@ def check_num_negatives(who: str, num_negatives: NumNegatives) -> None:
         raise argument_error(who, what, "num_negatives", num_negatives)
 
 
+_numbers: dict[str, dict[str, Statistic]] = {
+    "support": {"support": Support()},
+    "candidates": {"candidates": Others()},
+    "mass": {"log_mass": LogMass()},
+}
+
+
 def number_statistic(num_negatives: NumNegatives) -> dict[str, Statistic]:
     """What must be known of a row to know the number of its negatives."""
-    if not isinstance(num_negatives, str):
-        return {}
-    named: dict[str, dict[str, Statistic]] = {
-        "support": {"support": Support()},
-        "candidates": {"candidates": Others()},
-        "mass": {"log_mass": LogMass()},
-    }
-    return named[num_negatives]
+    return _numbers[num_negatives] if isinstance(num_negatives, str) else {}
 
 
 def log_number(row: Row, num_negatives: NumNegatives) -> Tensor:

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from hardneg.core.objectives.base import Objective, Row
-from hardneg.core.statistics import Mass, Mean, PerRow, Statistic
+from hardneg.core.statistics import Cotangents, Mass, Mean, PerRow, Statistic
 from hardneg.core.types import LogWeights, PairLosses, Scores, with_support
 
 
@@ -31,9 +31,7 @@ class _Repulsion(Mean):
             return super().finish(total, mass)
         return total * (mass.shift - self.log_norm[:, None]).exp()
 
-    def cotangents(
-        self, grad: PerRow, total: PerRow, mass: Mass, value: Tensor, relative: Tensor
-    ) -> tuple[Tensor | None, Tensor | None]:
+    def cotangents(self, grad: PerRow, total: PerRow, mass: Mass, value: Tensor, relative: Tensor) -> Cotangents:
         if self.log_norm is None:
             return super().cotangents(grad, total, mass, value, relative)
         return grad * (relative + (mass.shift - self.log_norm[:, None])).exp(), None
