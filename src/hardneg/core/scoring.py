@@ -19,7 +19,7 @@ from hardneg.core.checks import checks as checks
 from hardneg.core.constants import kept
 from hardneg.core.errors import ArgumentError
 from hardneg.core.pairing import Pairing, not_infinite, similarity
-from hardneg.core.types import Guide, Keys, Scores, Tags, same_id
+from hardneg.core.types import Guide, Keys, Scores, Tags, other_id
 from hardneg.core.vectors import widened
 from hardneg.core.views import pair_cross, pair_views
 
@@ -130,7 +130,7 @@ def from_matrix(
     own, others = anchors or Tags(), candidates or Tags()
     tags = Tags(*(tag if tag is None else tag[None] for tag in (others.ids, others.labels, others.clusters)))
     if own.ids is not None and tags.ids is not None:
-        negative = negative & ~same_id(own.ids, tags.ids)
+        negative = negative & other_id(own.ids, tags.ids)
     names = ("matrix",) if sources is None else tuple(dict.fromkeys(sources))
     codes = [0] * similarity.shape[1] if sources is None else [names.index(source) for source in sources]
     source = torch.tensor(codes, dtype=torch.long, device=similarity.device)
@@ -252,9 +252,9 @@ def dense(pairing: Pairing) -> Scores:
             positive = similarity(anchors.vectors, pairing.positives.vectors) / temperature
     mask = pairing.positive_mask
     ids = _tag_of(pool, "ids", candidates, fill=-1)
-    same = [] if ids is None or anchors.ids is None else [same_id(anchors.ids, ids)]
-    same += [] if ids is None else [same_id(column, ids) for column in pairing.positive_ids(slice(None))]
-    valid = ~reduce(torch.logical_or, same) if same else torch.ones_like(candidates, dtype=torch.bool)
+    other = [] if ids is None or anchors.ids is None else [other_id(anchors.ids, ids)]
+    other += [] if ids is None else [other_id(column, ids) for column in pairing.positive_ids(slice(None))]
+    valid = reduce(torch.logical_and, other) if other else torch.ones_like(candidates, dtype=torch.bool)
     names = pairing.source_names
     scores = Scores(
         positives=positive,
