@@ -20,7 +20,7 @@ from hardneg.core.constants import kept
 from hardneg.core.errors import ArgumentError
 from hardneg.core.pairing import Pairing, not_infinite, similarity
 from hardneg.core.types import Guide, Keys, Scores, Tags, other_id
-from hardneg.core.vectors import widened
+from hardneg.core.vectors import widened, without_autocast
 from hardneg.core.views import pair_cross, pair_views
 
 
@@ -124,7 +124,7 @@ def from_matrix(
     _check_matrix(similarity, positives, temperature, guide, sources)
     for which, tags, size in zip(("anchors", "candidates"), (anchors, candidates), similarity.shape, strict=True):
         _check_tags(which, tags or Tags(), size)
-    with torch.autocast(similarity.device.type, enabled=False):
+    with without_autocast(similarity.device):
         scores = not_infinite(widened(similarity)) / temperature
     negative = ~positives if valid is None else valid & ~positives
     own, others = anchors or Tags(), candidates or Tags()
@@ -240,7 +240,7 @@ def _beside_guides(parts: list[Scores]) -> Guide | None:
 def dense(pairing: Pairing) -> Scores:
     """All anchors with all candidates: matrices [b, n]."""
     check_parts(pairing)
-    with torch.autocast(pairing.anchors.vectors.device.type, enabled=False):
+    with without_autocast(pairing.anchors.vectors.device):
         first = pairing.num_views == 1
         if not (first and pairing.ready):
             pairing = pairing.prepared()
@@ -279,7 +279,9 @@ def dense(pairing: Pairing) -> Scores:
 
 def _tag_of(pool: Sequence[Keys], name: str, like: Tensor, fill: int | None = None) -> Tensor | None:
     """One tag of all candidates, [b|1, n] or [b|1, n, r]; None unless every part has it (or ``fill`` stands in)."""
-    tags = [getattr(keys, name) for keys in pool]
+    tags: list[Tensor | None] = [getattr(keys, name) for keys in pool]
+    if len(tags) == 1:
+        return tags[0] if tags[0] is None or pool[0].private else tags[0][None]
     if all(tag is None for tag in tags) or (fill is None and any(tag is None for tag in tags)):
         return None
     private = any(keys.private for keys in pool)

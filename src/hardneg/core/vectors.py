@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from typing import Annotated
+from contextlib import AbstractContextManager, nullcontext
+from typing import Annotated, Any
 
 import torch
 from torch import Tensor
@@ -13,6 +14,12 @@ _bits: dict[torch.dtype, tuple[torch.dtype, int, int]] = {
     torch.float64: (torch.int64, 0x7FF0000000000000, 0x0010000000000000),
 }
 """The whole numbers of as many bits, the bits of the exponent, and those of the smallest normal number."""
+
+
+def without_autocast(device: torch.device) -> AbstractContextManager[Any]:
+    """Leaves autocast where it is on: to leave it takes as long as the operations of a small batch."""
+    kind = device.type
+    return torch.autocast(kind, enabled=False) if torch.is_autocast_enabled(kind) else nullcontext()
 
 
 def widened(vectors: Tensor) -> Tensor:

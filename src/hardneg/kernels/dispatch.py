@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from contextlib import nullcontext
 from typing import NamedTuple
 
 import torch
@@ -11,6 +10,7 @@ import torch
 from hardneg.core.checks import check_parts
 from hardneg.core.objectives import Objective
 from hardneg.core.pairing import Pairing
+from hardneg.core.vectors import without_autocast
 from hardneg.kernels import chunked
 from hardneg.kernels.chunked import Streamed, streamable
 from hardneg.negatives.base import Negatives
@@ -61,9 +61,7 @@ def streamed(path: Path, pairing: Pairing, negatives: Negatives, objective: Obje
     from hardneg.kernels.triton_loss import triton_loss
 
     check_parts(pairing)
-    device = pairing.anchors.vectors.device.type
-    # To leave autocast takes as long as the kernels of a small batch.
-    with torch.autocast(device, enabled=False) if torch.is_autocast_enabled(device) else nullcontext():
+    with without_autocast(pairing.anchors.vectors.device):
         return triton_loss(pairing, negatives, objective, reduction)
 
 

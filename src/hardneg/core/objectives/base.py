@@ -17,8 +17,8 @@ from torch import Tensor
 
 from hardneg.core.errors import ArgumentError, argument_error, check_range
 from hardneg.core.schedules import Schedule, short_repr
-from hardneg.core.statistics import LogMean, PerRow, Statistic, Support, supported_log_mean
-from hardneg.core.types import LogWeights, PairLosses, Scores, with_support
+from hardneg.core.statistics import LogMean, PerRow, Statistic, Support
+from hardneg.core.types import NEVER, LogWeights, PairLosses, Scores
 
 _registry: dict[str, type[Objective]] = {}
 
@@ -92,16 +92,10 @@ class Objective(ABC):
     def losses(self, scores: Scores, log_w: LogWeights) -> PairLosses:
         """The loss of each pair, [b, p], from dense scores."""
         check_shape(self.name, scores, log_w)
-        some, safe = with_support(log_w)
-        if not (self.needs_negatives and log_w.shape[1]):
-            statistics = {name: each.dense(scores, log_w) for name, each in self.statistics().items()}
-            return self.real_losses(scores.positives, Row(statistics, scores.temperature), scores.positive_valid, some)
-        statistics = {
-            # dense() would look for rows without negatives again
-            name: supported_log_mean(scores.candidates, safe) if type(each) is LogMean else each.dense(scores, safe)
-            for name, each in self.statistics().items()
-        }
-        return self._masked(scores.positives, Row(statistics, scores.temperature), scores.positive_valid & some)
+        statistics = {name: statistic.dense(scores, log_w) for name, statistic in self.statistics().items()}
+        support = statistics.get("support")
+        some = (log_w != NEVER).any(-1, keepdim=True) if support is None else support > 0
+        return self.real_losses(scores.positives, Row(statistics, scores.temperature), scores.positive_valid, some)
 
     def real_losses(
         self, positive: Tensor, row: Row, real: Annotated[Tensor, "b p"], some: Annotated[Tensor, "b 1"]
@@ -113,10 +107,10 @@ class Objective(ABC):
         if self.needs_negatives:
             real, none = real & some, ~some
             row = Row({name: value.masked_fill(none, 1.0) for name, value in row.statistics.items()}, row.temperature)
-        return self._masked(positive, row, real)
+        return self.masked_losses(positive, row, real)
 
-    def _masked(self, positive: Tensor, row: Row, real: Annotated[Tensor, "b p"]) -> PairLosses:
-        """The loss of each real pair, from finite statistics; 0 where the pair is not real."""
+    def masked_losses(self, positive: Tensor, row: Row, real: Annotated[Tensor, "b p"]) -> PairLosses:
+        """The loss of each real pair, and 0 where the pair is not real, of which the gradient must be finite."""
         positive = positive * real  # not where(real, ...): NaN stays NaN
         losses = self.__call__(positive, row)  # self(...) compiles anew per object in torch 2.6
         return torch.where(real, losses, positive.detach())

@@ -19,13 +19,23 @@ from hardneg.core.objectives.base import (
     PairForm,
     Row,
     TauPlus,
+    check_shape,
     check_tau_plus,
     corrects,
     log1m_exp,
     softplus,
 )
-from hardneg.core.statistics import LogMass, LogMean, LogPositives, Others, PerRow, Statistic, Support
-from hardneg.core.types import NEVER, LogWeights, PairLosses, Scores
+from hardneg.core.statistics import (
+    LogMass,
+    LogMean,
+    LogPositives,
+    Others,
+    PerRow,
+    Statistic,
+    Support,
+    supported_log_mean,
+)
+from hardneg.core.types import NEVER, LogWeights, PairLosses, Scores, with_support
 
 NumNegatives = str | float | Tensor
 
@@ -67,6 +77,17 @@ class InfoNCE(Objective):
         if self.positives_in_denominator != "all":
             return log_negative
         return softplus(log_negative - row.log_positives) + row.log_positives
+
+    def losses(self, scores: Scores, log_w: LogWeights) -> PairLosses:
+        """As any objective's. The usual case takes fewer operations: a softplus of any finite numbers is finite."""
+        usual = self.positives_in_denominator == "own" and isinstance(self.num_negatives, str)
+        if not (usual and self.num_negatives == "support" and log_w.shape[1]) or corrects(self.tau_plus):
+            return super().losses(scores, log_w)
+        check_shape(self.name, scores, log_w)
+        some, safe = with_support(log_w)
+        support = Support().dense(scores, safe)
+        row = Row({"log_mean": supported_log_mean(scores.candidates, safe), "support": support}, scores.temperature)
+        return self.masked_losses(scores.positives, row, scores.positive_valid & some)
 
     def __call__(self, positive: Tensor, row: Row) -> Tensor:
         log_mean = row.log_mean
