@@ -54,10 +54,9 @@ def scaled(vectors: Annotated[Tensor, "* d"]) -> Annotated[Tensor, "* d"]:
     if not wide.shape[-1]:
         return wide
     whole, exponent, lowest = _bits[wide.dtype]
-    with torch.no_grad():
-        bits = torch.linalg.vector_norm(wide, math.inf, dim=-1, keepdim=True).view(whole)
-        # The power below the number. Minus 1: of 0 it is infinite, so that a zero row gets no gradient.
-        power: Tensor = ((bits - 1) & exponent).clamp(min=lowest).view(wide.dtype)
+    bits = torch.linalg.vector_norm(wide.detach(), math.inf, dim=-1, keepdim=True).view(whole)
+    # The power below the number. Minus 1: of 0 it is infinite, so that a zero row gets no gradient.
+    power: Tensor = ((bits - 1) & exponent).clamp(min=lowest).view(wide.dtype)
     return wide / power
 
 

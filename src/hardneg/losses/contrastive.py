@@ -255,9 +255,9 @@ class ContrastiveLoss(nn.Module):
     def of(self, pairing: Pairing, first: Mask | None = None) -> Tensor:
         """The loss of a pairing that was made elsewhere; ``first`` is a factor to the left of the negatives."""
         self._refresh_fields()
-        negatives = self._after(first)
-        self.path = choose(pairing, negatives, self._objective, self.impl)
+        self.path = choose(pairing, self._current, self._objective, self.impl, first)
         if self.path.name != "dense":
+            negatives = self._current if first is None else Product((first, self._current))
             return self._mean(self._streamed(pairing, negatives, self.path), pairing)
         scores = _left(dense(pairing), first)
         log_w = self._current.log_weights(scores)
@@ -274,9 +274,6 @@ class ContrastiveLoss(nn.Module):
         """
         return str(choose(self.pairing(*args, **kwargs), self._current, self._objective, self.impl))
 
-    def _after(self, first: Mask | None) -> Negatives:
-        return self._current if first is None else Product((first, self._current))
-
     def diagnose(self, *args: Any, **kwargs: Any) -> Diagnosis:
         """How hard, how false and how many the negatives of this batch are; exact also under ``no_grad``.
 
@@ -286,18 +283,18 @@ class ContrastiveLoss(nn.Module):
 
     def diagnosis_of(self, pairing: Pairing, first: Mask | None = None) -> Diagnosis:
         """The same of a pairing that was made elsewhere."""
-        pairing, current = pairing.prepared(), self._after(first)
-        size, path = len(pairing), choose(pairing, current, self._objective, self.impl)
+        pairing, current = pairing.prepared(), self._current
+        size, path = len(pairing), choose(pairing, current, self._objective, self.impl, first)
         if path.name != "dense" and not any(factor.batch_scope for factor in current.factors):
             size = max(1, LOOKED_AT // max(pairing.num_candidates, 1))
         if size >= len(pairing):
-            return self._diagnose(_left(dense(pairing), first), self._current, self._tau_plus())
+            return self._diagnose(_left(dense(pairing), first), current, self._tau_plus())
         parts = []
         for low in range(0, len(pairing), size):
             rows = slice(low, low + size)
             mask = fields_of_rows(first, rows, len(pairing))
             tau_plus = getattr(fields_of_rows(self._objective, rows, len(pairing)), "tau_plus", 0.0)
-            negatives = Product(tuple(fields_of_rows(each, rows, len(pairing)) for each in self._current.factors))
+            negatives = Product(tuple(fields_of_rows(each, rows, len(pairing)) for each in current.factors))
             parts.append(self._diagnose(_left(dense(pairing.of_rows(rows)), mask), negatives, tau_plus))
         return joined(parts)
 

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from hardneg.core.constants import kept
 from hardneg.core.errors import ArgumentError, argument_error
-from hardneg.integrations.ranks import own_rank
+from hardneg.integrations.ranks import distinct_ids, own_rank
 from hardneg.negatives.known import Known, KnownPairs
 
 Data = TypeVar("Data")
@@ -147,26 +147,31 @@ def _whole_numbers(values: Iterable[Any], name: str) -> list[int]:
 
 @dataclass(frozen=True, eq=False)
 class Rows:
-    """What is known of the rows of a batch besides their texts; ``owner`` numbers the rows over all ranks."""
+    """What is known of the rows of a batch besides their texts."""
 
-    owner: Number
+    vectors: Annotated[Tensor, "b d"]
     group: Number | None = None
     anchors: Number | None = None
     queries: Number | None = None  # the same, with a number of its own for each unknown anchor
     documents: tuple[Number, ...] = ()  # by column; NONE where there is no document
 
     @property
+    def owner(self) -> Number:
+        """A number for each row, different on all ranks."""
+        return distinct_ids(self.vectors)
+
+    @property
     def have_ids(self) -> bool:
         return self.anchors is not None
 
 
-def read_rows(labels: Tensor | None, num_columns: int, owner: Number) -> Rows:
+def read_rows(labels: Tensor | None, num_columns: int, vectors: Annotated[Tensor, "b d"]) -> Rows:
     """The groups and ids in the labels of a batch: [b, 1 + columns] of ``with_ids``, [b] for groups only."""
     if labels is None or labels.is_floating_point():
-        return Rows(owner)
+        return Rows(vectors)
     labels = labels.long()
     if labels.ndim == 1:
-        return Rows(owner, labels)
+        return Rows(vectors, labels)
     if labels.ndim != 2 or labels.shape[1] != 1 + num_columns:
         what = f"labels of with_ids, {1 + num_columns} numbers for {num_columns} columns of texts"
         fix = "call with_ids after the last change of the columns"
@@ -174,7 +179,7 @@ def read_rows(labels: Tensor | None, num_columns: int, owner: Number) -> Rows:
     group, anchors, *_ = labels.unbind(1)
     ids = labels[:, 1:]
     queries, *documents = torch.where(ids < 0, kept(_unknown, *ids.shape, own_rank(), device=ids.device), ids).unbind(1)
-    return Rows(owner, group, anchors, queries, tuple(documents))
+    return Rows(vectors, group, anchors, queries, tuple(documents))
 
 
 def _unknown(rows: int, num_columns: int, rank: int, device: torch.device) -> Annotated[Tensor, "b c"]:

@@ -22,7 +22,6 @@ from hardneg.core.objectives.base import TauPlus
 from hardneg.core.pairing import Pairing, not_infinite
 from hardneg.core.types import Keys
 from hardneg.core.vectors import unit, widened
-from hardneg.integrations.ranks import distinct_ids
 from hardneg.integrations.sentence_transformers.guide import Guide
 from hardneg.integrations.sentence_transformers.ids import Rows, read_rows
 from hardneg.integrations.sentence_transformers.meeting import Columns, Meeting, Met
@@ -125,7 +124,7 @@ class NegativesLoss(nn.Module):
         """``guide``: the same columns under the guide."""
         if len(embeddings) < 2:
             raise ArgumentError("NegativesLoss", "columns anchor, positive, ...", f"{len(embeddings)} of them")
-        columns, rows = self._columns(embeddings), read_rows(labels, len(embeddings), distinct_ids(embeddings[0]))
+        columns, rows = self._columns(embeddings), read_rows(labels, len(embeddings), embeddings[0])
         if self.whole_data is not None:
             return self._of_whole_data(columns, rows)
         met = self.meet(columns, rows, guide)

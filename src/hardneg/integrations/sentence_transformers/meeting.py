@@ -100,9 +100,11 @@ class Meeting:
         return met
 
     def _forward(self, batch: _Batch, temperature: float | Tensor, more: Sequence[Keys]) -> Met:
-        extra = set(self.directions) - {"query_to_doc"} if self.joint else set()
-        wide = bool(extra & {"doc_to_query", "doc_to_doc"})
         parts = [*batch.documents, *batch.own, *map(batch.outside, more)]
+        extra = set(self.directions) - {"query_to_doc"} if self.joint else set()
+        if not extra:
+            return self._met(batch, batch.anchors, batch.positives, tuple(parts), temperature)
+        wide = bool(extra & {"doc_to_query", "doc_to_doc"})
         if "query_to_query" in extra:
             parts.append(batch.queries)
         parts = [_moved(keys, wide, 0) for keys in parts]
