@@ -110,7 +110,7 @@ class Objective(ABC):
         return self.masked_losses(positive, row, real)
 
     def masked_losses(self, positive: Tensor, row: Row, real: Annotated[Tensor, "b p"]) -> PairLosses:
-        """The loss of each real pair, and 0 where the pair is not real, of which the gradient must be finite."""
+        """The loss of each real pair, and 0 for the others, whose loss must have a finite gradient nevertheless."""
         positive = positive * real  # not where(real, ...): NaN stays NaN
         losses = self.__call__(positive, row)  # self(...) compiles anew per object in torch 2.6
         return torch.where(real, losses, positive.detach())

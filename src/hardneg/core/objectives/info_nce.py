@@ -80,13 +80,14 @@ class InfoNCE(Objective):
 
     def losses(self, scores: Scores, log_w: LogWeights) -> PairLosses:
         """As any objective's. The usual case takes fewer operations: a softplus of any finite numbers is finite."""
-        usual = self.positives_in_denominator == "own" and isinstance(self.num_negatives, str)
-        if not (usual and self.num_negatives == "support" and log_w.shape[1]) or corrects(self.tau_plus):
+        support = isinstance(self.num_negatives, str) and self.num_negatives == "support"
+        usual = type(self) is InfoNCE and support and self.positives_in_denominator == "own"
+        if not usual or corrects(self.tau_plus) or not log_w.shape[1]:
             return super().losses(scores, log_w)
         check_shape(self.name, scores, log_w)
         some, safe = with_support(log_w)
-        support = Support().dense(scores, safe)
-        row = Row({"log_mean": supported_log_mean(scores.candidates, safe), "support": support}, scores.temperature)
+        log_mean, number = supported_log_mean(scores.candidates, safe), Support().dense(scores, safe)
+        row = Row({"log_mean": log_mean, "support": number}, scores.temperature)
         return self.masked_losses(scores.positives, row, scores.positive_valid & some)
 
     def __call__(self, positive: Tensor, row: Row) -> Tensor:
