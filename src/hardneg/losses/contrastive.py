@@ -124,7 +124,6 @@ class ContrastiveLoss(nn.Module):
         self.step: int | None = None  # None: no progress was set
         self.total: int | None = None
         self._current, self._objective = self.negatives, self.objective
-        self._scheduled = bool(self.negatives.schedules() or self.objective.schedules())
         self._temperature: Tensor | None = None  # of a schedule, at this step
         self._calls = 0
         self.path: Path | None = None  # of the last call
@@ -180,8 +179,7 @@ class ContrastiveLoss(nn.Module):
     def set_progress(self, step: int, total: int | None = None) -> None:
         """Evaluates the schedules; outside any compiled graph, so that new numbers do not recompile it."""
         self.step, self.total = step, total
-        if self._scheduled:
-            self._current, self._objective = self.negatives.at(step, total), self.objective.at(step, total)
+        self._current, self._objective = self.negatives.at(step, total), self.objective.at(step, total)
         if isinstance(self.temperature, Schedule):
             self._temperature = torch.tensor(self.temperature(step, total), dtype=torch.float64)
 
