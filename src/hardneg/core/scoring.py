@@ -124,7 +124,7 @@ def from_matrix(
     _check_matrix(similarity, positives, temperature, guide, sources)
     for which, tags, size in zip(("anchors", "candidates"), (anchors, candidates), similarity.shape, strict=True):
         _check_tags(which, tags or Tags(), size)
-    with without_autocast(similarity.device):
+    with torch.autocast(similarity.device.type, enabled=False):
         scores = not_infinite(widened(similarity)) / temperature
     negative = ~positives if valid is None else valid & ~positives
     own, others = anchors or Tags(), candidates or Tags()

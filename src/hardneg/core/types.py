@@ -67,6 +67,13 @@ class Keys:
     def __post_init__(self) -> None:
         if not isinstance(self.vectors, Tensor):
             object.__setattr__(self, "vectors", as_vectors(self.vectors))
+        for name in ("ids", "labels", "clusters"):
+            value = getattr(self, name)
+            if value is not None and not isinstance(value, Tensor):
+                numbers, texts = as_numbers(name, value)
+                object.__setattr__(self, name, numbers.to(self.vectors.device))
+                if name == "ids":
+                    object.__setattr__(self, "names", texts)
         if self.vectors.ndim not in (2, 3) or not self.vectors.is_floating_point():
             raise ArgumentError(
                 "Keys",
@@ -78,11 +85,6 @@ class Keys:
             value = getattr(self, name)
             if value is None:
                 continue
-            if not isinstance(value, Tensor):
-                value, texts = as_numbers(name, value)
-                object.__setattr__(self, name, value.to(self.vectors.device))
-                if name == "ids":
-                    object.__setattr__(self, "names", texts)
             shape = value.shape[: len(rows)] if name == "clusters" else value.shape
             if shape != rows:
                 raise ArgumentError(
