@@ -291,8 +291,8 @@ def main() -> None:
         write()
         for window, each in found.items():
             shown = {name: round(ms, 2) for name, ms in each["rounds ms"][-1].items()}
-            spread = "{low:.2%} to {high:.2%}".format(**each["paired overhead"])
-            all_of = f"overhead {each['overhead']:.2%} (rounds: {spread})"
+            spread = "median {median:.2%}, {low:.2%} to {high:.2%}".format(**each["paired overhead"])
+            all_of = f"overhead of all steps {each['overhead']:.2%}, by rounds {spread}"
             print(f"{window}, round {len(each['rounds ms'])}: {shown} ms; {all_of}", flush=True)
 
     if options.steps:
