@@ -7,13 +7,15 @@ ids, hard batches and diagnostics per step, against MultipleNegativesRankingLoss
 
     python experiments/sentence_transformers_scifact.py --model PATH --data ../shared/data/scifact --out result.json
 
-Only the cost per step: ``--arms`` without an arm. Only some arms, compared with those of another run as well:
+Only the cost per step, written after each round: ``--arms`` without an arm. Only some arms, compared with those of
+another run as well:
 ``--steps 0 --arms ids "hard batches" --before earlier.json``.
 """
 
 from __future__ import annotations
 
 import argparse
+import copy
 import gzip
 import json
 import shlex
@@ -37,8 +39,11 @@ from hardneg.integrations.sentence_transformers import HardBatches, NegativesLos
 
 Columns = dict[str, list[Any]]
 ARMS = ("mnrl", "mined", "ids", "hard batches")
-ROUNDS = 4
+WAYS = ("mnrl", "hardneg")
+ROUNDS = 5
 """How often each way is timed in turn: the clock of a machine drifts by more than the overhead."""
+WARM = 10
+"""Steps at the beginning of a run that do not count."""
 
 
 class Table:
@@ -178,58 +183,85 @@ def bootstrap(one: np.ndarray, other: np.ndarray) -> dict[str, float]:
 
 
 class Steps(TrainerCallback):
-    """Seconds of each step, with the device idle at both ends."""
+    """Milliseconds of each step, with the device idle at both ends.
+
+    ``whole``: from the end of a step to the end of the next, with drawing, tokenising and moving its batch, and the
+    logs of the step before. ``inner``: what the trainer does with the batch, the loss, its gradient and the optimiser.
+    """
 
     def __init__(self) -> None:
-        self.seconds: list[float] = []
-        self.began = 0.0
+        self.whole: list[float] = []
+        self.inner: list[float] = []
+        self.began = self.ended = 0.0
 
     def on_step_begin(self, *_: Any, **__: Any) -> None:
-        self._wait()
-        self.began = time.perf_counter()
-
-    def on_log(self, *_: Any, **__: Any) -> None:
-        """Diagnostics are computed by the callback before this one, and belong to the step before."""
-        self.on_step_end()
-        self.seconds[-2:] = [self.seconds[-1]]
+        self.began = self._now()
 
     def on_step_end(self, *_: Any, **__: Any) -> None:
-        self._wait()
-        self.seconds.append(time.perf_counter() - self.began)
+        now = self._now()
+        self.whole.append(1e3 * (now - self.ended))
+        self.inner.append(1e3 * (now - self.began))
+        self.ended = now
 
-    def _wait(self) -> None:
+    def _now(self) -> float:
         if torch.cuda.is_available():
             torch.cuda.synchronize()
+        return time.perf_counter()
 
 
-def overhead(path: str, steps: int, batch: int) -> dict[str, float]:
-    """Median and mean seconds of a step, each way in turn, without refreshes; diagnostics every ten steps."""
+def timed(name: str, model: Any, data: Table, steps: int, batch: int) -> dict[str, list[float]]:
+    """The steps of one run, without those of its beginning; diagnostics every ten steps, and one refresh before."""
+    torch.manual_seed(0)
+    watch, train, hard = Steps(), data, None
+    loss: Any = MultipleNegativesRankingLoss(model)
+    if name == "hardneg":
+        train, loss = with_ids(data), NegativesLoss(model, "Tilt(1.0)", temperature=0.05)
+        hard = HardBatches(train["anchor"], every=10**6, loss=loss)
+    with tempfile.TemporaryDirectory() as folder:
+        args = TrainingArguments(
+            output_dir=folder, max_steps=steps + WARM, per_device_train_batch_size=batch, seed=0, logging_steps=10,
+            save_strategy="no", report_to="none", disable_tqdm=True, remove_unused_columns=False,
+            bf16=torch.cuda.is_available(),
+        )  # fmt: skip
+        TextTrainer(model, args, train, loss, hard, callbacks=[watch] if hard is None else [hard, watch]).train()
+    return {"whole": watch.whole[WARM:], "inner": watch.inner[WARM:]}
+
+
+def overhead(path: str, steps: int, batch: int, limit: float, report: Callable[[dict[str, Any]], None]) -> None:
+    """Medians of the steps of each way, which take turns; reported after each round, until the time is up."""
     words = [f"{a} {b}" for a in ("model", "protein", "cell", "music", "river") for b in ("of", "with", "in", "and")]
-    texts = [" ".join(words[(i * 7 + j * (i % 5 + 1)) % len(words)] for j in range(24)) for i in range(batch * 64)]
+    texts = [" ".join(words[(i * 7 + j * (i % 5 + 1)) % len(words)] for j in range(24)) for i in range(batch * 32)]
     data = Table({"anchor": [f"{i} {text}" for i, text in enumerate(texts)], "positive": texts[::-1]})
-    found: dict[str, list[float]] = {"mnrl": [], "hardneg": []}
-    for _ in range(ROUNDS):
-        for name, times in found.items():
-            torch.manual_seed(0)
-            model, watch = loaded(path), Steps()
-            loss: Any = MultipleNegativesRankingLoss(model)
-            train, hard = data, None
-            if name == "hardneg":
-                train, loss = with_ids(data), NegativesLoss(model, "Tilt(1.0)", temperature=0.05)
-                hard = HardBatches(train["anchor"], every=10**6, loss=loss)
-            with tempfile.TemporaryDirectory() as folder:
-                args = TrainingArguments(
-                    output_dir=folder, max_steps=steps // ROUNDS + 20, per_device_train_batch_size=batch, seed=0,
-                    save_strategy="no", report_to="none", disable_tqdm=True, remove_unused_columns=False,
-                    logging_steps=10, bf16=torch.cuda.is_available(),
-                )  # fmt: skip
-                callbacks = [watch] if hard is None else [hard, watch]
-                TextTrainer(model, args, train, loss, hard, callbacks=callbacks).train()
-            times += watch.seconds[20:]
-        print({name: statistics.median(times) for name, times in found.items()}, flush=True)
-    medians = {name: statistics.median(times) for name, times in found.items()}
-    means = {f"{name} mean": statistics.fmean(times) for name, times in found.items()}
-    return {**medians, **means, "overhead": medians["hardneg"] / medians["mnrl"] - 1, "steps": len(found["mnrl"])}
+    start, began = loaded(path), time.perf_counter()
+    rounds: list[dict[str, dict[str, list[float]]]] = []
+    while len(rounds) < ROUNDS and time.perf_counter() - began < limit:
+        found = {}
+        for name in WAYS if len(rounds) % 2 == 0 else WAYS[::-1]:
+            model = copy.deepcopy(start)  # a trainer changes more of it than its weights
+            found[name] = timed(name, model, data, -(-steps // ROUNDS), batch)
+        rounds.append(found)
+        report({window: compared(rounds, window) for window in ("whole", "inner")})
+
+
+def compared(rounds: list[dict[str, dict[str, list[float]]]], window: str) -> dict[str, Any]:
+    """Of all steps, the medians, means and the overhead; and that of each round, whose two runs are neighbours."""
+    medians = [{name: statistics.median(found[name][window]) for name in WAYS} for found in rounds]
+    every = {name: [each for found in rounds for each in found[name][window]] for name in WAYS}
+    median, mean = ({name: f(each) for name, each in every.items()} for f in (statistics.median, statistics.fmean))
+    paired = [each["hardneg"] / each["mnrl"] - 1 for each in medians]
+    return {
+        "steps": len(every["mnrl"]),
+        "median ms": median,
+        "mean ms": mean,
+        "overhead": median["hardneg"] / median["mnrl"] - 1,
+        "rounds ms": medians,
+        "paired overhead": {
+            "median": statistics.median(paired),
+            "low": min(paired),
+            "high": max(paired),
+            "rounds": paired,
+        },
+    }
 
 
 def main() -> None:
@@ -241,6 +273,7 @@ def main() -> None:
     parser.add_argument("--batch", type=int, default=64)
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--steps", type=int, default=200, help="steps by which the overhead is measured; 0: it is not")
+    parser.add_argument("--limit", type=float, default=90.0, help="seconds after which no further round of it begins")
     parser.add_argument("--arms", nargs="*", choices=ARMS, default=ARMS, help="those to train; none: the overhead only")
     parser.add_argument("--before", type=Path, help="the result of another run, whose arms are compared with too")
     options = parser.parse_args()
@@ -253,10 +286,17 @@ def main() -> None:
     def write() -> None:
         options.out.write_text(json.dumps(result, indent=1) + "\n")
 
-    if options.steps:
-        result["seconds per step"] = overhead(options.model, options.steps, 128)
-        print(result["seconds per step"], flush=True)
+    def report(found: dict[str, Any]) -> None:
+        result["step"] = found
         write()
+        for window, each in found.items():
+            shown = {name: round(ms, 2) for name, ms in each["rounds ms"][-1].items()}
+            spread = "median {median:.2%}, {low:.2%} to {high:.2%}".format(**each["paired overhead"])
+            all_of = f"overhead of all steps {each['overhead']:.2%}, by rounds {spread}"
+            print(f"{window}, round {len(each['rounds ms'])}: {shown} ms; {all_of}", flush=True)
+
+    if options.steps:
+        overhead(options.model, options.steps, 128, options.limit, report)
     if options.arms:
         train_arms(options, result, write)
 

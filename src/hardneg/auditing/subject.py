@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from hardneg.core.nearest import Corpus
-from hardneg.core.types import Scores, Tags, same_id
+from hardneg.core.types import Scores, Tags, other_id
 from hardneg.core.vectors import unit
 from hardneg.mining.pairs import Pairs
 
@@ -94,7 +94,7 @@ class Subject:
         tags = self.anchor_tags.mapped(lambda tag: tag[rows])
         valid = torch.ones_like(similarity, dtype=torch.bool)
         if tags.ids is not None and self.candidate_tags.ids is not None:
-            valid &= ~same_id(tags.ids, self.candidate_tags.ids[None])
+            valid &= other_id(tags.ids, self.candidate_tags.ids[None])
         if self.pairs is not None:
             valid[self.pairs.of(rows)] = False
         return Scores(

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from hardneg.core.errors import ArgumentError
-from hardneg.core.tiles import Tags, Tile, same_id
+from hardneg.core.tiles import Tags, Tile, other_id
 from hardneg.core.types import Keys
 from hardneg.core.vectors import unit, widened
 
@@ -73,10 +73,10 @@ class Sides:
         )
         valid = torch.ones_like(s, dtype=torch.bool)
         if ids is not None and tags.ids is not None:
-            valid = ~same_id(tags.ids, ids)
+            valid = other_id(tags.ids, ids)
         if ids is not None:
             for column in self.positive_ids:
-                valid = valid & ~same_id(column, ids)
+                valid = valid & other_id(column, ids)
         if not self.label_positives:
             return Met(tile, valid, None)
         promoted = valid & tile.same_label("same_label_positives")

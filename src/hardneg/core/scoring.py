@@ -17,8 +17,8 @@ from hardneg.core.checks import checks as checks
 from hardneg.core.constants import kept
 from hardneg.core.errors import ArgumentError
 from hardneg.core.pairing import Pairing, not_infinite, similarity
-from hardneg.core.types import Guide, Keys, Scores, Tags, same_id
-from hardneg.core.vectors import widened
+from hardneg.core.types import Guide, Keys, Scores, Tags, other_id
+from hardneg.core.vectors import widened, without_autocast
 from hardneg.core.views import pair_cross, pair_views
 
 
@@ -130,7 +130,7 @@ def from_matrix(
     negative = ~positives if valid is None else valid & ~positives
     tags = tags.mapped(lambda tag: tag[None])
     if own.ids is not None and tags.ids is not None:
-        negative = negative & ~same_id(own.ids, tags.ids)
+        negative = negative & other_id(own.ids, tags.ids)
     names = ("matrix",) if sources is None else tuple(dict.fromkeys(sources))
     codes = [0] * similarity.shape[1] if sources is None else [names.index(source) for source in sources]
     source = torch.tensor(codes, dtype=torch.long, device=similarity.device)
@@ -233,7 +233,7 @@ def _beside_guides(parts: list[Scores]) -> Guide | None:
 def dense(pairing: Pairing) -> Scores:
     """All anchors with all candidates: matrices [b, n]."""
     check_parts(pairing)
-    with torch.autocast(pairing.anchors.vectors.device.type, enabled=False):
+    with without_autocast(pairing.anchors.vectors.device):
         first = pairing.num_views == 1
         if not (first and pairing.ready):
             pairing = pairing.prepared()
@@ -245,9 +245,9 @@ def dense(pairing: Pairing) -> Scores:
             positive = similarity(anchors.vectors, pairing.positives.vectors) / temperature
     mask = pairing.positive_mask
     ids = _tag_of(pool, "ids", candidates, fill=-1)
-    same = [] if ids is None or anchors.ids is None else [same_id(anchors.ids, ids)]
-    same += [] if ids is None else [same_id(column, ids) for column in pairing.positive_ids(slice(None))]
-    valid = ~reduce(torch.logical_or, same) if same else torch.ones_like(candidates, dtype=torch.bool)
+    other = [] if ids is None or anchors.ids is None else [other_id(anchors.ids, ids)]
+    other += [] if ids is None else [other_id(column, ids) for column in pairing.positive_ids(slice(None))]
+    valid = reduce(torch.logical_and, other) if other else torch.ones_like(candidates, dtype=torch.bool)
     names = pairing.source_names
     scores = Scores(
         positives=positive,
@@ -272,7 +272,9 @@ def dense(pairing: Pairing) -> Scores:
 
 def _tag_of(pool: Sequence[Keys], name: str, like: Tensor, fill: int | None = None) -> Tensor | None:
     """One tag of all candidates, [b|1, n] or [b|1, n, r]; None unless every part has it (or ``fill`` stands in)."""
-    tags = [getattr(keys, name) for keys in pool]
+    tags: list[Tensor | None] = [getattr(keys, name) for keys in pool]
+    if len(tags) == 1:
+        return tags[0] if tags[0] is None or pool[0].private else tags[0][None]
     if all(tag is None for tag in tags) or (fill is None and any(tag is None for tag in tags)):
         return None
     private = any(keys.private for keys in pool)

@@ -184,9 +184,13 @@ def log_expect_exp(candidates: Annotated[Tensor, "b n"], log_w: LogWeights) -> A
 
 
 def _log_mean(candidates: Annotated[Tensor, "b n"], log_w: LogWeights) -> PerRow:
-    none = (log_w == NEVER).all(-1, keepdim=True)
-    log_q = torch.log_softmax(log_w.masked_fill(none, 0.0), dim=-1)
-    return torch.logsumexp(candidates + log_q, dim=-1, keepdim=True).masked_fill(none, NEVER)
+    some, safe = with_support(log_w)
+    return supported_log_mean(candidates, safe).masked_fill(~some, NEVER)
+
+
+def supported_log_mean(candidates: Annotated[Tensor, "b n"], log_w: LogWeights) -> PerRow:
+    """log E_q[e^s] of rows that all have a candidate that q allows."""
+    return torch.logsumexp(candidates + torch.log_softmax(log_w, dim=-1), dim=-1, keepdim=True)
 
 
 def masked_lse(values: Tensor, mask: Tensor) -> PerRow:

@@ -101,7 +101,8 @@ def dense_weights(factors: Sequence[Factor], scores: Scores) -> LogWeights:
         if total is not None and (factor.looks_around or not factor.pointwise):
             left = scores.valid & (total != NEVER)
         if factor.pointwise:
-            log_w = factor.log_weight(tile.bounded(_dense_bounds(factor, scores, tile, left)))
+            bounds = _dense_bounds(factor, scores, tile, left)
+            log_w = factor.log_weight(tile.bounded(bounds) if bounds else tile)
         else:
             log_w = factor.log_weights(scores if total is None else scores.narrowed(left))
         total = log_w if total is None else total + log_w

@@ -23,7 +23,7 @@ from hardneg.core.errors import ArgumentError
 from hardneg.core.tiles import NEVER as NEVER
 from hardneg.core.tiles import Tags as Tags
 from hardneg.core.tiles import Tile
-from hardneg.core.tiles import same_id as same_id
+from hardneg.core.tiles import other_id as other_id
 
 LogWeights = Annotated[Tensor, "b n"]
 PairLosses = Annotated[Tensor, "b p"]

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from typing import Annotated
+from contextlib import AbstractContextManager, nullcontext
+from typing import Annotated, Any
 
 import torch
 from torch import Tensor
@@ -13,6 +14,12 @@ _bits: dict[torch.dtype, tuple[torch.dtype, int, int]] = {
     torch.float64: (torch.int64, 0x7FF0000000000000, 0x0010000000000000),
 }
 """The whole numbers of as many bits, the bits of the exponent, and those of the smallest normal number."""
+
+
+def without_autocast(device: torch.device) -> AbstractContextManager[Any]:
+    """Leaves autocast where it is on: to leave it takes as long as the operations of a small batch."""
+    kind = device.type
+    return torch.autocast(kind, enabled=False) if torch.is_autocast_enabled(kind) else nullcontext()
 
 
 def widened(vectors: Tensor) -> Tensor:
@@ -45,10 +52,9 @@ def scaled(vectors: Annotated[Tensor, "* d"]) -> Annotated[Tensor, "* d"]:
     if not wide.shape[-1]:
         return wide
     whole, exponent, lowest = _bits[wide.dtype]
-    with torch.no_grad():
-        bits = torch.linalg.vector_norm(wide, math.inf, dim=-1, keepdim=True).view(whole)
-        # The power below the number. Minus 1: of 0 it is infinite, so that a zero row gets no gradient.
-        power: Tensor = ((bits - 1) & exponent).clamp(min=lowest).view(wide.dtype)
+    bits = torch.linalg.vector_norm(wide.detach(), math.inf, dim=-1, keepdim=True).view(whole)
+    # The power below the number. Minus 1: of 0 it is infinite, so that a zero row gets no gradient.
+    power: Tensor = ((bits - 1) & exponent).clamp(min=lowest).view(wide.dtype)
     return wide / power
 
 

@@ -6,6 +6,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from hardneg.core.constants import kept
 from hardneg.core.distributed import gather
 from hardneg.core.types import Keys
 
@@ -16,6 +17,10 @@ def num_ranks() -> int:
     return dist.get_world_size() if dist.is_available() and dist.is_initialized() else 1
 
 
+def own_rank() -> int:
+    return dist.get_rank() if num_ranks() > 1 else 0
+
+
 def of_all_ranks(vectors: Tensor, ids: Tensor) -> Keys:
     """The rows of all ranks as candidates, with gradient."""
     return gather(Keys(vectors, ids, source="batch"))
@@ -23,5 +28,5 @@ def of_all_ranks(vectors: Tensor, ids: Tensor) -> Keys:
 
 def distinct_ids(rows: Tensor) -> Tensor:
     """Ids that no other row of any rank has."""
-    first = dist.get_rank() * _other_rank if num_ranks() > 1 else 0
-    return first + torch.arange(len(rows), device=rows.device)
+    first = own_rank() * _other_rank
+    return kept(torch.arange, first, first + len(rows), device=rows.device)

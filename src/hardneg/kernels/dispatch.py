@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from contextlib import nullcontext
 from typing import NamedTuple
 
 import torch
@@ -11,9 +10,10 @@ import torch
 from hardneg.core.checks import check_parts
 from hardneg.core.objectives import Objective
 from hardneg.core.pairing import Pairing
+from hardneg.core.vectors import without_autocast
 from hardneg.kernels import chunked
 from hardneg.kernels.chunked import Streamed, streamable
-from hardneg.negatives.base import Negatives
+from hardneg.negatives.base import Mask, Negatives
 
 MOST_DENSE = {"cpu": 2**18 - 1, "cuda": 2**27}
 """Above so many scores, ``impl="auto"`` takes no dense matrix: on a CPU tiles that fit its caches are faster
@@ -30,16 +30,17 @@ class Path(NamedTuple):
         return f"{self.name}: {self.reason}"
 
 
-def choose(pairing: Pairing, negatives: Negatives, objective: Objective, impl: str) -> Path:
+def choose(pairing: Pairing, negatives: Negatives, objective: Objective, impl: str, first: Mask | None = None) -> Path:
     """Triton wherever it serves; otherwise, under "auto", dense matrices as long as they are small.
 
-    So are windows of ranks, which Triton finds among products of 16 bits.
+    So are windows of ranks, which Triton finds among products of 16 bits. ``first``: a factor to the left of the
+    negatives, which Triton does not know.
     """
     if impl == "dense":
         return Path("dense", "impl='dense'")
     if torch.compiler.is_compiling():
         return Path("dense" if impl == "auto" else "chunked", "inside torch.compile")
-    reason = _why_not_triton(pairing, negatives, objective)
+    reason = _why_not_triton(pairing, negatives, objective) if first is None else f"{first!r} is made of tensors"
     number = len(pairing) * pairing.num_candidates
     most = MOST_DENSE.get(pairing.anchors.vectors.device.type, MOST_DENSE["cuda"])
     if reason is None and impl == "auto" and number <= most:
@@ -63,9 +64,7 @@ def streamed(path: Path, pairing: Pairing, negatives: Negatives, objective: Obje
     from hardneg.kernels.triton_loss import triton_loss
 
     check_parts(pairing)
-    device = pairing.anchors.vectors.device.type
-    # To leave autocast takes as long as the kernels of a small batch.
-    with torch.autocast(device, enabled=False) if torch.is_autocast_enabled(device) else nullcontext():
+    with without_autocast(pairing.anchors.vectors.device):
         return triton_loss(pairing, negatives, objective, reduction)
 
 

@@ -24,7 +24,7 @@ from hardneg.core.errors import argument_error, check_range
 from hardneg.core.objectives import info_nce, reduce
 from hardneg.core.pairing import not_infinite
 from hardneg.core.scoring import score
-from hardneg.core.types import NEVER, Keys, LogWeights, PairLosses, Scores, Tags, same_id
+from hardneg.core.types import NEVER, Keys, LogWeights, PairLosses, Scores, Tags, other_id
 from hardneg.core.vectors import widened
 from hardneg.negatives import Uniform
 from hardneg.state.pools import Bank
@@ -134,7 +134,7 @@ class BankContrast(nn.Module):
             similarity = drawn_products(not_infinite(widened(z)), bank, drawn)
         return scores.changed(
             candidates=similarity / self.temperature,
-            valid=(drawn >= 0) & ~same_id(ids, drawn),
+            valid=(drawn >= 0) & other_id(ids, drawn),
             candidate_tags=Tags(drawn),
             source=ids.new_zeros(drawn.shape[1]),
         )

@@ -26,6 +26,7 @@ from hardneg.losses.options import AnyGenerator, AnyObjective, read_generator, r
 from hardneg.losses.views import Guides, View, Views, check_per_anchor
 from hardneg.losses.warn import warn_of_empty, warn_of_floor
 from hardneg.negatives import Negatives, Product, Uniform, parse
+from hardneg.negatives.base import Mask
 
 LOOKED_AT = 2**23
 """So many scores are diagnosed at once."""
@@ -249,15 +250,15 @@ class ContrastiveLoss(nn.Module):
         """
         return self.of(self.pairing(z1, z2, ids, labels, pool, clusters, temperature=temperature, guide=guide))
 
-    def of(self, pairing: Pairing, first: Negatives | None = None) -> Tensor:
+    def of(self, pairing: Pairing, first: Mask | None = None) -> Tensor:
         """The loss of a pairing that was made elsewhere; ``first`` is a factor to the left of the negatives."""
         self._refresh_fields()
-        negatives = self._after(first)
-        self.path = choose(pairing, negatives, self._objective, self.impl)
+        self.path = choose(pairing, self._current, self._objective, self.impl, first)
         if self.path.name != "dense":
+            negatives = self._current if first is None else Product((first, self._current))
             return self._mean(self._streamed(pairing, negatives, self.path), pairing)
-        scores = dense(pairing)
-        log_w = negatives.log_weights(scores)
+        scores = _left(dense(pairing), first)
+        log_w = self._current.log_weights(scores)
         if not torch.compiler.is_compiling():
             self._warn(scores, log_w)
         return self._mean(reduce(self._objective.losses(scores, log_w), scores, self.reduction), pairing)
@@ -271,9 +272,6 @@ class ContrastiveLoss(nn.Module):
         """
         return str(choose(self.pairing(*args, **kwargs), self._current, self._objective, self.impl))
 
-    def _after(self, first: Negatives | None) -> Negatives:
-        return self._current if first is None else Product((first, self._current))
-
     def diagnose(self, *args: Any, **kwargs: Any) -> Diagnosis:
         """How hard, how false and how many the negatives of this batch are; exact also under ``no_grad``.
 
@@ -281,20 +279,21 @@ class ContrastiveLoss(nn.Module):
         """
         return self.diagnosis_of(self.pairing(*args, **kwargs, all_anchors=True))
 
-    def diagnosis_of(self, pairing: Pairing, first: Negatives | None = None) -> Diagnosis:
+    def diagnosis_of(self, pairing: Pairing, first: Mask | None = None) -> Diagnosis:
         """The same of a pairing that was made elsewhere."""
-        pairing, current = pairing.prepared(), self._after(first)
-        size, path = len(pairing), choose(pairing, current, self._objective, self.impl)
+        pairing, current = pairing.prepared(), self._current
+        size, path = len(pairing), choose(pairing, current, self._objective, self.impl, first)
         if path.name != "dense" and not any(factor.batch_scope for factor in current.factors):
             size = max(1, LOOKED_AT // max(pairing.num_candidates, 1))
         if size >= len(pairing):
-            return self._diagnose(dense(pairing), current, self._tau_plus())
+            return self._diagnose(_left(dense(pairing), first), current, self._tau_plus())
         parts = []
         for low in range(0, len(pairing), size):
             rows = slice(low, low + size)
-            negatives = Product(tuple(fields_of_rows(each, rows, len(pairing)) for each in current.factors))
+            mask = fields_of_rows(first, rows, len(pairing))
             tau_plus = getattr(fields_of_rows(self._objective, rows, len(pairing)), "tau_plus", 0.0)
-            parts.append(self._diagnose(dense(pairing.of_rows(rows)), negatives, tau_plus))
+            negatives = Product(tuple(fields_of_rows(each, rows, len(pairing)) for each in current.factors))
+            parts.append(self._diagnose(_left(dense(pairing.of_rows(rows)), mask), negatives, tau_plus))
         return joined(parts)
 
     def _diagnose(self, scores: Scores, negatives: Negatives, tau_plus: float | Tensor) -> Diagnosis:
@@ -381,3 +380,8 @@ class ContrastiveLoss(nn.Module):
     def _adaptive(self) -> list[adaptive]:
         schedules = [*self.negatives.schedules(), self.temperature, *self.objective.schedules()]
         return [schedule for schedule in schedules if isinstance(schedule, adaptive)]
+
+
+def _left(scores: Scores, mask: Mask | None) -> Scores:
+    """The candidates that the mask leaves."""
+    return scores if mask is None else scores.narrowed(mask.allows(scores.tile()))

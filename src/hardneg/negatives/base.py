@@ -169,6 +169,20 @@ def keep(scores: Scores | Tile, mask: Tensor) -> LogWeights:
     return scores.candidates.new_zeros(scores.valid.shape).masked_fill(~(scores.valid & mask), NEVER)
 
 
+class Mask(Negatives):
+    """Removes candidates and weighs none; for factors that are made of tensors: ``allows`` says whom it leaves."""
+
+    masks: ClassVar = True
+    textual: ClassVar = False
+
+    def allows(self, tile: Tile) -> Tensor:
+        """Which pairs of a tile stay, [r, c] or broadcastable to it."""
+        raise NotImplementedError
+
+    def log_weight(self, tile: Tile) -> Tensor:
+        return tile.keep(self.allows(tile))
+
+
 @dataclass(frozen=True, repr=False)
 class Product(Negatives):
     """Factors multiplied left to right; written ``a * b``.

@@ -108,6 +108,10 @@ class Objective(ABC):
         if self.needs_negatives:
             real, none = real & some, ~some
             row = Row({name: value.masked_fill(none, 1.0) for name, value in row.statistics.items()}, row.temperature)
+        return self.masked_losses(positive, row, real)
+
+    def masked_losses(self, positive: Tensor, row: Row, real: Annotated[Tensor, "b p"]) -> PairLosses:
+        """The loss of each real pair, and 0 for the others, whose loss must have a finite gradient nevertheless."""
         positive = positive * real  # not where(real, ...): NaN stays NaN
         losses = self.__call__(positive, row)  # self(...) compiles anew per object in torch 2.6
         return torch.where(real, losses, positive.detach())
@@ -158,6 +162,8 @@ def reduce(
     the mean of each anchor, [b]. ``weights`` of the anchors make either mean a weighted one.
     """
     if losses.shape[1] == 1 and reduction != "pairs":  # one positive, or none and a loss of 0
+        if reduction == "anchors" and weights is None:
+            return losses.mean()
         return _reduce_means(losses.squeeze(1), reduction, weights)
     counts = scores.positive_valid.sum(-1, dtype=losses.dtype)
     return reduce_sums(losses.sum(-1), counts, reduction, weights)

@@ -19,13 +19,23 @@ from hardneg.core.objectives.base import (
     PairForm,
     Row,
     TauPlus,
+    check_shape,
     check_tau_plus,
     corrects,
     log1m_exp,
     softplus,
 )
-from hardneg.core.statistics import LogMass, LogMean, LogPositives, Others, PerRow, Statistic, Support
-from hardneg.core.types import NEVER, LogWeights, PairLosses, Scores
+from hardneg.core.statistics import (
+    LogMass,
+    LogMean,
+    LogPositives,
+    Others,
+    PerRow,
+    Statistic,
+    Support,
+    supported_log_mean,
+)
+from hardneg.core.types import NEVER, LogWeights, PairLosses, Scores, with_support
 
 NumNegatives = str | float | Tensor
 
@@ -67,6 +77,18 @@ class InfoNCE(Objective):
         if self.positives_in_denominator != "all":
             return log_negative
         return softplus(log_negative - row.log_positives) + row.log_positives
+
+    def losses(self, scores: Scores, log_w: LogWeights) -> PairLosses:
+        """As any objective's. The usual case takes fewer operations: a softplus of any finite numbers is finite."""
+        support = isinstance(self.num_negatives, str) and self.num_negatives == "support"
+        usual = type(self) is InfoNCE and support and self.positives_in_denominator == "own"
+        if not usual or corrects(self.tau_plus) or not log_w.shape[1]:
+            return super().losses(scores, log_w)
+        check_shape(self.name, scores, log_w)
+        some, safe = with_support(log_w)
+        log_mean, number = supported_log_mean(scores.candidates, safe), Support().dense(scores, safe)
+        row = Row({"log_mean": log_mean, "support": number}, scores.temperature)
+        return self.masked_losses(scores.positives, row, scores.positive_valid & some)
 
     def __call__(self, positive: Tensor, row: Row) -> Tensor:
         log_mean = row.log_mean

@@ -123,10 +123,10 @@ class HardBatches(LossCallback):
         return self.planner.needs != "nothing" and any(each.data is None for each in self.sets.values())
 
     def on_step_end(self, args: Any, state: Any, control: Any, **more: Any) -> None:
-        last = state.global_step >= state.max_steps
+        if state.global_step % self.every or state.global_step >= state.max_steps:
+            return
         used = self.planner.needs != "nothing" or self.fresh is not None
-        begun = int(state.epoch or 0) >= self.warmup and used
-        if begun and not last and state.global_step % self.every == 0:
+        if used and int(state.epoch or 0) >= self.warmup:
             self.refresh(args, state.global_step, more["model"])
 
     def refresh(self, args: Any, step: int, model: Any) -> None:

@@ -45,9 +45,8 @@ class LossCallback:
 
     def on_step_begin(self, args: Any, state: Any, control: Any, **more: Any) -> None:
         self._set_progress(state)
-        logs = bool(state.logging_steps) and (state.global_step + 1) % state.logging_steps == 0
-        for module in self._modules():
-            if logs and hasattr(module, "watch"):
+        if state.logging_steps and (state.global_step + 1) % state.logging_steps == 0:
+            for module in self._with("watch"):
                 module.watch = True
 
     def on_log(self, args: Any, state: Any, control: Any, logs: dict[str, Any] | None = None, **more: Any) -> None:
@@ -64,8 +63,7 @@ class LossCallback:
         """Those of the batches that were watched since the last call."""
         found: dict[str, float] = {}
         for name, loss in self.losses.items():
-            watched: list[Any] = [module for module in _own_modules(loss) if hasattr(module, "diagnosis")]
-            for diagnosis in filter(None, (module.diagnosis() for module in watched)):
+            for diagnosis in filter(None, (module.diagnosis() for module in _with(loss, "diagnosis"))):
                 numbers, prefix = diagnosis.summary(), f"negatives/{name}/" if name else "negatives/"
                 found |= {prefix + key: round(numbers[key], 6) for key in LOGGED if not math.isnan(numbers[key])}
         return found
@@ -103,12 +101,11 @@ class LossCallback:
         """Takes up what ``record`` kept."""
 
     def _set_progress(self, state: Any) -> None:
-        for module in self._modules():
-            if hasattr(module, "set_progress"):
-                module.set_progress(state.global_step, state.max_steps)
+        for module in self._with("set_progress"):
+            module.set_progress(state.global_step, state.max_steps)
 
-    def _modules(self) -> Iterator[Any]:
-        return (module for loss in self.losses.values() for module in _own_modules(loss))
+    def _with(self, name: str) -> Iterator[Any]:
+        return (module for loss in self.losses.values() for module in _with(loss, name))
 
 
 def own_state(loss: nn.Module) -> dict[str, Any]:
@@ -136,12 +133,14 @@ def _folder(output: Path, state: Any) -> Path:
     return output / f"checkpoint-{state.global_step}" / "hardneg"
 
 
-def _own_modules(loss: nn.Module) -> Iterator[nn.Module]:
-    """The loss and its parts, but not the models in it, which have many."""
-    yield loss
-    for name, child in loss.named_children():
-        if name not in _not_own:
-            yield from _own_modules(child)
+def _with(loss: nn.Module, name: str) -> Iterator[Any]:
+    """The loss, or else its parts, that have an attribute of this name; not the models in it, which have many parts."""
+    if hasattr(loss, name):
+        yield loss
+        return
+    for child_name, child in loss.named_children():
+        if child_name not in _not_own:
+            yield from _with(child, name)
 
 
 def _is_own(name: str) -> bool:

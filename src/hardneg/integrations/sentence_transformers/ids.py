@@ -15,7 +15,9 @@ from typing import Annotated, Any, TypeVar
 import torch
 from torch import Tensor
 
+from hardneg.core.constants import kept
 from hardneg.core.errors import ArgumentError, argument_error
+from hardneg.integrations.ranks import distinct_ids, own_rank
 from hardneg.negatives.known import Known, KnownPairs
 
 Data = TypeVar("Data")
@@ -24,6 +26,7 @@ NONE = torch.iinfo(torch.long).min
 """The group, row or document of nobody: equal to no real one."""
 MOST = 2**31
 """Ids are below, so that a pair of them is one number."""
+_most_rows = 2**20  # of a rank
 _labels = ("label", "labels", "score", "scores")
 
 
@@ -144,28 +147,46 @@ def _whole_numbers(values: Iterable[Any], name: str) -> list[int]:
 
 @dataclass(frozen=True, eq=False)
 class Rows:
-    """What is known of the rows of a batch besides their texts; ``owner`` numbers the rows over all ranks."""
+    """What is known of the rows of a batch besides their texts."""
 
-    owner: Number
+    vectors: Annotated[Tensor, "b d"]
     group: Number | None = None
     anchors: Number | None = None
-    documents: Annotated[Tensor, "b c"] | None = None  # NONE where there is no document
+    queries: Number | None = None  # the same, with a number of its own for each unknown anchor
+    documents: tuple[Number, ...] = ()  # by column; NONE where there is no document
+
+    @property
+    def owner(self) -> Number:
+        """A number for each row, different on all ranks."""
+        return distinct_ids(self.vectors)
 
     @property
     def have_ids(self) -> bool:
         return self.anchors is not None
 
 
-def read_rows(labels: Tensor | None, num_columns: int, owner: Number) -> Rows:
+def read_rows(labels: Tensor | None, num_columns: int, vectors: Annotated[Tensor, "b d"]) -> Rows:
     """The groups and ids in the labels of a batch: [b, 1 + columns] of ``with_ids``, [b] for groups only."""
     if labels is None or labels.is_floating_point():
-        return Rows(owner)
+        return Rows(vectors)
     labels = labels.long()
     if labels.ndim == 1:
-        return Rows(owner, labels)
+        return Rows(vectors, labels)
     if labels.ndim != 2 or labels.shape[1] != 1 + num_columns:
         what = f"labels of with_ids, {1 + num_columns} numbers for {num_columns} columns of texts"
         fix = "call with_ids after the last change of the columns"
         raise ArgumentError("NegativesLoss", what, f"labels={tuple(labels.shape)}", fix)
-    documents = labels[:, 2 : 1 + num_columns]
-    return Rows(owner, labels[:, 0], labels[:, 1], documents.masked_fill(documents < 0, NONE))
+    group, anchors, *_ = labels.unbind(1)
+    ids = labels[:, 1:]
+    queries, *documents = torch.where(ids < 0, kept(_unknown, *ids.shape, own_rank(), device=ids.device), ids).unbind(1)
+    return Rows(vectors, group, anchors, queries, tuple(documents))
+
+
+def _unknown(rows: int, num_columns: int, rank: int, device: torch.device) -> Annotated[Tensor, "b c"]:
+    """What stands for unknown ids: for each anchor a number that no data set and no other row has; NONE for documents.
+
+    Numbers of anchors stay below 2**32, so that a pair is a number of 63 bits.
+    """
+    found = torch.full((rows, num_columns), NONE, device=device)
+    found[:, 0] = torch.arange(rows, device=device) + (MOST + rank * _most_rows)
+    return found

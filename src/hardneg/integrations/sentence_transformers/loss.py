@@ -14,7 +14,6 @@ from typing import Annotated, Any
 import torch
 from torch import Tensor, nn
 
-from hardneg.core.constants import kept
 from hardneg.core.diagnose import Diagnosis
 from hardneg.core.distributed import gather
 from hardneg.core.errors import ArgumentError, argument_error, warn_once
@@ -32,7 +31,6 @@ from hardneg.losses.options import AnyObjective
 from hardneg.negatives import Negatives, Uniform
 from hardneg.state.pools import Queue
 
-_other_rank = 1 << 32
 _global = (SogCLR, EMC2)
 
 
@@ -126,7 +124,7 @@ class NegativesLoss(nn.Module):
         """``guide``: the same columns under the guide."""
         if len(embeddings) < 2:
             raise ArgumentError("NegativesLoss", "columns anchor, positive, ...", f"{len(embeddings)} of them")
-        columns, rows = self._columns(embeddings), read_rows(labels, len(embeddings), _owner_of(embeddings[0]))
+        columns, rows = self._columns(embeddings), read_rows(labels, len(embeddings), embeddings[0])
         if self.whole_data is not None:
             return self._of_whole_data(columns, rows)
         met = self.meet(columns, rows, guide)
@@ -195,8 +193,7 @@ class NegativesLoss(nn.Module):
     @torch.no_grad()
     def _push(self, documents: Tensor, rows: Rows) -> None:
         assert self.queue is not None
-        ids = None if rows.documents is None else rows.documents[:, 0]
-        keys = Keys(documents.detach(), ids, rows.group)
+        keys = Keys(documents.detach(), rows.documents[0] if rows.have_ids else None, rows.group)
         self.queue.push(gather(keys) if self.meeting.across else keys)
 
     def _of_whole_data(self, columns: Columns, rows: Rows) -> Tensor:
@@ -236,14 +233,6 @@ def _embedded(model: nn.Module, features: list[dict[str, Tensor]]) -> list[Tenso
         return [model(each)["sentence_embedding"] for each in features]
     embeddings: list[Tensor] = embed_columns(model, features)
     return embeddings
-
-
-def _owner_of(anchors: Tensor) -> Annotated[Tensor, "b"]:
-    """A number for each row, different on all ranks."""
-    ranks = torch.distributed.is_available() and torch.distributed.is_initialized()
-    first = torch.distributed.get_rank() * _other_rank if ranks else 0
-    rows = kept(torch.arange, len(anchors), device=anchors.device)
-    return first + rows if first else rows
 
 
 def _shown(value: Any) -> Any:

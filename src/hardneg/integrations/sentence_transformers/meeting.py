@@ -18,43 +18,42 @@ from hardneg.core.tiles import Tile
 from hardneg.core.types import Keys
 from hardneg.core.vectors import widened
 from hardneg.integrations.sentence_transformers.ids import MOST, NONE, Rows
-from hardneg.negatives import Negatives
+from hardneg.negatives.base import Mask
 
 Columns = Sequence[Annotated[Tensor, "b d"]]
 DIRECTIONS = ("query_to_doc", "query_to_query", "doc_to_query", "doc_to_doc")
 _owner, _partner, _turned = range(3)  # what the clusters of a key hold
-_no_pair = torch.iinfo(torch.long).max
 _nobody = NONE + 1  # a document without an id; far below 0, as numbers of pairs with it are to be
 
 
 @dataclass(frozen=True, repr=False, eq=False)
-class OtherRows(Negatives):
-    """Documents that are none of the anchor's: not its positive in another row, not a missing text.
+class OtherRows(Mask):
+    """Documents that are none of the anchor's: not its positive in any row, not a missing text.
 
-    ``known``: the sorted numbers of all (query, document) pairs of the batch. ``tagged``: keys have clusters, by which
-    documents of the anchor's own row are left out, and a query can be what the anchor's document meets.
+    ``queries``: of each anchor, the number of a pair with document 0. ``known``: the sorted numbers of all (query,
+    document) pairs of the batch. ``tagged``: keys have clusters, by which documents of the anchor's own row are left
+    out, and a query can be what the anchor's document meets.
     """
 
+    queries: Annotated[Tensor, "b 1"]
     known: Annotated[Tensor, "m"]
     tagged: bool
-    masks: ClassVar = True
     textual: ClassVar = False
 
-    def log_weight(self, tile: Tile) -> Tensor:
+    def allows(self, tile: Tile) -> Tensor:
         anchors, others = tile.anchor_tags, tile.candidate_tags
-        assert anchors.ids is not None
         assert others.ids is not None
-        query, document, other = anchors.ids[:, None], others.ids, others.ids != NONE
+        query, document, other = self.queries, others.ids, others.ids != NONE
         if self.tagged:
             assert anchors.clusters is not None
             assert others.clusters is not None
             other = other & (others.clusters[..., _owner] != anchors.clusters[:, None, _owner])
             turned = others.clusters[..., _turned] == 1  # a query that meets the anchor's document
-            query = torch.where(turned, others.ids, query)
+            query = torch.where(turned, others.ids * MOST, query)
             document = torch.where(turned, anchors.clusters[:, None, _partner], document)
-        number = query * MOST + document  # below 0 if one of the two is unknown
+        number = query + document  # below 0, as no pair's, for a document without an id
         unknown = torch.searchsorted(self.known, number) == torch.searchsorted(self.known, number, right=True)
-        return tile.keep(other & unknown)
+        return other & unknown
 
     def reads(self) -> frozenset[str]:
         return frozenset({"ids", "clusters"} if self.tagged else {"ids"})
@@ -93,16 +92,19 @@ class Meeting:
 
     def __call__(self, columns: Columns, rows: Rows, temperature: float | Tensor, more: Sequence[Keys]) -> list[Met]:
         """A pairing for each direction, or one for all of them; ``more`` are documents from outside of the batch."""
-        batch = _Batch(columns, rows, self.across, self.across or len(columns) > 2 or len(self.directions) > 1)
+        tagged = self.across or len(columns) > 2 or len(self.directions) > 1
+        batch = _Batch(columns, rows, self.across, tagged, self.by_group)
         met = [self._forward(batch, temperature, more)]
         if not self.joint and "doc_to_query" in self.directions:
             met.append(self._backward(batch, temperature))
         return met
 
     def _forward(self, batch: _Batch, temperature: float | Tensor, more: Sequence[Keys]) -> Met:
-        extra = set(self.directions) - {"query_to_doc"} if self.joint else set()
-        wide = bool(extra & {"doc_to_query", "doc_to_doc"})
         parts = [*batch.documents, *batch.own, *map(batch.outside, more)]
+        extra = set(self.directions) - {"query_to_doc"} if self.joint else set()
+        if not extra:
+            return self._met(batch, batch.anchors, batch.positives, tuple(parts), temperature)
+        wide = bool(extra & {"doc_to_query", "doc_to_doc"})
         if "query_to_query" in extra:
             parts.append(batch.queries)
         parts = [_moved(keys, wide, 0) for keys in parts]
@@ -120,8 +122,7 @@ class Meeting:
     def _backward(self, batch: _Batch, temperature: float | Tensor) -> Met:
         """Documents as anchors, queries as their candidates."""
         queries, documents = batch.anchors, batch.positives
-        ids = queries.ids if documents.ids is None else documents.ids
-        anchors = queries.changed(vectors=documents.vectors, ids=ids)
+        anchors = queries.changed(vectors=documents.vectors, ids=queries.ids if batch.first is None else batch.first)
         positives = Keys(queries.vectors, queries.ids)
         others = batch.turned.changed(source="batch")
         return self._met(batch, anchors, positives, (others,), temperature)
@@ -139,16 +140,17 @@ class Meeting:
 class _Batch:
     """The texts of a batch as keys, of which all vectors are ``ready`` to be compared."""
 
-    def __init__(self, columns: Columns, rows: Rows, across: bool, tagged: bool) -> None:
+    def __init__(self, columns: Columns, rows: Rows, across: bool, tagged: bool, by_group: bool) -> None:
         queries, *documents = columns
         self.rows, self.tagged, self.share = rows, tagged and rows.have_ids, gather if across else _same
         ids = rows.owner if rows.anchors is None else rows.anchors
-        first = None if rows.documents is None else rows.documents[:, 0]
-        self.anchors = Keys(queries, ids, rows.group, self._tags(first))
-        self.positives = Keys(documents[0], first)
+        self.first = rows.documents[0] if rows.have_ids else None
+        self.anchors = Keys(queries, ids, rows.group, self._tags(self.first))
+        # OtherRows knows an anchor's own positive; by group, it is not to be its positive twice either.
+        self.positives = Keys(documents[0], self.first if by_group else None)
         self.documents = [self.share(self._document(each, i)) for i, each in enumerate(documents)]
         self.own = [self._explicit(documents[1:])] if len(documents) > 1 else []
-        self.known = None if not rows.have_ids else OtherRows(self._pairs(), tagged)
+        self.known = None if rows.queries is None else self._known(rows.queries * MOST)
 
     @cached_property
     def queries(self) -> Keys:
@@ -174,15 +176,15 @@ class _Batch:
 
     def _document(self, vectors: Tensor, place: int) -> Keys:
         rows = self.rows
-        ids = rows.owner if rows.documents is None else rows.documents[:, place]
+        ids = rows.documents[place] if rows.have_ids else rows.owner
         group = None if rows.group is None else rows.group if place == 0 else torch.full_like(rows.group, NONE)
-        return Keys(vectors, ids, group, self._tags(rows.anchors), source="batch")
+        return Keys(vectors, ids, group, self._tags(rows.queries), source="batch")
 
     def _explicit(self, documents: Columns) -> Keys:
         """The negatives of each anchor as candidates of its own; in the shared ones its row is left out."""
         rows, own = self.rows, torch.stack(list(documents), dim=1)  # [b, k, d]
         nobody = torch.full(own.shape[:2], NONE, device=own.device)
-        ids = torch.full_like(nobody, _nobody) if rows.documents is None else rows.documents[:, 1:]
+        ids = torch.stack(rows.documents[1:], dim=1) if rows.have_ids else torch.full_like(nobody, _nobody)
         return Keys(own, ids, None if rows.group is None else nobody, self._tags(None, nobody), source="mined")
 
     def _tags(self, partner: Tensor | None, owner: Tensor | None = None) -> Tensor | None:
@@ -190,13 +192,11 @@ class _Batch:
             return None
         return _tags(self.rows.owner if owner is None else owner, partner)
 
-    def _pairs(self) -> Tensor:
+    def _known(self, queries: Annotated[Tensor, "b"]) -> OtherRows:
         first = self.documents[0]
-        queries = self.rows.anchors if first.clusters is None else first.clusters[:, _partner]
         assert first.ids is not None
-        assert queries is not None
-        numbers = queries * MOST + first.ids
-        return numbers.masked_fill(numbers < 0, _no_pair).sort().values
+        numbers = queries if first.clusters is None else first.clusters[:, _partner] * MOST
+        return OtherRows(queries[:, None], (numbers + first.ids).sort().values, self.tagged)
 
 
 def _tags(owner: Tensor, partner: Tensor | None = None) -> Tensor:
