@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from hardneg.auditing.options import PANELS, AuditOptions
-from hardneg.cli.errors import errors_for_people, given
-from hardneg.cli.flags import CONFIG, CONTEXT, build, flags_of, from_file, parameter, parameters_of, with_parameters
+from hardneg.cli.errors import errors_for_people
+from hardneg.cli.flags import CONFIG, CONTEXT, build, flags_of, parameter, parameters_of, with_file, with_parameters
 from hardneg.cli.progress import progress_bars
 
 if TYPE_CHECKING:
@@ -39,8 +39,7 @@ def audit(ctx: typer.Context, config: Path | None, out: str, overwrite: bool, **
     """
     flags = flags_of(AuditOptions)
     with errors_for_people(flags={"audit": flags, "mine": flags}):
-        values |= {n: v for n, v in from_file("audit", config, AuditOptions).items() if n not in given(ctx)}
-        options = build(AuditOptions, values, "audit")
+        options = build(AuditOptions, with_file(ctx, "audit", config, values, AuditOptions), "audit")
         _check_out(out, options, overwrite)
         _show(_audit(options), options, out, overwrite)
 
