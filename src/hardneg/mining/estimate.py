@@ -16,9 +16,9 @@ from hardneg.mining.checks import check_options, is_listed, rule_of
 from hardneg.mining.edges import COUNT_BYTES, PASSES
 from hardneg.mining.encode import Encoder, disk_bytes, fits_in_memory
 from hardneg.mining.engine import Miner
-from hardneg.mining.inputs import load_encoders, load_guide, load_problem, make_miner, texts_of
+from hardneg.mining.inputs import load_encoders, load_guide, load_problem, make_miner
 from hardneg.mining.options import MineOptions
-from hardneg.mining.problem import Problem, Side
+from hardneg.mining.problem import Problem, Side, texts_of
 from hardneg.mining.search_depth import reach_of
 
 _texts = 64

@@ -34,7 +34,7 @@ from hardneg.mining.lexical import Lexical
 from hardneg.mining.meeting import Rescore
 from hardneg.mining.options import MineOptions
 from hardneg.mining.pair_scores import OfPairs, PairScorer, pair_scorer
-from hardneg.mining.problem import Problem, Side, build_problem, positive_column, side_of_table
+from hardneg.mining.problem import Problem, Side, build_problem, positive_column, side_of_table, texts_of
 from hardneg.mining.ranks import device_of_rank
 from hardneg.mining.runs import Run, read_run, split_name
 from hardneg.mining.search import Retriever, Search
@@ -267,12 +267,6 @@ def make_miner(
 def _rescorer(score: OfPairs, problem: Problem, who: str) -> PairScorer:
     """A function of (query text, document text) pairs, as one of positions."""
     return PairScorer(score, texts_of(problem.queries, who), texts_of(problem.corpus, who))
-
-
-def texts_of(side: Side, who: str) -> list[str]:
-    if side.texts is None:
-        raise ArgumentError(who, "texts", "embeddings only")
-    return side.texts
 
 
 def _labels(problem: Problem) -> tuple[Tensor | None, Tensor | None]:

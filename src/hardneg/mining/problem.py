@@ -59,6 +59,12 @@ class Side:
         return len(self.ids)
 
 
+def texts_of(side: Side, who: str) -> list[str]:
+    if side.texts is None:
+        raise ArgumentError(who, "texts", "embeddings only")
+    return side.texts
+
+
 @dataclass
 class Problem:
     """What is mined: positives by row of the corpus; ``own`` is the row of a query that is itself a document, or -1."""
