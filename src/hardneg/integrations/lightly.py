@@ -10,11 +10,11 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from hardneg.core.distributed import gather
+from hardneg.core.distributed import gather, several_ranks
 from hardneg.core.errors import argument_error
 from hardneg.core.types import Keys
 from hardneg.core.vectors import unit
-from hardneg.integrations.ranks import distinct_ids, num_ranks, of_all_ranks
+from hardneg.integrations.ranks import distinct_ids, of_all_ranks
 from hardneg.losses.contrastive import ContrastiveLoss
 from hardneg.negatives import Negatives, Uniform
 from hardneg.state.pools import Queue
@@ -58,7 +58,7 @@ class NegativesLoss(nn.Module):
                 keys = Keys(unit(out1.detach()))
                 self.queue.push(gather(keys) if self.gather_distributed else keys)
             return loss
-        if not self.gather_distributed or num_ranks() == 1:
+        if not self.gather_distributed or not several_ranks():
             loss = self.loss(out0, out1)
             return loss
         ids = distinct_ids(out0)

@@ -116,11 +116,9 @@ class HardBatches(LossCallback):
     def on_epoch_begin(self, args: Any, state: Any, control: Any, **more: Any) -> None:
         """The first refresh. The trainer asks for batches after this."""
         begun = int(state.epoch or 0) >= self.warmup
-        if begun and (self._lacks_plans() or (self.fresh is not None and self.fresh.mined_at is None)):
+        lacks_plans = self.planner.needs != "nothing" and any(each.data is None for each in self.sets.values())
+        if begun and (lacks_plans or (self.fresh is not None and self.fresh.mined_at is None)):
             self.refresh(args, state.global_step, more["model"])
-
-    def _lacks_plans(self) -> bool:
-        return self.planner.needs != "nothing" and any(each.data is None for each in self.sets.values())
 
     def on_step_end(self, args: Any, state: Any, control: Any, **more: Any) -> None:
         last = state.global_step >= state.max_steps
@@ -239,12 +237,7 @@ class _TrainingSet:
         return bool(equal)
 
     def prompt(self, prompts: Any) -> str | None:
-        """That of the column, which the trainer has for all texts, by column, or by data set and column."""
-        found = prompts
-        for key in (self.name, self.column):
-            if isinstance(found, Mapping) and key in found:
-                found = found[key]
-        return found if isinstance(found, str) else None
+        return _prompt(prompts, self.name, self.column)
 
     @property
     def data(self) -> Any:
@@ -276,9 +269,12 @@ class _TrainingSet:
             self.sampler.data = load_arrays("HardBatches", path, lambda parts: torch.from_numpy(parts["vectors"]), fix)
 
 
-def _prompt(prompts: Any, column: str) -> str | None:
-    """That of a column of one training set."""
-    found = prompts.get(column) if isinstance(prompts, Mapping) else prompts
+def _prompt(prompts: Any, *keys: str | None) -> str | None:
+    """That of a column, which the trainer has for all texts, by column, or by data set and column."""
+    found = prompts
+    for key in keys:
+        if isinstance(found, Mapping) and key in found:
+            found = found[key]
     return found if isinstance(found, str) else None
 
 
