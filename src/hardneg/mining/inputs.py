@@ -16,14 +16,8 @@ from torch import Tensor
 from hardneg.core.errors import ArgumentError
 from hardneg.core.types import Keys
 from hardneg.io.functions import load_function
-from hardneg.io.tables import (
-    Table,
-    aligned,
-    column_of_vectors,
-    holds_vectors,
-    read_table,
-    read_vectors,
-)
+from hardneg.io.outputs import same_file
+from hardneg.io.tables import Table, aligned, column_of_vectors, holds_vectors, read_table, read_vectors
 from hardneg.mining.cells import checked_ids
 from hardneg.mining.checks import check_directions, quotas_of, rule_of
 from hardneg.mining.encode import Encoder, cached, embed, encoder_of_function, encoders_of_model
@@ -100,11 +94,7 @@ def _are_the_same(options: MineOptions) -> bool:
 
 
 def _same_file(first: str | None, second: str | None) -> bool:
-    if first is None or second is None:
-        return False
-    return Path(first).resolve() == Path(second).resolve() or (
-        Path(first).exists() and Path(second).exists() and Path(first).samefile(second)
-    )
+    return first is not None and second is not None and same_file(Path(first), Path(second))
 
 
 def _side(table: Table | None, path: str, vectors_path: str | None, options: MineOptions, kind: str) -> Side:
