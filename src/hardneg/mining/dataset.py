@@ -28,7 +28,7 @@ from hardneg.mining.pair_scores import PairScorer, pair_scorer
 from hardneg.mining.problem import Problem, Side, build_problem, texts_of
 from hardneg.mining.ranks import Ranks
 from hardneg.mining.search import Search
-from hardneg.mining.st_names import Translated, translate
+from hardneg.mining.st_names import translate
 from hardneg.negatives import Negatives, parse
 
 
@@ -100,7 +100,7 @@ def mine_dataset(
         temperature=temperature,
         near_positive=near_positive,
         near_negative=near_negative,
-        search=search or _search(rule, cross_encoder),
+        search=search or Search("flat" if rule.use_faiss and rescore is None else "exact", candidates=rule.candidates),
         rescore=rescore,
         guide=None if guide is None else texts.embedded(guide),
     )
@@ -136,12 +136,6 @@ def _problem(dataset: Any, names: tuple[str, str], corpus: Sequence[str] | None)
     documents = list(dict.fromkeys([*(corpus or ()), *positives]))
     first, second = (Side(list(range(len(texts))), texts, named=False) for texts in (anchors, documents))
     return build_problem(first, second, [[one] for one in positives])
-
-
-def _search(rule: Translated, cross_encoder: Any) -> Search:
-    if cross_encoder is not None:
-        return Search(candidates=rule.candidates)
-    return Search("flat" if rule.use_faiss else "exact")
 
 
 Prompt = tuple[str | None, str | None]

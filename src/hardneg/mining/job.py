@@ -107,7 +107,7 @@ def _run(options: MineOptions, engine: Engine, progress: Progress) -> Summary | 
     warn_of_ids(options, problem)
     check_disk_before(options, problem, Path(options.out).absolute().parent)
     embedded = embeddings(options, problem, engine, progress)
-    miner = make_miner(options, problem, *embedded.vectors, embedded.guide)
+    miner = make_miner(options, problem, embedded)
     if options.search != "bm25" and engine.first:
         problem.alignment = miner.alignment()
         warn_of_alignment(problem.alignment)
@@ -162,7 +162,7 @@ def _stages_of(context: Context) -> Stages:
     load_imports(options.imports)
     problem = load_problem(options)
     embedded = embeddings(options, problem, Local(), quiet, dict(context.keys))
-    return Stages(make_miner(options, problem, *embedded.vectors, embedded.guide), Files(Path(context.folder)))
+    return Stages(make_miner(options, problem, embedded), Files(Path(context.folder)))
 
 
 def _absolute(options: MineOptions) -> MineOptions:
@@ -180,18 +180,14 @@ def _absolute(options: MineOptions) -> MineOptions:
 
 def _check_ours(options: MineOptions) -> None:
     """Raises for an output or a manifest that no run of ours has written, or that was changed since."""
-    out, work = Path(options.out), Path(f"{options.out}.work")
-    manifest = manifest_of(out)
-
-    def is_ours() -> bool:
-        # A run that was killed between its output and its manifest has the manifest in its work folder.
-        return any(is_of(out, read_manifest(path, "mine")) for path in (work / "manifest.json", manifest))
-
-    def is_manifest() -> bool:
-        return "output" in read_manifest(manifest, "mine")
-
-    check_output("mine", out, [], overwrite=options.overwrite, is_ours=is_ours)
-    check_output("mine", manifest, [], overwrite=options.overwrite, is_ours=is_manifest)
+    out, manifest = Path(options.out), manifest_of(options.out)
+    # A run that was killed between its output and its manifest has the manifest in its work folder.
+    paths = (Path(f"{out}.work") / "manifest.json", manifest)
+    for path, is_ours in (
+        (out, lambda: any(is_of(out, read_manifest(path, "mine")) for path in paths)),
+        (manifest, lambda: "output" in read_manifest(manifest, "mine")),
+    ):
+        check_output("mine", path, [], overwrite=options.overwrite, is_ours=is_ours)
 
 
 def check_room(options: MineOptions, problem: Problem) -> None:
