@@ -48,11 +48,11 @@ def check_inputs(queries: Keys, corpus: Keys, rule: Rule, temperature: float, ne
     check_rule(rule, temperature, near_positive)
 
 
-def check_corpus(vectors: Tensor, cosine: bool, first: int = 0) -> None:
-    """Raises for documents that cannot be compared, from the row ``first`` on."""
-    check_finite("corpus", vectors, first)
+def check_vectors(name: str, vectors: Tensor, cosine: bool, first: int = 0) -> None:
+    """Raises for vectors that cannot be compared, from the row ``first`` on."""
+    check_finite(name, vectors, first)
     if cosine:
-        check_directions("corpus", vectors, first)
+        check_directions(name, vectors, first)
 
 
 def check_rule(rule: Rule, temperature: float, near_positive: float | None) -> None:

@@ -19,7 +19,7 @@ from hardneg.core.types import NEVER, Keys
 from hardneg.kernels.groups import runs_in_triton
 from hardneg.mining.alignment import Alignment, alignment_of, warn_of_alignment, warn_of_easy_negatives
 from hardneg.mining.candidates import Finder
-from hardneg.mining.checks import check_corpus, check_inputs
+from hardneg.mining.checks import check_inputs, check_vectors
 from hardneg.mining.explain import Explanation
 from hardneg.mining.meeting import Meeting, Rescore
 from hardneg.mining.pairs import Positives
@@ -119,7 +119,7 @@ class Miner:
         self.meeting = Meeting(queries, corpus, positives, temperature, near_positive, search, rescore, guide)
         self.finder = Finder(self.meeting, rule, search)
         if not self.finder.searched:  # else checked when it is read
-            check_corpus(corpus.vectors, search.cosine)
+            check_vectors("corpus", corpus.vectors, search.cosine)
 
     def mined(self, progress: Callable[[int], None] | None = None) -> Iterator[Piece]:
         """What is chosen, block by block, by this process alone."""

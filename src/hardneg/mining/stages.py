@@ -28,7 +28,7 @@ from hardneg.core.nearest import Nearest, merged
 from hardneg.core.sweep import Bounds, finish, left_by, reduce_rows
 from hardneg.io.arrays import Array
 from hardneg.kernels.groups import runs_in_triton
-from hardneg.mining.checks import check_corpus
+from hardneg.mining.checks import check_vectors
 from hardneg.mining.edges import Edges, count_bytes, finished, is_wide, narrowed, start_edges
 from hardneg.mining.filters import CorpusRows, bounds_of
 from hardneg.mining.meeting import Model
@@ -189,7 +189,7 @@ class Stages:
         for low, high in self._documents(stage, shard):
             documents = Documents.of(self.corpus, low, high, bfloat16=self.miner.bfloat16)
             if not (math.isfinite(documents.norm) and documents.least > 0):
-                check_corpus(documents.raw, self.corpus.cosine, low)
+                check_vectors("corpus", documents.raw, self.corpus.cosine, low)
             for each in lists:
                 each.add(documents)
         piece: dict[str, Array] = {}
