@@ -275,13 +275,8 @@ def _tables(result: Result, layout: Layout) -> Iterator[Any]:
 
 def _filled_schema(pyarrow: Any, schema: Any) -> Any:
     """Types for columns that are empty in the first rows, which would otherwise be of no type; scores in float32."""
-    kinds = {
-        "score": pyarrow.float32(),
-        "scores": pyarrow.float32(),
-        "teacher_scores": pyarrow.float32(),
-        "label": pyarrow.int64(),
-        "labels": pyarrow.int64(),
-    }
+    kinds = dict.fromkeys(("score", "scores", "teacher_scores"), pyarrow.float32())
+    kinds |= dict.fromkeys(("label", "labels"), pyarrow.int64())
     fields = []
     for field in schema:
         kind = kinds.get(field.name, pyarrow.string())
