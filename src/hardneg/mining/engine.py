@@ -25,7 +25,7 @@ from hardneg.mining.meeting import Meeting, Rescore
 from hardneg.mining.pairs import Positives
 from hardneg.mining.search import Search
 from hardneg.mining.select import Rule, select
-from hardneg.mining.stages import Memory, Piece, Stage, Stages, chosen_pieces
+from hardneg.mining.stages import Piece, Stage, Stages, Store, chosen_pieces
 from hardneg.negatives import Negatives, parse
 
 _pilot, _pilot_rows = 256, 1 << 16  # queries and documents
@@ -123,7 +123,7 @@ class Miner:
 
     def mined(self, progress: Callable[[int], None] | None = None) -> Iterator[Piece]:
         """What is chosen, block by block, by this process alone."""
-        store = Memory()
+        store = Store()
         stages = Stages(self, store)
 
         def run(stage: Stage) -> None:

@@ -16,7 +16,7 @@ import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import reduce
-from typing import TYPE_CHECKING, Annotated, Protocol
+from typing import TYPE_CHECKING, Annotated
 
 import numpy as np
 import torch
@@ -58,25 +58,10 @@ class Stage:
         return f"{self.attempt}-{self.kind}.{self.factor}.{self.level}"
 
 
-class Store(Protocol):
-    """Where pieces are kept: in memory, or as files."""
+class Store:
+    """Where pieces are kept: here in the memory of one process."""
 
-    def read(self, stage: str, piece: int) -> Piece: ...
-
-    def write(self, stage: str, piece: int, content: Piece) -> None: ...
-
-    def has(self, stage: str, piece: int) -> bool: ...
-
-    def drop(self, beginning: str) -> None:
-        """The pieces of stages whose names begin so are not needed any more."""
-
-
-Run = Callable[[Stage], None]
-"""Computes the pieces of a stage that are not there yet."""
-
-
-class Memory:
-    """A store of one process."""
+    in_memory = True
 
     def __init__(self) -> None:
         self.pieces: dict[tuple[str, int], Piece] = {}
@@ -91,7 +76,12 @@ class Memory:
         return (stage, piece) in self.pieces
 
     def drop(self, beginning: str) -> None:
+        """The pieces of stages whose names begin so are not needed any more."""
         self.pieces = {key: piece for key, piece in self.pieces.items() if not key[0].startswith(beginning)}
+
+
+Run = Callable[[Stage], None]
+"""Computes the pieces of a stage that are not there yet."""
 
 
 def chosen_pieces(miner: Miner, store: Store, run: Run) -> Iterator[Piece]:
@@ -100,7 +90,7 @@ def chosen_pieces(miner: Miner, store: Store, run: Run) -> Iterator[Piece]:
         store.write("pilot", 0, {"filter_first": np.array(miner.needs_filters())})
     filter_first = bool(store.read("pilot", 0)["filter_first"])
     pending = np.arange(len(miner.meeting.queries))
-    held = len(miner.finder.shards) if isinstance(store, Memory) else 1  # shards whose lists are in memory
+    held = len(miner.finder.shards) if store.in_memory else 1  # shards whose lists are in memory
     for number, (size, filtered) in enumerate(miner.finder.attempts(filter_first)):
         undecided = [pending[:0]]
         step, groups = miner.finder.at_once(size, held), itertools.count()
