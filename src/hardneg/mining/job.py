@@ -39,7 +39,7 @@ from hardneg.mining.explain import Explanation
 from hardneg.mining.imports import load_imports
 from hardneg.mining.inputs import Embedded, Progress, embeddings, load_problem, make_miner
 from hardneg.mining.manifest import describe_inputs, digests_of_others, is_of, read_manifest
-from hardneg.mining.options import MineOptions, inputs, manifest_of
+from hardneg.mining.options import MineOptions, given_inputs, inputs, manifest_of
 from hardneg.mining.output import Layout, Result, has_rows, recover, write_output
 from hardneg.mining.pair_scores import with_teacher
 from hardneg.mining.pieces import Files
@@ -268,7 +268,7 @@ def _fingerprint(options: MineOptions, embedded: Embedded, miner: Miner) -> dict
     rescore = options.rescore
     return {
         "options": json.dumps(relevant, sort_keys=True),
-        "inputs": {name: _stamp(Path(getattr(options, name))) for name in inputs if getattr(options, name) is not None},
+        "inputs": {name: _stamp(path) for name, path in given_inputs(options).items()},
         "encoder": embedded.keys,
         "rescore": None if rescore is None else key_of_function(rescore, load_function(rescore, "mine")),
         "others": digests_of_others(options),
