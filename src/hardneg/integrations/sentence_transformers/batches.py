@@ -189,15 +189,8 @@ class HardBatches(LossCallback):
     def _encoder(self, prompt: str | None, args: Any, model: Any) -> Encode:
         if self.encode is not None:
             return self.encode
-        size = args.per_device_eval_batch_size
-
-        def encode(texts: list[str]) -> Tensor:
-            vectors: Tensor = model.encode(
-                texts, prompt=prompt, batch_size=size, convert_to_tensor=True, show_progress_bar=False
-            )
-            return vectors
-
-        return encode
+        how = {"batch_size": args.per_device_eval_batch_size, "convert_to_tensor": True, "show_progress_bar": False}
+        return lambda texts: model.encode(texts, prompt=prompt, **how)  # type: ignore[no-any-return]
 
     def __reduce__(self) -> tuple[Any, ...]:
         """The trainer saves its arguments, of which this is one: by what it is, without texts and model."""
