@@ -164,10 +164,6 @@ def embeddings(
         if side.vectors is None:
             side.vectors = encoded(number, name, load, "mine")
         found.append(side.vectors)
-    if found[0].shape[1] != found[1].shape[1]:
-        raise ArgumentError(
-            "mine", "queries and corpus of the same dimension", f"{found[0].shape[1]} and {found[1].shape[1]}"
-        )
     guide = None
     if options.guide is not None:
         load = once(partial(load_guide, options))
