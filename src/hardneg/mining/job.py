@@ -167,15 +167,14 @@ def _stages_of(context: Context) -> Stages:
 
 def _absolute(options: MineOptions) -> MineOptions:
     """With paths that are right in any folder."""
-    given = {name: getattr(options, name) for name in (*inputs, "out", "cache")}
-    paths: dict[str, Any] = {name: str(Path(path).absolute()) for name, path in given.items() if path is not None}
-    imports = tuple(str(Path(path).absolute()) for path in options.imports)
-    runs = tuple(f"{name}={Path(path).absolute()}" for name, path in map(split_name, options.runs))
-    named = {name: getattr(options, name) for name in ("model", "guide", "cross_encoder")}
-    paths |= {name: str(Path(path).absolute()) for name, path in named.items() if path and Path(path).exists()}
-    functions = {name: getattr(options, name) for name in ("encoder", "rescore")}
-    paths |= {name: in_any_folder(text) for name, text in functions.items() if text}
-    return replace(options, imports=imports, runs=runs, **paths)
+    given = vars(options)
+    models = [name for name in ("model", "guide", "cross_encoder") if given[name] and Path(given[name]).exists()]
+    files = [name for name in (*inputs, "out", "cache") if given[name] is not None]
+    changed: dict[str, Any] = {name: str(Path(given[name]).absolute()) for name in (*files, *models)}
+    changed |= {name: in_any_folder(given[name]) for name in ("encoder", "rescore") if given[name]}
+    changed["imports"] = tuple(str(Path(path).absolute()) for path in options.imports)
+    changed["runs"] = tuple(f"{name}={Path(path).absolute()}" for name, path in map(split_name, options.runs))
+    return replace(options, **changed)
 
 
 def _check_ours(options: MineOptions) -> None:
