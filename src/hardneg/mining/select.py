@@ -15,7 +15,7 @@ from hardneg.core.topk import top_of_rows
 from hardneg.core.types import NEVER, Scores
 from hardneg.mining.fusion import Quotas, by_quotas, compacted
 from hardneg.mining.meeting import is_copy
-from hardneg.mining.search_depth import ends_here, support
+from hardneg.mining.search_depth import ends_here
 from hardneg.negatives import Negatives
 
 VectorsOf = Callable[[Tensor], Tensor]
@@ -91,7 +91,7 @@ def _weigh(scores: Scores, negatives: Negatives) -> tuple[Tensor, list[Tensor], 
     valid, left = scores.valid, [scores.valid.sum(1)]
     for factor in negatives.factors:
         total = total + factor.log_weights(scores.narrowed(valid))
-        after = support(total)
+        after = total != NEVER
         ended = ended | ends_here(factor, scores, valid, after)
         valid = after
         left.append(valid.sum(1))
@@ -109,12 +109,12 @@ def _order(candidates: Candidates, scores: Scores, log_w: Tensor, rule: Rule) ->
         return _padded(gumbel_order(log_w, uniforms, min(wanted, m)), rule.k)
     if candidates.ordered:
         # Sorted already, closest first: the first of the support keep their order, also among equals.
-        columns = torch.arange(m, device=log_w.device).expand(b, m).masked_fill(~support(log_w), -1)
+        columns = torch.arange(m, device=log_w.device).expand(b, m).masked_fill(log_w == NEVER, -1)
         return _padded(compacted(columns, wanted), rule.k)
     if candidates.quotas:
-        return _padded(by_quotas(support(log_w), candidates.quotas, wanted), rule.k)
+        return _padded(by_quotas(log_w != NEVER, candidates.quotas, wanted), rule.k)
     key = scores.candidates if candidates.key is None else candidates.key
-    values, index = top_of_rows(key.masked_fill(~support(log_w), NEVER), min(wanted, m))
+    values, index = top_of_rows(key.masked_fill(log_w == NEVER, NEVER), min(wanted, m))
     return _padded(torch.where(values == NEVER, -1, index), rule.k)
 
 
