@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -73,14 +73,8 @@ def _audit(options: AuditOptions) -> Audit:
     from hardneg.auditing.files import audit_files
 
     with progress_bars() as bars:
-        started: list[Callable[[int], None]] = []
-
-        def looked_at(done: int, total: int) -> None:
-            if not started:
-                started.append(bars("anchors", total))
-            started[0](done)
-
-        return audit_files(options, looked_at, bars)
+        bar = cache(bars)  # one, from the first call on
+        return audit_files(options, lambda done, total: bar("anchors", total)(done), bars)
 
 
 def _show(found: Audit, options: AuditOptions, out: str, overwrite: bool) -> None:
