@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from rich.console import Console
 from rich.text import Text
@@ -173,7 +174,7 @@ def _encode(model: Any, side: int, prompt: Prompt, size: int) -> Encode:
     if plain is None:
         if any(prompt):
             raise ArgumentError("mine", "a SentenceTransformer for prompts", "a function", "add them in the function")
-        return model  # type: ignore[no-any-return]
+        return lambda texts: each if isinstance(each := model(texts), Tensor) else np.asarray(each, np.float32)
     encode = getattr(model, ("encode_query", "encode_document")[side], plain)
     return lambda texts: encode(
         texts,

@@ -181,12 +181,10 @@ def _check_ours(options: MineOptions) -> None:
     """Raises for an output or a manifest that no run of ours has written, or that was changed since."""
     out, manifest = Path(options.out), manifest_of(options.out)
     # A run that was killed between its output and its manifest has the manifest in its work folder.
-    paths = (Path(f"{out}.work") / "manifest.json", manifest)
-    for path, is_ours in (
-        (out, lambda: any(is_of(out, read_manifest(path, "mine")) for path in paths)),
-        (manifest, lambda: "output" in read_manifest(manifest, "mine")),
-    ):
-        check_output("mine", path, [], overwrite=options.overwrite, is_ours=is_ours)
+    manifests = (Path(f"{out}.work") / "manifest.json", manifest)
+    check = partial(check_output, "mine", reads=[], overwrite=options.overwrite)
+    check(out, is_ours=lambda: any(is_of(out, read_manifest(path, "mine")) for path in manifests))
+    check(manifest, is_ours=lambda: "output" in read_manifest(manifest, "mine"))
 
 
 def check_room(options: MineOptions, problem: Problem) -> None:
