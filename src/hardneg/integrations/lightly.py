@@ -57,11 +57,10 @@ class NegativesLoss(nn.Module):
             if out0.requires_grad:
                 keys = Keys(unit(out1.detach()))
                 self.queue.push(gather(keys) if self.gather_distributed else keys)
-            return loss
-        if not self.gather_distributed or not several_ranks():
+        elif self.gather_distributed and several_ranks():
+            ids = distinct_ids(out0)
+            pool = [of_all_ranks(view, ids) for view in (out0, out1)]
+            loss = (self.loss(out0, out1, ids=ids, pool=pool) + self.loss(out1, out0, ids=ids, pool=pool)) / 2
+        else:
             loss = self.loss(out0, out1)
-            return loss
-        ids = distinct_ids(out0)
-        pool = [of_all_ranks(view, ids) for view in (out0, out1)]
-        loss = (self.loss(out0, out1, ids=ids, pool=pool) + self.loss(out1, out0, ids=ids, pool=pool)) / 2
         return loss
