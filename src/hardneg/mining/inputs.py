@@ -37,6 +37,10 @@ Progress = Callable[[str, int], Callable[[int], None]]
 """(what is done, how many steps) -> call it with the number of steps done."""
 
 
+def quiet(what: str, steps: int) -> Callable[[int], None]:
+    return lambda done: None
+
+
 def load_problem(options: MineOptions) -> Problem:
     """Queries, corpus and positives from the files.
 

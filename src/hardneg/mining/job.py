@@ -11,7 +11,6 @@ import json
 import os
 import re
 import shutil
-from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, dataclass, replace
 from functools import partial
@@ -37,7 +36,7 @@ from hardneg.mining.engines.local import Local
 from hardneg.mining.estimate import check_disk, check_disk_before
 from hardneg.mining.explain import Explanation
 from hardneg.mining.imports import load_imports
-from hardneg.mining.inputs import Embedded, Progress, embeddings, load_problem, make_miner
+from hardneg.mining.inputs import Embedded, Progress, embeddings, load_problem, make_miner, quiet
 from hardneg.mining.manifest import describe_inputs, digests_of_others, is_of, read_manifest
 from hardneg.mining.options import MineOptions, given_inputs, inputs, manifest_of
 from hardneg.mining.output import Layout, Result, has_rows, recover, write_output
@@ -64,10 +63,6 @@ class Summary:
     rows_written: int
     manifest: Path | None
     recall: float | None = None
-
-
-def quiet(what: str, steps: int) -> Callable[[int], None]:
-    return lambda done: None
 
 
 def run(options: MineOptions, progress: Progress = quiet) -> Summary | None:
