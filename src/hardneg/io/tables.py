@@ -209,29 +209,24 @@ def _named(arrays: dict[str, Any], path: Path, column: str | None, who: str) -> 
     return vectors, ids.tolist()
 
 
-class _Unpacked(io.RawIOBase):
-    """The content of a gzip file, which ends with an error where a small file unpacks to far more than text does."""
+class _Unpacked(gzip.GzipFile):
+    """A gzip file that ends with an error where a small file unpacks to far more than text does."""
 
     def __init__(self, path: Path, who: str) -> None:
-        self.file, self.path, self.who = gzip.GzipFile(path, "rb"), path, who
+        super().__init__(path, "rb")
+        self.path, self.who = path, who
         self.most = min(max(_unpacked_bytes, _unpacked_times * path.stat().st_size), memory_bytes())
-        self.read_bytes = 0
 
-    def readable(self) -> bool:
-        return True
-
-    def readinto(self, buffer: Any) -> int:
-        content = self.file.read(len(buffer))
-        self.read_bytes += len(content)
-        if self.read_bytes > self.most:
+    def read(self, size: int | None = -1) -> bytes:
+        left = max(self.most + 1 - self.tell(), 1)
+        content = super().read(left if size is None or size < 0 else min(size, left))
+        if self.tell() > self.most:
             got = f"which unpacks to more than {self.most:,} bytes"
             raise FileError(self.who, "a gzip file of text", self.path, got, "unpack it if it is meant to be so large")
-        buffer[: len(content)] = content
-        return len(content)
+        return content
 
-    def close(self) -> None:
-        self.file.close()
-        super().close()
+    def read1(self, size: int = -1) -> bytes:
+        return self.read(1 << 16 if size < 0 else size)
 
 
 @contextmanager
@@ -246,7 +241,7 @@ def _whole(kind: str, path: Path, who: str, got: str = "which is damaged or of a
 @contextmanager
 def open_text(path: Path, who: str) -> Iterator[IO[str]]:
     """A text file, packed or not; without the byte order mark that Excel writes."""
-    binary: Any = io.BufferedReader(_Unpacked(path, who), 1 << 16) if path.suffix.lower() == ".gz" else path.open("rb")
+    binary: Any = _Unpacked(path, who) if path.suffix.lower() == ".gz" else path.open("rb")
     with io.TextIOWrapper(binary, encoding="utf-8-sig", newline="") as file:
         try:
             yield file
