@@ -280,10 +280,11 @@ def _read_json(path: Path, who: str) -> Table:
     if start != "[":
         return _read_lines(path, who)
     with open_text(path, who) as file:
-        try:
-            rows = json.load(file)
-        except (ValueError, RecursionError):
-            raise FileError(who, "an array of JSON objects", path, "which is no JSON") from None
+        text = file.read()  # not where errors of JSON are caught: those of the text have a reason of their own
+    try:
+        rows = json.loads(text)
+    except (ValueError, RecursionError):
+        raise FileError(who, "an array of JSON objects", path, "which is no JSON") from None
     if not all(isinstance(row, dict) for row in rows):
         raise FileError(who, "an array of JSON objects", path, "which holds something else")
     return _as_columns(rows)
