@@ -7,7 +7,7 @@ here imports sentence-transformers: the HF Trainer can use it as a callback too,
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any, Self
@@ -238,7 +238,10 @@ class _TrainingSet:
 
     @property
     def digest(self) -> str:
-        return _digest(self.texts)
+        found = hashlib.blake2b(digest_size=8)
+        for text in self.texts:
+            found.update(text.encode() + b"\0")
+        return found.hexdigest()
 
     def save(self, folder: Path, number: int) -> dict[str, Any]:
         assert self.sampler is not None
@@ -269,13 +272,6 @@ def _prompt(prompts: Any, *keys: str | None) -> str | None:
         if isinstance(found, Mapping) and key in found:
             found = found[key]
     return found if isinstance(found, str) else None
-
-
-def _digest(texts: Iterable[str]) -> str:
-    found = hashlib.blake2b(digest_size=8)
-    for text in texts:
-        found.update(text.encode() + b"\0")
-    return found.hexdigest()
 
 
 def _splits(args: Any) -> bool:
