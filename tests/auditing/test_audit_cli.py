@@ -19,6 +19,7 @@ from typer.testing import CliRunner
 
 import hardneg as hn
 from hardneg.auditing.files import AuditOptions, audit_files
+from hardneg.auditing.inputs import read_tags
 from hardneg.auditing.settings import Settings
 from hardneg.auditing.terminal import ABSENT, COLUMNS, as_text
 from hardneg.cli.app import app
@@ -32,6 +33,11 @@ def files(tmp_path: Path) -> dict[str, str]:
     np.save(tmp_path / "views.npy", views.float().numpy())
     np.save(tmp_path / "labels.npy", labels.numpy())
     return {name: str(tmp_path / f"{name}.npy") for name in ("z", "views", "labels")}
+
+
+def test_labels_of_a_text_file_are_its_lines_without_a_byte_order_mark(tmp_path: Path) -> None:
+    (tmp_path / "labels.txt").write_bytes("\ufeffcat\r\ndog\ncat\n".encode())
+    assert read_tags("labels", str(tmp_path / "labels.txt"), None) == ["cat", "dog", "cat"]
 
 
 def call(*arguments: str) -> Any:

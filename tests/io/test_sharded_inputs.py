@@ -62,6 +62,9 @@ def test_json_arrays(tmp_path: Path) -> None:
     (tmp_path / "rows.json").write_text('[{"id": 1}')
     with pytest.raises(FileError, match="which is no JSON"):
         read_table(tmp_path / "rows.json")
+    (tmp_path / "rows.json").write_bytes(b'[{"id": "\xff"}]')
+    with pytest.raises(FileError, match="text in UTF-8"):
+        read_table(tmp_path / "rows.json")
 
 
 def test_trec(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import os
 from pathlib import Path
 from typing import Any
@@ -210,6 +211,12 @@ def test_a_run_is_ordered_by_score_and_by_rank_among_equals(tmp_path: Path) -> N
         Run("other", run, Side(["a"]), corpus)
     assert split_name("splade=x/y.trec") == ("splade", "x/y.trec")
     assert split_name("x/y.bm25.trec") == ("y", "x/y.bm25.trec")
+
+
+def test_a_packed_run_is_read(tmp_path: Path) -> None:
+    path = tmp_path / "bm25.trec.gz"
+    path.write_bytes(gzip.compress(b"q1 Q0 d3 1 0.5 x\nq1 Q0 d1 2 2.5 x\n"))
+    assert read_run(str(path)) == {"q1": ["d1", "d3"]}
 
 
 @pytest.mark.parametrize("line", ["q1 Q0 d3 1 0.5", "q1 Q0 d3 one 0.5 x", "q1 Q0 d3 1 nan x", '{"q": 1}'])

@@ -30,7 +30,7 @@ from hardneg.mining.options import MineOptions
 from hardneg.mining.pieces import Files
 from hardneg.mining.search import Search
 from hardneg.mining.select import Rule
-from hardneg.mining.stages import Memory, Piece, Stage, Stages, Store, chosen_pieces
+from hardneg.mining.stages import Piece, Stage, Stages, Store, chosen_pieces
 from hardneg.negatives import parse
 
 RULES = ["BelowPositive(relative=0.05)", "Ring(0.1, 0.4)"]
@@ -72,7 +72,7 @@ def pieces_of(miner: Miner, store: Store, after: Callable[[Stage], None] = lambd
 def test_groups_of_queries_of_a_killed_run_are_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Another version may search for more queries at a time."""
     miner, store = miner_of("Uniform()", Search(shards=4, corpus_block=225, query_block=8)), Files(tmp_path)
-    expected = miner.joined(pieces_of(miner, Memory()))
+    expected = miner.joined(pieces_of(miner, Store()))
     monkeypatch.setattr(Finder, "at_once", lambda self, size, shards=1: 20)
     next(pieces_of(miner, store))
     monkeypatch.setattr(Finder, "at_once", lambda self, size, shards=1: 50)
@@ -89,7 +89,7 @@ def test_the_estimate_covers_the_pieces(text: str, tmp_path: Path) -> None:
 
 def test_lists_are_no_longer_than_their_shard() -> None:
     whole, parted = (miner_of("BelowPositive(relative=0.05)", Search(shards=n, corpus_block=225), 400) for n in (1, 4))
-    store, widths = Memory(), set()
+    store, widths = Store(), set()
 
     def look(stage: Stage) -> None:
         widths.update(store.read(stage.name, 0)["0.rows"].shape[1:] if stage.kind == "lists" else ())
@@ -101,7 +101,7 @@ def test_lists_are_no_longer_than_their_shard() -> None:
 
 @pytest.mark.parametrize(("text", "k"), [("Uniform()", 40), ("Uniform()", 200), ("Ring(0.1, 0.4)", 40)])
 def test_the_lists_of_all_shards_are_within_the_memory(text: str, k: int) -> None:
-    memory, store = 1 << 18, Memory()
+    memory, store = 1 << 18, Store()
     miner = miner_of(text, Search(shards=9, corpus_block=100, query_block=4, memory=memory), k)
     held = []
 
@@ -114,7 +114,7 @@ def test_the_lists_of_all_shards_are_within_the_memory(text: str, k: int) -> Non
 
 
 def test_counts_of_one_pass_are_held_at_a_time() -> None:
-    miner, store, passes = miner_of("Ring(0.1, 0.4)", Search(shards=4, corpus_block=225)), Memory(), []
+    miner, store, passes = miner_of("Ring(0.1, 0.4)", Search(shards=4, corpus_block=225)), Store(), []
     list(pieces_of(miner, store, lambda stage: passes.append(len({n for n, _ in store.pieces if "-bounds" in n}))))
     assert len(passes) > 4
     assert max(passes) == 1

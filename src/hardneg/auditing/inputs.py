@@ -11,10 +11,10 @@ import torch
 from torch import Tensor
 
 from hardneg.auditing.options import AuditOptions
-from hardneg.core.errors import ArgumentError, FileError, NoFile
+from hardneg.core.errors import ArgumentError, NoFile
 from hardneg.io.arrays import names_in_npz, read_npy, read_npz
 from hardneg.io.embeddings import SPLIT_NAMES, load_embeddings
-from hardneg.io.tables import aligned, read_table, read_vectors, suffix_of, vector_suffixes
+from hardneg.io.tables import aligned, open_text, read_table, read_vectors, suffix_of, vector_suffixes
 from hardneg.mining.cells import RowNumbers
 from hardneg.mining.judgements import read_judgements
 from hardneg.mining.problem import Side, side_of_table
@@ -95,10 +95,8 @@ def read_tags(what: str, path: str, column: str | None) -> Sequence[Any]:
     if file.suffix == ".npy":
         return _flat(read_npy(WHO, file), what, path)
     if file.suffix == ".txt":
-        try:
-            return file.read_text(encoding="utf-8").splitlines()
-        except UnicodeDecodeError as error:
-            raise FileError(WHO, "text in UTF-8", path, f"{error.reason} at byte {error.start}") from None
+        with open_text(file, WHO) as lines:
+            return lines.read().splitlines()
     names = names_in_npz(WHO, file) if file.suffix == ".npz" else list(table := read_table(path, WHO))
     usual = next((name for name in (what, what[:-1], "class", "y") if name in names), None)
     name = column or usual or (names[0] if len(names) == 1 or (file.suffix == ".npz" and names) else None)

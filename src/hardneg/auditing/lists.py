@@ -73,13 +73,13 @@ def read_lists(path: str | Path, wanted: int | None = None) -> Lists:
     if negative is not None or tuples:
         columns = [table[name] for name in tuples or [str(negative)]]
         rows = ([one for value in row for one in _listed(value)] for row in zip(*columns, strict=True))
-        grouped = zip(anchors, (_listed(one) for one in documents), rows, strict=True)
-        return _merged(_grouped(grouped, path), wanted)
+        both = zip(anchors, map(_listed, documents), rows, strict=True)
+        return _merged(((anchor, tuple(own), own, others) for anchor, own, others in both), path, wanted)
     marks = table.get("label") or table.get("labels") or _first_is_positive(table.get("scores"))
     if marks is None:
         raise ArgumentError("audit", "negatives in a mined file", f"columns {names} in {path}: none says which")
-    labelled = zip(anchors, (_listed(one) for one in documents), (_listed(mark) for mark in marks), strict=True)
-    return _merged(_labelled(labelled, path), wanted)
+    labelled = zip(anchors, map(_listed, documents), map(_listed, marks), strict=True)
+    return _merged(_labelled(labelled, path), path, wanted)
 
 
 def _anchors_and_documents(table: Table, path: str | Path) -> tuple[list[Any], list[Any]]:
@@ -121,31 +121,25 @@ def _check_names(names: Iterable[Any], path: str | Path, row: int) -> None:
             raise ArgumentError("audit", "ids or texts in a mined file", f"{name!r} in row {row} of {path}")
 
 
-Row = tuple[Any, list[Any], list[Any]]
+Row = tuple[Any, Hashable, list[Any], list[Any]]
+"""An anchor, the key of a list of it, positives and negatives: rows of one key are one list."""
 
 
-def _grouped(rows: Iterable[Row], path: str | Path) -> Iterator[tuple[Any, Hashable, list[Any], list[Any]]]:
-    """Rows of an anchor, its positives and its negatives: those with the same positives are one list."""
-    for number, (anchor, positives, negatives) in enumerate(rows):
-        _check_names((anchor, *positives, *negatives), path, number)
-        yield anchor, tuple(positives), positives, negatives
-
-
-def _labelled(rows: Iterable[Row], path: str | Path) -> Iterator[tuple[Any, Hashable, list[Any], list[Any]]]:
+def _labelled(rows: Iterable[tuple[Any, list[Any], list[Any]]], path: str | Path) -> Iterator[Row]:
     """Rows of an anchor, documents and their labels: each is a list, but pairs are one list together."""
     for number, (anchor, documents, labels) in enumerate(rows):
-        _check_names((anchor, *documents), path, number)
         marked = list(zip(documents, _numbers(labels, len(documents), path, number), strict=True))
         positives = [document for document, label in marked if label > 0]
         negatives = [document for document, label in marked if label <= 0]
         yield anchor, "pairs" if len(documents) == 1 else number, positives, negatives
 
 
-def _merged(rows: Iterable[tuple[Any, Hashable, list[Any], list[Any]]], wanted: int | None) -> Lists:
+def _merged(rows: Iterable[Row], path: str | Path, wanted: int | None) -> Lists:
     """The positives and negatives of each anchor; a negative that several of its lists repeat counts once."""
     positives: dict[Any, dict[Any, None]] = {}
     lists: dict[Any, dict[Hashable, Counter[Any]]] = {}
-    for anchor, key, own, others in rows:
+    for number, (anchor, key, own, others) in enumerate(rows):
+        _check_names((anchor, *own, *others), path, number)
         positives.setdefault(anchor, {}).update(dict.fromkeys(own))
         lists.setdefault(anchor, {}).setdefault(key, Counter()).update(others)
     negatives = [list(reduce(or_, each.values()).elements()) for each in lists.values()]

@@ -45,14 +45,14 @@ def mine_options(manifest: dict[str, Any], folder: Path) -> tuple[MineOptions, t
     recorded = manifest["options"]
     columns = recorded.get("columns")
     columns = columns if isinstance(columns, dict) else {}
-    known = {"options": {one.name for one in fields(MineOptions)}, "columns": {one.name for one in fields(Columns)}}
-    foreign = sorted({*(set(recorded) - known["options"]), *(set(columns) - known["columns"])})
+    options, names = ({one.name for one in fields(kind)} for kind in (MineOptions, Columns))
+    foreign = sorted((set(recorded) - options) | (set(columns) - names))
     notes = (f"The manifest has options that this version does not know: {', '.join(foreign)}.",) if foreign else ()
     paths = input_paths(manifest, folder)
     if "queries" not in paths:
         raise ArgumentError("audit", "a manifest that names the queries", "one that does not", _fix)
     column = recorded.get("embedding_column")
-    named = Columns(**{name: value for name, value in columns.items() if name in known["columns"] and _is_text(value)})
+    named = Columns(**{name: value for name, value in columns.items() if name in names and isinstance(value, str)})
     mined = MineOptions(paths["queries"], out="", columns=named)
     return replace(
         mined,
@@ -61,10 +61,6 @@ def mine_options(manifest: dict[str, Any], folder: Path) -> tuple[MineOptions, t
         missing_positives="drop" if recorded.get("missing_positives") == "drop" else "error",
         search="bm25" if recorded.get("search") == "bm25" else "exact",
     ), notes
-
-
-def _is_text(value: Any) -> bool:
-    return value is None or isinstance(value, str)
 
 
 def input_paths(manifest: dict[str, Any], folder: Path) -> dict[str, Any]:
@@ -86,13 +82,8 @@ def _checked(name: str, given: Any, folder: Path) -> Path:
     inside = found.resolve().is_relative_to(folder.resolve())
     if found.is_dir() and not inside:
         raise FileError("audit", f"the {name} in the folder of the manifest", found, "a folder outside", _fix)
-    if not _has_digest(found, given.get("bytes"), digest):
+    may_be = found.is_dir() or (found.is_file() and found.stat().st_size == given.get("bytes"))
+    if not may_be or digest_of_path(found) != digest:
         where = "" if inside else ", outside the folder of the manifest"
         raise DataChanged("audit", f"the {name} that were mined", f"{found}{where}, of other content", _fix)
     return found
-
-
-def _has_digest(path: Path, size: Any, digest: str) -> bool:
-    if path.is_dir():
-        return digest_of_path(path) == digest
-    return path.is_file() and path.stat().st_size == size and digest_of_path(path) == digest

@@ -70,11 +70,9 @@ class Tally:
         scores = chunk.scores
         log_w = self.rule.log_weights(scores, chunk.rows)
         some = log_w.amax(-1) != NEVER
-        if not bool(some.all()):
-            log_w = torch.where(some[:, None], log_w, 0.0)
         q = torch.softmax(log_w, dim=-1)
         if not bool(some.all()):
-            q, log_w = q * some[:, None], log_w.masked_fill(~some[:, None], NEVER)
+            q = q.masked_fill(~some[:, None], 0.0)  # NaN of an empty row
         square = torch.linalg.vector_norm(q, dim=-1, dtype=torch.float64).square()  # of millions of small numbers
         self.anchors, self.empty = self.anchors + len(some), self.empty + int((~some).sum())
         means = _expected(q, chunk.measures)

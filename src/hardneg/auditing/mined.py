@@ -20,13 +20,12 @@ from hardneg.auditing.prepare import make_subject
 from hardneg.auditing.result import Audit, MinedFindings
 from hardneg.auditing.rules import given_rules
 from hardneg.auditing.samples import samples_of
-from hardneg.auditing.subject import Subject
 from hardneg.auditing.survey import audit_subject
 from hardneg.core.errors import ArgumentError, DataChanged, argument_error
 from hardneg.core.types import Keys
 from hardneg.mining.encode import cached, embed
 from hardneg.mining.inputs import Progress as Encoding
-from hardneg.mining.inputs import load_encoders, load_problem
+from hardneg.mining.inputs import load_encoders, load_problem, quiet
 from hardneg.mining.options import MineOptions
 from hardneg.mining.problem import Side
 from hardneg.mining.ranks import Ranks
@@ -49,9 +48,7 @@ class Origin:
 
 
 def audit_mined(
-    options: AuditOptions,
-    progress: Callable[[int, int], None] | None = None,
-    encoding: Encoding | None = None,
+    options: AuditOptions, progress: Callable[[int, int], None] | None = None, encoding: Encoding = quiet
 ) -> Audit:
     """What is wrong with the lists and, where vectors are known, how hard and false they are beside other rules."""
     manifest = manifest_beside(options.input)
@@ -59,7 +56,6 @@ def audit_mined(
     recorded = recorded if isinstance(recorded, dict) else {}
     options = replace(options, similarity=options.similarity or similarity_of(recorded))
     lists = read_lists(options.input, whole_number(recorded.get("k")))
-    encoding = encoding or (lambda what, steps: lambda done: None)
     named = options.names_origin
     origin = _given_origin(options, lists, encoding) if named else _origin_of_manifest(options, manifest, encoding)
     row_of = _rows_of(lists.documents(), origin.corpus, "documents")
@@ -69,9 +65,20 @@ def audit_mined(
     queries, corpus = origin.queries, origin.corpus
     if corpus is None or queries is None or corpus.vectors is None or queries.vectors is None:
         return _lists_only(options, found, (*origin.notes, *_without_vectors(origin, kept, where, row_of)))
-    subject = _subject(options, origin, kept, where, row_of)
+    rows = [where[name] for name in kept.queries]
+    positives = [[row_of[name] for name in own if name in row_of] for own in kept.positives]
+    subject = make_subject(
+        queries.vectors[rows],
+        Keys(corpus.vectors),
+        positives=positives if any(positives) else None,
+        judgements=_judged(origin, rows),
+        normalize=options.similarity != "dot",
+        seed=options.settings.seed,
+    )
+    names = tuple(corpus.ids if corpus.named or corpus.texts is None else corpus.texts)
     given = given_rules(options.expressions)
-    audited = audit_subject(subject, given, options.settings, listed=as_rows(kept, row_of), progress=progress)
+    listed = as_rows(kept, row_of)
+    audited = audit_subject(replace(subject, names=names), given, options.settings, listed=listed, progress=progress)
     return replace(audited, mined=found, notes=(*audited.notes, *origin.notes, *_lost(lists, where, row_of)))
 
 
@@ -97,29 +104,6 @@ def _findings(
 def _texts_of(side: Side | None, rows: dict[Any, int]) -> dict[Any, str]:
     texts = None if side is None else side.texts
     return {} if texts is None else {name: texts[row] for name, row in rows.items()}
-
-
-def _subject(
-    options: AuditOptions, origin: Origin, lists: Lists, where: dict[Any, int], row_of: dict[Any, int]
-) -> Subject:
-    """The queries of the lists against the corpus, with the positives of the lists."""
-    queries, corpus = origin.queries, origin.corpus
-    assert queries is not None
-    assert corpus is not None
-    assert queries.vectors is not None
-    assert corpus.vectors is not None
-    rows = [where[name] for name in lists.queries]
-    positives = [[row_of[name] for name in own if name in row_of] for own in lists.positives]
-    judged = _judged(origin, rows)
-    subject = make_subject(
-        queries.vectors[rows],
-        Keys(corpus.vectors),
-        positives=positives if any(positives) else None,
-        judgements=judged,
-        normalize=options.similarity != "dot",
-        seed=options.settings.seed,
-    )
-    return replace(subject, names=tuple(corpus.ids if corpus.named or corpus.texts is None else corpus.texts))
 
 
 def _judged(origin: Origin, rows: Sequence[int]) -> list[list[int]] | None:

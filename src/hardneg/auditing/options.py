@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 from hardneg.auditing.settings import LOOK, RULES, Settings
 from hardneg.core.errors import ArgumentError, check_among
@@ -74,7 +72,7 @@ class AuditOptions:
         return self.has_corpus or self.queries is not None or self.query_embeddings is not None
 
 
-_always = {"input", "expressions", "settings", "similarity", "imports"}
+_always = {"input", "expressions", "settings", "columns", "similarity", "imports"}
 _judges = {"labels", "groups", "label_column", "group_column", "judgements"}
 _of_queries = {"queries", "query_column", "query_id_column", "embedding_column"}
 _of_corpus = {"corpus", "corpus_embeddings", "corpus_column", "corpus_id_column"}
@@ -97,25 +95,12 @@ def check_read(options: AuditOptions, kind: str) -> None:
     if what == "a mined file" and not options.names_origin:
         beside = manifest_of(options.input).exists()
         what = "a mined file and its manifest" if beside else "a mined file of which no queries or corpus are named"
-    for name, value in _given(options):
-        if name not in _reads[what]:
+    columns = {f"{name}_column": value for name, value in vars(options.columns).items()}
+    for name, value in {**columns, **vars(options)}.items():
+        if value is not None and name not in _always | _reads[what]:
             flag = name.replace("_", "-")
             raise ArgumentError("audit", f"no --{flag} for {what}", f"--{flag} {value}", "remove it: it has no effect")
     for column, file in (("label_column", "labels"), ("group_column", "groups")):
         named = getattr(options, column)
         if what == "a run" and named is not None and getattr(options, file) is None:
             raise ArgumentError("audit", f"--{file} for --{column.replace('_', '-')} {named}", "none")
-
-
-def _given(options: AuditOptions) -> Iterator[tuple[str, Any]]:
-    """The options that were given, by the names they have in the command."""
-    for each in fields(options):
-        value = getattr(options, each.name)
-        if each.name == "columns":
-            yield from ((f"{one.name}_column", getattr(value, one.name)) for one in fields(value) if _some(value, one))
-        elif each.name not in _always and value is not None:
-            yield each.name, value
-
-
-def _some(columns: Columns, one: Any) -> bool:
-    return getattr(columns, one.name) is not None

@@ -22,7 +22,7 @@ from hardneg.core.errors import ArgumentError, argument_error
 from hardneg.core.nearest import Corpus
 from hardneg.core.types import Keys
 from hardneg.core.vectors import unit, widened
-from hardneg.mining.checks import check_directions, check_finite
+from hardneg.mining.checks import check_vectors
 from hardneg.mining.judgements import Tag
 from hardneg.mining.pairs import Pairs, Positives, RowsOf, as_pairs, read_positives
 
@@ -149,16 +149,12 @@ def _compared(name: str, vectors: Tensor, normalize: bool, dtype: torch.dtype) -
     """Vectors as they are compared: in memory, as one block, or made block by block of a large file."""
     if vectors.nbytes <= _in_memory:
         return Corpus(_prepared(name, vectors, normalize, dtype), vectors.device, max(1, len(vectors)), dtype)
-    check_finite(name, vectors)
-    if normalize:
-        check_directions(name, vectors)
+    check_vectors(name, vectors, normalize)
     block = min(_block, -(-len(vectors) // 2))  # two at least: what has one block is in memory
     return Corpus(vectors.detach(), vectors.device, block, dtype, cosine=normalize)
 
 
 def _prepared(name: str, vectors: Tensor, normalize: bool, dtype: torch.dtype) -> Tensor:
-    check_finite(name, vectors)
     wide = widened(vectors.detach().to(dtype))
-    if normalize:
-        check_directions(name, wide)
+    check_vectors(name, wide, normalize)
     return unit(wide) if normalize else wide

@@ -16,6 +16,7 @@ from torch import Tensor
 from hardneg.core.nearest import Corpus
 from hardneg.core.types import Scores, Tags, other_id
 from hardneg.core.vectors import unit
+from hardneg.mining.meeting import is_copy
 from hardneg.mining.pairs import Pairs
 
 
@@ -55,7 +56,7 @@ class Subject:
         """What false negatives are known by."""
         known = {"labels": "labels", "groups": "clusters"}
         found = [word for word, tag in known.items() if self.both(tag)]
-        return (*found, "judgements") if self.judged is not None else tuple(found)
+        return (*found, *(["judgements"] if self.judged is not None else []))
 
     def rows(self) -> Annotated[Tensor, "m"]:
         """The anchors that may be looked at."""
@@ -69,7 +70,6 @@ class Subject:
     def compared(self, rows: Annotated[Tensor, "b"], cosine: float = 1.0) -> Compared:
         """One pass over the candidates; near is a cosine of at least this, but for rounding."""
         anchors, positives = self.anchors.rows(rows), self._directions(rows)
-        limit = cosine - 4.0 * torch.finfo(anchors.dtype).eps  # the cosine of a copy may be just below 1
         blocks = self.candidates.blocks()
         similarity = anchors.new_empty(len(rows), len(self.candidates)) if len(blocks) > 1 else None
         near = torch.empty(len(rows), len(self.candidates), dtype=torch.bool, device=anchors.device)
@@ -77,9 +77,9 @@ class Subject:
             part = self.candidates.part(low, high)
             found = anchors @ part.T
             directions = part if self.unit else unit(part)
-            close = (found if self.unit else unit(anchors) @ directions.T) >= limit
+            close = is_copy(found if self.unit else unit(anchors) @ directions.T, cosine)
             for place, vectors in positives:
-                close[place] |= vectors @ directions.T >= limit
+                close[place] |= is_copy(vectors @ directions.T, cosine)
             near[:, low:high] = close
             if similarity is None:
                 return Compared(rows, found, near)
@@ -148,12 +148,7 @@ class Subject:
             return own, torch.ones_like(own, dtype=torch.bool)
         if self.pairs is None:
             return anchors.new_zeros(len(rows), 1), torch.zeros(len(rows), 1, dtype=torch.bool, device=anchors.device)
-        place, column, row = self.pairs.columns(rows)
-        own = anchors.new_zeros(len(rows), int(column.max()) + 1 if len(column) else 1)
-        real = torch.zeros_like(own, dtype=torch.bool)
-        own[place, column] = (anchors[place] * self.candidates.rows(row)).sum(-1)
-        real[place, column] = True
-        return own, real
+        return self.pairs.padded(rows, lambda place, row: (anchors[place] * self.candidates.rows(row)).sum(-1))
 
     def both(self, name: str) -> bool:
         """Whether anchors and candidates have this tag."""

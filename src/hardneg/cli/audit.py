@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import typer
 
 from hardneg.auditing.options import PANELS, AuditOptions
-from hardneg.cli.errors import errors_for_people, given
-from hardneg.cli.flags import CONFIG, CONTEXT, build, flags_of, from_file, parameter, parameters_of, with_parameters
+from hardneg.cli.errors import errors_for_people
+from hardneg.cli.flags import CONFIG, CONTEXT, build, flags_of, parameter, parameters_of, with_file, with_parameters
 from hardneg.cli.progress import progress_bars
 
 if TYPE_CHECKING:
@@ -39,8 +39,7 @@ def audit(ctx: typer.Context, config: Path | None, out: str, overwrite: bool, **
     """
     flags = flags_of(AuditOptions)
     with errors_for_people(flags={"audit": flags, "mine": flags}):
-        values |= {n: v for n, v in from_file("audit", config, AuditOptions).items() if n not in given(ctx)}
-        options = build(AuditOptions, values, "audit")
+        options = build(AuditOptions, with_file(ctx, "audit", config, values, AuditOptions), "audit")
         _check_out(out, options, overwrite)
         _show(_audit(options), options, out, overwrite)
 
@@ -74,14 +73,8 @@ def _audit(options: AuditOptions) -> Audit:
     from hardneg.auditing.files import audit_files
 
     with progress_bars() as bars:
-        started: list[Callable[[int], None]] = []
-
-        def looked_at(done: int, total: int) -> None:
-            if not started:
-                started.append(bars("anchors", total))
-            started[0](done)
-
-        return audit_files(options, looked_at, bars)
+        bar = cache(bars)  # one, from the first call on
+        return audit_files(options, lambda done, total: bar("anchors", total)(done), bars)
 
 
 def _show(found: Audit, options: AuditOptions, out: str, overwrite: bool) -> None:

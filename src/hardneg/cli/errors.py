@@ -56,16 +56,15 @@ def read_yaml(path: Path) -> dict[str, Any]:
         )
     try:
         values = yaml.safe_load(path.read_text()) or {}
+        if isinstance(values, dict):
+            return {str(name).replace("-", "_"): value for name, value in values.items()}
+        got = f"which holds a {type(values).__name__}"
     except yaml.MarkedYAMLError as error:
         where = f"in line {error.problem_mark.line + 1}: {error.problem}" if error.problem_mark else error.problem
-        raise FileError("--config", "lines like 'temperature: 0.5'", path, got=f"which is no YAML {where}") from None
+        got = f"which is no YAML {where}"
     except (yaml.YAMLError, RecursionError, ValueError) as error:
         got = f"which is no YAML ({type(error).__name__})"
-        raise FileError("--config", "lines like 'temperature: 0.5'", path, got=got) from None
-    if not isinstance(values, dict):
-        got = f"which holds a {type(values).__name__}"
-        raise FileError("--config", "lines like 'temperature: 0.5'", path, got=got)
-    return {str(name).replace("-", "_"): value for name, value in values.items()}
+    raise FileError("--config", "lines like 'temperature: 0.5'", path, got=got)
 
 
 def given(ctx: typer.Context) -> set[str]:

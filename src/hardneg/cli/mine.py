@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from hardneg.cli.errors import errors_for_people, given
-from hardneg.cli.flags import CONFIG, CONTEXT, build, flags_of, from_file, parameter, parameters_of, with_parameters
+from hardneg.cli.errors import errors_for_people
+from hardneg.cli.flags import CONFIG, CONTEXT, build, flags_of, parameter, parameters_of, with_file, with_parameters
 from hardneg.cli.progress import progress_bars
 from hardneg.mining.options import INPUT, OUTPUT, RULE, RUN, SEARCH, MineOptions
 
@@ -35,8 +35,7 @@ def mine(ctx: typer.Context, config: Path | None, dry_run: bool, explain: bool, 
       hardneg mine ... --engine ray   or   --part 0/8, --part 1/8 ... and then --merge   (the same output)
     """
     with errors_for_people("Run the same command again to resume.", {"mine": flags_of(MineOptions)}):
-        values |= {n: v for n, v in from_file("mine", config, MineOptions).items() if n not in given(ctx)}
-        options = build(MineOptions, values, "mine")
+        options = build(MineOptions, with_file(ctx, "mine", config, values, MineOptions), "mine")
         if dry_run:
             from hardneg.mining.estimate import estimate
 

@@ -142,19 +142,6 @@ def reduce_rows(declared: Mapping[str, Bound], rows: Rows, left: Left) -> dict[s
     return states
 
 
-def merge_states(
-    declared: Mapping[str, Bound], first: Mapping[str, State], second: Mapping[str, State]
-) -> dict[str, State]:
-    """The states of two shards of the candidates as one; the columns of the second come after those of the first.
-
-    The positives are the same for every shard.
-    """
-    return {
-        name: first[name] if bound.over == "positives" else bound.merge(first[name], second[name])
-        for name, bound in declared.items()
-    }
-
-
 def finish(declared: Mapping[str, Bound], states: Mapping[str, State]) -> Bounds:
     finished: dict[str, Any] = {}
     for name, bound in declared.items():

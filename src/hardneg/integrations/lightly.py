@@ -10,11 +10,11 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from hardneg.core.distributed import gather
+from hardneg.core.distributed import gather, several_ranks
 from hardneg.core.errors import argument_error
 from hardneg.core.types import Keys
 from hardneg.core.vectors import unit
-from hardneg.integrations.ranks import distinct_ids, num_ranks, of_all_ranks
+from hardneg.integrations.ranks import distinct_ids, of_all_ranks
 from hardneg.losses.contrastive import ContrastiveLoss
 from hardneg.negatives import Negatives, Uniform
 from hardneg.state.pools import Queue
@@ -57,11 +57,10 @@ class NegativesLoss(nn.Module):
             if out0.requires_grad:
                 keys = Keys(unit(out1.detach()))
                 self.queue.push(gather(keys) if self.gather_distributed else keys)
-            return loss
-        if not self.gather_distributed or num_ranks() == 1:
+        elif self.gather_distributed and several_ranks():
+            ids = distinct_ids(out0)
+            pool = [of_all_ranks(view, ids) for view in (out0, out1)]
+            loss = (self.loss(out0, out1, ids=ids, pool=pool) + self.loss(out1, out0, ids=ids, pool=pool)) / 2
+        else:
             loss = self.loss(out0, out1)
-            return loss
-        ids = distinct_ids(out0)
-        pool = [of_all_ranks(view, ids) for view in (out0, out1)]
-        loss = (self.loss(out0, out1, ids=ids, pool=pool) + self.loss(out1, out0, ids=ids, pool=pool)) / 2
         return loss

@@ -11,8 +11,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from hardneg.core.types import Keys
-from hardneg.integrations.ranks import distinct_ids, num_ranks, of_all_ranks
+from hardneg.core.distributed import several_ranks
+from hardneg.integrations.ranks import distinct_ids, of_all_ranks
 from hardneg.losses.contrastive import ContrastiveLoss
 from hardneg.negatives import Negatives, Uniform
 
@@ -48,17 +48,14 @@ class NegativesLoss(nn.Module):
         A bias on all logits cancels in a softmax: it is not read, and its gradient is 0.
         """
         temperature = 1.0 / torch.as_tensor(logit_scale)
-        own = ids
-        if self.gather and num_ranks() > 1 and ids is None:
-            own = distinct_ids(image_features)
-        losses = [
-            self.loss(one, other, ids=own, pool=self._pool(other, own), temperature=temperature)
-            for one, other in ((image_features, text_features), (text_features, image_features))
-        ]
-        total = (losses[0] + losses[1]) / 2
+        gathers = self.gather and several_ranks()
+        own = distinct_ids(image_features) if gathers and ids is None else ids
+
+        def loss(one: Tensor, other: Tensor) -> Tensor:
+            pool = of_all_ranks(other, own) if gathers and own is not None else None
+            return self.loss(one, other, ids=own, pool=pool, temperature=temperature)  # type: ignore[no-any-return]
+
+        total = (loss(image_features, text_features) + loss(text_features, image_features)) / 2
         if logit_bias is not None:
             total = total + 0.0 * logit_bias.sum()  # DistributedDataParallel wants a gradient for every parameter
         return {"contrastive_loss": total} if output_dict else total
-
-    def _pool(self, features: Tensor, ids: Tensor | None) -> Keys | None:
-        return of_all_ranks(features, ids) if self.gather and ids is not None and num_ranks() > 1 else None

@@ -106,13 +106,11 @@ class NegativesMiner(BaseMiner):  # type: ignore[misc]
         log_w = self.negatives.log_weights(scores)
         if self.k is None:
             return a1, p, *torch.where(log_w != NEVER)
-        drawn = draw(log_w, self.k, self._generator(), method="gumbel")
+        self.calls += 1
+        random = torch.Generator().manual_seed(self.seed * 2**32 + int(self.calls))
+        drawn = draw(log_w, self.k, random, method="gumbel")
         rows, places = torch.where(drawn >= 0)
         return a1, p, rows, drawn[rows, places]
-
-    def _generator(self) -> torch.Generator:
-        self.calls += 1
-        return torch.Generator().manual_seed(self.seed * 2**32 + int(self.calls))
 
     def get_default_distance(self) -> Any:
         return CosineSimilarity()

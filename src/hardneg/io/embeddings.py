@@ -21,6 +21,7 @@ Labels = Annotated[Tensor, "n"]
 
 AGAIN = "make it again: delete result.json of the run and train again with --resume"
 SPLIT_NAMES = ("train_x", "train_y", "test_x", "test_y")
+_ADVICE = {name: f"np.array({name}, dtype={'float' if '_x' in name else 'str'}) has none" for name in SPLIT_NAMES}
 
 
 def save_arrays(path: str | Path | BinaryIO, **parts: Tensor) -> None:
@@ -35,7 +36,7 @@ def load_evaluated(path: Path) -> tuple[Features, Labels | None]:
     if not path.is_file() or "train_x" in names_in_npz("load_embeddings", path):
         return load_embeddings(path)[2:]
     check_seal(path, "load_embeddings", AGAIN)
-    advice = {"test_x": "np.array(test_x, dtype=float) has none", "test_y": "np.array(test_y, dtype=str) has none"}
+    advice = {name: _ADVICE[name] for name in ("test_x", "test_y")}
     found = read_arrays("load_embeddings", path, advice, needed=("test_x",))
     labels = plain_labels("load_embeddings", found["test_y"], f"test_y of {path}") if "test_y" in found else None
     return _as_features(found["test_x"]), None if labels is None else torch.from_numpy(labels)
@@ -51,9 +52,7 @@ def read_embeddings(path: Path) -> tuple[tuple[Features, Labels, Features, Label
     who = "load_embeddings"
     if path.is_file():
         check_seal(path, who, AGAIN)
-    plain = {"x": "float", "y": "str"}
-    advice = {name: f"np.array({name}, dtype={plain[name[-1]]}) has none" for name in SPLIT_NAMES}
-    found = read_arrays(who, path, advice, needed=SPLIT_NAMES)
+    found = read_arrays(who, path, _ADVICE, needed=SPLIT_NAMES)
     for name in ("train_x", "test_x"):
         if found[name].dtype.kind not in "biuf":
             raise ArgumentError(who, f"numbers in {name}", f"{found[name].dtype} in {path}")

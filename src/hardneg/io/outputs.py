@@ -26,7 +26,7 @@ def check_output(
     """
     what, fix = "an output that is none of its inputs", "use another --out"
     for read in reads:
-        if _same(path, read):
+        if same_file(path, read):
             raise FileError(who, what, path, f"which is the input {read}", fix)
         if _inside(read, path) or _inside(path, read):
             how = "holds" if _inside(read, path) else "lies in"
@@ -36,7 +36,8 @@ def check_output(
         raise FileError(who, what, path, "which something else has written", "pass --overwrite to replace it")
 
 
-def _same(first: Path, second: Path) -> bool:
+def same_file(first: Path, second: Path) -> bool:
+    """By whatever names."""
     if os.path.realpath(first) == os.path.realpath(second):
         return True
     return first.exists() and second.exists() and os.path.samefile(first, second)
@@ -44,7 +45,7 @@ def _same(first: Path, second: Path) -> bool:
 
 def _inside(inner: Path, outer: Path) -> bool:
     """Whether a path lies in a folder that exists, by whatever names."""
-    return outer.is_dir() and any(_same(part, outer) for part in Path(os.path.realpath(inner)).parents)
+    return outer.is_dir() and any(same_file(part, outer) for part in Path(os.path.realpath(inner)).parents)
 
 
 def swap_in(new: Path, path: Path) -> None:

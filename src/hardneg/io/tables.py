@@ -62,12 +62,10 @@ def column_names(path: str | Path, who: str = "mine") -> list[str]:
     path = Path(path)
     if path.is_file() and suffix_of(path) == ".parquet":
         parquet = optional("pyarrow.parquet", "Parquet", extra="text")
-        try:
+        with _whole("Parquet file", path, who):
             return list(parquet.read_schema(path).names)
-        except Exception as error:
-            raise FileError(who, "a whole Parquet file", path, "which is damaged or of another kind") from error
     if path.is_file() and suffix_of(path) in (".jsonl", ".json"):
-        with _open_text(path, who) as file:
+        with open_text(path, who) as file:
             first = next((line for line in file if line.strip()), "{}")
         try:
             row = json.loads(first)
@@ -166,10 +164,8 @@ def aligned(
 
 def _load_safetensors(path: Path, who: str) -> dict[str, Any]:
     load = optional("safetensors.torch", "safetensors", extra="text").load_file
-    try:
+    with _whole("safetensors file", path, who):
         tensors = load(str(path))
-    except Exception as error:
-        raise FileError(who, "a whole safetensors file", path, "which is damaged or of another kind") from error
     # NumPy has no bfloat16; float32 holds each of its numbers.
     return {name: (one.float() if one.dtype == torch.bfloat16 else one).numpy() for name, one in tensors.items()}
 
@@ -213,35 +209,39 @@ def _named(arrays: dict[str, Any], path: Path, column: str | None, who: str) -> 
     return vectors, ids.tolist()
 
 
-class _Unpacked(io.RawIOBase):
-    """The content of a gzip file, which ends with an error where a small file unpacks to far more than text does."""
+class _Unpacked(gzip.GzipFile):
+    """A gzip file that ends with an error where a small file unpacks to far more than text does."""
 
     def __init__(self, path: Path, who: str) -> None:
-        self.file, self.path, self.who = gzip.GzipFile(path, "rb"), path, who
+        super().__init__(path, "rb")
+        self.path, self.who = path, who
         self.most = min(max(_unpacked_bytes, _unpacked_times * path.stat().st_size), memory_bytes())
-        self.read_bytes = 0
 
-    def readable(self) -> bool:
-        return True
-
-    def readinto(self, buffer: Any) -> int:
-        content = self.file.read(len(buffer))
-        self.read_bytes += len(content)
-        if self.read_bytes > self.most:
+    def read(self, size: int | None = -1) -> bytes:
+        left = max(self.most + 1 - self.tell(), 1)
+        content = super().read(left if size is None or size < 0 else min(size, left))
+        if self.tell() > self.most:
             got = f"which unpacks to more than {self.most:,} bytes"
             raise FileError(self.who, "a gzip file of text", self.path, got, "unpack it if it is meant to be so large")
-        buffer[: len(content)] = content
-        return len(content)
+        return content
 
-    def close(self) -> None:
-        self.file.close()
-        super().close()
+    def read1(self, size: int = -1) -> bytes:
+        return self.read(1 << 16 if size < 0 else size)
 
 
 @contextmanager
-def _open_text(path: Path, who: str) -> Iterator[IO[str]]:
+def _whole(kind: str, path: Path, who: str, got: str = "which is damaged or of another kind") -> Iterator[None]:
+    """Whatever another library raises for damaged files, and Python for files that name other things, as one error."""
+    try:
+        yield
+    except Exception as error:
+        raise FileError(who, f"a whole {kind}", path, got) from error
+
+
+@contextmanager
+def open_text(path: Path, who: str) -> Iterator[IO[str]]:
     """A text file, packed or not; without the byte order mark that Excel writes."""
-    binary: Any = io.BufferedReader(_Unpacked(path, who), 1 << 16) if path.suffix.lower() == ".gz" else path.open("rb")
+    binary: Any = _Unpacked(path, who) if path.suffix.lower() == ".gz" else path.open("rb")
     with io.TextIOWrapper(binary, encoding="utf-8-sig", newline="") as file:
         try:
             yield file
@@ -255,7 +255,7 @@ def _open_text(path: Path, who: str) -> Iterator[IO[str]]:
 def _read_lines(path: Path, who: str) -> Table:
     rows = []
     what = "one JSON object in each line"
-    with _open_text(path, who) as file:
+    with open_text(path, who) as file:
         for number, line in enumerate(file, 1):
             if not line.strip():
                 continue
@@ -269,24 +269,28 @@ def _read_lines(path: Path, who: str) -> Table:
             if not isinstance(row, dict):
                 raise FileError(who, what, path, f"line {number}: {line[:40]!r}")
             rows.append(row)
-    names = list(dict.fromkeys(name for row in rows for name in row))
-    return {name: [row.get(name) for row in rows] for name in names}
+    return _as_columns(rows)
 
 
 def _read_json(path: Path, who: str) -> Table:
     """Lines of objects, or one array of them."""
-    with _open_text(path, who) as file:
+    with open_text(path, who) as file:
         while (start := file.read(1)).isspace():
             pass
     if start != "[":
         return _read_lines(path, who)
-    with _open_text(path, who) as file:
-        try:
-            rows = json.load(file)
-        except (ValueError, RecursionError):
-            raise FileError(who, "an array of JSON objects", path, "which is no JSON") from None
+    with open_text(path, who) as file:
+        text = file.read()  # not where errors of JSON are caught: those of the text have a reason of their own
+    try:
+        rows = json.loads(text)
+    except (ValueError, RecursionError):
+        raise FileError(who, "an array of JSON objects", path, "which is no JSON") from None
     if not all(isinstance(row, dict) for row in rows):
         raise FileError(who, "an array of JSON objects", path, "which holds something else")
+    return _as_columns(rows)
+
+
+def _as_columns(rows: list[dict[str, Any]]) -> Table:
     names = list(dict.fromkeys(name for row in rows for name in row))
     return {name: [row.get(name) for row in rows] for name in names}
 
@@ -296,7 +300,7 @@ def _read_trec(path: Path, who: str) -> Table:
     names = {4: ("query_id", None, "doc_id", "relevance"), 6: ("query_id", None, "doc_id", "rank", "score", None)}
     columns: dict[str, list[Any]] = {}
     width = 0
-    with _open_text(path, who) as file:
+    with open_text(path, who) as file:
         for number, line in enumerate(file, 1):
             fields = line.split()
             width = width or len(fields)
@@ -311,7 +315,7 @@ def _read_trec(path: Path, who: str) -> Table:
 
 def _read_csv(path: Path, delimiter: str, who: str) -> Table:
     csv.field_size_limit(min(sys.maxsize, 2**31 - 1))
-    with _open_text(path, who) as file:
+    with open_text(path, who) as file:
         reader = csv.reader(
             file, delimiter=delimiter, quoting=csv.QUOTE_NONE if delimiter == "\t" else csv.QUOTE_MINIMAL
         )
@@ -341,10 +345,8 @@ def _columns_of(reader: Any, path: Path, who: str) -> Table:
 
 def _read_parquet(path: Path, who: str) -> Table:
     parquet = optional("pyarrow.parquet", "Parquet", extra="text")
-    try:
+    with _whole("Parquet file", path, who):
         table = parquet.read_table(path)
-    except Exception as error:
-        raise FileError(who, "a whole Parquet file", path, "which is damaged or of another kind") from error
     return {name: table[name].to_pylist() for name in table.column_names}
 
 
@@ -364,11 +366,9 @@ def _read_folder(path: Path, who: str) -> Table:
         raise ArgumentError(who, f"one split of {path}", str(splits), fix)
     if (path / "dataset_info.json").exists():
         load = optional("datasets", "A saved data set", extra="text").load_from_disk
-        try:
+        with _whole("saved data set", path, who, "which is damaged"):
             dataset = load(str(path))
             return {name: list(dataset[name]) for name in dataset.column_names}
-        except Exception as error:  # pyarrow's and datasets' own, and those of Python for files that name other things
-            raise FileError(who, "a whole saved data set", path, "which is damaged") from error
     if shards := _files_of(path, table_suffixes):
         return _read_shards(path, shards, who)
     if any(path.rglob("*.parquet")):  # in folders by the values of a column

@@ -8,8 +8,6 @@ from pathlib import Path
 from hardneg.core.errors import FileError
 from hardneg.mining.options import MineOptions
 
-_splits = ("train", "dev", "test")
-
 
 def from_beir(options: MineOptions) -> MineOptions:
     """The options with the files of the folder, where the queries are one and nothing else is named."""
@@ -17,7 +15,8 @@ def from_beir(options: MineOptions) -> MineOptions:
     corpus, queries = (_of(folder, name) for name in ("corpus", "queries"))
     if not folder.is_dir() or corpus is None or queries is None:
         return options
-    given = options.judgements or next((str(path) for path in _qrels(folder)), None)
+    splits = (folder / "qrels" / f"{split}.tsv" for split in ("train", "dev", "test"))  # the one to train on first
+    given = options.judgements or next((str(path) for path in splits if path.is_file()), None)
     if given is None:
         raise FileError("mine", "qrels/train.tsv in a BEIR folder", folder, fix="name --judgements")
     columns = options.columns
@@ -30,8 +29,3 @@ def from_beir(options: MineOptions) -> MineOptions:
 
 def _of(folder: Path, name: str) -> Path | None:
     return next((path for suffix in (".jsonl", ".jsonl.gz") if (path := folder / f"{name}{suffix}").is_file()), None)
-
-
-def _qrels(folder: Path) -> list[Path]:
-    """The judgements of the splits, those to train on first."""
-    return [path for split in _splits if (path := folder / "qrels" / f"{split}.tsv").is_file()]

@@ -72,7 +72,7 @@ def key_of_function(text: str, function: Any) -> str:
     found += [value for value in (_value(one) for one in bound) if value is not None]
     if callable(getattr(function, "state_dict", None)):
         found.append(_state(function))
-    found += [_file_digest(path) for path in _named_files(sources, bound)]
+    found += [(path.name, digest_of_path(path)) for path in _named_files(sources, bound)]
     for one in (declared, function):
         key = getattr(one, "cache_key", None)
         found.append(repr(key() if callable(key) else key))
@@ -218,7 +218,3 @@ def _is_weights(path: Path) -> bool:
         return path.is_file() or (path.is_dir() and any((path / name).is_file() for name in _model_files))
     except OSError:  # a text that is no path
         return False
-
-
-def _file_digest(path: Path) -> tuple[str, str]:
-    return path.name, digest_of_path(path)

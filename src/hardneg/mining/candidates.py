@@ -130,16 +130,13 @@ class Finder:
             assert bounds is not None
             drawn = (lambda low, high: self._uniforms(query, low, high)) if self.rule.draw == "gumbel" else None
             keep = Filters(self.meeting, query, self.rule.negatives.factors, bounds, drawn)
+        elif filtered and (forms := self.ceilings()) is not None:
+            keep = Ceilings(self.meeting, query, forms)
         elif filtered:
-            keep = self._filters(query)
+            own = bounds_of(self.meeting, query, self.leading)
+            keep = Filters(self.meeting, query, self.leading, own, judged_again=True)
         excluded = self.meeting.excluded.of(query)
         return RunningNearest(self.corpus, self.meeting.model.raw(query), size, excluded, keep, largest_on(self.device))
-
-    def _filters(self, query: Annotated[Tensor, "b"]) -> Weigh:
-        if (forms := self.ceilings()) is not None:
-            return Ceilings(self.meeting, query, forms)
-        own = bounds_of(self.meeting, query, self.leading)
-        return Filters(self.meeting, query, self.leading, own, judged_again=True)
 
     def ceilings(self) -> list[ClosedForm] | None:
         """The forms of the leading factors, if all that they remove is what scores above a ceiling."""

@@ -25,7 +25,7 @@ from hardneg.io.functions import load_function
 from hardneg.io.outputs import check_output
 from hardneg.mining.fusion import check_quotas, named_source
 from hardneg.mining.imports import load_imports
-from hardneg.mining.options import MineOptions, inputs, manifest_of
+from hardneg.mining.options import MineOptions, given_inputs, inputs, manifest_of
 from hardneg.mining.output import Layout, check_format
 from hardneg.mining.runs import split_name
 from hardneg.mining.search_depth import check_depth
@@ -48,11 +48,11 @@ def check_inputs(queries: Keys, corpus: Keys, rule: Rule, temperature: float, ne
     check_rule(rule, temperature, near_positive)
 
 
-def check_corpus(vectors: Tensor, cosine: bool, first: int = 0) -> None:
-    """Raises for documents that cannot be compared, from the row ``first`` on."""
-    check_finite("corpus", vectors, first)
+def check_vectors(name: str, vectors: Tensor, cosine: bool, first: int = 0) -> None:
+    """Raises for vectors that cannot be compared, from the row ``first`` on."""
+    check_finite(name, vectors, first)
     if cosine:
-        check_directions("corpus", vectors, first)
+        check_directions(name, vectors, first)
 
 
 def check_rule(rule: Rule, temperature: float, near_positive: float | None) -> None:
@@ -189,13 +189,12 @@ def check_options(options: MineOptions) -> None:
     """Everything that can be wrong before any work is done."""
     load_imports(options.imports)
     for name in (*inputs, "out", "model", "guide", "cross_encoder"):
-        if (
-            getattr(options, name) == ""
-        ):  # as of a variable of the shell that is not set; it would be the current folder
+        # As of a variable of the shell that is not set; it would be the current folder.
+        if getattr(options, name) == "":
             raise argument_error("mine", "a name that is not empty", name, "")
     check_format(Path(options.out))
-    reads = [Path(getattr(options, name)) for name in inputs if getattr(options, name) is not None]
-    reads += [Path(path) for path in (*(split_name(each)[1] for each in options.runs), *options.imports)]
+    others = (*(split_name(each)[1] for each in options.runs), *options.imports)
+    reads = [*given_inputs(options).values(), *map(Path, others)]
     for path in (Path(options.out), manifest_of(options.out), Path(f"{options.out}.work")):
         check_output("mine", path, reads, overwrite=True)
     _check_models(options)

@@ -6,7 +6,7 @@ options have the same names here and are translated to an expression (st_names.p
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -21,15 +21,15 @@ from hardneg.core.errors import ArgumentError, argument_error, optional
 from hardneg.core.types import Keys
 from hardneg.core.vectors import unit
 from hardneg.mining.cache_key import key_of_model
-from hardneg.mining.encode import Encoder, embed
+from hardneg.mining.encode import Encode, Encoder, embed, vectors_of
 from hardneg.mining.engine import mine
 from hardneg.mining.options import TEMPERATURE
 from hardneg.mining.output import Layout, Result, columns_of
 from hardneg.mining.pair_scores import PairScorer, pair_scorer
-from hardneg.mining.problem import Problem, Side, build_problem
+from hardneg.mining.problem import Problem, Side, build_problem, texts_of
 from hardneg.mining.ranks import Ranks
 from hardneg.mining.search import Search
-from hardneg.mining.st_names import Translated, translate
+from hardneg.mining.st_names import translate
 from hardneg.negatives import Negatives, parse
 
 
@@ -82,13 +82,14 @@ def mine_dataset(
         raise ArgumentError("mine", "a model for the texts of a data set", "model=None", "pass model=...")
     names = _columns(dataset, anchor_column_name, positive_column_name)
     problem = _problem(dataset, names, corpus)
-    texts = Texts.of(problem, batch_size, cache_folder)
+    sides = texts_of(problem.queries, "mine"), texts_of(problem.corpus, "mine")
+    texts = Texts(sides, batch_size, cache_folder)
     rule = translate(named, negatives, k, draw, max(map(len, problem.positives)))
     expression = parse(rule.negatives) if isinstance(rule.negatives, str) else rule.negatives
     console, number = Console(quiet=not verbose), f"{len(problem.own):,} queries"
     console.print(Text(f"mining {rule.k} negatives of {number}: {expression!r}, draw {rule.draw!r}"))
     vectors = texts.embedded(model, (query_prompt, query_prompt_name), (corpus_prompt, corpus_prompt_name))
-    rescore = None if cross_encoder is None else texts.rescorer(cross_encoder)
+    rescore = None if cross_encoder is None else PairScorer(pair_scorer(cross_encoder, batch_size), *sides)
     mined = mine(
         Keys(vectors[0], torch.tensor(problem.own)),
         Keys(vectors[1], torch.arange(len(vectors[1])), source="embedding"),
@@ -100,7 +101,7 @@ def mine_dataset(
         temperature=temperature,
         near_positive=near_positive,
         near_negative=near_negative,
-        search=search or _search(rule, cross_encoder),
+        search=search or Search("flat" if rule.use_faiss and rescore is None else "exact", candidates=rule.candidates),
         rescore=rescore,
         guide=None if guide is None else texts.embedded(guide),
     )
@@ -138,12 +139,6 @@ def _problem(dataset: Any, names: tuple[str, str], corpus: Sequence[str] | None)
     return build_problem(first, second, [[one] for one in positives])
 
 
-def _search(rule: Translated, cross_encoder: Any) -> Search:
-    if cross_encoder is not None:
-        return Search(candidates=rule.candidates)
-    return Search("flat" if rule.use_faiss else "exact")
-
-
 Prompt = tuple[str | None, str | None]
 """A prompt, or its name in the model."""
 
@@ -154,14 +149,7 @@ class Texts:
 
     sides: tuple[list[str], list[str]]
     batch_size: int
-    cache: Path | None
-
-    @classmethod
-    def of(cls, problem: Problem, batch_size: int, cache_folder: str | None) -> Texts:
-        queries, documents = problem.queries.texts, problem.corpus.texts
-        assert queries is not None
-        assert documents is not None
-        return cls((queries, documents), batch_size, None if cache_folder is None else Path(cache_folder))
+    cache: str | None
 
     def embedded(self, model: Any, *prompts: Prompt) -> tuple[Tensor, Tensor]:
         """Vectors of unit length of the queries and of the documents, each with its prompt."""
@@ -170,26 +158,23 @@ class Texts:
         first, second = (self._of_side(side, model, prompts[side] if prompts else (None, None)) for side in range(2))
         return first, second
 
-    def rescorer(self, cross_encoder: Any) -> PairScorer:
-        return PairScorer(pair_scorer(cross_encoder, self.batch_size), *self.sides)
-
     def _of_side(self, side: int, model: Any, prompt: Prompt) -> Tensor:
         encode = _encode(model, side, prompt, self.batch_size)
         if self.cache is None:
-            return unit(torch.as_tensor(np.asarray(encode(self.sides[side]))).float())
+            return unit(torch.from_numpy(vectors_of(encode, self.sides[side])))
         if not hasattr(model, "state_dict"):
             fix = "keep its vectors yourself"
             raise ArgumentError("mine", "a SentenceTransformer for cache_folder", "a function", fix)
         key = f"{key_of_model('', model)} {side} {prompt!r}"
-        return unit(embed(self.sides[side], Encoder(key, encode), self.cache, Ranks()))
+        return unit(embed(self.sides[side], Encoder(key, encode), Path(self.cache), Ranks()))
 
 
-def _encode(model: Any, side: int, prompt: Prompt, size: int) -> Callable[[list[str]], Any]:
+def _encode(model: Any, side: int, prompt: Prompt, size: int) -> Encode:
     plain = getattr(model, "encode", None)
     if plain is None:
         if any(prompt):
             raise ArgumentError("mine", "a SentenceTransformer for prompts", "a function", "add them in the function")
-        return lambda texts: _as_array(model(texts))
+        return lambda texts: each if isinstance(each := model(texts), Tensor) else np.asarray(each, np.float32)
     encode = getattr(model, ("encode_query", "encode_document")[side], plain)
     return lambda texts: encode(
         texts,
@@ -200,10 +185,6 @@ def _encode(model: Any, side: int, prompt: Prompt, size: int) -> Callable[[list[
         prompt=prompt[0],
         prompt_name=prompt[1],
     )
-
-
-def _as_array(vectors: Any) -> Any:
-    return vectors.detach().float().cpu().numpy() if isinstance(vectors, Tensor) else np.asarray(vectors, np.float32)
 
 
 def _positive_scores(problem: Problem, vectors: tuple[Tensor, Tensor], rescore: PairScorer | None) -> Any:

@@ -8,8 +8,7 @@ equal scores lie on both sides of an edge.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
-from typing import Annotated, Any
+from typing import Annotated, Any, NamedTuple, TypeGuard
 
 import torch
 from torch import Tensor
@@ -22,8 +21,7 @@ COUNT_BYTES, PASSES = 2 * 256 * 4 + 8, 8
 _COLUMNS = 4  # bytes of a row's number, so that the first of equal ones comes first
 
 
-@dataclass(frozen=True, eq=False)
-class Edges:
+class Edges(NamedTuple):
     """What is known of the two edges of a window, [b, 2] each."""
 
     rank: Tensor  # how many candidates are inside
@@ -33,9 +31,6 @@ class Edges:
     row: Tensor
     level: int = 0
 
-    def tensors(self) -> tuple[Tensor, ...]:
-        return self.rank, self.missing, self.bin, self.value, self.row
-
     def is_open(self, bytes_of_value: int) -> bool:
         """Whether another pass is needed."""
         if self.level < bytes_of_value:
@@ -43,7 +38,7 @@ class Edges:
         return self.level < bytes_of_value + _COLUMNS and bool((self.missing != self.bin).any())
 
 
-def is_wide(bound: Bound) -> bool:
+def is_wide(bound: Bound) -> TypeGuard[Window]:
     """Whether the state of a bound is as long as a row."""
     return isinstance(bound, Window) and bound.nearest is None
 
@@ -89,12 +84,10 @@ def narrowed(edges: Edges, counts: Annotated[Tensor, "b 2 256"], bytes_of_value:
     inside = from_top.gather(-1, place)[..., 0]
     missing = edges.missing - (reached.gather(-1, place)[..., 0] - inside)
     byte = 255 - place[..., 0]
-    changes: dict[str, Any] = {"missing": missing, "bin": inside, "level": edges.level + 1}
-    if edges.level < bytes_of_value:
-        changes["value"] = byte - 128 if not edges.level else (edges.value << 8) | byte
-    else:
-        changes["row"] = (edges.row << 8) | byte
-    return replace(edges, **changes)
+    edges = edges._replace(missing=missing, bin=inside, level=edges.level + 1)
+    if edges.level > bytes_of_value:
+        return edges._replace(row=(edges.row << 8) | byte)
+    return edges._replace(value=byte - 128 if edges.level == 1 else (edges.value << 8) | byte)
 
 
 def finished(window: Window, edges: Edges, dtype: torch.dtype, rows: int) -> tuple[Edge | None, Edge | None]:

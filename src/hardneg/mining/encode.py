@@ -31,6 +31,8 @@ from hardneg.mining.cache_key import key_of_function, key_of_model, keys_of_item
 from hardneg.mining.engines import Engine, Work
 
 Encode = Callable[[list[str]], Any]
+Piece = tuple[Path, list[str]]
+"""The file of a piece, and its texts."""
 _piece, _sample = 4096, 64  # texts: of a piece at most, and of the first
 _seconds = 15.0  # of a piece, so that one of longer texts than the first still takes less than 30
 _in_memory = 1 << 30
@@ -107,38 +109,34 @@ def embed(
     encoder: Encoder,
     cache: Path,
     engine: Engine,
-    progress: Callable[[int], None] | None = None,
+    progress: Callable[[int], None] = lambda done: None,
 ) -> Tensor:
     """Embeddings of the texts from the cache, encoding what is not there, wherever the engine does it."""
     cache = cache.absolute()  # for processes that run elsewhere
     cache.mkdir(parents=True, exist_ok=True)
-    pieces = _pieces(texts, encoder.key, *_piece_sizes(texts, encoder, cache))
-    _check_disk(pieces, encoder, cache)
-
-    def done(piece: tuple[str, list[str]]) -> None:
-        if progress is not None:
-            progress(len(piece[1]))
-
-    engine.map(Work(partial(_encode_piece, encoder, cache), pieces, lambda piece: _is_encoded(cache, piece[0]), done))
-    whole = _whole(pieces, cache)
+    pieces = _pieces(texts, encoder.key, cache, *_piece_sizes(texts, encoder, cache))
+    _check_disk(pieces, encoder)
+    engine.map(Work(partial(_encode_piece, encoder), pieces, _is_encoded, lambda piece: progress(len(piece[1]))))
+    whole = _whole(pieces)
     if whole is not None:
-        join = partial(_join_pieces, [name for name, _ in pieces], cache)
-        engine.map(Work(join, [whole], _is_joined, lambda path: None))
-    return _vectors(pieces, cache)
+        join = partial(_join_pieces, [path for path, _ in pieces])
+        is_joined = partial(_is_whole, then="its vectors are made again")
+        engine.map(Work(join, [whole], is_joined, lambda path: None))
+    return _vectors(pieces)
 
 
-def _check_disk(pieces: list[tuple[str, list[str]]], encoder: Encoder, cache: Path) -> None:
+def _check_disk(pieces: list[Piece], encoder: Encoder) -> None:
     """Raises before the rest is encoded where the disk has no room for it, by the size of the first piece."""
-    paths = [(cache / f"{name}.npy", len(texts)) for name, texts in pieces]
-    missing = [number for path, number in paths[1:] if not path.exists()]
+    missing = [len(texts) for path, texts in pieces[1:] if not path.exists()]
     if not missing:
         return
-    if not _is_encoded(cache, pieces[0][0]):
-        _encode_piece(encoder, cache, pieces[0])
-    width = 4 * read_npy("mine", paths[0][0], mapped=True).shape[1]
-    whole = width * sum(number for _, number in paths)
+    if not _is_encoded(pieces[0]):
+        _encode_piece(encoder, pieces[0])
+    first = pieces[0][0]
+    width = 4 * _mapped(first).shape[1]
+    whole = width * sum(len(texts) for _, texts in pieces)
     needed = disk_bytes(whole) - whole + width * sum(missing)
-    check_free("mine", cache, needed, "for its embeddings", "make room, or use another --cache")
+    check_free("mine", first.parent, needed, "for its embeddings", "make room, or use another --cache")
 
 
 def disk_bytes(vectors: int) -> int:
@@ -156,10 +154,10 @@ def _piece_sizes(texts: Sequence[str], encoder: Encoder, cache: Path) -> tuple[i
     path = _size_file(encoder.key, cache)
     if not path.exists():
         size = min(_sample, _piece)
-        first = _pieces(texts, encoder.key, size, size)[0]
+        first = _pieces(texts, encoder.key, cache, size, size)[0]
         encoder.encode(first[1][:1])  # loads what it loads at its first call
         begin = time.perf_counter()
-        _encode_piece(encoder, cache, first)
+        _encode_piece(encoder, first)
         most = int(_seconds * len(first[1]) / max(time.perf_counter() - begin, 1e-6))
         _write_once(path, {"first": size, "others": min(max(most, 1), _piece)})
     return _known_sizes(path)
@@ -179,7 +177,7 @@ def _write_once(path: Path, value: dict[str, int]) -> None:
 
 
 def _size_file(key: str, cache: Path) -> Path:
-    return cache / f"piece-{hashlib.sha256(key.encode()).hexdigest()[:32]}.json"
+    return cache / f"piece-{_digest(key)}.json"
 
 
 def _known_sizes(path: Path) -> tuple[int, int]:
@@ -187,37 +185,41 @@ def _known_sizes(path: Path) -> tuple[int, int]:
     return int(found["first"]), int(found["others"])
 
 
-def _encode_piece(encoder: Encoder, cache: Path, piece: tuple[str, list[str]]) -> None:
-    vectors = _encoded(encoder, piece[1])
-    write_atomically(cache / f"{piece[0]}.npy", sealing(lambda file: np.save(file, vectors)), run_again)
+def _encode_piece(encoder: Encoder, piece: Piece) -> None:
+    vectors = vectors_of(encoder.encode, piece[1])
+    write_atomically(piece[0], sealing(lambda file: np.save(file, vectors)), run_again)
 
 
-def _is_encoded(cache: Path, name: str) -> bool:
-    return _is_whole(cache / f"{name}.npy", "its vectors are encoded again")
+def _is_encoded(piece: Piece) -> bool:
+    return _is_whole(piece[0], "its vectors are encoded again")
 
 
-def _is_joined(path: Path) -> bool:
-    return _is_whole(path, "its vectors are made again")
+def _join_pieces(paths: list[Path], whole: Path) -> None:
+    """One file from its pieces, for vectors that may not fit into memory."""
+    parts = [_mapped(path) for path in paths]
+    shape = (sum(len(part) for part in parts), parts[0].shape[1])
+    header = {"descr": np.lib.format.dtype_to_descr(np.dtype(np.float32)), "fortran_order": False, "shape": shape}
+
+    def write(file: BinaryIO) -> None:
+        np.lib.format.write_array_header_2_0(file, header)
+        for part in parts:
+            file.write(np.ascontiguousarray(part, dtype=np.float32).data)
+
+    write_atomically(whole, sealing(write), run_again)
 
 
-def _join_pieces(names: list[str], cache: Path, path: Path) -> None:
-    parts = [read_npy("mine", cache / f"{name}.npy", mapped=True) for name in names]
-    write_atomically(path, sealing(lambda file: _join(parts, file)), run_again)
-
-
-def _whole(pieces: list[tuple[str, list[str]]], cache: Path) -> Path | None:
+def _whole(pieces: list[Piece]) -> Path | None:
     """The file of all pieces, for vectors that may not fit into memory; None where they do."""
-    if fits_in_memory(sum(part.nbytes for part in _read(pieces, cache))):
+    if fits_in_memory(sum(part.nbytes for part in _read(pieces))):
         return None
-    names = repr([name for name, _ in pieces])
-    return cache / f"whole-{hashlib.sha256(names.encode()).hexdigest()[:32]}.npy"
+    return pieces[0][0].with_name(f"whole-{_digest(repr([path.stem for path, _ in pieces]))}.npy")
 
 
-def _vectors(pieces: list[tuple[str, list[str]]], cache: Path) -> Tensor:
-    whole = _whole(pieces, cache)
+def _vectors(pieces: list[Piece]) -> Tensor:
+    whole = _whole(pieces)
     if whole is not None and whole.exists():
-        return torch.from_numpy(read_npy("mine", whole, mapped=True))
-    parts = _read(pieces, cache)
+        return torch.from_numpy(_mapped(whole))
+    parts = _read(pieces)
     return torch.from_numpy(parts[0] if len(parts) == 1 else np.concatenate(parts))
 
 
@@ -226,49 +228,44 @@ def cached(texts: Sequence[str], key: str, cache: Path) -> Tensor | None:
     size = _size_file(key, cache)
     if not size.exists():
         return None
-    pieces = _pieces(texts, key, *_known_sizes(size))
-    if not all(_is_whole(cache / f"{name}.npy", "its vectors are left aside") for name, _ in pieces):
-        return None
-    return _vectors(pieces, cache)
+    pieces = _pieces(texts, key, cache, *_known_sizes(size))
+    return _vectors(pieces) if all(_is_whole(path, "its vectors are left aside") for path, _ in pieces) else None
 
 
-def _pieces(texts: Sequence[str], key: str, first: int, others: int) -> list[tuple[str, list[str]]]:
-    """The texts of each piece under its name; the first piece is short, to measure the time by."""
+def _pieces(texts: Sequence[str], key: str, cache: Path, first: int, others: int) -> list[Piece]:
+    """The texts of each piece and its file; the first piece is short, to measure the time by."""
     rest = (list(texts[low : low + others]) for low in range(first, len(texts), others))
-    return [(_name(key, piece), piece) for piece in (list(texts[:first]), *rest)]
+    contents = (
+        (json.dumps([key, keys_of_items(each)], ensure_ascii=False), each) for each in (list(texts[:first]), *rest)
+    )
+    return [(cache / f"{_digest(content)}.npy", each) for content, each in contents]
 
 
-def _name(key: str, texts: list[str]) -> str:
-    content = json.dumps([key, keys_of_items(texts)], ensure_ascii=False).encode("utf-8", "surrogatepass")
-    return hashlib.sha256(content).hexdigest()[:32]
+def _digest(text: str) -> str:
+    return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()[:32]
+
+
+def _mapped(path: Path) -> Array:
+    return read_npy("mine", path, mapped=True)
 
 
 def _is_whole(path: Path, then: str) -> bool:
-    return is_whole(path, "mine", then, lambda file: read_npy("mine", file, mapped=True))
+    return is_whole(path, "mine", then, _mapped)
 
 
-def _read(pieces: list[tuple[str, list[str]]], cache: Path) -> list[Array]:
-    parts = [read_npy("mine", cache / f"{name}.npy", mapped=True) for name, _ in pieces]
+def _read(pieces: list[Piece]) -> list[Array]:
+    parts = [_mapped(path) for path, _ in pieces]
     if len({part.shape[1:] for part in parts}) > 1 or parts[0].ndim != 2:
         raise ArgumentError("mine", "embeddings of one dimension", str(sorted({part.shape[1:] for part in parts})))
-    wrong = [name for part, (name, piece) in zip(parts, pieces, strict=True) if len(part) != len(piece)]
-    if wrong:
-        path = cache / f"{wrong[0]}.npy"
-        raise Damaged("mine", "one vector for each text", path, fix="delete it and run the same command again")
+    for part, (path, texts) in zip(parts, pieces, strict=True):
+        if len(part) != len(texts):
+            raise Damaged("mine", "one vector for each text", path, fix="delete it and run the same command again")
     return parts
 
 
-def _join(parts: list[Array], file: BinaryIO) -> None:
-    """One file from its pieces, for vectors that may not fit into memory."""
-    shape = (sum(len(part) for part in parts), parts[0].shape[1])
-    header = {"descr": np.lib.format.dtype_to_descr(np.dtype(np.float32)), "fortran_order": False, "shape": shape}
-    np.lib.format.write_array_header_2_0(file, header)
-    for part in parts:
-        file.write(np.ascontiguousarray(part, dtype=np.float32).data)
-
-
-def _encoded(encoder: Encoder, texts: list[str]) -> Any:
-    vectors = encoder.encode(texts)
+def vectors_of(encode: Encode, texts: list[str]) -> Array:
+    """The vectors of texts by any function of these, checked."""
+    vectors = encode(texts)
     if isinstance(vectors, Tensor):
         vectors = vectors.detach().float().cpu().numpy()
     vectors = np.asarray(vectors)

@@ -25,13 +25,13 @@ from hardneg.mining.alignment import (
     warn_of_missing_positives,
 )
 from hardneg.mining.candidates import Finder
-from hardneg.mining.checks import check_corpus, check_inputs
+from hardneg.mining.checks import check_inputs, check_vectors
 from hardneg.mining.explain import Explanation
 from hardneg.mining.meeting import Meeting, Rescore
 from hardneg.mining.pairs import Positives
 from hardneg.mining.search import Search
 from hardneg.mining.select import Rule, select
-from hardneg.mining.stages import Memory, Piece, Stage, Stages, chosen_pieces
+from hardneg.mining.stages import Piece, Stage, Stages, Store, chosen_pieces
 from hardneg.negatives import Negatives, parse
 
 _pilot, _pilot_rows = 256, 1 << 16  # queries and documents
@@ -133,11 +133,11 @@ class Miner:
         self.meeting = Meeting(queries, corpus, positives, temperature, near_positive, search, rescore, guide)
         self.finder = Finder(self.meeting, rule, search)
         if not self.finder.searched:  # else checked when it is read
-            check_corpus(corpus.vectors, search.cosine)
+            check_vectors("corpus", corpus.vectors, search.cosine)
 
     def mined(self, progress: Callable[[int], None] | None = None) -> Iterator[Piece]:
         """What is chosen, block by block, by this process alone."""
-        store = Memory()
+        store = Store()
         stages = Stages(self, store)
 
         def run(stage: Stage) -> None:

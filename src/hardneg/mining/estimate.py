@@ -16,9 +16,9 @@ from hardneg.mining.checks import check_options, is_listed, rule_of
 from hardneg.mining.edges import COUNT_BYTES, PASSES
 from hardneg.mining.encode import Encoder, disk_bytes, fits_in_memory
 from hardneg.mining.engine import Miner
-from hardneg.mining.inputs import load_encoders, load_guide, load_problem, make_miner, texts_of
+from hardneg.mining.inputs import Embedded, load_encoders, load_guide, load_problem, make_miner
 from hardneg.mining.options import MineOptions
-from hardneg.mining.problem import Problem, Side
+from hardneg.mining.problem import Problem, Side, texts_of
 from hardneg.mining.search_depth import reach_of
 
 _texts = 64
@@ -49,7 +49,8 @@ def estimate(options: MineOptions) -> Estimate:
     assert problem.corpus.vectors is not None
     number, whole = len(sampled.queries), len(problem.queries)
     judged = None if guide is None else (guide[0][:number], guide[1])
-    miner = make_miner(options, sampled, sampled.queries.vectors, problem.corpus.vectors, judged)
+    embedded = Embedded((sampled.queries.vectors, problem.corpus.vectors), guide=judged)
+    miner = make_miner(options, sampled, embedded)
     miner.joined(miner.mined())  # the first one also warms up
     begin = time.perf_counter()
     miner.joined(miner.mined())

@@ -54,12 +54,6 @@ class Explanation:
         reasons = (TOO_FEW, *self.steps)
         self._explain(Counter(reasons[place] for place in first.tolist()))
 
-    def add(self, other: Explanation) -> None:
-        for name in ("queries", "short", "empty", "looked_at"):
-            setattr(self, name, getattr(self, name) + getattr(other, name))
-        self.removed = [a + b for a, b in zip(self.removed, other.removed, strict=True)]
-        self._explain(other.why)
-
     def _explain(self, why: Mapping[str, int]) -> None:
         self.why = dict(Counter(self.why) + Counter(why))
 

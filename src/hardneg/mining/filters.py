@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from hardneg.core.draws import gumbel_keys
-from hardneg.core.sweep import Bounds, MaskedTile, finish, left_by, reduce_rows
+from hardneg.core.sweep import Bounds, MaskedTile, find_bounds
 from hardneg.core.types import NEVER
 from hardneg.mining.meeting import Meeting, Model
 from hardneg.negatives import Negatives
@@ -46,12 +46,7 @@ def bounds_of(
     meeting: Meeting, query: Annotated[Tensor, "b"], factors: Sequence[Negatives], part: Part | None = None
 ) -> list[Bounds]:
     """The bounds of each factor for these queries, over a part of the corpus or, without one, the positives alone."""
-    found: list[Bounds] = []
-    rows = CorpusRows(meeting, query, part or (0, 0))
-    for i, factor in enumerate(factors):
-        declared = factor.bounds()
-        found.append(finish(declared, reduce_rows(declared, rows, left_by(factors[:i], found))) if declared else {})
-    return found
+    return find_bounds(factors, [CorpusRows(meeting, query, part or (0, 0))])[0]
 
 
 class Filters:

@@ -16,14 +16,8 @@ from torch import Tensor
 from hardneg.core.errors import ArgumentError
 from hardneg.core.types import Keys
 from hardneg.io.functions import load_function
-from hardneg.io.tables import (
-    Table,
-    aligned,
-    column_of_vectors,
-    holds_vectors,
-    read_table,
-    read_vectors,
-)
+from hardneg.io.outputs import same_file
+from hardneg.io.tables import Table, aligned, column_of_vectors, holds_vectors, read_table, read_vectors
 from hardneg.mining.cells import checked_ids
 from hardneg.mining.checks import check_directions, quotas_of, rule_of
 from hardneg.mining.encode import Encoder, cached, embed, encoder_of_function, encoders_of_model
@@ -33,14 +27,18 @@ from hardneg.mining.judgements import numbered_both, read_judgements
 from hardneg.mining.lexical import Lexical
 from hardneg.mining.meeting import Rescore
 from hardneg.mining.options import MineOptions
-from hardneg.mining.pair_scores import OfPairs, PairScorer, pair_scorer
-from hardneg.mining.problem import Problem, Side, build_problem, positive_column, side_of_table
+from hardneg.mining.pair_scores import PairScorer, pair_scorer
+from hardneg.mining.problem import Problem, Side, build_problem, positive_column, side_of_table, texts_of
 from hardneg.mining.ranks import device_of_rank
 from hardneg.mining.runs import Run, read_run, split_name
 from hardneg.mining.search import Retriever, Search
 
 Progress = Callable[[str, int], Callable[[int], None]]
 """(what is done, how many steps) -> call it with the number of steps done."""
+
+
+def quiet(what: str, steps: int) -> Callable[[int], None]:
+    return lambda done: None
 
 
 def load_problem(options: MineOptions) -> Problem:
@@ -100,11 +98,7 @@ def _are_the_same(options: MineOptions) -> bool:
 
 
 def _same_file(first: str | None, second: str | None) -> bool:
-    if first is None or second is None:
-        return False
-    return Path(first).resolve() == Path(second).resolve() or (
-        Path(first).exists() and Path(second).exists() and Path(first).samefile(second)
-    )
+    return first is not None and second is not None and same_file(Path(first), Path(second))
 
 
 def _side(table: Table | None, path: str, vectors_path: str | None, options: MineOptions, kind: str) -> Side:
@@ -174,10 +168,6 @@ def embeddings(
         if side.vectors is None:
             side.vectors = encoded(number, name, load, "mine")
         found.append(side.vectors)
-    if found[0].shape[1] != found[1].shape[1]:
-        raise ArgumentError(
-            "mine", "queries and corpus of the same dimension", f"{found[0].shape[1]} and {found[1].shape[1]}"
-        )
     guide = None
     if options.guide is not None:
         load = once(partial(load_guide, options))
@@ -208,49 +198,40 @@ def load_guide(options: MineOptions) -> tuple[Encoder, Encoder]:
     return encoders_of_model(options.guide, options.batch_size, options.device or device_of_rank())
 
 
-def make_miner(
-    options: MineOptions,
-    problem: Problem,
-    queries: Tensor,
-    corpus: Tensor,
-    guide: tuple[Tensor, Tensor] | Rescore | None = None,
-) -> Miner:
+def make_miner(options: MineOptions, problem: Problem, embedded: Embedded) -> Miner:
+    (queries, corpus), device = embedded.vectors, options.device or device_of_rank()
     if options.similarity == "cosine":
         check_directions("queries", queries)
-    only_words = options.search == "bm25"
-    words: tuple[Lexical, ...] = ()
-    if options.bm25 or only_words:
-        words = (Lexical(texts_of(problem.queries, "BM25"), texts_of(problem.corpus, "BM25")),)
-    named = [split_name(each) for each in options.runs]
-    also: tuple[Retriever, ...] = (
-        *words,
-        *(Run(name, read_run(path), problem.queries, problem.corpus) for name, path in named),
-    )
     rescore: Rescore | None = None
+    guide: tuple[Tensor, Tensor] | Rescore | None = embedded.guide
+    also: list[Retriever] = []
+    only_words = options.search == "bm25"
+    if options.bm25 or only_words:
+        words = Lexical(*_both_texts(problem, "BM25"))
+        also, rescore = [words], words.scores if only_words else None
+    also += [Run(name, read_run(path), problem.queries, problem.corpus) for name, path in map(split_name, options.runs)]
     if options.rescore is not None:
-        rescore = _rescorer(load_function(options.rescore, "mine"), problem, "--rescore")
+        rescore = PairScorer(load_function(options.rescore, "mine"), *_both_texts(problem, "--rescore"))
     if options.cross_encoder is not None:
-        score = pair_scorer(options.cross_encoder, options.batch_size, options.device or device_of_rank())
-        scorer = replace(_rescorer(score, problem, "--cross-encoder"), teaches=True)
-        if options.cross_encoder_use == "veto":
-            guide = scorer
-        else:
-            rescore = scorer
-    if only_words and rescore is None:
-        rescore = words[0].scores
+        score = pair_scorer(options.cross_encoder, options.batch_size, device)
+        scorer = PairScorer(score, *_both_texts(problem, "--cross-encoder"), teaches=True)
+        guide, rescore = (scorer, rescore) if options.cross_encoder_use == "veto" else (guide, scorer)
     search = Search(
         "also" if only_words else options.search,
         options.query_block,
-        device=options.device or device_of_rank(),
+        device=device,
         candidates=options.candidates,
         cosine=options.similarity == "cosine",
-        also=also,
+        also=tuple(also),
         shards=options.shards,
         fusion=options.fusion,
         quotas=quotas_of(options),
         memory=math.ceil(options.memory * 2**30),
     )
-    labels = _labels(problem)
+    own, others = problem.queries.labels, problem.corpus.labels
+    labels: tuple[Tensor | None, Tensor | None] = (None, None)
+    if own is not None and others is not None:  # of any kind, as numbers; a missing one is like no other
+        labels = numbered_both("labels", own, others, (len(own), len(others)))
     return Miner(
         Keys(queries, torch.tensor(problem.own), labels[0]),
         Keys(corpus, torch.arange(len(corpus)), labels[1], source="embedding"),
@@ -264,20 +245,5 @@ def make_miner(
     )
 
 
-def _rescorer(score: OfPairs, problem: Problem, who: str) -> PairScorer:
-    """A function of (query text, document text) pairs, as one of positions."""
-    return PairScorer(score, texts_of(problem.queries, who), texts_of(problem.corpus, who))
-
-
-def texts_of(side: Side, who: str) -> list[str]:
-    if side.texts is None:
-        raise ArgumentError(who, "texts", "embeddings only")
-    return side.texts
-
-
-def _labels(problem: Problem) -> tuple[Tensor | None, Tensor | None]:
-    """Labels of any kind as numbers; a missing one is like no other."""
-    first, second = problem.queries.labels, problem.corpus.labels
-    if first is None or second is None:
-        return None, None
-    return numbered_both("labels", first, second, (len(first), len(second)))
+def _both_texts(problem: Problem, who: str) -> tuple[list[str], list[str]]:
+    return texts_of(problem.queries, who), texts_of(problem.corpus, who)

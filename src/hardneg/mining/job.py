@@ -11,7 +11,6 @@ import json
 import os
 import re
 import shutil
-from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, dataclass, replace
 from functools import partial
@@ -37,9 +36,9 @@ from hardneg.mining.engines.local import Local
 from hardneg.mining.estimate import check_disk, check_disk_before
 from hardneg.mining.explain import TOO_FEW, Explanation, NoNegatives
 from hardneg.mining.imports import load_imports
-from hardneg.mining.inputs import Embedded, Progress, embeddings, load_problem, make_miner
+from hardneg.mining.inputs import Embedded, Progress, embeddings, load_problem, make_miner, quiet
 from hardneg.mining.manifest import describe_inputs, digests_of_others, is_of, read_manifest
-from hardneg.mining.options import MineOptions, inputs, manifest_of
+from hardneg.mining.options import MineOptions, given_inputs, inputs, manifest_of
 from hardneg.mining.output import Layout, Result, has_rows, recover, write_output
 from hardneg.mining.pair_scores import with_teacher
 from hardneg.mining.pieces import Files
@@ -64,10 +63,6 @@ class Summary:
     rows_written: int
     manifest: Path | None
     recall: float | None = None
-
-
-def quiet(what: str, steps: int) -> Callable[[int], None]:
-    return lambda done: None
 
 
 def run(options: MineOptions, progress: Progress = quiet) -> Summary | None:
@@ -107,7 +102,7 @@ def _run(options: MineOptions, engine: Engine, progress: Progress) -> Summary | 
     warn_of_ids(options, problem)
     check_disk_before(options, problem, Path(options.out).absolute().parent)
     embedded = embeddings(options, problem, engine, progress)
-    miner = make_miner(options, problem, *embedded.vectors, embedded.guide)
+    miner = make_miner(options, problem, embedded)
     if options.search != "bm25" and engine.first:
         problem.alignment = miner.alignment()
         warn_of_alignment(problem.alignment)
@@ -162,36 +157,29 @@ def _stages_of(context: Context) -> Stages:
     load_imports(options.imports)
     problem = load_problem(options)
     embedded = embeddings(options, problem, Local(), quiet, dict(context.keys))
-    return Stages(make_miner(options, problem, *embedded.vectors, embedded.guide), Files(Path(context.folder)))
+    return Stages(make_miner(options, problem, embedded), Files(Path(context.folder)))
 
 
 def _absolute(options: MineOptions) -> MineOptions:
     """With paths that are right in any folder."""
-    given = {name: getattr(options, name) for name in (*inputs, "out", "cache")}
-    paths: dict[str, Any] = {name: str(Path(path).absolute()) for name, path in given.items() if path is not None}
-    imports = tuple(str(Path(path).absolute()) for path in options.imports)
-    runs = tuple(f"{name}={Path(path).absolute()}" for name, path in map(split_name, options.runs))
-    named = {name: getattr(options, name) for name in ("model", "guide", "cross_encoder")}
-    paths |= {name: str(Path(path).absolute()) for name, path in named.items() if path and Path(path).exists()}
-    functions = {name: getattr(options, name) for name in ("encoder", "rescore")}
-    paths |= {name: in_any_folder(text) for name, text in functions.items() if text}
-    return replace(options, imports=imports, runs=runs, **paths)
+    given = vars(options)
+    models = [name for name in ("model", "guide", "cross_encoder") if given[name] and Path(given[name]).exists()]
+    files = [name for name in (*inputs, "out", "cache") if given[name] is not None]
+    changed: dict[str, Any] = {name: str(Path(given[name]).absolute()) for name in (*files, *models)}
+    changed |= {name: in_any_folder(given[name]) for name in ("encoder", "rescore") if given[name]}
+    changed["imports"] = tuple(str(Path(path).absolute()) for path in options.imports)
+    changed["runs"] = tuple(f"{name}={Path(path).absolute()}" for name, path in map(split_name, options.runs))
+    return replace(options, **changed)
 
 
 def _check_ours(options: MineOptions) -> None:
     """Raises for an output or a manifest that no run of ours has written, or that was changed since."""
-    out, work = Path(options.out), Path(f"{options.out}.work")
-    manifest = manifest_of(out)
-
-    def is_ours() -> bool:
-        # A run that was killed between its output and its manifest has the manifest in its work folder.
-        return any(is_of(out, read_manifest(path, "mine")) for path in (work / "manifest.json", manifest))
-
-    def is_manifest() -> bool:
-        return "output" in read_manifest(manifest, "mine")
-
-    check_output("mine", out, [], overwrite=options.overwrite, is_ours=is_ours)
-    check_output("mine", manifest, [], overwrite=options.overwrite, is_ours=is_manifest)
+    out, manifest = Path(options.out), manifest_of(options.out)
+    # A run that was killed between its output and its manifest has the manifest in its work folder.
+    manifests = (Path(f"{out}.work") / "manifest.json", manifest)
+    check = partial(check_output, "mine", reads=[], overwrite=options.overwrite)
+    check(out, is_ours=lambda: any(is_of(out, read_manifest(path, "mine")) for path in manifests))
+    check(manifest, is_ours=lambda: "output" in read_manifest(manifest, "mine"))
 
 
 def check_room(options: MineOptions, problem: Problem) -> None:
@@ -272,7 +260,7 @@ def _fingerprint(options: MineOptions, embedded: Embedded, miner: Miner) -> dict
     rescore = options.rescore
     return {
         "options": json.dumps(relevant, sort_keys=True),
-        "inputs": {name: _stamp(Path(getattr(options, name))) for name in inputs if getattr(options, name) is not None},
+        "inputs": {name: _stamp(path) for name, path in given_inputs(options).items()},
         "encoder": embedded.keys,
         "rescore": None if rescore is None else key_of_function(rescore, load_function(rescore, "mine")),
         "others": digests_of_others(options),

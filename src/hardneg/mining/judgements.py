@@ -89,9 +89,7 @@ def numbered_both(
     >>> numbered_both("labels", ["cat", 1, None, None], ["1", 1.0, "dog"], (4, 3))
     (tensor([ 0,  1, -4, -5]), tensor([1, 1, 2]))
     """
-    both: list[Any] = []
-    for given, size in zip((first, second), sizes, strict=True):
-        both += _listed(name, given, size, who)
+    both = [*_listed(name, first, sizes[0], who), *_listed(name, second, sizes[1], who)]
     number: dict[str, int] = {}
     out = []
     for row, one in enumerate(both):

@@ -41,8 +41,7 @@ class Lexical:
 
     def _tokens(self, queries: Tensor) -> list[list[str]]:
         texts = [self.queries[int(query)] for query in queries]
-        tokens: list[list[str]] = self.bm25s.tokenize(texts, show_progress=False, return_ids=False)
-        return tokens
+        return self.bm25s.tokenize(texts, show_progress=False, return_ids=False)  # type: ignore[no-any-return]
 
     def __call__(self, queries: Annotated[Tensor, "b"], size: int) -> Annotated[Tensor, "b size"]:
         size = min(size, self.size)

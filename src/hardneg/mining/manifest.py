@@ -12,22 +12,20 @@ from typing import Any
 
 from hardneg.io.files import read_json
 from hardneg.mining.cache_key import digest_of_path
-from hardneg.mining.options import MineOptions, inputs
+from hardneg.mining.options import MineOptions, given_inputs
 from hardneg.mining.runs import split_name
 
 
 def describe_inputs(options: MineOptions) -> dict[str, dict[str, Any]]:
     """Path (from the folder of the output), size and digest of what a job reads."""
     folder = Path(options.out).resolve().parent
-    given = {name: Path(getattr(options, name)) for name in inputs if getattr(options, name) is not None}
-    given |= _others(options)
     return {
         name: {
             "path": os.path.relpath(path.resolve(), folder),
             "bytes": path.stat().st_size if path.is_file() else None,
             "sha256": digest_of_path(path),
         }
-        for name, path in given.items()
+        for name, path in {**given_inputs(options), **_others(options)}.items()
         if path.exists()
     }
 

@@ -142,12 +142,7 @@ class Meeting:
         self._of_block.clear()
 
     def _of_positives(self, query: Tensor, score: Callable[[Tensor, Tensor], Tensor]) -> tuple[Tensor, Tensor]:
-        place, column, rows = self.positives.columns(query)
-        width = int(column.max()) + 1 if len(column) else 1
-        scores = torch.zeros(len(query), width, dtype=torch.float64, device=self.device)
-        real = torch.zeros(len(query), width, dtype=torch.bool, device=self.device)
-        scores[place, column], real[place, column] = score(query[place], rows), True
-        return scores, real
+        return self.positives.padded(query, lambda place, rows: score(query[place], rows))
 
     def block_scores(self, query: Tensor, similarity: Tensor, valid: Tensor, low: int, high: int) -> Scores:
         """Scores against the rows low to high - 1 of the corpus, which all these queries share."""

@@ -18,6 +18,10 @@ RUN = "Where it runs"
 """The panels of the help."""
 
 
+def given_inputs(options: MineOptions) -> dict[str, Path]:
+    return {name: Path(path) for name in inputs if (path := getattr(options, name)) is not None}
+
+
 def manifest_of(out: str | Path) -> Path:
     return Path(f"{str(out).rstrip('/')}.manifest.json")
 

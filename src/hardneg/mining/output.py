@@ -19,7 +19,7 @@ import shutil
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -27,7 +27,7 @@ from numpy.typing import NDArray
 from hardneg.core.errors import FileError, check_among, optional
 from hardneg.io.files import disk_failure, run_again, write_atomically
 from hardneg.io.outputs import old_name
-from hardneg.mining.problem import Problem, Side
+from hardneg.mining.problem import Problem
 
 formats = ("triplet", "n-tuple", "labeled-pair", "labeled-list", "ids")
 _rows_at_once = 50_000
@@ -85,139 +85,99 @@ def chunks_of(result: Result, layout: Layout) -> Iterator[dict[str, list[Any]]]:
     step = max(1, _rows_at_once // max(1, result.rows.shape[1]))
     for low in range(0, len(count), step):
         high = min(low + step, len(count))
+        if layout.format == "ids":
+            yield _ids(result, range(low, high))
+            continue
         query = np.repeat(np.arange(low, high), count[low:high])
         positive = np.array([row for own in result.problem.positives[low:high] for row in own], dtype=np.int64)
         inside = slice(end[low] - count[low], end[high - 1])
-        taught = None if result.teacher is None else result.teacher[1][inside]
-        yield _builders[layout.format](Piece(result, query, positive, result.positive_scores[inside], taught), layout)
+        pairs = [(positive, result.rows), (result.positive_scores[inside], result.scores)]
+        pairs += [] if result.teacher is None else [(result.teacher[1][inside], result.teacher[0])]
+        yield _columns(result.problem, layout, query, *(np.column_stack([own, each[query]]) for own, each in pairs))
 
 
-@dataclass(frozen=True)
-class Piece:
-    """The positives of some queries: whose, which document and its score, [m] each."""
-
-    result: Result
-    query: NDArray[np.int64]
-    positive: NDArray[np.int64]
-    scores: NDArray[Any]
-    taught: NDArray[Any] | None = None  # the scores of a cross-encoder
-
-    def only(self, kept: Any) -> Piece:
-        taught = None if self.taught is None else self.taught[kept]
-        return Piece(self.result, self.query[kept], self.positive[kept], self.scores[kept], taught)
-
-    def more(
-        self, layout: Layout, positive: NDArray[Any], query: NDArray[Any], others: Sequence[Any]
-    ) -> dict[str, Any]:
-        """Ids and a cross-encoder's scores of rows, each a positive (place) and columns of the query's negatives."""
-        out: dict[str, Any] = {}
-        rows, teacher, ids = self.result.rows, self.result.teacher, self.result.problem.corpus.ids
-        each = list(zip(positive.tolist(), query.tolist(), others, strict=True))
-        if layout.ids:
-            out["query_id"] = [self.result.problem.queries.ids[q] for _, q, _ in each]
-            out["document_ids"] = [[ids[row] for row in (self.positive[p], *rows[q, slots])] for p, q, slots in each]
-        if teacher is not None and self.taught is not None:
-            taught = self.taught
-            out["teacher_scores"] = [[float(taught[p]), *teacher[0][q, slots].tolist()] for p, q, slots in each]
-        return out
-
-    @property
-    def negatives(self) -> NDArray[np.int64]:
-        """[m, k], -1 where short."""
-        return self.result.rows[self.query]
-
-    def columns(self, layout: Layout, query: NDArray[Any], documents: NDArray[Any]) -> dict[str, list[Any]]:
-        return {layout.anchor: _named(self.result.problem.queries, query), layout.positive: self.documents(documents)}
-
-    def documents(self, rows: NDArray[Any]) -> list[Any]:
-        return _named(self.result.problem.corpus, rows)
-
-
-def _named(side: Side, rows: NDArray[Any]) -> list[Any]:
-    """Texts or, without them, ids."""
-    names = side.texts if side.texts is not None else side.ids
-    return [names[row] for row in rows.tolist()]
-
-
-def _triplets(piece: Piece, layout: Layout) -> dict[str, list[Any]]:
-    place, column = (piece.negatives >= 0).nonzero()
-    out = piece.columns(layout, piece.query[place], piece.positive[place])
-    out["negative"] = piece.documents(piece.negatives[place, column])
-    if layout.scores:
-        out["scores"] = np.stack([piece.scores[place], piece.result.scores[piece.query[place], column]], 1).tolist()
-    return out | piece.more(layout, place, piece.query[place], list(column[:, None]))
-
-
-def _tuples(piece: Piece, layout: Layout) -> dict[str, list[Any]]:
-    piece = piece.only((piece.negatives >= 0).all(1))
-    out = piece.columns(layout, piece.query, piece.positive)
-    for number, rows in enumerate(piece.negatives.T, 1):
-        out[f"negative_{number}"] = piece.documents(rows)
-    if layout.scores:
-        out["scores"] = np.concatenate([piece.scores[:, None], piece.result.scores[piece.query]], 1).tolist()
-    every = [slice(None)] * len(piece.query)
-    return out | piece.more(layout, np.arange(len(piece.query)), piece.query, every)
-
-
-def _pairs(piece: Piece, layout: Layout) -> dict[str, list[Any]]:
-    result, distinct = piece.result, np.unique(piece.query)
-    place, column = (result.rows[distinct] >= 0).nonzero()
-    others = distinct[place]
-    owner = np.concatenate([piece.query, others])
-    order = np.argsort(owner, kind="stable")
-    rows = np.concatenate([piece.positive, result.rows[others, column]])
-    if layout.scores:
-        name, values = "score", np.concatenate([piece.scores, result.scores[others, column]])
+def _columns(
+    problem: Problem,
+    layout: Layout,
+    query: NDArray[np.int64],
+    documents: NDArray[np.int64],
+    scores: NDArray[Any],
+    taught: NDArray[Any] | None = None,
+) -> dict[str, list[Any]]:
+    """Rows for training. Of each positive: its query [m], itself and the negatives [m, 1 + k], and their scores."""
+    rows, one = Rows.of(layout.format, query, documents >= 0), layout.format == "labeled-pair"
+    queries, names = (side.ids if side.texts is None else side.texts for side in (problem.queries, problem.corpus))
+    owners = query[rows.place].tolist()
+    out: dict[str, list[Any]] = {layout.anchor: [queries[owner] for owner in owners]}
+    if layout.format == "labeled-list":
+        out[layout.positive] = rows.named(documents, names)
     else:
-        name, values = "label", np.repeat([1, 0], [len(piece.query), len(others)])
-    out = {**piece.columns(layout, owner[order], rows[order]), name: values[order].tolist()}
+        width = rows.column.shape[1]
+        negatives = ["negative"] if layout.format == "triplet" else [f"negative_{i}" for i in range(1, width)]
+        for i, name in enumerate([layout.positive, *negatives]):
+            out[name] = [names[row] for row in documents[rows.place, rows.column[:, i]].tolist()]
+    if layout.scores:
+        out["score" if one else "scores"] = rows.values(scores)
+    elif layout.format.startswith("labeled"):
+        is_positive = np.broadcast_to(np.arange(documents.shape[1]) == 0, documents.shape).astype(np.int64)
+        out["label" if one else "labels"] = rows.values(is_positive)
     if layout.ids:
-        queries, documents = result.problem.queries.ids, result.problem.corpus.ids
-        out["query_id"] = [queries[one] for one in owner[order].tolist()]
-        out["document_id"] = [documents[one] for one in rows[order].tolist()]
-    if result.teacher is not None and piece.taught is not None:
-        taught = np.concatenate([piece.taught, result.teacher[0][others, column]])
-        out["teacher_scores"] = taught[order].tolist()
-    return out
+        out["query_id"] = [problem.queries.ids[owner] for owner in owners]
+        out["document_id" if one else "document_ids"] = rows.named(documents, problem.corpus.ids)
+    return out if taught is None else {**out, "teacher_scores": rows.values(taught)}
 
 
-def _lists(piece: Piece, layout: Layout) -> dict[str, list[Any]]:
-    piece = piece.only((piece.negatives >= 0).any(1))
-    kept = piece.negatives >= 0
-    out = piece.columns(layout, piece.query, piece.positive)
-    first, rest = out[layout.positive], piece.negatives
-    out[layout.positive] = [[one, *piece.documents(rest[i][kept[i]])] for i, one in enumerate(first)]
-    if layout.scores:
-        scores = piece.result.scores[piece.query]
-        out["scores"] = [[own, *scores[i][kept[i]].tolist()] for i, own in enumerate(piece.scores.tolist())]
-    else:
-        out["labels"] = [[1, *[0] * int(number)] for number in kept.sum(1)]
-    return out | piece.more(layout, np.arange(len(piece.query)), piece.query, list(kept))
+class Rows(NamedTuple):
+    """The positive that each row begins with, [r], and the columns of its documents, [r, w]; -1: none."""
+
+    place: NDArray[np.int64]
+    column: NDArray[np.int64]
+
+    @classmethod
+    def of(cls, format: str, query: NDArray[np.int64], found: NDArray[np.bool_]) -> Rows:
+        every = np.arange(found.shape[1])
+        if format == "triplet":
+            place, column = found[:, 1:].nonzero()
+            return cls(place, np.column_stack([np.zeros_like(column), column + 1]))
+        if format == "labeled-pair":  # the negatives of a query once, after its positives
+            again = np.diff(query, prepend=-1) == 0
+            place, column = (found & ~(again[:, None] & (every > 0))).nonzero()
+            order = np.lexsort((column > 0, query[place]))
+            return cls(place[order], column[order, None])
+        place = np.flatnonzero(found.all(1) if format == "n-tuple" else found[:, 1:].any(1))
+        return cls(place, np.where(found[place], every, -1))
+
+    def values(self, matrix: NDArray[Any]) -> list[Any]:
+        """The list of each row; of rows with one document, its value."""
+        taken, some = matrix[self.place[:, None], self.column], self.column >= 0
+        if self.column.shape[1] == 1 or some.all():
+            return (taken[:, 0] if self.column.shape[1] == 1 else taken).tolist()  # type: ignore[no-any-return]
+        return [row[kept].tolist() for row, kept in zip(taken, some, strict=True)]
+
+    def named(self, documents: NDArray[np.int64], names: Sequence[Any]) -> list[Any]:
+        rows = self.values(documents)
+        return [names[each] if isinstance(each, int) else [names[row] for row in each] for each in rows]
 
 
-def _ids(piece: Piece, layout: Layout) -> dict[str, list[Any]]:
-    result, distinct = piece.result, np.unique(piece.query).tolist()
+def _ids(result: Result, chosen: range) -> dict[str, list[Any]]:
     ids, queries = result.problem.corpus.ids, result.problem.queries.ids
-    kept = {i: result.rows[i] >= 0 for i in distinct}
+    kept = {i: result.rows[i] >= 0 for i in chosen}
     out = {
-        "query_id": [queries[i] for i in distinct],
-        "positive_ids": [[ids[row] for row in result.problem.positives[i]] for i in distinct],
-        "negative_ids": [[ids[row] for row in result.rows[i][kept[i]].tolist()] for i in distinct],
-        "scores": [result.scores[i][kept[i]].tolist() for i in distinct],
+        "query_id": [queries[i] for i in chosen],
+        "positive_ids": [[ids[row] for row in result.problem.positives[i]] for i in chosen],
+        "negative_ids": [[ids[row] for row in result.rows[i][kept[i]].tolist()] for i in chosen],
+        "scores": [result.scores[i][kept[i]].tolist() for i in chosen],
     }
     if result.teacher is not None:
-        out["teacher_scores"] = [result.teacher[0][i][kept[i]].tolist() for i in distinct]
+        out["teacher_scores"] = [result.teacher[0][i][kept[i]].tolist() for i in chosen]
     if len(result.retrievers) > 1:
-        found = [result.found_by[i][kept[i]].tolist() for i in distinct]
+        found = [result.found_by[i][kept[i]].tolist() for i in chosen]
         out["found_by"] = [[_retrievers(bits, result.retrievers) for bits in each] for each in found]
     return out
 
 
 def _retrievers(bits: int, names: tuple[str, ...]) -> str:
     return "+".join(name for i, name in enumerate(names) if bits >> i & 1)
-
-
-_builders = {"triplet": _triplets, "n-tuple": _tuples, "labeled-pair": _pairs, "labeled-list": _lists, "ids": _ids}
 
 
 def write_output(path: Path, result: Result, layout: Layout) -> int:
@@ -275,13 +235,8 @@ def _tables(result: Result, layout: Layout) -> Iterator[Any]:
 
 def _filled_schema(pyarrow: Any, schema: Any) -> Any:
     """Types for columns that are empty in the first rows, which would otherwise be of no type; scores in float32."""
-    kinds = {
-        "score": pyarrow.float32(),
-        "scores": pyarrow.float32(),
-        "teacher_scores": pyarrow.float32(),
-        "label": pyarrow.int64(),
-        "labels": pyarrow.int64(),
-    }
+    kinds = dict.fromkeys(("score", "scores", "teacher_scores"), pyarrow.float32())
+    kinds |= dict.fromkeys(("label", "labels"), pyarrow.int64())
     fields = []
     for field in schema:
         kind = kinds.get(field.name, pyarrow.string())

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any
 
@@ -37,6 +37,15 @@ class Pairs:
         place = torch.repeat_interleave(torch.arange(len(queries), device=queries.device), count)
         column = torch.arange(len(place), device=queries.device) - (count.cumsum(0) - count)[place]
         return place, column, self.rows[begin[place] + column]
+
+    def padded(self, queries: Tensor, score: Callable[[Tensor, Tensor], Tensor]) -> tuple[Tensor, Tensor]:
+        """``score(positions within queries, rows)`` of the pairs of these queries, [b, p], and which are real."""
+        place, column, rows = self.columns(queries)
+        values = score(place, rows)
+        scores = values.new_zeros(len(queries), int(column.max()) + 1 if len(column) else 1)
+        real = torch.zeros_like(scores, dtype=torch.bool)
+        scores[place, column], real[place, column] = values, True
+        return scores, real
 
     def count(self) -> Annotated[Tensor, "q"]:
         return self.start.diff()

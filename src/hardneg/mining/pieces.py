@@ -12,13 +12,15 @@ import numpy as np
 from hardneg.io.arrays import Array, names_in_npz, read_member
 from hardneg.io.files import run_again, write_atomically
 from hardneg.io.sealed import is_whole, sealing
-from hardneg.mining.stages import Piece
+from hardneg.mining.stages import Piece, Store
 
 _most_open = 512
 
 
-class Files:
+class Files(Store):
     """The store of a job: a folder with one .npz file for each piece."""
+
+    in_memory = False
 
     def __init__(self, folder: Path) -> None:
         self.folder, self._owner = folder, os.getpid()

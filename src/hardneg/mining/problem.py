@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import chain
 from typing import Any
 
 import torch
@@ -57,6 +58,12 @@ class Side:
 
     def __len__(self) -> int:
         return len(self.ids)
+
+
+def texts_of(side: Side, who: str) -> list[str]:
+    if side.texts is None:
+        raise ArgumentError(who, "texts", "embeddings only")
+    return side.texts
 
 
 @dataclass
@@ -129,16 +136,20 @@ def build_problem(
         raise ArgumentError("mine", "ids of queries and corpus for judged pairs", "a table without a column of ids")
     groups, first = _group_queries(queries, counts)
     rows: list[list[int]] = [[] for _ in first]
-    missing: list[tuple[Any, Any]] = []
-    for place, (group, wanted) in enumerate(zip(groups, given, strict=True)):
-        for one in wanted if group >= 0 else ():
-            row = row_of_positive.get(key_of(one), -1)
-            if row == -1:
-                missing.append((queries.ids[place] if queries.named else place, one))
-            else:
-                rows[group].append(row)
-    more, unknown = _add_judged(judged, queries, groups, row_of, rows)
-    missing += more
+    missing, unknown = [], []
+    place_of = {key_of(identity): place for place, identity in enumerate(queries.ids)} if judged else {}
+    names = queries.ids if queries.named else range(len(queries))
+    for place, query, one, known in chain(
+        ((place, names[place], one, row_of_positive) for place, own in enumerate(given) for one in own),
+        ((place_of.get(key_of(query), -1), query, one, row_of) for query, one in judged),
+    ):
+        row = known.get(key_of(one), -1)
+        if place < 0:
+            unknown.append(query)
+        elif groups[place] >= 0 and row >= 0:
+            rows[groups[place]].append(row)
+        elif groups[place] >= 0:
+            missing.append((query, one))
     _warn_of_unknown(unknown, len(judged))
     counts["judgements_of_unknown_queries"] = len(unknown)
     if missing and not drop_missing:
@@ -337,24 +348,3 @@ def _with_texts(documents: Side, new: list[str]) -> Side:
     ids = of_one_kind([*documents.ids, *new]) if documents.named else list(range(len(documents) + len(new)))
     labels = None if documents.labels is None else [*documents.labels, *[None] * len(new)]
     return Side(ids, [*documents.texts, *new], labels=labels, named=documents.named)
-
-
-def _add_judged(
-    judged: Sequence[tuple[Any, Any]],
-    queries: Side,
-    groups: list[int],
-    row_of: Mapping[str, int],
-    rows: list[list[int]],
-) -> tuple[list[tuple[Any, Any]], list[Any]]:
-    """Adds judged pairs of these queries; says which documents are nowhere, and which queries are not among these."""
-    group_of = {key_of(identity): group for identity, group in zip(queries.ids, groups, strict=True)}
-    missing, unknown = [], []
-    for query, document in judged:
-        group, row = group_of.get(key_of(query)), row_of.get(key_of(document), -1)
-        if group is None:
-            unknown.append(query)
-        elif group >= 0 and row >= 0:
-            rows[group].append(row)
-        elif group >= 0:
-            missing.append((query, document))
-    return missing, unknown

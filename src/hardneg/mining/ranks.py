@@ -8,16 +8,15 @@ from datetime import timedelta
 
 import torch
 
-from hardneg.mining.engines import Work
+from hardneg.mining.engines import Engine, Work
 
 
 @dataclass(frozen=True)
-class Ranks:
+class Ranks(Engine):
     """This process among the processes of the job; they must see the same folders."""
 
     rank: int = 0
     size: int = 1
-    alone = True
 
     def map(self, work: Work) -> None:
         """An engine: every rank runs its share and waits for the others."""
@@ -28,7 +27,6 @@ class Ranks:
         self.wait()
 
     def wait(self) -> None:
-        """Waits for every rank."""
         if self.size > 1:
             torch.distributed.barrier()
 

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from hardneg.core.errors import ArgumentError, FileError, NoFile, warn_once
+from hardneg.io.tables import open_text
 from hardneg.mining.cells import key_of
 from hardneg.mining.problem import Side
 
@@ -23,35 +24,31 @@ def split_name(given: str) -> tuple[str, str]:
     return (name, path) if path else (Path(given).name.split(".")[0], given)
 
 
-def read_run(path: str, who: str = "mine") -> dict[str, list[str]]:
+def read_run(path: str) -> dict[str, list[str]]:
     """The documents of each query, the best first."""
     if not Path(path).is_file():
-        raise NoFile(who, "a TREC run file that exists", path)
+        raise NoFile("mine", "a TREC run file that exists", path)
     found: dict[str, list[tuple[float, int, str]]] = {}
-    with open(path, encoding="utf-8") as file:
-        try:
-            for number, line in enumerate(file, 1):
-                if line.strip():
-                    query, entry = _entry(line, number, path, who)
-                    found.setdefault(query, []).append(entry)
-        except UnicodeDecodeError as error:
-            raise FileError(who, "text in UTF-8", path, f"{error.reason} at byte {error.start}") from None
+    with open_text(Path(path), "mine") as file:
+        for number, line in enumerate(file, 1):
+            if line.strip():
+                query, entry = _entry(line, number, path)
+                found.setdefault(query, []).append(entry)
     if not found:
-        raise FileError(who, "a TREC run with at least one line", path, "which is empty")
+        raise FileError("mine", "a TREC run with at least one line", path, "which is empty")
     return {query: [name for _, _, name in sorted(entries, key=lambda e: e[:2])] for query, entries in found.items()}
 
 
-def _entry(line: str, number: int, path: str, who: str) -> tuple[str, tuple[float, int, str]]:
-    fields = line.split()
+def _entry(line: str, number: int, path: str) -> tuple[str, tuple[float, int, str]]:
     try:
-        query, _, document, rank, score, _ = fields
+        query, _, document, rank, score, _ = line.split()
         value = float(score)
         if value != value:
             raise ValueError
         return query, (-value, int(rank), document)
     except ValueError:
         got = f"line {number}: {line.strip()[:60]!r}"
-        raise FileError(who, "lines of `query Q0 document rank score tag`", path, got) from None
+        raise FileError("mine", "lines of `query Q0 document rank score tag`", path, got) from None
 
 
 class Run:

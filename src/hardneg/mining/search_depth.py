@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from hardneg.core.errors import ArgumentError, written
-from hardneg.core.types import NEVER, Scores
+from hardneg.core.types import Scores
 from hardneg.negatives import Negatives
 from hardneg.negatives.base import not_pointwise
 
@@ -89,7 +89,3 @@ def ends_here(factor: Negatives, scores: Scores, before: Tensor, after: Tensor) 
         fails = before.any(1, keepdim=True) & ~after.gather(1, lowest)
         return fails[:, 0]
     return before.new_zeros(before.shape[0])
-
-
-def support(log_w: Tensor) -> Tensor:
-    return log_w != NEVER

@@ -13,9 +13,9 @@ from hardneg.core.draws import draw_at, gumbel_order
 from hardneg.core.keyed import uniform_of_pairs
 from hardneg.core.topk import top_of_rows
 from hardneg.core.types import NEVER, Scores
-from hardneg.mining.fusion import Quotas, by_quotas
+from hardneg.mining.fusion import Quotas, by_quotas, compacted
 from hardneg.mining.meeting import is_copy
-from hardneg.mining.search_depth import ends_here, support
+from hardneg.mining.search_depth import ends_here
 from hardneg.negatives import Negatives
 
 VectorsOf = Callable[[Tensor], Tensor]
@@ -69,10 +69,10 @@ def select(candidates: Candidates, rule: Rule, vectors_of: VectorsOf) -> Selecti
     if candidates.scores is None:
         assert candidates.left is not None
         assert candidates.rows is not None
-        slots = torch.arange(candidates.rows.shape[1], device=candidates.rows.device).expand_as(candidates.rows)
-        chosen = torch.where(candidates.rows >= 0, slots, -1)
+        slots = torch.arange(candidates.rows.shape[1], device=candidates.rows.device)
+        chosen = _padded(torch.where(candidates.rows >= 0, slots, -1), rule.k)
+        chosen = chosen if rule.near_negative is not None else chosen[:, : rule.k]
         left, ended = candidates.left, torch.zeros_like(candidates.whole)
-        chosen = _padded(chosen, rule.k) if rule.near_negative is not None else _padded(chosen[:, : rule.k], rule.k)
     else:
         log_w, counts, ended = _weigh(candidates.scores, rule.negatives)
         chosen, left = _order(candidates, candidates.scores, log_w, rule), torch.stack(counts, 1)
@@ -91,7 +91,7 @@ def _weigh(scores: Scores, negatives: Negatives) -> tuple[Tensor, list[Tensor], 
     valid, left = scores.valid, [scores.valid.sum(1)]
     for factor in negatives.factors:
         total = total + factor.log_weights(scores.narrowed(valid))
-        after = support(total)
+        after = total != NEVER
         ended = ended | ends_here(factor, scores, valid, after)
         valid = after
         left.append(valid.sum(1))
@@ -109,13 +109,12 @@ def _order(candidates: Candidates, scores: Scores, log_w: Tensor, rule: Rule) ->
         return _padded(gumbel_order(log_w, uniforms, min(wanted, m)), rule.k)
     if candidates.ordered:
         # Sorted already, closest first: the first of the support keep their order, also among equals.
-        key = torch.arange(m, 0, -1, device=log_w.device).expand(b, m).masked_fill(~support(log_w), 0)
-        best = key.topk(min(wanted, m), dim=1)
-        return _padded(torch.where(best.values > 0, best.indices, -1), rule.k)
+        columns = torch.arange(m, device=log_w.device).expand(b, m).masked_fill(log_w == NEVER, -1)
+        return _padded(compacted(columns, wanted), rule.k)
     if candidates.quotas:
-        return _padded(by_quotas(support(log_w), candidates.quotas, wanted), rule.k)
+        return _padded(by_quotas(log_w != NEVER, candidates.quotas, wanted), rule.k)
     key = scores.candidates if candidates.key is None else candidates.key
-    values, index = top_of_rows(key.masked_fill(~support(log_w), NEVER), min(wanted, m))
+    values, index = top_of_rows(key.masked_fill(log_w == NEVER, NEVER), min(wanted, m))
     return _padded(torch.where(values == NEVER, -1, index), rule.k)
 
 
@@ -159,9 +158,7 @@ def _extend(taken: Tensor, piece: Tensor, rows: Tensor, rule: Rule, vectors_of: 
         copy = (alike[:, column] & kept).any(1)
         kept[:, column] = wanted & ~copy
         passed += wanted & copy
-    place = torch.arange(both.shape[1], 0, -1, device=both.device).expand_as(both).masked_fill(~kept, 0)
-    best = place.topk(rule.k, dim=1)
-    return torch.where(best.values > 0, both.gather(1, best.indices), -1), passed
+    return compacted(both.masked_fill(~kept, -1), rule.k), passed
 
 
 def _padded(slots: Tensor, k: int) -> Tensor:

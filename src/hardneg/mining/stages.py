@@ -16,19 +16,19 @@ import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import reduce
-from typing import TYPE_CHECKING, Annotated, Any, Protocol
+from typing import TYPE_CHECKING, Annotated
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from hardneg.core.bounds import Bound, Window
+from hardneg.core.bounds import Bound, State, Window
 from hardneg.core.exact import GROUP, Documents
 from hardneg.core.nearest import Nearest, merged
-from hardneg.core.sweep import Bounds, finish, left_by, merge_states, reduce_rows
+from hardneg.core.sweep import Bounds, finish, left_by, reduce_rows
 from hardneg.io.arrays import Array
 from hardneg.kernels.groups import runs_in_triton
-from hardneg.mining.checks import check_corpus
+from hardneg.mining.checks import check_vectors
 from hardneg.mining.edges import Edges, count_bytes, finished, is_wide, narrowed, start_edges
 from hardneg.mining.filters import CorpusRows, bounds_of
 from hardneg.mining.meeting import Model
@@ -58,25 +58,10 @@ class Stage:
         return f"{self.attempt}-{self.kind}.{self.factor}.{self.level}"
 
 
-class Store(Protocol):
-    """Where pieces are kept: in memory, or as files."""
+class Store:
+    """Where pieces are kept: here in the memory of one process."""
 
-    def read(self, stage: str, piece: int) -> Piece: ...
-
-    def write(self, stage: str, piece: int, content: Piece) -> None: ...
-
-    def has(self, stage: str, piece: int) -> bool: ...
-
-    def drop(self, beginning: str) -> None:
-        """The pieces of stages whose names begin so are not needed any more."""
-
-
-Run = Callable[[Stage], None]
-"""Computes the pieces of a stage that are not there yet."""
-
-
-class Memory:
-    """A store of one process."""
+    in_memory = True
 
     def __init__(self) -> None:
         self.pieces: dict[tuple[str, int], Piece] = {}
@@ -91,7 +76,12 @@ class Memory:
         return (stage, piece) in self.pieces
 
     def drop(self, beginning: str) -> None:
+        """The pieces of stages whose names begin so are not needed any more."""
         self.pieces = {key: piece for key, piece in self.pieces.items() if not key[0].startswith(beginning)}
+
+
+Run = Callable[[Stage], None]
+"""Computes the pieces of a stage that are not there yet."""
 
 
 def chosen_pieces(miner: Miner, store: Store, run: Run) -> Iterator[Piece]:
@@ -100,7 +90,7 @@ def chosen_pieces(miner: Miner, store: Store, run: Run) -> Iterator[Piece]:
         store.write("pilot", 0, {"filter_first": np.array(miner.needs_filters())})
     filter_first = bool(store.read("pilot", 0)["filter_first"])
     pending = np.arange(len(miner.meeting.queries))
-    held = len(miner.finder.shards) if isinstance(store, Memory) else 1  # shards whose lists are in memory
+    held = len(miner.finder.shards) if store.in_memory else 1  # shards whose lists are in memory
     for number, (size, filtered) in enumerate(miner.finder.attempts(filter_first)):
         undecided = [pending[:0]]
         step, groups = miner.finder.at_once(size, held), itertools.count()
@@ -108,9 +98,8 @@ def chosen_pieces(miner: Miner, store: Store, run: Run) -> Iterator[Piece]:
             attempt = Stage("queries", f"{number}.{next(groups)}", size, filtered)
             if not store.has(attempt.name, 0):
                 store.write(attempt.name, 0, {"query": pending[:step]})
-            queries = len(
-                store.read(attempt.name, 0)["query"]
-            )  # a killed run of another version may have taken fewer or more
+            # A killed run of another version may have taken fewer or more.
+            queries = len(store.read(attempt.name, 0)["query"])
             pending = pending[queries:]
             last = _run_attempt(miner, store, run, attempt, queries)
             for piece in range(last.pieces):
@@ -190,7 +179,7 @@ class Stages:
         for low, high in self._documents(stage, shard):
             documents = Documents.of(self.corpus, low, high, bfloat16=self.miner.bfloat16)
             if not (math.isfinite(documents.norm) and documents.least > 0):
-                check_corpus(documents.raw, self.corpus.cosine, low)
+                check_vectors("corpus", documents.raw, self.corpus.cosine, low)
             for each in lists:
                 each.add(documents)
         piece: dict[str, Array] = {}
@@ -244,7 +233,7 @@ class Stages:
         blocks, i = self._blocks(stage), stage.factor
         declared = self.factors[i].bounds()
         known = [self._known(stage, b, query, i) for b, query in enumerate(blocks)]
-        states: list[dict[str, tuple[Tensor, ...]]] = [{} for _ in blocks]
+        states: list[dict[str, State]] = [{} for _ in blocks]
         for part in self.corpus.blocks(self.finder.shards[shard]):
             for b, query in enumerate(blocks):
                 bounds, edges = known[b]
@@ -253,12 +242,13 @@ class Stages:
                 ((tile, mask),) = CorpusRows(self.meeting, query, part).tiles()
                 mask = left_by(self.factors[:i], bounds[:i])(tile, mask)
                 for name, bound in declared.items():
-                    if isinstance(bound, Window) and is_wide(bound):
-                        counts = count_bytes(bound, tile, mask, edges.get(name))
-                        states[b][name] = (states[b][name][0] + counts if name in states[b] else counts,)
+                    if is_wide(bound):
+                        state: State = (count_bytes(bound, tile, mask, edges.get(name)),)
                     elif bound.over == "candidates" and not stage.level:
                         state = bound.of(tile, mask)
-                        states[b][name] = bound.merge(states[b][name], state) if name in states[b] else state
+                    else:
+                        continue
+                    states[b][name] = _merged(bound, states[b][name], state) if name in states[b] else state
         return {
             f"{b}.{name}.{j}": each.cpu().numpy()
             for b, found in enumerate(states)
@@ -275,27 +265,29 @@ class Stages:
         i = stage.factor
         bounds, edges = self._known(stage, block, query, i)
         declared = self.factors[i].bounds()
-        states = reduce(lambda a, b: _merged(declared, a, b), self._states(stage, block))
+        shards = self._states(stage, block)
+        states = reduce(lambda a, b: {name: _merged(declared[name], a[name], b[name]) for name in a}, shards)
         if not stage.level:
             own = reduce_rows(declared, CorpusRows(self.meeting, query, (0, 0)), left_by((), ()))
             bounds.append(finish({n: b for n, b in declared.items() if not is_wide(b)}, {**states, **own}))
-            edges = {name: start_edges(_window(b), bounds[i]) for name, b in declared.items() if is_wide(b)}
+            edges = {name: start_edges(b, bounds[i]) for name, b in declared.items() if is_wide(b)}
         still_open = {}
-        for name, each in edges.items():
-            window = _window(declared[name])
+        for name, window in declared.items():
+            if not is_wide(window) or name not in edges:
+                continue
             dtype = self._dtype(window)
-            each = narrowed(each, states[name][0], dtype.itemsize)
+            each = narrowed(edges[name], states[name][0], dtype.itemsize)
             if each.is_open(dtype.itemsize):
                 still_open[name] = each
             else:
                 bounds[i] = {**bounds[i], name: finished(window, each, dtype, len(self.corpus))}
         return _packed(bounds, still_open)
 
-    def _states(self, stage: Stage, block: int) -> Iterator[dict[str, tuple[Tensor, ...]]]:
+    def _states(self, stage: Stage, block: int) -> Iterator[dict[str, State]]:
         """The states of a block of queries, shard by shard."""
         for shard in range(len(self.finder.shards)):
             piece = self.store.read(replace(stage, kind="bounds").name, shard)
-            found: dict[str, tuple[Tensor, ...]] = {}
+            found: dict[str, State] = {}
             for name in self.factors[stage.factor].bounds():
                 keys = itertools.takewhile(piece.__contains__, (f"{block}.{name}.{j}" for j in itertools.count()))
                 if state := tuple(self._tensor(piece[key]) for key in keys):
@@ -308,45 +300,28 @@ class Stages:
         edges: dict[str, Edges] = {}
         if stage.before is not None:
             bounds, edges = _unpacked(self.store.read(stage.before, block), self.meeting.device)
-        for factor in self.factors[len(bounds) : number]:  # without bounds, or with bounds of the positives
-            declared = factor.bounds()
-            rows = CorpusRows(self.meeting, query, (0, 0))
-            bounds.append(finish(declared, reduce_rows(declared, rows, left_by((), ()))) if declared else {})
-        return bounds, edges
+        # The others are without bounds, or with bounds of the positives.
+        return bounds + bounds_of(self.meeting, query, self.factors[len(bounds) : number]), edges
 
     def _dtype(self, window: Window) -> torch.dtype:
         guide = self.meeting.guide
         return guide.corpus.dtype if window.by == "guide" and isinstance(guide, Model) else self.corpus.dtype
 
 
-def _window(bound: Bound) -> Window:
-    assert isinstance(bound, Window)
-    return bound
-
-
-def _merged(declared: Mapping[str, Bound], first: Any, second: Any) -> Any:
-    plain = {name: bound for name, bound in declared.items() if name in first and not is_wide(bound)}
-    wide = {name: (first[name][0] + second[name][0],) for name in first if is_wide(declared[name])}
-    return {**merge_states(plain, first, second), **wide}
+def _merged(bound: Bound, first: State, second: State) -> State:
+    return (first[0] + second[0],) if is_wide(bound) else bound.merge(first, second)
 
 
 def _packed(bounds: list[Bounds], edges: Mapping[str, Edges]) -> Piece:
     file = io.BytesIO()
-    plain = [{name: _on_cpu(value) for name, value in each.items()} for each in bounds]
-    torch.save((plain, {name: (_on_cpu(each.tensors()), each.level) for name, each in edges.items()}), file)
+    torch.save((bounds, {name: tuple(each) for name, each in edges.items()}), file)
     return {"bounds": np.frombuffer(file.getvalue(), dtype=np.uint8), "open": np.array(bool(edges))}
-
-
-def _on_cpu(value: Any) -> Any:
-    if isinstance(value, tuple):
-        return tuple(_on_cpu(each) for each in value)
-    return value.cpu() if isinstance(value, Tensor) else value
 
 
 def _unpacked(piece: Piece, device: torch.device) -> tuple[list[Bounds], dict[str, Edges]]:
     file = io.BytesIO(piece["bounds"].tobytes())
     bounds, edges = torch.load(file, map_location=device, weights_only=True)
-    return bounds, {name: replace(Edges(*tensors), level=level) for name, (tensors, level) in edges.items()}
+    return bounds, {name: Edges(*each) for name, each in edges.items()}
 
 
 def steps(seen: Annotated[Tensor, "b f"], chosen: Selection) -> tuple[Tensor, Tensor]:

@@ -7,7 +7,7 @@ here imports sentence-transformers: the HF Trainer can use it as a callback too,
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any, Self
@@ -116,11 +116,9 @@ class HardBatches(LossCallback):
     def on_epoch_begin(self, args: Any, state: Any, control: Any, **more: Any) -> None:
         """The first refresh. The trainer asks for batches after this."""
         begun = int(state.epoch or 0) >= self.warmup
-        if begun and (self._lacks_plans() or (self.fresh is not None and self.fresh.mined_at is None)):
+        lacks_plans = self.planner.needs != "nothing" and any(each.data is None for each in self.sets.values())
+        if begun and (lacks_plans or (self.fresh is not None and self.fresh.mined_at is None)):
             self.refresh(args, state.global_step, more["model"])
-
-    def _lacks_plans(self) -> bool:
-        return self.planner.needs != "nothing" and any(each.data is None for each in self.sets.values())
 
     def on_step_end(self, args: Any, state: Any, control: Any, **more: Any) -> None:
         if state.global_step % self.every or state.global_step >= state.max_steps:
@@ -191,15 +189,8 @@ class HardBatches(LossCallback):
     def _encoder(self, prompt: str | None, args: Any, model: Any) -> Encode:
         if self.encode is not None:
             return self.encode
-        size = args.per_device_eval_batch_size
-
-        def encode(texts: list[str]) -> Tensor:
-            vectors: Tensor = model.encode(
-                texts, prompt=prompt, batch_size=size, convert_to_tensor=True, show_progress_bar=False
-            )
-            return vectors
-
-        return encode
+        how = {"batch_size": args.per_device_eval_batch_size, "convert_to_tensor": True, "show_progress_bar": False}
+        return lambda texts: model.encode(texts, prompt=prompt, **how)  # type: ignore[no-any-return]
 
     def __reduce__(self) -> tuple[Any, ...]:
         """The trainer saves its arguments, of which this is one: by what it is, without texts and model."""
@@ -239,12 +230,7 @@ class _TrainingSet:
         return bool(equal)
 
     def prompt(self, prompts: Any) -> str | None:
-        """That of the column, which the trainer has for all texts, by column, or by data set and column."""
-        found = prompts
-        for key in (self.name, self.column):
-            if isinstance(found, Mapping) and key in found:
-                found = found[key]
-        return found if isinstance(found, str) else None
+        return _prompt(prompts, self.name, self.column)
 
     @property
     def data(self) -> Any:
@@ -252,7 +238,10 @@ class _TrainingSet:
 
     @property
     def digest(self) -> str:
-        return _digest(self.texts)
+        found = hashlib.blake2b(digest_size=8)
+        for text in self.texts:
+            found.update(text.encode() + b"\0")
+        return found.hexdigest()
 
     def save(self, folder: Path, number: int) -> dict[str, Any]:
         assert self.sampler is not None
@@ -276,17 +265,13 @@ class _TrainingSet:
             self.sampler.data = load_arrays("HardBatches", path, lambda parts: torch.from_numpy(parts["vectors"]), fix)
 
 
-def _prompt(prompts: Any, column: str) -> str | None:
-    """That of a column of one training set."""
-    found = prompts.get(column) if isinstance(prompts, Mapping) else prompts
+def _prompt(prompts: Any, *keys: str | None) -> str | None:
+    """That of a column, which the trainer has for all texts, by column, or by data set and column."""
+    found = prompts
+    for key in keys:
+        if isinstance(found, Mapping) and key in found:
+            found = found[key]
     return found if isinstance(found, str) else None
-
-
-def _digest(texts: Iterable[str]) -> str:
-    found = hashlib.blake2b(digest_size=8)
-    for text in texts:
-        found.update(text.encode() + b"\0")
-    return found.hexdigest()
 
 
 def _splits(args: Any) -> bool:

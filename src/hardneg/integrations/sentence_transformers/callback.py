@@ -31,11 +31,11 @@ class LossCallback:
     """
 
     def __init__(self, loss: AnyLoss | None = None) -> None:
-        self.losses = _named(loss)
+        self.losses = {"": loss} if isinstance(loss, nn.Module) else dict(loss or {})
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("on_"):  # an event that is of no interest here
-            return _nothing
+            return lambda *args, **more: None
         raise AttributeError(name)
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **more: Any) -> None:
@@ -77,18 +77,18 @@ class LossCallback:
             write_json(folder / "record.json", {"world_size": args.world_size, **self.record(folder)}, _fix)
 
     def load(self, folder: Path, args: Any) -> None:
-        for path in (folder / "record.json", folder / f"loss-{args.process_index}.pt"):
+        who, kept, own = type(self).__name__, folder / "record.json", folder / f"loss-{args.process_index}.pt"
+        for path in (kept, own):
             if not path.is_file():
-                raise NoFile(type(self).__name__, "the state that the interrupted run saved", path, fix=_fix)
-        record = read_json(folder / "record.json", _fix, who=type(self).__name__)
+                raise NoFile(who, "the state that the interrupted run saved", path, fix=_fix)
+        record = read_json(kept, _fix, who=who)
         if record["world_size"] != args.world_size:
             what, got = f"{record['world_size']} processes, as the interrupted run had", str(args.world_size)
-            raise DataChanged(type(self).__name__, what, got, "resume with as many")
-        path = folder / f"loss-{args.process_index}.pt"
-        check_seal(path, type(self).__name__, _fix)
-        states = torch.load(path, map_location="cpu", weights_only=True)
+            raise DataChanged(who, what, got, "resume with as many")
+        check_seal(own, who, _fix)
+        states = torch.load(own, map_location="cpu", weights_only=True)
         if set(states) != set(self.losses):
-            raise DataChanged(type(self).__name__, f"losses named {sorted(states)}", str(sorted(self.losses)))
+            raise DataChanged(who, f"losses named {sorted(states)}", str(sorted(self.losses)))
         for name, loss in self.losses.items():
             load_own_state(loss, states[name])
         self.restore(folder, record)
@@ -145,13 +145,3 @@ def _with(loss: nn.Module, name: str) -> Iterator[Any]:
 
 def _is_own(name: str) -> bool:
     return not any(part in _not_own for part in name.split(".")[:-1])
-
-
-def _named(loss: AnyLoss | None) -> dict[str, nn.Module]:
-    if loss is None:
-        return {}
-    return {"": loss} if isinstance(loss, nn.Module) else dict(loss)
-
-
-def _nothing(*args: Any, **more: Any) -> None:
-    return None

@@ -40,14 +40,11 @@ def with_ids(dataset: Data, start: int = 0, *, group: str | None = None) -> Data
     group: a column of whole numbers, read by ``OtherLabel()`` and ``positives="group"``; a column ``label`` is taken
         for one. Without, each anchor is a group of its own.
     """
-    numbers: dict[str, int] = {}
-    if isinstance(dataset, dict):
-        parts = {name: _Table(part, group) for name, part in dataset.items()}
-        _number(numbers, list(parts.values()), start)
-        return type(dataset)({name: part.labelled(numbers) for name, part in parts.items()})
-    table = _Table(dataset, group)
-    _number(numbers, [table], start)
-    return table.labelled(numbers)  # type: ignore[no-any-return]
+    several = dataset if isinstance(dataset, dict) else {"": dataset}
+    parts = {name: _Table(part, group) for name, part in several.items()}
+    numbers = _numbered(list(parts.values()), start)
+    found = {name: part.labelled(numbers) for name, part in parts.items()}
+    return type(dataset)(found) if isinstance(dataset, dict) else found[""]  # type: ignore[no-any-return]
 
 
 def known_positives(dataset: Any) -> Known:
@@ -62,15 +59,15 @@ def known_positives(dataset: Any) -> Known:
     return Known(KnownPairs(labels[:, 0], labels[:, 1]))
 
 
-def _number(numbers: dict[str, int], tables: list[_Table], start: int) -> None:
+def _numbered(tables: list[_Table], start: int) -> dict[str, int]:
     if not isinstance(start, int) or start < 0:
         raise argument_error("with_ids", "a start of 0 or more", "start", start)
     columns = [table.texts[0] for table in tables] + list(chain(*(table.texts[1:] for table in tables)))
-    for text in chain(*columns):
-        if text:
-            numbers.setdefault(text, start + len(numbers))
+    texts = dict.fromkeys(text for text in chain(*columns) if text)
+    numbers = {text: number for number, text in enumerate(texts, start)}
     if start + len(numbers) > MOST:
         raise argument_error("with_ids", f"ids below {MOST}", "the largest id", start + len(numbers) - 1)
+    return numbers
 
 
 class _Table:
@@ -106,10 +103,8 @@ class _Table:
             width = max(map(len, rows))
             names = [f"{name}_{i + 1}" for i in range(width)]
             texts = [[_text(row[i] if i < len(row) else None, name) for row in rows] for i in range(width)]
-        elif place < 2:
-            names, texts = [name], [[_text(value, name, needed=True) for value in values]]
         else:
-            names, texts = [name], [[_text(value, name) for value in values]]
+            names, texts = [name], [[_text(value, name, needed=place < 2) for value in values]]
         self.texts += texts
         if self.added or texts != [values] or names != [name]:  # columns keep their order
             if taken := [one for one in names if names != [name] and one in (*self.names, *self.added)]:

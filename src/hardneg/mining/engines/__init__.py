@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 from hardneg.core.errors import argument_error
 from hardneg.mining.options import MineOptions
@@ -25,28 +25,25 @@ class Work(NamedTuple):
         return left
 
 
-class Engine(Protocol):
-    """A map over tasks."""
+class Engine:
+    """A map over tasks. ``alone``: whether no other process works on the same output."""
+
+    alone = True
 
     @property
     def first(self) -> bool:
         """Whether this process writes the output."""
-        ...
-
-    @property
-    def alone(self) -> bool:
-        """Whether no other process works on the same output."""
-        ...
+        return True
 
     def map(self, work: Work) -> None:
         """Runs the tasks that are not done, and calls ``done`` for each of all; returns when every task is done."""
-        ...
+        raise NotImplementedError
 
     def wait(self) -> None:
         """Waits for the other processes that share this engine, if there are any."""
-        ...
 
-    def leave(self) -> None: ...
+    def leave(self) -> None:
+        """Ends what the engine has started and the end of this process would not."""
 
 
 class PartDone(Exception):

@@ -12,13 +12,13 @@ from typing import Any
 import torch
 
 from hardneg.core.errors import warn_once
-from hardneg.mining.engines import Work
+from hardneg.mining.engines import Engine, Work
 
 _tries = 3
 
 
 @dataclass(frozen=True)
-class Local:
+class Local(Engine):
     """``workers`` processes; 0: one for each core that torch uses, and one where there is a GPU.
 
     They are forks of this process where the system has them, so that nothing is loaded twice.
@@ -26,7 +26,6 @@ class Local:
 
     workers: int = 1
     device: str | None = None
-    first = alone = True
 
     @property
     def number(self) -> int:
@@ -44,12 +43,6 @@ class Local:
             left = self._in_processes(work, left, last=again == _tries - 1)
             if not left:
                 return
-
-    def wait(self) -> None:
-        pass
-
-    def leave(self) -> None:
-        pass
 
     def _in_processes(self, work: Work, tasks: list[Any], last: bool) -> list[Any]:
         """What is left after a worker was killed."""

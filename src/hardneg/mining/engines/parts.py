@@ -6,11 +6,11 @@ import re
 from dataclasses import dataclass
 
 from hardneg.core.errors import argument_error
-from hardneg.mining.engines import PartDone, Work
+from hardneg.mining.engines import Engine, PartDone, Work
 
 
 @dataclass(frozen=True)
-class Part:
+class Part(Engine):
     """Part ``number`` of ``of``, counted from 0: every ``of``-th task of each stage.
 
     Once its share of a stage is done it goes on if the other parts have done theirs, else it ends.
@@ -41,9 +41,3 @@ class Part:
                 if not work.is_done(task):
                     raise PartDone
                 work.done(task)
-
-    def wait(self) -> None:
-        pass
-
-    def leave(self) -> None:
-        pass

@@ -8,19 +8,19 @@ from dataclasses import dataclass
 from typing import Any
 
 from hardneg.core.errors import optional
-from hardneg.mining.engines import Work
+from hardneg.mining.engines import Engine, Work
 
 
 @dataclass(frozen=True)
-class Ray:
+class Ray(Engine):
     """A cluster at ``address``, the one that this process has joined, or one that is started here.
 
-    A task that is lost with its machine runs again on another, as often as needed; one that raises ends the job.
+    A task that is lost with its machine runs again on another, as often as needed; one that raises ends the job. A
+    cluster that was started here ends with this process.
     """
 
     address: str | None = None
     workers: int = 0
-    first = alone = True
 
     def map(self, work: Work) -> None:
         ray = optional("ray", "--engine ray", extra="ray")
@@ -35,12 +35,6 @@ class Ray:
             task = running.pop(ready)
             _result(ray, ready)
             work.done(task)
-
-    def wait(self) -> None:
-        pass
-
-    def leave(self) -> None:
-        """A cluster that was started here ends with this process; another is left alone."""
 
 
 def _call(function: Callable[[Any], None], task: Any) -> None:
