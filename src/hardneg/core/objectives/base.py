@@ -90,9 +90,7 @@ class Objective(ABC):
 
     def losses(self, scores: Scores, log_w: LogWeights) -> PairLosses:
         """The loss of each pair, [b, p], from dense scores."""
-        if log_w.shape != scores.candidates.shape:
-            what = f"a log-weight for each candidate, shape {tuple(scores.candidates.shape)}"
-            raise ArgumentError(self.name, what, f"log_w={tuple(log_w.shape)}", "use negatives.log_weights(scores)")
+        check_shape(self.name, scores, log_w)
         statistics = {name: statistic.dense(scores, log_w) for name, statistic in self.statistics().items()}
         support = statistics.get("support")
         some = (log_w != NEVER).any(-1, keepdim=True) if support is None else support > 0
@@ -123,6 +121,12 @@ class Objective(ABC):
 def registered_objectives() -> dict[str, type[Objective]]:
     """Every objective that the grammar knows, by name."""
     return {name: cls for name, cls in _registry.items() if cls is not Function}
+
+
+def check_shape(who: str, scores: Scores, log_w: LogWeights) -> None:
+    if log_w.shape != scores.candidates.shape:
+        what = f"a log-weight for each candidate, shape {tuple(scores.candidates.shape)}"
+        raise ArgumentError(who, what, f"log_w={tuple(log_w.shape)}", "use negatives.log_weights(scores)")
 
 
 @dataclass(frozen=True, repr=False)
