@@ -82,7 +82,7 @@ class InfoNCE(Objective):
         """As any objective's. The usual case takes fewer operations: a softplus of any finite numbers is finite."""
         support = isinstance(self.num_negatives, str) and self.num_negatives == "support"
         usual = type(self) is InfoNCE and support and self.positives_in_denominator == "own"
-        if not usual or corrects(self.tau_plus) or not log_w.shape[1]:
+        if not usual or corrects(self.tau_plus) or not scores.candidates.shape[1]:
             return super().losses(scores, log_w)
         check_shape(self.name, scores, log_w)
         some, safe = with_support(log_w)
