@@ -40,6 +40,10 @@ class Bound(ABC):
     def merge(self, first: State, second: State) -> State:
         """The state of both; the columns of the second come after those of the first."""
 
+    def shortened(self, state: State) -> State:
+        """The same in less memory, to be kept or sent."""
+        return state
+
     def finish(self, state: State, earlier: Mapping[str, Any]) -> Any:
         """What ``tile.bound`` holds: [r, 1]. ``earlier``: the bounds declared before this one."""
         return state[0]
@@ -109,29 +113,15 @@ class Window(Bound):
 
     def of(self, tile: Tile, mask: Tensor) -> State:
         value = torch.where(mask, self.value(tile), NEVER)
-        return self._shortened((value, tile.column[None]))  # [1, c]: the rows share their columns
+        return value, tile.column[None]  # [1, c]: the rows share their columns
 
     def merge(self, first: State, second: State) -> State:
         columns = [first[1], second[1]]
         if len({len(each) for each in columns}) > 1:
             columns = [column.expand(value.shape) for value, column in (first, second)]
-        return self._shortened((torch.cat([first[0], second[0]], dim=1), torch.cat(columns, dim=1)))
+        return self.shortened((torch.cat([first[0], second[0]], dim=1), torch.cat(columns, dim=1)))
 
-    def finish(self, state: State, earlier: Mapping[str, Any]) -> tuple[Edge | None, Edge | None]:
-        value, column = state[0], state[1].expand(state[0].shape)
-        start, stop = self.places(earlier)
-        n, count = value.shape[1], earlier["count"]
-        before = after = None
-        if skipped := min(self.skipped(n), n):
-            before = _edge(value, column, start, _place(value, start - 1, skipped))
-        closest, farthest = min(self.closest(n), n), min(self.farthest(n), n)
-        if n and farthest and closest <= farthest:
-            after = _edge(value, column, stop, _place(value, stop - 1, closest))
-        elif n and farthest:
-            after = _edge(value, column, stop, _place_from_end(value, count - stop, min(farthest + 1, n)))
-        return before, after
-
-    def _shortened(self, state: State) -> State:
+    def shortened(self, state: State) -> State:
         """The nearest only, where they decide, in the order of their columns."""
         value, column = state
         if self.nearest is None or value.shape[1] <= max(2 * self.nearest, 64):
@@ -145,6 +135,23 @@ class Window(Bound):
         index = chosen.topk(self.nearest, dim=1).indices.sort(dim=1).values
         return value.gather(1, index), column.gather(1, index)
 
+    def finish(self, state: State, earlier: Mapping[str, Any]) -> tuple[Edge | None, Edge | None]:
+        value, column = state[0], state[1].expand(state[0].shape)
+        start, stop = self.places(earlier)
+        n, count = value.shape[1], earlier["count"]
+        skipped, closest, farthest = (min(size(n), n) for size in (self.skipped, self.closest, self.farthest))
+        ends = bool(n and farthest)
+        from_top = ends and closest <= farthest
+        top = value.topk(max(skipped, closest if from_top else 0), dim=1).values  # of both edges
+        before = after = None
+        if skipped:
+            before = _edge(value, column, start, _place(top, start - 1))
+        if from_top:
+            after = _edge(value, column, stop, _place(top, stop - 1))
+        elif ends:
+            after = _edge(value, column, stop, _place_from_end(value, count - stop, min(farthest + 1, n)))
+        return before, after
+
 
 def beyond(value: Tensor, column: Tensor, edge: Edge) -> Tensor:
     """True for candidates that are not among the closest; not for NaN, which stays visible."""
@@ -156,10 +163,9 @@ def within(value: Tensor, column: Tensor, edge: Edge) -> Tensor:
     return (value > edge[0]) | ((value == edge[0]) & (column <= edge[1]))
 
 
-def _place(value: Tensor, place: Tensor, most: int) -> Tensor:
+def _place(top: Tensor, place: Tensor) -> Tensor:
     """The value at this place from the top."""
-    top = value.topk(most, dim=1).values
-    return torch.where(place < 0, torch.inf, top.gather(1, place.clamp(0, most - 1)))
+    return torch.where(place < 0, torch.inf, top.gather(1, place.clamp(0, top.shape[1] - 1)))
 
 
 def _place_from_end(value: Tensor, place: Tensor, most: int) -> Tensor:

@@ -91,8 +91,8 @@ class Tile:
         return self.guide
 
     def keep(self, mask: Tensor) -> Pairs:
-        """Log-weight 0 inside the mask, NEVER outside: the logarithms of 1 and 0."""
-        return mask.to(self.s.dtype).log()
+        """Log-weight 0 inside the mask, NEVER outside."""
+        return torch.where(mask, self.s.new_zeros(()), NEVER)
 
     def constant(self, value: float = 0.0) -> Pairs:
         return self.s.new_full((), value).expand(self.s.shape)

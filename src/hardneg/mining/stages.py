@@ -245,7 +245,7 @@ class Stages:
                     if is_wide(bound):
                         state: State = (count_bytes(bound, tile, mask, edges.get(name)),)
                     elif bound.over == "candidates" and not stage.level:
-                        state = bound.of(tile, mask)
+                        state = bound.shortened(bound.of(tile, mask))
                     else:
                         continue
                     states[b][name] = _merged(bound, states[b][name], state) if name in states[b] else state
