@@ -126,7 +126,7 @@ def test_the_demo_audits_the_embeddings_of_a_run(out: Path) -> None:
     assert len(rows) > 10
     assert all(0.0 <= row["false_negatives"] <= 1.0 for row in rows), "the run has labels"
     assert "<svg" in (out / "audit.html").read_text()
-    assert (out / "report.html").stat().st_mtime >= (out / "audit.html").stat().st_mtime, "it can link to the audit"
+    assert '<a href="audit.html">' in (out / "report.html").read_text()
 
 
 def test_the_demo_compares_pairs_of_texts_that_are_installed(

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 import torch
 
+from hardneg.io.outputs import sealed_page
 from hardneg.reporting import histograms as histograms_module
 from hardneg.reporting import write_report
 from hardneg.reporting.histograms import separation
@@ -294,6 +295,15 @@ def test_point_11_the_sentence_under_the_pictures_follows_the_numbers(tmp_path: 
     np.savez(tmp_path / "run" / "embeddings.npz", train_x=x, train_y=labels, test_x=x, test_y=labels)
     words = " ".join(read(write_report(tmp_path / "run")).words.split())
     assert "So the hardest negatives are not clearly false more often than random ones." in words
+
+
+def test_an_audit_beside_the_report_is_linked(tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    make_run(run, ARMS[0], 0, make_data(tmp_path))
+    (run / "audit.html").write_text("a page of someone else")
+    assert "audit.html" not in write_report(run).read_text()
+    (run / "audit.html").write_text(sealed_page("an audit"))
+    assert ("a", {"href": "audit.html"}) in read(write_report(run)).tags
 
 
 def test_the_table_is_there_as_csv(comparison: tuple[Path, dict[str, Any]], compared: Page) -> None:

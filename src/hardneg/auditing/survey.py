@@ -211,7 +211,7 @@ def _notes(subject: Subject) -> tuple[str, ...]:
     if not subject.judges:
         notes.append("No labels, groups or judgements: which negatives are false is not known.")
     if not subject.has_positives:
-        notes.append("No positives: BelowPositive and the clamped share have no answer.")
+        notes.append("No positives: BelowPositive and the clamped share need them and are left out.")
     left = len(subject.anchors) - len(subject.rows())
     if left:
         notes.append(f"{left:,} queries without a judgement were left out.")

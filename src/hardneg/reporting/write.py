@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from hardneg.core.errors import ArgumentError
+from hardneg.io.outputs import is_sealed_page
 from hardneg.pages.render import render, write_page
 from hardneg.reporting.answer import answer_of, aside_of, differences, notes_of, setting_of, title_of
 from hardneg.reporting.curves import curves_of
@@ -27,7 +28,7 @@ def write_report(
     """Writes one HTML page about run directories and comparisons, and returns where it is.
 
     The file is ``report.html`` in the directory, and beside the first one where there are several. A file there that is
-    no page of ours is only replaced with ``overwrite``.
+    no page of ours is only replaced with ``overwrite``. An ``audit.html`` that lies beside it is linked.
     """
     if out is not None and not str(out).strip():
         raise ArgumentError("--out", "the path of a file", repr(out))
@@ -36,11 +37,13 @@ def write_report(
     file = Path(out) if out is not None else places[0] if len(places) == 1 else places[0].resolve().parent
     if file.is_dir():
         file = file / "report.html"
-    write_page(file, report_page(story), "report", overwrite=overwrite)
+    audit = file.with_name("audit.html")
+    page = report_page(story, audited=audit.is_file() and is_sealed_page(audit))
+    write_page(file, page, "report", overwrite=overwrite)
     return file
 
 
-def report_page(story: Story) -> str:
+def report_page(story: Story, *, audited: bool = False) -> str:
     heads = heads_of(story)
     return render(
         "report.html",
@@ -48,6 +51,7 @@ def report_page(story: Story) -> str:
         story=story,
         split=evaluated_in(story),
         answer=answer_of(story),
+        audited=audited,
         dots=dots_of(story),
         differences=differences(story),
         notes=notes_of(story),
