@@ -322,7 +322,7 @@ def _packed(bounds: list[Bounds], edges: Mapping[str, Edges]) -> Piece:
 def _unpacked(piece: Piece, device: torch.device) -> tuple[list[Bounds], dict[str, Edges]]:
     file = io.BytesIO(piece["bounds"].tobytes())
     bounds, edges = torch.load(file, map_location=device, weights_only=True)
-    return bounds, {name: Edges(*tensors, level) for name, (tensors, level) in edges.items()}
+    return bounds, {name: Edges(*tensors)._replace(level=level) for name, (tensors, level) in edges.items()}
 
 
 def steps(seen: Annotated[Tensor, "b f"], chosen: Selection) -> tuple[Tensor, Tensor]:
