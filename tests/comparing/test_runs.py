@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -400,3 +401,9 @@ def test_names_of_runs_can_be_read() -> None:
     assert folder_of(parse_arm("simclr(temperature=0.25)").under({"epochs": 3})).startswith("simclr-temperature=0.25-")
     long = parse_arm(f'simclr(negatives="{" * ".join(["Tilt(1.0)"] * 20)}")')
     assert len(folder_of(long)) < 120
+
+
+def test_a_system_without_sigkill_can_compare() -> None:
+    """Windows has no such signal."""
+    code = "import signal; del signal.SIGKILL; import hardneg.comparing.runs"
+    subprocess.run([sys.executable, "-c", code], check=True)

@@ -25,7 +25,8 @@ from hardneg.io.tables import read_table
 from hardneg.mining import mine
 from hardneg.mining.encode import encoder_of_function
 from hardneg.mining.estimate import estimate
-from hardneg.mining.job import run
+from hardneg.mining.explain import Explanation
+from hardneg.mining.job import _no_negatives, run
 from hardneg.mining.options import Columns, MineOptions
 
 pyarrow = pytest.importorskip("pyarrow", reason="needs the extra 'mine'")
@@ -527,6 +528,12 @@ def test_other_broken_files(job: MineOptions, tmp_path: Path) -> None:
     for name, message in (("c.csv", "2 fields"), ("c.parquet", "whole Parquet"), ("latin.jsonl", "UTF-8")):
         with pytest.raises(ValueError, match=message):
             run(replace(job, corpus=str(tmp_path / name)))
+
+
+@pytest.mark.parametrize(("looked_at", "said"), [(24_690_000, "12,345,000 candidates"), (5, "2.5 candidates")])
+def test_the_number_of_candidates_is_written_out(job: MineOptions, looked_at: int, said: str) -> None:
+    explanation = Explanation((), (), queries=2, looked_at=looked_at, why={"1. Uniform()": 2})
+    assert f"a query has {said}, of which Uniform() leaves too few" in str(_no_negatives(job, explanation))
 
 
 def test_one_document(job: MineOptions, tmp_path: Path) -> None:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import io
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar, cast
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
@@ -18,6 +20,7 @@ from hardneg.core.tiles import Tile
 from hardneg.core.types import LogWeights, Scores
 from hardneg.mining import Mined, Search
 from hardneg.mining.candidates import Finder
+from hardneg.mining.stages import _packed, _unpacked
 from hardneg.negatives import Negatives, keep
 
 Q, N, K = 23, 150, 7
@@ -252,3 +255,19 @@ def test_queries_and_corpus_of_two_precisions(cosine: bool) -> None:
         for each in (queries.float(), queries.float().double())
     )
     assert torch.equal(first, second)
+
+
+def test_the_edges_of_a_window_are_kept_in_one_layout_so_that_older_jobs_resume() -> None:
+    """((rank, missing, bin, value, row), level) for each window, after the bounds."""
+    tensors = tuple(torch.full((3, 2), number) for number in range(5))
+    file = io.BytesIO()
+    torch.save(([{"count": tensors[0]}], {"window": (tensors, 2)}), file)
+    older = {"bounds": np.frombuffer(file.getvalue(), dtype=np.uint8), "open": np.array(True)}
+
+    bounds, edges = _unpacked(older, torch.device("cpu"))
+    _, layout = torch.load(io.BytesIO(_packed(bounds, edges)["bounds"].tobytes()), weights_only=True)
+
+    assert edges["window"].level == 2
+    assert all(torch.equal(one, other) for one, other in zip(edges["window"][:-1], tensors, strict=True))
+    assert layout["window"][1] == 2
+    assert len(layout["window"][0]) == 5

@@ -99,7 +99,7 @@ def test_a_kind_is_compared_and_reported_with_and_without_labels(
 
 
 def test_bad_names_are_reported_before_anything_is_read(rings: str, tmp_path: Path) -> None:
-    with pytest.raises(NoFile, match="a Python file that registers the kind"):
+    with pytest.raises(NoFile, match="a Python file that exists"):
         kind_of(f"{tmp_path}/none.py:rings:3")
     with pytest.raises(UnknownName, match="Known: digits"):
         kind_of("ring:3")

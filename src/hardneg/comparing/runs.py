@@ -75,7 +75,8 @@ class Diverged(RunFailed):
 
 
 _failures = {DIVERGED: Diverged, NO_ROOM: NoRoom, NO_MEMORY: OutOfMemory, DATA_CHANGED: OtherData}
-_failures[-signal.SIGKILL] = OutOfMemory  # by which the system ends a process that runs out of memory
+if hasattr(signal, "SIGKILL"):  # not on Windows; the system ends a process that runs out of memory by it
+    _failures[-signal.SIGKILL] = OutOfMemory
 
 
 @dataclass(frozen=True)

@@ -341,10 +341,10 @@ def _finish(
 
 def _no_negatives(options: MineOptions, explanation: Explanation) -> NoNegatives:
     """What was there on average, what took it away, and what to change."""
-    looked_at = explanation.looked_at / max(explanation.queries, 1)
+    looked_at = f"{explanation.looked_at / max(explanation.queries, 1):,.1f}".removesuffix(".0")
     cause = explanation.cause()
     few = "which are too few" if cause == TOO_FEW else f"of which {cause} leaves too few"
-    got = f"none of {explanation.queries:,} queries with enough: a query has {looked_at:.3g} candidates, {few}"
+    got = f"none of {explanation.queries:,} queries with enough: a query has {looked_at} candidates, {few}"
     fix = "use a smaller -k or an easier rule"
     if is_listed(options):
         given = written("mine", "candidates", options.candidates)

@@ -314,14 +314,15 @@ def _merged(bound: Bound, first: State, second: State) -> State:
 
 def _packed(bounds: list[Bounds], edges: Mapping[str, Edges]) -> Piece:
     file = io.BytesIO()
-    torch.save((bounds, {name: tuple(each) for name, each in edges.items()}), file)
+    # This layout stays: a job that an earlier version began is resumed from its pieces.
+    torch.save((bounds, {name: (tuple(each[:-1]), each.level) for name, each in edges.items()}), file)
     return {"bounds": np.frombuffer(file.getvalue(), dtype=np.uint8), "open": np.array(bool(edges))}
 
 
 def _unpacked(piece: Piece, device: torch.device) -> tuple[list[Bounds], dict[str, Edges]]:
     file = io.BytesIO(piece["bounds"].tobytes())
     bounds, edges = torch.load(file, map_location=device, weights_only=True)
-    return bounds, {name: Edges(*each) for name, each in edges.items()}
+    return bounds, {name: Edges(*tensors)._replace(level=level) for name, (tensors, level) in edges.items()}
 
 
 def steps(seen: Annotated[Tensor, "b f"], chosen: Selection) -> tuple[Tensor, Tensor]:

@@ -28,7 +28,7 @@ def kind_of(name: str, *, may_run: bool = True) -> type[Items]:
     """
     file, name = split_name(name)
     if file and may_run:
-        run_file(Path(file), "data", "a Python file that registers the kind")
+        run_file(Path(file), "data", "a Python file that exists and registers the kind")
     elif file and module_of(f"{file}:") not in sys.modules:
         fix = "import the file first, in Python: hardneg.training.data.kinds.kind_of(name)"
         raise ArgumentError("data", "a kind that is known", f"{file}, which is not run for a name in a file", fix)
