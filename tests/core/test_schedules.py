@@ -2,14 +2,23 @@
 
 import itertools
 import math
-from dataclasses import fields
+from dataclasses import dataclass, fields
 
 import numpy as np
 import pytest
 import torch
 
 import hardneg as hn
-from hardneg.core.schedules import adaptive, constant, cosine, exponential, linear, registered_schedules, steps
+from hardneg.core.schedules import (
+    Schedule,
+    adaptive,
+    constant,
+    cosine,
+    exponential,
+    linear,
+    registered_schedules,
+    steps,
+)
 
 
 def test_formulas():
@@ -41,6 +50,19 @@ def test_steps_says_how_long_it_takes():
             assert short(step, 1000) == short(step) == long(step, 10)
 
 
+def test_the_steps_of_a_schedule_of_one_s_own_are_its_own(monkeypatch):
+    monkeypatch.setattr("hardneg.core.schedules._registry", {})
+
+    @dataclass(frozen=True, repr=False)
+    class warm(Schedule):  # noqa: N801
+        steps: int = 0
+
+        def __call__(self, step: int, total: int | None = None) -> float:
+            return 1.0 if step >= self.steps else 0.0
+
+    assert [warm()(0), warm(2)(1), warm(2)(2)] == [1.0, 0.0, 1.0]
+
+
 def test_a_schedule_without_the_length_of_the_run_raises():
     for schedule in (linear(1.0, 0.0), cosine(1.0, 0.0), exponential(1.0, 0.0), steps(1.0, 0.0)):
         with pytest.raises(ValueError, match=f"{type(schedule).__name__} needs the length of the run, got total=None"):
@@ -52,6 +74,7 @@ def test_a_schedule_without_the_length_of_the_run_raises():
     [
         (lambda: linear(1.0, 0.0, steps=0), "linear needs at least one step, got steps=0"),
         (lambda: cosine(1.0, 0.0, steps=-1), "cosine needs at least one step"),
+        (lambda: hn.parse("Tilt(linear(1.0, 0.0, steps='ten'))"), "linear needs other arguments"),
         (lambda: steps(1.0, 0.0, num_changes=0), "steps needs at least one change, got num_changes=0"),
         (lambda: steps(1.0, 0.0, variant="codes"), "steps needs variant 'paper' or 'code', got variant='codes'"),
         (lambda: exponential(1.0, 0.0, decay=-1.0), "exponential needs decay"),

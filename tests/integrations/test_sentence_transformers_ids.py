@@ -227,6 +227,21 @@ def test_all_directions_in_one_denominator_equal_a_loop(ids: bool) -> None:
     assert_same(loss.compute_loss_from_embeddings(given, labels if ids else None), total, given, other)
 
 
+@pytest.mark.parametrize("labels", [[[0, 0, 1], [1, 1, 0], [2, 2, 9]], [[0, 0, -1], [1, 1, -1], [2, 2, 9]]])
+def test_a_document_meets_no_query_of_its_own_text_in_one_denominator(labels: list[list[int]]) -> None:
+    """Pairs of texts in both orders; and missing documents, which are no candidates, are not the same one."""
+    given, other = columns(b=3, number=2), columns(b=3, number=2)
+    loss = NegativesLoss(torch.nn.Identity(), temperature=TEMPERATURE, directions=("query_to_doc", "doc_to_query"))
+    q, d = (normalize(each, dim=1) for each in other)
+    total = q.new_zeros(())
+    for i, (_, query, text) in enumerate(labels):
+        others = [row for row in range(3) if row != i]
+        there = [q[i] @ d[j] for j in others if labels[j][2] not in (query, text, -1)]
+        back = [d[i] @ q[j] for j in others if labels[j][1] not in (query, text)]
+        total = total - torch.log_softmax(torch.stack([q[i] @ d[i], *there, *back]) / TEMPERATURE, 0)[0] / 3
+    assert_same(loss.compute_loss_from_embeddings(given, torch.tensor(labels)), total, given, other)
+
+
 def test_both_directions_apart_with_ids_equal_a_loop() -> None:
     labels = torch.tensor([[0, 0, 10], [0, 0, 11], [1, 1, 12], [2, 2, 11]])
     given, other = columns(b=4, number=2), columns(b=4, number=2)

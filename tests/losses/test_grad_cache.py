@@ -163,6 +163,8 @@ def test_wrong_use_raises() -> None:
         GradCache(lambda x: encoder(x), 4)
     with pytest.raises(ValueError, match="chunk_size of 1 or more"):
         GradCache(encoder, 0)
+    with pytest.raises(ValueError, match=r"GradCache needs a whole number, got chunk_size=2\.5"):
+        GradCache(encoder, 2.5)  # type: ignore[arg-type]
     with pytest.raises(ValueError, match=r"one entry per row, got sizes=\[3, 64\]"):
         GradCache(encoder, 4)(x, x[:3])
     with pytest.raises(ValueError, match="a vector for each row"):

@@ -269,5 +269,6 @@ def check_among(who: str, name: str, value: Any, known: Sequence[str]) -> None:
 
 def check_count(who: str, name: str, value: Any, least: int = 1) -> None:
     """Raises unless the value is a whole number of at least this."""
-    if isinstance(value, bool) or not isinstance(value, int) or value < least:
+    check_kind(who, name, value, int, "a whole number")
+    if value < least:
         raise argument_error(who, f"{spelled(who, name)} of {least} or more", name, value)

@@ -33,22 +33,8 @@ class Schedule(ABC):
     def __call__(self, step: int, total: int | None = None) -> float:
         """The number at this step."""
 
-    def __post_init__(self) -> None:
-        steps = getattr(self, "steps", None)
-        if isinstance(steps, Real) and steps < 1:
-            raise argument_error(type(self).__name__, "at least one step", "steps", steps)
-
     def __repr__(self) -> str:
         return short_repr(self)
-
-    def _length(self, total: int | None) -> int:
-        """``steps`` where that is given, otherwise the length of the run."""
-        steps: int | None = getattr(self, "steps", None)
-        length = total if steps is None else steps
-        if length is None:
-            fix = "pass total or build it with steps="
-            raise ArgumentError(type(self).__name__, "the length of the run", "total=None", fix)
-        return max(length, 1)
 
     def _not_a_number(self, *_: Any) -> NoReturn:
         fix = "evaluate it with negatives.at(step, total), or call loss.set_progress(step, total) before the loss"
@@ -56,6 +42,23 @@ class Schedule(ABC):
 
     __mul__ = __rmul__ = __add__ = __radd__ = __sub__ = __rsub__ = __truediv__ = __rtruediv__ = _not_a_number
     __lt__ = __le__ = __gt__ = __ge__ = __neg__ = __float__ = __int__ = _not_a_number
+
+
+class _Timed:
+    """What the schedules have in common that run over ``steps`` where that is given, otherwise over the whole run."""
+
+    steps: int | None
+
+    def __post_init__(self) -> None:
+        if self.steps is not None and self.steps < 1:
+            raise argument_error(type(self).__name__, "at least one step", "steps", self.steps)
+
+    def _length(self, total: int | None) -> int:
+        length = total if self.steps is None else self.steps
+        if length is None:
+            fix = "pass total or build it with steps="
+            raise ArgumentError(type(self).__name__, "the length of the run", "total=None", fix)
+        return max(length, 1)
 
 
 Number = float | Schedule
@@ -106,7 +109,7 @@ class constant(Schedule):  # noqa: N801
 
 
 @dataclass(frozen=True, repr=False)
-class linear(Schedule):  # noqa: N801
+class linear(_Timed, Schedule):  # noqa: N801
     """start + (end - start) * step / total, then end.
 
     ``inclusive`` divides by total - 1, so that the last step has the end value itself: H-SCL's
@@ -131,7 +134,7 @@ class linear(Schedule):  # noqa: N801
 
 
 @dataclass(frozen=True, repr=False)
-class cosine(Schedule):  # noqa: N801
+class cosine(_Timed, Schedule):  # noqa: N801
     """end + (start - end) * (1 + cos(pi * step / total)) / 2, then end: half a cosine.
 
     MoCo v3's momentum is ``cosine(m, 1.0)``.
@@ -148,7 +151,7 @@ class cosine(Schedule):  # noqa: N801
 
 
 @dataclass(frozen=True, repr=False)
-class steps(Schedule):  # noqa: N801
+class steps(_Timed, Schedule):  # noqa: N801
     """A staircase of ``num_changes`` equal changes from start to end.
 
     HCL, appendix D.1: beta falls by beta / l every e / l epochs: ``steps(beta, 0.0, num_changes=l)``, and its
@@ -182,7 +185,7 @@ class steps(Schedule):  # noqa: N801
 
 
 @dataclass(frozen=True, repr=False)
-class exponential(Schedule):  # noqa: N801
+class exponential(_Timed, Schedule):  # noqa: N801
     """end + (start - end) * exp(-decay * step / total).
 
     Ring's code decays per step, not over the run: ``exponential(1.0, 0.1, decay=0.1, steps=1)``, which is at its

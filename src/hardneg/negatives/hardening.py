@@ -25,18 +25,24 @@ LogEta = Callable[[Tensor], Tensor]
 NamedLogEta = Callable[[Tensor, float], Tensor]
 
 
+def _exponential(score: Tensor, beta: float) -> Tensor:
+    """eta(x) = e^(beta x); the same as Tilt(beta)."""
+    return beta * score
+
+
 def _threshold(score: Tensor, tau: float) -> Tensor:
     """eta(x) = 1[e^x >= tau]; tau = e^(l / temperature) for a cosine l."""
     limit = (score.new_ones(()) * tau).log()
     return torch.zeros_like(score).masked_fill(score < limit, NEVER)
 
 
-_named: dict[str, NamedLogEta] = {
-    "exponential": lambda score, beta: beta * score,  # eta(x) = e^(beta x); the same as Tilt(beta)
-    "threshold": _threshold,
-    # eta(x) = 1 / (1 + e^(-slope x)): a threshold at 0 with soft edges.
-    "sigmoid": lambda score, slope: torch.nn.functional.logsigmoid(slope * score),
-}
+def _sigmoid(score: Tensor, slope: float) -> Tensor:
+    """eta(x) = 1 / (1 + e^(-slope x)): a threshold at 0 with soft edges."""
+    return torch.nn.functional.logsigmoid(slope * score)
+
+
+_named: dict[str, NamedLogEta] = {"exponential": _exponential, "threshold": _threshold, "sigmoid": _sigmoid}
+"""Their docstrings are what ``describe`` shows."""
 
 
 def register_hardening(name: str, log_eta: NamedLogEta) -> None:

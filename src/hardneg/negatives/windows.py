@@ -167,8 +167,8 @@ class Rank(Negatives):
         if self.stop is None:
             return f"Keeps every candidate{f' except the closest {self.start}' if self.start else ''}."
         if not self.start:
-            return f"Keeps the closest {self.stop} candidates."
-        return f"Skips the closest {self.start} candidates and keeps the next {self.stop - self.start}."
+            return f"Keeps the {_closest(self.stop)}."
+        return f"Skips the {_closest(self.start)} and keeps the next {self.stop - self.start}."
 
     def closed_form(self) -> ClosedForm | None:
         return _closed_form(self)
@@ -209,3 +209,7 @@ def _inside(band: Ring | Rank, tile: Tile) -> Tensor:
 def _reach(fraction: float) -> float:
     """The fraction rounded up to one of a few, so that a schedule meets few of them."""
     return next(reach for reach in (0.0, 0.125, 0.5, 1.0) if fraction <= reach)
+
+
+def _closest(number: int) -> str:
+    return "closest candidate" if number == 1 else f"closest {number} candidates"

@@ -116,7 +116,8 @@ class Meeting:
         if wide:  # two anchors in one: the query meets what is on the left, its document what is on the right
             both = torch.cat([anchors.vectors, batch.positives.vectors], dim=1)
             anchors = anchors.changed(vectors=both)
-        positives = _moved(batch.positives, wide, 0)
+        # A query of the text of the anchor's document is not to be negative for that document.
+        positives = _moved(batch.positives.changed(ids=batch.first), wide, 0)
         return self._met(batch, anchors, positives, tuple(parts), temperature)
 
     def _backward(self, batch: _Batch, temperature: float | Tensor) -> Met:
@@ -190,7 +191,8 @@ class _Batch:
     def _tags(self, partner: Tensor | None, owner: Tensor | None = None) -> Tensor | None:
         if not self.tagged:
             return None
-        return _tags(self.rows.owner if owner is None else owner, partner)
+        known = None if partner is None else partner.clamp(min=_nobody)  # missing documents are not the same one
+        return _tags(self.rows.owner if owner is None else owner, known)
 
     def _known(self, queries: Annotated[Tensor, "b"]) -> OtherRows:
         first = self.documents[0]
