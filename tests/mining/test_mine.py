@@ -453,17 +453,18 @@ def test_what_is_missing_is_reported_once_in_a_call(
     ("scale", "options", "warned"),
     [
         (1.0, {}, False),
-        (3.0, {}, True),
-        (3.0, {"search": "exact"}, True),
-        (3.0, {"search": Search(cosine=False)}, False),
+        (3.0, {}, False),
+        ([1.0, 1.0, 5.0, 5.0], {}, True),
+        ([1.0, 1.0, 5.0, 5.0], {"search": "exact"}, True),
+        ([1.0, 1.0, 5.0, 5.0], {"search": Search(cosine=False)}, False),
     ],
 )
-def test_vectors_that_are_not_of_unit_norm_are_reported(scale: float, options: dict[str, Any], warned: bool) -> None:
-    corpus = scale * torch.eye(4)
+def test_vectors_of_different_norms_are_reported(scale: Any, options: dict[str, Any], warned: bool) -> None:
+    corpus = torch.tensor(scale)[..., None] * torch.eye(4)
     with warnings.catch_warnings(record=True) as found:
         warnings.simplefilter("always")
         mine(Keys(torch.eye(4)), Keys(corpus), torch.arange(4), "Uniform()", 2, **options)
-    assert ["norms of 3 to 3" in str(warning.message) for warning in found] == [True] * warned
+    assert ["norms of 1 to 5" in str(warning.message) for warning in found] == [True] * warned
 
 
 def test_what_was_mined_is_shown_by_counts() -> None:

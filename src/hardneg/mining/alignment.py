@@ -148,10 +148,10 @@ def warn_of_short(found: Explanation, k: int) -> None:
 
 
 def warn_of_norms(corpus: Annotated[Tensor, "n d"]) -> None:
-    """Warns where the dot product is clearly not the cosine and nobody chose between the two."""
+    """Warns where the dot product clearly orders otherwise than the cosine, and nobody chose between the two."""
     norms = torch.linalg.vector_norm(_vectors(corpus, _sampled(len(corpus), _documents), cosine=False), dim=1)
     low, high = norms.quantile(norms.new_tensor([0.05, 0.95])).tolist()
-    if low < 0.9 or high > 1.1:
+    if high > 1.2 * low:
         message = (
             f"The vectors of the corpus have norms of {low:.3g} to {high:.3g} (nine tenths of them), and hn.mine "
             "compares by the dot product, in which longer ones come first. Pass search=hn.mining.Search(cosine=True) "
