@@ -32,7 +32,7 @@ class HardnegWarning(UserWarning):
 
 
 class MiningWarning(HardnegWarning):
-    """About what hn.mine was given: vectors not of unit norm, too few positives, or too few documents for k."""
+    """About what hn.mine was given: vectors of different norms, too few positives, or too few documents for k."""
 
 
 def warn_once(key: str, message: str) -> None:

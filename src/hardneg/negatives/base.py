@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
@@ -169,15 +170,15 @@ def keep(scores: Scores | Tile, mask: Tensor) -> LogWeights:
     return scores.candidates.new_zeros(scores.valid.shape).masked_fill(~(scores.valid & mask), NEVER)
 
 
-class Mask(Negatives):
+class Mask(Negatives, ABC):
     """Removes candidates and weighs none; for factors that are made of tensors: ``allows`` says whom it leaves."""
 
     masks: ClassVar = True
     textual: ClassVar = False
 
+    @abstractmethod
     def allows(self, tile: Tile) -> Tensor:
         """Which pairs of a tile stay, [r, c] or broadcastable to it."""
-        raise NotImplementedError
 
     def log_weight(self, tile: Tile) -> Tensor:
         return tile.keep(self.allows(tile))

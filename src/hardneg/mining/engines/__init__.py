@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
@@ -25,7 +26,7 @@ class Work(NamedTuple):
         return left
 
 
-class Engine:
+class Engine(ABC):
     """A map over tasks. ``alone``: whether no other process works on the same output."""
 
     alone = True
@@ -35,14 +36,14 @@ class Engine:
         """Whether this process writes the output."""
         return True
 
+    @abstractmethod
     def map(self, work: Work) -> None:
         """Runs the tasks that are not done, and calls ``done`` for each of all; returns when every task is done."""
-        raise NotImplementedError
 
-    def wait(self) -> None:
+    def wait(self) -> None:  # noqa: B027 - most engines share nothing
         """Waits for the other processes that share this engine, if there are any."""
 
-    def leave(self) -> None:
+    def leave(self) -> None:  # noqa: B027 - most engines start nothing
         """Ends what the engine has started and the end of this process would not."""
 
 
