@@ -343,7 +343,7 @@ class Loop:
         self._load_method(state["method"])
         self.optimizer.load_state_dict(state["optimizer"])
         self.fresh.restore(state)
-        if state.get("plan") is not None:
+        if state["plan"] is not None:
             self.sampler.resume(plan_from_state(state["plan"]), self.step - self.epoch * len(self.sampler))
             self.epoch_loss, self.begun_seconds = state["epoch_loss"], state["begun_seconds"]
         self.saved = self.step

@@ -167,8 +167,7 @@ class Run:
     def config(self) -> dict[str, Any]:
         if not self.config_path.exists():
             raise FileError("train", "a run", self.path, "which has no config.json")
-        config: dict[str, Any] = read_json(self.config_path, CONFIG_FIX, who="train")
-        return config
+        return read_json(self.config_path, CONFIG_FIX, who="train")
 
     def whole_config(self) -> dict[str, Any]:
         """The config of a resumed run, which needs all of its parts."""
@@ -205,7 +204,7 @@ class Run:
         advice = (
             "delete it to evaluate again from the checkpoint" if self.checkpoint_path.exists() else "put back a copy"
         )
-        result: dict[str, Any] = read_json(self.result_path, advice, who="train")
+        result = read_json(self.result_path, advice, who="train")
         numbers = [result[name] for name in (*MEASURES, *BESIDE, "steps", "seconds") if result.get(name) is not None]
         if not all(isinstance(one, (int, float)) for one in numbers) or not is_record(result.get("trained")):
             raise Damaged("train", "figures", self.result_path, got="its figures are not numbers", fix=advice)
@@ -230,9 +229,7 @@ class Run:
         if not path.exists():
             return []
         try:
-            found = read_json(path, "delete it", who="train", kind=object)  # a list in older versions
-            every = found["warnings"] if isinstance(found, dict) else found
-            return [Warned(**one) if isinstance(one, dict) else Warned("", str(one)) for one in every]
+            return [Warned(**one) for one in read_json(path, "delete it", who="train")["warnings"]]
         except (Damaged, KeyError, TypeError):
             return [Warned("damaged", f"{path.name} is damaged: what the run warned of is not known.")]
 

@@ -120,8 +120,6 @@ class GraphData(Items, prefix="graphs", form="graphs:NAME"):
     @classmethod
     def rebuilt(cls, record: dict[str, Any], options: TrainOptions) -> nn.Module:
         """GIN and GraphCL's head of two layers; "gin" has batch statistics, "gin-layer" has none."""
-        if "features" not in record:  # of a run of an older version
-            return super().rebuilt(record, options)
         backbone = GIN(record["features"], norm=NORMS[options.encoder], seed=options.seed)
         with torch.random.fork_rng([]):
             torch.manual_seed(options.seed)
@@ -133,7 +131,7 @@ class GraphData(Items, prefix="graphs", form="graphs:NAME"):
         return {**super().record(), "features": self.graphs.num_features}
 
     def check_like(self, record: dict[str, Any]) -> None:
-        before, now = record.get("features", self.graphs.num_features), self.graphs.num_features
+        before, now = record["features"], self.graphs.num_features
         if before != now:
             raise ArgumentError("evaluate", f"graphs with {before} node features, as it was trained on", f"{now}")
 

@@ -59,7 +59,6 @@ class ImageData(Items):
     """Images of one size with their ids and, where known, their labels."""
 
     noun: ClassVar[str] = "image"
-    always_recorded: ClassVar[bool] = False
     has: ClassVar[str] = "pixels"
     most_held: ClassVar[float] = math.inf
     how_to_label: ClassVar[str] = "use class folders or an array `labels`"
@@ -170,8 +169,7 @@ class ImageData(Items):
 
     def check_like(self, record: dict[str, Any]) -> None:
         """Their size may differ."""
-        now = self.images.shape[1]
-        before = record.get("shape", [now])[0]
+        before, now = record["shape"][0], self.images.shape[1]
         if before != now:
             raise ArgumentError("evaluate", f"images of {before} channels, as the run was trained on", f"{now}")
 

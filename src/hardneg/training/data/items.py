@@ -79,7 +79,6 @@ class Items(ABC):
     noun: ClassVar[str] = "item"
     has_benchmarks: ClassVar[bool] = False  # whether ``evaluate`` reads --evaluate-with
     has: ClassVar[str] = ""  # "nodes" (infograph needs them), "pixels" (cmc), "texts": its encoders have ``encode``
-    always_recorded: ClassVar[bool] = True  # False: older versions had runs without a fingerprint of such data
     how_to_label: ClassVar[str] = "use data that has them"
     most_held: ClassVar[float] = 2048  # items without labels, which are evaluated by retrieval among themselves
     ids: Annotated[Tensor, "n"]

@@ -71,8 +71,6 @@ class VectorPairs(Items, prefix="embeddings", form="embeddings:FILE.npz"):
 
     @classmethod
     def rebuilt(cls, record: dict[str, Any], options: TrainOptions) -> nn.Module:
-        if "widths" not in record:  # of a run of an older version
-            return super().rebuilt(record, options)
         with torch.random.fork_rng([]):
             torch.manual_seed(options.seed)
             return TwoTowers(*(nn.Linear(width, options.dim) for width in record["widths"]))
@@ -82,7 +80,7 @@ class VectorPairs(Items, prefix="embeddings", form="embeddings:FILE.npz"):
 
     def check_like(self, record: dict[str, Any]) -> None:
         now = self.record()["widths"]
-        if (before := record.get("widths", now)) != now:
+        if (before := record["widths"]) != now:
             raise ArgumentError("evaluate", f"vectors of {before} numbers, as it was trained on", f"{now}")
 
     def shown(self, position: int) -> Shown:
