@@ -68,7 +68,6 @@ class ImageData(Items):
     ids: Annotated[Tensor, "n"]  # int64
     name: str
     classes: tuple[str, ...] = ()
-    origin: str = ""  # which copy of the data this is, for reports: "JPEG copy"
 
     augment: Augmentation | None = field(default=None, repr=False)  # the views, once ``prepared``
     make_views: Views | None = field(default=None, repr=False)  # the same, compiled with --compile
@@ -81,14 +80,6 @@ class ImageData(Items):
 
     def __len__(self) -> int:
         return len(self.images)
-
-    @property
-    def in_channels(self) -> int:
-        return self.images.shape[1]
-
-    @property
-    def size(self) -> tuple[int, int]:
-        return self.images.shape[2], self.images.shape[3]
 
     # As a data kind.
 
@@ -162,7 +153,7 @@ class ImageData(Items):
         return {"encoder": encoder, "augment": repr(self.prepared(options).augment)}
 
     def shown(self, position: int) -> Shown:
-        return Shown(picture=thumbnail(self.images[position]), tiny=max(self.size) <= 32)
+        return Shown(picture=thumbnail(self.images[position]), tiny=max(self.images.shape[2:]) <= 32)
 
     def record(self) -> dict[str, Any]:
         return {"images": len(self), "shape": list(self.images.shape[1:]), "classes": self.num_labels()}
@@ -275,7 +266,6 @@ def _chosen(name: str, found: Found, split: str) -> ImageData:
         ids=torch.cat(ids),
         name=name,
         classes=tuple(str(c) for c in parts[0][0].classes),
-        origin=parts[0][0].origin,
     )
 
 
