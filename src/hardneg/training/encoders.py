@@ -134,8 +134,7 @@ def embed(encoder: nn.Module, rows: Any, prepare: Callable[[Any], Any], *, batch
 
 def features_of(encoder: nn.Module) -> Callable[[Images], Features]:
     """What an encoder is evaluated by: its ``features``, or what a module without them gives."""
-    represent: Callable[[Images], Features] = getattr(encoder, "features", encoder)
-    return represent
+    return getattr(encoder, "features", encoder)
 
 
 @dataclass(frozen=True, eq=False)
