@@ -12,8 +12,8 @@ Of a module without ``features`` both read what it gives.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from contextlib import nullcontext
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial
 from typing import Annotated, Any
@@ -83,9 +83,7 @@ def build_encoder(
     """
     check_encoder(name, head, norm)
     norm = ("group" if name == "tiny" else "batch") if norm == "auto" else norm
-    with nullcontext() if seed is None else torch.random.fork_rng([]):
-        if seed is not None:
-            torch.manual_seed(seed)
+    with seeded(seed):
         if is_outside(name):
             backbone, feature_dim = outside_backbone(name, in_channels, size)
         else:
@@ -94,6 +92,15 @@ def build_encoder(
         if head == "auto":
             head = "mlp-bn" if has_batch_statistics(backbone) else "mlp"
         return Encoder(backbone, feature_dim, _HEADS[head](feature_dim, projection_dim), name)
+
+
+@contextmanager
+def seeded(seed: int | None) -> Iterator[None]:
+    """Inside, weights are drawn by the seed, and torch's generator is set back afterwards; None: as it is."""
+    with nullcontext() if seed is None else torch.random.fork_rng([]):
+        if seed is not None:
+            torch.manual_seed(seed)
+        yield
 
 
 def auto_encoder(size: int) -> str:

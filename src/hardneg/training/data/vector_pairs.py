@@ -21,6 +21,7 @@ from hardneg.io.arrays import read_arrays
 from hardneg.training.data.inputs import Sided, TwoTowers
 from hardneg.training.data.items import Items, Shown
 from hardneg.training.data.text_files import labels_in
+from hardneg.training.encoders import seeded
 from hardneg.training.options import TrainOptions
 
 _ARRAYS = {
@@ -71,8 +72,7 @@ class VectorPairs(Items, prefix="embeddings", form="embeddings:FILE.npz"):
 
     @classmethod
     def rebuilt(cls, record: dict[str, Any], options: TrainOptions) -> nn.Module:
-        with torch.random.fork_rng([]):
-            torch.manual_seed(options.seed)
+        with seeded(options.seed):
             return TwoTowers(*(nn.Linear(width, options.dim) for width in record["widths"]))
 
     def record(self) -> dict[str, Any]:
