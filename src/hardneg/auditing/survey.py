@@ -162,7 +162,7 @@ def measured(
         found.random += mean[scores.valid.any(-1)].tolist()
         found.own += (scores.positives[scores.positive_valid].double() * settings.temperature).tolist()
         found.diagnosed += len(chunk.rows) if chunk.diagnosed else 0
-        found.pairs.add(chunk, settings.temperature)
+        found.pairs.add_chunk(chunk, settings.temperature)
         report(len(chunk.rows))
     found.rows = [tally.row(subject, len(subject.rows())) for tally in tallies]
     return found

@@ -14,6 +14,7 @@ from torch import Tensor
 from torch.nn.functional import normalize
 
 from hardneg.core.errors import argument_error
+from hardneg.core.histogram import SimilarityCounts
 from hardneg.io.embeddings import Features, Labels
 
 
@@ -34,10 +35,8 @@ def alignment(first: Features, second: Features, *, exponent: float = 2.0) -> fl
     return float((directions(first) - directions(second)).norm(dim=1).pow(exponent).double().mean())
 
 
-def uniformity(
-    x: Features, *, scale: float = 2.0, max_pairs: int | None = None, seed: int = 0, block: int = 1024
-) -> float:
-    """log E e^(-scale |f(x) - f(y)|^2) over distinct rows (Wang and Isola 2020), scaled to unit norm; lower is better.
+def uniformity(x: Features, *, max_pairs: int | None = None, seed: int = 0, block: int = 1024) -> float:
+    """log E e^(-2 |f(x) - f(y)|^2) over distinct rows (Wang and Isola 2020), scaled to unit norm; lower is better.
 
     Of all pairs, or of ``max_pairs`` drawn evenly where there are more.
     """
@@ -49,7 +48,7 @@ def uniformity(
     else:
         parts = [_cosines(x, *_drawn_pairs(len(x), max_pairs, seed, x.device), block)]
     # |a - b|^2 = 2 - 2 cos for unit vectors.
-    sums = [(torch.logsumexp(scale * (2.0 * part.double() - 2.0), dim=0), len(part)) for part in parts if len(part)]
+    sums = [(torch.logsumexp(2.0 * (2.0 * part.double() - 2.0), dim=0), len(part)) for part in parts if len(part)]
     total = torch.logsumexp(torch.stack([log_sum for log_sum, _ in sums]), dim=0)
     return float(total) - math.log(sum(count for _, count in sums))
 
@@ -64,43 +63,24 @@ def similarity_histograms(
     """
     x, y = directions(x), y.to(x.device)
     _check_rows("similarity_histograms", x)
-    tally = _Tally(bins, x.device)
+    if bins < 1:
+        raise argument_error("similarity_histograms", "at least one bin", "bins", bins)
+    found = SimilarityCounts(2, bins)
     if max_pairs is None or max_pairs >= len(x) * (len(x) - 1) // 2:
         for start in range(0, len(x), block):
             rows = slice(start, start + block)
-            tally.add(_above_diagonal(x[rows] @ x[start:].T), _above_diagonal(y[rows, None] == y[start:]))
+            cosines, same = _above_diagonal(x[rows] @ x[start:].T), _above_diagonal(y[rows, None] == y[start:])
+            found.add(0, cosines[same])
+            found.add(1, cosines[~same])
     else:
-        for same in (True, False):
-            pairs = _drawn_of_kind(y, max_pairs, same, seed)
-            if pairs is not None:
-                cosines = _cosines(x, *pairs, block)
-                tally.add(cosines, torch.full_like(cosines, same, dtype=torch.bool))
-    return tally.histograms()
+        for kind, alike in enumerate((True, False)):
+            if (pairs := _drawn_of_kind(y, max_pairs, alike, seed)) is not None:
+                found.add(kind, _cosines(x, *pairs, block))
+    return SimilarityHistograms(found.edges, *found.counts, *found.means())
 
 
 def directions(x: Features) -> Features:
     return normalize(x.float(), dim=1)
-
-
-class _Tally:
-    """Counts and sums of cosines, of same-class pairs and of others."""
-
-    def __init__(self, bins: int, device: torch.device) -> None:
-        if bins < 1:
-            raise argument_error("similarity_histograms", "at least one bin", "bins", bins)
-        self.bins = bins
-        self.counts = torch.zeros(2 * bins, dtype=torch.int64, device=device)
-        self.sums = torch.zeros(2, dtype=torch.float64, device=device)
-
-    def add(self, cosines: Annotated[Tensor, "m"], same: Annotated[Tensor, "m"]) -> None:
-        slot = ((cosines + 1.0) * (0.5 * self.bins)).long().clamp(0, self.bins - 1) + self.bins * same
-        self.counts += slot.bincount(minlength=2 * self.bins)
-        self.sums += torch.stack([(cosines.double() * ~same).sum(), (cosines.double() * same).sum()])
-
-    def histograms(self) -> SimilarityHistograms:
-        other, same = self.counts.cpu().view(2, self.bins)
-        other_mean, same_mean = (self.sums.cpu() / torch.stack([other.sum(), same.sum()])).tolist()
-        return SimilarityHistograms(torch.linspace(-1.0, 1.0, self.bins + 1), same, other, same_mean, other_mean)
 
 
 def _above_diagonal(matrix: Tensor) -> Annotated[Tensor, "m"]:
