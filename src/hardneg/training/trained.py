@@ -71,15 +71,15 @@ def noun_in(record: Record) -> str:
 
 def check_same_data(who: str, path: Path, before: Record, now: Record) -> None:
     """Raises ``DataChanged``, with both fingerprints, unless the records are of the same data."""
-    splits = [split for split in ("train", "test", "probe", "benchmark") if split in before or split in now]
-    changed = [split for split in splits if _fingerprint(before, split) != _fingerprint(now, split)]
+    then, here = ({split: one.get("fingerprint") for split, one in record.items()} for record in (before, now))
+    changed = [split for split in (*Splits._fields, "benchmark") if then.get(split) != here.get(split)]
     if not changed:
         return
-    then, here = (" and ".join(_shown(split, record.get(split)) for split in changed) for record in (before, now))
+    begun, got = (" and ".join(_shown(split, record.get(split)) for split in changed) for record in (before, now))
     raise DataChanged(
         who,
-        f"the data that {path} was begun with, {then}",
-        here,
+        f"the data that {path} was begun with, {begun}",
+        got,
         fix="put back the data, use another --out, or --allow-other-data if it is meant to change",
     )
 
@@ -92,10 +92,6 @@ def is_data_record(record: Any) -> bool:
         return all(isinstance(one["fingerprint"], str) for one in splits) and all(isinstance(n, int) for n in counts)
     except (TypeError, KeyError):
         return False
-
-
-def _fingerprint(record: Record, split: str) -> str | None:
-    return record[split]["fingerprint"] if split in record else None
 
 
 def _shown(split: str, record: Record | None) -> str:
