@@ -414,7 +414,7 @@ def test_point_18_the_end_of_the_last_record_counts(whole: Path, tmp_path: Path)
     assert Run(tmp_path).metrics() == expected[:-1]
 
 
-def test_files_of_older_versions_are_read(data: str, begun: Path, whole: Path) -> None:
+def test_files_without_checksums_are_read(data: str, begun: Path, whole: Path) -> None:
     """Without checksums, without a previous checkpoint, and without a record of what was trained."""
     state = Run(begun).load()
     torch.save(state, begun / NEWEST)

@@ -12,8 +12,7 @@ run/
   result.json      written last: its presence says that the run is finished
   events.out...    the records for TensorBoard, if it is installed
 
-Each file carries its checksum, which is verified when it is read; files of older versions have none and are read as
-they are.
+Each file carries its checksum, which is verified when it is read; one without is read as it is.
 """
 
 from __future__ import annotations
@@ -89,7 +88,7 @@ class Run:
     ) -> Run:
         """Starts a run, or resumes the existing one if it was started with the same options.
 
-        ``usual``: the defaults of the options, at which a run of an older version was that does not have them.
+        ``usual``: the defaults of the options, at which a run was that was begun before an option was added.
         """
         run, wanted = cls(Path(path)), {"recipe": recipe, "options": options}
         if not run.begun():

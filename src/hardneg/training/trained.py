@@ -60,7 +60,7 @@ def data_record(splits: Splits, benchmark: str | None = None) -> Record:
 
 
 def count_in(record: Record) -> int:
-    """The number of items in the record of a split; older versions, and images, call them images."""
+    """The number of items in the record of a split; that of images calls them images."""
     return int(record["images"] if "images" in record else record.get("items", 0))
 
 
@@ -131,7 +131,7 @@ def check_same_encoder(before: dict[str, Any], now: dict[str, Any]) -> None:
 
 
 def is_record(trained: Any) -> bool:
-    """Whether this is a record of what was trained, or None, as in a run of an older version."""
+    """Whether this is a record of what was trained, or None, as before training begins."""
     try:
         encoder, data = trained["encoder"], trained["data"]
         known = isinstance(encoder["class"], str) and isinstance(encoder["parameters"], int)

@@ -192,7 +192,7 @@ class ImageTexts(Items, prefix="imagetext", form="imagetext:TABLE"):
         return replace(self, pictures=pictures, picture_of=picture_of, captions=captions, documents=documents, ids=ids)
 
     def content(self) -> Iterator[tuple[str, Tensor | Repeated | list[Any] | None]]:
-        """With the image of each pair, as older versions held them: their runs have this fingerprint."""
+        """With the image of each pair, so that it does not count how often an image is held."""
         yield "images", Repeated(self.pictures.images, self.picture_of)
         yield "texts", self.captions.texts
         yield from (part for part in super().content() if part[0] != "picture_of")
