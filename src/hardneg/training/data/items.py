@@ -29,7 +29,7 @@ from hardneg.core.errors import ArgumentError, argument_error
 from hardneg.io.embeddings import pack_bits
 from hardneg.training.data.inputs import Inputs, Rows
 from hardneg.training.encoders import Represent
-from hardneg.training.evaluation.embeddings import MAX_PAIRS, evaluate_embeddings
+from hardneg.training.evaluation.embeddings import evaluate_embeddings
 from hardneg.training.evaluation.pairs import alignment, directions, uniformity
 from hardneg.training.options import TrainOptions
 
@@ -212,7 +212,7 @@ class Items(ABC):
         if _can_classify(splits):
             figures |= evaluate_embeddings(*arrays.values(), seed=0)
         elif len(self) > 1:
-            figures["uniformity"] = uniformity(arrays["test_x"], max_pairs=MAX_PAIRS)
+            figures["uniformity"] = uniformity(arrays["test_x"])
         right = retrieved(first, second)
         figures["retrieval"] = right.double().mean().item()
         if len(right) == len(splits.test):
