@@ -28,13 +28,7 @@ import torch
 
 from hardneg.core.errors import Damaged, FileError
 from hardneg.core.text import printable
-from hardneg.io.files import (
-    disk_failure,
-    locked,
-    read_json,
-    write_atomically,
-    write_json,
-)
+from hardneg.io.files import disk_failure, locked, read_json, write_atomically, write_json
 from hardneg.io.provenance import environment
 from hardneg.training.boards import leave_boards, show_on_boards
 from hardneg.training.checkpoints import Checkpoints
