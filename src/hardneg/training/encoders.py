@@ -69,7 +69,6 @@ def build_encoder(
     name: str,
     in_channels: int,
     *,
-    head: str = "auto",
     projection_dim: int = 128,
     norm: str = "auto",
     seed: int | None = None,
@@ -77,11 +76,11 @@ def build_encoder(
 ) -> Encoder:
     """An encoder by its name, with freshly drawn weights: the same for the same ``seed``.
 
-    ``head``: "mlp" (two layers), "mlp-bn" (SimCLR's, with batch normalisation between), "linear" or "none"; "auto" is
-    "mlp-bn" where the backbone has batch statistics and "mlp" where it has none. ``norm``: "batch" or "group"; "auto"
-    is "group" for tiny and "batch" for ResNets. ``size``: of the images, for backbones whose features must be counted.
+    The head has two layers, with batch normalisation between (SimCLR's) where the backbone has batch statistics.
+    ``norm``: "batch" or "group"; "auto" is "group" for tiny and "batch" for ResNets. ``size``: of the images, for
+    backbones whose features must be counted.
     """
-    check_encoder(name, head, norm)
+    check_encoder(name, norm)
     norm = ("group" if name == "tiny" else "batch") if norm == "auto" else norm
     with seeded(seed):
         if is_outside(name):
@@ -89,9 +88,8 @@ def build_encoder(
         else:
             backbone = _BACKBONES[name](in_channels, NORMS[norm])
             feature_dim = backbone.feature_dim
-        if head == "auto":
-            head = "mlp-bn" if has_batch_statistics(backbone) else "mlp"
-        return Encoder(backbone, feature_dim, _HEADS[head](feature_dim, projection_dim), name)
+        head = _mlp(feature_dim, projection_dim, norm=has_batch_statistics(backbone))
+        return Encoder(backbone, feature_dim, head, name)
 
 
 @contextmanager
@@ -108,12 +106,10 @@ def auto_encoder(size: int) -> str:
     return "tiny" if size <= 28 else "resnet18" if size <= 64 else "resnet18-imagenet"
 
 
-def check_encoder(name: str, head: str = "auto", norm: str = "auto") -> None:
+def check_encoder(name: str, norm: str = "auto") -> None:
     """Raises unless ``build_encoder`` knows the names; builds nothing, for the command line."""
     if name not in _BACKBONES and not is_outside(name):
         raise UnknownName(name, [*_BACKBONES, *OUTSIDE])
-    if head not in ("auto", *_HEADS):
-        raise argument_error("build_encoder", f"a head among auto, {', '.join(_HEADS)}", "head", head)
     if norm not in ("auto", *NORMS) or (norm != "auto" and is_outside(name)):
         raise argument_error("build_encoder", "a norm among auto, batch, group (auto for others' models)", "norm", norm)
 
@@ -271,18 +267,10 @@ _BACKBONES: dict[str, Callable[[int, Norm], Any]] = {
 }
 
 
-def _mlp(in_dim: int, out_dim: int, norm: bool = False) -> nn.Module:
+def _mlp(in_dim: int, out_dim: int, *, norm: bool) -> nn.Module:
+    """As wide inside as the features: 512-512(BN)-128 for ResNet-18."""
     hidden = [nn.Linear(in_dim, in_dim, bias=not norm), *([nn.BatchNorm1d(in_dim)] if norm else [])]
     return nn.Sequential(*hidden, nn.ReLU(inplace=True), nn.Linear(in_dim, out_dim))
-
-
-# As wide inside as the features: 512-512(BN)-128 for ResNet-18.
-_HEADS: dict[str, Callable[[int, int], nn.Module]] = {
-    "mlp": _mlp,
-    "mlp-bn": partial(_mlp, norm=True),
-    "linear": nn.Linear,
-    "none": lambda in_dim, out_dim: nn.Identity(),
-}
 
 
 def _conv(in_channels: int, out_channels: int, size: int, stride: int = 1) -> nn.Conv2d:
