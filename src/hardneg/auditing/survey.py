@@ -152,7 +152,8 @@ def measured(
     settings: Settings,
     report: Callable[[int], None] = lambda done: None,
 ) -> Measured:
-    tallies = [Tally(rule, len(subject.candidates)) for rule in rules]
+    none = torch.zeros(len(subject.candidates), dtype=torch.float64, device=subject.anchors.device)
+    tallies = [Tally(rule, none.clone(), none.bool()) for rule in rules]
     found = Measured()
     for chunk in chunks(subject, rows, settings):
         for tally in tallies:
