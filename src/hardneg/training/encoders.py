@@ -22,7 +22,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import relu
 
-from hardneg.batching.refresh import eval_mode
+from hardneg.batching.refresh import device_of, eval_mode
 from hardneg.core.errors import ArgumentError, UnknownName, argument_error
 from hardneg.training.outside import OUTSIDE, is_outside, outside_backbone
 
@@ -124,12 +124,11 @@ def embed(encoder: nn.Module, rows: Any, prepare: Callable[[Any], Any], *, batch
 
     ``prepare`` makes of rows what the encoder takes: ``Augment.plain`` of uint8 images, ``Items.plain`` of positions.
     """
-    device, represent = _device_of(encoder), features_of(encoder)
+    device, represent = device_of(encoder), features_of(encoder)
     home, parts = getattr(rows, "device", None), []
     with torch.inference_mode(), eval_mode(encoder):
         for start in range(0, len(rows), batch_size):
-            batch = rows[start : start + batch_size]
-            features = represent(prepare(batch if device is None else batch.to(device))).float()
+            features = represent(prepare(rows[start : start + batch_size].to(device))).float()
             parts.append(features if home is None else features.to(home))
     # A copy outside inference mode, which a later computation of gradients may use.
     return torch.cat(parts).clone()
@@ -169,7 +168,7 @@ def check_embeds(encoder: nn.Module, rows: Any, prepare: Callable[[Any], Any], n
     """Raises unless ``embed`` would get a vector for each row; tries two of them, before anything is trained."""
     some = rows[:2]
     with torch.no_grad(), eval_mode(encoder):
-        found = features_of(encoder)(prepare(some if (device := _device_of(encoder)) is None else some.to(device)))
+        found = features_of(encoder)(prepare(some.to(device_of(encoder))))
     if not isinstance(found, Tensor) or found.ndim != 2 or len(found) != len(some):
         got = f"{tuple(found.shape)}" if isinstance(found, Tensor) else type(found).__name__
         raise ArgumentError(
@@ -178,10 +177,6 @@ def check_embeds(encoder: nn.Module, rows: Any, prepare: Callable[[Any], Any], n
             f"{got} for {len(some)} {noun}s from {type(encoder).__name__}",
             "wrap it: hardneg.training.encoders.Encoder(module, feature_dim, head)",
         )
-
-
-def _device_of(encoder: nn.Module) -> torch.device | None:
-    return next((weights.device for weights in encoder.parameters()), None)
 
 
 class TinyBackbone(nn.Module):
