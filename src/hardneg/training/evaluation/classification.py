@@ -64,8 +64,7 @@ def evaluate_classification(tasks: dict[str, TextTask], encoder: TextEncoder | A
 
     A pair of texts with vectors u and v has the features |u - v| and u * v.
     """
-    encoder = encoder if isinstance(encoder, TextEncoder) else of_function(encoder)
-    return {name: _accuracy(name, task, encoder) for name, task in tasks.items()}
+    return {name: _accuracy(name, task, of_function(encoder)) for name, task in tasks.items()}
 
 
 def _accuracy(name: str, task: TextTask, encoder: TextEncoder) -> dict[str, Any]:

@@ -57,8 +57,9 @@ def text_encoder(name: str, *, device: str | None = None) -> TextEncoder:
     raise ArgumentError("evaluate", "an encoder of texts: st:PATH, hf:PATH, file.py:function or a table", repr(name))
 
 
-def of_function(encode: Encode) -> TextEncoder:
-    return TextEncoder(encode, encode, encode)
+def of_function(encode: Encode | TextEncoder) -> TextEncoder:
+    """An encoder of any function of a list of texts; one that is an encoder stays as it is."""
+    return encode if isinstance(encode, TextEncoder) else TextEncoder(encode, encode, encode)
 
 
 def of_model(model: Any) -> TextEncoder:
