@@ -325,7 +325,7 @@ def _can_classify(splits: Splits) -> bool:
 
 
 def stratified(labels: Tensor | None, n: int, share: float, seed: int, what: str) -> Annotated[Tensor, "n"]:
-    """True for ceil(share n) of the rows, of each class its share to within one row; ``what`` it needs for that."""
+    """True for ceil(share n) of the rows, of each class its share to within one row; its error names ``what``."""
     # RandomState's stream is frozen by NumPy, so the split is the same with every version.
     order = np.random.RandomState(seed).permutation(n)
     classes = np.zeros(n, dtype=np.int64) if labels is None else labels.cpu().numpy()

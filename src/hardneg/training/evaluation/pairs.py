@@ -18,7 +18,7 @@ from hardneg.core.histogram import SimilarityCounts
 from hardneg.io.embeddings import Features, Labels
 
 MAX_PAIRS, BLOCK = 2_000_000, 65_536
-"""Pairs that are compared, and as many of drawn ones at a time."""
+"""Pairs that are compared at most, and of drawn ones at a time."""
 
 
 class SimilarityHistograms(NamedTuple):
