@@ -18,7 +18,17 @@ from hardneg.comparing import runs as comparison_runs
 from hardneg.comparing.arms import parse_arm
 from hardneg.comparing.memory import Machine, NotBegun, Place, free_memory, this_machine
 from hardneg.comparing.progress import Watcher
-from hardneg.comparing.runs import How, NoRoom, OtherData, OutOfMemory, RunFailed, folder_of, in_a_process, run_all
+from hardneg.comparing.runs import (
+    How,
+    NoRoom,
+    OtherData,
+    OutOfMemory,
+    RunFailed,
+    folder_of,
+    in_a_process,
+    run_all,
+    usual_threads,
+)
 from hardneg.core.errors import HardnegWarning, forget_warnings
 from hardneg.io.files import write_json
 from hardneg.training.options import RECIPES
@@ -291,6 +301,7 @@ def test_jobs_are_those_of_the_cores_or_two_for_each_gpu(tmp_path: Path, monkeyp
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 3)
     on_cpu, anywhere = parse_arm("simclr(device='cpu')"), parse_arm("simclr()")
     for arms, seeds, jobs in (([on_cpu], 4, None), ([on_cpu], 20, None), ([anywhere], 9, None), ([anywhere], 2, 5)):
-        run_all(arms, list(range(seeds)), tmp_path / folder_of(arms[0]) / str(seeds), How(jobs), Watcher(print))
+        how = How(jobs, usual_threads(arms, seeds, jobs))
+        run_all(arms, list(range(seeds)), tmp_path / folder_of(arms[0]) / str(seeds), how, Watcher(print))
     assert requested == [(4, False), (16, False), (6, True), (5, True)]
     assert threads == 4 * ["4"] + 20 * ["1"] + 9 * ["2"] + 2 * ["3"]

@@ -15,6 +15,7 @@ import torch
 
 from hardneg.pages.thumbnails import thumbnail
 from hardneg.reporting import write_report
+from hardneg.training.runs import Run
 from support.reports import ARMS, make_comparison, make_data, make_run, read
 
 
@@ -158,7 +159,7 @@ def test_a_run_without_negatives_and_its_warnings_are_reported(tmp_path: Path) -
     result = make_run(tmp_path / "run", ARMS[0], 0, make_data(tmp_path))
     result["final"]["empty"] = 1.0
     (tmp_path / "run" / "result.json").write_text(json.dumps(result))
-    (tmp_path / "run" / "warnings.json").write_text('["2 images are odd."]')
+    Run(tmp_path / "run").warn("2 images are odd.")
     words = read(write_report(tmp_path / "run")).words
     assert "What to know about these runs" in words
     assert f"{ARMS[0]}: 100% of the anchors had no negative in the last records" in words

@@ -151,20 +151,3 @@ def test_algorithm_1_from_a_bank_or_not_at_all() -> None:
 
 def _keys(size: int) -> Keys:
     return Keys(make_unit_vectors(size, 4, seed=3), torch.arange(size))
-
-
-def test_state_of_the_time_of_one_score_per_chain_and_one_bank_still_loads() -> None:
-    loss = EMC2(6, remember=Bank(6, 4))
-    for _ in range(3):
-        loss(make_unit_vectors(4, 4, seed=1), make_unit_vectors(4, 4, seed=2), ids=torch.arange(4))
-    now = loss.state_dict()
-    before = {name: value for name, value in now.items() if "remember_first" not in name and name != "chain.view"}
-    view = now["chain.view"].long()[:, None]
-    before["chain.log_score"] = now["chain.log_score"].gather(1, view).squeeze(1)
-    before["chain.twin"] = now["chain.view"]
-    other = EMC2(6, remember=Bank(6, 4))
-    other.load_state_dict(before)
-    assert torch.equal(other.chain.view, loss.chain.view)
-    assert torch.equal(other.chain.log_score.gather(1, view), loss.chain.log_score.gather(1, view))
-    assert other.remember is not None
-    assert torch.equal(other.remember_first.vectors, other.remember.vectors)  # type: ignore[union-attr]

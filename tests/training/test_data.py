@@ -108,7 +108,7 @@ class TestBothSplits:
 
         monkeypatch.setattr(image_files, "read_image", counting)
         train, test = load_splits(f"folder:{tmp_path}@8")
-        assert (train.size, test.size) == ((8, 8), (8, 8))
+        assert train.images.shape[2:] == test.images.shape[2:] == (8, 8)
         assert len(decoded) == len(set(decoded)) == len(train) + len(test) == (20 if split else 10)
 
     def test_of_two_sizes_are_reported(self, tmp_path: Path) -> None:

@@ -43,22 +43,22 @@ class TestFolders:
         write_folder(tmp_path, {"dog": 2}, shape=(9, 15, 3))
         with pytest.raises(ValueError, match=r"one size, got \(12, 10\) in .*cat.* and \(9, 15\) in .*dog.*; size=64"):
             load(f"folder:{tmp_path}")
-        assert load(f"folder:{tmp_path}", "all", size=8).size == (8, 8)
+        assert load(f"folder:{tmp_path}", "all", size=8).images.shape[2:] == (8, 8)
 
     def test_folder_with_grey_and_coloured_images_is_coloured(self, tmp_path: Path) -> None:
         write_folder(tmp_path, {"grey": 2}, shape=(12, 10))
-        assert load(f"folder:{tmp_path}", "all").in_channels == 1
+        assert load(f"folder:{tmp_path}", "all").images.shape[1] == 1
         write_folder(tmp_path, {"colour": 1})
         forget_warnings()
         with pytest.warns(
             HardnegWarning, match=r"^1 of 3 images are in colour, such as .*colour.*000\.png.* read as RGB"
         ):
             data = load(f"folder:{tmp_path}", "all")
-        assert data.in_channels == 3
+        assert data.images.shape[1] == 3
         assert torch.equal(data.images[1, 0], data.images[1, 2])
         write_folder(tmp_path, {"colour": 3})
         forget_warnings()
-        assert load(f"folder:{tmp_path}", "all").in_channels == 3, "a few grey ones among coloured ones are usual"
+        assert load(f"folder:{tmp_path}", "all").images.shape[1] == 3, "a few grey ones among coloured ones are usual"
 
     @pytest.mark.parametrize("suffix", ["png", "tif", "pgm"])
     @pytest.mark.parametrize("size", [None, 8])
@@ -93,7 +93,7 @@ class TestFolders:
         with image.open(tmp_path / "x.png") as written:
             assert written.mode == {"palette alpha": "P"}.get(mode, mode.split()[0])
         data = load(f"folder:{tmp_path}", "all", size=size)
-        assert data.in_channels == (1 if mode.startswith(("L", "1", "I")) else 3)
+        assert data.images.shape[1] == (1 if mode.startswith(("L", "1", "I")) else 3)
         left, right = data.images[0, :, :, :4], data.images[0, :, :, 4:]
         assert (left == 255).all()
         assert (right == torch.tensor(shown, dtype=torch.uint8)[:, None, None]).all()

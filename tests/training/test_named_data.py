@@ -104,7 +104,6 @@ class TestNamed:
         assert data.images.shape == (10_000, 3, 32, 32)
         assert data.labels.bincount().tolist() == [1000] * 10  # type: ignore[union-attr]
         assert data.classes[int(data.labels[0])] == "cat"  # type: ignore[index]
-        assert data.origin == "JPEG copy"
         mean = data.images.double().mean((0, 2, 3)) / 255
         assert torch.allclose(mean, torch.tensor([0.4942, 0.4851, 0.4504], dtype=torch.float64), atol=2e-3)
         # Neighbouring pixels of a photograph are alike; tiles cut at the wrong place would not be.

@@ -135,19 +135,6 @@ def test_vectors_of_inference_mode_are_planned_from() -> None:
     assert base.digest_of(vectors) == base.digest_of(vectors.clone())
 
 
-def test_a_checkpoint_from_before_refreshes_were_counted_goes_on(tmp_path: Path) -> None:
-    data = few_digits(tmp_path / "digits.npz", 64)
-    options = short(data, epochs=2, batches="proximity(num_candidates=60, num_neighbours=8, refresh=1)")
-    run("simclr", tmp_path / "run", options | {"epochs": 2})
-    disk = Run(tmp_path / "run")
-    state = disk.load()
-    assert state is not None
-    del state["refreshed"]
-    disk.save(state)
-    disk.result_path.unlink()
-    assert run("simclr", tmp_path / "run", options, resume=True)["steps"] == 4
-
-
 @pytest.mark.parametrize(("epochs", "expected"), [(1, [6]), (2, [6, 16])])
 def test_without_a_warmup_nothing_is_refreshed_twice_or_for_nothing(
     epochs: int, expected: list[int], refreshed_at: list[int], tmp_path: Path

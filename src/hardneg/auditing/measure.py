@@ -58,13 +58,12 @@ class Tally:
     """One rule over all chunks: a value for each anchor, and the mass of each item."""
 
     rule: NamedRule
-    num_candidates: int
+    mass: Annotated[Tensor, "n"]  # of each item, in float64
+    reached: Annotated[Tensor, "n"]  # whether an item is someone's negative
     values: dict[str, array[float]] = field(default_factory=lambda: {name: array("d") for name in _sums})
     empty: int = 0
     anchors: int = 0
     squares: float = 0.0
-    mass: Tensor | None = None
-    reached: Tensor | None = None
 
     def add(self, chunk: Chunk, tau_plus: float) -> None:
         scores = chunk.scores
@@ -98,14 +97,10 @@ class Tally:
         self.values[name].extend(value[where].double().tolist())
 
     def _count_items(self, q: Tensor, chunk: Chunk) -> None:
-        mass = q.sum(0).double()
-        reached = (q * (chunk.num_valid[:, None] / EVEN_SHARE)).amax(0) >= 1.0
-        self.mass = mass if self.mass is None else self.mass + mass
-        self.reached = reached if self.reached is None else self.reached | reached
+        self.mass += q.sum(0)
+        self.reached |= (q * (chunk.num_valid[:, None] / EVEN_SHARE)).amax(0) >= 1.0
 
     def row(self, subject: Subject, size: int) -> Row:
-        assert self.mass is not None
-        assert self.reached is not None
         similarity, false = self._mean("similarity", size), self._mean("false", size)
         return Row(
             self.rule.name,
@@ -138,15 +133,14 @@ class Tally:
 
     def _hubness(self) -> float:
         chosen = self.anchors - self.empty
-        if chosen < 2 or self.mass is None:
+        if chosen < 2:
             return math.nan
         shared = max(0.0, float(self.mass.square().sum()) - self.squares)
-        return self.num_candidates * shared / (chosen * (chosen - 1))
+        return len(self.mass) * shared / (chosen * (chosen - 1))
 
     def _hub_share(self) -> float:
-        assert self.mass is not None
         total = float(self.mass.sum())
-        most = max(1, math.ceil(0.01 * self.num_candidates))
+        most = max(1, math.ceil(0.01 * len(self.mass)))
         return float(self.mass.topk(most).values.sum()) / total if total else math.nan
 
 

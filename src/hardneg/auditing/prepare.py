@@ -53,14 +53,7 @@ def make_subject(
     wide = torch.promote_types(anchors.vectors.dtype, candidates.vectors.dtype)
     own = _compared("embeddings", anchors.vectors, normalize, wide)
     others = own if corpus is None else _compared("corpus", candidates.vectors, normalize, wide)
-    subject = Subject(
-        own,
-        others,
-        anchors.tags,
-        candidates.tags,
-        unit=normalize,
-        source=candidates.source or "pool",
-    )
+    subject = Subject(own, others, anchors.tags, candidates.tags, unit=normalize, source=candidates.source or "pool")
     ids = None if corpus is None and not isinstance(embeddings, Keys) else candidates.ids
     return _with_positives(subject, positives, judgements, ids, seed)
 

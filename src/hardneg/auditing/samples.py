@@ -10,35 +10,29 @@ import torch
 from hardneg.auditing.lists import Lists
 from hardneg.auditing.measure import Chunk
 from hardneg.auditing.result import Counted, Sample, Similarities
+from hardneg.core.histogram import SimilarityCounts
 
 BINS, NUM_SAMPLES, NUM_NEGATIVES = 80, 4, 3
 
 
-class PairCounts:
-    """Counts the similarities of positives, known false candidates and the others over even bins of [-1, 1]."""
+class PairCounts(SimilarityCounts):
+    """Those of positives, of known false candidates and of the others."""
 
     def __init__(self) -> None:
-        self.counts = torch.zeros(3, BINS, dtype=torch.int64)
-        self.sums = torch.zeros(3, dtype=torch.float64)
+        super().__init__(3, BINS)
 
-    def add(self, chunk: Chunk, temperature: float) -> None:
+    def add_chunk(self, chunk: Chunk, temperature: float) -> None:
         scores = chunk.scores
         valid = scores.valid.expand_as(chunk.similarity)
         false = valid & chunk.false if chunk.false is not None else torch.zeros_like(valid)
         positives = scores.positives[scores.positive_valid] * temperature
         for kind, pairs in enumerate((positives, chunk.similarity[false], chunk.similarity[valid & ~false])):
-            slots = ((pairs.detach().float() + 1.0) * (BINS / 2)).long().clamp(0, BINS - 1)
-            self.counts[kind] += torch.bincount(slots.flatten(), minlength=BINS).cpu()
-            self.sums[kind] += pairs.detach().double().sum().cpu()
+            self.add(kind, pairs)
 
     def found(self) -> Similarities:
-        """Dot products outside of [-1, 1] count in the outer bins."""
-        totals = self.counts.sum(dim=1)
-        kinds = [
-            Counted(tuple(counts.tolist()), float(total / number)) if number else None
-            for counts, total, number in zip(self.counts, self.sums, totals, strict=True)
-        ]
-        return Similarities(tuple(torch.linspace(-1.0, 1.0, BINS + 1).tolist()), *kinds)
+        means = zip(self.counts, self.means(), strict=True)
+        kinds = [Counted(tuple(counts.tolist()), mean) if counts.any() else None for counts, mean in means]
+        return Similarities(tuple(self.edges.tolist()), *kinds)
 
 
 def samples_of(lists: Lists, query_text: Callable[[Any], Any], text_of: Callable[[Any], Any]) -> tuple[Sample, ...]:

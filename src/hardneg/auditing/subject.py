@@ -70,21 +70,16 @@ class Subject:
     def compared(self, rows: Annotated[Tensor, "b"], cosine: float = 1.0) -> Compared:
         """One pass over the candidates; near is a cosine of at least this, but for rounding."""
         anchors, positives = self.anchors.rows(rows), self._directions(rows)
-        blocks = self.candidates.blocks()
-        similarity = anchors.new_empty(len(rows), len(self.candidates)) if len(blocks) > 1 else None
-        near = torch.empty(len(rows), len(self.candidates), dtype=torch.bool, device=anchors.device)
-        for low, high in blocks:
+        similarity = anchors.new_empty(len(rows), len(self.candidates))
+        near = torch.empty_like(similarity, dtype=torch.bool)
+        for low, high in self.candidates.blocks():
             part = self.candidates.part(low, high)
             found = anchors @ part.T
             directions = part if self.unit else unit(part)
             close = is_copy(found if self.unit else unit(anchors) @ directions.T, cosine)
             for place, vectors in positives:
                 close[place] |= is_copy(vectors @ directions.T, cosine)
-            near[:, low:high] = close
-            if similarity is None:
-                return Compared(rows, found, near)
-            similarity[:, low:high] = found
-        assert similarity is not None
+            similarity[:, low:high], near[:, low:high] = found, close
         return Compared(rows, similarity, near)
 
     def scores(self, met: Compared, temperature: float) -> Scores:

@@ -91,9 +91,6 @@ class GridSearch:
         found = torch.cat([both, some.double().sum(0, keepdim=True)])
         self.sums[name] = self.sums[name] + found if name in self.sums else found
 
-    def families(self) -> list[Family]:
-        return families(self.temperature, self.subject.has_positives)
-
     def curve(self, name: str) -> tuple[list[float], list[float]]:
         """Mean false share and mean similarity at every member of the grid."""
         false, similarity, count = self.sums[name]
@@ -178,7 +175,8 @@ def suggestions(
 ) -> tuple[list[Suggestion], list[Row]]:
     """The best member of every family, measured as the expression it is, and those rows."""
     found, rows = [], []
-    allowed = {family: search.allowed(family) for family in search.families()}
+    grids = families(search.temperature, search.subject.has_positives)
+    allowed = {family: search.allowed(family) for family in grids}
     known = {row.expression: row for row in measure([_rule(texts[0]) for texts in allowed.values() if texts])}
     for family, texts in allowed.items():
         for text in texts[:_tries]:  # where rounding puts one just above the limit, the next is easier

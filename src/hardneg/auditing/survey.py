@@ -152,7 +152,8 @@ def measured(
     settings: Settings,
     report: Callable[[int], None] = lambda done: None,
 ) -> Measured:
-    tallies = [Tally(rule, len(subject.candidates)) for rule in rules]
+    none = torch.zeros(len(subject.candidates), dtype=torch.float64, device=subject.anchors.device)
+    tallies = [Tally(rule, none.clone(), none.bool()) for rule in rules]
     found = Measured()
     for chunk in chunks(subject, rows, settings):
         for tally in tallies:
@@ -162,7 +163,7 @@ def measured(
         found.random += mean[scores.valid.any(-1)].tolist()
         found.own += (scores.positives[scores.positive_valid].double() * settings.temperature).tolist()
         found.diagnosed += len(chunk.rows) if chunk.diagnosed else 0
-        found.pairs.add(chunk, settings.temperature)
+        found.pairs.add_chunk(chunk, settings.temperature)
         report(len(chunk.rows))
     found.rows = [tally.row(subject, len(subject.rows())) for tally in tallies]
     return found

@@ -106,6 +106,14 @@ class Plan:
         segments = tuple(Segment(**segment) for segment in head.pop("segments"))
         return cls(**head, order=parts["order"], offsets=parts["offsets"], segments=segments)
 
+    def state(self) -> dict[str, Any]:
+        """The parts with tensors in the place of arrays: checkpoints of these load with ``weights_only=True``."""
+        return {**self.parts(), "order": torch.from_numpy(self.order), "offsets": torch.from_numpy(self.offsets)}
+
+    @classmethod
+    def from_state(cls, state: dict[str, Any]) -> Plan:
+        return cls.from_parts(state | {name: state[name].cpu().numpy() for name in ("order", "offsets")})
+
     def save(self, path: str | Path) -> None:
         """Writes an .npz file without pickle, whole or not at all."""
         save_arrays(path, **self.parts())

@@ -45,7 +45,7 @@ def encode(
     The loader goes over the data set in order (no shuffling, nothing dropped). ``inputs`` picks what the model takes
     from a batch. Every module is left in the mode it was in.
     """
-    device = device if device is not None else _device_of(model)
+    device = device if device is not None else device_of(model)
     rows = []
     with eval_mode(model):
         for batch in _shown(loader, progress):
@@ -165,6 +165,7 @@ def _shown(loader: Iterable[Any], progress: bool) -> Iterable[Any]:
     return track(loader, description="Encoding", total=len(loader) if isinstance(loader, Sized) else None)
 
 
-def _device_of(model: nn.Module) -> torch.device:
+def device_of(model: nn.Module) -> torch.device:
+    """That of its weights; the CPU for a module that has none."""
     parameter = next(model.parameters(), None)
     return parameter.device if parameter is not None else torch.device("cpu")

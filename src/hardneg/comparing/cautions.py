@@ -69,7 +69,7 @@ BESIDE = (
 )  # fmt: skip
 """Options that an arm may set and that affect results in addition to its negatives."""
 Trained = Mapping[str, Any] | None
-"""The record of what a run trained (training/trained.py); None in runs of older versions."""
+"""The record of what a run trained (training/trained.py); None before training begins."""
 
 
 def unlike(options: Sequence[Mapping[str, Any]], trained: Sequence[Trained] = ()) -> dict[str, list[str]]:
@@ -77,7 +77,7 @@ def unlike(options: Sequence[Mapping[str, Any]], trained: Sequence[Trained] = ()
 
     Encoders, views and data are compared as they were trained, where the runs recorded it: "auto" may be two networks.
     """
-    usual = {one.name: one.default for one in fields(TrainOptions)}  # of runs of older versions, which have fewer
+    usual = {one.name: one.default for one in fields(TrainOptions)}  # of runs from before an option was added
     values = {
         name: [_shown(one.get(name, usual[name])) for one in options] for name in (*SHARED, *BESIDE) if name != "seed"
     }

@@ -18,14 +18,7 @@ from hardneg.comparing.checks import check_arms
 from hardneg.comparing.progress import Watcher
 from hardneg.comparing.request import Comparison, open_folder
 from hardneg.comparing.runs import How, run_all, run_of, usual_jobs, usual_threads
-from hardneg.comparing.verdict import (
-    Verdict,
-    answer,
-    rows_of,
-    sentences,
-    temperature_notes,
-    verdicts_of,
-)
+from hardneg.comparing.verdict import Verdict, answer, rows_of, sentences, temperature_notes, verdicts_of
 from hardneg.core.errors import HardnegError
 from hardneg.io.files import output_folder, run_again, write_json
 from hardneg.io.provenance import environment
@@ -107,7 +100,11 @@ def carry_out(prepared: Prepared, watcher: Watcher) -> dict[str, Any]:
         "num_test": results[0][0].get("num_test"),
         "noun": noun_in((results[0][0].get("trained") or {}).get("data", {}).get("test", {})),
         "rows": [asdict(row) for row in rows],
-        "measures": {arm.text: _measures(of_arm) for arm, of_arm in zip(tuned, results, strict=True)},
+        # Every accuracy of an arm with every seed, also those that do not decide.
+        "measures": {
+            arm.text: {name: [result[name] for result in of_arm] for name in measures_in(of_arm[0])}
+            for arm, of_arm in zip(tuned, results, strict=True)
+        },
         "answer": answer(verdicts, measure(comparison.metric, results[0][0].get("k"))),
         "verdicts": [_as_json(one) for one in verdicts],
         "sentences": sentences(verdicts),
@@ -123,11 +120,6 @@ def carry_out(prepared: Prepared, watcher: Watcher) -> dict[str, Any]:
     }
     write_json(out / "comparison.json", summary, run_again)
     return summary
-
-
-def _measures(results: list[dict[str, Any]]) -> dict[str, list[float]]:
-    """Every accuracy of an arm with every seed, also those that do not decide."""
-    return {name: [result[name] for result in results] for name in measures_in(results[0])}
 
 
 def _as_json(verdict: Verdict) -> dict[str, Any]:

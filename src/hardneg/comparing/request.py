@@ -133,7 +133,7 @@ def open_folder(out: Path, comparison: Comparison, data: dict[str, Any], threads
 
 def _read_request(path: Path) -> dict[str, Any]:
     advice = "delete it if the comparison is the same, or use another --out"
-    found: dict[str, Any] = read_json(path, advice, who="compare")
+    found = read_json(path, advice, who="compare")
     threads, data = found.get("threads"), found.get("data")
     if not isinstance(threads, int | None) or not (data is None or is_data_record(data)):
         raise Damaged("compare", "what it was begun with", path, got="its threads or data are not", fix=advice)

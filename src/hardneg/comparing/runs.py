@@ -84,7 +84,7 @@ class How:
     """How the runs of a comparison are started."""
 
     jobs: int | None = None  # at a time; by default one for each core or two for each GPU
-    threads: int | None = None  # of each run; by default its share of the cores
+    threads: int = 1  # of each run
     allow_other_data: bool = False
 
 
@@ -99,7 +99,6 @@ def run_all(
     wanted = {run.path.name: (arm, seed, run) for arm, seed, run in every}
     machine = this_machine(how.jobs or usual_jobs(arms, len(seeds)), on_gpu=_on_gpu(arms))
     machine.learn(run for _, _, run in every)
-    how = replace(how, threads=how.threads or usual_threads(arms, len(seeds), how.jobs))
     numbers, pipes = count(1), ChildPipes()
 
     def one(name: str) -> dict[str, Any]:
@@ -156,7 +155,7 @@ def _where_it_fits(
     while True:
         with machine.beside_others(run) as place, pipes.one() as pipe:
             at_once = machine.jobs
-            threads = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS"), str(how.threads or 1))
+            threads = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS"), str(how.threads))
             environ = {**place.environ, **threads, LEAVES_WITH_STDIN: str(pipe)}
             try:
                 return in_a_process(recipe, options, run, environ, allow_other_data=how.allow_other_data)

@@ -14,13 +14,12 @@ from collections.abc import Callable
 from importlib.util import find_spec
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 
 from hardneg.batching.graph import ProximityGraph
 from hardneg.batching.plan import Plan
-from hardneg.batching.refresh import Refresh
+from hardneg.batching.refresh import Refresh, device_of
 from hardneg.batching.sampler import PlannedBatchSampler
 from hardneg.core.errors import ArgumentError, argument_error, optional
 
@@ -121,12 +120,12 @@ class HardBatches(_library().Callback):  # type: ignore[misc]
         return {
             "epoch": epoch,
             "position": position,
-            "plan": _each(np.ndarray, torch.from_numpy, self.sampler.plan.parts()),
+            "plan": self.sampler.plan.state(),
             "data": _saved_data(self.sampler.data),
         }
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        plan = Plan.from_parts(_each(Tensor, Tensor.numpy, state_dict["plan"]))
+        plan = Plan.from_state(state_dict["plan"])
         self._next, self._restored = (state_dict["epoch"], state_dict["position"]), True
         self.sampler.data = _loaded_data(state_dict["data"])
         if plan.epoch == state_dict["epoch"]:
@@ -142,7 +141,7 @@ class HardBatches(_library().Callback):  # type: ignore[misc]
         """In the middle of training: the random numbers of the steps stay as they would be without it."""
         if self.refresh is None or step % self.refresh.every:
             return
-        device = next((each.device for each in module.parameters()), torch.device("cpu"))
+        device = device_of(module)
         with torch.random.fork_rng([device] if device.type == "cuda" else []):
             self.refresh.now(step)
 
@@ -166,7 +165,3 @@ def _saved_data(data: Any) -> Any:
 
 def _loaded_data(saved: Any) -> Any:
     return ProximityGraph(**saved) if isinstance(saved, dict) else saved
-
-
-def _each(kind: type, change: Callable[[Any], Any], parts: dict[str, Any]) -> dict[str, Any]:
-    return {name: change(part) if isinstance(part, kind) else part for name, part in parts.items()}

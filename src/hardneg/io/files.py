@@ -131,18 +131,19 @@ def _not_json(text: str) -> Any:
     raise ValueError(f"{text[:40]} is not a number of JSON")
 
 
-def read_json(path: Path, advice: str, *, who: str = "hardneg", kind: type = dict) -> Any:
-    """The content of a file that ``write_json`` wrote, without its checksum.
+def read_json(path: Path, advice: str, *, who: str = "hardneg") -> dict[str, Any]:
+    """The object in a file that ``write_json`` wrote, without its checksum.
 
-    Raises ``Damaged`` if it is not JSON, not of this kind, or does not have its checksum; ``advice`` is the fix.
+    Raises ``Damaged`` if it is not JSON, no object, or does not have its checksum; ``advice`` is the fix.
     """
     try:
         value = parse_json(path.read_bytes())
     except (ValueError, IsADirectoryError) as error:
         raise Damaged(who, "JSON", path, got=" ".join(str(error).split()), fix=advice) from None
-    if not isinstance(value, kind):
-        raise Damaged(who, "JSON", path, got=f"it holds no {kind.__name__}", fix=advice)
-    return checked(value, who, path, advice)
+    if not isinstance(value, dict):
+        raise Damaged(who, "JSON", path, got="it holds no dict", fix=advice)
+    found: dict[str, Any] = checked(value, who, path, advice)
+    return found
 
 
 @contextmanager

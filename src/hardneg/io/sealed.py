@@ -2,7 +2,7 @@
 
 Binary files (checkpoints, arrays) end with a line ``hardneg-sha256:<digest of all bytes before it>``: readers of .pt,
 .npz and .npy files ignore what follows their content. JSON objects carry ``"checksum"``, and each line of a .jsonl file
-is such an object. A file without a checksum was written by an older version and passes.
+is such an object. A file without a checksum passes.
 """
 
 from __future__ import annotations

@@ -364,15 +364,10 @@ class ContrastiveLoss(nn.Module):
             numbers += [schedule.state_dict()["value"], schedule.state_dict()["last"]]
         return torch.tensor([math.nan if each is None else each for each in numbers], dtype=torch.float64)
 
-    def set_extra_state(self, state: Tensor | dict[str, Any]) -> None:
-        if isinstance(state, dict):  # of a checkpoint from before
-            saved = [(one["value"], one["last"]) for one in state["adaptive"]]
-            step, total = state["step"], state["total"]
-        else:
-            numbers = [None if math.isnan(each) else each for each in state.tolist()]
-            step, total, self._calls = (each if each is None else int(each) for each in numbers[:3])  # type: ignore[assignment]
-            saved = list(zip(numbers[3::2], numbers[4::2], strict=True))
-        for schedule, (value, last) in zip(self._adaptive(), saved, strict=True):
+    def set_extra_state(self, state: Tensor) -> None:
+        numbers = [None if math.isnan(each) else each for each in state.tolist()]
+        step, total, self._calls = (each if each is None else int(each) for each in numbers[:3])  # type: ignore[assignment]
+        for schedule, value, last in zip(self._adaptive(), numbers[3::2], numbers[4::2], strict=True):
             schedule.load_state_dict({"value": value, "last": last})
         if step is not None:
             self.set_progress(step, total)

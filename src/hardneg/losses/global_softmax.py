@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from copy import deepcopy
 from dataclasses import replace
-from typing import Annotated, Any
+from typing import Annotated
 
 import torch
 from torch import Tensor, nn
@@ -231,14 +231,6 @@ class EMC2(nn.Module):
         order = torch.where(scores.valid[:, :steps], order, -1)
         views = torch.cat([views, view], dim=1)[:, : known.shape[1]]
         return scores, chain.walk(scores, slots, views=views, draws=(order, chain.log_uniforms(order)))
-
-    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:
-        """Also of the time when one bank stood for both views."""
-        first = f"{prefix}remember_first."
-        if self.remember_first is not None and not any(name.startswith(first) for name in state_dict):
-            kept = [name for name in state_dict if name.startswith(f"{prefix}remember.")]
-            state_dict.update({first + name.removeprefix(f"{prefix}remember."): state_dict[name] for name in kept})
-        super()._load_from_state_dict(state_dict, prefix, *args)
 
     # Compiled, the backward pass would read the bank again, which has changed by then.
     @outside_graphs

@@ -48,8 +48,7 @@ def read_manifest(path: Path, who: str) -> dict[str, Any]:
     if not path.is_file():
         return {}
     fix = "run the same `hardneg mine` again with --overwrite, or delete it to go by the mined file alone"
-    manifest: dict[str, Any] = read_json(path, fix, who=who)
-    return manifest
+    return read_json(path, fix, who=who)
 
 
 def is_of(out: Path, manifest: dict[str, Any]) -> bool:

@@ -13,6 +13,7 @@ from torch.nn.functional import normalize
 from hardneg.io.embeddings import Features, Labels, load_embeddings
 from hardneg.pages.charts.histogram import Shares, histogram_chart
 from hardneg.reporting.story import ArmRuns, Story, known
+from hardneg.training.evaluation.pairs import above_diagonal
 
 MOST_IMAGES = 2000
 """Evaluated items whose pairs are compared; where there are more, as many are drawn, the same for every run."""
@@ -105,8 +106,7 @@ def separation(x: Features, y: Labels) -> float | None:
     """
     order = torch.randperm(len(x), generator=torch.Generator().manual_seed(0))[:MOST_IMAGES]
     x, y = normalize(x[order].double(), dim=1), y[order]
-    above = torch.ones(len(x), len(x), dtype=torch.bool).triu(1)
-    cosines, alike = (x @ x.T)[above], (y[:, None] == y)[above]
+    cosines, alike = above_diagonal(x @ x.T), above_diagonal(y[:, None] == y)
     same, other = cosines[alike], cosines[~alike].sort().values
     if not len(same) or not len(other):
         return None

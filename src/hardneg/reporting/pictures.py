@@ -145,7 +145,7 @@ def _evaluated_items(one: SeedRun) -> Items:
     options = TrainOptions(data=name, data_root=root, evaluate_on=split, validation_share=share)
     data = kind_of(name, may_run=False).evaluated(options)
     recorded = (one.trained or {}).get("data", {}).get("test", {}).get("fingerprint")
-    if (recorded is not None or data.always_recorded) and recorded != fingerprint(data):
+    if recorded != fingerprint(data):
         raise DataChanged("report", f"the {data.noun}s that {one.run.path.name} was evaluated on", f"others in {name}")
     return data
 

@@ -36,7 +36,7 @@ class SeedRun:
 
     @property
     def trained(self) -> dict[str, Any] | None:
-        """The record of what was trained; None in runs of older versions."""
+        """The record of what was trained; None before training begins."""
         return self.config.get("trained")
 
 
@@ -56,7 +56,7 @@ class ArmRuns:
 
     @property
     def uses_labels(self) -> bool:
-        """As the table says; without one, or in one of an older version, by the options of the runs."""
+        """As the table says; without one, by the options of the runs."""
         return bool(self.row.get("uses_labels")) or any(
             uses_labels(one.config.get("recipe", ""), one.options) for one in self.seeds
         )

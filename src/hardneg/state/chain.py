@@ -218,16 +218,6 @@ class Chain(Stateful):
             writes.into(buffer, torch.where(inside, new, buffer[at, None]).squeeze(1))
         writes.into(self.log_score, torch.where(inside, of_views, self.log_score[at]))
 
-    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:
-        """Also loads older states, with a single score per state and the view under the name ``twin``."""
-        twin, score = state_dict.pop(prefix + "twin", None), state_dict.get(prefix + "log_score")
-        if twin is not None and score is not None and score.ndim == 1:
-            view = twin.clamp(max=self.num_views - 1)
-            empty = torch.full((len(score), self.num_views), NEVER, dtype=score.dtype, device=score.device)
-            state_dict[prefix + "view"] = view
-            state_dict[prefix + "log_score"] = empty.scatter(1, view.long()[:, None], score[:, None])
-        super()._load_from_state_dict(state_dict, prefix, *args)
-
 
 def _occurrence(ids: Annotated[Tensor, "b|1 n"]) -> Annotated[Tensor, "b|1 n"]:
     """How many columns before each have the same id.

@@ -17,7 +17,10 @@ from hardneg.io.files import write_atomically
 from hardneg.io.sealed import check_seal, sealing
 
 NEWEST, PREVIOUS, BEST = "checkpoint.pt", "checkpoint.previous.pt", "checkpoint.best.pt"
-PARTS = {"of", "step", "epoch", "epoch_seconds", "method", "optimizer", "harvested", "planned_from", "rng"}
+PARTS = {
+    "of", "step", "epoch", "epoch_seconds", "method", "optimizer", "harvested", "refreshed", "planned_from", "plan",
+    "rng",
+}  # fmt: skip
 FIX = "put back a copy of it, or delete it to train from the beginning"
 
 

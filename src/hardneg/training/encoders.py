@@ -12,8 +12,8 @@ Of a module without ``features`` both read what it gives.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from contextlib import nullcontext
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial
 from typing import Annotated, Any
@@ -22,7 +22,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import relu
 
-from hardneg.batching.refresh import eval_mode
+from hardneg.batching.refresh import device_of, eval_mode
 from hardneg.core.errors import ArgumentError, UnknownName, argument_error
 from hardneg.training.outside import OUTSIDE, is_outside, outside_backbone
 
@@ -69,7 +69,6 @@ def build_encoder(
     name: str,
     in_channels: int,
     *,
-    head: str = "auto",
     projection_dim: int = 128,
     norm: str = "auto",
     seed: int | None = None,
@@ -77,23 +76,29 @@ def build_encoder(
 ) -> Encoder:
     """An encoder by its name, with freshly drawn weights: the same for the same ``seed``.
 
-    ``head``: "mlp" (two layers), "mlp-bn" (SimCLR's, with batch normalisation between), "linear" or "none"; "auto" is
-    "mlp-bn" where the backbone has batch statistics and "mlp" where it has none. ``norm``: "batch" or "group"; "auto"
-    is "group" for tiny and "batch" for ResNets. ``size``: of the images, for backbones whose features must be counted.
+    The head has two layers, with batch normalisation between (SimCLR's) where the backbone has batch statistics.
+    ``norm``: "batch" or "group"; "auto" is "group" for tiny and "batch" for ResNets. ``size``: of the images, for
+    backbones whose features must be counted.
     """
-    check_encoder(name, head, norm)
+    check_encoder(name, norm)
     norm = ("group" if name == "tiny" else "batch") if norm == "auto" else norm
-    with nullcontext() if seed is None else torch.random.fork_rng([]):
-        if seed is not None:
-            torch.manual_seed(seed)
+    with seeded(seed):
         if is_outside(name):
             backbone, feature_dim = outside_backbone(name, in_channels, size)
         else:
             backbone = _BACKBONES[name](in_channels, NORMS[norm])
             feature_dim = backbone.feature_dim
-        if head == "auto":
-            head = "mlp-bn" if has_batch_statistics(backbone) else "mlp"
-        return Encoder(backbone, feature_dim, _HEADS[head](feature_dim, projection_dim), name)
+        head = _mlp(feature_dim, projection_dim, norm=has_batch_statistics(backbone))
+        return Encoder(backbone, feature_dim, head, name)
+
+
+@contextmanager
+def seeded(seed: int | None) -> Iterator[None]:
+    """Inside, weights are drawn by the seed, and torch's generator is set back afterwards; None: as it is."""
+    with nullcontext() if seed is None else torch.random.fork_rng([]):
+        if seed is not None:
+            torch.manual_seed(seed)
+        yield
 
 
 def auto_encoder(size: int) -> str:
@@ -101,12 +106,10 @@ def auto_encoder(size: int) -> str:
     return "tiny" if size <= 28 else "resnet18" if size <= 64 else "resnet18-imagenet"
 
 
-def check_encoder(name: str, head: str = "auto", norm: str = "auto") -> None:
+def check_encoder(name: str, norm: str = "auto") -> None:
     """Raises unless ``build_encoder`` knows the names; builds nothing, for the command line."""
     if name not in _BACKBONES and not is_outside(name):
         raise UnknownName(name, [*_BACKBONES, *OUTSIDE])
-    if head not in ("auto", *_HEADS):
-        raise argument_error("build_encoder", f"a head among auto, {', '.join(_HEADS)}", "head", head)
     if norm not in ("auto", *NORMS) or (norm != "auto" and is_outside(name)):
         raise argument_error("build_encoder", "a norm among auto, batch, group (auto for others' models)", "norm", norm)
 
@@ -121,12 +124,11 @@ def embed(encoder: nn.Module, rows: Any, prepare: Callable[[Any], Any], *, batch
 
     ``prepare`` makes of rows what the encoder takes: ``Augment.plain`` of uint8 images, ``Items.plain`` of positions.
     """
-    device, represent = _device_of(encoder), features_of(encoder)
+    device, represent = device_of(encoder), features_of(encoder)
     home, parts = getattr(rows, "device", None), []
     with torch.inference_mode(), eval_mode(encoder):
         for start in range(0, len(rows), batch_size):
-            batch = rows[start : start + batch_size]
-            features = represent(prepare(batch if device is None else batch.to(device))).float()
+            features = represent(prepare(rows[start : start + batch_size].to(device))).float()
             parts.append(features if home is None else features.to(home))
     # A copy outside inference mode, which a later computation of gradients may use.
     return torch.cat(parts).clone()
@@ -134,8 +136,7 @@ def embed(encoder: nn.Module, rows: Any, prepare: Callable[[Any], Any], *, batch
 
 def features_of(encoder: nn.Module) -> Callable[[Images], Features]:
     """What an encoder is evaluated by: its ``features``, or what a module without them gives."""
-    represent: Callable[[Images], Features] = getattr(encoder, "features", encoder)
-    return represent
+    return getattr(encoder, "features", encoder)
 
 
 @dataclass(frozen=True, eq=False)
@@ -167,7 +168,7 @@ def check_embeds(encoder: nn.Module, rows: Any, prepare: Callable[[Any], Any], n
     """Raises unless ``embed`` would get a vector for each row; tries two of them, before anything is trained."""
     some = rows[:2]
     with torch.no_grad(), eval_mode(encoder):
-        found = features_of(encoder)(prepare(some if (device := _device_of(encoder)) is None else some.to(device)))
+        found = features_of(encoder)(prepare(some.to(device_of(encoder))))
     if not isinstance(found, Tensor) or found.ndim != 2 or len(found) != len(some):
         got = f"{tuple(found.shape)}" if isinstance(found, Tensor) else type(found).__name__
         raise ArgumentError(
@@ -176,10 +177,6 @@ def check_embeds(encoder: nn.Module, rows: Any, prepare: Callable[[Any], Any], n
             f"{got} for {len(some)} {noun}s from {type(encoder).__name__}",
             "wrap it: hardneg.training.encoders.Encoder(module, feature_dim, head)",
         )
-
-
-def _device_of(encoder: nn.Module) -> torch.device | None:
-    return next((weights.device for weights in encoder.parameters()), None)
 
 
 class TinyBackbone(nn.Module):
@@ -265,18 +262,10 @@ _BACKBONES: dict[str, Callable[[int, Norm], Any]] = {
 }
 
 
-def _mlp(in_dim: int, out_dim: int, norm: bool = False) -> nn.Module:
+def _mlp(in_dim: int, out_dim: int, *, norm: bool) -> nn.Module:
+    """As wide inside as the features: 512-512(BN)-128 for ResNet-18."""
     hidden = [nn.Linear(in_dim, in_dim, bias=not norm), *([nn.BatchNorm1d(in_dim)] if norm else [])]
     return nn.Sequential(*hidden, nn.ReLU(inplace=True), nn.Linear(in_dim, out_dim))
-
-
-# As wide inside as the features: 512-512(BN)-128 for ResNet-18.
-_HEADS: dict[str, Callable[[int, int], nn.Module]] = {
-    "mlp": _mlp,
-    "mlp-bn": partial(_mlp, norm=True),
-    "linear": nn.Linear,
-    "none": lambda in_dim, out_dim: nn.Identity(),
-}
 
 
 def _conv(in_channels: int, out_channels: int, size: int, stride: int = 1) -> nn.Conv2d:

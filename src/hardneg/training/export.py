@@ -54,9 +54,10 @@ def load_encoder(run: str | Path, weights: str = "last", *, run_code: bool = Fal
         got = f"the encoder {code[0]}, which may be run to build it"
         fix = "pass run_code=True if you trust it (--run-code)"
         raise ArgumentError("load_encoder", "an encoder that runs no code", got, fix)
+    state = _state(disk, weights)
     record = (config.get("trained") or {}).get("data", {}).get("train", {})
     encoder = _rebuilt(kind_of(options.data, may_run=run_code), record, options)
-    _load(encoder, _state(disk, weights), disk.path)
+    _load(encoder, state, disk.path)
     return encoder.eval()
 
 

@@ -67,7 +67,7 @@ class Freshness:
     def restore(self, state: dict[str, Any]) -> None:
         """Takes the state of a checkpoint, unless it is of another number of items."""
         if len(state["harvested"]) in (0, self.sampler.num_instances):
-            self.harvested, self.refreshed = state["harvested"], state.get("refreshed")
+            self.harvested, self.refreshed = state["harvested"], state["refreshed"]
             self.sampler.data = _from_state(state["planned_from"])
 
     def _keep(self, keys: Keys) -> None:

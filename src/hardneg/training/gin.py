@@ -10,7 +10,6 @@ by itself, so that a graph's features do not depend on the others of its batch, 
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextlib import nullcontext
 from typing import Annotated
 
 import torch
@@ -19,6 +18,7 @@ from torch import Tensor, nn
 from hardneg.core.errors import check_among
 from hardneg.core.vectors import widened
 from hardneg.training.data.packed import Graphs
+from hardneg.training.encoders import seeded
 
 NORMS: dict[str, Callable[[int], nn.Module]] = {"batch": nn.BatchNorm1d, "layer": nn.LayerNorm}
 
@@ -37,9 +37,7 @@ class GIN(nn.Module):
         super().__init__()
         check_among("GIN", "norm", norm, tuple(NORMS))
         self.feature_dim = width * num_layers
-        with nullcontext() if seed is None else torch.random.fork_rng([]):
-            if seed is not None:
-                torch.manual_seed(seed)
+        with seeded(seed):
             widths = [in_features] + [width] * (num_layers - 1)
             self.layers = nn.ModuleList(two_layers(before, width, width) for before in widths)
         self.norms = nn.ModuleList(NORMS[norm](width) for _ in widths)

@@ -21,6 +21,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import normalize
 
+from hardneg.batching.plan import Plan
 from hardneg.batching.spec import BatchSpec
 from hardneg.core.errors import DataChanged, HardnegWarning, NotFinite
 from hardneg.core.schedules import adaptive
@@ -46,8 +47,6 @@ from hardneg.training.setup import (
     accelerator_for,
     check_agreed,
     held_memory,
-    plan_as_state,
-    plan_from_state,
     progress_bar,
     sampler_for,
     splits,
@@ -324,7 +323,7 @@ class Loop:
                 "method": self.method.state_dict(),
                 "optimizer": self.optimizer.state_dict(),
                 **self.fresh.state(),
-                "plan": plan_as_state(self.sampler.plan) if in_the_middle else None,
+                "plan": self.sampler.plan.state() if in_the_middle else None,
                 "epoch_loss": self.epoch_loss,
                 "begun_seconds": time.perf_counter() - self.begun if in_the_middle else 0.0,
                 "scaler": self.accelerator.scaler.state_dict() if self.accelerator.scaler is not None else {},
@@ -343,8 +342,8 @@ class Loop:
         self._load_method(state["method"])
         self.optimizer.load_state_dict(state["optimizer"])
         self.fresh.restore(state)
-        if state.get("plan") is not None:
-            self.sampler.resume(plan_from_state(state["plan"]), self.step - self.epoch * len(self.sampler))
+        if state["plan"] is not None:
+            self.sampler.resume(Plan.from_state(state["plan"]), self.step - self.epoch * len(self.sampler))
             self.epoch_loss, self.begun_seconds = state["epoch_loss"], state["begun_seconds"]
         self.saved = self.step
         torch.set_rng_state(state["rng"].cpu())

@@ -92,8 +92,7 @@ class Pooled(nn.Module):
         if pooled is None:
             places: Tensor = found.last_hidden_state
             pooled = places.mean(1) if places.ndim == 3 else places.mean((2, 3))
-        flat: Tensor = pooled.flatten(1)
-        return flat
+        return pooled.flatten(1)
 
 
 def _of_function(name: str, in_channels: int, size: int) -> Backbone:

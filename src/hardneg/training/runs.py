@@ -12,8 +12,7 @@ run/
   result.json      written last: its presence says that the run is finished
   events.out...    the records for TensorBoard, if it is installed
 
-Each file carries its checksum, which is verified when it is read; files of older versions have none and are read as
-they are.
+Each file carries its checksum, which is verified when it is read; one without is read as it is.
 """
 
 from __future__ import annotations
@@ -29,13 +28,7 @@ import torch
 
 from hardneg.core.errors import Damaged, FileError
 from hardneg.core.text import printable
-from hardneg.io.files import (
-    disk_failure,
-    locked,
-    read_json,
-    write_atomically,
-    write_json,
-)
+from hardneg.io.files import disk_failure, locked, read_json, write_atomically, write_json
 from hardneg.io.provenance import environment
 from hardneg.training.boards import leave_boards, show_on_boards
 from hardneg.training.checkpoints import Checkpoints
@@ -89,7 +82,7 @@ class Run:
     ) -> Run:
         """Starts a run, or resumes the existing one if it was started with the same options.
 
-        ``usual``: the defaults of the options, at which a run of an older version was that does not have them.
+        ``usual``: the defaults of the options, at which a run was that was begun before an option was added.
         """
         run, wanted = cls(Path(path)), {"recipe": recipe, "options": options}
         if not run.begun():
@@ -167,8 +160,7 @@ class Run:
     def config(self) -> dict[str, Any]:
         if not self.config_path.exists():
             raise FileError("train", "a run", self.path, "which has no config.json")
-        config: dict[str, Any] = read_json(self.config_path, CONFIG_FIX, who="train")
-        return config
+        return read_json(self.config_path, CONFIG_FIX, who="train")
 
     def whole_config(self) -> dict[str, Any]:
         """The config of a resumed run, which needs all of its parts."""
@@ -205,7 +197,7 @@ class Run:
         advice = (
             "delete it to evaluate again from the checkpoint" if self.checkpoint_path.exists() else "put back a copy"
         )
-        result: dict[str, Any] = read_json(self.result_path, advice, who="train")
+        result = read_json(self.result_path, advice, who="train")
         numbers = [result[name] for name in (*MEASURES, *BESIDE, "steps", "seconds") if result.get(name) is not None]
         if not all(isinstance(one, (int, float)) for one in numbers) or not is_record(result.get("trained")):
             raise Damaged("train", "figures", self.result_path, got="its figures are not numbers", fix=advice)
@@ -230,9 +222,7 @@ class Run:
         if not path.exists():
             return []
         try:
-            found = read_json(path, "delete it", who="train", kind=object)  # a list in older versions
-            every = found["warnings"] if isinstance(found, dict) else found
-            return [Warned(**one) if isinstance(one, dict) else Warned("", str(one)) for one in every]
+            return [Warned(**one) for one in read_json(path, "delete it", who="train")["warnings"]]
         except (Damaged, KeyError, TypeError):
             return [Warned("damaged", f"{path.name} is damaged: what the run warned of is not known.")]
 

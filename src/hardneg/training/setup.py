@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast
 import torch
 from torch import nn
 
-from hardneg.batching.plan import Plan
 from hardneg.batching.sampler import PlannedBatchSampler
 from hardneg.batching.spec import BatchSpec
 from hardneg.core.errors import ArgumentError, optional, warn_once
@@ -116,16 +115,6 @@ def sampler_for(accelerator: Accelerator, options: TrainOptions, spec: BatchSpec
         if not options.save_every_steps and (accelerator.device.type != "cuda" or spec.planner.needs != "graph")
         else None,
     )
-
-
-def plan_as_state(plan: Plan) -> dict[str, Any]:
-    parts = plan.parts()
-    return {name: torch.from_numpy(parts[name]) for name in ("order", "offsets")} | {"head": parts["head"]}
-
-
-def plan_from_state(state: dict[str, Any]) -> Plan:
-    arrays = {name: state[name].cpu().numpy() for name in ("order", "offsets")}
-    return Plan.from_parts(arrays | {"head": state["head"]})
 
 
 def held_memory(device: torch.device) -> Memory:

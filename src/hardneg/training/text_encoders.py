@@ -11,7 +11,6 @@ runs see the same; that of the others is torch's.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from contextlib import nullcontext
 from typing import Annotated, Any
 
 import torch
@@ -21,7 +20,7 @@ from torch.nn.functional import embedding_bag, gelu
 from hardneg.core.errors import ArgumentError, UnknownName, optional
 from hardneg.core.keyed import uniforms
 from hardneg.training.data.tokens import NUM_BUCKETS, Ragged, Tokens, tokenizer_for
-from hardneg.training.encoders import Encoder, Represent
+from hardneg.training.encoders import Encoder, Represent, seeded
 
 Features = Annotated[Tensor, "b d"]
 KINDS = ("auto", "hashed", "hf:PATH", "st:PATH")
@@ -64,9 +63,7 @@ def check_text_encoder(name: str) -> None:
 def text_encoder(name: str = "auto", dim: int = 256, *, head: str = "none", seed: int | None = None) -> TokenEncoder:
     """An encoder of ``Tokens``; ``dim`` is the width of the small one, and that of the head of the others."""
     check_text_encoder(name)
-    with nullcontext() if seed is None else torch.random.fork_rng([]):
-        if seed is not None:
-            torch.manual_seed(seed)
+    with seeded(seed):
         kind, _, path = name.partition(":")
         backbone: Any = HashedSubwords(dim) if kind in ("auto", "hashed") else Pretrained(kind, path)
         width = backbone.feature_dim

@@ -60,7 +60,7 @@ def data_record(splits: Splits, benchmark: str | None = None) -> Record:
 
 
 def count_in(record: Record) -> int:
-    """The number of items in the record of a split; older versions, and images, call them images."""
+    """The number of items in the record of a split; that of images calls them images."""
     return int(record["images"] if "images" in record else record.get("items", 0))
 
 
@@ -71,15 +71,15 @@ def noun_in(record: Record) -> str:
 
 def check_same_data(who: str, path: Path, before: Record, now: Record) -> None:
     """Raises ``DataChanged``, with both fingerprints, unless the records are of the same data."""
-    splits = [split for split in ("train", "test", "probe", "benchmark") if split in before or split in now]
-    changed = [split for split in splits if _fingerprint(before, split) != _fingerprint(now, split)]
+    then, here = ({split: one.get("fingerprint") for split, one in record.items()} for record in (before, now))
+    changed = [split for split in (*Splits._fields, "benchmark") if then.get(split) != here.get(split)]
     if not changed:
         return
-    then, here = (" and ".join(_shown(split, record.get(split)) for split in changed) for record in (before, now))
+    begun, got = (" and ".join(_shown(split, record.get(split)) for split in changed) for record in (before, now))
     raise DataChanged(
         who,
-        f"the data that {path} was begun with, {then}",
-        here,
+        f"the data that {path} was begun with, {begun}",
+        got,
         fix="put back the data, use another --out, or --allow-other-data if it is meant to change",
     )
 
@@ -92,10 +92,6 @@ def is_data_record(record: Any) -> bool:
         return all(isinstance(one["fingerprint"], str) for one in splits) and all(isinstance(n, int) for n in counts)
     except (TypeError, KeyError):
         return False
-
-
-def _fingerprint(record: Record, split: str) -> str | None:
-    return record[split]["fingerprint"] if split in record else None
 
 
 def _shown(split: str, record: Record | None) -> str:
@@ -135,7 +131,7 @@ def check_same_encoder(before: dict[str, Any], now: dict[str, Any]) -> None:
 
 
 def is_record(trained: Any) -> bool:
-    """Whether this is a record of what was trained, or None, as in a run of an older version."""
+    """Whether this is a record of what was trained, or None, as before training begins."""
     try:
         encoder, data = trained["encoder"], trained["data"]
         known = isinstance(encoder["class"], str) and isinstance(encoder["parameters"], int)

@@ -77,8 +77,7 @@ class AnyViews:
     def plain(self, images: Images) -> Images:
         if self.shown is not None:
             return self.shown(images)
-        plain: Images = getattr(self.call, "less_randomness", as_unit)(images)
-        return plain
+        return getattr(self.call, "less_randomness", as_unit)(images)
 
     def compiled(self) -> Views:
         """As they are: what a callable does is its own."""

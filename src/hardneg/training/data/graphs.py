@@ -32,7 +32,7 @@ from hardneg.training.augmentation.graphs import GraphAugment
 from hardneg.training.data.graph_files import read_graphs
 from hardneg.training.data.items import Evaluation, Items, Repeated, Shown, Splits, features_of_splits
 from hardneg.training.data.packed import Graphs
-from hardneg.training.encoders import Encoder, Represent
+from hardneg.training.encoders import Encoder, Represent, seeded
 from hardneg.training.evaluation.embeddings import evaluate_embeddings, geometry
 from hardneg.training.evaluation.measures import register_measure
 from hardneg.training.evaluation.pairs import alignment
@@ -120,11 +120,8 @@ class GraphData(Items, prefix="graphs", form="graphs:NAME"):
     @classmethod
     def rebuilt(cls, record: dict[str, Any], options: TrainOptions) -> nn.Module:
         """GIN and GraphCL's head of two layers; "gin" has batch statistics, "gin-layer" has none."""
-        if "features" not in record:  # of a run of an older version
-            return super().rebuilt(record, options)
         backbone = GIN(record["features"], norm=NORMS[options.encoder], seed=options.seed)
-        with torch.random.fork_rng([]):
-            torch.manual_seed(options.seed)
+        with seeded(options.seed):
             width = backbone.feature_dim
             head = two_layers(width, width, options.dim)
         return Encoder(backbone, width, head, "gin" if options.encoder == "auto" else options.encoder)
@@ -133,7 +130,7 @@ class GraphData(Items, prefix="graphs", form="graphs:NAME"):
         return {**super().record(), "features": self.graphs.num_features}
 
     def check_like(self, record: dict[str, Any]) -> None:
-        before, now = record.get("features", self.graphs.num_features), self.graphs.num_features
+        before, now = record["features"], self.graphs.num_features
         if before != now:
             raise ArgumentError("evaluate", f"graphs with {before} node features, as it was trained on", f"{now}")
 

@@ -20,7 +20,6 @@ class Part(NamedTuple):
     images: Array
     labels: Array | None
     classes: Sequence[str]
-    origin: str = ""
 
 
 class Found(NamedTuple):

@@ -29,7 +29,7 @@ from hardneg.training.augmentation.views import check_augment
 from hardneg.training.data.image_files import decoded_images, image_files, same_shape
 from hardneg.training.data.images import ImageData, channels_first
 from hardneg.training.data.inputs import Sided, TwoTowers
-from hardneg.training.data.items import TEST_SHARE, Evaluation, Items, Repeated, Shown, Splits
+from hardneg.training.data.items import Evaluation, Items, Repeated, Shown, Splits, stratified
 from hardneg.training.data.text_files import read_lines, split_columns, texts_in
 from hardneg.training.data.text_pairs import grouped
 from hardneg.training.data.texts import Texts, shortened
@@ -173,17 +173,10 @@ class ImageTexts(Items, prefix="imagetext", form="imagetext:TABLE"):
         figures |= {"scores": {"both_ways": pack_numbers(both.numpy())}, "num_test": len(splits.test)}
         return Evaluation(figures | {"alignment": alignment(images, texts)}, {"test_x": images})
 
-    def held_out(self, share: float = TEST_SHARE, seed: int = 0) -> tuple[Self, Self]:
+    def held(self, share: float, seed: int) -> Annotated[Tensor, "n"]:
         """By documents, so that no held-out image or text is trained on."""
-        names, places = torch.unique(self.documents, return_inverse=True)
-        order = np.random.RandomState(seed).permutation(len(names))  # a stream that NumPy has frozen
-        number = int(np.ceil(self.share_held(share) * len(names) - 1e-9))
-        held = torch.zeros(len(names), dtype=torch.bool)
-        held[torch.from_numpy(order[:number])] = True
-        if not 0 < number < len(names):
-            raise ArgumentError(f"A split of {share:g}", "more images with texts of their own", str(len(names)))
-        chosen = held[places.cpu()]
-        return self.take(torch.nonzero(~chosen)[:, 0]), self.take(torch.nonzero(chosen)[:, 0])
+        names, places = torch.unique(self.documents.cpu(), return_inverse=True)
+        return stratified(None, len(names), share, seed, "more images with texts of their own")[places]
 
     def take(self, index: Annotated[Tensor, "m"]) -> Self:
         needed, picture_of = torch.unique(self.picture_of[index], return_inverse=True)
@@ -192,7 +185,7 @@ class ImageTexts(Items, prefix="imagetext", form="imagetext:TABLE"):
         return replace(self, pictures=pictures, picture_of=picture_of, captions=captions, documents=documents, ids=ids)
 
     def content(self) -> Iterator[tuple[str, Tensor | Repeated | list[Any] | None]]:
-        """With the image of each pair, as older versions held them: their runs have this fingerprint."""
+        """With the image of each pair, so that it does not count how often an image is held."""
         yield "images", Repeated(self.pictures.images, self.picture_of)
         yield "texts", self.captions.texts
         yield from (part for part in super().content() if part[0] != "picture_of")

@@ -59,7 +59,6 @@ class ImageData(Items):
     """Images of one size with their ids and, where known, their labels."""
 
     noun: ClassVar[str] = "image"
-    always_recorded: ClassVar[bool] = False
     has: ClassVar[str] = "pixels"
     most_held: ClassVar[float] = math.inf
     how_to_label: ClassVar[str] = "use class folders or an array `labels`"
@@ -69,7 +68,6 @@ class ImageData(Items):
     ids: Annotated[Tensor, "n"]  # int64
     name: str
     classes: tuple[str, ...] = ()
-    origin: str = ""  # which copy of the data this is, for reports: "JPEG copy"
 
     augment: Augmentation | None = field(default=None, repr=False)  # the views, once ``prepared``
     make_views: Views | None = field(default=None, repr=False)  # the same, compiled with --compile
@@ -82,14 +80,6 @@ class ImageData(Items):
 
     def __len__(self) -> int:
         return len(self.images)
-
-    @property
-    def in_channels(self) -> int:
-        return self.images.shape[1]
-
-    @property
-    def size(self) -> tuple[int, int]:
-        return self.images.shape[2], self.images.shape[3]
 
     # As a data kind.
 
@@ -163,15 +153,14 @@ class ImageData(Items):
         return {"encoder": encoder, "augment": repr(self.prepared(options).augment)}
 
     def shown(self, position: int) -> Shown:
-        return Shown(picture=thumbnail(self.images[position]), tiny=max(self.size) <= 32)
+        return Shown(picture=thumbnail(self.images[position]), tiny=max(self.images.shape[2:]) <= 32)
 
     def record(self) -> dict[str, Any]:
         return {"images": len(self), "shape": list(self.images.shape[1:]), "classes": self.num_labels()}
 
     def check_like(self, record: dict[str, Any]) -> None:
         """Their size may differ."""
-        now = self.images.shape[1]
-        before = record.get("shape", [now])[0]
+        before, now = record["shape"][0], self.images.shape[1]
         if before != now:
             raise ArgumentError("evaluate", f"images of {before} channels, as the run was trained on", f"{now}")
 
@@ -277,7 +266,6 @@ def _chosen(name: str, found: Found, split: str) -> ImageData:
         ids=torch.cat(ids),
         name=name,
         classes=tuple(str(c) for c in parts[0][0].classes),
-        origin=parts[0][0].origin,
     )
 
 

@@ -29,7 +29,7 @@ from hardneg.core.errors import ArgumentError, argument_error
 from hardneg.io.embeddings import pack_bits
 from hardneg.training.data.inputs import Inputs, Rows
 from hardneg.training.encoders import Represent
-from hardneg.training.evaluation.embeddings import MAX_PAIRS, evaluate_embeddings
+from hardneg.training.evaluation.embeddings import evaluate_embeddings
 from hardneg.training.evaluation.pairs import alignment, directions, uniformity
 from hardneg.training.options import TrainOptions
 
@@ -79,7 +79,6 @@ class Items(ABC):
     noun: ClassVar[str] = "item"
     has_benchmarks: ClassVar[bool] = False  # whether ``evaluate`` reads --evaluate-with
     has: ClassVar[str] = ""  # "nodes" (infograph needs them), "pixels" (cmc), "texts": its encoders have ``encode``
-    always_recorded: ClassVar[bool] = True  # False: older versions had runs without a fingerprint of such data
     how_to_label: ClassVar[str] = "use data that has them"
     most_held: ClassVar[float] = 2048  # items without labels, which are evaluated by retrieval among themselves
     ids: Annotated[Tensor, "n"]
@@ -213,7 +212,7 @@ class Items(ABC):
         if _can_classify(splits):
             figures |= evaluate_embeddings(*arrays.values(), seed=0)
         elif len(self) > 1:
-            figures["uniformity"] = uniformity(arrays["test_x"], max_pairs=MAX_PAIRS)
+            figures["uniformity"] = uniformity(arrays["test_x"])
         right = retrieved(first, second)
         figures["retrieval"] = right.double().mean().item()
         if len(right) == len(splits.test):
@@ -238,11 +237,12 @@ class Items(ABC):
         """The rest and a held-out share, stratified by label: a validation split that leaves the test split alone."""
         if not 0.0 < share < 1.0:
             raise argument_error("held_out", "a share in (0, 1)", "share", share)
-        held = stratified(self.labels, len(self), self.share_held(share), seed, self.noun)
+        held = self.held(share if self.labels is not None else min(share, self.most_held / len(self)), seed)
         return self.take(torch.nonzero(~held)[:, 0]), self.take(torch.nonzero(held)[:, 0])
 
-    def share_held(self, share: float) -> float:
-        return share if self.labels is not None else min(share, self.most_held / len(self))
+    def held(self, share: float, seed: int) -> Annotated[Tensor, "n"]:
+        """True for the items that are held out."""
+        return stratified(self.labels, len(self), share, seed, f"more {self.noun}s")
 
     def take(self, index: Annotated[Tensor, "m"]) -> Self:
         """Some of the items: a part of every field that has an entry per item."""
@@ -324,8 +324,8 @@ def _can_classify(splits: Splits) -> bool:
     return splits.fitted.num_labels() > 1 and splits.test.labels is not None
 
 
-def stratified(labels: Tensor | None, n: int, share: float, seed: int, noun: str = "item") -> Annotated[Tensor, "n"]:
-    """True for ceil(share n) of the rows, of each class its share to within one row."""
+def stratified(labels: Tensor | None, n: int, share: float, seed: int, what: str) -> Annotated[Tensor, "n"]:
+    """True for ceil(share n) of the rows, of each class its share to within one row; its error names ``what``."""
     # RandomState's stream is frozen by NumPy, so the split is the same with every version.
     order = np.random.RandomState(seed).permutation(n)
     classes = np.zeros(n, dtype=np.int64) if labels is None else labels.cpu().numpy()
@@ -337,5 +337,5 @@ def stratified(labels: Tensor | None, n: int, share: float, seed: int, noun: str
     held = np.zeros(n, dtype=bool)
     held[order[np.argsort(position[order], kind="stable")[: math.ceil(share * n - 1e-9)]]] = True
     if not 0 < held.sum() < n:
-        raise ArgumentError(f"A split of {share:g}", f"more {noun}s", str(n))
+        raise ArgumentError(f"A split of {share:g}", what, str(n))
     return torch.from_numpy(held)

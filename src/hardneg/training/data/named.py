@@ -172,7 +172,7 @@ def _cifar_montages(folder: Path, spec: Cifar, train: bool) -> Part:
     tiles = [square.reshape(100, 32, 100, 32, 3).transpose(0, 2, 4, 1, 3).reshape(-1, 3, 32, 32) for square in squares]
     with np.load(folder / "labels.npz") as labels:
         of_split, names = labels[f"{spec.montage_labels}_{split}"], labels[spec.montage_names]
-    return Part(np.concatenate(tiles), of_split, names, "JPEG copy")
+    return Part(np.concatenate(tiles), of_split, names)
 
 
 NAMED: dict[str, Callable[[str, Path | None], Found]] = {

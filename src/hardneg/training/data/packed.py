@@ -87,9 +87,8 @@ class Graphs:
         moved = (num_nodes.cumsum(0) - num_nodes - self.starts[index]).repeat_interleave(num_edges)
         return Graphs(self.x[nodes], self.edges[:, edges] + moved, num_nodes, num_edges)
 
-    def to(self, device: torch.device | str, *, non_blocking: bool = False) -> Graphs:
-        parts = (self.x, self.edges, self.num_nodes, self.num_edges)
-        return Graphs(*(part.to(device, non_blocking=non_blocking) for part in parts))
+    def to(self, device: torch.device | str) -> Graphs:
+        return Graphs(*(part.to(device) for part in (self.x, self.edges, self.num_nodes, self.num_edges)))
 
     def joined(self, others: Sequence[Graphs]) -> Graphs:
         """These graphs and the others behind them."""

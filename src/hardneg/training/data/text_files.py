@@ -13,7 +13,7 @@ from torch import Tensor
 
 from hardneg.core.errors import ArgumentError, FileError, NoFile, UnknownName
 from hardneg.io.arrays import known_labels
-from hardneg.io.tables import Table, suffix_of, table_suffixes
+from hardneg.io.tables import Table, open_text, suffix_of, table_suffixes
 
 GAP = 1_000_000
 """Between the places of the last sentence of a document and the first of the next."""
@@ -55,10 +55,8 @@ def read_lines(path: Path) -> Lines:
     """One sentence per line; an empty line begins another document."""
     if not path.is_file():
         raise NoFile("data", "a file of texts", path, "where there is none")
-    try:
-        lines = path.read_text(encoding="utf-8-sig").split("\n")
-    except UnicodeDecodeError as error:
-        raise FileError("data", "text in UTF-8", path, f"{error.reason} at byte {error.start}") from None
+    with open_text(path, "data") as file:
+        lines = list(file)
     texts, places, place = [], [], 0
     for line in lines:
         if sentence := line.strip():

@@ -19,14 +19,7 @@ from torch import Tensor
 from hardneg.core.errors import ArgumentError
 from hardneg.io.tables import read_table
 from hardneg.training.data.items import Mined, Shown
-from hardneg.training.data.text_files import (
-    is_table,
-    negatives_in,
-    pair_columns,
-    read_lines,
-    split_columns,
-    texts_in,
-)
+from hardneg.training.data.text_files import is_table, negatives_in, pair_columns, read_lines, split_columns, texts_in
 from hardneg.training.data.texts import OfTexts, shortened
 from hardneg.training.data.tokens import Ragged, Tokenizer, Tokens
 from hardneg.training.options import TrainOptions

@@ -21,14 +21,7 @@ from torch import Tensor
 from hardneg.core.errors import argument_error, located
 from hardneg.io.tables import read_table
 from hardneg.training.data.items import Evaluation, Items, Shown, Splits, split_name
-from hardneg.training.data.text_files import (
-    is_table,
-    labels_in,
-    read_lines,
-    split_columns,
-    texts_in,
-    usual_column,
-)
+from hardneg.training.data.text_files import is_table, labels_in, read_lines, split_columns, texts_in, usual_column
 from hardneg.training.data.tokens import Ragged, Tokenizer, Tokens, tokenizer_for, view_keys
 from hardneg.training.encoders import Encoder, Represent
 from hardneg.training.evaluation.benchmarks import benchmark_figures, benchmark_of, read_benchmark

@@ -21,6 +21,7 @@ from hardneg.io.arrays import read_arrays
 from hardneg.training.data.inputs import Sided, TwoTowers
 from hardneg.training.data.items import Items, Shown
 from hardneg.training.data.text_files import labels_in
+from hardneg.training.encoders import seeded
 from hardneg.training.options import TrainOptions
 
 _ARRAYS = {
@@ -71,10 +72,7 @@ class VectorPairs(Items, prefix="embeddings", form="embeddings:FILE.npz"):
 
     @classmethod
     def rebuilt(cls, record: dict[str, Any], options: TrainOptions) -> nn.Module:
-        if "widths" not in record:  # of a run of an older version
-            return super().rebuilt(record, options)
-        with torch.random.fork_rng([]):
-            torch.manual_seed(options.seed)
+        with seeded(options.seed):
             return TwoTowers(*(nn.Linear(width, options.dim) for width in record["widths"]))
 
     def record(self) -> dict[str, Any]:
@@ -82,7 +80,7 @@ class VectorPairs(Items, prefix="embeddings", form="embeddings:FILE.npz"):
 
     def check_like(self, record: dict[str, Any]) -> None:
         now = self.record()["widths"]
-        if (before := record.get("widths", now)) != now:
+        if (before := record["widths"]) != now:
             raise ArgumentError("evaluate", f"vectors of {before} numbers, as it was trained on", f"{now}")
 
     def shown(self, position: int) -> Shown:

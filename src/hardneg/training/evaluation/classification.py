@@ -59,18 +59,15 @@ def _task(rows: list[tuple[tuple[str, ...], str, str]], skipped: int) -> TextTas
     return TextTask(texts, labels, splits, skipped)
 
 
-def evaluate_classification(
-    tasks: dict[str, TextTask], encoder: TextEncoder | Any, *, seed: int = 0
-) -> dict[str, dict[str, Any]]:
+def evaluate_classification(tasks: dict[str, TextTask], encoder: TextEncoder | Any) -> dict[str, dict[str, Any]]:
     """The accuracy of every task: on its test split, or the mean of 10 folds with their deviation.
 
     A pair of texts with vectors u and v has the features |u - v| and u * v.
     """
-    encoder = encoder if isinstance(encoder, TextEncoder) else of_function(encoder)
-    return {name: _accuracy(name, task, encoder, seed) for name, task in tasks.items()}
+    return {name: _accuracy(name, task, of_function(encoder)) for name, task in tasks.items()}
 
 
-def _accuracy(name: str, task: TextTask, encoder: TextEncoder, seed: int) -> dict[str, Any]:
+def _accuracy(name: str, task: TextTask, encoder: TextEncoder) -> dict[str, Any]:
     x = _features(name, task.texts, encoder)
     classes = {label: number for number, label in enumerate(sorted(set(task.labels)))}
     if len(classes) < 2:
@@ -81,9 +78,9 @@ def _accuracy(name: str, task: TextTask, encoder: TextEncoder, seed: int) -> dic
     if "test" in task.splits:
         test = torch.tensor([split == "test" for split in task.splits])
         train = torch.tensor([split in TRAIN for split in task.splits])
-        return {"accuracy": _right(x, y, train, test, seed), **about}
-    fold = folds_of(y, FOLDS, seed)
-    values = torch.tensor([_right(x, y, fold != one, fold == one, seed) for one in range(FOLDS) if (fold == one).any()])
+        return {"accuracy": _right(x, y, train, test), **about}
+    fold = folds_of(y, FOLDS, seed=0)
+    values = torch.tensor([_right(x, y, fold != one, fold == one) for one in range(FOLDS) if (fold == one).any()])
     return {"accuracy": float(values.mean()), "deviation": float(values.std()), "folds": len(values), **about}
 
 
@@ -95,8 +92,8 @@ def _check_splits(name: str, splits: Sequence[str]) -> None:
         raise ArgumentError(WHO, f"rows of {name} to train on", "none", f"add rows of the split {' or '.join(TRAIN)}")
 
 
-def _right(x: Vectors, y: Tensor, train: Tensor, test: Tensor, seed: int) -> float:
-    predicted = linear_predict(x[train], y[train], x[test], seed=seed)
+def _right(x: Vectors, y: Tensor, train: Tensor, test: Tensor) -> float:
+    predicted = linear_predict(x[train], y[train], x[test])
     return float((predicted == y[test]).double().mean())
 
 

@@ -17,10 +17,9 @@ from hardneg.core.errors import argument_error
 from hardneg.io.arrays import warn_of_unseen_classes
 from hardneg.io.embeddings import Features, Labels, check_split, pack_bits, read_embeddings
 from hardneg.training.evaluation.logistic import linear_predict, sklearn_predict
-from hardneg.training.evaluation.pairs import directions, similarity_histograms, uniformity
+from hardneg.training.evaluation.pairs import MAX_PAIRS, directions, similarity_histograms, uniformity
 
 PROBES = ("torch", "sklearn", "none")
-MAX_PAIRS = 2_000_000
 
 
 def evaluate_embeddings(

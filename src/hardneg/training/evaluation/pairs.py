@@ -1,12 +1,12 @@
 """What pairs of embeddings say: alignment, uniformity, and how alike pairs of one class and of two are.
 
-All use directions only (rows are scaled to unit norm), and blocks, so that nothing of size [n, n] is held.
+All use directions only: rows are scaled to unit norm. Of more rows than ``MAX_PAIRS`` has room for, pairs are drawn, so
+that nothing of size [n, n] is held.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
 from typing import Annotated, NamedTuple
 
 import torch
@@ -14,7 +14,11 @@ from torch import Tensor
 from torch.nn.functional import normalize
 
 from hardneg.core.errors import argument_error
+from hardneg.core.histogram import SimilarityCounts
 from hardneg.io.embeddings import Features, Labels
+
+MAX_PAIRS, BLOCK = 2_000_000, 65_536
+"""Pairs that are compared at most, and of drawn ones at a time."""
 
 
 class SimilarityHistograms(NamedTuple):
@@ -34,28 +38,23 @@ def alignment(first: Features, second: Features, *, exponent: float = 2.0) -> fl
     return float((directions(first) - directions(second)).norm(dim=1).pow(exponent).double().mean())
 
 
-def uniformity(
-    x: Features, *, scale: float = 2.0, max_pairs: int | None = None, seed: int = 0, block: int = 1024
-) -> float:
-    """log E e^(-scale |f(x) - f(y)|^2) over distinct rows (Wang and Isola 2020), scaled to unit norm; lower is better.
+def uniformity(x: Features, *, max_pairs: int = MAX_PAIRS, seed: int = 0) -> float:
+    """log E e^(-2 |f(x) - f(y)|^2) over distinct rows (Wang and Isola 2020), scaled to unit norm; lower is better.
 
     Of all pairs, or of ``max_pairs`` drawn evenly where there are more.
     """
     x = directions(x)
     _check_rows("uniformity", x)
-    parts: Iterable[Tensor]
-    if max_pairs is None or max_pairs >= len(x) * (len(x) - 1) // 2:
-        parts = (_above_diagonal(x[start : start + block] @ x[start:].T) for start in range(0, len(x), block))
+    if max_pairs >= len(x) * (len(x) - 1) // 2:
+        cosines = above_diagonal(x @ x.T)
     else:
-        parts = [_cosines(x, *_drawn_pairs(len(x), max_pairs, seed, x.device), block)]
+        cosines = _cosines(x, *_drawn_pairs(len(x), max_pairs, seed, x.device))
     # |a - b|^2 = 2 - 2 cos for unit vectors.
-    sums = [(torch.logsumexp(scale * (2.0 * part.double() - 2.0), dim=0), len(part)) for part in parts if len(part)]
-    total = torch.logsumexp(torch.stack([log_sum for log_sum, _ in sums]), dim=0)
-    return float(total) - math.log(sum(count for _, count in sums))
+    return float(torch.logsumexp(2.0 * (2.0 * cosines.double() - 2.0), dim=0)) - math.log(len(cosines))
 
 
 def similarity_histograms(
-    x: Features, y: Labels, *, bins: int = 100, max_pairs: int | None = None, seed: int = 0, block: int = 1024
+    x: Features, y: Labels, *, bins: int = 100, max_pairs: int = MAX_PAIRS, seed: int = 0
 ) -> SimilarityHistograms:
     """How alike pairs of the same class are, and pairs of other classes: the better apart, the better the features.
 
@@ -64,54 +63,32 @@ def similarity_histograms(
     """
     x, y = directions(x), y.to(x.device)
     _check_rows("similarity_histograms", x)
-    tally = _Tally(bins, x.device)
-    if max_pairs is None or max_pairs >= len(x) * (len(x) - 1) // 2:
-        for start in range(0, len(x), block):
-            rows = slice(start, start + block)
-            tally.add(_above_diagonal(x[rows] @ x[start:].T), _above_diagonal(y[rows, None] == y[start:]))
+    if bins < 1:
+        raise argument_error("similarity_histograms", "at least one bin", "bins", bins)
+    found = SimilarityCounts(2, bins)
+    if max_pairs >= len(x) * (len(x) - 1) // 2:
+        cosines, same = above_diagonal(x @ x.T), above_diagonal(y[:, None] == y)
+        found.add(0, cosines[same])
+        found.add(1, cosines[~same])
     else:
-        for same in (True, False):
-            pairs = _drawn_of_kind(y, max_pairs, same, seed)
-            if pairs is not None:
-                cosines = _cosines(x, *pairs, block)
-                tally.add(cosines, torch.full_like(cosines, same, dtype=torch.bool))
-    return tally.histograms()
+        for kind, alike in enumerate((True, False)):
+            if (pairs := _drawn_of_kind(y, max_pairs, alike, seed)) is not None:
+                found.add(kind, _cosines(x, *pairs))
+    return SimilarityHistograms(found.edges, *found.counts, *found.means())
 
 
 def directions(x: Features) -> Features:
     return normalize(x.float(), dim=1)
 
 
-class _Tally:
-    """Counts and sums of cosines, of same-class pairs and of others."""
-
-    def __init__(self, bins: int, device: torch.device) -> None:
-        if bins < 1:
-            raise argument_error("similarity_histograms", "at least one bin", "bins", bins)
-        self.bins = bins
-        self.counts = torch.zeros(2 * bins, dtype=torch.int64, device=device)
-        self.sums = torch.zeros(2, dtype=torch.float64, device=device)
-
-    def add(self, cosines: Annotated[Tensor, "m"], same: Annotated[Tensor, "m"]) -> None:
-        slot = ((cosines + 1.0) * (0.5 * self.bins)).long().clamp(0, self.bins - 1) + self.bins * same
-        self.counts += slot.bincount(minlength=2 * self.bins)
-        self.sums += torch.stack([(cosines.double() * ~same).sum(), (cosines.double() * same).sum()])
-
-    def histograms(self) -> SimilarityHistograms:
-        other, same = self.counts.cpu().view(2, self.bins)
-        other_mean, same_mean = (self.sums.cpu() / torch.stack([other.sum(), same.sum()])).tolist()
-        return SimilarityHistograms(torch.linspace(-1.0, 1.0, self.bins + 1), same, other, same_mean, other_mean)
-
-
-def _above_diagonal(matrix: Tensor) -> Annotated[Tensor, "m"]:
-    """Of the rows of one block against all rows from its first on: each row with those after it."""
+def above_diagonal(matrix: Annotated[Tensor, "n n"]) -> Annotated[Tensor, "m"]:
+    """Each row with those after it."""
     return matrix[torch.ones_like(matrix, dtype=torch.bool).triu(1)]
 
 
-def _cosines(x: Features, i: Tensor, j: Tensor, block: int) -> Annotated[Tensor, "m"]:
-    size = 64 * block
-    parts = [(x[i[at : at + size]] * x[j[at : at + size]]).sum(1) for at in range(0, len(i), size)]
-    return torch.cat(parts)
+def _cosines(x: Features, i: Tensor, j: Tensor) -> Annotated[Tensor, "m"]:
+    parts = zip(i.split(BLOCK), j.split(BLOCK), strict=True)  # type: ignore[no-untyped-call]
+    return torch.cat([(x[first] * x[second]).sum(1) for first, second in parts])
 
 
 def _drawn_pairs(n: int, num: int, seed: int, device: torch.device) -> tuple[Tensor, Tensor]:

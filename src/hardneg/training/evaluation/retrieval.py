@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -49,12 +50,12 @@ def read_beir(folder: str | Path, split: str = "test") -> RetrievalSet:
     return RetrievalSet({query: queries[query] for query in grades}, documents, grades)
 
 
-def evaluate_retrieval(data: RetrievalSet, encoder: TextEncoder | object) -> dict[str, float]:
+def evaluate_retrieval(data: RetrievalSet, encoder: TextEncoder | Any) -> dict[str, float]:
     """nDCG@10, MRR@10, recall@10 and recall@100; ``encoder`` may be any function of a list of texts.
 
     A document that is its query, by id and text, is left out, as in ArguAna.
     """
-    encoder = encoder if isinstance(encoder, TextEncoder) else of_function(encoder)  # type: ignore[arg-type]
+    encoder = of_function(encoder)
     documents = encoder.documents(list(data.documents.values()))
     queries = encoder.queries(list(data.queries.values()))
     place = {document: row for row, document in enumerate(data.documents)}

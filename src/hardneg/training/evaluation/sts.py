@@ -18,7 +18,7 @@ from torch.nn.functional import cosine_similarity
 
 from hardneg.core.errors import ArgumentError, FileError, NoFile, optional
 from hardneg.io.files import without_nan
-from hardneg.io.tables import read_table, suffix_of, table_suffixes
+from hardneg.io.tables import open_text, read_table, suffix_of, table_suffixes
 from hardneg.training.evaluation.texts import TextEncoder, of_function
 
 WHO = "evaluate"
@@ -64,8 +64,7 @@ def evaluate_sts(pairs: Sequence[Pair], encoder: TextEncoder | Any) -> dict[str,
     >>> evaluate_sts(pairs, letters)["toy"].all
     1.0
     """
-    encoder = encoder if isinstance(encoder, TextEncoder) else of_function(encoder)
-    vectors = encoder.texts([text for pair in pairs for text in (pair.first, pair.second)])
+    vectors = of_function(encoder).texts([text for pair in pairs for text in (pair.first, pair.second)])
     cosines = cosine_similarity(vectors[0::2].double(), vectors[1::2].double())
     places: dict[str, dict[str, list[int]]] = {}
     for place, pair in enumerate(pairs):
@@ -177,10 +176,8 @@ def _tabbed(path: Path) -> dict[str, list[Any]]:
 def _lines(path: Path) -> list[str]:
     if not path.exists():
         raise NoFile(WHO, "the scores of every file of sentences", path)
-    try:
-        return path.read_text(encoding="utf-8").removesuffix("\n").split("\n")
-    except UnicodeDecodeError as error:
-        raise FileError(WHO, "text in UTF-8", path, f"{error.reason} at byte {error.start}") from None
+    with open_text(path, WHO) as file:
+        return [line.rstrip("\r\n") for line in file]
 
 
 def _correlation(scores: Sequence[float], cosines: Tensor, subsets: dict[str, list[int]]) -> Correlation:

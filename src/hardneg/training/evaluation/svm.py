@@ -88,5 +88,4 @@ def _kernel(rows: Features, train: Features) -> Array:
     std, mean = torch.std_mean(train, dim=0, correction=0)
     varies = std > 1e-9 * (1.0 + mean.abs())
     a, b = ((part[:, varies] - mean[varies]) / std[varies] for part in (rows, train))
-    kernel: Array = torch.exp(-torch.cdist(a, b).square() / max(1, int(varies.sum()))).numpy()
-    return kernel
+    return torch.exp(-torch.cdist(a, b).square() / max(1, int(varies.sum()))).numpy()

@@ -45,11 +45,11 @@ class TextEncoder:
         return encoded(self.encode_document, texts)
 
 
-def text_encoder(name: str, *, device: str | None = None, batch_size: int = 64) -> TextEncoder:
+def text_encoder(name: str, *, device: str | None = None) -> TextEncoder:
     """The encoder of this name."""
     kind, _, path = name.partition(":")
     if kind in ("st", "hf") and path:
-        return of_model(sentence_transformer(kind, path, device), batch_size)
+        return of_model(sentence_transformer(kind, path, device))
     if suffix_of(Path(name)) in TABLES:
         return of_function(_of_table(name))
     if path:
@@ -57,15 +57,16 @@ def text_encoder(name: str, *, device: str | None = None, batch_size: int = 64) 
     raise ArgumentError("evaluate", "an encoder of texts: st:PATH, hf:PATH, file.py:function or a table", repr(name))
 
 
-def of_function(encode: Encode) -> TextEncoder:
-    return TextEncoder(encode, encode, encode)
+def of_function(encode: Encode | TextEncoder) -> TextEncoder:
+    """An encoder of any function of a list of texts; one that is an encoder stays as it is."""
+    return encode if isinstance(encode, TextEncoder) else TextEncoder(encode, encode, encode)
 
 
-def of_model(model: Any, batch_size: int = 64) -> TextEncoder:
+def of_model(model: Any) -> TextEncoder:
     """Of a sentence-transformers model."""
 
     def by(encode: Callable[..., Any]) -> Encode:
-        return lambda texts: encode(texts, batch_size=batch_size, show_progress_bar=False, convert_to_tensor=True)
+        return lambda texts: encode(texts, batch_size=64, show_progress_bar=False, convert_to_tensor=True)
 
     query, document = (getattr(model, f"encode_{kind}", model.encode) for kind in ("query", "document"))
     return TextEncoder(by(model.encode), by(query), by(document))

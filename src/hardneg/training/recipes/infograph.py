@@ -8,7 +8,6 @@ authors' code has the other sign. A graph is seen as it is, unless ``--augment``
 
 from __future__ import annotations
 
-import torch
 from torch import Tensor, nn
 from torch.nn.functional import normalize
 
@@ -17,6 +16,7 @@ from hardneg.core.errors import ArgumentError
 from hardneg.core.types import Keys
 from hardneg.training.data.items import Items
 from hardneg.training.data.packed import Graphs
+from hardneg.training.encoders import seeded
 from hardneg.training.gin import GIN, pooled, xavier
 from hardneg.training.method import Batch, Encode, Method
 from hardneg.training.options import InfoGraphOptions
@@ -54,8 +54,7 @@ class LocalAndGlobal(nn.Module):
             raise ArgumentError("infograph", what, type(encoder).__name__, "use --data graphs:NAME")
         self.name = getattr(encoder, "name", None)
         self.backbone = backbone
-        with torch.random.fork_rng([]):
-            torch.manual_seed(seed)
+        with seeded(seed):
             self.of_nodes, self.of_graphs = (Projection(backbone.feature_dim, dim) for _ in range(2))
 
     def features(self, graphs: Graphs) -> Tensor:

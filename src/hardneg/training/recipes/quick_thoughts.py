@@ -51,8 +51,7 @@ class QuickThoughts(Method):
         first, second = (gather(Keys(part, batch.ids)) for part in (u, v))
         self.first, self.second = first, second
         similarity, near = self._matrix()
-        loss: Tensor = reduce(self.loss.of_matrix(similarity, near), from_matrix(similarity, near))
-        return loss
+        return reduce(self.loss.of_matrix(similarity, near), from_matrix(similarity, near))
 
     def _matrix(self) -> tuple[Tensor, Tensor]:
         """Dot products with 0 for the sentence itself, and who is a neighbour."""

@@ -38,8 +38,7 @@ class GlobalMethod(SimCLR):
         self.replayed = Replayed(self.loss) if self.can_replay else None
 
     def of_views(self, z1: Tensor, z2: Tensor, ids: Tensor | None, labels: Tensor | None) -> Tensor:
-        loss: Tensor = (self.replayed or self.loss)(z1, z2, ids, labels)
-        return loss
+        return (self.replayed or self.loss)(z1, z2, ids, labels)
 
     def recorded(self, loss: Tensor) -> Tensor:
         real: Tensor = self.loss.last["real_loss"]

@@ -13,14 +13,10 @@ from __future__ import annotations
 import math
 from typing import Any, ClassVar
 
-from torch import Tensor
-
 from hardneg.core.distributed import gather
-from hardneg.core.objectives import log_expect_exp
 from hardneg.core.scoring import two_views
-from hardneg.core.types import NEVER
 from hardneg.losses.contrastive import ContrastiveLoss
-from hardneg.negatives import OtherLabel, Uniform
+from hardneg.negatives import OtherLabel, Uniform, assumption_1
 from hardneg.training.data.items import Items
 from hardneg.training.options import SupervisedOptions
 from hardneg.training.recipes.simclr import SimCLR
@@ -41,7 +37,10 @@ class Supervised(SimCLR):
         first, second = gather(self.first), gather(self.second)
         batch = (first.vectors.detach(), second.vectors.detach(), first.ids, first.labels)
         found = {name: float(loss(*batch)) for name, loss in self.four.items()}
-        return found | {"assumption": assumption(self.four["loss_h_ucl"], *batch)}
+        unlabelled = self.four["loss_h_ucl"]
+        scores = two_views(*batch[:2], unlabelled.temperature_now(), *batch[2:])
+        hardening = unlabelled.negatives.at(unlabelled.step or 0, unlabelled.total)
+        return found | {"assumption": float(assumption_1(scores, hardening))}
 
     def set_progress(self, step: int, total: int) -> None:
         super().set_progress(step, total)
@@ -63,16 +62,3 @@ def four_losses(trained: ContrastiveLoss) -> dict[str, ContrastiveLoss]:
         name: ContrastiveLoss(one, trained.temperature, positives="label", normalize=False, **same)
         for name, one in negatives.items()
     }
-
-
-def assumption(unlabelled: ContrastiveLoss, z1: Tensor, z2: Tensor, ids: Tensor | None, labels: Tensor | None) -> float:
-    """The share of anchors with E[e^s] over hard candidates of their label >= that over hard ones of other labels.
-
-    Of the anchors that have both; NaN if none has.
-    """
-    scores = two_views(z1, z2, unlabelled.temperature_now(), ids, labels)
-    log_w = unlabelled.negatives.at(unlabelled.step or 0, unlabelled.total).log_weights(scores)
-    same = scores.same_label("supervised")
-    alike, others = (log_expect_exp(scores.candidates, log_w.masked_fill(mask, NEVER)) for mask in (~same, same))
-    both = (alike != NEVER) & (others != NEVER)
-    return float((alike >= others)[both].float().mean())
