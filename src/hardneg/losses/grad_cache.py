@@ -56,7 +56,7 @@ class GradCache:
     """
 
     def __init__(self, encode: Callable[..., Encoded], chunk_size: int, module: nn.Module | None = None) -> None:
-        check_count("GradCache", "chunk_size", chunk_size)
+        chunk_size = check_count("GradCache", "chunk_size", chunk_size)
         module = encode if module is None and isinstance(encode, nn.Module) else module
         if module is None:
             fix = "pass module=, the module whose weights it uses"

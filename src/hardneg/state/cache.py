@@ -51,8 +51,7 @@ class Cache(Stateful):
 
     def __init__(self, capacity: int, dim: int, *, seed: int = 0) -> None:
         super().__init__(seed)
-        check_count("Cache", "capacity", capacity)
-        check_count("Cache", "dim", dim)
+        capacity, dim = check_count("Cache", "capacity", capacity), check_count("Cache", "dim", dim)
         self.capacity, self.dim = capacity, dim
         self.register_buffer("vectors", torch.zeros(capacity, dim))
         self.register_buffer("ids", torch.full((capacity,), -1))

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from hardneg.core.constants import kept
-from hardneg.core.errors import ArgumentError, argument_error
+from hardneg.core.errors import ArgumentError, argument_error, check_count
 from hardneg.integrations.ranks import distinct_ids, own_rank
 from hardneg.negatives.known import Known, KnownPairs
 
@@ -60,8 +60,7 @@ def known_positives(dataset: Any) -> Known:
 
 
 def _numbered(tables: list[_Table], start: int) -> dict[str, int]:
-    if not isinstance(start, int) or start < 0:
-        raise argument_error("with_ids", "a start of 0 or more", "start", start)
+    start = check_count("with_ids", "start", start, least=0)
     columns = [table.texts[0] for table in tables] + list(chain(*(table.texts[1:] for table in tables)))
     texts = dict.fromkeys(text for text in chain(*columns) if text)
     numbers = {text: number for number, text in enumerate(texts, start)}
