@@ -18,6 +18,7 @@ from rich.text import Text
 from torch import Tensor
 
 from hardneg.core.errors import ArgumentError, argument_error, optional
+from hardneg.core.text import counted
 from hardneg.core.types import Keys
 from hardneg.core.vectors import unit
 from hardneg.mining.cache_key import key_of_model
@@ -86,8 +87,8 @@ def mine_dataset(
     texts = Texts(sides, batch_size, cache_folder)
     rule = translate(named, negatives, k, draw, max(map(len, problem.positives)))
     expression = parse(rule.negatives) if isinstance(rule.negatives, str) else rule.negatives
-    console, number = Console(quiet=not verbose), f"{len(problem.own):,} queries"
-    console.print(Text(f"mining {rule.k} negatives of {number}: {expression!r}, draw {rule.draw!r}"))
+    console, number = Console(quiet=not verbose), counted(len(problem.own), "query", "queries")
+    console.print(Text(f"mining {counted(rule.k, 'negative')} of {number}: {expression!r}, draw {rule.draw!r}"))
     vectors = texts.embedded(model, (query_prompt, query_prompt_name), (corpus_prompt, corpus_prompt_name))
     rescore = None if cross_encoder is None else PairScorer(pair_scorer(cross_encoder, batch_size), *sides)
     mined = mine(
