@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import gzip
 import json
+import os
 import sys
 import zlib
 from collections.abc import Callable
@@ -566,6 +567,20 @@ def test_dry_run_writes_nothing(job: MineOptions, tmp_path: Path) -> None:
     assert cost.encoding_seconds > 0
     assert cost.peak_bytes > 2**20
     assert sorted(tmp_path.rglob("*")) == before
+
+
+def test_no_call_is_needed_that_windows_lacks(job: MineOptions, monkeypatch: pytest.MonkeyPatch) -> None:
+    for module in ("fcntl", "resource", "psutil"):
+        monkeypatch.setitem(sys.modules, module, None)
+    for name in ("O_NOFOLLOW", "O_NONBLOCK", "fork", "sched_getaffinity", "sysconf"):
+        monkeypatch.delattr(os, name, raising=False)
+    app = typer.Typer()
+    app.command()(verb)
+    command = [job.queries, "--corpus", str(job.corpus), "--encoder", str(job.encoder), "-n", job.negatives]
+    dry = CliRunner().invoke(app, [*command, "-o", job.out, "--dry-run"])
+    assert "\ndisk about " in dry.output, dry.output
+    assert CliRunner().invoke(app, [*command, "-o", job.out]).exit_code == 0
+    assert Path(job.out).exists()
 
 
 def test_the_verb(job: MineOptions) -> None:

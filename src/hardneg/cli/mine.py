@@ -129,8 +129,8 @@ def _print_estimate(cost: Estimate) -> None:
     for line in _read(cost.counts):
         typer.echo(line)
     typer.echo(f"encoding about {_duration(cost.encoding_seconds)}, mining about {_duration(cost.mining_seconds)}")
-    disk = f"disk about {cost.disk_bytes / 2**30:.2f} GiB beside the output"
-    typer.echo(f"memory about {cost.peak_bytes / 2**30:.1f} GiB, {disk}; nothing was written")
+    memory = "" if cost.peak_bytes is None else f"memory about {cost.peak_bytes / 2**30:.1f} GiB, "
+    typer.echo(f"{memory}disk about {cost.disk_bytes / 2**30:.2f} GiB beside the output; nothing was written")
 
 
 def _duration(seconds: float) -> str:

@@ -169,7 +169,8 @@ def locked(
                     yield
                 finally:
                     if remove:
-                        path.unlink(missing_ok=True)
+                        with suppress(PermissionError):  # Windows deletes no file that is open
+                            path.unlink(missing_ok=True)
                 return
         if time.monotonic() > until:
             raise InUse(who, "an output for itself", path.parent, fix=fix)
