@@ -558,6 +558,14 @@ def test_missing_positives_may_be_dropped(job: MineOptions, tmp_path: Path) -> N
     assert [row["query_id"] for row in lines(job.out)] == [f"q{i}" for i in range(20) if i != 2]
 
 
+def test_ranks_beyond_the_lists_raise_before_anything_is_encoded(job: MineOptions) -> None:
+    asked = replace(job, negatives="Rank(30, 40)", rescore="test_mine_files:overlap", candidates=32)
+    with pytest.raises(ArgumentError, match=r"33 candidates of a query for Rank.*; use candidates=33, or a window"):
+        run(asked)
+    assert not Path(f"{job.out}.embeddings").exists()
+    assert run(replace(asked, candidates=33)) is not None
+
+
 def test_dry_run_writes_nothing(job: MineOptions, tmp_path: Path) -> None:
     before = sorted(tmp_path.rglob("*"))
     cost = estimate(job)
