@@ -29,7 +29,7 @@ PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 NEEDS = {  # packages that a page shows and that need not be installed
     "lightning": ("lightning",),
     "transformers": ("transformers", "datasets", "hardneg.integrations.sentence_transformers.batches"),
-    "sentence-transformers": ("sentence_transformers.sentence_transformer",),
+    "sentence-transformers": ("sentence_transformers",),
     "metric-learning": ("pytorch_metric_learning",),
     "lightly-and-open-clip": ("lightly.loss", "open_clip"),
     "graphs": ("torch_geometric",),
