@@ -24,11 +24,11 @@ from hardneg.core.vectors import unit
 from hardneg.mining.cache_key import key_of_model
 from hardneg.mining.encode import Encode, Encoder, embed, vectors_of
 from hardneg.mining.engine import mine
+from hardneg.mining.engines.ranks import Ranks
 from hardneg.mining.options import TEMPERATURE
 from hardneg.mining.output import Layout, Result, columns_of
 from hardneg.mining.pair_scores import PairScorer, pair_scorer
 from hardneg.mining.problem import Problem, Side, build_problem, texts_of
-from hardneg.mining.ranks import Ranks
 from hardneg.mining.search import Search
 from hardneg.mining.st_names import translate
 from hardneg.negatives import Negatives, parse

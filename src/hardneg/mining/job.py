@@ -31,7 +31,8 @@ from hardneg.mining.beir import from_beir
 from hardneg.mining.cache_key import digest_of_path, key_of_function
 from hardneg.mining.checks import check_options, expression_of, is_listed, retriever_names
 from hardneg.mining.engine import Mined, Miner
-from hardneg.mining.engines import Engine, PartDone, Work, engine_of
+from hardneg.mining.engines import engine_of
+from hardneg.mining.engines.base import Engine, PartDone, Work
 from hardneg.mining.engines.local import Local
 from hardneg.mining.estimate import check_disk, check_disk_before
 from hardneg.mining.explain import TOO_FEW, Explanation, NoNegatives
