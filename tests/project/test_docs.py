@@ -115,6 +115,7 @@ def check_shell(page: Path, block: Block) -> None:
         assert known, f"{page.name}:{block.line}: nothing knows {line!r}"
 
 
+@pytest.mark.filterwarnings("error::DeprecationWarning:page_.*")  # of what the page itself imports and calls
 @pytest.mark.parametrize("page", PAGES, ids=[str(page.relative_to(ROOT)) for page in PAGES])
 def test_page_runs(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in NEEDS.get(page.stem, ()):
