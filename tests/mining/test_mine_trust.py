@@ -16,7 +16,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from test_mine_files import expected, lines, make_job, make_rows, write_lines
 from typer.testing import CliRunner
 
 import hardneg as hn
@@ -28,6 +27,7 @@ from hardneg.mining.encode import encoder_of_function
 from hardneg.mining.job import run
 from hardneg.mining.options import MineOptions
 from support.libraries import part_of_sentence_transformers
+from support.mining_jobs import expected, lines, make_job, make_rows, write_lines
 
 
 @pytest.fixture
@@ -179,7 +179,7 @@ def test_point_15_empty_documents_need_no_vector(where: str, job: MineOptions, t
 
 
 def hash_vector(text: str) -> list[float]:
-    from test_mine_files import encode
+    from support.mining_jobs import encode
 
     return [float(value) for value in encode([text])[0]]
 
