@@ -95,7 +95,7 @@ def check_walk(who: str, kind: str, steps: str) -> None:
 
 
 class Excursions(NamedTuple):
-    """The nodes of some excursions from one start, and where the walk stands behind them."""
+    """The nodes of some excursions from one start, and where the walk is after them."""
 
     path: Nodes
     place: int

@@ -49,7 +49,7 @@ def compare_and_show(comparison: Comparison, out: str, jobs: int | None, allow_o
 
 
 def show_comparison(summary: dict[str, Any], console: Console) -> None:
-    """The arms by their letters, the table, and what the differences are worth."""
+    """The arms by their letters, the table, and which differences are beyond noise."""
     for letter, row in zip(_letters(summary), summary["rows"], strict=True):
         console.print(Text(printable(f"{letter}  {row['arm']}{_aside(summary, row)}")))
     console.print(comparison_table(summary))

@@ -202,7 +202,7 @@ def _opened_for_lock(path: Path, who: str) -> BinaryIO:
 
 
 def _lock(file: BinaryIO) -> bool:
-    """Whether the file is now locked for this process. Where the system or the disk has no locks, it counts as so."""
+    """Whether the file is now locked for this process. Also True where the system or the disk has no locks."""
     try:
         import fcntl
 

@@ -67,7 +67,7 @@ class Wide:
         return self.first @ self.second[:: max(1, len(self.second) // number)].T
 
     def pairs_like(self, product: Annotated[Tensor, "r n"]) -> Annotated[Tensor, "r n"]:
-        """For the gradients of the pairs: in the place of their products, where both have 16 bits."""
+        """For the gradients of the pairs: instead of their products, where both have 16 bits."""
         dtype = self.columns.vectors.dtype
         return product.view(dtype) if dtype.itemsize == product.itemsize else torch.empty_like(product, dtype=dtype)
 

@@ -95,7 +95,7 @@ class SogCLR(nn.Module):
 
 
 def _relative(scores: Scores) -> Scores:
-    """s_ij - s_ii in place of s_ij: the positive is part of what the normaliser remembers."""
+    """s_ij - s_ii instead of s_ij: the positive is part of what the normaliser remembers."""
     return replace(scores, candidates=scores.candidates - scores.positives, positives=scores.positives * 0.0)
 
 
@@ -233,7 +233,7 @@ class EMC2(nn.Module):
         return scores, chain.walk(scores, slots, views=views, draws=(order, chain.log_uniforms(order)))
 
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:
-        """Also of the time when one bank stood for both views."""
+        """Also reads states from when one bank served both views."""
         first = f"{prefix}remember_first."
         if self.remember_first is not None and not any(name.startswith(first) for name in state_dict):
             kept = [name for name in state_dict if name.startswith(f"{prefix}remember.")]

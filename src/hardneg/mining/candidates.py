@@ -273,7 +273,7 @@ def _counts(*masks: Tensor) -> Annotated[Tensor, "b f"]:
 
 
 def _repeated(rows: Annotated[Tensor, "b m"]) -> Annotated[Tensor, "b m"]:
-    """True where the same row stands further left already."""
+    """True where the same row is further left already."""
     order = rows.argsort(dim=1, stable=True)
     ordered = rows.gather(1, order)
     again = torch.zeros_like(ordered, dtype=torch.bool)

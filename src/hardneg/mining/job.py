@@ -216,7 +216,7 @@ def warn_of_ids(options: MineOptions, problem: Problem) -> None:
 
 
 def _work_folder(options: MineOptions, wanted: dict[str, Any], engine: Engine) -> Path:
-    """Where finished pieces lie; those of another job, or of other data, are thrown away."""
+    """The folder of finished pieces; those of another job or of other data are deleted."""
     work = Path(f"{options.out}.work")
 
     with (

@@ -72,7 +72,7 @@ class Queue(Stateful):
 
     @torch.no_grad()
     def push(self, keys: Keys | Annotated[Tensor, "n d"]) -> None:
-        """Adds rows in place of the oldest ones."""
+        """Adds rows, which replace the oldest ones."""
         keys = _shared("Queue.push", keys, self.dim)
         rows = min(len(keys), self.capacity)
         head = self.number("head")

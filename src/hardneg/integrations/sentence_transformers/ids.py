@@ -23,7 +23,7 @@ from hardneg.negatives.known import Known, KnownPairs
 Data = TypeVar("Data")
 Number = Annotated[Tensor, "b"]
 NONE = torch.iinfo(torch.long).min
-"""The group, row or document of nobody: equal to no real one."""
+"""No group, row or document: equal to no real one."""
 MOST = 2**31
 """Ids are below, so that a pair of them is one number."""
 _most_rows = 2**20  # of a rank
