@@ -24,7 +24,6 @@ from hardneg.auditing.subject import Subject
 from hardneg.auditing.suggest import GridSearch, suggestions
 from hardneg.core.errors import ArgumentError, warn_once
 from hardneg.core.nearest import Corpus
-from hardneg.core.text import counted
 from hardneg.mining.alignment import Alignment, alignment_of, sentence, warn_of_alignment
 from hardneg.mining.pairs import as_pairs
 
@@ -215,7 +214,7 @@ def _notes(subject: Subject) -> tuple[str, ...]:
         notes.append("No positives: BelowPositive and the clamped share need them and are left out.")
     left = len(subject.anchors) - len(subject.rows())
     if left:
-        notes.append(f"Left out: {counted(left, 'query', 'queries')} without a judgement.")
+        notes.append(f"Queries without a judgement, which are left out: {left:,}.")
     labels = subject.anchor_tags.labels
     if labels is not None and bool((labels < 0).any()):
         notes.append(f"{int((labels < 0).sum()):,} anchors have no label and do not count for false negatives.")

@@ -233,7 +233,7 @@ class EMC2(nn.Module):
         return scores, chain.walk(scores, slots, views=views, draws=(order, chain.log_uniforms(order)))
 
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:
-        """Also reads states from when one bank served both views."""
+        """Also of the time when one bank stood for both views."""
         first = f"{prefix}remember_first."
         if self.remember_first is not None and not any(name.startswith(first) for name in state_dict):
             kept = [name for name in state_dict if name.startswith(f"{prefix}remember.")]
