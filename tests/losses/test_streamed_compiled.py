@@ -11,7 +11,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 import hardneg as hn
 from hardneg.core.errors import HardnegWarning, forget_warnings
 from hardneg.core.objectives import InfoNCE
-from hardneg.kernels import compiled, products, replayed
+from hardneg.core.pairing import number_of
+from hardneg.kernels import compiled, plan, products, replayed
 from hardneg.kernels.chunked import streamed
 from hardneg.negatives import Negatives
 
@@ -57,12 +58,10 @@ class Graph:
         self.made.append(self)
 
 
-@pytest.mark.parametrize("many", [2, 32])
 @pytest.mark.parametrize("text", ["OtherLabel() * Tilt(1.0)", "Ring(0.1, outer=0.6) * Tilt(1.0)"])
-def test_replayed_tiles_give_what_eager_ones_do(traced, monkeypatch, text, many):
+def test_replayed_tiles_give_what_eager_ones_do(traced, monkeypatch, text):
     """Blocks of 6 of 40 rows: of six in each sweep most are replays of one graph, the last, of 4 rows, is none."""
     Graph.made.clear()
-    monkeypatch.setattr(replayed, "MANY", many)
     monkeypatch.setattr(replayed, "capture", Graph)
     found = loss_and_gradients(text, torch.float64, (6, 40), positives="label")
     assert len(Graph.made) == (5 if "Ring" in text else 4)  # bounds; forward and backward, of rows and of pairs
@@ -142,3 +141,22 @@ def test_no_tensor_of_all_pairs_is_made(text):
         streamed(pairing, loss.negatives, InfoNCE(), "anchors", (40, 64)).loss.backward()
     whole_rows = 40 * 400  # of a block of rows: what a ring ranks
     assert largest.most <= whole_rows < 400 * 400
+
+
+@pytest.mark.parametrize(("text", "rows"), [("Tilt(1.0)", 10), ("Ring(0.1, outer=0.6) * Tilt(1.0)", 6)])
+def test_tiles_of_other_sizes_forward_and_backward(traced, monkeypatch, text, rows):
+    """Of 40 rows: sums in blocks of 10, gradients in blocks of 6; all in the same where there are edges."""
+    sizes = []
+
+    def each(step, blocks, allowed):
+        sizes.append(number_of(blocks[0]))
+        for block in blocks:
+            step(block)
+
+    monkeypatch.setattr(plan, "CPU_TILE", (6, 40))
+    monkeypatch.setattr(plan, "over_blocks", each)
+    found = loss_and_gradients(text, torch.float64, None)
+    assert sizes[-2:] == [rows, 6]
+    monkeypatch.setattr(compiled, "DEVICES", ())
+    for mine, theirs in zip(found, loss_and_gradients(text, torch.float64, None), strict=True):
+        torch.testing.assert_close(mine, theirs, rtol=1e-12, atol=1e-12)

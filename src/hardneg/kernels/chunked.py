@@ -59,8 +59,9 @@ def streamed(
     check_streamable(negatives)
     with torch.autocast(pairing.anchors.vectors.device.type, enabled=False):
         ready = pairing.prepared()
-        own = ready.positive_scores()
+        own = _own_scores(pairing, ready)
         plan = Plan(ready, negatives.factors, objective, own, tile, narrows(pairing.anchors.vectors))
+        ready = ready.changed(positives=plan.pairing.positives)
         row = _row(plan, ready, own)
         real = plan.pairing.real(slice(0, len(pairing)))
         sums, counts = masked_sum(objective, own, row, real), real.sum(-1, keepdim=True).to(own.dtype)
@@ -71,6 +72,14 @@ def streamed(
             sums, counts = sums + more, counts + number
     plain = Row({name: value.detach() for name, value in row.statistics.items()}, row.temperature)
     return Streamed(reduce_sums(sums[:, 0], counts[:, 0], reduction), plain, Own(own.detach(), real))
+
+
+def _own_scores(pairing: Pairing, ready: Pairing) -> Annotated[Tensor, "b p"]:
+    """Those of two views from the halves of the rows: a copy of the positives would be kept for the backward pass."""
+    if pairing.num_views != 2:
+        return ready.positive_scores()
+    first, second = ready.anchors.vectors.chunk(2)
+    return (first * second).sum(-1, keepdim=True).repeat(2, 1) / ready.temperature
 
 
 def _row(plan: Plan, pairing: Pairing, own: Tensor) -> Row:

@@ -1,4 +1,4 @@
-"""What a streamed loss sweeps, and in which tiles: the same in every pass, forward and backward."""
+"""What a streamed loss sweeps, and in which tiles."""
 
 from __future__ import annotations
 
@@ -21,7 +21,10 @@ from hardneg.negatives.base import Negatives
 CPU_TILE = (256, 2048)
 """Rows and columns that fit the caches of a core."""
 CHUNK_BYTES = 2**27
-"""Of one tile of scores on a GPU: all columns of as many rows as fit, and fewer columns where those are few."""
+"""Of one tile of scores on a GPU: all columns of as many rows as fit, and fewer columns where those are few.
+
+Twice that in a pass that holds nothing else of its size: fewer tiles take less time. Not where similarities decide
+who is a negative: products of tiles of another shape may differ in their last bit, and an edge with them."""
 FEWEST_ROWS = 256
 EAGER_TENSORS = 8
 """About so many tensors of a tile's size are held at once where its functions are not compiled."""
@@ -78,11 +81,14 @@ class Plan:
         self.runner = Runner(own.device, (*factors, objective))
         self.holders, self.pieces = collect(pairing, factors, objective)
         self.products = Products(pairing, half)
-        self.pairing = self.products.of_pairing(pairing)
+        self.pairing = _with_short_ids(self.products.of_pairing(pairing), pairing)
         rows, columns = tile or self._tile()
         self.cuts = self.pairing.cuts(columns)
         self.columns = {cut: self.pairing.columns(cut) for cut in self.cuts}
         self.rows = self._blocks(rows)
+        self.rows_alone = self.rows
+        if tile is None and self.runner.compiles and not any(factor.removes for factor in factors):
+            self.rows_alone = self._blocks(-(-len(self.pairing) // max(1, -(-len(self.rows) // 2))))
 
     def _tile(self) -> tuple[int, int]:
         if self.own.device.type == "cpu":
@@ -100,9 +106,12 @@ class Plan:
             return list(torch.arange(len(self.pairing), device=self.own.device).split(size))  # type: ignore[no-untyped-call]
         return [slice(low, min(low + size, len(self.pairing))) for low in range(0, len(self.pairing), size)]
 
-    def each(self, step: Callable[[Rows], None]) -> None:
-        """Calls ``step``, which stores what it finds, with every block of rows."""
-        over_blocks(step, self.rows, lambda: self.runner.compiles)
+    def each(self, step: Callable[[Rows], None], alone: bool = False) -> None:
+        """Calls ``step``, which stores what it finds, with every block of rows.
+
+        ``alone``: besides the scores of a tile it holds nothing of their size.
+        """
+        over_blocks(step, self.rows_alone if alone else self.rows, lambda: self.runner.compiles)
 
     def shape(self, rows: Rows, cut: Cut) -> Shape:
         """Of a tile; pools have tags of other shapes."""
@@ -118,6 +127,14 @@ class Plan:
 
     def blocks(self) -> list[Block]:
         return [Block(self, rows) for rows in self.rows]
+
+
+def _with_short_ids(pairing: Pairing, given: Pairing) -> Pairing:
+    """The numbers of rows that are their own candidates have 32 bits: a kernel reads one for every pair."""
+    if given.ids_given or not given.itself or given.anchors.ids is None:
+        return pairing
+    (candidates,), ids = pairing.candidates, given.anchors.ids.int()
+    return pairing.changed(anchors=pairing.anchors.changed(ids=ids), candidates=(candidates.changed(ids=ids),))
 
 
 @dataclass(eq=False)

@@ -87,6 +87,14 @@ def add_product(total: Tensor, first: Tensor, second: Tensor) -> None:
         total.add_(multiplied(first, second))
 
 
+def write_product(out: Tensor, first: Tensor, second: Tensor) -> None:
+    """The product of ``multiplied``, where torch can without a tensor for it."""
+    if out.is_cuda and first.dtype in HALF and hasattr(torch.ops.aten.mm, "dtype_out"):
+        torch.ops.aten.mm.dtype_out(first, second, out.dtype, out=out)
+    else:
+        out.copy_(multiplied(first, second))
+
+
 def add_rows(total: Tensor, rows: Rows, values: Tensor) -> None:
     """Adds values to these rows, each of which is there once: to the same bits in every run."""
     if isinstance(rows, Tensor) and total.ndim:

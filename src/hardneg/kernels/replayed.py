@@ -19,8 +19,6 @@ from hardneg.core.pairing import Rows, number_of
 
 FEWEST = 4
 """A graph for fewer blocks would cost more than it saves."""
-MANY = 32
-"""Of more blocks a graph has two: a GPU pauses between two graphs. Four are no faster, and take more memory."""
 Step = Callable[[Rows], None]
 _capturing = Lock()
 _refused: list[str] = []
@@ -44,18 +42,10 @@ def _replay(step: Step, rows: Tensor, number: int, allowed: Callable[[], bool]) 
         step(rows)
         rows.add_(len(rows))
 
-    def next_blocks() -> None:
-        for _ in range(each):
-            next_block()
-
-    each = 2 if number > MANY else 1
     next_block()  # compiles, and loads what a capture cannot
-    replays, rest = divmod(number - 1, each)
-    graph = capture(next_blocks, rows.device) if allowed() else None
-    for _ in range(replays):
-        next_blocks() if graph is None else graph.replay()
-    for _ in range(rest):
-        next_block()
+    graph = capture(next_block, rows.device) if allowed() else None
+    for _ in range(number - 1):
+        next_block() if graph is None else graph.replay()
 
 
 def capture(work: Callable[[], None], device: torch.device) -> Any | None:

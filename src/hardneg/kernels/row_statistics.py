@@ -29,7 +29,7 @@ class Sums(NamedTuple):
 
 
 class Parts(NamedTuple):
-    """Of blocks of candidates, [b, k] each: largest log-weight, mass relative to it, and parts of the statistics."""
+    """Of k blocks of candidates, [b, k] each: largest log-weight, mass relative to it, and parts of the statistics."""
 
     shift: Tensor
     mass: Tensor
@@ -44,7 +44,6 @@ class Parts(NamedTuple):
         return cls(shift, mass, rest[:number], rest[number:])
 
     def packed(self) -> Annotated[Tensor, "b m k"]:
-        """Not compiled: a reduction that also packs its results reads a tile several times."""
         return torch.stack([self.shift, self.mass, *self.candidates, *self.positives], dim=1)
 
 
@@ -66,7 +65,7 @@ class RowStatistics(Sweep):
     def forward(self, pieces: list[Piece]) -> tuple[Tensor, ...]:
         plan, tensors = self.plan, [piece.tensor for piece in pieces]
         found: Whole[Tensor] = Whole(len(plan.pairing))
-        plan.each(lambda rows: found.put(rows, self._parts(rows, pieces)))
+        plan.each(lambda rows: found.put(rows, self._parts(rows, pieces)), alone=True)
         held = plan.holders.held(tensors)
         statistics = list(statistics_of(held.objective).values())
         own, real = plan.own_tile(tensors[-1], held.temperature)
@@ -76,12 +75,13 @@ class RowStatistics(Sweep):
         return tuple(statistic.finish(total, self.sums.mass) for statistic, total in pairs)
 
     def _parts(self, rows: Rows, pieces: list[Piece]) -> Annotated[Tensor, "r m k"]:
-        """The parts of a block of the rows."""
+        """The parts of a block of the rows, of each tile."""
         plan, tiles = self.plan, []
         known = [piece.of(rows) for piece in pieces[:-1]], cut_rows(self.bounds, rows)
         for cut in plan.cuts:
             args = plan.holders, plan.compared(rows, cut), *known, plan.runner.block
-            tiles.append(plan.runner(parts_of_tile, plan.shape(rows, cut), *args).packed())
+            parts = plan.runner(parts_of_tile, plan.shape(rows, cut), *args)
+            tiles.append(plan.runner(packed_parts, plan.shape(rows, cut), plan.holders, known[0], parts))
         return tiles[0] if len(tiles) == 1 else torch.cat(tiles, dim=2)
 
     def prepare(self, pieces: list[Piece], grads: Grads) -> None:
@@ -137,22 +137,34 @@ def _blocks(x: Annotated[Tensor, "b n"], block: int | None, fill: float) -> Anno
     return pad(x, (0, number * block - x.shape[1]), value=fill).reshape(len(x), number, block)
 
 
-def _merged(statistics: Sequence[Statistic], parts: Parts, own: list[Tensor]) -> Sums:
-    """The sums of whole rows from the parts of their blocks."""
+def packed_parts(holders: Holders, pieces: Sequence[Tensor], parts: Parts) -> Annotated[Tensor, "r m 1"]:
+    """Those of all blocks of a tile as one. Not compiled with ``parts_of_tile``, which would read the tile twice."""
+    if parts.shift.shape[1] > 1:
+        parts = _joined(list(statistics_of(holders.held(pieces).objective).values()), parts)
+    return parts.packed()
+
+
+def _joined(statistics: Sequence[Statistic], parts: Parts) -> Parts:
     largest = row_max(parts.shift)
-    shift = torch.where(largest == NEVER, 0.0, largest)
-    by = parts.shift - shift
-    mass = (parts.mass * by.exp()).sum(-1, keepdim=True)
-    candidates, positives = iter(parts.candidates), iter(own)
-    promoted = iter(parts.positives or [part[:, :0] for part in own])
-    totals = []
-    for statistic in statistics:
-        if statistic.over == "candidates":
-            totals.append(statistic.merge(next(candidates), by))
-        else:
-            every = torch.cat([next(positives), next(promoted)], dim=1)
-            totals.append(statistic.merge(every, torch.zeros_like(every)))
-    return Sums(Mass(shift, torch.where(mass == 0, NEVER, mass.log())), totals)
+    by = parts.shift - torch.where(largest == NEVER, 0.0, largest)
+    some, others = ([each for each in statistics if each.over == over] for over in ("candidates", "positives"))
+    return Parts(
+        largest,
+        (parts.mass * by.exp()).sum(-1, keepdim=True),
+        [each.merge(part, by) for each, part in zip(some, parts.candidates, strict=True)],
+        [each.merge(part, torch.zeros_like(part)) for each, part in zip(others, parts.positives, strict=False)],
+    )
+
+
+def _merged(statistics: Sequence[Statistic], parts: Parts, own: list[Tensor]) -> Sums:
+    """The sums of whole rows from the parts of their tiles and of the anchors' own positives."""
+    if parts.positives:
+        own = [torch.cat(both, dim=1) for both in zip(own, parts.positives, strict=True)]
+    joined = _joined(statistics, parts._replace(positives=own))
+    candidates, positives = iter(joined.candidates), iter(joined.positives)
+    totals = [next(candidates if each.over == "candidates" else positives) for each in statistics]
+    mass = torch.where(joined.mass == 0, NEVER, joined.mass.log())
+    return Sums(Mass(torch.where(joined.shift == NEVER, 0.0, joined.shift), mass), totals)
 
 
 def pull_tile(

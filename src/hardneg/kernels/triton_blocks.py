@@ -126,9 +126,10 @@ def unit_rows(v):
 
 @launched
 def normed(
-    v_ptr, order_ptr, out_ptr, inverse_ptr, slope_ptr, n, d, BM: tl.constexpr, BD: tl.constexpr, SORTED: tl.constexpr
-):
-    """Rows in their order as ``unit_rows`` gives them, in their own precision."""
+    v_ptr, order_ptr, out_ptr, unit_ptr, inverse_ptr, slope_ptr, n, d,
+    BM: tl.constexpr, BD: tl.constexpr, SORTED: tl.constexpr, UNIT: tl.constexpr,
+):  # fmt: skip
+    """Rows in their order as ``unit_rows`` gives them, in their own precision; UNIT: and of norm 1."""
     rows = tl.program_id(0) * BM + tl.arange(0, BM)
     features = tl.arange(0, BD)
     real = (rows < n)[:, None] & (features < d)[None, :]
@@ -137,7 +138,10 @@ def normed(
         given = tl.load(order_ptr + rows, mask=rows < n, other=0)
     v = tl.load(v_ptr + given[:, None] * d + features[None, :], mask=real, other=0.0)
     scaled, inverse, slope = unit_rows(v.to(tl.float32))
-    tl.store(out_ptr + rows[:, None] * d + features[None, :], scaled.to(v.dtype), mask=real)
+    at = rows[:, None] * d + features[None, :]
+    tl.store(out_ptr + at, scaled.to(v.dtype), mask=real)
+    if UNIT:
+        tl.store(unit_ptr + at, (scaled * inverse[:, None]).to(unit_ptr.dtype.element_ty), mask=real)
     tl.store(inverse_ptr + rows, inverse, mask=rows < n)
     tl.store(slope_ptr + rows, slope, mask=rows < n)
 

@@ -14,7 +14,7 @@ from torch.autograd.function import once_differentiable
 
 from hardneg.kernels import triton_gradients, triton_rows
 from hardneg.kernels.triton_edges import SAMPLE, Edges, Sizes
-from hardneg.kernels.triton_sides import Block, Side, Tags, block_of, is_wide, padded, sides_of, switches
+from hardneg.kernels.triton_sides import Block, Side, Tags, block_of, is_wide, padded, sides_from, sides_of, switches
 from hardneg.kernels.triton_wide import Wide
 
 LOG2_E = math.log2(math.e)
@@ -96,7 +96,7 @@ class RowStatisticsFunction(torch.autograd.Function):
     ) -> tuple[Tensor, ...]:
         ctx.plan, ctx.temperature = plan, temperature
         ctx.set_materialize_grads(False)
-        rows, columns = sides_of(anchors, candidates, tags, plan.normalize, plan.masked)
+        rows, columns = sides_of(anchors, candidates, tags, plan.normalize, plan.masked, plan.given(anchors))
         if rows.order is not None and band[0] is not None and band[1] is not None:
             band = band[0][rows.order], band[1][rows.order]
         views = anchors.detach().contiguous() if plan.views else None
@@ -111,8 +111,8 @@ class RowStatisticsFunction(torch.autograd.Function):
         ctx: Any, g_mean: Tensor | None, g_mass: Tensor | None, _: None, g_loss: Tensor | None = None, *rest: None
     ) -> tuple[Tensor | None, ...]:
         plan, saved = ctx.plan, ctx.saved_tensors
-        rows, columns, band, sums = Side(*saved[:9]), Side(*saved[9:18]), saved[18:20], saved[20:23]
-        window, (*slopes, views) = saved[23:25], saved[25:]
+        rows, columns, saved = sides_from(saved)
+        band, sums, window, (*slopes, views) = saved[:2], saved[2:5], saved[5:7], saved[7:]
         grad_anchors, grad_candidates, grad_temperature = None, None, None
         upstream = Upstream(g_loss if plan.views else g_mean, g_mass, *slopes)
         if upstream.mean is None and g_mass is None:
@@ -175,21 +175,22 @@ def _sweep_products(
 ) -> tuple[Tensor | None, Tensor | None]:
     """The same, of products that are made chunk by chunk; returns the edges of the window, if there is one."""
     outputs, numbers, same = launch
-    wide, edges, search = Wide.of(rows, columns, plan.window is not None), None, None
+    wide, edges, search = Wide.of(rows, columns), None, None
     if plan.window is not None:
         edges = Edges.empty(len(rows.vectors), rows.vectors.device)
         hints = plan.window.hints(wide.sample(SAMPLE), len(columns.vectors))
         search = partial(edges.find, sizes=plan.window, hints=hints, ids=(rows.ids, columns.ids))
+    launch_chunk = triton_rows.forward_of_products.bind(
+        wide.memory, rows.vectors, rows.inverse_norms,
+        rows.ids, columns.ids, rows.labels, columns.labels, *(edges or (None, None)),
+        rows.begin, rows.end, rows.split, rows.order, *outputs, *numbers,
+        WINDOW=edges is not None, AHEAD=block.stages, **same,
+    )  # fmt: skip
     for chunk in wide.chunks():
         product = wide.product(chunk)
         if search is not None:
             search(product, chunk.begin)
-        triton_rows.forward_of_products[(chunk.programs(block.rows),)](
-            product, rows.vectors, rows.inverse_norms, columns.inverse_norms,
-            rows.ids, columns.ids, rows.labels, columns.labels, *(edges or (None, None)),
-            rows.begin, rows.end, rows.split, rows.order, *outputs, chunk.begin, *numbers,
-            WINDOW=edges is not None, AHEAD=block.stages, **same,
-        )  # fmt: skip
+        launch_chunk((chunk.programs(block.rows),), chunk.begin)
     return edges or (None, None)
 
 
@@ -276,19 +277,21 @@ def _gradient(
             LATE=block.stages if plan.masked else 1, **same,
         )  # fmt: skip
         return gradient, product
-    wide = Wide.of(rows, columns, plan.window is not None)
+    wide, total = Wide.of(rows, columns), torch.empty_like(rows.vectors, dtype=torch.float32)
+    e = wide.pairs()
+    launch_chunk = triton_gradients.backward_of_products.bind(
+        wide.memory, e, columns.inverse_norms, rows.ids, columns.ids,
+        rows.labels, columns.labels, *given.window, *roles, rows.begin, rows.end, rows.split,
+        b, n, *numbers, WINDOW=plan.window is not None, **same,
+    )  # fmt: skip
     for chunk in wide.chunks():
-        product_of_chunk = wide.product(chunk)
-        e = wide.pairs_like(product_of_chunk)
-        triton_gradients.backward_of_products[(chunk.programs(block.rows), -(-n // block.columns))](
-            product_of_chunk, e, rows.inverse_norms, columns.inverse_norms, rows.ids, columns.ids,
-            rows.labels, columns.labels, *given.window, *roles, rows.begin, rows.end, rows.split,
-            chunk.begin, b, n, *numbers, WINDOW=plan.window is not None, **same,
-        )  # fmt: skip
-        triton_gradients.finished[(chunk.programs(4),)](
-            wide.summed(e), rows.vectors, rows.inverse_norms, rows.slopes, rows.order, unit, gradient, product,
-            *given.views, chunk.begin, b, n, d, BM=4, BD=padded(d), FULL_D=d == padded(d),
-            NORMS=rows.inverse_norms is not None, SORTED=rows.order is not None, PRODUCT=given.learn,
-            VIEWS=given.views[0] is not None, num_warps=4,
-        )  # fmt: skip
+        wide.product(chunk)
+        launch_chunk((-(-n // block.columns), chunk.programs(block.rows)), chunk.begin)
+        wide.add_up(chunk, e, total)
+    triton_gradients.finished[(-(-b // 4),)](
+        total, rows.vectors, rows.inverse_norms, rows.slopes, rows.order, unit, gradient, product,
+        *given.views, b, n, d, BM=4, BD=padded(d), FULL_D=d == padded(d),
+        NORMS=rows.inverse_norms is not None, SORTED=rows.order is not None, PRODUCT=given.learn,
+        VIEWS=given.views[0] is not None, num_warps=4,
+    )  # fmt: skip
     return gradient, product

@@ -93,15 +93,15 @@ def gradient_of_pairs(
     c_norm_ptr, r_ids_ptr, c_ids_ptr, r_labels_ptr, c_labels_ptr, r_low_ptr, r_high_ptr, c_low_ptr, c_high_ptr,
     window_ptr, places_ptr, r_A_ptr, r_C_ptr, r_shift_ptr, c_A_ptr, c_C_ptr, c_shift_ptr, b, n, scale, beta, shift,
     TILT: tl.constexpr, FIXED: tl.constexpr, NORMS: tl.constexpr, SELF: tl.constexpr, IDS: tl.constexpr,
-    LABELS: tl.constexpr, BAND: tl.constexpr, WINDOW: tl.constexpr, ROW: tl.constexpr, COLUMN: tl.constexpr,
-    CHECKED: tl.constexpr,
+    LABELS: tl.constexpr, BAND: tl.constexpr, WINDOW: tl.constexpr, GIVEN: tl.constexpr, ROW: tl.constexpr,
+    COLUMN: tl.constexpr, CHECKED: tl.constexpr,
 ):  # fmt: skip
-    """e of the pairs of a block, from the products x of their vectors; WINDOW: with columns of unit norm."""
+    """e of the pairs of a block, from the products x of their vectors; GIVEN: those are of norm 1."""
     similarity = x
     if NORMS:
         c_norm = load_rows(c_norm_ptr, columns, n, CHECKED)[None, :]
-    if WINDOW:
-        x = x * (r_norm * scale)[:, None] - shift
+    if GIVEN:
+        x = x * scale - shift
     elif NORMS and BAND:
         similarity = x * (r_norm[:, None] * c_norm)
         x = similarity * scale - shift
@@ -167,46 +167,46 @@ def pulled(
         tl.dot(r, tl.trans(c), input_precision=PRECISION), r_norm, rows, columns,
         c_norm_ptr, r_ids_ptr, c_ids_ptr, r_labels_ptr, c_labels_ptr, r_low_ptr, r_high_ptr, c_low_ptr, c_high_ptr,
         None, None, r_A_ptr, r_C_ptr, r_shift_ptr, c_A_ptr, c_C_ptr, c_shift_ptr, b, n, scale, beta, shift,
-        TILT, FIXED, NORMS, SELF, IDS, LABELS, BAND, False, ROW, COLUMN, CHECKED,
+        TILT, FIXED, NORMS, SELF, IDS, LABELS, BAND, False, False, ROW, COLUMN, CHECKED,
     )  # fmt: skip
     return tl.dot(e.to(c.dtype), c, total, input_precision=PRECISION)
 
 
 @launched
 def backward_of_products(
-    given_ptr, e_ptr, r_norm_ptr, c_norm_ptr, r_ids_ptr, c_ids_ptr, r_labels_ptr, c_labels_ptr, window_ptr, places_ptr,
+    base, given_ptr, e_ptr, c_norm_ptr, r_ids_ptr, c_ids_ptr, r_labels_ptr, c_labels_ptr, window_ptr, places_ptr,
     r_A_ptr, r_C_ptr, r_shift_ptr, c_A_ptr, c_C_ptr, c_shift_ptr, begin_ptr, end_ptr, split_ptr,
-    base, b, n, scale, beta, shift,
+    b, n, scale, beta, shift,
     BM: tl.constexpr, BN: tl.constexpr, TILT: tl.constexpr, FIXED: tl.constexpr, NORMS: tl.constexpr,
     SELF: tl.constexpr, IDS: tl.constexpr, LABELS: tl.constexpr, WINDOW: tl.constexpr, MASKED: tl.constexpr,
     SORTED: tl.constexpr, ROW: tl.constexpr, COLUMN: tl.constexpr,
 ):  # fmt: skip
-    """e of one block, from the products of the rows from ``base`` on; both [rows, n]. The rest is ``backward``'s."""
-    begin, k = base + tl.program_id(0) * BM, tl.program_id(1)
+    """e of one block, from the products of the rows from ``base`` on; both [rows, n]. The rest is ``backward``'s.
+
+    The last rows come first: their products were written last, and are in the cache.
+    """
+    begin, k = base + (tl.num_programs(1) - 1 - tl.program_id(1)) * BM, tl.program_id(0)
     rows, columns = begin + tl.arange(0, BM), k * BN + tl.arange(0, BN)
-    r_norm = tl.full([BM], 1.0, tl.float32)
-    if NORMS:
-        r_norm = load_rows(r_norm_ptr, rows, b, True)
     first, last, _, _, whole = masked_blocks(
         begin_ptr, end_ptr, split_ptr, begin, b, n, BM, BN, SELF, IDS, LABELS, MASKED, SORTED
     )
     at = e_ptr + (rows - base)[:, None] * n + columns[None, :]
     if ((k >= first) & (k < last)) | (k == whole):
         e = gradient_of_pairs(
-            load_pairs(given_ptr, rows - base, columns, b - base, n, True), r_norm, rows, columns,
+            load_pairs(given_ptr, rows - base, columns, b - base, n, True), None, rows, columns,
             c_norm_ptr, r_ids_ptr, c_ids_ptr, r_labels_ptr, c_labels_ptr, None, None, None, None,
             window_ptr, places_ptr, r_A_ptr, r_C_ptr, r_shift_ptr, c_A_ptr, c_C_ptr, c_shift_ptr,
             b, n, scale, beta, shift,
-            TILT, FIXED, NORMS, SELF, IDS, LABELS, False, WINDOW, ROW, COLUMN, True,
+            TILT, FIXED, NORMS, SELF, IDS, LABELS, False, WINDOW, True, ROW, COLUMN, True,
         )  # fmt: skip
         tl.store(at, e.to(e_ptr.dtype.element_ty), mask=(rows < b)[:, None] & (columns < n)[None, :])
     else:
         e = gradient_of_pairs(
-            load_pairs(given_ptr, rows - base, columns, b - base, n, False), r_norm, rows, columns,
+            load_pairs(given_ptr, rows - base, columns, b - base, n, False), None, rows, columns,
             c_norm_ptr, r_ids_ptr, c_ids_ptr, r_labels_ptr, c_labels_ptr, None, None, None, None,
             window_ptr, places_ptr, r_A_ptr, r_C_ptr, r_shift_ptr, c_A_ptr, c_C_ptr, c_shift_ptr,
             b, n, scale, beta, shift,
-            TILT, FIXED, NORMS, SELF, IDS, LABELS, False, WINDOW, ROW, COLUMN, False,
+            TILT, FIXED, NORMS, SELF, IDS, LABELS, False, WINDOW, True, ROW, COLUMN, False,
         )  # fmt: skip
         tl.store(at, e.to(e_ptr.dtype.element_ty), mask=(rows < b)[:, None])
 
@@ -245,12 +245,12 @@ def finish_gradient(
 @launched
 def finished(
     total_ptr, r_ptr, r_norm_ptr, slope_ptr, order_ptr, unit_ptr, gradient_ptr, product_ptr, z_ptr, by_positive_ptr,
-    base, b, n, d, BM: tl.constexpr, BD: tl.constexpr, FULL_D: tl.constexpr, NORMS: tl.constexpr, SORTED: tl.constexpr,
+    b, n, d, BM: tl.constexpr, BD: tl.constexpr, FULL_D: tl.constexpr, NORMS: tl.constexpr, SORTED: tl.constexpr,
     PRODUCT: tl.constexpr, VIEWS: tl.constexpr,
 ):  # fmt: skip
-    """The end of ``backward`` for rows from ``base`` on, whose sums sum_j e_ij c_j are given."""
-    rows = base + tl.program_id(0) * BM + tl.arange(0, BM)
-    total = load_vectors(total_ptr, rows - base, b - base, d, BD, True, FULL_D)
+    """The end of ``backward`` for rows whose sums sum_j e_ij c_j are given."""
+    rows = tl.program_id(0) * BM + tl.arange(0, BM)
+    total = load_vectors(total_ptr, rows, b, d, BD, True, FULL_D)
     finish_gradient(
         total, rows, r_ptr, r_norm_ptr, slope_ptr, order_ptr, unit_ptr, gradient_ptr, product_ptr, z_ptr,
         by_positive_ptr, b, n, d, BD, FULL_D, NORMS, SORTED, PRODUCT, VIEWS,

@@ -20,6 +20,7 @@ from hardneg.kernels.triton_sides import (
     Temperature,
     block_of,
     served,
+    sides_from,
     sides_of,
     switches,
 )
@@ -129,7 +130,7 @@ class _Positives(torch.autograd.Function):
     @once_differentiable  # type: ignore[untyped-decorator]
     def backward(ctx: Any, g_first: Tensor, g_second: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
         saved = ctx.saved_tensors
-        rows, columns, (offset, first, second) = Side(*saved[:9]), Side(*saved[9:18]), saved[18:]
+        rows, columns, (offset, first, second) = sides_from(saved)
         grad_anchors, grad_candidates, grad_learned = None, None, None
         grad_offset = g_first * second if offset is not None and ctx.needs_input_grad[3] else None
         parts = _upstream(g_first, g_second, first, offset, rows.vectors.dtype)

@@ -45,21 +45,50 @@ class Launched:
         if interpreted:
             self.kernel[grid](*args, **constants)
             return
-        device = next(each.device.index for each in args if isinstance(each, torch.Tensor))
+        device = _device(args)
         if device != torch.cuda.current_device():  # Triton launches on the current one
             with torch.cuda.device(device):
                 self._launch(grid, *args, **constants)
             return
-        key = (device, *constants.values(), *map(_kind, args))
+        key = _key(args, constants)
         known = self._known.get(key)
         if known is None:
             self._known[key] = self.kernel[grid](*args, **constants)
         else:
-            known[(*grid, 1, 1)[:3]](*args, *(constants[name] for name in self.kernel.arg_names[len(args) :]))
+            known[(*grid, 1, 1)[:3]](*args, *self._values(args, constants))
+
+    def _values(self, args: tuple[Any, ...], constants: dict[str, Any]) -> list[Any]:
+        return [constants[name] for name in self.kernel.arg_names[len(args) :]]
+
+    def bind(self, *args: Any, **constants: Any) -> Callable[[tuple[int, ...], int], None]:
+        """``launch(grid, base)`` is ``kernel[grid](base, *args, **constants)``, for bases that are multiples of 16.
+
+        For many launches whose arguments are the same but for the base: they are looked at once.
+        """
+        known, every = None, (0, *args)
+
+        def launch(grid: tuple[int, ...], base: int) -> None:
+            nonlocal known
+            if known is None or _device(args) != torch.cuda.current_device():
+                self._launch(grid, base, *args, **constants)
+                known = self._known.get(_key(every, constants))
+            else:
+                known[(*grid, 1, 1)[:3]](base, *args, *values)
+
+        values = [] if interpreted else self._values(every, constants)
+        return launch
 
 
 def launched(function: Callable[..., Any]) -> Any:
     return Launched(jit(function)) if installed else function
+
+
+def _device(args: tuple[Any, ...]) -> int:
+    return next(each.device.index for each in args if isinstance(each, torch.Tensor))
+
+
+def _key(args: tuple[Any, ...], constants: dict[str, Any]) -> tuple[Any, ...]:
+    return (_device(args), *constants.values(), *map(_kind, args))
 
 
 def _kind(argument: Any) -> Any:

@@ -98,13 +98,14 @@ def added(
 ):  # fmt: skip
     """The sums with one more block of columns, whose products with the rows are x.
 
-    GIVEN: the products were made beforehand; WINDOW: with columns of unit norm.
+    GIVEN: the products were made beforehand, of rows and columns of norm 1.
     """
-    if NORMS and not WINDOW:
+    if NORMS and not GIVEN:
         c_norm = load_rows(c_norm_ptr, columns, n, CHECKED)[None, :]
-    if WINDOW:
-        beyond = outside_window(x, window_ptr, places_ptr, rows, columns, b)
-        x = x * (a_norm * scale)[:, None] - shift
+    if GIVEN:
+        if WINDOW:
+            beyond = outside_window(x, window_ptr, places_ptr, rows, columns, b)
+        x = x * scale - shift
     elif BAND:
         if NORMS:  # in this order the bits are those of the backward pass, from either side
             x = x * (a_norm[:, None] * c_norm)
@@ -284,17 +285,20 @@ def forward(
 
 @launched
 def forward_of_products(
-    given_ptr, a_ptr, a_norm_ptr, c_norm_ptr, a_ids_ptr, c_ids_ptr, a_labels_ptr, c_labels_ptr, window_ptr, places_ptr,
+    base, given_ptr, a_ptr, a_norm_ptr, a_ids_ptr, c_ids_ptr, a_labels_ptr, c_labels_ptr, window_ptr, places_ptr,
     begin_ptr, end_ptr, split_ptr, order_ptr, largest_ptr, log_mean_ptr, log_mass_ptr, support_ptr,
     sum0_ptr, sum1_ptr, shift_ptr, z_ptr, loss_ptr, positive_ptr, by_mean_ptr, by_positive_ptr,
-    base, b, n, d, scale, beta, shift, temperature, tau_plus,
+    b, n, d, scale, beta, shift, temperature, tau_plus,
     BM: tl.constexpr, BN: tl.constexpr, BD: tl.constexpr, FULL_D: tl.constexpr, TILT: tl.constexpr,
     FIXED: tl.constexpr, NORMS: tl.constexpr, SELF: tl.constexpr, IDS: tl.constexpr, LABELS: tl.constexpr,
     WINDOW: tl.constexpr, MASKED: tl.constexpr, SORTED: tl.constexpr, RAGGED: tl.constexpr,
     VIEWS: tl.constexpr, DEBIASED: tl.constexpr, AHEAD: tl.constexpr,
 ):  # fmt: skip
-    """``forward`` for the rows from ``base`` on, whose products with all columns are given, [rows, n]."""
-    begin = base + tl.program_id(0) * BM
+    """``forward`` for the rows from ``base`` on, whose products with all columns are given, [rows, n].
+
+    The last rows come first: their products were written last, and are in the cache.
+    """
+    begin = base + (tl.num_programs(0) - 1 - tl.program_id(0)) * BM
     rows = begin + tl.arange(0, BM)
     a_norm = tl.full([BM], 1.0, tl.float32)
     if NORMS:
@@ -309,7 +313,7 @@ def forward_of_products(
             sum0, sum1, top, outside = added(
                 sum0, sum1, top, outside,
                 load_pairs(given_ptr, rows - base, columns, b - base, n, False), a_norm, rows, columns,
-                c_norm_ptr, a_ids_ptr, c_ids_ptr, a_labels_ptr, c_labels_ptr, None, None, window_ptr, places_ptr,
+                None, a_ids_ptr, c_ids_ptr, a_labels_ptr, c_labels_ptr, None, None, window_ptr, places_ptr,
                 b, n, scale, beta, shift,
                 BM, BN, TILT, FIXED, NORMS, SELF, IDS, LABELS, False, WINDOW, True, False,
             )  # fmt: skip
@@ -319,7 +323,7 @@ def forward_of_products(
             sum0, sum1, top, outside = added(
                 sum0, sum1, top, outside,
                 load_pairs(given_ptr, rows - base, columns, b - base, n, True), a_norm, rows, columns,
-                c_norm_ptr, a_ids_ptr, c_ids_ptr, a_labels_ptr, c_labels_ptr, None, None, window_ptr, places_ptr,
+                None, a_ids_ptr, c_ids_ptr, a_labels_ptr, c_labels_ptr, None, None, window_ptr, places_ptr,
                 b, n, scale, beta, shift,
                 BM, BN, TILT, FIXED, NORMS, SELF, IDS, LABELS, False, WINDOW, True, True,
             )  # fmt: skip

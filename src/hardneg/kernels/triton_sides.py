@@ -137,10 +137,12 @@ class Side(NamedTuple):
     """Whether an id has two labels, and so columns elsewhere."""
     slopes: Tensor | None = None
     """With norms: what a gradient is multiplied by, the inverse norms of the rows as they were given."""
+    units: Tensor | None = None
+    """The rows of norm 1 in float16, where products are made beforehand."""
 
 
 def sides_of(
-    anchors: Tensor, candidates: Tensor | None, tags: Tags, normalize: bool, masked: bool
+    anchors: Tensor, candidates: Tensor | None, tags: Tags, normalize: bool, masked: bool, units: bool = False
 ) -> tuple[Side, Side]:
     """Rows and columns: the same where the candidates are the anchors."""
     ids, labels, split = tags.ids, tags.labels, None
@@ -148,7 +150,7 @@ def sides_of(
     if sort and ids and labels:
         ids, split = _numbered_ids(ids, labels)
     both = [anchors] if candidates is None else [anchors, candidates]
-    parts = [(vectors, ids and ids[i], labels and labels[i], normalize) for i, vectors in enumerate(both)]
+    parts = [(vectors, ids and ids[i], labels and labels[i], normalize, units) for i, vectors in enumerate(both)]
     if sort:
         found = [_sorted_side(*part) for part in parts]
         sides = [_facing(*mine, others, split) for mine, (_, others) in zip(found, found[::-1], strict=True)]
@@ -157,8 +159,19 @@ def sides_of(
     return sides[0], sides[-1]
 
 
+def sides_from(saved: tuple[Any, ...]) -> tuple[Side, Side, tuple[Any, ...]]:
+    """Rows, columns and the rest of the tensors that a forward pass saved, in this order."""
+    width = len(Side._fields)
+    return Side(*saved[:width]), Side(*saved[width : 2 * width]), saved[2 * width :]
+
+
 def _side(
-    vectors: Tensor, ids: Tensor | None, labels: Tensor | None, normalize: bool, order: Tensor | None = None
+    vectors: Tensor,
+    ids: Tensor | None,
+    labels: Tensor | None,
+    normalize: bool,
+    units: bool,
+    order: Tensor | None = None,
 ) -> Side:
     vectors = vectors.detach()
     if not normalize:
@@ -166,21 +179,24 @@ def _side(
     n, d = vectors.shape
     inverse, slopes = vectors.new_empty(2, n, dtype=torch.float32).unbind()
     scaled = vectors.new_empty(n, d)
+    of_norm_1 = vectors.new_empty(n, d, dtype=torch.float16) if units else None
     if n:
         normed[(-(-n // 16),)](
-            vectors.contiguous(), order, scaled, inverse, slopes, n, d,
-            BM=16, BD=padded(d), SORTED=order is not None, num_warps=4,
+            vectors.contiguous(), order, scaled, of_norm_1, inverse, slopes, n, d,
+            BM=16, BD=padded(d), SORTED=order is not None, UNIT=units, num_warps=4,
         )  # fmt: skip
-    return Side(scaled, inverse, ids, labels, order, slopes=slopes)
+    return Side(scaled, inverse, ids, labels, order, slopes=slopes, units=of_norm_1)
 
 
-def _sorted_side(vectors: Tensor, ids: Tensor | None, labels: Tensor | None, normalize: bool) -> tuple[Side, Tensor]:
+def _sorted_side(
+    vectors: Tensor, ids: Tensor | None, labels: Tensor | None, normalize: bool, units: bool
+) -> tuple[Side, Tensor]:
     if labels is None:
         assert ids is not None
         ids, order = ids.sort(stable=True)
-        return _side(vectors, ids, None, normalize, order), ids
+        return _side(vectors, ids, None, normalize, units, order), ids
     labels, order = labels.sort(stable=True)
-    return _side(vectors, None if ids is None else ids[order], labels, normalize, order), labels
+    return _side(vectors, None if ids is None else ids[order], labels, normalize, units, order), labels
 
 
 def _facing(rows: Side, keys: Tensor, others: Tensor, split: Tensor | None) -> Side:
@@ -219,7 +235,7 @@ def block_of(vectors: Tensor, num_rows: int, backward: bool, given: bool = False
     """
     d = vectors.shape[1]
     if given:
-        return Block(32, 128, 4, 2) if backward else Block(4, 1024, 4, 3)
+        return Block(16, 256, 4, 2) if backward else Block(4, 512, 4, 4)
     if vectors.dtype == torch.float32:
         return Block(64, 32, 4, 2)
     if num_rows < SORTED_FROM:

@@ -1,8 +1,7 @@
 """Products that are made beforehand: cuBLAS multiplies a chunk of the rows, and the kernels sweep the products.
 
 For vectors of many features, which a block of the kernels would not hold, and for windows of ranks, whose edges are
-found in the products. Products are float16, of rows that were multiplied by a power of two
-so that their largest entry is below 2 (``normed``): they stay in the range of float16, and each carries 11 bits.
+found in the products. Products are float16, of rows of norm 1.
 """
 
 from __future__ import annotations
@@ -14,15 +13,17 @@ from typing import Annotated, NamedTuple
 import torch
 from torch import Tensor
 
-from hardneg.kernels.products import multiplied
+from hardneg.kernels.products import write_product
 from hardneg.kernels.triton_sides import Side
 
-CHUNK_BYTES = 3 * 2**26
+CHUNK_BYTES = 5 * 2**26
 """Of the products of a chunk of the rows."""
 
 
 MULTIPLE = 32
 """Of the rows of all chunks but the last: a multiple of the rows of every block."""
+MOST_ROWS = 2**19
+"""Of a chunk: CUDA numbers 2**16 blocks of 16 rows and no more."""
 
 
 class Chunk(NamedTuple):
@@ -42,35 +43,39 @@ class Wide:
     columns: Side
     size: int
     """Rows of a chunk."""
-    first: Tensor
-    second: Tensor
+    memory: Annotated[Tensor, "r n"]
+    """Of the products of a chunk: the same for all, which leaves more of them in the cache."""
 
     @classmethod
-    def of(cls, rows: Side, columns: Side, unit: bool) -> Wide:
-        """``unit``: with columns of unit norm, so that products of a row have the order of its similarities."""
-        size = max(CHUNK_BYTES // (2 * max(len(columns.vectors), 1)) // MULTIPLE, 1) * MULTIPLE
-        first = rows.vectors.half()
-        if not unit:
-            return cls(rows, columns, size, first, first if columns is rows else columns.vectors.half())
-        assert columns.inverse_norms is not None
-        return cls(rows, columns, size, first, (columns.vectors * columns.inverse_norms[:, None]).half())
+    def of(cls, rows: Side, columns: Side) -> Wide:
+        assert rows.units is not None
+        b, n = len(rows.vectors), len(columns.vectors)
+        size = min(max(CHUNK_BYTES // (2 * max(n, 1)) // MULTIPLE, 1) * MULTIPLE, b, MOST_ROWS)
+        return cls(rows, columns, size, rows.units.new_empty(size, n))
 
     def chunks(self) -> Iterator[Chunk]:
         for begin in range(0, len(self.rows.vectors), max(self.size, 1)):
             yield Chunk(begin, min(begin + self.size, len(self.rows.vectors)))
 
     def product(self, chunk: Chunk) -> Annotated[Tensor, "r n"]:
-        return self.first[chunk.begin : chunk.end] @ self.second.T
+        """Written to ``memory``."""
+        assert self.rows.units is not None
+        assert self.columns.units is not None
+        memory = self.memory[: chunk.end - chunk.begin]
+        return torch.mm(self.rows.units[chunk.begin : chunk.end], self.columns.units.T, out=memory)
 
     def sample(self, number: int) -> Annotated[Tensor, "b k"]:
         """The products with about so many of the columns."""
-        return self.first @ self.second[:: max(1, len(self.second) // number)].T
+        assert self.rows.units is not None
+        assert self.columns.units is not None
+        return self.rows.units @ self.columns.units[:: max(1, len(self.columns.units) // number)].T
 
-    def pairs_like(self, product: Annotated[Tensor, "r n"]) -> Annotated[Tensor, "r n"]:
-        """For the gradients of the pairs: instead of their products, where both have 16 bits."""
+    def pairs(self) -> Annotated[Tensor, "r n"]:
+        """For the gradients of the pairs: the memory of the products, where both have 16 bits."""
         dtype = self.columns.vectors.dtype
-        return product.view(dtype) if dtype.itemsize == product.itemsize else torch.empty_like(product, dtype=dtype)
+        same = dtype.itemsize == self.memory.itemsize
+        return self.memory.view(dtype) if same else torch.empty_like(self.memory, dtype=dtype)
 
-    def summed(self, e: Tensor) -> Tensor:
-        """sum_j e_ij c_j in float32."""
-        return multiplied(e, self.columns.vectors)
+    def add_up(self, chunk: Chunk, e: Annotated[Tensor, "r n"], total: Annotated[Tensor, "b d"]) -> None:
+        """sum_j e_ij c_j of these rows in float32."""
+        write_product(total[chunk.begin : chunk.end], e[: chunk.end - chunk.begin], self.columns.vectors)
