@@ -100,7 +100,7 @@ def options_of(call: Callable[..., Any]) -> list[str]:
 
 
 def flags_of(name: str, info: OptionInfo) -> list[str]:
-    """Within Annotated, typer keeps the first flag in the place of the default."""
+    """Within Annotated, typer keeps the first flag instead of the default."""
     first = [info.default] if isinstance(info.default, str) else []
     return [*first, *(info.param_decls or ())] or [f"--{name.replace('_', '-')}"]
 

@@ -66,7 +66,9 @@ if TYPE_CHECKING:  # the one list of public names: read by type checkers, and by
 
 def _names() -> dict[str, str]:
     """Each public name and the module that it comes from: the imports for type checkers above."""
-    listed = next(node for node in ast.parse(Path(__file__).read_text()).body if isinstance(node, ast.If))
+    listed = next(
+        node for node in ast.parse(Path(__file__).read_text(encoding="utf-8")).body if isinstance(node, ast.If)
+    )
     imports = [node for node in listed.body if isinstance(node, ast.ImportFrom)]
     return {alias.name: str(node.module) for node in imports for alias in node.names}
 

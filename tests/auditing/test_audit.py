@@ -175,7 +175,7 @@ def test_judgements_tell_the_false_negatives() -> None:
     assert found.row("BelowPositive(relative=0.2)").false_negatives == pytest.approx(mean(below))
     assert found.judges == ("judgements",)
     assert found.row("Rank(stop=5)").hubs[0].id >= 100
-    assert "1 queries without a judgement" in " ".join(found.notes)
+    assert "Queries without a judgement, which are left out: 1." in " ".join(found.notes)
 
 
 def test_groups_and_labels_are_both_judges_and_what_is_missing_is_neither() -> None:

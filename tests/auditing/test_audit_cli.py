@@ -14,7 +14,6 @@ import numpy as np
 import pytest
 import torch
 from test_audit import make_data
-from test_mine_files import write_lines
 from typer.testing import CliRunner
 
 import hardneg as hn
@@ -23,6 +22,7 @@ from hardneg.auditing.inputs import read_tags
 from hardneg.auditing.settings import Settings
 from hardneg.auditing.terminal import ABSENT, COLUMNS, as_text
 from hardneg.cli.app import app
+from support.mining_jobs import write_lines
 from support.vectors import save_embeddings
 
 

@@ -9,7 +9,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from test_mine_files import encode, make_rows, write_lines
 
 from hardneg.auditing.files import AuditOptions, audit_files
 from hardneg.auditing.lists import Lists, read_lists
@@ -18,6 +17,7 @@ from hardneg.core.errors import Damaged, DataChanged
 from hardneg.io.sealed import CHECKSUM, with_checksum
 from hardneg.mining.job import run
 from hardneg.mining.options import MineOptions
+from support.mining_jobs import encode, make_rows, write_lines
 
 pytest.importorskip("pyarrow", reason="needs the extra 'mine'")
 FORMATS = ("triplet", "n-tuple", "labeled-pair", "labeled-list", "ids")
@@ -209,7 +209,7 @@ def test_manifests_of_other_versions(tables: dict[str, str], tmp_path: Path) -> 
 def mine_texts(tables: dict[str, str], out: Path) -> str:
     paths = {name: tables[name] for name in ("queries", "corpus")}
     rule = {"negatives": "Rank(1, 40)", "k": 4, "format": "ids"}
-    run(MineOptions(out=str(out), **paths, encoder="test_mine_files:encode", **rule))
+    run(MineOptions(out=str(out), **paths, encoder="support.mining_jobs:encode", **rule))
     return str(out)
 
 
@@ -233,7 +233,7 @@ def test_embeddings_come_from_the_cache_or_an_encoder_that_is_named(tables: dict
 
         return more
 
-    named = AuditOptions(mined, settings=QUIET, encoder="test_mine_files:encode")
+    named = AuditOptions(mined, settings=QUIET, encoder="support.mining_jobs:encode")
     assert audit_files(named, encoding=encoding).row("mined") == kept
     assert done == {"encoding queries": [20, 20], "encoding corpus": [60, 60]}
 

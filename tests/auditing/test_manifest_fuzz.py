@@ -16,13 +16,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from test_mine_files import make_job
 
 from hardneg.auditing.files import AuditOptions, audit_files
 from hardneg.auditing.settings import Settings
 from hardneg.core.errors import HardnegError
 from hardneg.io.sealed import CHECKSUM, with_checksum
 from hardneg.mining.job import run
+from support.mining_jobs import make_job
 
 FUZZ = int(os.environ.get("HARDNEG_FUZZ", "100"))
 ODD: tuple[Any, ...] = (

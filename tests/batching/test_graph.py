@@ -203,11 +203,11 @@ def test_graph_is_frozen_and_checked() -> None:
         (
             6,
             5,
-            r"build_graph needs at least 1 and at most 5 neighbours, the number of candidates, got num_neighbours=6",
+            r"build_graph needs at most 5 neighbours, the number of candidates, got num_neighbours=6",
         ),
         (5, 20, r"fewer candidates than the 20 vectors, got num_candidates=20; num_candidates=None compares"),
         (20, None, r"at most 19 neighbours"),
-        (0, 5, r"at least 1"),
+        (0, 5, r"num_neighbours of 1 or more"),
     ],
 )
 def test_bad_numbers_are_refused(k: int, m: int | None, message: str, unit_vectors: UnitVectors) -> None:

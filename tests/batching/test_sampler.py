@@ -224,7 +224,7 @@ def test_bad_input_is_refused(graph: ProximityGraph) -> None:
         sampler.plan = sampler_of(graph).plan
     with pytest.raises(ValueError, match=r"restart in \[0.0, 1.0\], got restart=2"):
         ProximityBatchSampler(N, 16, restart=2)
-    with pytest.raises(ValueError, match="segments of at least one batch"):
+    with pytest.raises(ValueError, match="segment of 1 or more"):
         ProximityBatchSampler(N, 16, segment=0)
 
 
@@ -288,7 +288,7 @@ def test_a_segment_planned_in_pieces_keeps_its_graph(graph: ProximityGraph, unit
     again = ProximityBatchSampler(N, 8, restart=0.2, seed=3, graph=graph, segment=6, ahead=2)
     assert list(again)[:6] == batches[:6], "what is planned depends on the graph at the segment's begin only"
     assert list(again)[6:] != batches[6:]
-    with pytest.raises(ValueError, match="no plan_file with it, got ahead=2"):
+    with pytest.raises(ValueError, match="no plan_file with ahead, got ahead=2"):
         ProximityBatchSampler(N, 8, ahead=2, plan_file="plan.npz")
 
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import inspect
+import subprocess
+import sys
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
@@ -91,3 +93,15 @@ def test_a_wrong_file_names_the_option(tmp_path: Path) -> None:
         with pytest.raises(ArgumentError) as wrong:
             from_file("mine", file, AuditOptions if line.startswith("expr") else MineOptions)
         assert line.partition(":")[0] in str(wrong.value)
+
+
+def test_configurations_are_utf_8_on_every_system(tmp_path: Path) -> None:
+    """Where the system has another default, Python would read them by that."""
+    pytest.importorskip("yaml", reason="configurations need the extra train")
+    (tmp_path / "job.yaml").write_text("queries: größe.jsonl", encoding="utf-8")
+    code = (
+        "import sys; from pathlib import Path; from hardneg.cli.errors import read_yaml; read_yaml(Path(sys.argv[1]))"
+    )
+    strict = ["-X", "warn_default_encoding", "-W", "error::EncodingWarning:hardneg.cli.errors"]
+    done = subprocess.run([sys.executable, *strict, "-c", code, str(tmp_path / "job.yaml")], capture_output=True)
+    assert done.returncode == 0, done.stderr.decode()

@@ -1,4 +1,4 @@
-"""The rules for corner cases: what costs nothing, what is counted, what warns once, and what must never be hidden."""
+"""The rules for corner cases: what costs nothing, what is counted, and what warns once."""
 
 import math
 import warnings
@@ -7,47 +7,12 @@ from itertools import cycle
 import pytest
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
-from torch.nn.functional import normalize
 
 import hardneg as hn
 import support.brute_force as loops
 from hardneg.core.errors import HardnegWarning
-from support.cases import all_pairs
-
-OBJECTIVES = {
-    "info_nce": hn.info_nce,
-    "info_nce, mass": lambda s, w: hn.info_nce(s, w, num_negatives="mass"),
-    "info_nce, candidates": lambda s, w: hn.info_nce(s, w, num_negatives="candidates"),
-    "info_nce, 7 negatives": lambda s, w: hn.info_nce(s, w, num_negatives=7),
-    "info_nce, all": lambda s, w: hn.info_nce(s, w, positives_in_denominator="all"),
-    "info_nce, none": lambda s, w: hn.info_nce(s, w, positives_in_denominator="none"),
-    "info_nce, debiased": lambda s, w: hn.info_nce(s, w, tau_plus=0.2),
-    "jsd": hn.jsd,
-    "jsd, debiased": lambda s, w: hn.jsd(s, w, tau_plus=0.2),
-    "sigmoid": hn.sigmoid,
-    "surrogate": hn.surrogate,
-    "surrogate, normed": lambda s, w: hn.surrogate(s, w, log_norm=torch.ones(w.shape[0]).double()),
-}
-EXAMPLES = [
-    text
-    for name, cls in sorted(hn.registered_negatives().items())
-    if cls.__module__.startswith("hardneg.negatives")
-    for text in cls.examples or (f"{name}()",)
-]
-LABELS, CLUSTERS = torch.tensor([0, 0, 1, 1, 2]), torch.tensor([0, 1, 0, 1, 0])
-
-
-def vectors(*shape, seed=0):
-    z = torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
-    return normalize(z, dim=-1)
-
-
-def batch_and_queue(z1, z2, pool):
-    """Two views of five instances beside a queue of six, in which instance 1 is again."""
-    queue = hn.Keys(
-        pool, torch.tensor([10, 11, 1, 12, 13, 14]), torch.arange(6) % 3, torch.arange(6) % 2, source="queue"
-    )
-    return hn.two_views(z1, z2, 0.5, ids=torch.arange(5), labels=LABELS, clusters=CLUSTERS, extra=[queue])
+from support.corner_cases import CLUSTERS, EXAMPLES, LABELS, OBJECTIVES, batch_and_queue
+from support.vectors import make_unit_vectors as vectors
 
 
 def assert_costs_nothing(objective, q, make_scores, leaves):
@@ -149,214 +114,6 @@ def test_anchors_without_a_positive_cost_nothing_and_are_counted(objective):
     assert (gradient_own[~mask] == 0).all()
     assert (gradient_own[mask] != 0).any(-1).all()
     assert hn.diagnose(scores, log_w).no_positive.tolist() == [False, True, False]
-
-
-@pytest.mark.parametrize(
-    ("text", "place", "value"), all_pairs(EXAMPLES, [0, 1, 2], [math.nan, math.inf, -math.inf])
-)  # the places are z1, z2 and the pool
-def test_what_is_not_finite_is_never_hidden(text, place, value):
-    """The loss of every anchor that is, has or could choose the bad vector is NaN in every objective."""
-    q = hn.parse(text)
-    inputs = [vectors(5, 3), vectors(5, 3, seed=1), vectors(6, 3, seed=2)]
-    clean = batch_and_queue(*inputs)
-    inputs[place][0, 1] = value
-    scores = batch_and_queue(*inputs)
-    column = (0, 5, 10)[place]
-    concerned = clean.valid[:, column] & might_choose(q, clean)[:, column]
-    if place < 2:
-        concerned[[0, 5]] = True  # the anchor itself, and the one whose positive it is
-    assert concerned.any() or isinstance(q, hn.From)
-    log_w = q.log_weights(scores)
-    for name, objective in OBJECTIVES.items():
-        losses = objective(scores, log_w)
-        assert losses[concerned].isnan().all(), name
-        if concerned.any():
-            assert hn.reduce(losses, scores).isnan(), name
-
-
-def might_choose(q, scores):
-    """Whether labels, clusters and sources let the candidate be chosen; bands and ranks never drop what is NaN."""
-    masks = [f for f in q.factors if isinstance(f, (hn.OtherLabel, hn.SameCluster, hn.OtherCluster, hn.From))]
-    allowed = scores.valid
-    for mask in masks:
-        allowed = allowed & (mask.log_weights(scores) == 0)
-    return allowed
-
-
-@pytest.mark.parametrize(
-    "text",
-    [
-        "Uniform()",
-        "Tilt(1.0)",
-        "ClippedTilt(1.0)",
-        "Threshold(0.9)",
-        "BelowPositive(0.05)",
-        "BelowPositive(absolute=0.1)",
-        "BelowPositive(0.05, absolute=0.1, by='guide')",
-        "Rank(0, 1)",
-        "Rank(1)",
-        "Ring(0.0, 0.5)",
-        "Ring(0.5, 1.0)",
-        'Hardening("exponential")',
-        'Hardening("threshold", 5.0)',
-        'Hardening("sigmoid")',
-        "Threshold(0.9) * Ring(0.0, 1.0) * Tilt(1.0)",
-    ],
-)
-def test_no_band_drops_what_is_not_a_number(text):
-    """Of two candidates one is NaN and the other may be outside the band: the anchor is not without a negative."""
-    z, q = vectors(3, 4), hn.parse(text)
-    for beside in (-z, z):
-        pool = torch.stack([torch.full_like(z, math.nan), beside], dim=1)
-        scores = hn.score(z, z, hn.Keys(pool), 0.5)
-        scores = scores.guided(scores)
-        for name, objective in OBJECTIVES.items():
-            assert objective(scores, q.log_weights(scores)).isnan().all(), name
-
-
-@pytest.mark.parametrize("value", [math.nan, math.inf])
-def test_what_is_not_finite_in_a_positive_or_a_private_candidate_is_never_hidden(value):
-    z, own, private = vectors(4, 3), vectors(4, 2, 3, seed=1), vectors(4, 6, 3, seed=2)
-    own[0, 1, 0] = value
-    private[2, 1, 2] = value
-    scores = hn.score(z, own, hn.Keys(private), 0.5)
-    for text in EXAMPLES:
-        if not any(word in text for word in ("Label", "Cluster", "From")):
-            for objective in OBJECTIVES.values():
-                losses = objective(scores, hn.parse(text).log_weights(scores))
-                assert losses[0, 1].isnan()
-                assert losses[2].isnan().all()
-
-
-@pytest.mark.parametrize("place", [0, 1], ids=["z1", "z2"])
-def test_an_anchor_without_a_negative_does_not_hide_it_either(place):
-    """A batch of one, and a batch of one class: the pairs that cost nothing cost NaN if they are NaN."""
-    for b in (1, 4):
-        inputs = [vectors(b, 3), vectors(b, 3, seed=1)]
-        inputs[place][0, 0] = math.nan
-        scores = hn.two_views(*inputs, 0.5, labels=torch.zeros(b).long())
-        log_w = hn.OtherLabel().log_weights(scores)
-        for name, objective in OBJECTIVES.items():
-            losses = objective(scores, log_w)
-            assert losses[[0, b]].isnan().all(), name
-            if b > 1 and "all" not in name:
-                assert (losses[1:b] == 0).all(), name
-
-
-def test_contrastive_loss_never_hides_what_is_not_finite():
-    for value in (math.nan, math.inf):
-        for place in (0, 1, 2):
-            inputs = [torch.randn(4, 3), torch.randn(4, 3), torch.randn(6, 3)]
-            inputs[place][0, 0] = value
-            for loss in (hn.ContrastiveLoss(), hn.ContrastiveLoss("Ring(0.5, 1.0)", tau_plus=0.1)):
-                assert loss(*inputs[:2], pool=inputs[2]).isnan()
-                if place < 2:
-                    assert loss(*inputs[:2]).isnan()
-                    assert hn.ContrastiveLoss("Tilt(1.0)", views="cross")(*inputs[:2]).isnan()
-
-
-@pytest.mark.parametrize("place", [0, 1, 2], ids=["z1", "z2", "pool"])
-def test_checks_at_the_door(place):
-    good = [vectors(5, 3), vectors(5, 3, seed=1), vectors(6, 3, seed=2)]
-    with hn.core.scoring.checks():
-        batch_and_queue(*good)
-    for value, message in (
-        (math.nan, "finite vectors"),
-        (math.inf, "finite vectors"),
-        (2.0, "unit vectors, got norms"),
-    ):
-        bad = [z.clone() for z in good]
-        bad[place][0] = value
-        with hn.core.scoring.checks(), pytest.raises(ValueError, match=f"score needs {message}"):
-            batch_and_queue(*bad)
-        with hn.core.scoring.checks(), hn.core.scoring.checks(False):
-            batch_and_queue(*bad)
-        batch_and_queue(*bad)
-
-
-@pytest.mark.parametrize("text", EXAMPLES)
-def test_the_same_instance_is_never_its_own_negative(text):
-    """Twice in the batch, in the other view, in a shared pool, among private candidates, or the id of a positive."""
-    ids = torch.tensor([7, 3, 7, 5, 9])
-    shared = hn.Keys(vectors(6, 3, seed=2), torch.tensor([3, 7, 20, 21, 30, 9]), torch.arange(6), torch.arange(6) % 2)
-    private = hn.Keys(
-        vectors(5, 4, 3, seed=3),
-        torch.stack([ids, ids + 40, ids.flip(0), torch.full((5,), 7)], dim=1),
-        torch.arange(20).view(5, 4),
-        torch.arange(20).view(5, 4) % 2,
-    )
-    anchors = hn.Keys(vectors(5, 3), ids, LABELS, CLUSTERS)
-    positives = hn.Keys(vectors(5, 3, seed=1), torch.tensor([30, 31, 32, 33, 21]))
-    tags = {"labels": LABELS, "clusters": CLUSTERS}
-    batch = hn.Keys(vectors(5, 3, seed=4), ids, LABELS, CLUSTERS, source="batch")
-    for scores in (
-        hn.two_views(vectors(5, 3), vectors(5, 3, seed=1), 0.5, ids=ids, extra=[shared, twice(private)], **tags),
-        hn.cross_views(vectors(5, 3), vectors(5, 3, seed=1), 0.5, ids=ids, extra=[shared, private], **tags),
-        hn.score(anchors, positives, [batch, shared, private], 0.5),
-    ):
-        log_w = hn.parse(text).log_weights(scores)
-        own = scores.anchor_tags.ids[:, None] == scores.candidate_tags.ids
-        assert own.sum(-1).min() >= 2
-        assert (log_w[own] == hn.NEVER).all()
-    of_a_positive = positives.ids[:, None] == scores.candidate_tags.ids
-    assert of_a_positive.sum() == 2
-    assert (log_w[of_a_positive] == hn.NEVER).all()
-
-
-def twice(private):
-    """Private candidates of both views."""
-    both = [torch.cat([part, part]) for part in (private.vectors, private.ids, private.labels, private.clusters)]
-    return hn.Keys(*both)
-
-
-class Remembered:
-    """A queue in its shortest form."""
-
-    def __init__(self, keys):
-        self._keys = keys
-
-    def keys(self):
-        return self._keys
-
-
-@pytest.mark.parametrize(
-    "wrap", [lambda keys: keys, Remembered, lambda keys: keys.vectors], ids=["keys", "object", "tensor"]
-)
-def test_rows_without_ids_match_nothing_in_a_pool(wrap):
-    z1, z2 = vectors(4, 3), vectors(4, 3, seed=1)
-    pool = wrap(hn.Keys(vectors(6, 3, seed=2), torch.arange(6)))
-    for scores in (
-        hn.two_views(z1, z2, 0.5, extra=pool),
-        hn.cross_views(z1, z2, 0.5, extra=[pool]),
-        hn.score(z1, z2, pool, 0.5),
-        hn.score(hn.Keys(z1), hn.Keys(z2), (pool,), 0.5),
-        hn.ContrastiveLoss().scores(z1, z2, pool=pool),
-    ):
-        assert scores.valid[:, -6:].all()
-    with_ids = hn.two_views(z1, z2, 0.5, ids=torch.arange(4), extra=pool).valid[:, -6:]
-    plain = isinstance(pool, torch.Tensor)
-    assert with_ids.sum(-1).tolist() == [6 if plain else 5] * 8
-
-
-def test_negative_ids_match_nothing():
-    keys = hn.Keys(vectors(3, 4), torch.tensor([-1, -1, 5]))
-    scores = hn.score(keys, vectors(3, 4, seed=1), keys, 0.5)
-    assert scores.valid.tolist() == [[True, True, True], [True, True, True], [True, True, False]]
-
-
-def test_duplicates_by_id_are_left_out_and_duplicates_by_value_are_hard_negatives():
-    z1, z2 = vectors(4, 3), vectors(4, 3, seed=1)
-    z1[1], z2[1] = z1[0], z2[0]
-    distinct = hn.two_views(z1, z2, 0.05)
-    assert distinct.num_valid().tolist() == [6] * 8
-    torch.testing.assert_close(distinct.candidates[0, 1].item(), 20.0)
-    same = hn.two_views(z1, z2, 0.05, ids=torch.tensor([0, 0, 2, 3]))
-    assert same.num_valid().tolist() == [4, 4, 6, 6, 4, 4, 6, 6]
-    for q in (hn.Uniform(), hn.Tilt(5.0), hn.Ring(0.0, 0.5)):
-        hard, easy = (hn.info_nce(scores, q.log_weights(scores)) for scores in (distinct, same))
-        assert torch.isfinite(hard).all()
-        assert (hard[[0, 1]] > easy[[0, 1]]).all()
-        torch.testing.assert_close(hard[[2, 3]], easy[[2, 3]])
 
 
 @pytest.mark.parametrize(
@@ -468,14 +225,6 @@ def test_clamping_is_a_share_of_the_real_pairs_also_with_several_positives():
     assert diagnosis.summary()["clamped"] == 1.0
     with pytest.warns(HardnegWarning, match="100% of the debiased"):
         loss(z, z, labels=labels)
-
-
-def test_a_negative_id_in_the_batch_is_still_the_row_itself():
-    z1, z2 = vectors(4, 3), vectors(4, 3, seed=1)
-    pool = hn.Keys(vectors(2, 3, seed=2), torch.tensor([-1, 7]))
-    unknown = torch.tensor([-1, -1, 7, -1])
-    assert hn.two_views(z1, z2, 0.5, ids=unknown, extra=pool).num_valid().tolist() == [8, 8, 7, 8] * 2
-    assert hn.cross_views(z1, z2, 0.5, ids=unknown, extra=pool).num_valid().tolist() == [5, 5, 4, 5]
 
 
 def test_clusterings_of_different_number_are_refused_and_one_is_one():

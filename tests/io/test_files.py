@@ -11,7 +11,7 @@ from typing import Any, BinaryIO
 import pytest
 
 from hardneg.core.errors import Damaged, DiskFull, FileError, NotWritten
-from hardneg.io.files import disk_failure, output_folder, parse_json, read_json, write_atomically, write_json
+from hardneg.io.files import disk_failure, locked, output_folder, parse_json, read_json, write_atomically, write_json
 
 
 def test_a_file_is_replaced_whole(tmp_path: Path) -> None:
@@ -189,3 +189,17 @@ def test_a_file_is_on_the_disk_before_it_has_its_name(tmp_path: Path, monkeypatc
     monkeypatch.setattr(os, "fsync", fsync)
     write_atomically(file, lambda opened: opened.write(b"content"))
     assert synced == [(False, 7, False), (True, 0, True)]
+
+
+def test_a_lock_file_that_cannot_be_deleted_while_it_is_open_stays(tmp_path, monkeypatch):
+    """As on Windows."""
+
+    def refuse(path: Path, missing_ok: bool = False) -> None:
+        raise PermissionError(errno.EACCES, "in use", str(path))
+
+    with monkeypatch.context() as patch, locked(tmp_path / "x.lock", "mine", remove=True):
+        patch.setattr(Path, "unlink", refuse)
+        (tmp_path / "out").write_text("done")
+    with locked(tmp_path / "x.lock", "mine", remove=True):
+        pass
+    assert [one.name for one in tmp_path.iterdir()] == ["out"]

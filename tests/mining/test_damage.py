@@ -19,7 +19,6 @@ from typing import Any
 
 import pytest
 import torch
-from test_mine_files import make_job
 
 from hardneg.auditing.files import AuditOptions, audit_files
 from hardneg.auditing.settings import Settings
@@ -28,6 +27,7 @@ from hardneg.mining import encode
 from hardneg.mining.job import run
 from hardneg.mining.options import MineOptions
 from support.forks import CONTEXT
+from support.mining_jobs import make_job
 
 FLIPS = int(os.environ.get("HARDNEG_FLIPS", "10"))
 KILLS = int(os.environ.get("HARDNEG_KILLS", "2"))
@@ -107,8 +107,9 @@ def stop_before_output(job: MineOptions) -> None:
 def test_point_18_flipped_bits_of_what_an_audit_reads(kind: str, tmp_path: Path) -> None:
     """The same rows, a refusal that names the file, or a note that the embeddings are not there."""
     import numpy as np
-    from test_mine_files import encode as encoded
-    from test_mine_files import make_rows
+
+    from support.mining_jobs import encode as encoded
+    from support.mining_jobs import make_rows
 
     job = make_job(tmp_path)
     if kind == "embeddings":

@@ -23,7 +23,7 @@ from typer.testing import CliRunner
 from hardneg.cli.app import app
 from hardneg.core.errors import ArgumentError, FileError, HardnegWarning, NotFinite
 from hardneg.mining import job as module
-from hardneg.mining.engines import PartDone, Work
+from hardneg.mining.engines.base import PartDone, Work
 from hardneg.mining.engines.local import Local
 from hardneg.mining.engines.parts import Part
 from hardneg.mining.job import run

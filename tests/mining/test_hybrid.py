@@ -186,6 +186,40 @@ def test_what_cannot_be_meant_raises(text: str, k: int, options: Any, message: s
         mined(make(0), text, k, **options)
 
 
+@pytest.mark.parametrize(
+    ("text", "draw", "needed"),
+    [
+        ("Rank(28, 40)", "top", 33),
+        ("Rank(0, 31)", "gumbel", 31),
+        ("Rank(30)", "gumbel", 31),
+        ("Rank(0, 99)", "gumbel", 60),
+    ],
+)
+def test_a_window_beyond_all_lists_raises_before_the_search(text: str, draw: str, needed: int) -> None:
+    """Three lists of ten hold at most thirty candidates; sixty documents are all there are."""
+    queries, corpus, positives, other = make(0)
+    asked: list[int] = []
+
+    class Watched(Listed):
+        def __call__(self, queries: Tensor, size: int) -> Tensor:
+            asked.append(size)
+            return super().__call__(queries, size)
+
+    also = tuple(Watched(name, lists) for name, lists in other.items())
+    call = {"search": Search(also=also, candidates=10), "draw": draw}
+    with pytest.raises(ArgumentError, match=rf"got candidates=10; use candidates={-(-needed // 3)}, or a window"):
+        hn.mine(hn.Keys(queries), hn.Keys(corpus), positives, text, 5, **call)
+    assert not asked
+    call["search"] = Search(also=also, candidates=-(-needed // 3))
+    hn.mine(hn.Keys(queries), hn.Keys(corpus), positives, text, 5, **call)
+    assert asked
+
+
+@pytest.mark.parametrize("text", ["Rank(25, 90)", "Rank(0, 30)", "Ring(0.1, 0.9)", "Uniform()"])
+def test_a_window_inside_the_lists_is_mined(text: str) -> None:
+    assert any(mined(make(0), text, 5))
+
+
 def test_quotas_need_the_top() -> None:
     queries, corpus, positives, other = make(0)
     search = Search(also=(Listed("words", other["words"]),), quotas=(("words", 1),))

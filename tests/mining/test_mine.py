@@ -471,4 +471,4 @@ def test_what_was_mined_is_shown_by_counts() -> None:
     found = mine(Keys(torch.eye(4)[:2]), Keys(torch.eye(4)), [[0, 1, 2], [1]], "Uniform()", 3)
     assert repr(found) == str(found) == "Mined(2 queries, k=3: 4 negatives, 1 short, mean score 0.000)"
     none = mine(Keys(torch.eye(2)[:1]), Keys(torch.eye(2)), [[0, 1]], "Uniform()", 3)
-    assert repr(none) == "Mined(1 queries, k=3: 0 negatives, 1 short, mean score none)"
+    assert repr(none) == "Mined(1 query, k=3: 0 negatives, 1 short, mean score none)"

@@ -10,7 +10,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from test_mine_files import lines, make_job
 from typer.testing import CliRunner
 
 from hardneg.auditing.files import AuditOptions, audit_files
@@ -21,6 +20,7 @@ from hardneg.mining.estimate import estimate
 from hardneg.mining.job import run
 from hardneg.mining.options import MineOptions
 from support.libraries import part_of_sentence_transformers
+from support.mining_jobs import lines, make_job
 
 
 @pytest.fixture
@@ -168,8 +168,9 @@ def test_a_cross_encoder_reranks_or_vetoes_and_its_scores_are_kept(job: MineOpti
 @pytest.fixture(scope="module")
 def static(tmp_path_factory: pytest.TempPathFactory) -> str:
     st = pytest.importorskip("sentence_transformers", reason="needs the extra 'text'")
-    from test_mine_files import WORDS
     from tokenizers import Tokenizer, models, pre_tokenizers
+
+    from support.mining_jobs import WORDS
 
     tokenizer = Tokenizer(models.WordLevel({word: i for i, word in enumerate(("?", *WORDS))}, unk_token="?"))
     tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
@@ -270,7 +271,7 @@ CHECKS: list[tuple[dict[str, Any], str]] = [
     ({"dtype": "float8", "model": "m", "encoder": None}, "--dtype"),
     ({"query_prompt": "query: "}, "a --model for it"),
     ({"cross_encoder": "m", "cross_encoder_use": "both"}, "--cross-encoder-use"),
-    ({"cross_encoder": "m", "rescore": "test_mine_files:overlap"}, "one second opinion"),
+    ({"cross_encoder": "m", "rescore": "support.mining_jobs:overlap"}, "one second opinion"),
     ({"cross_encoder": "m", "cross_encoder_use": "veto", "guide": "m"}, "one second opinion"),
     ({"runs": ("nowhere.trec",)}, "TREC run file that exists"),
 ]
@@ -290,7 +291,7 @@ def test_the_command_takes_lists_of_runs_and_quotas(job: MineOptions, tmp_path: 
     path = write_run(job, "r", make_lists())
     done = CliRunner().invoke(
         app,
-        ["mine", job.queries, "--corpus", str(job.corpus), "--encoder", "test_mine_files:encode", "-n", "Uniform()",
+        ["mine", job.queries, "--corpus", str(job.corpus), "--encoder", "support.mining_jobs:encode", "-n", "Uniform()",
          "--run", path, "--run", f"again={path}", "--quota", "r=1", "--quota", "embedding=1", "-k", "3", "--ids",
          "-o", job.out, "--format", "ids"],
     )  # fmt: skip

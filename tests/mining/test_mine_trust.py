@@ -16,7 +16,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from test_mine_files import expected, lines, make_job, make_rows, write_lines
 from typer.testing import CliRunner
 
 import hardneg as hn
@@ -27,6 +26,8 @@ from hardneg.io.tables import read_table, read_vectors
 from hardneg.mining.encode import encoder_of_function
 from hardneg.mining.job import run
 from hardneg.mining.options import MineOptions
+from support.libraries import part_of_sentence_transformers
+from support.mining_jobs import expected, lines, make_job, make_rows, write_lines
 
 
 @pytest.fixture
@@ -178,7 +179,7 @@ def test_point_15_empty_documents_need_no_vector(where: str, job: MineOptions, t
 
 
 def hash_vector(text: str) -> list[float]:
-    from test_mine_files import encode
+    from support.mining_jobs import encode
 
     return [float(value) for value in encode([text])[0]]
 
@@ -260,14 +261,14 @@ def test_point_19_retrained_models_are_encoded_again(
 
 def train_static(load: Any, folder: Path, seed: int) -> None:
     """A model of one vector for each word, saved at the same moment whenever it is."""
-    from sentence_transformers.models import StaticEmbedding
     from tokenizers import Tokenizer, models, pre_tokenizers
 
     words = sorted({word for row in make_rows()[1] for word in row["text"].split()})
     tokenizer = Tokenizer(models.WordLevel({"[UNK]": 0} | {w: i + 1 for i, w in enumerate(words)}, unk_token="[UNK]"))
     tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
     weights = np.random.default_rng(seed).standard_normal((len(words) + 1, 16)).astype(np.float32)
-    load(modules=[StaticEmbedding(tokenizer, embedding_weights=weights)], device="cpu").save(str(folder))
+    table = part_of_sentence_transformers("modules").StaticEmbedding(tokenizer, embedding_weights=weights)
+    load(modules=[table], device="cpu").save(str(folder))
     for path in folder.rglob("*"):
         os.utime(path, (0, 0))
 

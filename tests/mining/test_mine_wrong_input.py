@@ -16,7 +16,6 @@ import numpy as np
 import pytest
 import torch
 import typer
-from test_mine_files import as_csv, as_parquet, encode, expected, lines, make_job, make_rows, write_lines
 from typer.testing import CliRunner
 
 from hardneg.cli.mine import mine as verb
@@ -25,6 +24,7 @@ from hardneg.io.tables import read_table
 from hardneg.mining.estimate import estimate
 from hardneg.mining.job import run
 from hardneg.mining.options import Columns, MineOptions
+from support.mining_jobs import as_csv, as_parquet, encode, expected, lines, make_job, make_rows, write_lines
 
 pyarrow = pytest.importorskip("pyarrow", reason="needs the extra 'mine'")
 
@@ -430,7 +430,7 @@ def test_a_data_set_replaces_one_that_a_kill_left_behind(job: MineOptions, tmp_p
     ("change", "message"),
     [
         ({"search": "ivf", "negatives": "Ring(0.1, 0.2)"}, "that the nearest candidates decide"),
-        ({"rescore": "test_mine_files:nothing"}, "a function 'nothing'"),
+        ({"rescore": "support.mining_jobs:nothing"}, "a function 'nothing'"),
         ({"shards": 2, "negatives": "Tilt(1.0)", "draw": "categorical"}, "draw 'top' or 'gumbel' for shards"),
         ({"negatives": "OtherLabel()"}, "label"),
         ({"corpus": ""}, "a name that is not empty"),

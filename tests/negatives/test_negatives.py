@@ -216,7 +216,7 @@ def test_bracketed_products_warn_of_their_order_too():
         (lambda: hn.parse("Ring(0.5, 0.1)"), "Ring needs an inner below its outer"),
         (lambda: hn.Ring(0.0, 0.0, dynamic_inner=True), "Ring needs an outer above 0"),
         (lambda: hn.Ring(1.0, 0.5, dynamic_inner=True), "Ring needs an outer above 0 and an inner below 1"),
-        (lambda: hn.Rank(-1), "Rank needs a start of 0 or more, got start=-1"),
+        (lambda: hn.Rank(-1), "Rank needs start of 0 or more, got start=-1"),
         (lambda: hn.Rank(3, 3), "Rank needs a stop above start=3, got stop=3"),
         (lambda: hn.BelowPositive(), "BelowPositive needs relative or absolute"),
         (lambda: hn.Threshold(math.nan), "Threshold needs similarity"),

@@ -10,6 +10,7 @@ from torch import Tensor
 from torch.nn.functional import normalize
 
 import hardneg as hn
+from support.libraries import part_of_sentence_transformers
 
 B, K, DIM, TEMPERATURE = 6, 2, 8, 0.1
 IDS = torch.tensor([3, 1, 4, 1, 5, 9])  # rows 1 and 3 are the same text
@@ -137,7 +138,7 @@ def test_additive_hardness_equals_a_loop(texts: dict[str, Tensor], mode: str) ->
 @pytest.mark.parametrize("mode", MODES)
 def test_additive_hardness_equals_sentence_transformers(texts: dict[str, Tensor], mode: str) -> None:
     pytest.importorskip("sentence_transformers", minversion="6", reason="older ones have no hardness_mode")
-    losses = pytest.importorskip("sentence_transformers.losses", reason="needs the extra text")
+    losses = part_of_sentence_transformers("losses")
     theirs = losses.MultipleNegativesRankingLoss(
         torch.nn.Identity(), scale=1.0 / TEMPERATURE, hardness_mode=mode, hardness_strength=5.0
     )
@@ -228,7 +229,7 @@ def test_known_pairs_match_nothing_unknown(texts: dict[str, Tensor]) -> None:
 
 def test_gistembed_with_blocks_equals_sentence_transformers(texts: dict[str, Tensor]) -> None:
     pytest.importorskip("sentence_transformers", minversion="6", reason="older ones have no embed_columns to replace")
-    losses = pytest.importorskip("sentence_transformers.losses", reason="needs the extra text")
+    losses = part_of_sentence_transformers("losses")
     q, d, ids = texts["q"], texts["d"], torch.arange(B)
     guide_q, guide_d = unit(B, DIM), unit(B, DIM)
     theirs = losses.GISTEmbedLoss.__new__(losses.GISTEmbedLoss)

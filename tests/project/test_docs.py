@@ -29,7 +29,7 @@ PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 NEEDS = {  # packages that a page shows and that need not be installed
     "lightning": ("lightning",),
     "transformers": ("transformers", "datasets", "hardneg.integrations.sentence_transformers.batches"),
-    "sentence-transformers": ("sentence_transformers.sentence_transformer",),
+    "sentence-transformers": ("sentence_transformers",),
     "metric-learning": ("pytorch_metric_learning",),
     "lightly-and-open-clip": ("lightly.loss", "open_clip"),
     "graphs": ("torch_geometric",),
@@ -115,6 +115,7 @@ def check_shell(page: Path, block: Block) -> None:
         assert known, f"{page.name}:{block.line}: nothing knows {line!r}"
 
 
+@pytest.mark.filterwarnings("error::DeprecationWarning:page_.*")  # of what the page itself imports and calls
 @pytest.mark.parametrize("page", PAGES, ids=[str(page.relative_to(ROOT)) for page in PAGES])
 def test_page_runs(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in NEEDS.get(page.stem, ()):

@@ -1,4 +1,4 @@
-"""Chosen cases in place of all combinations."""
+"""Chosen cases instead of all combinations."""
 
 from __future__ import annotations
 

@@ -31,7 +31,7 @@ def part_of_sentence_transformers(name: str) -> Any:
     library("sentence_transformers")
     try:
         return importlib.import_module(f"sentence_transformers.sentence_transformer.{name}")
-    except ModuleNotFoundError:  # before version 5.3
+    except ModuleNotFoundError:  # before version 5.4
         return importlib.import_module("sentence_transformers." + {"modules": "models"}.get(name, name))
 
 

@@ -8,7 +8,6 @@ from typing import Any
 from unittest import mock
 
 import numpy as np
-from test_mine_files import encode, make_rows, write_lines
 
 from hardneg.comparing.comparing import compare
 from hardneg.comparing.request import Comparison
@@ -18,6 +17,7 @@ from hardneg.training.options import RECIPES
 from hardneg.training.recipes import run_recipe
 from hardneg.training.runs import Run
 from support.comparisons import here
+from support.mining_jobs import encode, make_rows, write_lines
 
 ARMS = ("simclr()", "hcl(beta=1)")
 SMALL = {"batch_size": 16, "dim": 8, "log_every": 2, "device": "cpu", "encoder": "tiny"}
@@ -53,7 +53,7 @@ def make_stored(folder: Path) -> Path:
     vectors = {"query_embeddings": str(mined / "q.npy"), "corpus_embeddings": str(mined / "d.npy")}
     how = {"negatives": "Rank(1, 40)", "k": 4, **tables}
     mine_files(MineOptions(out=str(mined / "mined.jsonl"), **how, **vectors))
-    mine_files(MineOptions(out=str(mined / "coded.jsonl"), encoder="test_mine_files:encode", **how))
+    mine_files(MineOptions(out=str(mined / "coded.jsonl"), encoder="support.mining_jobs:encode", **how))
     (folder / "precious").mkdir()
     (folder / "precious" / "file").write_text("precious")
     return folder

@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from hardneg.training.evaluation import logistic
+from hardneg.training.loop import Loop
 from hardneg.training.options import RECIPES
 from hardneg.training.recipes import run_recipe
 from hardneg.training.runs import Run
@@ -42,8 +43,25 @@ def short(data: str, **options: Any) -> dict[str, Any]:
     return {"data": data, "epochs": 2, "batch_size": BATCH_SIZE, "log_every": 1, "dim": 32, "device": "cpu", **options}
 
 
+def options_of(data: str, **options: Any) -> dict[str, Any]:
+    """Of a run of three epochs."""
+    return short(data, **{"epochs": 3, **options})
+
+
 def run(recipe: str, out: Path, options: dict[str, Any], **how: Any) -> dict[str, Any]:
     return run_recipe(recipe, RECIPES[recipe](**options), out, quiet=True, **how)
+
+
+def stop_after(epochs: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Interrupts a run after so many epochs."""
+    step = Loop._one_step
+
+    def stopped(self: Loop, epoch: int, *rest: Any) -> None:
+        if epoch == epochs:
+            raise KeyboardInterrupt
+        step(self, epoch, *rest)
+
+    monkeypatch.setattr(Loop, "_one_step", stopped)
 
 
 def everything(path: Path) -> dict[str, Any]:

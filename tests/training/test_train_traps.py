@@ -82,8 +82,8 @@ def test_sogclr_knows_labels(data: str, tmp_path: Path) -> None:
         ("proximity(num_candidates=20, num_neighbours=5, warmup=2)", "more epochs than the warm-up .* epochs=2"),
         ("proximity(num_candidates=0)", "num_candidates"),
         ("proximity(num_candidates=50)", "at most num_candidates=50 neighbours, got num_neighbours=100"),
-        ("knn(refresh=2.5)", "a refresh of at least one step, got refresh=2.5"),
-        ("knn(warmup=0.5)", "a warmup of 0 or more epochs, got warmup=0.5"),
+        ("knn(refresh=2.5)", "a whole number, got refresh=2.5"),
+        ("knn(warmup=0.5)", "a whole number, got warmup=0.5"),
         ("knn(coverage='bogus')", "coverage among"),
     ],
 )

@@ -78,7 +78,7 @@ def _short(lists: Lists, queries_without: int | None) -> int:
 
 
 def _content(name: Any, text_of: Mapping[Any, str] | None, is_text: bool) -> str:
-    """What a document says, whatever its case and spaces; its name, if that is no text, as it is."""
+    """The text of a document, by which copies are found: case and spaces do not matter."""
     text = None if text_of is None else text_of.get(name)
     if text is None and not is_text:
         return f"\0{name}"

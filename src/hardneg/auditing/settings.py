@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from hardneg.core.errors import argument_error, check_count, check_range
+from hardneg.core.errors import argument_error, check_counts, check_range
 from hardneg.core.options import option
 from hardneg.mining.options import TEMPERATURE
 
@@ -31,7 +31,7 @@ class Settings:
             raise argument_error("audit", "a temperature above 0", "temperature", self.temperature)
         check_range("audit", "tau_plus", self.tau_plus, 0.0, 1.0, open_high=True)
         check_range("audit", "near_duplicate", self.near_duplicate, -1.0, 1.0)
-        check_count("audit", "num_anchors", self.num_anchors)
+        check_counts("audit", self, "num_anchors")
         check_range("audit", "memory", self.memory, 0.0, math.inf, open_high=True)
         if self.wanted_false_negatives is not None:
             check_range("audit", "wanted_false_negatives", self.wanted_false_negatives, 0.0, 1.0)

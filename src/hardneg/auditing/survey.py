@@ -215,7 +215,7 @@ def _notes(subject: Subject) -> tuple[str, ...]:
         notes.append("No positives: BelowPositive and the clamped share need them and are left out.")
     left = len(subject.anchors) - len(subject.rows())
     if left:
-        notes.append(f"{left:,} queries without a judgement were left out.")
+        notes.append(f"Queries without a judgement, which are left out: {left:,}.")
     labels = subject.anchor_tags.labels
     if labels is not None and bool((labels < 0).any()):
         notes.append(f"{int((labels < 0).sum()):,} anchors have no label and do not count for false negatives.")

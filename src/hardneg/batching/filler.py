@@ -255,7 +255,7 @@ class Filler:
         self._take(again)
         warn_once(
             "room.repeated",
-            "The guard left some instances out of the epoch, and others stand in for them twice: a group has more "
+            "The guard left some instances out of the epoch, and others come twice instead: a group has more "
             "members than there are batches, or near-duplicates are many. plan.describe() counts them.",
         )
 

@@ -23,7 +23,7 @@ import torch
 from torch import Tensor
 
 from hardneg.batching.stored import load_arrays, save_arrays
-from hardneg.core.errors import ArgumentError, NotFinite, argument_error, check_among
+from hardneg.core.errors import ArgumentError, NotFinite, argument_error, check_among, check_count
 from hardneg.core.nearest import Corpus, FaissIndex, nearest
 from hardneg.core.topk import top_of_rows
 
@@ -134,6 +134,9 @@ def build_graph(
     >>> graph.neighbours.shape
     torch.Size([50, 5])
     """
+    num_neighbours = check_count("build_graph", "num_neighbours", num_neighbours)
+    if num_candidates is not None:
+        num_candidates = check_count("build_graph", "num_candidates", num_candidates)
     _check(vectors, num_neighbours, num_candidates, search)
     with torch.no_grad(), torch.autocast(vectors.device.type, enabled=False):
         wide, exponent = in_range(vectors)
@@ -288,12 +291,12 @@ def _check(vectors: Tensor, k: int, m: int | None, search: str) -> None:
         raise argument_error("build_graph", "floating point vectors [n, d]", "vectors", tuple(vectors.shape))
     n = len(vectors)
     check_among("build_graph", "search", search, ("exact", "faiss"))
-    if m is not None and not 1 <= m < n:
-        what = f"at least 1 and fewer candidates than the {n} vectors"
+    if m is not None and m >= n:
+        what = f"fewer candidates than the {n} vectors"
         raise argument_error("build_graph", what, "num_candidates", m, "num_candidates=None compares all with all")
     limit = m if m is not None else n - 1
-    if not 1 <= k <= limit:
-        what = f"at least 1 and at most {limit} neighbours, the number of candidates"
+    if k > limit:
+        what = f"at most {limit} neighbours, the number of candidates"
         raise argument_error("build_graph", what, "num_neighbours", k)
     if not bool(torch.isfinite(vectors).all()):
         raise NotFinite("build_graph", "finite vectors", "NaN or inf", "look at the encoder's output")

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from hardneg.batching.background import PlanningProcess
 from hardneg.batching.graph import ProximityGraph, graph_of
 from hardneg.batching.sampler import PlannedBatchSampler
-from hardneg.core.errors import argument_error
+from hardneg.core.errors import argument_error, check_count
 from hardneg.core.scoring import HasKeys
 from hardneg.core.types import Keys
 from hardneg.core.vectors import unit
@@ -89,9 +89,8 @@ class Refresh:
         num_candidates: int | None = 1000,
         seed: int = 0,
     ) -> None:
-        if every < 1:
-            raise argument_error("Refresh", "at least one step between refreshes", "every", every)
-        self.sampler, self.every, self.vectors, self.seed = sampler, every, vectors, seed
+        self.every = check_count("Refresh", "every", every)
+        self.sampler, self.vectors, self.seed = sampler, vectors, seed
         self.num_neighbours, self.num_candidates = num_neighbours, num_candidates
         self._thread: ThreadPoolExecutor | None = None
         self._stream: torch.cuda.Stream | None = None

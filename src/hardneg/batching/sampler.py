@@ -24,7 +24,7 @@ from hardneg.batching.plan import Plan, batch_hash
 from hardneg.batching.planners.base import Epoch, Planner
 from hardneg.batching.planners.proximity import Proximity
 from hardneg.batching.planners.uniform import Uniform
-from hardneg.core.errors import ArgumentError, argument_error, warn_once
+from hardneg.core.errors import ArgumentError, argument_error, check_count, warn_once
 from hardneg.core.schedules import Number
 
 Source = tuple[Planner, Any, Any]
@@ -77,16 +77,19 @@ class PlannedBatchSampler(BatchSampler):
             what, got = "the number of instances", f"num_instances={type(num_instances).__name__}"
             raise ArgumentError(type(self).__name__, what, got, fix)
         self.num_replicas, self.rank = _ranks(type(self).__name__, num_replicas, rank)
-        if segment < 1:
-            raise argument_error(type(self).__name__, "segments of at least one batch", "segment", segment)
-        if ahead is not None and (ahead < 1 or plan_file is not None):
-            what = "ahead of at least one batch, and no plan_file with it"
-            raise argument_error(type(self).__name__, what, "ahead", ahead)
+        num_instances, batch_size, segment = (
+            check_count(type(self).__name__, name, value)
+            for name, value in (("num_instances", num_instances), ("batch_size", batch_size), ("segment", segment))
+        )
+        if ahead is not None:
+            ahead = check_count(type(self).__name__, "ahead", ahead)
+            if plan_file is not None:
+                raise argument_error(type(self).__name__, "no plan_file with ahead", "ahead", ahead)
         size = batch_size * self.num_replicas
         self._epoch_rules = Epoch(num_instances, size, coverage, drop_last, guard, seed, self.num_replicas)
         self.planner, self.num_instances = planner, num_instances
         self.batch_size, self.drop_last = batch_size, drop_last
-        self.seed, self.segment, self.ahead = seed, segment, ahead
+        self.seed, self.segment, self.ahead = self._epoch_rules.seed, segment, ahead
         self.warmup_epochs, self.total_epochs, self.plan_file = warmup_epochs, total_epochs, plan_file
         self.sampler = self  # Lightning calls set_epoch on batch_sampler.sampler only
         self.epoch, self._position, self._passed = 0, 0, False
@@ -351,11 +354,11 @@ def _ranks(who: str, num_replicas: int | None, rank: int | None) -> tuple[int, i
     distributed = torch.distributed.is_available() and torch.distributed.is_initialized()
     if num_replicas is None:
         num_replicas = torch.distributed.get_world_size() if distributed and not _accelerate_is_active() else 1
-    if num_replicas < 1:
-        raise argument_error(who, "at least one replica", "num_replicas", num_replicas)
+    num_replicas = check_count(who, "num_replicas", num_replicas)
     if rank is None:
         rank = torch.distributed.get_rank() if distributed and num_replicas > 1 else 0
-    if not 0 <= rank < num_replicas:
+    rank = check_count(who, "rank", rank, least=0)
+    if rank >= num_replicas:
         raise argument_error(who, f"a rank in [0, {num_replicas})", "rank", rank)
     return num_replicas, rank
 

@@ -21,7 +21,7 @@ from hardneg.batching.planners import (
     falling,
 )
 from hardneg.batching.walks import kinds
-from hardneg.core.errors import GrammarError, argument_error
+from hardneg.core.errors import GrammarError, argument_error, check_counts
 from hardneg.core.schedules import Number, adaptive, linear, registered_schedules
 from hardneg.negatives.grammar import read_expression
 
@@ -37,10 +37,8 @@ class BatchSpec:
     coverage: str = "once"
 
     def __post_init__(self) -> None:
-        if not isinstance(self.refresh, int) or self.refresh < 1:
-            raise argument_error("batches", "a refresh of at least one step", "refresh", self.refresh)
-        if not isinstance(self.warmup, int) or self.warmup < 0:
-            raise argument_error("batches", "a warmup of 0 or more epochs", "warmup", self.warmup)
+        check_counts("batches", self, "refresh")
+        check_counts("batches", self, "warmup", least=0)
         if self.coverage not in coverages:
             raise argument_error("batches", f"coverage among {coverages}", "coverage", self.coverage)
         for name, value in vars(self.planner).items():

@@ -22,7 +22,7 @@ from torch import Tensor
 
 from hardneg.batching.excursions import Tables, paths
 from hardneg.batching.graph import ProximityGraph, as_graph
-from hardneg.core.errors import argument_error, check_range
+from hardneg.core.errors import argument_error, check_count, check_range
 
 kinds = ("restart", "random", "breadth_first", "depth_first")
 steps_by = ("uniform", "similarity")
@@ -77,8 +77,9 @@ def walks(
     """Independent walks, one from each start."""
     graph = as_graph(graph)
     starts = [int(start) for start in starts]
-    if not 1 <= size <= len(graph):
-        raise argument_error("walk", f"at least 1 and at most {len(graph)} nodes", "size", size)
+    size = check_count("walk", "size", size)
+    if size > len(graph):
+        raise argument_error("walk", f"at most {len(graph)} nodes", "size", size)
     if not all(0 <= start < len(graph) for start in starts):
         raise argument_error("walk", f"a start in [0, {len(graph)})", "start", starts)
     walker = Walker(graph, kind=kind, steps=steps)
@@ -94,7 +95,7 @@ def check_walk(who: str, kind: str, steps: str) -> None:
 
 
 class Excursions(NamedTuple):
-    """The nodes of some excursions from one start, and where the walk stands behind them."""
+    """The nodes of some excursions from one start, and where the walk is after them."""
 
     path: Nodes
     place: int

@@ -55,7 +55,7 @@ def read_yaml(path: Path) -> dict[str, Any]:
             "--config", "a YAML file", path, got=f"where there is {'a folder' if path.exists() else 'none'}"
         )
     try:
-        values = yaml.safe_load(path.read_text()) or {}
+        values = yaml.safe_load(path.read_text(encoding="utf-8")) or {}
         if isinstance(values, dict):
             return {str(name).replace("-", "_"): value for name, value in values.items()}
         got = f"which holds a {type(values).__name__}"

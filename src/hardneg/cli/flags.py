@@ -117,7 +117,7 @@ def build(options: type[Options], values: dict[str, Any], who: str = "hardneg") 
 
 
 def with_parameters(command: Callable[..., None], parameters: list[inspect.Parameter]) -> Callable[..., None]:
-    """The command, as typer sees it: with these parameters in the place of ``**values``."""
+    """The command, as typer sees it: with these parameters instead of ``**values``."""
     command.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
     command.__annotations__ = {each.name: each.annotation for each in parameters}
     return command
@@ -154,7 +154,7 @@ def _parameter_of(name: str, kind: Any, default: Any, rules: dict[str, Any]) -> 
 
 
 def _help(rules: dict[str, Any]) -> str:
-    """With what is allowed in words, since choices and bounds in the place of the kind would leave no room for it."""
+    """With what is allowed in words, since choices and bounds instead of the kind would leave no room for it."""
     if rules["among"]:
         return f"{rules['help']} One of {', '.join(rules['among'])}."
     if rules["low"] is None:

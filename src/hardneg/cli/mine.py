@@ -10,6 +10,7 @@ import typer
 from hardneg.cli.errors import errors_for_people
 from hardneg.cli.flags import CONFIG, CONTEXT, build, flags_of, parameter, parameters_of, with_file, with_parameters
 from hardneg.cli.progress import progress_bars
+from hardneg.core.text import counted
 from hardneg.mining.options import INPUT, OUTPUT, RULE, RUN, SEARCH, MineOptions
 
 if TYPE_CHECKING:
@@ -100,7 +101,7 @@ def _print_summary(summary: Summary, options: MineOptions, explain: bool) -> Non
     for group, row in summary.statistics.items():
         similarities.add_row(group, *(f"{row[name]:.3f}" for name in ("mean", "5%", "median", "95%")))
     console.print(similarities)
-    for line in _counted(summary.counts):
+    for line in _read(summary.counts):
         console.print(Text(line))
     if summary.recall is not None:
         console.print(
@@ -109,25 +110,27 @@ def _print_summary(summary: Summary, options: MineOptions, explain: bool) -> Non
     short, queries = summary.explanation.short, summary.explanation.queries
     if short:
         console.print(Text(f"{short:,} of {queries:,} queries have fewer than {options.k} negatives."))
-    console.print(Text(f"Wrote {summary.rows_written:,} rows to {options.out}; details in {summary.manifest}."))
+    console.print(
+        Text(f"Wrote {counted(summary.rows_written, 'row')} to {options.out}; details in {summary.manifest}.")
+    )
 
 
-def _counted(counts: dict[str, int]) -> list[str]:
+def _read(counts: dict[str, int]) -> list[str]:
     """What was read in one line, and what was irregular, if anything, in another."""
     rows, queries = counts["rows_of_queries"], counts["queries"]
-    of_rows = f" in {rows:,} rows" if rows != queries else ""
-    lines = [f"{queries:,} queries{of_rows}, {counts['corpus']:,} documents"]
+    of_rows = f" in {counted(rows, 'row')}" if rows != queries else ""
+    lines = [f"{counted(queries, 'query', 'queries')}{of_rows}, {counted(counts['corpus'], 'document')}"]
     usual = ("queries", "corpus", "rows_of_queries", "negatives", "rows_written")
     odd = [f"{name.replace('_', ' ')} {number:,}" for name, number in counts.items() if number and name not in usual]
     return [*lines, f"irregular: {', '.join(odd)}"] if odd else lines
 
 
 def _print_estimate(cost: Estimate) -> None:
-    for line in _counted(cost.counts):
+    for line in _read(cost.counts):
         typer.echo(line)
     typer.echo(f"encoding about {_duration(cost.encoding_seconds)}, mining about {_duration(cost.mining_seconds)}")
-    disk = f"disk about {cost.disk_bytes / 2**30:.2f} GiB beside the output"
-    typer.echo(f"memory about {cost.peak_bytes / 2**30:.1f} GiB, {disk}; nothing was written")
+    memory = "" if cost.peak_bytes is None else f"memory about {cost.peak_bytes / 2**30:.1f} GiB, "
+    typer.echo(f"{memory}disk about {cost.disk_bytes / 2**30:.2f} GiB beside the output; nothing was written")
 
 
 def _duration(seconds: float) -> str:

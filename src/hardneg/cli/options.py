@@ -15,7 +15,7 @@ ALWAYS = ("data", "epochs", "batch_size")
 
 @dataclass(frozen=True)
 class RunOptions:
-    """Where a run is, and whether it goes on."""
+    """Where a run is, and whether to resume it."""
 
     out: str = option("runs", "Directory of the run.", RUN)
     resume: bool = option(False, "Resume the run in --out, if there is one.", RUN)

@@ -12,7 +12,7 @@ from rich.text import Text
 from hardneg.comparing.comparing import carry_out, prepare
 from hardneg.comparing.progress import Watcher
 from hardneg.comparing.request import Comparison, letter_of, why_no_accuracy
-from hardneg.core.text import printable
+from hardneg.core.text import counted, printable
 from hardneg.training.evaluation.measures import measure, measures_in, unit_of
 
 SEES_LABELS = "sees the labels of the training {}s"
@@ -39,8 +39,9 @@ def compare_and_show(comparison: Comparison, out: str, jobs: int | None, allow_o
             epochs=prepared.epochs,
         )
         watcher.show(
-            f"{runs} runs of {prepared.epochs} epochs: {len(comparison.arms)} arms, {comparison.seeds} seeds"
-            + (f", and {tuned} tries of each arm" if tuned else "")
+            f"{counted(runs, 'run')} of {counted(prepared.epochs, 'epoch')}: {counted(len(comparison.arms), 'arm')}, "
+            + counted(comparison.seeds, "seed")
+            + (f", and {counted(tuned, 'try', 'tries')} of each arm" if tuned else "")
         )
         summary = carry_out(prepared, watcher)
     show_comparison(summary, console)
@@ -48,7 +49,7 @@ def compare_and_show(comparison: Comparison, out: str, jobs: int | None, allow_o
 
 
 def show_comparison(summary: dict[str, Any], console: Console) -> None:
-    """The arms by their letters, the table, and what the differences are worth."""
+    """The arms by their letters, the table, and which differences are beyond noise."""
     for letter, row in zip(_letters(summary), summary["rows"], strict=True):
         console.print(Text(printable(f"{letter}  {row['arm']}{_aside(summary, row)}")))
     console.print(comparison_table(summary))

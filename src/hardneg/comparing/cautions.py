@@ -12,7 +12,7 @@ from hardneg.training.runs import Warned
 from hardneg.training.trained import count_in, noun_in
 
 MOST = 0.5
-"""The share of anchors without a negative, or of clamped pairs, above which there is a caution; train warns alike."""
+"""The share of anchors without a negative, or of clamped pairs, above which there is a caution; train warns, too."""
 
 
 def cautions(

@@ -1,4 +1,4 @@
-"""Comparisons: the same budget, seeds and initial weights for every arm, and what the difference is worth.
+"""Comparisons: the same budget, seeds and initial weights for every arm, and which differences are beyond noise.
 
 Each run is a directory of its own (runs.py), so a killed comparison resumes and keeps finished runs.
 """

@@ -213,7 +213,7 @@ def in_a_process(
 
 def _ended(code: int, output: str) -> str:
     if code < 0:  # a killed process writes no final error: the last line may be of any time
-        hint = ", as when memory runs out" if code == -signal.SIGKILL else ""
+        hint = ", as when memory runs out" if _failures.get(code) is OutOfMemory else ""
         return f"killed by {signal.Signals(-code).name}{hint}"
     lines = output.strip().splitlines() or ["it printed nothing"]
     return f"exit code {code}: {lines[-1]}"

@@ -1,4 +1,4 @@
-"""What the figures of a comparison are worth: the table, and the sentences that terminal, JSON and page show."""
+"""Which differences are beyond noise: the table, and the sentences that terminal, JSON and page show."""
 
 from __future__ import annotations
 
@@ -175,13 +175,13 @@ def _alike_at(arm: Arm) -> str:
 
 
 def sentences(verdicts: Sequence[Verdict]) -> list[str]:
-    """What each difference is worth; and what several of them are worth together."""
+    """Whether each difference is beyond noise, and how far several of them can be trusted together."""
     judged = [one for one in verdicts if one.standing != "open"]
     return [one.sentence() for one in verdicts] + ([together(len(judged))] if len(judged) > 1 else [])
 
 
 def together(differences: int) -> str:
-    """Intervals of 95 % stand each for itself; the chances that they mislead add up at most (Bonferroni)."""
+    """Each 95 % interval is for one difference; over several, the error rates add up at most (Bonferroni)."""
     return (
         f"Each of the {differences} differences is judged by itself: were there none at all, one or more would look "
         f"beyond noise in up to {chance_of_one(differences)} % of such comparisons."

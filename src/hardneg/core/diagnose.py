@@ -21,7 +21,7 @@ class Diagnosis:
     hardness: PerAnchor
     """Mean plain similarity of the negatives under q."""
     uniform_hardness: PerAnchor
-    """The same for all valid candidates alike: what hardness is to be compared with."""
+    """The same with equal weights for all valid candidates: the baseline of hardness."""
     effective_number: PerAnchor
     """1 / sum q^2: how many equal negatives would be as concentrated."""
     false_negatives: PerAnchor
@@ -114,7 +114,7 @@ def _repulsion(scores: Scores, log_w: LogWeights) -> Tensor | None:
         return torch.autograd.grad(total, scores.candidates, retain_graph=True)[0].detach()
     except torch.OutOfMemoryError:
         raise
-    except RuntimeError:  # the graph of the weights is gone: the backward pass was before
+    except RuntimeError:  # the graph of the weights was freed by an earlier backward pass
         return None
 
 

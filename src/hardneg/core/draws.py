@@ -28,7 +28,7 @@ def draw(
     >>> draw(log_w, 3, torch.Generator().manual_seed(0), method="gumbel").tolist()
     [[0, -1, -1]]
     """
-    check_count("draw", "k", k)
+    k = check_count("draw", "k", k)
     b, n = log_w.shape
     if method == "categorical":
         return draw_at(log_w.detach(), _uniform((b, k), generator).to(log_w.device))

@@ -11,9 +11,10 @@ import importlib
 import math
 import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, suppress
 from contextvars import ContextVar
 from numbers import Real
+from operator import index
 from pathlib import Path
 from typing import Any, Self
 
@@ -267,8 +268,24 @@ def check_among(who: str, name: str, value: Any, known: Sequence[str]) -> None:
         raise argument_error(who, f"{spelled(who, name)} to be one of {', '.join(known)}", name, value)
 
 
-def check_count(who: str, name: str, value: Any, least: int = 1) -> None:
-    """Raises unless the value is a whole number of at least this."""
-    check_kind(who, name, value, int, "a whole number")
-    if value < least:
-        raise argument_error(who, f"{spelled(who, name)} of {least} or more", name, value)
+def check_count(who: str, name: str, value: Any, least: int = 1) -> int:
+    """The value as an int; raises unless it is a whole number of at least this. One of numpy or torch is, a flag not.
+
+    >>> import numpy as np
+    >>> check_count("mine", "k", np.int64(5))
+    5
+    """
+    number = value
+    if not isinstance(value, int):  # first, and alone in a compiled graph
+        with suppress(TypeError):
+            number = index(value)
+    check_kind(who, name, number, int, "a whole number")
+    if number < least:
+        raise argument_error(who, f"{spelled(who, name)} of {least} or more", name, number)
+    return int(number)
+
+
+def check_counts(who: str, owner: Any, *names: str, least: int = 1) -> None:
+    """The same for fields of a frozen dataclass, which are plain ints afterwards, as its repr and JSON need them."""
+    for name in names:
+        object.__setattr__(owner, name, check_count(who, name, getattr(owner, name), least))

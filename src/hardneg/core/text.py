@@ -1,4 +1,4 @@
-"""Text of others, made safe to print, and the first paragraph of a docstring."""
+"""Text of others, made safe to print; numbers with their nouns; the first paragraph of a docstring."""
 
 from __future__ import annotations
 
@@ -34,6 +34,15 @@ def _escaped(letter: str) -> str:
     if unicodedata.category(letter) not in _UNSAFE:
         return letter
     return letter.encode("unicode_escape", "surrogatepass").decode("ascii")
+
+
+def counted(number: int, one: str, many: str | None = None) -> str:
+    """A number and its noun; ``many`` where an s is not enough.
+
+    >>> counted(1, "query", "queries"), counted(1200, "row")
+    ('1 query', '1,200 rows')
+    """
+    return f"{number:,} {one if number == 1 else many or f'{one}s'}"
 
 
 def summary(cls: type) -> str:

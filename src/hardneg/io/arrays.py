@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 import zipfile
 from collections.abc import Iterator, Mapping, Sequence
@@ -16,6 +15,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from hardneg.core.errors import ArgumentError, FileError, HardnegError, NoFile, warn_once
+from hardneg.io.machine import memory_bytes
 
 Array = NDArray[Any]
 
@@ -114,14 +114,6 @@ def _check_header(who: str, path: Path, file: IO[bytes], name: str | None, size:
     if name is not None and declared > memory_bytes():
         fix = "save it as .npy, which stays on disk, or use a larger machine"
         raise FileError(who, "arrays that fit into memory", path, f"with {declared:,} bytes in {name}", fix)
-
-
-def memory_bytes() -> int:
-    """The memory of this machine."""
-    try:
-        return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    except (AttributeError, OSError, ValueError):  # a system that does not say
-        return 1 << 40
 
 
 def plain_labels(who: str, labels: Array, where: str) -> Array:

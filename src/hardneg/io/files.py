@@ -170,7 +170,8 @@ def locked(
                     yield
                 finally:
                     if remove:
-                        path.unlink(missing_ok=True)
+                        with suppress(PermissionError):  # Windows deletes no file that is open
+                            path.unlink(missing_ok=True)
                 return
         if time.monotonic() > until:
             raise InUse(who, "an output for itself", path.parent, fix=fix)
@@ -202,7 +203,7 @@ def _opened_for_lock(path: Path, who: str) -> BinaryIO:
 
 
 def _lock(file: BinaryIO) -> bool:
-    """Whether the file is now locked for this process. Where the system or the disk has no locks, it counts as so."""
+    """Whether the file is now locked for this process. Also True where the system or the disk has no locks."""
     try:
         import fcntl
 

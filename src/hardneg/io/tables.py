@@ -20,7 +20,8 @@ import torch
 from torch import Tensor
 
 from hardneg.core.errors import ArgumentError, FileError, NoFile, optional
-from hardneg.io.arrays import memory_bytes, read_npy, read_npz
+from hardneg.io.arrays import read_npy, read_npz
+from hardneg.io.machine import memory_bytes
 
 Table = dict[str, list[Any]]
 

@@ -81,7 +81,7 @@ class _Compiled(Reducer):
 
     @property
     def _raw(self) -> bool:
-        """Whether windows rank products in place of scores: in the same order, and in half the bytes."""
+        """Whether windows rank products instead of scores: in the same order, and in half the bytes."""
         from hardneg.kernels.triton_edges import serves
 
         return len(self.plan.cuts) == 1 and serves(self.plan.products.anchors.vectors)

@@ -61,7 +61,7 @@ class Holders:
     largest: tuple[tuple[int, str, int], ...] = ()  # bounds with a gradient: of which factor, which one, and its place
 
     def held(self, pieces: Sequence[Tensor]) -> Held:
-        """With these pieces in place of their tensors."""
+        """With these pieces instead of their tensors."""
         changes: list[dict[str, Tensor]] = [{} for _ in (*self.factors, self.objective)]
         for holder, name, place in self.fields:
             changes[holder][name] = pieces[place]
@@ -70,7 +70,7 @@ class Holders:
         return Held(factors, with_fields(self.objective, changes[-1]), temperature)
 
     def replaced(self, bounds: Sequence[Bounds], pieces: Sequence[Tensor]) -> list[Bounds]:
-        """The bounds with these pieces in place of those that have a gradient."""
+        """The bounds with these pieces instead of those that have a gradient."""
         changed = [dict(each) for each in bounds]
         for factor, name, place in self.largest:
             changed[factor][name] = pieces[place]

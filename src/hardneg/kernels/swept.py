@@ -87,7 +87,7 @@ def _pieces(task: Sweep, tensors: Sequence[Tensor]) -> list[Piece]:
 
 
 class _Totals:
-    """The sums of the gradients of all tiles; None where nobody wants one."""
+    """The sums of the gradients of all tiles; None where none is needed."""
 
     def __init__(
         self, task: Sweep, pieces: list[Piece], wanted: list[bool], shapes: list[torch.Size], device: torch.device

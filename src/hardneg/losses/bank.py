@@ -69,7 +69,7 @@ class RunningZ(Stateful):
 
     def __init__(self, num_instances: int, momentum: float = 0.99) -> None:
         super().__init__()
-        check_count("RunningZ", "num_instances", num_instances)
+        num_instances = check_count("RunningZ", "num_instances", num_instances)
         check_range("RunningZ", "momentum", momentum, 0.0, 1.0)
         self.num_instances, self.momentum = num_instances, momentum
         self.register_buffer("log_z", torch.tensor(NEVER, dtype=torch.float64))
@@ -107,7 +107,8 @@ class BankContrast(nn.Module):
         super().__init__()
         if objective not in ("nce", "softmax"):
             raise argument_error("BankContrast", "objective 'nce' or 'softmax'", "objective", objective)
-        self.num_instances, self.num_draws, self.temperature = num_instances, num_draws, temperature
+        self.num_draws = check_count("BankContrast", "num_draws", num_draws)
+        self.num_instances, self.temperature = check_count("BankContrast", "num_instances", num_instances), temperature
         self.objective, self.epsilon = objective, epsilon
         self.running_z = RunningZ(num_instances, z_momentum)
 

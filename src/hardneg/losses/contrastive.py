@@ -343,7 +343,7 @@ class ContrastiveLoss(nn.Module):
         return not self._calls & (self._calls - 1)
 
     def _warn(self, scores: Scores, log_w: LogWeights) -> None:
-        """A pool that is still empty is no fault."""
+        """Not of an empty pool: a queue begins with one."""
         if not self._looks() or not scores.candidates.shape[1]:
             return
         check_temperature("ContrastiveLoss", torch.as_tensor(scores.temperature).cpu())

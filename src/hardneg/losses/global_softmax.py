@@ -95,7 +95,7 @@ class SogCLR(nn.Module):
 
 
 def _relative(scores: Scores) -> Scores:
-    """s_ij - s_ii in place of s_ij: the positive is part of what the normaliser remembers."""
+    """s_ij - s_ii instead of s_ij: the positive is part of what the normaliser remembers."""
     return replace(scores, candidates=scores.candidates - scores.positives, positives=scores.positives * 0.0)
 
 

@@ -23,7 +23,7 @@ Encoded = Annotated[Tensor, "b d"]
 
 @runtime_checkable
 class Rows(Protocol):
-    """Inputs that are no tensor and are cut by rows all the same, such as packed graphs."""
+    """Inputs that are not tensors but can be split by rows, such as packed graphs."""
 
     def __len__(self) -> int: ...
 
@@ -56,7 +56,7 @@ class GradCache:
     """
 
     def __init__(self, encode: Callable[..., Encoded], chunk_size: int, module: nn.Module | None = None) -> None:
-        check_count("GradCache", "chunk_size", chunk_size)
+        chunk_size = check_count("GradCache", "chunk_size", chunk_size)
         module = encode if module is None and isinstance(encode, nn.Module) else module
         if module is None:
             fix = "pass module=, the module whose weights it uses"
@@ -178,7 +178,7 @@ def _which(device: torch.device) -> tuple[torch.device, ...]:
 
 
 def _leaves(value: Any) -> list[Any]:
-    """What stands in dicts, lists and tuples."""
+    """The leaves of nested dicts, lists and tuples."""
     if isinstance(value, Mapping | list | tuple):
         return [leaf for part in (value.values() if isinstance(value, Mapping) else value) for leaf in _leaves(part)]
     return [value]

@@ -7,7 +7,7 @@ from typing import Annotated, Any
 import torch
 from torch import Tensor, nn
 
-from hardneg.core.errors import ArgumentError, check_kind, check_range
+from hardneg.core.errors import ArgumentError, check_count, check_range
 from hardneg.losses.contrastive import ContrastiveLoss
 
 
@@ -26,7 +26,7 @@ class IndividualTemperatures(nn.Module):
         self, loss: ContrastiveLoss, num_instances: int, start: float = 0.7, low: float = 0.05, high: float = 0.7
     ) -> None:
         super().__init__()
-        check_kind("IndividualTemperatures", "num_instances", num_instances, int, "a whole number")
+        num_instances = check_count("IndividualTemperatures", "num_instances", num_instances)
         check_range("IndividualTemperatures", "low", low, 1e-6, high)
         check_range("IndividualTemperatures", "start", start, low, high)
         self.loss, self.low, self.high = loss, low, high

@@ -148,7 +148,7 @@ def warn_of_short(found: Explanation, k: int) -> None:
 
 
 def warn_of_norms(corpus: Annotated[Tensor, "n d"]) -> None:
-    """Warns where the dot product clearly orders otherwise than the cosine, and nobody chose between the two."""
+    """Warns where the dot product orders clearly otherwise than the cosine, and the caller chose neither."""
     norms = torch.linalg.vector_norm(_vectors(corpus, _sampled(len(corpus), _documents), cosine=False), dim=1)
     low, high = norms.quantile(norms.new_tensor([0.05, 0.95])).tolist()
     if high > 1.2 * low:

@@ -204,7 +204,7 @@ def _nodes(source: bytes) -> list[ast.AST]:
 
 
 def _named_files(sources: dict[str, _Source], bound: list[Any]) -> list[Path]:
-    """Files, and folders of saved models, whose paths stand in the sources or among the bound arguments."""
+    """Files, and folders of saved models, whose paths occur in the sources or among the bound arguments."""
     texts = {(Path(), one) for one in bound if isinstance(one, str)}
     for source in sources.values():
         constants = {node.value for node in source.nodes if isinstance(node, ast.Constant)}

@@ -20,7 +20,7 @@ from hardneg.mining.filters import Ceilings, Filters, bounds_of
 from hardneg.mining.fusion import Quotas, check_quotas, compacted, fused_key, named_source, source_number
 from hardneg.mining.meeting import Meeting, PairGuide
 from hardneg.mining.search import Retriever, Search
-from hardneg.mining.search_depth import can_sweep, check_depth, may_remove, reach_of
+from hardneg.mining.search_depth import can_sweep, check_depth, check_lists, may_remove, reach_of
 from hardneg.mining.select import Candidates, Rule
 from hardneg.negatives import Negatives
 from hardneg.negatives.closed import ClosedForm
@@ -39,6 +39,9 @@ class Finder:
         self.retrievers = (*near, *(other.name for other in search.also))
         by_faiss = search.kind in ("flat", "ivf", "hnsw")
         check_depth(rule.negatives, rule.k, rule.draw, search.kind, search.shards, listed=self.listed)
+        if self.listed:
+            sizes = search.candidates, len(self.retrievers), len(self.corpus)
+            check_lists(rule.negatives, rule.k, rule.draw, *sizes)
         check_quotas(search.quotas, rule.k, rule.draw, self.retrievers)
         sizes = len(meeting.queries), len(self.corpus), meeting.queries.dim
         self.shards = self.corpus.shards(search.shards_for(*sizes, self.device) if self.searched else 1)
@@ -270,7 +273,7 @@ def _counts(*masks: Tensor) -> Annotated[Tensor, "b f"]:
 
 
 def _repeated(rows: Annotated[Tensor, "b m"]) -> Annotated[Tensor, "b m"]:
-    """True where the same row stands further left already."""
+    """True where the same row is further left already."""
     order = rows.argsort(dim=1, stable=True)
     ordered = rows.gather(1, order)
     again = torch.zeros_like(ordered, dtype=torch.bool)

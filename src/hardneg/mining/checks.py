@@ -13,7 +13,6 @@ from hardneg.core.errors import (
     NotFinite,
     argument_error,
     check_among,
-    check_count,
     check_range,
     optional,
     spelled,
@@ -56,7 +55,6 @@ def check_vectors(name: str, vectors: Tensor, cosine: bool, first: int = 0) -> N
 
 
 def check_rule(rule: Rule, temperature: float, near_positive: float | None) -> None:
-    check_count("mine", "k", rule.k)
     check_among("mine", "draw", rule.draw, ("top", "gumbel", "categorical"))
     check_range("mine", "temperature", temperature, 0.0, math.inf, open_high=True)
     if temperature == 0:
@@ -207,8 +205,6 @@ def check_options(options: MineOptions) -> None:
     check_among("mine", "search", options.search, ("exact", "flat", "ivf", "hnsw", "bm25"))
     check_among("mine", "similarity", options.similarity, ("cosine", "dot"))
     check_among("mine", "missing_positives", options.missing_positives, ("error", "drop"))
-    check_count("mine", "query_block", options.query_block, least=0)
-    check_count("mine", "candidates", options.candidates)
     check_range("mine", "memory", options.memory, 0.0, math.inf, open_high=True)
     if options.search == "bm25" and not options.near_positive is options.near_negative is None:
         what = f"embeddings for {spelled('mine', 'near_positive')} and {spelled('mine', 'near_negative')}"

@@ -18,16 +18,17 @@ from rich.text import Text
 from torch import Tensor
 
 from hardneg.core.errors import ArgumentError, argument_error, optional
+from hardneg.core.text import counted
 from hardneg.core.types import Keys
 from hardneg.core.vectors import unit
 from hardneg.mining.cache_key import key_of_model
 from hardneg.mining.encode import Encode, Encoder, embed, vectors_of
 from hardneg.mining.engine import mine
+from hardneg.mining.engines.ranks import Ranks
 from hardneg.mining.options import TEMPERATURE
 from hardneg.mining.output import Layout, Result, columns_of
 from hardneg.mining.pair_scores import PairScorer, pair_scorer
 from hardneg.mining.problem import Problem, Side, build_problem, texts_of
-from hardneg.mining.ranks import Ranks
 from hardneg.mining.search import Search
 from hardneg.mining.st_names import translate
 from hardneg.negatives import Negatives, parse
@@ -86,8 +87,8 @@ def mine_dataset(
     texts = Texts(sides, batch_size, cache_folder)
     rule = translate(named, negatives, k, draw, max(map(len, problem.positives)))
     expression = parse(rule.negatives) if isinstance(rule.negatives, str) else rule.negatives
-    console, number = Console(quiet=not verbose), f"{len(problem.own):,} queries"
-    console.print(Text(f"mining {rule.k} negatives of {number}: {expression!r}, draw {rule.draw!r}"))
+    console, number = Console(quiet=not verbose), counted(len(problem.own), "query", "queries")
+    console.print(Text(f"mining {counted(rule.k, 'negative')} of {number}: {expression!r}, draw {rule.draw!r}"))
     vectors = texts.embedded(model, (query_prompt, query_prompt_name), (corpus_prompt, corpus_prompt_name))
     rescore = None if cross_encoder is None else PairScorer(pair_scorer(cross_encoder, batch_size), *sides)
     mined = mine(

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from hardneg.core.exact import Documents
+from hardneg.core.text import counted
 from hardneg.core.types import NEVER, Keys
 from hardneg.kernels.groups import runs_in_triton
 from hardneg.mining.alignment import (
@@ -55,11 +56,12 @@ class Mined:
     recall: float | None = None
 
     def __repr__(self) -> str:
-        """Counts in place of the numbers themselves."""
+        """Counts instead of the numbers themselves."""
         (queries, k), there = self.rows.shape, self.rows >= 0
+        found = f"{counted(queries, 'query', 'queries')}, k={k}: {counted(int(there.sum()), 'negative')}"
         mean = f"{float(self.scores[there].double().mean()):.3f}" if bool(there.any()) else "none"
         short = int((there.sum(1) < k).sum())
-        return f"Mined({queries:,} queries, k={k}: {int(there.sum()):,} negatives, {short:,} short, mean score {mean})"
+        return f"Mined({found}, {short:,} short, mean score {mean})"
 
 
 def mine(

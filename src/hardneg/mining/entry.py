@@ -51,7 +51,7 @@ def mine(queries: Any, *given: Any, **options: Any) -> Any:
 
     >>> found = mine([[1.0, 0.0]], [[1.0, 0.0], [0.6, 0.8], [0.0, 1.0]], [0], "Uniform()", 2)
     >>> found
-    Mined(1 queries, k=2: 2 negatives, 0 short, mean score 0.300)
+    Mined(1 query, k=2: 2 negatives, 0 short, mean score 0.300)
     >>> found.ids.tolist()
     [[1, 2]]
     >>> documents = Keys([[1.0, 0.0], [0.6, 0.8], [0.0, 1.0]], ids=["a", "b", "c"])

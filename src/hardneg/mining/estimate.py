@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import resource
 import time
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -11,6 +10,7 @@ import torch
 from torch import Tensor
 
 from hardneg.io.files import check_free
+from hardneg.io.machine import peak_bytes
 from hardneg.mining.beir import from_beir
 from hardneg.mining.checks import check_options, is_listed, rule_of
 from hardneg.mining.edges import COUNT_BYTES, PASSES
@@ -27,13 +27,13 @@ _queries = 256
 
 @dataclass(frozen=True)
 class Estimate:
-    """Seconds and bytes that the whole run would take, and what the sample was."""
+    """Seconds and bytes that the whole run would take, and what the sample was; no peak where the system has none."""
 
     queries: int
     corpus: int
     encoding_seconds: float
     mining_seconds: float
-    peak_bytes: int
+    peak_bytes: int | None
     disk_bytes: int
     counts: dict[str, int]
 
@@ -136,10 +136,11 @@ def _sample(problem: Problem) -> Problem:
     return replace(problem, queries=queries, positives=problem.positives[some], own=problem.own[some])
 
 
-def _peak(miner: Miner, queries: int) -> int:
+def _peak(miner: Miner, queries: int) -> int | None:
     """The peak of this process, which held every table, the vectors that the run holds and the blocks of a search, and
     the lists of all queries that a search holds at a time."""
     finder = miner.finder
     size, _ = next(iter(finder.attempts(False)))
     held = min(queries, finder.at_once(size)) * finder.query_bytes(size) if finder.searched else 0
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 + held
+    peak = peak_bytes()
+    return None if peak is None else peak + held

@@ -22,14 +22,14 @@ from hardneg.mining.cells import checked_ids
 from hardneg.mining.checks import check_directions, quotas_of, rule_of
 from hardneg.mining.encode import Encoder, cached, embed, encoder_of_function, encoders_of_model
 from hardneg.mining.engine import Miner
-from hardneg.mining.engines import Engine
+from hardneg.mining.engines.base import Engine
+from hardneg.mining.engines.ranks import device_of_rank
 from hardneg.mining.judgements import numbered_both, read_judgements
 from hardneg.mining.lexical import Lexical
 from hardneg.mining.meeting import Rescore
 from hardneg.mining.options import MineOptions
 from hardneg.mining.pair_scores import PairScorer, pair_scorer
 from hardneg.mining.problem import Problem, Side, build_problem, positive_column, side_of_table, texts_of
-from hardneg.mining.ranks import device_of_rank
 from hardneg.mining.runs import Run, read_run, split_name
 from hardneg.mining.search import Retriever, Search
 

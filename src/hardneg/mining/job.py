@@ -29,9 +29,10 @@ from hardneg.io.provenance import environment
 from hardneg.mining.alignment import warn_of_alignment, warn_of_easy_negatives
 from hardneg.mining.beir import from_beir
 from hardneg.mining.cache_key import digest_of_path, key_of_function
-from hardneg.mining.checks import check_options, expression_of, is_listed
+from hardneg.mining.checks import check_options, expression_of, is_listed, retriever_names
 from hardneg.mining.engine import Mined, Miner
-from hardneg.mining.engines import Engine, PartDone, Work, engine_of
+from hardneg.mining.engines import engine_of
+from hardneg.mining.engines.base import Engine, PartDone, Work
 from hardneg.mining.engines.local import Local
 from hardneg.mining.estimate import check_disk, check_disk_before
 from hardneg.mining.explain import TOO_FEW, Explanation, NoNegatives
@@ -44,6 +45,7 @@ from hardneg.mining.pair_scores import with_teacher
 from hardneg.mining.pieces import Files
 from hardneg.mining.problem import Problem
 from hardneg.mining.runs import split_name
+from hardneg.mining.search_depth import check_lists
 from hardneg.mining.stages import Stage, Stages, chosen_pieces
 
 _ours = re.compile(
@@ -183,7 +185,11 @@ def _check_ours(options: MineOptions) -> None:
 
 
 def check_room(options: MineOptions, problem: Problem) -> None:
-    """Warns where no query can have k negatives; raises if the format writes none with fewer."""
+    """Warns where no query can have k negatives; raises if the format writes none with fewer, and for ranks that no
+    list of the retrievers has."""
+    if is_listed(options):
+        sizes = options.candidates, len(retriever_names(options)), len(problem.corpus)
+        check_lists(expression_of(options), options.k, options.draw, *sizes)
     if options.draw == "categorical":
         return
     size, k = len(problem.corpus), options.k
@@ -210,7 +216,7 @@ def warn_of_ids(options: MineOptions, problem: Problem) -> None:
 
 
 def _work_folder(options: MineOptions, wanted: dict[str, Any], engine: Engine) -> Path:
-    """Where finished pieces lie; those of another job, or of other data, are thrown away."""
+    """The folder of finished pieces; those of another job or of other data are deleted."""
     work = Path(f"{options.out}.work")
 
     with (

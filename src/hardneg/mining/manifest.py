@@ -44,7 +44,7 @@ def digests_of_others(options: MineOptions) -> dict[str, str]:
 
 
 def read_manifest(path: Path, who: str) -> dict[str, Any]:
-    """The manifest, or nothing where there is none; ``Damaged`` where it is not as it was written."""
+    """The manifest, empty where there is none; raises ``Damaged`` if its checksum differs."""
     if not path.is_file():
         return {}
     fix = "run the same `hardneg mine` again with --overwrite, or delete it to go by the mined file alone"

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from hardneg.core.errors import check_counts
 from hardneg.core.options import REQUIRED, argument, option, part
 
 inputs = ("queries", "corpus", "judgements", "query_embeddings", "corpus_embeddings")
@@ -91,3 +92,7 @@ class MineOptions:
     shards: int = option(0, "Pieces of the corpus; 0: of about a quarter of a minute each.", RUN, low=0)
     part: str | None = option(None, "i/n: only this part of the work, i from 0.", RUN)
     merge: bool = option(False, "After the parts: what is left, and the output.", RUN, "--merge")
+
+    def __post_init__(self) -> None:
+        check_counts("mine", self, "batch_size", "k", "candidates")
+        check_counts("mine", self, "query_block", "workers", "shards", least=0)

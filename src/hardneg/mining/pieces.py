@@ -1,4 +1,4 @@
-"""Pieces of a job as files: each is sealed and written whole or not at all, so that a rerun goes on from there."""
+"""Pieces of a job as files: each is sealed and written whole or not at all, so that a rerun resumes from there."""
 
 from __future__ import annotations
 

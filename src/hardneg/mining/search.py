@@ -8,7 +8,7 @@ from typing import Annotated, Protocol
 import torch
 from torch import Tensor
 
-from hardneg.core.errors import argument_error, check_among, check_count
+from hardneg.core.errors import argument_error, check_among, check_count, check_counts
 
 _queries = {"cpu": 512, "cuda": 8192}
 _block_bytes = 20 << 20  # of products: what the caches of a CPU still help with
@@ -78,10 +78,8 @@ class Search:
         check_among("Search", "fusion", self.fusion, ("rrf", "similarity"))
         for _, number in self.quotas:
             check_count("Search", "quotas", number)
-        for name in ("query_block", "corpus_block", "shards", "memory"):
-            check_count("Search", name, getattr(self, name), least=0)
-        for name in ("num_probes", "candidates"):
-            check_count("Search", name, getattr(self, name))
+        check_counts("Search", self, "query_block", "corpus_block", "shards", "memory", least=0)
+        check_counts("Search", self, "num_probes", "candidates")
 
     def blocks(self, device: torch.device, rows: int | None = None) -> tuple[int, int]:
         """Queries and documents of one matrix product, for a corpus of so many rows."""

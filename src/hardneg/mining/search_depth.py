@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from hardneg.core.errors import ArgumentError, written
+from hardneg.core.errors import ArgumentError, argument_error, written
 from hardneg.core.types import Scores
 from hardneg.negatives import Negatives
 from hardneg.negatives.base import not_pointwise
@@ -69,6 +69,20 @@ def check_depth(negatives: Negatives, k: int, draw: str, kind: str, shards: int,
             raise not_pointwise(factor, "a corpus in shards")
     got = f"Search({kind!r}, shards={shards}) with draw={draw!r}"
     raise ArgumentError("mine", "an exact search and draw 'top' or 'gumbel' for shards", got, "use shards=1")
+
+
+def check_lists(negatives: Negatives, k: int, draw: str, candidates: int, retrievers: int, rows: int) -> None:
+    """Raises where a window of ranks ends beyond the lists of all retrievers, but not beyond the corpus.
+
+    A window without an end needs to begin inside the lists.
+    """
+    reach = reach_of(negatives, k, draw)
+    needed = reach.size or reach_of(negatives, 1, "top").size
+    if needed is None or reach.num_leading == len(negatives.factors) or min(needed, rows) <= retrievers * candidates:
+        return
+    fix = f"use {written('mine', 'candidates', -(-min(needed, rows) // retrievers))}, or a window that ends before"
+    what = f"the closest {needed:,} candidates of a query for {negatives!r}"
+    raise argument_error("mine", what, "candidates", candidates, fix)
 
 
 def may_remove(factor: Negatives) -> bool:

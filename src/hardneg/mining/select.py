@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from hardneg.core.draws import draw_at, gumbel_order
+from hardneg.core.errors import check_counts
 from hardneg.core.keyed import uniform_of_pairs
 from hardneg.core.topk import top_of_rows
 from hardneg.core.types import NEVER, Scores
@@ -62,6 +63,9 @@ class Rule:
     draw: str = "top"
     seed: int = 0
     near_negative: float | None = None
+
+    def __post_init__(self) -> None:
+        check_counts("mine", self, "k")
 
 
 def select(candidates: Candidates, rule: Rule, vectors_of: VectorsOf) -> Selection:

@@ -53,8 +53,7 @@ def translate(
     twice += [name for name, ours in _ours.items() if name in given and {"k": k, "draw": draw}[ours] is not None]
     if twice:
         raise ArgumentError("mine", "an expression or the options of sentence-transformers", f"both, {twice[0]} too")
-    k = given.get("num_negatives", 3) if k is None else k
-    check_count("mine", "k", k)
+    k = check_count("mine", "k", given.get("num_negatives", 3) if k is None else k)
     strategy = given.get("sampling_strategy", "top")
     check_among("mine", "sampling_strategy", strategy, ("top", "random"))
     draw = draw or {"top": "top", "random": "gumbel"}[strategy]

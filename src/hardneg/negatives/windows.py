@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from hardneg.core.bounds import Bound, Count, Window, beyond, within
-from hardneg.core.errors import argument_error, check_count, check_kind, check_range
+from hardneg.core.errors import argument_error, check_counts, check_kind, check_range
 from hardneg.core.schedules import Number, Schedule, value_of
 from hardneg.core.tiles import Tile
 from hardneg.negatives.base import Negatives, check_by
@@ -73,7 +73,7 @@ class Ring(Negatives):
         check_range("Ring", "inner", self.inner, 0.0, 1.0)
         check_range("Ring", "outer", self.outer, 0.0, 1.0)
         check_kind("Ring", "dynamic_inner", self.dynamic_inner, bool, "True or False")
-        check_count("Ring", "at_least", self.at_least, least=0)
+        check_counts("Ring", self, "at_least", least=0)
         check_by("Ring", self.by)
         check_kind("Ring", "approximate", self.approximate, bool, "True or False")
         if not isinstance(self.inner, Schedule) and not isinstance(self.outer, Schedule):
@@ -137,14 +137,11 @@ class Rank(Negatives):
     examples: ClassVar = ("Rank(0, 5)", "Rank(2, 4)", "Rank(3)")
 
     def __post_init__(self) -> None:
-        check_kind("Rank", "start", self.start, int, "a whole number")
+        check_counts("Rank", self, "start", least=0)
         if self.stop is not None:
-            check_kind("Rank", "stop", self.stop, int, "a whole number")
-        if self.start < 0:
-            raise argument_error("Rank", "a start of 0 or more", "start", self.start)
-        if self.stop is not None and self.stop <= self.start:
-            raise argument_error("Rank", f"a stop above start={self.start}", "stop", self.stop)
-
+            check_counts("Rank", self, "stop", least=0)
+            if self.stop <= self.start:
+                raise argument_error("Rank", f"a stop above start={self.start}", "stop", self.stop)
         check_by("Rank", self.by)
 
     def bounds(self) -> dict[str, Bound]:

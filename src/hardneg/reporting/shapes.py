@@ -1,4 +1,4 @@
-"""What the files of a run or a comparison look like: anything else is refused by name before a page is made of it."""
+"""The shapes of the files of a run or a comparison; a file of another shape raises before a page is written."""
 
 from __future__ import annotations
 

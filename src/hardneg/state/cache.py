@@ -51,8 +51,7 @@ class Cache(Stateful):
 
     def __init__(self, capacity: int, dim: int, *, seed: int = 0) -> None:
         super().__init__(seed)
-        check_count("Cache", "capacity", capacity)
-        check_count("Cache", "dim", dim)
+        capacity, dim = check_count("Cache", "capacity", capacity), check_count("Cache", "dim", dim)
         self.capacity, self.dim = capacity, dim
         self.register_buffer("vectors", torch.zeros(capacity, dim))
         self.register_buffer("ids", torch.full((capacity,), -1))
@@ -72,7 +71,7 @@ class Cache(Stateful):
 
     @torch.no_grad()
     def push(self, keys: Keys) -> None:
-        """Embeddings of now: refreshes those that are cached, adds the others in place of the oldest."""
+        """Fresh embeddings: refreshes those that are cached, and the others replace the oldest."""
         if keys.ids is None or keys.private or keys.dim != self.dim:
             what = f"vectors [n, {self.dim}] with ids"
             raise argument_error("Cache.push", what, "vectors", tuple(keys.vectors.shape))

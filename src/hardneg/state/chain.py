@@ -78,8 +78,8 @@ class Chain(Stateful):
 
     def __init__(self, num_instances: int, burn_in: float = 0.5, *, num_views: int = 1, seed: int = 0) -> None:
         super().__init__(seed)
-        check_count("Chain", "num_instances", num_instances)
-        check_count("Chain", "num_views", num_views)
+        num_instances = check_count("Chain", "num_instances", num_instances)
+        num_views = check_count("Chain", "num_views", num_views)
         check_range("Chain", "burn_in", burn_in, 0.0, 1.0, open_high=True)
         self.num_instances, self.num_views, self.burn_in = num_instances, num_views, burn_in
         chains = num_instances * num_views

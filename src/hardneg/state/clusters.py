@@ -32,8 +32,8 @@ class Clusters(Stateful):
 
     def __init__(self, num_instances: int, num_runs: int = 1, *, seed: int = 0) -> None:
         super().__init__(seed)
-        check_count("Clusters", "num_instances", num_instances)
-        check_count("Clusters", "num_runs", num_runs)
+        num_instances = check_count("Clusters", "num_instances", num_instances)
+        num_runs = check_count("Clusters", "num_runs", num_runs)
         self.num_instances, self.num_runs = num_instances, num_runs
         # Negative numbers are the instances that were never clustered: each its own cluster.
         own = -1 - torch.arange(num_instances)

@@ -42,7 +42,7 @@ class Partition(Stateful):
 
     def __init__(self, num_instances: int, gamma: float = 0.9) -> None:
         super().__init__()
-        check_count("Partition", "num_instances", num_instances)
+        num_instances = check_count("Partition", "num_instances", num_instances)
         check_range("Partition", "gamma", gamma, 0.0, 1.0)
         self.num_instances, self.gamma = num_instances, gamma
         self.register_buffer("log_u", torch.full((num_instances,), NEVER, dtype=torch.float64))  # -inf: not visited

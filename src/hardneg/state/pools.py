@@ -47,8 +47,7 @@ class Queue(Stateful):
 
     def __init__(self, capacity: int, dim: int, *, source: str = "queue", dtype: torch.dtype | None = None) -> None:
         super().__init__()
-        check_count("Queue", "capacity", capacity)
-        check_count("Queue", "dim", dim)
+        capacity, dim = check_count("Queue", "capacity", capacity), check_count("Queue", "dim", dim)
         self.capacity, self.dim, self.source, self.dtype = capacity, dim, source, dtype
         self.register_buffer("vectors", torch.zeros(capacity, dim, dtype=dtype or torch.float32))
         self.register_buffer("ids", torch.full((capacity,), -1))
@@ -73,7 +72,7 @@ class Queue(Stateful):
 
     @torch.no_grad()
     def push(self, keys: Keys | Annotated[Tensor, "n d"]) -> None:
-        """Adds rows in place of the oldest ones."""
+        """Adds rows, which replace the oldest ones."""
         keys = _shared("Queue.push", keys, self.dim)
         rows = min(len(keys), self.capacity)
         head = self.number("head")
@@ -135,8 +134,7 @@ class Bank(Stateful):
         dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__(seed)
-        check_count("Bank", "num_instances", num_instances)
-        check_count("Bank", "dim", dim)
+        num_instances, dim = check_count("Bank", "num_instances", num_instances), check_count("Bank", "dim", dim)
         check_range("Bank", "momentum", momentum, 0.0, 1.0, open_high=True)
         self.num_instances, self.dim, self.momentum = num_instances, dim, momentum
         self.normalize, self.source, self.dtype = normalize, source, dtype
@@ -204,7 +202,7 @@ class Bank(Stateful):
         Without a generator the draw comes from the bank's seed and step, which it advances. Where an anchor has fewer
         than k others to draw without replacement, or none at all, k becomes what every anchor has.
         """
-        check_count("Bank.draw", "k", k)
+        k = check_count("Bank.draw", "k", k)
         if generator is None:
             generator = self.generator()
             self.advance()

@@ -50,7 +50,7 @@ class Checkpoints:
         return read_state(self.newest, device) if self.newest.exists() else None
 
     def fall_back(self) -> None:
-        """Puts the previous checkpoint in the place of a damaged one, with a warning, if it is whole itself."""
+        """Replaces a damaged checkpoint by the one before, with a warning, if that is whole."""
         try:
             self.load()
         except Damaged as error:

@@ -71,7 +71,7 @@ def train(
 ) -> dict[str, Any]:
     """Trains, evaluates and writes a run directory; returns the final figures.
 
-    ``views(images, ids, epoch, seed)`` gives the two views of a batch in the place of the augmentation that the options
+    ``views(images, ids, epoch, seed)`` gives the two views of a batch instead of the augmentation that the options
     name, for images; a run is resumed with the same. A finished run is not trained again: with ``resume`` its figures
     are returned. A run that was begun with other items or labels raises ``DataChanged`` unless ``allow_other_data``.
     Where there is nothing to evaluate, as of images without labels, the run ends with its losses and diagnostics.

@@ -68,7 +68,7 @@ def _damaged(path: Path) -> Damaged:
 
 
 def final_of(records: list[Record]) -> Record:
-    """The last record, with means over the last ones in the place of what varies from batch to batch.
+    """The last record, with means over the last ones instead of what varies from batch to batch.
 
     >>> final_of([{"step": step, "hardness": step / 4} for step in range(1, 4)])
     {'step': 3, 'hardness': 0.5, 'records': 3}

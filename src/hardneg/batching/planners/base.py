@@ -18,7 +18,7 @@ from torch import Tensor
 from hardneg.batching.filler import Filler, Guard, coverages
 from hardneg.batching.graph import ProximityGraph
 from hardneg.batching.plan import Plan, Segment
-from hardneg.core.errors import NotFinite, argument_error
+from hardneg.core.errors import NotFinite, argument_error, check_count, check_counts
 from hardneg.core.schedules import schedules_of
 
 _registry: dict[str, type[Planner]] = {}
@@ -66,7 +66,7 @@ class Planner(ABC):
         guard: Guard | None = None,
     ) -> Plan:
         """One epoch's batches from vectors [n, d], a ProximityGraph, or (where neither is needed) the number n."""
-        n = data if isinstance(data, int) else len(data)
+        n = num_instances_of(data)
         device = generator.device if generator is not None else None
         seed = int(torch.randint(2**31, (), generator=generator, device=device))
         epoch = Epoch(n, batch_size, coverage=coverage, drop_last=drop_last, guard=guard, seed=seed)
@@ -85,6 +85,11 @@ class Planner(ABC):
             raise argument_error(type(self).__name__, "a graph or vectors [n, d]", "data", type(data).__name__)
         if isinstance(data, Tensor) and self.needs != "nothing" and not bool(torch.isfinite(data).all()):
             raise NotFinite(type(self).__name__, "finite vectors", "NaN or inf", "look at the encoder's output")
+
+
+def num_instances_of(data: Any) -> int:
+    """Of vectors or a graph, or the number itself."""
+    return len(data) if hasattr(data, "__len__") else check_count("plan", "data", data)
 
 
 def registered_planners() -> dict[str, type[Planner]]:
@@ -108,7 +113,9 @@ class Epoch:
     num_replicas: int = 1
 
     def __post_init__(self) -> None:
-        if not 1 <= self.batch_size <= self.num_instances:
+        check_counts("plan", self, "num_instances", "batch_size")
+        check_counts("plan", self, "seed", least=0)
+        if self.batch_size > self.num_instances:
             what = f"a batch of at most the {self.num_instances} instances"
             if self.num_replicas > 1:
                 what += f" over {self.num_replicas} replicas"

@@ -16,7 +16,7 @@ from hardneg.batching.filler import Filler
 from hardneg.batching.graph import ProximityGraph, graph_of
 from hardneg.batching.planners.base import Planner
 from hardneg.batching.walks import torch_generator
-from hardneg.core.errors import argument_error, check_range, optional
+from hardneg.core.errors import argument_error, check_counts, optional
 
 
 @dataclass(frozen=True)
@@ -35,9 +35,12 @@ class Communities(Planner):
     needs: ClassVar[str] = "graph"
 
     def __post_init__(self) -> None:
-        check_range("Communities", "size", self.size, 1, float("inf"))
-        if not 0 <= self.skip < self.num_neighbours:
-            what = f"a skip of at least 0 and below num_neighbours={self.num_neighbours}"
+        check_counts("Communities", self, "size", "num_neighbours")
+        check_counts("Communities", self, "skip", least=0)
+        if self.num_candidates is not None:
+            check_counts("Communities", self, "num_candidates")
+        if self.skip >= self.num_neighbours:
+            what = f"a skip below num_neighbours={self.num_neighbours}"
             raise argument_error("Communities", what, "skip", self.skip)
 
     def prepare(self, data: Any, batch_size: int, rng: np.random.Generator) -> tuple[NDArray[Any], list[NDArray[Any]]]:

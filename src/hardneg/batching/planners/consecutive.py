@@ -1,4 +1,4 @@
-"""Consecutive batches: pieces of the data in its order, for positives that stand beside each other (quick-thoughts)."""
+"""Consecutive batches: pieces of the data in its order, for positives that follow each other (quick-thoughts)."""
 
 from __future__ import annotations
 

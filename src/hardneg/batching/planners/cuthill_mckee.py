@@ -17,7 +17,7 @@ from hardneg.batching.graph import graph_of
 from hardneg.batching.planners.base import Planner
 from hardneg.batching.planners.communities import undirected
 from hardneg.batching.walks import torch_generator
-from hardneg.core.errors import check_range, optional
+from hardneg.core.errors import check_counts, optional
 
 
 @dataclass(frozen=True)
@@ -33,7 +33,9 @@ class CuthillMcKee(Planner):
     needs: ClassVar[str] = "graph"
 
     def __post_init__(self) -> None:
-        check_range("CuthillMcKee", "num_neighbours", self.num_neighbours, 1, float("inf"))
+        check_counts("CuthillMcKee", self, "num_neighbours")
+        if self.num_candidates is not None:
+            check_counts("CuthillMcKee", self, "num_candidates")
 
     def prepare(self, data: Any, batch_size: int, rng: np.random.Generator) -> tuple[NDArray[Any], NDArray[Any], int]:
         sparse = optional("scipy.sparse", "CuthillMcKee", extra="eval")

@@ -16,7 +16,7 @@ from hardneg.batching.filler import Filler
 from hardneg.batching.graph import graph_of
 from hardneg.batching.planners.base import Planner
 from hardneg.batching.walks import Walker, check_walk, torch_generator
-from hardneg.core.errors import argument_error, check_count, check_range
+from hardneg.core.errors import argument_error, check_counts, check_range
 from hardneg.core.schedules import Number, Schedule
 
 _at_once = 8
@@ -48,12 +48,14 @@ class Proximity(Planner):
 
     def __post_init__(self) -> None:
         check_range("Proximity", "restart", self.restart, 0.0, 1.0)
-        check_count("Proximity", "num_neighbours", self.num_neighbours)
+        check_counts("Proximity", self, "num_neighbours")
         if self.num_candidates is not None:
-            check_count("Proximity", "num_candidates", self.num_candidates)
+            check_counts("Proximity", self, "num_candidates")
             if self.num_neighbours > self.num_candidates:
                 what = f"at most num_candidates={self.num_candidates} neighbours"
                 raise argument_error("Proximity", what, "num_neighbours", self.num_neighbours)
+        if self.patience is not None:
+            check_counts("Proximity", self, "patience")
         check_walk("Proximity", self.kind, self.steps)
 
     def prepare(self, data: Any, batch_size: int, rng: np.random.Generator) -> Walker:

@@ -13,7 +13,7 @@ import numpy as np
 from torch import Tensor
 
 from hardneg.batching.filler import Filler
-from hardneg.batching.planners.base import Planner
+from hardneg.batching.planners.base import Planner, num_instances_of
 from hardneg.core.errors import argument_error
 
 
@@ -28,7 +28,7 @@ class SingleSource(Planner):
     column: Annotated[Tensor, "n"]
 
     def prepare(self, data: Any, batch_size: int, rng: np.random.Generator) -> list[Any]:
-        n = data if isinstance(data, int) else len(data)
+        n = num_instances_of(data)
         if len(self.column) != n:
             raise argument_error("SingleSource", f"a column of {n} instances", "len(column)", len(self.column))
         values, own = np.unique(self.column.cpu().numpy(), return_inverse=True)

@@ -12,7 +12,7 @@ from hardneg.batching.filler import Filler
 from hardneg.batching.graph import in_range
 from hardneg.batching.planners.base import Planner
 from hardneg.batching.walks import torch_generator
-from hardneg.core.errors import argument_error
+from hardneg.core.errors import check_counts
 from hardneg.core.kmeans import kmeans
 
 
@@ -28,8 +28,9 @@ class Strata(Planner):
     needs: ClassVar[str] = "vectors"
 
     def __post_init__(self) -> None:
-        if self.num_strata is not None and self.num_strata < 1:
-            raise argument_error("Strata", "at least one stratum", "num_strata", self.num_strata)
+        if self.num_strata is not None:
+            check_counts("Strata", self, "num_strata")
+        check_counts("Strata", self, "num_iterations", least=0)
 
     def prepare(
         self, data: Any, batch_size: int, rng: np.random.Generator

@@ -12,7 +12,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from hardneg.core.errors import check_count
+from hardneg.core.errors import check_counts
 from hardneg.core.generators.base import Generator, Made, hardest
 from hardneg.core.keyed import uniforms
 from hardneg.core.pairing import Pairing
@@ -31,8 +31,8 @@ class MoCHi(Generator):
     examples: ClassVar = ("mochi()", "mochi(num_hardest=64, num_mixed=32, num_with_anchor=8)")
 
     def __post_init__(self) -> None:
-        for name in ("num_hardest", "num_mixed", "num_with_anchor", "seed"):
-            check_count("mochi", name, getattr(self, name), least=int(name == "num_hardest"))
+        check_counts("mochi", self, "num_hardest")
+        check_counts("mochi", self, "num_mixed", "num_with_anchor", "seed", least=0)
 
     @torch.no_grad()
     def make(self, pairing: Pairing, step: int) -> Made:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
+from numbers import Real
 from typing import Annotated, ClassVar
 
 import torch
@@ -169,7 +170,7 @@ def check_num_negatives(who: str, num_negatives: NumNegatives) -> None:
     elif isinstance(num_negatives, str):
         fine = num_negatives in _numbers
     else:
-        fine = isinstance(num_negatives, (int, float)) and not isinstance(num_negatives, bool) and num_negatives > 0
+        fine = isinstance(num_negatives, Real) and not isinstance(num_negatives, bool) and num_negatives > 0
     if not fine:
         what = "num_negatives 'support', 'candidates', 'mass', a number above 0 or a tensor [] or [b]"
         raise argument_error(who, what, "num_negatives", num_negatives)

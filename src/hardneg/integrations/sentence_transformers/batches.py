@@ -25,7 +25,7 @@ from hardneg.batching.sampler import PlannedBatchSampler
 from hardneg.batching.spec import parse_batches
 from hardneg.batching.stored import load_arrays, save_arrays
 from hardneg.core.distributed import gather
-from hardneg.core.errors import ArgumentError, DataChanged, argument_error, warn_once
+from hardneg.core.errors import ArgumentError, DataChanged, check_count, warn_once
 from hardneg.core.types import Keys
 from hardneg.core.vectors import unit
 from hardneg.integrations.sentence_transformers.callback import AnyLoss, LossCallback
@@ -71,8 +71,7 @@ class HardBatches(LossCallback):
     ) -> None:
         super().__init__(loss)
         self.fresh, self._age = fresh, None if fresh is None else fresh.age(0)
-        if not isinstance(every, int) or every < 1:
-            raise argument_error("HardBatches", "at least one step between refreshes", "every", every)
+        every = check_count("HardBatches", "every", every)
         named = texts if isinstance(texts, Mapping) else {"": texts}
         self.sets = {name: _TrainingSet(name, list(each)) for name, each in named.items()}
         self.every, self.warmup, self.segment = every, warmup, segment or min(every, 100)

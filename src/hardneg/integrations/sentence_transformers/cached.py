@@ -29,8 +29,7 @@ class CachedNegativesLoss(NegativesLoss):
 
     def __init__(self, model: nn.Module, *arguments: Any, mini_batch_size: int = 32, **options: Any) -> None:
         super().__init__(model, *arguments, **options)
-        check_count("CachedNegativesLoss", "mini_batch_size", mini_batch_size)
-        self.mini_batch_size = mini_batch_size
+        self.mini_batch_size = check_count("CachedNegativesLoss", "mini_batch_size", mini_batch_size)
         self._judged: list[Tensor] | None = None
 
     def forward(self, sentence_features: Iterable[Features], labels: Tensor | None = None) -> Tensor:

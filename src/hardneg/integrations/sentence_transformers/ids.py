@@ -16,14 +16,14 @@ import torch
 from torch import Tensor
 
 from hardneg.core.constants import kept
-from hardneg.core.errors import ArgumentError, argument_error
+from hardneg.core.errors import ArgumentError, argument_error, check_count
 from hardneg.integrations.ranks import distinct_ids, own_rank
 from hardneg.negatives.known import Known, KnownPairs
 
 Data = TypeVar("Data")
 Number = Annotated[Tensor, "b"]
 NONE = torch.iinfo(torch.long).min
-"""The group, row or document of nobody: equal to no real one."""
+"""No group, row or document: equal to no real one."""
 MOST = 2**31
 """Ids are below, so that a pair of them is one number."""
 _most_rows = 2**20  # of a rank
@@ -60,8 +60,7 @@ def known_positives(dataset: Any) -> Known:
 
 
 def _numbered(tables: list[_Table], start: int) -> dict[str, int]:
-    if not isinstance(start, int) or start < 0:
-        raise argument_error("with_ids", "a start of 0 or more", "start", start)
+    start = check_count("with_ids", "start", start, least=0)
     columns = [table.texts[0] for table in tables] + list(chain(*(table.texts[1:] for table in tables)))
     texts = dict.fromkeys(text for text in chain(*columns) if text)
     numbers = {text: number for number, text in enumerate(texts, start)}

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from hardneg.core.errors import warn_once
-from hardneg.mining.engines import Engine, Work
+from hardneg.mining.engines.base import Engine, Work
 
 _tries = 3
 

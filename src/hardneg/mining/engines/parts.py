@@ -6,7 +6,7 @@ import re
 from dataclasses import dataclass
 
 from hardneg.core.errors import argument_error
-from hardneg.mining.engines import Engine, PartDone, Work
+from hardneg.mining.engines.base import Engine, PartDone, Work
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from hardneg.core.errors import optional
-from hardneg.mining.engines import Engine, Work
+from hardneg.mining.engines.base import Engine, Work
 
 
 @dataclass(frozen=True)

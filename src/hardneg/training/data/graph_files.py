@@ -52,7 +52,7 @@ def read_graphs(name: str, root: Path | None = None) -> GraphPart:
 
 
 def graph_path(name: str, root: Path | None = None) -> Path:
-    """Where the graphs of this name lie; raises where there is nothing."""
+    """The path of the graphs of this name; raises if there is none."""
     given, root = Path(name), default_root() if root is None else root
     places = [given, root / FOLDER / f"{name}.npz", root / f"{name}.npz", root / name, root / name / "raw"]
     for place in places[int(len(given.parts) == 1 and not given.suffix) :]:  # a bare name is of the root

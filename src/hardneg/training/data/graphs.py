@@ -135,7 +135,7 @@ class GraphData(Items, prefix="graphs", form="graphs:NAME"):
             raise ArgumentError("evaluate", f"graphs with {before} node features, as it was trained on", f"{now}")
 
     def prepared(self, options: TrainOptions, views: Any = None) -> GraphData:
-        """``views(graphs, ids, epoch, seed)`` gives two packed batches in the place of the augmentation."""
+        """``views(graphs, ids, epoch, seed)`` gives two packed batches instead of the augmentation."""
         if views is not None and not callable(views):
             raise ArgumentError("train", "views(graphs, ids, epoch, seed) -> (view 1, view 2)", f"views={views!r}")
         return replace(self, augment=augment_for(options.augment), own_views=views)

@@ -221,7 +221,7 @@ def _eight_bits(image: Any, format: str | None, where: str) -> Any:
         raise ArgumentError(
             "data",
             "images of 8 or 16 bits",
-            f"mode {image.mode!r} in {where}, where nobody knows which value is white",
+            f"mode {image.mode!r} in {where}, which does not define the value of white",
             "write it as 8 bits over the range that you mean",
         )
     from PIL import Image

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 @runtime_checkable
 class Rows(Protocol):
-    """A batch that is no tensor, such as padded texts or packed graphs."""
+    """A batch that is not one tensor, such as padded texts or packed graphs."""
 
     def __len__(self) -> int: ...
 

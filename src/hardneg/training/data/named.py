@@ -1,4 +1,4 @@
-"""The named data sets as they lie on a disk, read as NumPy arrays."""
+"""The named data sets, read from disk as NumPy arrays."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Texts as they lie on a disk: lines of a plain file, or columns of a table."""
+"""Texts from disk: lines of a plain file, or columns of a table."""
 
 from __future__ import annotations
 

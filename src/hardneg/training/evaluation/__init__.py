@@ -1,1 +1,1 @@
-"""What embeddings are worth."""
+"""Evaluation of embeddings."""

@@ -27,7 +27,7 @@ STRENGTHS, FOLDS = (0.01, 0.1, 1.0, 10.0, 100.0), 5
 
 def svm_accuracy(features: Features, labels: Labels, *, folds: int = 10, repeats: int = 1) -> dict[str, Any]:
     """Mean accuracy over the folds, and its mean and deviation over ``repeats`` divisions into folds."""
-    check_count("svm_accuracy", "repeats", repeats)
+    repeats = check_count("svm_accuracy", "repeats", repeats)
     right = [svm_correct(features, labels, folds=folds, seed=i) for i in range(repeats)]
     accuracies = [float(one.double().mean()) for one in right]
     deviation = float(np.std(accuracies, ddof=1)) if repeats > 1 else None

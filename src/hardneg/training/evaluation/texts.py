@@ -85,7 +85,7 @@ def sentence_transformer(kind: str, path: str, device: str | None = None) -> Any
 
 
 def st_modules() -> Any:
-    """The parts of a sentence-transformers model; version 6 has moved them."""
+    """The parts of a sentence-transformers model; version 5.4 has moved them."""
     try:
         return importlib.import_module("sentence_transformers.sentence_transformer.modules")
     except ImportError:

@@ -39,7 +39,7 @@ class CMC(Instance):
 
 
 class Aspects(nn.Module):
-    """An encoder for each aspect of an image; the vectors of both stand one behind the other."""
+    """An encoder for each aspect of an image; their vectors are concatenated."""
 
     low: Tensor
     high: Tensor

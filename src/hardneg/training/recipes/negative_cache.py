@@ -2,7 +2,7 @@
 
 Each first view draws from the softmax over the cache, by Gumbel-max, and is pushed away from what it drew as the
 encoder sees that now. The surrogate's value means nothing: the loss that is recorded is the real one against the
-cache. After a step its second views enter the cache, in place of the oldest, and a share of the oldest is encoded
+cache. After a step its second views enter the cache, instead of the oldest, and a share of the oldest is encoded
 again. Every rank computes the loss of all gathered rows; what was drawn is encoded once, a part on each rank.
 """
 
@@ -77,7 +77,7 @@ class NegativeCache(SimCLR):
         return self.found.real.mean()
 
     def diagnose(self) -> Diagnosis:
-        """Of all of the cache alike, whose softmax is what the draws estimate."""
+        """Over the whole cache with equal weights: the softmax that the draws estimate."""
         held, labels = self.cache.keys(), self.data.labels
         pool = held if labels is None else held.changed(labels=labels[held.ids])
         found: Diagnosis = self.loss.diagnose(*self.last, pool)

@@ -8,7 +8,7 @@ from datetime import timedelta
 
 import torch
 
-from hardneg.mining.engines import Engine, Work
+from hardneg.mining.engines.base import Engine, Work
 
 
 @dataclass(frozen=True)

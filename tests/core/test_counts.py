@@ -1,0 +1,87 @@
+"""A count may be a whole number of numpy or torch, wherever one is taken, and is a plain int afterwards."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+import torch
+from torch.nn.functional import normalize
+
+import hardneg as hn
+from hardneg.auditing.settings import Settings
+from hardneg.batching import PlannedBatchSampler, planners
+from hardneg.batching.spec import BatchSpec
+from hardneg.core.errors import ArgumentError, check_count
+from hardneg.core.generators.mochi import MoCHi
+from hardneg.losses import CMC, GradCache, IndividualTemperatures, InstanceDiscrimination
+from hardneg.mining import Search
+from hardneg.state import Cache, Chain, Clusters, Partition
+
+vectors = normalize(torch.randn(20, 4, generator=torch.Generator().manual_seed(0)), dim=1)
+keys = hn.Keys(vectors, torch.arange(20))
+
+
+def seeded() -> torch.Generator:
+    return torch.Generator().manual_seed(0)
+
+
+def drawn(number, replace):
+    bank = hn.Bank(number(20), number(4))
+    bank.push(keys)
+    return bank.draw_ids(keys.ids, number(3), replace=replace).tolist()
+
+
+def sampled(number, folder):
+    options = {"segment": number(2), "num_replicas": number(1), "rank": number(0), "seed": number(3)}
+    sampler = hn.ProximityBatchSampler(number(20), number(6), plan_file=folder / "plan", **options)
+    sampler.graph = hn.build_graph(vectors, number(3), number(10), seeded())
+    batches = iter(sampler)
+    return list(batches), json.dumps(batches.state_dict())
+
+
+def planned(planner):
+    return repr(planner), list(PlannedBatchSampler(planner, 20, 6, vectors))
+
+
+cases = {
+    "queue": lambda n: repr(hn.Queue(n(8), n(4))),
+    "draws of a bank": lambda n: (drawn(n, True), drawn(n, False)),
+    "draw": lambda n: hn.draw(torch.zeros(2, 9), n(3), seeded()).tolist(),
+    "gumbel": lambda n: hn.draw(torch.zeros(2, 9), n(3), seeded(), method="gumbel").tolist(),
+    "states": lambda n: repr([Cache(n(8), n(4)), Chain(n(8), num_views=n(2)), Partition(n(8)), Clusters(n(8), n(2))]),
+    "walk": lambda n: hn.walk(hn.build_graph(vectors, n(3), None), n(2), n(5), 0.1, seeded()).tolist(),
+    "proximity": lambda n: planned(planners.Proximity(num_neighbours=n(3), num_candidates=n(9), patience=n(50))),
+    "strata": lambda n: planned(planners.Strata(n(3))),
+    "Cuthill-McKee": lambda n: planned(planners.CuthillMcKee(n(3), n(9))),
+    "uniform": lambda n: [batch.tolist() for batch in planners.Uniform().plan(20, n(6), seeded())],
+    "batches": lambda n: repr(BatchSpec(planners.Uniform(), n(10), n(1))),
+    "mine": lambda n: hn.mine(keys, keys, keys.ids, hn.Rank(n(1), n(5)), n(3), search=Search(shards=n(2))).ids.tolist(),
+    "window": lambda n: repr(hn.Rank(n(1), n(5)) * hn.Ring(0.1, 0.5, at_least=n(2))),
+    "num_negatives": lambda n: float(hn.ContrastiveLoss(num_negatives=n(10))(vectors[:10], vectors[10:])),
+    "losses": lambda n: repr([hn.EMC2(n(20), 0.5), hn.SogCLR(n(20), 0.5), InstanceDiscrimination(n(20), n(4), n(5))]),
+    "CMC": lambda n: repr(CMC(n(20), n(4), n(5))),
+    "temperatures": lambda n: len(IndividualTemperatures(hn.ContrastiveLoss(), n(20)).temperatures),
+    "grad cache": lambda n: GradCache(torch.nn.Identity(), n(4)).chunk_size,
+    "mochi": lambda n: repr(MoCHi(n(4), n(3), n(2))),
+    "audit": lambda n: repr(Settings(num_anchors=n(10))),
+}
+kinds = {"numpy": np.int64, "torch": torch.tensor}
+
+
+@pytest.mark.parametrize("case", cases)
+@pytest.mark.parametrize("kind", kinds)
+def test_counts_of_any_kind(case, kind):
+    assert cases[case](kinds[kind]) == cases[case](int)
+
+
+@pytest.mark.parametrize("kind", kinds)
+def test_counts_of_samplers(kind, tmp_path):
+    assert sampled(kinds[kind], tmp_path) == sampled(int, tmp_path)
+
+
+@pytest.mark.parametrize("value", [np.float64(3), torch.tensor(3.0), torch.tensor([1, 2]), "3", True, None])
+def test_other_values_raise(value):
+    with pytest.raises(ArgumentError, match="mine needs a whole number"):
+        check_count("mine", "k", value)

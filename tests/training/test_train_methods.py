@@ -1,0 +1,89 @@
+"""A method of the user's and schedules of temperature and tau_plus train and resume."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from hardneg.core.options import option
+from hardneg.core.schedules import linear
+from hardneg.training.loop import train
+from hardneg.training.options import SimCLROptions, TrainOptions
+from hardneg.training.recipes.simclr import SimCLR
+from hardneg.training.runs import Run
+from support.training_runs import assert_same, everything, options_of, run, stop_after
+
+pytest.importorskip("accelerate", reason="training needs the extra train")
+
+
+# A user's own method.
+
+
+@dataclass(frozen=True)
+class MyOptions(TrainOptions):
+    margin: float = option(0.1, "Mine.", "Mine", low=0.0)
+
+
+class MyMethod(SimCLR):
+    def loss_for(self, options: Any) -> Any:
+        return super().loss_for(SimCLROptions(temperature=options.temperature))
+
+
+def test_point_8_a_method_of_the_user_is_resumed(data: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    options = MyOptions(**options_of(data, epochs=2))
+    expected = train("mine", MyMethod, options, tmp_path / "whole", quiet=True)
+    with monkeypatch.context() as patch:
+        stop_after(1, patch)
+        with pytest.raises(KeyboardInterrupt):
+            train("mine", MyMethod, options, tmp_path / "stopped", quiet=True)
+    resumed = train("mine", MyMethod, options, tmp_path / "stopped", quiet=True, resume=True)
+    assert resumed["final"] == expected["final"]
+    assert_same(everything(tmp_path / "stopped"), everything(tmp_path / "whole"))
+    other = MyOptions(**options_of(data, epochs=2), margin=0.2)
+    with pytest.raises(ValueError, match=r"other options \(margin: 0.1 -> 0.2\)"):
+        train("mine", MyMethod, other, tmp_path / "stopped", quiet=True, resume=True)
+
+
+# Schedules of the temperature and tau_plus.
+
+
+@pytest.mark.parametrize(
+    ("recipe", "options"), [("simclr", {}), ("moco", {"queue": 64}), ("moco", {"version": "v3"}), ("supervised", {})]
+)
+def test_point_4_schedules_of_temperature_and_tau_plus_train_and_go_on(
+    recipe: str, options: dict[str, Any], data: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    options = options_of(data, temperature="linear(0.5, 0.2)", tau_plus="linear(0.0, 0.05)", **options)
+    run(recipe, tmp_path / "whole", options)
+    found = [record["effective_temperature"] for record in Run(tmp_path / "whole").metrics()]
+    expected = np.linspace(0.5, 0.2, len(found), endpoint=False)
+    known = [i for i, value in enumerate(found) if value is not None]  # the queue of MoCo is empty at first
+    assert len(known) >= len(found) - 1
+    np.testing.assert_allclose([found[i] for i in known], expected[known], rtol=1e-3)
+    with monkeypatch.context() as patch:
+        stop_after(2, patch)
+        with pytest.raises(KeyboardInterrupt):
+            run(recipe, tmp_path / "stopped", options)
+    run(recipe, tmp_path / "stopped", options, resume=True)
+    assert_same(everything(tmp_path / "stopped"), everything(tmp_path / "whole"))
+    config = Run(tmp_path / "stopped").config()
+    assert config["options"]["temperature"] == "linear(0.5, 0.2)"
+    with pytest.raises(ValueError, match="other options"):
+        run(recipe, tmp_path / "stopped", options | {"temperature": "linear(0.5, 0.1)"}, resume=True)
+
+
+def test_point_4_an_adaptive_temperature_moves_after_each_epoch(data: str, tmp_path: Path) -> None:
+    run("simclr", tmp_path, options_of(data, temperature="adaptive(0.5, 0.1, rate=0.1)"))
+    found = [record["effective_temperature"] for record in Run(tmp_path).metrics()]
+    # The first mean loss is remembered; after the second epoch, whose loss is lower, the third begins at 0.4.
+    assert found == pytest.approx([0.5] * 6 + [0.4] * 3, rel=1e-4)
+
+
+def test_options_take_schedules_of_python() -> None:
+    options = SimCLROptions(temperature=linear(0.5, 0.1))  # type: ignore[arg-type]
+    assert options.temperature == SimCLROptions(temperature=" linear(0.5,0.1)").temperature == "linear(0.5, 0.1)"
+    assert SimCLROptions().as_dict()["temperature"] == 0.5
