@@ -81,7 +81,7 @@ class Items(ABC):
     has: ClassVar[str] = ""  # "nodes" (infograph needs them), "pixels" (cmc), "texts": its encoders have ``encode``
     always_recorded: ClassVar[bool] = True  # False: older versions had runs without a fingerprint of such data
     how_to_label: ClassVar[str] = "use data that has them"
-    weight_decay: ClassVar[float] = 0.0  # unless --weight-decay; Adam turns any into whole steps where gradients are 0
+    weight_decay: ClassVar[float] = 0.0  # by default; of 1e-6 Adam makes whole steps where gradients are 0
     most_held: ClassVar[float] = 2048  # items without labels, which are evaluated by retrieval among themselves
     ids: Annotated[Tensor, "n"]
     labels: Annotated[Tensor, "n"] | None
