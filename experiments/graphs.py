@@ -53,7 +53,7 @@ class Study:
 
 
 PROXIMITY = "proximity(num_candidates={m}, num_neighbours={k}, restart=linear(0.2, 0.05), refresh=25)"
-POOLED = {"num_negatives": "candidates", "reduction": "pairs", "dim": 96, "weight_decay": 0.0}
+POOLED = {"num_negatives": "candidates", "reduction": "pairs", "dim": 96}
 STUDIES = {
     "GraphCL": Study(
         ("MUTAG", "PTC_MR", "ENZYMES", "PROTEINS", "IMDB-BINARY", "IMDB-MULTI"),

@@ -69,11 +69,12 @@ def test_a_file_that_is_not_there_is_named(verb: tuple[str, ...], tmp_path: Path
 
 def test_the_file_is_read_as_flags_are(requested: list[Any], tmp_path: Path) -> None:
     """YAML takes 1e-3 for a word, and no for False."""
-    (tmp_path / "run.yaml").write_text("learning-rate: 1e-4\nprecision: no\ntemperature: 1\n")
+    (tmp_path / "run.yaml").write_text("learning-rate: 1e-4\nweight-decay: 1e-5\nprecision: no\ntemperature: 1\n")
     done = hardneg("train", "simclr", "--config", str(tmp_path / "run.yaml"))
     assert done.exit_code == 0, done.stderr
     [(_, options, _, _)] = requested
-    assert (options.learning_rate, options.precision, options.temperature) == (1e-4, "no", 1)
+    assert (options.learning_rate, options.weight_decay) == (1e-4, 1e-5)
+    assert (options.precision, options.temperature) == ("no", 1)
 
 
 def test_a_comparison_from_a_file(compared: list[Any], tmp_path: Path) -> None:

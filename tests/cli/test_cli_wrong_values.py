@@ -45,6 +45,7 @@ def test_wrong_schedules_are_named_before_data_is_loaded(
     [
         ("epocs: 3", "'epocs' is not known. Did you mean epochs? It is a whole number of at least 1, by default 50."),
         ("tempratur: 0.1", "Did you mean temperature? It is a number or a schedule"),
+        ("weight-decy: 0", "Did you mean weight_decay? It is a number of at least 0."),
         ("precison: no", "Did you mean precision? It is one of no, bf16, fp16, by default no."),
         ("resum: true", "Did you mean resume? It is true or false, by default False."),
         ("zzz: 1", "FILE: 'zzz' is not known. Known: data, "),

@@ -60,6 +60,7 @@ def test_the_effective_temperature_knows_the_common_options() -> None:
         ("simclr() @ knn()", "simclr() @ knn(refresh=100)", {}),
         ("simclr()", "simclr(encoder='tiny')", {}),
         ("simclr()", "simclr(augment='tiny')", {}),
+        ("simclr()", "simclr(weight_decay=1e-6)", {}),
         ("moco(temperature=1)", "moco(temperature=1.0, augment='auto')", {"encoder": "tiny"}),
     ],
 )

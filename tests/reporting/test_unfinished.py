@@ -13,6 +13,8 @@ import numpy as np
 import pytest
 import torch
 
+from hardneg.comparing.arms import parse_arm
+from hardneg.comparing.runs import run_of
 from hardneg.pages.thumbnails import thumbnail
 from hardneg.reporting import write_report
 from hardneg.training.runs import Run
@@ -73,6 +75,18 @@ def test_tuned_arms_find_their_runs_and_say_what_was_taken(tmp_path: Path) -> No
     assert f"temperature of 0.1, 0.5; taken: {ARMS[0]}: 0.5, {ARMS[1]}: 0.1" in words
     assert f"{ARMS[1]}, seed 0: no run directory with these options" in words
     assert f"{ARMS[0]}, seed 0: no run" not in words
+
+
+def test_runs_of_a_version_with_another_default_are_known_by_their_folders(tmp_path: Path) -> None:
+    summary = make_comparison(tmp_path, ARMS[:2])
+    for number, text in enumerate(ARMS[:2]):
+        arm = parse_arm(text).under(summary["comparison"]["common"])
+        for seed in range(3):
+            run = (tmp_path / "runs" / f"arm{number}-seed{seed}").rename(run_of(arm, seed, tmp_path).path)
+            config = json.loads((run / "config.json").read_text())
+            config["options"]["weight_decay"] = 1e-6
+            (run / "config.json").write_text(json.dumps(config))
+    assert "no run directory" not in read(write_report(tmp_path)).words
 
 
 @pytest.mark.parametrize(

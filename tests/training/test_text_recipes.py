@@ -292,6 +292,49 @@ def test_a_killed_run_resumes_to_the_same_bits(name: str, tmp_path: Path, monkey
     assert_same(all_of(tmp_path / "whole"), all_of(tmp_path / "cut"))
 
 
+@pytest.mark.parametrize("recipe", ["simcse", "moco"])
+@pytest.mark.parametrize("given", [{}, {"weight_decay": 1e-6}], ids=str)
+def test_subwords_that_never_occur_keep_their_weights_without_weight_decay(
+    recipe: str, given: dict[str, float], tmp_path: Path
+) -> None:
+    """Of a decay of 1e-6 Adam makes a whole step towards 0 where a weight has no gradient."""
+    options = RECIPES[recipe](**short(text_file(tmp_path / "data.txt"), **given))
+    data = splits(options).train.prepared(options)
+    seen = torch.cat([tokens.rows.flatten() for tokens in data.views(torch.arange(len(data)), 0, 0)]).unique()
+    run(recipe, tmp_path / "run", options.as_dict())
+    before = data.encoder(options).state_dict()["backbone.table"]
+    after = Run(tmp_path / "run").load()["method"]["encoder.backbone.table"]  # type: ignore[index]
+    moved, unseen = (after != before).any(dim=1), torch.ones(len(before), dtype=torch.bool)
+    unseen[seen] = False
+    assert moved[seen].any()
+    assert moved[unseen].all() if given else not moved[unseen].any()
+
+
+@pytest.mark.parametrize("killed_at", [3, 7])
+def test_a_run_of_an_older_version_keeps_its_weight_decay(
+    killed_at: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It has 1e-6 in its config.json, and a checkpoint only at step 7."""
+    options = short(data_for("simcse", tmp_path))
+    old = options | {"weight_decay": 1e-6}
+    run("simcse", tmp_path / "whole", old)
+    step = Loop._one_step
+
+    def killed(self: Loop, *rest: Any) -> None:
+        if self.step == killed_at:
+            raise KeyboardInterrupt
+        step(self, *rest)
+
+    monkeypatch.setattr(Loop, "_one_step", killed)
+    with pytest.raises(KeyboardInterrupt):
+        run("simcse", tmp_path / "cut", old)
+    monkeypatch.setattr(Loop, "_one_step", step)
+    with pytest.raises(FileError, match=r"weight_decay: 1e-06 -> 0\.0"):
+        run("simcse", tmp_path / "cut", options | {"weight_decay": 0.0}, resume=True)
+    run("simcse", tmp_path / "cut", options, resume=True)
+    assert_same(all_of(tmp_path / "whole"), all_of(tmp_path / "cut"))
+
+
 @pytest.mark.slow
 def test_two_ranks_train_as_one(tmp_path: Path) -> None:
     jobs = [

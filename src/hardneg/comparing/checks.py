@@ -128,9 +128,12 @@ def _check_views(options: TrainOptions, data: Items) -> None:
 
 
 def _check_chosen(arms: list[Arm], data: Items) -> None:
-    """Raises for arms of which one writes what "auto" makes of the other."""
+    """Raises for arms of which one writes what "auto" makes of the other, or the weight decay of such data."""
     every = [(arm, arm.complete()) for arm in arms]
-    chosen = [(arm, plainly(options.as_dict()) | data.chosen(options)) for arm, options in every]
+    chosen = [
+        (arm, plainly(options.as_dict()) | {"weight_decay": data.decay(options)} | data.chosen(options))
+        for arm, options in every
+    ]
     for (one, mine), (other, theirs) in combinations(chosen, 2):
         if one.recipe == other.recipe and mine == theirs:
             raise _alike(one, other)

@@ -9,6 +9,7 @@ from typing import Any
 
 from hardneg.comparing.arms import Arm, parse_arm
 from hardneg.comparing.canonical import plainly
+from hardneg.comparing.runs import folder_of
 from hardneg.core.errors import FileError
 from hardneg.core.text import printable
 from hardneg.io.files import read_json
@@ -115,11 +116,16 @@ def wanted_arm(text: str, facts: dict[str, Any]) -> Arm | None:
 
 
 def _is_of(one: SeedRun, arm: Arm) -> bool:
-    """Whether the run has the recipe and the options of the arm; options that a later version added do not count."""
+    """Whether the run has the recipe and the options of the arm, or the folder that they have in a comparison.
+
+    Options that a later version added do not count, and defaults that it changed do not change the folder.
+    """
     if one.config.get("recipe") != arm.recipe:
         return False
     wanted = json.loads(json.dumps(arm.complete(seed=one.seed).as_dict(), default=str))
     try:
+        if one.run.path.name == f"{folder_of(arm)}-seed{one.seed}":
+            return True
         mine, theirs = plainly(wanted), plainly(one.options)
     except _odd:  # an expression of another version
         return False

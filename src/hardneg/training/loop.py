@@ -80,6 +80,7 @@ def train(
     accelerator = accelerator_for(options)
     run = Run(output_folder(out))
     with run.alone() if accelerator.is_main_process else nullcontext():
+        options = _as_begun(options, run)
         if accelerator.is_main_process:
             Run.open(out, recipe, options.as_dict(), resume, defaults_of(options))
         accelerator.wait_for_everyone()
@@ -101,6 +102,13 @@ def train(
         loop.run_all(quiet)
         loop.finish(found, views)
     return run.result() or {}  # nothing on a machine that does not see the disk of the first rank
+
+
+def _as_begun(options: TrainOptions, run: Run) -> TrainOptions:
+    """With the weight decay that the run was begun with, if none is given; older versions had 1e-6 for all data."""
+    if options.weight_decay is not None or not run.begun():
+        return options
+    return replace(options, weight_decay=run.whole_config()["options"].get("weight_decay"))
 
 
 class Loop:
@@ -152,7 +160,7 @@ class Loop:
         check_embeds(self.method.encoder, rows, self.data.plain, self.data.noun)
         parameters = [p for p in self.method.parameters() if p.requires_grad]
         optimizer = read_optimiser(options.optimizer).build(
-            parameters, lr=options.learning_rate, weight_decay=options.weight_decay, fused=on_gpu
+            parameters, lr=options.learning_rate, weight_decay=self.data.decay(options), fused=on_gpu
         )
         self.encode, self.optimizer = accelerator.prepare(self.method.encoder, optimizer)
         if options.compile:

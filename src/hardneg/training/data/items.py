@@ -80,6 +80,7 @@ class Items(ABC):
     has_benchmarks: ClassVar[bool] = False  # whether ``evaluate`` reads --evaluate-with
     has: ClassVar[str] = ""  # "nodes" (infograph needs them), "pixels" (cmc), "texts": its encoders have ``encode``
     how_to_label: ClassVar[str] = "use data that has them"
+    weight_decay: ClassVar[float] = 0.0  # by default; of 1e-6 Adam makes whole steps where gradients are 0
     most_held: ClassVar[float] = 2048  # items without labels, which are evaluated by retrieval among themselves
     ids: Annotated[Tensor, "n"]
     labels: Annotated[Tensor, "n"] | None
@@ -187,6 +188,9 @@ class Items(ABC):
     def chosen(self, options: TrainOptions) -> dict[str, Any]:
         """What "auto" stands for, by the name of the option: arms that differ in nothing else are the same."""
         return {}
+
+    def decay(self, options: TrainOptions) -> float:
+        return self.weight_decay if options.weight_decay is None else options.weight_decay
 
     def mined(self, index: Annotated[Tensor, "b"]) -> Mined | None:
         """Negatives beside the batch, for recipes that take them."""

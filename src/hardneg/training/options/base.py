@@ -55,7 +55,9 @@ class TrainOptions:
     schedule: str = option(
         "constant", 'Of the learning rate: constant, "cosine(warmup=5)", "steps(30, 40, factor=0.1)"; epochs.', TRAINING
     )
-    weight_decay: float = option(1e-6, "Weight decay of the optimiser.", TRAINING, low=0.0)
+    weight_decay: float | None = option(
+        None, "Weight decay of the optimiser; without it, 1e-6 for images and 0 for everything else.", TRAINING, low=0.0
+    )
     clip: float = option(0.0, "Largest norm of the gradient; 0: not clipped.", TRAINING, low=0.0)
     accumulate: int = option(
         1, "Batches whose gradients are averaged for an update; the negatives stay those of a batch.", TRAINING, low=1

@@ -24,7 +24,6 @@ class GraphOptions(TrainOptions):
     epochs: int = option(20, "Passes over the data.", TRAINING, low=1)
     batch_size: int = option(128, "Graphs in a batch, over all ranks together.", TRAINING, low=2)
     learning_rate: float = option(1e-2, "Adam's step size.", TRAINING, low=0.0)
-    weight_decay: float = option(0.0, "Adam's weight decay.", TRAINING, low=0.0)
 
 
 @dataclass(frozen=True)

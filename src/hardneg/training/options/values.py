@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import re
 from functools import cache
+from types import NoneType
 from typing import Any, get_args, get_type_hints
 
 from hardneg.core.errors import ArgumentError
@@ -48,6 +49,7 @@ def shown(bound: float) -> str:
 
 def from_text(kind: Any, value: Any) -> Any:
     """A value of a YAML file as a flag would have read it: YAML takes 1e-3 for a word and no for False."""
+    kind = _unless_none(kind)
     if isinstance(value, str) and kind in (int, float, Scheduled):
         try:
             return int(value) if kind is int else float(value)
@@ -67,5 +69,12 @@ def _is(kind: Any, value: Any) -> bool:
 
 
 def called(kind: Any) -> str:
+    kind = _unless_none(kind)
     names = {int: "a whole number", float: "a number", bool: "true or false"}
     return 'a number or a schedule such as "linear(0.5, 0.1)"' if kind == Scheduled else names.get(kind, "text")
+
+
+def _unless_none(kind: Any) -> Any:
+    """The kind of a value that is given, where None stands for one that is not."""
+    rest = [one for one in get_args(kind) if one is not NoneType]
+    return rest[0] if len(rest) == 1 else kind
