@@ -89,6 +89,13 @@ def test_evaluate_says_why_a_finished_run_has_no_embeddings(tmp_path: Path) -> N
     assert "the run is finished, but its data has no labels, or one class only" in finished.stderr
 
 
+def test_evaluate_refuses_options_that_would_have_no_effect(tmp_path: Path) -> None:
+    best = hardneg("evaluate", str(tmp_path), "--weights", "best")
+    assert (best.exit_code, "--on with the data of the run" in " ".join(best.stderr.split())) == (2, True)
+    both = hardneg("evaluate", str(tmp_path), "--on", "digits", "--sts", "sts.tsv")
+    assert (both.exit_code, "either --on or a benchmark of texts" in both.stderr) == (2, True)
+
+
 def interrupted_after(steps: int, step: Any) -> Any:
     done: list[None] = []
 
