@@ -162,7 +162,7 @@ def _check_none(who: str, labels: Array, odd: Array, what: str, where: str) -> N
 
 
 def known_labels(labels: Array, where: str) -> Array | None:
-    """The labels, or None where no image has one: a number below 0, also as text, and NaN say that there is none."""
+    """The labels, or None where no item has one: a number below 0, also as text, no text and NaN say that it has none."""
     labels = plain_labels("data", labels, where)
     if labels.dtype.kind == "U":
         missing = np.isin(labels, [name for name in np.unique(labels) if says_none(str(name))])
@@ -171,16 +171,16 @@ def known_labels(labels: Array, where: str) -> Array | None:
     if missing.any() and not missing.all():
         raise ArgumentError(
             "data",
-            "a label for every image or for none",
-            f"{missing.sum()} of {len(labels)} without one (below 0) in {where}",
-            "leave these images out, or take all labels away to train without them",
+            "a label for every item or for none",
+            f"{missing.sum()} of {len(labels)} without one (empty or below 0) in {where}",
+            "leave these items out, or take all labels away to train without them",
         )
     return None if missing.any() else labels
 
 
 def says_none(name: str) -> bool:
-    """Whether the name of a class is a number below 0."""
-    return _NEGATIVE.fullmatch(name) is not None
+    """Whether the name of a class is empty or a number below 0."""
+    return not name.strip() or _NEGATIVE.fullmatch(name) is not None
 
 
 def warn_of_unseen_classes(

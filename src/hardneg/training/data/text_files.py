@@ -13,7 +13,7 @@ from torch import Tensor
 
 from hardneg.core.errors import ArgumentError, FileError, NoFile, UnknownName
 from hardneg.io.arrays import known_labels
-from hardneg.io.tables import Table, suffix_of, table_suffixes
+from hardneg.io.tables import Table, open_text, suffix_of, table_suffixes
 
 GAP = 1_000_000
 """Between the places of the last sentence of a document and the first of the next."""
@@ -52,13 +52,11 @@ def is_table(path: Path) -> bool:
 
 
 def read_lines(path: Path) -> Lines:
-    """One sentence per line; an empty line begins another document."""
+    """One sentence per line of a file, packed or not; an empty line begins another document."""
     if not path.is_file():
         raise NoFile("data", "a file of texts", path, "where there is none")
-    try:
-        lines = path.read_text(encoding="utf-8-sig").split("\n")
-    except UnicodeDecodeError as error:
-        raise FileError("data", "text in UTF-8", path, f"{error.reason} at byte {error.start}") from None
+    with open_text(path, "data") as file:
+        lines = list(file)
     texts, places, place = [], [], 0
     for line in lines:
         if sentence := line.strip():
@@ -90,7 +88,8 @@ def texts_in(table: Table, name: str, path: Path) -> list[str]:
 
 def labels_in(table: Mapping[str, Any], name: str, path: Path) -> tuple[Tensor | None, tuple[str, ...]]:
     """A column of classes, as numbers and their names; None where it has none."""
-    found = known_labels(np.asarray(column_in(table, name, path)), f"{name} of {path}")
+    values = ["" if value is None else value for value in column_in(table, name, path)]
+    found = known_labels(np.asarray(values), f"{name} of {path}")
     if found is None:
         return None, ()
     names, numbers = np.unique(found, return_inverse=True)
