@@ -461,7 +461,7 @@ def test_packed_lines_are_read_as_others(tmp_path: Path) -> None:
     assert plain == packed
     assert plain.texts == ["one", "two \u2028 parts", "three"]
     (tmp_path / "a.txt").write_bytes("café".encode("utf-16"))
-    with pytest.raises(FileError, match="text in UTF-8.*; save it as UTF-8"):
+    with pytest.raises(FileError, match=r"text in UTF-8.*; save it as UTF-8"):
         read_lines(tmp_path / "a.txt")
 
 

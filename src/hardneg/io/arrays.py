@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from hardneg.core.errors import ArgumentError, FileError, HardnegError, NoFile, warn_once
+from hardneg.core.text import printable
 
 Array = NDArray[Any]
 
@@ -31,7 +32,9 @@ def read_arrays(who: str, path: Path, advice: Mapping[str, str], *, needed: Sequ
     _check_kind(who, what, path, needed)
     found = read_npz(who, path, tuple(advice), advice)
     if missing := [name for name in needed if name not in found]:
-        raise FileError(who, what, path, f"which lacks {', '.join(missing)}")
+        others = ", ".join(printable(name, 40) for name in names_in_npz(who, path)[:_SHOWN]) or "none"
+        fix = f"the arrays that are read are {', '.join(advice)}"
+        raise FileError(who, what, path, f"which lacks {', '.join(missing)} and has {others}", fix)
     return found
 
 
@@ -162,7 +165,7 @@ def _check_none(who: str, labels: Array, odd: Array, what: str, where: str) -> N
 
 
 def known_labels(labels: Array, where: str) -> Array | None:
-    """The labels, or None where no item has one: a number below 0, also as text, no text and NaN say that it has none."""
+    """The labels, or None where no item has one: an empty text, a number below 0, also as text, and NaN are none."""
     labels = plain_labels("data", labels, where)
     if labels.dtype.kind == "U":
         missing = np.isin(labels, [name for name in np.unique(labels) if says_none(str(name))])
