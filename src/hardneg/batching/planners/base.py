@@ -109,7 +109,7 @@ class Epoch:
 
     def __post_init__(self) -> None:
         if not 1 <= self.batch_size <= self.num_instances:
-            what = f"a batch of at most the {self.num_instances} instances"
+            what = f"a batch of 1 to {self.num_instances} instances"
             if self.num_replicas > 1:
                 what += f" over {self.num_replicas} replicas"
             raise argument_error("plan", what, "batch_size", self.batch_size)
