@@ -168,3 +168,9 @@ def test_state_of_the_time_of_one_score_per_chain_and_one_bank_still_loads() -> 
     assert torch.equal(other.chain.log_score.gather(1, view), loss.chain.log_score.gather(1, view))
     assert other.remember is not None
     assert torch.equal(other.remember_first.vectors, other.remember.vectors)  # type: ignore[union-attr]
+
+
+def test_ids_may_be_a_list() -> None:
+    z1, z2 = make_unit_vectors(4, 8), make_unit_vectors(4, 8)
+    as_list, as_tensor = (EMC2(10, 0.1)(z1, z2, ids=ids) for ids in ([3, 1, 4, 2], torch.tensor([3, 1, 4, 2])))
+    assert torch.equal(as_list, as_tensor)
