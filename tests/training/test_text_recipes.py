@@ -407,6 +407,7 @@ def written(folder: Path, name: str, text: str) -> str:
         ("simcse", "text:a.csv[a]", "a,c\nx,y\n ,z", FileError, "a text in every row of the column 'a'.*row 1"),
         ("simcse", "text:a.csv[a,c]", "a,c\nx,0\ny,\nz,1", ArgumentError, "for every item or for none, got 1 of 3"),
         ("simcse", "text:a.jsonl[a,c]", '{"a": "x", "c": 0}\n{"a": "y"}', ArgumentError, "for none, got 1 of 2"),
+        ("simcse", "text:a.jsonl[a,c]", '{"a": "x", "c": ["k", "l"]}\n{"a": "y", "c": ["k"]}', FileError, "one label in"),
         ("simcse", "text:a.txt", "one\ntwo\nthree", ArgumentError, "--batch-size of at most the 2 texts"),
         ("pairs", "pairs:a.csv", "a,b,c\n1,2,3", ArgumentError, "two columns of texts"),
         ("pairs", "pairs:a.csv[a]", "a,b\n1,2", ArgumentError, "pairs:FILE or"),
