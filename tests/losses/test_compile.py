@@ -141,3 +141,12 @@ def test_losses_with_state(name: str) -> None:
         assert_same(lambda *z, ids=ids: compiled(*z, ids=ids), lambda *z, ids=ids: eager(*z, ids=ids), z1, z2)
         torch.testing.assert_close(compiled.last, eager.last, rtol=1e-12, atol=1e-14, equal_nan=True)
     torch.testing.assert_close(compiled.state_dict(), eager.state_dict(), rtol=1e-12, atol=1e-14)
+
+
+def test_a_queue_that_is_still_empty(two_unit_views: tuple[Tensor, Tensor]) -> None:
+    z1, z2 = two_unit_views
+    loss, queue = hn.ContrastiveLoss(temperature=0.1), hn.Queue(12, z1.shape[1])
+    compiled = torch.compile(loss, backend="aot_eager")
+    for _ in range(2):
+        torch.testing.assert_close(compiled(z1, z2, pool=queue), loss(z1, z2, pool=queue))
+        queue.push(hn.Keys(z2))
