@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 import torch
 from torch import Tensor
+from torch._dynamo.testing import CompileCounter
 
 import hardneg as hn
 
@@ -150,3 +151,12 @@ def test_a_queue_that_is_still_empty(two_unit_views: tuple[Tensor, Tensor]) -> N
     for _ in range(2):
         torch.testing.assert_close(compiled(z1, z2, pool=queue), loss(z1, z2, pool=queue))
         queue.push(hn.Keys(z2))
+
+
+@pytest.mark.parametrize("impl", ["dense", "streamed"])
+def test_calls_do_not_recompile(impl: str, two_unit_views: tuple[Tensor, Tensor]) -> None:
+    counter = CompileCounter()
+    compiled = torch.compile(hn.ContrastiveLoss("Tilt(1.0)", impl=impl), backend=counter, fullgraph=True)
+    for _ in range(4):
+        compiled(*two_unit_views)
+    assert counter.frame_count == 1
