@@ -43,7 +43,7 @@ class Comparison:
 
     def __post_init__(self) -> None:
         if len(self.arms) < 2:
-            raise argument_error("compare", "at least two arms", "arms", self.arms)
+            raise argument_error("compare", "at least two arms", "arms", self.arms, "such as simclr() and hcl()")
         if len(set(self.arms)) < len(self.arms):
             raise argument_error("compare", "arms that differ", "arms", self.arms)
         if self.seeds < 2:
