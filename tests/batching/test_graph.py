@@ -15,6 +15,7 @@ from torch import Tensor
 from hardneg.batching import graph as graph_module
 from hardneg.batching.graph import ProximityGraph, as_graph, build_graph
 from hardneg.batching.planners import NearestNeighbours, Strata
+from hardneg.core.errors import ArgumentError
 from support.golden_inputs import cases_of
 
 UnitVectors = Callable[..., Tensor]
@@ -213,6 +214,14 @@ def test_graph_is_frozen_and_checked() -> None:
 def test_bad_numbers_are_refused(k: int, m: int | None, message: str, unit_vectors: UnitVectors) -> None:
     with pytest.raises(ValueError, match=message):
         build_graph(unit_vectors(20, 3), k, m)
+
+
+def test_arrays_and_seeds_are_answered_with_what_to_pass(unit_vectors: UnitVectors) -> None:
+    vectors = unit_vectors(10, 4)
+    with pytest.raises(ArgumentError, match=r"vectors that are a tensor, got ndarray; use torch\.as_tensor"):
+        build_graph(vectors.numpy(), 2, 5)  # type: ignore[arg-type]
+    with pytest.raises(ArgumentError, match=r"such as torch\.Generator\(\)\.manual_seed\(0\), got generator=3"):
+        build_graph(vectors, 2, 5, 3)  # type: ignore[arg-type]
 
 
 def test_vectors_that_are_not_finite_are_refused(unit_vectors: UnitVectors) -> None:

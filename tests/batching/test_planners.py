@@ -336,7 +336,7 @@ def test_description_is_that_of_explicit_pairs() -> None:
 
 def test_bad_input_is_refused() -> None:
     vectors, _ = clustered()
-    with pytest.raises(ValueError, match=r"plan needs a batch of at most the 300 instances, got batch_size=301"):
+    with pytest.raises(ValueError, match=r"plan needs a batch of 1 to 300 instances, got batch_size=301"):
         Uniform().plan(300, 301)
     with pytest.raises(ValueError, match="coverage among"):
         Uniform().plan(300, 10, coverage="twice")

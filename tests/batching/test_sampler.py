@@ -209,7 +209,7 @@ def sampler_of_rank(graph: ProximityGraph, world: int, rank: int) -> ProximityBa
 
 
 def test_bad_input_is_refused(graph: ProximityGraph) -> None:
-    with pytest.raises(ValueError, match="a batch of at most the 130 instances, got batch_size=131"):
+    with pytest.raises(ValueError, match="a batch of 1 to 130 instances, got batch_size=131"):
         ProximityBatchSampler(N, 131)
     with pytest.raises(ValueError, match="over 4 replicas, got batch_size=160"):
         ProximityBatchSampler(N, 40, num_replicas=4, rank=0)

@@ -89,6 +89,24 @@ def test_evaluate_says_why_a_finished_run_has_no_embeddings(tmp_path: Path) -> N
     assert "the run is finished, but its data has no labels, or one class only" in finished.stderr
 
 
+def test_an_error_of_the_users_own_code_has_its_place(tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text("def encoder(channels):\n    raise ValueError('too few channels')\n")
+    mine = f"{tmp_path / 'mine.py'}:encoder"
+    trained = hardneg("train", "simclr", "--encoder", mine, "--out", str(tmp_path / "run"))
+    said = "".join(trained.stderr.split())
+    assert (trained.exit_code, said) == (2, f"toofewchannels(ValueErrorin{tmp_path / 'mine.py'},line2)")
+    arms = ["--arm", "simclr()", "--arm", f"simclr(encoder={mine!r})"]
+    compared = hardneg("compare", *arms, "--out", str(tmp_path / "compared"))
+    assert (compared.exit_code, "cannot be trained: too few channels" in " ".join(compared.stderr.split())) == (2, True)
+
+
+def test_evaluate_refuses_options_that_would_have_no_effect(tmp_path: Path) -> None:
+    best = hardneg("evaluate", str(tmp_path), "--weights", "best")
+    assert (best.exit_code, "--on with the data of the run" in " ".join(best.stderr.split())) == (2, True)
+    both = hardneg("evaluate", str(tmp_path), "--on", "digits", "--sts", "sts.tsv")
+    assert (both.exit_code, "either --on or a benchmark of texts" in both.stderr) == (2, True)
+
+
 def interrupted_after(steps: int, step: Any) -> Any:
     done: list[None] = []
 

@@ -10,6 +10,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +24,7 @@ from hardneg.comparing.memory import ChildPipes, Machine, NotBegun, Place, num_c
 from hardneg.comparing.progress import Watcher
 from hardneg.comparing.request import Comparison
 from hardneg.comparing.runs import Diverged, How, RunFailed, folder_of, in_a_process, run_all
-from hardneg.core.errors import DataChanged, HardnegWarning, forget_warnings
+from hardneg.core.errors import DataChanged, FileError, HardnegWarning, forget_warnings
 from hardneg.io.files import write_json
 from hardneg.reporting import write_report
 from hardneg.training.options import RECIPES, TrainOptions
@@ -125,6 +126,11 @@ def test_all_runs_of_a_comparison_have_the_same_threads(
     with pytest.warns(HardnegWarning, match="OMP_NUM_THREADS=1 has no effect: this comparison was begun with 4"):
         compare(more, tmp_path, jobs=1, show=nothing)
     forget_warnings()
+    other = replace(more, common=short(data, epochs=7), tune=None)
+    with pytest.raises(
+        FileError, match=r"begun with other options \(epochs: 2 -> 7, tune: \['temp.*\] -> None\); give"
+    ):
+        compare(other, tmp_path, show=nothing)
     (tmp_path / "request.json").write_text('{"common": ')
     with pytest.raises(ValueError, match=r"request.json is damaged .*; delete it if"):
         compare(more, tmp_path, show=nothing)

@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 import torch
 from torch import Tensor
+from torch._dynamo.testing import CompileCounter
 
 import hardneg as hn
 
@@ -141,3 +142,21 @@ def test_losses_with_state(name: str) -> None:
         assert_same(lambda *z, ids=ids: compiled(*z, ids=ids), lambda *z, ids=ids: eager(*z, ids=ids), z1, z2)
         torch.testing.assert_close(compiled.last, eager.last, rtol=1e-12, atol=1e-14, equal_nan=True)
     torch.testing.assert_close(compiled.state_dict(), eager.state_dict(), rtol=1e-12, atol=1e-14)
+
+
+def test_a_queue_that_is_still_empty(two_unit_views: tuple[Tensor, Tensor]) -> None:
+    z1, z2 = two_unit_views
+    loss, queue = hn.ContrastiveLoss(temperature=0.1), hn.Queue(12, z1.shape[1])
+    compiled = torch.compile(loss, backend="aot_eager")
+    for _ in range(2):
+        torch.testing.assert_close(compiled(z1, z2, pool=queue), loss(z1, z2, pool=queue))
+        queue.push(hn.Keys(z2))
+
+
+@pytest.mark.parametrize("impl", ["dense", "streamed"])
+def test_calls_do_not_recompile(impl: str, two_unit_views: tuple[Tensor, Tensor]) -> None:
+    counter = CompileCounter()
+    compiled = torch.compile(hn.ContrastiveLoss("Tilt(1.0)", impl=impl), backend=counter, fullgraph=True)
+    for _ in range(4):
+        compiled(*two_unit_views)
+    assert counter.frame_count == 1

@@ -115,6 +115,7 @@ def test_a_pool_stands_instead_of_the_batch(views_option):
         assert_same(loss(z1, z2, ids=IDS, pool=given), expected, [z1, z2])
         assert_same(loss(z1, z2, pool=given), unmatched, [z1, z2])
     assert_same(loss(z1, z2, ids=IDS, pool=pool.vectors), unmatched, [z1, z2])
+    assert_same(loss(z1, z2, ids=IDS, pool=pool.vectors.numpy()), unmatched, [z1, z2])
     two = loss(z1, z2, ids=IDS, pool=[pool, Remembered(unit_pool(4))])
     both = hn.score(hn.Keys(n1, IDS), n2, [pool, unit_pool(4)], 0.3)
     assert_same(two, hn.reduce(hn.info_nce(both, q.log_weights(both)), both), [z1, z2])

@@ -261,6 +261,13 @@ def test_nothing_is_executed(text):
         hn.parse(text)
 
 
+def test_an_expression_may_have_several_lines():
+    text = "  OtherLabel()  # the labels of the data set\n  * Tilt(\n    1.0)  # harder\n"
+    assert hn.parse(text) == hn.OtherLabel() * hn.Tilt(1.0)
+    with pytest.raises(GrammarError):
+        hn.parse("OtherLabel()\nTilt(1.0)")
+
+
 def test_a_repeated_keyword_is_refused():
     with pytest.raises(ValueError, match="beta"):
         hn.parse("Tilt(beta=1.0, beta=2.0)")

@@ -186,6 +186,18 @@ def test_siglip_equals_a_loop(texts: dict[str, Tensor]) -> None:
     assert_same(loss, total / B, {**texts, "bias": bias})
 
 
+def test_clip_with_a_learnt_temperature_equals_two_cross_entropies(texts: dict[str, Tensor]) -> None:
+    log_temperature = torch.tensor(0.07, dtype=torch.float64).log().requires_grad_()
+    temperature = log_temperature.exp()
+    loss = hn.ContrastiveLoss(views="cross")
+    found = 0.5 * sum(
+        loss(*pair, temperature=temperature) for pair in ((texts["q"], texts["d"]), (texts["d"], texts["q"]))
+    )
+    logits = normalize(texts["q"], dim=-1) @ normalize(texts["d"], dim=-1).T / temperature
+    expected = 0.5 * sum(torch.nn.functional.cross_entropy(side, torch.arange(B)) for side in (logits, logits.T))
+    assert_same(found, expected, texts | {"log_temperature": log_temperature})
+
+
 def test_sigmoid_takes_any_weights(texts: dict[str, Tensor]) -> None:
     q, d = texts["q"], texts["d"]
     scores = hn.cross_views(q, d, TEMPERATURE)

@@ -151,3 +151,9 @@ def test_algorithm_1_from_a_bank_or_not_at_all() -> None:
 
 def _keys(size: int) -> Keys:
     return Keys(make_unit_vectors(size, 4, seed=3), torch.arange(size))
+
+
+def test_ids_may_be_a_list() -> None:
+    z1, z2 = make_unit_vectors(4, 8), make_unit_vectors(4, 8)
+    as_list, as_tensor = (EMC2(10, 0.1)(z1, z2, ids=ids) for ids in ([3, 1, 4, 2], torch.tensor([3, 1, 4, 2])))
+    assert torch.equal(as_list, as_tensor)

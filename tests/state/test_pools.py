@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 from hypothesis import given, settings
@@ -9,6 +11,7 @@ from hypothesis import strategies as st
 
 import hardneg as hn
 from hardneg import papers
+from hardneg.core.errors import ArgumentError
 from hardneg.core.types import Keys
 from hardneg.state.pools import Bank, Queue
 from support.vectors import make_unit_vectors
@@ -176,6 +179,14 @@ def test_draws_come_from_seed_and_step() -> None:
     assert torch.equal(draws[0][1], draws[1][1])
     assert not torch.equal(draws[0][0], draws[0][1])
     assert not torch.equal(draws[0][0], draws[2][0])
+
+
+@pytest.mark.parametrize("ids", [None, [0, 1, 2]])
+def test_ids_that_are_no_tensor_are_refused(ids: Any) -> None:
+    bank = Bank(5, 4)
+    bank.push(Keys(torch.eye(4), torch.arange(4)))
+    with pytest.raises(ArgumentError, match=r"Bank\.draw needs the ids of the rows as a tensor, got ids.*positions"):
+        bank.draw(ids, k=2)
 
 
 def test_errors_name_the_fix() -> None:

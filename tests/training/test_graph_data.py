@@ -98,6 +98,14 @@ def test_text_files_of_the_tu_collection(tmp_path: Path) -> None:
     assert graph_path(str(folder)) == folder
 
 
+def test_a_name_is_of_the_root_before_it_is_of_a_folder_here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    root = tmp_path / "root"
+    written(tmp_path / "TOY" / "raw", **TOY)
+    monkeypatch.chdir(tmp_path)
+    assert graph_path("TOY", root) == graph_path("./TOY", root) == Path("TOY/raw")
+    assert graph_path("TOY", root) != graph_path("TOY", written(root / "TOY", **TOY).parent) == root / "TOY"
+
+
 def test_attributes_are_used_where_nodes_have_no_label(tmp_path: Path) -> None:
     attributes = "0.5, 1\n1, 2\n2, 3\n3, 4\n4, 5\n"
     written(tmp_path / "TOY", **TOY, node_attributes=attributes)
@@ -137,6 +145,9 @@ def test_bad_graphs_raise() -> None:
 
 
 def test_bad_files_raise(tmp_path: Path) -> None:
+    (tmp_path / "NONE").mkdir()
+    with pytest.raises(NoFile, match=r"NAME_graph_indicator.txt is one, got .*NONE, where"):
+        graph_path(str(tmp_path / "NONE"))
     with pytest.raises(NoFile, match=r"tu-graphs/NONE\.npz"):
         read_graphs("NONE", tmp_path)
     path = tmp_path / "bad.npz"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import sys
 from pathlib import Path
 from types import SimpleNamespace
@@ -20,6 +21,7 @@ from hardneg.reporting import write_report
 from hardneg.training.data.inputs import Sided, TwoTowers, joined
 from hardneg.training.data.items import Items
 from hardneg.training.data.kinds import kind_of
+from hardneg.training.data.text_files import read_lines
 from hardneg.training.data.text_pairs import TextPairs
 from hardneg.training.data.texts import halves
 from hardneg.training.data.tokens import Tokens, hashed_subwords, tokenizer_for, view_keys
@@ -446,6 +448,15 @@ def written(folder: Path, name: str, text: str) -> str:
         ("simcse", "text:a.txt", " \n\n", ArgumentError, "at least one sentence, got none"),
         ("simcse", "text:a.csv[b]", "a,c\n1,2", UnknownName, "'b' is not known"),
         ("simcse", "text:a.csv[a]", "a,c\nx,y\n ,z", FileError, "a text in every row of the column 'a'.*row 1"),
+        ("simcse", "text:a.csv[a,c]", "a,c\nx,0\ny,\nz,1", ArgumentError, "for every item or for none, got 1 of 3"),
+        ("simcse", "text:a.jsonl[a,c]", '{"a": "x", "c": 0}\n{"a": "y"}', ArgumentError, "for none, got 1 of 2"),
+        (
+            "simcse",
+            "text:a.jsonl[a,c]",
+            '{"a": "x", "c": ["k", "l"]}\n{"a": "y", "c": ["k"]}',
+            FileError,
+            "one label in",
+        ),
         ("simcse", "text:a.txt", "one\ntwo\nthree", ArgumentError, "--batch-size of at most the 2 texts"),
         ("pairs", "pairs:a.csv", "a,b,c\n1,2,3", ArgumentError, "two columns of texts"),
         ("pairs", "pairs:a.csv[a]", "a,b\n1,2", ArgumentError, "pairs:FILE or"),
@@ -490,6 +501,18 @@ def test_wrong_options_are_reported_before_the_run(
     with pytest.raises(HardnegError, match=match):
         run(recipe, tmp_path / "run", short(data_for(recipe, tmp_path), **options))
     assert not (tmp_path / "run").exists()
+
+
+def test_packed_lines_are_read_as_others(tmp_path: Path) -> None:
+    content = b"\xef\xbb\xbfone\r\n\r\ntwo \xe2\x80\xa8 parts\nthree"
+    (tmp_path / "a.txt").write_bytes(content)
+    (tmp_path / "a.txt.gz").write_bytes(gzip.compress(content))
+    plain, packed = read_lines(tmp_path / "a.txt"), read_lines(tmp_path / "a.txt.gz")
+    assert plain == packed
+    assert plain.texts == ["one", "two \u2028 parts", "three"]
+    (tmp_path / "a.txt").write_bytes("café".encode("utf-16"))
+    with pytest.raises(FileError, match=r"text in UTF-8.*; save it as UTF-8"):
+        read_lines(tmp_path / "a.txt")
 
 
 def test_infograph_of_other_items_names_the_data(tmp_path: Path) -> None:

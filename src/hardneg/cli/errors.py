@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import traceback
 import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -10,7 +11,7 @@ from typing import Any
 
 import typer
 
-from hardneg.core.errors import FileError, HardnegWarning, flags_in_errors, optional
+from hardneg.core.errors import FileError, HardnegError, HardnegWarning, flags_in_errors, optional
 from hardneg.core.text import printable_lines
 
 
@@ -24,7 +25,7 @@ def errors_for_people(advice: str = "", flags: Mapping[str, Mapping[str, str]] |
         with flags_in_errors(flags or {}):
             yield
     except (ValueError, ImportError, FileNotFoundError) as error:
-        _say(str(error))
+        _say(_with_place(error))
         raise typer.Exit(2) from None
     except OSError as error:
         _say(str(error))
@@ -35,6 +36,14 @@ def errors_for_people(advice: str = "", flags: Mapping[str, Mapping[str, str]] |
     except KeyboardInterrupt:
         _say(f"Stopped. {advice}".strip())
         raise typer.Exit(130) from None
+
+
+def _with_place(error: Exception) -> str:
+    """Its sentence; of an error that is not ours, as of a function of the user, also its class and line."""
+    if isinstance(error, HardnegError):
+        return str(error)
+    place = traceback.extract_tb(error.__traceback__)[-1]
+    return f"{error} ({type(error).__name__} in {place.filename}, line {place.lineno})"
 
 
 _as_python_does = warnings.formatwarning

@@ -18,12 +18,13 @@ if TYPE_CHECKING:
 def evaluate_and_show(options: EvaluateOptions) -> None:
     from hardneg.cli.tables import show_evaluation, show_text_evaluations
 
-    of_texts = False
+    of_texts = bool(options.sts or options.beir or options.classification)
+    _check_together(options, of_texts)
     if options.on:
         from hardneg.training.evaluation.transfer import transfer
 
         found = transfer(options.path, options.on, options.data_root, options.weights, run_code=options.run_code)
-    elif of_texts := bool(options.sts or options.beir or options.classification):
+    elif of_texts:
         found = _of_texts(options)
     else:
         found = _of_embeddings(Path(options.path))
@@ -31,6 +32,16 @@ def evaluate_and_show(options: EvaluateOptions) -> None:
         typer.echo(json.dumps(found))
     else:
         show_text_evaluations(found) if of_texts else show_evaluation(found)
+
+
+def _check_together(options: EvaluateOptions, of_texts: bool) -> None:
+    """Raises for options of which one would have no effect."""
+    if options.on and of_texts:
+        what = "either --on or a benchmark of texts"
+        raise ArgumentError("evaluate", what, f"--on {options.on} with the other", "evaluate them one after the other")
+    if options.weights == "best" and not (options.on or of_texts):
+        fix = "give --on with the data of the run, which encodes it again"
+        raise ArgumentError("evaluate", "--weights last for the saved embeddings of a run", "--weights best", fix)
 
 
 def _of_texts(options: EvaluateOptions) -> dict[str, Any]:

@@ -99,10 +99,10 @@ def _check_held_out(options: TrainOptions, found: Splits, comparison: Comparison
         raise ArgumentError("compare", "a test split that --tune does not see", got, fix)
 
 
-def _of(arm: Arm, check: Callable[[TrainOptions], object]) -> None:
-    """The error of an arm names the arm."""
+def _of(arm: Arm, check: Callable[[TrainOptions], Any]) -> Any:
+    """What the check finds; its error names the arm."""
     try:
-        check(arm.complete())
+        return check(arm.complete())
     except (ValueError, ImportError) as error:
         raise CannotTrain(arm.text, error) from error
 
@@ -129,11 +129,11 @@ def _check_views(options: TrainOptions, data: Items) -> None:
 
 def _check_chosen(arms: list[Arm], data: Items) -> None:
     """Raises for arms of which one writes what "auto" makes of the other, or the weight decay of such data."""
-    every = [(arm, arm.complete()) for arm in arms]
-    chosen = [
-        (arm, plainly(options.as_dict()) | {"weight_decay": data.decay(options)} | data.chosen(options))
-        for arm, options in every
-    ]
+
+    def choices(options: TrainOptions) -> dict[str, Any]:
+        return plainly(options.as_dict()) | {"weight_decay": data.decay(options)} | data.chosen(options)
+
+    chosen = [(arm, _of(arm, choices)) for arm in arms]
     for (one, mine), (other, theirs) in combinations(chosen, 2):
         if one.recipe == other.recipe and mine == theirs:
             raise _alike(one, other)

@@ -14,6 +14,7 @@ from hardneg.core.errors import ArgumentError, Damaged, FileError, UnknownName, 
 from hardneg.io.files import read_json, run_again, write_json
 from hardneg.training.evaluation.measures import AUTO, MEASURES
 from hardneg.training.options import RECIPES
+from hardneg.training.runs import changes
 from hardneg.training.trained import check_same_data, is_data_record
 
 SHARED = ("seed", "data", "data_root", "epochs", "batch_size", "evaluate_on", "validation_share", "evaluate_with")
@@ -42,7 +43,7 @@ class Comparison:
 
     def __post_init__(self) -> None:
         if len(self.arms) < 2:
-            raise argument_error("compare", "at least two arms", "arms", self.arms)
+            raise argument_error("compare", "at least two arms", "arms", self.arms, "such as simclr() and hcl()")
         if len(set(self.arms)) < len(self.arms):
             raise argument_error("compare", "arms that differ", "arms", self.arms)
         if self.seeds < 2:
@@ -117,7 +118,12 @@ def open_folder(out: Path, comparison: Comparison, data: dict[str, Any], threads
     wanted = json.loads(json.dumps({"common": comparison.common, "tune": comparison.tune, "metric": comparison.metric}))
     before = _read_request(path) if path.exists() else {}
     if before and before | wanted != before:
-        raise FileError("compare", "the options that the comparison was begun with", path, fix="use another --out")
+        then, now = (
+            one.get("common", {}) | {"tune": one.get("tune"), "metric": one.get("metric")} for one in (before, wanted)
+        )
+        got = f"which was begun with other options ({changes(then, dict.fromkeys(then) | now)})"
+        fix = "give the same options, or use another --out"
+        raise FileError("compare", "the options of the comparison", path, got, fix)
     if before.get("data") and not allow_other_data:
         check_same_data("compare", out, before["data"], data)
     begun_with = before.get("threads")
@@ -135,6 +141,7 @@ def _read_request(path: Path) -> dict[str, Any]:
     advice = "delete it if the comparison is the same, or use another --out"
     found = read_json(path, advice, who="compare")
     threads, data = found.get("threads"), found.get("data")
-    if not isinstance(threads, int | None) or not (data is None or is_data_record(data)):
-        raise Damaged("compare", "what it was begun with", path, got="its threads or data are not", fix=advice)
+    common = isinstance(found.get("common", {}), dict)
+    if not common or not isinstance(threads, int | None) or not (data is None or is_data_record(data)):
+        raise Damaged("compare", "what it was begun with", path, got="its options, threads or data are not", fix=advice)
     return found

@@ -77,9 +77,12 @@ def check_temperature(who: str, temperature: float | Tensor, rows: int | None = 
             return
         if bool((temperature.detach() > 0).all()):
             return
+        fix = "learn its logarithm, and give temperature=log_t.exp() at each call"
         lowest = float(temperature.detach().min())
-        raise argument_error(who, "a temperature above 0", "temperature", lowest, "learn its logarithm: log_t.exp()")
-    if isinstance(temperature, (bool, str)) or not 0 < temperature < math.inf:
+        raise argument_error(who, "a temperature above 0", "temperature", lowest, fix)
+    if isinstance(temperature, (bool, str)):
+        raise argument_error(who, "a temperature that is a number, tensor or schedule", "temperature", temperature)
+    if not 0 < temperature < math.inf:
         raise argument_error(who, "a temperature above 0", "temperature", temperature)
 
 

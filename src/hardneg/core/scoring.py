@@ -304,7 +304,7 @@ def as_keys(pool: Pools, match_ids: bool = True) -> list[Keys]:
     """The candidates of one or several pools; without ``match_ids``, their ids match nothing."""
     if isinstance(pool, (list, tuple)):
         return [keys for part in pool for keys in as_keys(part, match_ids)]
-    if isinstance(pool, Tensor):
+    if isinstance(pool, Tensor) or not (isinstance(pool, Keys) or hasattr(pool, "keys")):
         return [Keys(pool)]
     keys = pool if isinstance(pool, Keys) else pool.keys()  # type: ignore[union-attr]
     return [keys if match_ids else keys.changed(ids=None)]

@@ -49,7 +49,7 @@ def scaled(vectors: Annotated[Tensor, "* d"]) -> Annotated[Tensor, "* d"]:
     The power is made of the bits of the largest number, which takes fewer operations than its logarithm.
     """
     wide = widened(vectors)
-    if not wide.shape[-1]:
+    if not wide.numel():  # torch.compile has no largest of no rows
         return wide
     whole, exponent, lowest = _bits[wide.dtype]
     bits = torch.linalg.vector_norm(wide.detach(), math.inf, dim=-1, keepdim=True).view(whole)

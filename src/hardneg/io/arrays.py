@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from hardneg.core.errors import ArgumentError, FileError, HardnegError, NoFile, warn_once
+from hardneg.core.text import printable
 from hardneg.io.machine import memory_bytes
 
 Array = NDArray[Any]
@@ -31,7 +32,9 @@ def read_arrays(who: str, path: Path, advice: Mapping[str, str], *, needed: Sequ
     _check_kind(who, what, path, needed)
     found = read_npz(who, path, tuple(advice), advice)
     if missing := [name for name in needed if name not in found]:
-        raise FileError(who, what, path, f"which lacks {', '.join(missing)}")
+        others = ", ".join(printable(name, 40) for name in names_in_npz(who, path)[:_SHOWN]) or "none"
+        fix = f"the arrays that are read are {', '.join(advice)}"
+        raise FileError(who, what, path, f"which lacks {', '.join(missing)} and has {others}", fix)
     return found
 
 
@@ -154,7 +157,7 @@ def _check_none(who: str, labels: Array, odd: Array, what: str, where: str) -> N
 
 
 def known_labels(labels: Array, where: str) -> Array | None:
-    """The labels, or None where no image has one: a number below 0, also as text, and NaN say that there is none."""
+    """The labels, or None where no item has one: an empty text, a number below 0, also as text, and NaN are none."""
     labels = plain_labels("data", labels, where)
     if labels.dtype.kind == "U":
         missing = np.isin(labels, [name for name in np.unique(labels) if says_none(str(name))])
@@ -163,16 +166,16 @@ def known_labels(labels: Array, where: str) -> Array | None:
     if missing.any() and not missing.all():
         raise ArgumentError(
             "data",
-            "a label for every image or for none",
-            f"{missing.sum()} of {len(labels)} without one (below 0) in {where}",
-            "leave these images out, or take all labels away to train without them",
+            "a label for every item or for none",
+            f"{missing.sum()} of {len(labels)} without one (empty or below 0) in {where}",
+            "leave these items out, or take all labels away to train without them",
         )
     return None if missing.any() else labels
 
 
 def says_none(name: str) -> bool:
-    """Whether the name of a class is a number below 0."""
-    return _NEGATIVE.fullmatch(name) is not None
+    """Whether the name of a class is empty or a number below 0."""
+    return not name.strip() or _NEGATIVE.fullmatch(name) is not None
 
 
 def warn_of_unseen_classes(

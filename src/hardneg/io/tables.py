@@ -248,7 +248,7 @@ def open_text(path: Path, who: str) -> Iterator[IO[str]]:
             yield file
         except UnicodeDecodeError as error:
             got = f"{error.reason} at byte {error.start}"
-            raise FileError(who, "text in UTF-8", path, got) from None
+            raise FileError(who, "text in UTF-8", path, got, "save it as UTF-8") from None
         except (EOFError, gzip.BadGzipFile, zlib.error) as error:
             raise FileError(who, "a whole gzip file", path, f"which is damaged: {error}") from None
 

@@ -305,7 +305,7 @@ class ContrastiveLoss(nn.Module):
 
     def _streamed(self, pairing: Pairing, negatives: Negatives, path: Path) -> Tensor:
         loss, row, own = streamed(path, pairing, negatives, self._objective, self.reduction)
-        if self._looks() and pairing.num_candidates:
+        if not torch.compiler.is_compiling() and self._looks() and pairing.num_candidates:
             empty = row.support == 0
             if self._objective.needs_negatives:
                 warn_of_empty(empty.float().mean().item(), self._current)

@@ -162,6 +162,7 @@ class EMC2(nn.Module):
     def forward(
         self, z1: Views, z2: Views, ids: Tensor | None = None, pool: Pools | None = None, encode: Encode | None = None
     ) -> Tensor:
+        ids = Keys(z1, ids).ids  # a list becomes a tensor
         if ids is None:
             raise ArgumentError("EMC2", "the ids of the rows", "ids=None", "pass the positions in the data set")
         anchors, positives, rows = z1, z2, ids

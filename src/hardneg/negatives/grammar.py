@@ -75,8 +75,9 @@ def read_expression(text: str, names: Names) -> Any:
         raise GrammarError("The grammar", f"text like {_usual(names)!r}", f"{type(text).__name__}: {_shown(text)}")
     if len(text) > MAX_LENGTH:
         raise TooLong("The grammar", f"at most {MAX_LENGTH:,} characters", f"{len(text):,}: {_shown(text)}")
+    lines = text.strip()
     try:
-        tree = ast.parse(text.strip(), mode="eval")
+        tree = ast.parse(f"({lines}\n)" if "\n" in lines else lines, mode="eval")
     except (SyntaxError, ValueError) as error:  # a ValueError for text with a null byte
         reason = (getattr(error, "msg", None) or str(error)) if text.strip() else "it is empty"
         what = f"an expression like {_usual(names)!r}"

@@ -84,11 +84,11 @@ class Stateful(nn.Module):
 
         Inside torch.compile it is not looked at.
         """
-        if ids is not None and torch.compiler.is_compiling():
+        if isinstance(ids, Tensor) and torch.compiler.is_compiling():
             return ids
         self._calls += 1
         seldom = self._calls & (self._calls - 1) == 0
-        if ids is not None and ids.is_cuda and (not seldom or torch.cuda.is_current_stream_capturing()):
+        if isinstance(ids, Tensor) and ids.is_cuda and (not seldom or torch.cuda.is_current_stream_capturing()):
             return ids
         return check_ids(who, ids, num_instances)
 
@@ -168,8 +168,9 @@ class Writes:
 
 def check_ids(who: str, ids: Tensor | None, num_instances: int) -> Tensor:
     """The ids, if each is below num_instances; negative: no instance. Costs one synchronisation on a GPU."""
-    if ids is None:
-        raise ArgumentError(who, "the ids of the rows", "ids=None", "pass the positions in the data set")
+    if not isinstance(ids, Tensor):
+        got = "ids=None" if ids is None else f"ids of {type(ids).__name__}"
+        raise ArgumentError(who, "the ids of the rows as a tensor", got, "pass the positions in the data set")
     if len(ids) and int(ids.max()) >= num_instances:
         raise argument_error(who, f"ids below num_instances={num_instances}", "ids.max()", int(ids.max()))
     return ids

@@ -65,6 +65,16 @@ class Memory(NamedTuple):
     device: int
 
 
+def changes(then: Mapping[str, Any], now: Mapping[str, Any]) -> str:
+    """The options that differ, with both values.
+
+    >>> changes({"epochs": 6, "seed": 0}, {"epochs": 7, "seed": 0})
+    'epochs: 6 -> 7'
+    """
+    changed = {name: (then.get(name), value) for name, value in now.items() if then.get(name) != value}
+    return ", ".join(f"{name}: {printable(repr(old), 80)} -> {new!r}" for name, (old, new) in changed.items())
+
+
 @dataclass(frozen=True)
 class Run:
     """One training run on disk."""
@@ -98,10 +108,8 @@ class Run:
         then, now = (
             json.loads(json.dumps(one, default=str)) for one in ({**(usual or {}), **before["options"]}, options)
         )
-        changed = {name: (then.get(name), value) for name, value in now.items() if then.get(name) != value}
-        if changed:
-            listed = ", ".join(f"{name}: {printable(repr(old), 80)} -> {new!r}" for name, (old, new) in changed.items())
-            got = f"which was started with other options ({listed})"
+        if changed := changes(then, now):
+            got = f"which was started with other options ({changed})"
             raise FileError("train", "the options of the run", run.path, got, "resume with the same ones")
         if run.result() is None:  # a finished run needs no checkpoint
             run.checkpoints.fall_back()

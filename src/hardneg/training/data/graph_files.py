@@ -54,10 +54,15 @@ def read_graphs(name: str, root: Path | None = None) -> GraphPart:
 def graph_path(name: str, root: Path | None = None) -> Path:
     """The path of the graphs of this name; raises if there is none."""
     given, root = Path(name), default_root() if root is None else root
-    places = [given, root / FOLDER / f"{name}.npz", root / f"{name}.npz", root / name, root / name / "raw"]
-    for place in places[int(len(given.parts) == 1 and not given.suffix) :]:  # a bare name is of the root
+    own = [given, given / "raw"]
+    named = [root / FOLDER / f"{name}.npz", root / f"{name}.npz", root / name, root / name / "raw"]
+    bare = len(given.parts) == 1 and not given.suffix  # the name of a data set before that of a folder
+    for place in named + own if bare else own + named:
         if place.is_file() or list(place.glob("*_graph_indicator.txt")):
             return place
+    if given.is_dir():
+        got = "where there is none"
+        raise NoFile("data", "TU text files, of which NAME_graph_indicator.txt is one", given, got)
     fix = "HARDNEG_DATA or --data-root says where; graphs:FILE.npz and graphs:FOLDER name files of your own"
     raise NoFile("data", f"{FOLDER}/{name}.npz or TU text files of {name}", root, "where there are none", fix)
 

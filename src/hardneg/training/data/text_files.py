@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from hardneg.core.errors import ArgumentError, FileError, NoFile, UnknownName
+from hardneg.core.text import printable
 from hardneg.io.arrays import known_labels
 from hardneg.io.tables import Table, open_text, suffix_of, table_suffixes
 
@@ -52,7 +53,7 @@ def is_table(path: Path) -> bool:
 
 
 def read_lines(path: Path) -> Lines:
-    """One sentence per line; an empty line begins another document."""
+    """One sentence per line of a file, packed or not; an empty line begins another document."""
     if not path.is_file():
         raise NoFile("data", "a file of texts", path, "where there is none")
     with open_text(path, "data") as file:
@@ -88,7 +89,11 @@ def texts_in(table: Table, name: str, path: Path) -> list[str]:
 
 def labels_in(table: Mapping[str, Any], name: str, path: Path) -> tuple[Tensor | None, tuple[str, ...]]:
     """A column of classes, as numbers and their names; None where it has none."""
-    found = known_labels(np.asarray(column_in(table, name, path)), f"{name} of {path}")
+    values = ["" if value is None else value for value in column_in(table, name, path)]
+    if several := next((value for value in values if isinstance(value, (list, dict))), None):
+        got = f"which has {printable(several, 40)}"
+        raise FileError("data", f"one label in every row of the column {name!r}", path, got)
+    found = known_labels(np.asarray(values), f"{name} of {path}")
     if found is None:
         return None, ()
     names, numbers = np.unique(found, return_inverse=True)
