@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import warnings
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -11,6 +13,7 @@ import torch
 import hardneg as hn
 from hardneg.core.conversion import number_of
 from hardneg.core.errors import ArgumentError
+from hardneg.io.tables import read_vectors
 
 VECTORS = np.random.default_rng(0).standard_normal((40, 6)).astype(np.float32)
 
@@ -84,3 +87,20 @@ def test_ids_that_cannot_be_found_are_named() -> None:
         hn.mine(VECTORS[:2], documents, torch.tensor([0, 1]), "Uniform()", 1)
     with pytest.raises(ArgumentError, match="or a data set, got no positives"):
         hn.mine(VECTORS[:2], documents)
+
+
+def test_an_array_on_disk_stays_there(tmp_path: Path) -> None:
+    np.save(tmp_path / "vectors.npy", VECTORS)
+    mapped = np.load(tmp_path / "vectors.npy", mmap_mode="r")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        vectors = hn.Keys(mapped).vectors
+    assert vectors.data_ptr() == mapped.ctypes.data, "it was copied into memory"
+
+
+@pytest.mark.parametrize("change", [lambda x: x[::-1], lambda x: x[:, ::-1], lambda x: x.astype(">f4")])
+def test_arrays_of_any_layout(change: Any, tmp_path: Path) -> None:
+    assert torch.equal(hn.Keys(change(VECTORS)).vectors, torch.from_numpy(change(VECTORS).astype("=f4").copy()))
+    np.save(tmp_path / "vectors.npy", change(VECTORS))
+    vectors, _ = read_vectors(tmp_path / "vectors.npy")
+    assert torch.equal(vectors, hn.Keys(change(VECTORS)).vectors)
