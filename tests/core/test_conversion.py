@@ -79,10 +79,28 @@ def test_mine_takes_arrays_lists_and_texts() -> None:
     assert own.ids[0, -1] is None, "one is the positive, one the query itself"
 
 
+def test_mine_takes_vectors_with_gradients_and_what_cross_encoders_give() -> None:
+    queries, corpus = (torch.tensor(each, requires_grad=True) for each in (VECTORS[:8] + 0.1, VECTORS))
+    text, positives = 'BelowPositive(absolute=0.0, by="guide")', list(range(8))
+    plain = hn.mine(queries.detach(), corpus.detach(), positives, text, 3, guide=(queries.detach(), corpus.detach()))
+    of_arrays = hn.mine(queries, corpus, positives, text, 3, guide=[VECTORS[:8] + 0.1, VECTORS])
+    assert torch.equal(of_arrays.ids, plain.ids)
+
+    def score(query: torch.Tensor, row: torch.Tensor) -> Any:  # CrossEncoder.predict gives an array
+        return ((VECTORS[query] + 0.1) * VECTORS[row]).sum(-1)
+
+    for kind in (score, lambda query, row: score(query, row).tolist()):
+        assert torch.equal(hn.mine(queries, corpus, positives, text, 3, guide=kind).ids, plain.ids)
+
+
 def test_ids_that_cannot_be_found_are_named() -> None:
     documents = hn.Keys(VECTORS, ids=[f"d{i}" for i in range(40)])
     with pytest.raises(ArgumentError, match="got id 'd99' of query 1"):
         hn.mine(VECTORS[:2], documents, ["d1", "d99"], "Uniform()", 1)
+    with pytest.raises(ArgumentError, match="got id 1 of query 0"):
+        hn.mine(VECTORS[:2], documents, [1, 0], "Uniform()", 1)
+    with pytest.raises(ArgumentError, match="got id 'd0' more than once"):
+        hn.mine(VECTORS[:2], hn.Keys(VECTORS, ids=["d0", "d0", *map(str, range(38))]), ["d0", "1"], "Uniform()", 1)
     with pytest.raises(ArgumentError, match="texts as positives"):
         hn.mine(VECTORS[:2], documents, torch.tensor([0, 1]), "Uniform()", 1)
     with pytest.raises(ArgumentError, match="or a data set, got no positives"):
