@@ -103,5 +103,7 @@ def test_a_resumed_run_has_the_same_negatives(tmp_path: Path) -> None:
 def test_what_cannot_be_mined_is_refused() -> None:
     with pytest.raises(ArgumentError, match="a k that 40 documents allow"):
         FreshNegatives(data(), k=40)
+    with pytest.raises(ArgumentError, match=r"texts, one in each row of a column, got \['x', 'y'\]"):
+        FreshNegatives(datasets.Dataset.from_dict({"anchor": ["a"], "positive": [["x", "y"]]}))
     with pytest.raises(ArgumentError, match="anchors and positives"):
         FreshNegatives(["text"])
