@@ -57,8 +57,8 @@ def audit(
     """How hard, how false and how concentrated the negatives of each expression are on these embeddings.
 
     embeddings: the anchors [a, d], a tensor, an array or Keys; they are the candidates, too, unless there is a
-        ``corpus``. Or a ``datasets.Dataset`` of anchor, positive and negatives, with a ``model`` (or a function) to
-        embed its texts.
+        ``corpus``. Or a ``datasets.Dataset`` of anchor, positive and negatives, or of documents with labels 0 and 1,
+        with a ``model`` (or a function) to embed its texts.
     positives: vectors of a second view [a, d]; ids of candidates as in ``mine``; ``"label"``: one row of the same
         label stands in; None: the first judgement of each query, or no positive.
     labels, groups, judgements: what false negatives are known by. Labels and groups of a corpus are those of its Keys

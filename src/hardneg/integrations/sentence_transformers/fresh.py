@@ -52,9 +52,8 @@ class FreshNegatives:
         self.options: dict[str, Any] = {"draw": draw, "seed": seed, "temperature": temperature}
         self.negatives, self.k = negatives, k
         anchors, positives = (list(dataset[name]) for name in self.names)
-        other = next((each for each in (*anchors, *positives, *corpus) if not isinstance(each, str)), None)
-        if other is not None:
-            raise ArgumentError("FreshNegatives", "texts, one in each row of a column", repr(other))
+        if wrong := [each for each in (*anchors, *positives, *corpus) if not isinstance(each, str)]:
+            raise ArgumentError("FreshNegatives", "texts, one in each row of a column", repr(wrong[0]))
         documents = list(dict.fromkeys([*positives, *corpus]))
         queries, others = (Side(list(range(len(each))), each, named=False) for each in (anchors, documents))
         problem = build_problem(queries, others, [[one] for one in positives])
