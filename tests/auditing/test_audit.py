@@ -447,6 +447,13 @@ def test_arrays_and_text_ids_are_as_good_as_tensors() -> None:
     assert views.rows[0].similarity == same.rows[0].similarity
 
 
+def test_a_corpus_that_is_the_embeddings_has_no_row_against_itself() -> None:
+    z, labels = make_unit_vectors(20, 8), torch.arange(20) % 4
+    alone = audit(z, "Tilt(1.0)", labels=labels, frontier=False)
+    beside = audit(hn.Keys(z, labels=labels), "Tilt(1.0)", corpus=hn.Keys(z, labels=labels), frontier=False)
+    assert beside.rows == alone.rows
+
+
 def test_dot_products_as_they_are() -> None:
     z = torch.tensor([[2.0, 0.0], [4.0, 0.0], [0.0, 3.0]])
     found = audit(z, "Uniform()", normalize=False, frontier=False, near_duplicate=0.99)

@@ -79,6 +79,16 @@ def test_mine_takes_arrays_lists_and_texts() -> None:
     assert own.ids[0, -1] is None, "one is the positive, one the query itself"
 
 
+@pytest.mark.parametrize("kind", [lambda x: x, lambda x: x.copy(), hn.Keys, lambda x: x.tolist()])
+def test_a_row_is_not_its_own_negative_where_queries_are_the_corpus(kind: Any) -> None:
+    some, positives, names = VECTORS[:20], [(row + 1) % 20 for row in range(20)], [f"d{row}" for row in range(20)]
+    found = hn.mine(kind(some), kind(some), positives, "Uniform()", 18)
+    expected = [sorted(set(range(20)) - {row, positives[row]}) for row in range(20)]
+    assert [sorted(row) for row in found.ids.tolist()] == expected
+    named = hn.mine(kind(some), hn.Keys(some, ids=names), [names[row] for row in positives], "Uniform()", 18)
+    assert named.ids.tolist() == [[names[row] for row in rows] for rows in found.rows.tolist()]
+
+
 def test_mine_takes_vectors_with_gradients_and_what_cross_encoders_give() -> None:
     queries, corpus = (torch.tensor(each, requires_grad=True) for each in (VECTORS[:8] + 0.1, VECTORS))
     text, positives = 'BelowPositive(absolute=0.0, by="guide")', list(range(8))

@@ -26,7 +26,7 @@ from hardneg.core.types import Keys
 from hardneg.core.vectors import unit, widened
 from hardneg.mining.checks import check_vectors
 from hardneg.mining.judgements import Tag
-from hardneg.mining.pairs import Pairs, Positives, RowsOf, as_pairs, numbered_ids, read_positives
+from hardneg.mining.pairs import Pairs, Positives, RowsOf, as_one, as_pairs, numbered_ids, read_positives
 
 _in_memory, _block = 1 << 28, 1 << 16  # bytes of vectors, and rows of a block of larger ones
 
@@ -54,6 +54,8 @@ def make_subject(
     if anchors.dim != candidates.dim:
         got = f"{anchors.dim} and {candidates.dim} features"
         raise ArgumentError("audit", "embeddings and corpus of one dimension", got)
+    if corpus is not None:
+        anchors, candidates = as_one(anchors, candidates)
     wide = torch.promote_types(anchors.vectors.dtype, candidates.vectors.dtype)
     own = _compared("embeddings", anchors.vectors, normalize, wide)
     others = own if corpus is None else _compared("corpus", candidates.vectors, normalize, wide)

@@ -15,7 +15,7 @@ from hardneg.mining import engine
 from hardneg.mining.alignment import warn_of_norms, warn_of_short
 from hardneg.mining.dataset import is_dataset, mine_dataset
 from hardneg.mining.engine import Mined
-from hardneg.mining.pairs import numbered_ids
+from hardneg.mining.pairs import as_one, numbered_ids
 from hardneg.mining.search import Search
 from hardneg.negatives import Negatives
 
@@ -41,9 +41,9 @@ def mine(queries: Any, *given: Any, **options: Any) -> Any:
     """Hard negatives by any distribution, as in training: for vectors, or for a data set of texts.
 
     ``mine(queries, corpus, positives, negatives, k, draw="top", seed=0, ...)`` for vectors: Keys, tensors, arrays or
-    lists. Positives are ids of the corpus, numbers or texts; rows, where it has none. Vectors are compared by the dot
-    product as they are, unlike in `hardneg mine`: ``search=Search(cosine=True)`` is its cosine. See
-    ``hardneg.mining.engine``.
+    lists. Positives are ids of the corpus, numbers or texts; rows, where it has none. In ``mine(z, z, ...)`` no row is
+    its own negative. Vectors are compared by the dot product as they are, unlike in `hardneg mine`:
+    ``search=Search(cosine=True)`` is its cosine. See ``hardneg.mining.engine``.
 
     ``mine(dataset, model=..., negatives=..., k=...)`` for a ``datasets.Dataset`` of (anchor, positive) texts: a Dataset
     with the columns of sentence-transformers' ``mine_hard_negatives``, whose options have the same names here. See
@@ -72,7 +72,7 @@ def mine(queries: Any, *given: Any, **options: Any) -> Any:
     if isinstance(options.get("guide"), (tuple, list)):
         options["guide"] = tuple(_keys(each).vectors for each in options["guide"])
     with torch.no_grad():
-        mined = engine.mine(_keys(queries), corpus, positives, **options)
+        mined = engine.mine(*as_one(_keys(queries), corpus), positives, **options)
     if not isinstance(options.get("search"), Search):
         warn_of_norms(corpus.vectors)
     warn_of_short(mined.explanation, options["k"])

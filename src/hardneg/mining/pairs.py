@@ -13,6 +13,7 @@ from torch import Tensor
 
 from hardneg.core.conversion import Names, number_of
 from hardneg.core.errors import ArgumentError, argument_error
+from hardneg.core.types import Keys
 
 _distinct = "give each row its own id or drop the copies"
 Positives = Tensor | Sequence[Any]
@@ -65,6 +66,16 @@ def as_pairs(query: Annotated[Tensor, "m"], row: Annotated[Tensor, "m"], num_que
     start = torch.zeros(num_queries + 1, dtype=torch.long)
     start[1:] = torch.bincount(both // width, minlength=num_queries).cumsum(0)
     return Pairs(start, both % width)
+
+
+def as_one(queries: Keys, corpus: Keys) -> tuple[Keys, Keys]:
+    """Queries without ids that are the vectors of the corpus get its ids, so that no row meets itself."""
+    first, second = queries.vectors, corpus.vectors
+    alike = first.shape == second.shape and first.dtype == second.dtype and first.device == second.device
+    if queries.ids is not None or not alike or not torch.equal(first, second):
+        return queries, corpus
+    ids = torch.arange(len(corpus), device=second.device) if corpus.ids is None else corpus.ids
+    return queries.changed(ids=ids), corpus.changed(ids=ids)
 
 
 def numbered_ids(given: Any, names: Names | None) -> Any:
