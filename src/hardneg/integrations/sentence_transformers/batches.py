@@ -93,6 +93,9 @@ class HardBatches(LossCallback):
         size = min(batch_size, len(dataset))
         if own is None:
             return PlannedBatchSampler(Uniform(), len(dataset), size, **options)
+        if getattr(dataset, "fresh", self.fresh) is not self.fresh:
+            what = "the FreshNegatives whose data set is trained on"
+            raise argument_error("HardBatches", what, "fresh", self.fresh, "its negatives would stay random")
         options |= {"coverage": self.coverage, "segment": self.segment, "guard": self.guards.get(own.name)}
         own.made = HardBatchSampler(self.planner, len(dataset), size, warmup_epochs=self.warmup, **options)
         own.made.hard = self

@@ -66,6 +66,7 @@ class FreshNegatives:
         self._query = {text: number for number, text in enumerate(self.queries)}
         self._row = {text: row for row, text in enumerate(self.documents)}
         self.dataset = dataset.select_columns(list(self.names)).with_transform(self._filled)
+        self.dataset.fresh = self  # for HardBatches, which must know whose rows these are
 
     def refresh(self, encode: Callable[[list[str], str], Annotated[Tensor, "n d"]], step: int) -> None:
         """Mines with ``encode(texts, column)``; a query that comes out short keeps what it had."""
