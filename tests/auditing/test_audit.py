@@ -330,8 +330,8 @@ def test_mined_rows_are_one_more_rule() -> None:
 
 BAD: list[tuple[dict[str, Any], str]] = [
     ({}, "needs embeddings"),
-    ({"embeddings": torch.ones(4)}, r"floats \[n, d\]"),
-    ({"embeddings": [[1.0]]}, r"floats \[n, d\]"),
+    ({"embeddings": torch.ones(4)}, r"floating point vectors \[n, d\]"),
+    ({"embeddings": [["a"]]}, "a list of others"),
     ({"embeddings": torch.zeros(4, 3)}, "audit needs vectors with a direction for the cosine, got 4 zero vectors"),
     ({"embeddings": torch.tensor([[1.0, float("nan")], [0.0, 1.0]])}, "audit needs finite vectors, got NaN"),
     ({"embeddings": torch.ones(0, 3)}, "at least one row"),
@@ -422,6 +422,36 @@ def test_labels_may_be_numbers_of_any_kind() -> None:
         assert audit(z, "Uniform()", labels=labels, frontier=False).rows == wanted
     with pytest.raises(ValueError, match="audit needs labels that are numbers or texts"):
         audit(z, "Uniform()", labels=[[0], [0], [1], [1]], frontier=False)
+
+
+def test_arrays_and_text_ids_are_as_good_as_tensors() -> None:
+    queries, corpus = make_unit_vectors(6, 8), make_unit_vectors(40, 8, seed=1)
+    judged = [[row, row + 7] for row in range(5)] + [[]]
+    names = [f"d{row}" for row in range(40)]
+    mined = hn.mine(queries, corpus, judged, "Rank(0, 5)", k=3)
+    plain = audit(queries, "Tilt(1.0)", corpus=corpus, judgements=judged, mined=mined, frontier=False)
+    texts = [[names[row] for row in each] for each in judged]
+    named = hn.Keys(corpus, ids=names)
+    assert plain.mined is not None
+    assert plain.mined.queries_without == 0
+    for given, known in ((corpus.numpy(), judged), (named, texts)):
+        chosen = mined.ids.numpy() if known is judged else hn.mine(queries, named, texts, "Rank(0, 5)", k=3)
+        options = {"corpus": given, "judgements": known, "mined": chosen, "frontier": False}
+        found = audit(queries.numpy(), "Tilt(1.0)", **options)
+        assert [each.false_negatives for each in found.rows] == [each.false_negatives for each in plain.rows]
+        assert found.mined is not None
+        first = plain.mined.hubs[0].id
+        assert found.mined.hubs[0].id == (first if known is judged else names[first])
+    views = audit(queries.numpy(), "BelowPositive(0.1)", positives=queries.flip(0).numpy(), frontier=False)
+    same = audit(queries, "BelowPositive(0.1)", positives=queries.flip(0), frontier=False)
+    assert views.rows[0].similarity == same.rows[0].similarity
+
+
+def test_a_corpus_that_is_the_embeddings_has_no_row_against_itself() -> None:
+    z, labels = make_unit_vectors(20, 8), torch.arange(20) % 4
+    alone = audit(z, "Tilt(1.0)", labels=labels, frontier=False)
+    beside = audit(hn.Keys(z, labels=labels), "Tilt(1.0)", corpus=hn.Keys(z, labels=labels), frontier=False)
+    assert beside.rows == alone.rows
 
 
 def test_dot_products_as_they_are() -> None:

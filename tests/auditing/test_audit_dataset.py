@@ -48,6 +48,20 @@ def test_a_data_set_is_audited_as_its_tensors() -> None:
     assert found.mined.equal_to_positive == 1
 
 
+def test_labels_of_pairs_and_lists_say_what_is_a_negative() -> None:
+    plain = hn.audit(Data(anchor=["q0", "q1"], positive=["a", "b"], negative=["c", "a"]), "Uniform()", model=vectors)
+    pairs = Data(anchor=["q0", "q1", "q0", "q1"], positive=["a", "b", "c", "a"], label=[1, 1, 0, 0])
+    documents = {"anchor": ["q0", "q1"], "positive": [["a", "c"], ["b", "a"]]}
+    for data in (pairs, Data(**documents, labels=[[1, 0], [1, 0]]), Data(**documents, scores=[[0.5, 0.9], [0.8, 0.1]])):
+        found = hn.audit(data, "Uniform()", model=vectors)
+        assert found.row("mined").similarity == pytest.approx(plain.row("mined").similarity)
+        assert found.positive_similarity == pytest.approx(plain.positive_similarity)
+    ids = hn.audit(Data(anchor=["q0", "q1"], positive=["a", "b"], label=[[0, 0, 2], [1, 1, 3]]), model=vectors)
+    assert ids.mined is None
+    with pytest.raises(ValueError, match="none says which"):
+        hn.audit(Data(anchor=["q0", "q0"], positive=["a", "b"], score=[0.9, 0.1]), model=vectors)
+
+
 def test_a_data_set_of_the_library_with_its_model() -> None:
     datasets: Any = pytest.importorskip("datasets", reason="needs the extra 'text'")
     data = datasets.Dataset.from_dict({"anchor": ["x", "y"], "positive": ["u", "v"]})

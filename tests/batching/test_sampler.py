@@ -271,6 +271,9 @@ def test_refresh_gives_vectors_where_vectors_are_needed(unit_vectors: UnitVector
     assert torch.equal(sampler.data, vectors)
     vectors.zero_()  # training goes on in the same buffer
     assert sampler.data.any()
+    array = unit_vectors(N, 6, seed=1).numpy()
+    Refresh(sampler, 1, lambda: array).now()
+    assert torch.equal(sampler.data, torch.from_numpy(array))
     assert Proximity.needs == "graph"
 
 

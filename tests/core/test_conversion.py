@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import warnings
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -11,6 +13,7 @@ import torch
 import hardneg as hn
 from hardneg.core.conversion import number_of
 from hardneg.core.errors import ArgumentError
+from hardneg.io.tables import read_vectors
 
 VECTORS = np.random.default_rng(0).standard_normal((40, 6)).astype(np.float32)
 
@@ -76,11 +79,56 @@ def test_mine_takes_arrays_lists_and_texts() -> None:
     assert own.ids[0, -1] is None, "one is the positive, one the query itself"
 
 
+@pytest.mark.parametrize("kind", [lambda x: x, lambda x: x.copy(), hn.Keys, lambda x: x.tolist()])
+def test_a_row_is_not_its_own_negative_where_queries_are_the_corpus(kind: Any) -> None:
+    some, positives, names = VECTORS[:20], [(row + 1) % 20 for row in range(20)], [f"d{row}" for row in range(20)]
+    found = hn.mine(kind(some), kind(some), positives, "Uniform()", 18)
+    expected = [sorted(set(range(20)) - {row, positives[row]}) for row in range(20)]
+    assert [sorted(row) for row in found.ids.tolist()] == expected
+    named = hn.mine(kind(some), hn.Keys(some, ids=names), [names[row] for row in positives], "Uniform()", 18)
+    assert named.ids.tolist() == [[names[row] for row in rows] for rows in found.rows.tolist()]
+
+
+def test_mine_takes_vectors_with_gradients_and_what_cross_encoders_give() -> None:
+    queries, corpus = (torch.tensor(each, requires_grad=True) for each in (VECTORS[:8] + 0.1, VECTORS))
+    text, positives = 'BelowPositive(absolute=0.0, by="guide")', list(range(8))
+    plain = hn.mine(queries.detach(), corpus.detach(), positives, text, 3, guide=(queries.detach(), corpus.detach()))
+    of_arrays = hn.mine(queries, corpus, positives, text, 3, guide=[VECTORS[:8] + 0.1, VECTORS])
+    assert torch.equal(of_arrays.ids, plain.ids)
+
+    def score(query: torch.Tensor, row: torch.Tensor) -> Any:  # CrossEncoder.predict gives an array
+        return ((VECTORS[query] + 0.1) * VECTORS[row]).sum(-1)
+
+    for kind in (score, lambda query, row: score(query, row).tolist()):
+        assert torch.equal(hn.mine(queries, corpus, positives, text, 3, guide=kind).ids, plain.ids)
+
+
 def test_ids_that_cannot_be_found_are_named() -> None:
     documents = hn.Keys(VECTORS, ids=[f"d{i}" for i in range(40)])
     with pytest.raises(ArgumentError, match="got id 'd99' of query 1"):
         hn.mine(VECTORS[:2], documents, ["d1", "d99"], "Uniform()", 1)
+    with pytest.raises(ArgumentError, match="got id 1 of query 0"):
+        hn.mine(VECTORS[:2], documents, [1, 0], "Uniform()", 1)
+    with pytest.raises(ArgumentError, match="got id 'd0' more than once"):
+        hn.mine(VECTORS[:2], hn.Keys(VECTORS, ids=["d0", "d0", *map(str, range(38))]), ["d0", "1"], "Uniform()", 1)
     with pytest.raises(ArgumentError, match="texts as positives"):
         hn.mine(VECTORS[:2], documents, torch.tensor([0, 1]), "Uniform()", 1)
     with pytest.raises(ArgumentError, match="or a data set, got no positives"):
         hn.mine(VECTORS[:2], documents)
+
+
+def test_an_array_on_disk_stays_there(tmp_path: Path) -> None:
+    np.save(tmp_path / "vectors.npy", VECTORS)
+    mapped = np.load(tmp_path / "vectors.npy", mmap_mode="r")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        vectors = hn.Keys(mapped).vectors
+    assert vectors.data_ptr() == mapped.ctypes.data, "it was copied into memory"
+
+
+@pytest.mark.parametrize("change", [lambda x: x[::-1], lambda x: x[:, ::-1], lambda x: x.astype(">f4")])
+def test_arrays_of_any_layout(change: Any, tmp_path: Path) -> None:
+    assert torch.equal(hn.Keys(change(VECTORS)).vectors, torch.from_numpy(change(VECTORS).astype("=f4").copy()))
+    np.save(tmp_path / "vectors.npy", change(VECTORS))
+    vectors, _ = read_vectors(tmp_path / "vectors.npy")
+    assert torch.equal(vectors, hn.Keys(change(VECTORS)).vectors)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import pickle
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,7 @@ import pytest
 import torch
 
 import hardneg as hn
-from hardneg.core.errors import DataChanged
+from hardneg.core.errors import DataChanged, HardnegWarning
 from hardneg.integrations.sentence_transformers import HardBatches, LossCallback, NegativesLoss, with_ids
 from hardneg.integrations.sentence_transformers.callback import own_state
 from support.libraries import part_of_sentence_transformers
@@ -110,6 +111,29 @@ def test_what_cannot_be_planned_is_refused(tmp_path: Path) -> None:
     hard(train, 8)
     with pytest.raises(ValueError, match="FSDP or DeepSpeed"):
         hard.on_train_begin(Sharded(), None, None)
+
+
+def test_batches_without_the_callback_warn(tmp_path: Path) -> None:
+    """The first epoch would have uniform batches, and it may be the only one."""
+    train, loss = data(), NegativesLoss(static_model())
+    hard = HardBatches(train["anchor"], loss=loss)
+    trainer = trainer_of(tmp_path, loss, train, hard, max_steps=2)
+    trainer.remove_callback(hard)
+    with pytest.warns(HardnegWarning, match=r"Pass callbacks=\[hard\]"):
+        trainer.train()
+
+
+def test_an_encoder_may_give_arrays(tmp_path: Path) -> None:
+    train, loss = data(), NegativesLoss(static_model())
+    encoded: list[Any] = []
+    hard = HardBatches(
+        train["anchor"], every=4, loss=loss, encode=lambda texts: encoded.append(1) or loss.model.encode(texts)
+    )
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", HardnegWarning)
+        trainer_of(tmp_path, loss, train, hard, max_steps=2).train()
+    assert encoded
+    assert all(part.graph for part in hard.sets[""].sampler.plan.segments)  # type: ignore[union-attr]
 
 
 def test_an_iterable_data_set_trains_without_ids(tmp_path: Path) -> None:

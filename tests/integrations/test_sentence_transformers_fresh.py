@@ -85,6 +85,8 @@ def test_a_resumed_run_has_the_same_negatives(tmp_path: Path) -> None:
     def train(resume: bool, given: bool = True) -> Any:
         model.load_state_dict(before)
         fresh = FreshNegatives(data(), k=2)
+        if not given:
+            del fresh.dataset.fresh  # as in a copy of the data set
         loss = NegativesLoss(model, "Uniform()")
         hard = HardBatches(
             fresh.dataset["anchor"], every=2, loss=loss, planner="strata()", segment=2, fresh=fresh if given else None
@@ -101,7 +103,12 @@ def test_a_resumed_run_has_the_same_negatives(tmp_path: Path) -> None:
 
 
 def test_what_cannot_be_mined_is_refused() -> None:
+    fresh = FreshNegatives(data())
+    with pytest.raises(ArgumentError, match="fresh=None; its negatives would stay random"):
+        HardBatches(fresh.dataset["anchor"])(fresh.dataset, 8)
     with pytest.raises(ArgumentError, match="a k that 40 documents allow"):
         FreshNegatives(data(), k=40)
+    with pytest.raises(ArgumentError, match=r"texts, one in each row of a column, got \['x', 'y'\]"):
+        FreshNegatives(datasets.Dataset.from_dict({"anchor": ["a"], "positive": [["x", "y"]]}))
     with pytest.raises(ArgumentError, match="anchors and positives"):
         FreshNegatives(["text"])

@@ -51,6 +51,7 @@ def test_several_data_sets_share_their_ids_and_groups_are_kept() -> None:
     [
         (made(anchor=["a"], positive=["x"], score=[0.5]), {}, "the column label for the ids"),
         (made(anchor=["a"], positive=["x"], label=[0.5]), {}, "whole numbers as groups"),
+        (made(anchor=["a"], positive=["x"], label=[[0, 0, 1]]), {}, "have ids already"),
         (made(anchor=["a"], positive=[""]), {}, "needs texts"),
         (made(anchor=["a"], positive=[["x"]]), {}, "needs texts"),
         (made(anchor=["a"], positive=["x"], negative=[3]), {}, "texts, or None"),

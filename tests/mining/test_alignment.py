@@ -89,6 +89,8 @@ def test_mine_and_audit_warn_of_shifted_ids() -> None:
     queries, corpus = make_pairs()
     with pytest.warns(HardnegWarning, match="The rows before the positives are closer .* Are the ids aligned"):
         hn.mine(hn.Keys(queries), hn.Keys(corpus), torch.arange(1, 121), "Uniform()", 3)
+    with pytest.warns(HardnegWarning, match="The positives are no closer"):  # other ids, which are wrong again
+        hn.mine(hn.Keys(queries), hn.Keys(corpus), torch.arange(120).flip(0), "Uniform()", 3)
     mine(hn.Keys(queries), hn.Keys(corpus), torch.arange(120), "BelowPositive(relative=0.05)", 3)
 
 

@@ -405,9 +405,9 @@ def test_clear_errors(change: dict[str, object], message: str) -> None:
 
 
 def test_one_document_and_no_queries() -> None:
-    one = Keys(torch.ones(1, 4))
-    assert mine(one, one, [[]], "Uniform()", 3).ids.tolist() == [[0, -1, -1]]
-    assert mine(one, one, [[0]], "Tilt(1.0)", 3, "categorical").ids.tolist() == [[-1, -1, -1]]
+    one, query = Keys(torch.ones(1, 4)), Keys(torch.full((1, 4), 0.5))
+    assert mine(query, one, [[]], "Uniform()", 3).ids.tolist() == [[0, -1, -1]]
+    assert mine(query, one, [[0]], "Tilt(1.0)", 3, "categorical").ids.tolist() == [[-1, -1, -1]]
     assert mine(Keys(torch.ones(0, 4)), one, [], "Uniform()", 3).ids.shape == (0, 3)
 
 

@@ -191,5 +191,10 @@ def test_unknown_names_and_missing_models_raise(model: Any, pairs: Any) -> None:
         hn.mine(pairs)
     with pytest.raises(ArgumentError, match="one data set"):
         hn.mine(datasets.DatasetDict(train=pairs), model=model)
-    with pytest.raises(ArgumentError, match="texts in every row"):
-        hn.mine(datasets.Dataset.from_dict({"a": ["x", " "], "b": ["y", "z"]}), model=model)
+    with pytest.raises(ArgumentError, match="a data set of known length, got IterableDataset"):
+        hn.mine(pairs.to_iterable_dataset(), model=model)
+    for text in (" ", None):
+        with pytest.raises(ArgumentError, match="texts in every row"):
+            hn.mine(datasets.Dataset.from_dict({"a": ["x", text], "b": ["y", "z"]}), model=model)
+    with pytest.raises(ArgumentError, match="a list of texts as corpus"):
+        hn.mine(pairs, model=model, corpus=datasets.Dataset.from_dict({"text": ["x"]}))

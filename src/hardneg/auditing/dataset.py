@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import Annotated, Any, NamedTuple
 
 import torch
@@ -10,6 +10,7 @@ from torch import Tensor
 
 from hardneg.core.errors import ArgumentError, argument_error, optional
 from hardneg.core.types import Keys
+from hardneg.mining.dataset import check_dataset
 
 _labels = ("label", "labels", "score", "scores")
 
@@ -28,8 +29,7 @@ def read_dataset(dataset: Any, model: Any) -> TrainingSet:
 
     model: a sentence-transformers model, its path, or a function from texts to vectors.
     """
-    if isinstance(dataset, dict):
-        raise ArgumentError("audit", "one data set", f"a dict of {list(dataset)}", "pass one of them")
+    check_dataset(dataset, "audit")
     names = [name for name in dataset.column_names if name not in _labels]
     if len(names) < 2:
         raise ArgumentError("audit", "columns anchor, positive, negatives ...", f"columns {names}")
@@ -40,12 +40,16 @@ def read_dataset(dataset: Any, model: Any) -> TrainingSet:
     columns = [list(dataset[name]) for name in names]
     documents: dict[str, int] = {}
     own: dict[str, tuple[dict[int, None], dict[int, None]]] = {}
-    for anchor, *rest in zip(*columns, strict=True):
+    rows = _labelled(dataset, columns) or zip(*columns, strict=True)
+    for anchor, *rest in rows:
         if not isinstance(anchor, str) or not anchor:
             raise argument_error("audit", "texts as anchors", names[0], anchor)
         lists = own.setdefault(anchor, ({}, {}))
-        for place, text in ((min(place, 1), text) for place, cell in enumerate(rest) for text in _texts(cell)):
-            lists[place][documents.setdefault(text, len(documents))] = None
+        for place, text in ((min(place, 1), text) for place, cell in enumerate(rest) for text in _cell(cell)):
+            if not isinstance(text, str):
+                raise ArgumentError("audit", "texts as documents", repr(text))
+            if text:
+                lists[place][documents.setdefault(text, len(documents))] = None
     encode = _encoder(model)
     negatives = [list(each) for _, each in own.values()]
     width = max(map(len, negatives))
@@ -55,9 +59,29 @@ def read_dataset(dataset: Any, model: Any) -> TrainingSet:
     return TrainingSet(Keys(encode(list(own)), same), corpus, [list(each) for each, _ in own.values()], mined)
 
 
-def _texts(cell: Any) -> Iterable[str]:
-    cells = cell if isinstance(cell, (list, tuple)) else [cell]
-    return [text for text in cells if text]
+def _labelled(dataset: Any, columns: list[list[Any]]) -> list[tuple[Any, list[Any], list[Any]]] | None:
+    """Rows of labeled pairs and lists: anchor, positives (1) and negatives (0); None where labels are no such marks."""
+    name = next((name for name in _labels if name in dataset.column_names), None)
+    if name is None or len(columns) > 2:
+        return None
+    documents, marks = ([_cell(each) for each in column] for column in (columns[1], dataset[name]))
+    fits = all(len(own) == len(each) for own, each in zip(documents, marks, strict=True))
+    if name.startswith("score"):  # of a list, whose first is the positive
+        if not fits or max(map(len, marks)) < 2:
+            got = f"columns {dataset.column_names}: none says which"
+            raise ArgumentError("audit", "negatives in a data set", got, "mine labeled pairs without scores")
+        marks = [[1, *[0] * (len(each) - 1)] for each in marks]
+    elif not fits or {mark for each in marks for mark in each} != {0, 1}:
+        return None  # groups, or ids of with_ids
+    sides = (
+        [[text for text, mark in zip(*row, strict=True) if mark == side] for row in zip(documents, marks, strict=True)]
+        for side in (1, 0)
+    )
+    return list(zip(columns[0], *sides, strict=True))
+
+
+def _cell(cell: Any) -> list[Any]:
+    return [one for one in (cell if isinstance(cell, (list, tuple)) else [cell]) if one is not None]
 
 
 def _encoder(model: Any) -> Callable[[list[str]], Tensor]:

@@ -20,20 +20,21 @@ from hardneg.auditing.rules import Expressions, given_rules
 from hardneg.auditing.settings import Settings
 from hardneg.auditing.subject import Subject
 from hardneg.auditing.survey import audit_subject
+from hardneg.core.conversion import Given
 from hardneg.core.errors import ArgumentError
 from hardneg.core.types import Keys
 from hardneg.mining.dataset import is_dataset
 from hardneg.mining.engine import Mined
 from hardneg.mining.judgements import Tag
 from hardneg.mining.options import TEMPERATURE
-from hardneg.mining.pairs import Positives, RowsOf
+from hardneg.mining.pairs import Positives, RowsOf, numbered_ids
 
 
 def audit(
-    embeddings: Tensor | Keys | Any = None,
+    embeddings: Given | Keys | Any = None,
     expressions: Expressions = (),
     *,
-    corpus: Tensor | Keys | None = None,
+    corpus: Given | Keys = None,
     positives: Positives | str | None = None,
     judgements: Positives | None = None,
     labels: Tag | None = None,
@@ -55,8 +56,9 @@ def audit(
 ) -> Audit:
     """How hard, how false and how concentrated the negatives of each expression are on these embeddings.
 
-    embeddings: the anchors [a, d], a tensor or Keys; they are the candidates, too, unless there is a ``corpus``. Or a
-        ``datasets.Dataset`` of anchor, positive and negatives, with a ``model`` (or a function) to embed its texts.
+    embeddings: the anchors [a, d], a tensor, an array or Keys; they are the candidates, too, unless there is a
+        ``corpus``. Or a ``datasets.Dataset`` of anchor, positive and negatives, or of documents with labels 0 and 1,
+        with a ``model`` (or a function) to embed its texts.
     positives: vectors of a second view [a, d]; ids of candidates as in ``mine``; ``"label"``: one row of the same
         label stands in; None: the first judgement of each query, or no positive.
     labels, groups, judgements: what false negatives are known by. Labels and groups of a corpus are those of its Keys
@@ -109,9 +111,10 @@ def listed_rows(subject: Subject, mined: Mined | Tensor) -> Annotated[Tensor, "a
     if isinstance(mined, Mined):
         rows = mined.rows
     else:
-        ids = subject.candidate_tags.ids
-        if mined.ndim != 2 or mined.is_floating_point():
-            raise ArgumentError("audit", "ids [q, k] as mined", f"{tuple(mined.shape)} of {mined.dtype}")
+        ids, mined = subject.candidate_tags.ids, numbered_ids(mined, None)
+        if not isinstance(mined, Tensor) or mined.ndim != 2 or mined.is_floating_point():
+            got = f"{tuple(mined.shape)} of {mined.dtype}" if isinstance(mined, Tensor) else type(mined).__name__
+            raise ArgumentError("audit", "what hn.mine returned, or whole numbers as ids [q, k], as mined", got)
         rows = RowsOf(ids, len(subject.candidates))(mined.cpu().flatten()).view(mined.shape)
         if bool(((rows < 0) & (mined.cpu() != -1)).any()):
             raise ArgumentError("audit", "mined ids that are in the corpus (or -1 where short)", "others")

@@ -134,7 +134,13 @@ def find_in_rows(subject: Subject, listed: Annotated[Tensor, "q k"]) -> MinedFin
         are_texts=False,
     )
     row_of = {named: row for row, named in name.items()}
-    return find(lists, row_of=row_of, vectors=subject.candidates.vectors, num_documents=len(subject.candidates))
+    return find(
+        lists,
+        row_of=row_of,
+        vectors=subject.candidates.vectors,
+        num_documents=len(subject.candidates),
+        queries_without=sum(not each for each in rows),
+    )
 
 
 def as_rows(lists: Lists, row_of: Mapping[Any, int]) -> Annotated[Tensor, "q k"]:

@@ -77,7 +77,8 @@ def read_lists(path: str | Path, wanted: int | None = None) -> Lists:
         return _merged(((anchor, tuple(own), own, others) for anchor, own, others in both), path, wanted)
     marks = table.get("label") or table.get("labels") or _first_is_positive(table.get("scores"))
     if marks is None:
-        raise ArgumentError("audit", "negatives in a mined file", f"columns {names} in {path}: none says which")
+        got = f"columns {names} in {path}: none says which"
+        raise ArgumentError("audit", "negatives in a mined file", got, "mine labeled pairs without --scores")
     labelled = zip(anchors, map(_listed, documents), map(_listed, marks), strict=True)
     return _merged(_labelled(labelled, path), path, wanted)
 

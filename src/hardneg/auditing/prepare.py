@@ -13,25 +13,27 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from hardneg.auditing.subject import Subject
 from hardneg.auditing.tags import numbered, unlike
+from hardneg.core.conversion import Given, Names, as_vectors
 from hardneg.core.errors import ArgumentError, argument_error
 from hardneg.core.nearest import Corpus
 from hardneg.core.types import Keys
 from hardneg.core.vectors import unit, widened
 from hardneg.mining.checks import check_vectors
 from hardneg.mining.judgements import Tag
-from hardneg.mining.pairs import Pairs, Positives, RowsOf, as_pairs, read_positives
+from hardneg.mining.pairs import Pairs, Positives, RowsOf, as_one, as_pairs, numbered_ids, read_positives
 
 _in_memory, _block = 1 << 28, 1 << 16  # bytes of vectors, and rows of a block of larger ones
 
 
 def make_subject(
-    embeddings: Tensor | Keys,
-    corpus: Tensor | Keys | None,
+    embeddings: Given | Keys,
+    corpus: Given | Keys,
     *,
     positives: Positives | str | None = None,
     judgements: Positives | None = None,
@@ -46,16 +48,37 @@ def make_subject(
         raise ArgumentError("audit", "at least two embeddings, or a corpus beside them", "one")
     if corpus is None and anchors.ids is None:
         anchors = replace(anchors, ids=torch.arange(len(anchors), device=anchors.vectors.device))
+    given = embeddings if corpus is None else corpus
+    names = given.names if isinstance(given, Keys) else None
     candidates = anchors if corpus is None else _keys("corpus", corpus, None, None, offset=len(anchors))
     if anchors.dim != candidates.dim:
         got = f"{anchors.dim} and {candidates.dim} features"
         raise ArgumentError("audit", "embeddings and corpus of one dimension", got)
+    if corpus is not None:
+        anchors, candidates = as_one(anchors, candidates)
     wide = torch.promote_types(anchors.vectors.dtype, candidates.vectors.dtype)
     own = _compared("embeddings", anchors.vectors, normalize, wide)
     others = own if corpus is None else _compared("corpus", candidates.vectors, normalize, wide)
-    subject = Subject(own, others, anchors.tags, candidates.tags, unit=normalize, source=candidates.source or "pool")
+    subject = Subject(
+        own,
+        others,
+        anchors.tags,
+        candidates.tags,
+        unit=normalize,
+        source=candidates.source or "pool",
+        names=None if names is None else tuple(names),
+    )
     ids = None if corpus is None and not isinstance(embeddings, Keys) else candidates.ids
-    return _with_positives(subject, positives, judgements, ids, seed)
+    return _with_positives(subject, _read(positives, names), _read(judgements, names), ids, seed)
+
+
+def _read(given: Any, names: Names | None) -> Any:
+    """Ids as numbers; vectors of a second view, ``"label"`` and None as they are."""
+    if isinstance(given, np.ndarray) and given.dtype.kind == "f":
+        return as_vectors(given)
+    if given is None or isinstance(given, str) or (isinstance(given, Tensor) and given.is_floating_point()):
+        return given
+    return numbered_ids(given, names)
 
 
 def _with_positives(
@@ -119,15 +142,10 @@ def _same_label(subject: Subject, seed: int) -> Pairs:
 
 
 def _keys(
-    name: str, given: Tensor | Keys, labels: Tag | None, groups: Tag | None, *, beside: bool = False, offset: int = 0
+    name: str, given: Given | Keys, labels: Tag | None, groups: Tag | None, *, beside: bool = False, offset: int = 0
 ) -> Keys:
     """As Keys with numbers for labels and groups; rows of which none is known (below 0) are like no other row."""
-    keys = given if isinstance(given, Keys) else None
-    if keys is None:
-        if not isinstance(given, Tensor) or given.ndim != 2 or not given.is_floating_point():
-            got = f"{tuple(given.shape)} of {given.dtype}" if isinstance(given, Tensor) else repr(type(given).__name__)
-            raise ArgumentError("audit", f"{name} as floats [n, d]", f"{name}={got}")
-        keys = Keys(given)
+    keys = given if isinstance(given, Keys) else Keys(given)
     if keys.private or not len(keys):
         raise ArgumentError("audit", f"{name} [n, d] with at least one row", str(tuple(keys.vectors.shape)))
 

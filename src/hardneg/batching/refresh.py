@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from hardneg.batching.background import PlanningProcess
 from hardneg.batching.graph import ProximityGraph, graph_of
 from hardneg.batching.sampler import PlannedBatchSampler
+from hardneg.core.conversion import Given
 from hardneg.core.errors import argument_error, check_count
 from hardneg.core.scoring import HasKeys
 from hardneg.core.types import Keys
@@ -83,7 +84,7 @@ class Refresh:
         self,
         sampler: PlannedBatchSampler,
         every: int,
-        vectors: Callable[[], Tensor],
+        vectors: Callable[[], Given],
         *,
         num_neighbours: int = 100,
         num_candidates: int | None = 1000,
@@ -105,7 +106,7 @@ class Refresh:
 
     def now(self, step: int = 0) -> None:
         """Refreshes at once, for instance before the first hard epoch."""
-        vectors = self.vectors().clone()  # training continues meanwhile, perhaps in the same buffer
+        vectors = Keys(self.vectors()).vectors.clone()  # training continues meanwhile, perhaps in the same buffer
         if self.sampler.planner.needs != "graph":
             self.sampler.data = vectors
             return

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import warnings
 from collections.abc import Sequence
 from typing import Any
 
@@ -33,7 +34,12 @@ def as_vectors(value: Any) -> Tensor:
     if not isinstance(value, np.ndarray) or value.dtype.kind not in "fiu":
         kind = f"an array of {value.dtype}" if isinstance(value, np.ndarray) else type(value).__name__
         raise ArgumentError("Keys", "vectors as a tensor, an array or a list", kind)
-    return torch.from_numpy(value if value.flags.writeable else value.copy())
+    if not value.dtype.isnative or any(step < 0 for step in value.strides):
+        value = value.astype(value.dtype.newbyteorder("="))
+    with warnings.catch_warnings():
+        # Vectors are only read, and a copy would bring a memory-mapped file into memory.
+        warnings.filterwarnings("ignore", "The given NumPy array is not writable")
+        return torch.from_numpy(value)
 
 
 def as_numbers(name: str, value: Any) -> tuple[Tensor, Names | None]:

@@ -86,7 +86,7 @@ class Tile:
 
     def guided(self, who: str) -> Pairs:
         if self.guide is None:
-            fix = "use scores.guided(two_views(guide_z1, guide_z2, temperature=1.0)), or guide=(g1, g2) in the loss"
+            fix = "pass guide=... to the loss or to hn.mine; scores of your own have scores.guided(...)"
             raise ArgumentError(who, "a second model's similarities", "by='guide' and none", fix)
         return self.guide
 

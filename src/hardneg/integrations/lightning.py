@@ -21,7 +21,9 @@ from hardneg.batching.graph import ProximityGraph
 from hardneg.batching.plan import Plan
 from hardneg.batching.refresh import Refresh, device_of
 from hardneg.batching.sampler import PlannedBatchSampler
+from hardneg.core.conversion import Given
 from hardneg.core.errors import ArgumentError, argument_error, optional
+from hardneg.core.types import Keys
 
 
 def _library() -> Any:
@@ -49,7 +51,7 @@ class HardBatches(_library().Callback):  # type: ignore[misc]
     def __init__(
         self,
         sampler: PlannedBatchSampler,
-        vectors: Callable[[], Tensor] | None = None,
+        vectors: Callable[[], Given] | None = None,
         every: int = 100,
         **options: Any,
     ) -> None:
@@ -74,7 +76,7 @@ class HardBatches(_library().Callback):  # type: ignore[misc]
     def on_fit_start(self, trainer: Any, pl_module: Any) -> None:
         if self.refresh is not None and self.vectors is not None and trainer.world_size > 1:
             own = self.vectors  # rounding may differ between ranks, and so would their plans
-            self.refresh.vectors = lambda: trainer.strategy.broadcast(own().cpu())
+            self.refresh.vectors = lambda: trainer.strategy.broadcast(Keys(own()).vectors.cpu())
         losses = {name: each for name, each in pl_module.named_modules() if hasattr(each, "set_progress")}
         looked_at = {name: loss for name, loss in losses.items() if hasattr(loss, "diagnose")}
         for name, loss in looked_at.items():

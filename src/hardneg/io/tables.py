@@ -19,6 +19,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from hardneg.core.conversion import as_vectors
 from hardneg.core.errors import ArgumentError, FileError, NoFile, optional
 from hardneg.io.arrays import read_npy, read_npz
 from hardneg.io.machine import memory_bytes
@@ -189,7 +190,7 @@ def column_of_vectors(values: list[Any], where: str | Path, who: str = "mine") -
 def _checked(array: Any, where: str | Path, who: str) -> Tensor:
     if array.ndim != 2 or array.dtype.kind != "f":
         raise ArgumentError(who, f"embeddings [n, d] of floats in {where}", f"shape {array.shape} {array.dtype}")
-    return torch.from_numpy(array)
+    return as_vectors(array)
 
 
 def _named(arrays: dict[str, Any], path: Path, column: str | None, who: str) -> tuple[Tensor, list[Any] | None]:

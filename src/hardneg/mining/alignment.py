@@ -86,8 +86,9 @@ def alignment_of(queries: Tensor, corpus: Tensor, positives: Pairs, *, cosine: b
 
 
 def warn_of_alignment(found: Alignment) -> None:
+    """Once for the same figures: other data, or ids that were corrected in vain, warn again."""
     if found.lost:
-        warn_once("alignment: positives", sentence(found))
+        warn_once(f"alignment: {sentence(found)}", sentence(found))
 
 
 def sentence(found: Alignment) -> str:
@@ -115,12 +116,12 @@ def warn_of_easy_negatives(
         return
     mean = float(scores.double().mean())
     if mean < found.random:
-        warn_once(
-            "alignment: easy negatives",
+        message = (
             f"The negatives are easier than random documents (mean similarity {mean:.3f} against {found.random:.3f}): "
             f"{margin!r} compares with the lowest-scored of several positives. Keep only the best positives of a "
-            f"query, or use {spelled('mine', 'near_positive')} or a ring, such as Ring(0.01, 0.1), instead of it.",
+            f"query, or use {spelled('mine', 'near_positive')} or a ring, such as Ring(0.01, 0.1), instead of it."
         )
+        warn_once(f"alignment: {message}", message)
 
 
 def warn_of_missing_positives(positives: Pairs, negatives: Negatives) -> None:

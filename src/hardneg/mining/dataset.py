@@ -35,7 +35,14 @@ from hardneg.negatives import Negatives, parse
 
 
 def is_dataset(value: Any) -> bool:
-    return hasattr(value, "column_names") and hasattr(value, "__len__")
+    return hasattr(value, "column_names")
+
+
+def check_dataset(dataset: Any, who: str) -> None:
+    if isinstance(dataset, dict):
+        raise ArgumentError(who, "one data set", f"a dict of {list(dataset)}", "pass one of them")
+    if not hasattr(dataset, "__len__"):
+        raise ArgumentError(who, "a data set of known length", type(dataset).__name__, "load it without streaming")
 
 
 def mine_dataset(
@@ -117,8 +124,7 @@ def mine_dataset(
 
 def _columns(dataset: Any, anchor: str | None, positive: str | None) -> tuple[str, str]:
     """The columns of anchors and positives: as named, or the first two."""
-    if isinstance(dataset, dict):
-        raise ArgumentError("mine", "one data set", f"a dict of {list(dataset)}", "pass one of them")
+    check_dataset(dataset, "mine")
     known = list(dataset.column_names)
     if not len(dataset) or len(known) < 2:
         raise ArgumentError("mine", "rows of an anchor and a positive", f"{len(dataset)} rows of columns {known}")
@@ -132,10 +138,12 @@ def _problem(dataset: Any, names: tuple[str, str], corpus: Sequence[str] | None)
     """Queries, documents and positives; documents in the order of sentence-transformers."""
     anchors, positives = (list(dataset[name]) for name in names)
     for name, column in zip(names, (anchors, positives), strict=True):
-        wrong = next((one for one in column if not isinstance(one, str) or not one.strip()), None)
-        if wrong is not None:
-            raise argument_error("mine", "texts in every row", name, wrong)
-    documents = list(dict.fromkeys([*(corpus or ()), *positives]))
+        if wrong := [one for one in column if not isinstance(one, str) or not one.strip()]:
+            raise argument_error("mine", "texts in every row", name, wrong[0])
+    others = list(corpus or ())
+    if wrong := [one for one in others if not isinstance(one, str)]:
+        raise argument_error("mine", "a list of texts as corpus", "corpus", wrong[:1])
+    documents = list(dict.fromkeys([*others, *positives]))
     first, second = (Side(list(range(len(texts))), texts, named=False) for texts in (anchors, documents))
     return build_problem(first, second, [[one] for one in positives])
 

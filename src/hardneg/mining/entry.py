@@ -9,13 +9,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from hardneg.core.conversion import number_of
 from hardneg.core.errors import ArgumentError
 from hardneg.core.types import Keys
 from hardneg.mining import engine
 from hardneg.mining.alignment import warn_of_norms, warn_of_short
 from hardneg.mining.dataset import is_dataset, mine_dataset
 from hardneg.mining.engine import Mined
+from hardneg.mining.pairs import as_one, numbered_ids
 from hardneg.mining.search import Search
 from hardneg.negatives import Negatives
 
@@ -41,9 +41,9 @@ def mine(queries: Any, *given: Any, **options: Any) -> Any:
     """Hard negatives by any distribution, as in training: for vectors, or for a data set of texts.
 
     ``mine(queries, corpus, positives, negatives, k, draw="top", seed=0, ...)`` for vectors: Keys, tensors, arrays or
-    lists. Positives are ids of the corpus, numbers or texts; rows, where it has none. Vectors are compared by the dot
-    product as they are, unlike in `hardneg mine`: ``search=Search(cosine=True)`` is its cosine. See
-    ``hardneg.mining.engine``.
+    lists. Positives are ids of the corpus, numbers or texts; rows, where it has none. In ``mine(z, z, ...)`` no row is
+    its own negative. Vectors are compared by the dot product as they are, unlike in `hardneg mine`:
+    ``search=Search(cosine=True)`` is its cosine. See ``hardneg.mining.engine``.
 
     ``mine(dataset, model=..., negatives=..., k=...)`` for a ``datasets.Dataset`` of (anchor, positive) texts: a Dataset
     with the columns of sentence-transformers' ``mine_hard_negatives``, whose options have the same names here. See
@@ -68,8 +68,11 @@ def mine(queries: Any, *given: Any, **options: Any) -> Any:
     if missing:
         raise ArgumentError("mine", "queries, corpus, positives, negatives and k, or a data set", f"no {missing[0]}")
     corpus = _keys(options.pop("corpus"))
-    positives = _positives(options.pop("positives"), corpus)
-    mined = engine.mine(_keys(queries), corpus, positives, **options)
+    positives = numbered_ids(options.pop("positives"), corpus.names)
+    if isinstance(options.get("guide"), (tuple, list)):
+        options["guide"] = tuple(_keys(each).vectors for each in options["guide"])
+    with torch.no_grad():
+        mined = engine.mine(*as_one(_keys(queries), corpus), positives, **options)
     if not isinstance(options.get("search"), Search):
         warn_of_norms(corpus.vectors)
     warn_of_short(mined.explanation, options["k"])
@@ -81,20 +84,3 @@ def mine(queries: Any, *given: Any, **options: Any) -> Any:
 
 def _keys(given: Any) -> Keys:
     return given if isinstance(given, Keys) else Keys(given)
-
-
-def _positives(given: Any, corpus: Keys) -> Any:
-    """Ids as the miner takes them: arrays as tensors, and texts as the numbers of the corpus."""
-    if isinstance(given, np.ndarray) and given.dtype.kind in "iu":
-        given = torch.from_numpy(given.astype(np.int64))
-    if corpus.names is None:
-        return given
-    if isinstance(given, (Tensor, str)) or not hasattr(given, "__iter__"):
-        raise ArgumentError("mine", "texts as positives, as the ids of the corpus are", "others")
-    known = set(corpus.names.tolist())
-    lists = [[each] if isinstance(each, str) else list(each) for each in given]
-    for query, own in enumerate(lists):
-        for one in own:
-            if one not in known:
-                raise ArgumentError("mine", "positives that are in the corpus", f"id {one!r} of query {query}")
-    return [[number_of(one) for one in own] for own in lists]

@@ -190,7 +190,8 @@ def load_encoders(options: MineOptions) -> tuple[Encoder, Encoder]:
     if options.encoder is not None:
         encoder = encoder_of_function(options.encoder)
         return encoder, encoder
-    raise ArgumentError("mine", "embeddings, a --model or an --encoder for the texts", "none")
+    fix = "if the tables have a column of embeddings, name it with --embedding-column"
+    raise ArgumentError("mine", "embeddings, a --model or an --encoder for the texts", "none", fix)
 
 
 def load_guide(options: MineOptions) -> tuple[Encoder, Encoder]:

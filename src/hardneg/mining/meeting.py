@@ -125,7 +125,7 @@ class Meeting:
 
     def checked(self, score: Rescore, query: Tensor, rows: Tensor) -> Annotated[Tensor, "m"]:
         """What a function says about each pair, one finite score for each."""
-        scores = score(query.cpu(), rows.cpu()).to(self.device, torch.float64)
+        scores = torch.as_tensor(score(query.cpu(), rows.cpu())).to(self.device, torch.float64)
         if scores.shape != rows.shape or not bool(scores.isfinite().all()):
             what = f"one finite score for each of {len(rows)} pairs"
             raise ArgumentError("rescore", what, f"shape {tuple(scores.shape)}")

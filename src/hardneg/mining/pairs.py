@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
+from hardneg.core.conversion import Names, number_of
 from hardneg.core.errors import ArgumentError, argument_error
+from hardneg.core.types import Keys
 
+_distinct = "give each row its own id or drop the copies"
 Positives = Tensor | Sequence[Any]
 """Corpus ids: [q], [q, p] padded with -1, or one list per query."""
 
@@ -63,6 +68,36 @@ def as_pairs(query: Annotated[Tensor, "m"], row: Annotated[Tensor, "m"], num_que
     return Pairs(start, both % width)
 
 
+def as_one(queries: Keys, corpus: Keys) -> tuple[Keys, Keys]:
+    """Queries without ids that are the vectors of the corpus get its ids, so that no row meets itself."""
+    first, second = queries.vectors, corpus.vectors
+    alike = first.shape == second.shape and first.dtype == second.dtype and first.device == second.device
+    if queries.ids is not None or not alike or not torch.equal(first, second):
+        return queries, corpus
+    ids = torch.arange(len(corpus), device=second.device) if corpus.ids is None else corpus.ids
+    return queries.changed(ids=ids), corpus.changed(ids=ids)
+
+
+def numbered_ids(given: Any, names: Names | None) -> Any:
+    """Ids as ``read_positives`` takes them: arrays as tensors, and texts, as the corpus has them, as their numbers."""
+    if isinstance(given, np.ndarray) and given.dtype.kind in "iu":
+        given = torch.from_numpy(given.astype(np.int64))
+    if names is None:
+        return given
+    if isinstance(given, (Tensor, str)) or not hasattr(given, "__iter__"):
+        raise ArgumentError("mine", "texts as positives, as the ids of the corpus are", "others")
+    known = Counter(names.tolist())
+    if len(known) < len(names):
+        got = f"id {known.most_common(1)[0][0]!r} more than once ({len(names) - len(known)} repeated in all)"
+        raise ArgumentError("mine", "distinct corpus ids", got, _distinct)
+    lists = [[each] if isinstance(each, str) or not hasattr(each, "__iter__") else list(each) for each in given]
+    for query, own in enumerate(lists):
+        for one in own:
+            if one not in known:
+                raise ArgumentError("mine", "positives that are in the corpus", f"id {one!r} of query {query}")
+    return [[number_of(one) for one in own] for own in lists]
+
+
 def read_positives(positives: Positives, num_queries: int, rows_of: RowsOf) -> Pairs:
     """Positives as pairs of query and corpus row; every id must be in the corpus."""
     query, ids = _flat(positives, num_queries)
@@ -93,7 +128,7 @@ class RowsOf:
                     "mine",
                     "distinct corpus ids",
                     f"id {example} more than once ({int(same.sum())} repeated in all)",
-                    "give each row its own id or drop the copies",
+                    _distinct,
                 )
 
     def __call__(self, ids: Annotated[Tensor, "m"]) -> Annotated[Tensor, "m"]:

@@ -206,7 +206,7 @@ def _finished(
     kept = [group for group, own in enumerate(rows) if own]
     counts["queries_without_positive"] = len(first) - len(kept)
     if not kept:
-        fix = "check that the ids match; rows of a .npy file have their numbers as ids"
+        fix = "check that the ids match and that scores are above 0; rows of a .npy file have their numbers as ids"
         raise ArgumentError("mine", "at least one query with a positive in the corpus", "none", fix)
     kept_queries = queries.only([first[group] for group in kept])
     own = [-1] * len(kept)

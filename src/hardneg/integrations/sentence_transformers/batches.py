@@ -21,9 +21,10 @@ from hardneg.batching.plan import Plan
 from hardneg.batching.planners import Planner, Proximity, Uniform
 from hardneg.batching.planners.base import text_of
 from hardneg.batching.refresh import Refresh, eval_mode
-from hardneg.batching.sampler import PlannedBatchSampler
+from hardneg.batching.sampler import PlanIterator, PlannedBatchSampler
 from hardneg.batching.spec import parse_batches
 from hardneg.batching.stored import load_arrays, save_arrays
+from hardneg.core.conversion import Given
 from hardneg.core.distributed import gather
 from hardneg.core.errors import ArgumentError, DataChanged, check_count, warn_once
 from hardneg.core.types import Keys
@@ -32,7 +33,7 @@ from hardneg.integrations.sentence_transformers.callback import AnyLoss, LossCal
 from hardneg.integrations.sentence_transformers.fresh import FreshNegatives
 
 Texts = Sequence[str] | Mapping[str, Sequence[str]]
-Encode = Callable[[list[str]], Annotated[Tensor, "n d"]]
+Encode = Callable[[list[str]], Given]
 _compared = 16  # rows by which a data set is recognised
 
 
@@ -70,6 +71,7 @@ class HardBatches(LossCallback):
         fresh: FreshNegatives | None = None,
     ) -> None:
         super().__init__(loss)
+        self.begun = False
         self.fresh, self._age = fresh, None if fresh is None else fresh.age(0)
         every = check_count("HardBatches", "every", every)
         named = texts if isinstance(texts, Mapping) else {"": texts}
@@ -90,11 +92,16 @@ class HardBatches(LossCallback):
         size = min(batch_size, len(dataset))
         if own is None:
             return PlannedBatchSampler(Uniform(), len(dataset), size, **options)
+        if getattr(dataset, "fresh", self.fresh) is not self.fresh:
+            what = "the FreshNegatives whose data set is trained on"
+            raise argument_error("HardBatches", what, "fresh", self.fresh, "its negatives would stay random")
         options |= {"coverage": self.coverage, "segment": self.segment, "guard": self.guards.get(own.name)}
-        own.made = PlannedBatchSampler(self.planner, len(dataset), size, warmup_epochs=self.warmup, **options)
+        own.made = HardBatchSampler(self.planner, len(dataset), size, warmup_epochs=self.warmup, **options)
+        own.made.hard = self
         return own.made
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **more: Any) -> None:
+        self.begun = True
         unused = [each.name or "texts" for each in self.sets.values() if each.made is None]
         if unused:
             fix = "pass batch_sampler=hard and the same rows as texts; an IterableDataset cannot be planned"
@@ -183,7 +190,7 @@ class HardBatches(LossCallback):
         devices = [torch.cuda.current_device()] if torch.cuda.is_available() else []
         with torch.random.fork_rng(devices), eval_mode(model), torch.no_grad():
             vectors = self._encoder(prompt, args, model)(texts[low:high])
-        return gather(Keys(unit(vectors.to(args.device)).clone())).vectors
+        return gather(Keys(unit(Keys(vectors).vectors.to(args.device)).clone())).vectors
 
     def _encoder(self, prompt: str | None, args: Any, model: Any) -> Encode:
         if self.encode is not None:
@@ -202,6 +209,21 @@ class HardBatches(LossCallback):
         return f"HardBatches({text_of(self.planner)}, every={self.every}, warmup={self.warmup})"
 
 
+class HardBatchSampler(PlannedBatchSampler):
+    """Warns where the trainer takes batches and does not call the callback, which would refresh them."""
+
+    hard: HardBatches
+
+    def __iter__(self) -> PlanIterator:
+        if not self.hard.begun:
+            warn_once(
+                "hard_batches.callback",
+                "HardBatches makes the batches, but it is not among the callbacks of the trainer: the batches are "
+                "uniform, and nothing is refreshed or saved. Pass callbacks=[hard].",
+            )
+        return super().__iter__()
+
+
 @dataclass(eq=False)
 class _TrainingSet:
     """One training set: its texts, and how its batches are planned."""
@@ -209,7 +231,7 @@ class _TrainingSet:
     name: str
     texts: list[str]
     column: str | None = None
-    made: PlannedBatchSampler | None = None  # the last one, which an evaluation on the same rows replaces
+    made: HardBatchSampler | None = None  # the last one, which an evaluation on the same rows replaces
     sampler: PlannedBatchSampler | None = None  # that of the training
     planned: Refresh | None = field(default=None, repr=False)
 

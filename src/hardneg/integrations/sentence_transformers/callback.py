@@ -19,6 +19,7 @@ from hardneg.io.sealed import check_seal, sealing
 
 LOGGED = ("hardness", "uniform_hardness", "false_negatives", "effective_number", "effective_temperature", "clamped")
 _fix = "resume from a checkpoint that has it, or begin again in another output folder"
+_elsewhere = f"{_fix}; for a checkpoint of another folder set resume_from_checkpoint in the training arguments, too"
 _not_own = ("model", "guide")
 AnyLoss = nn.Module | Mapping[str, nn.Module]
 
@@ -80,7 +81,7 @@ class LossCallback:
         who, kept, own = type(self).__name__, folder / "record.json", folder / f"loss-{args.process_index}.pt"
         for path in (kept, own):
             if not path.is_file():
-                raise NoFile(who, "the state that the interrupted run saved", path, fix=_fix)
+                raise NoFile(who, "the state that the interrupted run saved", path, fix=_elsewhere)
         record = read_json(kept, _fix, who=who)
         if record["world_size"] != args.world_size:
             what, got = f"{record['world_size']} processes, as the interrupted run had", str(args.world_size)

@@ -52,6 +52,8 @@ class FreshNegatives:
         self.options: dict[str, Any] = {"draw": draw, "seed": seed, "temperature": temperature}
         self.negatives, self.k = negatives, k
         anchors, positives = (list(dataset[name]) for name in self.names)
+        if wrong := [each for each in (*anchors, *positives, *corpus) if not isinstance(each, str)]:
+            raise ArgumentError("FreshNegatives", "texts, one in each row of a column", repr(wrong[0]))
         documents = list(dict.fromkeys([*positives, *corpus]))
         queries, others = (Side(list(range(len(each))), each, named=False) for each in (anchors, documents))
         problem = build_problem(queries, others, [[one] for one in positives])
@@ -64,6 +66,7 @@ class FreshNegatives:
         self._query = {text: number for number, text in enumerate(self.queries)}
         self._row = {text: row for row, text in enumerate(self.documents)}
         self.dataset = dataset.select_columns(list(self.names)).with_transform(self._filled)
+        self.dataset.fresh = self  # for HardBatches, which must know whose rows these are
 
     def refresh(self, encode: Callable[[list[str], str], Annotated[Tensor, "n d"]], step: int) -> None:
         """Mines with ``encode(texts, column)``; a query that comes out short keeps what it had."""

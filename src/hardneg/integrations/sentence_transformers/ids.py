@@ -135,7 +135,8 @@ def _whole_numbers(values: Iterable[Any], name: str) -> list[int]:
     numbers = list(values)
     for value in numbers:
         if not isinstance(value, int):
-            raise argument_error("with_ids", "whole numbers as groups", name, value)
+            fix = "the rows seem to have ids already" if isinstance(value, list) else None
+            raise argument_error("with_ids", "whole numbers as groups", name, value, fix)
     return numbers
 
 
