@@ -15,7 +15,7 @@ from importlib.util import find_spec
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from hardneg.batching.graph import ProximityGraph
 from hardneg.batching.plan import Plan

@@ -26,7 +26,7 @@ from hardneg.batching.spec import parse_batches
 from hardneg.batching.stored import load_arrays, save_arrays
 from hardneg.core.conversion import Given
 from hardneg.core.distributed import gather
-from hardneg.core.errors import ArgumentError, DataChanged, check_count, warn_once
+from hardneg.core.errors import ArgumentError, DataChanged, argument_error, check_count, warn_once
 from hardneg.core.types import Keys
 from hardneg.core.vectors import unit
 from hardneg.integrations.sentence_transformers.callback import AnyLoss, LossCallback
