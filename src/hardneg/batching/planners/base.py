@@ -116,7 +116,7 @@ class Epoch:
         check_counts("plan", self, "num_instances", "batch_size")
         check_counts("plan", self, "seed", least=0)
         if self.batch_size > self.num_instances:
-            what = f"a batch of at most the {self.num_instances} instances"
+            what = f"a batch of 1 to {self.num_instances} instances"
             if self.num_replicas > 1:
                 what += f" over {self.num_replicas} replicas"
             raise argument_error("plan", what, "batch_size", self.batch_size)
