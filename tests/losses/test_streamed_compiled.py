@@ -9,6 +9,7 @@ from torch.nn.functional import normalize
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import hardneg as hn
+from hardneg.core import bounds
 from hardneg.core.errors import HardnegWarning, forget_warnings
 from hardneg.core.objectives import InfoNCE
 from hardneg.core.pairing import number_of
@@ -141,6 +142,31 @@ def test_no_tensor_of_all_pairs_is_made(text):
         streamed(pairing, loss.negatives, InfoNCE(), "anchors", (40, 64)).loss.backward()
     whole_rows = 40 * 400  # of a block of rows: what a ring ranks
     assert largest.most <= whole_rows < 400 * 400
+
+
+@dataclass(frozen=True, repr=False)
+class HardestCountsMore(Negatives):
+    """It removes nothing, and yet a pair is compared with a bound that it reaches by equal bits alone."""
+
+    textual: ClassVar = False
+    removes: ClassVar = False
+
+    def bounds(self):
+        return {"largest": bounds.Largest(lambda tile: tile.s)}
+
+    def log_weight(self, tile):
+        return torch.where(tile.s >= tile.bound["largest"], 5.0, 0.0)
+
+
+def test_a_score_reaches_its_bound_in_every_pass(monkeypatch):
+    """In float32, where products of 3 and of 6 rows differ in their last bits; in tiles of a GPU, not traced."""
+    monkeypatch.setattr(compiled, "DEVICES", ("cpu",))
+    monkeypatch.setattr(compiled, "_compiled", lambda function, *kinds: function)
+    monkeypatch.setattr(plan, "CPU_TILE", (3, 40))
+    found = loss_and_gradients(HardestCountsMore(), torch.float32, None)
+    monkeypatch.setattr(compiled, "DEVICES", ())
+    for mine, theirs in zip(found, loss_and_gradients(HardestCountsMore(), torch.float32, None), strict=True):
+        torch.testing.assert_close(mine, theirs, rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.parametrize(("text", "rows"), [("Tilt(1.0)", 10), ("Ring(0.1, outer=0.6) * Tilt(1.0)", 6)])
