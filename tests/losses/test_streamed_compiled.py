@@ -15,7 +15,8 @@ from hardneg.core.objectives import InfoNCE
 from hardneg.core.pairing import number_of
 from hardneg.kernels import compiled, plan, products, replayed
 from hardneg.kernels.chunked import streamed
-from hardneg.negatives import Negatives
+from hardneg.negatives import Negatives, parse
+from hardneg.testing.examples import make_pairing
 
 
 @pytest.fixture
@@ -186,3 +187,14 @@ def test_tiles_of_other_sizes_forward_and_backward(traced, monkeypatch, text, ro
     monkeypatch.setattr(compiled, "DEVICES", ())
     for mine, theirs in zip(found, loss_and_gradients(text, torch.float64, None), strict=True):
         torch.testing.assert_close(mine, theirs, rtol=1e-12, atol=1e-12)
+
+
+def test_tiles_with_a_guide_are_no_larger_forward(traced, monkeypatch):
+    """Similarities of the guide are held beside the scores."""
+    monkeypatch.setattr(plan, "CPU_TILE", (2, 40))
+    guided = make_pairing().prepared()
+    number = []
+    for pairing in (guided, guided.changed(guide=None)):
+        made = plan.Plan(pairing, parse("Tilt(1.0)").factors, InfoNCE(), pairing.positive_scores())
+        number.append((len(made.rows), len(made.rows_alone)))
+    assert number == [(3, 3), (3, 2)]

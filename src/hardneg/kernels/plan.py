@@ -87,8 +87,13 @@ class Plan:
         self.columns = {cut: self.pairing.columns(cut) for cut in self.cuts}
         self.rows = self._blocks(rows)
         self.rows_alone = self.rows
-        if tile is None and self.runner.compiles and not any(factor.removes or factor.bounds() for factor in factors):
-            self.rows_alone = self._blocks(-(-len(self.pairing) // max(1, -(-len(self.rows) // 2))))
+        if tile is None and self._twice_fits():
+            self.rows_alone = self._blocks(-(-len(self.pairing) // -(-len(self.rows) // 2)))
+
+    def _twice_fits(self) -> bool:
+        """Whether scores may stand alone in tiles of twice the size. The similarities of a guide stand beside them."""
+        bounded = any(factor.removes or factor.bounds() for factor in self.factors)
+        return self.runner.compiles and self.pairing.guide is None and not bounded
 
     def _tile(self) -> tuple[int, int]:
         if self.own.device.type == "cpu":
