@@ -142,7 +142,7 @@ WIDE = {
 def test_more_features_than_a_block_holds(name: str, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
     """The products are formed before the sweep, here in chunks of 32 of 44 rows.
 
-    They have 11 bits: a score is off by up to 2^-12 / temperature, and the mean of the 44 losses by less.
+    They have 11 bits: a score is off by about 2^-12 / temperature, and the mean of the 44 losses by less.
     """
     monkeypatch.setattr(triton_wide, "CHUNK_BYTES", 2 * 2 * B * 20)
     noise = [vectors(B, 300, torch.float64, seed=seed) for seed in (0, 1)]

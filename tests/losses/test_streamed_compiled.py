@@ -9,12 +9,14 @@ from torch.nn.functional import normalize
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import hardneg as hn
+from hardneg.core import bounds
 from hardneg.core.errors import HardnegWarning, forget_warnings
 from hardneg.core.objectives import InfoNCE
 from hardneg.core.pairing import number_of
 from hardneg.kernels import compiled, plan, products, replayed
 from hardneg.kernels.chunked import streamed
-from hardneg.negatives import Negatives
+from hardneg.negatives import Negatives, parse
+from hardneg.testing.examples import make_pairing
 
 
 @pytest.fixture
@@ -143,6 +145,31 @@ def test_no_tensor_of_all_pairs_is_made(text):
     assert largest.most <= whole_rows < 400 * 400
 
 
+@dataclass(frozen=True, repr=False)
+class HardestCountsMore(Negatives):
+    """It removes nothing, and yet a pair is compared with a bound that it reaches by equal bits alone."""
+
+    textual: ClassVar = False
+    removes: ClassVar = False
+
+    def bounds(self):
+        return {"largest": bounds.Largest(lambda tile: tile.s)}
+
+    def log_weight(self, tile):
+        return torch.where(tile.s >= tile.bound["largest"], 5.0, 0.0)
+
+
+def test_a_score_reaches_its_bound_in_every_pass(monkeypatch):
+    """In float32, where products of 3 and of 6 rows differ in their last bits; in tiles of a GPU, not traced."""
+    monkeypatch.setattr(compiled, "DEVICES", ("cpu",))
+    monkeypatch.setattr(compiled, "_compiled", lambda function, *kinds: function)
+    monkeypatch.setattr(plan, "CPU_TILE", (3, 40))
+    found = loss_and_gradients(HardestCountsMore(), torch.float32, None)
+    monkeypatch.setattr(compiled, "DEVICES", ())
+    for mine, theirs in zip(found, loss_and_gradients(HardestCountsMore(), torch.float32, None), strict=True):
+        torch.testing.assert_close(mine, theirs, rtol=1e-4, atol=1e-5)
+
+
 @pytest.mark.parametrize(("text", "rows"), [("Tilt(1.0)", 10), ("Ring(0.1, outer=0.6) * Tilt(1.0)", 6)])
 def test_tiles_of_other_sizes_forward_and_backward(traced, monkeypatch, text, rows):
     """Of 40 rows: sums in blocks of 10, gradients in blocks of 6; all in the same where there are edges."""
@@ -160,3 +187,14 @@ def test_tiles_of_other_sizes_forward_and_backward(traced, monkeypatch, text, ro
     monkeypatch.setattr(compiled, "DEVICES", ())
     for mine, theirs in zip(found, loss_and_gradients(text, torch.float64, None), strict=True):
         torch.testing.assert_close(mine, theirs, rtol=1e-12, atol=1e-12)
+
+
+def test_tiles_with_a_guide_are_no_larger_forward(traced, monkeypatch):
+    """Similarities of the guide are held beside the scores."""
+    monkeypatch.setattr(plan, "CPU_TILE", (2, 40))
+    guided = make_pairing().prepared()
+    number = []
+    for pairing in (guided, guided.changed(guide=None)):
+        made = plan.Plan(pairing, parse("Tilt(1.0)").factors, InfoNCE(), pairing.positive_scores())
+        number.append((len(made.rows), len(made.rows_alone)))
+    assert number == [(3, 3), (3, 2)]

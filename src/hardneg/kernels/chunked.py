@@ -1,6 +1,6 @@
 """The streamed loss: any distribution, any objective, any device, without [b, n].
 
-Bounds, then row statistics, then the pairs, each a sweep over the same tiles. Memory is that of a few tiles.
+Bounds, then row statistics, then the pairs, each a sweep over tiles. Memory is that of a few tiles.
 """
 
 from __future__ import annotations

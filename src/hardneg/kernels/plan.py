@@ -23,8 +23,8 @@ CPU_TILE = (256, 2048)
 CHUNK_BYTES = 2**27
 """Of one tile of scores on a GPU: all columns of as many rows as fit, and fewer columns where those are few.
 
-Twice that in a pass that holds nothing else of its size: fewer tiles take less time. Not where similarities decide
-who is a negative: products of tiles of another shape may differ in their last bit, and an edge with them."""
+Twice that in a pass that holds nothing else of its size: fewer tiles take less time. Not where a weight may jump at a
+bound or an edge: products of tiles of another shape may differ in their last bit, and fall on its other side."""
 FEWEST_ROWS = 256
 EAGER_TENSORS = 8
 """About so many tensors of a tile's size are held at once where its functions are not compiled."""
@@ -87,8 +87,13 @@ class Plan:
         self.columns = {cut: self.pairing.columns(cut) for cut in self.cuts}
         self.rows = self._blocks(rows)
         self.rows_alone = self.rows
-        if tile is None and self.runner.compiles and not any(factor.removes for factor in factors):
-            self.rows_alone = self._blocks(-(-len(self.pairing) // max(1, -(-len(self.rows) // 2))))
+        if tile is None and self._twice_fits():
+            self.rows_alone = self._blocks(-(-len(self.pairing) // -(-len(self.rows) // 2)))
+
+    def _twice_fits(self) -> bool:
+        """Whether scores may stand alone in tiles of twice the size. The similarities of a guide stand beside them."""
+        bounded = any(factor.removes or factor.bounds() for factor in self.factors)
+        return self.runner.compiles and self.pairing.guide is None and not bounded
 
     def _tile(self) -> tuple[int, int]:
         if self.own.device.type == "cpu":

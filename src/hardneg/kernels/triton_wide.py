@@ -1,7 +1,7 @@
 """Products that are made beforehand: cuBLAS multiplies a chunk of the rows, and the kernels sweep the products.
 
 For vectors of many features, which a block of the kernels would not hold, and for windows of ranks, whose edges are
-found in the products. Products are float16, of rows of norm 1.
+found in the products. Products are float16, of rows of norm 1 that were rounded to float16, too.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ CHUNK_BYTES = 5 * 2**26
 MULTIPLE = 32
 """Of the rows of all chunks but the last: a multiple of the rows of every block."""
 MOST_ROWS = 2**19
-"""Of a chunk: CUDA numbers 2**16 blocks of 16 rows and no more."""
+"""Of a chunk: a grid of CUDA has less than 2**16 blocks in its second dimension, here of 16 rows each."""
 
 
 class Chunk(NamedTuple):
