@@ -190,7 +190,7 @@ class TestHub:
         found([-1, -1, None, -1])
         assert load("hf:mine", "all").labels is None
         found([0, 1, -1, None])
-        with pytest.raises(ValueError, match=r"got 2 of 4 without one .* in label of hf:mine; leave these images out"):
+        with pytest.raises(ValueError, match=r"got 2 of 4 without one .* in label of hf:mine; leave these items out"):
             load("hf:mine", "all")
 
     def test_hub_without_datasets_says_so(self, monkeypatch: pytest.MonkeyPatch) -> None:
