@@ -21,6 +21,8 @@ from hardneg.core.errors import ArgumentError, Damaged, InUse, NotWritten, Unkno
 from hardneg.io.files import write_atomically
 from hardneg.training.data.images import ImageData
 from hardneg.training.loop import Loop
+from hardneg.training.options import SimCLROptions
+from hardneg.training.recipes import run_recipe
 from hardneg.training.runs import Run
 from support.forks import CONTEXT
 from support.training_runs import assert_same, everything, few_digits, run, short
@@ -216,6 +218,13 @@ def test_options_that_cannot_be_name_themselves(
 ) -> None:
     with pytest.raises(ValueError, match=message):
         run("simclr", tmp_path / "run", short(data, **options))
+
+
+@pytest.mark.parametrize("options", [SimCLROptions(epochs=1), {"epochs": 1}])
+def test_options_of_another_recipe_are_refused(options: Any, tmp_path: Path) -> None:
+    with pytest.raises(ArgumentError, match=r"MoCoOptions for moco, got .*; use RECIPES\['moco'\]"):
+        run_recipe("moco", options, tmp_path / "run")
+    assert not (tmp_path / "run").exists()
 
 
 def test_a_batch_of_all_images_is_allowed(data: str, tmp_path: Path) -> None:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import traceback
 import warnings
-from collections.abc import Iterator, Mapping
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,7 @@ from typing import Any
 import typer
 
 from hardneg.core.errors import FileError, HardnegError, HardnegWarning, flags_in_errors, optional
-from hardneg.core.text import printable_lines
+from hardneg.core.text import printable, printable_lines
 
 
 @contextmanager
@@ -64,16 +65,29 @@ def read_yaml(path: Path) -> dict[str, Any]:
             "--config", "a YAML file", path, got=f"where there is {'a folder' if path.exists() else 'none'}"
         )
     try:
-        values = yaml.safe_load(path.read_text(encoding="utf-8")) or {}
-        if isinstance(values, dict):
-            return {str(name).replace("-", "_"): value for name, value in values.items()}
-        got = f"which holds a {type(values).__name__}"
+        text = path.read_text(encoding="utf-8")
+        values = yaml.safe_load(text) or {}
+        if not isinstance(values, dict):
+            got = f"which holds a {type(values).__name__}"
+        elif twice := _twice(str(name.value) for name, _ in (yaml.compose(text).value if values else ())):
+            got = f"which has {printable(twice)} twice"
+        else:
+            return {_option(name): value for name, value in values.items()}
     except yaml.MarkedYAMLError as error:
         where = f"in line {error.problem_mark.line + 1}: {error.problem}" if error.problem_mark else error.problem
         got = f"which is no YAML {where}"
     except (yaml.YAMLError, RecursionError, ValueError) as error:
         got = f"which is no YAML ({type(error).__name__})"
     raise FileError("--config", "lines like 'temperature: 0.5'", path, got=got)
+
+
+def _option(name: object) -> str:
+    return str(name).replace("-", "_")
+
+
+def _twice(names: Iterable[str]) -> str | None:
+    """An option that is repeated, of which YAML would take the last value."""
+    return next((name for name, count in Counter(map(_option, names)).items() if count > 1), None)
 
 
 def given(ctx: typer.Context) -> set[str]:

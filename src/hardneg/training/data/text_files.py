@@ -90,8 +90,8 @@ def texts_in(table: Table, name: str, path: Path) -> list[str]:
 def labels_in(table: Mapping[str, Any], name: str, path: Path) -> tuple[Tensor | None, tuple[str, ...]]:
     """A column of classes, as numbers and their names; None where it has none."""
     values = ["" if value is None else value for value in column_in(table, name, path)]
-    if several := next((value for value in values if isinstance(value, (list, dict))), None):
-        got = f"which has {printable(several, 40)}"
+    if several := [value for value in values if isinstance(value, (list, dict))]:
+        got = f"which has {printable(several[0], 40)}"
         raise FileError("data", f"one label in every row of the column {name!r}", path, got)
     found = known_labels(np.asarray(values), f"{name} of {path}")
     if found is None:

@@ -8,7 +8,7 @@ from typing import Any
 
 from hardneg.core.errors import ArgumentError
 from hardneg.training.loop import train
-from hardneg.training.options import TrainOptions
+from hardneg.training.options import RECIPES, TrainOptions
 
 METHODS = {
     "simclr": "simclr.SimCLR",
@@ -35,6 +35,9 @@ def run_recipe(recipe: str, options: TrainOptions, out: str | Path, **how: Any) 
     """Trains with the recipe of this name; ``how`` is what ``train`` takes: resume, quiet."""
     if recipe not in METHODS:
         raise ArgumentError("train", f"a recipe among {', '.join(METHODS)}", f"recipe={recipe!r}")
+    if not isinstance(options, RECIPES[recipe]):
+        got, fix = type(options).__name__, f"use RECIPES[{recipe!r}] of hardneg.training.options"
+        raise ArgumentError("train", f"{RECIPES[recipe].__name__} for {recipe}", got, fix)
     module, _, name = METHODS[recipe].partition(".")
     build = getattr(importlib.import_module(f"{__name__}.{module}"), name)
     return train(recipe, build, options, out, **how)
