@@ -33,12 +33,11 @@ class Products:
 
     def __init__(self, pairing: Pairing, half: bool = False) -> None:
         self.half = half
-        made: dict[int, Factor] = {}
-        for keys in (pairing.anchors, *pairing.candidates):
-            if id(keys.vectors) not in made:
-                made[id(keys.vectors)] = _factor(keys.vectors.detach(), self.half)
-        self.anchors = made[id(pairing.anchors.vectors)]
-        self.pools = [made[id(keys.vectors)] for keys in pairing.candidates]
+        own = pairing.anchors.vectors
+        self.anchors = _factor(own.detach(), half)
+        self.pools = [
+            self.anchors if keys.vectors is own else _factor(keys.vectors.detach(), half) for keys in pairing.candidates
+        ]
         self.scales = [_product_of(self.anchors.norm, pool.norm) for pool in self.pools]
         self.dtype = pairing.anchors.vectors.dtype
 
