@@ -52,10 +52,15 @@ def test_labels_of_pairs_and_lists_say_what_is_a_negative() -> None:
     plain = hn.audit(Data(anchor=["q0", "q1"], positive=["a", "b"], negative=["c", "a"]), "Uniform()", model=vectors)
     pairs = Data(anchor=["q0", "q1", "q0", "q1"], positive=["a", "b", "c", "a"], label=[1, 1, 0, 0])
     documents = {"anchor": ["q0", "q1"], "positive": [["a", "c"], ["b", "a"]]}
-    for data in (pairs, Data(**documents, labels=[[1, 0], [1, 0]]), Data(**documents, scores=[[0.5, 0.9], [0.8, 0.1]])):
+    gaps = Data(anchor=[*pairs["anchor"], "q1"], positive=[*pairs["positive"], None], label=[*pairs["label"], 0])
+    padded = Data(anchor=["q0", "q1"], positive=[["a", "c", None], ["b", "a", None]], labels=[[1, 0, None]] * 2)
+    lists = (Data(**documents, labels=[[1, 0], [1, 0]]), Data(**documents, scores=[[0.5, 0.9], [0.8, 0.1]]))
+    for data in (pairs, *lists, gaps, padded):
         found = hn.audit(data, "Uniform()", model=vectors)
         assert found.row("mined").similarity == pytest.approx(plain.row("mined").similarity)
         assert found.positive_similarity == pytest.approx(plain.positive_similarity)
+    with pytest.raises(ValueError, match="a label of each document, 0 or 1, got label=None"):
+        hn.audit(Data(anchor=["q0"] * 3, positive=["a", "b", "c"], label=[1, 0, None]), model=vectors)
     ids = hn.audit(Data(anchor=["q0", "q1"], positive=["a", "b"], label=[[0, 0, 2], [1, 1, 3]]), model=vectors)
     assert ids.mined is None
     with pytest.raises(ValueError, match="none says which"):

@@ -55,7 +55,7 @@ cases = {
     "proximity": lambda n: planned(planners.Proximity(num_neighbours=n(3), num_candidates=n(9), patience=n(50))),
     "strata": lambda n: planned(planners.Strata(n(3))),
     "Cuthill-McKee": lambda n: planned(planners.CuthillMcKee(n(3), n(9))),
-    "uniform": lambda n: [batch.tolist() for batch in planners.Uniform().plan(20, n(6), seeded())],
+    "uniform": lambda n: [batch.tolist() for batch in planners.Uniform().plan(n(20), n(6), seeded())],
     "batches": lambda n: repr(BatchSpec(planners.Uniform(), n(10), n(1))),
     "mine": lambda n: hn.mine(keys, keys, keys.ids, hn.Rank(n(1), n(5)), n(3), search=Search(shards=n(2))).ids.tolist(),
     "window": lambda n: repr(hn.Rank(n(1), n(5)) * hn.Ring(0.1, 0.5, at_least=n(2))),

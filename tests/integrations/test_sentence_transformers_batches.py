@@ -116,10 +116,16 @@ def test_what_cannot_be_planned_is_refused(tmp_path: Path) -> None:
 def test_batches_without_the_callback_warn(tmp_path: Path) -> None:
     """The first epoch would have uniform batches, and it may be the only one."""
     train, loss = data(), NegativesLoss(static_model())
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", HardnegWarning)
+        trainer_of(tmp_path, loss, train, HardBatches(train["anchor"], loss=loss)).evaluate(train)
     hard = HardBatches(train["anchor"], loss=loss)
-    trainer = trainer_of(tmp_path, loss, train, hard, max_steps=2)
-    trainer.remove_callback(hard)
+    trainer = trainer_of(tmp_path, loss, train, LossCallback(loss), max_steps=2, batch_sampler=hard)
     with pytest.warns(HardnegWarning, match=r"Pass callbacks=\[hard\]"):
+        trainer.train()
+    trainer.add_callback(hard)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", HardnegWarning)
         trainer.train()
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,7 @@ import torch
 from test_sentence_transformers_batches import static_model, trainer_of
 
 import hardneg as hn
-from hardneg.core.errors import ArgumentError, DataChanged
+from hardneg.core.errors import ArgumentError, DataChanged, HardnegWarning
 from hardneg.integrations.sentence_transformers import FreshNegatives, HardBatches, NegativesLoss
 from support.tiny_bert import rows
 
@@ -76,6 +77,21 @@ def test_a_query_that_comes_out_short_keeps_what_it_had() -> None:
     fresh.refresh(lambda texts, column: torch.randn(len(texts), 4), 5)
     assert torch.equal(fresh.rows, before)
     assert fresh.age(12) == 7
+
+
+def test_the_first_refresh_warns_and_later_ones_do_not_repeat_it() -> None:
+    """Positives in another cluster than their anchors, with other figures at each refresh."""
+    fresh, random = FreshNegatives(data(), k=2), torch.Generator().manual_seed(0)
+
+    def encode(texts: list[str], column: str) -> torch.Tensor:
+        cluster = (torch.arange(len(texts)) + 2 * (column == "positive")) % 4
+        return torch.eye(4)[cluster] + 0.1 * torch.randn(len(texts), 4, generator=random)
+
+    with pytest.warns(HardnegWarning, match="positives are no closer"):
+        fresh.refresh(encode, 0)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", HardnegWarning)
+        fresh.refresh(encode, 2)
 
 
 def test_a_resumed_run_has_the_same_negatives(tmp_path: Path) -> None:

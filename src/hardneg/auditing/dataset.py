@@ -45,8 +45,8 @@ def read_dataset(dataset: Any, model: Any) -> TrainingSet:
         if not isinstance(anchor, str) or not anchor:
             raise argument_error("audit", "texts as anchors", names[0], anchor)
         lists = own.setdefault(anchor, ({}, {}))
-        for place, text in ((min(place, 1), text) for place, cell in enumerate(rest) for text in _cell(cell)):
-            if not isinstance(text, str):
+        for place, text in ((min(place, 1), text) for place, cell in enumerate(rest) for text in _listed(cell)):
+            if text is not None and not isinstance(text, str):
                 raise ArgumentError("audit", "texts as documents", repr(text))
             if text:
                 lists[place][documents.setdefault(text, len(documents))] = None
@@ -64,15 +64,18 @@ def _labelled(dataset: Any, columns: list[list[Any]]) -> list[tuple[Any, list[An
     name = next((name for name in _labels if name in dataset.column_names), None)
     if name is None or len(columns) > 2:
         return None
-    documents, marks = ([_cell(each) for each in column] for column in (columns[1], dataset[name]))
+    documents, marks = ([_listed(each) for each in column] for column in (columns[1], dataset[name]))
     fits = all(len(own) == len(each) for own, each in zip(documents, marks, strict=True))
     if name.startswith("score"):  # of a list, whose first is the positive
         if not fits or max(map(len, marks)) < 2:
             got = f"columns {dataset.column_names}: none says which"
             raise ArgumentError("audit", "negatives in a data set", got, "mine labeled pairs without scores")
         marks = [[1, *[0] * (len(each) - 1)] for each in marks]
-    elif not fits or {mark for each in marks for mark in each} != {0, 1}:
+    elif not fits or {mark for each in marks for mark in each} - {None} != {0, 1}:
         return None  # groups, or ids of with_ids
+    pairs = (pair for row in zip(documents, marks, strict=True) for pair in zip(*row, strict=True))
+    if any(text is not None and mark is None for text, mark in pairs):
+        raise argument_error("audit", "a label of each document, 0 or 1", name, None)
     sides = (
         [[text for text, mark in zip(*row, strict=True) if mark == side] for row in zip(documents, marks, strict=True)]
         for side in (1, 0)
@@ -80,8 +83,8 @@ def _labelled(dataset: Any, columns: list[list[Any]]) -> list[tuple[Any, list[An
     return list(zip(columns[0], *sides, strict=True))
 
 
-def _cell(cell: Any) -> list[Any]:
-    return [one for one in (cell if isinstance(cell, (list, tuple)) else [cell]) if one is not None]
+def _listed(cell: Any) -> list[Any]:
+    return list(cell) if isinstance(cell, (list, tuple)) else [cell]
 
 
 def _encoder(model: Any) -> Callable[[list[str]], Tensor]:

@@ -89,7 +89,8 @@ class Planner(ABC):
 
 def num_instances_of(data: Any) -> int:
     """Of vectors or a graph, or the number itself."""
-    return len(data) if hasattr(data, "__len__") else check_count("plan", "data", data)
+    is_many = getattr(data, "ndim", hasattr(data, "__len__"))  # a number of torch has a __len__, which raises
+    return len(data) if is_many else check_count("plan", "data", data)
 
 
 def registered_planners() -> dict[str, type[Planner]]:

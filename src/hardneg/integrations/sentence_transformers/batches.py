@@ -71,7 +71,7 @@ class HardBatches(LossCallback):
         fresh: FreshNegatives | None = None,
     ) -> None:
         super().__init__(loss)
-        self.begun = False
+        self.is_callback = False
         self.fresh, self._age = fresh, None if fresh is None else fresh.age(0)
         every = check_count("HardBatches", "every", every)
         named = texts if isinstance(texts, Mapping) else {"": texts}
@@ -100,8 +100,11 @@ class HardBatches(LossCallback):
         own.made.hard = self
         return own.made
 
+    def on_init_end(self, args: Any, state: Any, control: Any, **more: Any) -> None:
+        self.is_callback = True  # an evaluation may come before any training
+
     def on_train_begin(self, args: Any, state: Any, control: Any, **more: Any) -> None:
-        self.begun = True
+        self.is_callback = True  # of add_callback, too
         unused = [each.name or "texts" for each in self.sets.values() if each.made is None]
         if unused:
             fix = "pass batch_sampler=hard and the same rows as texts; an IterableDataset cannot be planned"
@@ -215,7 +218,7 @@ class HardBatchSampler(PlannedBatchSampler):
     hard: HardBatches
 
     def __iter__(self) -> PlanIterator:
-        if not self.hard.begun:
+        if not self.hard.is_callback:
             warn_once(
                 "hard_batches.callback",
                 "HardBatches makes the batches, but it is not among the callbacks of the trainer: the batches are "

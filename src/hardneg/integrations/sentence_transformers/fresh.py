@@ -7,6 +7,7 @@ negatives of the one before.
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Annotated, Any
@@ -15,7 +16,7 @@ import torch
 from torch import Tensor
 
 from hardneg.batching.stored import load_arrays, save_arrays
-from hardneg.core.errors import ArgumentError, argument_error
+from hardneg.core.errors import ArgumentError, HardnegWarning, argument_error
 from hardneg.core.types import Keys
 from hardneg.mining.engine import mine
 from hardneg.mining.options import TEMPERATURE
@@ -71,15 +72,18 @@ class FreshNegatives:
     def refresh(self, encode: Callable[[list[str], str], Annotated[Tensor, "n d"]], step: int) -> None:
         """Mines with ``encode(texts, column)``; a query that comes out short keeps what it had."""
         queries, documents = encode(self.queries, self.names[0]), encode(self.documents, self.names[1])
-        found = mine(
-            Keys(queries, self.own.to(queries.device)),
-            Keys(documents, torch.arange(len(documents), device=documents.device)),
-            self.positives,
-            self.negatives,
-            self.k,
-            search=Search(cosine=True),
-            **self.options,
-        ).rows
+        with warnings.catch_warnings():
+            if self.mined_at is not None:  # the figures in the warnings change, and each refresh would repeat them
+                warnings.simplefilter("ignore", HardnegWarning)
+            found = mine(
+                Keys(queries, self.own.to(queries.device)),
+                Keys(documents, torch.arange(len(documents), device=documents.device)),
+                self.positives,
+                self.negatives,
+                self.k,
+                search=Search(cosine=True),
+                **self.options,
+            ).rows
         self.rows.copy_(torch.where(found >= 0, found, self.rows))
         self.mined_at = step
 
