@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import subprocess
 from pathlib import Path
 from typing import Any
@@ -14,10 +15,12 @@ from hardneg.cli.tables import show_evaluation
 from hardneg.comparing import compare
 from hardneg.comparing import runs as comparison_runs
 from hardneg.comparing.arms import parse_arm
-from hardneg.comparing.cautions import cautions
+from hardneg.comparing.cautions import cautions, unlike
 from hardneg.comparing.memory import Machine, Place
 from hardneg.comparing.request import Comparison
+from hardneg.comparing.runs import run_of
 from hardneg.reporting import write_report
+from hardneg.training.data.images import ImageData
 from hardneg.training.options import TrainOptions
 from hardneg.training.runs import Run, Warned
 from support.command import hardneg
@@ -65,6 +68,26 @@ def test_what_differs_beside_the_negatives_is_reported(data: str, started: Start
     assert "More than the negatives differs: learning_rate differs: 0.001, 0.1." in done.output
     facts = json.loads((tmp_path / "comparison.json").read_text())
     assert facts["unlike"] == ["dim differs: 32, 16.", "learning_rate differs: 0.001, 0.1."]
+
+
+@pytest.mark.parametrize(("kind", "expected"), [("texts", ["1e-06", "0"]), ("images", None)])
+def test_weight_decay_is_compared_as_trained(kind: str, expected: list[str] | None) -> None:
+    """A run of an older version had 1e-6 for all data, and no record of it."""
+    record = {"encoder": {}, "data": {}}
+    decay = {"texts": 0.0, "images": 1e-6}[kind]
+    found = unlike([{"weight_decay": 1e-6}, {"weight_decay": None}], [record, record | {"weight_decay": decay}])
+    assert found.get("weight_decay") == expected
+
+
+def test_a_comparison_that_an_older_version_began_reports_its_weight_decay(
+    data: str, runs_here: None, tmp_path: Path
+) -> None:
+    comparison = Comparison(("simclr()", "hcl()"), 2, short(data, epochs=1))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(ImageData, "weight_decay", 1e-3)  # as of another version
+        compare(comparison, tmp_path, jobs=1, show=nothing)
+    shutil.rmtree(run_of(parse_arm("hcl()").under(comparison.common), 1, tmp_path).path)
+    assert compare(comparison, tmp_path, jobs=1, show=nothing)["unlike"] == ["weight_decay differs: 0.001, 1e-06."]
 
 
 LABELS = [

@@ -376,7 +376,7 @@ def test_point_17_runs_of_other_data_are_refused_and_have_no_verdict(
     def train(recipe: str, options: TrainOptions, run: Run, environ: dict[str, str], **how: bool) -> dict[str, Any]:
         encoder = {"name": "tiny", "class": "Tiny", "parameters": 1, "initial_weights": "00"}
         write_json(run.config_path, {"recipe": recipe, "options": options.as_dict()})
-        run.record_trained(encoder, "views", data_record(splits(options)))
+        run.record_trained(encoder, "views", 0.0, data_record(splits(options)))
         run.finish(result(0.5 + 0.1 * bool(options.tau_plus), 120))
         return run.result() or {}
 

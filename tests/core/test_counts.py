@@ -81,7 +81,10 @@ def test_counts_of_samplers(kind, tmp_path):
     assert sampled(kinds[kind], tmp_path) == sampled(int, tmp_path)
 
 
-@pytest.mark.parametrize("value", [np.float64(3), torch.tensor(3.0), torch.tensor([1, 2]), "3", True, None])
+no_counts = [np.float64(3), torch.tensor(3.0), torch.tensor([1, 2]), "3", True, np.True_, torch.tensor(True), None]
+
+
+@pytest.mark.parametrize("value", no_counts)
 def test_other_values_raise(value):
     with pytest.raises(ArgumentError, match="mine needs a whole number"):
         check_count("mine", "k", value)

@@ -258,6 +258,7 @@ def test_a_copy_has_its_own_schedules():
         ({"reduction": "mean"}, r"ContrastiveLoss needs reduction in .* got reduction='mean'"),
         ({"temperature": 0.0}, r"ContrastiveLoss needs a temperature above 0, got temperature=0.0"),
         ({"temperature": -1.0}, r"ContrastiveLoss needs a temperature above 0"),
+        ({"temperature": None}, r"ContrastiveLoss needs a temperature that is a number, tensor or schedule"),
         ({"temperature": float("nan")}, r"ContrastiveLoss needs a temperature above 0"),
         ({"tau_plus": 1.0}, r"ContrastiveLoss needs tau_plus in \[0.0, 1.0\), got tau_plus=1.0"),
         ({"tau_plus": -0.1}, r"ContrastiveLoss needs tau_plus"),

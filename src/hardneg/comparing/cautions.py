@@ -75,7 +75,8 @@ Trained = Mapping[str, Any] | None
 def unlike(options: Sequence[Mapping[str, Any]], trained: Sequence[Trained] = ()) -> dict[str, list[str]]:
     """What differs between runs beside the negatives and the seeds, and its values.
 
-    Encoders, views and data are compared as they were trained, where the runs recorded it: "auto" may be two networks.
+    Encoders, views, weight decay and data are compared as they were trained, where the runs recorded it: "auto" may be
+    two networks. ``trained`` has the record of each of the ``options``.
     """
     usual = {one.name: one.default for one in fields(TrainOptions)}  # of runs from before an option was added
     values = {
@@ -85,9 +86,15 @@ def unlike(options: Sequence[Mapping[str, Any]], trained: Sequence[Trained] = ()
         resolved = [_resolved(one) for one in trained if one]
         values |= {"encoder": [one[0] for one in resolved], "augment": [one[1] for one in resolved]}
         values["data"] = [one[2] for one in resolved]
+        values["weight_decay"] = [_shown(decay_of(*one)) for one in zip(options, trained, strict=True)]
         del values["data_root"]
     found = {name: list(dict.fromkeys(seen)) for name, seen in values.items()}
     return {name: seen for name, seen in found.items() if len(seen) > 1}
+
+
+def decay_of(options: Mapping[str, Any], trained: Trained) -> Any:
+    """The weight decay of a run, which records it where the options leave it to the kind of data."""
+    return (trained or {}).get("weight_decay", options.get("weight_decay"))
 
 
 def unlike_notes(differing: Mapping[str, list[str]]) -> list[str]:

@@ -17,7 +17,7 @@ from hardneg.comparing.cautions import cautions, of_all, unlike, unlike_notes
 from hardneg.comparing.checks import check_arms
 from hardneg.comparing.progress import Watcher
 from hardneg.comparing.request import Comparison, open_folder
-from hardneg.comparing.runs import How, run_all, run_of, usual_jobs, usual_threads
+from hardneg.comparing.runs import How, begun_options, run_all, run_of, usual_jobs, usual_threads
 from hardneg.comparing.verdict import Verdict, answer, rows_of, sentences, temperature_notes, verdicts_of
 from hardneg.core.errors import HardnegError
 from hardneg.io.files import output_folder, run_again, write_json
@@ -88,7 +88,12 @@ def carry_out(prepared: Prepared, watcher: Watcher) -> dict[str, Any]:
     results = run_all(tuned, list(range(comparison.seeds)), out, prepared.how, watcher)
     rows = rows_of(tuned, results, comparison.metric)
     verdicts = verdicts_of(tuned, results, comparison.metric)
-    options = [arm.complete().as_dict() for arm in tuned]
+    # As the runs were begun: one of an older version may have had other defaults.
+    options = [
+        arm.complete(seed=seed).as_dict() | begun_options(run_of(arm, seed, out))
+        for arm in tuned
+        for seed in range(comparison.seeds)
+    ]
     differing = unlike(options, [result.get("trained") for of_arm in results for result in of_arm])
     if "data" in differing:  # only with --allow-other-data
         verdicts = [replace(one, half_width=None, why_open="the runs have different data") for one in verdicts]

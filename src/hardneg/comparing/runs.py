@@ -192,8 +192,13 @@ def folder_of(arm: Arm) -> str:
 
 def _as_begun(options: TrainOptions, run: Run) -> TrainOptions:
     """The options as written when the run was started, of the same training: it resumes only with these."""
-    begun = run.whole_config()["options"] if run.config_path.exists() else {}
+    begun = begun_options(run)
     return replace(options, **{name: begun[name] for name in EXPRESSIONS if name in begun})
+
+
+def begun_options(run: Run) -> dict[str, Any]:
+    """The options with which a run was begun; none before."""
+    return dict(run.whole_config()["options"]) if run.config_path.exists() else {}
 
 
 def in_a_process(

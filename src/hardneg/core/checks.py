@@ -80,7 +80,7 @@ def check_temperature(who: str, temperature: float | Tensor, rows: int | None = 
         fix = "learn its logarithm, and give temperature=log_t.exp() at each call"
         lowest = float(temperature.detach().min())
         raise argument_error(who, "a temperature above 0", "temperature", lowest, fix)
-    if isinstance(temperature, (bool, str)):
+    if temperature is None or isinstance(temperature, (bool, str)):
         raise argument_error(who, "a temperature that is a number, tensor or schedule", "temperature", temperature)
     if not 0 < temperature < math.inf:
         raise argument_error(who, "a temperature above 0", "temperature", temperature)

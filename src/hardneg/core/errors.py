@@ -276,7 +276,8 @@ def check_count(who: str, name: str, value: Any, least: int = 1) -> int:
     5
     """
     number = value
-    if not isinstance(value, int):  # first, and alone in a compiled graph
+    # An int first, and alone in a compiled graph; torch counts a tensor of True as 1.
+    if not isinstance(value, int) and not str(getattr(value, "dtype", "")).endswith("bool"):
         with suppress(TypeError):
             number = index(value)
     check_kind(who, name, number, int, "a whole number")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
+from hardneg.comparing.cautions import decay_of
 from hardneg.reporting.story import ArmRuns, Story
 from hardneg.training.trained import count_in
 
@@ -36,7 +37,7 @@ def _versions(facts: list[dict[str, Any]]) -> list[tuple[str, str]]:
 
 def _trained(story: Story) -> list[tuple[str, str]]:
     """What the first run with a record trained."""
-    found = next((one.trained for one in story.runs if one.trained), None)
+    options, found = next(((one.options, one.trained) for one in story.runs if one.trained), ({}, None))
     if found is None:
         return []
     encoder, data = found.get("encoder", {}), found.get("data", {})
@@ -45,6 +46,7 @@ def _trained(story: Story) -> list[tuple[str, str]]:
         ("encoder", f"{encoder.get('name') or encoder.get('class')}, {encoder.get('parameters')} parameters"),
         ("initial weights", str(encoder.get("initial_weights"))),
         ("views", str(found.get("views"))),
+        ("weight decay", str(decay_of(options, found))),
         (f"{story.noun}s", ", ".join(splits)),
     ]
 

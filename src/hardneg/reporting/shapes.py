@@ -34,6 +34,7 @@ _split = {"images": WHOLE, "items": WHOLE, "noun": TEXT, "classes": WHOLE, "fing
 TRAINED = {
     "encoder": {"name": TEXT, "class": TEXT, "parameters": WHOLE, "initial_weights": TEXT},
     "views": TEXT,
+    "weight_decay": NUMBER,
     "data": {"*": _split},
     "earlier_data": [{"*": _split}],
 }

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from hardneg.comparing.cautions import decay_of
 from hardneg.core.errors import ArgumentError
 from hardneg.reporting.reading import arm_text, differing_options, one_per_seed, read_story, row_of
 from hardneg.reporting.story import ArmRuns, SeedRun, Story
@@ -57,8 +58,9 @@ def _arms(parts: list[Story], metric: str) -> tuple[list[ArmRuns], list[str]]:
 def _key(arm: ArmRuns) -> str:
     """The options except the seed, and what was trained: "auto" may be two networks, and a name two data sets."""
     one = arm.seeds[0]
-    options = {name: value for name, value in one.options.items() if name != "seed"}
     trained = one.trained or {}
+    options = {name: value for name, value in one.options.items() if name != "seed"}
+    options["weight_decay"] = decay_of(options, trained)
     encoder = {name: value for name, value in trained.get("encoder", {}).items() if name != "initial_weights"}
     resolved = [encoder, trained.get("views"), trained.get("data")]
     return json.dumps([one.config.get("recipe"), options, resolved], sort_keys=True)

@@ -14,7 +14,7 @@ from torch import Tensor
 from hardneg.core.errors import argument_error, check_range
 from hardneg.core.types import Keys
 from hardneg.core.vectors import unit
-from hardneg.state.stateful import Stateful, Writes, check_count, check_ids
+from hardneg.state.stateful import Stateful, Writes, check_count
 
 _chunk = 2**24
 """Largest number of random keys held at once by a draw without replacement."""
@@ -203,7 +203,7 @@ class Bank(Stateful):
         than k others to draw without replacement, or none at all, k becomes what every anchor has.
         """
         k = check_count("Bank.draw", "k", k)
-        check_ids("Bank.draw", ids, self.num_instances)
+        self.checked("Bank.draw", ids, self.num_instances)
         if generator is None:
             generator = self.generator()
             self.advance()

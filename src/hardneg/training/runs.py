@@ -189,10 +189,11 @@ class Run:
         if trained := self.whole_config().get("trained"):
             check_same_encoder(trained["encoder"], now)
 
-    def record_trained(self, encoder: dict[str, Any], views: str, data: dict[str, Any]) -> None:
+    def record_trained(self, encoder: dict[str, Any], views: str, weight_decay: float, data: dict[str, Any]) -> None:
         """Puts what is trained into config.json, once; of other data than before, both stay on record."""
         config = self.config()
-        trained = config.get("trained") or {"encoder": encoder, "views": views, "data": data}
+        now: dict[str, Any] = {"encoder": encoder, "views": views, "weight_decay": weight_decay, "data": data}
+        trained = config.get("trained") or now
         if trained["data"] != data:
             trained = {**trained, "data": data, "earlier_data": [*trained.get("earlier_data", []), trained["data"]]}
         if trained != config.get("trained"):

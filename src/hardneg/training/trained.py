@@ -1,4 +1,5 @@
-"""What was really trained: the encoder and its first weights, the views and the data, whatever "auto" stood for.
+"""What was really trained: the encoder and its first weights, the views, the weight decay and the data, whatever "auto"
+or a default stood for.
 
 Data is recorded by content, so that a run never resumes with other images under the same name.
 """
