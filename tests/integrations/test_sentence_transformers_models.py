@@ -105,7 +105,7 @@ def test_matryoshka_wraps_both(folder: Path, cached: bool, negatives: int) -> No
 @pytest.mark.parametrize(("strategy", "margin"), [("absolute", 0.0), ("absolute", 0.1), ("relative", 0.05)])
 @pytest.mark.parametrize("other_words", [False, True])
 def test_a_guide_is_gistembed(folder: Path, cached: bool, strategy: str, margin: float, other_words: bool) -> None:
-    """Explicit negatives without the blocks of queries and documents, and those blocks without explicit negatives."""
+    """Without the blocks of queries and positives, and with them, as it is by default."""
     model, guide = tiny_bert(folder, precise=True), tiny_bert(folder, seed=1, hidden=24, precise=True)
     if other_words:
         guide.max_seq_length = 8  # shorter than the model's: the texts are decoded and tokenised again
@@ -113,8 +113,8 @@ def test_a_guide_is_gistembed(folder: Path, cached: bool, strategy: str, margin:
     text = f'BelowPositive({strategy}={margin}, by="guide")'
     mine = CachedNegativesLoss if cached else NegativesLoss
     gist = losses.CachedGISTEmbedLoss if cached else losses.GISTEmbedLoss
-    for blocks, negatives in ((False, 1), (True, 0)):
-        names = ("query_to_doc", "query_to_query", "doc_to_doc") if blocks else ("query_to_doc",)
+    for blocks, negatives in ((False, 1), (True, 0), (True, 1)):
+        names = ("query_to_doc", "query_to_query", "positive_to_positive") if blocks else ("query_to_doc",)
         theirs = gist(
             model, guide, temperature=0.05, margin_strategy=strategy, margin=margin, contrast_anchors=blocks,
             contrast_positives=blocks, **options,

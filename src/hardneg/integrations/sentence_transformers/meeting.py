@@ -21,7 +21,7 @@ from hardneg.integrations.sentence_transformers.ids import MOST, NONE, Rows
 from hardneg.negatives.base import Mask
 
 Columns = Sequence[Annotated[Tensor, "b d"]]
-DIRECTIONS = ("query_to_doc", "query_to_query", "doc_to_query", "doc_to_doc")
+DIRECTIONS = ("query_to_doc", "query_to_query", "doc_to_query", "doc_to_doc", "positive_to_positive")
 _owner, _partner, _turned = range(3)  # what the clusters of a key hold
 _nobody = NONE + 1  # a document without an id; far below 0, as numbers of pairs with it are to be
 
@@ -104,14 +104,15 @@ class Meeting:
         extra = set(self.directions) - {"query_to_doc"} if self.joint else set()
         if not extra:
             return self._met(batch, batch.anchors, batch.positives, tuple(parts), temperature)
-        wide = bool(extra & {"doc_to_query", "doc_to_doc"})
+        wide = bool(extra - {"query_to_query"})
         if "query_to_query" in extra:
             parts.append(batch.queries)
         parts = [_moved(keys, wide, 0) for keys in parts]
         if "doc_to_query" in extra:
             parts.append(_moved(batch.turned, True, 1))
-        if "doc_to_doc" in extra:
-            parts += [_moved(keys.changed(source="documents"), True, 1) for keys in batch.documents]
+        if extra & {"doc_to_doc", "positive_to_positive"}:
+            documents = batch.documents if "doc_to_doc" in extra else batch.documents[:1]
+            parts += [_moved(keys.changed(source="documents"), True, 1) for keys in documents]
         anchors = batch.anchors
         if wide:  # two anchors in one: the query meets what is on the left, its document what is on the right
             both = torch.cat([anchors.vectors, batch.positives.vectors], dim=1)
