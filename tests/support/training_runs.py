@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -62,6 +64,22 @@ def stop_after(epochs: int, monkeypatch: pytest.MonkeyPatch) -> None:
         step(self, epoch, *rest)
 
     monkeypatch.setattr(Loop, "_one_step", stopped)
+
+
+@contextmanager
+def interrupted(step: int) -> Iterator[None]:
+    """Interrupts the run that is begun inside before this step."""
+    one_step = Loop._one_step
+
+    def stopped(self: Loop, *rest: Any) -> None:
+        if self.step == step:
+            raise KeyboardInterrupt
+        one_step(self, *rest)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Loop, "_one_step", stopped)
+        with pytest.raises(KeyboardInterrupt):
+            yield
 
 
 def everything(path: Path) -> dict[str, Any]:

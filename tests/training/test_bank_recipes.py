@@ -24,7 +24,6 @@ from hardneg.training.augmentation.augment import PRESETS
 from hardneg.training.data.images import ImageData
 from hardneg.training.data.inputs import joined
 from hardneg.training.data.text_pairs import TextPairs
-from hardneg.training.loop import Loop
 from hardneg.training.method import Batch
 from hardneg.training.options import RECIPES
 from hardneg.training.recipes.cmc import CMC, aspects_of, lab_of
@@ -35,7 +34,7 @@ from hardneg.training.records import final_of, has_collapsed
 from hardneg.training.runs import Run
 from support.steps import assert_step, unit
 from support.texts import pair_table, text_file
-from support.training_runs import assert_same, everything, few_digits, run, short
+from support.training_runs import assert_same, everything, few_digits, interrupted, run, short
 
 SIZE, DIM, STEPS = 20, 8, 4
 IDS = torch.tensor([7, 2, 19, 11, 5, 0])
@@ -406,22 +405,11 @@ RUNS: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.parametrize("recipe", RUNS)
-def test_a_run_that_is_cut_ends_with_the_same_bits(
-    recipe: str, data: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_run_that_is_cut_ends_with_the_same_bits(recipe: str, data: str, tmp_path: Path) -> None:
     options = short(data, epochs=3, **RUNS[recipe])
     run(recipe, tmp_path / "whole", options)
-    step = Loop._one_step
-
-    def cut(self: Loop, *rest: Any) -> None:
-        if self.step == 5:  # of nine, in the second epoch
-            raise KeyboardInterrupt
-        step(self, *rest)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(Loop, "_one_step", cut)
-        with pytest.raises(KeyboardInterrupt):
-            run(recipe, tmp_path / "cut", options)
+    with interrupted(5):  # of nine steps, in the second epoch
+        run(recipe, tmp_path / "cut", options)
     run(recipe, tmp_path / "cut", options, resume=True)
     assert_same(everything(tmp_path / "whole"), everything(tmp_path / "cut"))
     losses = [record["loss"] for record in Run(tmp_path / "whole").metrics()]

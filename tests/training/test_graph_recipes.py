@@ -21,7 +21,6 @@ from hardneg.cli.app import app
 from hardneg.core.errors import ArgumentError
 from hardneg.training.data.graphs import GraphData
 from hardneg.training.data.inputs import joined
-from hardneg.training.loop import Loop
 from hardneg.training.method import Batch
 from hardneg.training.options import RECIPES, GraphCLOptions, InfoGraphOptions, SupervisedOptions
 from hardneg.training.recipes.graphcl import GraphCL
@@ -30,7 +29,7 @@ from hardneg.training.recipes.supervised import Supervised
 from hardneg.training.runs import Run
 from support.graphs import graph_file, random_graphs
 from support.training_ranks import on_two_ranks, run_job
-from support.training_runs import assert_same, everything, run
+from support.training_runs import assert_same, everything, interrupted, run
 
 pytest.importorskip("accelerate", reason="training needs the extra train")
 pytest.importorskip("sklearn", reason="graphs need the extra eval")
@@ -144,23 +143,14 @@ PROXIMITY = "proximity(num_candidates=30, num_neighbours=8, restart=0.3, refresh
     ids=["graphcl", "proximity", "infograph"],
 )
 def test_a_stopped_run_ends_as_if_it_had_not_been(
-    recipe: str, options: dict[str, Any], file: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    recipe: str, options: dict[str, Any], file: str, tmp_path: Path
 ) -> None:
     wanted = short(file, **options)
     result = run(recipe, tmp_path / "whole", wanted)
     assert 0.5 < result["svm"] <= 1.0  # the sizes of the graphs differ
     assert result["headline"] == "svm"
-    step = Loop._one_step
-
-    def stopped(self: Loop, *arguments: Any) -> None:
-        if self.step == 5:
-            raise KeyboardInterrupt
-        step(self, *arguments)
-
-    monkeypatch.setattr(Loop, "_one_step", stopped)
-    with pytest.raises(KeyboardInterrupt):
+    with interrupted(5):
         run(recipe, tmp_path / "stopped", wanted)
-    monkeypatch.undo()
     run(recipe, tmp_path / "stopped", wanted, resume=True)
     assert_same(everything(tmp_path / "stopped"), everything(tmp_path / "whole"))
 

@@ -13,11 +13,10 @@ from hardneg.comparing.runs import in_a_process
 from hardneg.core.errors import ArgumentError, DataChanged, NoFile, UnknownName
 from hardneg.reporting import write_report
 from hardneg.training.data.kinds import kind_of
-from hardneg.training.loop import Loop
 from hardneg.training.runs import Run
 from support.comparisons import here
 from support.html_page import Page
-from support.training_runs import assert_same, run
+from support.training_runs import assert_same, interrupted, run
 from support.training_runs import everything as all_of
 
 pytest.importorskip("accelerate", reason="training needs the extra train")
@@ -51,17 +50,8 @@ def test_a_kind_trains_and_a_killed_run_resumes_to_the_same_bits(
     assert 0.0 < result["knn"] <= 1.0
     assert 0.0 < result["retrieval"] <= 1.0
     assert result["trained"]["data"]["train"]["noun"] == "point"
-    step = Loop._one_step
-
-    def killed(self: Loop, *rest: Any) -> None:
-        if self.step == 8:
-            raise KeyboardInterrupt
-        step(self, *rest)
-
-    monkeypatch.setattr(Loop, "_one_step", killed)
-    with pytest.raises(KeyboardInterrupt):
+    with interrupted(8):
         run("simclr", tmp_path / "cut", options)
-    monkeypatch.setattr(Loop, "_one_step", step)
     run("simclr", tmp_path / "cut", options, resume=True)
     assert_same(all_of(tmp_path / "whole"), all_of(tmp_path / "cut"))
 

@@ -27,7 +27,6 @@ from hardneg.training.data.texts import halves
 from hardneg.training.data.tokens import Tokens, hashed_subwords, tokenizer_for, view_keys
 from hardneg.training.evaluation.benchmarks import Benchmark, read_benchmark, spearman_parts
 from hardneg.training.evaluation.transfer import transfer
-from hardneg.training.loop import Loop
 from hardneg.training.method import Batch, Method
 from hardneg.training.options import RECIPES
 from hardneg.training.recipes.clip import CLIP
@@ -39,7 +38,7 @@ from hardneg.training.setup import splits
 from support.html_page import Page
 from support.texts import image_text_table, pair_table, sts_file, text_file, text_table, vector_file
 from support.training_ranks import on_two_ranks, run_job
-from support.training_runs import assert_same, run
+from support.training_runs import assert_same, interrupted, run
 from support.training_runs import everything as all_of
 
 pytest.importorskip("accelerate", reason="training needs the extra train")
@@ -276,20 +275,11 @@ def test_models_of_the_libraries_are_trained(kind: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", MAKERS)
-def test_a_killed_run_resumes_to_the_same_bits(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_killed_run_resumes_to_the_same_bits(name: str, tmp_path: Path) -> None:
     recipe, options = recipe_of(name), short(data_for(name, tmp_path))
     run(recipe, tmp_path / "whole", options)
-    step = Loop._one_step
-
-    def killed(self: Loop, *rest: Any) -> None:
-        if self.step == 7:
-            raise KeyboardInterrupt
-        step(self, *rest)
-
-    monkeypatch.setattr(Loop, "_one_step", killed)
-    with pytest.raises(KeyboardInterrupt):
+    with interrupted(7):
         run(recipe, tmp_path / "cut", options)
-    monkeypatch.setattr(Loop, "_one_step", step)
     run(recipe, tmp_path / "cut", options, resume=True)
     assert_same(all_of(tmp_path / "whole"), all_of(tmp_path / "cut"))
 
@@ -313,24 +303,13 @@ def test_subwords_that_never_occur_keep_their_weights_without_weight_decay(
 
 
 @pytest.mark.parametrize("killed_at", [3, 7])
-def test_a_run_of_an_older_version_keeps_its_weight_decay(
-    killed_at: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_run_of_an_older_version_keeps_its_weight_decay(killed_at: int, tmp_path: Path) -> None:
     """It has 1e-6 in its config.json, and a checkpoint only at step 7."""
     options = short(data_for("simcse", tmp_path))
     old = options | {"weight_decay": 1e-6}
     run("simcse", tmp_path / "whole", old)
-    step = Loop._one_step
-
-    def killed(self: Loop, *rest: Any) -> None:
-        if self.step == killed_at:
-            raise KeyboardInterrupt
-        step(self, *rest)
-
-    monkeypatch.setattr(Loop, "_one_step", killed)
-    with pytest.raises(KeyboardInterrupt):
+    with interrupted(killed_at):
         run("simcse", tmp_path / "cut", old)
-    monkeypatch.setattr(Loop, "_one_step", step)
     with pytest.raises(FileError, match=r"weight_decay: 1e-06 -> 0\.0"):
         run("simcse", tmp_path / "cut", options | {"weight_decay": 0.0}, resume=True)
     run("simcse", tmp_path / "cut", options, resume=True)

@@ -25,7 +25,7 @@ from hardneg.training.options import SimCLROptions
 from hardneg.training.recipes import run_recipe
 from hardneg.training.runs import Run
 from support.forks import CONTEXT
-from support.training_runs import assert_same, everything, few_digits, run, short
+from support.training_runs import assert_same, everything, few_digits, run, short, stop_after
 
 pytest.importorskip("accelerate", reason="training needs the extra train")
 
@@ -52,14 +52,7 @@ def whole(folder: Path, data: str) -> Path:
 @pytest.fixture
 def begun(data: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The same run, stopped in its second epoch."""
-    step = Loop._one_step
-
-    def stopped(self: Loop, epoch: int, *arguments: Any) -> None:
-        if epoch == 1:
-            raise KeyboardInterrupt
-        step(self, epoch, *arguments)
-
-    monkeypatch.setattr(Loop, "_one_step", stopped)
+    stop_after(1, monkeypatch)
     with pytest.raises(KeyboardInterrupt):
         run("simclr", tmp_path / "begun", options_of(data))
     monkeypatch.undo()

@@ -19,7 +19,7 @@ from hardneg.training.loop import Loop
 from hardneg.training.runs import Run
 from support.comparisons import here
 from support.forks import CONTEXT
-from support.training_runs import BATCH_SIZE, FEW_ROWS, assert_same, everything, few_digits, run, short
+from support.training_runs import BATCH_SIZE, FEW_ROWS, assert_same, everything, few_digits, interrupted, run, short
 
 pytest.importorskip("accelerate", reason="training needs the extra train")
 
@@ -106,21 +106,12 @@ def test_three_kills_change_nothing(recipe: str, options: dict[str, Any], data: 
     ids=["knn", "strata", "communities", "encoded", "adaptive"],
 )
 def test_batches_of_every_planner_and_adaptive_schedules_go_on(
-    options: dict[str, Any], data: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    options: dict[str, Any], data: str, tmp_path: Path
 ) -> None:
     options = options_of(data, epochs=3, **options)
     run("simclr", tmp_path / "whole", options)
-    step = Loop._one_step
-
-    def stopped(self: Loop, *arguments: Any) -> None:
-        if self.step == 2 * STEPS + 2:
-            raise KeyboardInterrupt
-        step(self, *arguments)
-
-    monkeypatch.setattr(Loop, "_one_step", stopped)
-    with pytest.raises(KeyboardInterrupt):
+    with interrupted(2 * STEPS + 2):
         run("simclr", tmp_path / "stopped", options)
-    monkeypatch.undo()
     assert steps_of(tmp_path / "stopped") == 2 * STEPS + 2
     run("simclr", tmp_path / "stopped", options, resume=True)
     assert_same(everything(tmp_path / "stopped"), everything(tmp_path / "whole"))
