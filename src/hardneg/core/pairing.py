@@ -127,21 +127,33 @@ class Pairing:
         """Whether the anchors are their own candidates, and have no others."""
         return len(self.candidates) == 1 and self.candidates[0] is self.anchors
 
-    def prepared(self) -> Pairing:
-        """Vectors in float32 or wider, of unit norm if they are to be, infinities as NaN, positives as [b, p, d].
+    @property
+    def num_valid(self) -> int | None:
+        """How many candidates of every anchor are valid, where the rows of a batch were numbered; None: not known."""
+        numbered = self.num_views > 0 and not self.ids_given and len(self.candidates) == 1
+        if not numbered or self.label_positives or self.positive_mask is not None:
+            return None
+        return self.num_candidates - self.num_views
 
-        What is there twice is prepared once, so that gradients of half precision add up in float32.
-        """
-        anchors = self._ready(self.anchors)
-        pools = tuple(anchors if keys is self.anchors else self._ready(keys) for keys in self.candidates)
+    def prepared(self) -> Pairing:
+        """Vectors in float32 or wider, of unit norm if they are to be, infinities as NaN, positives as [b, p, d]."""
+        anchors, pools = self.prepared_keys()
         if self.num_views > 1:
             own = Keys(other_views(anchors.vectors, self.num_views))
         elif self.num_views == 1:
             own = several(self.positives).changed(vectors=pools[0].vectors[: len(self), None])
         else:
-            own = self._ready(self.own())
+            own = self.prepared_own()
         guide = None if self.guide is None else self.guide.prepared()
         return self.changed(anchors=anchors, positives=own, candidates=pools, guide=guide, normalize=False, num_views=0)
+
+    def prepared_keys(self) -> tuple[Keys, tuple[Keys, ...]]:
+        """Anchors and candidates, prepared. What is there twice is prepared once: gradients add up in float32."""
+        anchors = self._ready(self.anchors)
+        return anchors, tuple(anchors if keys is self.anchors else self._ready(keys) for keys in self.candidates)
+
+    def prepared_own(self) -> Keys:
+        return self._ready(self.own())
 
     def own(self) -> Keys:
         """The anchors' own positives, [b, p, d]."""

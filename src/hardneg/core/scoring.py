@@ -16,7 +16,7 @@ from hardneg.core.checks import check_parts, check_temperature
 from hardneg.core.checks import checks as checks
 from hardneg.core.constants import kept
 from hardneg.core.errors import ArgumentError
-from hardneg.core.pairing import Pairing, not_infinite, similarity
+from hardneg.core.pairing import Pairing, not_infinite, other_views, similarity
 from hardneg.core.types import Guide, Keys, Scores, Tags, other_id
 from hardneg.core.vectors import widened, without_autocast
 from hardneg.core.views import pair_cross, pair_views
@@ -234,28 +234,18 @@ def dense(pairing: Pairing) -> Scores:
     """All anchors with all candidates: matrices [b, n]."""
     check_parts(pairing)
     with without_autocast(pairing.anchors.vectors.device):
-        first = pairing.num_views == 1
-        if not (first and pairing.ready):
-            pairing = pairing.prepared()
-        anchors, pool, temperature = pairing.anchors, pairing.candidates, pairing.temperature
+        (anchors, pool), temperature = pairing.prepared_keys(), pairing.temperature
         candidates = _concatenated([similarity(anchors.vectors, keys.vectors) for keys in pool]) / temperature
-        if first:
-            positive = candidates.diagonal()[:, None]
-        else:
-            positive = similarity(anchors.vectors, pairing.positives.vectors) / temperature
-    mask = pairing.positive_mask
+        positive = _own_scores(pairing, anchors, candidates)
+    mask, names = pairing.positive_mask, pairing.source_names
     ids = _tag_of(pool, "ids", candidates, fill=-1)
-    other = [] if ids is None or anchors.ids is None else [other_id(anchors.ids, ids)]
-    other += [] if ids is None else [other_id(column, ids) for column in pairing.positive_ids(slice(None))]
-    valid = reduce(torch.logical_and, other) if other else torch.ones_like(candidates, dtype=torch.bool)
-    names = pairing.source_names
     scores = Scores(
         positives=positive,
         candidates=candidates,
         positive_valid=kept(torch.ones, positive.shape, dtype=torch.bool, device=positive.device)
         if mask is None
         else mask,
-        valid=valid,
+        valid=_other_instances(pairing, ids, candidates),
         temperature=temperature,
         anchor_tags=anchors.tags,
         candidate_tags=Tags(ids, _tag_of(pool, "labels", candidates), _tag_of(pool, "clusters", candidates)),
@@ -268,6 +258,30 @@ def dense(pairing: Pairing) -> Scores:
     return (
         same_label_positives(scores, negatives_too=pairing.same_label_negatives) if pairing.label_positives else scores
     )
+
+
+def _own_scores(pairing: Pairing, anchors: Keys, candidates: Annotated[Tensor, "b n"]) -> Annotated[Tensor, "b p"]:
+    """The scores of the anchors' own positives; those of views of the batch are among the candidates'."""
+    if pairing.num_views == 1:
+        return candidates.diagonal()[:, None]
+    if pairing.num_views > 1:
+        return candidates.gather(1, kept(_other_views, len(pairing), pairing.num_views, device=candidates.device))
+    return similarity(anchors.vectors, pairing.prepared_own().vectors) / pairing.temperature
+
+
+def _other_views(rows: int, number: int, device: torch.device) -> Annotated[Tensor, "vb p"]:
+    """For each row of so many views, one after the other, the numbers of the same row of every other view."""
+    return other_views(torch.arange(rows, device=device)[:, None], number).squeeze(-1)
+
+
+def _other_instances(pairing: Pairing, ids: Tensor | None, like: Annotated[Tensor, "b n"]) -> Annotated[Tensor, "b n"]:
+    """Which candidates have neither the anchor's id nor that of one of its positives."""
+    own = pairing.anchors.ids
+    if pairing.num_valid is not None and own is not None and ids is not None:
+        return own[:, None] != ids  # numbers of rows are never negative
+    other = [] if ids is None or own is None else [other_id(own, ids)]
+    other += [] if ids is None else [other_id(column, ids) for column in pairing.positive_ids(slice(None))]
+    return reduce(torch.logical_and, other) if other else torch.ones_like(like, dtype=torch.bool)
 
 
 def _tag_of(pool: Sequence[Keys], name: str, like: Tensor, fill: int | None = None) -> Tensor | None:

@@ -42,7 +42,9 @@ class Tilt(Negatives):
 
     def log_weight(self, tile: Tile) -> Tensor:
         s = tile.score(self.by, "Tilt")
-        tilted: Tensor = self.beta * (s.detach() if self.detach else s)
+        s = s.detach() if self.detach else s
+        one = isinstance(self.beta, (int, float)) and self.beta == 1  # the usual case, with two operations less
+        tilted: Tensor = s if one else self.beta * s
         return tilted if self.source is None else torch.where(tile.of_source("Tilt", self.source), tilted, 0.0)
 
     def describe(self) -> str:

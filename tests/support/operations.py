@@ -1,0 +1,17 @@
+"""What a call issues: on a GPU, a small batch costs as much as its operations."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch.utils._python_dispatch import TorchDispatchMode
+
+
+class Operations(TorchDispatchMode):
+    """How many operations are issued; views are none, and memory that is not written to is not one either."""
+
+    number = 0
+
+    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.number += not (function.is_view or "empty" in str(function))
+        return function(*args, **(kwargs or {}))
