@@ -76,7 +76,7 @@ class Unit(torch.autograd.Function):
 
 def _norm_or_infinite(vectors: Tensor) -> Tensor:
     """In float64, [*, 1]; infinite for a zero row, which so stays zero and gets no gradient."""
-    norm = torch.linalg.vector_norm(vectors, dim=-1, keepdim=True, dtype=torch.float64)
+    norm: Tensor = torch.linalg.vector_norm(vectors, dim=-1, keepdim=True, dtype=torch.float64)
     return norm.masked_fill(norm == 0, math.inf)
 
 

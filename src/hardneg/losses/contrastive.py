@@ -261,8 +261,8 @@ class ContrastiveLoss(nn.Module):
         log_w = self._current.log_weights(scores)
         if not torch.compiler.is_compiling():
             self._warn(scores, log_w)
-        support = pairing.num_valid if first is None and not self._current.removes else None
-        return self._mean(reduce(self._objective.losses(scores, log_w, support), scores, self.reduction), pairing)
+        number = pairing.num_valid if first is None and not self._current.removes else None
+        return self._mean(reduce(self._objective.losses(scores, log_w, number), scores, self.reduction), pairing)
 
     def explain_path(self, *args: Any, **kwargs: Any) -> str:
         """How the loss of these arguments of the call is computed, and why.

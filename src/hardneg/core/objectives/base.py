@@ -88,15 +88,15 @@ class Objective(ABC):
     def schedules(self) -> list[Schedule]:
         return list(schedules_of(self).values())
 
-    def losses(self, scores: Scores, log_w: LogWeights, support: int | None = None) -> PairLosses:
+    def losses(self, scores: Scores, log_w: LogWeights, number: int | None = None) -> PairLosses:
         """The loss of each pair, [b, p], from dense scores.
 
-        ``support``: how many candidates q allows in every row, where that is known, at least one, and all pairs are
+        ``number``: how many candidates q allows in every row, where that is known, at least one, and all pairs are
         real; then nothing is counted and masked.
         """
         check_shape(self.name, scores, log_w)
         statistics = {name: statistic.dense(scores, log_w) for name, statistic in self.statistics().items()}
-        if support:
+        if number:
             return self.__call__(scores.positives, Row(statistics, scores.temperature))
         support = statistics.get("support")
         some = (log_w != NEVER).any(-1, keepdim=True) if support is None else support > 0

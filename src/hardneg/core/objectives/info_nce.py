@@ -79,19 +79,19 @@ class InfoNCE(Objective):
             return log_negative
         return softplus(log_negative - row.log_positives) + row.log_positives
 
-    def losses(self, scores: Scores, log_w: LogWeights, support: int | None = None) -> PairLosses:
+    def losses(self, scores: Scores, log_w: LogWeights, number: int | None = None) -> PairLosses:
         """As any objective's. The usual case takes fewer operations: a softplus of any finite numbers is finite."""
-        all_of_them = isinstance(self.num_negatives, str) and self.num_negatives == "support"
-        usual = type(self) is InfoNCE and all_of_them and self.positives_in_denominator == "own"
-        if not usual or (corrects(self.tau_plus) and not support) or not scores.candidates.shape[1]:
-            return super().losses(scores, log_w, support)
+        support = isinstance(self.num_negatives, str) and self.num_negatives == "support"
+        usual = type(self) is InfoNCE and support and self.positives_in_denominator == "own"
+        if not usual or (corrects(self.tau_plus) and not number) or not scores.candidates.shape[1]:
+            return super().losses(scores, log_w, number)
         check_shape(self.name, scores, log_w)
-        if support:
+        if number:
             row = Row({"log_mean": supported_log_mean(scores.candidates, log_w)}, scores.temperature)
-            return self._of_pairs(scores.positives, row, math.log(support))
+            return self._of_pairs(scores.positives, row, math.log(number))
         some, safe = with_support(log_w)
-        log_mean, number = supported_log_mean(scores.candidates, safe), Support().dense(scores, safe)
-        row = Row({"log_mean": log_mean, "support": number}, scores.temperature)
+        log_mean, counted = supported_log_mean(scores.candidates, safe), Support().dense(scores, safe)
+        row = Row({"log_mean": log_mean, "support": counted}, scores.temperature)
         return self.masked_losses(scores.positives, row, scores.positive_valid & some)
 
     def __call__(self, positive: Tensor, row: Row) -> Tensor:
