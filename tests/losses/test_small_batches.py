@@ -9,7 +9,7 @@ from torch.nn.functional import cross_entropy, normalize
 
 import hardneg as hn
 from hardneg.core import pairing
-from hardneg.core.vectors import Unit
+from hardneg.core.fused import Unit
 from support.operations import Operations
 
 OPTIONS = {

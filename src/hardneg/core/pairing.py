@@ -71,9 +71,10 @@ class Sides:
             self.guide,
             self.ids_given,
         )
-        valid = torch.ones_like(s, dtype=torch.bool)
         if ids is not None and tags.ids is not None:
-            valid = other_id(tags.ids, ids)
+            valid = other_id(tags.ids, ids, self.ids_given)
+        else:
+            valid = torch.ones_like(s, dtype=torch.bool)
         if ids is not None:
             for column in self.positive_ids:
                 valid = valid & other_id(column, ids)

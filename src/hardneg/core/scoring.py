@@ -277,9 +277,7 @@ def _other_views(rows: int, number: int, device: torch.device) -> Annotated[Tens
 def _other_instances(pairing: Pairing, ids: Tensor | None, like: Annotated[Tensor, "b n"]) -> Annotated[Tensor, "b n"]:
     """Which candidates have neither the anchor's id nor that of one of its positives."""
     own = pairing.anchors.ids
-    if pairing.num_valid is not None and own is not None and ids is not None:
-        return own[:, None] != ids  # numbers of rows are never negative
-    other = [] if ids is None or own is None else [other_id(own, ids)]
+    other = [] if ids is None or own is None else [other_id(own, ids, pairing.ids_given)]
     other += [] if ids is None else [other_id(column, ids) for column in pairing.positive_ids(slice(None))]
     return reduce(torch.logical_and, other) if other else torch.ones_like(like, dtype=torch.bool)
 

@@ -15,6 +15,7 @@ from typing import Annotated, NamedTuple
 import torch
 from torch import Tensor
 
+from hardneg.core.fused import LogSumExp, is_plain
 from hardneg.core.tiles import NEVER, Tile
 from hardneg.core.types import LogWeights, Scores, with_support
 
@@ -37,7 +38,7 @@ class Mass(NamedTuple):
 
     def share(self, relative: Tensor) -> Tensor:
         """q, and 0 in rows without support."""
-        return torch.where(self.log_mass == NEVER, 0.0, (relative - self.log_mass).exp())
+        return (relative - torch.where(self.log_mass == NEVER, -NEVER, self.log_mass)).exp()
 
 
 class Statistic(ABC):
@@ -190,7 +191,11 @@ def _log_mean(candidates: Annotated[Tensor, "b n"], log_w: LogWeights) -> PerRow
 
 def supported_log_mean(candidates: Annotated[Tensor, "b n"], log_w: LogWeights) -> PerRow:
     """log E_q[e^s] of rows that all have a candidate that q allows."""
-    return torch.logsumexp(candidates + torch.log_softmax(log_w, dim=-1), dim=-1, keepdim=True)
+    terms = candidates + torch.log_softmax(log_w, dim=-1)
+    if not (is_plain(terms) and terms.numel()):
+        return torch.logsumexp(terms, dim=-1, keepdim=True)
+    log_mean: Tensor = LogSumExp.apply(terms)[0]  # type: ignore[no-untyped-call]
+    return log_mean
 
 
 def masked_lse(values: Tensor, mask: Tensor) -> PerRow:

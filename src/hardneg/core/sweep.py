@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from hardneg.core.bounds import Bound, State
+from hardneg.core.constants import kept
 from hardneg.core.tiles import NEVER, Tile
 from hardneg.core.types import LogWeights, Scores
 
@@ -107,7 +108,8 @@ def dense_weights(factors: Sequence[Factor], scores: Scores) -> LogWeights:
             log_w = factor.log_weights(scores if total is None else scores.narrowed(left))
         total = log_w if total is None else total + log_w
     assert total is not None
-    return total.masked_fill(~scores.valid, NEVER)
+    # Not masked_fill, which copies first.
+    return torch.where(scores.valid, total, kept(torch.full, (), NEVER, dtype=total.dtype, device=total.device))
 
 
 def _dense_bounds(factor: Factor, scores: Scores, tile: Tile, left: Tensor) -> Bounds:

@@ -123,7 +123,7 @@ class Tile:
         """True where a candidate does not carry the anchor's id."""
         if self.anchor_tags.ids is None or self.candidate_tags.ids is None:
             return torch.ones_like(self.s, dtype=torch.bool)
-        return other_id(self.anchor_tags.ids, self.candidate_tags.ids)
+        return other_id(self.anchor_tags.ids, self.candidate_tags.ids, self.ids_given)
 
     def of_source(self, who: str, source: str) -> Annotated[Tensor, "n"]:
         if source not in self.source_names:
@@ -137,7 +137,9 @@ class Tile:
 _pairs_of_tile = tuple(one.name for one in fields(Tile) if one.name != "bound")
 
 
-def other_id(anchor: Annotated[Tensor, "b"], candidate: Annotated[Tensor, "b|1 n"]) -> Annotated[Tensor, "b n"]:
-    """False where both carry the same id; a negative id equals no other."""
+def other_id(
+    anchor: Annotated[Tensor, "b"], candidate: Annotated[Tensor, "b|1 n"], given: bool = True
+) -> Annotated[Tensor, "b n"]:
+    """False where both carry the same id; a negative id equals no other. Ids that were not given are never negative."""
     anchor = anchor.unsqueeze(1)
-    return (anchor != candidate) | (anchor < 0)
+    return (anchor != candidate) | (anchor < 0) if given else anchor != candidate

@@ -9,6 +9,8 @@ from typing import Annotated, Any
 import torch
 from torch import Tensor
 
+from hardneg.core.fused import Unit, is_plain
+
 _bits: dict[torch.dtype, tuple[torch.dtype, int, int]] = {
     torch.float32: (torch.int32, 0x7F800000, 0x00800000),
     torch.float64: (torch.int64, 0x7FF0000000000000, 0x0010000000000000),
@@ -38,57 +40,12 @@ def unit(vectors: Annotated[Tensor, "* d"]) -> Annotated[Tensor, "* d"]:
             [0.6000, 0.8000],
             [0.0000, 0.0000]])
     """
-    if vectors.is_cuda and _is_plain(vectors) and vectors.dtype != torch.float64:
+    if vectors.is_cuda and is_plain(vectors) and vectors.dtype != torch.float64:
         rows: Tensor = Unit.apply(vectors)  # type: ignore[no-untyped-call]
         return rows
     near_one = scaled(vectors)
     norm = torch.linalg.vector_norm(near_one, dim=-1, keepdim=True)
     return torch.div(near_one, norm + (norm.detach() == 0))
-
-
-class Unit(torch.autograd.Function):
-    """``unit`` of float32 or half precision in few operations, of which a small batch on a GPU is made.
-
-    A norm in float64 needs no scale. (1 - u u') / norm is symmetric: derivatives forward are those backward.
-    """
-
-    @staticmethod
-    def forward(ctx: Any, vectors: Tensor) -> Tensor:
-        norm = _norm_or_infinite(vectors)
-        rows = torch.div(vectors, norm, out=torch.empty_like(vectors, dtype=torch.float32))
-        ctx.save_for_backward(vectors, rows, norm)
-        ctx.save_for_forward(vectors, rows, norm)
-        return rows
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> Tensor:
-        (grad,), (vectors, rows, norm) = gradients, ctx.saved_tensors
-        if torch.is_grad_enabled():  # for a second derivative
-            return _across(grad, rows, _norm_or_infinite(vectors)).to(vectors.dtype)
-        across = torch.addcmul(grad, rows, (grad * rows).sum(-1, keepdim=True), value=-1)
-        return torch.div(across, norm, out=torch.empty_like(vectors))
-
-    @staticmethod
-    def jvp(ctx: Any, *tangents: Tensor) -> Tensor:
-        vectors, rows, _ = ctx.saved_tensors
-        return _across(tangents[0], rows, _norm_or_infinite(vectors)).float()
-
-
-def _norm_or_infinite(vectors: Tensor) -> Tensor:
-    """In float64, [*, 1]; infinite for a zero row, which so stays zero and gets no gradient."""
-    norm: Tensor = torch.linalg.vector_norm(vectors, dim=-1, keepdim=True, dtype=torch.float64)
-    return norm.masked_fill(norm == 0, math.inf)
-
-
-def _across(change: Tensor, rows: Tensor, norm: Tensor) -> Tensor:
-    """What a change of vectors of this norm changes in their directions."""
-    return (change - rows * (change * rows).sum(-1, keepdim=True)) / norm
-
-
-def _is_plain(vectors: Tensor) -> bool:
-    """Whether no compiler, subclass or transform of torch.func must see the single operations."""
-    transformed = torch.compiler.is_compiling() or torch._C._are_functorch_transforms_active()
-    return type(vectors) is Tensor and not transformed
 
 
 def scaled(vectors: Annotated[Tensor, "* d"]) -> Annotated[Tensor, "* d"]:

@@ -15,7 +15,7 @@ from hardneg.kernels import chunked
 from hardneg.kernels.chunked import Streamed, streamable
 from hardneg.negatives.base import Mask, Negatives
 
-MOST_DENSE = {"cpu": 2**20, "cuda": 2**27}
+MOST_DENSE = {"cpu": 2**22, "cuda": 2**27}
 """Above so many scores, ``impl="auto"`` takes no dense matrix: on a CPU tiles that fit its caches are faster
 (benchmarks/algebra.py), elsewhere dense matrices of that size would take several GiB."""
 

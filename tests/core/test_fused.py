@@ -1,4 +1,4 @@
-"""Unit, which a GPU uses, is unit: values and derivatives of every order, at any scale."""
+"""The functions in few operations are the plain ones: values and derivatives of every order, at any scale."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ import torch
 import torch.autograd.forward_ad as forward
 from torch import Tensor
 
-from hardneg.core.vectors import Unit, unit
+from hardneg.core.fused import LogSumExp, Unit
+from hardneg.core.vectors import unit
 
 SCALES = torch.tensor([1.0, 3e25, 3e-20, 0.0, 3e38, 1e-5])[:, None]
 
@@ -65,4 +66,19 @@ def test_derivatives_forward_are_those_of_plain_operations() -> None:
         with forward.dual_level():
             made = function(forward.make_dual(rows(), rows().flip(0)))
             found.append(forward.unpack_dual(made).tangent)
+    torch.testing.assert_close(*found)
+
+
+def test_a_sum_of_exponentials_is_that_of_torch() -> None:
+    found = []
+    x = rows().double() * 30
+    x[0, 1:], x[1] = -math.inf, 300.0
+    for function in (lambda each: LogSumExp.apply(each)[0], lambda each: torch.logsumexp(each, dim=-1, keepdim=True)):
+        given = x.clone().requires_grad_()
+        value = function(given)
+        first = torch.autograd.grad(value.sin().sum(), given, create_graph=True)[0]
+        second = torch.autograd.grad((first**2).sum(), given)[0]
+        with forward.dual_level():
+            tangent = forward.unpack_dual(function(forward.make_dual(x[1:], rows()[1:].double()))).tangent
+        found.append((value, first, second, tangent))
     torch.testing.assert_close(*found)
