@@ -332,4 +332,4 @@ def test_a_step_issues_few_operations() -> None:
         loss.compute_loss_from_embeddings(given, labels)
     with Operations() as issued:
         loss.compute_loss_from_embeddings(given, labels).backward()
-    assert issued.number <= 78
+    assert issued.number <= 82
