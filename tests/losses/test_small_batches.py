@@ -58,6 +58,15 @@ def test_one_row_has_no_negatives_and_costs_nothing(kind: str) -> None:
     assert not any(view.grad.any() for view in given)
 
 
+@pytest.mark.parametrize("reduction", ["anchors", "pairs"])
+def test_a_function_may_give_one_loss_for_all_positives_of_an_anchor(reduction: str) -> None:
+    found = []
+    for ids in (None, torch.arange(6)):
+        loss = hn.ContrastiveLoss(objective=lambda positive, row: row.log_mean, reduction=reduction, impl="dense")
+        found.append(loss(views(3), ids=ids))
+    torch.testing.assert_close(*found)
+
+
 def plain(z1: Tensor, z2: Tensor) -> Tensor:
     """NT-Xent in three lines, as in benchmarks/losses.py."""
     z = normalize(torch.cat([z1, z2]), dim=-1)

@@ -91,16 +91,17 @@ class Objective(ABC):
     def losses(self, scores: Scores, log_w: LogWeights, number: int | None = None) -> PairLosses:
         """The loss of each pair, [b, p], from dense scores.
 
-        ``number``: how many candidates q allows in every row, where that is known, at least one, and all pairs are
-        real; then nothing is counted and masked.
+        ``number``: how many candidates q allows in every row, where that is known and all pairs are real; then, unless
+        it is 0, nothing is counted.
         """
         check_shape(self.name, scores, log_w)
         statistics = {name: statistic.dense(scores, log_w) for name, statistic in self.statistics().items()}
+        row = Row(statistics, scores.temperature)
         if number:
-            return self.__call__(scores.positives, Row(statistics, scores.temperature))
+            return self.masked_losses(scores.positives, row, scores.positive_valid)
         support = statistics.get("support")
         some = (log_w != NEVER).any(-1, keepdim=True) if support is None else support > 0
-        return self.real_losses(scores.positives, Row(statistics, scores.temperature), scores.positive_valid, some)
+        return self.real_losses(scores.positives, row, scores.positive_valid, some)
 
     def real_losses(
         self, positive: Tensor, row: Row, real: Annotated[Tensor, "b p"], some: Annotated[Tensor, "b 1"]
