@@ -286,6 +286,14 @@ def check_count(who: str, name: str, value: Any, least: int = 1) -> int:
     return int(number)
 
 
+def check_seed(who: str, seed: Any) -> int:
+    """The seed as an int; raises unless it is a whole number of 64 bits, negative ones included."""
+    number = check_count(who, "seed", seed, least=-(2**63))
+    if number >= 2**63:
+        raise argument_error(who, f"{spelled(who, 'seed')} below 2**63", "seed", number)
+    return number
+
+
 def check_counts(who: str, owner: Any, *names: str, least: int = 1) -> None:
     """The same for fields of a frozen dataclass, which are plain ints afterwards, as its repr and JSON need them."""
     for name in names:

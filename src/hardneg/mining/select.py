@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from hardneg.core.draws import draw_at, gumbel_order
-from hardneg.core.errors import check_counts
+from hardneg.core.errors import check_counts, check_seed
 from hardneg.core.keyed import uniform_of_pairs
 from hardneg.core.topk import top_of_rows
 from hardneg.core.types import NEVER, Scores
@@ -66,6 +66,7 @@ class Rule:
 
     def __post_init__(self) -> None:
         check_counts("mine", self, "k")
+        object.__setattr__(self, "seed", check_seed("mine", self.seed))
 
 
 def select(candidates: Candidates, rule: Rule, vectors_of: VectorsOf) -> Selection:
