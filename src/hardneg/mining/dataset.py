@@ -139,7 +139,9 @@ def _problem(dataset: Any, names: tuple[str, str], corpus: Sequence[str] | None)
     anchors, positives = (list(dataset[name]) for name in names)
     for name, column in zip(names, (anchors, positives), strict=True):
         if wrong := [one for one in column if not isinstance(one, str) or not one.strip()]:
-            raise argument_error("mine", "texts in every row", name, wrong[0])
+            named = "name the columns of texts: anchor_column_name=..., positive_column_name=..."
+            fix = None if isinstance(wrong[0], str | None) else named
+            raise argument_error("mine", "texts in every row", name, wrong[0], fix)
     others = list(corpus or ())
     if wrong := [one for one in others if not isinstance(one, str)]:
         raise argument_error("mine", "a list of texts as corpus", "corpus", wrong[:1])
