@@ -361,6 +361,7 @@ WRONG: list[tuple[list[str], str]] = [
     (["{dir}/labelled.jsonl"], "or a mined file, got"),
     (["{dir}/half.parquet"], "Parquet"),
     (["{z}", "--temperature", "0"], "temperature above 0"),
+    (["{z}", "--no-frontier"], "got none and no frontier; give --expression, or leave the frontier on"),
 ]
 
 

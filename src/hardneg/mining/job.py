@@ -352,7 +352,9 @@ def _no_negatives(options: MineOptions, explanation: Explanation) -> NoNegatives
     few = "which are too few" if cause == TOO_FEW else f"of which {cause} leaves too few"
     got = f"none of {explanation.queries:,} queries with enough: a query has {looked_at} candidates, {few}"
     fix = f"use a smaller {spelled('mine', 'k')} or an easier rule"
-    if is_listed(options):
+    if not explanation.looked_at:
+        fix = f"give more documents with {spelled('mine', 'corpus')}"
+    elif is_listed(options):
         given = written("mine", "candidates", options.candidates)
         fix = f"{fix}, or raise {given}, the best of each retriever; BM25 gives only those that share a word"
     error = NoNegatives("mine", f"negatives to write as {options.format}", got, fix)
