@@ -10,7 +10,7 @@ from typing import Annotated
 import torch
 from torch import Tensor
 
-from hardneg.core.errors import argument_error, check_count, check_kind
+from hardneg.core.errors import ArgumentError, argument_error, check_count, check_kind
 from hardneg.core.topk import top_of_rows
 from hardneg.core.types import NEVER, LogWeights, with_support
 
@@ -30,6 +30,8 @@ def draw(
     """
     k = check_count("draw", "k", k)
     check_generator("draw", generator)
+    if log_w.ndim != 2:
+        raise ArgumentError("draw", "log-weights [b, n]", f"log_w={tuple(log_w.shape)}")
     b, n = log_w.shape
     if method == "categorical":
         return draw_at(log_w.detach(), _uniform((b, k), generator).to(log_w.device))
