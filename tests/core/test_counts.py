@@ -120,3 +120,5 @@ def test_other_numbers_of_options_are_plain():
     assert type(MineOptions("q", "o", near_positive=np.float32(0.5)).near_positive) is float
     with pytest.raises(ArgumentError, match=r"--epochs to be a whole number, got 3\.0"):
         TrainOptions(epochs=np.float64(3))
+    with pytest.raises(ArgumentError, match="--temperature to be a number or a schedule"):
+        TrainOptions(temperature=torch.tensor(0.5, requires_grad=True))

@@ -90,7 +90,7 @@ def check_device(who: str, device: str) -> torch.device:
     """The device; raises for a name that torch does not know, and for a GPU where none is visible."""
     try:
         found = torch.device(device)
-    except RuntimeError:
+    except (RuntimeError, TypeError):
         raise argument_error(who, "a device of torch, such as cpu or cuda:0", "device", device) from None
     if found.type == "cuda" and not torch.cuda.is_available():
         what = "a device that is there"

@@ -37,9 +37,12 @@ def part(name: str = "{}", only: tuple[str, ...] = (), panel: str | None = None)
 
 
 def make_plain(options: Any) -> None:
-    """Numbers of numpy and torch among the fields of a frozen dataclass become Python's, which files can hold."""
+    """Numbers of numpy and torch among the fields of a frozen dataclass become Python's, which files can hold.
+
+    Not those with a gradient, which an option cannot pass on.
+    """
     for name, value in list(vars(options).items()):
-        if getattr(value, "ndim", None) == 0:
+        if getattr(value, "ndim", None) == 0 and not getattr(value, "requires_grad", False):
             object.__setattr__(options, name, value.item())
 
 

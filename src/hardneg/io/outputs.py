@@ -41,7 +41,7 @@ def check_output(
 
 def _check_permission(path: Path) -> None:
     """Raises before the work where its result could not be written."""
-    folder = next(one for one in path.absolute().parents if one.exists())
+    folder = next(one for one in (*path.absolute().parents, Path(path.anchor)) if one.exists())
     if folder.is_dir() and not os.access(folder, os.W_OK | os.X_OK):
         raise NotWritten(path, errno.EACCES, f"no permission to write to {folder}", "use another --out")
 

@@ -140,7 +140,7 @@ def _check_history(who: str, checkpoint: Path, state: Any) -> None:
     if not path.is_file():
         return
     saved = json.loads(path.read_text(encoding="utf-8"))
-    kept, here = [saved["global_step"], saved["log_history"]], [state.global_step, state.log_history]
+    kept, here = ([one["global_step"], one["log_history"]] for one in (saved, vars(state)))
     if json.dumps(kept) != json.dumps(here):  # as text, in which NaN is equal to NaN
         got = f"{checkpoint}, a checkpoint with other logs"
         raise DataChanged(who, "the checkpoint from which the trainer resumes", got, _named)
