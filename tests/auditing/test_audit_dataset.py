@@ -92,5 +92,9 @@ def test_errors() -> None:
         hn.audit(Data(anchor=["x"], positive=["y"]))
     with pytest.raises(ValueError, match="columns anchor, positive"):
         hn.audit(Data(anchor=["x"], label=[1]), model=vectors)
+    with pytest.raises(ArgumentError, match="a function from texts to vectors, got model=3"):
+        hn.audit(Data(anchor=["x"], positive=["y"]), model=3)
+    with pytest.raises(ArgumentError, match=r"The encoder needs to give floats \[1, d\] for 1 texts"):
+        hn.audit(Data(anchor=["x"], positive=["y"]), model=lambda texts: None)
     with pytest.raises(ArgumentError, match=r"got similarity=0.5; .* dataset.remove_columns\('similarity'\)"):
         hn.audit(Data(anchor=["x"], positive=["y"], similarity=[0.5]), model=vectors)

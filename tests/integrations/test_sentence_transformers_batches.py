@@ -14,7 +14,7 @@ import pytest
 import torch
 
 import hardneg as hn
-from hardneg.core.errors import DataChanged, HardnegWarning
+from hardneg.core.errors import ArgumentError, DataChanged, HardnegWarning
 from hardneg.integrations.sentence_transformers import HardBatches, LossCallback, NegativesLoss, with_ids
 from hardneg.integrations.sentence_transformers.callback import own_state
 from support.libraries import part_of_sentence_transformers
@@ -105,6 +105,11 @@ def test_what_cannot_be_planned_is_refused(tmp_path: Path) -> None:
         HardBatches(train["anchor"])(streamed, 8)
     with pytest.raises(ValueError, match="every of 1 or more"):
         HardBatches(train["anchor"], every=0)
+    for wrong in ({"warmup": 0.5}, {"planner": 3}):
+        with pytest.raises(ArgumentError, match=f"got {next(iter(wrong))}="):
+            HardBatches(train["anchor"], **wrong)
+    with pytest.raises(ArgumentError, match=r"a Queue, such as .*, got queue=4096"):
+        NegativesLoss(loss.model, queue=4096)  # type: ignore[arg-type]
 
     class Sharded:
         world_size, fsdp, deepspeed = 1, [1], None

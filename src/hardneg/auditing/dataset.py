@@ -8,9 +8,10 @@ from typing import Annotated, Any, NamedTuple
 import torch
 from torch import Tensor
 
-from hardneg.core.errors import ArgumentError, argument_error, optional
+from hardneg.core.errors import ArgumentError, argument_error, check_callable, optional
 from hardneg.core.types import Keys
 from hardneg.mining.dataset import check_dataset
+from hardneg.mining.encode import vectors_of
 
 _labels = ("label", "labels", "score", "scores")
 
@@ -104,5 +105,6 @@ def _encoder(model: Any) -> Callable[[list[str]], Tensor]:
         model = optional("sentence_transformers", "audit(model=...)", extra="text").SentenceTransformer(model)
     encode = getattr(model, "encode", None)
     if encode is None:
-        return lambda texts: torch.as_tensor(model(texts)).float()
+        check_callable("audit", "model", model, "a SentenceTransformer, its path, or a function from texts to vectors")
+        return lambda texts: torch.from_numpy(vectors_of(model, texts))
     return lambda texts: torch.as_tensor(encode(texts, convert_to_numpy=True, show_progress_bar=False)).float()

@@ -238,6 +238,11 @@ def check_kind(who: str, name: str, value: Any, kind: type, what: str) -> None:
         raise argument_error(who, what, name, value)
 
 
+def check_callable(who: str, name: str, value: Any, what: str) -> None:
+    if not callable(value):
+        raise argument_error(who, what, name, value)
+
+
 def check_range(who: str, name: str, value: Any, low: float, high: float, *, open_high: bool = False) -> None:
     """Raises unless ``low <= value <= high`` (or ``< high``); what is not yet a number, like a schedule, passes.
 
