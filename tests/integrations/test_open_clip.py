@@ -4,13 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
-import pytest
 import torch
 from torch import Tensor
 from torch.nn.functional import normalize
 
 import hardneg as hn
-from hardneg.core.errors import ArgumentError
 from hardneg.integrations.open_clip import NegativesLoss
 from support.libraries import library
 from support.two_ranks import on_two_ranks
@@ -88,15 +86,6 @@ def test_equal_ids_are_no_negatives() -> None:
         s = s.masked_fill((ids[:, None] == ids) & ~torch.eye(7, dtype=torch.bool), float("-inf"))
         total = total - s.log_softmax(1).diagonal().mean() / 2
     torch.testing.assert_close(NegativesLoss()(image, text, 14.0, ids=ids), total)
-
-
-def test_the_temperature_is_that_of_the_call() -> None:
-    with pytest.raises(
-        ArgumentError, match=r"NegativesLoss needs no temperature, got temperature=0.1; .* 1 / logit_scale"
-    ):
-        NegativesLoss(temperature=0.1)
-    with pytest.raises(ArgumentError, match="NegativesLoss needs no views, got views='two'; leave it out"):
-        NegativesLoss(views="two")
 
 
 def test_schedules_reach_the_negatives() -> None:
