@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 import hardneg as hn
+from hardneg.core.errors import ArgumentError
 
 
 class Data:
@@ -63,8 +64,19 @@ def test_labels_of_pairs_and_lists_say_what_is_a_negative() -> None:
         hn.audit(Data(anchor=["q0"] * 3, positive=["a", "b", "c"], label=[1, 0, None]), model=vectors)
     ids = hn.audit(Data(anchor=["q0", "q1"], positive=["a", "b"], label=[[0, 0, 2], [1, 1, 3]]), model=vectors)
     assert ids.mined is None
-    with pytest.raises(ValueError, match="none says which"):
-        hn.audit(Data(anchor=["q0", "q0"], positive=["a", "b"], score=[0.9, 0.1]), model=vectors)
+
+
+@pytest.mark.parametrize("name", ["score", "scores", "label"])
+def test_scored_pairs_as_in_sts_are_no_training_set(name: str) -> None:
+    pairs = {"anchor": ["q0", "q0"], "positive": ["a", "b"]}
+    with pytest.raises(
+        ArgumentError, match=rf"a {name} of each pair, as in STS, .*; give a label of 1 \(positive\) or 0"
+    ):
+        hn.audit(Data(**pairs, **{name: [0.9, 0.1]}), model=vectors)
+    same = [
+        hn.audit(Data(**pairs, label=marks), model=vectors).row("mined").similarity for marks in ([1, 0], [1.0, 0.0])
+    ]
+    assert same[0] == same[1]
 
 
 def test_a_data_set_of_the_library_with_its_model() -> None:
@@ -80,3 +92,9 @@ def test_errors() -> None:
         hn.audit(Data(anchor=["x"], positive=["y"]))
     with pytest.raises(ValueError, match="columns anchor, positive"):
         hn.audit(Data(anchor=["x"], label=[1]), model=vectors)
+    with pytest.raises(ArgumentError, match="a function from texts to vectors, got model=3"):
+        hn.audit(Data(anchor=["x"], positive=["y"]), model=3)
+    with pytest.raises(ArgumentError, match=r"The encoder needs to give floats \[1, d\] for 1 texts"):
+        hn.audit(Data(anchor=["x"], positive=["y"]), model=lambda texts: None)
+    with pytest.raises(ArgumentError, match=r"got similarity=0.5; .* dataset.remove_columns\('similarity'\)"):
+        hn.audit(Data(anchor=["x"], positive=["y"], similarity=[0.5]), model=vectors)

@@ -340,6 +340,8 @@ def test_bad_input_is_refused() -> None:
         Uniform().plan(300, 301)
     with pytest.raises(ValueError, match="coverage among"):
         Uniform().plan(300, 10, coverage="twice")
+    with pytest.raises(ValueError, match=r"Uniform needs a torch.Generator, .* got generator=0"):
+        Uniform().plan(300, 10, 0)  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="Proximity needs a graph or vectors"):
         Proximity().plan(300, 10)
     with pytest.raises(ValueError, match="NearestNeighbours needs vectors"):

@@ -226,6 +226,8 @@ def test_bad_input_is_refused(graph: ProximityGraph) -> None:
         ProximityBatchSampler(N, 16, restart=2)
     with pytest.raises(ValueError, match="segment of 1 or more"):
         ProximityBatchSampler(N, 16, segment=0)
+    with pytest.raises(ValueError, match=r"needs a whole number, got warmup_epochs=0.5"):
+        ProximityBatchSampler(N, 16, warmup_epochs=0.5)  # type: ignore[arg-type]
 
 
 # Refreshing -----------------------------------------------------------------------------------------------------------

@@ -293,6 +293,9 @@ def test_bad_arguments_are_refused() -> None:
         ((ring, 0, 6, 0.1), "at most 5 nodes, got size=6"),
         ((ring, 5, 2, 0.1), r"a start in \[0, 5\)"),
         ((ring, 0, 2, 1.5), r"walk needs restart in \[0.0, 1.0\], got restart=1.5"),
+        ((ring, 1.5, 2, 0.1), "walk needs a whole number, got start=1.5"),
+        ((ring, 0, 2, "often"), "walk needs a number, got restart='often'"),
+        ((ring, 0, 2, 0.1, 0), r"walk needs a torch.Generator, such as .*, got generator=0"),
     ]:
         with pytest.raises(ValueError, match=message):
             walk(*arguments)

@@ -101,6 +101,8 @@ def test_an_error_of_the_users_own_code_has_its_place(tmp_path: Path) -> None:
 
 
 def test_evaluate_refuses_options_that_would_have_no_effect(tmp_path: Path) -> None:
+    split = hardneg("evaluate", str(tmp_path), "--split", "dev")
+    assert (split.exit_code, "--sts or --beir for --split" in split.stderr) == (2, True)
     best = hardneg("evaluate", str(tmp_path), "--weights", "best")
     assert (best.exit_code, "--on with the data of the run" in " ".join(best.stderr.split())) == (2, True)
     both = hardneg("evaluate", str(tmp_path), "--on", "digits", "--sts", "sts.tsv")

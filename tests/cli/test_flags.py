@@ -95,6 +95,16 @@ def test_a_wrong_file_names_the_option(tmp_path: Path) -> None:
         assert line.partition(":")[0] in str(wrong.value)
 
 
+def test_errors_name_the_flag_that_exists() -> None:
+    for words, reported in (
+        ("-k 0", "mine needs -k of at least 1, got 0."),
+        ("--seed 9223372036854775808", "mine needs --seed below 2**63, got --seed 9223372036854775808."),
+    ):
+        done = hardneg_("mine", "q.jsonl", "-o", "out.jsonl", *words.split())
+        assert done.exit_code == 2
+        assert reported in " ".join(done.stderr.split())
+
+
 def test_configurations_are_utf_8_on_every_system(tmp_path: Path) -> None:
     """Where the system has another default, Python would read them by that."""
     pytest.importorskip("yaml", reason="configurations need the extra train")

@@ -156,6 +156,13 @@ def test_point_12_the_nearest_name_and_its_arguments(arm: str) -> None:
         assert "hcl(temperature=0.5, tau_plus=0.1, beta=1.0)" in str(refused.value)
 
 
+@pytest.mark.parametrize("arm", ["moco(queue=-1)", "hcl(beta=-1)", "simclr() @ knn(refresh=0)", "simclr(batches=3)"])
+def test_errors_name_the_arm(arm: str) -> None:
+    with pytest.raises(ArgumentError) as refused:
+        parse_arm(f" {arm} ")
+    assert str(refused.value).startswith(f"{arm}: ")
+
+
 def test_point_4_arms_take_schedules_of_temperature_and_tau_plus() -> None:
     arm = parse_arm("simclr(temperature=linear(0.5, 0.1), tau_plus=linear(0, 0.1))")
     options = arm.complete()

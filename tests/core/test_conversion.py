@@ -60,6 +60,13 @@ def test_other_kinds_raise(options: dict[str, Any], message: str) -> None:
         hn.Keys(**{"vectors": VECTORS, **options})
 
 
+def test_a_path_is_no_data() -> None:
+    with pytest.raises(ArgumentError, match=r"mine needs vectors or a data set, got 'pairs.jsonl'; read it first"):
+        hn.mine("pairs.jsonl", model="any")
+    with pytest.raises(ArgumentError, match=r"got str; read the file first, such as by numpy.load"):
+        hn.audit("vectors.npy")
+
+
 def test_mine_takes_arrays_lists_and_texts() -> None:
     queries, names = VECTORS[:8] + 0.1, [f"d{i}" for i in range(40)]
     plain = hn.mine(

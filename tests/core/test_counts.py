@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import asdict
 
 import numpy as np
 import pytest
@@ -17,7 +18,10 @@ from hardneg.core.errors import ArgumentError, check_count
 from hardneg.core.generators.mochi import MoCHi
 from hardneg.losses import CMC, GradCache, IndividualTemperatures, InstanceDiscrimination
 from hardneg.mining import Search
+from hardneg.mining.options import MineOptions
+from hardneg.mining.select import Rule
 from hardneg.state import Cache, Chain, Clusters, Partition
+from hardneg.training.options import TrainOptions
 
 vectors = normalize(torch.randn(20, 4, generator=torch.Generator().manual_seed(0)), dim=1)
 keys = hn.Keys(vectors, torch.arange(20))
@@ -39,6 +43,10 @@ def sampled(number, folder):
     sampler.graph = hn.build_graph(vectors, number(3), number(10), seeded())
     batches = iter(sampler)
     return list(batches), json.dumps(batches.state_dict())
+
+
+def rule(seed):
+    return repr(Rule(hn.Uniform(), 1, seed=seed))
 
 
 def planned(planner):
@@ -65,7 +73,10 @@ cases = {
     "temperatures": lambda n: len(IndividualTemperatures(hn.ContrastiveLoss(), n(20)).temperatures),
     "grad cache": lambda n: GradCache(torch.nn.Identity(), n(4)).chunk_size,
     "mochi": lambda n: repr(MoCHi(n(4), n(3), n(2))),
-    "audit": lambda n: repr(Settings(num_anchors=n(10))),
+    "audit": lambda n: repr(Settings(num_anchors=n(10), seed=n(3))),
+    "options of mine": lambda n: json.dumps(asdict(MineOptions("q", "o", k=n(3), seed=n(-3)))),
+    "options of train": lambda n: json.dumps(TrainOptions(epochs=n(3), seed=n(2), temperature=n(1)).as_dict()),
+    "seeds": lambda n: (rule(n(3)), hn.Bank(8, 4, seed=n(3)).generator().initial_seed()),
 }
 kinds = {"numpy": np.int64, "torch": torch.tensor}
 
@@ -88,3 +99,26 @@ no_counts = [np.float64(3), torch.tensor(3.0), torch.tensor([1, 2]), "3", True, 
 def test_other_values_raise(value):
     with pytest.raises(ArgumentError, match="mine needs a whole number"):
         check_count("mine", "k", value)
+
+
+@pytest.mark.parametrize("seed", [1.5, "1", True, 2**63, -(2**63) - 1])
+def test_seeds_are_whole_numbers_of_64_bits(seed):
+    for make in (rule, lambda seed: MineOptions("q", "o", seed=seed), lambda seed: hn.Bank(8, 4, seed=seed)):
+        with pytest.raises(ArgumentError, match=r"needs (a whole number|seed .*), got seed="):
+            make(seed)
+    with pytest.raises(ArgumentError, match=r"audit needs .* got seed="):
+        Settings(seed=seed)
+
+
+def test_other_numbers_of_options_are_plain():
+    options = TrainOptions(temperature=np.float32(0.5), compile=np.True_, learning_rate=torch.tensor(0.25))
+    assert [type(value) for value in (options.temperature, options.compile, options.learning_rate)] == [
+        float,
+        bool,
+        float,
+    ]
+    assert type(MineOptions("q", "o", near_positive=np.float32(0.5)).near_positive) is float
+    with pytest.raises(ArgumentError, match=r"--epochs to be a whole number, got 3\.0"):
+        TrainOptions(epochs=np.float64(3))
+    with pytest.raises(ArgumentError, match="--temperature to be a number or a schedule"):
+        TrainOptions(temperature=torch.tensor(0.5, requires_grad=True))

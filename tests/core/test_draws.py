@@ -109,6 +109,8 @@ def test_wrong_options_are_named():
         hn.draw(LOG_W[None], 0, seeded())
     with pytest.raises(ValueError, match=r"draw needs method 'categorical' or 'gumbel', got method='top'"):
         hn.draw(LOG_W[None], 1, seeded(), method="top")
+    with pytest.raises(ValueError, match=r"draw needs a torch.Generator, .* got generator=0"):
+        hn.draw(LOG_W[None], 1, 0)
 
 
 def anchors_and_pool():

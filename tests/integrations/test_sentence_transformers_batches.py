@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import copy
+import json
 import pickle
 import warnings
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 
 import hardneg as hn
-from hardneg.core.errors import DataChanged, HardnegWarning
+from hardneg.core.errors import ArgumentError, DataChanged, HardnegWarning
 from hardneg.integrations.sentence_transformers import HardBatches, LossCallback, NegativesLoss, with_ids
 from hardneg.integrations.sentence_transformers.callback import own_state
 from support.libraries import part_of_sentence_transformers
@@ -103,6 +105,11 @@ def test_what_cannot_be_planned_is_refused(tmp_path: Path) -> None:
         HardBatches(train["anchor"])(streamed, 8)
     with pytest.raises(ValueError, match="every of 1 or more"):
         HardBatches(train["anchor"], every=0)
+    for wrong in ({"warmup": 0.5}, {"planner": 3}):
+        with pytest.raises(ArgumentError, match=f"got {next(iter(wrong))}="):
+            HardBatches(train["anchor"], **wrong)
+    with pytest.raises(ArgumentError, match=r"a Queue, such as .*, got queue=4096"):
+        NegativesLoss(loss.model, queue=4096)  # type: ignore[arg-type]
 
     class Sharded:
         world_size, fsdp, deepspeed = 1, [1], None
@@ -164,6 +171,26 @@ def test_the_callback_alone_keeps_the_state_of_a_wrapped_loss(tmp_path: Path) ->
         trainer_of(tmp_path, other, train, LossCallback(losses.MatryoshkaLoss(model, other, [8, 4]))).train(
             resume_from_checkpoint=True
         )
+
+
+def test_a_checkpoint_of_another_run_in_the_output_folder_is_not_used(tmp_path: Path) -> None:
+    """The trainer resumes from one folder, and the output folder has a checkpoint of the same step."""
+    loss = hn.ContrastiveLoss("Tilt(linear(1.0, 0.0))")
+    states = {}
+    for name, value in (("one", 0.5), ("two", float("nan"))):
+        args = SimpleNamespace(output_dir=tmp_path / name, process_index=0, world_size=1)
+        logs = [{"loss": value, "step": 2}]
+        states[name] = SimpleNamespace(global_step=3, max_steps=9, log_history=logs)
+        LossCallback(loss).on_save(args, states[name], None)
+        kept = tmp_path / name / "checkpoint-3" / "trainer_state.json"
+        kept.write_text(json.dumps(vars(states[name])))
+    with pytest.raises(
+        DataChanged, match=r"two.checkpoint-3, a checkpoint with other logs; .* set resume_from_checkpoint"
+    ):
+        LossCallback(loss).on_train_begin(args, states["one"], None)
+    LossCallback(loss).on_train_begin(args, SimpleNamespace(**json.loads(kept.read_text())), None)
+    args.resume_from_checkpoint = str(tmp_path / "one" / "checkpoint-3")
+    LossCallback(loss).on_train_begin(args, states["one"], None)
 
 
 def test_a_copy_and_a_pickle_hold_no_texts() -> None:

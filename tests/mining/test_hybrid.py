@@ -207,7 +207,7 @@ def test_a_window_beyond_all_lists_raises_before_the_search(text: str, draw: str
 
     also = tuple(Watched(name, lists) for name, lists in other.items())
     call = {"search": Search(also=also, candidates=10), "draw": draw}
-    with pytest.raises(ArgumentError, match=rf"got candidates=10; use candidates={-(-needed // 3)}, or a window"):
+    with pytest.raises(ArgumentError, match=rf"10; use search=Search\(candidates={-(-needed // 3)}\), or a"):
         hn.mine(hn.Keys(queries), hn.Keys(corpus), positives, text, 5, **call)
     assert not asked
     call["search"] = Search(also=also, candidates=-(-needed // 3))

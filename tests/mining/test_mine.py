@@ -395,6 +395,10 @@ def test_exact_copies_are_copies_at_one(dim: int, text: str) -> None:
         ({"corpus": Keys(torch.eye(4), ids=torch.tensor([1, 2, 2, 3]))}, "distinct corpus ids, got id 2"),
         ({"search": "magic"}, "kind to be one of exact, flat, ivf, hnsw, also"),
         ({"near_negative": 0.9, "draw": "categorical"}, "categorical ones repeat"),
+        ({"negatives": 5}, r"a distribution such as Tilt\(1.0\), got negatives=5"),
+        ({"search": 3}, "a Search, or the kind of one, got search=3"),
+        ({"rescore": 3}, "a function of queries and rows, got rescore of type int"),
+        ({"guide": torch.eye(4)}, r"or \(queries, documents\) of a second model, got guide of type Tensor"),
     ],
 )
 def test_clear_errors(change: dict[str, object], message: str) -> None:

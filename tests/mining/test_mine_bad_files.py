@@ -11,13 +11,22 @@ import numpy as np
 import pytest
 
 from hardneg.core.errors import ArgumentError
-from hardneg.mining.explain import Explanation
+from hardneg.mining.explain import TOO_FEW, Explanation
 from hardneg.mining.job import _no_negatives, run
 from hardneg.mining.options import Columns, MineOptions
 from support.mining_jobs import make_rows, write_lines
 
 FUZZ: list[tuple[str, Callable[[list[Any], list[Any]], Any], str]] = [
-    ("missing column", lambda q, c: [row.pop("positive") for row in q], "column of positives"),
+    (
+        "missing column",
+        lambda q, c: [row.pop("positive") for row in q],
+        "column of positives .*; name it with positive_c",
+    ),
+    (
+        "other columns",
+        lambda q, c: [row.update(x=row.pop("query")) for row in q],
+        "name the column of texts with query_c",
+    ),
     ("number as text", lambda q, c: q[3].update(query=5), "needs text in the queries, got 5 in column 'query', row 3"),
     ("no text", lambda q, c: c[7].update(text=None), "needs text in the corpus, got None in column 'text', row 7"),
     ("list as text", lambda q, c: c[0].update(text=["a"]), "needs text in the corpus"),
@@ -69,6 +78,13 @@ def test_bad_tables_say_what_is_wrong(
         ({"rescore": "test_mine_bad_files:too_few"}, "one finite score for each"),
         ({"corpus_embeddings": "C.npy"}, "one embedding for each row of the corpus, got 3 for 60"),
         ({"columns": Columns(query="nothing")}, "the column 'nothing' in the queries"),
+        ({"queries": "C.npy"}, "judgements .* with embeddings only, got none; give judgements"),
+        ({"corpus_embeddings": "two.npz"}, r"got \['a', 'b'\]; name it with embedding_column"),
+        (
+            {"queries": "ids.jsonl", "corpus": "texts.jsonl", "judgements": "j.csv"},
+            "the corpus without a column of ids; name it with corpus_id_c",
+        ),
+        ({"device": "gpu"}, "a device of torch, such as cpu or cuda:0, got device='gpu'"),
     ],
 )
 def test_bad_options_say_what_is_wrong(
@@ -76,6 +92,10 @@ def test_bad_options_say_what_is_wrong(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     np.save("C.npy", np.ones((3, 64), dtype=np.float32))
+    np.savez("two.npz", a=np.ones((60, 64), dtype=np.float32), b=np.ones((60, 64), dtype=np.float32))
+    write_lines(tmp_path / "texts.jsonl", [{"text": "a"}, {"text": "b"}])
+    write_lines(tmp_path / "ids.jsonl", [{"id": "q0", "query": "a"}])
+    (tmp_path / "j.csv").write_text("query_id,doc_id\nq0,d0\n")
     with pytest.raises((ValueError, FileNotFoundError), match=message):
         run(replace(job, **change))
     assert not Path(job.out).exists()
@@ -120,6 +140,11 @@ def test_other_broken_files(job: MineOptions, tmp_path: Path) -> None:
 def test_the_number_of_candidates_is_written_out(job: MineOptions, looked_at: int, said: str) -> None:
     explanation = Explanation((), (), queries=2, looked_at=looked_at, why={"1. Uniform()": 2})
     assert f"a query has {said}, of which Uniform() leaves too few" in str(_no_negatives(job, explanation))
+
+
+def test_a_corpus_without_candidates_has_a_fix_of_its_own(job: MineOptions) -> None:
+    error = _no_negatives(job, Explanation((), (), queries=1, why={TOO_FEW: 1}))
+    assert error.fix == "give more documents with corpus"
 
 
 def test_ranks_beyond_the_lists_raise_before_anything_is_encoded(job: MineOptions) -> None:

@@ -196,5 +196,15 @@ def test_unknown_names_and_missing_models_raise(model: Any, pairs: Any) -> None:
     for text in (" ", None):
         with pytest.raises(ArgumentError, match="texts in every row"):
             hn.mine(datasets.Dataset.from_dict({"a": ["x", text], "b": ["y", "z"]}), model=model)
+    with pytest.raises(ArgumentError, match="got id=7; name the columns of texts: anchor_column_name"):
+        hn.mine(datasets.Dataset.from_dict({"id": [7], "a": ["x"], "b": ["y"]}), model=model)
+    for options, message in (
+        ({"corpus": "corpus.jsonl"}, r"a list of texts as corpus, got corpus='corpus\.jsonl'"),
+        ({"model": 3}, "a SentenceTransformer, its path, or a function from texts to vectors, got model=3"),
+        ({"cross_encoder": 3}, "a CrossEncoder, its path, or a function of pairs of texts, got cross_encoder=3"),
+        ({"range_min": "a"}, "mine needs a whole number, got range_min='a'"),
+    ):
+        with pytest.raises(ArgumentError, match=message):
+            hn.mine(pairs, **{"model": model, **options})
     with pytest.raises(ArgumentError, match="a list of texts as corpus"):
         hn.mine(pairs, model=model, corpus=datasets.Dataset.from_dict({"text": ["x"]}))

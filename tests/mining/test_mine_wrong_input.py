@@ -18,8 +18,9 @@ import torch
 import typer
 from typer.testing import CliRunner
 
+import hardneg as hn
 from hardneg.cli.mine import mine as verb
-from hardneg.core.errors import ArgumentError, HardnegWarning
+from hardneg.core.errors import ArgumentError, HardnegWarning, NotWritten
 from hardneg.io.tables import read_table
 from hardneg.mining.estimate import estimate
 from hardneg.mining.job import run
@@ -392,6 +393,25 @@ def test_the_exit_code_tells_the_disk_from_the_input(job: MineOptions, tmp_path:
     assert "Not a directory" in in_the_way.output
     assert "make room" not in in_the_way.output
     assert CliRunner().invoke(app, [*command, "-o", str(tmp_path / "m.csv")]).exit_code == 2
+
+
+def test_a_folder_without_permission_is_found_before_the_work(
+    job: MineOptions, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(os, "access", lambda path, mode: Path(path) != tmp_path / "theirs")  # root may write anywhere
+    (tmp_path / "theirs").mkdir()
+    with pytest.raises(NotWritten, match=r"no permission to write to .*theirs\); .*use another --out"):
+        run(replace(job, out=str(tmp_path / "theirs" / "new" / "mined.jsonl")))
+    assert not any((tmp_path / "theirs").iterdir())
+
+
+def test_a_gpu_that_is_not_there_is_named(job: MineOptions, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    with pytest.raises(ArgumentError, match="mine needs a device that is there, got device='cuda'; no GPU is visible"):
+        run(replace(job, device="cuda"))
+    keys = hn.Keys(torch.eye(3))
+    with pytest.raises(ArgumentError, match="Search needs a device that is there, got device='cuda:1'"):
+        hn.mine(keys, keys, [1, 2, 0], "Uniform()", 1, search=hn.mining.Search(device="cuda:1"))
 
 
 @pytest.mark.parametrize("function", ["bound", "borrowed"])

@@ -112,6 +112,8 @@ def test_defaults_are_not_written():
         ("Tilt(*[1.0])", "The grammar needs calls with plain values"),
         ("Tilt(**{'beta': 1.0})", "The grammar needs calls with plain values"),
         ("Tilt(beta)", "The grammar needs calls .*, got 'beta' in 'Tilt\\(beta\\)'"),
+        ("BelowPositive(0.05, by=guide)", "got 'guide' in .*; write 'guide' if it is a text"),
+        ("Tlit", r"'Tlit' is not known. Did you mean Tilt\? It takes beta"),
         ("Tilt(-1.0)", "Tilt needs beta in"),
         ("Tilt(1.0) if True else Tilt(2.0)", "The grammar needs calls with plain values"),
         ("Tilt(f'{1}')", "The grammar needs calls with plain values"),

@@ -299,7 +299,7 @@ class TestTogether:
         x = torch.eye(2)[train_y] + 0.01 * torch.arange(num_train)[:, None]
         labels = torch.tensor(test_y)
         forget_warnings()
-        with pytest.warns(HardnegWarning, match=r"1 of 1 test images .* \(7\)") if 7 in test_y else nullcontext():
+        with pytest.warns(HardnegWarning, match=r"1 of 1 test items .* \(7\)") if 7 in test_y else nullcontext():
             result = evaluate_embeddings(x, train_y, torch.eye(2)[labels % 2], labels, probe=probe)
         assert json.loads(json.dumps(result, allow_nan=False)) == result
         seen = float(7 not in test_y)
@@ -379,7 +379,7 @@ class TestTogether:
         x, names = np.eye(8), np.array(list("abcdefgh"))
         np.savez(tmp_path / "x.npz", train_x=x[:2], train_y=names[:2], test_x=x, test_y=names)
         forget_warnings()
-        match = r"^6 of 8 test images are of classes that no training image has \(c, d, e, f, g and 1 more\)"
+        match = r"^6 of 8 test items are of classes that no training item has \(c, d, e, f, g and 1 more\)"
         with pytest.warns(HardnegWarning, match=match) as reported:
             result = evaluate_file(tmp_path / "x.npz", probe="none")
         assert len(reported) == 1

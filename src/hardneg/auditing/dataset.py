@@ -8,9 +8,10 @@ from typing import Annotated, Any, NamedTuple
 import torch
 from torch import Tensor
 
-from hardneg.core.errors import ArgumentError, argument_error, optional
+from hardneg.core.errors import ArgumentError, argument_error, check_callable, optional
 from hardneg.core.types import Keys
 from hardneg.mining.dataset import check_dataset
+from hardneg.mining.encode import vectors_of
 
 _labels = ("label", "labels", "score", "scores")
 
@@ -43,13 +44,15 @@ def read_dataset(dataset: Any, model: Any) -> TrainingSet:
     rows = _labelled(dataset, columns) or zip(*columns, strict=True)
     for anchor, *rest in rows:
         if not isinstance(anchor, str) or not anchor:
-            raise argument_error("audit", "texts as anchors", names[0], anchor)
+            fix = None if isinstance(anchor, str) else _without(names[0])
+            raise argument_error("audit", "texts as anchors", names[0], anchor, fix)
         lists = own.setdefault(anchor, ({}, {}))
-        for place, text in ((min(place, 1), text) for place, cell in enumerate(rest) for text in _listed(cell)):
+        for place, text in ((place, text) for place, cell in enumerate(rest) for text in _listed(cell)):
             if text is not None and not isinstance(text, str):
-                raise ArgumentError("audit", "texts as documents", repr(text))
+                column = names[min(place + 1, len(names) - 1)]  # of labeled pairs, one column holds both kinds
+                raise argument_error("audit", "texts as documents", column, text, _without(column))
             if text:
-                lists[place][documents.setdefault(text, len(documents))] = None
+                lists[min(place, 1)][documents.setdefault(text, len(documents))] = None
     encode = _encoder(model)
     negatives = [list(each) for _, each in own.values()]
     width = max(map(len, negatives))
@@ -59,6 +62,10 @@ def read_dataset(dataset: Any, model: Any) -> TrainingSet:
     return TrainingSet(Keys(encode(list(own)), same), corpus, [list(each) for each, _ in own.values()], mined)
 
 
+def _without(column: str) -> str:
+    return f"if it is no column of texts, leave it out: dataset.remove_columns({column!r})"
+
+
 def _labelled(dataset: Any, columns: list[list[Any]]) -> list[tuple[Any, list[Any], list[Any]]] | None:
     """Rows of labeled pairs and lists: anchor, positives (1) and negatives (0); None where labels are no such marks."""
     name = next((name for name in _labels if name in dataset.column_names), None)
@@ -66,10 +73,12 @@ def _labelled(dataset: Any, columns: list[list[Any]]) -> list[tuple[Any, list[An
         return None
     documents, marks = ([_listed(each) for each in column] for column in (columns[1], dataset[name]))
     fits = all(len(own) == len(each) for own, each in zip(documents, marks, strict=True))
-    if name.startswith("score"):  # of a list, whose first is the positive
-        if not fits or max(map(len, marks)) < 2:
-            got = f"columns {dataset.column_names}: none says which"
-            raise ArgumentError("audit", "negatives in a data set", got, "mine labeled pairs without scores")
+    is_score = name.startswith("score")  # of a list, whose first is the positive
+    if (not fits or max(map(len, marks)) < 2) if is_score else _has_fractions(marks):
+        got = f"a {name} of each pair, as in STS, which does not say what is a negative"
+        fix = f"give a label of 1 (positive) or 0 (negative) instead of {name}, or the positive pairs alone without it"
+        raise ArgumentError("audit", "positives, or positives and negatives, in a data set", got, fix)
+    if is_score:
         marks = [[1, *[0] * (len(each) - 1)] for each in marks]
     elif not fits or {mark for each in marks for mark in each} - {None} != {0, 1}:
         return None  # groups, or ids of with_ids
@@ -83,6 +92,10 @@ def _labelled(dataset: Any, columns: list[list[Any]]) -> list[tuple[Any, list[An
     return list(zip(columns[0], *sides, strict=True))
 
 
+def _has_fractions(marks: list[list[Any]]) -> bool:
+    return any(isinstance(mark, float) and mark % 1 for each in marks for mark in each)
+
+
 def _listed(cell: Any) -> list[Any]:
     return list(cell) if isinstance(cell, (list, tuple)) else [cell]
 
@@ -92,5 +105,6 @@ def _encoder(model: Any) -> Callable[[list[str]], Tensor]:
         model = optional("sentence_transformers", "audit(model=...)", extra="text").SentenceTransformer(model)
     encode = getattr(model, "encode", None)
     if encode is None:
-        return lambda texts: torch.as_tensor(model(texts)).float()
+        check_callable("audit", "model", model, "a SentenceTransformer, its path, or a function from texts to vectors")
+        return lambda texts: torch.from_numpy(vectors_of(model, texts))
     return lambda texts: torch.as_tensor(encode(texts, convert_to_numpy=True, show_progress_bar=False)).float()

@@ -77,6 +77,9 @@ def kind_of(options: AuditOptions) -> str:
         raise NoFile("audit", "a file or folder that exists", path)
     if options.embedding_column is None and is_run(path):
         return "run"
+    if (path / "config.json").exists():
+        fix = "give its command again with --resume"
+        raise NoFile("audit", "a finished run", path / "embeddings.npz", "which is not there", fix)
     if suffix_of(path) in vector_suffixes:
         return "embeddings"
     names = column_names(path, WHO)

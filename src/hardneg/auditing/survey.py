@@ -22,7 +22,7 @@ from hardneg.auditing.samples import PairCounts
 from hardneg.auditing.settings import Settings
 from hardneg.auditing.subject import Subject
 from hardneg.auditing.suggest import GridSearch, suggestions
-from hardneg.core.errors import ArgumentError, warn_once
+from hardneg.core.errors import ArgumentError, spelled, warn_once
 from hardneg.core.nearest import Corpus
 from hardneg.mining.alignment import Alignment, alignment_of, sentence
 from hardneg.mining.pairs import as_pairs
@@ -89,7 +89,8 @@ def _checked_rules(
         some = rows[: min(64, max(1, _for_thresholds // len(subject.candidates)))]
         rules += default_rules(subject.has_positives, thresholds(subject.scores(subject.compared(some), 1.0)), rules)
     if not rules:
-        raise ArgumentError("audit", "at least one expression", "none and no frontier")
+        fix = f"give {spelled('audit', 'expressions')}, or leave the frontier on"
+        raise ArgumentError("audit", "at least one expression", "none and no frontier", fix)
     known = {"positives": subject.has_positives, "labels": subject.both("labels"), "groups": subject.both("clusters")}
     check_rules(rules, **known)
     if settings.wanted_false_negatives is not None and not subject.judges:

@@ -23,7 +23,8 @@ import torch
 from torch import Tensor
 
 from hardneg.batching.stored import load_arrays, save_arrays
-from hardneg.core.errors import ArgumentError, NotFinite, argument_error, check_among, check_count, check_kind
+from hardneg.core.draws import check_generator
+from hardneg.core.errors import ArgumentError, NotFinite, argument_error, check_among, check_count
 from hardneg.core.nearest import Corpus, FaissIndex, nearest
 from hardneg.core.topk import top_of_rows
 
@@ -138,8 +139,7 @@ def build_graph(
         got = type(vectors).__name__
         raise ArgumentError("build_graph", "vectors that are a tensor", got, "use torch.as_tensor")
     if generator is not None:
-        what = "a torch.Generator, such as torch.Generator().manual_seed(0)"
-        check_kind("build_graph", "generator", generator, torch.Generator, what)
+        check_generator("build_graph", generator)
     num_neighbours = check_count("build_graph", "num_neighbours", num_neighbours)
     if num_candidates is not None:
         num_candidates = check_count("build_graph", "num_candidates", num_candidates)

@@ -81,6 +81,7 @@ class PlannedBatchSampler(BatchSampler):
             check_count(type(self).__name__, name, value)
             for name, value in (("num_instances", num_instances), ("batch_size", batch_size), ("segment", segment))
         )
+        warmup_epochs = check_count(type(self).__name__, "warmup_epochs", warmup_epochs, least=0)
         if ahead is not None:
             ahead = check_count(type(self).__name__, "ahead", ahead)
             if plan_file is not None:

@@ -22,6 +22,7 @@ from torch import Tensor
 
 from hardneg.batching.excursions import Tables, paths
 from hardneg.batching.graph import ProximityGraph, as_graph
+from hardneg.core.draws import drawn_seed
 from hardneg.core.errors import argument_error, check_count, check_range
 
 kinds = ("restart", "random", "breadth_first", "depth_first")
@@ -76,11 +77,11 @@ def walks(
 ) -> Walks:
     """Independent walks, one from each start."""
     graph = as_graph(graph)
-    starts = [int(start) for start in starts]
+    starts = [check_count("walk", "start", start, least=0) for start in starts]
     size = check_count("walk", "size", size)
     if size > len(graph):
         raise argument_error("walk", f"at most {len(graph)} nodes", "size", size)
-    if not all(0 <= start < len(graph) for start in starts):
+    if not all(start < len(graph) for start in starts):
         raise argument_error("walk", f"a start in [0, {len(graph)})", "start", starts)
     walker = Walker(graph, kind=kind, steps=steps)
     nodes, filled = walker.independent(starts, size, restart, numpy_generator(generator))
@@ -241,8 +242,7 @@ class Walker:
         return np.minimum(lengths, moves), lengths[:, 0] > moves
 
     def _restart_of(self, restart: float) -> float:
-        if not 0.0 <= restart <= 1.0:
-            check_range("walk", "restart", restart, 0.0, 1.0)
+        check_range("walk", "restart", restart, 0.0, 1.0)
         return 0.0 if self.kind == "random" else float(restart)
 
     def _search(self, want: int, taken: NDArray[np.uint8], rng: np.random.Generator, patience: int | None) -> Nodes:
@@ -275,8 +275,7 @@ class Walker:
 
 def numpy_generator(generator: torch.Generator | None) -> np.random.Generator:
     """A numpy generator seeded by one draw from the torch generator."""
-    device = generator.device if generator is not None else None
-    return np.random.default_rng(int(torch.randint(2**62, (), generator=generator, device=device)))
+    return np.random.default_rng(drawn_seed("walk", generator, 2**62))
 
 
 def torch_generator(rng: np.random.Generator) -> torch.Generator:

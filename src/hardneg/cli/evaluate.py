@@ -39,6 +39,9 @@ def _check_together(options: EvaluateOptions, of_texts: bool) -> None:
     if options.on and of_texts:
         what = "either --on or a benchmark of texts"
         raise ArgumentError("evaluate", what, f"--on {options.on} with the other", "evaluate them one after the other")
+    if options.split != "test" and not (options.sts or options.beir):
+        what, got = "--sts or --beir for --split", f"--split {options.split} with neither"
+        raise ArgumentError("evaluate", what, got, "leave it out: it has no effect")
     if options.weights == "best" and not (options.on or of_texts):
         fix = "give --on with the data of the run, which encodes it again"
         raise ArgumentError("evaluate", "--weights last for the saved embeddings of a run", "--weights best", fix)

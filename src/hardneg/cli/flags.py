@@ -12,6 +12,7 @@ import typer
 
 from hardneg.cli.errors import errors_for_people, given, read_yaml
 from hardneg.core.errors import ArgumentError, UnknownName, located
+from hardneg.core.options import flag_of
 from hardneg.training.options.values import Scheduled, allowed, called, check_option, from_text
 
 Options = TypeVar("Options")
@@ -50,8 +51,7 @@ def parameters_of(options: type, panels: tuple[str, ...] = (), **defaults: Any) 
 
 def flags_of(options: type) -> dict[str, str]:
     """Each option as it is written on the command line: {"k": "-k", "near_positive": "--near-positive"}."""
-    named = {name: next(iter(rules.get("flags") or ()), None) for name, _, _, rules in _flat(options)}
-    return {name: flag or f"--{name.replace('_', '-')}" for name, flag in named.items()}
+    return {name: flag_of(name, rules) for name, _, _, rules in _flat(options)}
 
 
 CONFIG = parameter("config", Path | None, None, help="A YAML file with any of these options; flags win.")

@@ -15,8 +15,9 @@ from typing import Any
 from hardneg import papers
 from hardneg.batching.spec import parse_batches
 from hardneg.comparing.canonical import SCHEDULED, plainly
-from hardneg.core.errors import ArgumentError, UnknownName, argument_error
+from hardneg.core.errors import ArgumentError, UnknownName, argument_error, located
 from hardneg.core.schedules import LONG, Number, Schedule, adaptive, registered_schedules, value_of
+from hardneg.core.text import printable
 from hardneg.negatives import Negatives, parse
 from hardneg.negatives.grammar import read_expression
 from hardneg.training.checks import number_of, try_negatives
@@ -134,11 +135,16 @@ def _strength(beta: Number, step: int) -> float:
 
 
 def parse_arm(text: str) -> Arm:
-    """Reads an arm; errors name what is wrong before anything is loaded.
+    """Reads an arm; errors name it and what is wrong, before anything is loaded.
 
     >>> parse_arm("hcl(beta=1, tau_plus=0.1) @ knn()").options["negatives"]
     'Tilt(1)'
     """
+    with located(printable(text.strip(), 80)):
+        return _read_arm(text)
+
+
+def _read_arm(text: str) -> Arm:
     method, at, batches = (part.strip() for part in text.partition("@"))
     for recipe in RECIPES:
         if "-" in recipe and method.startswith(f"{recipe}("):  # a name in an expression has no hyphen

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor
 
-from hardneg.core.errors import ArgumentError, NotFinite, argument_error
+from hardneg.core.errors import ArgumentError, NotFinite, argument_error, written
 from hardneg.core.pairing import Pairing
 
 _checking = False
@@ -84,6 +84,18 @@ def check_temperature(who: str, temperature: float | Tensor, rows: int | None = 
         raise argument_error(who, "a temperature that is a number, tensor or schedule", "temperature", temperature)
     if not 0 < temperature < math.inf:
         raise argument_error(who, "a temperature above 0", "temperature", temperature)
+
+
+def check_device(who: str, device: str) -> torch.device:
+    """The device; raises for a name that torch does not know, and for a GPU where none is visible."""
+    try:
+        found = torch.device(device)
+    except (RuntimeError, TypeError):
+        raise argument_error(who, "a device of torch, such as cpu or cuda:0", "device", device) from None
+    if found.type == "cuda" and not torch.cuda.is_available():
+        what = "a device that is there"
+        raise argument_error(who, what, "device", device, f"no GPU is visible: use {written(who, 'device', 'cpu')}")
+    return found
 
 
 def check_vectors(vectors: Tensor) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import warnings
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -33,7 +34,8 @@ def as_vectors(value: Any) -> Tensor:
             raise ArgumentError("Keys", "vectors of one length", "a list of others") from None
     if not isinstance(value, np.ndarray) or value.dtype.kind not in "fiu":
         kind = f"an array of {value.dtype}" if isinstance(value, np.ndarray) else type(value).__name__
-        raise ArgumentError("Keys", "vectors as a tensor, an array or a list", kind)
+        fix = "read the file first, such as by numpy.load" if isinstance(value, str | Path) else None
+        raise ArgumentError("Keys", "vectors as a tensor, an array or a list", kind, fix)
     if not value.dtype.isnative or any(step < 0 for step in value.strides):
         value = value.astype(value.dtype.newbyteorder("="))
     with warnings.catch_warnings():

@@ -8,7 +8,7 @@ from typing import Annotated
 import torch
 from torch import Tensor
 
-from hardneg.core.objectives import corrects, debiased, log_expect_exp
+from hardneg.core.objectives import base, corrects, debiased, log_expect_exp
 from hardneg.core.types import NEVER, LogWeights, Scores, with_support
 
 PerAnchor = Annotated[Tensor, "b"]
@@ -72,6 +72,7 @@ def diagnose(scores: Scores, log_w: LogWeights, *, tau_plus: float | Tensor = 0.
     >>> round(diagnosis.summary()["effective_temperature"], 4)
     0.25
     """
+    base.check_shape("diagnose", scores, log_w)
     repulsion = _repulsion(scores, log_w)
     with torch.no_grad():
         log_w = log_w.detach()

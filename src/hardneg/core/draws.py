@@ -10,7 +10,7 @@ from typing import Annotated
 import torch
 from torch import Tensor
 
-from hardneg.core.errors import argument_error, check_count
+from hardneg.core.errors import ArgumentError, argument_error, check_count, check_kind
 from hardneg.core.topk import top_of_rows
 from hardneg.core.types import NEVER, LogWeights, with_support
 
@@ -29,6 +29,9 @@ def draw(
     [[0, -1, -1]]
     """
     k = check_count("draw", "k", k)
+    check_generator("draw", generator)
+    if log_w.ndim != 2:
+        raise ArgumentError("draw", "log-weights [b, n]", f"log_w={tuple(log_w.shape)}")
     b, n = log_w.shape
     if method == "categorical":
         return draw_at(log_w.detach(), _uniform((b, k), generator).to(log_w.device))
@@ -81,6 +84,19 @@ def gumbel_order(log_w: Tensor, uniforms: Annotated[Tensor, "b n"], k: int) -> A
 def gumbel_keys(log_w: Tensor, uniforms: Annotated[Tensor, "b n"]) -> Annotated[Tensor, "b n"]:
     """Log-weight plus Gumbel noise: the largest is a draw from the weights, the k largest are k without replacement."""
     return log_w.double() - torch.log(-torch.log(uniforms.clamp(min=1e-300)))
+
+
+def check_generator(who: str, generator: torch.Generator) -> None:
+    what = "a torch.Generator, such as torch.Generator().manual_seed(0)"
+    check_kind(who, "generator", generator, torch.Generator, what)
+
+
+def drawn_seed(who: str, generator: torch.Generator | None, most: int) -> int:
+    """A seed below ``most``, by one draw from the generator, or from torch's global one."""
+    if generator is None:
+        return int(torch.randint(most, ()))
+    check_generator(who, generator)
+    return int(torch.randint(most, (), generator=generator, device=generator.device))
 
 
 def _uniform(shape: tuple[int, int], generator: torch.Generator) -> Tensor:

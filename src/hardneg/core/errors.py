@@ -238,6 +238,11 @@ def check_kind(who: str, name: str, value: Any, kind: type, what: str) -> None:
         raise argument_error(who, what, name, value)
 
 
+def check_callable(who: str, name: str, value: Any, what: str) -> None:
+    if not callable(value):
+        raise argument_error(who, what, name, value)
+
+
 def check_range(who: str, name: str, value: Any, low: float, high: float, *, open_high: bool = False) -> None:
     """Raises unless ``low <= value <= high`` (or ``< high``); what is not yet a number, like a schedule, passes.
 
@@ -284,6 +289,14 @@ def check_count(who: str, name: str, value: Any, least: int = 1) -> int:
     if number < least:
         raise argument_error(who, f"{spelled(who, name)} of {least} or more", name, number)
     return int(number)
+
+
+def check_seed(who: str, seed: Any) -> int:
+    """The seed as an int; raises unless it is a whole number of 64 bits, negative ones included."""
+    number = check_count(who, "seed", seed, least=-(2**63))
+    if number >= 2**63:
+        raise argument_error(who, f"{spelled(who, 'seed')} below 2**63", "seed", number)
+    return number
 
 
 def check_counts(who: str, owner: Any, *names: str, least: int = 1) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import MISSING, field
 from typing import Any
 
@@ -20,6 +21,11 @@ def option(
     return field(default=default, metadata=rules)
 
 
+def flag_of(name: str, rules: Mapping[str, Any]) -> str:
+    """An option as the command line writes it: ``-k``, ``--near-positive``."""
+    return str(next(iter(rules.get("flags") or ()), f"--{name.replace('_', '-')}"))
+
+
 def argument(help: str, default: Any = MISSING) -> Any:
     """A field that the command line takes without a flag; needed if it has no default."""
     return field(default=default, metadata={"help": help, "argument": True})
@@ -28,6 +34,16 @@ def argument(help: str, default: Any = MISSING) -> Any:
 def part(name: str = "{}", only: tuple[str, ...] = (), panel: str | None = None) -> dict[str, Any]:
     """The metadata of a field that is itself such a dataclass: its fields (or only these) are flags under this name."""
     return {"part": name, "only": only, "panel": panel}
+
+
+def make_plain(options: Any) -> None:
+    """Numbers of numpy and torch among the fields of a frozen dataclass become Python's, which files can hold.
+
+    Not those with a gradient, which an option cannot pass on.
+    """
+    for name, value in list(vars(options).items()):
+        if getattr(value, "ndim", None) == 0 and not getattr(value, "requires_grad", False):
+            object.__setattr__(options, name, value.item())
 
 
 REQUIRED = MISSING

@@ -12,9 +12,16 @@ import torch
 from torch import Tensor, nn
 
 from hardneg.core.distributed import several_ranks
+from hardneg.core.errors import argument_error
 from hardneg.integrations.ranks import distinct_ids, of_all_ranks
 from hardneg.losses.contrastive import ContrastiveLoss
 from hardneg.negatives import Negatives, Uniform
+
+_fixed = {
+    "temperature": "it is 1 / logit_scale, which the loss is called with",
+    "views": "leave it out: images meet texts",
+    "normalize": "leave it out: features are of unit norm",
+}
 
 
 class NegativesLoss(nn.Module):
@@ -27,6 +34,8 @@ class NegativesLoss(nn.Module):
 
     def __init__(self, negatives: Negatives | str = Uniform(), *, gather: bool = True, **options: Any) -> None:
         super().__init__()
+        for name in _fixed.keys() & options.keys():
+            raise argument_error("NegativesLoss", f"no {name}", name, options[name], _fixed[name])
         self.gather = gather
         self.loss = ContrastiveLoss(negatives, temperature=1.0, views="cross", normalize=False, **options)
 

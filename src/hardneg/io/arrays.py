@@ -181,7 +181,7 @@ def says_none(name: str) -> bool:
 def warn_of_unseen_classes(
     train_y: Annotated[Tensor, "n"], test_y: Annotated[Tensor, "m"], classes: Sequence[str] = ()
 ) -> None:
-    """Warns of test images whose class no training image has: nothing can name it, and a typo looks like a bad arm."""
+    """Warns of test items whose class no training item has: nothing can name it, and a typo looks like a bad arm."""
     unseen = ~torch.isin(test_y, train_y.to(test_y.device))
     if not unseen.any():
         return
@@ -191,6 +191,6 @@ def warn_of_unseen_classes(
     warn_once(
         # The same data is met again after training, where the names of its classes are not known.
         f"unseen classes: {len(labels)}, {int(unseen.sum())} of {len(test_y)} beside {len(train_y)}",
-        f"{int(unseen.sum())} of {len(test_y)} test images are of classes that no training image has "
+        f"{int(unseen.sum())} of {len(test_y)} test items are of classes that no training item has "
         f"({', '.join(names)}{more}): each of them counts as an error. Is a class spelled in two ways?",
     )

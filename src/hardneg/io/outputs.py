@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import ctypes
+import errno
 import hashlib
 import os
 import shutil
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from hardneg.core.errors import Damaged, FileError
+from hardneg.core.errors import Damaged, FileError, NotWritten
 from hardneg.io.files import parse_json
 from hardneg.io.sealed import CHECKSUM, checked
 
@@ -19,11 +20,13 @@ _page_mark = "<!-- hardneg-sha256:"
 def check_output(
     who: str, path: Path, reads: Sequence[Path], *, overwrite: bool, is_ours: Callable[[], bool] = lambda: False
 ) -> None:
-    """Raises if an output is, holds or lies in what is read, or would replace a file that ``who`` has not made.
+    """Raises if an output is, holds or lies in what is read, or would replace a file that ``who`` has not made, or if
+    its folder cannot be written to.
 
     Paths are compared as files, so that links, other spellings and other cases of a name count. ``is_ours`` is called
     where there is such a file already.
     """
+    _check_permission(path)
     what, fix = "an output that is none of its inputs", "use another --out"
     for read in reads:
         if same_file(path, read):
@@ -34,6 +37,13 @@ def check_output(
     if path.exists() and not overwrite and not is_ours():
         what = "an output that does not exist, or that it has made itself"
         raise FileError(who, what, path, "which something else has written", "pass --overwrite to replace it")
+
+
+def _check_permission(path: Path) -> None:
+    """Raises before the work where its result could not be written."""
+    folder = next(one for one in (*path.absolute().parents, Path(path.anchor)) if one.exists())
+    if folder.is_dir() and not os.access(folder, os.W_OK | os.X_OK):
+        raise NotWritten(path, errno.EACCES, f"no permission to write to {folder}", "use another --out")
 
 
 def same_file(first: Path, second: Path) -> bool:

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from hardneg.core.conversion import as_vectors
-from hardneg.core.errors import ArgumentError, FileError, NoFile, optional
+from hardneg.core.errors import ArgumentError, FileError, NoFile, optional, spelled
 from hardneg.io.arrays import read_npy, read_npz
 from hardneg.io.machine import memory_bytes
 
@@ -95,7 +95,8 @@ def read_vectors(path: str | Path, column: str | None = None, who: str = "mine")
     table = read_table(path, who)
     name = column or next((name for name in ("embedding", "embeddings", "vector", "vectors") if name in table), None)
     if name is None or name not in table:
-        raise ArgumentError(who, f"a column of embeddings in {path}", f"columns {sorted(table)}", "name it")
+        fix = f"name it with {spelled(who, 'embedding_column')}"
+        raise ArgumentError(who, f"a column of embeddings in {path}", f"columns {sorted(table)}", fix)
     return column_of_vectors(table[name], path, who), table.get("id") or table.get("_id")
 
 
@@ -198,7 +199,8 @@ def _named(arrays: dict[str, Any], path: Path, column: str | None, who: str) -> 
     names = [column] if column else [name for name in ("vectors", "embeddings", "embedding") if name in arrays]
     names = names or list(arrays)
     if len(names) != 1 or names[0] not in arrays:
-        raise ArgumentError(who, f"one array of embeddings in {path}", str(sorted(arrays)), "name it")
+        fix = f"name it with {spelled(who, 'embedding_column')}"
+        raise ArgumentError(who, f"one array of embeddings in {path}", str(sorted(arrays)), fix)
     vectors = _checked(arrays[names[0]], path, who)
     if ids is None:
         return vectors, None

@@ -41,7 +41,7 @@ class Finder:
         check_depth(rule.negatives, rule.k, rule.draw, search.kind, search.shards, listed=self.listed)
         if self.listed:
             sizes = search.candidates, len(self.retrievers), len(self.corpus)
-            check_lists(rule.negatives, rule.k, rule.draw, *sizes)
+            check_lists("Search", rule.negatives, rule.k, rule.draw, *sizes)
         check_quotas(search.quotas, rule.k, rule.draw, self.retrievers)
         sizes = len(meeting.queries), len(self.corpus), meeting.queries.dim
         self.shards = self.corpus.shards(search.shards_for(*sizes, self.device) if self.searched else 1)

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from torch import Tensor
 
+from hardneg.core.checks import check_device
 from hardneg.core.errors import (
     ArgumentError,
     NoFile,
@@ -205,6 +206,8 @@ def check_options(options: MineOptions) -> None:
     check_among("mine", "search", options.search, ("exact", "flat", "ivf", "hnsw", "bm25"))
     check_among("mine", "similarity", options.similarity, ("cosine", "dot"))
     check_among("mine", "missing_positives", options.missing_positives, ("error", "drop"))
+    if options.device is not None and options.engine == "local":  # a cluster may have what this machine has not
+        check_device("mine", options.device)
     check_range("mine", "memory", options.memory, 0.0, math.inf, open_high=True)
     if options.search == "bm25" and not options.near_positive is options.near_negative is None:
         what = f"embeddings for {spelled('mine', 'near_positive')} and {spelled('mine', 'near_negative')}"

@@ -17,7 +17,7 @@ from rich.console import Console
 from rich.text import Text
 from torch import Tensor
 
-from hardneg.core.errors import ArgumentError, argument_error, optional
+from hardneg.core.errors import ArgumentError, argument_error, check_callable, optional
 from hardneg.core.text import counted
 from hardneg.core.types import Keys
 from hardneg.core.vectors import unit
@@ -139,10 +139,13 @@ def _problem(dataset: Any, names: tuple[str, str], corpus: Sequence[str] | None)
     anchors, positives = (list(dataset[name]) for name in names)
     for name, column in zip(names, (anchors, positives), strict=True):
         if wrong := [one for one in column if not isinstance(one, str) or not one.strip()]:
-            raise argument_error("mine", "texts in every row", name, wrong[0])
+            named = "name the columns of texts: anchor_column_name=..., positive_column_name=..."
+            fix = None if isinstance(wrong[0], str | None) else named
+            raise argument_error("mine", "texts in every row", name, wrong[0], fix)
     others = list(corpus or ())
-    if wrong := [one for one in others if not isinstance(one, str)]:
-        raise argument_error("mine", "a list of texts as corpus", "corpus", wrong[:1])
+    wrong = [one for one in others if not isinstance(one, str)]
+    if wrong or isinstance(corpus, str):
+        raise argument_error("mine", "a list of texts as corpus", "corpus", wrong[:1] or corpus)
     documents = list(dict.fromkeys([*others, *positives]))
     first, second = (Side(list(range(len(texts))), texts, named=False) for texts in (anchors, documents))
     return build_problem(first, second, [[one] for one in positives])
@@ -181,6 +184,7 @@ class Texts:
 def _encode(model: Any, side: int, prompt: Prompt, size: int) -> Encode:
     plain = getattr(model, "encode", None)
     if plain is None:
+        check_callable("mine", "model", model, "a SentenceTransformer, its path, or a function from texts to vectors")
         if any(prompt):
             raise ArgumentError("mine", "a SentenceTransformer for prompts", "a function", "add them in the function")
         return lambda texts: each if isinstance(each := model(texts), Tensor) else np.asarray(each, np.float32)

@@ -14,6 +14,7 @@ from typing import Annotated, Any
 import torch
 from torch import Tensor
 
+from hardneg.core.errors import ArgumentError, check_kind
 from hardneg.core.exact import Documents
 from hardneg.core.text import counted
 from hardneg.core.types import NEVER, Keys
@@ -104,6 +105,11 @@ def mine(
     """
     rule = Rule(parse(negatives) if isinstance(negatives, str) else negatives, k, draw, seed, near_negative)
     search = Search(search) if isinstance(search, str) else search
+    check_kind("mine", "search", search, Search, "a Search, or the kind of one")
+    for name, given in (("rescore", rescore), ("guide", guide)):
+        if not (given is None or callable(given) or (name == "guide" and isinstance(given, tuple))):
+            what = "a function of queries and rows" + ", or (queries, documents) of a second model" * (name == "guide")
+            raise ArgumentError("mine", what, f"{name} of type {type(given).__name__}")
     miner = Miner(queries, corpus, positives, rule, temperature, near_positive, search, rescore, guide)
     alignment = miner.alignment()
     warn_of_alignment(alignment)

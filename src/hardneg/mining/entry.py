@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 from typing import Any, overload
 
 import numpy as np
@@ -60,6 +61,9 @@ def mine(queries: Any, *given: Any, **options: Any) -> Any:
     """
     if is_dataset(queries):
         return mine_dataset(queries, *given, **options)
+    if isinstance(queries, str | Path):
+        fix = "read it first, such as by datasets.load_dataset, or use `hardneg mine` for files"
+        raise ArgumentError("mine", "vectors or a data set", repr(str(queries)), fix)
     names = ("corpus", "positives", "negatives", "k", "draw", "seed")
     if len(given) > len(names):
         raise ArgumentError("mine", f"at most {', '.join(names)} by position", f"{len(given) + 1} arguments")

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hardneg.core.errors import ArgumentError
+from hardneg.core.errors import ArgumentError, spelled
 from hardneg.core.types import Keys
 from hardneg.io.functions import load_function
 from hardneg.io.outputs import same_file
@@ -55,7 +55,8 @@ def load_problem(options: MineOptions) -> Problem:
     needed = options.judgements is None
     positives = None if table is None else positive_column(table, options.columns.positive, needed)
     if table is None and needed:
-        raise ArgumentError("mine", "judgements (query id, document id) with embeddings only", "none")
+        fix = f"give {spelled('mine', 'judgements')}, a table of both ids"
+        raise ArgumentError("mine", "judgements (query id, document id) with embeddings only", "none", fix)
     judged = [] if options.judgements is None else read_judgements(options.judgements)
     drop = options.missing_positives == "drop"
     if table is None and corpus is not None and corpus.texts is None:
@@ -117,7 +118,9 @@ def _side(table: Table | None, path: str, vectors_path: str | None, options: Min
         values = _with_stand_ins(table[options.embedding_column], _empty(side))
         side.vectors = column_of_vectors(values, path)
     if side.vectors is None and side.texts is None:
-        raise ArgumentError("mine", f"texts or embeddings of the {kind}", f"columns {sorted(table)}", "name one")
+        named = spelled("mine", "query_column" if kind == "queries" else "corpus_column")
+        fix = f"name the column of texts with {named}, or that of vectors with {spelled('mine', 'embedding_column')}"
+        raise ArgumentError("mine", f"texts or embeddings of the {kind}", f"columns {sorted(table)}", fix)
     return side
 
 

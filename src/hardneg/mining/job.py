@@ -189,7 +189,7 @@ def check_room(options: MineOptions, problem: Problem) -> None:
     list of the retrievers has."""
     if is_listed(options):
         sizes = options.candidates, len(retriever_names(options)), len(problem.corpus)
-        check_lists(expression_of(options), options.k, options.draw, *sizes)
+        check_lists("mine", expression_of(options), options.k, options.draw, *sizes)
     if options.draw == "categorical":
         return
     size, k = len(problem.corpus), options.k
@@ -351,8 +351,10 @@ def _no_negatives(options: MineOptions, explanation: Explanation) -> NoNegatives
     cause = explanation.cause()
     few = "which are too few" if cause == TOO_FEW else f"of which {cause} leaves too few"
     got = f"none of {explanation.queries:,} queries with enough: a query has {looked_at} candidates, {few}"
-    fix = "use a smaller -k or an easier rule"
-    if is_listed(options):
+    fix = f"use a smaller {spelled('mine', 'k')} or an easier rule"
+    if not explanation.looked_at:
+        fix = f"give more documents with {spelled('mine', 'corpus')}"
+    elif is_listed(options):
         given = written("mine", "candidates", options.candidates)
         fix = f"{fix}, or raise {given}, the best of each retriever; BM25 gives only those that share a word"
     error = NoNegatives("mine", f"negatives to write as {options.format}", got, fix)

@@ -8,6 +8,7 @@ from typing import Annotated
 import torch
 from torch import Tensor
 
+from hardneg.core.checks import check_device
 from hardneg.core.errors import ArgumentError
 from hardneg.core.exact import pair_similarity, rounding_of_products
 from hardneg.core.nearest import Corpus
@@ -86,7 +87,7 @@ class Meeting:
     ) -> None:
         self.queries, self.keys, self.rescore = queries, corpus, rescore
         self.temperature, self.near_positive = temperature, near_positive
-        self.device = torch.device(search.device) if search.device else corpus.vectors.device
+        self.device = check_device("Search", search.device) if search.device else corpus.vectors.device
         self.query_block, self._block = search.blocks(self.device, len(corpus))
         self.most_scores = search.most_scores(self.device)
         self.model = self._model(queries.vectors, corpus.vectors, search.cosine)

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from hardneg.core.errors import check_counts
-from hardneg.core.options import REQUIRED, argument, option, part
+from hardneg.core.errors import check_counts, check_seed
+from hardneg.core.options import REQUIRED, argument, make_plain, option, part
 
 inputs = ("queries", "corpus", "judgements", "query_embeddings", "corpus_embeddings")
 """The options that name what is read."""
@@ -94,5 +94,7 @@ class MineOptions:
     merge: bool = option(False, "After the parts: what is left, and the output.", RUN, "--merge")
 
     def __post_init__(self) -> None:
+        make_plain(self)
+        check_seed("mine", self.seed)
         check_counts("mine", self, "batch_size", "k", "candidates")
         check_counts("mine", self, "query_block", "workers", "shards", least=0)

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from hardneg.core.errors import optional
+from hardneg.core.errors import check_callable, optional
 from hardneg.mining.meeting import Meeting, PairGuide
 from hardneg.mining.output import Result
 
@@ -24,6 +24,7 @@ def pair_scorer(model: Any, batch_size: int = 32, device: str | None = None) -> 
         model = cross_encoder(model, device=device)
     predict = getattr(model, "predict", None)
     if predict is None:
+        check_callable("mine", "cross_encoder", model, "a CrossEncoder, its path, or a function of pairs of texts")
         return model  # type: ignore[no-any-return]
     return lambda pairs: predict(pairs, batch_size=batch_size, show_progress_bar=False, convert_to_numpy=True)
 

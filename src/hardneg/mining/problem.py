@@ -21,7 +21,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hardneg.core.errors import ArgumentError, warn_once, written
+from hardneg.core.errors import ArgumentError, spelled, warn_once, written
 from hardneg.io.tables import Table
 from hardneg.mining.alignment import Alignment
 from hardneg.mining.cells import RowNumbers, as_list, checked_ids, checked_texts, key_of, of_one_kind
@@ -102,7 +102,9 @@ def positive_column(table: Table, given: str | None, needed: bool) -> list[list[
     name = given or next((name for name in _positives if name in table), None)
     if name is None or name not in table:
         if given or needed:
-            raise ArgumentError("mine", f"a column of positives ({given or ', '.join(_positives)})", str(sorted(table)))
+            fix = f"name it with {spelled('mine', 'positive_column')}, or give {spelled('mine', 'judgements')}"
+            what = f"a column of positives ({given or ', '.join(_positives)})"
+            raise ArgumentError("mine", what, str(sorted(table)), fix)
         return None
     return [as_list(value, name, row) for row, value in enumerate(table[name])]
 
@@ -133,7 +135,9 @@ def build_problem(
     if not same and any(given):
         documents, row_of_positive = _positives_by(given, documents, row_of, corpus, counts)
     if judged and not (queries.named and corpus.named):
-        raise ArgumentError("mine", "ids of queries and corpus for judged pairs", "a table without a column of ids")
+        without = "the queries without" if not queries.named else "the corpus without"
+        fix = f"name it with {spelled('mine', 'corpus_id_column' if queries.named else 'query_id_column')}"
+        raise ArgumentError("mine", "ids of queries and corpus for judged pairs", f"{without} a column of ids", fix)
     groups, first = _group_queries(queries, counts)
     rows: list[list[int]] = [[] for _ in first]
     missing, unknown = [], []

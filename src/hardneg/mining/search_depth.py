@@ -71,18 +71,19 @@ def check_depth(negatives: Negatives, k: int, draw: str, kind: str, shards: int,
     raise ArgumentError("mine", "an exact search and draw 'top' or 'gumbel' for shards", got, "use shards=1")
 
 
-def check_lists(negatives: Negatives, k: int, draw: str, candidates: int, retrievers: int, rows: int) -> None:
+def check_lists(who: str, negatives: Negatives, k: int, draw: str, candidates: int, retrievers: int, rows: int) -> None:
     """Raises where a window of ranks ends beyond the lists of all retrievers, but not beyond the corpus.
 
-    A window without an end needs to begin inside the lists.
+    A window without an end needs to begin inside the lists. ``who`` takes the candidates: "mine" or "Search".
     """
     reach = reach_of(negatives, k, draw)
     needed = reach.size or reach_of(negatives, 1, "top").size
     if needed is None or reach.num_leading == len(negatives.factors) or min(needed, rows) <= retrievers * candidates:
         return
-    fix = f"use {written('mine', 'candidates', -(-min(needed, rows) // retrievers))}, or a window that ends before"
+    enough = written(who, "candidates", -(-min(needed, rows) // retrievers))
+    fix = f"use {f'search=Search({enough})' if who == 'Search' else enough}, or a window that ends before"
     what = f"the closest {needed:,} candidates of a query for {negatives!r}"
-    raise argument_error("mine", what, "candidates", candidates, fix)
+    raise argument_error(who, what, "candidates", candidates, fix)
 
 
 def may_remove(factor: Negatives) -> bool:

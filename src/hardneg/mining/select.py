@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from hardneg.core.draws import draw_at, gumbel_order
-from hardneg.core.errors import check_counts
+from hardneg.core.errors import check_counts, check_kind, check_seed
 from hardneg.core.keyed import uniform_of_pairs
 from hardneg.core.topk import top_of_rows
 from hardneg.core.types import NEVER, Scores
@@ -65,7 +65,9 @@ class Rule:
     near_negative: float | None = None
 
     def __post_init__(self) -> None:
+        check_kind("mine", "negatives", self.negatives, Negatives, "a distribution such as Tilt(1.0)")
         check_counts("mine", self, "k")
+        object.__setattr__(self, "seed", check_seed("mine", self.seed))
 
 
 def select(candidates: Candidates, rule: Rule, vectors_of: VectorsOf) -> Selection:

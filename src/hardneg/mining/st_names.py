@@ -54,6 +54,9 @@ def translate(
     if twice:
         raise ArgumentError("mine", "an expression or the options of sentence-transformers", f"both, {twice[0]} too")
     k = check_count("mine", "k", given.get("num_negatives", 3) if k is None else k)
+    for name in ("range_min", "range_max"):
+        if name in given:
+            given[name] = check_count("mine", name, given[name], least=0)
     strategy = given.get("sampling_strategy", "top")
     check_among("mine", "sampling_strategy", strategy, ("top", "random"))
     draw = draw or {"top": "top", "random": "gumbel"}[strategy]

@@ -126,18 +126,22 @@ def _evaluate(node: ast.expr, text: str, names: Names, *, inside: bool) -> Any:
             what = "distributions on both sides, such as 'OtherLabel() * Tilt(1.0)'"
             raise GrammarError("'*'", what, f"text={_shown(text)}")
         case ast.Call(func=ast.Name(id=name), args=args, keywords=keywords):
-            _check_known(name, names, inside)
+            if name not in names:
+                raise _unknown(name, names, inside)
             values = [_evaluate(arg, text, names, inside=True) for arg in args]
             options = [(keyword.arg, _evaluate(keyword.value, text, names, inside=True)) for keyword in keywords]
             return _call(name, values, options, names)
         case ast.Name(id=name) if name in names:
             raise GrammarError(name, "brackets", _shown(text), f"write {_example(name, names)}")
+        case ast.Name(id=name) if not inside:
+            raise _unknown(name, names, inside)
         case _:
             usual = _usual(names)
             joined = ", joined by '*'" if "*" in usual else ""
             part = ast.unparse(node)
             got = _shown(part) if part == text.strip() else f"{_shown(part)} in {_shown(text)}"
-            raise GrammarError("The grammar", f"calls with plain values{joined}, such as {usual!r}", got)
+            fix = f"write '{part}' if it is a text" if isinstance(node, ast.Name) else None
+            raise GrammarError("The grammar", f"calls with plain values{joined}, such as {usual!r}", got, fix)
 
 
 def _checked(value: Any, text: str) -> Any:
@@ -149,13 +153,11 @@ def _checked(value: Any, text: str) -> Any:
     return value
 
 
-def _check_known(name: str, names: Names, inside: bool) -> None:
-    """Raises for an unknown name, with those that fit there: schedules inside of brackets, the others outside."""
-    if name in names:
-        return
+def _unknown(name: str, names: Names, inside: bool) -> UnknownName:
+    """With the names that fit there: schedules inside of brackets, the others outside."""
     fitting = sorted(each for each in names if _is_kind(names[each], Schedule) == inside)
     usage = {each: f"It takes {_taken(each, names)}" for each in fitting}
-    raise UnknownName(name, fitting or ["numbers and text"], "inside of brackets" if inside else "", usage)
+    return UnknownName(name, fitting or ["numbers and text"], "inside of brackets" if inside else "", usage)
 
 
 def _call(name: str, values: list[Any], options: list[tuple[str | None, Any]], names: Names) -> Any:

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from hardneg.core.compiling import outside_graphs
-from hardneg.core.errors import ArgumentError, argument_error
+from hardneg.core.errors import ArgumentError, argument_error, check_seed
 from hardneg.core.errors import check_count as check_count
 from hardneg.core.keyed import generator_at, uniforms_at
 
@@ -38,7 +38,7 @@ class Stateful(nn.Module):
         super().__init__()
         self._looked_up: dict[str, tuple[Tensor, int, Any]] = {}
         self._calls = 0
-        self.register_buffer("seed", torch.tensor(seed))
+        self.register_buffer("seed", torch.tensor(check_seed(type(self).__name__, seed)))
         self.register_buffer("step", torch.tensor(0))
 
     def generator(self, stream: int = 0) -> torch.Generator:

@@ -18,6 +18,7 @@ from torch import Tensor
 from hardneg.batching.filler import Filler, Guard, coverages
 from hardneg.batching.graph import ProximityGraph
 from hardneg.batching.plan import Plan, Segment
+from hardneg.core.draws import drawn_seed
 from hardneg.core.errors import NotFinite, argument_error, check_count, check_counts
 from hardneg.core.schedules import schedules_of
 
@@ -67,8 +68,7 @@ class Planner(ABC):
     ) -> Plan:
         """One epoch's batches from vectors [n, d], a ProximityGraph, or (where neither is needed) the number n."""
         n = num_instances_of(data)
-        device = generator.device if generator is not None else None
-        seed = int(torch.randint(2**31, (), generator=generator, device=device))
+        seed = drawn_seed(type(self).__name__, generator, 2**31)
         epoch = Epoch(n, batch_size, coverage=coverage, drop_last=drop_last, guard=guard, seed=seed)
         empty, prepared = epoch.empty_plan(0), self.prepared(data, batch_size, seed)
         return epoch.extended(empty, epoch.filler(empty), self, data, prepared, len(epoch.sizes))

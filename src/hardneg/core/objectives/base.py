@@ -131,9 +131,12 @@ def registered_objectives() -> dict[str, type[Objective]]:
 
 
 def check_shape(who: str, scores: Scores, log_w: LogWeights) -> None:
+    fix = "use negatives.log_weights(scores)"
+    if not isinstance(log_w, Tensor):
+        raise ArgumentError(who, "log-weights as a tensor", f"log_w of type {type(log_w).__name__}", fix)
     if log_w.shape != scores.candidates.shape:
         what = f"a log-weight for each candidate, shape {tuple(scores.candidates.shape)}"
-        raise ArgumentError(who, what, f"log_w={tuple(log_w.shape)}", "use negatives.log_weights(scores)")
+        raise ArgumentError(who, what, f"log_w={tuple(log_w.shape)}", fix)
 
 
 @dataclass(frozen=True, repr=False)
@@ -172,6 +175,8 @@ def reduce(
     counts as 0. ``"pairs"``: mean over all valid pairs (H-SCL), so anchors with more positives count more. ``"none"``:
     the mean of each anchor, [b]. ``weights`` of the anchors make either mean a weighted one.
     """
+    if losses.ndim != 2:
+        raise ArgumentError("reduce", "losses of pairs, [b, p]", f"losses={tuple(losses.shape)}")
     if losses.shape[1] == 1 and reduction != "pairs":  # one positive, or none and a loss of 0
         if reduction == "anchors" and weights is None:
             return losses.mean()

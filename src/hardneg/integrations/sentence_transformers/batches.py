@@ -26,7 +26,7 @@ from hardneg.batching.spec import parse_batches
 from hardneg.batching.stored import load_arrays, save_arrays
 from hardneg.core.conversion import Given
 from hardneg.core.distributed import gather
-from hardneg.core.errors import ArgumentError, DataChanged, argument_error, check_count, warn_once
+from hardneg.core.errors import ArgumentError, DataChanged, argument_error, check_count, check_kind, warn_once
 from hardneg.core.types import Keys
 from hardneg.core.vectors import unit
 from hardneg.integrations.sentence_transformers.callback import AnyLoss, LossCallback
@@ -74,10 +74,12 @@ class HardBatches(LossCallback):
         self.is_callback = False
         self.fresh, self._age = fresh, None if fresh is None else fresh.age(0)
         every = check_count("HardBatches", "every", every)
+        warmup = check_count("HardBatches", "warmup", warmup, least=0)
         named = texts if isinstance(texts, Mapping) else {"": texts}
         self.sets = {name: _TrainingSet(name, list(each)) for name, each in named.items()}
         self.every, self.warmup, self.segment = every, warmup, segment or min(every, 100)
         self.planner = parse_batches(planner).planner if isinstance(planner, str) else planner
+        check_kind("HardBatches", "planner", self.planner, Planner, "a planner such as Proximity(), or its text")
         self.coverage, self.encode, self.seed = coverage, encode, seed
         self.guards = guard if isinstance(guard, Mapping) else {"": guard}
 

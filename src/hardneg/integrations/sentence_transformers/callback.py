@@ -5,6 +5,7 @@ It needs neither library: trainers call its methods by their names.
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -19,7 +20,8 @@ from hardneg.io.sealed import check_seal, sealing
 
 LOGGED = ("hardness", "uniform_hardness", "false_negatives", "effective_number", "effective_temperature", "clamped")
 _fix = "resume from a checkpoint that has it, or begin again in another output folder"
-_elsewhere = f"{_fix}; for a checkpoint of another folder set resume_from_checkpoint in the training arguments, too"
+_named = "for a checkpoint of another folder set resume_from_checkpoint in the training arguments, too"
+_elsewhere = f"{_fix}; {_named}"
 _not_own = ("model", "guide")
 AnyLoss = nn.Module | Mapping[str, nn.Module]
 
@@ -41,7 +43,9 @@ class LossCallback:
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **more: Any) -> None:
         if state.global_step:
-            self.load(checkpoint_of(args, state), args)
+            folder = checkpoint_of(args, state)
+            _check_history(type(self).__name__, folder.parent, state)
+            self.load(folder, args)
         self._set_progress(state)  # for an evaluation before the first step
 
     def on_step_begin(self, args: Any, state: Any, control: Any, **more: Any) -> None:
@@ -128,6 +132,18 @@ def checkpoint_of(args: Any, state: Any) -> Path:
     if isinstance(given, str) and (Path(given) / "hardneg").is_dir():
         return Path(given) / "hardneg"
     return _folder(Path(args.output_dir), state)
+
+
+def _check_history(who: str, checkpoint: Path, state: Any) -> None:
+    """Raises where the trainer resumes from another checkpoint: it does not name its folder, but has its logs."""
+    path = checkpoint / "trainer_state.json"
+    if not path.is_file():
+        return
+    saved = json.loads(path.read_text(encoding="utf-8"))
+    kept, here = ([one["global_step"], one["log_history"]] for one in (saved, vars(state)))
+    if json.dumps(kept) != json.dumps(here):  # as text, in which NaN is equal to NaN
+        got = f"{checkpoint}, a checkpoint with other logs"
+        raise DataChanged(who, "the checkpoint from which the trainer resumes", got, _named)
 
 
 def _folder(output: Path, state: Any) -> Path:

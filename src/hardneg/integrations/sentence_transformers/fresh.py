@@ -18,11 +18,13 @@ from torch import Tensor
 from hardneg.batching.stored import load_arrays, save_arrays
 from hardneg.core.errors import ArgumentError, HardnegWarning, argument_error
 from hardneg.core.types import Keys
+from hardneg.mining.checks import check_rule
 from hardneg.mining.engine import mine
 from hardneg.mining.options import TEMPERATURE
 from hardneg.mining.problem import Side, build_problem
 from hardneg.mining.search import Search
-from hardneg.negatives import Negatives
+from hardneg.mining.select import Rule
+from hardneg.negatives import Negatives, parse
 
 _fix = "begin again without it"
 
@@ -50,8 +52,10 @@ class FreshNegatives:
         if not hasattr(dataset, "with_transform") or len(dataset.column_names) < 2:
             raise ArgumentError("FreshNegatives", "a datasets.Dataset of anchors and positives", type(dataset).__name__)
         self.names = tuple(dataset.column_names[:2])
+        rule = Rule(parse(negatives) if isinstance(negatives, str) else negatives, k, draw, seed)
+        check_rule(rule, temperature, None)  # not at the first refresh
         self.options: dict[str, Any] = {"draw": draw, "seed": seed, "temperature": temperature}
-        self.negatives, self.k = negatives, k
+        self.negatives, self.k = rule.negatives, rule.k
         anchors, positives = (list(dataset[name]) for name in self.names)
         if wrong := [each for each in (*anchors, *positives, *corpus) if not isinstance(each, str)]:
             raise ArgumentError("FreshNegatives", "texts, one in each row of a column", repr(wrong[0]))
@@ -60,7 +64,7 @@ class FreshNegatives:
         problem = build_problem(queries, others, [[one] for one in positives])
         self.queries, self.documents = problem.queries.texts or [], problem.corpus.texts or []
         self.positives, self.own = problem.positives, torch.tensor(problem.own)
-        if k < 1 or k > len(self.documents) - 1 - max(map(len, self.positives)):
+        if k > len(self.documents) - 1 - max(map(len, self.positives)):
             raise argument_error("FreshNegatives", f"a k that {len(self.documents)} documents allow", "k", k)
         self.rows = self._random(seed).share_memory_()  # type: ignore[no-untyped-call]
         self.mined_at: int | None = None

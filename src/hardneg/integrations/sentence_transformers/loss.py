@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from hardneg.core.diagnose import Diagnosis
 from hardneg.core.distributed import gather
-from hardneg.core.errors import ArgumentError, argument_error, warn_once
+from hardneg.core.errors import ArgumentError, argument_error, check_kind, warn_once
 from hardneg.core.objectives import NumNegatives
 from hardneg.core.objectives.base import TauPlus
 from hardneg.core.pairing import Pairing, not_infinite
@@ -82,6 +82,8 @@ class NegativesLoss(nn.Module):
         ):
             if value not in known:
                 raise argument_error("NegativesLoss", f"{name} {known[0]!r} or {known[1]!r}", name, value)
+        if queue is not None:
+            check_kind("NegativesLoss", "queue", queue, Queue, "a Queue, such as hn.Queue(4096, dim)")
         if guide is not None and queue is not None:
             what = "queue=None with a guide, which has no vectors of the documents in a queue"
             raise argument_error("NegativesLoss", what, "queue", queue)

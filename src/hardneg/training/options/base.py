@@ -6,7 +6,7 @@ from dataclasses import MISSING, asdict, dataclass, fields
 from typing import Any, ClassVar
 
 from hardneg.core.errors import ArgumentError
-from hardneg.core.options import option
+from hardneg.core.options import make_plain, option
 from hardneg.core.schedules import Schedule
 from hardneg.training.options.values import Scheduled, check_option, kinds_of
 
@@ -89,6 +89,7 @@ class TrainOptions:
     monitor_every: int = option(0, "Epochs between looks at the monitor; 0: never.", RUN, low=0)
 
     def __post_init__(self) -> None:
+        make_plain(self)
         kinds = kinds_of(type(self))  # type: ignore[arg-type]  # a class can be hashed
         for one in fields(self):
             value = getattr(self, one.name)

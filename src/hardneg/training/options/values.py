@@ -9,6 +9,7 @@ from types import NoneType
 from typing import Any, get_args, get_type_hints
 
 from hardneg.core.errors import ArgumentError
+from hardneg.core.options import flag_of
 
 Scheduled = float | str
 """A number, or the text of a schedule such as "linear(0.5, 0.1)"."""
@@ -22,7 +23,7 @@ def kinds_of(options: type) -> dict[str, Any]:
 
 def check_option(who: str, name: str, value: Any, kind: Any, rules: Any) -> None:
     """Raises before anything is loaded, naming the option and what it allows; the text of a schedule is read later."""
-    flag, got = "--" + name.replace("_", "-"), repr(value)
+    flag, got = flag_of(name, rules), repr(value)
     if rules["among"] and value not in rules["among"]:
         raise ArgumentError(who, f"{flag} to be one of {', '.join(rules['among'])}", got)
     if not _is(kind, value):
@@ -35,7 +36,7 @@ def check_bounds(who: str, name: str, value: float, rules: Any, got: str | None 
     """Raises unless a number is within what its option allows; ``got`` where the number is a part of what was given."""
     low, high = rules["low"], rules["high"]
     if not low <= value <= (math.inf if high is None else high) or value == math.inf:
-        raise ArgumentError(who, f"--{name.replace('_', '-')} {allowed(low, high)}", got or repr(value))
+        raise ArgumentError(who, f"{flag_of(name, rules)} {allowed(low, high)}", got or repr(value))
 
 
 def allowed(low: float, high: float | None) -> str:
