@@ -117,7 +117,9 @@ def _side(table: Table | None, path: str, vectors_path: str | None, options: Min
         values = _with_stand_ins(table[options.embedding_column], _empty(side))
         side.vectors = column_of_vectors(values, path)
     if side.vectors is None and side.texts is None:
-        raise ArgumentError("mine", f"texts or embeddings of the {kind}", f"columns {sorted(table)}", "name one")
+        flag = "--query-column" if kind == "queries" else "--corpus-column"
+        fix = f"name the column of texts with {flag}, or that of embeddings with --embedding-column"
+        raise ArgumentError("mine", f"texts or embeddings of the {kind}", f"columns {sorted(table)}", fix)
     return side
 
 
