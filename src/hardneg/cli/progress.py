@@ -25,7 +25,7 @@ def progress_bars() -> Iterator[Bars]:
 
         def bar(what: str, steps: int) -> Callable[[int], None]:
             # A stage that comes again begins its bar again: of more bars than lines the last are not shown.
-            task = tasks[what] if what in tasks else bars.add_task(what)
+            task = tasks[what] if what in tasks else bars.add_task(what, total=steps)
             tasks[what] = task
             bars.reset(task, total=steps)
             return lambda done: bars.advance(task, done)
