@@ -11,6 +11,7 @@ from typer.testing import CliRunner
 from hardneg.auditing import audit
 from hardneg.auditing.page import audit_page
 from hardneg.cli.app import app
+from hardneg.cli.progress import progress_bars
 from hardneg.core.errors import ArgumentError, FileError, HardnegWarning, argument_error, flags_in_errors, spelled
 from hardneg.io.arrays import read_npy
 from hardneg.io.tables import read_table
@@ -122,3 +123,17 @@ def test_errors_of_files_are_in_our_words(tmp_path: Path) -> None:
     with pytest.raises(FileError) as table:
         read_table(tmp_path / "a.parquet")
     assert table.value.got == "which is damaged or of another kind"
+
+
+def test_a_stage_that_comes_again_has_one_bar(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    with progress_bars() as bars:
+        for steps in (1, 2, 3):
+            done = bars("searching", steps)
+            bars("choosing", 1)(1)
+            done(steps)
+    frame = capsys.readouterr().out.split("\x1b[?25h")[0].split("\x1b[2K")[-1]
+    assert frame.count("searching") == frame.count("choosing") == 1
+    assert "3/3" in frame

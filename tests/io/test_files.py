@@ -75,11 +75,22 @@ def test_a_folder_that_cannot_be_made_is_an_error_of_the_disk(tmp_path: Path) ->
     assert (tmp_path / "file").read_text() == "mine"
 
 
+def test_two_processes_of_one_number_write_the_same_file(tmp_path: Path) -> None:
+    path = tmp_path / "out"
+
+    def write(file: BinaryIO) -> None:  # another container does the same meanwhile
+        write_atomically(path, lambda other: other.write(b"second"))
+        file.write(b"first")
+
+    write_atomically(path, write)
+    assert path.read_bytes() == b"first"
+    assert [each.name for each in tmp_path.iterdir()] == ["out"]
+
+
 def test_links_are_replaced_and_never_followed(tmp_path: Path) -> None:
     victim, path = tmp_path / "victim", tmp_path / "out"
     victim.write_text("mine")
     path.symlink_to(victim)
-    (tmp_path / f".out.{os.getpid()}.partial").symlink_to(victim)
     write_atomically(path, lambda file: file.write(b"new"))
     assert victim.read_text() == "mine"
     assert path.read_text() == "new"

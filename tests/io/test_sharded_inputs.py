@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -90,6 +91,19 @@ def test_vectors_in_shards(tmp_path: Path, most: int, monkeypatch: pytest.Monkey
     assert ids is None
     np.save(tmp_path / "3.npy", np.zeros((2, 5), dtype=np.float32))
     with pytest.raises(ArgumentError, match="of one dimension"):
+        read_vectors(tmp_path)
+
+
+def test_a_folder_larger_than_the_memory_is_joined_on_disk_if_there_is_room(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for number in range(2):
+        np.save(tmp_path / f"{number}.npy", np.ones((10, 4), dtype=np.float32))
+    monkeypatch.setattr(tables, "_in_memory", 100)
+    monkeypatch.setattr(np, "empty", None)  # more than the system allocates
+    assert read_vectors(tmp_path)[0].shape == (20, 4)
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: type("Usage", (), {"free": 20 * 4 * 4 - 1}))
+    with pytest.raises(FileError, match=r"to join the files of .*TMPDIR"):
         read_vectors(tmp_path)
 
 

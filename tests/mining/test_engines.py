@@ -21,7 +21,7 @@ import pytest
 from typer.testing import CliRunner
 
 from hardneg.cli.app import app
-from hardneg.core.errors import ArgumentError, FileError, HardnegWarning, NotFinite
+from hardneg.core.errors import ArgumentError, DataChanged, FileError, HardnegWarning, NotFinite
 from hardneg.mining import job as module
 from hardneg.mining.engines.base import PartDone, Work
 from hardneg.mining.engines.local import Local
@@ -132,6 +132,41 @@ def test_parts_in_any_order_and_twice(
     if set(order) == {0, 1, 2} and rule == "a margin":
         assert not any("0.0-lists" in name for name in computed)
     assert not list(Path(files.out).parent.glob("*.work*"))
+
+
+def lengthen_some_rows(files: MineOptions) -> None:
+    path = Path(files.corpus_embeddings or "")
+    vectors = np.load(path)
+    np.save(path, vectors * (1 + np.arange(len(vectors), dtype=np.float32) % 3)[:, None])
+
+
+def test_a_part_of_other_data_that_still_runs_leaves_nothing_behind(files: MineOptions) -> None:
+    files, work = replace(files, shards=4), Path(f"{files.out}.work")
+    run(replace(files, part="0/2"))
+    late = {path: path.read_bytes() for path in work.glob("*-lists*.npz")}
+    lengthen_some_rows(files)
+    run(replace(files, part="1/2"))
+    for path, content in late.items():  # written after the folder was emptied for the new data
+        path.write_bytes(content)
+    joined = mined(files, merge=True)
+    assert late
+    assert not work.exists()
+    assert joined == mined(files, out=files.out.replace("mined", "other"))
+
+
+def test_an_input_that_changes_meanwhile_is_an_error(files: MineOptions, monkeypatch: pytest.MonkeyPatch) -> None:
+    compute = module.compute
+
+    def changing(context: Any, task: Any) -> None:
+        compute(context, task)
+        lengthen_some_rows(files)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(module, "compute", changing)
+        with pytest.raises(DataChanged, match=r"another content of .*corpus\.npy"):
+            run(files)
+    assert not Path(files.out).exists()
+    assert mined(files) == mined(files, out=files.out.replace("mined", "other"))
 
 
 def test_a_part_makes_the_folder_of_its_output(files: MineOptions, tmp_path: Path) -> None:

@@ -298,3 +298,29 @@ def test_bm25_leaves_jax_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     words = Lexical(["red fox"], ["a red fox", "blue sky", "the fox"])
     assert words(torch.tensor([0]), 3).tolist() == [[0, 2, -1]]
     assert os.environ["XLA_PYTHON_CLIENT_PREALLOCATE"] == "false"
+
+
+def test_equal_scores_are_taken_by_row_whoever_found_them() -> None:
+    corpus, query = torch.ones(9, 2), torch.ones(1, 2)
+    search = Search(also=(Listed("words", [[8, 1, 6, 5]]),), candidates=4, fusion="similarity")
+    assert hn.mine(query, corpus, [0], "Uniform()", 6, search=search).rows.tolist() == [[1, 2, 3, 4, 5, 6]]
+    assert hn.mine(query, corpus, [0], "Rank(4, 6)", 2, search=search).rows.tolist() == [[5, 6]]
+
+
+def test_a_retriever_may_find_nothing() -> None:
+    class Nothing(Listed):
+        def __call__(self, queries: Tensor, size: int) -> Tensor:
+            return torch.zeros(len(queries), 0, dtype=torch.long)
+
+    alone = Search("also", also=(Nothing("words", []),))
+    with pytest.warns(HardnegWarning, match="1 of 1 queries have fewer than k=2"):
+        found = hn.mine(torch.ones(1, 2), torch.ones(3, 2), [0], "Threshold(0.0)", 2, search=alone)
+    assert found.rows.tolist() == [[-1, -1]]
+
+
+def test_bm25_gives_equal_scores_by_row_for_any_size() -> None:
+    words = Lexical(["apple", "pear plum"], ["apple fig", "pear kiwi", "apple pear"] * 40)
+    every = words(torch.arange(2), 120).tolist()
+    assert every[0][:80] == [row for row in range(120) if row % 3 != 1]
+    for size in (1, 5, 33):
+        assert words(torch.arange(2), size).tolist() == [each[:size] for each in every]

@@ -17,6 +17,7 @@ from torch import Tensor
 from torch.nn.functional import normalize
 
 import hardneg as hn
+from hardneg.core import exact
 from hardneg.core.errors import ArgumentError, FileError
 from hardneg.mining import checks
 from hardneg.mining import encode as encode_module
@@ -222,3 +223,17 @@ def test_an_encoder_is_found_from_another_folder(tmp_path: Path, monkeypatch: py
     packed = pickle.dumps(encoder_of_function("own.py:encode"))
     monkeypatch.chdir("/")
     assert pickle.loads(packed).encode(["text 1"]).shape == (1, 8)
+
+
+def test_copies_of_one_vector_are_not_all_gathered_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    sizes, pair_similarity = [], exact.pair_similarity
+
+    def counting(first: Tensor, second: Tensor, **options: Any) -> Tensor:
+        sizes.append(len(first))
+        return pair_similarity(first, second, **options)
+
+    monkeypatch.setattr(exact, "pair_similarity", counting)
+    monkeypatch.setattr(exact, "_NUMBERS", 40)
+    found = hn.mine(torch.ones(3, 4), torch.ones(50, 4), [0, 1, 2], "Uniform()", 2)
+    assert found.rows.tolist() == [[1, 2], [0, 2], [0, 1]]
+    assert max(sizes) == 10

@@ -146,7 +146,9 @@ def test_every_table_gives_the_same(job: MineOptions, tmp_path: Path, name: str,
 
 @pytest.mark.parametrize("name", ["mined.jsonl", "mined.parquet", "mined"])
 @pytest.mark.parametrize("format", ["triplet", "labeled-list", "ids"])
-def test_every_output_gives_the_same(job: MineOptions, tmp_path: Path, name: str, format: str) -> None:
+def test_every_output_gives_the_same(
+    job: MineOptions, tmp_path: Path, name: str, format: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     if name == "mined":
         pytest.importorskip("datasets", reason="needs the extra 'text'")
     run(replace(job, out=str(tmp_path / "plain.jsonl"), format=format, scores=True))
@@ -160,6 +162,7 @@ def test_every_output_gives_the_same(job: MineOptions, tmp_path: Path, name: str
             assert [pytest.approx(row, abs=1e-6) for row in plain[column]] == table[column]
         else:
             assert table[column] == plain[column]
+    assert not capsys.readouterr().err
 
 
 @pytest.mark.parametrize("kind", ["npy", "npz", "safetensors", "parquet"])

@@ -58,13 +58,13 @@ def test_the_cache_encodes_once(job: MineOptions, tmp_path: Path, monkeypatch: p
     original = encode
     monkeypatch.setattr(me, "encode", lambda texts: calls.append(len(texts)) or original(texts))
     run(replace(job, cache=str(tmp_path / "cache")))
-    assert calls == [1, 20, 60]  # one text, before the time is taken
+    assert calls == [1, 20, 1, 60]  # of each side one text, before the time is taken
     run(replace(job, cache=str(tmp_path / "cache"), k=2, seed=9))
-    assert calls == [1, 20, 60]
+    assert calls == [1, 20, 1, 60]
     queries, _ = make_rows()
     queries[0]["query"] = "something else"
     run(replace(job, cache=str(tmp_path / "cache"), queries=write_lines(tmp_path / "q.jsonl", queries)))
-    assert calls == [1, 20, 60, 20]
+    assert calls == [1, 20, 1, 60, 1, 20]
 
 
 def test_many_pieces_are_joined_on_disk(job: MineOptions, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -167,6 +167,13 @@ def test_queries_left_short_are_those_of_brute_force() -> None:
     assert mined(negatives, corpus_block=16, shards=4).rows.tolist() == expected.tolist()
 
 
+@pytest.mark.parametrize(("text", "rows"), [("Ring(0.5, 1.0)", range(256, 512)), ("Ring(0.0, 0.5)", range(256))])
+def test_an_edge_between_equal_scores_may_lie_between_any_two_rows(text: str, rows: range) -> None:
+    corpus = hn.Keys(torch.ones(513, 1))  # 512 candidates: half of them are the rows whose number fits into a byte
+    found = hn.mine(hn.Keys(torch.ones(1, 1)), corpus, [512], text, 512, search=Search(shards=3)).rows
+    assert found[found >= 0].tolist() == [*rows]
+
+
 def test_whole_rows_in_shards_are_refused_by_name() -> None:
     with pytest.raises(ArgumentError, match=r"BelowClosestDense needs whole rows.*log_weight") as caught:
         mined(BelowClosestDense(), corpus_block=16, shards=2)

@@ -13,7 +13,7 @@ Bars = Callable[[str, int], Callable[[int], None]]
 @contextmanager
 def progress_bars() -> Iterator[Bars]:
     from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 
     console = Console()
     if not console.is_terminal or os.environ.get("RANK", "0") != "0":
@@ -21,9 +21,13 @@ def progress_bars() -> Iterator[Bars]:
         return
     parts = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
     with Progress(*parts, console=console, transient=True) as bars:
+        tasks: dict[str, TaskID] = {}
 
         def bar(what: str, steps: int) -> Callable[[int], None]:
-            task = bars.add_task(what, total=steps)
+            # A stage that comes again begins its bar again: of more bars than lines the last are not shown.
+            task = tasks[what] if what in tasks else bars.add_task(what, total=steps)
+            tasks[what] = task
+            bars.reset(task, total=steps)
             return lambda done: bars.advance(task, done)
 
         yield bar

@@ -159,8 +159,11 @@ class RunningNearest:
         return Nearest(self.best.key, self.best.rows, similarity)
 
     def _similarity(self, documents: Documents, place: Tensor, column: Tensor) -> Tensor:
-        rows = documents.raw[column.to(documents.raw.device)].to(self.corpus.device)
-        return pair_similarity(self.raw[place], rows, cosine=self.corpus.cosine)
+        found, at_once = [], max(1, _NUMBERS // max(self.raw.shape[1], 1))
+        for some, its in zip(torch.split(place, at_once), torch.split(column, at_once), strict=True):
+            rows = documents.raw[its.to(documents.raw.device)].to(self.corpus.device)
+            found.append(pair_similarity(self.raw[some], rows, cosine=self.corpus.cosine))
+        return torch.cat(found)
 
     def _slack(self, documents: Documents) -> Annotated[Tensor, "b 1"]:
         """By how much a product may differ from the similarity in float64: sums in any order, unit vectors included."""

@@ -9,6 +9,7 @@ import os
 import shutil
 import stat
 import time
+import uuid
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -29,10 +30,10 @@ def write_atomically(
 
     ``advice`` says how to resume once a full disk has free space.
     """
-    partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
+    # Not the number of the process: in containers that share a folder it is often the same.
+    partial = path.with_name(f".{path.name}.{uuid.uuid4().hex[:16]}.partial")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        partial.unlink(missing_ok=True)
         with partial.open("xb") as file:  # x: a link that someone left under this name is not followed
             write(file)
             file.flush()

@@ -22,6 +22,7 @@ from torch import Tensor
 from hardneg.core.conversion import as_vectors
 from hardneg.core.errors import ArgumentError, FileError, NoFile, optional, spelled
 from hardneg.io.arrays import read_npy, read_npz
+from hardneg.io.files import check_free
 from hardneg.io.machine import memory_bytes
 
 Table = dict[str, list[Any]]
@@ -121,17 +122,25 @@ def _joined(folder: Path, column: str | None, who: str) -> tuple[Tensor, list[An
         got = ", ".join(sorted(f"[n, {dim}] of {dtype}" for dim, dtype in shapes))
         what = f"embeddings of one dimension and type in {folder}, all with ids or all without"
         raise ArgumentError(who, what, got)
-    rows, (first, _) = sum(len(vectors) for vectors, _ in parts), parts[0]
-    array: Any = np.empty((rows, first.shape[1]), first.numpy().dtype)
-    if array.nbytes > _in_memory:
-        with tempfile.TemporaryFile() as file:
-            array = np.memmap(file, array.dtype, "w+", shape=array.shape)
+    first = parts[0][0].numpy()
+    array = _empty(folder, (sum(len(vectors) for vectors, _ in parts), first.shape[1]), first.dtype, who)
     low = 0
     for vectors, _ in parts:
         array[low : low + len(vectors)] = vectors.numpy()
         low += len(vectors)
     ids = None if parts[0][1] is None else [one for _, each in parts for one in each or ()]
     return torch.from_numpy(array), ids
+
+
+def _empty(folder: Path, shape: tuple[int, int], dtype: Any, who: str) -> Any:
+    """An array to fill: a large one is a temporary file."""
+    needed = shape[0] * shape[1] * dtype.itemsize
+    if needed <= _in_memory:
+        return np.empty(shape, dtype)
+    fix = "make room there, set TMPDIR to a folder on another disk, or join them into one .npy file"
+    check_free(who, Path(tempfile.gettempdir()), needed, f"to join the files of {folder}", fix)
+    with tempfile.TemporaryFile() as file:
+        return np.memmap(file, dtype, "w+", shape=shape)
 
 
 def aligned(

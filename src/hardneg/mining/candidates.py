@@ -232,15 +232,17 @@ class Finder:
         lists += [self._other(other, query, size) for other in self.search.also]
         source = named_source(self.rule.negatives, self.retrievers)
         order = sorted(range(len(lists)), key=lambda i: i != source)  # what the named source found is of that source
-        rows = torch.cat([lists[i] for i in order], 1)
-        valid = (rows >= 0) & ~_repeated(rows)
+        # In the order of rows, by which ties are broken; the first of a row is of the first retriever that found it.
+        rows, column = torch.cat([lists[i] for i in order], 1).sort(dim=1, stable=True)
+        valid = rows >= 0
+        valid[:, 1:] &= rows[:, 1:] != rows[:, :-1]
+        codes = torch.cat([torch.full_like(lists[i], i) for i in order], 1).gather(1, column)
         place, column = valid.nonzero().unbind(1)
         similarity = torch.full(rows.shape, NEVER, dtype=torch.float64, device=self.device)
         similarity[place, column] = self.meeting.pair_scores(query[place], rows[place, column])
         after = valid & ~self.meeting.near_positive_listed(query, rows)
         scores = self.meeting.listed_scores(query, similarity.masked_fill(~valid, 0.0), after, rows)
-        codes = [torch.full((lists[i].shape[1],), i, device=self.device) for i in order]
-        scores = scores.changed(source=torch.cat(codes), source_names=self.retrievers)
+        scores = scores.changed(source=codes, source_names=self.retrievers)
         key, quotas = self._fused(lists, rows, source)
         candidates = Candidates(scores, similarity, rows, query, _all(query), False, tuple(lists), key, quotas)
         return candidates, _counts(valid, after)
@@ -259,7 +261,7 @@ class Finder:
     def _other(self, retriever: Retriever, query: Tensor, size: int) -> Tensor:
         place, banned = self.meeting.excluded.of(query)
         n, most = len(self.corpus), int(torch.bincount(place).max()) if len(place) else 0
-        rows = retriever(query.cpu(), size + most).to(self.device)
+        rows = torch.nn.functional.pad(retriever(query.cpu(), size + most).to(self.device), (0, 1), value=-1)
         taken = torch.isin(torch.arange(len(query), device=self.device)[:, None] * n + rows, place * n + banned)
         return compacted(rows.masked_fill(taken, -1), size)
 
@@ -270,15 +272,6 @@ def _all(query: Tensor) -> Annotated[Tensor, "b"]:
 
 def _counts(*masks: Tensor) -> Annotated[Tensor, "b f"]:
     return torch.stack([mask.sum(1) for mask in masks], 1)
-
-
-def _repeated(rows: Annotated[Tensor, "b m"]) -> Annotated[Tensor, "b m"]:
-    """True where the same row is further left already."""
-    order = rows.argsort(dim=1, stable=True)
-    ordered = rows.gather(1, order)
-    again = torch.zeros_like(ordered, dtype=torch.bool)
-    again[:, 1:] = ordered[:, 1:] == ordered[:, :-1]
-    return torch.zeros_like(again).scatter(1, order, again)
 
 
 def _growing(size: int, n: int) -> list[int]:

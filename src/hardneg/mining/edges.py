@@ -93,8 +93,8 @@ def narrowed(edges: Edges, counts: Annotated[Tensor, "b 2 256"], bytes_of_value:
 def finished(window: Window, edges: Edges, dtype: torch.dtype, rows: int) -> tuple[Edge | None, Edge | None]:
     """As ``Window.finish``: value and column of the last inside each edge."""
     value = _as_float(edges.value, dtype)
-    whole = edges.level == dtype.itemsize + _COLUMNS
-    column = (1 << 8 * _COLUMNS) - 1 - edges.row if whole else torch.full_like(edges.row, rows)
+    unknown = 8 * (dtype.itemsize + _COLUMNS - edges.level)  # bits of the row: all that share the others are inside
+    column = (1 << 8 * _COLUMNS) - 1 - (edges.row << unknown)
     some = edges.rank > 0
     value, column = torch.where(some, value, torch.inf), torch.where(some, column, -1)
     before, after = ((value[:, i : i + 1], column[:, i : i + 1]) for i in range(2))

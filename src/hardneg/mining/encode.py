@@ -151,7 +151,7 @@ def fits_in_memory(vectors: int) -> bool:
 
 def _piece_sizes(texts: Sequence[str], encoder: Encoder, cache: Path) -> tuple[int, int]:
     """Texts of the first piece and of the others: measured by the first, and kept, since a rerun needs the same."""
-    path = _size_file(encoder.key, cache)
+    path = _size_file(texts, encoder.key, cache)
     if not path.exists():
         size = min(_sample, _piece)
         first = _pieces(texts, encoder.key, cache, size, size)[0]
@@ -176,8 +176,9 @@ def _write_once(path: Path, value: dict[str, int]) -> None:
     own.unlink(missing_ok=True)
 
 
-def _size_file(key: str, cache: Path) -> Path:
-    return cache / f"piece-{_digest(key)}.json"
+def _size_file(texts: Sequence[str], key: str, cache: Path) -> Path:
+    """Of these texts: one encoder may read short queries and long documents."""
+    return cache / f"piece-{_name(list(texts[:_sample]), key)}.json"
 
 
 def _known_sizes(path: Path) -> tuple[int, int]:
@@ -225,7 +226,7 @@ def _vectors(pieces: list[Piece]) -> Tensor:
 
 def cached(texts: Sequence[str], key: str, cache: Path) -> Tensor | None:
     """Embeddings that an encoder of this key has left in the cache; None unless all are there and undamaged."""
-    size = _size_file(key, cache)
+    size = _size_file(texts, key, cache)
     if not size.exists():
         return None
     pieces = _pieces(texts, key, cache, *_known_sizes(size))
@@ -235,10 +236,11 @@ def cached(texts: Sequence[str], key: str, cache: Path) -> Tensor | None:
 def _pieces(texts: Sequence[str], key: str, cache: Path, first: int, others: int) -> list[Piece]:
     """The texts of each piece and its file; the first piece is short, to measure the time by."""
     rest = (list(texts[low : low + others]) for low in range(first, len(texts), others))
-    contents = (
-        (json.dumps([key, keys_of_items(each)], ensure_ascii=False), each) for each in (list(texts[:first]), *rest)
-    )
-    return [(cache / f"{_digest(content)}.npy", each) for content, each in contents]
+    return [(cache / f"{_name(each, key)}.npy", each) for each in (list(texts[:first]), *rest)]
+
+
+def _name(texts: list[str], key: str) -> str:
+    return _digest(json.dumps([key, keys_of_items(texts)], ensure_ascii=False))
 
 
 def _digest(text: str) -> str:

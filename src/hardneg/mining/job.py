@@ -7,6 +7,7 @@ the output, so that no reader takes those of two jobs for one. One process at a 
 from __future__ import annotations
 
 import errno
+import hashlib
 import json
 import os
 import re
@@ -21,7 +22,7 @@ import numpy as np
 import torch
 
 from hardneg import __version__
-from hardneg.core.errors import ArgumentError, Damaged, spelled, warn_once, written
+from hardneg.core.errors import ArgumentError, Damaged, DataChanged, spelled, warn_once, written
 from hardneg.io.files import locked, read_json, run_again, write_json
 from hardneg.io.functions import in_any_folder, load_function
 from hardneg.io.outputs import check_output, swap_in
@@ -49,7 +50,8 @@ from hardneg.mining.search_depth import check_lists
 from hardneg.mining.stages import Stage, Stages, chosen_pieces
 
 _ours = re.compile(
-    r"job\.json|manifest\.json|output(\.parquet|\.jsonl)?|(pilot|\d+\.\d+-[a-z]+\.\d+\.\d+)-\d{6,}\.npz|\..*\.partial"
+    r"job\.json|manifest\.json|output(\.parquet|\.jsonl)?|\..*\.partial"
+    r"|(pilot|\d+\.\d+-[a-z]+\.\d+\.\d+)-\d{6,}(\.[0-9a-f]{16})?\.npz"
 )
 _large = 1 << 28  # bytes
 _names = {"bounds": "finding bounds", "settled": "merging bounds", "lists": "searching", "chosen": "choosing"}
@@ -99,6 +101,7 @@ def _run(options: MineOptions, engine: Engine, progress: Progress) -> Summary | 
         recover(Path(options.out))
         _check_ours(options)
     sources = describe_inputs(options) if engine.first else {}
+    stamps = _stamps(options)
     problem = load_problem(options)
     check_room(options, problem)
     warn_of_ids(options, problem)
@@ -109,8 +112,9 @@ def _run(options: MineOptions, engine: Engine, progress: Progress) -> Summary | 
         problem.alignment = miner.alignment()
         warn_of_alignment(problem.alignment)
     check_disk(miner, Path(options.out).absolute().parent)
-    store = Files(_work_folder(options, _fingerprint(options, embedded, miner), engine))
-    context = Context(_absolute(options), tuple(embedded.keys.items()), str(store.folder.absolute()))
+    wanted = _fingerprint(options, stamps, embedded, miner)
+    store = Files(_work_folder(options, wanted, engine), _digest(wanted))
+    context = Context(_absolute(options), tuple(embedded.keys.items()), str(store.folder.absolute()), store.job)
     _here[context] = Stages(miner, store)
 
     def run_stage(stage: Stage) -> None:
@@ -123,7 +127,10 @@ def _run(options: MineOptions, engine: Engine, progress: Progress) -> Summary | 
         mined = miner.joined(chosen_pieces(miner, store, run_stage))
     finally:
         del _here[context]
-    summary = _finish(options, problem, miner, mined, store.folder, embedded, sources) if engine.first else None
+    summary: Summary | None = None
+    if engine.first:
+        _check_unchanged(options, stamps)
+        summary = _finish(options, problem, miner, mined, store.folder, embedded, sources)
     engine.wait()
     if engine.first:
         shutil.rmtree(store.folder)
@@ -133,11 +140,13 @@ def _run(options: MineOptions, engine: Engine, progress: Progress) -> Summary | 
 
 @dataclass(frozen=True)
 class Context:
-    """What a process needs to compute pieces of a job: the options, the keys of the encoders, the folder of pieces."""
+    """What a process needs to compute pieces of a job: the options, the keys of the encoders, the folder of pieces and
+    the job that they are of."""
 
     options: MineOptions
     keys: tuple[tuple[str, str], ...]
     folder: str
+    job: str
 
 
 _here: dict[Context, Stages] = {}
@@ -159,7 +168,7 @@ def _stages_of(context: Context) -> Stages:
     load_imports(options.imports)
     problem = load_problem(options)
     embedded = embeddings(options, problem, Local(), quiet, dict(context.keys))
-    return Stages(make_miner(options, problem, embedded), Files(Path(context.folder)))
+    return Stages(make_miner(options, problem, embedded), Files(Path(context.folder), context.job))
 
 
 def _absolute(options: MineOptions) -> MineOptions:
@@ -258,7 +267,7 @@ def _read_job(path: Path) -> Any:
         return None
 
 
-def _fingerprint(options: MineOptions, embedded: Embedded, miner: Miner) -> dict[str, Any]:
+def _fingerprint(options: MineOptions, stamps: dict[str, Any], embedded: Embedded, miner: Miner) -> dict[str, Any]:
     """What must be the same for the pieces of a killed run to be used: the data, the options, the functions that they
     name, and how queries and corpus were cut into blocks, which follows from the device."""
     elsewhere = ("device", "cache", "batch_size", "overwrite", "engine", "workers", "ray_address", "part", "merge")
@@ -266,7 +275,7 @@ def _fingerprint(options: MineOptions, embedded: Embedded, miner: Miner) -> dict
     rescore = options.rescore
     return {
         "options": json.dumps(relevant, sort_keys=True),
-        "inputs": {name: _stamp(path) for name, path in given_inputs(options).items()},
+        "inputs": stamps,
         "encoder": embedded.keys,
         "rescore": None if rescore is None else key_of_function(rescore, load_function(rescore, "mine")),
         "others": digests_of_others(options),
@@ -275,6 +284,22 @@ def _fingerprint(options: MineOptions, embedded: Embedded, miner: Miner) -> dict
         "device": miner.meeting.device.type,
         "version": __version__,
     }
+
+
+def _digest(fingerprint: dict[str, Any]) -> str:
+    return hashlib.sha256(json.dumps(fingerprint, sort_keys=True).encode()).hexdigest()[:16]
+
+
+def _stamps(options: MineOptions) -> dict[str, Any]:
+    return {name: _stamp(path) for name, path in given_inputs(options).items() if path.exists()}
+
+
+def _check_unchanged(options: MineOptions, before: dict[str, Any]) -> None:
+    """Raises where an input was replaced while it was mined: it may have been read before and after."""
+    for name, stamp in _stamps(options).items():
+        if stamp != before.get(name):
+            got = f"another content of {given_inputs(options)[name]} than at the beginning"
+            raise DataChanged("mine", "inputs that stay the same while it works", got, "run the same command again")
 
 
 def _stamp(path: Path) -> Any:

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from hardneg.core.errors import ArgumentError, optional
+from hardneg.core.topk import top_of_rows
 
 
 class Lexical:
@@ -35,18 +36,22 @@ class Lexical:
         distinct, place = torch.unique(queries, return_inverse=True)
         for number, words in enumerate(self._tokens(distinct)):
             mine = (place == number).nonzero()[:, 0]
-            if words:
-                out[mine] = torch.from_numpy(np.asarray(self.index.get_scores(words), dtype=np.float32))[rows[mine]]
+            out[mine] = self._of_words(words)[rows[mine]]
         return out
+
+    def _of_words(self, words: list[str]) -> Annotated[Tensor, "n"]:
+        if not words:
+            return torch.zeros(self.size)
+        return torch.from_numpy(np.asarray(self.index.get_scores(words), dtype=np.float32))
 
     def _tokens(self, queries: Tensor) -> list[list[str]]:
         texts = [self.queries[int(query)] for query in queries]
         return self.bm25s.tokenize(texts, show_progress=False, return_ids=False)  # type: ignore[no-any-return]
 
     def __call__(self, queries: Annotated[Tensor, "b"], size: int) -> Annotated[Tensor, "b size"]:
-        size = min(size, self.size)
-        rows, scores = self.index.retrieve(
-            self._tokens(queries), k=size, show_progress=False, n_threads=0, backend_selection="numpy"
-        )  # JAX breaks ties otherwise
-        rows = np.asarray(rows, dtype=np.int64)
-        return torch.from_numpy(np.where(np.asarray(scores) > 0, rows, -1))
+        """By score and, among equal ones, by row: bm25s takes any of these, and others for another size."""
+        rows = torch.full((len(queries), min(size, self.size)), -1)
+        for place, words in enumerate(self._tokens(queries)):
+            best, found = top_of_rows(self._of_words(words)[None], rows.shape[1])
+            rows[place] = torch.where(best > 0, found, -1)[0]
+        return rows

@@ -17,6 +17,7 @@ import json
 import os
 import shutil
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
@@ -261,13 +262,26 @@ def _write_dataset(path: Path, result: Result, layout: Layout) -> int:
     datasets, pyarrow = (optional(name, "A folder as output", extra="text") for name in ("datasets", "pyarrow"))
     dataset = datasets.Dataset(pyarrow.concat_tables(_tables(result, layout)))
     try:
-        dataset.save_to_disk(str(path))
+        with _without_bars(datasets):
+            dataset.save_to_disk(str(path))
     except BaseException as error:
         shutil.rmtree(path, ignore_errors=True)
         if isinstance(error, OSError):
             raise disk_failure(path, error, run_again) from error
         raise
     return len(dataset)
+
+
+@contextmanager
+def _without_bars(datasets: Any) -> Iterator[None]:
+    """Without the bar of the library, which it also writes to a log."""
+    shown = not datasets.are_progress_bars_disabled()
+    datasets.disable_progress_bars()
+    try:
+        yield
+    finally:
+        if shown:
+            datasets.enable_progress_bars()
 
 
 def recover(path: Path) -> None:

@@ -18,16 +18,19 @@ _most_open = 512
 
 
 class Files(Store):
-    """The store of a job: a folder with one .npz file for each piece."""
+    """The store of a job: a folder with one .npz file for each piece.
+
+    ``job`` is in their names: a part that was begun with other data and still runs leaves no piece to this job.
+    """
 
     in_memory = False
 
-    def __init__(self, folder: Path) -> None:
-        self.folder, self._owner = folder, os.getpid()
+    def __init__(self, folder: Path, job: str = "") -> None:
+        self.folder, self.job, self._owner = folder, job, os.getpid()
         self._open: dict[Path, StoredPiece] = {}
 
     def path(self, stage: str, piece: int) -> Path:
-        return self.folder / f"{stage}-{piece:06d}.npz"
+        return self.folder / f"{stage}-{piece:06d}{f'.{self.job}' if self.job else ''}.npz"
 
     def read(self, stage: str, piece: int) -> Piece:
         path = self.path(stage, piece)
