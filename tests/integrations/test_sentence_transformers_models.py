@@ -204,3 +204,34 @@ def test_two_ranks_are_those_of_sentence_transformers(folder: Path, cached: bool
     for ours, theirs in on_two_ranks(partial(on_rank, folder, cached, guided)):
         assert len(ours) == len(theirs) > 10
         torch.testing.assert_close(ours, theirs)
+
+
+def trained_on_rank(folder: Path, cached: bool, rank: int) -> list[Tensor]:
+    """The weights after three steps: with copies of the model, and with FSDP, where each rank holds a part."""
+    from torch.distributed.fsdp import fully_shard
+
+    found = []
+    for sharded in (False, True):
+        model = tiny_bert(folder, dropout=0.0, precise=True)
+        copies = None if sharded else torch.nn.parallel.DistributedDataParallel(model, find_unused_parameters=True)
+        options: dict[str, Any] = {"mini_batch_size": 2} if cached else {}
+        kind = CachedNegativesLoss if cached else NegativesLoss
+        loss = kind(model, "Tilt(1.0)", queue=hn.Queue(32, 16), gather_across_devices=True, **options)
+        loss.model = copies or fully_shard(model, mesh=torch.distributed.init_device_mesh("cpu", (2,)))
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        for step in range(3):
+            features = [dict(each) for each in features_of(model, 1, b=4, seed=2 * step + rank)]
+            optimizer.zero_grad()
+            loss(features, torch.arange(16).view(4, 4) + 100 * (2 * step + rank)).backward()
+            optimizer.step()
+        whole = [each.full_tensor() if sharded else each for each in model.parameters()]  # type: ignore[operator]
+        found.append(torch.cat([each.detach().flatten() for each in whole]))
+    return found
+
+
+@pytest.mark.parametrize("cached", [False, True])
+def test_a_sharded_model_trains_as_copies_do(folder: Path, cached: bool) -> None:
+    before = torch.cat([each.detach().flatten() for each in tiny_bert(folder, dropout=0.0, precise=True).parameters()])
+    for copies, sharded in on_two_ranks(partial(trained_on_rank, folder, cached)):
+        torch.testing.assert_close(sharded, copies)
+        assert not torch.allclose(copies, before)
