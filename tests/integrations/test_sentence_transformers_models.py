@@ -18,6 +18,7 @@ from support.tiny_bert import rows, tiny_bert
 from support.two_ranks import on_two_ranks
 
 losses = part_of_sentence_transformers("losses")
+gist_blocks = ("query_to_doc", "anchor_to_anchor", "positive_to_positive")
 
 
 @pytest.fixture(scope="module")
@@ -114,7 +115,7 @@ def test_a_guide_is_gistembed(folder: Path, cached: bool, strategy: str, margin:
     mine = CachedNegativesLoss if cached else NegativesLoss
     gist = losses.CachedGISTEmbedLoss if cached else losses.GISTEmbedLoss
     for blocks, negatives in ((False, 1), (True, 0), (True, 1)):
-        names = ("query_to_doc", "query_to_query", "positive_to_positive") if blocks else ("query_to_doc",)
+        names = gist_blocks if blocks else ("query_to_doc",)
         theirs = gist(
             model, guide, temperature=0.05, margin_strategy=strategy, margin=margin, contrast_anchors=blocks,
             contrast_positives=blocks, **options,
@@ -162,17 +163,27 @@ def test_a_queue_survives_in_the_state_of_the_loss(folder: Path) -> None:
     assert loss.queue.keys().ids.tolist() == labels[:, 2].tolist()  # type: ignore[union-attr]
 
 
-def on_rank(folder: Path, cached: bool, rank: int) -> list[list[Tensor]]:
+# In version 5.2 the GISTEmbedLoss of rank 1 masks its own positives, and keeps those of rank 0.
+right_gist = needs_option(losses.MultipleNegativesRankingLoss, "directions")
+
+
+def on_rank(folder: Path, cached: bool, guided: bool, rank: int) -> list[list[Tensor]]:
     """Each rank has its rows of the batch; DDP averages the gradients."""
     options: dict[str, Any] = {"gather_across_devices": True, **({"mini_batch_size": 2} if cached else {})}
-    kinds = (CachedNegativesLoss, losses.CachedMultipleNegativesRankingLoss)
+    ours = partial(CachedNegativesLoss if cached else NegativesLoss, **options)
+    theirs = getattr(losses, f"{'Cached' * cached}{'GISTEmbedLoss' if guided else 'MultipleNegativesRankingLoss'}")
+    theirs = partial(theirs, **options)
+    if guided:
+        guide = tiny_bert(folder, seed=1, precise=True)
+        ours = partial(ours, negatives='BelowPositive(absolute=0.1, by="guide")', guide=guide, directions=gist_blocks)
+        theirs = partial(theirs, guide=guide, temperature=0.05, margin=0.1)
     results = []
-    for kind in kinds if cached else (NegativesLoss, losses.MultipleNegativesRankingLoss):
+    for kind in (ours, theirs):
         model = tiny_bert(folder, dropout=0.0, precise=True)
         wrapped = torch.nn.parallel.DistributedDataParallel(  # as the trainer has it
             model, find_unused_parameters=True, broadcast_buffers=False
         )
-        loss = kind(model, **options)
+        loss = kind(model)
         loss.model = wrapped
         features = features_of(model, 1, b=8)
         mine = [
@@ -186,8 +197,41 @@ def on_rank(folder: Path, cached: bool, rank: int) -> list[list[Tensor]]:
 
 
 @pytest.mark.parametrize("cached", [False, True])
-def test_two_ranks_are_multiple_negatives_ranking_on_two_ranks(folder: Path, cached: bool) -> None:
+@pytest.mark.parametrize("guided", [False, pytest.param(True, marks=right_gist)])
+def test_two_ranks_are_those_of_sentence_transformers(folder: Path, cached: bool, guided: bool) -> None:
     tiny_bert(folder, dropout=0.0, precise=True)
-    for ours, theirs in on_two_ranks(partial(on_rank, folder, cached)):
+    tiny_bert(folder, seed=1, precise=True)
+    for ours, theirs in on_two_ranks(partial(on_rank, folder, cached, guided)):
         assert len(ours) == len(theirs) > 10
         torch.testing.assert_close(ours, theirs)
+
+
+def trained_on_rank(folder: Path, cached: bool, rank: int) -> list[Tensor]:
+    """The weights after three steps: with copies of the model, and with FSDP, where each rank holds a part."""
+    from torch.distributed.fsdp import fully_shard
+
+    found = []
+    for sharded in (False, True):
+        model = tiny_bert(folder, dropout=0.0, precise=True)
+        copies = None if sharded else torch.nn.parallel.DistributedDataParallel(model, find_unused_parameters=True)
+        options: dict[str, Any] = {"mini_batch_size": 2} if cached else {}
+        kind = CachedNegativesLoss if cached else NegativesLoss
+        loss = kind(model, "Tilt(1.0)", queue=hn.Queue(32, 16), gather_across_devices=True, **options)
+        loss.model = copies or fully_shard(model, mesh=torch.distributed.init_device_mesh("cpu", (2,)))
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        for step in range(3):
+            features = [dict(each) for each in features_of(model, 1, b=4, seed=2 * step + rank)]
+            optimizer.zero_grad()
+            loss(features, torch.arange(16).view(4, 4) + 100 * (2 * step + rank)).backward()
+            optimizer.step()
+        whole = [each.full_tensor() if sharded else each for each in model.parameters()]  # type: ignore[operator]
+        found.append(torch.cat([each.detach().flatten() for each in whole]))
+    return found
+
+
+@pytest.mark.parametrize("cached", [False, True])
+def test_a_sharded_model_trains_as_copies_do(folder: Path, cached: bool) -> None:
+    before = torch.cat([each.detach().flatten() for each in tiny_bert(folder, dropout=0.0, precise=True).parameters()])
+    for copies, sharded in on_two_ranks(partial(trained_on_rank, folder, cached)):
+        torch.testing.assert_close(sharded, copies)
+        assert not torch.allclose(copies, before)

@@ -128,6 +128,12 @@ def test_page_runs(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     run_page(page)
 
 
+@pytest.mark.parametrize("name", NEEDS)
+def test_the_script_of_an_integration_is_short(name: str) -> None:
+    blocks = [block for block in blocks_of(ROOT / "docs" / "guides" / f"{name}.md") if block.language == "python"]
+    assert max(len(block.source.splitlines()) for block in blocks) <= 30
+
+
 def test_the_navigation_has_every_page() -> None:
     """The builder checks that listed pages exist, not that existing pages are listed."""
     listed = re.findall(r": (\S+\.md)$", (ROOT / "mkdocs.yml").read_text(encoding="utf-8"), re.MULTILINE)

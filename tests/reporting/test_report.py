@@ -217,7 +217,7 @@ def test_pictures_mark_the_false_negatives_and_only_those(compared: Page) -> Non
         ("false negative" in (one["alt"] or "")) == ((one["class"] or "").split()[0] == "false") for one in nearest
     )
     words = " ".join(compared.words.split())
-    assert "90 % in A and 90 % in C are of its own class (false negatives, in a red frame with a cross); among" in words
+    assert "90 % in A and 90 % in C are of its own class (false negatives, marked in red); among" in words
     assert "random ones 23 %. So the hardest negatives are false more often than random ones." in words
 
 

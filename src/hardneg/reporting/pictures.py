@@ -80,7 +80,7 @@ def _sentences(shown: list[Neighbours], chance: float, split: str, noun: str) ->
     lines = []
     blind = [one for one in shown if not one.arm.uses_labels]
     aware = [one for one in shown if one.arm.uses_labels]
-    for group, framed in ((blind, "false negatives, in a red frame with a cross"), (aware, "positives, as labels say")):
+    for group, framed in ((blind, "false negatives, marked in red"), (aware, "positives, as labels say")):
         if group:
             arms = [f" in {one.arm.letter}" * (not one.arm.alone) for one in group]
             near = listed([f"{100 * (one.near or 0.0):.0f} %{arm}" for one, arm in zip(group, arms, strict=True)])

@@ -53,7 +53,8 @@ class NegativesLoss(nn.Module):
     guide: a model, or its path, that judges pairs for ``by="guide"``: ``BelowPositive(absolute=0.0, by="guide")``.
     gather_across_devices: whether the documents of all ranks are candidates.
     directions, partition_mode: those of MultipleNegativesRankingLoss; the positive counts once in the denominator.
-        "positive_to_positive" is "doc_to_doc" without explicit negatives, as GISTEmbedLoss has it.
+        Two more are those of GISTEmbedLoss: "anchor_to_anchor" is "query_to_query" within each rank, and
+        "positive_to_positive" is "doc_to_doc" without explicit negatives.
     """
 
     def __init__(

@@ -21,7 +21,9 @@ from hardneg.integrations.sentence_transformers.ids import MOST, NONE, Rows
 from hardneg.negatives.base import Mask
 
 Columns = Sequence[Annotated[Tensor, "b d"]]
-DIRECTIONS = ("query_to_doc", "query_to_query", "doc_to_query", "doc_to_doc", "positive_to_positive")
+DIRECTIONS = (
+    "query_to_doc", "query_to_query", "doc_to_query", "doc_to_doc", "anchor_to_anchor", "positive_to_positive",
+)  # fmt: skip
 _owner, _partner, _turned = range(3)  # what the clusters of a key hold
 _nobody = NONE + 1  # a document without an id; far below 0, as numbers of pairs with it are to be
 
@@ -104,9 +106,9 @@ class Meeting:
         extra = set(self.directions) - {"query_to_doc"} if self.joint else set()
         if not extra:
             return self._met(batch, batch.anchors, batch.positives, tuple(parts), temperature)
-        wide = bool(extra - {"query_to_query"})
-        if "query_to_query" in extra:
-            parts.append(batch.queries)
+        wide = bool(extra - {"query_to_query", "anchor_to_anchor"})
+        if extra & {"query_to_query", "anchor_to_anchor"}:
+            parts.append(batch.queries if "query_to_query" in extra else batch.own_queries)
         parts = [_moved(keys, wide, 0) for keys in parts]
         if "doc_to_query" in extra:
             parts.append(_moved(batch.turned, True, 1))
@@ -154,9 +156,14 @@ class _Batch:
         self.own = [self._explicit(documents[1:])] if len(documents) > 1 else []
         self.known = None if rows.queries is None else self._known(rows.queries * MOST)
 
+    @property
+    def own_queries(self) -> Keys:
+        """Those of this rank."""
+        return self.anchors.changed(source="queries")
+
     @cached_property
     def queries(self) -> Keys:
-        return self.share(self.anchors.changed(source="queries"))
+        return self.share(self.own_queries)
 
     @property
     def turned(self) -> Keys:
