@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from hardneg.cli.options import EvaluateOptions
+from hardneg.cli.progress import progress_bars
 from hardneg.core.errors import ArgumentError, NoFile
 
 if TYPE_CHECKING:
@@ -69,7 +70,9 @@ def _of_texts(options: EvaluateOptions) -> dict[str, Any]:
     if options.classification:
         from hardneg.training.evaluation.classification import evaluate_classification, read_classification
 
-        found["classification"] = evaluate_classification(read_classification(options.classification), encoder)
+        tasks = read_classification(options.classification)
+        with progress_bars() as bars:
+            found["classification"] = evaluate_classification(tasks, encoder, bars("tasks", len(tasks)))
     return found
 
 

@@ -4,7 +4,7 @@ MRPC, or any table of texts and labels)."""
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -59,12 +59,18 @@ def _task(rows: list[tuple[tuple[str, ...], str, str]], skipped: int) -> TextTas
     return TextTask(texts, labels, splits, skipped)
 
 
-def evaluate_classification(tasks: dict[str, TextTask], encoder: TextEncoder | Any) -> dict[str, dict[str, Any]]:
+def evaluate_classification(
+    tasks: dict[str, TextTask], encoder: TextEncoder | Any, step: Callable[[int], None] = lambda done: None
+) -> dict[str, dict[str, Any]]:
     """The accuracy of every task: on its test split, or the mean of 10 folds with their deviation.
 
-    A pair of texts with vectors u and v has the features |u - v| and u * v.
+    A pair of texts with vectors u and v has the features |u - v| and u * v. ``step`` is called after each task.
     """
-    return {name: _accuracy(name, task, of_function(encoder)) for name, task in tasks.items()}
+    found = {}
+    for name, task in tasks.items():
+        found[name] = _accuracy(name, task, of_function(encoder))
+        step(1)
+    return found
 
 
 def _accuracy(name: str, task: TextTask, encoder: TextEncoder) -> dict[str, Any]:
