@@ -7,8 +7,6 @@ the output, so that no reader takes those of two jobs for one. One process at a 
 from __future__ import annotations
 
 import errno
-import hashlib
-import json
 import os
 import re
 import shutil
@@ -21,15 +19,14 @@ from typing import Any
 import numpy as np
 import torch
 
-from hardneg import __version__
-from hardneg.core.errors import ArgumentError, Damaged, DataChanged, spelled, warn_once, written
+from hardneg.core.errors import ArgumentError, Damaged, spelled, warn_once, written
 from hardneg.io.files import locked, read_json, run_again, write_json
-from hardneg.io.functions import in_any_folder, load_function
+from hardneg.io.functions import in_any_folder
 from hardneg.io.outputs import check_output, swap_in
 from hardneg.io.provenance import environment
 from hardneg.mining.alignment import warn_of_alignment, warn_of_easy_negatives
 from hardneg.mining.beir import from_beir
-from hardneg.mining.cache_key import digest_of_path, key_of_function
+from hardneg.mining.cache_key import digest_of_path
 from hardneg.mining.checks import check_options, expression_of, is_listed, retriever_names
 from hardneg.mining.engine import Mined, Miner
 from hardneg.mining.engines import engine_of
@@ -37,10 +34,11 @@ from hardneg.mining.engines.base import Engine, PartDone, Work
 from hardneg.mining.engines.local import Local
 from hardneg.mining.estimate import check_disk, check_disk_before
 from hardneg.mining.explain import TOO_FEW, Explanation, NoNegatives
+from hardneg.mining.fingerprint import check_unchanged, digest, fingerprint, stamps_of
 from hardneg.mining.imports import load_imports
 from hardneg.mining.inputs import Embedded, Progress, embeddings, load_problem, make_miner, quiet
-from hardneg.mining.manifest import describe_inputs, digests_of_others, is_of, read_manifest
-from hardneg.mining.options import MineOptions, given_inputs, inputs, manifest_of
+from hardneg.mining.manifest import describe_inputs, is_of, read_manifest
+from hardneg.mining.options import MineOptions, inputs, manifest_of
 from hardneg.mining.output import Layout, Result, has_rows, recover, write_output
 from hardneg.mining.pair_scores import with_teacher
 from hardneg.mining.pieces import Files
@@ -53,7 +51,6 @@ _ours = re.compile(
     r"job\.json|manifest\.json|output(\.parquet|\.jsonl)?|\..*\.partial"
     r"|(pilot|\d+\.\d+-[a-z]+\.\d+\.\d+)-\d{6,}(\.[0-9a-f]{16})?\.npz"
 )
-_large = 1 << 28  # bytes
 _names = {"bounds": "finding bounds", "settled": "merging bounds", "lists": "searching", "chosen": "choosing"}
 
 
@@ -101,7 +98,7 @@ def _run(options: MineOptions, engine: Engine, progress: Progress) -> Summary | 
         recover(Path(options.out))
         _check_ours(options)
     sources = describe_inputs(options) if engine.first else {}
-    stamps = _stamps(options)
+    stamps = stamps_of(options)
     problem = load_problem(options)
     check_room(options, problem)
     warn_of_ids(options, problem)
@@ -112,8 +109,8 @@ def _run(options: MineOptions, engine: Engine, progress: Progress) -> Summary | 
         problem.alignment = miner.alignment()
         warn_of_alignment(problem.alignment)
     check_disk(miner, Path(options.out).absolute().parent)
-    wanted = _fingerprint(options, stamps, embedded, miner)
-    store = Files(_work_folder(options, wanted, engine), _digest(wanted))
+    wanted = fingerprint(options, stamps, embedded, miner)
+    store = Files(_work_folder(options, wanted, engine), digest(wanted))
     context = Context(_absolute(options), tuple(embedded.keys.items()), str(store.folder.absolute()), store.job)
     _here[context] = Stages(miner, store)
 
@@ -129,7 +126,7 @@ def _run(options: MineOptions, engine: Engine, progress: Progress) -> Summary | 
         del _here[context]
     summary: Summary | None = None
     if engine.first:
-        _check_unchanged(options, stamps)
+        check_unchanged(options, stamps)
         summary = _finish(options, problem, miner, mined, store.folder, embedded, sources)
     engine.wait()
     if engine.first:
@@ -265,50 +262,6 @@ def _read_job(path: Path) -> Any:
     except Damaged as error:
         warn_once(f"damaged {path}", str(error))
         return None
-
-
-def _fingerprint(options: MineOptions, stamps: dict[str, Any], embedded: Embedded, miner: Miner) -> dict[str, Any]:
-    """What must be the same for the pieces of a killed run to be used: the data, the options, the functions that they
-    name, and how queries and corpus were cut into blocks, which follows from the device."""
-    elsewhere = ("device", "cache", "batch_size", "overwrite", "engine", "workers", "ray_address", "part", "merge")
-    relevant = {name: value for name, value in asdict(options).items() if name not in elsewhere}
-    rescore = options.rescore
-    return {
-        "options": json.dumps(relevant, sort_keys=True),
-        "inputs": stamps,
-        "encoder": embedded.keys,
-        "rescore": None if rescore is None else key_of_function(rescore, load_function(rescore, "mine")),
-        "others": digests_of_others(options),
-        "blocks": [miner.meeting.query_block, miner.meeting.corpus.block, len(miner.finder.shards)],
-        "memory": miner.search.memory_on(miner.meeting.device),
-        "device": miner.meeting.device.type,
-        "version": __version__,
-    }
-
-
-def _digest(fingerprint: dict[str, Any]) -> str:
-    return hashlib.sha256(json.dumps(fingerprint, sort_keys=True).encode()).hexdigest()[:16]
-
-
-def _stamps(options: MineOptions) -> dict[str, Any]:
-    return {name: _stamp(path) for name, path in given_inputs(options).items() if path.exists()}
-
-
-def _check_unchanged(options: MineOptions, before: dict[str, Any]) -> None:
-    """Raises where an input was replaced while it was mined: it may have been read before and after."""
-    for name, stamp in _stamps(options).items():
-        if stamp != before.get(name):
-            got = f"another content of {given_inputs(options)[name]} than at the beginning"
-            raise DataChanged("mine", "inputs that stay the same while it works", got, "run the same command again")
-
-
-def _stamp(path: Path) -> Any:
-    """What changes when a file or folder does: its digest or, of a large one, which each part would read, the times."""
-    files = sorted(file for file in path.rglob("*") if file.is_file()) if path.is_dir() else [path]
-    states = [file.stat() for file in files]
-    if sum(state.st_size for state in states) < _large:
-        return digest_of_path(path)
-    return [[file.name, state.st_size, state.st_mtime_ns] for file, state in zip(files, states, strict=True)]
 
 
 def _result(problem: Problem, miner: Miner, mined: Mined) -> Result:
