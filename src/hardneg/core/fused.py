@@ -6,11 +6,15 @@ They are for plain tensors, see ``is_plain``. Derivatives of higher order go thr
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Sequence
+from functools import wraps
 from typing import Annotated, Any
 
 import torch
 from torch import Tensor
 from torch.autograd import forward_ad
+
+from hardneg.core.errors import ArgumentError
 
 
 def is_plain(tensor: Tensor) -> bool:
@@ -21,14 +25,63 @@ def is_plain(tensor: Tensor) -> bool:
     return not batched and forward_ad._current_level < 0
 
 
+def known_number(value: float | Tensor) -> float | None:
+    """A number, or a tensor of one number without gradient on the CPU, such as a schedule's; None for other tensors."""
+    if not isinstance(value, Tensor):
+        return float(value)
+    known = not (value.ndim or value.requires_grad or value.is_cuda or torch.compiler.is_compiling())
+    return float(value) if known else None
+
+
+def by_operations(function: Callable[..., Any], inputs: Sequence[Tensor | None], gradients: Any) -> list[Tensor | None]:
+    """The gradients of the inputs by operations that have derivatives themselves; None where none is needed."""
+    create_graph = torch.is_grad_enabled()
+    with torch.enable_grad():
+        aliases = [None if each is None else each.view_as(each) for each in inputs]  # one input may depend on another
+        wanted = [each for each in aliases if each is not None and each.requires_grad]
+        found = iter(torch.autograd.grad(function(*aliases), wanted, gradients, create_graph=create_graph))
+    return [next(found) if each is not None and each.requires_grad else None for each in inputs]
+
+
+def first_derivative_only(backward: Callable[..., Any]) -> Callable[..., Any]:
+    """A backward pass that raises with ``create_graph=True``.
+
+    Torch's ``once_differentiable`` cuts the graph, and raises only where a second backward pass reaches the cut. That
+    of ``torch.autograd.grad`` by the inputs does not, and is wrong without an error.
+    """
+
+    @wraps(backward)
+    def checked(*args: Any) -> Any:
+        if torch.is_grad_enabled():
+            what = "impl='dense' for derivatives of its gradient"
+            raise ArgumentError("ContrastiveLoss", what, "create_graph=True and a streamed loss")
+        return backward(*args)
+
+    return checked
+
+
+def has_unit(vectors: Tensor) -> bool:
+    """Whether ``Unit`` serves: on a CPU its float64 takes longer than more operations."""
+    return vectors.is_cuda and vectors.dtype != torch.float64 and is_plain(vectors)
+
+
+def unit_rows(vectors: Annotated[Tensor, "* d"]) -> tuple[Annotated[Tensor, "* d"], Annotated[Tensor, "* 1"]]:
+    """Rows of norm 1 in float32, and the norms. In float64 they need no scale; that of a zero row is made infinite."""
+    norm = torch.threshold_(_norm(vectors), 0.0, math.inf)
+    return torch.div(vectors, norm, out=torch.empty_like(vectors, dtype=torch.float32)), norm
+
+
+def unit_gradient(grad: Tensor, vectors: Tensor, rows: Tensor, norm: Tensor) -> Tensor:
+    across = torch.addcmul(grad, rows, (grad * rows).sum(-1, keepdim=True), value=-1)
+    return torch.div(across, norm, out=torch.empty_like(vectors))
+
+
 class Unit(torch.autograd.Function):
-    """``unit`` of float32 or half precision. A norm in float64 needs no scale; that of a zero row is made infinite."""
+    """``unit`` of float32 or half precision."""
 
     @staticmethod
     def forward(ctx: Any, vectors: Tensor) -> Tensor:
-        norm = _norm(vectors)
-        norm.masked_fill_(norm == 0, math.inf)
-        rows = torch.div(vectors, norm, out=torch.empty_like(vectors, dtype=torch.float32))
+        rows, norm = unit_rows(vectors)
         ctx.save_for_backward(vectors, rows, norm)
         return rows
 
@@ -39,8 +92,7 @@ class Unit(torch.autograd.Function):
             norm = _norm(vectors)
             across: Tensor = grad - rows * (grad * rows).sum(-1, keepdim=True)
             return (across / norm.masked_fill(norm == 0, math.inf)).to(vectors.dtype)
-        across = torch.addcmul(grad, rows, (grad * rows).sum(-1, keepdim=True), value=-1)
-        return torch.div(across, norm, out=torch.empty_like(vectors))
+        return unit_gradient(grad, vectors, rows, norm)
 
 
 def _norm(vectors: Tensor) -> Annotated[Tensor, "* 1"]:

@@ -128,14 +128,6 @@ class Pairing:
         """Whether the anchors are their own candidates, and have no others."""
         return len(self.candidates) == 1 and self.candidates[0] is self.anchors
 
-    @property
-    def num_valid(self) -> int | None:
-        """How many candidates of every anchor are valid, where the rows of a batch were numbered; None: not known."""
-        numbered = self.num_views > 0 and not self.ids_given and len(self.candidates) == 1
-        if not numbered or self.label_positives or self.positive_mask is not None:
-            return None
-        return self.num_candidates - self.num_views
-
     def prepared(self) -> Pairing:
         """Vectors in float32 or wider, of unit norm if they are to be, infinities as NaN, positives as [b, p, d]."""
         anchors, pools = self.prepared_keys()
@@ -166,7 +158,7 @@ class Pairing:
         if self.ready:
             return keys
         vectors = unit(keys.vectors) if self.normalize else not_infinite(widened(keys.vectors))
-        return keys.changed(vectors=vectors)
+        return Keys(vectors, keys.ids, keys.labels, keys.clusters, keys.source)
 
     def guided(self, other: Pairing) -> Pairing:
         """With another model's vectors of the same pairs as a second channel, without gradient."""
@@ -291,6 +283,12 @@ def other_views(views: Annotated[Tensor, "vb d"], number: int) -> Annotated[Tens
     each = views.chunk(number)
     others = [torch.stack([each[j] for j in range(number) if j != i], dim=1) for i in range(number)]
     return torch.cat(others)
+
+
+def positive_columns(rows: int, number: int, device: torch.device) -> Annotated[Tensor, "b p"]:
+    """The candidates that are an anchor's positives: the same row of every other view, or of the only one."""
+    own = torch.arange(rows, device=device)[:, None]
+    return own if number == 1 else other_views(own, number).squeeze(-1)
 
 
 def several(keys: Keys) -> Keys:

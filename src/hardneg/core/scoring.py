@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import reduce
-from typing import Annotated, Protocol
+from typing import Annotated, Any, Protocol
 
 import torch
 from torch import Tensor
@@ -16,7 +16,7 @@ from hardneg.core.checks import check_parts, check_temperature
 from hardneg.core.checks import checks as checks
 from hardneg.core.constants import kept
 from hardneg.core.errors import ArgumentError
-from hardneg.core.pairing import Pairing, not_infinite, other_views, similarity
+from hardneg.core.pairing import Pairing, not_infinite, positive_columns, similarity
 from hardneg.core.types import Guide, Keys, Scores, Tags, other_id
 from hardneg.core.vectors import widened, without_autocast
 from hardneg.core.views import pair_cross, pair_views
@@ -95,11 +95,12 @@ def pair_pool(
     pool: Pools,
     temperature: float | Tensor,
     positive_mask: Tensor | None = None,
+    **options: Any,
 ) -> Pairing:
-    """Anchors against a pool, not yet compared."""
+    """Anchors against a pool, not yet compared; ``options`` are fields of the pairing."""
     anchors = anchors if isinstance(anchors, Keys) else Keys(anchors)
     own = positives if isinstance(positives, Keys) else Keys(positives)
-    return Pairing(anchors, own, tuple(as_keys(pool)), temperature, positive_mask)
+    return Pairing(anchors, own, tuple(as_keys(pool)), temperature, positive_mask, **options)
 
 
 def from_matrix(
@@ -265,13 +266,8 @@ def _own_scores(pairing: Pairing, anchors: Keys, candidates: Annotated[Tensor, "
     if pairing.num_views == 1:
         return candidates.diagonal()[:, None]
     if pairing.num_views > 1:
-        return candidates.gather(1, kept(_other_views, len(pairing), pairing.num_views, device=candidates.device))
+        return candidates.gather(1, kept(positive_columns, len(pairing), pairing.num_views, device=candidates.device))
     return similarity(anchors.vectors, pairing.prepared_own().vectors) / pairing.temperature
-
-
-def _other_views(rows: int, number: int, device: torch.device) -> Annotated[Tensor, "vb p"]:
-    """For each row of so many views, one after the other, the numbers of the same row of every other view."""
-    return other_views(torch.arange(rows, device=device)[:, None], number).squeeze(-1)
 
 
 def _other_instances(pairing: Pairing, ids: Tensor | None, like: Annotated[Tensor, "b n"]) -> Annotated[Tensor, "b n"]:

@@ -137,6 +137,13 @@ class Tile:
 _pairs_of_tile = tuple(one.name for one in fields(Tile) if one.name != "bound")
 
 
+def num_others(anchor: Annotated[Tensor, "b"], candidate: Annotated[Tensor, "n"]) -> Annotated[Tensor, "b"]:
+    """How many candidates ``other_id`` allows of each anchor, without [b, n]."""
+    ids = candidate.sort().values
+    low, high = (torch.searchsorted(ids, anchor, right=right) for right in (False, True))
+    return len(ids) - torch.where(anchor >= 0, high - low, 0)
+
+
 def other_id(
     anchor: Annotated[Tensor, "b"], candidate: Annotated[Tensor, "b|1 n"], given: bool = True
 ) -> Annotated[Tensor, "b n"]:

@@ -9,7 +9,7 @@ from typing import Annotated, Any
 import torch
 from torch import Tensor
 
-from hardneg.core.fused import Unit, is_plain
+from hardneg.core.fused import Unit, has_unit
 
 _bits: dict[torch.dtype, tuple[torch.dtype, int, int]] = {
     torch.float32: (torch.int32, 0x7F800000, 0x00800000),
@@ -40,7 +40,7 @@ def unit(vectors: Annotated[Tensor, "* d"]) -> Annotated[Tensor, "* d"]:
             [0.6000, 0.8000],
             [0.0000, 0.0000]])
     """
-    if vectors.is_cuda and is_plain(vectors) and vectors.dtype != torch.float64:
+    if has_unit(vectors):
         rows: Tensor = Unit.apply(vectors)  # type: ignore[no-untyped-call]
         return rows
     near_one = scaled(vectors)

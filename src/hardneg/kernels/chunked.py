@@ -28,14 +28,14 @@ from hardneg.negatives.base import Negatives, not_pointwise
 
 
 class Own(NamedTuple):
-    """The scores of the anchors' own positives, without gradient, and which of them are real; None: all."""
+    """The scores of the anchors' own positives, and which of them are real; None: all."""
 
     s: Annotated[Tensor, "b p"]
     valid: Annotated[Tensor, "b p"] | None
 
 
 class Streamed(NamedTuple):
-    """A loss, and beside it, without gradient, the statistics of the rows and the anchors' own positives."""
+    """A loss, and beside it the statistics of the rows and the anchors' own positives, whose gradients nobody needs."""
 
     loss: Tensor
     row: Row

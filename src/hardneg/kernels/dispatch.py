@@ -11,9 +11,10 @@ from hardneg.core.checks import check_parts
 from hardneg.core.objectives import Objective
 from hardneg.core.pairing import Pairing
 from hardneg.core.vectors import without_autocast
-from hardneg.kernels import chunked
+from hardneg.kernels import chunked, tilted
 from hardneg.kernels.chunked import Streamed, streamable
 from hardneg.negatives.base import Mask, Negatives
+from hardneg.negatives.closed import ClosedForm
 
 MOST_DENSE = {"cpu": 2**22, "cuda": 2**27}
 """Above so many scores, ``impl="auto"`` takes no dense matrix: on a CPU tiles that fit its caches are faster
@@ -25,12 +26,23 @@ class Path(NamedTuple):
 
     name: str
     reason: str
+    tilt: ClosedForm | None = None
+    """What ``tilted`` computes, by whole rows."""
 
     def __str__(self) -> str:
         return f"{self.name}: {self.reason}"
 
 
 def choose(pairing: Pairing, negatives: Negatives, objective: Objective, impl: str, first: Mask | None = None) -> Path:
+    """The path, and what ``tilted`` computes of it."""
+    path = _choose(pairing, negatives, objective, impl, first)
+    if path.name == "triton" or first is not None:
+        return path
+    tilt = tilted.form_of(pairing, negatives, objective, dense=path.name == "dense")
+    return path if tilt is None else Path(path.name, path.reason, tilt)
+
+
+def _choose(pairing: Pairing, negatives: Negatives, objective: Objective, impl: str, first: Mask | None) -> Path:
     """Triton wherever it serves; otherwise, under "auto", dense matrices as long as they are small.
 
     So are windows of ranks, which Triton finds among products of 16 bits. ``first``: a factor to the left of the
@@ -58,7 +70,11 @@ def choose(pairing: Pairing, negatives: Negatives, objective: Objective, impl: s
 
 
 def streamed(path: Path, pairing: Pairing, negatives: Negatives, objective: Objective, reduction: str) -> Streamed:
-    """The loss of a pairing by a path that is not dense, and the statistics of its rows."""
+    """The loss of a pairing by a path of its own, and the statistics of its rows."""
+    if path.tilt is not None:
+        check_parts(pairing)
+        with without_autocast(pairing.anchors.vectors.device):
+            return tilted.loss(pairing, path.tilt, objective, reduction, dense=path.name == "dense")
     if path.name == "chunked":
         return chunked.streamed(pairing, negatives, objective, reduction)
     from hardneg.kernels.triton_loss import triton_loss

@@ -18,14 +18,16 @@ from hardneg.core.sweep import Bounds
 from hardneg.negatives.base import Negatives
 
 Holder = TypeVar("Holder")
+_field_names: dict[type, tuple[str, ...]] = {}
 PER_ANCHOR = ("num_negatives", "log_norm")
 """Fields that hold a number for each anchor as [b]; any other field does as [b, 1]."""
 
 
 def tensor_fields(holder: Any) -> dict[str, Tensor]:
-    if not is_dataclass(holder) or isinstance(holder, type):
-        return {}
-    values = {field.name: getattr(holder, field.name) for field in fields(holder)}
+    kind = holder.__class__
+    if kind not in _field_names:
+        _field_names[kind] = tuple(field.name for field in fields(kind)) if is_dataclass(kind) else ()
+    values = {name: getattr(holder, name) for name in _field_names[kind]}
     return {name: value for name, value in values.items() if isinstance(value, Tensor)}
 
 

@@ -12,8 +12,8 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
+from hardneg.core.fused import first_derivative_only
 from hardneg.core.pairing import Cut, Pairing, Rows
 from hardneg.kernels.leaves import Piece
 from hardneg.kernels.plan import Compared, Plan
@@ -68,7 +68,7 @@ class _Swept(torch.autograd.Function):
         return task.forward(_pieces(task, tensors))
 
     @staticmethod
-    @once_differentiable  # type: ignore[untyped-decorator]
+    @first_derivative_only
     def backward(ctx: Any, *grads: Tensor) -> tuple[Any, ...]:
         with torch.autocast(grads[0].device.type, enabled=False):
             task, wanted = ctx.task, list(ctx.needs_input_grad[1:])

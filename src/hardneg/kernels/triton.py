@@ -82,7 +82,7 @@ class ViewLosses(NamedTuple):
     positives: PerAnchor
     """The scores of the positives, without a gradient."""
     log_mean: PerAnchor
-    """log E_q[e^s] before tau_plus, without a gradient."""
+    """log E_q[e^s] before tau_plus; it passes no gradient on."""
     support: PerAnchor
 
 
@@ -105,16 +105,17 @@ def two_view_losses(
     fraction of the launches: what small batches pay for. The other arguments are those of ``row_statistics``.
     """
     served("two_view_losses", vectors, None, temperature, beta, wide=normalize and low is None)
-    if len(vectors) % 2 or not 0.0 <= tau_plus < 1.0:
+    rows = vectors.shape[0]
+    if rows % 2 or not 0.0 <= tau_plus < 1.0:
         what = "an even number of rows and tau_plus in [0, 1)"
-        raise ArgumentError("two_view_losses", what, f"rows={len(vectors)}, {tau_plus=}")
-    ids = torch.arange(len(vectors) // 2, device=vectors.device).repeat(2) if ids is None else ids
+        raise ArgumentError("two_view_losses", what, f"{rows=}, {tau_plus=}")
+    ids = torch.arange(rows // 2, device=vectors.device).repeat(2) if ids is None else ids
     value, learned = Temperature.of(temperature)
     tags = Tags.of(vectors, None, ids, None, labels, None)
     fixed = (unit or normalize) and spread(value, beta) < FIXED_SHIFT_BITS
     plan = Plan(value, float(beta), detach, normalize, fixed, True, tags.few, views=True, tau_plus=float(tau_plus))
     found = RowStatisticsFunction.apply(vectors, None, learned, tags, _band(low, None, vectors), plan)  # type: ignore[no-untyped-call]
-    return ViewLosses(found[3], found[4], found[0].detach(), found[2])
+    return ViewLosses(found[3], found[4], found[0], found[2])
 
 
 def _band(low: float | Tensor | None, high: float | Tensor | None, anchors: Tensor) -> Band:

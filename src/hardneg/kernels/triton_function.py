@@ -10,8 +10,8 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
+from hardneg.core.fused import first_derivative_only
 from hardneg.kernels import triton_gradients, triton_rows
 from hardneg.kernels.triton_edges import SAMPLE, Edges, Sizes
 from hardneg.kernels.triton_sides import Block, Side, Tags, block_of, is_wide, padded, sides_from, sides_of, switches
@@ -106,7 +106,7 @@ class RowStatisticsFunction(torch.autograd.Function):
         return found
 
     @staticmethod
-    @once_differentiable  # type: ignore[untyped-decorator]
+    @first_derivative_only
     def backward(
         ctx: Any, g_mean: Tensor | None, g_mass: Tensor | None, _: None, g_loss: Tensor | None = None, *rest: None
     ) -> tuple[Tensor | None, ...]:
@@ -139,7 +139,7 @@ def _sweep(
     rows: Side, columns: Side, band: Band, plan: Plan, views: Tensor | None
 ) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...], tuple[Tensor | None, ...], tuple[Tensor | None, ...]]:
     """Statistics (and losses) as given, sums as sorted, the slopes of the losses by log_mean and positive, edges."""
-    b, n, d = len(rows.vectors), len(columns.vectors), rows.vectors.shape[1]
+    (b, d), n = rows.vectors.shape, columns.vectors.shape[0]
     log_mean, log_mass, sum0, sum1, shift, *losses = rows.vectors.new_empty(
         9 if plan.views else 5, b, dtype=torch.float32
     ).unbind()
@@ -219,7 +219,7 @@ def _coefficients(
     upstream: Upstream, rows: Side, sums: Sequence[Tensor], plan: Plan
 ) -> tuple[Coefficients, Tensor | None, Tensor]:
     """The rows' coefficients in their order, what pulls at the positives, and what gradients are multiplied by."""
-    b, half = len(rows.vectors), rows.vectors.dtype == torch.float16
+    b, half = rows.vectors.shape[0], rows.vectors.dtype == torch.float16
     a, c, shift, pull, unit = rows.vectors.new_empty(5, max(b, 1), dtype=torch.float32).unbind()
     g, h = upstream.mean, None if upstream.mass is None else upstream.mass.contiguous()
     headroom = (2.0 + 4.0 * plan.beta) / 2.0**14 if half else 1.0
@@ -254,7 +254,7 @@ def _gradient(
     given: _Given,
 ) -> tuple[Tensor, Tensor]:
     """The gradient of the rows, and of each row its product with it; whose coefficients are given are the anchors."""
-    b, n, d = len(rows.vectors), len(columns.vectors), rows.vectors.shape[1]
+    (b, d), n = rows.vectors.shape, columns.vectors.shape[0]
     gradient, beforehand = torch.empty_like(rows.vectors), plan.given(rows.vectors)
     product = rows.vectors.new_empty(b, dtype=torch.float32) if given.learn or plan.normalize else unit
     block = block_of(rows.vectors, b, backward=True, given=beforehand)

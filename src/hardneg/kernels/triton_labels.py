@@ -7,9 +7,9 @@ from typing import Annotated, Any, NamedTuple
 
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
 from hardneg.core.errors import argument_error
+from hardneg.core.fused import first_derivative_only
 from hardneg.kernels import triton_positives
 from hardneg.kernels.triton_function import LOG2_E
 from hardneg.kernels.triton_sides import (
@@ -127,7 +127,7 @@ class _Positives(torch.autograd.Function):
         return first, second, count
 
     @staticmethod
-    @once_differentiable  # type: ignore[untyped-decorator]
+    @first_derivative_only
     def backward(ctx: Any, g_first: Tensor, g_second: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
         saved = ctx.saved_tensors
         rows, columns, (offset, first, second) = sides_from(saved)
@@ -165,7 +165,7 @@ def _upstream(g_first: Tensor, g_second: Tensor, first: Tensor, offset: Tensor |
 def _sweep(
     rows: Side, columns: Side, offset: Tensor | None, temperature: float, itself: bool
 ) -> tuple[Tensor, Tensor, Tensor]:
-    b, n, d = len(rows.vectors), len(columns.vectors), rows.vectors.shape[1]
+    (b, d), n = rows.vectors.shape, columns.vectors.shape[0]
     first, second = rows.vectors.new_empty(2, b, dtype=torch.float32).unbind()
     count = rows.vectors.new_empty(b, dtype=torch.int32)
     block = block_of(rows.vectors, 0, backward=False)
@@ -182,7 +182,7 @@ def _sweep(
 def _gradient(
     ctx: Any, rows: Side, columns: Side, anchors: Side, parts: Upstream, row: bool, column: bool
 ) -> tuple[Tensor, Tensor]:
-    b, n, d = len(rows.vectors), len(columns.vectors), rows.vectors.shape[1]
+    (b, d), n = rows.vectors.shape, columns.vectors.shape[0]
     gradient = torch.empty_like(rows.vectors)
     product = rows.vectors.new_empty(b, dtype=torch.float32)
     block = block_of(rows.vectors, 0, backward=True)

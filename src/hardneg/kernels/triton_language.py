@@ -50,7 +50,7 @@ class Launched:
             with torch.cuda.device(device):
                 self._launch(grid, *args, **constants)
             return
-        key = _key(args, constants)
+        key = _key(device, args, constants)
         known = self._known.get(key)
         if known is None:
             self._known[key] = self.kernel[grid](*args, **constants)
@@ -71,7 +71,7 @@ class Launched:
             nonlocal known
             if known is None or _device(args) != torch.cuda.current_device():
                 self._launch(grid, base, *args, **constants)
-                known = self._known.get(_key(every, constants))
+                known = self._known.get(_key(_device(args), every, constants))
             else:
                 known[(*grid, 1, 1)[:3]](base, *args, *values)
 
@@ -87,13 +87,13 @@ def _device(args: tuple[Any, ...]) -> int:
     return next(each.device.index for each in args if isinstance(each, torch.Tensor))
 
 
-def _key(args: tuple[Any, ...], constants: dict[str, Any]) -> tuple[Any, ...]:
-    return (_device(args), *constants.values(), *map(_kind, args))
-
-
-def _kind(argument: Any) -> Any:
-    if isinstance(argument, torch.Tensor):
-        return argument.dtype, argument.data_ptr() % 16
-    if isinstance(argument, int):
-        return argument == 1, argument % 16 == 0, argument < 2**31
-    return type(argument)
+def _key(device: int, args: tuple[Any, ...], constants: dict[str, Any]) -> tuple[Any, ...]:
+    """What Triton distinguishes."""
+    kinds = [
+        None if each is None
+        else (each.dtype, each.data_ptr() % 16) if isinstance(each, torch.Tensor)
+        else (each == 1, each % 16 == 0, each < 2**31) if isinstance(each, int)
+        else type(each)
+        for each in args
+    ]  # fmt: skip
+    return (device, *constants.values(), *kinds)

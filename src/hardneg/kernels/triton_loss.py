@@ -15,9 +15,11 @@ from torch import Tensor
 
 from hardneg.core.bounds import Window
 from hardneg.core.checks import check_temperature
+from hardneg.core.fused import known_number
 from hardneg.core.objectives import InfoNCE, Objective, Row, reduce_sums
 from hardneg.core.pairing import Pairing
 from hardneg.core.statistics import LogMass, LogMean, LogPositives, Others, Statistic, Support, masked_lse
+from hardneg.core.tiles import num_others
 from hardneg.core.types import NEVER, Keys
 from hardneg.kernels.chunked import Own, Streamed
 from hardneg.kernels.pairs import masked_sum
@@ -111,12 +113,8 @@ def _fused_tau_plus(objective: Objective) -> float | None:
     """tau_plus of an InfoNCE that ``two_view_losses`` computes; None for any other objective."""
     if type(objective) is not InfoNCE or objective.positives_in_denominator != "own":
         return None
-    tau_plus = objective.tau_plus
-    known = isinstance(tau_plus, (int, float)) or (
-        isinstance(tau_plus, Tensor) and not tau_plus.ndim and not tau_plus.requires_grad and not tau_plus.is_cuda
-    )
-    fused = known and isinstance(objective.num_negatives, str) and objective.num_negatives == "support"
-    return float(tau_plus) if fused else None  # type: ignore[arg-type]
+    fused = isinstance(objective.num_negatives, str) and objective.num_negatives == "support"
+    return known_number(objective.tau_plus) if fused else None  # type: ignore[arg-type]
 
 
 def _two_views(
@@ -134,9 +132,9 @@ def _two_views(
         normalize=pairing.normalize,
         unit=_has_unit_norm(pairing),
     )
-    row = Row({"log_mean": found.log_mean[:, None], "support": found.support[:, None]}, pairing.temperature)
+    row = Row({"log_mean": found.log_mean.unsqueeze(1), "support": found.support.unsqueeze(1)}, pairing.temperature)
     loss = found.losses if reduction == "none" else found.losses.mean()
-    return Streamed(loss, row, Own(found.positives[:, None], None))
+    return Streamed(loss, row, Own(found.positives.unsqueeze(1), None))
 
 
 def _has_unit_norm(pairing: Pairing) -> bool:
@@ -196,9 +194,7 @@ class _Swept:
         ids, n = self.anchor_ids if self.pairing.itself else self.ids, self.pairing.num_candidates
         if self.anchor_ids is None or ids is None:
             return torch.full((len(self.pairing),), n, device=self.pairing.anchors.vectors.device)
-        ids = ids.sort().values
-        low, high = (torch.searchsorted(ids, self.anchor_ids, right=right) for right in (False, True))
-        return n - torch.where(self.anchor_ids >= 0, high - low, 0)
+        return num_others(self.anchor_ids, ids)
 
     def promoted(self, objective: Objective, row: Row) -> tuple[Tensor, Tensor]:
         """The sum of the losses of each anchor's positives by label, and their number."""

@@ -8,8 +8,8 @@ from typing import Annotated, Any
 
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
+from hardneg.core.fused import first_derivative_only
 from hardneg.kernels.triton_blocks import unit_rows
 from hardneg.kernels.triton_language import jit, launched, tl
 from hardneg.kernels.triton_sides import padded
@@ -83,7 +83,7 @@ class _Similarity(torch.autograd.Function):
         return out
 
     @staticmethod
-    @once_differentiable  # type: ignore[untyped-decorator]
+    @first_derivative_only
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor | None, None]:
         anchors, positives = ctx.saved_tensors
         b, p, d = positives.shape

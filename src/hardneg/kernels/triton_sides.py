@@ -20,6 +20,8 @@ NOT_WIDE = f"more than {LARGEST_DIM} features need normalize=True, no band and n
 SORTED_FROM = 8192
 """Candidates from which on rows are sorted by label or id, so that blocks without an equal pair skip the mask."""
 
+SERVED = (torch.bfloat16, torch.float16, torch.float32)
+
 PerAnchor = Annotated[Tensor, "b"]
 PerCandidate = Annotated[Tensor, "n"]
 
@@ -54,7 +56,7 @@ def supports(
 def cannot_serve(anchors: Tensor, candidates: Tensor, temperature: float | Tensor, beta: float) -> str | None:
     if anchors.ndim != 2 or candidates.ndim != 2 or anchors.shape[1] != candidates.shape[1]:
         return f"the shapes are {tuple(anchors.shape)} and {tuple(candidates.shape)}, not [b, d] and [n, d]"
-    if not {anchors.dtype, candidates.dtype} <= {torch.bfloat16, torch.float16, torch.float32}:
+    if anchors.dtype not in SERVED or candidates.dtype not in SERVED:
         return f"the vectors are {anchors.dtype} and {candidates.dtype}, not bfloat16, float16 or float32"
     if anchors.device != candidates.device:
         return f"the vectors are on {anchors.device} and {candidates.device}"
@@ -118,7 +120,7 @@ class Tags:
             candidate_ids, candidate_labels = anchor_ids, anchor_labels
         ids = None if anchor_ids is None or candidate_ids is None else (anchor_ids, candidate_ids)
         labels = None if anchor_labels is None or candidate_labels is None else (anchor_labels, candidate_labels)
-        few = bool(ids or labels) and len(anchors if candidates is None else candidates) < SORTED_FROM
+        few = bool(ids or labels) and (anchors if candidates is None else candidates).shape[0] < SORTED_FROM
         return cls(ids, labels, few)
 
 
@@ -256,7 +258,7 @@ def padded(d: int) -> int:
 
 def switches(rows: Side, columns: Side, itself: bool, block: Block, without: tuple[str, ...] = ()) -> dict[str, Any]:
     """The constants of a launch, but those that the kernel is ``without``."""
-    n, d = len(columns.vectors), rows.vectors.shape[1]
+    n, d = columns.vectors.shape[0], rows.vectors.shape[1]
     half = rows.vectors.dtype != torch.float32
     every = {
         "BM": block.rows, "BN": block.columns, "BD": padded(d),

@@ -253,16 +253,15 @@ class ContrastiveLoss(nn.Module):
     def of(self, pairing: Pairing, first: Mask | None = None) -> Tensor:
         """The loss of a pairing that was made elsewhere; ``first`` is a factor to the left of the negatives."""
         self._refresh_fields()
-        self.path = choose(pairing, self._current, self._objective, self.impl, first)
-        if self.path.name != "dense":
+        self.path = path = choose(pairing, self._current, self._objective, self.impl, first)
+        if path.name != "dense" or path.tilt is not None:
             negatives = self._current if first is None else Product((first, self._current))
-            return self._mean(self._streamed(pairing, negatives, self.path), pairing)
+            return self._mean(self._by_path(pairing, negatives, path), pairing)
         scores = _left(dense(pairing), first)
         log_w = self._current.log_weights(scores)
         if not torch.compiler.is_compiling():
             self._warn(scores, log_w)
-        number = pairing.num_valid if first is None and not self._current.removes else None
-        return self._mean(reduce(self._objective.losses(scores, log_w, number), scores, self.reduction), pairing)
+        return self._mean(reduce(self._objective.losses(scores, log_w), scores, self.reduction), pairing)
 
     def explain_path(self, *args: Any, **kwargs: Any) -> str:
         """How the loss of these arguments of the call is computed, and why.
@@ -304,15 +303,16 @@ class ContrastiveLoss(nn.Module):
             )
             return diagnose(scores, negatives.log_weights(scores), tau_plus=tau_plus)
 
-    def _streamed(self, pairing: Pairing, negatives: Negatives, path: Path) -> Tensor:
+    def _by_path(self, pairing: Pairing, negatives: Negatives, path: Path) -> Tensor:
         loss, row, own = streamed(path, pairing, negatives, self._objective, self.reduction)
         if not torch.compiler.is_compiling() and self._looks() and pairing.num_candidates:
             empty = row.support == 0
             if self._objective.needs_negatives:
                 warn_of_empty(empty.float().mean().item(), self._current)
             if corrects(self._tau_plus()) and "log_mean" in row.statistics:
-                real = ~empty if own.valid is None else own.valid & ~empty
-                floored = debiased(row.log_mean, own.s, self._tau_plus(), row.temperature)[1] & real
+                real = ~empty.expand_as(own.s) if own.valid is None else own.valid & ~empty
+                with torch.no_grad():
+                    floored = debiased(row.log_mean, own.s, self._tau_plus(), row.temperature)[1] & real
                 warn_of_floor(float(floored.sum() / real.sum().clamp(min=1)), self._tau_plus(), row.temperature)
         return loss
 
@@ -329,9 +329,9 @@ class ContrastiveLoss(nn.Module):
 
     def temperature_now(self) -> float | Tensor:
         """The temperature of this step."""
-        if isinstance(self.temperature, Schedule):
-            return float(self.temperature) if self._temperature is None else self._temperature  # raises if not set
-        return self.temperature
+        if isinstance(self.temperature, (float, Tensor)) or not isinstance(self.temperature, Schedule):
+            return self.temperature
+        return float(self.temperature) if self._temperature is None else self._temperature  # raises if not set
 
     def _tau_plus(self) -> float | Tensor:
         """That of the objective, at this step; 0 if it has none."""

@@ -10,8 +10,8 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
-from torch.autograd.function import once_differentiable
 
+from hardneg.core.fused import first_derivative_only
 from hardneg.kernels.replayed import capture
 from hardneg.state.stateful import Stateful
 
@@ -114,7 +114,7 @@ class _Replay(torch.autograd.Function):
         return tuple(numbers)
 
     @staticmethod
-    @once_differentiable  # type: ignore[untyped-decorator]
+    @first_derivative_only
     def backward(ctx: Any, upstream: Tensor, *rest: None) -> tuple[Tensor | None, ...]:
         gradients = (upstream * gradient for gradient in ctx.saved_tensors)
         return None, *gradients, *(None for _ in range(len(ctx.needs_input_grad) - 3))

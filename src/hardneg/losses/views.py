@@ -59,26 +59,26 @@ class Views:
         if len(views) != 2 and (self.kind != "two" or pool is not None):
             raise ArgumentError("ContrastiveLoss", "two views for views='cross' or a pool", f"{len(views)} views")
         parts = None if pool is None else as_keys(pool)
-        made = self._of(views, temperature, Tags(ids, labels, clusters), parts).changed(
-            label_positives=self.positives == "label",
-            same_label_negatives=self.same_label_negatives,
-            normalize=self.normalize,
-        )
+        by_label = {"label_positives": self.positives == "label", "same_label_negatives": self.same_label_negatives}
+        made = self._of(views, temperature, Tags(ids, labels, clusters), parts, **by_label)
         if guide is not None:
             pools = None if parts is None else [Keys(vectors) for vectors in _listed(guide[len(views) :])]
-            other = self._of(guide[: len(views)], 1.0, Tags(ids), pools)
-            made = made.guided(other.changed(normalize=self.normalize))
+            made = made.guided(self._of(guide[: len(views)], 1.0, Tags(ids), pools))
         return made
 
-    def _of(self, views: Sequence[View], temperature: float | Tensor, tags: Tags, parts: list[Keys] | None) -> Pairing:
+    def _of(
+        self, views: Sequence[View], temperature: float | Tensor, tags: Tags, parts: list[Keys] | None, **options: Any
+    ) -> Pairing:
+        options["normalize"] = self.normalize
         first, *others = views
         if self.detach_keys:
             others = [view.detach() for view in others]
         if parts is not None:
-            return pair_pool(Keys(first, tags.ids, tags.labels, tags.clusters), others[0], parts, temperature)
+            anchors = Keys(first, tags.ids, tags.labels, tags.clusters)
+            return pair_pool(anchors, others[0], parts, temperature, **options)
         if self.kind == "two":
-            return pair_views([first, *others], temperature, tags)
-        return pair_cross(first, others[0], temperature, tags)
+            return pair_views([first, *others], temperature, tags, **options)
+        return pair_cross(first, others[0], temperature, tags, **options)
 
 
 def check_per_anchor(holders: Iterable[Any], instances: int, anchors: int) -> None:

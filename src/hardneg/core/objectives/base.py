@@ -25,10 +25,14 @@ _registry: dict[str, type[Objective]] = {}
 
 @dataclass(eq=False)
 class Row:
-    """The statistics of anchors, [b, 1] each, as attributes: ``row.log_mean``, ``row.support``."""
+    """The statistics of anchors, [b, 1] each, as attributes: ``row.log_mean``, ``row.support``.
+
+    ``number`` is the support of every anchor, where it was known and not counted.
+    """
 
     statistics: Mapping[str, PerRow]
     temperature: float | Tensor
+    number: int | None = None
 
     def __getattr__(self, name: str) -> PerRow:
         if name == "statistics" or name.startswith("__"):  # of a copy that has no fields yet
@@ -88,17 +92,11 @@ class Objective(ABC):
     def schedules(self) -> list[Schedule]:
         return list(schedules_of(self).values())
 
-    def losses(self, scores: Scores, log_w: LogWeights, number: int | None = None) -> PairLosses:
-        """The loss of each pair, [b, p], from dense scores.
-
-        ``number``: how many candidates q allows in every row, where that is known and all pairs are real; then, unless
-        it is 0, nothing is counted.
-        """
+    def losses(self, scores: Scores, log_w: LogWeights) -> PairLosses:
+        """The loss of each pair, [b, p], from dense scores."""
         check_shape(self.name, scores, log_w)
         statistics = {name: statistic.dense(scores, log_w) for name, statistic in self.statistics().items()}
         row = Row(statistics, scores.temperature)
-        if number:
-            return self.masked_losses(scores.positives, row, scores.positive_valid)
         support = statistics.get("support")
         some = (log_w != NEVER).any(-1, keepdim=True) if support is None else support > 0
         return self.real_losses(scores.positives, row, scores.positive_valid, some)
@@ -161,7 +159,7 @@ def check_tau_plus(who: str, tau_plus: TauPlus) -> None:
 
 def corrects(tau_plus: TauPlus) -> bool:
     """Whether there is something to correct for; a tensor, such as a schedule's number, is not looked into."""
-    if isinstance(tau_plus, Schedule):
+    if not isinstance(tau_plus, (float, Tensor)) and isinstance(tau_plus, Schedule):
         float(tau_plus)  # which says that it is not a number yet
     return isinstance(tau_plus, Tensor) or bool(tau_plus)
 

@@ -9,12 +9,13 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from numbers import Real
-from typing import Annotated, ClassVar
+from typing import Annotated, Any, ClassVar
 
 import torch
 from torch import Tensor
 
 from hardneg.core.errors import ArgumentError, argument_error, check_range
+from hardneg.core.fused import by_operations, is_plain, known_number
 from hardneg.core.objectives.base import (
     Objective,
     PairForm,
@@ -79,29 +80,23 @@ class InfoNCE(Objective):
             return log_negative
         return softplus(log_negative - row.log_positives) + row.log_positives
 
-    def losses(self, scores: Scores, log_w: LogWeights, number: int | None = None) -> PairLosses:
+    def losses(self, scores: Scores, log_w: LogWeights) -> PairLosses:
         """As any objective's. The usual case takes fewer operations: a softplus of any finite numbers is finite."""
         support = isinstance(self.num_negatives, str) and self.num_negatives == "support"
         usual = type(self) is InfoNCE and support and self.positives_in_denominator == "own"
-        if not usual or (corrects(self.tau_plus) and not number) or not scores.candidates.shape[1]:
-            return super().losses(scores, log_w, number)
+        if not usual or corrects(self.tau_plus) or not scores.candidates.shape[1]:
+            return super().losses(scores, log_w)
         check_shape(self.name, scores, log_w)
-        if number:
-            row = Row({"log_mean": supported_log_mean(scores.candidates, log_w)}, scores.temperature)
-            return self._of_pairs(scores.positives, row, math.log(number))
         some, safe = with_support(log_w)
-        log_mean, counted = supported_log_mean(scores.candidates, safe), Support().dense(scores, safe)
-        row = Row({"log_mean": log_mean, "support": counted}, scores.temperature)
+        log_mean, number = supported_log_mean(scores.candidates, safe), Support().dense(scores, safe)
+        row = Row({"log_mean": log_mean, "support": number}, scores.temperature)
         return self.masked_losses(scores.positives, row, scores.positive_valid & some)
 
     def __call__(self, positive: Tensor, row: Row) -> Tensor:
-        return self._of_pairs(positive, row, log_number(row, self.num_negatives))
-
-    def _of_pairs(self, positive: Tensor, row: Row, log_m: float | PerRow) -> Tensor:
         log_mean = row.log_mean
         if corrects(self.tau_plus):
-            log_mean, _ = debiased(log_mean, positive, self.tau_plus, row.temperature)  # type: ignore[arg-type]
-        log_negative = log_mean + log_m
+            log_mean = _debiased(log_mean, positive, self.tau_plus, row.temperature)  # type: ignore[arg-type]
+        log_negative = log_mean + log_number(row, self.num_negatives)
         if self.positives_in_denominator == "own":
             return softplus(log_negative - positive)
         if self.positives_in_denominator == "none":
@@ -169,6 +164,39 @@ def debiased(
     return torch.where(log_mean == NEVER, NEVER, torch.where(clamped, floor, rest)), clamped
 
 
+def _debiased(
+    log_mean: Tensor, positives: Tensor, tau_plus: float | Tensor, temperature: float | Tensor
+) -> Annotated[Tensor, "b p|1"]:
+    """The first of ``debiased``, in few operations where they are known."""
+    numbers = known_number(tau_plus), known_number(temperature)
+    if None in numbers or not (is_plain(log_mean) and is_plain(positives)):
+        return debiased(log_mean, positives, tau_plus, temperature)[0]
+    found: Tensor = _Debiased.apply(log_mean, positives, *numbers) if numbers[0] else log_mean  # type: ignore[no-untyped-call]
+    return found
+
+
+class _Debiased(torch.autograd.Function):
+    """The mean of ``debiased`` in few operations."""
+
+    @staticmethod
+    def forward(ctx: Any, log_mean: Tensor, positives: Tensor, tau_plus: float, temperature: float) -> Tensor:
+        left = (positives - log_mean).add_(math.log(tau_plus)).expm1_().neg_().clamp_(min=0.0)  # 1 - tau_plus e^a / E
+        floor = -1.0 / temperature
+        found = left.log().add_(log_mean).sub_(math.log1p(-tau_plus)).clamp_(min=floor)
+        ctx.numbers = tau_plus, temperature
+        ctx.save_for_backward(log_mean, positives, left, found > floor)
+        return found.masked_fill_(log_mean == NEVER, NEVER)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
+        (grad,), (log_mean, positives, left, free) = gradients, ctx.saved_tensors
+        if torch.is_grad_enabled() or not is_plain(grad):
+            plain = by_operations(lambda *given: debiased(*given, *ctx.numbers)[0], (log_mean, positives), grad)
+            return *plain, None, None
+        by_mean = torch.where(free, grad / left, 0.0)
+        return by_mean.sum_to_size(log_mean.shape), (left - 1.0).mul_(by_mean), None, None
+
+
 def check_num_negatives(who: str, num_negatives: NumNegatives) -> None:
     if isinstance(num_negatives, Tensor):
         fine = num_negatives.ndim <= 1
@@ -194,9 +222,11 @@ def number_statistic(num_negatives: NumNegatives) -> dict[str, Statistic]:
     return _numbers[num_negatives] if isinstance(num_negatives, str) else {}
 
 
-def log_number(row: Row, num_negatives: NumNegatives) -> Tensor:
-    """log M of each row, [b, 1]."""
+def log_number(row: Row, num_negatives: NumNegatives) -> float | PerRow:
+    """log M of each row, [b, 1], or of all rows."""
     if isinstance(num_negatives, str):
+        if row.number is not None and num_negatives == "support":
+            return math.log(row.number)
         if num_negatives == "mass":
             return row.log_mass
         return (row.support if num_negatives == "support" else row.candidates).log()

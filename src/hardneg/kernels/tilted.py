@@ -1,0 +1,279 @@
+"""Uniform and tilted negatives of views: whole rows in few operations, with gradients of their own.
+
+``_Tilted`` is the dense loss on any device: small batches cost as much as their operations. ``_Symmetric`` is the
+streamed loss on a CPU, of normalised views that are anchors and candidates.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from typing import Annotated, Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from hardneg.core.constants import kept
+from hardneg.core.fused import (
+    by_operations,
+    first_derivative_only,
+    has_unit,
+    is_plain,
+    known_number,
+    unit_gradient,
+    unit_rows,
+)
+from hardneg.core.objectives import InfoNCE, Objective, Row
+from hardneg.core.pairing import Pairing, positive_columns
+from hardneg.core.statistics import LogMean, PerRow, Support, log_expect_exp
+from hardneg.core.tiles import NEVER, num_others, other_id
+from hardneg.core.vectors import unit, without_autocast
+from hardneg.kernels.chunked import Own, Streamed
+from hardneg.negatives.base import Negatives
+from hardneg.negatives.closed import ClosedForm
+
+KNOWN = (LogMean, Support)
+"""The statistics that are computed here."""
+BLOCK = 2**20
+"""Scores of a block of rows, 4 MiB in float32, where that is at least FEWEST_ROWS."""
+FEWEST_ROWS = 64
+MOST_COLUMNS = 2**18
+"""Above, blocks of so many rows would take more memory than tiles."""
+MOST_BITS = 64.0
+"""Between the largest and the smallest term of sums with one shift for all rows. A coefficient may be as large, so
+that gradients from above have half of float32's range left."""
+
+
+def form_of(pairing: Pairing, negatives: Negatives, objective: Objective, *, dense: bool) -> ClosedForm | None:
+    """The tilt, if this module computes the loss: all other instances of a batch of views, weighed by e^(beta s)."""
+    if not pairing.num_views or len(pairing.candidates) > 1 or pairing.label_positives or pairing.guide is not None:
+        return None
+    form, anchors, (candidates,) = negatives.closed_form(), pairing.anchors, pairing.candidates
+    if form is None or form.other_labels or form.banded or form.window is not None:
+        return None
+    if pairing.positive_mask is not None or pairing.positives.ids is not None:
+        return None
+    temperature, n = known_number(pairing.temperature), candidates.vectors.shape[0]
+    if temperature is None or not temperature > 0 or n <= pairing.num_views:  # one that is wrong is refused elsewhere
+        return None
+    if anchors.ids is None or candidates.ids is None:
+        return None
+    if not is_plain(anchors.vectors) or anchors.vectors.dtype != candidates.vectors.dtype:
+        return None
+    bits = 2.0 * (1.0 + form.beta) * math.log2(math.e) / temperature
+    symmetric = pairing.itself and pairing.normalize and not pairing.ready and bits < MOST_BITS
+    if not dense and not (symmetric and n <= MOST_COLUMNS and anchors.vectors.device.type == "cpu"):
+        return None
+    usual = type(objective).losses in (Objective.losses, InfoNCE.losses)
+    return form if usual and all(type(each) in KNOWN for each in objective.statistics().values()) else None
+
+
+def loss(pairing: Pairing, form: ClosedForm, objective: Objective, reduction: str, *, dense: bool) -> Streamed:
+    """As ``chunked.streamed``, of what has a form."""
+    tilt = _Tilt.of(pairing, form, dense)
+    if tilt.raw:
+        own, log_mean = _Tilted.apply(pairing.anchors.vectors, None, tilt)  # type: ignore[no-untyped-call]
+    else:
+        anchors, (candidates,) = pairing.prepared_keys()
+        others = None if candidates is anchors else candidates.vectors
+        function = _Tilted if dense else _Symmetric
+        own, log_mean = function.apply(anchors.vectors, others, tilt)  # type: ignore[no-untyped-call]
+    if tilt.number is None:  # there may be rows without a negative
+        some, real = tilt.support > 0, torch.ones_like(own, dtype=torch.bool)
+        row = Row({"log_mean": log_mean.masked_fill(~some, NEVER), "support": tilt.support}, pairing.temperature)
+        losses = objective.real_losses(own, row, real, some)
+    else:
+        row = Row({"log_mean": log_mean, "support": tilt.support}, pairing.temperature, tilt.number)
+        losses = objective.__call__(own, row)
+        losses = losses if losses.shape == own.shape else losses.expand_as(own)
+    return Streamed(losses.mean(-1) if reduction == "none" else losses.mean(), row, Own(own, None))
+
+
+class _Tilt(NamedTuple):
+    """Which candidates are an anchor's positives, which are its own instance, and how the others are weighed."""
+
+    scale: float
+    """1 / temperature."""
+    beta: float
+    slope: float
+    """Of the log-weights, as far as the gradient sees it: 0 if they are detached."""
+    own: Annotated[Tensor, "b p"]
+    """The columns of the positives."""
+    ids: tuple[Annotated[Tensor, "b"], Annotated[Tensor, "n"]]
+    support: PerRow
+    same: Annotated[Tensor, "b v"] | None
+    """The columns of the anchor's instance, where the rows of the views were numbered; None: ids say it."""
+    number: int | None
+    """The support of every row, where the rows of the views were numbered."""
+    raw: bool
+    """Whether the vectors are those that were given, not of norm 1 yet."""
+
+    @classmethod
+    def of(cls, pairing: Pairing, form: ClosedForm, dense: bool) -> _Tilt:
+        mine, theirs, views = pairing.anchors.ids, pairing.candidates[0].ids, pairing.num_views
+        assert mine is not None
+        assert theirs is not None
+        b, n, device, vectors = mine.shape[0], theirs.shape[0], mine.device, pairing.anchors.vectors
+        beta = form.beta if form.beta > 1e-30 else 0.0  # what float32 may take for 0
+        dtype = torch.float64 if vectors.dtype == torch.float64 else torch.float32
+        if not pairing.ids_given:
+            number, same = n - views, kept(_same_columns, b, views, device=device)
+            support = kept(torch.full, (b, 1), number, dtype=dtype, device=device)
+        else:
+            number, same = None, None
+            counted = other_id(mine, theirs).sum(-1) if dense else num_others(mine, theirs)
+            support = counted[:, None].to(dtype)
+        return cls(
+            1.0 / float(pairing.temperature),
+            beta,
+            0.0 if form.detach else beta,
+            kept(positive_columns, b, views, device=device),
+            (mine, theirs),
+            support,
+            same,
+            number,
+            dense and pairing.normalize and not pairing.ready and pairing.itself and has_unit(vectors),
+        )
+
+    def plain(self, anchors: Tensor, candidates: Tensor | None) -> tuple[Tensor, Tensor]:
+        """What ``_Tilted`` computes, by plain operations."""
+        anchors = unit(anchors) if self.raw else anchors
+        s = anchors @ (anchors if candidates is None else candidates).T * self.scale
+        weighed = self.slope * s + (self.beta - self.slope) * s.detach()
+        log_w = torch.where(other_id(*self.ids), weighed, NEVER)
+        return s.gather(1, self.own), log_expect_exp(s, log_w)[:, None]
+
+
+def _same_columns(rows: int, views: int, device: torch.device) -> Annotated[Tensor, "b v"]:
+    """Those of the positives and, among views of its own, of the anchor itself."""
+    own = positive_columns(rows, views, device)
+    return own if views == 1 else torch.cat([own, torch.arange(rows, device=device)[:, None]], dim=1)
+
+
+class _Tilted(torch.autograd.Function):
+    """The scores of the positives, and log E_q[e^s]. ``candidates``: None if they are the anchors.
+
+    Kept are q and the share of each candidate in E_q[e^s]: the gradient of log E_q[e^s] by the scores is
+    (1 + slope) share - slope q.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, anchors: Tensor, candidates: Tensor | None, tilt: _Tilt) -> tuple[Tensor, Tensor]:
+        given, beta, norm = anchors, tilt.beta, None
+        if tilt.raw:
+            anchors, norm = unit_rows(given)
+        others = anchors if candidates is None else candidates
+        s = torch.addmm(tilt.support, anchors, others.t(), beta=0, alpha=tilt.scale)  # with beta=0, it is not read
+        own = s.gather(1, tilt.own)
+        if tilt.same is not None:
+            s.scatter_(1, tilt.same, NEVER)
+        else:
+            s.masked_fill_(~other_id(*tilt.ids), NEVER).masked_fill_(tilt.support == 0, 0.0)  # such a row costs 0
+        top = s.amax(-1, keepdim=True)
+        if not beta:
+            q, share = None, torch.softmax(s, dim=-1)
+            mean = share.amax(-1, keepdim=True).mul_(tilt.support).reciprocal_()  # of e^(s - top)
+        else:
+            s.sub_(top)
+            q = torch.softmax(s if beta == 1 else s * beta, dim=-1)
+            share = s.exp_().mul_(q)
+            mean = share.sum(-1, keepdim=True)
+            share.div_(mean)
+        ctx.tilt = tilt
+        ctx.save_for_backward(given, candidates, q, share, anchors if tilt.raw else None, norm)
+        return own, mean.log_().add_(top)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
+        (of_own, of_mean), (given, candidates, q, share, rows, norm), tilt = gradients, ctx.saved_tensors, ctx.tilt
+        with without_autocast(given.device):
+            if torch.is_grad_enabled() or not (is_plain(of_own) and is_plain(of_mean)):
+                return *by_operations(tilt.plain, (given, candidates), (of_own, of_mean)), None
+            by_score = of_mean * (torch.lerp(q, share, 1.0 + tilt.slope) if tilt.slope else share)
+            by_score.scatter_add_(1, tilt.own, of_own)
+            anchors, of_anchors, of_others = given if rows is None else rows, None, None
+            if ctx.needs_input_grad[0]:
+                others = anchors if candidates is None else candidates
+                of_anchors = torch.addmm(anchors, by_score, others, beta=0, alpha=tilt.scale)
+                if candidates is None:
+                    of_anchors.addmm_(by_score.t(), anchors, alpha=tilt.scale)
+                if norm is not None:
+                    of_anchors = unit_gradient(of_anchors, given, anchors, norm)
+            if candidates is not None and ctx.needs_input_grad[1]:
+                of_others = torch.addmm(candidates, by_score.t(), anchors, beta=0, alpha=tilt.scale)
+        return of_anchors, of_others, None
+
+
+class _Exponentials(NamedTuple):
+    """e^(s - largest possible s) of a block of rows, 0 for the anchor's instance, and room for as many numbers."""
+
+    rows: slice
+    e: Annotated[Tensor, "r n"]
+    room: Annotated[Tensor, "r n"]
+
+
+class _Symmetric(torch.autograd.Function):
+    """The same of vectors of norm 1 that are anchors and candidates, in blocks of rows that fit the caches of a CPU.
+
+    One shift serves all rows, so that the weights of both roles of a pair are multiples of one exponential: three
+    products are all there are, since one gives the gradient of both roles. With e = e^(s - shift), w = e^beta and the
+    gradient g of log E_q[e^s] = log(sum of w e / sum of w), the gradient by s of row i and column j in both roles is
+
+        w (e (a_i + a_j) - (c_i + c_j)),    a = (1 + slope) g / sum of w e,    c = slope g / sum of w
+    """
+
+    @staticmethod
+    def forward(ctx: Any, vectors: Tensor, _: None, tilt: _Tilt) -> tuple[Tensor, Tensor]:
+        mass, weighed = tilt.support.clone(), torch.empty_like(tilt.support)  # uniform weights sum to the support
+        for rows, e, room in _blocks(vectors, tilt):
+            by_weight = e
+            if tilt.beta:
+                w = e if tilt.beta == 1 else torch.pow(e, tilt.beta, out=room)
+                torch.sum(w, -1, keepdim=True, out=mass[rows])
+                by_weight = torch.mul(w, e, out=room)
+            torch.sum(by_weight, -1, keepdim=True, out=weighed[rows])
+        for total in (mass, weighed):
+            total.masked_fill_(tilt.support == 0, 1.0)  # any finite number: such a row costs 0
+        ctx.tilt = tilt
+        ctx.save_for_backward(vectors, mass, weighed)
+        own = (vectors[:, None] * vectors[tilt.own]).sum(-1).mul_(tilt.scale)
+        return own, (weighed / mass).log_().add_(tilt.scale)
+
+    @staticmethod
+    @first_derivative_only
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
+        (of_own, of_mean), (vectors, mass, weighed), tilt = gradients, ctx.saved_tensors, ctx.tilt
+        a, c = of_mean * (1.0 + tilt.slope) / weighed, of_mean * tilt.slope / mass
+        gradient = torch.empty_like(vectors)
+        with without_autocast(vectors.device):
+            for rows, e, room in _blocks(vectors, tilt):
+                by_score = torch.add(a[rows], a.t(), out=room).mul_(e)
+                if tilt.slope:
+                    by_score.sub_(c[rows]).sub_(c.t())
+                if tilt.beta:
+                    by_score.mul_(e if tilt.beta == 1 else e.pow_(tilt.beta))
+                torch.mm(by_score, vectors, out=gradient[rows])
+        for columns, pull in zip(tilt.own.unbind(1), of_own.unsqueeze(-1).unbind(1), strict=True):
+            gradient.addcmul_(pull, vectors[columns]).index_add_(0, columns, pull * vectors)
+        return gradient.mul_(tilt.scale), None, None
+
+
+def _blocks(vectors: Tensor, tilt: _Tilt) -> Iterator[_Exponentials]:
+    """In the same memory: glibc would not reuse that of one block for the next."""
+    n, (mine, theirs) = vectors.shape[0], tilt.ids
+    size = min(-(-n // 2), max(FEWEST_ROWS, BLOCK // n))  # never all pairs at once
+    exponentials, rooms = (vectors.new_empty(size, n) for _ in range(2))
+    shift = vectors.new_full((), -tilt.scale)
+    same = mine.new_empty(size, n, dtype=torch.bool) if tilt.same is None else None
+    for begin in range(0, n, size):
+        rows = slice(begin, min(begin + size, n))
+        e, room = (each[: rows.stop - begin] for each in (exponentials, rooms))
+        torch.addmm(shift, vectors[rows], vectors.t(), alpha=tilt.scale, out=e)
+        e.exp_()
+        if tilt.same is not None:
+            e.scatter_(1, tilt.same[rows], 0.0)
+        else:
+            assert same is not None
+            found = torch.eq(mine[rows, None], theirs, out=same[: rows.stop - begin])
+            e.masked_fill_(found.logical_and_(mine[rows, None] >= 0), 0.0)
+        yield _Exponentials(rows, e, room)
