@@ -2,6 +2,7 @@
 
     python benchmarks/losses.py                        # the grid of rows and dimensions, all losses
     python benchmarks/losses.py --targets              # the sizes of the targets, ours only
+    python benchmarks/losses.py --small                # 512 to 4,096 rows, in turn with plain eager NT-Xent
     python benchmarks/losses.py --rows 64 --dims 16 --device cpu --dtype float32      # a small try anywhere
 
 Two views that are not normalised, temperature 0.5; ours are ``ContrastiveLoss`` as it is called in training. A time is
@@ -159,7 +160,6 @@ PEERS: dict[str, Callable[[], Loss]] = {
 }
 DENSE = ("plain eager", "plain compiled", "hardneg dense, HCL")
 LARGE = ((65536, 128), (262144, 128))
-SMALL = ((512, 128), (2048, 128), (4096, 128))
 OURS: dict[str, tuple[Callable[[], Loss], tuple[tuple[int, int], ...]]] = {
     "HCL": (lambda: ours("Tilt(1.0)", 0.1), (*LARGE, (32768, 256), (32768, 512), (65536, 64))),
     "HCL, unit vectors as given": (lambda: ours("Tilt(1.0)", 0.1, normalize=False), ((65536, 128),)),
@@ -179,12 +179,19 @@ OURS: dict[str, tuple[Callable[[], Loss], tuple[tuple[int, int], ...]]] = {
         lambda: against_queue("Ring(0.1, outer=0.5, approximate=True)", 65536),
         ((8192, 128),),
     ),
-    "small, plain eager": (lambda: plain, SMALL),
-    "small, streamed": (lambda: ours("Tilt(1.0)", with_ids=False), SMALL),
-    "small, auto": (lambda: ours("Tilt(1.0)", impl="auto", with_ids=False), SMALL),
-    "small, streamed, ids": (lambda: ours("Tilt(1.0)"), SMALL),
-    "small, dense": (lambda: ours("Tilt(1.0)", impl="dense", with_ids=False), SMALL),
-    "small, plain eager again": (lambda: plain, SMALL),
+}
+
+
+SMALL = (512, 2048, 4096)
+SIDE_BY_SIDE: dict[str, Callable[[], Loss]] = {
+    "plain eager": lambda: plain,
+    "dense": lambda: ours("Tilt(1.0)", impl="dense", with_ids=False),
+    "dense, ids": lambda: ours("Tilt(1.0)", impl="dense"),
+    "dense, HCL": lambda: ours("Tilt(1.0)", 0.1, impl="dense", with_ids=False),
+    "auto": lambda: ours("Tilt(1.0)", impl="auto", with_ids=False),
+    "streamed": lambda: ours("Tilt(1.0)", with_ids=False),
+    "streamed, ids": lambda: ours("Tilt(1.0)"),
+    "streamed, HCL": lambda: ours("Tilt(1.0)", 0.1, with_ids=False),
 }
 
 
@@ -251,6 +258,35 @@ def tried(make: Callable[[], Loss], views: tuple[Tensor, Tensor]) -> dict[str, A
             torch.cuda.empty_cache()
 
 
+def side_by_side(
+    options: argparse.Namespace, dim: int = 128, rounds: int = 40, calls: int = 20
+) -> list[dict[str, Any]]:
+    """Small batches, which the host bounds: rounds of all losses in turn, since the host drifts."""
+    device, dtype, found = torch.device(options.device), getattr(torch, options.dtype), []
+    for rows in options.small_rows:
+        views = tuple(each.clone().requires_grad_() for each in make_vectors(rows, dim, dtype, device).chunk(2))
+        losses, times = {name: make() for name, make in SIDE_BY_SIDE.items()}, {name: [] for name in SIDE_BY_SIDE}
+        for loss in losses.values():
+            for _ in range(70):  # past most calls at which a loss looks at its negatives: 1, 2, 4, 8 ... 64
+                step(loss, views)
+        for _ in range(rounds):
+            for name, loss in losses.items():
+                wait(device)
+                begin = perf_counter()
+                for _ in range(calls):
+                    step(loss, views)
+                wait(device)
+                times[name].append(1e3 * (perf_counter() - begin) / calls)
+        for name, ours in times.items():
+            ratios = sorted(mine / plain for mine, plain in zip(ours, times["plain eager"], strict=True))
+            found.append({
+                "loss": name, "rows": rows, "dim": dim, "milliseconds": median(ours), "of_plain": median(ratios),
+                "of_plain_quartiles": [ratios[len(ratios) // 4], ratios[3 * len(ratios) // 4]],
+            })  # fmt: skip
+            print(json.dumps(found[-1]), flush=True)
+    return found
+
+
 def product_rate(device: torch.device, dtype: torch.dtype) -> float:
     """Floating point operations a millisecond of a large product."""
     size = 8192 if device.type == "cuda" else 512
@@ -281,6 +317,8 @@ def walk_of(device: torch.device) -> Callable[[], Any]:
 
 
 def jobs(options: argparse.Namespace) -> list[tuple[str, Callable[[], Loss], int, int]]:
+    if options.small:
+        return []
     if options.targets:
         every = [(name, make, rows, dim) for name, (make, sizes) in OURS.items() for rows, dim in sizes]
     else:
@@ -305,8 +343,10 @@ def run(options: argparse.Namespace) -> dict[str, Any]:
         results["losses"].append(found)
         print(json.dumps(found), flush=True)
         options.out.write_text(json.dumps(results | provenance(options), indent=1) + "\n")
+    if options.targets or options.small:
+        results["small"] = side_by_side(options)
     results["chain"] = measure_chain(device)
-    print(json.dumps({name: value for name, value in results.items() if name != "losses"}), flush=True)
+    print(json.dumps({name: value for name, value in results.items() if name not in ("losses", "small")}), flush=True)
     return results
 
 
@@ -321,6 +361,8 @@ def read_options() -> argparse.Namespace:
     parser.add_argument("--dims", type=int, nargs="+", default=[64, 128, 256, 512, 1024])
     parser.add_argument("--dense-rows", type=int, default=65536, help="no whole matrix above so many rows")
     parser.add_argument("--targets", action="store_true", help="the sizes of the targets, ours only")
+    parser.add_argument("--small", action="store_true", help="small batches only, side by side with plain eager")
+    parser.add_argument("--small-rows", type=int, nargs="+", default=SMALL)
     parser.add_argument("--only", nargs="+", default=[], metavar="LOSS", help="of these losses only")
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--dtype", default="bfloat16")
