@@ -11,7 +11,6 @@ import pytest
 import torch
 from torch import Tensor
 from torch.nn.functional import cross_entropy, normalize
-from torch.utils._python_dispatch import TorchDispatchMode
 
 import hardneg as hn
 from hardneg.core.errors import ArgumentError, forget_warnings
@@ -20,7 +19,7 @@ from hardneg.core.pairing import Pairing
 from hardneg.core.schedules import linear
 from hardneg.kernels import tilted
 from support.kernel_inputs import DEVICE
-from support.operations import Operations
+from support.operations import Largest, Operations
 
 IMPLS = ["dense", "streamed"] if DEVICE == "cpu" else ["dense"]
 """By whole rows."""
@@ -319,19 +318,6 @@ def test_a_backward_pass_may_be_repeated(impl: str) -> None:
     value = hn.ContrastiveLoss("Tilt(1.0)", tau_plus=0.1, impl=impl)(*given)
     once, twice = (torch.autograd.grad(value, given, retain_graph=True) for _ in range(2))
     assert all(map(torch.equal, once, twice))
-
-
-class Largest(TorchDispatchMode):
-    """The number of elements of the largest tensor that was made."""
-
-    most = 0
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        made = func(*args, **(kwargs or {}))
-        for each in made if isinstance(made, (tuple, list)) else [made]:
-            if isinstance(each, Tensor):
-                self.most = max(self.most, each.untyped_storage().nbytes() // each.element_size())
-        return made
 
 
 @pytest.mark.skipif(DEVICE != "cpu", reason="on a GPU, Triton or tiles stream")

@@ -6,7 +6,6 @@ from typing import ClassVar
 import pytest
 import torch
 from torch.nn.functional import normalize
-from torch.utils._python_dispatch import TorchDispatchMode
 
 import hardneg as hn
 from hardneg.core import bounds
@@ -17,6 +16,7 @@ from hardneg.kernels import compiled, plan, products, replayed
 from hardneg.kernels.chunked import streamed
 from hardneg.negatives import Negatives, parse
 from hardneg.testing.examples import make_pairing
+from support.operations import Largest
 
 
 @pytest.fixture
@@ -117,19 +117,6 @@ def test_a_distribution_that_does_not_compile_runs_as_it_is_after_a_warning(trac
         found = loss_and_gradients(Untraceable(), torch.float64, (20, 40))
     wanted = loss_and_gradients("Tilt(2.0)", torch.float64, (20, 40))
     torch.testing.assert_close(found, wanted)
-
-
-class Largest(TorchDispatchMode):
-    """The number of elements of the largest tensor that was made."""
-
-    most = 0
-
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        made = func(*args, **(kwargs or {}))
-        for each in made if isinstance(made, (tuple, list)) else [made]:
-            if isinstance(each, torch.Tensor):
-                self.most = max(self.most, each.untyped_storage().size() // max(each.element_size(), 1))
-        return made
 
 
 @pytest.mark.parametrize(
