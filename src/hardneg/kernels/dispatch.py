@@ -71,16 +71,14 @@ def _choose(pairing: Pairing, negatives: Negatives, objective: Objective, impl: 
 
 def streamed(path: Path, pairing: Pairing, negatives: Negatives, objective: Objective, reduction: str) -> Streamed:
     """The loss of a pairing by a path of its own, and the statistics of its rows."""
-    if path.tilt is not None:
-        check_parts(pairing)
-        with without_autocast(pairing.anchors.vectors.device):
-            return tilted.loss(pairing, path.tilt, objective, reduction, dense=path.name == "dense")
-    if path.name == "chunked":
+    if path.name == "chunked" and path.tilt is None:
         return chunked.streamed(pairing, negatives, objective, reduction)
-    from hardneg.kernels.triton_loss import triton_loss
-
     check_parts(pairing)
     with without_autocast(pairing.anchors.vectors.device):
+        if path.tilt is not None:
+            return tilted.loss(pairing, path.tilt, objective, reduction, dense=path.name == "dense")
+        from hardneg.kernels.triton_loss import triton_loss
+
         return triton_loss(pairing, negatives, objective, reduction)
 
 

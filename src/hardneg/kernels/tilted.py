@@ -60,12 +60,18 @@ def form_of(pairing: Pairing, negatives: Negatives, objective: Objective, *, den
         return None
     if not is_plain(anchors.vectors) or anchors.vectors.dtype != candidates.vectors.dtype:
         return None
-    bits = 2.0 * (1.0 + form.beta) * math.log2(math.e) / temperature
-    symmetric = pairing.itself and pairing.normalize and not pairing.ready and bits < MOST_BITS
-    if not dense and not (symmetric and n <= MOST_COLUMNS and anchors.vectors.device.type == "cpu"):
+    if not dense and not _is_symmetric(pairing, form, temperature):
         return None
     usual = type(objective).losses in (Objective.losses, InfoNCE.losses)
     return form if usual and all(type(each) in KNOWN for each in objective.statistics().values()) else None
+
+
+def _is_symmetric(pairing: Pairing, form: ClosedForm, temperature: float) -> bool:
+    """Whether ``_Symmetric`` serves."""
+    bits = 2.0 * (1.0 + form.beta) * math.log2(math.e) / temperature
+    unit_norm = pairing.normalize and not pairing.ready
+    small = pairing.num_candidates <= MOST_COLUMNS and pairing.anchors.vectors.device.type == "cpu"
+    return pairing.itself and unit_norm and small and bits < MOST_BITS
 
 
 def loss(pairing: Pairing, form: ClosedForm, objective: Objective, reduction: str, *, dense: bool) -> Streamed:
@@ -75,9 +81,11 @@ def loss(pairing: Pairing, form: ClosedForm, objective: Objective, reduction: st
         own, log_mean = _Tilted.apply(pairing.anchors.vectors, None, tilt)  # type: ignore[no-untyped-call]
     else:
         anchors, (candidates,) = pairing.prepared_keys()
-        others = None if candidates is anchors else candidates.vectors
-        function = _Tilted if dense else _Symmetric
-        own, log_mean = function.apply(anchors.vectors, others, tilt)  # type: ignore[no-untyped-call]
+        if dense:
+            others = None if candidates is anchors else candidates.vectors
+            own, log_mean = _Tilted.apply(anchors.vectors, others, tilt)  # type: ignore[no-untyped-call]
+        else:
+            own, log_mean = _Symmetric.apply(anchors.vectors, tilt)  # type: ignore[no-untyped-call]
     if tilt.number is None:  # there may be rows without a negative
         some, real = tilt.support > 0, torch.ones_like(own, dtype=torch.bool)
         row = Row({"log_mean": log_mean.masked_fill(~some, NEVER), "support": tilt.support}, pairing.temperature)
@@ -223,7 +231,7 @@ class _Symmetric(torch.autograd.Function):
     """
 
     @staticmethod
-    def forward(ctx: Any, vectors: Tensor, _: None, tilt: _Tilt) -> tuple[Tensor, Tensor]:
+    def forward(ctx: Any, vectors: Tensor, tilt: _Tilt) -> tuple[Tensor, Tensor]:
         mass, weighed = tilt.support.clone(), torch.empty_like(tilt.support)  # uniform weights sum to the support
         for rows, e, room in _blocks(vectors, tilt):
             by_weight = e
@@ -255,7 +263,7 @@ class _Symmetric(torch.autograd.Function):
                 torch.mm(by_score, vectors, out=gradient[rows])
         for columns, pull in zip(tilt.own.unbind(1), of_own.unsqueeze(-1).unbind(1), strict=True):
             gradient.addcmul_(pull, vectors[columns]).index_add_(0, columns, pull * vectors)
-        return gradient.mul_(tilt.scale), None, None
+        return gradient.mul_(tilt.scale), None
 
 
 def _blocks(vectors: Tensor, tilt: _Tilt) -> Iterator[_Exponentials]:
