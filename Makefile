@@ -9,7 +9,7 @@ export HARDNEG_DATA ?= $(abspath ../shared/data)
 endif
 unexport PYTHONDONTWRITEBYTECODE # the tests start many processes, each of which would compile the code again
 
-.PHONY: help demo test quick test-oldest test-integrations check format docs reference results lock dist bench clean
+.PHONY: help demo test test-all quick test-oldest test-integrations check format docs reference results lock dist bench clean
 
 help: ## List the targets.
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' Makefile | expand -t 20
@@ -31,11 +31,14 @@ demo: .venv/demo ## Compare negatives on digits and on texts: runs/demo/report.h
 	  --arm "pairs(temperature=0.1, dim=128, negatives='Tilt(1.0)')" \
 	  --arm "pairs(temperature=0.1, dim=128) @ proximity(num_candidates=200, refresh=15)"
 
-test: .venv/installed check ## Run the checks and all tests.
+test: .venv/installed check ## Run the checks and all tests but the long ones.
+	$(BIN)/python -m pytest -n 2 --dist worksteal -m "not long"
+
+test-all: .venv/installed check ## Run the checks and all tests, including fuzzing and damaged files (up to an hour).
 	$(BIN)/python -m pytest -n 2 --dist worksteal
 
 quick: .venv/installed ## Run the tests that are neither slow nor for a GPU.
-	$(BIN)/python -m pytest -n 2 --dist worksteal -m "not slow and not gpu" --ignore src/hardneg/integrations
+	$(BIN)/python -m pytest -n 2 --dist worksteal -m "not slow and not long and not gpu" --ignore src/hardneg/integrations
 
 test-oldest: .venv-oldest/installed ## Run the tests with the smallest versions that pyproject.toml allows.
 	$(OLDEST)/python -m pytest -n 2 --dist worksteal
