@@ -91,6 +91,11 @@ def may_remove(factor: Negatives) -> bool:
     return factor.removes or not factor.pointwise
 
 
+def counts_all(factor: Negatives) -> bool:
+    """True if a factor's choice among the nearest candidates depends on those behind them, as a ring's does."""
+    return (factor.looks_around or not factor.pointwise) and factor.shown(1) is None
+
+
 def ends_here(factor: Negatives, scores: Scores, before: Tensor, after: Tensor) -> Tensor:
     """True for rows where nothing beyond the candidates at hand could pass this factor: [b].
 

@@ -16,7 +16,7 @@ from hardneg.core.topk import top_of_rows
 from hardneg.core.types import NEVER, Scores
 from hardneg.mining.fusion import Quotas, by_quotas, compacted
 from hardneg.mining.meeting import is_copy
-from hardneg.mining.search_depth import ends_here
+from hardneg.mining.search_depth import counts_all, ends_here
 from hardneg.negatives import Negatives
 
 VectorsOf = Callable[[Tensor], Tensor]
@@ -79,29 +79,39 @@ def select(candidates: Candidates, rule: Rule, vectors_of: VectorsOf) -> Selecti
         chosen = _padded(torch.where(candidates.rows >= 0, slots, -1), rule.k)
         chosen = chosen if rule.near_negative is not None else chosen[:, : rule.k]
         left, ended = candidates.left, torch.zeros_like(candidates.whole)
+        counted = torch.ones_like(ended)
     else:
-        log_w, counts, ended = _weigh(candidates.scores, rule.negatives)
+        log_w, counts, ended, counted = _weigh(candidates.scores, rule.negatives)
         chosen, left = _order(candidates, candidates.scores, log_w, rule), torch.stack(counts, 1)
     copies = torch.zeros(len(chosen), dtype=torch.long, device=chosen.device)
     if rule.near_negative is not None:
         chosen, copies = _without_copies(chosen, candidates.row_numbers(), rule, vectors_of)
     by_order = rule.draw == "top" or candidates.scores is None
     full = chosen[:, -1] >= 0 if by_order else torch.zeros_like(ended)
-    return Selection(chosen, full | ended | candidates.whole, left, copies)
+    return Selection(chosen, (full | ended) & counted | candidates.whole, left, copies)
 
 
-def _weigh(scores: Scores, negatives: Negatives) -> tuple[Tensor, list[Tensor], Tensor]:
-    """The product's log-weights, the number left after each factor, and where no other candidate could pass."""
+def _weigh(scores: Scores, negatives: Negatives) -> tuple[Tensor, list[Tensor], Tensor, Tensor]:
+    """Apply the factors one after another.
+
+    Returns:
+        The product's log-weights ``[b, m]``; the number of candidates left after each factor, ``[b]`` each; the rows
+        where no candidate beyond these could pass, ``[b]``; and the rows where every factor that counts candidates,
+        such as a ring, was shown all of them, ``[b]``.
+    """
     total = scores.candidates.new_zeros(scores.valid.shape).masked_fill(~scores.valid, NEVER)
     ended = torch.zeros(len(total), dtype=torch.bool, device=total.device)
+    counted = torch.ones_like(ended)
     valid, left = scores.valid, [scores.valid.sum(1)]
     for factor in negatives.factors:
+        if counts_all(factor):
+            counted = counted & ended
         total = total + factor.log_weights(scores.narrowed(valid))
         after = total != NEVER
         ended = ended | ends_here(factor, scores, valid, after)
         valid = after
         left.append(valid.sum(1))
-    return total, left, ended
+    return total, left, ended, counted
 
 
 def _order(candidates: Candidates, scores: Scores, log_w: Tensor, rule: Rule) -> Annotated[Tensor, "b k"]:
