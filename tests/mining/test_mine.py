@@ -175,6 +175,29 @@ def test_guards_equal_the_oracle(text: str, guards: dict[str, float]) -> None:
         assert rows_of(mined, i) == order[:5], (text, i)
 
 
+RINGS_AFTER_WINDOWS: list[tuple[str, dict[str, float]]] = [
+    ("AtMost(0.6) * Rank(0, 15) * Ring(0.5, 1.0)", {}),
+    ("OtherLabel() * Rank(0, 18) * Ring(0.5, 1.0)", {}),
+    ("Rank(0, 40) * Ring(0.5, 1.0)", {"near_positive": 0.5}),
+    ("AtMost(0.6) * Rank(0, 15) * Ring(0.5, 1.0)", {"near_negative": 0.6}),
+    ("BelowPositive(0.1) * Rank(0, 15) * Ring(0.2, 0.8) * Rank(1, 5)", {}),
+    ("AtMost(0.6) * Rank(5, 15) * Tilt(2.0) * Ring(0.5, 1.0) * OtherCluster()", {}),
+]
+
+
+@QUIET
+@pytest.mark.parametrize(("text", "guards"), RINGS_AFTER_WINDOWS)
+@pytest.mark.parametrize("k", [1, 3, 8])
+@pytest.mark.parametrize("how", [{}, {"query_block": 16, "corpus_block": 37}, {"shards": 3, "corpus_block": 32}])
+def test_a_ring_after_a_window_counts_the_whole_window(
+    text: str, guards: dict[str, float], k: int, how: dict[str, int]
+) -> None:
+    queries, corpus, positives = make_data(q=60)
+    mined = mine(queries, corpus, positives, text, k, search=Search(**how), **guards)  # type: ignore[arg-type]
+    expected = [order[:k] for order, _ in oracle(queries, corpus, positives, text, k, **guards)]
+    assert [rows_of(mined, i) for i in range(len(queries))] == expected
+
+
 def test_positives_and_own_ids_are_never_negatives() -> None:
     queries, corpus, positives = make_data()
     mined = mine(queries, corpus, positives, "Uniform()", len(corpus))

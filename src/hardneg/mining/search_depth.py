@@ -38,13 +38,22 @@ def reach_of(negatives: Negatives, k: int, draw: str) -> Reach:
     >>> reach_of(parse("BelowPositive(0.05) * Rank(10, 200)"), 5, "gumbel").size
     200
     """
-    factors = negatives.factors
-    alone = [factor.pointwise and not factor.looks_around for factor in factors]
-    num_leading = alone.index(False) if False in alone else len(factors)
-    size = k if draw == "top" else None
-    for factor in reversed(factors[num_leading:]):
-        size = factor.shown(size)
-    return Reach(size, num_leading)
+    alone = [factor.pointwise and not factor.looks_around for factor in negatives.factors]
+    num_leading = alone.index(False) if False in alone else len(alone)
+    return Reach(depths_of(negatives, k, draw)[num_leading], num_leading)
+
+
+def depths_of(negatives: Negatives, k: int, draw: str) -> list[int | None]:
+    """How many of the nearest candidates each factor must see, and at the end how many are wanted; None is all.
+
+    >>> from hardneg.negatives import parse
+    >>> depths_of(parse("OtherLabel() * Rank(0, 40) * Ring(0.5, 1.0)"), 3, "top")
+    [None, 40, None, 3]
+    """
+    depths = [k if draw == "top" else None]
+    for factor in reversed(negatives.factors):
+        depths.append(factor.shown(depths[-1]))
+    return depths[::-1]
 
 
 def can_sweep(negatives: Negatives, draw: str) -> bool:
@@ -89,11 +98,6 @@ def check_lists(who: str, negatives: Negatives, k: int, draw: str, candidates: i
 def may_remove(factor: Negatives) -> bool:
     """Whether a factor can take out candidates; any that is not known to keep them all."""
     return factor.removes or not factor.pointwise
-
-
-def counts_all(factor: Negatives) -> bool:
-    """True if a factor's choice among the nearest candidates depends on those behind them, as a ring's does."""
-    return (factor.looks_around or not factor.pointwise) and factor.shown(1) is None
 
 
 def ends_here(factor: Negatives, scores: Scores, before: Tensor, after: Tensor) -> Tensor:

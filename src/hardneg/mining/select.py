@@ -16,7 +16,7 @@ from hardneg.core.topk import top_of_rows
 from hardneg.core.types import NEVER, Scores
 from hardneg.mining.fusion import Quotas, by_quotas, compacted
 from hardneg.mining.meeting import is_copy
-from hardneg.mining.search_depth import counts_all, ends_here
+from hardneg.mining.search_depth import depths_of, ends_here
 from hardneg.negatives import Negatives
 
 VectorsOf = Callable[[Tensor], Tensor]
@@ -78,40 +78,38 @@ def select(candidates: Candidates, rule: Rule, vectors_of: VectorsOf) -> Selecti
         slots = torch.arange(candidates.rows.shape[1], device=candidates.rows.device)
         chosen = _padded(torch.where(candidates.rows >= 0, slots, -1), rule.k)
         chosen = chosen if rule.near_negative is not None else chosen[:, : rule.k]
-        left, ended = candidates.left, torch.zeros_like(candidates.whole)
-        counted = torch.ones_like(ended)
+        left, complete = candidates.left, candidates.whole
+        exact = torch.ones_like(complete)
     else:
-        log_w, counts, ended, counted = _weigh(candidates.scores, rule.negatives)
+        log_w, counts, exact, complete = _weigh(candidates.scores, candidates.whole, rule)
         chosen, left = _order(candidates, candidates.scores, log_w, rule), torch.stack(counts, 1)
     copies = torch.zeros(len(chosen), dtype=torch.long, device=chosen.device)
     if rule.near_negative is not None:
         chosen, copies = _without_copies(chosen, candidates.row_numbers(), rule, vectors_of)
     by_order = rule.draw == "top" or candidates.scores is None
-    full = chosen[:, -1] >= 0 if by_order else torch.zeros_like(ended)
-    return Selection(chosen, (full | ended) & counted | candidates.whole, left, copies)
+    full = chosen[:, -1] >= 0 if by_order else torch.zeros_like(complete)
+    return Selection(chosen, exact & (full | complete), left, copies)
 
 
-def _weigh(scores: Scores, negatives: Negatives) -> tuple[Tensor, list[Tensor], Tensor, Tensor]:
-    """Apply the factors one after another.
+def _weigh(scores: Scores, whole: Annotated[Tensor, "b"], rule: Rule) -> tuple[Tensor, list[Tensor], Tensor, Tensor]:
+    """The product's log-weights and the number left after each factor, and two flags per query.
 
-    Returns:
-        The product's log-weights ``[b, m]``; the number of candidates left after each factor, ``[b]`` each; the rows
-        where no candidate beyond these could pass, ``[b]``; and the rows where every factor that counts candidates,
-        such as a ring, was shown all of them, ``[b]``.
+    ``exact``: every factor that looks at other candidates saw all those that it counts, so that further candidates
+    change no weight. ``complete``: no further candidate could pass.
     """
     total = scores.candidates.new_zeros(scores.valid.shape).masked_fill(~scores.valid, NEVER)
-    ended = torch.zeros(len(total), dtype=torch.bool, device=total.device)
-    counted = torch.ones_like(ended)
+    exact, complete = torch.ones_like(whole), whole
     valid, left = scores.valid, [scores.valid.sum(1)]
-    for factor in negatives.factors:
-        if counts_all(factor):
-            counted = counted & ended
+    depths = depths_of(rule.negatives, rule.k, rule.draw)
+    for factor, depth in zip(rule.negatives.factors, depths, strict=False):
+        if factor.looks_around:
+            exact = exact & (complete if depth is None else complete | (left[-1] >= depth))
         total = total + factor.log_weights(scores.narrowed(valid))
         after = total != NEVER
-        ended = ended | ends_here(factor, scores, valid, after)
+        complete = complete | ends_here(factor, scores, valid, after)
         valid = after
         left.append(valid.sum(1))
-    return total, left, ended, counted
+    return total, left, exact, complete
 
 
 def _order(candidates: Candidates, scores: Scores, log_w: Tensor, rule: Rule) -> Annotated[Tensor, "b k"]:
