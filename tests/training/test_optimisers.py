@@ -66,6 +66,8 @@ def test_learning_rates_over_two_epochs_of_four_batches(text: str, expected: lis
         ({"optimizer": "lion"}, "--optimizer: 'lion'|--optimizer"),
         ({"optimizer": "sgd(momentum=1.5)"}, r"momentum in \[0.0, 1.0\), got momentum=1.5"),
         ({"schedule": "cosine(warmup=-1)"}, "warmup in"),
+        ({"schedule": "cosine(warmup=10)"}, r"warmup=10 and epochs=2"),
+        ({"schedule": "constant(warmup=2)"}, r"warmup=2 and epochs=2"),
         ({"schedule": "steps()"}, r"as in steps\(30, 40\)"),
         ({"schedule": "linear(1, 0)"}, "--schedule: 'linear' is not known"),
         ({"monitor": "sts('no-such-file.tsv')"}, "an STS file or folder that exists"),
@@ -169,7 +171,8 @@ def test_clipping_bounds_the_norm(data: str, tmp_path: Path, monkeypatch: pytest
     step = torch.optim.SGD.step
 
     def watched(self: torch.optim.SGD, *arguments: Any) -> Any:
-        gradients = [p.grad.flatten() for p in self.param_groups[0]["params"] if p.grad is not None]
+        trained = [p for group in self.param_groups for p in group["params"]]
+        gradients = [p.grad.flatten() for p in trained if p.grad is not None]
         norms.append(float(torch.cat(gradients).norm()))
         return step(self, *arguments)
 
@@ -212,3 +215,19 @@ def test_arms_and_their_names() -> None:
     same = parse_arm('simclr(schedule="cosine( warmup=5.0 )", optimizer="sgd(momentum=0.9)", learning_rate=0.06)')
     assert arm.trains_like(same)
     assert not arm.trains_like(parse_arm('simclr(optimizer="sgd", learning_rate=0.06)'))
+
+
+def test_weight_decay_leaves_biases_norms_and_numbers_per_item_alone() -> None:
+    model = torch.nn.Sequential(torch.nn.Conv2d(1, 4, 3), torch.nn.BatchNorm2d(4), torch.nn.Linear(4, 2))
+    per_item = torch.nn.Parameter(torch.full((10,), 0.7))
+    made = read_optimiser("sgd(momentum=0)").build([*model.parameters(), per_item], lr=0.1, weight_decay=0.5)
+    decayed = {id(p): group["weight_decay"] for group in made.param_groups for p in group["params"]}
+    expected = {id(p): 0.0 for p in [*model.parameters(), per_item]}
+    assert decayed == expected | {id(model[0].weight): 0.5, id(model[2].weight): 0.5}
+
+
+def test_the_temperature_of_an_image_that_was_never_visited_keeps_its_value(tmp_path: Path) -> None:
+    data = few_digits(tmp_path / "digits.npz", BATCH_SIZE + 3)  # three are left out of the only batch of the epoch
+    run("isogclr", tmp_path / "run", short(data, epochs=1, weight_decay=0.1, learning_rate=0.1))
+    temperatures = Run(tmp_path / "run").load()["method"]["individual.temperatures"]
+    assert int((temperatures == torch.tensor(0.7)).sum()) == 3

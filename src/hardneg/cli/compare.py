@@ -44,20 +44,22 @@ def compare(ctx: typer.Context, config: Path | None, **values: Any) -> None:
         common = {name: getattr(options.shared, name) for name in ALWAYS} | values | others
         if options.shared.evaluate_with is not None:
             common["evaluate_with"] = options.shared.evaluate_with
-        tune = read_tune(options.tune) if options.tune else None
+        if len(options.tune) > 1:
+            fix = "tune one option here, and the others in comparisons of their own"
+            raise ArgumentError("compare", "--tune once", " and ".join(options.tune), fix)
+        tune = read_tune(options.tune[0]) if options.tune else None
         wanted = Comparison(options.arms, options.seeds, common, tune, options.metric)
         compare_and_show(wanted, options.out, options.jobs, options.allow_other_data)
 
 
 def _from_file(path: Path | None) -> dict[str, Any]:
-    """Options of compare and of train; ``tune`` may also be one option with a list of values."""
+    """Options of compare and of train; ``tune`` may also be a mapping from an option to a list of values."""
     if path is None:
         return {}
     values = read_yaml(path)
     match values.get("tune"):
-        case dict() as tune if len(tune) == 1 and isinstance(next(iter(tune.values())), list):
-            ((name, tries),) = tune.items()
-            values["tune"] = f"{name}={','.join(map(str, tries))}"
+        case dict() as tune if all(isinstance(tries, list) for tries in tune.values()):
+            values["tune"] = [f"{name}={','.join(map(str, tries))}" for name, tries in tune.items()]
     with located(str(path)):
         return checked_values("compare", values, CompareOptions, *RECIPES.values())
 

@@ -35,7 +35,7 @@ class CompareOptions:
     )
     seeds: int = option(3, "Runs of each arm; the same seeds for all.", low=2)
     metric: str = option("auto", "What decides: auto (by the data), knn, 1nn, linear, retrieval ...")
-    tune: str | None = option(None, "Such as temperature=0.1,0.2,0.5: the same tries for every arm.")
+    tune: tuple[str, ...] = option((), "Such as temperature=0.1,0.2,0.5: the same tries for every arm.", None, "--tune")
     out: str = option("runs/compare", "Directory of the comparison; an existing one is resumed.")
     jobs: int | None = option(None, "Most runs side by side; by default one for each core or two for each GPU.", low=1)
     allow_other_data: bool = option(False, "Go on in a folder that was begun with other data.")

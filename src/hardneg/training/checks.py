@@ -44,6 +44,7 @@ def check_words(options: TrainOptions) -> BatchSpec:
     for flag, read in (("optimizer", read_optimiser), ("schedule", read_rate), ("monitor", read_monitor)):
         with located(f"--{flag}"):
             read(getattr(options, flag))
+    _check_warmup(options)
     _check_device(options)
     _check_schedules(options)
     try_negatives(options)
@@ -141,6 +142,13 @@ def number_of(value: Scheduled) -> Number:
     if not isinstance(found, Schedule):
         raise ArgumentError("train", 'a number or a schedule such as "linear(0.5, 0.1)"', repr(value))
     return found
+
+
+def _check_warmup(options: TrainOptions) -> None:
+    """Raises for a warm-up of the learning rate that lasts the whole run, so that nothing follows it."""
+    if (warmup := read_rate(options.schedule).warmup) >= options.epochs:
+        what, got = "more epochs than the warm-up of --schedule", f"warmup={warmup:g} and epochs={options.epochs}"
+        raise ArgumentError("train", what, got, f"use a warmup below {options.epochs}, or train longer")
 
 
 def _check_schedules(options: TrainOptions) -> None:

@@ -30,9 +30,25 @@ WHO = "train"
 class Optimiser(ABC):
     """Which optimiser, with what does not change over training."""
 
+    def build(self, parameters: Iterable[nn.Parameter], weight_decay: float, **common: Any) -> torch.optim.Optimizer:
+        """Build the optimiser; only weights of two or more dimensions decay.
+
+        Biases, the scales of norms, learnt temperatures and one number per item, such as iSogCLR's, do not: decay
+        would move those of an item that no batch has visited.
+
+        Args:
+            parameters: What is trained.
+            weight_decay: Weight decay of matrices and kernels.
+            common: ``lr`` and ``fused``.
+        """
+        groups: dict[float, list[nn.Parameter]] = {}
+        for one in parameters:
+            groups.setdefault(weight_decay if one.ndim > 1 else 0.0, []).append(one)
+        return self.of([{"params": some, "weight_decay": decay} for decay, some in groups.items()], **common)
+
     @abstractmethod
-    def build(self, parameters: Iterable[nn.Parameter], **common: Any) -> torch.optim.Optimizer:
-        """``common``: lr, weight_decay and fused."""
+    def of(self, groups: list[dict[str, Any]], **common: Any) -> torch.optim.Optimizer:
+        """The optimiser of these parameter groups; ``common``: lr and fused."""
 
     def __repr__(self) -> str:
         return short_repr(self).lower().replace("true", "True")
@@ -50,8 +66,8 @@ class Adam(Optimiser):
         for name in ("beta1", "beta2"):
             check_range(WHO, name, getattr(self, name), 0.0, 1.0, open_high=True)
 
-    def build(self, parameters: Iterable[nn.Parameter], **common: Any) -> torch.optim.Optimizer:
-        return self.kind(parameters, betas=(self.beta1, self.beta2), **common)
+    def of(self, groups: list[dict[str, Any]], **common: Any) -> torch.optim.Optimizer:
+        return self.kind(groups, betas=(self.beta1, self.beta2), **common)
 
 
 @dataclass(frozen=True, repr=False)
@@ -73,8 +89,8 @@ class SGD(Optimiser):
         if self.nesterov and not self.momentum:
             raise argument_error(WHO, "a momentum with nesterov=True", "momentum", self.momentum)
 
-    def build(self, parameters: Iterable[nn.Parameter], **common: Any) -> torch.optim.Optimizer:
-        return torch.optim.SGD(parameters, momentum=self.momentum, nesterov=self.nesterov, **common)
+    def of(self, groups: list[dict[str, Any]], **common: Any) -> torch.optim.Optimizer:
+        return torch.optim.SGD(groups, momentum=self.momentum, nesterov=self.nesterov, **common)
 
 
 @dataclass(frozen=True, repr=False)

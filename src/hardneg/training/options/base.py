@@ -56,7 +56,7 @@ class TrainOptions:
         "constant", 'Of the learning rate: constant, "cosine(warmup=5)", "steps(30, 40, factor=0.1)"; epochs.', TRAINING
     )
     weight_decay: float | None = option(
-        None, "Weight decay of the optimiser; by default 1e-6 for pixels, 0 for other data.", TRAINING, low=0.0
+        None, "Weight decay, not of biases and norms; by default 1e-6 for pixels, 0 for other data.", TRAINING, low=0.0
     )
     clip: float = option(0.0, "Largest norm of the gradient; 0: not clipped.", TRAINING, low=0.0)
     accumulate: int = option(
