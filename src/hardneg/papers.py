@@ -111,8 +111,11 @@ def mochi(
 
 @trained_by("simclr")
 def adnce(temperature: float = 0.5, mu: Number = 0.7, sigma: Number = 1.0) -> ContrastiveLoss:
-    """ADNCE (Wu et al. 2023): weights of a Gaussian shape, so that the closest candidates count less again."""
-    return ContrastiveLoss(Gaussian(mu, sigma), temperature, normalize=False)
+    """ADNCE (Wu et al. 2023): weights of a Gaussian shape, so that the closest candidates count less again.
+
+    The weights are detached, as in the authors' code.
+    """
+    return ContrastiveLoss(Gaussian(mu, sigma, detach=True), temperature, normalize=False)
 
 
 @trained_by("simclr")

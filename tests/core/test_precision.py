@@ -242,6 +242,37 @@ LOSSES_OF_PAPERS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
 }
 
 
+MOST_OF_RINCE = 8.0  # seen over six seeds, two sizes, five distances of the views and three q: 4.1
+
+
+@pytest.mark.parametrize("impl", ["dense", "streamed"])
+@pytest.mark.parametrize("q", [0.1, 0.5, 1.0])
+@pytest.mark.parametrize("distance", [0.0, 1e-4, 0.5])
+def test_rince_in_float32_at_low_temperature(distance: float, q: float, impl: str) -> None:
+    """The error is that of the pulls that the normalisation cancels, u (1 + q / t) sum_j |dL/ds_j| / |z|, even where
+    little or, at equal views, nothing of the positive's pull is left."""
+    temperature, b = 0.05, 32
+    noise = torch.randn(2, b, 64, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+    z1, z2 = noise[0].float(), (noise[0] + distance * noise[1]).float()
+    gradients = []
+    for dtype in (torch.float32, torch.float64):
+        leaves = [z.detach().clone().to(dtype).requires_grad_() for z in (z1, z2)]
+        hn.ContrastiveLoss(temperature=temperature, objective=f"rince(q={q})", impl=impl)(*leaves).backward()
+        gradients.append(torch.cat([leaf.grad for leaf in leaves if leaf.grad is not None]).double())
+    z, own = torch.cat([z1, z2]).double(), torch.arange(2 * b).roll(b)
+    s = (normalize(z, dim=-1) @ normalize(z, dim=-1).T).requires_grad_()
+    others = (own[:, None] - own) % b != 0
+    positive = (s[torch.arange(2 * b), own] / temperature).exp()
+    total = positive + ((s / temperature).exp() * others).sum(1)
+    (((0.01 * total) ** q - positive**q) / q).mean().backward()
+    assert s.grad is not None
+    pulls = (s.grad.abs().sum(0) + s.grad.abs().sum(1)) / z.norm(dim=1)
+    error = (gradients[0] - gradients[1]).norm(dim=1)
+    assert bool((error <= MOST_OF_RINCE * UNIT_ROUNDOFF * (1.0 + q / temperature) * pulls).all())
+    if distance >= 0.5:  # views of cosine 0.9, of which the positive's pull leaves a good part
+        torch.testing.assert_close(*gradients, rtol=0.0, atol=1e-5 * float(gradients[1].abs().max()))
+
+
 @pytest.mark.parametrize("name", LOSSES_OF_PAPERS)
 def test_every_paper_computes_its_scores_in_float32(name: str) -> None:
     """bfloat16 vectors give the loss of the same vectors in float32, also under autocast."""

@@ -1,7 +1,8 @@
 """ADNCE (Wu et al. 2023, "Understanding contrastive learning via distributionally robust optimization", eq. 12).
 
 Weights of a Gaussian shape over the similarity: candidates near ``mu`` count most, and the closest, which are the
-likeliest to be false negatives, count less again. The gradient flows through the weights unless ``detach``.
+likeliest to be false negatives, count less again. The authors detach the weights, and so does ``papers.adnce``; here
+the gradient flows through them unless ``detach=True``.
 """
 
 from __future__ import annotations

@@ -1,0 +1,196 @@
+"""ADNCE, RINCE, MoCHi and iSogCLR against loops over Python floats, value and gradient.
+
+Each formula is written as the loss of one anchor from plain similarities, with its derivatives by hand: nothing here is
+shared with the library, and no automatic differentiation either. Sources: eq. 12 of Wu et al. 2023 with the authors'
+``weight.detach()``; the authors' pseudo-code of Chuang et al. 2022; sec. 3 of Kalantidis et al. 2020; eq. 4 of Qiu et
+al. 2023.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import NamedTuple
+
+import pytest
+import torch
+from torch import Tensor
+from torch.nn.functional import normalize
+
+from hardneg import papers
+
+B, DIM = 7, 5
+
+
+class OfAnchor(NamedTuple):
+    """The loss of one anchor and its derivatives by its similarities, and by its temperature where that is learnt."""
+
+    loss: float
+    by_positive: float
+    by_negatives: list[float]
+    by_temperature: float = 0.0
+
+
+Formula = Callable[[float, list[float]], OfAnchor]
+
+
+def adnce(temperature: float, mu: float, sigma: float) -> Formula:
+    def of(positive: float, negatives: list[float]) -> OfAnchor:
+        density = [math.exp(-0.5 * ((s - mu) / sigma) ** 2) for s in negatives]
+        weights = [w * len(density) / sum(density) for w in density]  # detached: constants in the derivatives below
+        own = math.exp(positive / temperature)
+        terms = [w * math.exp(s / temperature) for w, s in zip(weights, negatives, strict=True)]
+        total = own + sum(terms)
+        return OfAnchor(
+            -math.log(own / total),
+            (own / total - 1.0) / temperature,
+            [term / total / temperature for term in terms],
+        )
+
+    return of
+
+
+def rince(temperature: float, q: float, lam: float) -> Formula:
+    def of(positive: float, negatives: list[float]) -> OfAnchor:
+        own, terms = math.exp(positive / temperature), [math.exp(s / temperature) for s in negatives]
+        total = own + sum(terms)
+        slope = lam**q * total ** (q - 1.0)
+        return OfAnchor(
+            -(own**q) / q + (lam * total) ** q / q,
+            (slope - own ** (q - 1.0)) * own / temperature,
+            [slope * term / temperature for term in terms],
+        )
+
+    return of
+
+
+def softmax(temperature: float) -> Formula:
+    def of(positive: float, negatives: list[float]) -> OfAnchor:
+        terms = [math.exp(s / temperature) for s in (positive, *negatives)]
+        shares = [term / sum(terms) / temperature for term in terms]
+        return OfAnchor(-math.log(terms[0] / sum(terms)), shares[0] - 1.0 / temperature, shares[1:])
+
+    return of
+
+
+def isogclr(temperature: float, rho: float) -> Formula:
+    def of(positive: float, negatives: list[float]) -> OfAnchor:
+        gaps = [(s - positive) / temperature for s in negatives]
+        total = sum(math.exp(gap) for gap in gaps)
+        shares = [math.exp(gap) / total for gap in gaps]
+        robust = math.log(total / len(gaps)) + rho
+        moved = sum(share * gap for share, gap in zip(shares, gaps, strict=True))
+        return OfAnchor(temperature * robust, -1.0, shares, robust - moved)
+
+    return of
+
+
+@pytest.fixture
+def z() -> tuple[Tensor, Tensor]:
+    random = torch.Generator().manual_seed(4)
+    noise = torch.randn(2, B, DIM, generator=random, dtype=torch.float64)
+    first, second = normalize(noise[0], dim=-1), normalize(noise[0] + noise[1], dim=-1)
+    return first.requires_grad_(), second.requires_grad_()
+
+
+def expected_of_two_views(z1: Tensor, z2: Tensor, formulas: list[Formula]) -> tuple[float, Tensor, list[float]]:
+    """Mean over 2b anchors, each against the 2b - 2 rows of other instances: value, gradient, sums by temperature."""
+    rows = torch.cat([z1, z2]).tolist()
+    value, gradient, by_temperature = 0.0, [[0.0] * DIM for _ in rows], [0.0] * B
+    for i in range(2 * B):
+        own = (i + B) % (2 * B)
+        others = [j for j in range(2 * B) if j % B != i % B]
+        found = formulas[i % B](dot(rows[i], rows[own]), [dot(rows[i], rows[j]) for j in others])
+        value += found.loss / (2 * B)
+        by_temperature[i % B] += found.by_temperature / (2 * B)
+        for j, slope in zip([own, *others], [found.by_positive, *found.by_negatives], strict=True):
+            for k in range(DIM):
+                gradient[i][k] += slope * rows[j][k] / (2 * B)
+                gradient[j][k] += slope * rows[i][k] / (2 * B)
+    return value, torch.tensor(gradient, dtype=torch.float64), by_temperature
+
+
+def dot(x: list[float], y: list[float]) -> float:
+    return math.fsum(a * b for a, b in zip(x, y, strict=True))
+
+
+def assert_same(loss: Tensor, z: tuple[Tensor, Tensor], value: float, gradient: Tensor) -> None:
+    assert loss.item() == pytest.approx(value, rel=1e-12)
+    found = torch.autograd.grad(loss, z, retain_graph=True)
+    torch.testing.assert_close(torch.cat(found), gradient, rtol=1e-11, atol=1e-13)
+
+
+OF_TWO_VIEWS = {
+    "adnce": [(), (0.1, 0.4, 0.3), (0.2, -0.2, 0.05)],
+    "rince": [(), (0.1, 0.1, 0.025), (0.07, 1.0, 0.5)],
+}
+DEFAULTS = {"adnce": (0.5, 0.7, 1.0), "rince": (0.5, 0.5, 0.01)}
+
+
+@pytest.mark.parametrize("impl", ["dense", "streamed"])
+@pytest.mark.parametrize(("name", "values"), [(name, each) for name, rows in OF_TWO_VIEWS.items() for each in rows])
+def test_losses_of_two_views(name: str, values: tuple[float, ...], impl: str, z: tuple[Tensor, Tensor]) -> None:
+    loss = getattr(papers, name)(*values)
+    loss.impl = impl
+    formula = {"adnce": adnce, "rince": rince}[name](*(values or DEFAULTS[name]))
+    assert_same(loss(*z), z, *expected_of_two_views(*z, [formula] * B)[:2])
+
+
+def test_the_options_of_adnce_detach_its_weights() -> None:
+    """A recipe trains what the expression computes."""
+    assert papers.registered()["adnce"].options()["negatives"] == "Gaussian(detach=True)"
+
+
+def test_isogclr(z: tuple[Tensor, Tensor]) -> None:
+    """Temperatures of their own, by id; those outside [0.05, 0.7] are used at the limit and get no gradient."""
+    loss = papers.isogclr(num_instances=30, start=0.4, rho=0.2).double()
+    temperatures = [0.06, 0.11, 0.2, 0.35, 0.5, 0.69, 0.9]
+    ids = torch.tensor([3, 9, 1, 20, 29, 0, 14])
+    with torch.no_grad():
+        loss.temperatures[ids] = torch.tensor(temperatures, dtype=torch.float64)
+    formulas = [isogclr(min(each, 0.7), rho=0.2) for each in temperatures]
+    value, gradient, by_temperature = expected_of_two_views(*z, formulas)
+    found = loss(*z, ids=ids)
+    assert_same(found, z, value, gradient)
+    wanted = torch.zeros(30, dtype=torch.float64)
+    wanted[ids[:-1]] = torch.tensor(by_temperature[:-1], dtype=torch.float64)
+    torch.testing.assert_close(torch.autograd.grad(found, loss.temperatures)[0], wanted, rtol=1e-11, atol=1e-13)
+
+
+def test_mochi(z: tuple[Tensor, Tensor]) -> None:
+    """A softmax over the positive, the queue and the mixtures of the step, which are constants, as are the keys."""
+    queue = normalize(torch.randn(20, DIM, generator=torch.Generator().manual_seed(5), dtype=torch.float64), dim=-1)
+    loss = papers.mochi(0.1, num_hardest=6, num_mixed=4, num_with_anchor=3)
+    made = loss.pairing(*z, pool=queue).candidates[-1].vectors
+    assert made.shape == (B, 7, DIM)
+    value, gradient = 0.0, torch.zeros(2 * B, DIM, dtype=torch.float64)
+    for i, (q, k) in enumerate(zip(*(each.tolist() for each in z), strict=True)):
+        candidates = queue.tolist() + made[i].tolist()
+        found = softmax(0.1)(dot(q, k), [dot(q, candidate) for candidate in candidates])
+        value += found.loss / B
+        for slope, other in zip([found.by_positive, *found.by_negatives], [k, *candidates], strict=True):
+            gradient[i] += slope * torch.tensor(other, dtype=torch.float64) / B
+    found_loss = loss(*z, pool=queue)
+    assert found_loss.item() == pytest.approx(value, rel=1e-12)
+    of_queries, of_keys = torch.autograd.grad(found_loss, z, allow_unused=True)
+    torch.testing.assert_close(of_queries, gradient[:B], rtol=1e-11, atol=1e-13)
+    assert of_keys is None or not of_keys.any()
+
+
+def test_mixtures_are_of_the_hardest_negatives(z: tuple[Tensor, Tensor]) -> None:
+    """Sec. 3.2 and 3.3: a n_i + (1 - a) n_j, and b q + (1 - b) n_j with b < 0.5, of unit norm, n among the hardest."""
+    queue = normalize(torch.randn(20, DIM, generator=torch.Generator().manual_seed(5), dtype=torch.float64), dim=-1)
+    made = papers.mochi(0.1, num_hardest=6, num_mixed=4, num_with_anchor=3).pairing(*z, pool=queue).candidates[-1]
+    for q, mixtures in zip(z[0].detach(), made.vectors, strict=True):
+        hardest = queue[(queue @ q).argsort(descending=True)[:6]]
+        for place, h in enumerate(mixtures):
+            assert h.norm().item() == pytest.approx(1.0)
+            second = hardest if place < 4 else q[None]
+            assert any(mixed(h, n, other, most=1.0 if place < 4 else 0.5) for n in hardest for other in second)
+
+
+def mixed(h: Tensor, n: Tensor, other: Tensor, most: float) -> bool:
+    """Whether h is, up to its norm, a mixture of both in which ``other`` has a share of at most ``most``."""
+    shares = torch.linalg.lstsq(torch.stack([n, other], dim=1), h[:, None]).solution[:, 0]
+    inside = bool((shares > -1e-9).all()) and float(shares[1]) <= most * float(shares.sum()) + 1e-9
+    return inside and torch.dist(torch.stack([n, other], dim=1) @ shares, h).item() < 1e-9
