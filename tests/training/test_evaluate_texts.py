@@ -14,7 +14,7 @@ from torch import Tensor
 from typer.testing import CliRunner
 
 from hardneg.cli.app import app
-from hardneg.core.errors import HardnegError
+from hardneg.core.errors import ArgumentError, HardnegError
 from hardneg.training.evaluation import logistic
 from hardneg.training.evaluation.classification import TextTask, evaluate_classification, read_classification
 from hardneg.training.evaluation.retrieval import (
@@ -198,6 +198,24 @@ class TestRetrieval:
         assert found["ndcg@10"] >= 0.5 + 0.5 / math.log2(3)
         with pytest.raises(FileNotFoundError, match=r"a BEIR folder with qrels/dev\.tsv"):
             read_beir(tmp_path, "dev")
+
+    def test_queries_without_a_relevant_document_are_left_out(self) -> None:
+        documents = torch.eye(3)
+        grades = {"q0": {"d0": 1}, "q1": {"d1": 0, "d2": 0}, "q2": {"d0": 2}}
+        names = [f"d{j}" for j in range(3)]
+        found = retrieval_figures(documents[[0, 1, 0]], documents, list(grades), names, grades)
+        assert found["ndcg@10"] == found["mrr@10"] == found["recall@10"] == 1.0
+        assert (found["num_queries"], found["num_without_relevant"]) == (2, 1)
+        with pytest.raises(ArgumentError) as caught:
+            retrieval_figures(documents[:1], documents, ["q1"], names, {"q1": grades["q1"]})
+        assert caught.value.who == "evaluate"
+
+    def test_the_command_counts_queries_without_a_relevant_document(self, encoder_file: str, tmp_path: Path) -> None:
+        write_beir(tmp_path)
+        (tmp_path / "qrels" / "test.tsv").write_text("query-id\tcorpus-id\tscore\n1\td1\t1\n2\td2\t0\n")
+        found = json.loads(run(encoder_file, "--beir", str(tmp_path), "--json").output)["retrieval"]
+        assert (found["num_queries"], found["num_without_relevant"], found["ndcg@10"]) == (1, 1, 1.0)
+        assert "num_without_relevant" in run(encoder_file, "--beir", str(tmp_path)).output
 
     def test_a_judgement_without_its_query_is_named(self, tmp_path: Path) -> None:
         write_beir(tmp_path)

@@ -135,7 +135,7 @@ def show_text_evaluations(found: dict[str, Any]) -> None:
     if "retrieval" in found:
         table = Table("retrieval", "x 100")
         for name, value in found["retrieval"].items():
-            table.add_row(name, str(value) if name == "num_queries" else _percent(value))
+            table.add_row(name, str(value) if name.startswith("num_") else _percent(value))
         console.print(table)
     if "classification" in found:
         table = Table("classification", "accuracy, %", "", "skipped")

@@ -47,6 +47,7 @@ def read_beir(folder: str | Path, split: str = "test") -> RetrievalSet:
     if missing:
         got = f"none for {missing[0]!r}, and {len(missing)} missing in all"
         raise ArgumentError(WHO, f"a query for each judgement in {folder}", got)
+    _with_relevant(grades)  # before a run is trained that could not be evaluated
     return RetrievalSet({query: queries[query] for query in grades}, documents, grades)
 
 
@@ -72,19 +73,24 @@ def retrieval_figures(
     grades: Grades,
     excluded: Sequence[tuple[int, int]] = (),
 ) -> dict[str, float]:
-    """The same of vectors: means over the judged queries. ``excluded``: (query, document) rows that never meet."""
+    """The same of vectors. ``excluded``: (query, document) rows that never meet.
+
+    Means are over the queries with a relevant document: no ranking of the others can score above 0.
+    """
     measures = optional("ir_measures", "retrieval", extra="eval")
+    relevant = _with_relevant(grades)
     found = _nearest(queries, documents, excluded)
     run = [
         measures.ScoredDoc(query, document_ids[row], float(score))
         for query, rows, scores in zip(query_ids, found.rows.tolist(), found.similarity.tolist(), strict=True)
         for row, score in zip(rows, scores, strict=True)
-        if row >= 0
+        if row >= 0 and query in relevant
     ]
-    judged = [measures.Qrel(query, document, grade) for query, of in grades.items() for document, grade in of.items()]
+    judged = [measures.Qrel(query, document, grade) for query, of in relevant.items() for document, grade in of.items()]
     wanted = {name: measures.parse_measure(text) for name, text in MEASURES.items()}
     values = measures.calc_aggregate(list(wanted.values()), judged, run)
-    return {name: float(values[measure]) for name, measure in wanted.items()} | {"num_queries": len(grades)}
+    counts = {"num_queries": len(relevant), "num_without_relevant": len(grades) - len(relevant)}
+    return {name: float(values[measure]) for name, measure in wanted.items()} | counts
 
 
 def _nearest(queries: Vectors, documents: Vectors, excluded: Sequence[tuple[int, int]]) -> Nearest:
@@ -96,6 +102,14 @@ def _nearest(queries: Vectors, documents: Vectors, excluded: Sequence[tuple[int,
         own = pairs[inside, 0] - low, pairs[inside, 1]
         parts.append(nearest(corpus, corpus.prepared(queries[low : low + 512]), DEPTH, own))
     return Nearest(*(torch.cat(each) for each in zip(*parts, strict=True)))
+
+
+def _with_relevant(grades: Grades) -> Grades:
+    """The queries that have a relevant document, of which there must be one."""
+    found = {query: of for query, of in grades.items() if any(grade > 0 for grade in of.values())}
+    if not found:
+        raise ArgumentError(WHO, "a query with a document of grade 1 or more", f"{len(grades)} queries without one")
+    return found
 
 
 def _file(folder: Path, name: str) -> Path:
