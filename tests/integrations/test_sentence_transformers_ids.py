@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -10,8 +12,10 @@ from torch import Tensor
 from torch.nn.functional import normalize
 
 import hardneg as hn
-from hardneg.core.errors import HardnegWarning
+from hardneg.core.errors import ArgumentError, HardnegWarning, forget_warnings
 from hardneg.integrations.sentence_transformers import NegativesLoss, known_positives, with_ids
+from hardneg.mining.job import run
+from support.mining_jobs import make_job
 from support.operations import Operations
 
 datasets = pytest.importorskip("datasets", reason="needs the extra 'text'")
@@ -65,6 +69,76 @@ def test_several_data_sets_share_their_ids_and_groups_are_kept() -> None:
 def test_errors(data: Any, options: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         with_ids(data, **options)
+
+
+@pytest.mark.parametrize("kind", ["triplet", "n-tuple"])
+def test_the_ids_of_mined_rows_are_ids_and_not_texts(kind: str, tmp_path: Path) -> None:
+    """As `hardneg mine --ids` writes them: query_id and document_ids beside the texts."""
+    run(replace(make_job(tmp_path), format=kind, ids=True))
+    mined = datasets.Dataset.from_json(str(tmp_path / "mined.jsonl"), cache_dir=str(tmp_path / "cache"))
+    texts = [name for name in mined.column_names if name not in ("query_id", "document_ids")]
+    data = with_ids(mined)
+    assert data.column_names == [*texts, "label"]
+    assert list(data["label"]) == list(with_ids(mined.select_columns(texts))["label"])
+
+
+def test_rows_are_the_same_if_their_ids_or_their_texts_are() -> None:
+    """Texts of one id may differ by row (a prefix, a cut); a query and a document of one id are different."""
+    data = with_ids(
+        made(
+            anchor=["a", "a!", "b", "b"],
+            positive=["x", "x!", "y", "z"],
+            negative=[["u", "v"], ["y!"], [], ["x"]],
+            query_id=["7", "7", "8", "9"],
+            document_ids=[["d", "5", "7"], ["d", "e"], ["e"], ["f", "g"]],
+        )
+    )
+    assert data.column_names == ["anchor", "positive", "negative_1", "negative_2", "label"]
+    assert list(data["label"]) == [[0, 0, 2, 5, 6], [0, 0, 2, 3, -1], [1, 1, 3, -1, -1], [1, 1, 4, 2, -1]]
+
+
+def test_ids_of_one_part_are_not_those_of_another() -> None:
+    part = made(anchor=["a"], positive=["x"], query_id=[0], document_ids=[[0]])
+    other = made(anchor=["b"], positive=["y"], query_id=[0], document_ids=[[0]])
+    found = with_ids(datasets.DatasetDict(one=part, two=other))
+    assert [list(each["label"]) for each in found.values()] == [[[0, 0, 2]], [[1, 1, 3]]]
+
+
+@pytest.mark.parametrize(
+    ("columns", "what"),
+    [
+        ({"positive": ["x"], "document_ids": [["d", "e"]]}, "one id for each document of a row"),
+        ({"positive": ["x"], "query_id": ["q"], "document_id": ["d"], "label": [0]}, "triplets or n-tuples of texts"),
+        ({"positive_ids": [["d"]], "negative_ids": [["e"]]}, "triplets or n-tuples of texts"),
+    ],
+)
+def test_mined_rows_that_cannot_be_used_are_refused(columns: dict[str, list[Any]], what: str) -> None:
+    with pytest.raises(ArgumentError) as caught:
+        with_ids(made(**{"anchor" if "positive" in columns else "query_id": ["a"]}, **columns))
+    assert (caught.value.who, caught.value.what) == ("with_ids", what)
+    assert caught.value.fix
+
+
+@pytest.mark.parametrize(
+    "columns",
+    [
+        {"anchor": ["how many", "who"], "positive": ["doc-1", "doc-22"]},
+        {"anchor": ["q1", "q2"], "positive": ["a text", "another"]},
+        {"anchor": ["how many", "who"], "positive": ["a text", "another"], "passage_id": ["one", "two"]},
+        {"anchor": ["how many", "who"], "positive": ["a text", "another"], "negative": [["0b3f-11"], ["77", None]]},
+    ],
+)
+def test_texts_that_look_like_ids_warn(columns: dict[str, list[Any]]) -> None:
+    forget_warnings()
+    with pytest.warns(HardnegWarning) as caught:
+        with_ids(made(**columns))
+    assert [warning.message.kind for warning in caught] == ["with_ids.texts"]  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize("words", [["B2B", "what"], ["2024 results", "42"], ["第1章", "第2章"], ["a", "b"]])
+def test_short_texts_do_not_warn(words: list[str]) -> None:
+    forget_warnings()
+    with_ids(made(anchor=words, positive=["a text", "another"]))
 
 
 # Queries 0 and 1; documents 10, 11 (positives of query 0), 12, 13 (of query 1), 14, 15. Query 0 is in three rows.

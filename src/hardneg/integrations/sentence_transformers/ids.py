@@ -7,16 +7,16 @@ Of a row the trainer passes on only its tokenised texts and the column ``label``
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
 from dataclasses import dataclass
-from itertools import chain
 from typing import Annotated, Any, TypeVar
 
 import torch
 from torch import Tensor
 
 from hardneg.core.constants import kept
-from hardneg.core.errors import ArgumentError, argument_error, check_count
+from hardneg.core.errors import ArgumentError, argument_error, check_count, warn_once
 from hardneg.integrations.ranks import distinct_ids, own_rank
 from hardneg.negatives.known import Known, KnownPairs
 
@@ -28,6 +28,10 @@ MOST = 2**31
 """Ids are below, so that a pair of them is one number."""
 _most_rows = 2**20  # of a rank
 _labels = ("label", "labels", "score", "scores")
+_query_id, _document_ids = "query_id", "document_ids"  # the columns that `hardneg mine --ids` adds
+_names_ids = re.compile(r"(.*[_-])?ids?(_\d+)?", re.IGNORECASE)
+_is_id = re.compile(r"(?=.*\d)[A-Za-z0-9._:/#-]{1,64}")
+"""One ASCII word with a digit: "q1", "MED-10", "4983", a UUID. A whole column of them holds hardly texts."""
 
 
 def with_ids(dataset: Data, start: int = 0, *, group: str | None = None) -> Data:
@@ -37,13 +41,16 @@ def with_ids(dataset: Data, start: int = 0, *, group: str | None = None) -> Data
     column of negatives may hold lists of any length, which become several columns; None and "" are no negative. A
     ``DatasetDict`` is numbered as one, so that its parts share ids. ``start`` is the first id.
 
+    The columns ``query_id`` and ``document_ids`` of ``hardneg mine --ids`` are read as ids and removed: rows with the
+    same query id have the same anchor, even if its text differs. Another column whose texts look like ids warns.
+
     group: a column of whole numbers, read by ``OtherLabel()`` and ``positives="group"``; a column ``label`` is taken
         for one. Without, each anchor is a group of its own.
     """
     several = dataset if isinstance(dataset, dict) else {"": dataset}
     parts = {name: _Table(part, group) for name, part in several.items()}
     numbers = _numbered(list(parts.values()), start)
-    found = {name: part.labelled(numbers) for name, part in parts.items()}
+    found = {name: part.labelled(own) for (name, part), own in zip(parts.items(), numbers, strict=True)}
     return type(dataset)(found) if isinstance(dataset, dict) else found[""]  # type: ignore[no-any-return]
 
 
@@ -59,24 +66,52 @@ def known_positives(dataset: Any) -> Known:
     return Known(KnownPairs(labels[:, 0], labels[:, 1]))
 
 
-def _numbered(tables: list[_Table], start: int) -> dict[str, int]:
+def _numbered(tables: list[_Table], start: int) -> list[list[list[int]]]:
+    """The number of each text, by table and column; -1 where there is none. The anchors of all tables come first.
+
+    Two texts have the same number if they are equal, or if their table gives them the same id.
+    """
     start = check_count("with_ids", "start", start, least=0)
-    columns = [table.texts[0] for table in tables] + list(chain(*(table.texts[1:] for table in tables)))
-    texts = dict.fromkeys(text for text in chain(*columns) if text)
-    numbers = {text: number for number, text in enumerate(texts, start)}
-    if start + len(numbers) > MOST:
-        raise argument_error("with_ids", f"ids below {MOST}", "the largest id", start + len(numbers) - 1)
+    of_text: dict[str, int] = {}
+    of_id: dict[tuple[int, bool, Any], int] = {}
+    count = start
+
+    def number(text: str, key: tuple[int, bool, Any]) -> int:
+        nonlocal count
+        if not text:
+            return -1
+        found = of_id.get(key) if key[2] is not None else None
+        found = of_text.get(text) if found is None else found
+        if found is None:
+            found, count = count, count + 1
+        of_text.setdefault(text, found)
+        if key[2] is not None:
+            of_id.setdefault(key, found)
+        return found
+
+    numbers: list[list[list[int]]] = [[] for _ in tables]
+    for documents in (False, True):
+        for place, table in enumerate(tables):
+            columns = list(zip(table.texts, table.ids, strict=True))
+            for texts, ids in columns[1:] if documents else columns[:1]:
+                row = zip(texts, ids, strict=True)
+                numbers[place].append([number(text, (place, documents, one)) for text, one in row])
+    if count > MOST:
+        raise argument_error("with_ids", f"ids below {MOST}", "the largest id", count - 1)
     return numbers
 
 
 class _Table:
-    """The columns of a data set as lists of texts: anchors, positives, negatives ..."""
+    """The columns of a data set as lists of texts: anchors, positives, negatives ...; their ids, or None."""
 
     def __init__(self, dataset: Any, group: str | None) -> None:
         if not hasattr(dataset, "__len__") or not hasattr(dataset, "add_column"):
             fix = "load it without streaming, or train without ids"
             raise ArgumentError("with_ids", "a datasets.Dataset of known length", type(dataset).__name__, fix)
         names = list(dataset.column_names)
+        if {"positive_ids", "document_id"} & set(names):  # the formats "ids" and "labeled-pair" of hardneg mine
+            fix = "mine with --format triplet or n-tuple; --ids adds the ids"
+            raise ArgumentError("with_ids", "triplets or n-tuples of texts", f"columns {names}", fix)
         if group is None and "label" in names:
             group = "label"
         unread = [name for name in names if name in _labels and name != group]
@@ -86,14 +121,20 @@ class _Table:
         if group is not None and group not in names:
             raise argument_error("with_ids", f"a column among {names}", "group", group)
         self.dataset, self.groups = dataset, None if group is None else _whole_numbers(list(dataset[group]), group)
-        self.names = [name for name in names if name != group]
+        given = [name for name in (_query_id, _document_ids) if name in names and name != group]
+        self.names = [name for name in names if name != group and name not in given]
         if len(self.names) < 2:
             raise ArgumentError("with_ids", "columns anchor, positive, ...", f"columns {self.names}")
-        self.dropped = [] if group is None else [group]
+        self.dropped = given if group is None else [group, *given]
         self.texts: list[list[str]] = []
         self.added: dict[str, list[str]] = {}
         for place, name in enumerate(self.names):
             self._read(name, place, list(dataset[name]))
+        self.ids: list[list[Any]] = [[None] * len(dataset) for _ in self.texts]
+        if _query_id in given:
+            self.ids[0] = list(dataset[_query_id])
+        if _document_ids in given:
+            self._read_document_ids(dataset[_document_ids])
 
     def _read(self, name: str, place: int, values: list[Any]) -> None:
         lists = any(isinstance(value, (list, tuple)) for value in values)
@@ -105,6 +146,7 @@ class _Table:
         else:
             names, texts = [name], [[_text(value, name, needed=place < 2) for value in values]]
         self.texts += texts
+        _warn_of_ids(name, texts)
         if self.added or texts != [values] or names != [name]:  # columns keep their order
             if taken := [one for one in names if names != [name] and one in (*self.names, *self.added)]:
                 fix = "rename the other columns"
@@ -114,8 +156,18 @@ class _Table:
             self.dropped.append(name)
             self.added.update(zip(names, texts, strict=True))
 
-    def labelled(self, numbers: dict[str, int]) -> Any:
-        ids = [[numbers[text] if text else -1 for text in column] for column in self.texts]
+    def _read_document_ids(self, given: Iterable[Any]) -> None:
+        """A row has the ids of its documents in their order, without those of missing negatives."""
+        for row, own in enumerate(given):
+            places = [place for place, column in enumerate(self.texts) if place > 0 and column[row]]
+            if not isinstance(own, (list, tuple)) or len(own) != len(places):
+                got = f"{_document_ids}={own!r} in row {row} with {len(places)} documents"
+                fix = f"remove the column {_document_ids}, or mine again with --ids"
+                raise ArgumentError("with_ids", "one id for each document of a row", got, fix)
+            for place, one in zip(places, own, strict=True):
+                self.ids[place][row] = one
+
+    def labelled(self, ids: list[list[int]]) -> Any:
         groups = ids[0] if self.groups is None else self.groups
         dataset = self.dataset.remove_columns(self.dropped)
         for name, column in self.added.items():
@@ -128,7 +180,19 @@ def _text(value: Any, name: str, needed: bool = False) -> str:
         return value
     if value is None and not needed:
         return ""
-    raise argument_error("with_ids", "texts" if needed else "texts, or None for no negative", name, value)
+    fix = None if needed else f"remove the column {name} if it holds no negatives"
+    raise argument_error("with_ids", "texts" if needed else "texts, or None for no negative", name, value, fix)
+
+
+def _warn_of_ids(name: str, columns: list[list[str]]) -> None:
+    texts = (text for column in columns for text in column if text)
+    first = next((text for column in columns for text in column if text), None)
+    if first is not None and (_names_ids.fullmatch(name) or all(map(_is_id.fullmatch, texts))):
+        warn_once(
+            f"with_ids.texts:{name}",
+            f"The column {name!r} seems to hold ids, such as {first!r}, and would be trained on as texts. Replace them "
+            f"by the texts, or remove the column. with_ids reads ids from the columns {_query_id} and {_document_ids}.",
+        )
 
 
 def _whole_numbers(values: Iterable[Any], name: str) -> list[int]:
