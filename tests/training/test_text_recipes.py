@@ -162,6 +162,25 @@ def test_clip_is_both_directions_with_a_learnt_temperature(tmp_path: Path) -> No
     assert_step(method, batch, (cross(logits, own) + cross(logits.T, own)) / 2)
 
 
+@pytest.mark.parametrize(("objective", "start"), [("sigmoid", -10.0), ("sigmoid(bias=-3.0)", -3.0)])
+def test_clip_with_sigmoids_is_siglip_with_a_learnt_bias(objective: str, start: float, tmp_path: Path) -> None:
+    method, _, batch = made("clip", tmp_path, objective=objective)
+    (bias,) = method.loss.learnt
+    assert bias.item() == start
+    assert any(one is bias for one in method.parameters())
+    z1 = normalize(method.encoder.first(batch.views.first), dim=-1)
+    z2 = normalize(method.encoder.second(batch.views.second), dim=-1)
+    logits = z1 @ z2.T * method.scale.exp() + bias
+    sign = 2.0 * torch.eye(6) - 1.0
+    assert_step(method, batch, -nn.functional.logsigmoid(sign * logits).sum() / 6)
+
+
+def test_clip_learns_the_bias_of_its_sigmoids(tmp_path: Path) -> None:
+    run("clip", tmp_path / "run", short(data_for("clip", tmp_path), objective="sigmoid"))
+    (bias,) = (value for name, value in Run(tmp_path / "run").load()["method"].items() if "learnt" in name)
+    assert float(bias) != -10.0
+
+
 def test_clip_of_images_and_texts_leaves_out_the_pairs_of_one_image(tmp_path: Path) -> None:
     method, data, batch = made("clip, images", tmp_path)
     documents = data.documents[IDS]  # type: ignore[attr-defined]

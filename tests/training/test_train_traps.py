@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +10,9 @@ import numpy as np
 import pytest
 import torch
 
+from hardneg.core.errors import HardnegWarning, forget_warnings
 from hardneg.io.embeddings import load_embeddings
+from hardneg.training.checks import check_words
 from hardneg.training.data.images import load
 from hardneg.training.options import RECIPES
 from hardneg.training.recipes.sogclr import SogCLRMethod
@@ -193,3 +196,14 @@ def test_negatives_that_need_labels_are_refused_where_there_are_none(recipe: str
 def test_a_schedule_that_would_end_badly_is_refused_at_the_door(options: dict[str, str], tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"(Tilt|Proximity) needs (beta|restart) in \[0"):
         run("simclr", tmp_path / "run", short("npz:nowhere.npz", **options))
+
+
+@pytest.mark.parametrize(("batches", "warns"), [("knn()", True), ("proximity()", True), ("uniform()", False)])
+def test_emc2_says_that_planned_batches_change_what_its_chains_draw(batches: str, warns: bool) -> None:
+    forget_warnings()
+    with warnings.catch_warnings(record=True) as found:
+        warnings.simplefilter("always")
+        check_words(RECIPES["emc2"](batches=batches))
+    assert [one.message.kind for one in found if isinstance(one.message, HardnegWarning)] == [
+        "emc2.planned_batches"
+    ] * warns

@@ -6,8 +6,9 @@ from dataclasses import fields
 
 import torch
 
+from hardneg.batching.planners import Uniform
 from hardneg.batching.spec import BatchSpec, parse_batches
-from hardneg.core.errors import ArgumentError, argument_error, located
+from hardneg.core.errors import ArgumentError, argument_error, located, warn_once
 from hardneg.core.schedules import LONG, Number, Schedule, registered_schedules, value_of
 from hardneg.core.scoring import score
 from hardneg.core.types import Keys
@@ -18,7 +19,7 @@ from hardneg.training.data.items import Items
 from hardneg.training.data.kinds import kind_of
 from hardneg.training.evaluation.monitors import read_monitor
 from hardneg.training.optimisers import read_optimiser, read_rate
-from hardneg.training.options import TrainOptions
+from hardneg.training.options import EMC2Options, TrainOptions
 from hardneg.training.options.values import Scheduled, check_bounds
 
 OWN_RECIPES = {"isogclr": "isogclr", "surrogate": "sogclr or emc2"}
@@ -58,6 +59,13 @@ def check_words(options: TrainOptions) -> BatchSpec:
             "more epochs than the warm-up of its batches, which is uniform",
             f"epochs={options.epochs} and warmup={spec.warmup}",
             f"write warmup={options.epochs - 1} into --batches, or train longer",
+        )
+    if isinstance(options, EMC2Options) and not isinstance(spec.planner, Uniform):
+        warn_once(
+            "emc2.planned_batches",
+            f"The chains of emc2 take their proposals from the batch. With --batches {options.batches} they do not "
+            "draw from the softmax over the data set, but from that softmax times how often an image shares a batch "
+            "with the anchor. Use --batches 'uniform()' for EMC2 as published.",
         )
     return spec
 

@@ -2,23 +2,30 @@
 
 ``--data imagetext:TABLE[image,caption]`` has an encoder of images and one of texts. The light version trains two
 projection heads on vectors that were made elsewhere: ``--data embeddings:FILE.npz``. The temperature is exp(-scale), at
-least 0.01 as the authors have it.
+least 0.01 as the authors have it. ``--objective sigmoid`` is SigLIP (Zhai et al. 2023), whose bias is learnt as well.
 """
 
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
 
 from hardneg.core.diagnose import Diagnosis
+from hardneg.core.objectives import Sigmoid
+from hardneg.losses.contrastive import ContrastiveLoss
+from hardneg.losses.options import read_objective
 from hardneg.training.data.items import Items
 from hardneg.training.options import CLIPOptions
 from hardneg.training.recipes.simclr import SimCLR
+from hardneg.training.setup import loss_for
 
 LOWEST = 0.01
+SIGLIP_BIAS = -10.0
+"""Where SigLIP's bias starts: most pairs are negatives, and at 0 the first steps would only correct for that."""
 
 
 class CLIP(SimCLR):
@@ -30,6 +37,13 @@ class CLIP(SimCLR):
         self.scale = nn.Parameter(torch.tensor(-math.log(float(options.temperature))))
         documents = getattr(data, "documents", torch.arange(len(data)))
         self.register_buffer("documents", documents.clone(), persistent=False)
+
+    def loss_for(self, options: CLIPOptions) -> ContrastiveLoss:
+        objective = read_objective(options.objective)
+        if isinstance(objective, Sigmoid):
+            start = objective.bias if "bias" in options.objective else SIGLIP_BIAS
+            objective = replace(objective, bias=nn.Parameter(torch.tensor(float(start))))
+        return loss_for(options, **self.arguments, objective=objective)
 
     def temperature(self) -> Tensor:
         return torch.exp(-self.scale)
