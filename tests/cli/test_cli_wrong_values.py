@@ -189,3 +189,39 @@ def test_a_wrong_comparison_is_named_before_anything_runs(
     assert done.exit_code == 2
     assert reported in done.stderr, done.stderr
     assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize(
+    ("verb", "flag", "ours"),
+    [
+        (("mine", "a.jsonl"), "--num-negatives", "-k"),
+        (("mine", "a.jsonl"), "--num_negatives", "-k"),
+        (("mine", "a.jsonl"), "--qrels", "--judgements"),
+        (("mine", "a.jsonl"), "--relative-margin", "BelowPositive(relative="),
+        (("train", "simclr"), "--lr", "--learning-rate"),
+        (("train", "simclr"), "--num-epochs", "--epochs"),
+        (("train", "simclr"), "--learning_rate", "--learning-rate"),
+        (("compare",), "--lr", "--option learning_rate="),
+        (("compare",), "--learning-rate", "--option learning_rate="),
+        (("evaluate", "run"), "--output-dir", None),
+    ],
+)
+def test_flags_of_other_libraries_suggest_ours(verb: tuple[str, ...], flag: str, ours: str | None) -> None:
+    done = hardneg(*verb, flag, "1")
+    assert done.exit_code == 2
+    if ours is not None:
+        assert ours in done.stderr.partition("No such option")[2]
+
+
+def test_a_plain_path_as_data_suggests_its_kinds(tmp_path: Path) -> None:
+    from hardneg.core.errors import ArgumentError
+    from hardneg.training.data.kinds import kind_of
+
+    (tmp_path / "photos" / "cats").mkdir(parents=True)
+    for name in ("a.csv", "a.npz", "a.txt"):
+        (tmp_path / name).touch()
+    for name, kinds in (("photos", ["folder"]), ("a.csv", ["pairs", "text"]), ("a.npz", ["npz"]), ("a.txt", ["text"])):
+        path = tmp_path / name
+        with pytest.raises(ArgumentError) as error:
+            kind_of(str(path))
+        assert all(f"{kind}:{path}" in str(error.value.fix) for kind in kinds)

@@ -196,7 +196,7 @@ def test_unknown_names_and_missing_models_raise(model: Any, pairs: Any) -> None:
     for text in (" ", None):
         with pytest.raises(ArgumentError, match="texts in every row"):
             hn.mine(datasets.Dataset.from_dict({"a": ["x", text], "b": ["y", "z"]}), model=model)
-    with pytest.raises(ArgumentError, match="got id=7; name the columns of texts: anchor_column_name"):
+    with pytest.raises(ArgumentError, match=r"id=7 in row 0.*anchor_column_name"):
         hn.mine(datasets.Dataset.from_dict({"id": [7], "a": ["x"], "b": ["y"]}), model=model)
     for options, message in (
         ({"corpus": "corpus.jsonl"}, r"a list of texts as corpus, got corpus='corpus\.jsonl'"),

@@ -10,7 +10,8 @@ from torch import Tensor
 
 from hardneg.core.errors import ArgumentError, argument_error, check_callable, optional
 from hardneg.core.types import Keys
-from hardneg.mining.dataset import check_dataset
+from hardneg.io.functions import loading_model
+from hardneg.mining.dataset import as_dataset
 from hardneg.mining.encode import vectors_of
 
 _labels = ("label", "labels", "score", "scores")
@@ -30,7 +31,7 @@ def read_dataset(dataset: Any, model: Any) -> TrainingSet:
 
     model: a sentence-transformers model, its path, or a function from texts to vectors.
     """
-    check_dataset(dataset, "audit")
+    dataset = as_dataset(dataset, "audit")
     names = [name for name in dataset.column_names if name not in _labels]
     if len(names) < 2:
         raise ArgumentError("audit", "columns anchor, positive, negatives ...", f"columns {names}")
@@ -102,7 +103,9 @@ def _listed(cell: Any) -> list[Any]:
 
 def _encoder(model: Any) -> Callable[[list[str]], Tensor]:
     if isinstance(model, str):
-        model = optional("sentence_transformers", "audit(model=...)", extra="text").SentenceTransformer(model)
+        library = optional("sentence_transformers", "audit(model=...)", extra="text")
+        with loading_model("audit", model):
+            model = library.SentenceTransformer(model)
     encode = getattr(model, "encode", None)
     if encode is None:
         check_callable("audit", "model", model, "a SentenceTransformer, its path, or a function from texts to vectors")

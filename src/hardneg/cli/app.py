@@ -10,7 +10,7 @@ import typer
 from hardneg.cli.audit import audit
 from hardneg.cli.compare import compare
 from hardneg.cli.errors import warning_for_people
-from hardneg.cli.flags import verb
+from hardneg.cli.flags import Command, verb
 from hardneg.cli.mine import mine
 from hardneg.cli.options import EvaluateOptions, ExplainOptions, ExportOptions, ReportOptions
 from hardneg.cli.train import train_app
@@ -24,9 +24,9 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 app.add_typer(train_app, name="train")
-app.command()(mine)
-app.command()(audit)
-app.command()(compare)
+app.command(cls=Command)(mine)
+app.command(cls=Command)(audit)
+app.command(cls=Command)(compare)
 
 
 @app.callback(invoke_without_command=True)
@@ -39,7 +39,7 @@ def root(version: Annotated[bool, typer.Option("--version", help="Print the vers
         raise typer.Exit
 
 
-@app.command()
+@app.command(cls=Command)
 @verb(ExplainOptions)
 def explain(options: ExplainOptions) -> None:
     """Explain what an expression of the grammar does, factor by factor.
@@ -59,7 +59,7 @@ def explain(options: ExplainOptions) -> None:
     list_grammar() if options.expression is None else explain_expression(options.expression, options.temperature)
 
 
-@app.command()
+@app.command(cls=Command)
 @verb(EvaluateOptions)
 def evaluate(options: EvaluateOptions) -> None:
     """Evaluate a run, saved embeddings, or an encoder of texts.
@@ -82,7 +82,7 @@ def evaluate(options: EvaluateOptions) -> None:
     evaluate_and_show(options)
 
 
-@app.command()
+@app.command(cls=Command)
 @verb(ExportOptions)
 def export(options: ExportOptions) -> None:
     """Write the trained encoder of a run in the format of another library, and print how to load it.
@@ -101,7 +101,7 @@ def export(options: ExportOptions) -> None:
     typer.echo(f"{printable(path)}\n{how_to_load(options.run, options.format, path)}")
 
 
-@app.command()
+@app.command(cls=Command)
 @verb(ReportOptions)
 def report(options: ReportOptions) -> None:
     """Write one self-contained HTML page about runs and comparisons.

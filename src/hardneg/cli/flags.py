@@ -9,10 +9,12 @@ from pathlib import Path
 from typing import Annotated, Any, TypeVar, get_origin, get_type_hints
 
 import typer
+from typer.core import TyperCommand
 
 from hardneg.cli.errors import errors_for_people, given, read_yaml
 from hardneg.core.errors import ArgumentError, UnknownName, located
 from hardneg.core.options import flag_of
+from hardneg.training.options.base import TrainOptions
 from hardneg.training.options.values import Scheduled, allowed, called, check_option, from_text
 
 Options = TypeVar("Options")
@@ -52,6 +54,56 @@ def parameters_of(options: type, panels: tuple[str, ...] = (), **defaults: Any) 
 def flags_of(options: type) -> dict[str, str]:
     """Each option as it is written on the command line: {"k": "-k", "near_positive": "--near-positive"}."""
     return {name: flag_of(name, rules) for name, _, _, rules in _flat(options)}
+
+
+_elsewhere = {
+    "--bs": "--batch-size",
+    "--dataset": "--data",
+    "--lr": "--learning-rate",
+    "--max-score": '-n "AtMost(SCORE)"',
+    "--min-score": '-n "Threshold(SCORE)"',
+    "--model-name": "--model",
+    "--model-name-or-path": "--model",
+    "--n-epochs": "--epochs",
+    "--num-epochs": "--epochs",
+    "--num-hard-negatives": "-k",
+    "--num-negatives": "-k",
+    "--num-train-epochs": "--epochs",
+    "--output": "--out",
+    "--output-dir": "--out",
+    "--per-device-train-batch-size": "--batch-size",
+    "--qrels": "--judgements",
+    "--range-max": '-n "Rank(START, STOP)"',
+    "--range-min": '-n "Rank(START, STOP)"',
+    "--relative-margin": '-n "BelowPositive(relative=MARGIN)"',
+    "--tau": "--temperature",
+    "--temp": "--temperature",
+    "--top-k": "-k",
+    "--wd": "--weight-decay",
+}
+"""Flags of other libraries and what they are called here."""
+
+
+class Command(TyperCommand):
+    """A command whose error for an unknown flag suggests ours: for names of other libraries, and in ``compare``."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        try:
+            return super().parse_args(ctx, args)
+        except Exception as error:  # NoSuchOption, of click or of the copy of it in newer versions of typer
+            if hasattr(error, "possibilities") and (ours := self._suggested(getattr(error, "option_name", ""))):
+                error.possibilities = [ours]
+            raise
+
+    def _suggested(self, flag: str) -> str | None:
+        flag = flag.replace("_", "-")
+        ours = _elsewhere.get(flag, flag)
+        known = {one for each in self.params for one in each.opts}
+        if ours.split()[0] in known:
+            return ours
+        name = ours.removeprefix("--").replace("-", "_")
+        is_of_train = "--option" in known and any(one.name == name for one in fields(TrainOptions))
+        return f"--option {name}=VALUE" if is_of_train else None
 
 
 CONFIG = parameter("config", Path | None, None, help="A YAML file with any of these options; flags win.")

@@ -10,7 +10,7 @@ from typing import Any
 import typer
 
 from hardneg.cli.errors import errors_for_people
-from hardneg.cli.flags import CONTEXT, build, parameter, parameters_of, with_file, with_parameters
+from hardneg.cli.flags import CONTEXT, Command, build, parameter, parameters_of, with_file, with_parameters
 from hardneg.cli.options import RunOptions
 from hardneg.core.text import printable
 from hardneg.training.options import RECIPES, TrainOptions
@@ -115,4 +115,4 @@ def _command(recipe: str, options: type[TrainOptions]) -> Callable[..., None]:
 
 
 for _recipe, _options in RECIPES.items():
-    train_app.command(_recipe)(_command(_recipe, _options))
+    train_app.command(_recipe, cls=Command)(_command(_recipe, _options))

@@ -24,8 +24,14 @@ def number_of(text: str) -> int:
     return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "big") >> 1
 
 
+def int_if_whole(value: Any) -> Any:
+    """3.0 as 3, since pandas turns whole numbers beside missing ones into floats; anything else as it is."""
+    return int(value) if isinstance(value, (float, np.floating)) and float(value).is_integer() else value
+
+
 def as_vectors(value: Any) -> Tensor:
-    """Vectors as a tensor; a list of vectors becomes float32."""
+    """Vectors as a tensor; a list of vectors becomes float32. A DataFrame of numbers is an array."""
+    value = value.to_numpy() if hasattr(value, "to_numpy") else value
     if isinstance(value, (list, tuple)):
         value = [one.detach().cpu().numpy() if isinstance(one, Tensor) else one for one in value]
         try:
@@ -48,6 +54,7 @@ def as_numbers(name: str, value: Any) -> tuple[Tensor, Names | None]:
     """Whole numbers as a tensor; texts by number_of, and the texts themselves."""
     array = np.asarray(value.tolist() if hasattr(value, "tolist") else value, dtype=object)
     flat = array.reshape(-1)
+    flat[:] = [int_if_whole(one) for one in flat]
     if len(flat) and all(isinstance(one, str) for one in flat):
         numbers = torch.tensor([number_of(one) for one in flat], dtype=torch.long)
         if len(torch.unique(numbers)) < len(set(flat.tolist())):

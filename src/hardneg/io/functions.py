@@ -1,4 +1,4 @@
-"""A Python function by its name: ``module:function``, or ``path/to/file.py:function``."""
+"""A Python function by its name, ``module:function`` or ``path/to/file.py:function``; a model by its folder."""
 
 from __future__ import annotations
 
@@ -6,7 +6,8 @@ import importlib
 import importlib.util
 import re
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -97,3 +98,24 @@ def _as_written(module: ModuleType, path: Path, who: str) -> ModuleType:
         raise
     names["_digest"] = content
     return module
+
+
+@contextmanager
+def loading_model(who: str, path: str) -> Iterator[None]:
+    """Raise NoFile if the block cannot load ``path`` because there is no such folder.
+
+    Libraries take a path that does not exist for a name on the Hugging Face hub, and then report a failed connection.
+    ``folder/name`` can be either: it is a path if ``folder`` exists here; otherwise the hub is asked first.
+    """
+    folder = Path(path).expanduser()
+    what = "a model folder that exists, or the name of a model on the Hugging Face hub"
+    fix = "check the path; a model of the hub that is not in the local cache needs a connection"
+    is_path = path.startswith((".", "~")) or folder.is_absolute() or len(folder.parts) > 2
+    if not folder.exists() and (is_path or (len(folder.parts) == 2 and folder.parent.is_dir())):
+        raise NoFile(who, what, path, fix=fix)
+    try:
+        yield
+    except OSError as error:
+        if folder.exists():
+            raise
+        raise NoFile(who, what, path, fix=fix) from error

@@ -48,7 +48,7 @@ def read_table(path: str | Path, who: str = "mine") -> Table:
         return _read_folder(path, who)
     readers = {".parquet": _read_parquet, ".jsonl": _read_lines, ".json": _read_json}
     readers |= dict.fromkeys((".qrels", ".run", ".trec"), _read_trec)
-    suffix = suffix_of(path)
+    suffix = suffix_of(path) if suffix_of(path) != ".txt" else _suffix_by_content(path, who)
     if suffix in (".csv", ".tsv"):
         table = _read_csv(path, "\t" if suffix == ".tsv" else ",", who)
     elif suffix in readers:
@@ -58,6 +58,27 @@ def read_table(path: str | Path, who: str = "mine") -> Table:
     if not table or not len(next(iter(table.values()))):
         raise ArgumentError(who, "a table with at least one row", f"none in {path}")
     return table
+
+
+def _suffix_by_content(path: Path, who: str) -> str:
+    """The format of a ``.txt`` file by its first line: TREC's qrels or run, or a table with tabs or commas."""
+    with open_text(path, who) as file:
+        first = next((line for line in file if line.strip()), "")
+    fields = first.split()
+    if (len(fields) == 4 and _is_number(fields[3])) or (len(fields) == 6 and all(map(_is_number, fields[3:5]))):
+        return ".trec"
+    if "\t" in first or "," in first:
+        return ".tsv" if "\t" in first else ".csv"
+    fix = "rename it to .tsv or .csv if it is a table whose first line names the columns"
+    what = "qrels, a run or a table with tabs or commas in a .txt file"
+    raise ArgumentError(who, what, f"{path}, which begins with {first.strip()[:60]!r}", fix)
+
+
+def _is_number(text: str) -> bool:
+    try:
+        return float(text) == float(text)
+    except ValueError:
+        return False
 
 
 def column_names(path: str | Path, who: str = "mine") -> list[str]:

@@ -6,6 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from hardneg.core.errors import FileError
+from hardneg.io.tables import column_names, read_table
 from hardneg.mining.options import MineOptions
 
 
@@ -20,11 +21,11 @@ def from_beir(options: MineOptions) -> MineOptions:
     if given is None:
         raise FileError("mine", "qrels/train.tsv in a BEIR folder", folder, fix="name --judgements")
     columns = options.columns
-    if columns.corpus is None:
+    documents = options.corpus or str(corpus)
+    # The names are those of the first line, and only some of the documents may have a title.
+    if columns.corpus is None and ("title" in column_names(documents) or "title" in read_table(documents)):
         columns = replace(columns, corpus="title+text")
-    return replace(
-        options, queries=str(queries), corpus=options.corpus or str(corpus), judgements=given, columns=columns
-    )
+    return replace(options, queries=str(queries), corpus=documents, judgements=given, columns=columns)
 
 
 def _of(folder: Path, name: str) -> Path | None:

@@ -6,6 +6,7 @@ import ast
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from hardneg.core.conversion import int_if_whole
 from hardneg.core.errors import ArgumentError
 
 
@@ -20,7 +21,7 @@ def as_list(value: Any, name: str, row: int) -> list[Any]:
             (f"the text {value[:60]!r} in column {name!r}, row {row}, which writes out a list"),
             "keep lists in .jsonl or .parquet, or write one row for each positive",
         )
-    values = list(value) if isinstance(value, (list, tuple)) else [value]
+    values = [int_if_whole(one) for one in (value if isinstance(value, (list, tuple)) else [value])]
     for one in values:
         if isinstance(one, bool) or not isinstance(one, (str, int)):
             raise ArgumentError("mine", "positives that are ids or texts", f"{one!r} in column {name!r}, row {row}")
@@ -40,6 +41,9 @@ def _writes_a_list(value: str) -> bool:
 
 def checked_texts(columns: list[list[Any]], names: list[str], kind: str, who: str) -> list[str]:
     """The texts of each row; those of several columns joined."""
+    if len(columns) > 1:  # a title that is missing in some rows leaves the text alone
+        columns = [["" if part is None and any(row) else part for part in row] for row in zip(*columns, strict=True)]
+        columns = [list(column) for column in zip(*columns, strict=True)]
     for name, column in zip(names, columns, strict=True):
         for row, value in enumerate(column):
             if not isinstance(value, str):
@@ -49,7 +53,8 @@ def checked_texts(columns: list[list[Any]], names: list[str], kind: str, who: st
 
 
 def checked_ids(ids: list[Any], name: str, kind: str, who: str) -> list[Any]:
-    """Ids, all texts or all numbers."""
+    """Ids, all texts or all numbers; 3.0, which whole numbers become beside missing values, is 3."""
+    ids = [int_if_whole(one) for one in ids]
     for row, one in enumerate(ids):
         if isinstance(one, bool) or not isinstance(one, (str, int)):
             raise ArgumentError(who, f"ids that are numbers or texts in the {kind}", f"{one!r} in {name!r}, row {row}")
@@ -78,6 +83,13 @@ def of_one_kind(ids: list[Any]) -> list[Any]:
 def key_of(one: Any) -> str:
     """Ids are matched as text: 12 in one file is "12" in another."""
     return one if isinstance(one, str) else str(one)
+
+
+def row_in(known: Mapping[str, int], one: Any) -> int:
+    """The row of an id, -1 if it is unknown; "3.0" is the id "3" unless there is an id "3.0"."""
+    key = key_of(one)
+    row = known.get(key, -1)
+    return known.get(key.removesuffix(".0"), -1) if row < 0 and key.endswith(".0") else row
 
 
 class RowNumbers(Mapping[str, int]):

@@ -21,6 +21,7 @@ from hardneg.core.errors import ArgumentError, argument_error, check_callable, o
 from hardneg.core.text import counted
 from hardneg.core.types import Keys
 from hardneg.core.vectors import unit
+from hardneg.io.functions import loading_model
 from hardneg.mining.cache_key import key_of_model
 from hardneg.mining.encode import Encode, Encoder, embed, vectors_of
 from hardneg.mining.engine import mine
@@ -35,14 +36,24 @@ from hardneg.negatives import Negatives, parse
 
 
 def is_dataset(value: Any) -> bool:
-    return hasattr(value, "column_names")
+    """True for a ``datasets.Dataset`` and for a DataFrame that is not all numbers, which would be vectors."""
+    return hasattr(value, "column_names") or (is_frame(value) and any(one.kind not in "fiu" for one in value.dtypes))
 
 
-def check_dataset(dataset: Any, who: str) -> None:
+def is_frame(value: Any) -> bool:
+    """Whether this is a DataFrame of pandas, without importing pandas."""
+    return hasattr(value, "iloc") and hasattr(value, "columns")
+
+
+def as_dataset(dataset: Any, who: str) -> Any:
+    """The data set; a DataFrame becomes one. Raises for what is not one data set of known length."""
+    if is_frame(dataset):
+        return optional("datasets", who, extra="text").Dataset.from_pandas(dataset, preserve_index=False)
     if isinstance(dataset, dict):
         raise ArgumentError(who, "one data set", f"a dict of {list(dataset)}", "pass one of them")
     if not hasattr(dataset, "__len__"):
         raise ArgumentError(who, "a data set of known length", type(dataset).__name__, "load it without streaming")
+    return dataset
 
 
 def mine_dataset(
@@ -88,6 +99,7 @@ def mine_dataset(
     """
     if model is None:
         raise ArgumentError("mine", "a model for the texts of a data set", "model=None", "pass model=...")
+    dataset = as_dataset(dataset, "mine")
     names = _columns(dataset, anchor_column_name, positive_column_name)
     problem = _problem(dataset, names, corpus)
     sides = texts_of(problem.queries, "mine"), texts_of(problem.corpus, "mine")
@@ -124,7 +136,6 @@ def mine_dataset(
 
 def _columns(dataset: Any, anchor: str | None, positive: str | None) -> tuple[str, str]:
     """The columns of anchors and positives: as named, or the first two."""
-    check_dataset(dataset, "mine")
     known = list(dataset.column_names)
     if not len(dataset) or len(known) < 2:
         raise ArgumentError("mine", "rows of an anchor and a positive", f"{len(dataset)} rows of columns {known}")
@@ -138,14 +149,17 @@ def _problem(dataset: Any, names: tuple[str, str], corpus: Sequence[str] | None)
     """Queries, documents and positives; documents in the order of sentence-transformers."""
     anchors, positives = (list(dataset[name]) for name in names)
     for name, column in zip(names, (anchors, positives), strict=True):
-        if wrong := [one for one in column if not isinstance(one, str) or not one.strip()]:
-            named = "name the columns of texts: anchor_column_name=..., positive_column_name=..."
-            fix = None if isinstance(wrong[0], str | None) else named
-            raise argument_error("mine", "texts in every row", name, wrong[0], fix)
+        if wrong := [row for row, one in enumerate(column) if not isinstance(one, str) or not one.strip()]:
+            value = column[wrong[0]]
+            fix = "name the columns of texts: anchor_column_name=..., positive_column_name=..."
+            if isinstance(value, str | None):
+                fix = f"leave such rows out: dataset.filter(lambda row: (row[{name!r}] or '').strip())"
+            got = f"{name}={value!r} in row {wrong[0]} ({counted(len(wrong), 'such row')} in all)"
+            raise ArgumentError("mine", "texts in every row", got, fix)
     others = list(corpus or ())
-    wrong = [one for one in others if not isinstance(one, str)]
-    if wrong or isinstance(corpus, str):
-        raise argument_error("mine", "a list of texts as corpus", "corpus", wrong[:1] or corpus)
+    odd = [one for one in others if not isinstance(one, str)]
+    if odd or isinstance(corpus, str):
+        raise argument_error("mine", "a list of texts as corpus", "corpus", odd[:1] or corpus)
     documents = list(dict.fromkeys([*others, *positives]))
     first, second = (Side(list(range(len(texts))), texts, named=False) for texts in (anchors, documents))
     return build_problem(first, second, [[one] for one in positives])
@@ -166,7 +180,9 @@ class Texts:
     def embedded(self, model: Any, *prompts: Prompt) -> tuple[Tensor, Tensor]:
         """Vectors of unit length of the queries and of the documents, each with its prompt."""
         if isinstance(model, str):
-            model = optional("sentence_transformers", "mine(model=...)", extra="text").SentenceTransformer(model)
+            library = optional("sentence_transformers", "mine(model=...)", extra="text")
+            with loading_model("mine", model):
+                model = library.SentenceTransformer(model)
         first, second = (self._of_side(side, model, prompts[side] if prompts else (None, None)) for side in range(2))
         return first, second
 

@@ -25,7 +25,7 @@ from torch import Tensor
 from hardneg.core.errors import ArgumentError, Damaged, optional
 from hardneg.io.arrays import Array, read_npy
 from hardneg.io.files import check_free, read_json, run_again, write_atomically, write_json
-from hardneg.io.functions import in_any_folder, load_function
+from hardneg.io.functions import in_any_folder, load_function, loading_model
 from hardneg.io.sealed import is_whole, sealing
 from hardneg.mining.cache_key import key_of_function, key_of_model, keys_of_items
 from hardneg.mining.engines.base import Engine, Work
@@ -81,7 +81,8 @@ def encoders_of_model(
 ) -> tuple[Encoder, Encoder]:
     """How a sentence-transformers model encodes queries and documents, with its own prompts for each or those given."""
     SentenceTransformer = optional("sentence_transformers", "--model", extra="text").SentenceTransformer  # noqa: N806
-    model = SentenceTransformer(path, device=device, revision=revision)
+    with loading_model("--model", path):
+        model = SentenceTransformer(path, device=device, revision=revision)
     if dtype is not None:
         model = model.to(getattr(torch, dtype))
     key = key_of_model(path, model) + (f" {dtype}" if dtype else "")

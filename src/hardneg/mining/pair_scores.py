@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from hardneg.core.errors import check_callable, optional
+from hardneg.io.functions import loading_model
 from hardneg.mining.meeting import Meeting, PairGuide
 from hardneg.mining.output import Result
 
@@ -21,7 +22,8 @@ def pair_scorer(model: Any, batch_size: int = 32, device: str | None = None) -> 
     """A function of pairs from a CrossEncoder, its path or name, or such a function."""
     if isinstance(model, str):
         cross_encoder = optional("sentence_transformers", "--cross-encoder", extra="text").CrossEncoder
-        model = cross_encoder(model, device=device)
+        with loading_model("--cross-encoder", model):
+            model = cross_encoder(model, device=device)
     predict = getattr(model, "predict", None)
     if predict is None:
         check_callable("mine", "cross_encoder", model, "a CrossEncoder, its path, or a function of pairs of texts")

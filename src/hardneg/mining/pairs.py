@@ -11,11 +11,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from hardneg.core.conversion import Names, number_of
+from hardneg.core.conversion import Names, int_if_whole, number_of
 from hardneg.core.errors import ArgumentError, argument_error
 from hardneg.core.types import Keys
 
 _distinct = "give each row its own id or drop the copies"
+_without_positive = "give the row or id of its document, or leave the query out"
 Positives = Tensor | Sequence[Any]
 """Corpus ids: [q], [q, p] padded with -1, or one list per query."""
 
@@ -81,8 +82,9 @@ def as_one(queries: Keys, corpus: Keys) -> tuple[Keys, Keys]:
 
 def numbered_ids(given: Any, names: Names | None) -> Any:
     """Ids as ``read_positives`` takes them: arrays as tensors, and texts, as the corpus has them, as their numbers."""
-    if isinstance(given, np.ndarray) and given.dtype.kind in "iu":
-        given = torch.from_numpy(given.astype(np.int64))
+    given = given.to_numpy() if hasattr(given, "to_numpy") else given  # of pandas
+    if isinstance(given, np.ndarray):
+        given = torch.from_numpy(given.astype(np.int64)) if given.dtype.kind in "iu" else given.tolist()
     if names is None:
         return given
     if isinstance(given, (Tensor, str)) or not hasattr(given, "__iter__"):
@@ -146,28 +148,31 @@ def _flat(positives: Positives, num_queries: int) -> tuple[Tensor, Tensor]:
         raise argument_error("mine", "positives as corpus ids: a tensor or one list per query", "positives", positives)
     if len(positives) != num_queries:
         raise ArgumentError("mine", f"positives of {num_queries} queries", f"{len(positives)} of them")
-    if any(isinstance(each, str) for each in positives):
-        raise ArgumentError(
-            "mine", "corpus ids as positives, whole numbers", "text", "`hardneg mine` reads text and any ids"
-        )
-    lists = [each if isinstance(each, (list, tuple)) else _as_list(each) for each in positives]
-    if any(isinstance(one, (bool, float, str)) for each in lists for one in each):
-        raise ArgumentError("mine", "corpus ids as positives, whole numbers", "other types in the lists")
+    lists = [[int_if_whole(one) for one in _as_list(each)] for each in positives]
+    if wrong := next(((row, one) for row, own in enumerate(lists) for one in own if not _is_id(one)), None):
+        fix = "give the corpus its ids, Keys(vectors, ids=texts)" if isinstance(wrong[1], str) else _without_positive
+        raise ArgumentError("mine", "corpus ids as positives, whole numbers", f"{wrong[1]!r} of query {wrong[0]}", fix)
     count = torch.tensor([len(each) for each in lists], dtype=torch.long)
     flat = torch.tensor([int(one) for each in lists for one in each], dtype=torch.long)
     query = torch.repeat_interleave(torch.arange(num_queries), count)
     return query[flat != -1], flat[flat != -1]
 
 
-def _as_list(ids: Any) -> list[int]:
+def _is_id(one: Any) -> bool:
+    return isinstance(one, (int, np.integer)) and not isinstance(one, bool)
+
+
+def _as_list(ids: Any) -> list[Any]:
     if isinstance(ids, Tensor):
         return [int(one) for one in ids.flatten()]
-    if hasattr(ids, "__iter__"):
-        return list(ids)
-    return [ids]
+    return list(ids) if hasattr(ids, "__iter__") and not isinstance(ids, str) else [ids]
 
 
 def _flat_tensor(positives: Tensor, num_queries: int) -> tuple[Tensor, Tensor]:
+    if positives.is_floating_point() and torch.equal(
+        positives, positives.round()
+    ):  # not NaN, which is unequal to itself
+        positives = positives.long()
     if positives.ndim not in (1, 2) or len(positives) != num_queries or positives.is_floating_point():
         raise ArgumentError(
             "mine",

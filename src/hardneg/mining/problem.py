@@ -24,7 +24,7 @@ from torch import Tensor
 from hardneg.core.errors import ArgumentError, spelled, warn_once, written
 from hardneg.io.tables import Table
 from hardneg.mining.alignment import Alignment
-from hardneg.mining.cells import RowNumbers, as_list, checked_ids, checked_texts, key_of, of_one_kind
+from hardneg.mining.cells import RowNumbers, as_list, checked_ids, checked_texts, key_of, of_one_kind, row_in
 
 _query_ids = ("id", "_id", "query_id", "query-id", "qid", "queryid")
 _query_texts = ("query", "anchor", "question", "text", "sentence1", "image")
@@ -145,9 +145,9 @@ def build_problem(
     names = queries.ids if queries.named else range(len(queries))
     for place, query, one, known in chain(
         ((place, names[place], one, row_of_positive) for place, own in enumerate(given) for one in own),
-        ((place_of.get(key_of(query), -1), query, one, row_of) for query, one in judged),
+        ((row_in(place_of, query), query, one, row_of) for query, one in judged),
     ):
-        row = known.get(key_of(one), -1)
+        row = row_in(known, one)
         if place < 0:
             unknown.append(query)
         elif groups[place] >= 0 and row >= 0:
@@ -303,8 +303,10 @@ def _same_vectors(side: Side, first: int, second: int) -> bool:
 
 def _positives_as_corpus(given: list[list[Any]]) -> Side:
     texts = list(dict.fromkeys(one for each in given for one in each))
-    if any(not isinstance(one, str) for one in texts):
-        raise ArgumentError("mine", "texts as positives where they are the corpus", "other types", "give a corpus")
+    for row, one in ((row, one) for row, each in enumerate(given) for one in each if not isinstance(one, str)):
+        flag = spelled("mine", "corpus")
+        fix = f'write it as a text, "{one}"; if positives are ids, give the documents with {flag}'
+        raise ArgumentError("mine", "texts as positives where they are the corpus", f"{one!r} in row {row}", fix)
     return Side(list(range(len(texts))), texts, named=False)
 
 

@@ -17,8 +17,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import embedding_bag, gelu
 
-from hardneg.core.errors import ArgumentError, UnknownName, optional
+from hardneg.core.errors import ArgumentError, NoFile, UnknownName, optional
 from hardneg.core.keyed import uniforms
+from hardneg.io.functions import loading_model
 from hardneg.training.data.tokens import NUM_BUCKETS, Ragged, Tokens, tokenizer_for
 from hardneg.training.encoders import Encoder, Represent, seeded
 
@@ -119,20 +120,24 @@ class Pretrained(nn.Module):
     def __init__(self, kind: str, path: str) -> None:
         super().__init__()
         try:
-            if kind == "st":
-                library = optional("sentence_transformers", f"st:{path}", extra="text")
-                self.model: Any = library.SentenceTransformer(path, device="cpu")
-                width = getattr(self.model, "get_embedding_dimension", None)  # of version 6; older ones have another
-                self.feature_dim = int((width or self.model.get_sentence_embedding_dimension)())
-            else:
-                self.model = optional("transformers", f"hf:{path}", extra="text").AutoModel.from_pretrained(path)
-                self.feature_dim = int(self.model.config.hidden_size)
-            self.model.float()  # files may hold half precision, in which small steps of training are lost
-        except ImportError:
+            with loading_model("train", path):
+                self._load(kind, path)
+        except (ImportError, NoFile):
             raise
         except Exception as error:  # whatever the hub, its cache and damaged files lead to
             reason = (str(error).strip() or type(error).__name__).splitlines()[0]
             raise ArgumentError("train", "an encoder of texts", f"{kind}:{path} ({reason})") from error
+
+    def _load(self, kind: str, path: str) -> None:
+        if kind == "st":
+            library = optional("sentence_transformers", f"st:{path}", extra="text")
+            self.model: Any = library.SentenceTransformer(path, device="cpu")
+            width = getattr(self.model, "get_embedding_dimension", None)  # of version 6; older ones have another
+            self.feature_dim = int((width or self.model.get_sentence_embedding_dimension)())
+        else:
+            self.model = optional("transformers", f"hf:{path}", extra="text").AutoModel.from_pretrained(path)
+            self.feature_dim = int(self.model.config.hidden_size)
+        self.model.float()  # files may hold half precision, in which small steps of training are lost
         self.kind = kind
 
     def forward(self, tokens: Tokens) -> Features:

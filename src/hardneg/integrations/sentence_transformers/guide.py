@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from hardneg.batching.refresh import eval_mode
 from hardneg.core.errors import optional
+from hardneg.io.functions import loading_model
 
 
 class Guide:
@@ -22,7 +23,8 @@ class Guide:
         self.name = guide if isinstance(guide, str) else type(guide).__name__
         if isinstance(guide, str):
             library = optional("sentence_transformers", "NegativesLoss(guide=...)", extra="text")
-            guide = library.SentenceTransformer(guide)
+            with loading_model("NegativesLoss(guide=...)", guide):
+                guide = library.SentenceTransformer(guide)
         self.guide: Any = guide
         self.device: torch.device | None = None
         own, other = getattr(model, "tokenizer", None), getattr(guide, "tokenizer", None)

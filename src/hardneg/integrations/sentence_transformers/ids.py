@@ -18,6 +18,7 @@ from torch import Tensor
 from hardneg.core.constants import kept
 from hardneg.core.errors import ArgumentError, argument_error, check_count, warn_once
 from hardneg.integrations.ranks import distinct_ids, own_rank
+from hardneg.mining.dataset import as_dataset, is_frame
 from hardneg.negatives.known import Known, KnownPairs
 
 Data = TypeVar("Data")
@@ -105,6 +106,7 @@ class _Table:
     """The columns of a data set as lists of texts: anchors, positives, negatives ...; their ids, or None."""
 
     def __init__(self, dataset: Any, group: str | None) -> None:
+        dataset = as_dataset(dataset, "with_ids") if is_frame(dataset) else dataset
         if not hasattr(dataset, "__len__") or not hasattr(dataset, "add_column"):
             fix = "load it without streaming, or train without ids"
             raise ArgumentError("with_ids", "a datasets.Dataset of known length", type(dataset).__name__, fix)

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from hardneg.core.errors import ArgumentError, UnknownName
 from hardneg.io.functions import module_of, run_file
+from hardneg.io.tables import suffix_of, table_suffixes
 from hardneg.training.data.graphs import GraphData as GraphData
 from hardneg.training.data.image_texts import ImageTexts as ImageTexts
 from hardneg.training.data.images import USAGE
@@ -33,6 +34,22 @@ def kind_of(name: str, *, may_run: bool = True) -> type[Items]:
         fix = "import the file first, in Python: hardneg.training.data.kinds.kind_of(name)"
         raise ArgumentError("data", "a kind that is known", f"{file}, which is not run for a name in a file", fix)
     prefix = name.partition(":")[0]
+    if prefix not in KINDS and (kinds := _kinds_of_path(Path(name))):
+        fix = f"write {' or '.join(f'{kind}:{name}' for kind in kinds)}"
+        raise ArgumentError("data", "the kind of data before a path", repr(name), fix)
     if prefix not in KINDS:
         raise UnknownName(name, forms(), usage=USAGE)
     return KINDS[prefix]
+
+
+def _kinds_of_path(path: Path) -> tuple[str, ...]:
+    """The kinds that a file or folder could be of; none where nothing is there."""
+    if path.is_dir():
+        return (
+            ("folder", "imagetext")
+            if any(suffix_of(file) in table_suffixes for file in path.iterdir())
+            else ("folder",)
+        )
+    if not path.is_file():
+        return ()
+    return {".npz": ("npz", "embeddings"), ".txt": ("text",)}.get(suffix_of(path), ("pairs", "text", "imagetext"))

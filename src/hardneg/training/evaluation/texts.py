@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from hardneg.core.errors import ArgumentError, NotFinite, optional
-from hardneg.io.functions import load_function
+from hardneg.io.functions import load_function, loading_model
 from hardneg.io.tables import column_of_vectors, read_table, suffix_of
 
 Vectors = Annotated[Tensor, "n d"]
@@ -75,10 +75,11 @@ def of_model(model: Any) -> TextEncoder:
 def sentence_transformer(kind: str, path: str, device: str | None = None) -> Any:
     """The model in ``path``; of a Transformers model (``hf``) with the mean over its tokens."""
     library = optional("sentence_transformers", f"{kind}:{path}", extra="text")
-    if kind == "st":
-        return library.SentenceTransformer(path, device=device)
-    modules = st_modules()
-    words = modules.Transformer(path)
+    with loading_model(f"{kind}:{path}", path):
+        if kind == "st":
+            return library.SentenceTransformer(path, device=device)
+        modules = st_modules()
+        words = modules.Transformer(path)
     width = getattr(words, "get_embedding_dimension", None) or words.get_word_embedding_dimension
     pooling = modules.Pooling(width(), pooling_mode="mean")
     return library.SentenceTransformer(modules=[words, pooling], device=device)
