@@ -29,7 +29,7 @@ from support.training_runs import short
         ("jobs: 0", "--jobs of at least 1, got 0"),
         ("metric: 3", "--metric to be text, got 3"),
         ("metric: knm", "--metric to be one of auto, knn, 1nn, linear, retrieval"),
-        ("tune: [0.1]", "--tune to be text, got [0.1]"),
+        ("tune: [0.1]", "tune to be a list of texts, got tune=[0.1]"),
         ("tune: {temperature: 0.1}", "--tune to be text, got {'temperature': 0.1}"),
         ("tune: {temperature: []}", "--tune like temperature=0.1,0.2, got 'temperature='"),
         ("tune: {dim: [8], temperature: [0.1]}", "--tune to be text, got {'dim'"),
