@@ -6,7 +6,7 @@ from dataclasses import fields
 
 import torch
 
-from hardneg.batching.planners import Uniform
+from hardneg.batching import planners
 from hardneg.batching.spec import BatchSpec, parse_batches
 from hardneg.core.errors import ArgumentError, argument_error, located, warn_once
 from hardneg.core.schedules import LONG, Number, Schedule, registered_schedules, value_of
@@ -60,7 +60,7 @@ def check_words(options: TrainOptions) -> BatchSpec:
             f"epochs={options.epochs} and warmup={spec.warmup}",
             f"write warmup={options.epochs - 1} into --batches, or train longer",
         )
-    if isinstance(options, EMC2Options) and not isinstance(spec.planner, Uniform):
+    if isinstance(options, EMC2Options) and not isinstance(spec.planner, planners.Uniform):
         warn_once(
             "emc2.planned_batches",
             f"The chains of emc2 take their proposals from the batch. With --batches {options.batches} they do not "

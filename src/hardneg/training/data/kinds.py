@@ -34,7 +34,7 @@ def kind_of(name: str, *, may_run: bool = True) -> type[Items]:
         fix = "import the file first, in Python: hardneg.training.data.kinds.kind_of(name)"
         raise ArgumentError("data", "a kind that is known", f"{file}, which is not run for a name in a file", fix)
     prefix = name.partition(":")[0]
-    if prefix not in KINDS and (kinds := _kinds_of_path(Path(name))):
+    if name and prefix not in KINDS and (kinds := _kinds_of_path(Path(name))):
         fix = f"write {' or '.join(f'{kind}:{name}' for kind in kinds)}"
         raise ArgumentError("data", "the kind of data before a path", repr(name), fix)
     if prefix not in KINDS:
