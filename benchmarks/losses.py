@@ -30,8 +30,9 @@ from torch import Tensor
 import hardneg as hn
 from hardneg.core.errors import ArgumentError
 from hardneg.io.provenance import environment
-from hardneg.kernels import chain, triton_chain
+from hardneg.state import metropolis as chain
 from hardneg.state.chain import Chain
+from hardneg.state.triton import chain as triton_chain
 
 ROOT = Path(__file__).resolve().parent.parent
 TEMPERATURE = 0.5

@@ -29,12 +29,12 @@ from torch import Tensor
 from torch.nn.functional import normalize
 
 import hardneg as hn
-from hardneg.core.exact import GROUP, Documents, RunningNearest
 from hardneg.io.provenance import environment
-from hardneg.kernels import triton_groups
 from hardneg.mining import Search, mine
 from hardneg.mining.engine import Miner
 from hardneg.mining.stages import Stages
+from hardneg.search import triton_groups as triton_groups
+from hardneg.search.exact import GROUP, Documents, RunningNearest
 
 ROOT = Path(__file__).resolve().parent.parent
 K, BELOW = 10, "BelowPositive(relative=0.05)"

@@ -103,9 +103,9 @@ def work(folder: Path, options: argparse.Namespace) -> None:
     """The job itself, which counts the bytes that its stages read."""
     import torch
 
-    from hardneg.core import exact
     from hardneg.mining.job import run
     from hardneg.mining.options import MineOptions
+    from hardneg.search import exact
 
     torch.set_num_threads(1)
     begin, counted = time.perf_counter(), multiprocessing.Value("q", 0)

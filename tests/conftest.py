@@ -106,3 +106,17 @@ def two_unit_views() -> tuple[Tensor, Tensor]:
     """Two correlated views of 8 instances with 6 features, [8, 6] each, in float64."""
     first = make_unit_vectors(8, 6, seed=1)
     return first, normalize(0.8 * first + 0.6 * make_unit_vectors(8, 6, seed=2), dim=-1)
+
+
+@pytest.fixture
+def triton_can_run() -> Iterator[None]:
+    """Skip unless Triton kernels can run, on a GPU or in Triton's interpreter."""
+    from hardneg.kernels.triton.language import installed, interpreted
+    from support.kernel_inputs import DEVICE
+
+    if not installed:
+        pytest.skip("triton 3.4 or newer is not installed")
+    if DEVICE == "cpu" and not interpreted:
+        pytest.skip("triton was imported without TRITON_INTERPRET=1, and there is no GPU")
+    with np.errstate(all="ignore"):  # NumPy need not warn of the infinities of masks
+        yield

@@ -28,7 +28,6 @@ if TYPE_CHECKING:  # the one list of public names: read by type checkers, and by
     from hardneg.batching.walks import walk as walk
     from hardneg.core import schedules as schedules
     from hardneg.core.diagnose import diagnose as diagnose
-    from hardneg.core.draws import draw as draw
     from hardneg.core.objectives import info_nce as info_nce
     from hardneg.core.objectives import jsd as jsd
     from hardneg.core.objectives import reduce as reduce
@@ -59,6 +58,7 @@ if TYPE_CHECKING:  # the one list of public names: read by type checkers, and by
     from hardneg.negatives import Uniform as Uniform
     from hardneg.negatives import parse as parse
     from hardneg.negatives import registered_negatives as registered_negatives
+    from hardneg.search.draws import draw as draw
     from hardneg.state.pools import Bank as Bank
     from hardneg.state.pools import Queue as Queue
     from hardneg.training.export import load_encoder as load_encoder

@@ -15,7 +15,7 @@ from torch import Tensor
 import hardneg as hn
 from hardneg.auditing import prepare
 from hardneg.auditing.inputs import rows_by_name
-from hardneg.core.nearest import Corpus
+from hardneg.search.nearest import Corpus
 
 EXPRESSIONS = ["Uniform()", "Tilt(2.0)", "Rank(0, 20)", "Ring(0.1, 0.5)", "Threshold(0.1)"]
 

@@ -13,7 +13,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import hardneg as hn
 from hardneg.core.errors import ArgumentError, HardnegWarning, forget_warnings
-from hardneg.kernels import triton_loss, triton_sides, triton_wide
+from hardneg.kernels.triton import loss as triton_loss
+from hardneg.kernels.triton import sides as triton_sides
+from hardneg.kernels.triton import wide as triton_wide
 from support.kernel_inputs import DEVICE, DTYPES, TOLERANCE, assert_close_in_norm, numbers, vectors
 
 pytestmark = [pytest.mark.usefixtures("triton_can_run", "served_here")]

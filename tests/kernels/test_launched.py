@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 import torch
 
-from hardneg.kernels import triton_language
-from hardneg.kernels.triton_language import Launched
+from hardneg.kernels.triton import language as triton_language
+from hardneg.kernels.triton.language import Launched
 
 
 class Compiled:

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from hardneg.kernels.triton_edges import edges
+from hardneg.kernels.triton.edges import edges
 from support.kernel_inputs import DEVICE
 
 pytestmark = pytest.mark.usefixtures("triton_can_run")

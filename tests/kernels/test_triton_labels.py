@@ -10,8 +10,8 @@ from torch import Tensor
 
 import hardneg as hn
 from hardneg.core.errors import ArgumentError
-from hardneg.kernels.triton import row_statistics
-from hardneg.kernels.triton_labels import pair_losses, positive_statistics
+from hardneg.kernels.triton.labels import pair_losses, positive_statistics
+from hardneg.kernels.triton.statistics import row_statistics
 from support import dense_pairs
 from support.kernel_inputs import DEVICE, DTYPES, TOLERANCE, assert_close_in_norm, numbers, twice, vectors
 

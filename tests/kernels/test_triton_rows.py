@@ -13,8 +13,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 import hardneg as hn
 from hardneg.core.errors import ArgumentError
 from hardneg.core.objectives import debiased
-from hardneg.kernels import triton_function
-from hardneg.kernels.triton import row_statistics, supports, two_view_losses
+from hardneg.kernels.triton import function as triton_function
+from hardneg.kernels.triton.statistics import row_statistics, supports, two_view_losses
 from support import dense_pairs
 from support.kernel_inputs import DEVICE, DTYPES, TOLERANCE, assert_close_in_norm, numbers, twice, vectors
 

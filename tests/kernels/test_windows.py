@@ -8,9 +8,11 @@ from torch import Tensor
 
 import hardneg as hn
 from hardneg.core.errors import ArgumentError
-from hardneg.kernels import triton_edges, triton_loss, triton_sides
-from hardneg.kernels.triton import row_statistics
-from hardneg.kernels.triton_edges import Edges, Sizes
+from hardneg.kernels.triton import edges as triton_edges
+from hardneg.kernels.triton import loss as triton_loss
+from hardneg.kernels.triton import sides as triton_sides
+from hardneg.kernels.triton.edges import Edges, Sizes
+from hardneg.kernels.triton.statistics import row_statistics
 from support.kernel_inputs import DEVICE, vectors
 
 pytestmark = pytest.mark.usefixtures("triton_can_run")

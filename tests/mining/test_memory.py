@@ -17,7 +17,6 @@ from torch import Tensor
 from torch.nn.functional import normalize
 
 import hardneg as hn
-from hardneg.core import exact
 from hardneg.core.errors import ArgumentError, FileError
 from hardneg.mining import checks
 from hardneg.mining import encode as encode_module
@@ -33,6 +32,7 @@ from hardneg.mining.search import Search
 from hardneg.mining.select import Rule
 from hardneg.mining.stages import Piece, Stage, Stages, Store, chosen_pieces
 from hardneg.negatives import parse
+from hardneg.search import exact
 
 RULES = ["BelowPositive(relative=0.05)", "Ring(0.1, 0.4)"]
 

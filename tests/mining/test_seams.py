@@ -48,7 +48,7 @@ def test_products_that_overflow_are_refused() -> None:
 
 
 def test_a_lower_precision_of_products_widens_the_screen_only_a_little(monkeypatch: pytest.MonkeyPatch) -> None:
-    from hardneg.core.exact import rounding_of_products
+    from hardneg.search.exact import rounding_of_products
 
     one = torch.ones(1, 1, dtype=torch.float64)
     monkeypatch.setattr(torch, "get_float32_matmul_precision", lambda: "high")

@@ -15,13 +15,13 @@ from torch import Tensor
 import hardneg as hn
 from hardneg.core.bounds import Bound, Largest
 from hardneg.core.errors import ArgumentError
-from hardneg.core.exact import Documents
 from hardneg.core.tiles import Tile
 from hardneg.core.types import LogWeights, Scores
 from hardneg.mining import Mined, Search
 from hardneg.mining.candidates import Finder
 from hardneg.mining.stages import _packed, _unpacked
 from hardneg.negatives import Negatives, keep
+from hardneg.search.exact import Documents
 
 Q, N, K = 23, 150, 7
 FACTORS = sorted(name for name, cls in hn.registered_negatives().items() if cls.__module__.startswith("hardneg."))

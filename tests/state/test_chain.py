@@ -10,9 +10,9 @@ from torch.nn.functional import normalize
 import hardneg as hn
 from hardneg import papers
 from hardneg.core.types import Keys
-from hardneg.kernels.chain import metropolis_hastings
 from hardneg.losses.global_softmax import EMC2
 from hardneg.state.chain import Chain
+from hardneg.state.metropolis import metropolis_hastings
 from hardneg.state.pools import Bank
 from support.vectors import make_unit_vectors
 

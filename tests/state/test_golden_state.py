@@ -15,12 +15,12 @@ from torch.nn.functional import normalize
 import hardneg as hn
 from hardneg import papers
 from hardneg.core.types import Keys, Scores
-from hardneg.kernels.chain import metropolis_hastings
 from hardneg.losses.bank import CMC, binary_nce
 from hardneg.losses.global_softmax import SogCLR
 from hardneg.losses.neighbours import neighbour_nce
 from hardneg.state.cache import Cache, cache_loss
 from hardneg.state.clusters import Clusters
+from hardneg.state.metropolis import metropolis_hastings
 from hardneg.state.pools import Bank, Queue
 from support.golden_state_inputs import FOLDER, Case, cases_of, inputs_of, steps_of, summary
 from support.state_references import (

@@ -21,12 +21,12 @@ from hardneg.auditing.subject import Subject
 from hardneg.auditing.tags import numbered, unlike
 from hardneg.core.conversion import Given, Names, as_vectors
 from hardneg.core.errors import ArgumentError, argument_error
-from hardneg.core.nearest import Corpus
 from hardneg.core.types import Keys
 from hardneg.core.vectors import unit, widened
 from hardneg.mining.checks import check_vectors
 from hardneg.mining.judgements import Tag
 from hardneg.mining.pairs import Pairs, Positives, RowsOf, as_one, as_pairs, numbered_ids, read_positives
+from hardneg.search.nearest import Corpus
 
 _in_memory, _block = 1 << 28, 1 << 16  # bytes of vectors, and rows of a block of larger ones
 

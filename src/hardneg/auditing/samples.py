@@ -10,7 +10,7 @@ import torch
 from hardneg.auditing.lists import Lists
 from hardneg.auditing.measure import Chunk
 from hardneg.auditing.result import Counted, Sample, Similarities
-from hardneg.core.histogram import SimilarityCounts
+from hardneg.search.histogram import SimilarityCounts
 
 BINS, NUM_SAMPLES, NUM_NEGATIVES = 80, 4, 3
 

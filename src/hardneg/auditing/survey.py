@@ -23,9 +23,9 @@ from hardneg.auditing.settings import Settings
 from hardneg.auditing.subject import Subject
 from hardneg.auditing.suggest import GridSearch, suggestions
 from hardneg.core.errors import ArgumentError, spelled, warn_once
-from hardneg.core.nearest import Corpus
 from hardneg.mining.alignment import Alignment, alignment_of, sentence
 from hardneg.mining.pairs import as_pairs
+from hardneg.search.nearest import Corpus
 
 _chunk = 1 << 19  # scores at a time: what a processor's cache holds
 _diagnosed = 1 << 19  # scores that diagnose looks at, which costs more than all the rest

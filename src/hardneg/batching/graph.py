@@ -23,10 +23,10 @@ import torch
 from torch import Tensor
 
 from hardneg.batching.stored import load_arrays, save_arrays
-from hardneg.core.draws import check_generator
 from hardneg.core.errors import ArgumentError, NotFinite, argument_error, check_among, check_count
-from hardneg.core.nearest import Corpus, FaissIndex, nearest
-from hardneg.core.topk import top_of_rows
+from hardneg.search.draws import check_generator
+from hardneg.search.nearest import Corpus, FaissIndex, nearest
+from hardneg.search.topk import top_of_rows
 
 _block = 256  # nodes that share a pool, at most: a larger block is not faster, and ties more nodes together
 _pools_per_node = 8  # a node is in M / block pools: with fewer than this, many nodes would be the neighbour of no other

@@ -15,12 +15,12 @@ from pytorch_metric_learning.miners import BaseMiner
 from pytorch_metric_learning.utils.loss_and_miner_utils import convert_to_pairs
 from torch import Tensor
 
-from hardneg.core.draws import draw
 from hardneg.core.errors import ArgumentError
 from hardneg.core.scoring import from_matrix
 from hardneg.core.types import NEVER, Tags
 from hardneg.losses.contrastive import ContrastiveLoss
 from hardneg.negatives import Negatives, parse
+from hardneg.search.draws import draw
 
 Pairs = tuple[Tensor, Tensor, Tensor, Tensor]
 

@@ -82,13 +82,13 @@ class _Compiled(Reducer):
     @property
     def _raw(self) -> bool:
         """Whether windows rank products instead of scores: in the same order, and in half the bytes."""
-        from hardneg.kernels.triton_edges import serves
+        from hardneg.kernels.triton.edges import serves
 
         return len(self.plan.cuts) == 1 and serves(self.plan.products.anchors.vectors)
 
     def _window(self, bound: Window, state: State, earlier: Bounds, rows: Block) -> tuple[Edge | None, Edge | None]:
         value, column = state
-        from hardneg.kernels.triton_edges import edges, serves
+        from hardneg.kernels.triton.edges import edges, serves
 
         if not serves(value):
             return bound.finish(state, earlier)

@@ -77,7 +77,7 @@ def streamed(path: Path, pairing: Pairing, negatives: Negatives, objective: Obje
     with without_autocast(pairing.anchors.vectors.device):
         if path.tilt is not None:
             return tilted.loss(pairing, path.tilt, objective, reduction, dense=path.name == "dense")
-        from hardneg.kernels.triton_loss import triton_loss
+        from hardneg.kernels.triton.loss import triton_loss
 
         return triton_loss(pairing, negatives, objective, reduction)
 
@@ -86,6 +86,6 @@ def _why_not_triton(pairing: Pairing, negatives: Negatives, objective: Objective
     device = pairing.anchors.vectors.device.type
     if device != "cuda" and not os.environ.get("TRITON_INTERPRET"):  # Triton, slow to import, is for a GPU
         return f"the vectors are on {device}, and Triton needs a GPU"
-    from hardneg.kernels.triton_loss import cannot
+    from hardneg.kernels.triton.loss import cannot
 
     return cannot(pairing, negatives, objective)

@@ -8,13 +8,9 @@ from typing import Annotated
 import torch
 from torch import Tensor
 
-from hardneg.core.exact import Documents, RunningNearest
 from hardneg.core.keyed import uniform_of_pairs
-from hardneg.core.nearest import FaissIndex, Nearest, Weigh
 from hardneg.core.sweep import Bounds
-from hardneg.core.topk import in_order
 from hardneg.core.types import NEVER
-from hardneg.kernels.groups import largest_on
 from hardneg.mining.edges import COUNT_BYTES, is_wide
 from hardneg.mining.filters import Ceilings, Filters, bounds_of
 from hardneg.mining.fusion import Quotas, check_quotas, compacted, fused_key, named_source, source_number
@@ -24,6 +20,9 @@ from hardneg.mining.search_depth import can_sweep, check_depth, check_lists, may
 from hardneg.mining.select import Candidates, Rule
 from hardneg.negatives import Negatives
 from hardneg.negatives.closed import ClosedForm
+from hardneg.search.exact import Documents, RunningNearest, largest_on
+from hardneg.search.nearest import FaissIndex, Nearest, Weigh
+from hardneg.search.topk import in_order
 
 _recalled = 64  # queries by which the recall of an approximate search is measured
 

@@ -15,10 +15,8 @@ import torch
 from torch import Tensor
 
 from hardneg.core.errors import ArgumentError, check_kind
-from hardneg.core.exact import Documents
 from hardneg.core.text import counted
 from hardneg.core.types import NEVER, Keys
-from hardneg.kernels.groups import runs_in_triton
 from hardneg.mining.alignment import (
     Alignment,
     alignment_of,
@@ -35,6 +33,7 @@ from hardneg.mining.search import Search
 from hardneg.mining.select import Rule, select
 from hardneg.mining.stages import Piece, Stage, Stages, Store, chosen_pieces
 from hardneg.negatives import Negatives, parse
+from hardneg.search.exact import Documents, runs_in_triton
 
 _pilot, _pilot_rows = 256, 1 << 16  # queries and documents
 

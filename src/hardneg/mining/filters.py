@@ -9,12 +9,12 @@ from typing import Annotated
 import torch
 from torch import Tensor
 
-from hardneg.core.draws import gumbel_keys
 from hardneg.core.sweep import Bounds, MaskedTile, find_bounds
 from hardneg.core.types import NEVER
 from hardneg.mining.meeting import Meeting, Model
 from hardneg.negatives import Negatives
 from hardneg.negatives.closed import ClosedForm
+from hardneg.search.draws import gumbel_keys
 
 Part = tuple[int, int]
 """The first row and the end of a part of the corpus."""

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from hardneg.core.errors import ArgumentError, optional
-from hardneg.core.topk import top_of_rows
+from hardneg.search.topk import top_of_rows
 
 
 class Lexical:

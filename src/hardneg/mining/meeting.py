@@ -10,13 +10,13 @@ from torch import Tensor
 
 from hardneg.core.checks import check_device
 from hardneg.core.errors import ArgumentError
-from hardneg.core.exact import pair_similarity, rounding_of_products
-from hardneg.core.nearest import Corpus
 from hardneg.core.tiles import Tile
 from hardneg.core.types import NEVER, Guide, Keys, Scores, Tags
 from hardneg.core.vectors import unit
 from hardneg.mining.pairs import Pairs, Positives, RowsOf, as_pairs, read_positives
 from hardneg.mining.search import Search, most_numbers
+from hardneg.search.exact import pair_similarity, rounding_of_products
+from hardneg.search.nearest import Corpus
 
 Rescore = Callable[[Annotated[Tensor, "m"], Annotated[Tensor, "m"]], Tensor]
 """(positions of queries, rows of the corpus) -> one score for each pair."""

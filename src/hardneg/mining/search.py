@@ -1,4 +1,4 @@
-"""How candidates are found: the options of a search. The search itself is ``hardneg.core.nearest``."""
+"""How candidates are found: the options of a search. The search itself is ``hardneg.search.nearest``."""
 
 from __future__ import annotations
 

@@ -9,15 +9,15 @@ from typing import Annotated
 import torch
 from torch import Tensor
 
-from hardneg.core.draws import draw_at, gumbel_order
 from hardneg.core.errors import check_counts, check_kind, check_seed
 from hardneg.core.keyed import uniform_of_pairs
-from hardneg.core.topk import top_of_rows
 from hardneg.core.types import NEVER, Scores
 from hardneg.mining.fusion import Quotas, by_quotas, compacted
 from hardneg.mining.meeting import is_copy
 from hardneg.mining.search_depth import depths_of, ends_here
 from hardneg.negatives import Negatives
+from hardneg.search.draws import draw_at, gumbel_order
+from hardneg.search.topk import top_of_rows
 
 VectorsOf = Callable[[Tensor], Tensor]
 

@@ -23,16 +23,15 @@ import torch
 from torch import Tensor
 
 from hardneg.core.bounds import Bound, State, Window
-from hardneg.core.exact import GROUP, Documents
-from hardneg.core.nearest import Nearest, merged
 from hardneg.core.sweep import Bounds, finish, left_by, reduce_rows
 from hardneg.io.arrays import Array
-from hardneg.kernels.groups import runs_in_triton
 from hardneg.mining.checks import check_vectors
 from hardneg.mining.edges import Edges, count_bytes, finished, is_wide, narrowed, start_edges
 from hardneg.mining.filters import CorpusRows, bounds_of
 from hardneg.mining.meeting import Model
 from hardneg.mining.select import Selection, select
+from hardneg.search.exact import GROUP, Documents, runs_in_triton
+from hardneg.search.nearest import Nearest, merged
 
 if TYPE_CHECKING:
     from hardneg.mining.engine import Miner

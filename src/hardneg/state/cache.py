@@ -18,12 +18,12 @@ from typing import Annotated, ClassVar
 import torch
 from torch import Tensor
 
-from hardneg.core.draws import draw
 from hardneg.core.errors import argument_error, check_among, check_range
 from hardneg.core.objectives import info_nce, surrogate
 from hardneg.core.scoring import score
 from hardneg.core.types import NEVER, Keys, Scores
 from hardneg.negatives import Negatives, Tilt, Uniform
+from hardneg.search.draws import draw
 from hardneg.state.stateful import Stateful, check_count, last_of_each
 
 Encode = Callable[[Annotated[Tensor, "k"]], Annotated[Tensor, "k d"]]

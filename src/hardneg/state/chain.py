@@ -24,10 +24,10 @@ from typing import Annotated, Any, ClassVar
 import torch
 from torch import Tensor
 
-from hardneg.core.draws import uniform_columns
 from hardneg.core.errors import ArgumentError, check_range
 from hardneg.core.types import NEVER, LogWeights, Scores
-from hardneg.kernels.chain import Batch, Memory, Visits, metropolis_hastings
+from hardneg.search.draws import uniform_columns
+from hardneg.state.metropolis import Batch, Memory, Visits, metropolis_hastings
 from hardneg.state.stateful import Stateful, Writes, check_count
 
 PerAnchor = Annotated[Tensor, "b"]
@@ -238,7 +238,7 @@ def _kernels_for(batch: Batch) -> Any | None:
     """The module with the kernels, if they serve."""
     if not batch.candidates.is_cuda:  # Triton, slow to import, is for a GPU
         return None
-    from hardneg.kernels import triton_walks
+    from hardneg.state.triton import walks as triton_walks
 
     return triton_walks if triton_walks.supports(batch) else None
 
@@ -246,7 +246,7 @@ def _kernels_for(batch: Batch) -> Any | None:
 def _steps_for(values: Tensor) -> Callable[..., Visits]:
     """One kernel on a GPU, a loop elsewhere: the same visits, to the bit."""
     if values.is_cuda:
-        from hardneg.kernels import triton_chain
+        from hardneg.state.triton import chain as triton_chain
 
         if triton_chain.supports(values) is None:
             return triton_chain.walk

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from hardneg.core.errors import ArgumentError, argument_error
-from hardneg.core.kmeans import kmeans
 from hardneg.core.types import Keys
+from hardneg.search.kmeans import kmeans
 from hardneg.state.pools import Bank
 from hardneg.state.stateful import Stateful, check_count, check_ids
 

@@ -5,15 +5,15 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from hardneg.core.draws import gumbel_order
 from hardneg.core.keyed import uniform_of_pairs
 from hardneg.core.pairing import Pairing
 from hardneg.core.scoring import dense
-from hardneg.core.topk import top_of_rows
 from hardneg.core.types import NEVER, Keys
 from hardneg.mining import Search
 from hardneg.mining.engine import mine
 from hardneg.negatives import Negatives
+from hardneg.search.draws import gumbel_order
+from hardneg.search.topk import top_of_rows
 
 _QUERIES, _CORPUS, _K, _TEMPERATURE = 12, 60, 5, 0.5
 

@@ -18,9 +18,9 @@ from torch import Tensor
 from hardneg.batching.filler import Filler, Guard, coverages
 from hardneg.batching.graph import ProximityGraph
 from hardneg.batching.plan import Plan, Segment
-from hardneg.core.draws import drawn_seed
 from hardneg.core.errors import NotFinite, argument_error, check_count, check_counts
 from hardneg.core.schedules import schedules_of
+from hardneg.search.draws import drawn_seed
 
 _registry: dict[str, type[Planner]] = {}
 

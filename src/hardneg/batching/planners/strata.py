@@ -13,7 +13,7 @@ from hardneg.batching.graph import in_range
 from hardneg.batching.planners.base import Planner
 from hardneg.batching.walks import torch_generator
 from hardneg.core.errors import check_counts
-from hardneg.core.kmeans import kmeans
+from hardneg.search.kmeans import kmeans
 
 
 @dataclass(frozen=True)

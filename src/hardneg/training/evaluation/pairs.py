@@ -14,8 +14,8 @@ from torch import Tensor
 from torch.nn.functional import normalize
 
 from hardneg.core.errors import argument_error
-from hardneg.core.histogram import SimilarityCounts
 from hardneg.io.embeddings import Features, Labels
+from hardneg.search.histogram import SimilarityCounts
 
 MAX_PAIRS, BLOCK = 2_000_000, 65_536
 """Pairs that are compared at most, and of drawn ones at a time."""

@@ -10,9 +10,9 @@ from typing import Any
 import torch
 
 from hardneg.core.errors import ArgumentError, NoFile, optional
-from hardneg.core.nearest import Corpus, Nearest, nearest
 from hardneg.io.tables import read_table
 from hardneg.mining.judgements import read_grades
+from hardneg.search.nearest import Corpus, Nearest, nearest
 from hardneg.training.evaluation.texts import TextEncoder, Vectors, of_function
 
 WHO = "evaluate"

@@ -19,11 +19,11 @@ from torch.nn.functional import normalize
 
 from hardneg.core.diagnose import Diagnosis
 from hardneg.core.distributed import gather, of_first_rank
-from hardneg.core.draws import draw
 from hardneg.core.errors import ArgumentError
 from hardneg.core.types import Keys
 from hardneg.losses.bank import BankContrast
 from hardneg.negatives import Uniform
+from hardneg.search.draws import draw
 from hardneg.state.clusters import Clusters
 from hardneg.state.pools import Bank
 from hardneg.training.data.items import Items

@@ -15,9 +15,9 @@ import torch
 from torch import Tensor
 
 from hardneg.core.compiling import outside_graphs
-from hardneg.kernels.chain import Batch, Memory, PerChain, PerColumn
-from hardneg.kernels.triton_language import installed, launched, tl
-from hardneg.kernels.triton_proposals import prepare
+from hardneg.kernels.triton.language import installed, launched, tl
+from hardneg.state.metropolis import Batch, Memory, PerChain, PerColumn
+from hardneg.state.triton.proposals import prepare
 
 GROUP = 32
 """Chains that one warp walks."""

@@ -10,9 +10,9 @@ import torch
 from torch import Tensor
 
 from hardneg.core.fused import first_derivative_only
-from hardneg.kernels.triton_blocks import unit_rows
-from hardneg.kernels.triton_language import jit, launched, tl
-from hardneg.kernels.triton_sides import padded
+from hardneg.kernels.triton.blocks import unit_rows
+from hardneg.kernels.triton.language import jit, launched, tl
+from hardneg.kernels.triton.sides import padded
 
 ROWS = 16
 

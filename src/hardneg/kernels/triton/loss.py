@@ -23,11 +23,11 @@ from hardneg.core.tiles import num_others
 from hardneg.core.types import NEVER, Keys
 from hardneg.kernels.chunked import Own, Streamed
 from hardneg.kernels.pairs import masked_sum
-from hardneg.kernels.triton import RowStatistics, row_statistics, two_view_losses
-from hardneg.kernels.triton_edges import Sizes
-from hardneg.kernels.triton_labels import PositiveStatistics, pair_losses, positive_statistics
-from hardneg.kernels.triton_own import own_similarity
-from hardneg.kernels.triton_sides import NOT_WIDE, SORTED_FROM, Temperature, is_wide, supports
+from hardneg.kernels.triton.edges import Sizes
+from hardneg.kernels.triton.labels import PositiveStatistics, pair_losses, positive_statistics
+from hardneg.kernels.triton.own import own_similarity
+from hardneg.kernels.triton.sides import NOT_WIDE, SORTED_FROM, Temperature, is_wide, supports
+from hardneg.kernels.triton.statistics import RowStatistics, row_statistics, two_view_losses
 from hardneg.negatives.base import Negatives
 from hardneg.negatives.closed import ClosedForm
 

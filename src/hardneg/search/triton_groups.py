@@ -14,7 +14,7 @@ from typing import Annotated
 import torch
 from torch import Tensor
 
-from hardneg.kernels.triton_language import installed, interpreted, jit, tl
+from hardneg.kernels.triton.language import installed, interpreted, jit, tl
 
 ROWS, COLUMNS, WARPS, STAGES = 128, 64, 8, 4
 """At most 96 KiB of shared memory and 128 registers: two programs run on a multiprocessor of an H100 or H200, and one

@@ -9,7 +9,8 @@ import torch
 from torch import Tensor
 
 from hardneg.core.errors import ArgumentError
-from hardneg.kernels import chain, triton_chain
+from hardneg.state import metropolis as chain
+from hardneg.state.triton import chain as triton_chain
 from support.kernel_inputs import DEVICE
 
 pytestmark = pytest.mark.usefixtures("triton_can_run")

@@ -4,7 +4,7 @@
 
 from __future__ import annotations
 
-from hardneg.kernels.triton_blocks import (
+from hardneg.kernels.triton.blocks import (
     allowed_pairs,
     load_pairs,
     load_rows,
@@ -13,7 +13,7 @@ from hardneg.kernels.triton_blocks import (
     other_view,
     outside_window,
 )
-from hardneg.kernels.triton_language import jit, launched, tl
+from hardneg.kernels.triton.language import jit, launched, tl
 
 
 @launched

@@ -10,9 +10,9 @@ import torch
 
 import hardneg.state.chain
 from hardneg.core.types import Scores, Tags
-from hardneg.kernels import triton_walks
-from hardneg.kernels.chain import Batch, Memory
 from hardneg.state.chain import Chain, Walk
+from hardneg.state.metropolis import Batch, Memory
+from hardneg.state.triton import walks as triton_walks
 from support.kernel_inputs import DEVICE
 
 pytestmark = pytest.mark.usefixtures("triton_can_run")

@@ -14,10 +14,10 @@ import torch
 from torch import Tensor
 
 from hardneg.core.errors import ArgumentError
-from hardneg.kernels.triton_edges import Sizes
-from hardneg.kernels.triton_function import FIXED_SHIFT_BITS, Band, Plan, RowStatisticsFunction, spread
-from hardneg.kernels.triton_sides import PerAnchor, PerCandidate, Tags, Temperature, served
-from hardneg.kernels.triton_sides import supports as supports
+from hardneg.kernels.triton.edges import Sizes
+from hardneg.kernels.triton.function import FIXED_SHIFT_BITS, Band, Plan, RowStatisticsFunction, spread
+from hardneg.kernels.triton.sides import PerAnchor, PerCandidate, Tags, Temperature, served
+from hardneg.kernels.triton.sides import supports as supports
 
 
 class RowStatistics(NamedTuple):

@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 
 from hardneg.core.errors import ArgumentError, argument_error, check_count, check_kind
-from hardneg.core.topk import top_of_rows
 from hardneg.core.types import NEVER, LogWeights, with_support
+from hardneg.search.topk import top_of_rows
 
 
 def draw(

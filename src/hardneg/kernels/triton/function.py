@@ -12,10 +12,11 @@ import torch
 from torch import Tensor
 
 from hardneg.core.fused import first_derivative_only
-from hardneg.kernels import triton_gradients, triton_rows
-from hardneg.kernels.triton_edges import SAMPLE, Edges, Sizes
-from hardneg.kernels.triton_sides import Block, Side, Tags, block_of, is_wide, padded, sides_from, sides_of, switches
-from hardneg.kernels.triton_wide import Wide
+from hardneg.kernels.triton import gradients as triton_gradients
+from hardneg.kernels.triton import rows as triton_rows
+from hardneg.kernels.triton.edges import SAMPLE, Edges, Sizes
+from hardneg.kernels.triton.sides import Block, Side, Tags, block_of, is_wide, padded, sides_from, sides_of, switches
+from hardneg.kernels.triton.wide import Wide
 
 LOG2_E = math.log2(math.e)
 FIXED_SHIFT_BITS = 118.0

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from hardneg.core.errors import ArgumentError
-from hardneg.kernels.triton_blocks import normed
-from hardneg.kernels.triton_language import installed, interpreted
+from hardneg.kernels.triton.blocks import normed
+from hardneg.kernels.triton.language import installed, interpreted
 
 LARGEST_DIM = 256
 """Features that a block holds whole."""

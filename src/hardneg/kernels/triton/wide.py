@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from hardneg.kernels.products import write_product
-from hardneg.kernels.triton_sides import Side
+from hardneg.kernels.triton.sides import Side
 
 CHUNK_BYTES = 5 * 2**26
 """Of the products of a chunk of the rows."""

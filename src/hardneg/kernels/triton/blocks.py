@@ -4,7 +4,7 @@
 
 from __future__ import annotations
 
-from hardneg.kernels.triton_language import jit, launched, tl
+from hardneg.kernels.triton.language import jit, launched, tl
 
 
 @jit

@@ -27,7 +27,7 @@ Nothing is added atomically, so that two runs give the same bits. A masked pair 
 
 from __future__ import annotations
 
-from hardneg.kernels.triton_blocks import (
+from hardneg.kernels.triton.blocks import (
     allowed_pairs,
     load_pairs,
     load_rows,
@@ -36,7 +36,7 @@ from hardneg.kernels.triton_blocks import (
     other_view,
     outside_window,
 )
-from hardneg.kernels.triton_language import jit, launched, tl
+from hardneg.kernels.triton.language import jit, launched, tl
 
 UNIFORM, SQUARE, GENERAL = 0, 1, 2
 """Weights of a pair: one exponential; one and its square (beta = 1); two."""

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from hardneg.core.bounds import Edge
-from hardneg.kernels.triton_language import installed, interpreted, jit, launched, tl
+from hardneg.kernels.triton.language import installed, interpreted, jit, launched, tl
 
 BLOCK, WARPS, SAMPLE = 2048, 8, 512
 MOST = 256

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from hardneg.core.exact import largest_of_groups
-from hardneg.kernels import triton_groups
+from hardneg.search import triton_groups as triton_groups
+from hardneg.search.exact import largest_of_groups
 from support.kernel_inputs import DEVICE
 
 

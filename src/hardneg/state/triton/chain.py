@@ -14,8 +14,8 @@ import torch
 
 from hardneg.core.compiling import outside_graphs
 from hardneg.core.errors import ArgumentError
-from hardneg.kernels.chain import PerChain, PerColumn, PerStep, Visits
-from hardneg.kernels.triton_language import installed, interpreted, launched, tl
+from hardneg.kernels.triton.language import installed, interpreted, launched, tl
+from hardneg.state.metropolis import PerChain, PerColumn, PerStep, Visits
 
 CHAINS, STEPS = 32, 32
 
@@ -80,7 +80,7 @@ def supports(log_scores: PerColumn) -> str | None:
 def walk(log_scores: PerColumn, start: PerChain, proposals: PerStep, log_uniforms: PerStep, burn_in: int = 0) -> Visits:
     """As ``chain.metropolis_hastings``."""
     if not interpreted and (reason := supports(log_scores)):
-        fix = "use hardneg.kernels.chain.metropolis_hastings"
+        fix = "use hardneg.state.metropolis.metropolis_hastings"
         raise ArgumentError("walk", "what the Triton kernel can serve", reason, fix)
     b, n = log_scores.shape
     k = proposals.shape[1]

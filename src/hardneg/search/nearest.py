@@ -12,8 +12,8 @@ from torch import Tensor
 
 from hardneg.core.errors import optional
 from hardneg.core.tiles import NEVER
-from hardneg.core.topk import in_order, top_of_rows
 from hardneg.core.vectors import unit
+from hardneg.search.topk import in_order, top_of_rows
 
 Excluded = tuple[Annotated[Tensor, "m"], Annotated[Tensor, "m"]]
 """Pairs that never meet: the position of the query, and the row of the corpus."""

@@ -7,6 +7,7 @@ So the result is the same for any shape of the blocks, in float32, TF32 or bfloa
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Annotated
@@ -15,10 +16,10 @@ import torch
 from torch import Tensor
 
 from hardneg.core.errors import NotFinite
-from hardneg.core.nearest import Corpus, Excluded, Nearest, Weigh, merged
 from hardneg.core.tiles import NEVER
-from hardneg.core.topk import top_of_rows
 from hardneg.core.vectors import scaled
+from hardneg.search.nearest import Corpus, Excluded, Nearest, Weigh, merged
+from hardneg.search.topk import top_of_rows
 
 GROUP = 16
 """Columns of which the bfloat16 screen keeps the largest product."""
@@ -91,6 +92,24 @@ def largest_of_groups(
     products = torch.mm(rows, torch.nn.functional.pad(columns, (0, 0, 0, -n % group)).T)
     products[:, n:] = NEVER
     return products.view(len(rows), group, -1).amax(1)
+
+
+def runs_in_triton(device: torch.device) -> bool:
+    """Whether the Triton kernel for group maxima can run on this device."""
+    if device.type != "cuda" and os.environ.get("TRITON_INTERPRET", "0") == "0":
+        return False  # Triton is slow to import
+    from hardneg.search import triton_groups
+
+    return triton_groups.can_run(device)
+
+
+def largest_on(device: torch.device) -> Callable[[Tensor, Tensor, int], Tensor]:
+    """The fastest implementation of ``largest_of_groups`` for this device."""
+    if not runs_in_triton(device):
+        return largest_of_groups
+    from hardneg.search import triton_groups
+
+    return triton_groups.largest_of_groups
 
 
 def rounding_of_products(dim: int, dtype: torch.dtype, norm: Tensor, other: float) -> Tensor:

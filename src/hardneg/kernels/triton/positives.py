@@ -14,8 +14,8 @@ Sorted by label, the positives of a block of rows are in few blocks of columns; 
 
 from __future__ import annotations
 
-from hardneg.kernels.triton_blocks import allowed_pairs, load_rows, load_vectors
-from hardneg.kernels.triton_language import jit, launched, tl
+from hardneg.kernels.triton.blocks import allowed_pairs, load_rows, load_vectors
+from hardneg.kernels.triton.language import jit, launched, tl
 
 
 @jit

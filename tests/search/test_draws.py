@@ -97,7 +97,7 @@ def test_weights_far_apart(method):
 @pytest.mark.parametrize("uniform", [0.0, 0.5, 1.0 - 2.0**-53])
 def test_the_ends_of_the_unit_interval_stay_in_the_support(uniform, monkeypatch):
     """Random numbers on the edge between two candidates, where one in 2^53 draws falls."""
-    module = sys.modules["hardneg.core.draws"]
+    module = sys.modules["hardneg.search.draws"]
     monkeypatch.setattr(module, "_uniform", lambda shape, _: torch.full(shape, uniform, dtype=torch.float64))
     log_w = torch.tensor([[hn.NEVER, 0.0, hn.NEVER, 0.0, hn.NEVER]])
     assert hn.draw(log_w, 1, seeded()).tolist() == [[1 if uniform == 0.0 else 3]]

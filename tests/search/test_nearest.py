@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 
-from hardneg.core.nearest import Corpus, nearest
-from hardneg.core.topk import top_of_rows
 from hardneg.core.types import NEVER
+from hardneg.search.nearest import Corpus, nearest
+from hardneg.search.topk import top_of_rows
 
 SIZES = ((1000, 3), (1003, 10), (4096, 100), (300, 100), (50, 50), (17, 1))
 

@@ -10,9 +10,9 @@ from torch import Tensor
 
 from hardneg.core.errors import argument_error
 from hardneg.core.fused import first_derivative_only
-from hardneg.kernels import triton_positives
-from hardneg.kernels.triton_function import LOG2_E
-from hardneg.kernels.triton_sides import (
+from hardneg.kernels.triton import positives as triton_positives
+from hardneg.kernels.triton.function import LOG2_E
+from hardneg.kernels.triton.sides import (
     PerAnchor,
     PerCandidate,
     Side,

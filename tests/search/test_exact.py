@@ -6,9 +6,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from hardneg.core.exact import Documents, RunningNearest, pair_similarity
-from hardneg.core.nearest import Corpus, Nearest
 from hardneg.core.types import NEVER
+from hardneg.search.exact import Documents, RunningNearest, pair_similarity
+from hardneg.search.nearest import Corpus, Nearest
 
 Pairs = tuple[Tensor, Tensor]
 NONE: Pairs = (torch.zeros(0, dtype=torch.long), torch.zeros(0, dtype=torch.long))

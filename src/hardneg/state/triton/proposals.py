@@ -7,7 +7,7 @@ One kernel, since each job needs what the one before has found of a chain.
 
 from __future__ import annotations
 
-from hardneg.kernels.triton_language import jit, launched, tl
+from hardneg.kernels.triton.language import jit, launched, tl
 
 
 @jit

@@ -1,0 +1,1 @@
+"""EMC2's Metropolis-Hastings chains in Triton: proposals, walks and the chain itself."""
