@@ -21,7 +21,7 @@ import hardneg as hn
 from hardneg.core.scoring import two_views
 from hardneg.io.files import write_json
 from hardneg.io.provenance import environment
-from hardneg.kernels.replayed import capture
+from hardneg.kernels.cuda_graphs import capture
 from hardneg.losses.replayed import Replayed
 from hardneg.state.chain import Chain
 

@@ -27,7 +27,7 @@ from hardneg.core.pairing import Pairing
 from hardneg.core.scoring import dense
 from hardneg.core.tiles import Tile
 from hardneg.io.provenance import environment
-from hardneg.kernels.chunked import streamed
+from hardneg.kernels.backends.tiles import Tiles
 from losses import ROOT, make_vectors, milliseconds, product_rate
 
 TEMPERATURE = 0.5
@@ -79,7 +79,8 @@ def pairing_of(case: Case, z: Tensor, queue: Tensor | None) -> Pairing:
 
 
 def loss_of(case: Case, z: Tensor, queue: Tensor | None) -> Tensor:
-    return streamed(pairing_of(case, z, queue), parsed(case.negatives), InfoNCE(tau_plus=case.tau_plus)).loss
+    objective = InfoNCE(tau_plus=case.tau_plus)
+    return Tiles().rows(pairing_of(case, z, queue), parsed(case.negatives), objective).loss(objective, "anchors")
 
 
 def inputs(case: Case, options: argparse.Namespace) -> tuple[Tensor, Tensor | None]:
@@ -125,16 +126,17 @@ def compare(case: Case, options: argparse.Namespace) -> dict[str, Any]:
     """Relative errors of the loss and of the gradient, and the largest difference of a row's support."""
     z, queue = inputs(case, options)
     negatives, objective = hn.parse(case.negatives), InfoNCE(tau_plus=case.tau_plus)
-    found = streamed(pairing_of(case, z, queue), negatives, objective)
+    found = Tiles().rows(pairing_of(case, z, queue), negatives, objective)
+    streamed = found.loss(objective, "anchors")
     wide, wide_queue = z.detach().double().requires_grad_(), None if queue is None else queue.double()
     scores = dense(pairing_of(case, wide, wide_queue))
     log_w = negatives.log_weights(scores)
     loss = reduce(objective.losses(scores, log_w), scores)
-    mine, theirs = torch.autograd.grad(found.loss, z)[0].double(), torch.autograd.grad(loss, wide)[0]
+    mine, theirs = torch.autograd.grad(streamed, z)[0].double(), torch.autograd.grad(loss, wide)[0]
     support = (log_w != hn.NEVER).sum(-1)
     return {
         "case": str(case),
-        "loss": abs(float(found.loss.detach() / loss.detach()) - 1.0),
+        "loss": abs(float(streamed.detach() / loss.detach()) - 1.0),
         "gradient": float((mine - theirs).norm() / theirs.norm()),
         "support": int((found.row.support[:, 0] - support).abs().max()),
     }

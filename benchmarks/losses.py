@@ -65,7 +65,7 @@ def ours(negatives: str, tau_plus: float = 0.0, with_ids: bool = True, **options
 
 def labelled(loss: hn.ContrastiveLoss, classes: int) -> Loss:
     """SupCon or H-SCL."""
-    loss.impl, loss.meeting = "streamed", type(loss.meeting)("two", "label", normalize=True)
+    loss.impl, loss.view_options = "streamed", type(loss.view_options)("two", "label", normalize=True)
     tags: list[Tensor] = []
 
     def call(z1: Tensor, z2: Tensor) -> Tensor:

@@ -15,9 +15,10 @@ from torch import Tensor
 from hardneg.core.generators import MoCHi
 from hardneg.core.objectives import RINCE, ISogCLR, info_nce, jsd, reduce
 from hardneg.core.schedules import Number
-from hardneg.core.scoring import Pools, cross_views, from_matrix, score
+from hardneg.core.scoring import cross_views, from_matrix, score
+from hardneg.core.tensors import widened
 from hardneg.core.types import NEVER, Keys
-from hardneg.core.vectors import widened
+from hardneg.core.views import Pools
 from hardneg.losses.bank import CMC, InstanceDiscrimination
 from hardneg.losses.contrastive import ContrastiveLoss
 from hardneg.losses.global_softmax import EMC2, SogCLR

@@ -11,8 +11,8 @@ import pytest
 import torch
 
 import hardneg as hn
-from hardneg.core.conversion import number_of
 from hardneg.core.errors import ArgumentError
+from hardneg.core.types import number_of
 from hardneg.io.tables import read_vectors
 
 VECTORS = np.random.default_rng(0).standard_normal((40, 6)).astype(np.float32)

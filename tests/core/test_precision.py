@@ -28,7 +28,7 @@ from torch.nn.functional import normalize, softplus
 import hardneg as hn
 from hardneg import papers
 from hardneg.core.objectives.base import softplus as own_softplus
-from hardneg.core.vectors import unit
+from hardneg.core.tensors import unit
 from support.cases import all_pairs
 
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]

@@ -13,7 +13,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import hardneg as hn
 from hardneg.core.errors import ArgumentError, HardnegWarning, forget_warnings
-from hardneg.kernels.triton import loss as triton_loss
+from hardneg.kernels.backends import triton as triton_backend
 from hardneg.kernels.triton import sides as triton_sides
 from hardneg.kernels.triton import wide as triton_wide
 from support.kernel_inputs import DEVICE, DTYPES, TOLERANCE, assert_close_in_norm, numbers, vectors
@@ -25,8 +25,8 @@ pytestmark = [pytest.mark.usefixtures("triton_can_run", "served_here")]
 def served_here(monkeypatch: pytest.MonkeyPatch) -> None:
     """The interpreter counts as a GPU, and float32 is served whatever it costs."""
     if DEVICE == "cpu":
-        monkeypatch.setattr(triton_loss, "supports", lambda *args: triton_sides.cannot_serve(*args))
-    monkeypatch.setattr(triton_loss, "is_slow", lambda pairing: False)
+        monkeypatch.setattr(triton_backend, "supports", lambda *args: triton_sides.cannot_serve(*args))
+    monkeypatch.setattr(triton_backend, "is_slow", lambda pairing: False)
 
 
 B, D = 22, 24

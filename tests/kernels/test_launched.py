@@ -8,8 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from hardneg.kernels.triton import language as triton_language
-from hardneg.kernels.triton.language import Launched
+from hardneg.core.private_apis import Launched
 
 
 class Compiled:
@@ -34,7 +33,6 @@ class Kernel(Compiled):
 
 
 def test_a_bound_kernel_is_compiled_once_and_launched_with_every_base(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(triton_language, "interpreted", False)
     monkeypatch.setattr(torch.cuda, "current_device", lambda: None)  # as the index of tensors of a CPU
     x, launches, constants = torch.zeros(4), [], {"BN": 8, "num_warps": 4, "BM": 2}
     kernel = Launched(Kernel(launches))

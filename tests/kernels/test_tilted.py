@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import warnings
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
@@ -14,10 +15,9 @@ from torch.nn.functional import cross_entropy, normalize
 
 import hardneg as hn
 from hardneg.core.errors import ArgumentError, forget_warnings
-from hardneg.core.objectives import InfoNCE
 from hardneg.core.pairing import Pairing
 from hardneg.core.schedules import linear
-from hardneg.kernels import tilted
+from hardneg.kernels.backends import tilted
 from support.kernel_inputs import DEVICE
 from support.operations import Largest, Operations
 
@@ -68,7 +68,7 @@ def value_and_gradients(loss: hn.ContrastiveLoss, given: list[Tensor], ids: Tens
 def by_matrices(monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[Any]]:
     def compute(*args: Any) -> list[Any]:
         with monkeypatch.context() as patch:
-            patch.setattr(tilted, "form_of", lambda *_, **__: None)
+            patch.setattr(tilted, "dense_form", lambda *_: None)
             return value_and_gradients(*args)
 
     return compute
@@ -81,18 +81,31 @@ def few_rows(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(tilted, name, value)
 
 
-@pytest.mark.usefixtures("few_rows")
+@pytest.fixture
+def shortcuts(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Collect the name of each shortcut that computes a loss."""
+    used: list[str] = []
+    for name in ("dense_rows", "symmetric_rows"):
+        monkeypatch.setattr(tilted, name, partial(recorded, used, getattr(tilted, name)))
+    return used
+
+
+def recorded(used: list[str], shortcut: Any, *args: Any) -> Any:
+    used.append(shortcut.__name__)
+    return shortcut(*args)
+
+
 @pytest.mark.parametrize("impl", IMPLS)
 @pytest.mark.parametrize("kind", ["two", "cross", "three"])
 @pytest.mark.parametrize("name", OPTIONS)
-def test_the_loss_is_that_of_matrices(name: str, kind: str, impl: str, by_matrices: Any) -> None:
+def test_the_loss_is_that_of_matrices(name: str, kind: str, impl: str, by_matrices: Any, shortcuts: list[str]) -> None:
     for which, ids in IDS.items():
         given = views(3 if kind == "three" else 2)
         loss = hn.ContrastiveLoss(**OPTIONS[name], views="cross" if kind == "cross" else "two", impl=impl)
         found = value_and_gradients(loss, given, ids)
-        assert loss.path is not None
-        served = impl == "dense" or not (kind == "cross" or name in ("cold", "as given"))
-        assert (loss.path.tilt is not None) == served, which
+        wanted = impl == "dense" or not (kind == "cross" or name in ("cold", "as given"))
+        assert bool(shortcuts) == wanted, which
+        shortcuts.clear()
         loss.impl = "dense"
         wanted = by_matrices(loss, given, ids)
         torch.testing.assert_close(found, wanted, rtol=1e-12, atol=1e-13)
@@ -111,11 +124,9 @@ def test_the_loss_is_that_of_matrices(name: str, kind: str, impl: str, by_matric
     ],
     ids=str,
 )
-def test_other_losses_need_matrices(options: dict[str, Any]) -> None:
-    loss = hn.ContrastiveLoss(**options, impl="dense")
-    loss(*views())
-    assert loss.path is not None
-    assert loss.path.tilt is None
+def test_other_losses_need_matrices(options: dict[str, Any], shortcuts: list[str]) -> None:
+    hn.ContrastiveLoss(**options, impl="dense")(*views())
+    assert not shortcuts
 
 
 def loss_of_pairing(**changes: Any) -> Callable[[hn.ContrastiveLoss, list[Tensor]], Tensor]:
@@ -150,7 +161,7 @@ def test_pairings_that_were_made_elsewhere(name: str, impl: str, monkeypatch: py
     loss = hn.ContrastiveLoss("Tilt(1.0)", views="cross", impl=impl, reduction="none")
     loss._calls = 2
     found = ODD_PAIRINGS[name](loss, given)
-    monkeypatch.setattr(tilted, "form_of", lambda *_, **__: None)
+    monkeypatch.setattr(tilted, "dense_form", lambda *_: None)
     wanted = ODD_PAIRINGS[name](loss, given)
     torch.testing.assert_close(found, wanted, rtol=1e-6, atol=1e-12)
     gradients = [torch.autograd.grad(each.sum(), given, allow_unused=True) for each in (found, wanted)]
@@ -190,15 +201,6 @@ def test_pairs_at_the_floor_are_counted_once() -> None:
         warnings.simplefilter("always")
         loss(given)
     assert not [each for each in raised if "floor" in str(each.message)]
-
-
-def test_an_objective_with_losses_of_its_own_gets_matrices() -> None:
-    class Halved(InfoNCE):
-        def losses(self, scores: Any, log_w: Any) -> Tensor:
-            return super().losses(scores, log_w) / 2
-
-    halved, whole = (hn.ContrastiveLoss(objective=each, impl="dense")(*views()) for each in (Halved(), InfoNCE()))
-    torch.testing.assert_close(2 * halved, whole)
 
 
 def test_whole_numbers_are_refused_with_the_shape_that_was_given() -> None:
@@ -282,8 +284,8 @@ def test_derivatives_of_derivatives_are_those_of_matrices(
     text: str, tau_plus: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     loss, found = hn.ContrastiveLoss(text, tau_plus=tau_plus, impl="dense"), []
-    for form_of in (tilted.form_of, lambda *_, **__: None):
-        monkeypatch.setattr(tilted, "form_of", form_of)
+    for dense_form in (tilted.dense_form, lambda *_: None):
+        monkeypatch.setattr(tilted, "dense_form", dense_form)
         given = views()
         first = torch.autograd.grad(loss(*given), given, create_graph=True)
         second = torch.autograd.grad(sum((each**2).sum() for each in first), given)

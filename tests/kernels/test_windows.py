@@ -8,8 +8,8 @@ from torch import Tensor
 
 import hardneg as hn
 from hardneg.core.errors import ArgumentError
+from hardneg.kernels.backends import triton as triton_backend
 from hardneg.kernels.triton import edges as triton_edges
-from hardneg.kernels.triton import loss as triton_loss
 from hardneg.kernels.triton import sides as triton_sides
 from hardneg.kernels.triton.edges import Edges, Sizes
 from hardneg.kernels.triton.statistics import row_statistics
@@ -31,7 +31,7 @@ WINDOWS = [
 def served_here(monkeypatch: pytest.MonkeyPatch) -> None:
     """The interpreter counts as a GPU."""
     if DEVICE == "cpu":
-        monkeypatch.setattr(triton_loss, "supports", lambda *args: triton_sides.cannot_serve(*args))
+        monkeypatch.setattr(triton_backend, "supports", lambda *args: triton_sides.cannot_serve(*args))
         monkeypatch.setattr(triton_edges, "BLOCK", 256)
 
 

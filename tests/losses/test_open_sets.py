@@ -13,7 +13,7 @@ from hardneg.core.generators import MoCHi
 from hardneg.core.objectives import RINCE, InfoNCE, Objective, registered_objectives
 from hardneg.core.schedules import linear
 from hardneg.core.statistics import Mean
-from hardneg.kernels import dispatch
+from hardneg.kernels import engine
 
 LABELS = torch.tensor([0, 0, 1, 1, 2, 2])
 
@@ -190,7 +190,7 @@ def test_what_cannot_stream_says_so_at_construction():
 
 def test_auto_streams_large_batches(monkeypatch):
     z = views()
-    monkeypatch.setitem(dispatch.MOST_DENSE, "cpu", 10)
+    monkeypatch.setitem(engine.MOST_DENSE, "cpu", 10)
     seen = []
     monkeypatch.setattr("hardneg.losses.contrastive.dense", lambda pairing: seen.append(pairing))
     assert hn.ContrastiveLoss()(*z) == hn.ContrastiveLoss(impl="streamed")(*z)

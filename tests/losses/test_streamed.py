@@ -12,8 +12,8 @@ from hardneg.core.errors import ArgumentError
 from hardneg.core.objectives import JSD, RINCE, Function, InfoNCE, Sigmoid, Surrogate, reduce
 from hardneg.core.pairing import Pairing
 from hardneg.core.scoring import dense
-from hardneg.kernels.chunked import streamed
 from hardneg.negatives import Negatives, Product, parse
+from support.streamed import streamed
 
 TILES = [(5, 3), (4, 100), (100, 7), (100, 100)]
 

@@ -12,22 +12,22 @@ from hardneg.core import bounds
 from hardneg.core.errors import HardnegWarning, forget_warnings
 from hardneg.core.objectives import InfoNCE
 from hardneg.core.pairing import number_of
-from hardneg.kernels import compiled, plan, products, replayed
-from hardneg.kernels.chunked import streamed
+from hardneg.kernels import cuda_graphs, plan, products
 from hardneg.negatives import Negatives, parse
 from hardneg.testing.examples import make_pairing
 from support.operations import Largest
+from support.streamed import streamed
 
 
 @pytest.fixture
 def traced(monkeypatch):
     """Compiled without code generation, in blocks that do not divide the columns."""
-    compiled._compiled.cache_clear()
-    monkeypatch.setattr(compiled, "DEVICES", ("cpu",))
-    monkeypatch.setattr(compiled, "BACKEND", "eager")
-    monkeypatch.setattr(compiled, "BLOCK", 16)
+    cuda_graphs._compiled.cache_clear()
+    monkeypatch.setattr(cuda_graphs, "DEVICES", ("cpu",))
+    monkeypatch.setattr(cuda_graphs, "BACKEND", "eager")
+    monkeypatch.setattr(cuda_graphs, "BLOCK", 16)
     yield
-    compiled._compiled.cache_clear()
+    cuda_graphs._compiled.cache_clear()
     torch.compiler.reset()
 
 
@@ -44,8 +44,8 @@ def loss_and_gradients(text, dtype, tile, **options):
 @pytest.mark.parametrize("text", ["OtherLabel() * Tilt(1.0)", "Ring(0.1, outer=0.6)", "ClippedTilt(1.0)"])
 def test_traced_functions_give_what_eager_ones_do(traced, monkeypatch, text):
     found = loss_and_gradients(text, torch.float64, (20, 40))
-    assert compiled._compiled.cache_info().currsize
-    monkeypatch.setattr(compiled, "DEVICES", ())
+    assert cuda_graphs._compiled.cache_info().currsize
+    monkeypatch.setattr(cuda_graphs, "DEVICES", ())
     for mine, theirs in zip(found, loss_and_gradients(text, torch.float64, (20, 40)), strict=True):
         torch.testing.assert_close(mine, theirs, rtol=1e-12, atol=1e-12)
 
@@ -64,10 +64,10 @@ class Graph:
 def test_replayed_tiles_give_what_eager_ones_do(traced, monkeypatch, text):
     """Blocks of 6 of 40 rows: of six in each sweep most are replays of one graph, the last, of 4 rows, is none."""
     Graph.made.clear()
-    monkeypatch.setattr(replayed, "capture", Graph)
+    monkeypatch.setattr(cuda_graphs, "capture", Graph)
     found = loss_and_gradients(text, torch.float64, (6, 40), positives="label")
     assert len(Graph.made) == (5 if "Ring" in text else 4)  # bounds; forward and backward, of rows and of pairs
-    monkeypatch.setattr(compiled, "DEVICES", ())
+    monkeypatch.setattr(cuda_graphs, "DEVICES", ())
     for mine, theirs in zip(found, loss_and_gradients(text, torch.float64, (6, 40), positives="label"), strict=True):
         torch.testing.assert_close(mine, theirs, rtol=1e-12, atol=1e-12)
 
@@ -75,7 +75,7 @@ def test_replayed_tiles_give_what_eager_ones_do(traced, monkeypatch, text):
 def test_traced_positives_by_label(traced, monkeypatch):
     options = {"positives": "label"}
     found = loss_and_gradients("Tilt(1.0)", torch.float64, (40, 40), **options)
-    monkeypatch.setattr(compiled, "DEVICES", ())
+    monkeypatch.setattr(cuda_graphs, "DEVICES", ())
     for mine, theirs in zip(found, loss_and_gradients("Tilt(1.0)", torch.float64, (40, 40), **options), strict=True):
         torch.testing.assert_close(mine, theirs, rtol=1e-12, atol=1e-12)
 
@@ -148,11 +148,11 @@ class HardestCountsMore(Negatives):
 
 def test_a_score_reaches_its_bound_in_every_pass(monkeypatch):
     """In float32, where products of 3 and of 6 rows differ in their last bits; in tiles of a GPU, not traced."""
-    monkeypatch.setattr(compiled, "DEVICES", ("cpu",))
-    monkeypatch.setattr(compiled, "_compiled", lambda function, *kinds: function)
+    monkeypatch.setattr(cuda_graphs, "DEVICES", ("cpu",))
+    monkeypatch.setattr(cuda_graphs, "_compiled", lambda function, *kinds: function)
     monkeypatch.setattr(plan, "CPU_TILE", (3, 40))
     found = loss_and_gradients(HardestCountsMore(), torch.float32, None)
-    monkeypatch.setattr(compiled, "DEVICES", ())
+    monkeypatch.setattr(cuda_graphs, "DEVICES", ())
     for mine, theirs in zip(found, loss_and_gradients(HardestCountsMore(), torch.float32, None), strict=True):
         torch.testing.assert_close(mine, theirs, rtol=1e-4, atol=1e-5)
 
@@ -171,7 +171,7 @@ def test_tiles_of_other_sizes_forward_and_backward(traced, monkeypatch, text, ro
     monkeypatch.setattr(plan, "over_blocks", each)
     found = loss_and_gradients(text, torch.float64, None)
     assert sizes[-2:] == [rows, 6]
-    monkeypatch.setattr(compiled, "DEVICES", ())
+    monkeypatch.setattr(cuda_graphs, "DEVICES", ())
     for mine, theirs in zip(found, loss_and_gradients(text, torch.float64, None), strict=True):
         torch.testing.assert_close(mine, theirs, rtol=1e-12, atol=1e-12)
 

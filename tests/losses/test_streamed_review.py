@@ -8,18 +8,16 @@ import torch
 from torch.nn.functional import normalize
 
 import hardneg as hn
-from hardneg.core import sweep
-from hardneg.core.bounds import Bound, Largest
-from hardneg.core.checks import checks
+from hardneg.core import bounds
+from hardneg.core.bounds import Bound, Largest, left_by, reduce_rows
 from hardneg.core.errors import ArgumentError, NotFinite
 from hardneg.core.objectives import InfoNCE, reduce
-from hardneg.core.pairing import Pairing
+from hardneg.core.pairing import Pairing, checks
 from hardneg.core.scoring import dense
-from hardneg.core.sweep import left_by, reduce_rows
-from hardneg.kernels.chunked import streamed
 from hardneg.kernels.plan import Plan
 from hardneg.losses import contrastive
 from hardneg.negatives import Negatives
+from support.streamed import streamed
 
 TILES = [(4, 3), (100, 100)]
 
@@ -172,10 +170,10 @@ def test_the_states_of_one_block_are_finished_before_the_next(monkeypatch):
     """Otherwise a ring holds the scores of all pairs."""
     calls = []
     for name in ("reduce_rows", "finish"):
-        plain = getattr(sweep, name)
-        monkeypatch.setattr(sweep, name, lambda *args, name=name, plain=plain: (calls.append(name), plain(*args))[1])
+        plain = getattr(bounds, name)
+        monkeypatch.setattr(bounds, name, lambda *args, name=name, plain=plain: (calls.append(name), plain(*args))[1])
     plan = planned(pairing(b=12), hn.Ring(0.1, 0.5))
-    sweep.find_bounds(plan.factors, plan.blocks())
+    bounds.find_bounds(plan.factors, plan.blocks())
     assert calls == ["reduce_rows", "finish"] * 3
 
 

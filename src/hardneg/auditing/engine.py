@@ -20,9 +20,8 @@ from hardneg.auditing.rules import Expressions, given_rules
 from hardneg.auditing.settings import Settings
 from hardneg.auditing.subject import Subject
 from hardneg.auditing.survey import audit_subject
-from hardneg.core.conversion import Given
 from hardneg.core.errors import ArgumentError
-from hardneg.core.types import Keys
+from hardneg.core.types import Given, Keys
 from hardneg.mining.dataset import is_dataset
 from hardneg.mining.engine import Mined
 from hardneg.mining.judgements import Tag

@@ -13,7 +13,7 @@ from hardneg.auditing.lists import Lists
 from hardneg.auditing.measure import NUM_HUBS
 from hardneg.auditing.result import Example, Hub, MinedFindings
 from hardneg.auditing.subject import Subject
-from hardneg.core.vectors import unit
+from hardneg.core.tensors import unit
 
 _same_vector = 1.0 - 1e-6  # the cosine of a vector with itself, after rounding
 _most_examples = 5

@@ -19,10 +19,9 @@ from torch import Tensor
 
 from hardneg.auditing.subject import Subject
 from hardneg.auditing.tags import numbered, unlike
-from hardneg.core.conversion import Given, Names, as_vectors
 from hardneg.core.errors import ArgumentError, argument_error
-from hardneg.core.types import Keys
-from hardneg.core.vectors import unit, widened
+from hardneg.core.tensors import unit, widened
+from hardneg.core.types import Given, Keys, Names, as_vectors
 from hardneg.mining.checks import check_vectors
 from hardneg.mining.judgements import Tag
 from hardneg.mining.pairs import Pairs, Positives, RowsOf, as_one, as_pairs, numbered_ids, read_positives

@@ -13,8 +13,8 @@ from typing import Annotated, Any, NamedTuple
 import torch
 from torch import Tensor
 
+from hardneg.core.tensors import unit
 from hardneg.core.types import Scores, Tags, other_id
-from hardneg.core.vectors import unit
 from hardneg.mining.meeting import is_copy
 from hardneg.mining.pairs import Pairs
 from hardneg.search.nearest import Corpus

@@ -19,11 +19,10 @@ from torch import Tensor, nn
 from hardneg.batching.background import PlanningProcess
 from hardneg.batching.graph import ProximityGraph, graph_of
 from hardneg.batching.sampler import PlannedBatchSampler
-from hardneg.core.conversion import Given
 from hardneg.core.errors import argument_error, check_count
-from hardneg.core.scoring import HasKeys
-from hardneg.core.types import Keys
-from hardneg.core.vectors import unit
+from hardneg.core.tensors import unit
+from hardneg.core.types import Given, Keys
+from hardneg.core.views import HasKeys
 
 
 def first_of(batch: Any) -> Any:

@@ -7,16 +7,19 @@ so that it cannot hide in a finite loss.
 
 from __future__ import annotations
 
+import math
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, fields
 from typing import Annotated, Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from hardneg.core.errors import ArgumentError
+from hardneg.core.errors import ArgumentError, NotFinite, argument_error
+from hardneg.core.tensors import constant, unit, widened
 from hardneg.core.tiles import Tags, Tile, other_id
 from hardneg.core.types import Keys
-from hardneg.core.vectors import unit, widened
 
 Rows = slice | Annotated[Tensor, "r"]
 """Some anchors: neighbours, or their numbers."""
@@ -35,8 +38,8 @@ class Cut(NamedTuple):
         return vectors[rows, self.low : self.high] if vectors.ndim == 3 else vectors[self.low : self.high]
 
 
-class Met(NamedTuple):
-    """A tile, which of its candidates may be negatives, and which were promoted to positives."""
+class MaskedTile(NamedTuple):
+    """A tile, which of its candidates may be negatives, and which were promoted to positives by their label."""
 
     tile: Tile
     valid: Annotated[Tensor, "b n"]
@@ -44,8 +47,11 @@ class Met(NamedTuple):
 
 
 @dataclass(eq=False)
-class Sides:
-    """Some anchors and some candidates that are not compared yet: what a tile of them holds beside its scores."""
+class TileContext:
+    """Everything about a tile except its scores: the tags of some anchors and some candidates.
+
+    ``masked`` is the one place that decides which candidates of a batch or pool are never negatives.
+    """
 
     anchor_tags: Tags
     candidate_tags: Tags
@@ -58,12 +64,16 @@ class Sides:
     label_positives: bool
     same_label_negatives: bool
 
-    def met(self, s: Annotated[Tensor, "b n"], temperature: float | Tensor) -> Met:
-        tags, ids = self.anchor_tags, self.candidate_tags.ids
+    def masked(self, s: Annotated[Tensor, "b n"], temperature: float | Tensor) -> MaskedTile:
+        """Return the tile of these scores with its masks.
+
+        Never negatives: candidates with the anchor's id or the id of one of its positives, and, with
+        ``label_positives``, those with the anchor's label (unless ``same_label_negatives``).
+        """
         tile = Tile(
             s,
             temperature,
-            tags,
+            self.anchor_tags,
             self.candidate_tags,
             self.column,
             self.source,
@@ -71,17 +81,15 @@ class Sides:
             self.guide,
             self.ids_given,
         )
-        if ids is not None and tags.ids is not None:
-            valid = other_id(tags.ids, ids, self.ids_given)
-        else:
-            valid = torch.ones_like(s, dtype=torch.bool)
+        ids = self.candidate_tags.ids
+        valid = tile.other_instance()
         if ids is not None:
-            for column in self.positive_ids:
-                valid = valid & other_id(column, ids)
+            for own in self.positive_ids:
+                valid = valid & other_id(own, ids)
         if not self.label_positives:
-            return Met(tile, valid, None)
+            return MaskedTile(tile, valid, None)
         promoted = valid & tile.same_label("same_label_positives")
-        return Met(tile, valid if self.same_label_negatives else valid & ~promoted, promoted)
+        return MaskedTile(tile, valid if self.same_label_negatives else valid & ~promoted, promoted)
 
 
 @dataclass(frozen=True, eq=False)
@@ -191,18 +199,19 @@ class Pairing:
             offset += len(keys)
         return cuts or [Cut(0, 0, 0, 0)]
 
-    def tile(self, rows: Rows, cut: Cut) -> Met:
-        """These anchors against these candidates."""
+    def tile(self, rows: Rows, cut: Cut) -> MaskedTile:
+        """Compare these anchors with these candidates; of a prepared pairing."""
         temperature = of_rows(self.temperature, rows)
         s = self._similarity(rows, cut) / temperature
-        return self.sides(rows, cut).met(s, temperature)
+        return self.context(rows, cut).masked(s, temperature)
 
     def columns(self, cut: Cut) -> Annotated[Tensor, "c"]:
-        return torch.arange(cut.offset + cut.low, cut.offset + cut.high, device=self.anchors.vectors.device)
+        device = self.anchors.vectors.device
+        return constant(torch.arange, cut.offset + cut.low, cut.offset + cut.high, device=device)
 
-    def sides(self, rows: Rows, cut: Cut, columns: Annotated[Tensor, "c"] | None = None) -> Sides:
-        """What is known of these anchors and candidates beside their scores; ``columns``, if they are there already."""
-        return Sides(
+    def context(self, rows: Rows, cut: Cut, columns: Annotated[Tensor, "c"] | None = None) -> TileContext:
+        """Return everything about a tile except its scores; ``columns`` saves making the column numbers again."""
+        return TileContext(
             self._anchor_tags(rows),
             self._tags(rows, cut),
             self.columns(cut) if columns is None else columns,
@@ -306,3 +315,89 @@ def of_rows(value: float | Tensor, rows: Rows) -> float | Tensor:
 
 
 _fields_of_pairing = tuple(field.name for field in fields(Pairing))
+
+_checking = False
+
+
+@contextmanager
+def checks(enabled: bool = True) -> Iterator[None]:
+    """Checks input vectors: inside, vectors that are not finite or not of unit norm raise.
+
+    Costs one synchronisation per call on a GPU, so it is off by default.
+
+    >>> import torch
+    >>> from hardneg import two_views
+    >>> with checks():
+    ...     two_views(torch.ones(2, 4), torch.ones(2, 4), temperature=0.5)
+    Traceback (most recent call last):
+    ...
+    hardneg.core.errors.ArgumentError: score needs unit vectors, got norms from 2 to 2; use ...
+    """
+    global _checking
+    before, _checking = _checking, enabled
+    try:
+        yield
+    finally:
+        _checking = before
+
+
+def check_parts(pairing: Pairing) -> None:
+    """Raises unless the parts fit together."""
+    anchors, pool = pairing.anchors, pairing.candidates
+    if anchors.private:
+        raise ArgumentError("score", "anchors [b, d]", f"vectors={tuple(anchors.vectors.shape)}")
+    if not len(anchors):
+        raise ArgumentError("score", "at least one anchor", f"vectors={tuple(anchors.vectors.shape)}")
+    check_temperature("score", pairing.temperature, len(anchors))
+    own = pairing.positives.vectors
+    if own.shape[0] != len(anchors):
+        raise ArgumentError("score", f"positives of {len(anchors)} anchors", f"positives={tuple(own.shape)}")
+    mask, pairs = pairing.positive_mask, (len(anchors), own.shape[1] if pairing.positives.private else 1)
+    if mask is not None and (mask.shape != pairs or mask.dtype != torch.bool):
+        got = f"positive_mask={tuple(mask.shape)} of {mask.dtype}"
+        raise ArgumentError("score", f"a bool positive_mask {pairs}", got)
+    if not pool:
+        raise ArgumentError("score", "at least one pool of candidates", "pool=()")
+    for keys in [pairing.positives, *pool]:
+        if keys.dim != anchors.dim:
+            raise ArgumentError("score", f"vectors of {anchors.dim} features", str(tuple(keys.vectors.shape)))
+    for keys in pool:
+        if keys.private and keys.vectors.shape[0] != len(anchors):
+            what = f"private candidates of {len(anchors)} anchors"
+            raise ArgumentError("score", what, str(tuple(keys.vectors.shape)))
+    if _checking and not torch.compiler.is_compiling():
+        ready = pairing.prepared()
+        for keys in [ready.anchors, ready.positives, *ready.candidates]:
+            check_vectors(keys.vectors)
+
+
+def check_temperature(who: str, temperature: float | Tensor, rows: int | None = None) -> None:
+    """Raises unless every temperature is above 0. On a GPU a tensor is looked at inside ``checks()`` only."""
+    if isinstance(temperature, Tensor):
+        if temperature.ndim and rows is not None and temperature.shape not in ((1,), (rows, 1)):
+            what = f"a temperature of shape [] or [{rows}, 1], one per anchor"
+            raise ArgumentError(who, what, f"temperature={tuple(temperature.shape)}", "use temperature[:, None]")
+        if torch.compiler.is_compiling() or (temperature.is_cuda and not _checking):
+            return
+        if bool((temperature.detach() > 0).all()):
+            return
+        fix = "learn its logarithm, and give temperature=log_t.exp() at each call"
+        lowest = float(temperature.detach().min())
+        raise argument_error(who, "a temperature above 0", "temperature", lowest, fix)
+    if temperature is None or isinstance(temperature, (bool, str)):
+        raise argument_error(who, "a temperature that is a number, tensor or schedule", "temperature", temperature)
+    if not 0 < temperature < math.inf:
+        raise argument_error(who, "a temperature above 0", "temperature", temperature)
+
+
+def check_vectors(vectors: Tensor) -> None:
+    """Raises for vectors that are not finite or not of unit norm."""
+    if not vectors.numel():
+        return
+    if not bool(torch.isfinite(vectors).all()):
+        raise NotFinite("score", "finite vectors", "NaN or inf", "look at the encoder's output before the loss")
+    norms = vectors.detach().norm(dim=-1)
+    low, high = norms.min().item(), norms.max().item()
+    if max(abs(low - 1.0), abs(high - 1.0)) > 1e-2:
+        got = f"norms from {low:.4g} to {high:.4g}"
+        raise ArgumentError("score", "unit vectors", got, "use torch.nn.functional.normalize(vectors, dim=-1)")

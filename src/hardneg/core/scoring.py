@@ -6,30 +6,25 @@ Vectors are taken as given, and unit norm is the caller's business: ``with check
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import reduce
-from typing import Annotated, Any, Protocol
+from typing import Annotated
 
 import torch
 from torch import Tensor
 
-from hardneg.core.checks import check_parts, check_temperature
-from hardneg.core.checks import checks as checks
-from hardneg.core.constants import kept
 from hardneg.core.errors import ArgumentError
-from hardneg.core.pairing import Pairing, not_infinite, positive_columns, similarity
+from hardneg.core.pairing import (
+    MaskedTile,
+    Pairing,
+    check_parts,
+    check_temperature,
+    not_infinite,
+    positive_columns,
+    similarity,
+)
+from hardneg.core.pairing import checks as checks
+from hardneg.core.tensors import constant, widened, without_autocast
 from hardneg.core.types import Guide, Keys, Scores, Tags, other_id
-from hardneg.core.vectors import widened, without_autocast
-from hardneg.core.views import pair_cross, pair_views
-
-
-class HasKeys(Protocol):
-    """A queue, a bank: anything that gives its candidates as Keys."""
-
-    def keys(self) -> Keys: ...
-
-
-Pool = Keys | HasKeys | Tensor
-Pools = Pool | Sequence[Pool]
+from hardneg.core.views import Pools, as_keys, pair_cross, pair_pool, pair_views
 
 
 def two_views(
@@ -87,20 +82,6 @@ def score(
     which are concatenated. Ids are matched only where both sides have them.
     """
     return dense(pair_pool(anchors, positives, pool, temperature, positive_mask))
-
-
-def pair_pool(
-    anchors: Keys | Tensor,
-    positives: Keys | Tensor,
-    pool: Pools,
-    temperature: float | Tensor,
-    positive_mask: Tensor | None = None,
-    **options: Any,
-) -> Pairing:
-    """Anchors against a pool, not yet compared; ``options`` are fields of the pairing."""
-    anchors = anchors if isinstance(anchors, Keys) else Keys(anchors)
-    own = positives if isinstance(positives, Keys) else Keys(positives)
-    return Pairing(anchors, own, tuple(as_keys(pool)), temperature, positive_mask, **options)
 
 
 def from_matrix(
@@ -173,11 +154,15 @@ def more_positives(scores: Scores, mask: Annotated[Tensor, "b n"], *, negatives_
     ``negatives_too`` lets them stay among the negatives: true positives and unlabelled negatives (HCL, Fig. 4).
     """
     added = mask & scores.valid
+    return _with_positives(scores if negatives_too else scores.narrowed(~added), added)
+
+
+def _with_positives(scores: Scores, added: Annotated[Tensor, "b n"]) -> Scores:
+    """Append every candidate to the positives; ``added`` marks the real ones."""
     guide = scores.guide
     return scores.changed(
         positives=torch.cat([scores.positives, scores.candidates], dim=1),
         positive_valid=torch.cat([scores.positive_valid, added], dim=1),
-        valid=scores.valid if negatives_too else scores.valid & ~added,
         guide=guide and Guide(torch.cat([guide.positives, guide.candidates], dim=1), guide.candidates),
     )
 
@@ -232,73 +217,57 @@ def _beside_guides(parts: list[Scores]) -> Guide | None:
 
 
 def dense(pairing: Pairing) -> Scores:
-    """All anchors with all candidates: matrices [b, n]."""
+    """Compare all anchors with all candidates, as matrices [b, n]: one tile per pool, side by side."""
     check_parts(pairing)
     with without_autocast(pairing.anchors.vectors.device):
-        (anchors, pool), temperature = pairing.prepared_keys(), pairing.temperature
-        candidates = _concatenated([similarity(anchors.vectors, keys.vectors) for keys in pool]) / temperature
-        positive = _own_scores(pairing, anchors, candidates)
+        anchors, pools = pairing.prepared_keys()
+        ready = pairing.changed(anchors=anchors, candidates=pools, guide=None)
+        blocks = [ready.tile(slice(None), cut) for cut in pairing.cuts(max(1, *map(len, pools)))]
+        candidates = _concatenated([block.tile.s for block in blocks])
+        positives = _own_scores(pairing, anchors, candidates)
     mask, names = pairing.positive_mask, pairing.source_names
-    ids = _tag_of(pool, "ids", candidates, fill=-1)
+    if mask is None:
+        mask = constant(torch.ones, positives.shape, dtype=torch.bool, device=positives.device)
+    own, tags = anchors.tags, Tags(*(_side_by_side(blocks, name) for name in ("ids", "labels", "clusters")))
+    valid = _concatenated([block.valid.expand(block.tile.s.shape) for block in blocks])
+    source = _source_codes(pools, names, candidates)
     scores = Scores(
-        positives=positive,
-        candidates=candidates,
-        positive_valid=kept(torch.ones, positive.shape, dtype=torch.bool, device=positive.device)
-        if mask is None
-        else mask,
-        valid=_other_instances(pairing, ids, candidates),
-        temperature=temperature,
-        anchor_tags=anchors.tags,
-        candidate_tags=Tags(ids, _tag_of(pool, "labels", candidates), _tag_of(pool, "clusters", candidates)),
-        source=_source_codes(pool, names, candidates),
-        source_names=names,
-        ids_given=pairing.ids_given,
+        positives, candidates, mask, valid, pairing.temperature, own, tags, source, names, ids_given=pairing.ids_given
     )
     if pairing.guide is not None:
         scores = scores.guided(dense(pairing.guide))
-    return (
-        same_label_positives(scores, negatives_too=pairing.same_label_negatives) if pairing.label_positives else scores
-    )
+    if not pairing.label_positives:
+        return scores
+    return _with_positives(scores, _concatenated([_promoted(block) for block in blocks]))
+
+
+def _promoted(block: MaskedTile) -> Annotated[Tensor, "b n"]:
+    assert block.promoted is not None
+    return block.promoted.expand(block.tile.s.shape)
 
 
 def _own_scores(pairing: Pairing, anchors: Keys, candidates: Annotated[Tensor, "b n"]) -> Annotated[Tensor, "b p"]:
-    """The scores of the anchors' own positives; those of views of the batch are among the candidates'."""
+    """Return the scores of the anchors' own positives; those of views of the batch are among the candidates'."""
     if pairing.num_views == 1:
         return candidates.diagonal()[:, None]
     if pairing.num_views > 1:
-        return candidates.gather(1, kept(positive_columns, len(pairing), pairing.num_views, device=candidates.device))
+        columns = constant(positive_columns, len(pairing), pairing.num_views, device=candidates.device)
+        return candidates.gather(1, columns)
     return similarity(anchors.vectors, pairing.prepared_own().vectors) / pairing.temperature
 
 
-def _other_instances(pairing: Pairing, ids: Tensor | None, like: Annotated[Tensor, "b n"]) -> Annotated[Tensor, "b n"]:
-    """Which candidates have neither the anchor's id nor that of one of its positives."""
-    own = pairing.anchors.ids
-    other = [] if ids is None or own is None else [other_id(own, ids, pairing.ids_given)]
-    other += [] if ids is None else [other_id(column, ids) for column in pairing.positive_ids(slice(None))]
-    return reduce(torch.logical_and, other) if other else torch.ones_like(like, dtype=torch.bool)
-
-
-def _tag_of(pool: Sequence[Keys], name: str, like: Tensor, fill: int | None = None) -> Tensor | None:
-    """One tag of all candidates, [b|1, n] or [b|1, n, r]; None unless every part has it (or ``fill`` stands in)."""
-    tags: list[Tensor | None] = [getattr(keys, name) for keys in pool]
-    if len(tags) == 1:
-        return tags[0] if tags[0] is None or pool[0].private else tags[0][None]
-    if all(tag is None for tag in tags) or (fill is None and any(tag is None for tag in tags)):
+def _side_by_side(blocks: Sequence[MaskedTile], name: str) -> Tensor | None:
+    """Return one tag of all candidates, [b|1, n] or [b|1, n, r]; None unless every pool has it."""
+    tags = [getattr(block.tile.candidate_tags, name) for block in blocks]
+    if any(tag is None for tag in tags):
         return None
-    private = any(keys.private for keys in pool)
-    parts = []
-    for keys, tag in zip(pool, tags, strict=True):
-        if tag is None:
-            assert fill is not None
-            tag = torch.full(keys.vectors.shape[:-1], fill, dtype=torch.long, device=like.device)
-        rows = tag if keys.private else tag[None]
-        parts.append(rows.expand(like.shape[0], *rows.shape[1:]) if private else rows)
-    return _concatenated(parts)
+    rows = max(len(tag) for tag in tags)
+    return _concatenated([tag.expand(rows, *tag.shape[1:]) for tag in tags])
 
 
 def _source_codes(pool: Sequence[Keys], names: tuple[str, ...], like: Tensor) -> Tensor:
     codes = [
-        kept(torch.full, (len(keys),), names.index(keys.source or "pool"), dtype=torch.long, device=like.device)
+        constant(torch.full, (len(keys),), names.index(keys.source or "pool"), dtype=torch.long, device=like.device)
         for keys in pool
     ]
     return codes[0] if len(codes) == 1 else torch.cat(codes)
@@ -306,13 +275,3 @@ def _source_codes(pool: Sequence[Keys], names: tuple[str, ...], like: Tensor) ->
 
 def _concatenated(parts: list[Tensor]) -> Tensor:
     return parts[0] if len(parts) == 1 else torch.cat(parts, dim=1)
-
-
-def as_keys(pool: Pools, match_ids: bool = True) -> list[Keys]:
-    """The candidates of one or several pools; without ``match_ids``, their ids match nothing."""
-    if isinstance(pool, (list, tuple)):
-        return [keys for part in pool for keys in as_keys(part, match_ids)]
-    if isinstance(pool, Tensor) or not (isinstance(pool, Keys) or hasattr(pool, "keys")):
-        return [Keys(pool)]
-    keys = pool if isinstance(pool, Keys) else pool.keys()  # type: ignore[union-attr]
-    return [keys if match_ids else keys.changed(ids=None)]

@@ -8,14 +8,15 @@ a statistic is a plain sum over all pairs, so its gradient by a tile is that of 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Annotated, NamedTuple
+from typing import Annotated, ClassVar, NamedTuple
 
 import torch
 from torch import Tensor
 
-from hardneg.core.fused import LogSumExp, is_plain
+from hardneg.core.private_apis import is_plain
+from hardneg.core.tensors import LogSumExp
 from hardneg.core.tiles import NEVER, Tile
 from hardneg.core.types import LogWeights, Scores, with_support
 
@@ -50,9 +51,12 @@ class Statistic(ABC):
 
     value: Value = staticmethod(plain_score)
     over: str = "candidates"
+    empty: ClassVar[float | None] = None
+    """The value of an anchor without a negative; None if it does not depend on the negatives."""
 
     @abstractmethod
-    def dense(self, scores: Scores, log_w: LogWeights) -> PerRow: ...
+    def dense(self, scores: Scores, log_w: LogWeights) -> PerRow:
+        """Compute it from dense scores, of rows that all have a negative; see ``dense_statistics``."""
 
     @abstractmethod
     def part(self, value: Tensor, relative: Tensor) -> Tensor: ...
@@ -99,8 +103,10 @@ class Others(Statistic):
 class LogMass(Statistic):
     """log of the sum of the weights; -inf without support."""
 
+    empty: ClassVar = NEVER
+
     def dense(self, scores: Scores, log_w: LogWeights) -> PerRow:
-        return masked_lse(log_w, log_w != NEVER)
+        return torch.logsumexp(log_w, dim=-1, keepdim=True)
 
     def part(self, value: Tensor, relative: Tensor) -> Tensor:
         return relative.new_zeros(relative.shape[:-1])  # the mass has it already
@@ -116,8 +122,10 @@ class LogMass(Statistic):
 class LogMean(Statistic):
     """log E_q[e^s]; -inf without support."""
 
+    empty: ClassVar[float | None] = NEVER
+
     def dense(self, scores: Scores, log_w: LogWeights) -> PerRow:
-        return _log_mean(scores.candidates, log_w)
+        return supported_log_mean(scores.candidates, log_w)
 
     def part(self, value: Tensor, relative: Tensor) -> Tensor:
         return torch.logsumexp(value + relative, dim=-1)
@@ -139,9 +147,10 @@ class Mean(Statistic):
 
     value: Value = plain_score
     detach: bool = False
+    empty: ClassVar = 0.0
 
     def dense(self, scores: Scores, log_w: LogWeights) -> PerRow:
-        q = torch.softmax(with_support(log_w)[1], dim=-1)
+        q = torch.softmax(log_w, dim=-1)
         return ((q.detach() if self.detach else q) * self.value(scores.tile())).sum(-1, keepdim=True)
 
     def part(self, value: Tensor, relative: Tensor) -> Tensor:
@@ -163,6 +172,7 @@ class LogPositives(LogMean):
     """log of the sum of e^a over the positives of the anchor, whose parts are those of a mean; 0 without a positive."""
 
     over: str = "positives"
+    empty: ClassVar = None
 
     def dense(self, scores: Scores, log_w: LogWeights) -> PerRow:
         some = scores.positive_valid.any(-1, keepdim=True)
@@ -175,18 +185,32 @@ class LogPositives(LogMean):
         return grad * (value + relative - self.finish(total, mass)).exp(), None
 
 
+def dense_statistics(declared: Mapping[str, Statistic], scores: Scores, log_w: LogWeights) -> dict[str, PerRow]:
+    """Compute the declared statistics of dense scores, and the support.
+
+    A row without a negative would make softmaxes NaN, so its log-weights are set to 0 first and its statistics to
+    ``empty`` afterwards.
+    """
+    some, safe = with_support(log_w)
+    support = Support().dense(scores, safe) * some
+    found = {"support": support}
+    for name, statistic in declared.items():
+        if type(statistic) is Support:
+            found[name] = support
+            continue
+        value = statistic.dense(scores, safe)
+        found[name] = value if statistic.empty is None else value.masked_fill(~some, statistic.empty)
+    return found
+
+
 def log_expect_exp(candidates: Annotated[Tensor, "b n"], log_w: LogWeights) -> Annotated[Tensor, "b"]:
     """log E_q[e^s] of each row; -inf where q has no support.
 
     The weights are normalised first: s + log q stays of the size of s, where s + log w would lose the digits of s
     under a large tilt.
     """
-    return _log_mean(candidates, log_w).squeeze(-1)
-
-
-def _log_mean(candidates: Annotated[Tensor, "b n"], log_w: LogWeights) -> PerRow:
     some, safe = with_support(log_w)
-    return supported_log_mean(candidates, safe).masked_fill(~some, NEVER)
+    return supported_log_mean(candidates, safe).masked_fill(~some, NEVER).squeeze(-1)
 
 
 def supported_log_mean(candidates: Annotated[Tensor, "b n"], log_w: LogWeights) -> PerRow:

@@ -12,8 +12,8 @@ from torch import Tensor, nn
 
 from hardneg.core.distributed import gather, several_ranks
 from hardneg.core.errors import argument_error
+from hardneg.core.tensors import unit
 from hardneg.core.types import Keys
-from hardneg.core.vectors import unit
 from hardneg.integrations.ranks import distinct_ids, of_all_ranks
 from hardneg.losses.contrastive import ContrastiveLoss
 from hardneg.negatives import Negatives, Uniform

@@ -21,9 +21,8 @@ from hardneg.batching.graph import ProximityGraph
 from hardneg.batching.plan import Plan
 from hardneg.batching.refresh import Refresh, device_of
 from hardneg.batching.sampler import PlannedBatchSampler
-from hardneg.core.conversion import Given
 from hardneg.core.errors import ArgumentError, argument_error, optional
-from hardneg.core.types import Keys
+from hardneg.core.types import Given, Keys
 
 
 def _library() -> Any:

@@ -6,8 +6,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from hardneg.core.constants import kept
 from hardneg.core.distributed import gather
+from hardneg.core.tensors import constant
 from hardneg.core.types import Keys
 
 _other_rank = 1 << 32
@@ -29,4 +29,4 @@ def of_all_ranks(vectors: Tensor, ids: Tensor) -> Keys:
 def distinct_ids(rows: Tensor) -> Tensor:
     """Ids that no other row of any rank has."""
     first = own_rank() * _other_rank
-    return kept(torch.arange, first, first + len(rows), device=rows.device)
+    return constant(torch.arange, first, first + len(rows), device=rows.device)

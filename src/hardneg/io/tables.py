@@ -19,8 +19,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from hardneg.core.conversion import as_vectors
 from hardneg.core.errors import ArgumentError, FileError, NoFile, optional, spelled
+from hardneg.core.types import as_vectors
 from hardneg.io.arrays import read_npy, read_npz
 from hardneg.io.files import check_free
 from hardneg.io.machine import memory_bytes

@@ -1,21 +1,19 @@
-"""What a streamed loss sweeps, and in which tiles."""
+"""The plan of a sweep: which vectors are multiplied, in which tiles, and which small tensors may carry a gradient."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
-from typing import Annotated, NamedTuple
+from dataclasses import dataclass, fields, is_dataclass, replace
+from typing import Annotated, Any, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
 
-from hardneg.core.objectives import Objective
-from hardneg.core.pairing import Cut, Met, Pairing, Rows, Sides, number_of, of_rows
-from hardneg.core.sweep import MaskedTile
-from hardneg.kernels.compiled import Runner, Shape
-from hardneg.kernels.leaves import collect
+from hardneg.core.bounds import Bounds, TileAndMask
+from hardneg.core.objectives.base import Objective
+from hardneg.core.pairing import Cut, MaskedTile, Pairing, Rows, TileContext, number_of, of_rows
+from hardneg.kernels.cuda_graphs import Runner, Shape, over_blocks
 from hardneg.kernels.products import Products
-from hardneg.kernels.replayed import over_blocks
 from hardneg.negatives.base import Negatives
 
 CPU_TILE = (256, 2048)
@@ -30,19 +28,19 @@ EAGER_TENSORS = 8
 """About so many tensors of a tile's size are held at once where its functions are not compiled."""
 
 
-class Compared(NamedTuple):
-    """A tile before the pointwise functions: the products of its vectors, and what stands beside them."""
+class ComparedTile(NamedTuple):
+    """A tile before the pointwise functions: the products of its vectors, and its context."""
 
     product: Tensor
     scale: Tensor | None
     """What makes a product a similarity."""
-    sides: Sides
+    context: TileContext
 
     def similarity(self) -> Tensor:
         return similarity_of(self.product, self.scale)
 
-    def met(self, similarity: Tensor, temperature: float | Tensor) -> Met:
-        return self.sides.met(tempered(similarity, self.scale, temperature), temperature)
+    def masked(self, similarity: Tensor, temperature: float | Tensor) -> MaskedTile:
+        return self.context.masked(tempered(similarity, self.scale, temperature), temperature)
 
 
 def similarity_of(product: Tensor, scale: Tensor | None) -> Tensor:
@@ -79,7 +77,7 @@ class Plan:
     ) -> None:
         self.factors, self.objective, self.own = factors, objective, own.detach()
         self.runner = Runner(own.device, (*factors, objective))
-        self.holders, self.pieces = collect(pairing, factors, objective)
+        self.functions, self.leaves = collect(pairing, factors, objective)
         self.products = Products(pairing, half)
         self.pairing = _with_short_ids(self.products.of_pairing(pairing), pairing)
         rows, columns = tile or self._tile()
@@ -122,11 +120,11 @@ class Plan:
         """Of a tile; pools have tags of other shapes."""
         return number_of(rows), cut.high - cut.low, cut.pool
 
-    def compared(self, rows: Rows, cut: Cut) -> Compared:
+    def compared(self, rows: Rows, cut: Cut) -> ComparedTile:
         product, scale = self.products.of_tile(rows, cut)
-        return Compared(product, scale, self.pairing.sides(rows, cut, self.columns[cut]))
+        return ComparedTile(product, scale, self.pairing.context(rows, cut, self.columns[cut]))
 
-    def own_tile(self, own: Tensor, temperature: float | Tensor) -> MaskedTile:
+    def own_tile(self, own: Tensor, temperature: float | Tensor) -> TileAndMask:
         """The own positives of all anchors, and which of them are real."""
         return self.pairing.positive_tile(slice(0, len(self.pairing)), own, temperature)
 
@@ -149,20 +147,108 @@ class Block:
     plan: Plan
     rows: Rows
 
-    def met(self) -> Iterator[Met]:
+    def masked(self) -> Iterator[MaskedTile]:
         temperature = of_rows(self.plan.pairing.temperature, self.rows)
         for cut in self.plan.cuts:
             compared = self.plan.compared(self.rows, cut)
-            yield compared.met(compared.similarity(), temperature)
+            yield compared.masked(compared.similarity(), temperature)
 
-    def tiles(self) -> Iterator[MaskedTile]:
-        for met in self.met():
-            yield met.tile, met.valid
+    def tiles(self) -> Iterator[TileAndMask]:
+        for masked in self.masked():
+            yield masked.tile, masked.valid
 
-    def positives(self) -> Iterator[MaskedTile]:
+    def positives(self) -> Iterator[TileAndMask]:
         temperature = of_rows(self.plan.pairing.temperature, self.rows)
         yield self.plan.pairing.positive_tile(self.rows, self.plan.own[self.rows], temperature)
         if self.plan.pairing.label_positives:
-            for met in self.met():
-                assert met.promoted is not None
-                yield met.tile, met.promoted
+            for masked in self.masked():
+                assert masked.promoted is not None
+                yield masked.tile, masked.promoted
+
+
+# The temperature, and tensors that are fields of a distribution or objective (a learnable beta or bias), are cut with
+# the tiles and put back together. What a lambda closes over cannot be seen, and gets no gradient: make it a field.
+
+Holder = TypeVar("Holder")
+_field_names: dict[type, tuple[str, ...]] = {}
+PER_ANCHOR = ("num_negatives", "log_norm")
+"""Fields that hold a number for each anchor as [b]; any other field does as [b, 1]."""
+
+
+def tensor_fields(holder: Any) -> dict[str, Tensor]:
+    kind = holder.__class__
+    if kind not in _field_names:
+        _field_names[kind] = tuple(field.name for field in fields(kind)) if is_dataclass(kind) else ()
+    values = {name: getattr(holder, name) for name in _field_names[kind]}
+    return {name: value for name, value in values.items() if isinstance(value, Tensor)}
+
+
+def is_per_anchor(tensor: Tensor, name: str, rows: int) -> bool:
+    """Whether a field holds a number for each anchor, and not a table of as many entries."""
+    return tensor.shape == ((rows,) if name in PER_ANCHOR else (rows, 1))
+
+
+def with_fields(holder: Holder, tensors: dict[str, Tensor]) -> Holder:
+    return replace(holder, **tensors) if tensors else holder  # type: ignore[type-var]
+
+
+def fields_of_rows(holder: Holder, rows: slice, number: int) -> Holder:
+    """With the fields that hold a number for each of ``number`` anchors cut to these rows."""
+    tensors = tensor_fields(holder).items()
+    return with_fields(holder, {name: each[rows] for name, each in tensors if is_per_anchor(each, name, number)})
+
+
+class Pointwise(NamedTuple):
+    factors: tuple[Negatives, ...]
+    objective: Objective
+    temperature: float | Tensor
+
+
+@dataclass(frozen=True, eq=False)
+class Functions:
+    """The distributions, the objective and the temperature, and which of the leaves are tensors of theirs."""
+
+    factors: tuple[Negatives, ...]
+    objective: Objective
+    temperature: float | None  # None: the first of the leaves
+    fields: tuple[tuple[int, str, int], ...]  # of which holder, which field, and its place among the leaves
+    largest: tuple[tuple[int, str, int], ...] = ()  # bounds with a gradient: of which factor, which one, and its place
+
+    def with_leaves(self, leaves: Sequence[Tensor]) -> Pointwise:
+        """With these leaves instead of their tensors."""
+        changes: list[dict[str, Tensor]] = [{} for _ in (*self.factors, self.objective)]
+        for holder, name, place in self.fields:
+            changes[holder][name] = leaves[place]
+        factors = tuple(with_fields(factor, change) for factor, change in zip(self.factors, changes[:-1], strict=True))
+        temperature = leaves[0] if self.temperature is None else self.temperature
+        return Pointwise(factors, with_fields(self.objective, changes[-1]), temperature)
+
+    def replaced(self, bounds: Sequence[Bounds], leaves: Sequence[Tensor]) -> list[Bounds]:
+        """The bounds with these leaves instead of those that have a gradient."""
+        changed = [dict(each) for each in bounds]
+        for factor, name, place in self.largest:
+            changed[factor][name] = leaves[place]
+        return list(changed)
+
+
+class Leaf(NamedTuple):
+    """A tensor, and whether its first dimension is that of the anchors."""
+
+    tensor: Tensor
+    per_anchor: bool
+
+    def of(self, rows: Rows) -> Tensor:
+        return self.tensor[rows] if self.per_anchor else self.tensor
+
+
+def collect(pairing: Pairing, factors: tuple[Negatives, ...], objective: Objective) -> tuple[Functions, list[Leaf]]:
+    """The tensors of the temperature and the fields, in one order."""
+    leaves, places = [], []
+    plain = None if isinstance(pairing.temperature, Tensor) else pairing.temperature
+    if isinstance(pairing.temperature, Tensor):
+        leaves.append(Leaf(pairing.temperature, pairing.temperature.ndim == 2))
+    for i, holder in enumerate((*factors, objective)):
+        for name, tensor in tensor_fields(holder).items():
+            places.append((i, name, len(leaves)))
+            leaves.append(Leaf(tensor, is_per_anchor(tensor, name, len(pairing))))
+    return Functions(factors, objective, plain, tuple(places)), leaves

@@ -24,8 +24,8 @@ from hardneg.core.errors import argument_error, check_range
 from hardneg.core.objectives import info_nce, reduce
 from hardneg.core.pairing import not_infinite
 from hardneg.core.scoring import score
+from hardneg.core.tensors import widened
 from hardneg.core.types import NEVER, Keys, LogWeights, PairLosses, Scores, Tags, other_id
-from hardneg.core.vectors import widened
 from hardneg.negatives import Uniform
 from hardneg.state.pools import Bank
 from hardneg.state.stateful import Stateful, check_count

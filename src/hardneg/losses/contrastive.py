@@ -3,31 +3,31 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Annotated, Any
 
 import torch
 from torch import Tensor, nn
 
-from hardneg.core.checks import check_temperature
 from hardneg.core.diagnose import Diagnosis, diagnose, joined
 from hardneg.core.distributed import gathered, mean_over_ranks
-from hardneg.core.errors import ArgumentError, argument_error, check_range, tensors_checked
-from hardneg.core.objectives import NumNegatives, check_num_negatives, corrects, debiased, reduce
-from hardneg.core.objectives.base import TauPlus
-from hardneg.core.pairing import Pairing
+from hardneg.core.errors import ArgumentError, argument_error, check_range, tensors_checked, warn_once
+from hardneg.core.objectives.base import Row, RowResult, TauPlus, corrects
+from hardneg.core.objectives.info_nce import NumNegatives, check_num_negatives, debiased
+from hardneg.core.pairing import Pairing, check_parts, check_temperature
 from hardneg.core.schedules import Schedule, adaptive
-from hardneg.core.scoring import Pools, dense, from_matrix
-from hardneg.core.types import LogWeights, Scores
-from hardneg.kernels.chunked import check_streamable
-from hardneg.kernels.dispatch import Path, choose, streamed
-from hardneg.kernels.leaves import fields_of_rows, tensor_fields, with_fields
-from hardneg.losses.options import AnyGenerator, AnyObjective, read_generator, read_objective
-from hardneg.losses.views import Guides, View, Views, check_per_anchor
-from hardneg.losses.warn import warn_of_empty, warn_of_floor
-from hardneg.negatives import Negatives, Product, Uniform, parse
-from hardneg.negatives.base import Mask
+from hardneg.core.scoring import dense, from_matrix
+from hardneg.core.statistics import dense_statistics
+from hardneg.core.tensors import without_autocast
+from hardneg.core.types import Scores
+from hardneg.core.views import Guides, Pools, ViewOptions
+from hardneg.kernels.backends.tiles import check_streamable
+from hardneg.kernels.engine import Path, backend, choose
+from hardneg.kernels.plan import fields_of_rows, is_per_anchor, tensor_fields, with_fields
+from hardneg.negatives.base import Mask, Negatives, Product, Uniform
+from hardneg.negatives.grammar import AnyGenerator, AnyObjective, parse, read_generator, read_objective
 
+View = Annotated[Tensor, "b d"]
 LOOKED_AT = 2**23
 """So many scores are diagnosed at once."""
 Temperature = float | Tensor | Schedule
@@ -92,7 +92,7 @@ class ContrastiveLoss(nn.Module):
         ):
             if value not in known:
                 raise argument_error("ContrastiveLoss", f"{name} in {known}", name, value)
-        self.meeting = Views(views, positives, same_label_negatives, normalize, detach_keys)
+        self.view_options = ViewOptions(views, positives, same_label_negatives, normalize, detach_keys)
         self.views, self.positives, self.normalize, self.detach_keys = views, positives, normalize, detach_keys
         self.same_label_negatives = same_label_negatives
         self.negatives = parse(negatives) if isinstance(negatives, str) else negatives
@@ -207,7 +207,7 @@ class ContrastiveLoss(nn.Module):
             got = type(wrong[0]).__name__
             raise ArgumentError("ContrastiveLoss", "views that are tensors", got, "use torch.as_tensor")
         own = self.temperature_now() if temperature is None else temperature
-        pairing = self.meeting.pairing(views, own, ids, labels, pool, clusters, guide)
+        pairing = self.view_options.pairing(views, own, ids, labels, pool, clusters, guide)
         check_per_anchor((*self._current.factors, self._objective), len(views[0]), len(pairing))
         if self.gather:
             pairing = gathered(pairing, candidates=pool is None, anchors=self._of_all_anchors() or all_anchors)
@@ -227,10 +227,11 @@ class ContrastiveLoss(nn.Module):
             raise argument_error("ContrastiveLoss", what, "generate", self.generate)
         self._refresh_fields()
         scores = from_matrix(similarity, positives, self.temperature_now(), **parts)
-        log_w = self._current.log_weights(scores)
+        statistics = dense_statistics(self._objective.statistics(), scores, self._current.log_weights(scores))
+        found = RowResult(Row(statistics, scores.temperature), scores.positives, scores.positive_valid)
         if not torch.compiler.is_compiling():
-            self._warn(scores, log_w)
-        return self._objective.losses(scores, log_w)
+            self._warn(found, similarity.shape[1])
+        return self._objective.real_losses(found.positives, found.row, scores.positive_valid)
 
     def forward(
         self,
@@ -251,17 +252,17 @@ class ContrastiveLoss(nn.Module):
         return self.of(self.pairing(z1, z2, ids, labels, pool, clusters, temperature=temperature, guide=guide))
 
     def of(self, pairing: Pairing, first: Mask | None = None) -> Tensor:
-        """The loss of a pairing that was made elsewhere; ``first`` is a factor to the left of the negatives."""
+        """Return the loss of a pairing that was made elsewhere; ``first`` is a factor to the left of the negatives."""
         self._refresh_fields()
-        self.path = path = choose(pairing, self._current, self._objective, self.impl, first)
-        if path.name != "dense" or path.tilt is not None:
-            negatives = self._current if first is None else Product((first, self._current))
-            return self._mean(self._by_path(pairing, negatives, path), pairing)
-        scores = _left(dense(pairing), first)
-        log_w = self._current.log_weights(scores)
+        check_parts(pairing)
+        self.path = choose(pairing, self._current, self._objective, self.impl, first)
+        negatives = self._current if first is None else Product((first, self._current))
+        with without_autocast(pairing.anchors.vectors.device):
+            found = backend(self.path).rows(pairing, negatives, self._objective)
+            loss = found.loss(self._objective, self.reduction)
         if not torch.compiler.is_compiling():
-            self._warn(scores, log_w)
-        return self._mean(reduce(self._objective.losses(scores, log_w), scores, self.reduction), pairing)
+            self._warn(found, pairing.num_candidates)
+        return self._mean(loss, pairing)
 
     def explain_path(self, *args: Any, **kwargs: Any) -> str:
         """How the loss of these arguments of the call is computed, and why.
@@ -303,19 +304,6 @@ class ContrastiveLoss(nn.Module):
             )
             return diagnose(scores, negatives.log_weights(scores), tau_plus=tau_plus)
 
-    def _by_path(self, pairing: Pairing, negatives: Negatives, path: Path) -> Tensor:
-        loss, row, own = streamed(path, pairing, negatives, self._objective, self.reduction)
-        if not torch.compiler.is_compiling() and self._looks() and pairing.num_candidates:
-            empty = row.support == 0
-            if self._objective.needs_negatives:
-                warn_of_empty(empty.float().mean().item(), self._current)
-            if corrects(self._tau_plus()) and "log_mean" in row.statistics:
-                real = ~empty.expand_as(own.s) if own.valid is None else own.valid & ~empty
-                with torch.no_grad():
-                    floored = debiased(row.log_mean, own.s, self._tau_plus(), row.temperature)[1] & real
-                warn_of_floor(float(floored.sum() / real.sum().clamp(min=1)), self._tau_plus(), row.temperature)
-        return loss
-
     def _of_all_anchors(self) -> bool:
         """Whether the rank's own anchors do not suffice: then every rank computes the loss of all."""
         whole = any(factor.batch_scope for factor in self._current.factors)
@@ -338,21 +326,26 @@ class ContrastiveLoss(nn.Module):
         tau_plus: float | Tensor = getattr(self._objective, "tau_plus", 0.0)
         return tau_plus
 
-    def _looks(self) -> bool:
-        """At calls 1, 2, 4, 8 ... only: each look waits for the GPU."""
-        self._calls += 1
-        return not self._calls & (self._calls - 1)
+    def _warn(self, found: RowResult, num_candidates: int) -> None:
+        """Warn of empty rows and floored terms at calls 1, 2, 4, 8 ...: each look waits for the GPU.
 
-    def _warn(self, scores: Scores, log_w: LogWeights) -> None:
-        """Not of an empty pool: a queue begins with one."""
-        if not self._looks() or not scores.candidates.shape[1]:
+        Not of an empty pool: a queue begins with one.
+        """
+        self._calls += 1
+        if self._calls & (self._calls - 1) or not num_candidates:
             return
-        check_temperature("ContrastiveLoss", torch.as_tensor(scores.temperature).cpu())
-        with torch.no_grad():
-            found = diagnose(scores, log_w, tau_plus=self._tau_plus())
+        row, tau_plus = found.row, self._tau_plus()
+        check_temperature("ContrastiveLoss", torch.as_tensor(row.temperature).cpu())
+        empty = row.support.detach() == 0
         if self._objective.needs_negatives:  # otherwise the positives stand against each other
-            warn_of_empty(found.empty.float().mean().item(), self._current)
-        warn_of_floor(found.clamped_share(), self._tau_plus(), scores.temperature)
+            _warn_of_empty(empty.float().mean().item(), self._current)
+        if not corrects(tau_plus) or "log_mean" not in row.statistics:
+            return
+        with torch.no_grad():
+            real = ~empty if found.real is None else found.real & ~empty
+            floored = debiased(row.log_mean, found.positives, tau_plus, row.temperature)[1] & real
+            share = floored.sum() / real.expand_as(floored).sum().clamp(min=1)
+        _warn_of_floor(float(share), tau_plus, row.temperature)
 
     def extra_repr(self) -> str:
         shown = f"{self.negatives!r}, temperature={self.temperature}, tau_plus={self.tau_plus}, views={self.views!r}"
@@ -381,3 +374,38 @@ class ContrastiveLoss(nn.Module):
 def _left(scores: Scores, mask: Mask | None) -> Scores:
     """The candidates that the mask leaves."""
     return scores if mask is None else scores.narrowed(mask.allows(scores.tile()))
+
+
+def check_per_anchor(holders: Iterable[Any], instances: int, anchors: int) -> None:
+    """Raises where a field has a number for each instance and each view of one is an anchor."""
+    if instances == anchors or instances == 1:
+        return
+    for holder in holders:
+        for name, tensor in tensor_fields(holder).items():
+            if is_per_anchor(tensor, name, instances):
+                what = f"a number for each of the {anchors} anchors, which are the views one after the other"
+                fix = f"use torch.cat([{name}] * {anchors // instances})"
+                raise ArgumentError("ContrastiveLoss", what, f"{name}={tuple(tensor.shape)}", fix)
+
+
+def _warn_of_empty(share: float, negatives: Negatives) -> None:
+    """``share`` of the anchors have no negative."""
+    if share > 0.5:
+        advice = {factor.if_empty: None for factor in negatives.factors if factor.removes}  # each once, in order
+        warn_once(
+            f"empty:{negatives!r}",
+            f"{share:.0%} of the anchors have no negative under {negatives!r} and cost nothing. "
+            f"{' '.join(advice) or Negatives.if_empty}",
+        )
+
+
+def _warn_of_floor(share: float, tau_plus: float | Tensor, temperature: float | Tensor) -> None:
+    """``share`` of the debiased terms are floored."""
+    if share > 0.5:
+        number, size = (torch.as_tensor(value).double().mean().item() for value in (tau_plus, temperature))
+        warn_once(
+            f"clamped:{number}:{size}",
+            f"{share:.0%} of the debiased terms are at their floor, where negatives have no gradient: "
+            f"tau_plus={number:.3g} is too large for temperature={size:.3g}. "
+            "Lower tau_plus or raise the temperature.",
+        )

@@ -14,11 +14,12 @@ from typing import Annotated
 import torch
 from torch import Tensor, nn
 
-from hardneg.core.compiling import outside_graphs
 from hardneg.core.errors import ArgumentError, argument_error, check_among
 from hardneg.core.objectives import info_nce, reduce, surrogate
-from hardneg.core.scoring import Pools, cross_views, score, two_views
+from hardneg.core.scoring import cross_views, score, two_views
+from hardneg.core.tensors import outside_graphs
 from hardneg.core.types import NEVER, Keys, LogWeights, Scores
+from hardneg.core.views import Pools
 from hardneg.negatives import Negatives, Uniform
 from hardneg.state.chain import Chain, Walk
 from hardneg.state.partition import Partition

@@ -11,8 +11,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from hardneg.core.fused import first_derivative_only
-from hardneg.kernels.replayed import capture
+from hardneg.core.tensors import first_derivative_only
+from hardneg.kernels.cuda_graphs import capture
 from hardneg.state.stateful import Stateful
 
 WARM = 2

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from hardneg.core.errors import MiningWarning, spelled, warn_once
-from hardneg.core.vectors import unit
+from hardneg.core.tensors import unit
 from hardneg.mining.explain import TOO_FEW, Explanation
 from hardneg.mining.pairs import Pairs
 from hardneg.negatives import Negatives

@@ -8,8 +8,8 @@ from typing import Annotated
 import torch
 from torch import Tensor
 
+from hardneg.core.bounds import Bounds
 from hardneg.core.keyed import uniform_of_pairs
-from hardneg.core.sweep import Bounds
 from hardneg.core.types import NEVER
 from hardneg.mining.edges import COUNT_BYTES, is_wide
 from hardneg.mining.filters import Ceilings, Filters, bounds_of

@@ -6,8 +6,8 @@ import ast
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from hardneg.core.conversion import int_if_whole
 from hardneg.core.errors import ArgumentError
+from hardneg.core.types import int_if_whole
 
 
 def as_list(value: Any, name: str, row: int) -> list[Any]:

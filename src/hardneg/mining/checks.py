@@ -7,7 +7,6 @@ from pathlib import Path
 
 from torch import Tensor
 
-from hardneg.core.checks import check_device
 from hardneg.core.errors import (
     ArgumentError,
     NoFile,
@@ -19,8 +18,8 @@ from hardneg.core.errors import (
     spelled,
     written,
 )
+from hardneg.core.tensors import check_device, is_zero
 from hardneg.core.types import Keys
-from hardneg.core.vectors import is_zero
 from hardneg.io.functions import load_function
 from hardneg.io.outputs import check_output
 from hardneg.mining.fusion import check_quotas, named_source

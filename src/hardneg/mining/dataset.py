@@ -18,9 +18,9 @@ from rich.text import Text
 from torch import Tensor
 
 from hardneg.core.errors import ArgumentError, argument_error, check_callable, optional
+from hardneg.core.tensors import unit
 from hardneg.core.text import counted
 from hardneg.core.types import Keys
-from hardneg.core.vectors import unit
 from hardneg.io.functions import loading_model
 from hardneg.mining.cache_key import key_of_model
 from hardneg.mining.encode import Encode, Encoder, embed, vectors_of

@@ -9,7 +9,7 @@ from typing import Annotated
 import torch
 from torch import Tensor
 
-from hardneg.core.sweep import Bounds, MaskedTile, find_bounds
+from hardneg.core.bounds import Bounds, TileAndMask, find_bounds
 from hardneg.core.types import NEVER
 from hardneg.mining.meeting import Meeting, Model
 from hardneg.negatives import Negatives
@@ -30,7 +30,7 @@ class CorpusRows:
     query: Annotated[Tensor, "b"]
     part: Part
 
-    def tiles(self) -> Iterator[MaskedTile]:
+    def tiles(self) -> Iterator[TileAndMask]:
         meeting, query = self.meeting, self.query
         vectors, excluded = meeting.model.of(query), meeting.excluded.of(query)
         for low, high in meeting.corpus.blocks(self.part):
@@ -38,7 +38,7 @@ class CorpusRows:
             valid = (similarity != NEVER) & ~meeting.near_positive_block(query, low, high)
             yield meeting.tile(query, similarity, low, high), valid
 
-    def positives(self) -> Iterator[MaskedTile]:
+    def positives(self) -> Iterator[TileAndMask]:
         yield self.meeting.positive_tile(self.query)
 
 

@@ -8,11 +8,10 @@ from typing import Annotated
 import torch
 from torch import Tensor
 
-from hardneg.core.checks import check_device
 from hardneg.core.errors import ArgumentError
+from hardneg.core.tensors import check_device, unit
 from hardneg.core.tiles import Tile
 from hardneg.core.types import NEVER, Guide, Keys, Scores, Tags
-from hardneg.core.vectors import unit
 from hardneg.mining.pairs import Pairs, Positives, RowsOf, as_pairs, read_positives
 from hardneg.mining.search import Search, most_numbers
 from hardneg.search.exact import pair_similarity, rounding_of_products

@@ -11,9 +11,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from hardneg.core.conversion import Names, int_if_whole, number_of
 from hardneg.core.errors import ArgumentError, argument_error
-from hardneg.core.types import Keys
+from hardneg.core.types import Keys, Names, int_if_whole, number_of
 
 _distinct = "give each row its own id or drop the copies"
 _without_positive = "give the row or id of its document, or leave the query out"

@@ -22,8 +22,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from hardneg.core.bounds import Bound, State, Window
-from hardneg.core.sweep import Bounds, finish, left_by, reduce_rows
+from hardneg.core.bounds import Bound, Bounds, State, Window, finish, left_by, reduce_rows
 from hardneg.io.arrays import Array
 from hardneg.mining.checks import check_vectors
 from hardneg.mining.edges import Edges, count_bytes, finished, is_wide, narrowed, start_edges

@@ -9,10 +9,9 @@ from typing import Any, ClassVar
 
 from torch import Tensor
 
-from hardneg.core.bounds import Bound
+from hardneg.core.bounds import Bound, dense_weights
 from hardneg.core.errors import ArgumentError, check_among, warn_once
 from hardneg.core.schedules import Number, Schedule, schedules_of, short_repr
-from hardneg.core.sweep import dense_weights
 from hardneg.core.text import summary
 from hardneg.core.tiles import Tile
 from hardneg.core.types import NEVER, LogWeights, Scores

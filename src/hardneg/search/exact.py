@@ -16,8 +16,8 @@ import torch
 from torch import Tensor
 
 from hardneg.core.errors import NotFinite
+from hardneg.core.tensors import scaled
 from hardneg.core.tiles import NEVER
-from hardneg.core.vectors import scaled
 from hardneg.search.nearest import Corpus, Excluded, Nearest, Weigh, merged
 from hardneg.search.topk import top_of_rows
 

@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 
 from hardneg.core.errors import optional
+from hardneg.core.tensors import unit
 from hardneg.core.tiles import NEVER
-from hardneg.core.vectors import unit
 from hardneg.search.topk import in_order, top_of_rows
 
 Excluded = tuple[Annotated[Tensor, "m"], Annotated[Tensor, "m"]]

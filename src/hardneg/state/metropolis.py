@@ -11,7 +11,7 @@ from typing import Annotated, NamedTuple
 import torch
 from torch import Tensor
 
-from hardneg.core.compiling import outside_graphs
+from hardneg.core.tensors import outside_graphs
 
 PerChain = Annotated[Tensor, "b"]
 PerStep = Annotated[Tensor, "b k"]

@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 
 from hardneg.core.errors import argument_error, check_range
+from hardneg.core.tensors import unit
 from hardneg.core.types import Keys
-from hardneg.core.vectors import unit
 from hardneg.state.stateful import Stateful, Writes, check_count
 
 _chunk = 2**24

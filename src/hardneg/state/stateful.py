@@ -12,10 +12,10 @@ from typing import Annotated, Any, ClassVar, TypeVar
 import torch
 from torch import Tensor, nn
 
-from hardneg.core.compiling import outside_graphs
 from hardneg.core.errors import ArgumentError, argument_error, check_seed
 from hardneg.core.errors import check_count as check_count
 from hardneg.core.keyed import generator_at, uniforms_at
+from hardneg.core.tensors import outside_graphs
 
 Found = TypeVar("Found")
 

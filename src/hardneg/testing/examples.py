@@ -11,9 +11,9 @@ import torch
 from torch import Tensor
 from torch.nn.functional import normalize
 
+from hardneg.core.bounds import find_bounds, weigh
 from hardneg.core.pairing import Pairing
 from hardneg.core.scoring import dense
-from hardneg.core.sweep import find_bounds, weigh
 from hardneg.core.tiles import NEVER, Tile
 from hardneg.core.types import Guide, Keys, LogWeights, Scores
 from hardneg.negatives import Negatives

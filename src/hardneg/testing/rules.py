@@ -13,7 +13,7 @@ from torch.nn.functional import pad
 from hardneg.core.objectives import InfoNCE, info_nce, reduce
 from hardneg.core.scoring import dense
 from hardneg.core.types import NEVER, LogWeights, PairLosses, Scores, with_support
-from hardneg.kernels.chunked import streamed
+from hardneg.kernels.backends.tiles import Tiles
 from hardneg.negatives import Negatives, OtherLabel, Product, parse
 from hardneg.testing.examples import make_pairing, make_scores, take_columns, take_rows, weights_by_tiles
 from hardneg.testing.mining import mines_as_whole_rows
@@ -244,7 +244,7 @@ def streams(negatives: Negatives) -> Problem:
         vectors = [keys.vectors.requires_grad_() for keys in (pairing.anchors, pairing.candidates[0])]
         scores = dense(pairing)
         losses = reduce(info_nce(scores, negatives.log_weights(scores)), scores, "none")
-        found = streamed(pairing, negatives, InfoNCE(), "none", tile=(4, 5)).loss
+        found = Tiles((4, 5)).rows(pairing, negatives, InfoNCE()).loss(InfoNCE(), "none")
         gradients = [torch.autograd.grad(each.sum(), vectors, materialize_grads=True) for each in (losses, found)]
         if not _close(losses, found) or not all(_close(*both) for both in zip(*gradients, strict=True)):
             return "has another loss or gradient when streamed; tensors with a gradient must be fields, not closed over"

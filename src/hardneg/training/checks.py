@@ -12,9 +12,8 @@ from hardneg.core.errors import ArgumentError, argument_error, located, warn_onc
 from hardneg.core.schedules import LONG, Number, Schedule, registered_schedules, value_of
 from hardneg.core.scoring import score
 from hardneg.core.types import Keys
-from hardneg.losses.options import read_generator, read_objective
 from hardneg.negatives import parse
-from hardneg.negatives.grammar import read_expression
+from hardneg.negatives.grammar import read_expression, read_generator, read_objective
 from hardneg.training.data.items import Items
 from hardneg.training.data.kinds import kind_of
 from hardneg.training.evaluation.monitors import read_monitor

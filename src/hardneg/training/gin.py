@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from hardneg.core.errors import check_among
-from hardneg.core.vectors import widened
+from hardneg.core.tensors import widened
 from hardneg.training.data.packed import Graphs
 from hardneg.training.encoders import seeded
 

@@ -16,7 +16,7 @@ from hardneg.core.errors import check_counts
 from hardneg.core.generators.base import Generator, Made, hardest
 from hardneg.core.keyed import uniforms
 from hardneg.core.pairing import Pairing
-from hardneg.core.vectors import unit
+from hardneg.core.tensors import unit
 
 
 @dataclass(frozen=True, repr=False)

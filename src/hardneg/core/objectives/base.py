@@ -17,8 +17,8 @@ from torch import Tensor
 
 from hardneg.core.errors import ArgumentError, argument_error, check_range
 from hardneg.core.schedules import Schedule, schedules_of, short_repr
-from hardneg.core.statistics import LogMean, PerRow, Statistic, Support
-from hardneg.core.types import NEVER, LogWeights, PairLosses, Scores
+from hardneg.core.statistics import LogMean, PerRow, Statistic, Support, dense_statistics
+from hardneg.core.types import LogWeights, PairLosses, Scores
 
 _registry: dict[str, type[Objective]] = {}
 
@@ -41,6 +41,32 @@ class Row:
             return self.statistics[name]
         except KeyError:
             raise AttributeError(f"{name!r} is not among the statistics {sorted(self.statistics)}") from None
+
+
+class RowResult(NamedTuple):
+    """What a backend of the row engine returns: statistics and positives of every anchor, with gradients."""
+
+    row: Row
+    positives: Annotated[Tensor, "b p"]
+    """The scores of the anchors' own positives, and of promoted ones where a backend holds all pairs."""
+    real: Annotated[Tensor, "b p"] | None
+    """Which of the positives are real; None: all are, and every anchor has a negative."""
+    sum_pairs: Callable[[Objective], tuple[Annotated[Tensor, "b"], Annotated[Tensor, "b"]]] | None = None
+    """Given the objective, the sum of its losses over promoted positives that were not held, and their number."""
+    losses: PairLosses | None = None
+    """The losses of the pairs where a kernel computed them with the statistics."""
+
+    def loss(self, objective: Objective, reduction: str) -> Tensor:
+        """Apply the objective to every pair and reduce: the one place where a loss is made of row statistics."""
+        if self.real is None:
+            losses = objective.__call__(self.positives, self.row) if self.losses is None else self.losses
+            losses = losses if losses.shape == self.positives.shape else losses.expand_as(self.positives)
+            return losses.mean(-1) if reduction == "none" else losses.mean()
+        losses = objective.real_losses(self.positives, self.row, self.real)
+        if self.sum_pairs is None:
+            return _reduced(losses, self.real, reduction)
+        sums, number = self.sum_pairs(objective)
+        return reduce_sums(losses.sum(-1) + sums, self.real.sum(-1) + number, reduction)
 
 
 class PairForm(NamedTuple):
@@ -93,28 +119,20 @@ class Objective(ABC):
         return list(schedules_of(self).values())
 
     def losses(self, scores: Scores, log_w: LogWeights) -> PairLosses:
-        """The loss of each pair, [b, p], from dense scores."""
+        """Return the loss of each pair, [b, p], from dense scores."""
         check_shape(self.name, scores, log_w)
-        statistics = {name: statistic.dense(scores, log_w) for name, statistic in self.statistics().items()}
-        row = Row(statistics, scores.temperature)
-        support = statistics.get("support")
-        some = (log_w != NEVER).any(-1, keepdim=True) if support is None else support > 0
-        return self.real_losses(scores.positives, row, scores.positive_valid, some)
+        row = Row(dense_statistics(self.statistics(), scores, log_w), scores.temperature)
+        return self.real_losses(scores.positives, row, scores.positive_valid)
 
-    def real_losses(
-        self, positive: Tensor, row: Row, real: Annotated[Tensor, "b p"], some: Annotated[Tensor, "b 1"]
-    ) -> PairLosses:
-        """The loss of each real pair; 0 where the pair is not real or, if it needs negatives, the row has none.
+    def real_losses(self, positive: Tensor, row: Row, real: Annotated[Tensor, "b p"]) -> PairLosses:
+        """Return the loss of each real pair; 0 if the pair is not real or the row lacks the negatives it needs.
 
         Masking the loss is not enough: an infinite number on the way to it makes a gradient of 0 * inf.
         """
         if self.needs_negatives:
-            real, none = real & some, ~some
+            none = row.support == 0
+            real = real & ~none
             row = Row({name: value.masked_fill(none, 1.0) for name, value in row.statistics.items()}, row.temperature)
-        return self.masked_losses(positive, row, real)
-
-    def masked_losses(self, positive: Tensor, row: Row, real: Annotated[Tensor, "b p"]) -> PairLosses:
-        """The loss of each real pair, and 0 for the others, whose loss must have a finite gradient nevertheless."""
         positive = positive * real  # not where(real, ...): NaN stays NaN
         losses = self.__call__(positive, row)  # self(...) compiles anew per object in torch 2.6
         return torch.where(real, losses, positive.detach())
@@ -175,12 +193,17 @@ def reduce(
     """
     if losses.ndim != 2:
         raise ArgumentError("reduce", "losses of pairs, [b, p]", f"losses={tuple(losses.shape)}")
+    return _reduced(losses, scores.positive_valid, reduction, weights)
+
+
+def _reduced(
+    losses: PairLosses, real: Annotated[Tensor, "b p"], reduction: str, weights: Annotated[Tensor, "b"] | None = None
+) -> Tensor:
     if losses.shape[1] == 1 and reduction != "pairs":  # one positive, or none and a loss of 0
         if reduction == "anchors" and weights is None:
             return losses.mean()
         return _reduce_means(losses.squeeze(1), reduction, weights)
-    counts = scores.positive_valid.sum(-1, dtype=losses.dtype)
-    return reduce_sums(losses.sum(-1), counts, reduction, weights)
+    return reduce_sums(losses.sum(-1), real.sum(-1, dtype=losses.dtype), reduction, weights)
 
 
 def reduce_sums(sums: Tensor, counts: Tensor, reduction: str, weights: Tensor | None = None) -> Tensor:

@@ -15,18 +15,17 @@ import torch
 from torch import Tensor
 
 from hardneg.core.errors import ArgumentError, argument_error, check_range
-from hardneg.core.fused import by_operations, is_plain, known_number
 from hardneg.core.objectives.base import (
     Objective,
     PairForm,
     Row,
     TauPlus,
-    check_shape,
     check_tau_plus,
     corrects,
     log1m_exp,
     softplus,
 )
+from hardneg.core.private_apis import is_plain
 from hardneg.core.statistics import (
     LogMass,
     LogMean,
@@ -35,9 +34,9 @@ from hardneg.core.statistics import (
     PerRow,
     Statistic,
     Support,
-    supported_log_mean,
 )
-from hardneg.core.types import NEVER, LogWeights, PairLosses, Scores, with_support
+from hardneg.core.tensors import by_operations, known_number
+from hardneg.core.types import NEVER, LogWeights, PairLosses, Scores
 
 NumNegatives = str | float | Tensor
 
@@ -79,18 +78,6 @@ class InfoNCE(Objective):
         if self.positives_in_denominator != "all":
             return log_negative
         return softplus(log_negative - row.log_positives) + row.log_positives
-
-    def losses(self, scores: Scores, log_w: LogWeights) -> PairLosses:
-        """As any objective's. The usual case takes fewer operations: a softplus of any finite numbers is finite."""
-        support = isinstance(self.num_negatives, str) and self.num_negatives == "support"
-        usual = type(self) is InfoNCE and support and self.positives_in_denominator == "own"
-        if not usual or corrects(self.tau_plus) or not scores.candidates.shape[1]:
-            return super().losses(scores, log_w)
-        check_shape(self.name, scores, log_w)
-        some, safe = with_support(log_w)
-        log_mean, number = supported_log_mean(scores.candidates, safe), Support().dense(scores, safe)
-        row = Row({"log_mean": log_mean, "support": number}, scores.temperature)
-        return self.masked_losses(scores.positives, row, scores.positive_valid & some)
 
     def __call__(self, positive: Tensor, row: Row) -> Tensor:
         log_mean = row.log_mean

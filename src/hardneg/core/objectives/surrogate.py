@@ -11,7 +11,7 @@ from torch import Tensor
 
 from hardneg.core.objectives.base import Objective, Row
 from hardneg.core.statistics import Cotangents, Mass, Mean, PerRow, Statistic
-from hardneg.core.types import LogWeights, PairLosses, Scores, with_support
+from hardneg.core.types import NEVER, LogWeights, PairLosses, Scores
 
 
 @dataclass(frozen=True)
@@ -22,9 +22,12 @@ class _Repulsion(Mean):
     log_norm: Tensor | None = None
 
     def dense(self, scores: Scores, log_w: LogWeights) -> PerRow:
-        some, safe = with_support(log_w)
-        share = torch.softmax(safe, dim=-1) if self.log_norm is None else (safe - self.log_norm[:, None]).exp()
-        return (torch.where(some, share, 0.0).detach() * scores.candidates).sum(-1, keepdim=True)
+        if self.log_norm is None:
+            share = torch.softmax(log_w, dim=-1)
+        else:  # a row without a negative may have a norm of -inf
+            log_norm = self.log_norm[:, None]
+            share = (log_w - torch.where(log_norm == NEVER, -NEVER, log_norm)).exp()
+        return (share.detach() * scores.candidates).sum(-1, keepdim=True)
 
     def finish(self, total: PerRow, mass: Mass) -> PerRow:
         if self.log_norm is None:

@@ -24,11 +24,10 @@ from hardneg.batching.refresh import Refresh, eval_mode
 from hardneg.batching.sampler import PlanIterator, PlannedBatchSampler
 from hardneg.batching.spec import parse_batches
 from hardneg.batching.stored import load_arrays, save_arrays
-from hardneg.core.conversion import Given
 from hardneg.core.distributed import gather
 from hardneg.core.errors import ArgumentError, DataChanged, argument_error, check_count, check_kind, warn_once
-from hardneg.core.types import Keys
-from hardneg.core.vectors import unit
+from hardneg.core.tensors import unit
+from hardneg.core.types import Given, Keys
 from hardneg.integrations.sentence_transformers.callback import AnyLoss, LossCallback
 from hardneg.integrations.sentence_transformers.fresh import FreshNegatives
 

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from hardneg.core.errors import ArgumentError
-from hardneg.core.vectors import widened
+from hardneg.core.tensors import widened
 from hardneg.integrations.sentence_transformers.loss import NegativesLoss
 from hardneg.losses.grad_cache import GradCache
 from hardneg.state.stateful import check_count

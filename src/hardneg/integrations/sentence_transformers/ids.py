@@ -15,8 +15,8 @@ from typing import Annotated, Any, TypeVar
 import torch
 from torch import Tensor
 
-from hardneg.core.constants import kept
 from hardneg.core.errors import ArgumentError, argument_error, check_count, warn_once
+from hardneg.core.tensors import constant
 from hardneg.integrations.ranks import distinct_ids, own_rank
 from hardneg.mining.dataset import as_dataset, is_frame
 from hardneg.negatives.known import Known, KnownPairs
@@ -239,7 +239,9 @@ def read_rows(labels: Tensor | None, num_columns: int, vectors: Annotated[Tensor
         raise ArgumentError("NegativesLoss", what, f"labels={tuple(labels.shape)}", fix)
     group, anchors, *_ = labels.unbind(1)
     ids = labels[:, 1:]
-    queries, *documents = torch.where(ids < 0, kept(_unknown, *ids.shape, own_rank(), device=ids.device), ids).unbind(1)
+    queries, *documents = torch.where(
+        ids < 0, constant(_unknown, *ids.shape, own_rank(), device=ids.device), ids
+    ).unbind(1)
     return Rows(vectors, group, anchors, queries, tuple(documents))
 
 

@@ -20,15 +20,15 @@ from hardneg.core.errors import ArgumentError, argument_error, check_kind, warn_
 from hardneg.core.objectives import NumNegatives
 from hardneg.core.objectives.base import TauPlus
 from hardneg.core.pairing import Pairing, not_infinite
+from hardneg.core.tensors import unit, widened
 from hardneg.core.types import Keys
-from hardneg.core.vectors import unit, widened
 from hardneg.integrations.sentence_transformers.guide import Guide
 from hardneg.integrations.sentence_transformers.ids import Rows, read_rows
 from hardneg.integrations.sentence_transformers.meeting import Columns, Meeting, Met
 from hardneg.losses.contrastive import ContrastiveLoss, Temperature
 from hardneg.losses.global_softmax import EMC2, SogCLR
-from hardneg.losses.options import AnyObjective
 from hardneg.negatives import Negatives, Uniform
+from hardneg.negatives.grammar import AnyObjective
 from hardneg.state.pools import Queue
 
 _global = (SogCLR, EMC2)

@@ -14,9 +14,9 @@ from torch.nn.functional import pad
 from hardneg.core.distributed import gather
 from hardneg.core.errors import argument_error
 from hardneg.core.pairing import Pairing, not_infinite
+from hardneg.core.tensors import widened
 from hardneg.core.tiles import Tile
 from hardneg.core.types import Keys
-from hardneg.core.vectors import widened
 from hardneg.integrations.sentence_transformers.ids import MOST, NONE, Rows
 from hardneg.negatives.base import Mask
 

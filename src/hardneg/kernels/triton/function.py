@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from hardneg.core.fused import first_derivative_only
+from hardneg.core.tensors import first_derivative_only
 from hardneg.kernels.triton import gradients as triton_gradients
 from hardneg.kernels.triton import rows as triton_rows
 from hardneg.kernels.triton.edges import SAMPLE, Edges, Sizes

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from hardneg.core.errors import argument_error
-from hardneg.core.fused import first_derivative_only
+from hardneg.core.tensors import first_derivative_only
 from hardneg.kernels.triton import positives as triton_positives
 from hardneg.kernels.triton.function import LOG2_E
 from hardneg.kernels.triton.sides import (

@@ -9,7 +9,7 @@ from typing import Annotated, Any
 import torch
 from torch import Tensor
 
-from hardneg.core.fused import first_derivative_only
+from hardneg.core.tensors import first_derivative_only
 from hardneg.kernels.triton.blocks import unit_rows
 from hardneg.kernels.triton.language import jit, launched, tl
 from hardneg.kernels.triton.sides import padded

@@ -12,8 +12,8 @@ from __future__ import annotations
 
 import torch
 
-from hardneg.core.compiling import outside_graphs
 from hardneg.core.errors import ArgumentError
+from hardneg.core.tensors import outside_graphs
 from hardneg.kernels.triton.language import installed, interpreted, launched, tl
 from hardneg.state.metropolis import PerChain, PerColumn, PerStep, Visits
 

@@ -14,7 +14,7 @@ from typing import Annotated, NamedTuple
 import torch
 from torch import Tensor
 
-from hardneg.core.compiling import outside_graphs
+from hardneg.core.tensors import outside_graphs
 from hardneg.kernels.triton.language import installed, launched, tl
 from hardneg.state.metropolis import Batch, Memory, PerChain, PerColumn
 from hardneg.state.triton.proposals import prepare

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from hardneg.core.diagnose import Diagnosis
 from hardneg.core.objectives import Sigmoid
 from hardneg.losses.contrastive import ContrastiveLoss
-from hardneg.losses.options import read_objective
+from hardneg.negatives.grammar import read_objective
 from hardneg.training.data.items import Items
 from hardneg.training.options import CLIPOptions
 from hardneg.training.recipes.simclr import SimCLR

@@ -17,8 +17,8 @@ from hardneg.core.distributed import gather
 from hardneg.core.errors import ArgumentError
 from hardneg.core.objectives import reduce
 from hardneg.core.scoring import from_matrix
+from hardneg.core.tensors import widened
 from hardneg.core.types import Keys, Scores
-from hardneg.core.vectors import widened
 from hardneg.training.data.inputs import Sided, TwoTowers
 from hardneg.training.data.items import Items
 from hardneg.training.method import Batch, Encode, Method

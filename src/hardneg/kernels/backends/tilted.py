@@ -13,22 +13,22 @@ from typing import Annotated, Any, NamedTuple
 import torch
 from torch import Tensor
 
-from hardneg.core.constants import kept
-from hardneg.core.fused import (
+from hardneg.core.objectives.base import Objective, Row, RowResult
+from hardneg.core.pairing import Pairing, positive_columns
+from hardneg.core.private_apis import is_plain
+from hardneg.core.statistics import LogMean, PerRow, Support, log_expect_exp
+from hardneg.core.tensors import (
     by_operations,
+    constant,
     first_derivative_only,
     has_unit,
-    is_plain,
     known_number,
+    unit,
     unit_gradient,
     unit_rows,
+    without_autocast,
 )
-from hardneg.core.objectives import InfoNCE, Objective, Row
-from hardneg.core.pairing import Pairing, positive_columns
-from hardneg.core.statistics import LogMean, PerRow, Support, log_expect_exp
 from hardneg.core.tiles import NEVER, num_others, other_id
-from hardneg.core.vectors import unit, without_autocast
-from hardneg.kernels.chunked import Own, Streamed
 from hardneg.negatives.base import Negatives
 from hardneg.negatives.closed import ClosedForm
 
@@ -44,57 +44,68 @@ MOST_BITS = 64.0
 that gradients from above have half of float32's range left."""
 
 
-def form_of(pairing: Pairing, negatives: Negatives, objective: Objective, *, dense: bool) -> ClosedForm | None:
-    """The tilt, if this module computes the loss: all other instances of a batch of views, weighed by e^(beta s)."""
+def dense_form(pairing: Pairing, negatives: Negatives, objective: Objective) -> ClosedForm | None:
+    """Return the tilt if ``dense_rows`` computes it: all other instances of a batch of views, weighted by e^(beta s).
+
+    None for anything else: labels, guides, bands, windows, several pools, other statistics, compilers.
+    """
     if not pairing.num_views or len(pairing.candidates) > 1 or pairing.label_positives or pairing.guide is not None:
-        return None
-    form, anchors, (candidates,) = negatives.closed_form(), pairing.anchors, pairing.candidates
-    if form is None or form.other_labels or form.banded or form.window is not None:
         return None
     if pairing.positive_mask is not None or pairing.positives.ids is not None:
         return None
+    anchors, (candidates,) = pairing.anchors, pairing.candidates
     temperature, n = known_number(pairing.temperature), candidates.vectors.shape[0]
-    if temperature is None or not temperature > 0 or n <= pairing.num_views:  # one that is wrong is refused elsewhere
+    if temperature is None or not temperature > 0 or n <= pairing.num_views:  # a wrong one is refused elsewhere
         return None
     if anchors.ids is None or candidates.ids is None:
         return None
     if not is_plain(anchors.vectors) or anchors.vectors.dtype != candidates.vectors.dtype:
         return None
-    if not dense and not _is_symmetric(pairing, form, temperature):
+    form = negatives.closed_form()
+    if form is None or form.other_labels or form.banded or form.window is not None:
         return None
-    usual = type(objective).losses in (Objective.losses, InfoNCE.losses)
-    return form if usual and all(type(each) in KNOWN for each in objective.statistics().values()) else None
+    return form if all(type(each) in KNOWN for each in objective.statistics().values()) else None
 
 
-def _is_symmetric(pairing: Pairing, form: ClosedForm, temperature: float) -> bool:
-    """Whether ``_Symmetric`` serves."""
-    bits = 2.0 * (1.0 + form.beta) * math.log2(math.e) / temperature
-    unit_norm = pairing.normalize and not pairing.ready
+def symmetric_form(pairing: Pairing, negatives: Negatives, objective: Objective) -> ClosedForm | None:
+    """Return the tilt if ``symmetric_rows`` computes it: normalised views on a CPU that are their own candidates."""
     small = pairing.num_candidates <= MOST_COLUMNS and pairing.anchors.vectors.device.type == "cpu"
-    return pairing.itself and unit_norm and small and bits < MOST_BITS
+    if not (small and pairing.itself and pairing.normalize and not pairing.ready):
+        return None
+    form = dense_form(pairing, negatives, objective)
+    if form is None:
+        return None
+    bits = 2.0 * (1.0 + form.beta) * math.log2(math.e) / float(pairing.temperature)
+    return form if bits < MOST_BITS else None
 
 
-def loss(pairing: Pairing, form: ClosedForm, objective: Objective, reduction: str, *, dense: bool) -> Streamed:
-    """As ``chunked.streamed``, of what has a form."""
-    tilt = _Tilt.of(pairing, form, dense)
+def dense_rows(pairing: Pairing, form: ClosedForm) -> RowResult:
+    """Compute positives and log E_q[e^s] as one autograd function over matrices, on any device."""
+    tilt = _Tilt.of(pairing, form, dense=True)
     if tilt.raw:
         own, log_mean = _Tilted.apply(pairing.anchors.vectors, None, tilt)  # type: ignore[no-untyped-call]
     else:
         anchors, (candidates,) = pairing.prepared_keys()
-        if dense:
-            others = None if candidates is anchors else candidates.vectors
-            own, log_mean = _Tilted.apply(anchors.vectors, others, tilt)  # type: ignore[no-untyped-call]
-        else:
-            own, log_mean = _Symmetric.apply(anchors.vectors, tilt)  # type: ignore[no-untyped-call]
-    if tilt.number is None:  # there may be rows without a negative
-        some, real = tilt.support > 0, torch.ones_like(own, dtype=torch.bool)
-        row = Row({"log_mean": log_mean.masked_fill(~some, NEVER), "support": tilt.support}, pairing.temperature)
-        losses = objective.real_losses(own, row, real, some)
-    else:
+        others = None if candidates is anchors else candidates.vectors
+        own, log_mean = _Tilted.apply(anchors.vectors, others, tilt)  # type: ignore[no-untyped-call]
+    return _result(pairing, tilt, own, log_mean)
+
+
+def symmetric_rows(pairing: Pairing, form: ClosedForm) -> RowResult:
+    """Compute the same from blocks of rows on a CPU, using that scores are symmetric."""
+    tilt = _Tilt.of(pairing, form, dense=False)
+    anchors, _ = pairing.prepared_keys()
+    own, log_mean = _Symmetric.apply(anchors.vectors, tilt)  # type: ignore[no-untyped-call]
+    return _result(pairing, tilt, own, log_mean)
+
+
+def _result(pairing: Pairing, tilt: _Tilt, own: Tensor, log_mean: Tensor) -> RowResult:
+    if tilt.number is not None:
         row = Row({"log_mean": log_mean, "support": tilt.support}, pairing.temperature, tilt.number)
-        losses = objective.__call__(own, row)
-        losses = losses if losses.shape == own.shape else losses.expand_as(own)
-    return Streamed(losses.mean(-1) if reduction == "none" else losses.mean(), row, Own(own, None))
+        return RowResult(row, own, None)
+    log_mean = log_mean.masked_fill(tilt.support == 0, NEVER)  # there may be rows without a negative
+    row = Row({"log_mean": log_mean, "support": tilt.support}, pairing.temperature)
+    return RowResult(row, own, torch.ones_like(own, dtype=torch.bool))
 
 
 class _Tilt(NamedTuple):
@@ -125,8 +136,8 @@ class _Tilt(NamedTuple):
         beta = form.beta if form.beta > 1e-30 else 0.0  # what float32 may take for 0
         dtype = torch.float64 if vectors.dtype == torch.float64 else torch.float32
         if not pairing.ids_given:
-            number, same = n - views, kept(_same_columns, b, views, device=device)
-            support = kept(torch.full, (b, 1), number, dtype=dtype, device=device)
+            number, same = n - views, constant(_same_columns, b, views, device=device)
+            support = constant(torch.full, (b, 1), number, dtype=dtype, device=device)
         else:
             number, same = None, None
             counted = other_id(mine, theirs).sum(-1) if dense else num_others(mine, theirs)
@@ -135,7 +146,7 @@ class _Tilt(NamedTuple):
             1.0 / float(pairing.temperature),
             beta,
             0.0 if form.detach else beta,
-            kept(positive_columns, b, views, device=device),
+            constant(positive_columns, b, views, device=device),
             (mine, theirs),
             support,
             same,

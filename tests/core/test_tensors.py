@@ -9,8 +9,8 @@ import torch
 import torch.autograd.forward_ad as forward
 from torch import Tensor
 
-from hardneg.core.fused import LogSumExp, Unit, is_plain
-from hardneg.core.vectors import unit
+from hardneg.core.private_apis import is_plain
+from hardneg.core.tensors import LogSumExp, Unit, unit
 
 SCALES = torch.tensor([1.0, 3e25, 3e-20, 0.0, 3e38, 1e-5])[:, None]
 

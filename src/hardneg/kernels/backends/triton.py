@@ -1,4 +1,4 @@
-"""The loss of a pairing from the Triton kernels: any distribution of the closed family, without [b, n].
+"""Triton kernels: any distribution of the closed family, without a [b, n] tensor.
 
 ``cannot`` names what is not served. Two views with InfoNCE of their own positives go through one sweep; everything else
 through row statistics, an objective of them, and, for positives by label, a sweep over those.
@@ -7,22 +7,20 @@ through row statistics, an objective of them, and, for positives by label, a swe
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from hardneg.core.bounds import Window
-from hardneg.core.checks import check_temperature
-from hardneg.core.fused import known_number
-from hardneg.core.objectives import InfoNCE, Objective, Row, reduce_sums
-from hardneg.core.pairing import Pairing
+from hardneg.core.objectives.base import Objective, Row, RowResult
+from hardneg.core.objectives.info_nce import InfoNCE
+from hardneg.core.pairing import Pairing, check_temperature
 from hardneg.core.statistics import LogMass, LogMean, LogPositives, Others, Statistic, Support, masked_lse
+from hardneg.core.tensors import known_number
 from hardneg.core.tiles import num_others
 from hardneg.core.types import NEVER, Keys
-from hardneg.kernels.chunked import Own, Streamed
-from hardneg.kernels.pairs import masked_sum
 from hardneg.kernels.triton.edges import Sizes
 from hardneg.kernels.triton.labels import PositiveStatistics, pair_losses, positive_statistics
 from hardneg.kernels.triton.own import own_similarity
@@ -36,6 +34,18 @@ MOST_RANKED = 2**26
 """Candidates from which on the pairs of a chunk of the anchors have no numbers of 32 bits."""
 LARGEST_UNIT_NORM = 1.02
 """Rounding to bfloat16 leaves unit vectors below that."""
+
+
+class Triton:
+    """Fused kernels for uniform, tilted, banded and ranked negatives on a GPU."""
+
+    def why_not(self, pairing: Pairing, negatives: Negatives, objective: Objective) -> str | None:
+        """Return what the kernels do not support here; None if they support all of it."""
+        return cannot(pairing, negatives, objective)
+
+    def rows(self, pairing: Pairing, negatives: Negatives, objective: Objective) -> RowResult:
+        """Launch the kernels."""
+        return rows_of_closed_family(pairing, negatives, objective)
 
 
 def cannot(pairing: Pairing, negatives: Negatives, objective: Objective) -> str | None:
@@ -86,8 +96,8 @@ def is_slow(pairing: Pairing) -> bool:
     return single and torch.get_float32_matmul_precision() == "highest"
 
 
-def triton_loss(pairing: Pairing, negatives: Negatives, objective: Objective, reduction: str) -> Streamed:
-    """As ``chunked.streamed``, of what ``cannot`` has nothing against."""
+def rows_of_closed_family(pairing: Pairing, negatives: Negatives, objective: Objective) -> RowResult:
+    """Compute the statistics of the closed family; two views with InfoNCE get their losses in the same launch."""
     form = negatives.closed_form()
     assert form is not None
     temperature = Temperature.of(pairing.temperature)
@@ -95,18 +105,13 @@ def triton_loss(pairing: Pairing, negatives: Negatives, objective: Objective, re
     tau_plus = _fused_tau_plus(objective)
     two_views = pairing.num_views == 2 and pairing.itself and not pairing.label_positives
     if two_views and tau_plus is not None and not form.ceilings:
-        return _two_views(pairing, form, temperature, tau_plus, reduction)
+        return _two_views(pairing, form, temperature, tau_plus)
     own = own_similarity(pairing.anchors.vectors, pairing.own().vectors, pairing.normalize)
     own = own / pairing.temperature
     real = torch.ones_like(own, dtype=torch.bool) if pairing.positive_mask is None else pairing.positive_mask
     swept = _Swept(pairing, form, temperature)
     row = swept.row(objective, own, real)
-    sums, counts = masked_sum(objective, own, row, real)[:, 0], real.sum(-1).to(own.dtype)
-    if pairing.label_positives:
-        more, number = swept.promoted(objective, row)
-        sums, counts = sums + more, counts + number
-    plain = Row({name: value.detach() for name, value in row.statistics.items()}, row.temperature)
-    return Streamed(reduce_sums(sums, counts, reduction), plain, Own(own.detach(), real))
+    return RowResult(row, own, real, partial(swept.promoted, row=row) if pairing.label_positives else None)
 
 
 def _fused_tau_plus(objective: Objective) -> float | None:
@@ -117,9 +122,7 @@ def _fused_tau_plus(objective: Objective) -> float | None:
     return known_number(objective.tau_plus) if fused else None  # type: ignore[arg-type]
 
 
-def _two_views(
-    pairing: Pairing, form: ClosedForm, temperature: Temperature, tau_plus: float, reduction: str
-) -> Streamed:
+def _two_views(pairing: Pairing, form: ClosedForm, temperature: Temperature, tau_plus: float) -> RowResult:
     found = two_view_losses(
         pairing.anchors.vectors,
         temperature=temperature,
@@ -133,8 +136,7 @@ def _two_views(
         unit=_has_unit_norm(pairing),
     )
     row = Row({"log_mean": found.log_mean.unsqueeze(1), "support": found.support.unsqueeze(1)}, pairing.temperature)
-    loss = found.losses if reduction == "none" else found.losses.mean()
-    return Streamed(loss, row, Own(found.positives.unsqueeze(1), None))
+    return RowResult(row, found.positives.unsqueeze(1), None, losses=found.losses.unsqueeze(1))
 
 
 def _has_unit_norm(pairing: Pairing) -> bool:

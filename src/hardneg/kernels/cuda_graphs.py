@@ -1,19 +1,25 @@
-"""Pointwise functions of tiles, compiled on a GPU: one kernel reads a tile once, where eager code writes it many times.
+"""Fewer launches on a GPU: compiled functions of tiles, and CUDA graphs of blocks of rows.
 
-A distribution of a user's own that torch.compile refuses runs as it is, after a warning.
+One compiled kernel reads a tile once where eager code writes it many times. What Python and torch.compile do between
+two kernels takes longer than the kernels of a tile, so the same work for many blocks of rows is captured as a CUDA
+graph. On a CPU everything runs as it is written. A distribution of a user that torch.compile refuses runs uncompiled,
+after a warning.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from functools import lru_cache
-from types import FunctionType
+from threading import Lock
 from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
 
 from hardneg.core.errors import warn_once
+from hardneg.core.pairing import Rows, number_of
+from hardneg.core.private_apis import compiled_copy, guards_checked_once
 
 DEVICES = ("cuda",)
 """Where compiled functions are worth the seconds that it takes to compile them."""
@@ -26,7 +32,7 @@ Outputs = list[tuple[Tensor, Tensor]]
 OutputsOf = Callable[[Sequence[Tensor]], Outputs]
 Kinds = tuple[type, ...]
 Shape = tuple[int, ...]
-_refused: set[Kinds] = set()
+_refused_kinds: set[Kinds] = set()
 
 
 class Runner:
@@ -42,7 +48,7 @@ class Runner:
 
     @property
     def compiles(self) -> bool:
-        return self.device in DEVICES and self.kinds not in _refused
+        return self.device in DEVICES and self.kinds not in _refused_kinds
 
     @property
     def block(self) -> int | None:
@@ -55,11 +61,11 @@ class Runner:
         try:
             checked = (function, shape) in self._checked
             self._checked.add((function, shape))
-            with torch.compiler.set_stance("default", skip_guard_eval_unsafe=checked):
+            with guards_checked_once(checked):
                 return _compiled(function, self.kinds, shape)(*args)  # type: ignore[no-any-return]
         except torch._dynamo.exc.TorchDynamoException as error:
             found = function(*args)  # raises, if that was why
-            _refused.add(self.kinds)
+            _refused_kinds.add(self.kinds)
             names = " * ".join(kind.__name__ for kind in self.kinds[:-1])
             reason = str(error).strip().partition("\n")[0]
             warn_once(
@@ -72,16 +78,9 @@ class Runner:
 
 @lru_cache(maxsize=256)
 def _compiled(function: Callable[..., Any], kinds: Kinds, shape: Shape) -> Callable[..., Any]:
-    """Compiled in a copy of another name for every shape and kind of holders.
-
-    torch limits how often one function is compiled, and for a second shape of its arguments it makes kernels for any
-    shape, which take several times as long.
-    """
-    assert isinstance(function, FunctionType)
-    name = "_".join([function.__name__, *(kind.__name__ for kind in kinds), *map(str, shape)])
-    code = function.__code__.replace(co_name=name)
-    copy = FunctionType(code, function.__globals__, name, function.__defaults__)
-    return torch.compile(copy, fullgraph=True, backend=BACKEND)
+    """Compile once for every shape and for every kind of distribution and objective."""
+    name = "_".join([getattr(function, "__name__", ""), *(kind.__name__ for kind in kinds), *map(str, shape)])
+    return compiled_copy(function, name, fullgraph=True, backend=BACKEND)
 
 
 def pull_back(outputs_of: OutputsOf, inputs: Sequence[Tensor], wanted: Sequence[bool]) -> list[Tensor | None]:
@@ -111,3 +110,81 @@ def _pull_back_traced(outputs_of: OutputsOf, inputs: Sequence[Tensor], wanted: S
     _, back, cotangents = torch.func.vjp(of_wanted, *chosen, has_aux=True)  # type: ignore[misc]
     found = list(back(cotangents))
     return [found.pop(0) if want else None for want in wanted]
+
+
+FEWEST = 4
+"""A graph for fewer blocks would cost more than it saves."""
+Step = Callable[[Rows], None]
+_capturing = Lock()
+_refused_graphs: list[str] = []
+
+
+def over_blocks(step: Step, blocks: Sequence[Rows], allowed: Callable[[], bool]) -> None:
+    """Calls ``step``, which returns nothing and stores what it finds, with each block, one after the other.
+
+    ``allowed``, after the first call: whether the others may be replays of a graph.
+    """
+    same = [block for block in blocks if isinstance(block, Tensor) and len(block) == number_of(blocks[0])]
+    if len(same) >= FEWEST:
+        _replay(step, same[0].clone(), len(same), allowed)
+        blocks = blocks[len(same) :]
+    for block in blocks:
+        step(block)
+
+
+def _replay(step: Step, rows: Tensor, number: int, allowed: Callable[[], bool]) -> None:
+    def next_block() -> None:
+        step(rows)
+        rows.add_(len(rows))
+
+    next_block()  # compiles, and loads what a capture cannot
+    graph = capture(next_block, rows.device) if allowed() else None
+    for _ in range(number - 1):
+        next_block() if graph is None else graph.replay()
+
+
+def capture(work: Callable[[], None], device: torch.device) -> Any | None:
+    """The work as a CUDA graph, which has not run yet; None where there can be none."""
+    if device.type != "cuda" or _refused_graphs or torch.cuda.is_current_stream_capturing():
+        return None
+    current, stream = torch.cuda.current_stream(device), _stream(device)
+    graph, memory = torch.cuda.CUDAGraph(), _memory(device, current.cuda_stream)
+    stream.wait_stream(current)
+    with _capturing, torch.cuda.stream(stream):
+        small = torch.empty(16, 16, dtype=torch.float16, device=device)
+        torch.mm(small, small)  # cuBLAS allocates its workspace here, and not in the memory of the graph
+        try:
+            graph.capture_begin(memory.pool, capture_error_mode="thread_local")
+            work()
+            graph.capture_end()
+        except RuntimeError as error:  # what a capture that failed leaves behind is not known: there is no other
+            with suppress(RuntimeError):
+                graph.capture_end()
+            _refused_graphs.append(str(error))
+            warn_once("no CUDA graph", f"kernels are launched one by one: {error}")
+            return None
+        memory.last = graph
+    current.wait_stream(stream)
+    return graph
+
+
+class _Memory:
+    """Of the tensors inside of graphs, for all graphs of one stream, whose work is done in order.
+
+    It belongs to the last graph: without one it would be given back, and could not be used for another.
+    """
+
+    last: Any = None
+
+    def __init__(self) -> None:
+        self.pool = torch.cuda.graph_pool_handle()
+
+
+@lru_cache
+def _stream(device: torch.device) -> Any:
+    return torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+
+
+@lru_cache
+def _memory(device: torch.device, stream: int) -> _Memory:
+    return _Memory()

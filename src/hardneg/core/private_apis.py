@@ -1,0 +1,124 @@
+"""Private APIs of torch and Triton, all in one place, each with a public fallback.
+
+Each was tested with torch 2.6 and 2.13 or Triton 3.4 and 3.5:
+
+- ``is_plain`` reads flags of functorch (``torch._C``) and ``forward_ad._current_level``. Without them every tensor
+  counts as "not plain", and ordinary operations are used.
+- ``compiled_copy`` compiles a code object under a new name. It uses Python's ``CodeType.replace`` alone.
+- ``guards_checked_once`` passes ``skip_guard_eval_unsafe`` to ``torch.compiler.set_stance``. Without it guards are
+  evaluated before each call.
+- ``Launched`` launches what ``kernel[grid](...)`` returned again, without Triton's checks of the arguments. Without it
+  use ``kernel[grid](...)`` each time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from functools import partial
+from types import FunctionType
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd import forward_ad
+
+
+def is_plain(tensor: Tensor) -> bool:
+    """Return True if nothing must see single operations: no compiler, subclass, transform or forward derivative."""
+    if type(tensor) is not Tensor or torch.compiler.is_compiling():
+        return False
+    try:
+        if torch._C._are_functorch_transforms_active() or forward_ad._current_level >= 0:
+            return False
+        return not torch._C._functorch.is_legacy_batchedtensor(tensor)  # of torch.autograd.grad(is_grads_batched=True)
+    except AttributeError:
+        return False
+
+
+def compiled_copy(function: Callable[..., Any], name: str, **options: Any) -> Callable[..., Any]:
+    """Compile a copy of a function under another name.
+
+    torch limits how often one function is compiled, and for a second shape of its arguments it makes kernels for any
+    shape, which take several times as long.
+    """
+    assert isinstance(function, FunctionType)
+    code = function.__code__.replace(co_name=name)
+    return torch.compile(FunctionType(code, function.__globals__, name, function.__defaults__), **options)
+
+
+def guards_checked_once(checked: bool) -> AbstractContextManager[Any]:
+    """Skip the guards of compiled functions if they were ``checked`` before for arguments of the same kind."""
+    try:
+        stance: AbstractContextManager[Any] = torch.compiler.set_stance("default", skip_guard_eval_unsafe=checked)
+    except (AttributeError, TypeError):
+        return nullcontext()
+    return stance
+
+
+class Launched:
+    """A kernel that the host launches, ``kernel[grid](*arguments, **constants)``, in a shorter time than Triton's own.
+
+    What Triton looks at before each launch of small batches takes longer than the kernels. A kernel that was launched
+    with the same constants and with arguments of the same kinds, those that Triton distinguishes, is launched at once.
+    """
+
+    def __init__(self, kernel: Any, interpreted: bool = False) -> None:
+        self.kernel, self.interpreted = kernel, interpreted
+        self._known: dict[tuple[Any, ...], Any] = {}
+
+    def __getitem__(self, grid: tuple[int, ...]) -> Callable[..., None]:
+        return partial(self._launch, grid)
+
+    def _launch(self, grid: tuple[int, ...], *args: Any, **constants: Any) -> None:
+        if self.interpreted:
+            self.kernel[grid](*args, **constants)
+            return
+        device = _device(args)
+        if device != torch.cuda.current_device():  # Triton launches on the current one
+            with torch.cuda.device(device):
+                self._launch(grid, *args, **constants)
+            return
+        key = _key(device, args, constants)
+        known = self._known.get(key)
+        if known is None:
+            self._known[key] = self.kernel[grid](*args, **constants)
+        else:
+            known[(*grid, 1, 1)[:3]](*args, *self._values(args, constants))
+
+    def _values(self, args: tuple[Any, ...], constants: dict[str, Any]) -> list[Any]:
+        return [constants[name] for name in self.kernel.arg_names[len(args) :]]
+
+    def bind(self, *args: Any, **constants: Any) -> Callable[[tuple[int, ...], int], None]:
+        """``launch(grid, base)`` is ``kernel[grid](base, *args, **constants)``, for bases that are multiples of 16.
+
+        For many launches whose arguments are the same but for the base: they are looked at once.
+        """
+        known, every = None, (0, *args)
+
+        def launch(grid: tuple[int, ...], base: int) -> None:
+            nonlocal known
+            if known is None or _device(args) != torch.cuda.current_device():
+                self._launch(grid, base, *args, **constants)
+                known = self._known.get(_key(_device(args), every, constants))
+            else:
+                known[(*grid, 1, 1)[:3]](base, *args, *values)
+
+        values = [] if self.interpreted else self._values(every, constants)
+        return launch
+
+
+def _device(args: tuple[Any, ...]) -> int:
+    return next(each.device.index for each in args if isinstance(each, torch.Tensor))
+
+
+def _key(device: int, args: tuple[Any, ...], constants: dict[str, Any]) -> tuple[Any, ...]:
+    """What Triton distinguishes."""
+    kinds = [
+        None if each is None
+        else (each.dtype, each.data_ptr() % 16) if isinstance(each, torch.Tensor)
+        else (each == 1, each % 16 == 0, each < 2**31) if isinstance(each, int)
+        else type(each)
+        for each in args
+    ]  # fmt: skip
+    return (device, *constants.values(), *kinds)

@@ -1,0 +1,27 @@
+"""Dense matrices [b, n]: every distribution, every objective, and inside torch.compile."""
+
+from __future__ import annotations
+
+from hardneg.core.objectives.base import Objective, Row, RowResult
+from hardneg.core.pairing import Pairing
+from hardneg.core.scoring import dense
+from hardneg.core.statistics import dense_statistics
+from hardneg.kernels.backends import tilted
+from hardneg.negatives.base import Negatives
+
+
+class Dense:
+    """The sweep of one tile: scores and log-weights of all pairs at once."""
+
+    def why_not(self, pairing: Pairing, negatives: Negatives, objective: Objective) -> str | None:
+        """Return None: matrices work for everything."""
+        return None
+
+    def rows(self, pairing: Pairing, negatives: Negatives, objective: Objective) -> RowResult:
+        """Compute the statistics from matrices; label positives are among the positives of the result."""
+        form = tilted.dense_form(pairing, negatives, objective)
+        if form is not None:
+            return tilted.dense_rows(pairing, form)
+        scores = dense(pairing)
+        statistics = dense_statistics(objective.statistics(), scores, negatives.log_weights(scores))
+        return RowResult(Row(statistics, scores.temperature), scores.positives, scores.positive_valid)

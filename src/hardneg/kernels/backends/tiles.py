@@ -1,0 +1,100 @@
+"""Tiles: any distribution, any objective, any device, without a [b, n] tensor.
+
+Bounds, then row statistics, then positives by label, each a sweep over tiles. Memory is that of a few tiles.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Annotated
+
+from torch import Tensor
+
+from hardneg.core.bounds import Largest
+from hardneg.core.errors import ArgumentError
+from hardneg.core.objectives.base import Objective, Row, RowResult
+from hardneg.core.pairing import Pairing, check_parts
+from hardneg.kernels.backends import tilted
+from hardneg.kernels.passes import LargestValue, PromotedPairs, RowStatistics, statistics_of
+from hardneg.kernels.plan import Leaf, Plan, with_gradient
+from hardneg.kernels.products import narrows
+from hardneg.kernels.sweep import bounds_of, sweep
+from hardneg.negatives.base import Negatives, not_pointwise
+
+
+@dataclass(frozen=True)
+class Tiles:
+    """A sweep over many tiles. ``tile``: their rows and columns; None chooses them by device and memory."""
+
+    tile: tuple[int, int] | None = None
+
+    def why_not(self, pairing: Pairing, negatives: Negatives, objective: Objective) -> str | None:
+        """Return why this distribution needs whole rows; None if it works on tiles."""
+        return None if streamable(negatives) else f"{negatives!r} needs whole rows"
+
+    def rows(self, pairing: Pairing, negatives: Negatives, objective: Objective) -> RowResult:
+        """Sweep the bounds, then the statistics; positives by label are swept when the loss asks for them."""
+        check_streamable(negatives)
+        form = None if self.tile else tilted.symmetric_form(pairing, negatives, objective)
+        if form is not None:
+            return tilted.symmetric_rows(pairing, form)
+        if pairing.guide is not None:
+            check_parts(pairing.guide)
+        ready = pairing.prepared()
+        own = _own_scores(pairing, ready)
+        plan = Plan(ready, negatives.factors, objective, own, self.tile, narrows(pairing.anchors.vectors))
+        ready = ready.changed(positives=plan.pairing.positives)  # drop vectors that are not needed again
+        row = _row(plan, ready, own)
+        sum_pairs = partial(_sum_promoted, plan, ready, row) if pairing.label_positives else None
+        return RowResult(row, own, plan.pairing.real(slice(0, len(pairing))), sum_pairs)
+
+
+def _own_scores(pairing: Pairing, ready: Pairing) -> Annotated[Tensor, "b p"]:
+    """Score two views from the halves of the rows: a copy of the positives would be kept for the backward pass."""
+    if pairing.num_views != 2:
+        return ready.positive_scores()
+    first, second = ready.anchors.vectors.chunk(2)
+    return (first * second).sum(-1, keepdim=True).repeat(2, 1) / ready.temperature
+
+
+def _row(plan: Plan, pairing: Pairing, own: Tensor) -> Row:
+    """Compute the statistics of all rows, and before them the bounds of the factors."""
+    bounds = bounds_of(plan)
+    leaves, last = list(plan.leaves), Leaf(own, True)
+    largest = []
+    for place in with_gradient(plan.factors):
+        (value,) = sweep(LargestValue(plan, [*plan.leaves, last], bounds, place), pairing, [*plan.leaves, last])
+        largest.append((*place, len(leaves)))
+        leaves.append(Leaf(value, value.ndim > 0))
+    plan.functions = replace(plan.functions, largest=tuple(largest))
+    values = sweep(RowStatistics(plan, [*leaves, last], bounds), pairing, [*leaves, last])
+    return Row(dict(zip(statistics_of(plan.objective), values, strict=True)), pairing.temperature)
+
+
+def _sum_promoted(plan: Plan, pairing: Pairing, row: Row, objective: Objective) -> tuple[Tensor, Tensor]:
+    """Sum the losses of each anchor's positives by label, and count them; the plan has the objective."""
+    assert objective is plan.objective
+    names = tuple(row.statistics)
+    leaves = [*plan.leaves, *(Leaf(row.statistics[name], True) for name in names)]
+    sums, number = sweep(PromotedPairs(plan, leaves, names), pairing, leaves)
+    return sums[:, 0], number[:, 0]
+
+
+def check_streamable(negatives: Negatives) -> None:
+    """Raises, by name, for a factor that needs whole rows, or the gradient of a bound that has none in tiles."""
+    for factor in negatives.factors:
+        if not factor.pointwise:
+            raise not_pointwise(factor, "a streamed loss (impl='streamed')")
+        for name in dense_only(factor):
+            what = f"a Largest as bound {name!r} with grad=True in a streamed loss"
+            raise ArgumentError(type(factor).__name__, what, type(factor.bounds()[name]).__name__, "use impl='dense'")
+
+
+def streamable(negatives: Negatives) -> bool:
+    return all(factor.pointwise and not dense_only(factor) for factor in negatives.factors)
+
+
+def dense_only(factor: Negatives) -> list[str]:
+    """The names of the bounds whose gradient needs dense scores."""
+    return [name for name, bound in factor.bounds().items() if bound.grad and type(bound) is not Largest]

@@ -1,0 +1,351 @@
+"""The three differentiable passes: row statistics, promoted pairs, and the largest value of a bound."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Annotated, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.nn.functional import pad
+
+from hardneg.core.bounds import Bounds, left_by, weigh
+from hardneg.core.objectives.base import Objective, Row
+from hardneg.core.pairing import MaskedTile, Rows
+from hardneg.core.statistics import Mass, Statistic, Support, row_max
+from hardneg.core.tiles import NEVER, Tile
+from hardneg.kernels.cuda_graphs import Outputs, pull_back
+from hardneg.kernels.plan import ComparedTile, Functions, Leaf, Plan, Pointwise
+from hardneg.kernels.sweep import At, Grads, RowCollector, Sweep, rows_of
+
+
+class Sums(NamedTuple):
+    """Of whole rows, [b, 1] each: shift and mass of the weights, and the totals of the statistics."""
+
+    mass: Mass
+    totals: list[Tensor]
+
+
+class Parts(NamedTuple):
+    """Of k blocks of candidates, [b, k] each: largest log-weight, mass relative to it, and parts of the statistics."""
+
+    shift: Tensor
+    mass: Tensor
+    candidates: list[Tensor]
+    positives: list[Tensor]
+
+    @classmethod
+    def of(cls, packed: Annotated[Tensor, "b m k"], statistics: Sequence[Statistic]) -> Parts:
+        """From one tensor: to store the parts of a tile one by one would take a GPU longer."""
+        shift, mass, *rest = packed.unbind(1)
+        number = sum(each.over == "candidates" for each in statistics)
+        return cls(shift, mass, rest[:number], rest[number:])
+
+    def packed(self) -> Annotated[Tensor, "b m k"]:
+        return torch.stack([self.shift, self.mass, *self.candidates, *self.positives], dim=1)
+
+
+def statistics_of(objective: Objective) -> dict[str, Statistic]:
+    return {"support": Support(), **objective.statistics()}
+
+
+class RowStatistics(Sweep):
+    """The statistics of all rows, [b, 1] each. The last of the leaves are the scores of the anchors' own positives."""
+
+    sums: Sums
+    known: Tensor
+    """The sums and the gradients by the statistics, side by side."""
+
+    def __init__(self, plan: Plan, leaves: Sequence[Leaf], bounds: list[Bounds]) -> None:
+        super().__init__(plan, leaves)
+        self.bounds = bounds
+
+    def forward(self, leaves: list[Leaf]) -> tuple[Tensor, ...]:
+        plan, tensors = self.plan, [leaf.tensor for leaf in leaves]
+        found: RowCollector[Tensor] = RowCollector(len(plan.pairing))
+        plan.each(lambda rows: found.put(rows, self._parts(rows, leaves)), alone=True)
+        pointwise = plan.functions.with_leaves(tensors)
+        statistics = list(statistics_of(pointwise.objective).values())
+        own, real = plan.own_tile(tensors[-1], pointwise.temperature)
+        parts = Parts.of(found.value, statistics)
+        self.sums = _merged(statistics, parts, _parts_of_positives(statistics, own, real, None))
+        pairs = zip(statistics, self.sums.totals, strict=True)
+        return tuple(statistic.finish(total, self.sums.mass) for statistic, total in pairs)
+
+    def _parts(self, rows: Rows, leaves: list[Leaf]) -> Annotated[Tensor, "r m k"]:
+        """The parts of a block of the rows, of each tile."""
+        plan, tiles = self.plan, []
+        known = [leaf.of(rows) for leaf in leaves[:-1]], rows_of(self.bounds, rows)
+        for cut in plan.cuts:
+            args = plan.functions, plan.compared(rows, cut), *known, plan.runner.block
+            parts = plan.runner(parts_of_tile, plan.shape(rows, cut), *args)
+            tiles.append(plan.runner(packed_parts, plan.shape(rows, cut), plan.functions, known[0], parts))
+        return tiles[0] if len(tiles) == 1 else torch.cat(tiles, dim=2)
+
+    def prepare(self, leaves: list[Leaf], grads: Grads) -> None:
+        self.known = torch.cat([*self.sums.mass, *self.sums.totals, *grads], dim=1)
+
+    def pull_own(self, leaves: list[Leaf], wanted: list[bool], grads: Grads) -> Sequence[Tensor | None]:
+        def outputs_of(inputs: Sequence[Tensor]) -> Outputs:
+            pointwise = self.plan.functions.with_leaves(inputs)
+            own, real = self.plan.own_tile(inputs[-1], pointwise.temperature)
+            return _cotangents(pointwise.objective, own, torch.where(real, 0.0, NEVER), None, self.sums, grads)
+
+        return pull_back(outputs_of, [leaf.tensor for leaf in leaves], wanted)
+
+    def pull(self, at: At, leaves: list[Leaf], wanted: list[bool], grads: Grads) -> Sequence[Tensor | None]:
+        plan, some = self.plan, [leaf.of(at.rows) for leaf in leaves[:-1]]
+        known = rows_of(self.bounds, at.rows), self.known[at.rows], plan.products.dtype_of_gradient
+        args = plan.functions, at.compared, some, tuple(wanted[:-1]), *known
+        return [*plan.runner(pull_tile, plan.shape(at.rows, at.cut), *args), None]
+
+
+def parts_of_tile(
+    functions: Functions,
+    compared: ComparedTile,
+    leaves: Sequence[Tensor],
+    bounds: Sequence[Bounds],
+    block: int | None,
+) -> Parts:
+    """The parts of a tile, in blocks of so many candidates, or in one."""
+    pointwise = functions.with_leaves(leaves)
+    statistics = list(statistics_of(pointwise.objective).values())
+    masked = compared.masked(compared.similarity(), pointwise.temperature)
+    log_w = torch.where(masked.valid, weigh(pointwise.factors, masked.tile, functions.replaced(bounds, leaves)), NEVER)
+    blocks = _blocks(log_w, block, NEVER)
+    shift = row_max(blocks)
+    relative = blocks - torch.where(shift == NEVER, 0.0, shift)
+    some = [each for each in statistics if each.over == "candidates"]
+    candidates = [each.part(_blocks(each.value(masked.tile), block, 0.0), relative) for each in some]
+    positives = [] if masked.promoted is None else _parts_of_positives(statistics, masked.tile, masked.promoted, block)
+    return Parts(shift[..., 0], relative.exp().sum(-1), candidates, positives)
+
+
+def _parts_of_positives(statistics: Sequence[Statistic], tile: Tile, real: Tensor, block: int | None) -> list[Tensor]:
+    relative = _blocks(torch.where(real, 0.0, NEVER).to(tile.s.dtype), block, NEVER)
+    some = [each for each in statistics if each.over == "positives"]
+    return [each.part(_blocks(each.value(tile), block, 0.0), relative) for each in some]
+
+
+def _blocks(x: Annotated[Tensor, "b n"], block: int | None, fill: float) -> Annotated[Tensor, "b k m"]:
+    """The columns in blocks of so many, filled up; without a number, in one block."""
+    if block is None:
+        return x[:, None]
+    number = max(1, -(-x.shape[1] // block))
+    return pad(x, (0, number * block - x.shape[1]), value=fill).reshape(len(x), number, block)
+
+
+def packed_parts(functions: Functions, leaves: Sequence[Tensor], parts: Parts) -> Annotated[Tensor, "r m 1"]:
+    """Those of all blocks of a tile as one. Not compiled with ``parts_of_tile``, which would read the tile twice."""
+    if parts.shift.shape[1] > 1:
+        parts = _joined(list(statistics_of(functions.with_leaves(leaves).objective).values()), parts)
+    return parts.packed()
+
+
+def _joined(statistics: Sequence[Statistic], parts: Parts) -> Parts:
+    largest = row_max(parts.shift)
+    by = parts.shift - torch.where(largest == NEVER, 0.0, largest)
+    some, others = ([each for each in statistics if each.over == over] for over in ("candidates", "positives"))
+    return Parts(
+        largest,
+        (parts.mass * by.exp()).sum(-1, keepdim=True),
+        [each.merge(part, by) for each, part in zip(some, parts.candidates, strict=True)],
+        [each.merge(part, torch.zeros_like(part)) for each, part in zip(others, parts.positives, strict=False)],
+    )
+
+
+def _merged(statistics: Sequence[Statistic], parts: Parts, own: list[Tensor]) -> Sums:
+    """The sums of whole rows from the parts of their tiles and of the anchors' own positives."""
+    if parts.positives:
+        own = [torch.cat(both, dim=1) for both in zip(own, parts.positives, strict=True)]
+    joined = _joined(statistics, parts._replace(positives=own))
+    candidates, positives = iter(joined.candidates), iter(joined.positives)
+    totals = [next(candidates if each.over == "candidates" else positives) for each in statistics]
+    mass = torch.where(joined.mass == 0, NEVER, joined.mass.log())
+    return Sums(Mass(torch.where(joined.shift == NEVER, 0.0, joined.shift), mass), totals)
+
+
+def pull_tile(
+    functions: Functions,
+    compared: ComparedTile,
+    leaves: Sequence[Tensor],
+    wanted: Sequence[bool],
+    bounds: Sequence[Bounds],
+    known: Tensor,
+    dtype: torch.dtype,
+) -> list[Tensor | None]:
+    """The gradients by the similarities of a tile and by the leaves."""
+    shift, log_mass, *rest = known.unbind(1)
+    totals, grads = ([each[:, None] for each in some] for some in (rest[: len(rest) // 2], rest[len(rest) // 2 :]))
+    sums = Sums(Mass(shift[:, None], log_mass[:, None]), totals)
+
+    def outputs_of(inputs: Sequence[Tensor]) -> Outputs:
+        pointwise = functions.with_leaves(inputs[1:])
+        masked = compared.masked(inputs[0], pointwise.temperature)
+        return _of_tile(pointwise, masked, functions.replaced(bounds, inputs[1:]), sums, grads)
+
+    grad, *of_leaves = pull_back(outputs_of, [compared.similarity(), *leaves], wanted)
+    return [None if grad is None else grad.to(dtype), *of_leaves]
+
+
+def _of_tile(pointwise: Pointwise, masked: MaskedTile, bounds: Sequence[Bounds], sums: Sums, grads: Grads) -> Outputs:
+    """What a tile adds to the statistics, and the gradients by it."""
+    tile, valid, promoted = masked
+    log_w = weigh(pointwise.factors, tile, bounds).expand(valid.shape)
+    found = _cotangents(pointwise.objective, tile, torch.where(valid, log_w.detach(), NEVER), log_w, sums, grads)
+    if promoted is not None:
+        found += _cotangents(pointwise.objective, tile, torch.where(promoted, 0.0, NEVER), None, sums, grads)
+    return found
+
+
+def _cotangents(
+    objective: Objective, tile: Tile, masked: Tensor, log_w: Tensor | None, sums: Sums, grads: Grads
+) -> Outputs:
+    """Values and log-weights of candidates, or values of positives, which have no log-weights, with the gradients by
+    them; ``masked`` are the log-weights, NEVER outside."""
+    over = "positives" if log_w is None else "candidates"
+    relative = masked.to(tile.s.dtype) if log_w is None else masked - sums.mass.shift
+    found: list[tuple[Tensor | None, Tensor | None]] = []
+    for statistic, total, grad in zip(list(statistics_of(objective).values()), sums.totals, grads, strict=True):
+        if statistic.over == over:
+            value = statistic.value(tile)
+            by_value, by_weight = statistic.cotangents(grad, total, sums.mass, value.detach(), relative)
+            found += [(value, by_value), (log_w, by_weight)]
+    return [(output, grad) for output, grad in found if output is not None and grad is not None]
+
+
+class PromotedPairs(Sweep):
+    """The sum of the losses of each anchor's promoted candidates, and their number, [b, 1] each.
+
+    The last of the leaves are the statistics of these names.
+    """
+
+    def __init__(self, plan: Plan, leaves: Sequence[Leaf], names: tuple[str, ...]) -> None:
+        super().__init__(plan, leaves)
+        self.names = names
+
+    def forward(self, leaves: list[Leaf]) -> tuple[Tensor, ...]:
+        plan = self.plan
+        found: RowCollector[tuple[Tensor, Tensor]] = RowCollector(len(plan.pairing))
+
+        def step(rows: Rows) -> None:
+            some, tiles = [leaf.of(rows) for leaf in leaves], []
+            for cut in plan.cuts:
+                args = plan.functions, plan.compared(rows, cut), some, self.names
+                tiles.append(plan.runner(sum_of_tile, plan.shape(rows, cut), *args))
+            total, number = (torch.stack(each).sum(0) for each in zip(*tiles, strict=True))
+            found.put(rows, (total, number))
+
+        plan.each(step)
+        return found.value
+
+    def pull(self, at: At, leaves: list[Leaf], wanted: list[bool], grads: Grads) -> Sequence[Tensor | None]:
+        some = [leaf.of(at.rows) for leaf in leaves]
+        args = self.plan.functions, at.compared, some, self.names, tuple(wanted), grads[0][at.rows]
+        return self.plan.runner(pull_pairs, self.plan.shape(at.rows, at.cut), *args)
+
+
+def sum_of_tile(
+    functions: Functions,
+    compared: ComparedTile,
+    leaves: Sequence[Tensor],
+    names: tuple[str, ...],
+    similarity: Tensor | None = None,
+) -> tuple[Tensor, Tensor]:
+    """The sums of the losses, and their numbers; of other similarities than the tile's, if those are given."""
+    pointwise = functions.with_leaves(leaves)
+    masked = compared.masked(compared.similarity() if similarity is None else similarity, pointwise.temperature)
+    assert masked.promoted is not None
+    row = Row(dict(zip(names, leaves[len(leaves) - len(names) :], strict=True)), pointwise.temperature)
+    total = pointwise.objective.real_losses(masked.tile.s, row, masked.promoted).sum(-1, keepdim=True)
+    return total, masked.promoted.sum(-1, keepdim=True).to(total.dtype)
+
+
+def pull_pairs(
+    functions: Functions,
+    compared: ComparedTile,
+    leaves: Sequence[Tensor],
+    names: tuple[str, ...],
+    wanted: Sequence[bool],
+    grad: Tensor,
+) -> list[Tensor | None]:
+    def outputs_of(inputs: Sequence[Tensor]) -> Outputs:
+        return [(sum_of_tile(functions, compared, inputs[1:], names, inputs[0])[0], grad)]
+
+    return pull_back(outputs_of, [compared.similarity(), *leaves], wanted)
+
+
+class LargestValue(Sweep):
+    """A largest value as a number with a gradient: that of each pair that reaches it, divided by their number.
+
+    Not compiled: a pair reaches the value where both have the same bits. The last of the leaves are the scores of the
+    anchors' own positives.
+    """
+
+    share: Tensor
+
+    def __init__(self, plan: Plan, leaves: Sequence[Leaf], bounds: list[Bounds], place: tuple[int, str]) -> None:
+        super().__init__(plan, leaves)
+        self.bounds, (self.place, self.name) = bounds, place
+        self.over = plan.factors[self.place].bounds()[self.name].over
+
+    def forward(self, leaves: list[Leaf]) -> tuple[Tensor, ...]:
+        self.value = self.bounds[self.place][self.name].clone()
+        return (self.value,)
+
+    def prepare(self, leaves: list[Leaf], grads: Grads) -> None:
+        """The gradient of each pair that reaches the value of its row."""
+        plan = self.plan
+        number = torch.zeros(len(plan.pairing), 1, dtype=torch.long, device=grads[0].device)
+        if self.over == "positives":
+            number += self._of_own([leaf.tensor for leaf in leaves])[1].sum(-1, keepdim=True)
+        for rows in plan.rows if self._in_tiles else ():
+            some = [leaf.of(rows) for leaf in leaves]
+            for cut in plan.cuts:
+                compared = plan.compared(rows, cut)
+                reached = self._of_tile(rows, compared, [compared.similarity(), *some])[1]
+                number[rows] += reached.sum(-1, keepdim=True)
+        self.share = grads[0] / (number if grads[0].ndim else number.sum()).clamp(min=1)
+
+    def pull_own(self, leaves: list[Leaf], wanted: list[bool], grads: Grads) -> Sequence[Tensor | None]:
+        if self.over == "candidates":
+            return [None] * len(leaves)
+
+        def outputs_of(inputs: Sequence[Tensor]) -> Outputs:
+            value, reached = self._of_own(inputs)
+            return [(value, reached * self.share)]
+
+        return pull_back(outputs_of, [leaf.tensor for leaf in leaves], wanted)
+
+    def pull(self, at: At, leaves: list[Leaf], wanted: list[bool], grads: Grads) -> Sequence[Tensor | None]:
+        if not self._in_tiles:
+            return [None] * len(wanted)
+
+        def outputs_of(inputs: Sequence[Tensor]) -> Outputs:
+            value, reached = self._of_tile(at.rows, at.compared, inputs)
+            return [(value, reached * (self.share[at.rows] if self.share.ndim else self.share))]
+
+        return pull_back(outputs_of, [at.compared.similarity(), *(leaf.of(at.rows) for leaf in leaves)], wanted)
+
+    @property
+    def _in_tiles(self) -> bool:
+        return self.over == "candidates" or self.plan.pairing.label_positives
+
+    def _of_own(self, leaves: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
+        """The values of the anchors' own positives, and which of them are the largest."""
+        pointwise = self.plan.functions.with_leaves(leaves)
+        tile, real = self.plan.own_tile(leaves[-1], pointwise.temperature)
+        value = pointwise.factors[self.place].bounds()[self.name].value(tile)  # type: ignore[attr-defined]
+        return value, real & (value == self.value)
+
+    def _of_tile(self, rows: Rows, compared: ComparedTile, inputs: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
+        """The values of a tile, and which of them are the largest."""
+        pointwise = self.plan.functions.with_leaves(inputs[1:])
+        masked = compared.masked(inputs[0], pointwise.temperature)
+        value = pointwise.factors[self.place].bounds()[self.name].value(masked.tile)  # type: ignore[attr-defined]
+        bounds = rows_of(self.bounds, rows)
+        with torch.no_grad():
+            mask = masked.promoted
+            if self.over == "candidates":
+                mask = left_by(pointwise.factors[: self.place], bounds[: self.place])(masked.tile, masked.valid)
+            return value, mask & (value == bounds[self.place][self.name])
