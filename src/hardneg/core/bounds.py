@@ -203,6 +203,8 @@ class Factor(Protocol):
 
     def log_weights(self, scores: Scores) -> LogWeights: ...
 
+    def allows(self, tile: Tile) -> Tensor | None: ...
+
     @property
     def pointwise(self) -> bool: ...
 
@@ -267,20 +269,25 @@ def dense_weights(factors: Sequence[Factor], scores: Scores) -> LogWeights:
 
     A factor without ``log_weight`` gets the whole rows that the factors before it left.
     """
-    tile, left = scores.tile(), scores.valid
+    tile, valid, left = scores.tile(), scores.valid, scores.valid
     total: Tensor | None = None
     for factor in factors:
+        allowed = factor.allows(tile)
+        if allowed is not None:  # a mask takes fewer operations than its log-weights
+            left = valid = valid & allowed
+            continue
         if total is not None and (factor.looks_around or not factor.pointwise):
-            left = scores.valid & (total != NEVER)
+            left = valid & (total != NEVER)
         if factor.pointwise:
             bounds = _dense_bounds(factor, scores, tile, left)
             log_w = factor.log_weight(tile.bounded(bounds) if bounds else tile)
         else:
-            log_w = factor.log_weights(scores if total is None else scores.narrowed(left))
+            log_w = factor.log_weights(scores if left is scores.valid else scores.narrowed(left))
         total = log_w if total is None else total + log_w
-    assert total is not None
+    if total is None:
+        total = tile.constant(0.0)
     # Not masked_fill, which copies first.
-    return torch.where(scores.valid, total, constant(torch.full, (), NEVER, dtype=total.dtype, device=total.device))
+    return torch.where(valid, total, constant(torch.full, (), NEVER, dtype=total.dtype, device=total.device))
 
 
 def _dense_bounds(factor: Factor, scores: Scores, tile: Tile, left: Tensor) -> Bounds:

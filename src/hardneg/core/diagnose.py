@@ -8,7 +8,10 @@ from typing import Annotated
 import torch
 from torch import Tensor
 
-from hardneg.core.objectives import base, corrects, debiased, log_expect_exp
+import hardneg.core.objectives.base as base
+from hardneg.core.objectives.base import corrects
+from hardneg.core.objectives.info_nce import debiased
+from hardneg.core.statistics import log_expect_exp
 from hardneg.core.types import NEVER, LogWeights, Scores, with_support
 
 PerAnchor = Annotated[Tensor, "b"]

@@ -34,7 +34,9 @@ class Cut(NamedTuple):
     offset: int
 
     def of(self, vectors: Tensor, rows: Rows) -> Tensor:
-        """These columns of vectors that all anchors share, or that are private to each, of these rows."""
+        """Return these columns of vectors that all anchors share, or that are private to each, of these rows."""
+        if self.low == 0 and self.high == vectors.shape[-2]:  # a slice, even of everything, has a backward operation
+            return some_rows(vectors, rows) if vectors.ndim == 3 else vectors
         return vectors[rows, self.low : self.high] if vectors.ndim == 3 else vectors[self.low : self.high]
 
 
@@ -257,10 +259,10 @@ class Pairing:
         return (ids if self.positive_mask is None else torch.where(self.positive_mask[rows], ids, -1)).unbind(1)
 
     def _similarity(self, rows: Rows, cut: Cut) -> Annotated[Tensor, "b n"]:
-        return similarity(self.anchors.vectors[rows], cut.of(self.candidates[cut.pool].vectors, rows))
+        return similarity(some_rows(self.anchors.vectors, rows), cut.of(self.candidates[cut.pool].vectors, rows))
 
     def _anchor_tags(self, rows: Rows) -> Tags:
-        return self.anchors.tags.mapped(lambda tag: tag[rows])
+        return self.anchors.tags.mapped(lambda tag: some_rows(tag, rows))
 
     def _tags(self, rows: Rows, cut: Cut) -> Tags:
         keys, columns = self.candidates[cut.pool], slice(cut.low, cut.high)
@@ -309,9 +311,14 @@ def number_of(rows: Rows) -> int:
     return len(rows) if isinstance(rows, Tensor) else rows.stop - rows.start
 
 
+def some_rows(values: Tensor, rows: Rows) -> Tensor:
+    """Return these rows; all of them as they are, since a slice has a backward operation."""
+    return values if isinstance(rows, slice) and rows == slice(None) else values[rows]
+
+
 def of_rows(value: float | Tensor, rows: Rows) -> float | Tensor:
     """A number per anchor is cut with the anchors; one number is everybody's."""
-    return value[rows] if isinstance(value, Tensor) and value.ndim == 2 else value
+    return some_rows(value, rows) if isinstance(value, Tensor) and value.ndim == 2 else value
 
 
 _fields_of_pairing = tuple(field.name for field in fields(Pairing))

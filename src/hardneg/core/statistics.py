@@ -185,21 +185,21 @@ class LogPositives(LogMean):
         return grad * (value + relative - self.finish(total, mass)).exp(), None
 
 
-def dense_statistics(declared: Mapping[str, Statistic], scores: Scores, log_w: LogWeights) -> dict[str, PerRow]:
+def dense_statistics(
+    declared: Mapping[str, Statistic], scores: Scores, log_w: LogWeights, *, fill_empty: bool
+) -> dict[str, PerRow]:
     """Compute the declared statistics of dense scores, and the support.
 
-    A row without a negative would make softmaxes NaN, so its log-weights are set to 0 first and its statistics to
-    ``empty`` afterwards.
+    A row without a negative would make softmaxes NaN, so its log-weights count as 0. Its statistics are then any finite
+    numbers or, with ``fill_empty``, their ``empty``.
     """
-    some, safe = with_support(log_w)
-    support = Support().dense(scores, safe) * some
-    found = {"support": support}
+    support = Support().dense(scores, log_w)
+    none = support == 0
+    safe, found = log_w.masked_fill(none, 0.0), {"support": support}
     for name, statistic in declared.items():
-        if type(statistic) is Support:
-            found[name] = support
-            continue
-        value = statistic.dense(scores, safe)
-        found[name] = value if statistic.empty is None else value.masked_fill(~some, statistic.empty)
+        value = support if type(statistic) is Support else statistic.dense(scores, safe)
+        fill = fill_empty and statistic.empty is not None
+        found[name] = value.masked_fill(none, statistic.empty) if fill else value
     return found
 
 

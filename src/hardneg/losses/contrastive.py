@@ -12,12 +12,11 @@ from torch import Tensor, nn
 from hardneg.core.diagnose import Diagnosis, diagnose, joined
 from hardneg.core.distributed import gathered, mean_over_ranks
 from hardneg.core.errors import ArgumentError, argument_error, check_range, tensors_checked, warn_once
-from hardneg.core.objectives.base import Row, RowResult, TauPlus, corrects
+from hardneg.core.objectives.base import RowResult, TauPlus, corrects
 from hardneg.core.objectives.info_nce import NumNegatives, check_num_negatives, debiased
 from hardneg.core.pairing import Pairing, check_parts, check_temperature
 from hardneg.core.schedules import Schedule, adaptive
 from hardneg.core.scoring import dense, from_matrix
-from hardneg.core.statistics import dense_statistics
 from hardneg.core.tensors import without_autocast
 from hardneg.core.types import Scores
 from hardneg.core.views import Guides, Pools, ViewOptions
@@ -227,8 +226,8 @@ class ContrastiveLoss(nn.Module):
             raise argument_error("ContrastiveLoss", what, "generate", self.generate)
         self._refresh_fields()
         scores = from_matrix(similarity, positives, self.temperature_now(), **parts)
-        statistics = dense_statistics(self._objective.statistics(), scores, self._current.log_weights(scores))
-        found = RowResult(Row(statistics, scores.temperature), scores.positives, scores.positive_valid)
+        row = self._objective.dense_row(scores, self._current.log_weights(scores))
+        found = RowResult(row, scores.positives, scores.positive_valid)
         if not torch.compiler.is_compiling():
             self._warn(found, similarity.shape[1])
         return self._objective.real_losses(found.positives, found.row, scores.positive_valid)

@@ -57,6 +57,10 @@ class Negatives:
         """Log-weights of the pairs of a tile, [r, c] or broadcastable to it; validity is handled by the caller."""
         raise not_pointwise(self, "a tile of candidates")
 
+    def allows(self, tile: Tile) -> Tensor | None:
+        """Return which pairs of a tile stay, for a ``Mask``; None for any other distribution."""
+        return None
+
     def log_weights(self, scores: Scores) -> LogWeights:
         """Log-weights of all candidates, [b, n]; ``NEVER`` where one is not valid."""
         if not self.pointwise and self.factors == (self,):

@@ -251,9 +251,7 @@ def read_objective(objective: AnyObjective, who: str = "ContrastiveLoss", **opti
         made = Function(objective)
     if not isinstance(made, Objective):
         raise argument_error(who, "an objective such as 'info_nce'", "objective", objective)
-    changed = {
-        name: value for name, value in options.items() if isinstance(value, Tensor) or value != _defaults[name]
-    }
+    changed = {name: value for name, value in options.items() if isinstance(value, Tensor) or value != _defaults[name]}
     known: set[str] = {field.name for field in fields(made)} if is_dataclass(made) else set()
     for name, value in changed.items():
         if name not in known:

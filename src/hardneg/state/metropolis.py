@@ -1,6 +1,6 @@
 """Metropolis-Hastings chains: what they are given, and their steps, vectorised over the chains.
 
-On a GPU ``triton_chain`` has the same steps, and ``triton_walks`` all that EMC2 does with them.
+On a GPU ``state/triton/chain.py`` has the same steps, and ``walks.py`` beside it all that EMC2 does with them.
 """
 
 from __future__ import annotations

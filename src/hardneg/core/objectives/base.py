@@ -121,8 +121,12 @@ class Objective(ABC):
     def losses(self, scores: Scores, log_w: LogWeights) -> PairLosses:
         """Return the loss of each pair, [b, p], from dense scores."""
         check_shape(self.name, scores, log_w)
-        row = Row(dense_statistics(self.statistics(), scores, log_w), scores.temperature)
-        return self.real_losses(scores.positives, row, scores.positive_valid)
+        return self.real_losses(scores.positives, self.dense_row(scores, log_w), scores.positive_valid)
+
+    def dense_row(self, scores: Scores, log_w: LogWeights) -> Row:
+        """Return the statistics of dense scores."""
+        fill_empty = not self.needs_negatives  # otherwise the losses of rows without a negative are masked
+        return Row(dense_statistics(self.statistics(), scores, log_w, fill_empty=fill_empty), scores.temperature)
 
     def real_losses(self, positive: Tensor, row: Row, real: Annotated[Tensor, "b p"]) -> PairLosses:
         """Return the loss of each real pair; 0 if the pair is not real or the row lacks the negatives it needs.
@@ -131,7 +135,7 @@ class Objective(ABC):
         """
         if self.needs_negatives:
             none = row.support == 0
-            real = real & ~none
+            real = real.masked_fill(none, False)
             row = Row({name: value.masked_fill(none, 1.0) for name, value in row.statistics.items()}, row.temperature)
         positive = positive * real  # not where(real, ...): NaN stays NaN
         losses = self.__call__(positive, row)  # self(...) compiles anew per object in torch 2.6

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from hardneg.core.objectives.base import Objective, Row, RowResult
+import hardneg.kernels.backends.tilted as tilted
+from hardneg.core.objectives.base import Objective, RowResult
 from hardneg.core.pairing import Pairing
 from hardneg.core.scoring import dense
-from hardneg.core.statistics import dense_statistics
-from hardneg.kernels.backends import tilted
 from hardneg.negatives.base import Negatives
 
 
@@ -23,5 +22,5 @@ class Dense:
         if form is not None:
             return tilted.dense_rows(pairing, form)
         scores = dense(pairing)
-        statistics = dense_statistics(objective.statistics(), scores, negatives.log_weights(scores))
-        return RowResult(Row(statistics, scores.temperature), scores.positives, scores.positive_valid)
+        row = objective.dense_row(scores, negatives.log_weights(scores))
+        return RowResult(row, scores.positives, scores.positive_valid)

@@ -11,11 +11,11 @@ from typing import Annotated
 
 from torch import Tensor
 
+import hardneg.kernels.backends.tilted as tilted
 from hardneg.core.bounds import Largest
 from hardneg.core.errors import ArgumentError
 from hardneg.core.objectives.base import Objective, Row, RowResult
 from hardneg.core.pairing import Pairing, check_parts
-from hardneg.kernels.backends import tilted
 from hardneg.kernels.passes import LargestValue, PromotedPairs, RowStatistics, statistics_of
 from hardneg.kernels.plan import Leaf, Plan, with_gradient
 from hardneg.kernels.products import narrows

@@ -1,6 +1,6 @@
 # ruff: noqa: N803, N806
 # mypy: disable-error-code="no-untyped-def,no-untyped-call"
-"""The backward pass of the row statistics; ``triton_rows`` has the derivation and the names."""
+"""The backward pass of the row statistics; ``rows`` has the derivation and the names."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Statistics of positives that are columns, for SupCon and H-SCL; the kernels are in ``triton_positives``."""
+"""Statistics of positives that are columns, for SupCon and H-SCL; the kernels are in ``positives``."""
 
 from __future__ import annotations
 

@@ -8,7 +8,7 @@ With x_ij = log2(e) s_ij over the positives j of row i, one sweep gives their nu
     sum_j softplus(o_i - s_ij), sum_j sigmoid(o_i - s_ij)  (PAIRS: each pair's own; o_i the log of the row's negatives)
 
 Backward, the gradient of s_ij as a score of row i is P_i e^(s_ij - L_i) + Q_i, with the upstream gradients P of the LSE
-L and Q of the sum, or -P_i sigmoid(o_i - s_ij). In self-similarity the column's role is added, as in ``triton_rows``.
+L and Q of the sum, or -P_i sigmoid(o_i - s_ij). In self-similarity the column's role is added, as in ``rows``.
 Sorted by label, the positives of a block of rows are in few blocks of columns; no other block is read.
 """
 

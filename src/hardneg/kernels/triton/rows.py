@@ -10,7 +10,7 @@ over the pairs that masks and bands allow, and log E_q[e^s] = ln 2 (m_i + log2 S
 row's largest x (a running maximum), or one number for all rows: unit vectors have x <= log2(e) / temperature, and no
 maximum is needed while the smallest term, (1 + beta) 2 log2(e) / temperature bits below 1, is a normal float32.
 
-Backward (``triton_gradients``). With upstream gradients g of log E_q[e^s] and h of the log-mass LSE(beta s),
+Backward (``gradients``). With upstream gradients g of log E_q[e^s] and h of the log-mass LSE(beta s),
 u = 2^(beta (x - m_i)) and v = 2^(x - m_i), the gradient of s_ij in its role as a score of row i is
 
     u (v A_i + C_i),   A_i = (1 + beta) g_i / S1_i,   C_i = beta (h_i - g_i) / S0_i

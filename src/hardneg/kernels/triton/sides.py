@@ -15,7 +15,7 @@ from hardneg.kernels.triton.language import installed, interpreted
 LARGEST_DIM = 256
 """Features that a block holds whole."""
 WIDEST_DIM = 2048
-"""Of 16 bits, which are multiplied before the sweep: see ``triton_wide``."""
+"""Of 16 bits, which are multiplied before the sweep: see ``wide``."""
 NOT_WIDE = f"more than {LARGEST_DIM} features need normalize=True, no band and no positives by label"
 SORTED_FROM = 8192
 """Candidates from which on rows are sorted by label or id, so that blocks without an equal pair skip the mask."""

@@ -2,7 +2,7 @@
 
     s = similarity / temperature;   log w = beta s inside the row's band and outside the masks by id and label
 
-The kernels and their derivation are in ``triton_rows``. What they cannot do ``supports`` names; nothing falls back.
+The kernels and their derivation are in ``rows``. What they cannot do ``supports`` names; nothing falls back.
 """
 
 from __future__ import annotations
