@@ -193,6 +193,57 @@ def test_a_checkpoint_of_another_run_in_the_output_folder_is_not_used(tmp_path: 
     LossCallback(loss).on_train_begin(args, states["one"], None)
 
 
+@pytest.mark.parametrize(("callback", "changed"), [(HardBatches, "positive"), (LossCallback, "label")])
+def test_a_resume_with_other_training_data_is_refused(callback: Any, changed: str, tmp_path: Path) -> None:
+    model, whole = static_model(), data()
+
+    def run(train: Any, resume: bool) -> Any:
+        loss = NegativesLoss(model)
+        hard = HardBatches(train["anchor"], loss=loss) if callback is HardBatches else LossCallback(loss)
+        trainer_of(tmp_path, loss, train, hard).train(resume_from_checkpoint=resume)
+
+    run(whole, False)
+    run(whole, True)
+    other = whole.map(lambda row: {changed: f"{row[changed]} w1" if changed != "label" else [1, 1, 2, 3]})
+    with pytest.raises(DataChanged) as caught:
+        run(other, True)
+    assert caught.value.got == f"other values in {changed}"
+
+
+def test_sparse_vectors_are_planned_from(tmp_path: Path) -> None:
+    """As a SparseEncoder gives them."""
+    train, loss = data(), NegativesLoss(static_model())
+    hard = HardBatches(train["anchor"], loss=loss, encode=lambda texts: torch.eye(len(texts)).to_sparse())
+    trainer_of(tmp_path, loss, train, hard, max_steps=2).train()
+    assert all(part.graph for part in hard.sets[""].sampler.plan.segments)  # type: ignore[union-attr]
+
+
+def test_a_sparse_encoder_trains_on_hard_batches(tmp_path: Path) -> None:
+    sparse = pytest.importorskip("sentence_transformers.sparse_encoder", reason="needs sentence-transformers 5")
+    from sentence_transformers.sparse_encoder.modules import SparseStaticEmbedding
+    from transformers import BertTokenizer
+
+    tiny_bert(tmp_path)
+    words = BertTokenizer.from_pretrained(tmp_path / "bert-0-0.1-16")
+    train = data()
+    loss = NegativesLoss(sparse.SparseEncoder(modules=[SparseStaticEmbedding(words)], device="cpu"), temperature=1.0)
+    hard = HardBatches(train["anchor"], every=3, loss=loss)
+    args = sparse.SparseEncoderTrainingArguments(
+        str(tmp_path / "run"), num_train_epochs=1, per_device_train_batch_size=8, save_strategy="no", report_to="none",
+        disable_tqdm=True, use_cpu=True, batch_sampler=hard,
+    )  # fmt: skip
+    sparse.SparseEncoderTrainer(loss.model, args, train, loss=loss, callbacks=[hard]).train()
+    assert all(part.graph for part in hard.sets[""].sampler.plan.segments)  # type: ignore[union-attr]
+
+
+def test_pairs_are_evaluated_while_explicit_negatives_are_trained_on(tmp_path: Path) -> None:
+    train, loss = data(), NegativesLoss(static_model(), 'Tilt(2.0, source="mined")')
+    pairs = with_ids(datasets.Dataset.from_dict({name: rows(16, 1)[name] for name in ("anchor", "positive")}))
+    trainer = trainer_of(tmp_path, loss, train, LossCallback(loss), eval_dataset=pairs, eval_strategy="epoch")
+    trainer.train()
+    assert sum("eval_loss" in line for line in trainer.state.log_history) == 2
+
+
 def test_a_copy_and_a_pickle_hold_no_texts() -> None:
     hard = HardBatches(["w1"] * 1000, every=7)
     assert copy.deepcopy(hard) is hard
