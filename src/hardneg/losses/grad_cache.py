@@ -83,7 +83,7 @@ class GradCache:
         if any(tensor.requires_grad for tensor in _tensors((inputs, named))):
             fix = "detach them, or make what computes them a part of the encoder"
             raise ArgumentError("GradCache", "inputs without a gradient of their own", "requires_grad=True", fix)
-        weights = [] if _collects_gradients(self.module) else [p for p in self.module.parameters() if p.requires_grad]
+        weights = [] if chunks.first.collects else [each for each in chunks.first.weights if each.requires_grad]
         differentiable: list[Tensor] = [*weights] or [torch.zeros((), requires_grad=True)]
         vectors: Tensor = _Twice.apply(chunks, *differentiable)  # type: ignore[no-untyped-call]
         return vectors
@@ -99,7 +99,9 @@ class _Twice(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, chunks: _Chunks, *weights: Tensor) -> Tensor:
         ctx.chunks, ctx.weights = chunks, [each for each in weights if isinstance(each, nn.Parameter)]
-        return chunks.encoded()
+        vectors = chunks.encoded()
+        chunks.first.ended()
+        return vectors
 
     @staticmethod
     @once_differentiable  # type: ignore[untyped-decorator]
@@ -155,7 +157,6 @@ class _Chunks:
         for rows in self.rows:
             self.random.append(_random_states(self.devices))
             parts.append(self._of(rows).clone())  # a CUDA graph writes the next chunk to the same place
-        self.first.ended()
         return torch.cat(parts)
 
     @torch.enable_grad()
@@ -188,6 +189,7 @@ class _FirstPass:
 
     def __init__(self, module: nn.Module, inputs: list[Tensor]) -> None:
         self.module, self.inputs = module, inputs
+        self.collects = _collects_gradients(module)  # FSDP replaces the weights while it encodes
         self.weights = list(module.parameters())
         self.versions = [*map(_version, inputs)], [*map(_version, self.weights)]
         self.training = {part: part.training for part in module.modules()}
@@ -208,10 +210,8 @@ class _FirstPass:
                 "some that were overwritten",
                 "call backward() first, and do not overwrite them in the encoder",
             )
-        replaced = not _collects_gradients(self.module) and [*map(id, self.module.parameters())] != [
-            *map(id, self.weights)
-        ]
-        if replaced or weights != [*map(_version, self.weights)]:
+        replaced = [*map(id, self.module.parameters())] != [*map(id, self.weights)]
+        if (replaced and not self.collects) or weights != [*map(_version, self.weights)]:
             raise _changed("weights", "some that were changed", "call backward() before optimizer.step()")
         for name, now in self.module.named_buffers():
             before, version = self.buffers.get(name, (now, None))
