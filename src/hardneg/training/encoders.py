@@ -24,6 +24,7 @@ from torch.nn.functional import relu
 
 from hardneg.batching.refresh import device_of, eval_mode
 from hardneg.core.errors import ArgumentError, UnknownName, argument_error
+from hardneg.training.normalisation import Normalise
 from hardneg.training.outside import OUTSIDE, is_outside, outside_backbone
 
 Images = Annotated[Tensor, "b c h w"]
@@ -52,8 +53,10 @@ class Encoder(nn.Module):
         self.backbone = backbone
         self.feature_dim = feature_dim
         self.head = nn.Identity() if head is None else head
+        self.normalise: Normalise | None = None  # of an encoder that takes images in [0, 1], as ``load_encoder`` gives
 
     def features(self, images: Images) -> Features:
+        images = images if self.normalise is None else self.normalise(images)
         features: Tensor = self.backbone(images)
         if features.ndim != 2 or features.shape[1] != self.feature_dim:
             got = tuple(features.shape)
