@@ -12,7 +12,7 @@ from hardneg.training.augmentation.augment import Augment
 from hardneg.training.augmentation.views import Augmentation, as_unit
 
 Scale = dict[str, list[float]]
-"""``mean`` and ``std`` of each channel, for values in [0, 1]; empty if evaluation sees anything but (x - mean) / std."""
+"""``mean`` and ``std`` of each channel, of values in [0, 1]; empty if evaluation sees anything but (x - mean) / std."""
 
 MARGIN = 1e-3
 """Interpolation may leave [0, 1] by this much."""
@@ -39,7 +39,7 @@ class Normalise(nn.Module):
             images = as_unit(images)
         elif not torch.compiler.is_compiling() and images.numel():
             low, high = (float(end) for end in images.detach().aminmax())
-            if not (-MARGIN <= low and high <= 1.0 + MARGIN):
+            if not (low >= -MARGIN and high <= 1.0 + MARGIN):
                 raise ArgumentError(
                     "load_encoder",
                     "images as uint8 or with values in [0, 1], which the encoder normalises itself",
