@@ -51,9 +51,9 @@ def _remarks(negatives: Negatives, begin: Negatives, end: Negatives, temperature
         shown = effective[0] if betas[0] == betas[1] else " to ".join(effective)
         detached = all(factor.slope_detached for factor in negatives.factors)
         remarks.append(
-            f"A tilt is a temperature in disguise: at temperature {temperature:g} this repels like temperature {shown}"
+            f"At temperature {temperature:g} this tilt shares out its repulsion like temperature {shown}"
             + ("." if detached else ", before the gradient through the weights is counted.")
-            + f" Compare it with an untilted run at {shown}."
+            + f" The results may differ: compare it with an untilted run at {shown}."
         )
     if negatives.schedules():
         remarks.append(f"At the start of training: {begin!r}. At the end: {end!r}.")
