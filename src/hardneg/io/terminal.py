@@ -26,5 +26,4 @@ class Terminal(Console):
 
     def render(self, *args: Any, **options: Any) -> Iterable[Segment]:
         for segment in super().render(*args, **options):
-            safe = segment if segment.control else segment._replace(text=printable_lines(segment.text))
-            yield safe
+            yield segment if segment.control else segment._replace(text=printable_lines(segment.text))
