@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import gzip
 import json
+import os
 import re
+import subprocess
+import sys
 from html import unescape
 from html.parser import HTMLParser
 from pathlib import Path
@@ -454,3 +457,22 @@ def test_arrays_that_numpy_cannot_read_raise_without_its_advice(name: str, tmp_p
         assert "audit needs" in message
         assert name in message
         assert "pickle" not in message
+
+
+def test_ids_of_a_mined_file_do_not_reach_the_terminal_raw(tmp_path: Path) -> None:
+    evil = "\x1b]0;owned\x07\x1b[2Jdoc"
+    rows = [{"anchor": f"a{i}", "positive": f"p{i}", "negative": evil} for i in range(4)]
+    done = call(write_lines(tmp_path / "mined.jsonl", rows), "-o", str(tmp_path / "out"))
+    assert "most frequent" in done.output
+    assert not {"\x1b", "\x07"} & set(done.output)
+
+
+def test_the_page_is_written_although_nobody_reads_the_table(files: dict[str, str], tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    command = [sys.executable, "-m", "hardneg", "audit", files["z"], "--labels", files["labels"], "-o", str(out)]
+    read, write = os.pipe()
+    os.close(read)  # as of `| head` that has ended
+    done = subprocess.run(command, stdout=write, stderr=subprocess.PIPE, text=True, timeout=300, check=False)
+    os.close(write)
+    assert sorted(path.name for path in out.iterdir()) == ["audit.html", "audit.json"]
+    assert done.stderr == ""

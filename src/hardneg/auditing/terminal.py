@@ -11,6 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from hardneg.auditing.result import Audit, MinedFindings, Row
+from hardneg.io.terminal import Terminal
 
 ABSENT = "n/a"
 
@@ -58,7 +59,7 @@ COLUMNS: dict[str, Callable[[Row], str]] = {
 
 
 def as_text(audit: Audit, width: int = 200) -> str:
-    console = Console(width=width, no_color=True, highlight=False)
+    console = Terminal(width=width, no_color=True, highlight=False)
     with console.capture() as capture:
         show(audit, console)
     return capture.get()
@@ -66,7 +67,7 @@ def as_text(audit: Audit, width: int = 200) -> str:
 
 def show(audit: Audit, console: Console | None = None) -> None:
     """Prints the table, what was suggested and what was found in a mined file."""
-    console = console or Console()
+    console = console or Terminal()
     if audit.rows:
         table, left_out = _rows(audit, console.width)
         console.print(table)

@@ -97,7 +97,8 @@ def export(options: ExportOptions) -> None:
     from hardneg.training.export import export as write
     from hardneg.training.export import how_to_load
 
-    path = write(options.run, options.format, options.out, options.weights, run_code=options.run_code)
+    more = {"run_code": options.run_code, "normalise": options.normalise}
+    path = write(options.run, options.format, options.out, options.weights, **more)
     typer.echo(f"{printable(path)}\n{how_to_load(options.run, options.format, path)}")
 
 

@@ -78,17 +78,17 @@ def _audit(options: AuditOptions) -> Audit:
 
 
 def _show(found: Audit, options: AuditOptions, out: str, overwrite: bool) -> None:
-    from rich.console import Console
     from rich.text import Text
 
     from hardneg.auditing.terminal import show
     from hardneg.io.files import locked
+    from hardneg.io.terminal import Terminal
 
-    console = Console()
-    show(found, console)
     folder = Path(out)
     folder.mkdir(parents=True, exist_ok=True)
     with locked(folder / ".lock", "audit", patience=60.0, remove=True):  # both files are of one audit
         _check_out(out, options, overwrite)
         files = (found.write_json(folder / "audit.json"), found.write_html(folder / "audit.html"))
+    console = Terminal()  # after the files are there: whoever reads may leave early, as `head` does
+    show(found, console)
     console.print(Text(f"{files[1]} and {files[0]}"))

@@ -13,7 +13,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from rich.console import Console
 from rich.text import Text
 from torch import Tensor
 
@@ -22,6 +21,7 @@ from hardneg.core.text import counted
 from hardneg.core.types import Keys
 from hardneg.core.vectors import unit
 from hardneg.io.functions import loading_model
+from hardneg.io.terminal import Terminal
 from hardneg.mining.cache_key import key_of_model
 from hardneg.mining.encode import Encode, Encoder, embed, vectors_of
 from hardneg.mining.engine import mine
@@ -106,7 +106,7 @@ def mine_dataset(
     texts = Texts(sides, batch_size, cache_folder)
     rule = translate(named, negatives, k, draw, max(map(len, problem.positives)))
     expression = parse(rule.negatives) if isinstance(rule.negatives, str) else rule.negatives
-    console, number = Console(quiet=not verbose), counted(len(problem.own), "query", "queries")
+    console, number = Terminal(quiet=not verbose), counted(len(problem.own), "query", "queries")
     console.print(Text(f"mining {counted(rule.k, 'negative')} of {number}: {expression!r}, draw {rule.draw!r}"))
     vectors = texts.embedded(model, (query_prompt, query_prompt_name), (corpus_prompt, corpus_prompt_name))
     rescore = None if cross_encoder is None else PairScorer(pair_scorer(cross_encoder, batch_size), *sides)

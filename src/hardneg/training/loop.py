@@ -145,7 +145,7 @@ class Loop:
         self.begun_seconds = 0.0  # of an epoch that was saved in its middle
         self._restore()
         if accelerator.is_main_process:
-            run.record_trained(encoder, data.described(), data.decay(options), seen)
+            run.record_trained(encoder, data.described(), data.decay(options), seen, self.data.scale())
         check_agreed(accelerator, self.step)
 
     def _prepare(self) -> Updates:

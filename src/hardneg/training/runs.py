@@ -189,10 +189,18 @@ class Run:
         if trained := self.whole_config().get("trained"):
             check_same_encoder(trained["encoder"], now)
 
-    def record_trained(self, encoder: dict[str, Any], views: str, weight_decay: float, data: dict[str, Any]) -> None:
+    def record_trained(
+        self,
+        encoder: dict[str, Any],
+        views: str,
+        weight_decay: float,
+        data: dict[str, Any],
+        scale: dict[str, list[float]] | None = None,
+    ) -> None:
         """Puts what is trained into config.json, once; of other data than before, both stay on record."""
         config = self.config()
         now: dict[str, Any] = {"encoder": encoder, "views": views, "weight_decay": weight_decay, "data": data}
+        now |= {} if scale is None else {"normalisation": scale}
         trained = config.get("trained") or now
         if trained["data"] != data:
             trained = {**trained, "data": data, "earlier_data": [*trained.get("earlier_data", []), trained["data"]]}

@@ -46,6 +46,7 @@ from hardneg.training.data.named import NAMED
 from hardneg.training.encoders import Encoder, Represent, auto_encoder, build_encoder, check_encoder
 from hardneg.training.evaluation.embeddings import evaluate_embeddings
 from hardneg.training.evaluation.pairs import alignment
+from hardneg.training.normalisation import Scale, scale_of
 from hardneg.training.options import TrainOptions
 
 SPLITS = ("train", "test", "all")
@@ -136,6 +137,9 @@ class ImageData(Items):
     def plain(self, index: Annotated[Tensor, "b"]) -> Tensor:
         augment: Augmentation = self._prepared(self.augment)
         return augment.plain(self.images[index])
+
+    def scale(self) -> Scale:
+        return scale_of(self._prepared(self.augment), self.images[:PROBED])
 
     def check_views(self, options: TrainOptions) -> None:
         some = slice(min(options.batch_size, PROBED))
