@@ -68,8 +68,9 @@ def proximity(
 ) -> BatchSpec:
     """ProSampler: walks with restart over a proximity graph; the paper's values, but each image once an epoch.
 
-    ``coverage="free"`` is the paper's sampler: batches ignore each other and are harder. ``kind`` is "walk" (with
-    restart), "random" (without), "bfs" or "dfs": Table 12. ``steps="similarity"`` walks in proportion to the edges.
+    ``coverage="free"`` is the paper's sampler: batches ignore each other and are harder; the first epoch and the
+    warm-up still cover everything. ``kind`` is "walk" (with restart), "random" (without), "bfs" or "dfs": Table 12.
+    ``steps="similarity"`` walks in proportion to the edges.
     """
     kind = paper_kinds.get(kind, kind)
     if kind not in kinds:
