@@ -329,7 +329,7 @@ class Loop:
         return figures | found.figures
 
     def _warn_if_collapsed(self, final: dict[str, Any]) -> bool:
-        if collapsed := has_collapsed(final):
+        if collapsed := has_collapsed(final, self.method.collapsed_similarity):
             warnings.warn(
                 f"The run in {self.disk.path} has collapsed: its embeddings are almost one (two of them have a mean "
                 f"similarity of {final['uniform_hardness']:.3f}) and its loss of {final['loss']:.3f} is that of a "
