@@ -107,7 +107,9 @@ def test_point_12_a_collapsed_run_warns_and_is_marked(data: str, whole: Path, tm
     assert good["collapsed"] is False
 
 
-@pytest.mark.parametrize(("recipe", "spread", "collapsed"), [("simclr", 0.03, True), ("supervised", 0.03, False), ("supervised", 0.0, True)])
+@pytest.mark.parametrize(
+    ("recipe", "spread", "collapsed"), [("simclr", 0.03, True), ("supervised", 0.03, False), ("supervised", 0.0, True)]
+)
 def test_classes_that_begin_close_together_have_not_collapsed(
     recipe: str, spread: float, collapsed: bool, data: str, tmp_path: Path
 ) -> None:

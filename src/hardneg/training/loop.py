@@ -196,6 +196,10 @@ class Loop:
         if self.step == 0:
             self.fresh.before_training()
         silent, batch_size = quiet or not self.accelerator.is_main_process, self.options.batch_size
+        if not silent and (chosen := self.method.chosen()):
+            print(
+                f"From the {len(self.data):,} {self.data.noun}s: {', '.join(f'{k} {n:,}' for k, n in chosen.items())}."
+            )
         with progress_bar(silent, self.total, self.step, batch_size, noun=self.data.noun) as show:
             for epoch in range(self.epoch, self.options.epochs):
                 self.begun = time.perf_counter() - self.begun_seconds

@@ -55,6 +55,10 @@ class Method(nn.Module, ABC):
         """The part of the encoder that a run records, so that methods can be compared by it."""
         return self.encoder
 
+    def chosen(self) -> dict[str, int]:
+        """What the recipe has worked out from the data for options that were not given; printed when a run begins."""
+        return {}
+
     def prepare(self, how: Callable[[nn.Module], Encode]) -> None:
         """Applies ``how`` to encoders beside the trained one, so that they are called as it is: compiled, in chunks."""
 

@@ -94,9 +94,7 @@ def _folder_parts(
     """The splits in these places, but for one of them, with the classes of all but the unlabelled one."""
     classes = sorted({name for place in places if place != unlabelled for name in _class_names(place)})
     listed = {
-        place: _classes_of_files(place, [] if place == unlabelled else classes)
-        for place in places
-        if place != left_out
+        place: _classes_of_files(place, [] if place == unlabelled else classes) for place in places if place != left_out
     }
     decoded = decoded_images([path for files in listed.values() for path in files], folder, size)
     known = [name for name in classes if not says_none(name)]
