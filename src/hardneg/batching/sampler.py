@@ -40,10 +40,10 @@ class PlannedBatchSampler(BatchSampler):
     under Accelerate and the HF Trainer, which split batches themselves: give those the global batch size and
     ``split_batches=True``.
 
-    ``coverage``: "once" (each instance once an epoch) or "free" (batches ignore each other, after a first epoch and a
-    warm-up that cover everything); as many batches as a plain epoch either way. ``warmup_epochs`` are uniform. Schedules of the planner run over ``total_epochs``. ``plan_file``
-    is rewritten whenever a segment is planned, so that a killed run finds its plan there. Without ``set_epoch``, each
-    full pass is followed by the next epoch.
+    ``coverage``: "once" (each instance once an epoch) or "free" (batches ignore each other, after a first epoch and
+    a warm-up that cover everything); as many batches as a plain epoch either way. ``warmup_epochs`` are uniform.
+    Schedules of the planner run over ``total_epochs``. ``plan_file`` is rewritten whenever a segment is planned, so
+    that a killed run finds its plan there. Without ``set_epoch``, each full pass is followed by the next epoch.
 
     ``ahead`` plans only so many batches of a segment at a time, between the steps of a GPU that has work queued, where
     a whole segment would keep it waiting. What is not planned yet cannot be saved with the plan: it is for runs that

@@ -219,7 +219,7 @@ class Loop:
                     self._save()
 
     def _count_seen(self) -> None:
-        """Marks the items of the epoch that has ended; the plan has the batches of all ranks, also of a resumed epoch."""
+        """Marks the items of the epoch that has ended; its plan has the batches of all ranks."""
         for batch in self.sampler.plan:
             self.seen[torch.from_numpy(batch)] = True
         if self.epoch == SEEN_AFTER and self.share_seen < SEEN_SHARE and self.accelerator.is_main_process:

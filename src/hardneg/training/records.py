@@ -93,8 +93,8 @@ def has_collapsed(final: Record, similar: float = COLLAPSED_SIMILARITY) -> bool:
 
     Of all candidates alike, since hard negatives may be similar in a good run; n is the effective number of negatives,
     which in a collapsed run is that of all. A recipe whose guess costs something else records it as ``guess_loss``. A
-    similarity above 1 is a dot product that no norm bounds (InfoGraph), and nothing follows from it. Embeddings are almost one from the
-    similarity ``similar``.
+    similarity above 1 is a dot product that no norm bounds (InfoGraph), and nothing follows from it.
+    Embeddings whose similarity is at least ``similar`` are almost one.
     """
     similarity, loss, number = (final.get(name) for name in ("uniform_hardness", "loss", "effective_number"))
     if similarity is None or loss is None or number is None:

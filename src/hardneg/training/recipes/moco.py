@@ -1,8 +1,9 @@
 """MoCo with any negatives: v1 and v2 (He et al. 2020) against a queue of momentum keys, v3 (2021) those of the batch.
 
-v1 and v2 differ in their temperature here: head and views are those of ``--encoder`` and ``--augment``. Ring is v1 with ``negatives="Ring(0.1, outer=linear(1.0, 0.1), dynamic_inner=True)"``. The queue starts empty, and an
-older key of the anchor's own image is never its negative. Under several ranks every rank pushes the same gathered keys.
-The shuffling of batches for BatchNorm is left out: use synchronised or no batch statistics.
+v1 and v2 differ in their temperature here: head and views are those of ``--encoder`` and ``--augment``. Ring is v1 with
+``negatives="Ring(0.1, outer=linear(1.0, 0.1), dynamic_inner=True)"``. The queue starts empty, and an older key of the
+anchor's own image is never its negative. Under several ranks every rank pushes the same gathered keys. The shuffling of
+batches for BatchNorm is left out: use synchronised or no batch statistics.
 """
 
 from __future__ import annotations
