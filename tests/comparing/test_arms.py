@@ -194,7 +194,8 @@ def test_an_arm_and_a_run_of_the_same_text_are_the_same() -> None:
 @pytest.mark.parametrize("recipe", RECIPES)
 def test_recipes_have_the_defaults_of_their_papers(recipe: str) -> None:
     """Of the options that a paper of the same name takes, too."""
-    make, options = getattr(papers, recipe.replace("-", "_"), None), RECIPES[recipe]()
+    named = {"instance": "instance_discrimination"}.get(recipe, recipe.replace("-", "_"))
+    make, options = getattr(papers, named, None), RECIPES[recipe]()
     draws = getattr(options, "published_draws", None)
     known = {} if make is None else inspect.signature(make).parameters
     for name, one in known.items():
