@@ -24,6 +24,10 @@ OF_THE_LAST = ("step", "epoch", "effective_temperature")
 COLLAPSED_SIMILARITY, COLLAPSED_LOSS = 0.99, 0.95
 """Beyond what a fresh encoder has (0.93 of the tiny one on digits); a run on digits that collapsed ends at 1.000."""
 
+COLLAPSED_WITH_LABELS = 0.9999
+"""Losses that pull classes together begin by pulling everything together: SupCon is at 0.999 for its first 30 steps, of
+which it recovers. Runs with a learning rate of 0.5, which do not, are at 0.999997."""
+
 
 def line_of(record: Record) -> str:
     return json.dumps(with_checksum(without_nan(record)), allow_nan=False) + "\n"
@@ -84,16 +88,17 @@ def _final(name: str, last: list[Record]) -> Any:
     return math.fsum(known) / len(known) if known else None
 
 
-def has_collapsed(final: Record) -> bool:
+def has_collapsed(final: Record, similar: float = COLLAPSED_SIMILARITY) -> bool:
     """Whether all embeddings are almost one: any two are similar, and the loss is near that of a guess, ln(1 + n).
 
     Of all candidates alike, since hard negatives may be similar in a good run; n is the effective number of negatives,
     which in a collapsed run is that of all. A recipe whose guess costs something else records it as ``guess_loss``. A
     similarity above 1 is a dot product that no norm bounds (InfoGraph), and nothing follows from it.
+    Embeddings whose similarity is at least ``similar`` are almost one.
     """
     similarity, loss, number = (final.get(name) for name in ("uniform_hardness", "loss", "effective_number"))
     if similarity is None or loss is None or number is None:
         return False
     guess = final.get("guess_loss")
     guess = math.log1p(number) if guess is None else guess
-    return bool(COLLAPSED_SIMILARITY <= similarity <= 1.001 and loss >= COLLAPSED_LOSS * guess)
+    return bool(similar <= similarity <= 1.001 and loss >= COLLAPSED_LOSS * guess)
