@@ -338,13 +338,13 @@ def rows_of(case: Case) -> list[Row]:
     views = [prepare(view) for view in case.views]
     keys = [view.detach() if case.options.get("detach_keys") and i else view for i, view in enumerate(views)]
     guides = case.guides and [prepare(view) for view in case.guides]
-    pools = [(part, prepare(part.vectors), guides and prepare(part.guide)) for part in case.pools]
+    pools = [(part, prepare(part.vectors), guides and prepare(part.guide), False) for part in case.pools]
     rows = []
     for v in range(len(views)) if several else [0]:
         for i in range(b):
             against = range(len(views)) if several else [] if case.kind in ("pool", "score") else [1]
-            batch = [(keys[w][j], guides and guides[w][j], j) for w in against for j in range(b)]
-            rows.append(_row(case, (keys if several else views)[v][i], guides and guides[v][i], i, batch, pools))
+            batch = _batch(case, [keys[w] for w in against], guides and [guides[w] for w in against])
+            rows.append(_row(case, (keys if several else views)[v][i], guides and guides[v][i], i, [*batch, *pools]))
             row, anchor = rows[-1], (keys if several else views)[v][i]
             if case.several is not None:
                 _own_positives(case, row, prepare(case.several.vectors[i]) @ anchor / row.t, i)
@@ -365,20 +365,21 @@ def _own_positives(case: Case, row: Row, scores: Tensor, i: int) -> None:
         row.valid = [valid and pair[1] not in ids for valid, pair in zip(row.valid, row.known, strict=True)]
 
 
-def _row(
-    case: Case, anchor: Tensor, guide: Any, i: int, batch: list[Any], pools: Sequence[tuple[Part, Tensor, Any]]
-) -> Row:
+Candidates = tuple[Part, Tensor, Any, bool]
+"""Their tags, their prepared vectors, those of the guide, and whether they are rows of the batch."""
+
+
+def _batch(case: Case, views: list[Tensor], guides: Any) -> list[Candidates]:
+    own = [Part(view, case.ids, case.labels, case.clusters, "batch") for view in views]
+    return [(part, part.vectors, guides and guides[w], True) for w, part in enumerate(own)]
+
+
+def _row(case: Case, anchor: Tensor, guide: Any, i: int, against: Sequence[Candidates]) -> Row:
     own = None if case.ids is None else int(case.ids[i])
     label, clusters = int(case.labels[i]), case.clusters[i].view(-1).tolist()
     temperature = torch.as_tensor(case.temperature, dtype=torch.float64)
     vectors, guides, tags = [], [], []
-    for vector, other, j in batch:  # a row is itself, whatever its id is
-        other_id = None if case.ids is None else int(case.ids[j])
-        same = i == j or (own is not None and own >= 0 and own == other_id)
-        vectors.append(vector[None])
-        guides.append(other[None] if guide is not None else None)
-        tags.append((same, other_id, int(case.labels[j]), case.clusters[j].view(-1).tolist(), "batch"))
-    for part, prepared, other in pools:
+    for part, prepared, other, of_batch in against:
         at: Any = i if prepared.ndim == 3 else slice(None)
         vectors.append(prepared[at])
         guides.append(other[at] if guide is not None else None)
@@ -387,6 +388,7 @@ def _row(
         for j, (its_label, its_clusters) in enumerate(zip(part.labels[at].tolist(), groups, strict=True)):
             its = None if ids is None else ids[j]
             same = own is not None and own >= 0 and own == its
+            same = same or (of_batch and i == j)  # a row is itself, whatever its id is
             tags.append((same, its, its_label, its_clusters, part.source or "pool"))
     s = (torch.cat(vectors) * anchor).sum(-1)
     t = temperature[i] if temperature.ndim else temperature
@@ -412,7 +414,7 @@ def promote(rows: list[Row], negatives_too: bool) -> None:
         row.a = torch.cat([row.a, row.s[same]])
         row.guide_a = [*row.guide_a, *(row.guide_s[j] for j in same)] if row.guide_s else []
         if not negatives_too:
-            row.valid = [valid and j not in same for j, valid in enumerate(row.valid)]
+            row.valid = [valid and not label for valid, label in zip(row.valid, row.label, strict=True)]
 
 
 def weigh(case: Case, rows: list[Row]) -> list[tuple[list[int], Tensor]]:
@@ -472,8 +474,14 @@ def _gaussian(case: Case, row: Row, left: list[int], by_guide: bool, mu: Any, si
 def _hardened(case: Case, row: Row, left: list[int], by_guide: bool, log_eta: str, parameter: float) -> Found:
     s = _judged(row, by_guide)
     if log_eta == "threshold":
-        return [j for j in left if math.exp(float(s[j])) >= parameter], 1.0
+        scores = s.tolist()
+        return [j for j in left if math.exp(scores[j]) >= parameter], 1.0
     return left, (parameter * s).exp() if log_eta == "exponential" else 1.0 / (1.0 + (-parameter * s).exp())
+
+
+def _between(row: Row, left: list[int], by_guide: bool, low: float, high: float) -> Found:
+    plain = _plain(row, by_guide)
+    return [j for j in left if low <= plain[j] <= high], 1.0
 
 
 def _under(
@@ -534,14 +542,8 @@ LOOPS: dict[str, Callable[..., Found]] = {
     "ClippedTilt": _clipped,
     "Gaussian": _gaussian,
     "Hardening": _hardened,
-    "Threshold": lambda case, row, left, by_guide, similarity: (
-        [j for j in left if _plain(row, by_guide)[j] >= similarity],
-        1.0,
-    ),
-    "AtMost": lambda case, row, left, by_guide, similarity: (
-        [j for j in left if _plain(row, by_guide)[j] <= similarity],
-        1.0,
-    ),
+    "Threshold": lambda case, row, left, by_guide, similarity: _between(row, left, by_guide, similarity, math.inf),
+    "AtMost": lambda case, row, left, by_guide, similarity: _between(row, left, by_guide, -math.inf, similarity),
     "BelowPositive": _under,
     "OtherLabel": lambda case, row, left, by_guide: ([j for j in left if not row.label[j]], 1.0),
     "SameCluster": lambda case, row, left, by_guide: ([j for j in left if row.cluster[j]], 1.0),
