@@ -1,7 +1,7 @@
 """Random expressions and losses by three ways: dense, streamed, and plain loops in float64; values and gradients.
 
-It uses public names only, so that it holds whatever the loss engine becomes. The loops know nothing of the library: each
-anchor's weights are exponentials, its masks lists of truth values, its ranks a sort. ``check(SEED)`` repeats one case.
+It uses public names only, so that it holds whatever the loss engine becomes. The loops know nothing of the library:
+an anchor's weights are exponentials, its masks lists of truth values, its ranks a sort. ``check(SEED)`` repeats a case.
 """
 
 from __future__ import annotations
@@ -39,9 +39,12 @@ class Part:
 
 @dataclass
 class Case:
-    """What is compared, by which expression and objective. ``factors``: names with their arguments."""
+    """What is compared, by which expression and objective. ``factors``: names with their arguments.
 
-    kind: str  # "views": all views against all; "cross"; "pool"; "extra", "extra cross": with pools beside the batch; "score"
+    ``kind``: "views", all against all; "cross"; "pool"; "extra" and "extra cross", with pools beside the batch; "score".
+    """
+
+    kind: str
     views: list[Tensor]
     guides: list[Tensor] | None
     pools: list[Part]
@@ -107,7 +110,9 @@ def make_case(seed: int) -> Case:
     case.temperature = _temperature(random, b, generator, learnt)
     if kind == "score":
         p = random.randint(1, 3)
-        case.several = Part(normal(b, p, d), whole(3 * b, b, p) - 1 if random.random() < 0.5 else None, None, None, None)
+        case.several = Part(
+            normal(b, p, d), whole(3 * b, b, p) - 1 if random.random() < 0.5 else None, None, None, None
+        )
         case.mask = None if random.random() < 0.4 else torch.rand(b, p, generator=generator) < 0.6
     by_guide = not case.by_functions and random.random() < 0.4
     case.guides = guides if by_guide else None
@@ -227,8 +232,13 @@ def judged(case: Case, seed: int) -> dict[tuple[int, int], float]:
     """Log-weights of some pairs of ids that are there."""
     random = Random(seed)
     assert case.ids is not None
-    there = {int(one) for one in case.ids} | {int(i) for part in case.pools if part.ids is not None for i in part.ids.view(-1)}
-    left, right = sorted({int(one) for one in case.ids if one >= 0}) or [0], sorted(one for one in there if one >= 0) or [0]
+    there = {int(one) for one in case.ids} | {
+        int(i) for part in case.pools if part.ids is not None for i in part.ids.view(-1)
+    }
+    left, right = (
+        sorted({int(one) for one in case.ids if one >= 0}) or [0],
+        sorted(one for one in there if one >= 0) or [0],
+    )
     return {(random.choice(left), random.choice(right)): random.choice([-math.inf, -1.0, 0.5]) for _ in range(6)}
 
 
@@ -634,7 +644,8 @@ def differences(seed: int) -> list[str]:
         found = compute()
         pairs = [("value", found, expected)]
         pairs += [
-            (f"gradient {i}", one, other) for i, (one, other) in enumerate(zip(gradients(found, case), slopes, strict=True))
+            (f"gradient {i}", one, other)
+            for i, (one, other) in enumerate(zip(gradients(found, case), slopes, strict=True))
         ]
         for what, one, other in pairs:
             scale = max(1.0, float(other.detach().abs().max()))

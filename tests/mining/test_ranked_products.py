@@ -68,7 +68,9 @@ class Case:
         return f"{self.text()} k={self.k} near={self.near_positive}/{self.near_negative} {self.draw} {self.search}"
 
     def text(self) -> str:
-        return " * ".join(f"{name}({', '.join(f'{k}={v!r}' for k, v in given.items())})" for name, given in self.factors)
+        return " * ".join(
+            f"{name}({', '.join(f'{k}={v!r}' for k, v in given.items())})" for name, given in self.factors
+        )
 
     def expression(self) -> hn.negatives.Negatives:
         made: list[Any] = []
@@ -105,7 +107,10 @@ def make_case(seed: int, of_files: bool = False) -> Case:
         keys(QUERIES, own),
         keys(DOCUMENTS, ids, "mined"),
         (vectors(QUERIES), vectors(DOCUMENTS)),
-        [random.sample(range(DOCUMENTS), random.choice([1, 1, 1, 3, 0][: 4 if of_files else 5])) for _ in range(QUERIES)],
+        [
+            random.sample(range(DOCUMENTS), random.choice([1, 1, 1, 3, 0][: 4 if of_files else 5]))
+            for _ in range(QUERIES)
+        ],
         factors,
         random.choice([1, 1, 2, 3, 8, 30]),
         random.choice([None, None, 0.8]),
@@ -238,7 +243,9 @@ def mined_from_files(case: Case, folder: Path) -> list[list[int]]:
         }
         for i, rows in enumerate(case.positives)
     ]
-    corpus = [{"id": name, "text": f"document {name}", "label": int(one)} for name, one in zip(names, case.corpus.labels)]
+    corpus = [
+        {"id": name, "text": f"document {name}", "label": int(one)} for name, one in zip(names, case.corpus.labels)
+    ]
     for which, rows, keys in (("queries", queries, case.queries), ("corpus", corpus, case.corpus)):
         (folder / f"{which}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
         np.save(folder / f"{which}.npy", keys.vectors.numpy())
@@ -247,7 +254,12 @@ def mined_from_files(case: Case, folder: Path) -> list[list[int]]:
     options |= {"query_block": case.search.get("query_block"), "shards": case.search.get("shards")}
     options |= {"label_column": "label" if "OtherLabel" in case.text() else None}
     given = [one for key, value in options.items() if value is not None for one in _flag(key, value)]
-    files = {"corpus": "corpus.jsonl", "query_embeddings": "queries.npy", "corpus_embeddings": "corpus.npy", "out": "mined.jsonl"}
+    files = {
+        "corpus": "corpus.jsonl",
+        "query_embeddings": "queries.npy",
+        "corpus_embeddings": "corpus.npy",
+        "out": "mined.jsonl",
+    }
     paths = flags({name: str(folder / file) for name, file in files.items()})
     done = hardneg("mine", str(folder / "queries.jsonl"), *paths, *given, "--overwrite")
     assert done.exit_code == 0, done.output
