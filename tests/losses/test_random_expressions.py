@@ -41,7 +41,7 @@ class Part:
 class Case:
     """What is compared, by which expression and objective. ``factors``: names with their arguments.
 
-    ``kind``: "views", all against all; "cross"; "pool"; "extra" and "extra cross", with pools beside the batch; "score".
+    ``kind``: "views", all against all; "cross"; "pool"; "score"; "extra", "extra cross", with pools beside the batch.
     """
 
     kind: str
@@ -294,7 +294,9 @@ def by_functions(case: Case) -> Tensor:
         extra = [hn.Keys(unit(k.vectors), k.ids, k.labels, k.clusters, k.source) for k in extra]
     if case.kind == "extra":  # private candidates of each anchor, of which each view is one
         extra = [
-            hn.Keys(*(twice(each, k.private) for each in (k.vectors, k.ids, k.labels, k.clusters)), k.source)
+            hn.Keys(k.vectors.repeat(2, 1, 1), twice(k.ids), twice(k.labels), twice(k.clusters), k.source)
+            if k.private
+            else k
             for k in extra
         ]
     temperature = case.temperature
@@ -313,8 +315,8 @@ def by_functions(case: Case) -> Tensor:
     return hn.reduce(getattr(hn, name)(scores, log_w, **given), scores, case.options["reduction"])
 
 
-def twice(tensor: Tensor | None, private: bool) -> Tensor | None:
-    return torch.cat([tensor, tensor]) if private and tensor is not None else tensor
+def twice(tag: Tensor | None) -> Tensor | None:
+    return None if tag is None else torch.cat([tag, tag])
 
 
 # By loops.

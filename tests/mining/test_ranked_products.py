@@ -233,7 +233,6 @@ def mined(case: Case) -> list[list[int]]:
 def mined_from_files(case: Case, folder: Path) -> list[list[int]]:
     """The same by `hardneg mine`: tables and embeddings in, ids out."""
     names = [f"d{row}" for row in range(DOCUMENTS)]
-    own = {int(one): names[row] for row, one in enumerate(case.corpus.ids)}
     queries = [
         {
             "id": f"q{i}",
@@ -243,9 +242,8 @@ def mined_from_files(case: Case, folder: Path) -> list[list[int]]:
         }
         for i, rows in enumerate(case.positives)
     ]
-    corpus = [
-        {"id": name, "text": f"document {name}", "label": int(one)} for name, one in zip(names, case.corpus.labels)
-    ]
+    labels = case.corpus.labels.tolist()
+    corpus = [{"id": name, "text": f"document {name}", "label": labels[row]} for row, name in enumerate(names)]
     for which, rows, keys in (("queries", queries, case.queries), ("corpus", corpus, case.corpus)):
         (folder / f"{which}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
         np.save(folder / f"{which}.npy", keys.vectors.numpy())
