@@ -308,7 +308,7 @@ def by_functions(case: Case) -> Tensor:
         own = hn.Keys(vectors, case.several.ids)
         scores = hn.score(anchors, own, extra, temperature, positive_mask=case.mask)
     else:
-        make = hn.two_views if case.kind == "extra" else hn.cross_views
+        make: Any = hn.two_views if case.kind == "extra" else hn.cross_views
         scores = make(*views, temperature, case.ids, case.labels, clusters=case.clusters, extra=extra)
     log_w = expression(case).log_weights(scores)
     name, given = case.objective
