@@ -119,6 +119,10 @@ def make_case(seed: int, of_files: bool = False) -> Case:
         search=random.choice([{}, {}, {"query_block": 5}, {"shards": 3}, {"corpus_block": 64, "query_block": 7}]),
     )
     case.judged = {(int(random.choice(own)), int(ids[random.randrange(DOCUMENTS)])) for _ in range(400)}
+    if random.random() < 0.5:  # masks that remove most documents, so that windows are filled late
+        case.near_positive = random.choice([None, 0.1])
+        case.corpus = case.corpus.changed(labels=(torch.arange(DOCUMENTS) % 10 == 0).long())
+        case.queries = case.queries.changed(labels=torch.zeros(QUERIES, dtype=torch.long))
     if random.random() < 0.2 and not any(name in WEIGHTS for name, _ in factors):
         case.draw, case.seed = "gumbel", random.randrange(100)
     return case
