@@ -63,7 +63,7 @@ class WorkerLost(HardnegError, OSError):
         self.args = (piece, tries, why)
 
     def _sentence(self) -> str:
-        why = f" ({self.why.rstrip('.')})" if self.why else ""
+        why = f" ({self.why})" if self.why else ""
         return f"mine: the worker process of {self.piece} was killed {self.tries} times{why}{self._then()}."
 
 

@@ -92,4 +92,5 @@ def _lost(ray: Any, ready: Any) -> str | None:
 
 
 def _first_line(error: Exception) -> str:
-    return next(iter(str(error).strip().splitlines()), "") or type(error).__name__
+    line = next(iter(str(error).strip().splitlines()), "") or type(error).__name__
+    return line.rstrip(".")
