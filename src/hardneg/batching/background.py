@@ -28,13 +28,13 @@ from hardneg.io.processes import python
 _memory = "/dev/shm"  # files that are never written to a disk, where there are such
 
 # Ctrl-C reaches all processes of a terminal; this one ends with its pipe, and not with a traceback.
-_SERVE = "
-".join([
-    "import signal",
-    "signal.signal(signal.SIGINT, signal.SIG_IGN)",
-    "from hardneg.batching.background import serve",
-    "serve()",
-])  # fmt: skip
+_SERVE = """
+import signal
+signal.signal(signal.SIGINT, signal.SIG_IGN)
+from hardneg.batching.background import serve
+serve()
+"""
+
 
 class PlanningProcess:
     """``segment`` blocks without holding the interpreter: call it from a thread."""
