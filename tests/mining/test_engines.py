@@ -349,7 +349,7 @@ def test_a_dead_raylet_of_this_process_is_a_lost_cluster(tmp_path: Path) -> None
     ):  # short, since sockets are made in it; no other cluster is found there
         environment["RAY_TMPDIR"] = folder
         command = [sys.executable, str(tmp_path / "job.py")]
-        done = subprocess.run(command, capture_output=True, text=True, timeout=300, env=environment)
+        done = subprocess.run(command, capture_output=True, text=True, timeout=120, env=environment)
     assert (done.returncode, "raylet" in done.stdout) == (0, True), done.stderr
 
 

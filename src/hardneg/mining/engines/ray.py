@@ -14,6 +14,11 @@ from hardneg.core.errors import optional, warn_once
 from hardneg.io.processes import safe_children
 from hardneg.mining.engines.base import TRIES, ClusterLost, Engine, Work, WorkerLost
 
+PATIENCE = 10.0
+"""Seconds without a finished task after which the cluster is checked: Ray waits for ever for a raylet that is gone."""
+
+_fix = "start the cluster again, then run the same command again: finished pieces are kept"
+
 
 @dataclass(frozen=True)
 class Ray(Engine):
@@ -39,7 +44,11 @@ class Ray(Engine):
         tries: Counter[int] = Counter()
         running = {call.remote(*job, task): number for number, task in enumerate(left)}
         while running:
-            (ready,), _ = ray.wait(list(running), num_returns=1)
+            ended, _ = ray.wait(list(running), num_returns=1, timeout=PATIENCE)
+            if not ended:
+                _check_raylet(ray)
+                continue
+            ready = ended[0]
             number = running.pop(ready)
             tries[number] += 1
             if (why := _lost(ray, ready)) is None:
@@ -84,11 +93,17 @@ def _lost(ray: Any, ready: Any) -> str | None:
     except errors.RayTaskError as error:
         raise error.cause from error
     except (errors.LocalRayletDiedError, errors.RaySystemError, errors.RuntimeEnvSetupError) as error:
-        fix = "start the cluster again, then run the same command again: finished pieces are kept"
-        raise ClusterLost("mine", "a Ray cluster that keeps running", _first_line(error), fix) from error
+        raise ClusterLost("mine", "a Ray cluster that keeps running", _first_line(error), _fix) from error
     except errors.RayError as error:
         return _first_line(error)
     return None
+
+
+def _check_raylet(ray: Any) -> None:
+    """Raise if the raylet of this machine, which finds places for the tasks, is gone."""
+    own = ray.get_runtime_context().get_node_id()
+    if any(node["NodeID"] == own and not node["Alive"] for node in ray.nodes()):
+        raise ClusterLost("mine", "a Ray cluster that keeps running", "one whose local raylet died", _fix)
 
 
 def _first_line(error: Exception) -> str:
