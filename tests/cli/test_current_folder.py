@@ -7,6 +7,7 @@ import json
 import os
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 import numpy as np
@@ -130,11 +131,14 @@ def test_no_verb_runs_anything_of_the_current_folder(folder: Path) -> None:
 
 
 @pytest.mark.long
-def test_ray_workers_run_nothing_of_the_current_folder(folder: Path) -> None:
+def test_ray_workers_run_nothing_of_the_current_folder(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     if importlib.util.find_spec("ray") is None:
         pytest.skip("needs the extra 'ray'")
     ran(folder, *MINE, "-o", "one.jsonl", "--workers", "1")
-    ran(folder, *MINE, "-o", "ray.jsonl", "--engine", "ray", "--workers", "2", "--shards", "3")
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    with tempfile.TemporaryDirectory() as sockets:  # a short path, in which no other cluster is found
+        monkeypatch.setenv("RAY_TMPDIR", sockets)
+        ran(folder, *MINE, "-o", "ray.jsonl", "--engine", "ray", "--workers", "2", "--shards", "3")
     assert (folder / "ray.jsonl").read_text() == (folder / "one.jsonl").read_text()
 
 
