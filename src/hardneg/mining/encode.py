@@ -117,7 +117,9 @@ def embed(
     cache.mkdir(parents=True, exist_ok=True)
     pieces = _pieces(texts, encoder.key, cache, *_piece_sizes(texts, encoder, cache))
     _check_disk(pieces, encoder)
-    engine.map(Work(partial(_encode_piece, encoder), pieces, _is_encoded, lambda piece: progress(len(piece[1]))))
+    work = partial(_encode_piece, encoder)
+    name = lambda piece: f"the embeddings {piece[0].name}"  # noqa: E731
+    engine.map(Work(work, pieces, _is_encoded, lambda piece: progress(len(piece[1])), name))
     whole = _whole(pieces)
     if whole is not None:
         join = partial(_join_pieces, [path for path, _ in pieces])

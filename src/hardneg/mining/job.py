@@ -118,7 +118,8 @@ def _run(options: MineOptions, engine: Engine, progress: Progress) -> Summary | 
         done = progress(_names[stage.kind], stage.pieces)
         tasks = [(stage, piece) for piece in range(stage.pieces)]
         is_done = lambda task: store.has(task[0].name, task[1])  # noqa: E731
-        engine.map(Work(partial(compute, context), tasks, is_done, lambda task: done(1)))
+        name = lambda task: f"piece {task[1]} of {stage.pieces} of {_names[stage.kind]!r}"  # noqa: E731
+        engine.map(Work(partial(compute, context), tasks, is_done, lambda task: done(1), name))
 
     try:
         mined = miner.joined(chosen_pieces(miner, store, run_stage))
