@@ -173,7 +173,7 @@ def test_an_audit_takes_the_judgements_of_the_manifest(files: MineOptions, tmp_p
     run(replace(files, negatives="Rank(0, 20)"))
     found = audit_files(AuditOptions(files.out))
     assert found.judges == ("judgements",)
-    assert found.row("mined").false_negatives == 0.0  # every judged document was a positive of the miner
+    assert found.row("mined").judged_share == 0.0  # every judged document was a positive of the miner
     write_judgements(tmp_path, [(i, i) for i in range(119)])
     with pytest.raises(ValueError, match="judgements that were mined"):
         audit_files(AuditOptions(files.out))
