@@ -54,6 +54,10 @@ class Explanation:
         reasons = (TOO_FEW, *self.steps)
         self._explain(Counter(reasons[place] for place in first.tolist()))
 
+    def short_after(self, rows: Annotated[Tensor, "q k"]) -> None:
+        """Counts again which queries are short, of lists that were filled with documents judged irrelevant."""
+        self.short, self.empty = int((rows < 0).any(1).sum()), int((rows < 0).all(1).sum())
+
     def _explain(self, why: Mapping[str, int]) -> None:
         self.why = dict(Counter(self.why) + Counter(why))
 

@@ -39,7 +39,7 @@ from hardneg.mining.imports import load_imports
 from hardneg.mining.inputs import Embedded, Progress, embeddings, load_problem, make_miner, quiet
 from hardneg.mining.manifest import describe_inputs, is_of, read_manifest
 from hardneg.mining.options import MineOptions, inputs, manifest_of
-from hardneg.mining.output import Layout, Result, has_rows, recover, write_output
+from hardneg.mining.output import Layout, Result, has_rows, recover, with_judged_negatives, write_output
 from hardneg.mining.pair_scores import with_teacher
 from hardneg.mining.pieces import Files
 from hardneg.mining.problem import Problem
@@ -285,9 +285,14 @@ def _finish(
     sources: dict[str, Any],
 ) -> Summary:
     """Makes the output and its manifest in the work folder, then puts both in place."""
-    result, explanation = _result(problem, miner, mined), mined.explanation
+    result, explanation, device = _result(problem, miner, mined), mined.explanation, miner.meeting.device
     anchor = options.columns.query if options.columns.query and "+" not in options.columns.query else "anchor"
     layout = Layout(options.format, anchor, options.columns.positive or "positive", options.scores, options.ids)
+    if options.judged_negatives:
+        result = with_judged_negatives(
+            result, lambda query, row: miner.meeting.pair_scores(query.to(device), row.to(device))
+        )
+        explanation.short_after(torch.from_numpy(result.rows))
     result = with_teacher(result, miner.meeting)
     if not has_rows(result, layout):
         shutil.rmtree(work)  # its blocks are of no use to another rule or format
