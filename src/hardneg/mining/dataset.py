@@ -27,8 +27,9 @@ from hardneg.mining.cache_key import key_of_model
 from hardneg.mining.encode import Encode, Encoder, embed, vectors_of
 from hardneg.mining.engine import mine
 from hardneg.mining.engines.ranks import Ranks
+from hardneg.mining.explain import no_negatives
 from hardneg.mining.options import TEMPERATURE
-from hardneg.mining.output import Layout, Result, columns_of, with_judged_negatives
+from hardneg.mining.output import Layout, Result, columns_of, has_rows, with_judged_negatives
 from hardneg.mining.pair_scores import PairScorer, pair_scorer
 from hardneg.mining.problem import Documents, Problem, Side, build_problem, check_no_label_ignored, texts_of
 from hardneg.mining.search import Search
@@ -143,7 +144,10 @@ def mine_dataset(
     if mined.explanation.short:
         short = f"{mined.explanation.short:,} of {number} have fewer than {rule.k} negatives"
         console.print(Text(f"{short}: {mined.explanation.reason()}"))
-    table = columns_of(result, Layout(output_format, *names, scores=output_scores))
+    layout = Layout(output_format, *names, scores=output_scores)
+    if not has_rows(result, layout):
+        raise no_negatives(mined.explanation, output_format)
+    table = columns_of(result, layout)
     return optional("datasets", "mine(dataset, ...)", extra="text").Dataset.from_dict(table)
 
 

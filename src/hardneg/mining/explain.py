@@ -10,7 +10,7 @@ from typing import Annotated, Any
 import torch
 from torch import Tensor
 
-from hardneg.core.errors import ArgumentError
+from hardneg.core.errors import ArgumentError, spelled, written
 from hardneg.negatives import Negatives
 
 TOO_FEW = "too few candidates"
@@ -89,3 +89,23 @@ class NoNegatives(ArgumentError):
     """No query has enough negatives to be written; ``explanation`` counts what each factor removed."""
 
     explanation: Explanation
+
+
+def no_negatives(explanation: Explanation, format: str, candidates: int | None = None) -> NoNegatives:
+    """What was there on average, what took it away, and what to change.
+
+    candidates: of each retriever, where the lists of retrievers are what was chosen from.
+    """
+    looked_at = f"{explanation.looked_at / max(explanation.queries, 1):,.1f}".removesuffix(".0")
+    cause = explanation.cause()
+    few = "which are too few" if cause == TOO_FEW else f"of which {cause} leaves too few"
+    got = f"none of {explanation.queries:,} queries with enough: a query has {looked_at} candidates, {few}"
+    fix = f"use a smaller {spelled('mine', 'k')} or an easier rule"
+    if not explanation.looked_at:
+        fix = f"give more documents with {spelled('mine', 'corpus')}"
+    elif candidates is not None:
+        given = written("mine", "candidates", candidates)
+        fix = f"{fix}, or raise {given}, the best of each retriever; BM25 gives only those that share a word"
+    error = NoNegatives("mine", f"negatives to write as {format}", got, fix)
+    error.explanation = explanation
+    return error
