@@ -189,7 +189,7 @@ def _problem(
                 fix = f"leave such rows out: dataset.filter(lambda row: (row[{name!r}] or '').strip())"
             got = f"{name}={value!r} in row {wrong[0]} ({counted(len(wrong), 'such row')} in all)"
             raise ArgumentError("mine", "texts in every row", got, fix)
-    others = list(corpus or ())
+    others = [] if corpus is None else list(corpus)
     odd = [one for one in others if not isinstance(one, str)]
     if odd or isinstance(corpus, str):
         raise argument_error("mine", "a list of texts as corpus", "corpus", odd[:1] or corpus)
