@@ -52,7 +52,7 @@ class TextPairs(OfTexts, prefix="pairs", form="pairs:FILE"):
     columns: ClassVar[tuple[int, int, str]] = (
         2,
         3,
-        "pairs:FILE, pairs:TABLE[first,second] or pairs:TABLE[first,second,label=1]",
+        "pairs:FILE or pairs:TABLE[first,second] or pairs:TABLE[first,second,label=1]",
     )
 
     @classmethod
