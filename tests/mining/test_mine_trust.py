@@ -390,10 +390,10 @@ def test_point_21_gzip_bombs(newline: bytes, tmp_path: Path, monkeypatch: pytest
     ],
 )
 def test_point_21_numbers_and_nesting_beyond_python(name: str, content: str, tmp_path: Path) -> None:
-    from hardneg.mining.judgements import read_judgements
+    from hardneg.mining.judgements import read_grades
 
     (tmp_path / name).write_text(content)
-    read = {"vector.jsonl": read_vectors, "grades.jsonl": read_judgements}.get(name, read_table)
+    read = {"vector.jsonl": read_vectors, "grades.jsonl": read_grades}.get(name, read_table)
     with pytest.raises(ValueError, match="mine needs"):
         read(str(tmp_path / name))
 

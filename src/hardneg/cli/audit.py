@@ -35,6 +35,8 @@ def audit(ctx: typer.Context, config: Path | None, out: str, overwrite: bool, **
 
       hardneg audit mined.parquet   (what it was mined from is read from its manifest)
 
+      hardneg audit mined.parquet --held-out-judgements qrels.tsv   (a rate of false negatives)
+
       hardneg audit theirs.jsonl --queries queries.jsonl --corpus corpus.jsonl --corpus-column title+text
     """
     flags = flags_of(AuditOptions)

@@ -142,7 +142,8 @@ def retriever_names(options: MineOptions) -> tuple[str, ...]:
 def check_reads(options: MineOptions, negatives: Negatives) -> None:
     """Raises for what the expression needs and the options do not give, and for second opinions that are not read."""
     veto = options.cross_encoder is not None and options.cross_encoder_use == "veto"
-    has = {"labels": options.columns.label is not None, "clusters": False, "guide": options.guide is not None or veto}
+    labels = options.columns.label is not None and options.positive_label is None  # else of pairs
+    has = {"labels": labels, "clusters": False, "guide": options.guide is not None or veto}
     fixes = {
         "labels": f"give {spelled('mine', 'label_column')}, a column of both tables",
         "clusters": "use labels and OtherLabel(), or hn.mine with Keys(clusters=...)",

@@ -22,7 +22,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from hardneg.core.errors import ArgumentError, Damaged, optional
+from hardneg.core.errors import ArgumentError, Damaged, optional, warn_once
 from hardneg.io.arrays import Array, read_npy
 from hardneg.io.files import check_free, read_json, run_again, write_atomically, write_json
 from hardneg.io.functions import in_any_folder, load_function, loading_model
@@ -91,7 +91,7 @@ def encoders_of_model(
     place = str(Path(path).absolute()) if Path(path).exists() else path
 
     def encoder(which: int, side: str) -> Encoder:
-        encode, prompt = getattr(model, f"encode_{side}", model.encode), prompts[which]
+        encode, prompt = getattr(model, f"encode_{side}", model.encode), _prompt_of(model, prompts[which])
         more = {} if prompt is None else {"prompt": prompt}
         options = {"batch_size": batch_size, "show_progress_bar": False, "convert_to_numpy": True, **more}
         name = f"{key} {side}" + (f" {prompt!r}" if more else "")
@@ -99,6 +99,16 @@ def encoders_of_model(
         return Encoder(name, lambda texts: encode(texts, **options), again)
 
     return encoder(0, "query"), encoder(1, "document")
+
+
+def _prompt_of(model: Any, given: str | None) -> str | None:
+    """The prompt of the model that has this name, or the text that was given."""
+    known = getattr(model, "prompts", None) or {}
+    if given is not None and given not in known and known and given.isidentifier():
+        names = ", ".join(known)
+        text = f"The model has no prompt {given!r}, so that this text is put before each text. Its prompts are {names}."
+        warn_once(f"unknown prompt: {given}", text)
+    return given if given is None else known.get(given, given)
 
 
 def _encoder_of_model(which: int, *given: Any, **options: Any) -> Encoder:

@@ -24,12 +24,12 @@ from hardneg.mining.encode import Encoder, cached, embed, encoder_of_function, e
 from hardneg.mining.engine import Miner
 from hardneg.mining.engines.base import Engine
 from hardneg.mining.engines.ranks import device_of_rank
-from hardneg.mining.judgements import numbered_both, read_judgements
+from hardneg.mining.judgements import numbered_both, read_grades
 from hardneg.mining.lexical import Lexical
 from hardneg.mining.meeting import Rescore
 from hardneg.mining.options import MineOptions
 from hardneg.mining.pair_scores import PairScorer, pair_scorer
-from hardneg.mining.problem import Problem, Side, build_problem, positive_column, side_of_table, texts_of
+from hardneg.mining.problem import Problem, Side, build_problem, documents_of_table, side_of_table, texts_of
 from hardneg.mining.runs import Run, read_run, split_name
 from hardneg.mining.search import Retriever, Search
 
@@ -53,15 +53,33 @@ def load_problem(options: MineOptions) -> Problem:
     same = _are_the_same(options)
     corpus = _corpus(options, queries, same)
     needed = options.judgements is None
-    positives = None if table is None else positive_column(table, options.columns.positive, needed)
+    given = None if table is None else documents_of_table(table, options.columns, needed, options.positive_label)
     if table is None and needed:
         fix = f"give {spelled('mine', 'judgements')}, a table of both ids"
         raise ArgumentError("mine", "judgements (query id, document id) with embeddings only", "none", fix)
-    judged = [] if options.judgements is None else read_judgements(options.judgements)
+    grades = [] if options.judgements is None else read_grades(options.judgements)
+    judged = [(query, document) for grade, query, document in grades if grade > 0]
+    irrelevant = [(query, document) for grade, query, document in grades if grade <= 0]
     drop = options.missing_positives == "drop"
     if table is None and corpus is not None and corpus.texts is None:
         same = same or (queries.own_ids and corpus.own_ids)
-    return build_problem(queries, corpus, positives, judged, same=same, drop_missing=drop)
+    problem = build_problem(
+        queries,
+        corpus,
+        None if given is None else given.positives,
+        judged,
+        irrelevant=None if given is None else given.irrelevant,
+        judged_irrelevant=irrelevant if options.judged_negatives else (),
+        same=same,
+        drop_missing=drop,
+    )
+    if given is not None:
+        problem.counts["pairs_without_label"] = given.unlabelled
+    if options.judged_negatives and not problem.judged_negatives:
+        fix = f"give {spelled('mine', 'positive_label')}, or {spelled('mine', 'judgements')} with grades of 0"
+        what = f"documents judged irrelevant to a query for {spelled('mine', 'judged_negatives')}"
+        raise ArgumentError("mine", what, "none", fix)
+    return problem
 
 
 def _corpus(options: MineOptions, queries: Side, same: bool) -> Side | None:
@@ -110,7 +128,8 @@ def _side(table: Table | None, path: str, vectors_path: str | None, options: Min
             return Side(range(len(vectors)), None, vectors)
         return Side(checked_ids(ids, "ids", kind, "mine"), None, vectors, own_ids=True)
     text, identity = (columns.query, columns.query_id) if kind == "queries" else (columns.corpus, columns.corpus_id)
-    side = side_of_table(table, text, identity, columns.label, kind)
+    label = columns.label if options.positive_label is None else None  # else of pairs
+    side = side_of_table(table, text, identity, label, kind)
     if vectors_path is not None:
         vectors, ids = read_vectors(vectors_path, options.embedding_column)
         side.vectors = aligned(vectors, ids, side.ids, kind, vectors_path, skipped=_empty(side))
