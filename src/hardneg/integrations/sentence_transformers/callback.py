@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from hardneg.core.errors import DataChanged, NoFile
+from hardneg.core.errors import Damaged, DataChanged, NoFile
 from hardneg.io.files import read_json, write_atomically, write_json
 from hardneg.io.sealed import check_seal, sealing
 
@@ -90,8 +90,7 @@ class LossCallback:
         if record["world_size"] != args.world_size:
             what, got = f"{record['world_size']} processes, as the interrupted run had", str(args.world_size)
             raise DataChanged(who, what, got, "resume with as many")
-        check_seal(own, who, _fix)
-        states = torch.load(own, map_location="cpu", weights_only=True)
+        states = _read_states(own, who)
         if set(states) != set(self.losses):
             raise DataChanged(who, f"losses named {sorted(states)}", str(sorted(self.losses)))
         for name, loss in self.losses.items():
@@ -119,11 +118,27 @@ def own_state(loss: nn.Module) -> dict[str, Any]:
 
 
 def load_own_state(loss: nn.Module, state: dict[str, Any]) -> None:
+    now = loss.state_dict()
+    for name, then in state.items():
+        if name in now and (there := tuple(then.shape)) != (here := tuple(now[name].shape)):
+            what, got = f"{name} of shape {list(there)}, as the interrupted run had it", f"shape {list(here)}"
+            raise DataChanged(type(loss).__name__, what, got, "resume with the sizes of the interrupted run")
     missing, unknown = loss.load_state_dict(state, strict=False)
     missing = [name for name in missing if _is_own(name)]
     if missing or unknown:
         got = f"a state with {unknown[:3]} and without {missing[:3]}"
         raise DataChanged(type(loss).__name__, "the state of the same loss", got, "resume with the loss of the run")
+
+
+def _read_states(path: Path, who: str) -> dict[str, Any]:
+    check_seal(path, who, _fix)
+    try:
+        states = torch.load(path, map_location="cpu", weights_only=True)
+    except Exception as error:  # torch raises whatever the bytes of a damaged file lead it to
+        raise Damaged(who, "the state of a loss", path, got="torch cannot read it", fix=_fix) from error
+    if not isinstance(states, dict):
+        raise Damaged(who, "the state of a loss", path, got="it holds something else", fix=_fix)
+    return states
 
 
 def checkpoint_of(args: Any, state: Any) -> Path:
