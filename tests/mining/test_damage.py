@@ -168,6 +168,7 @@ def slow_job(folder: Path, name: str) -> MineOptions:
         corpus=str(folder / "corpus.jsonl"),
         out=str(folder / name),
         encoder="test_mine_resume:encode",
+        cache_key="1",
         negatives="Ring(0.0, 0.9) * Tilt(1.0)",
         draw="gumbel",
         k=4,

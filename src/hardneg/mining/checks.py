@@ -23,6 +23,7 @@ from hardneg.core.types import Keys
 from hardneg.core.vectors import is_zero
 from hardneg.io.functions import load_function
 from hardneg.io.outputs import check_output
+from hardneg.mining.cache_key import key_of_function
 from hardneg.mining.fusion import check_quotas, named_source
 from hardneg.mining.imports import load_imports
 from hardneg.mining.options import MineOptions, given_inputs, inputs, manifest_of
@@ -178,10 +179,23 @@ def _check_models(options: MineOptions) -> None:
     for name, both in twice:
         if both and getattr(options, name) is not None:
             raise argument_error("mine", "one second opinion", name, getattr(options, name), "leave one of the two out")
+    functions = [name for name in (options.encoder, options.rescore) if name is not None]
+    if options.cache_key is not None and not functions and options.model is None:
+        raise argument_error("mine", "a function or a model for it", "cache_key", options.cache_key)
+    if options.part is not None or options.merge:
+        _check_parts(functions, options.cache_key)
     retriever_names(options)
     for _, path in map(split_name, options.runs):
         if not Path(path).is_file():
             raise NoFile("mine", "a TREC run file that exists", path)
+
+
+def _check_parts(functions: list[str], cache_key: str | None) -> None:
+    """Raises for a function whose results the parts of a job could not share."""
+    for name in functions:
+        if key_of_function(name, load_function(name, "mine"), cache_key) is None:
+            fix = f"give {spelled('mine', 'cache_key')}, the same to each"
+            raise ArgumentError("mine", f"a key for {name}, by which parts share its results", "none", fix)
 
 
 def check_options(options: MineOptions) -> None:

@@ -109,7 +109,7 @@ def _run(options: MineOptions, engine: Engine, progress: Progress) -> Summary | 
         problem.alignment = miner.alignment()
         warn_of_alignment(problem.alignment)
     check_disk(miner, Path(options.out).absolute().parent)
-    wanted = fingerprint(options, stamps, embedded, miner)
+    wanted = fingerprint(options, stamps, embedded, miner, engine)
     store = Files(_work_folder(options, wanted, engine), digest(wanted))
     context = Context(_absolute(options), tuple(embedded.keys.items()), str(store.folder.absolute()), store.job)
     _here[context] = Stages(miner, store)
