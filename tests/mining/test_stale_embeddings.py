@@ -163,11 +163,6 @@ def test_parts_need_a_key_for_functions(which: dict[str, Any], what: str, job: M
     run(replace(job, **named, **which))
 
 
-def test_a_key_without_a_function_is_refused(job: MineOptions) -> None:
-    with pytest.raises(ArgumentError, match="cache_key"):
-        run(replace(job, encoder=None, search="bm25", cache_key="1"))
-
-
 def test_an_audit_encodes_by_a_function_as_it_is(job: MineOptions, module: Callable[[str], None]) -> None:
     module(WAYS["a list"])
     job = replace(job, encoder="ways_of_this_test:encode", cache_key=None, negatives="Rank(1, 40)", k=4)

@@ -179,11 +179,8 @@ def _check_models(options: MineOptions) -> None:
     for name, both in twice:
         if both and getattr(options, name) is not None:
             raise argument_error("mine", "one second opinion", name, getattr(options, name), "leave one of the two out")
-    functions = [name for name in (options.encoder, options.rescore) if name is not None]
-    if options.cache_key is not None and not functions and options.model is None:
-        raise argument_error("mine", "a function or a model for it", "cache_key", options.cache_key)
     if options.part is not None or options.merge:
-        _check_parts(functions, options.cache_key)
+        _check_parts([name for name in (options.encoder, options.rescore) if name is not None], options.cache_key)
     retriever_names(options)
     for _, path in map(split_name, options.runs):
         if not Path(path).is_file():

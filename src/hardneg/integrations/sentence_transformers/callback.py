@@ -118,16 +118,19 @@ def own_state(loss: nn.Module) -> dict[str, Any]:
 
 
 def load_own_state(loss: nn.Module, state: dict[str, Any]) -> None:
-    now = loss.state_dict()
-    for name, then in state.items():
-        if name in now and (there := tuple(then.shape)) != (here := tuple(now[name].shape)):
-            what, got = f"{name} of shape {list(there)}, as the interrupted run had it", f"shape {list(here)}"
-            raise DataChanged(type(loss).__name__, what, got, "resume with the sizes of the interrupted run")
-    missing, unknown = loss.load_state_dict(state, strict=False)
+    try:
+        missing, unknown = loss.load_state_dict(state, strict=False)
+    except RuntimeError as error:  # such as a queue of another capacity
+        fix = "resume with the sizes of the interrupted run"
+        raise DataChanged(type(loss).__name__, "the state of the same loss", _sentence(error), fix) from None
     missing = [name for name in missing if _is_own(name)]
     if missing or unknown:
         got = f"a state with {unknown[:3]} and without {missing[:3]}"
         raise DataChanged(type(loss).__name__, "the state of the same loss", got, "resume with the loss of the run")
+
+
+def _sentence(error: Exception) -> str:
+    return " ".join(str(error).split()).partition(": ")[2] or str(error)
 
 
 def _read_states(path: Path, who: str) -> dict[str, Any]:
