@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 import torch
 
+from hardneg.core.errors import HardnegWarning
 from hardneg.io.outputs import sealed_page
 from hardneg.reporting import histograms as histograms_module
 from hardneg.reporting import write_report
@@ -198,7 +199,8 @@ def test_histograms_say_how_well_classes_are_apart_in_each_seed(tmp_path: Path) 
         shares.append(share_by_loops(features, labels))
     (tmp_path / "runs" / "arm1-seed1" / "embeddings.npz").unlink()
     (tmp_path / "runs" / "arm1-seed0" / "embeddings.npz").write_text("damaged")
-    words = read(write_report(tmp_path)).words
+    with pytest.warns(HardnegWarning, match=r"arm1-seed0.embeddings\.npz.* damaged"):
+        words = read(write_report(tmp_path)).words
     assert 0.5 < shares[1] + 0.1 < shares[0] < 0.98
     assert f"than an other-class pair {50 * sum(shares):.1f} % of the time." in words
     assert words.count("than an other-class pair") == 1, "what has no embeddings has no such figure"

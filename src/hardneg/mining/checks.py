@@ -179,18 +179,18 @@ def _check_models(options: MineOptions) -> None:
     for name, both in twice:
         if both and getattr(options, name) is not None:
             raise argument_error("mine", "one second opinion", name, getattr(options, name), "leave one of the two out")
-    if options.part is not None or options.merge:
-        _check_parts([name for name in (options.encoder, options.rescore) if name is not None], options.cache_key)
     retriever_names(options)
     for _, path in map(split_name, options.runs):
         if not Path(path).is_file():
             raise NoFile("mine", "a TREC run file that exists", path)
 
 
-def _check_parts(functions: list[str], cache_key: str | None) -> None:
+def check_parts(options: MineOptions) -> None:
     """Raises for a function whose results the parts of a job could not share."""
-    for name in functions:
-        if key_of_function(name, load_function(name, "mine"), cache_key) is None:
+    if options.part is None and not options.merge:
+        return
+    for name in (options.encoder, options.rescore):
+        if name is not None and key_of_function(name, load_function(name, "mine"), options.cache_key) is None:
             fix = f"give {spelled('mine', 'cache_key')}, the same to each"
             raise ArgumentError("mine", f"a key for {name}, by which parts share its results", "none", fix)
 
