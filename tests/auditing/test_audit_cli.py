@@ -478,3 +478,22 @@ def test_the_page_is_written_although_nobody_reads_the_table(files: dict[str, st
     os.close(write)
     assert sorted(path.name for path in out.iterdir()) == ["audit.html", "audit.json"]
     assert done.stderr == ""
+
+
+@pytest.mark.parametrize("shape", ["(1099511627776, 0)", "(50, 0)", "(-50, 8)", "(1099511627776, 8)", "(True, 8)"])
+@pytest.mark.parametrize("place", ["input", "corpus"])
+def test_an_npy_header_that_lies_is_one_sentence(shape: str, place: str, tmp_path: Path) -> None:
+    vectors = np.random.default_rng(0).standard_normal((50, 8)).astype(np.float32)
+    np.save(tmp_path / "q.npy", vectors)
+    header = f"{{'descr': '<f4', 'fortran_order': False, 'shape': {shape}, }}".ljust(117) + "\n"
+    lying = b"\x93NUMPY\x01\x00" + len(header).to_bytes(2, "little") + header.encode() + vectors.tobytes()
+    (tmp_path / "lying.npy").write_bytes(lying)
+    judged = write_lines(tmp_path / "j.jsonl", [{"query-id": i, "corpus-id": i, "score": 1} for i in range(50)])
+    arguments = {
+        "input": ["lying.npy"],
+        "corpus": ["q.npy", "--corpus-embeddings", str(tmp_path / "lying.npy"), "--judgements", judged],
+    }[place]
+    done = CliRunner().invoke(app, ["audit", str(tmp_path / arguments[0]), *arguments[1:], "--out", str(tmp_path)])
+    assert done.exit_code in (1, 2)
+    assert isinstance(done.exception, SystemExit)
+    assert "lying.npy" in done.stderr

@@ -14,9 +14,11 @@ import pytest
 import torch
 
 import hardneg as hn
-from hardneg.core.errors import ArgumentError, DataChanged, HardnegWarning
+from hardneg.core.errors import ArgumentError, Damaged, DataChanged, HardnegWarning
 from hardneg.integrations.sentence_transformers import HardBatches, LossCallback, NegativesLoss, with_ids
 from hardneg.integrations.sentence_transformers.callback import own_state
+from hardneg.io.files import write_atomically
+from hardneg.io.sealed import sealing
 from support.libraries import part_of_sentence_transformers
 from support.tiny_bert import rows, tiny_bert
 
@@ -171,6 +173,35 @@ def test_the_callback_alone_keeps_the_state_of_a_wrapped_loss(tmp_path: Path) ->
         trainer_of(tmp_path, other, train, LossCallback(losses.MatryoshkaLoss(model, other, [8, 4]))).train(
             resume_from_checkpoint=True
         )
+
+
+def saved_state(folder: Path, capacity: int = 24) -> tuple[LossCallback, Any]:
+    """A callback whose loss has a queue of this capacity, with its state in the folder, and the trainer's arguments."""
+    callback = LossCallback(NegativesLoss(static_model(), "Tilt(1.0)", queue=hn.Queue(capacity, 8)))
+    args = SimpleNamespace(process_index=0, world_size=1)
+    callback.save(folder, args)
+    return callback, args
+
+
+def test_a_damaged_state_of_a_loss_is_refused_by_name(tmp_path: Path) -> None:
+    callback, args = saved_state(tmp_path)
+    path = tmp_path / "loss-0.pt"
+    whole = path.read_bytes()
+    for content in (whole[: len(whole) // 2], whole[:-81], whole[:-1], b"", bytes(len(whole))):
+        path.write_bytes(content)
+        with pytest.raises(Damaged) as refused:
+            callback.load(tmp_path, args)
+        assert refused.value.path == path
+    write_atomically(path, sealing(lambda file: file.write(b"no archive")))
+    with pytest.raises(Damaged):
+        callback.load(tmp_path, args)
+
+
+def test_a_queue_of_another_capacity_is_not_resumed(tmp_path: Path) -> None:
+    _, args = saved_state(tmp_path / "one")
+    other, _ = saved_state(tmp_path / "two", capacity=32)
+    with pytest.raises(DataChanged, match=r"queue\.vectors.*interrupted run"):
+        other.load(tmp_path / "one", args)
 
 
 def test_a_checkpoint_of_another_run_in_the_output_folder_is_not_used(tmp_path: Path) -> None:

@@ -294,6 +294,7 @@ def test_ray_goes_on_when_a_raylet_is_killed(
         corpus=str(tmp_path / "corpus.jsonl"),
         out=str(tmp_path / "texts.jsonl"),
         encoder="test_engines:slow_encode",
+        cache_key="1",
         format="ids",
         query_block=8,
         shards=12,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import sys
 from pathlib import Path
 from types import SimpleNamespace
@@ -16,7 +17,7 @@ import hardneg as hn
 import hardneg.comparing.runs
 from hardneg.cli.app import app
 from hardneg.comparing import Comparison, compare
-from hardneg.core.errors import ArgumentError
+from hardneg.core.errors import ArgumentError, Damaged
 from hardneg.io.embeddings import load_embeddings, load_evaluated
 from hardneg.training.augmentation.augment import TINY
 from hardneg.training.augmentation.transforms import from_transform
@@ -228,6 +229,20 @@ def test_model_folders_that_may_run_code_are_refused(
         monkeypatch.setattr("hardneg.training.export.options_of", lambda run, options=options: options)
         with pytest.raises(ValueError, match=r"runs no code, got the encoder hf:folder.*run_code=True"):
             hn.load_encoder(trained)
+
+
+@pytest.mark.parametrize(("number", "kind"), [(10**399, Damaged), (10**20, ArgumentError)])
+def test_a_config_with_an_endless_number_is_refused(
+    number: int, kind: type[Exception], trained: Path, tmp_path: Path
+) -> None:
+    shutil.copytree(trained, tmp_path / "run")
+    path = tmp_path / "run" / "config.json"
+    config = json.loads(path.read_text())
+    del config["checksum"]
+    config["options"]["dim"] = number
+    path.write_text(json.dumps(config))
+    with pytest.raises(kind, match=r"dim|config\.json"):
+        hn.load_encoder(tmp_path / "run")
 
 
 @pytest.mark.parametrize("recipe", ["infograph", "quick-thoughts", "cmc"])

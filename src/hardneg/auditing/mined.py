@@ -167,7 +167,8 @@ def _given_origin(options: AuditOptions, lists: Lists, encoding: Encoding) -> Or
 
 def _encoded(options: AuditOptions, origin: Origin, encoding: Encoding) -> Origin:
     """Vectors of texts that have none, by the model or function that the options name."""
-    encoders = load_encoders(MineOptions("", "", model=options.model, encoder=options.encoder))
+    how: dict[str, Any] = {"model": options.model, "encoder": options.encoder, "cache_key": options.cache_key}
+    encoders = load_encoders(MineOptions("", "", **how))
     encoder_of = dict(zip(("queries", "corpus"), encoders, strict=True))
     for what, side in origin.without_vectors():
         done = encoding(f"encoding {what}", len(side))

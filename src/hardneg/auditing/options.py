@@ -42,6 +42,7 @@ class AuditOptions:
     model: str | None = option(None, "sentence-transformers model for texts without embeddings.", MINED)
     encoder: str | None = option(None, "module:function or file.py:function, from texts to vectors, instead.", MINED)
     cache: str | None = option(None, "Folder of embeddings; default INPUT.embeddings.", MINED)
+    cache_key: str | None = option(None, "As in mine: version of the --encoder.", MINED)
     imports: tuple[str, ...] = option((), "Python file with distributions of yours; repeat it.", RULES, "--import")
     similarity: str | None = option(None, "cosine or dot; that of a mined file's manifest, else cosine.", LOOK)
     split: str | None = option(None, "train or test, of a run; else test.", LOOK)
@@ -83,7 +84,7 @@ _judged = {"judgements", "held_out_judgements"}
 _judges = {"labels", "groups", "label_column", "group_column", *_judged}
 _of_queries = {"queries", "query_column", "query_id_column", "embedding_column"}
 _of_corpus = {"corpus", "corpus_embeddings", "corpus_column", "corpus_id_column"}
-_encoders = {"model", "encoder", "cache"}
+_encoders = {"model", "encoder", "cache", "cache_key"}
 _reads: dict[str, set[str]] = {
     "a run": {*_judges, "positives", "split"},
     "embeddings": {*_judges, *_of_queries, "positives"},

@@ -23,6 +23,7 @@ from hardneg.core.types import Keys
 from hardneg.core.vectors import is_zero
 from hardneg.io.functions import load_function
 from hardneg.io.outputs import check_output
+from hardneg.mining.cache_key import key_of_function
 from hardneg.mining.fusion import check_quotas, named_source
 from hardneg.mining.imports import load_imports
 from hardneg.mining.options import MineOptions, given_inputs, inputs, manifest_of
@@ -183,6 +184,16 @@ def _check_models(options: MineOptions) -> None:
     for _, path in map(split_name, options.runs):
         if not Path(path).is_file():
             raise NoFile("mine", "a TREC run file that exists", path)
+
+
+def check_parts(options: MineOptions) -> None:
+    """Raises for a function whose results the parts of a job could not share."""
+    if options.part is None and not options.merge:
+        return
+    for name in (options.encoder, options.rescore):
+        if name is not None and key_of_function(name, load_function(name, "mine"), options.cache_key) is None:
+            fix = f"give {spelled('mine', 'cache_key')}, the same to each"
+            raise ArgumentError("mine", f"a key for {name}, by which parts share its results", "none", fix)
 
 
 def check_options(options: MineOptions) -> None:

@@ -23,8 +23,8 @@ from hardneg.core.vectors import unit
 from hardneg.io.functions import loading_model
 from hardneg.io.pair_labels import LABELS, SCORES, label_column, split_by_label
 from hardneg.io.terminal import Terminal
-from hardneg.mining.cache_key import key_of_model
-from hardneg.mining.encode import Encode, Encoder, embed, vectors_of
+from hardneg.mining.cache_key import key_of_function, key_of_model
+from hardneg.mining.encode import Encode, Encoder, embed, vectors_of, warn_not_reused
 from hardneg.mining.engine import mine
 from hardneg.mining.engines.ranks import Ranks
 from hardneg.mining.explain import no_negatives
@@ -86,6 +86,7 @@ def mine_dataset(
     corpus_prompt_name: str | None = None,
     batch_size: int = 32,
     cache_folder: str | None = None,
+    cache_key: str | None = None,
     verbose: bool = True,
     **named: Any,
 ) -> Any:
@@ -101,6 +102,8 @@ def mine_dataset(
     negatives, k, draw: as in ``mine``; or instead of them range_min, range_max, max_score, min_score, absolute_margin,
         relative_margin, num_negatives and sampling_strategy of sentence-transformers. Both together raise.
     cache_folder: where embeddings are kept, by content.
+    cache_key: a version for a function as model, without which its embeddings are not kept: change it whenever the
+        function gives other vectors.
 
     Without options these are the 3 nearest that are no positive, as there. Two things differ: a document that is the
     text of the query itself is never its negative, and a query is short only if the corpus is.
@@ -114,7 +117,7 @@ def mine_dataset(
     if judged_negatives and not problem.judged_negatives:
         raise ArgumentError("mine", "pairs of another label for judged_negatives", "none", "give positive_label=...")
     sides = texts_of(problem.queries, "mine"), texts_of(problem.corpus, "mine")
-    texts = Texts(sides, batch_size, cache_folder)
+    texts = Texts(sides, batch_size, cache_folder, cache_key)
     rule = translate(named, negatives, k, draw, max(map(len, problem.positives)))
     expression = parse(rule.negatives) if isinstance(rule.negatives, str) else rule.negatives
     console, number = Terminal(quiet=not verbose), counted(len(problem.own), "query", "queries")
@@ -210,6 +213,7 @@ class Texts:
     sides: tuple[list[str], list[str]]
     batch_size: int
     cache: str | None
+    cache_key: str | None
 
     def embedded(self, model: Any, *prompts: Prompt) -> tuple[Tensor, Tensor]:
         """Vectors of unit length of the queries and of the documents, each with its prompt."""
@@ -224,11 +228,12 @@ class Texts:
         encode = _encode(model, side, prompt, self.batch_size)
         if self.cache is None:
             return unit(torch.from_numpy(vectors_of(encode, self.sides[side])))
-        if not hasattr(model, "state_dict"):
-            fix = "keep its vectors yourself"
-            raise ArgumentError("mine", "a SentenceTransformer for cache_folder", "a function", fix)
-        key = f"{key_of_model('', model)} {side} {prompt!r}"
-        return unit(embed(self.sides[side], Encoder(key, encode), Path(self.cache), Ranks()))
+        key_of: Any = key_of_model if hasattr(model, "encode") and hasattr(model, "state_dict") else key_of_function
+        key = key_of("", model, self.cache_key)
+        if key is None:
+            warn_not_reused(f"what {getattr(model, '__qualname__', type(model).__qualname__)} gives")
+        encoder = Encoder(key and f"{key} {side} {prompt!r}", encode)
+        return unit(embed(self.sides[side], encoder, Path(self.cache), Ranks()))
 
 
 def _encode(model: Any, side: int, prompt: Prompt, size: int) -> Encode:

@@ -20,7 +20,15 @@ from hardneg.io.outputs import same_file
 from hardneg.io.tables import Table, aligned, column_of_vectors, holds_vectors, read_table, read_vectors
 from hardneg.mining.cells import checked_ids
 from hardneg.mining.checks import check_directions, quotas_of, rule_of
-from hardneg.mining.encode import Encoder, cached, embed, encoder_of_function, encoders_of_model
+from hardneg.mining.encode import (
+    Encoder,
+    cached,
+    embed,
+    encoder_of_function,
+    encoders_of_model,
+    key_of_run,
+    warn_not_reused,
+)
 from hardneg.mining.engine import Miner
 from hardneg.mining.engines.base import Engine
 from hardneg.mining.engines.ranks import device_of_rank
@@ -170,20 +178,24 @@ def embeddings(
     """Vectors of the queries and of the corpus, given or encoded, and those of the guide.
 
     ``known``: keys of encoders by which vectors are in the cache, so that no encoder is loaded.
+    Vectors of an encoder without a key are encoded again in each run, and kept for its own processes only.
     """
     sides = (problem.queries, problem.corpus)
     if options.search == "bm25":  # nothing is compared by vectors; one number stands for each
         return Embedded((torch.ones(len(sides[0]), 1), torch.ones(len(sides[1]), 1)))
     cache = Path(options.cache) if options.cache else Path(f"{options.out}.embeddings")
     keys = dict(known or {})
+    key_of_this_run = once(partial(key_of_run, options.out, cache, engine))
 
     def encoded(number: int, name: str, load: Callable[[], tuple[Encoder, Encoder]], who: str) -> Tensor:
         texts = texts_of(sides[number], who)
         if name in keys and (vectors := cached(texts, keys[name], cache)) is not None:
             return vectors
         encoder = load()[number]
-        keys[name] = encoder.key
-        return embed(texts, encoder, cache, engine, progress(f"encoding {name}", len(texts)))
+        if encoder.key is None and not known:
+            warn_not_reused(f"what {options.encoder or options.model} gives for the {name}")
+        keys[name] = keys.get(name) or encoder.key or key_of_this_run()
+        return embed(texts, replace(encoder, key=keys[name]), cache, engine, progress(f"encoding {name}", len(texts)))
 
     found, load = [], once(partial(load_encoders, options))
     for number, (side, name) in enumerate(zip(sides, ("queries", "corpus"), strict=True)):
@@ -208,9 +220,10 @@ def load_encoders(options: MineOptions) -> tuple[Encoder, Encoder]:
             revision=options.revision,
             dtype=options.dtype,
             prompts=(options.query_prompt, options.corpus_prompt),
+            cache_key=options.cache_key,
         )
     if options.encoder is not None:
-        encoder = encoder_of_function(options.encoder)
+        encoder = encoder_of_function(options.encoder, options.cache_key)
         return encoder, encoder
     fix = "if the tables have a column of embeddings, name it with --embedding-column"
     raise ArgumentError("mine", "embeddings, a --model or an --encoder for the texts", "none", fix)
@@ -218,7 +231,8 @@ def load_encoders(options: MineOptions) -> tuple[Encoder, Encoder]:
 
 def load_guide(options: MineOptions) -> tuple[Encoder, Encoder]:
     assert options.guide is not None
-    return encoders_of_model(options.guide, options.batch_size, options.device or device_of_rank())
+    device = options.device or device_of_rank()
+    return encoders_of_model(options.guide, options.batch_size, device, cache_key=options.cache_key)
 
 
 def make_miner(options: MineOptions, problem: Problem, embedded: Embedded) -> Miner:

@@ -27,7 +27,7 @@ from hardneg.io.provenance import environment
 from hardneg.mining.alignment import warn_of_alignment, warn_of_easy_negatives
 from hardneg.mining.beir import from_beir
 from hardneg.mining.cache_key import digest_of_path
-from hardneg.mining.checks import check_options, expression_of, is_listed, retriever_names
+from hardneg.mining.checks import check_options, check_parts, expression_of, is_listed, retriever_names
 from hardneg.mining.engine import Mined, Miner
 from hardneg.mining.engines import engine_of
 from hardneg.mining.engines.base import Engine, PartDone, Work
@@ -72,6 +72,7 @@ def run(options: MineOptions, progress: Progress = quiet) -> Summary | None:
     check_options(options)
     check_work_folder(options.out)
     engine = engine_of(options)
+    check_parts(options)
     try:
         with _alone(options, engine):
             summary = _run(options, engine, progress)
@@ -109,7 +110,7 @@ def _run(options: MineOptions, engine: Engine, progress: Progress) -> Summary | 
         problem.alignment = miner.alignment()
         warn_of_alignment(problem.alignment)
     check_disk(miner, Path(options.out).absolute().parent)
-    wanted = fingerprint(options, stamps, embedded, miner)
+    wanted = fingerprint(options, stamps, embedded, miner, engine)
     store = Files(_work_folder(options, wanted, engine), digest(wanted))
     context = Context(_absolute(options), tuple(embedded.keys.items()), str(store.folder.absolute()), store.job)
     _here[context] = Stages(miner, store)

@@ -61,6 +61,7 @@ class MineOptions:
     corpus_prompt: str | None = option(None, "The same of each document.", INPUT)
     revision: str | None = option(None, "Of the --model: a branch, tag or commit of the hub.", INPUT)
     dtype: str | None = option(None, "Of the --model: float32, float16 or bfloat16.", INPUT)
+    cache_key: str | None = option(None, "Version of your functions; needed to reuse their results.", RUN)
     batch_size: int = option(64, "Texts encoded at a time.", INPUT, low=1)
     negatives: str = option("BelowPositive(relative=0.05)", "Expression of the grammar.", RULE, "--negatives", "-n")
     k: int = option(5, "Negatives of a query.", RULE, "-k", low=1)

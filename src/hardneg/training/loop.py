@@ -371,7 +371,7 @@ class Loop:
     def _restore(self) -> None:
         state = self.disk.load(self.accelerator.device)
         if self.accelerator.is_main_process:
-            self.disk.forget_after(state["step"] if state else 0)
+            self.disk.forget_after(*(state["step"], state["records"]) if state else (0, 0))
         if state is None:
             return
         self.step, self.epoch, self.epoch_seconds = state["step"], state["epoch"], state["epoch_seconds"]

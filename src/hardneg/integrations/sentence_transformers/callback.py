@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from hardneg.core.errors import DataChanged, NoFile
+from hardneg.core.errors import Damaged, DataChanged, NoFile
 from hardneg.io.files import read_json, write_atomically, write_json
 from hardneg.io.sealed import check_seal, sealing
 
@@ -100,8 +100,7 @@ class LossCallback:
         if record["data"] != self.data:
             got = _difference(record["data"], self.data)
             raise DataChanged(who, "the training set of the interrupted run", got, "resume with it, or begin again")
-        check_seal(own, who, _fix)
-        states = torch.load(own, map_location="cpu", weights_only=True)
+        states = _read_states(own, who)
         if set(states) != set(self.losses):
             raise DataChanged(who, f"losses named {sorted(states)}", str(sorted(self.losses)))
         for name, loss in self.losses.items():
@@ -129,7 +128,11 @@ def own_state(loss: nn.Module) -> dict[str, Any]:
 
 
 def load_own_state(loss: nn.Module, state: dict[str, Any]) -> None:
-    missing, unknown = loss.load_state_dict(state, strict=False)
+    try:
+        missing, unknown = loss.load_state_dict(state, strict=False)
+    except RuntimeError as error:  # such as a queue of another capacity
+        fix = "resume with the sizes of the interrupted run"
+        raise DataChanged(type(loss).__name__, "the state of the same loss", _sentence(error), fix) from None
     missing = [name for name in missing if _is_own(name)]
     if missing or unknown:
         got = f"a state with {unknown[:3]} and without {missing[:3]}"
@@ -161,6 +164,21 @@ def _difference(before: list[dict[str, str]] | None, now: list[dict[str, str]] |
     pairs = zip(before, now, strict=True)
     names = {name for one, two in pairs for name in one | two if one.get(name) != two.get(name)}
     return f"other values in {', '.join(sorted(names)) or 'its columns'}"
+
+
+def _sentence(error: Exception) -> str:
+    return " ".join(str(error).split()).partition(": ")[2] or str(error)
+
+
+def _read_states(path: Path, who: str) -> dict[str, Any]:
+    check_seal(path, who, _fix)
+    try:
+        states = torch.load(path, map_location="cpu", weights_only=True)
+    except Exception as error:  # torch raises whatever the bytes of a damaged file lead it to
+        raise Damaged(who, "the state of a loss", path, got="torch cannot read it", fix=_fix) from error
+    if not isinstance(states, dict):
+        raise Damaged(who, "the state of a loss", path, got="it holds something else", fix=_fix)
+    return states
 
 
 def checkpoint_of(args: Any, state: Any) -> Path:

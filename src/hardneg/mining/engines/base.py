@@ -49,6 +49,10 @@ class Engine(ABC):
     def wait(self) -> None:  # noqa: B027 - most engines share nothing
         """Waits for the other processes that share this engine, if there are any."""
 
+    def agree(self, value: str) -> str:
+        """The value that the first of the processes that share this engine gives."""
+        return value
+
     def leave(self) -> None:  # noqa: B027 - most engines start nothing
         """Ends what the engine has started and the end of this process would not."""
 

@@ -11,9 +11,13 @@ from typing import Any, get_args, get_type_hints
 
 from hardneg.core.errors import ArgumentError
 from hardneg.core.options import flag_of
+from hardneg.core.text import printable
 
 Scheduled = float | str
 """A number, or the text of a schedule such as "linear(0.5, 0.1)"."""
+
+
+_largest = 2**63 - 1  # of the whole numbers that torch takes
 
 
 @cache
@@ -36,8 +40,10 @@ def check_option(who: str, name: str, value: Any, kind: Any, rules: Any) -> None
 def check_bounds(who: str, name: str, value: float, rules: Any, got: str | None = None) -> None:
     """Raises unless a number is within what its option allows; ``got`` where the number is a part of what was given."""
     low, high = rules["low"], rules["high"]
+    if high is None and isinstance(value, int) and value > _largest:
+        high = _largest
     if not low <= value <= (math.inf if high is None else high) or value == math.inf:
-        raise ArgumentError(who, f"{flag_of(name, rules)} {allowed(low, high)}", got or repr(value))
+        raise ArgumentError(who, f"{flag_of(name, rules)} {allowed(low, high)}", got or printable(repr(value), 80))
 
 
 def allowed(low: float, high: float | None) -> str:
