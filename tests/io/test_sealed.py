@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from hardneg.core.errors import Damaged
+from hardneg.core.errors import Damaged, HardnegWarning
 from hardneg.io.files import write_atomically
 from hardneg.io.sealed import CHECKSUM, check_seal, checked, digest_of, is_whole, sealing, with_checksum
 
@@ -73,7 +73,8 @@ def test_a_file_that_lost_its_end_is_damaged(suffix: str, tmp_path: Path) -> Non
             path.write_bytes(content)
             with pytest.raises(Damaged):
                 check_seal(path, "train", "delete it")
-    assert not is_whole(path, "train", "delete it", Path.read_bytes)
+    with pytest.warns(HardnegWarning, match="damaged"):
+        assert not is_whole(path, "train", "delete it", Path.read_bytes)
 
 
 def test_a_seal_is_required_unless_others_write_such_files(tmp_path: Path) -> None:
