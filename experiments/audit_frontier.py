@@ -136,9 +136,8 @@ def count_directly(
 def nfcorpus(data: Path, cache: Path) -> hn.auditing.Audit:
     judged = read_nfcorpus(data / "nfcorpus")
     queries, documents = encode(judged, cache)
-    return hn.audit(
-        queries, corpus=documents, judgements=judged.relevant, temperature=0.05, wanted_false_negatives=0.02
-    )
+    known = {"positives": [own[:1] for own in judged.relevant], "held_out_judgements": judged.relevant}
+    return hn.audit(queries, corpus=documents, **known, temperature=0.05, wanted_false_negatives=0.02)
 
 
 def scifact(data: Path, out: Path) -> hn.auditing.Audit:
@@ -165,7 +164,7 @@ def scifact(data: Path, out: Path) -> hn.auditing.Audit:
         )
     )
     settings = Settings(temperature=0.05, wanted_false_negatives=0.001, num_anchors=10_000)
-    return audit_files(AuditOptions(mined, judgements=str(folder / "qrels.tsv"), settings=settings))
+    return audit_files(AuditOptions(mined, held_out_judgements=str(folder / "qrels.tsv"), settings=settings))
 
 
 def main() -> None:

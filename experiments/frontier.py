@@ -133,9 +133,8 @@ def nfcorpus(data: Path, cache: Path | None) -> tuple[Audit, Batches]:
     """With all-MiniLM-L6-v2, or without a cache with static vectors."""
     judged = read_nfcorpus(data / "nfcorpus")
     queries, documents = static_vectors(judged) if cache is None else encode(judged, cache)
-    found = hn.audit(
-        queries, RULES, corpus=documents, judgements=judged.relevant, temperature=0.05, num_anchors=len(queries)
-    )
+    known = {"positives": [own[:1] for own in judged.relevant], "held_out_judgements": judged.relevant}
+    found = hn.audit(queries, RULES, corpus=documents, **known, temperature=0.05, num_anchors=len(queries))
     best = torch.tensor([own[0] for own in judged.relevant])
     relevant = torch.zeros(len(queries), len(documents), dtype=torch.bool)
     for row, own in enumerate(judged.relevant):

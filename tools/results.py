@@ -10,8 +10,9 @@ import json
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import yaml
-from results_measured import SECTIONS, Finding, counted, signed, table
+from results_measured import MEASURES, SECTIONS, Finding, counted, signed, table
 
 ROOT = Path(__file__).parents[1]
 PAGE = ROOT / "docs" / "results.md"
@@ -29,12 +30,15 @@ Arms, the smallest difference that matters and the rule of the verdicts were com
 not 1000.
 
 Verdicts: *holds*; *vanishes when tuned* (a gain over the paper's baseline, none over the same loss at the effective
-temperature); *does not hold* (the whole interval is below the smallest effect that matters); *not decided at this
-budget*.
+temperature, and every arm was tuned); *vanishes at the matched temperature* (the same, but nothing was tuned); *depends
+on the measure* (the same, but by another measure of the same runs the gain over that control is there in every seed);
+*does not hold* (the whole interval is below the smallest effect that matters); *not decided at this budget*. The second
+and third of these were added after the runs (`experiments/studies/README.md` says why).
 """
-COLUMNS = ("arm", "each seed, %", "mean", "difference", "200-NN, %", "effective temperature", "false negatives")
-COLUMNS += ("clamped", "s a run")
+COLUMNS = ("arm", "each seed, %", "mean", "difference", "200-NN, %", "1-NN, %", "effective temperature")
+COLUMNS += ("false negatives", "clamped", "s a run")
 OPEN, HOLDS, VANISHES, NOT = "not decided at this budget", "holds", "vanishes when tuned", "does not hold"
+MATCHED, DEPENDS = "vanishes at the matched temperature", "depends on the measure"
 
 
 def page() -> str:
@@ -88,8 +92,21 @@ def judged(claim: dict[str, str], smallest: float, result: dict[str, Any] | None
     if verdict == HOLDS and "control" in claim:
         left, verdict = compared(result, claim["arm"], claim["control"], smallest)
         here += f"; over the control {left}"
-        verdict = {NOT: VANISHES}.get(verdict, verdict)
+        if verdict == NOT:
+            others = in_every_seed(result, claim["arm"], claim["control"], smallest)
+            here += "".join(f", {name} {signed(points)} in every seed" for name, points in others.items())
+            verdict = DEPENDS if others else VANISHES if result.get("tries") else MATCHED
     return Finding(claim["claim"], claim["paper"], here, verdict)
+
+
+def in_every_seed(result: dict[str, Any], arm: str, against: str, smallest: float) -> dict[str, float]:
+    """The mean gain in points by the measures that did not decide, of which every seed gains what matters."""
+    found = {}
+    for name in result.get("measures", {}).get(arm, {}):
+        one, other = (np.array(result["measures"][each][name]) for each in (arm, against))
+        if name != result["metric"] and (100.0 * (one - other) >= smallest).all():
+            found[MEASURES[name]] = float(100.0 * (one - other).mean())
+    return found
 
 
 def compared(result: dict[str, Any], arm: str, against: str, smallest: float) -> tuple[str, str]:
@@ -108,10 +125,11 @@ def cells(row: dict[str, Any], result: dict[str, Any]) -> tuple[str, ...]:
     difference = "" if apart is None else signed(100 * apart) + (f" ± {100 * half_width:.2f}" if half_width else "")
     seeds = " ".join(f"{100 * value:.1f}" for value in row["values"])
     mean = f"{100 * row['mean']:.2f}" + (f" ± {100 * row['half_width']:.2f}" if row["half_width"] else "")
-    neighbours = " ".join(f"{100 * value:.1f}" for value in result["measures"][row["arm"]]["knn"])
+    measures = result["measures"][row["arm"]]
+    neighbours = (" ".join(f"{100 * value:.1f}" for value in measures[name]) for name in ("knn", "1nn"))
     shares = (f"{100 * row[name]:.1f} %" if row[name] is not None else "" for name in ("false_negatives", "clamped"))
     temperature = "" if row["effective_temperature"] is None else f"{row['effective_temperature']:.3g}"
-    return f"`{row['arm']}`", seeds, mean, difference, neighbours, temperature, *shares, f"{row['seconds']:.0f}"
+    return f"`{row['arm']}`", seeds, mean, difference, *neighbours, temperature, *shares, f"{row['seconds']:.0f}"
 
 
 def tried(result: dict[str, Any]) -> str:

@@ -1,5 +1,5 @@
 """``python -m hardneg``: the command, where its script is not on the path."""
 
-from hardneg.cli.app import app
+from hardneg.cli.app import main
 
-app(prog_name="hardneg")
+main()

@@ -12,8 +12,10 @@ from typing import Annotated, Any
 import torch
 from torch import Tensor
 
+from hardneg.core.errors import argument_error
 from hardneg.core.generators import MoCHi
 from hardneg.core.objectives import RINCE, ISogCLR, info_nce, jsd, reduce
+from hardneg.core.published import BANK_TEMPERATURE, CMC_DRAWS, INSTANCE_DRAWS, MOCO
 from hardneg.core.schedules import Number
 from hardneg.core.scoring import cross_views, from_matrix, score
 from hardneg.core.tensors import widened
@@ -88,22 +90,32 @@ def hscl_threshold(temperature: float = 0.5, threshold: Number = 0.0) -> Contras
 
 
 @trained_by("moco")
-def moco(temperature: float = 0.07) -> ContrastiveLoss:
-    """MoCo (He et al. 2020): q against a queue, k its positive; the caller pushes k after the loss."""
-    return _against_pool(Uniform(), temperature)
+def moco(temperature: float | None = None, version: str = "v1") -> Loss:
+    """MoCo (He et al. 2020): q against a queue, k its positive; the caller pushes k after the loss.
+
+    The temperature is by default that of the version: 0.07 in v1, 0.2 in v2. ``version="v3"`` is ``moco_v3``.
+    """
+    if version not in MOCO:
+        raise argument_error("moco", f"a version among {', '.join(MOCO)}", "version", version)
+    temperature = MOCO[version].temperature if temperature is None else temperature
+    return moco_v3(temperature) if version == "v3" else _against_pool(Uniform(), temperature)
 
 
 @trained_by("moco")
 def ring(
-    temperature: float = 0.07, inner: Number = 0.1, outer: Number = 1.0, dynamic_inner: bool = True
+    temperature: float = MOCO["v1"].temperature, inner: Number = 0.1, outer: Number = 1.0, dynamic_inner: bool = True
 ) -> ContrastiveLoss:
     """MoCoRing (Wu et al. 2021): the queue within a ring of ranks. The paper anneals: ``outer=linear(1.0, 0.1)``."""
     return _against_pool(Ring(inner, outer, dynamic_inner), temperature)
 
 
-@trained_by("moco")
+@trained_by("moco", version="v2")
 def mochi(
-    temperature: float = 0.2, num_hardest: int = 1024, num_mixed: int = 1024, num_with_anchor: int = 128, seed: int = 0
+    temperature: float = MOCO["v2"].temperature,
+    num_hardest: int = 1024,
+    num_mixed: int = 1024,
+    num_with_anchor: int = 128,
+    seed: int = 0,
 ) -> ContrastiveLoss:
     """MoCHi (Kalantidis et al. 2020): MoCo with mixtures of the hardest negatives as more candidates."""
     made = MoCHi(num_hardest, num_mixed, num_with_anchor, seed)
@@ -136,7 +148,7 @@ def isogclr(num_instances: int, start: float = 0.7, rho: float = 0.3) -> Individ
 
 
 @trained_by("moco", version="v3")
-def moco_v3(temperature: float = 0.2) -> Loss:
+def moco_v3(temperature: float = MOCO["v3"].temperature) -> Loss:
     """MoCo v3 (Chen et al. 2021), one direction: 2 temperature * InfoNCE of q against the keys of the batch.
 
     The paper adds the swapped direction: ``loss(q1, k2) + loss(q2, k1)``.
@@ -239,14 +251,22 @@ def emc2(
 
 
 def instance_discrimination(
-    num_instances: int, dim: int, num_draws: int = 4096, temperature: float = 0.07, momentum: float = 0.5
+    num_instances: int,
+    dim: int,
+    num_draws: int = INSTANCE_DRAWS,
+    temperature: float = BANK_TEMPERATURE,
+    momentum: float = 0.5,
 ) -> InstanceDiscrimination:
     """Instance discrimination (Wu et al. 2018): ``loss(z, ids)``, binary NCE against a bank that it keeps itself."""
     return InstanceDiscrimination(num_instances, dim, num_draws, temperature, momentum)
 
 
 def instance_discrimination_softmax(
-    num_instances: int, dim: int, num_draws: int = 4096, temperature: float = 0.07, momentum: float = 0.5
+    num_instances: int,
+    dim: int,
+    num_draws: int = INSTANCE_DRAWS,
+    temperature: float = BANK_TEMPERATURE,
+    momentum: float = 0.5,
 ) -> InstanceDiscrimination:
     """Instance discrimination as Ring states it (Wu et al. 2021, eq. 3): a softmax over the own entry and the draws.
 
@@ -255,13 +275,19 @@ def instance_discrimination_softmax(
     return InstanceDiscrimination(num_instances, dim, num_draws, temperature, momentum, objective="softmax")
 
 
-def cmc(num_instances: int, dim: int, num_draws: int = 16384, temperature: float = 0.07, momentum: float = 0.5) -> CMC:
+def cmc(
+    num_instances: int,
+    dim: int,
+    num_draws: int = CMC_DRAWS,
+    temperature: float = BANK_TEMPERATURE,
+    momentum: float = 0.5,
+) -> CMC:
     """CMC with two views (Tian et al. 2019): ``loss(z1, z2, ids)``, each against the other's bank."""
     return CMC(num_instances, dim, num_draws, temperature, momentum)
 
 
 def local_aggregation(
-    temperature: float = 0.07, num_background: int = 4096, *, background: Negatives | None = None
+    temperature: float = BANK_TEMPERATURE, num_background: int = 4096, *, background: Negatives | None = None
 ) -> Loss:
     """Local Aggregation (Zhuang et al. 2019): ``loss(z, ids, bank, clusters)``; the caller pushes z, after the loss.
 
@@ -309,7 +335,7 @@ def ring_neighbours(
     return loss
 
 
-def negative_cache(temperature: float = 0.07, num_draws: int = 1, how: str = "gumbel") -> Loss:
+def negative_cache(temperature: float = BANK_TEMPERATURE, num_draws: int = 1, how: str = "gumbel") -> Loss:
     """The negative cache (Lindgren et al. 2021): ``loss(q, k, cache, encode, ids)``; the caller pushes and refreshes.
 
     Negatives are retrieved with stale scores and encoded afresh: ``encode(ids)`` gives their vectors with gradient.

@@ -155,26 +155,26 @@ def test_judgements_tell_the_false_negatives() -> None:
     ids = torch.arange(100, 130)
     found = audit(
         queries,
-        ["Rank(0, 5)", "BelowPositive(relative=0.2)"],
+        ["Rank(0, 15)", "Rank(0, 1)"],
         corpus=hn.Keys(corpus, ids),
         judgements=[[100 + row for row in own] for own in judged],
         frontier=False,
     )
     known = [i for i, own in enumerate(judged) if own]
-    false, below = [], []
+    false = []
     for i in known:
         s = (corpus @ queries[i]).tolist()
         others = sorted((k for k in range(30) if k != judged[i][0]), key=lambda k: -s[k])
-        false.append(sum(k in judged[i] for k in others[:5]) / 5)
-        limit = s[judged[i][0]] - 0.2 * abs(s[judged[i][0]])
-        kept = [k for k in others if s[k] <= limit]
-        if kept:
-            below.append(sum(k in judged[i] for k in kept) / len(kept))
+        false.append(sum(k in judged[i] for k in others[:15]) / 15)
     assert found.num_anchors == len(known) == 5
-    assert found.row("Rank(stop=5)").false_negatives == pytest.approx(mean(false))
-    assert found.row("BelowPositive(relative=0.2)").false_negatives == pytest.approx(mean(below))
+    row, nearest = found.row("Rank(stop=15)"), found.row("Rank(stop=1)")
+    assert row.false_negatives == row.judged_share == pytest.approx(mean(false))
+    assert not row.is_rate
+    assert not row.on_frontier
+    assert nearest.judged_share == 0
+    assert math.isnan(nearest.false_negatives)  # no negative of this rule is judged: nothing is known of them
     assert found.judges == ("judgements",)
-    assert found.row("Rank(stop=5)").hubs[0].id >= 100
+    assert row.hubs[0].id >= 100
     assert "Queries without a judgement, which are left out: 1." in " ".join(found.notes)
 
 
@@ -316,7 +316,7 @@ def test_mined_rows_are_one_more_rule() -> None:
     positives = [[0], [1], [2], [3], [4]]
     mined = hn.mine(hn.Keys(queries), hn.Keys(corpus), positives, "Uniform()", k=3)
     judged = [[i, (i * 5 + 7) % 25] for i in range(5)]
-    found = audit(queries, corpus=corpus, positives=positives, judgements=judged, mined=mined)
+    found = audit(queries, corpus=corpus, positives=positives, held_out_judgements=judged, mined=mined)
     row = found.row("mined")
     counted = [mean([float(k in judged[i]) for k in mined.rows[i].tolist()]) for i in range(5)]
     assert row.false_negatives == pytest.approx(mean(counted))
@@ -357,7 +357,7 @@ BAD: list[tuple[dict[str, Any], str]] = [
     ({"tau_plus": 1.0}, "tau_plus"),
     ({"num_anchors": 0}, "num_anchors of 1 or more"),
     ({"near_duplicate": 2.0}, "near_duplicate"),
-    ({"wanted_false_negatives": 0.02}, "needs labels, groups or judgements"),
+    ({"wanted_false_negatives": 0.02}, "needs labels, groups or held-out judgements"),
     ({"corpus": torch.rand(5, 4)}, "one dimension, got 3 and 4"),
     ({"corpus": torch.rand(5, 3), "judgements": [[], [], [], []]}, "at least one judged document"),
     ({"mined": torch.tensor([[9], [1], [2], [3]])}, "mined ids that are in the corpus"),

@@ -4,7 +4,11 @@ from __future__ import annotations
 
 import gzip
 import json
+import math
+import os
 import re
+import subprocess
+import sys
 from html import unescape
 from html.parser import HTMLParser
 from pathlib import Path
@@ -177,7 +181,8 @@ def test_queries_and_a_corpus_with_judgements(tmp_path: Path) -> None:
     stored = json.loads((tmp_path / "out" / "audit.json").read_text())
     best_first = [[i + 2, i + 1, i] for i in range(4)] + [[]]
     wanted = hn.audit(z[:5].float(), corpus=z[5:].float(), judgements=best_first)
-    assert [row["false_negatives"] for row in stored["rows"]] == [row.false_negatives for row in wanted.rows]
+    shares = [None if math.isnan(row.false_negatives) else row.false_negatives for row in wanted.rows]
+    assert [row["false_negatives"] for row in stored["rows"]] == shares
     assert stored["num_anchors"] == 4
     assert any(row["expression"].startswith("BelowPositive") for row in stored["rows"])
 
@@ -352,7 +357,7 @@ WRONG: list[tuple[list[str], str]] = [
     (["{z}", "--judgements", "{dir}/none.tsv"], "of which none match"),
     (["{z}", "--corpus-embeddings", "{z}"], "give --judgements"),
     (["{z}", "--corpus-embeddings", "{narrow}", "--judgements", "{dir}/none.tsv"], "none match"),
-    (["{z}", "--wanted-false-negatives", "0.02"], "needs labels, groups or judgements"),
+    (["{z}", "--wanted-false-negatives", "0.02"], "needs labels, groups or held-out judgements"),
     (
         ["{z}", "--wanted-false-negatives", "2"],
         "needs --wanted-false-negatives in [0.0, 1.0], got --wanted-false-negatives 2.0",
@@ -454,3 +459,41 @@ def test_arrays_that_numpy_cannot_read_raise_without_its_advice(name: str, tmp_p
         assert "audit needs" in message
         assert name in message
         assert "pickle" not in message
+
+
+def test_ids_of_a_mined_file_do_not_reach_the_terminal_raw(tmp_path: Path) -> None:
+    evil = "\x1b]0;owned\x07\x1b[2Jdoc"
+    rows = [{"anchor": f"a{i}", "positive": f"p{i}", "negative": evil} for i in range(4)]
+    done = call(write_lines(tmp_path / "mined.jsonl", rows), "-o", str(tmp_path / "out"))
+    assert "most frequent" in done.output
+    assert not {"\x1b", "\x07"} & set(done.output)
+
+
+def test_the_page_is_written_although_nobody_reads_the_table(files: dict[str, str], tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    command = [sys.executable, "-m", "hardneg", "audit", files["z"], "--labels", files["labels"], "-o", str(out)]
+    read, write = os.pipe()
+    os.close(read)  # as of `| head` that has ended
+    done = subprocess.run(command, stdout=write, stderr=subprocess.PIPE, text=True, timeout=300, check=False)
+    os.close(write)
+    assert sorted(path.name for path in out.iterdir()) == ["audit.html", "audit.json"]
+    assert done.stderr == ""
+
+
+@pytest.mark.parametrize("shape", ["(1099511627776, 0)", "(50, 0)", "(-50, 8)", "(1099511627776, 8)", "(True, 8)"])
+@pytest.mark.parametrize("place", ["input", "corpus"])
+def test_an_npy_header_that_lies_is_one_sentence(shape: str, place: str, tmp_path: Path) -> None:
+    vectors = np.random.default_rng(0).standard_normal((50, 8)).astype(np.float32)
+    np.save(tmp_path / "q.npy", vectors)
+    header = f"{{'descr': '<f4', 'fortran_order': False, 'shape': {shape}, }}".ljust(117) + "\n"
+    lying = b"\x93NUMPY\x01\x00" + len(header).to_bytes(2, "little") + header.encode() + vectors.tobytes()
+    (tmp_path / "lying.npy").write_bytes(lying)
+    judged = write_lines(tmp_path / "j.jsonl", [{"query-id": i, "corpus-id": i, "score": 1} for i in range(50)])
+    arguments = {
+        "input": ["lying.npy"],
+        "corpus": ["q.npy", "--corpus-embeddings", str(tmp_path / "lying.npy"), "--judgements", judged],
+    }[place]
+    done = CliRunner().invoke(app, ["audit", str(tmp_path / arguments[0]), *arguments[1:], "--out", str(tmp_path)])
+    assert done.exit_code in (1, 2)
+    assert isinstance(done.exception, SystemExit)
+    assert "lying.npy" in done.stderr

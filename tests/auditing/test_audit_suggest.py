@@ -184,8 +184,8 @@ def test_a_suggestion_has_the_same_effect_in_mine(temperature: float) -> None:
     own = torch.arange(120)
     judged = [[int(own[i]), *(j for j in range(120, 600) if topic[j] == topic[i])] for i in range(120)]
     found = audit(
-        queries, corpus=corpus, positives=own, judgements=judged, temperature=temperature, wanted_false_negatives=0.2,
-        frontier=False, expressions="Uniform()",
+        queries, corpus=corpus, positives=own, held_out_judgements=judged, temperature=temperature,
+        wanted_false_negatives=0.2, frontier=False, expressions="Uniform()",
     )  # fmt: skip
     tilt = next(one for one in found.suggestions if one.family == "Tilt")
     assert tilt.temperature == temperature

@@ -135,6 +135,15 @@ def test_length_is_that_of_a_plain_epoch(graph: ProximityGraph, drop_last: bool,
     assert [len(batch) for batch in sampler] == [len(batch) for batch in plain]
 
 
+@pytest.mark.parametrize("warmup", [0, 2])
+def test_free_batches_come_after_epochs_that_cover_everything(graph: ProximityGraph, warmup: int) -> None:
+    sampler = sampler_of(graph, coverage="free", warmup_epochs=warmup)
+    for epoch in range(4):
+        sampler.set_epoch(epoch)
+        seen = {i for batch in sampler for i in batch}
+        assert (len(seen) == N) is (epoch < max(1, warmup))
+
+
 def test_guard_holds_in_the_sampler(graph: ProximityGraph) -> None:
     groups = torch.arange(N) // 5
     for batch in sampler_of(graph, guard=Guard(groups=groups), segment=4):

@@ -225,3 +225,13 @@ def test_a_plain_path_as_data_suggests_its_kinds(tmp_path: Path) -> None:
         with pytest.raises(ArgumentError) as error:
             kind_of(str(path))
         assert all(f"{kind}:{path}" in str(error.value.fix) for kind in kinds)
+
+
+@pytest.mark.parametrize("name", ["/no/folder", "./no-folder", "~/no-folder"])
+def test_a_path_as_data_that_does_not_exist_is_named(name: str) -> None:
+    from hardneg.core.errors import NoFile
+    from hardneg.training.data.kinds import kind_of
+
+    with pytest.raises(NoFile) as error:
+        kind_of(name)
+    assert f"folder:{name}" in str(error.value.fix)

@@ -115,3 +115,15 @@ def test_configurations_are_utf_8_on_every_system(tmp_path: Path) -> None:
     strict = ["-X", "warn_default_encoding", "-W", "error::EncodingWarning:hardneg.cli.errors"]
     done = subprocess.run([sys.executable, *strict, "-c", code, str(tmp_path / "job.yaml")], capture_output=True)
     assert done.returncode == 0, done.stderr.decode()
+
+
+@pytest.mark.parametrize(
+    "verb", [("train", "simclr"), ("compare",), ("mine", "q.npy", "-o", "m.jsonl"), ("audit", "z.npy")]
+)
+def test_aliases_in_a_configuration_are_refused_at_once(verb: tuple[str, ...], tmp_path: Path) -> None:
+    pytest.importorskip("yaml", reason="configurations need the extra train")
+    levels = [f"x{i}: &x{i} [{', '.join([f'*x{i - 1}'] * 10)}]" for i in range(1, 40)]  # 10^39 values
+    (tmp_path / "bomb.yaml").write_text("\n".join(["x0: &x0 [lol]", *levels, "temperature: *x39"]))
+    done = hardneg_(*verb, "--config", str(tmp_path / "bomb.yaml"))
+    assert done.exit_code == 2
+    assert "alias *x0 in line 2" in " ".join(done.stderr.split())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import time
 from pathlib import Path
 from typing import Any
@@ -9,13 +10,16 @@ from typing import Any
 import numpy as np
 import pytest
 
+from hardneg import papers
 from hardneg.comparing.arms import parse_arm
 from hardneg.comparing.checks import check_arms
 from hardneg.comparing.request import Comparison
 from hardneg.comparing.verdict import temperature_notes
 from hardneg.core.errors import ArgumentError, UnknownName
 from hardneg.reporting.reading import wanted_arm
-from support.training_runs import short
+from hardneg.training.options import RECIPES, MoCoOptions
+from hardneg.training.recipes import run_recipe
+from support.training_runs import few_digits, short
 
 
 @pytest.mark.parametrize(
@@ -170,3 +174,47 @@ def test_point_4_arms_take_schedules_of_temperature_and_tau_plus() -> None:
     assert arm.temperature == pytest.approx(0.1), "the lowest"
     assert arm.trains_like(parse_arm("simclr(tau_plus=linear(0.0,0.1), temperature=linear(0.5,0.1))"))
     assert not parse_arm("hcl(beta=4)").has_untilted_twin_in(arm), "a temperature that moves is no control"
+
+
+def test_an_arm_and_a_run_of_the_same_text_are_the_same() -> None:
+    for version, temperature, momentum in (("v1", 0.07, 0.999), ("v2", 0.2, 0.999), ("v3", 0.2, 0.99)):
+        arm, options = parse_arm(f"moco(version='{version}')").complete(), MoCoOptions(version=version)
+        assert arm == options
+        assert (options.temperature, options.momentum, options.queue) == (temperature, momentum, None)
+        assert parse_arm("moco()").complete(version=version) == options
+        loss = papers.moco(version=version)
+        assert getattr(loss, "inner", loss).temperature == temperature
+    assert parse_arm("moco()").complete() == RECIPES["moco"]()
+    assert getattr(papers.moco(), "temperature", None) == 0.07
+    assert parse_arm("moco_v3()").complete() == MoCoOptions(version="v3")
+    assert parse_arm("mochi()").options["version"] == "v2"
+    assert parse_arm("moco(temperature=0.1, version='v2')").complete(temperature=0.3).temperature == 0.1
+
+
+@pytest.mark.parametrize("recipe", RECIPES)
+def test_recipes_have_the_defaults_of_their_papers(recipe: str) -> None:
+    """Of the options that a paper of the same name takes, too."""
+    named = {"instance": "instance_discrimination"}.get(recipe, recipe.replace("-", "_"))
+    make, options = getattr(papers, named, None), RECIPES[recipe]()
+    draws = getattr(options, "published_draws", None)
+    known = {} if make is None else inspect.signature(make).parameters
+    for name, one in known.items():
+        if name in ("temperature", "momentum", "gamma", "rho", "burn_in", "num_draws") and one.default is not None:
+            mine = getattr(options, name)
+            assert one.default == (draws if mine is None else mine), name
+
+
+def test_what_a_recipe_works_out_is_bounded_by_the_data_and_printed(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    data = few_digits(tmp_path / "digits.npz")
+    for recipe, given, line in (
+        ("moco", {}, "From the 320 images: queue 160."),
+        ("moco", {"queue": 64}, ""),
+        ("moco", {"version": "v3"}, ""),
+        ("instance", {}, "From the 320 images: num_draws 320."),
+    ):
+        out = tmp_path / f"{recipe}-{len(line)}-{len(given)}-{given.get('version')}"
+        run_recipe(recipe, RECIPES[recipe](**short(data, epochs=1, log_every=100, **given)), out)
+        shown = capsys.readouterr().out
+        assert (line in shown) if line else ("From the" not in shown)

@@ -202,3 +202,14 @@ def test_false_negatives_need_labels_of_both_sides():
         diagnosis = hn.diagnose(scores, hn.Uniform().log_weights(scores))
         assert diagnosis.false_negatives.isnan().all()
         assert math.isnan(diagnosis.summary()["false_negatives"])
+
+
+def test_no_temperature_has_the_effect_of_weights_that_fall_faster_than_scores_rise() -> None:
+    scores = hn.two_views(*torch.nn.functional.normalize(torch.randn(2, 8, 4), dim=-1), temperature=0.5)
+    for beta, expected in ((-0.5, 1.0), (-1.5, None), (-3.0, None)):
+        log_w = beta * scores.candidates + hn.Uniform().log_weights(scores)
+        found = hn.diagnose(scores, log_w).effective_temperature
+        if expected is None:
+            assert found.isnan().all()
+        else:
+            torch.testing.assert_close(found, torch.full_like(found, expected))

@@ -12,6 +12,7 @@ from torch.nn.functional import normalize
 
 from hardneg import papers
 from hardneg.core.distributed import gather
+from hardneg.core.errors import ArgumentError
 from hardneg.core.types import Keys
 from hardneg.losses.bank import CMC
 from hardneg.losses.global_softmax import EMC2
@@ -137,3 +138,24 @@ def test_gather_keeps_order_tags_and_adds_gradients(two_ranks: list[dict[str, di
 def test_one_process_gathers_itself() -> None:
     keys = Keys(torch.eye(3), torch.arange(3))
     assert gather(keys) is keys
+
+
+def gather_unlike(rank: int) -> list[str]:
+    """What each rank is told of vectors, and of ids, whose precision is not the same everywhere."""
+    vectors, ids = torch.randn(3, 4), torch.arange(3)
+    unlike = [
+        Keys(vectors.to(torch.bfloat16 if rank else torch.float32)),
+        Keys(vectors, ids=ids.to(torch.int32 if rank else torch.int64)),
+    ]
+    told = []
+    for keys in unlike:
+        with pytest.raises(ArgumentError) as raised:
+            gather(keys)
+        told.append(f"{raised.value.what}: {raised.value.got}")
+    return told
+
+
+def test_ranks_of_different_precision_raise_on_all_of_them() -> None:
+    expected = ["vectors on every rank: float32, bfloat16", "ids on every rank: int64, int32"]
+    for told in on_two_ranks(gather_unlike):
+        assert [text.removeprefix("the same dtype of ") for text in told] == expected

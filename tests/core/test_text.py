@@ -1,11 +1,18 @@
 """What others wrote is printed without its control characters."""
 
+import io
+import re
 import sys
 import unicodedata
+from pathlib import Path
 
 import pytest
+from rich.table import Table
+from rich.text import Text
 
+import hardneg
 from hardneg.core.text import printable, printable_lines
+from hardneg.io.terminal import Terminal
 
 
 @pytest.mark.parametrize(
@@ -37,3 +44,21 @@ def test_long_names_are_cut() -> None:
 
 def test_lines_stay_lines() -> None:
     assert printable_lines("a\nb\x1b") == "a\nb\\x1b"
+
+
+def test_a_terminal_escapes_what_it_is_given_and_keeps_its_own_colours() -> None:
+    shown = io.StringIO()
+    terminal = Terminal(file=shown, force_terminal=True, color_system="standard", width=80, legacy_windows=False)
+    table = Table("id")
+    table.add_row(Text("\x1b]0;owned\x07\u202ex", style="bold red"))
+    terminal.print(table, "\x9b2J")
+    found = shown.getvalue()
+    assert r"\x1b]0;ow" in found
+    assert "\x1b[1;31m" in found
+    assert not {"\x1b]", "\x07", "\x9b", "\u202e"} & {found[i : i + n] for i in range(len(found)) for n in (1, 2)}
+
+
+def test_everything_is_printed_by_the_terminal_that_escapes() -> None:
+    sources = Path(hardneg.__file__).parent.rglob("*.py")
+    own = [path.name for path in sources if re.search(r"(?<!\w)Console\(", path.read_text(encoding="utf-8"))]
+    assert own == []  # but hardneg.io.terminal.Terminal

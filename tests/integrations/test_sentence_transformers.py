@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from hardneg.core.errors import ArgumentError, HardnegWarning, forget_warnings
 from hardneg.integrations.sentence_transformers import NegativesLoss
 from support.libraries import needs_option, part_of_sentence_transformers, tokens
 
@@ -60,8 +61,43 @@ def test_explicit_negatives_are_told_from_the_batch() -> None:
         logits = torch.stack([anchor[i] @ positive[i], *(anchor[i] @ each[i] for each in negatives)]) / 0.1
         total = total - torch.log_softmax(logits, 0)[0] / len(anchor)
     torch.testing.assert_close(loss.compute_loss_from_embeddings(columns(4)), total)
-    with pytest.raises(ValueError, match="From needs a source among"):
+    with pytest.raises(ArgumentError) as caught:
         loss.compute_loss_from_embeddings(columns(2))
+    assert caught.value.got == "two columns"
+
+
+@pytest.mark.parametrize("directions", [("query_to_doc",), ("query_to_doc", "doc_to_query")])
+@pytest.mark.parametrize("ids", [False, True])
+@pytest.mark.parametrize("impl", ["dense", "streamed"])
+def test_data_without_explicit_negatives_has_none_of_their_source(directions: Any, ids: bool, impl: str) -> None:
+    labels = torch.arange(9)[:, None] + torch.tensor([0, 0, 9]) if ids else None
+    values = []
+    for text in ('Tilt(2.0, source="mined")', "Uniform()"):
+        given = columns(2)
+        loss = NegativesLoss(torch.nn.Identity(), text, directions=directions, impl=impl)
+        value = loss.compute_loss_from_embeddings(given, labels)
+        value.backward()
+        values.append([value.detach(), *(each.grad for each in given)])
+    torch.testing.assert_close(values[0], values[1])
+
+
+def test_an_evaluation_of_pairs_with_explicit_negatives_only_warns() -> None:
+    loss = NegativesLoss(torch.nn.Identity(), 'From("mined")').eval()
+    forget_warnings()
+    with torch.no_grad(), pytest.warns(HardnegWarning, match="no negative"):
+        value = loss.compute_loss_from_embeddings(columns(2))
+    assert float(value) == 0.0
+    with pytest.raises(ArgumentError):
+        NegativesLoss(torch.nn.Identity(), 'From("mind")').eval().compute_loss_from_embeddings(columns(2))
+
+
+def test_a_cross_encoder_is_refused_with_the_losses_to_use() -> None:
+    class CrossEncoder(torch.nn.Identity):
+        """Known by its name, as that of sentence-transformers in all versions."""
+
+    with pytest.raises(ArgumentError) as caught:
+        NegativesLoss(CrossEncoder())
+    assert "cross_encoder.losses" in (caught.value.fix or "")
 
 
 @pytest.mark.parametrize("unknown", [3, -1])

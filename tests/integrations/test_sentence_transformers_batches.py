@@ -14,9 +14,11 @@ import pytest
 import torch
 
 import hardneg as hn
-from hardneg.core.errors import ArgumentError, DataChanged, HardnegWarning
+from hardneg.core.errors import ArgumentError, Damaged, DataChanged, HardnegWarning
 from hardneg.integrations.sentence_transformers import HardBatches, LossCallback, NegativesLoss, with_ids
 from hardneg.integrations.sentence_transformers.callback import own_state
+from hardneg.io.files import write_atomically
+from hardneg.io.sealed import sealing
 from support.libraries import part_of_sentence_transformers
 from support.tiny_bert import rows, tiny_bert
 
@@ -173,6 +175,35 @@ def test_the_callback_alone_keeps_the_state_of_a_wrapped_loss(tmp_path: Path) ->
         )
 
 
+def saved_state(folder: Path, capacity: int = 24) -> tuple[LossCallback, Any]:
+    """A callback whose loss has a queue of this capacity, with its state in the folder, and the trainer's arguments."""
+    callback = LossCallback(NegativesLoss(static_model(), "Tilt(1.0)", queue=hn.Queue(capacity, 8)))
+    args = SimpleNamespace(process_index=0, world_size=1)
+    callback.save(folder, args)
+    return callback, args
+
+
+def test_a_damaged_state_of_a_loss_is_refused_by_name(tmp_path: Path) -> None:
+    callback, args = saved_state(tmp_path)
+    path = tmp_path / "loss-0.pt"
+    whole = path.read_bytes()
+    for content in (whole[: len(whole) // 2], whole[:-81], whole[:-1], b"", bytes(len(whole))):
+        path.write_bytes(content)
+        with pytest.raises(Damaged) as refused:
+            callback.load(tmp_path, args)
+        assert refused.value.path == path
+    write_atomically(path, sealing(lambda file: file.write(b"no archive")))
+    with pytest.raises(Damaged):
+        callback.load(tmp_path, args)
+
+
+def test_a_queue_of_another_capacity_is_not_resumed(tmp_path: Path) -> None:
+    _, args = saved_state(tmp_path / "one")
+    other, _ = saved_state(tmp_path / "two", capacity=32)
+    with pytest.raises(DataChanged, match=r"queue\.vectors.*interrupted run"):
+        other.load(tmp_path / "one", args)
+
+
 def test_a_checkpoint_of_another_run_in_the_output_folder_is_not_used(tmp_path: Path) -> None:
     """The trainer resumes from one folder, and the output folder has a checkpoint of the same step."""
     loss = hn.ContrastiveLoss("Tilt(linear(1.0, 0.0))")
@@ -191,6 +222,57 @@ def test_a_checkpoint_of_another_run_in_the_output_folder_is_not_used(tmp_path: 
     LossCallback(loss).on_train_begin(args, SimpleNamespace(**json.loads(kept.read_text())), None)
     args.resume_from_checkpoint = str(tmp_path / "one" / "checkpoint-3")
     LossCallback(loss).on_train_begin(args, states["one"], None)
+
+
+@pytest.mark.parametrize(("callback", "changed"), [(HardBatches, "positive"), (LossCallback, "label")])
+def test_a_resume_with_other_training_data_is_refused(callback: Any, changed: str, tmp_path: Path) -> None:
+    model, whole = static_model(), data()
+
+    def run(train: Any, resume: bool) -> Any:
+        loss = NegativesLoss(model)
+        hard = HardBatches(train["anchor"], loss=loss) if callback is HardBatches else LossCallback(loss)
+        trainer_of(tmp_path, loss, train, hard).train(resume_from_checkpoint=resume)
+
+    run(whole, False)
+    run(whole, True)
+    other = whole.map(lambda row: {changed: f"{row[changed]} w1" if changed != "label" else [1, 1, 2, 3]})
+    with pytest.raises(DataChanged) as caught:
+        run(other, True)
+    assert caught.value.got == f"other values in {changed}"
+
+
+def test_sparse_vectors_are_planned_from(tmp_path: Path) -> None:
+    """As a SparseEncoder gives them."""
+    train, loss = data(), NegativesLoss(static_model())
+    hard = HardBatches(train["anchor"], loss=loss, encode=lambda texts: torch.eye(len(texts)).to_sparse())
+    trainer_of(tmp_path, loss, train, hard, max_steps=2).train()
+    assert all(part.graph for part in hard.sets[""].sampler.plan.segments)  # type: ignore[union-attr]
+
+
+def test_a_sparse_encoder_trains_on_hard_batches(tmp_path: Path) -> None:
+    sparse = pytest.importorskip("sentence_transformers.sparse_encoder", reason="needs sentence-transformers 5")
+    from sentence_transformers.sparse_encoder.modules import SparseStaticEmbedding
+    from transformers import BertTokenizer
+
+    tiny_bert(tmp_path)
+    words = BertTokenizer.from_pretrained(tmp_path / "bert-0-0.1-16")
+    train = data()
+    loss = NegativesLoss(sparse.SparseEncoder(modules=[SparseStaticEmbedding(words)], device="cpu"), temperature=1.0)
+    hard = HardBatches(train["anchor"], every=3, loss=loss)
+    args = sparse.SparseEncoderTrainingArguments(
+        str(tmp_path / "run"), num_train_epochs=1, per_device_train_batch_size=8, save_strategy="no", report_to="none",
+        disable_tqdm=True, use_cpu=True, batch_sampler=hard,
+    )  # fmt: skip
+    sparse.SparseEncoderTrainer(loss.model, args, train, loss=loss, callbacks=[hard]).train()
+    assert all(part.graph for part in hard.sets[""].sampler.plan.segments)  # type: ignore[union-attr]
+
+
+def test_pairs_are_evaluated_while_explicit_negatives_are_trained_on(tmp_path: Path) -> None:
+    train, loss = data(), NegativesLoss(static_model(), 'Tilt(2.0, source="mined")')
+    pairs = with_ids(datasets.Dataset.from_dict({name: rows(16, 1)[name] for name in ("anchor", "positive")}))
+    trainer = trainer_of(tmp_path, loss, train, LossCallback(loss), eval_dataset=pairs, eval_strategy="epoch")
+    trainer.train()
+    assert sum("eval_loss" in line for line in trainer.state.log_history) == 2
 
 
 def test_a_copy_and_a_pickle_hold_no_texts() -> None:

@@ -82,6 +82,36 @@ def test_the_ids_of_mined_rows_are_ids_and_not_texts(kind: str, tmp_path: Path) 
     assert list(data["label"]) == list(with_ids(mined.select_columns(texts))["label"])
 
 
+@pytest.mark.parametrize("kind", ["ids", "labeled-pair", "labeled-list"])
+@pytest.mark.parametrize("ids", [False, True])
+def test_mined_rows_of_other_formats_are_refused_with_the_formats_to_use(kind: str, ids: bool, tmp_path: Path) -> None:
+    run(replace(make_job(tmp_path), format=kind, ids=ids))
+    mined = datasets.Dataset.from_json(str(tmp_path / "mined.jsonl"), cache_dir=str(tmp_path / "cache"))
+    with pytest.raises(ArgumentError) as caught:
+        with_ids(mined)
+    assert "--format triplet" in (caught.value.fix or "")
+
+
+@pytest.mark.parametrize("kind", ["triplet", "n-tuple"])
+def test_mined_scores_are_to_be_removed_by_name(kind: str, tmp_path: Path) -> None:
+    run(replace(make_job(tmp_path), format=kind, ids=True, scores=True))
+    mined = datasets.Dataset.from_json(str(tmp_path / "mined.jsonl"), cache_dir=str(tmp_path / "cache"))
+    with pytest.raises(ArgumentError) as caught:
+        with_ids(mined)
+    assert "remove_columns(['scores'])" in (caught.value.fix or "")
+    assert "label" in with_ids(mined.remove_columns(["scores"])).column_names
+
+
+def test_labels_that_may_say_which_pairs_match_warn() -> None:
+    forget_warnings()
+    with pytest.warns(HardnegWarning) as caught:
+        with_ids(made(anchor=["how many", "who"], positive=["a text", "another"], label=[0, 1]))
+    assert [warning.message.kind for warning in caught] == ["with_ids.labels"]  # type: ignore[union-attr]
+    with pytest.raises(ArgumentError) as refused:
+        with_ids(made(anchor=["who", "who"], positive=["a text", "another"], label=[0, 1]))
+    assert "label 1" in (refused.value.fix or "")
+
+
 def test_rows_are_the_same_if_their_ids_or_their_texts_are() -> None:
     """Texts of one id may differ by row (a prefix, a cut); a query and a document of one id are different."""
     data = with_ids(

@@ -189,6 +189,15 @@ def test_numbers_that_json_does_not_have_are_refused() -> None:
             parse_json(text)
 
 
+def test_whole_numbers_beyond_a_float_are_damage(tmp_path: Path) -> None:
+    path = tmp_path / "config.json"
+    for digits in (400, 5000):
+        path.write_text('{"options": {"dim": 1' + "0" * digits + "}}")
+        with pytest.raises(Damaged):
+            read_json(path, "delete it")
+    assert parse_json(str(10**300)) == 10**300
+
+
 def test_a_file_is_on_the_disk_before_it_has_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Else a power failure could leave a name without the content."""
     file, synced = tmp_path / "file", []

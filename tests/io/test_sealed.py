@@ -2,7 +2,6 @@
 
 import io
 import json
-import zipfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -11,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from hardneg.core.errors import Damaged
+from hardneg.core.errors import Damaged, HardnegWarning
 from hardneg.io.files import write_atomically
 from hardneg.io.sealed import CHECKSUM, check_seal, checked, digest_of, is_whole, sealing, with_checksum
 
@@ -65,25 +64,29 @@ def test_point_18_every_flipped_bit_is_found_or_harmless(suffix: str, tmp_path: 
 
 
 @pytest.mark.parametrize("suffix", KINDS)
-def test_a_file_that_was_cut_is_no_content_of_less(suffix: str, tmp_path: Path) -> None:
-    """A cut file has no seal, so its reader must refuse it: npy, npz and pt know their own length."""
-    path, read = sealed(tmp_path / f"x{suffix}"), KINDS[suffix][1]
+def test_a_file_that_lost_its_end_is_damaged(suffix: str, tmp_path: Path) -> None:
+    """At every length, also where only the checksum is lost; a zeroed end is a lost one."""
+    path = sealed(tmp_path / f"x{suffix}")
     whole = path.read_bytes()
-    for length in range(0, len(whole), 7):
-        path.write_bytes(whole[:length])
-        check_seal(path, "train", "delete it")
-        try:
-            array = read(path)
-        except (ValueError, EOFError, RuntimeError, OSError, zipfile.BadZipFile, KeyError):
-            continue
-        np.testing.assert_array_equal(array, ARRAY)
+    for length in range(len(whole)):
+        for content in (whole[:length], whole[:length] + bytes(len(whole) - length)):
+            path.write_bytes(content)
+            with pytest.raises(Damaged):
+                check_seal(path, "train", "delete it")
+    with pytest.warns(HardnegWarning, match="damaged"):
+        assert not is_whole(path, "train", "delete it", Path.read_bytes)
 
 
-def test_a_file_without_a_seal_passes(tmp_path: Path) -> None:
+def test_a_seal_is_required_unless_others_write_such_files(tmp_path: Path) -> None:
     for content in (b"", b"short", b"x" * 500):
-        (tmp_path / "old").write_bytes(content)
-        check_seal(tmp_path / "old", "train", "delete it")
-        assert is_whole(tmp_path / "old", "train", "delete it", Path.read_bytes)
+        (tmp_path / "theirs").write_bytes(content)
+        check_seal(tmp_path / "theirs", "train", "delete it", required=False)
+        with pytest.raises(Damaged):
+            check_seal(tmp_path / "theirs", "train", "delete it")
+    path = sealed(tmp_path / "x.npy")
+    path.write_bytes(b"0" + path.read_bytes()[1:])
+    with pytest.raises(Damaged):
+        check_seal(path, "train", "delete it", required=False)
 
 
 def test_the_digest_is_that_of_sha256(tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 import hardneg as hn
-from hardneg.core.errors import HardnegWarning, forget_warnings
+from hardneg.core.errors import DataChanged, HardnegWarning, forget_warnings
 from hardneg.losses import GradCache
 
 ROWS, CHUNK = 64, 8
@@ -171,3 +171,169 @@ def test_wrong_use_raises() -> None:
         GradCache(lambda x: encoder(x).mean(0, keepdim=True), 4, encoder)(x)
     with pytest.raises(ValueError, match="inputs without a gradient of their own"):
         GradCache(encoder, 4)(x.clone().requires_grad_())
+
+
+class Scaled(nn.Module):
+    """An encoder with a buffer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.encoder = encoder_with()
+        self.register_buffer("scale", torch.ones(()))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.encoder(x) * self.scale
+
+
+def test_what_is_written_between_the_passes_raises_as_in_torch() -> None:
+    scaled = Scaled()
+    weights = scaled.encoder[0].weight
+
+    def step_weights(_: Tensor) -> None:
+        weights.grad = torch.ones_like(weights)
+        torch.optim.SGD([weights], lr=0.1).step()
+
+    def replace_weights(_: Tensor) -> None:
+        scaled.encoder[0].weight = nn.Parameter(weights.detach() + 1)
+
+    for name, change in (
+        ("inputs", lambda x: x.zero_()),
+        ("inputs", lambda x: x[-1].mul_(2.0)),
+        ("weights", step_weights),
+        ("buffers", lambda _: scaled.scale.mul_(2.0)),
+        ("buffers", lambda _: scaled.register_buffer("scale", torch.zeros(()))),
+        ("weights", replace_weights),
+    ):
+        x, scaled.scale = batch(), torch.ones(())
+        value = GradCache(scaled, CHUNK)(x).square().sum()
+        change(x)
+        with pytest.raises(DataChanged) as caught:
+            value.backward()
+        assert name in caught.value.what
+
+
+class Wrapped:
+    """Rows that are not a tensor."""
+
+    def __init__(self, x: Tensor) -> None:
+        self.x = x
+
+    def __len__(self) -> int:
+        return len(self.x)
+
+    def __getitem__(self, rows: slice) -> Wrapped:
+        return Wrapped(self.x[rows])
+
+    def to(self, device: Any) -> Wrapped:
+        return self
+
+
+def test_overwritten_tensors_inside_of_other_inputs_raise() -> None:
+    encoder, rows = encoder_with(), Wrapped(batch())
+    value = GradCache(lambda given: encoder(given.x), CHUNK, encoder)(rows).sum()
+    rows.x.zero_()
+    with pytest.raises(DataChanged):
+        value.backward()
+
+
+def test_a_dict_of_inputs_may_be_filled_anew_before_the_backward_pass() -> None:
+    encoder, x = encoder_with(), batch()
+    expected = step(encoder, encoder, lambda z: z.square().sum(), x)
+    features = {"x": x}
+
+    def encode(_: Tensor) -> Tensor:
+        z = GradCache(lambda given: encoder(given["x"]), CHUNK, encoder)(features)
+        features["x"] = torch.zeros_like(x)
+        return z
+
+    torch.testing.assert_close(step(encoder, encode, lambda z: z.square().sum(), x), expected, rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize("training", [False, True])
+def test_the_mode_of_the_forward_pass_holds_in_the_backward_pass(training: bool) -> None:
+    encoder = encoder_with(RowDropout(), nn.Dropout(0.5), nn.BatchNorm1d(16))
+    encoder.train(training)
+    encoder[2].eval()
+    encoder[3].eval()
+
+    def gradients(change: bool) -> list[Tensor]:
+        torch.manual_seed(2)
+        encoder.zero_grad()
+        encoder[2].train(training)
+        value = GradCache(encoder, CHUNK)(batch()).square().sum()
+        if change:
+            encoder.train(not training)
+        value.backward()
+        assert encoder[2].training == (not training if change else training)
+        encoder.train(training)
+        encoder[3].eval()
+        return [parameter.grad.clone() for parameter in encoder.parameters()]
+
+    torch.testing.assert_close(gradients(True), gradients(False), rtol=0, atol=0)
+
+
+def test_buffers_that_the_encoder_writes_itself_may_change() -> None:
+    class Counting(Scaled):
+        def forward(self, x: Tensor) -> Tensor:
+            self.scale += 1
+            return self.encoder(x)
+
+    encoder, x = Counting(), batch()
+    cache = GradCache(encoder, CHUNK)
+    (cache(x).sum() + cache(x.flip(0)).sum()).backward()
+    assert encoder.encoder[0].weight.grad is not None
+
+
+def test_hooks_of_weights_get_the_whole_gradient_once() -> None:
+    """Of all chunks and of all calls, as in torch: here one clips, and one is an optimiser in the backward pass."""
+
+    def trained(chunked: bool) -> tuple[list[int], list[Tensor]]:
+        encoder, calls = encoder_with(), [0, 0]
+
+        def clip(gradient: Tensor) -> Tensor:
+            calls[0] += 1
+            return gradient.clamp(-0.5, 0.5)
+
+        def update(weights: Tensor) -> None:
+            calls[1] += 1
+            with torch.no_grad():
+                weights -= 0.1 * weights.grad  # type: ignore[operator]
+            weights.grad = None
+
+        for parameter in encoder.parameters():
+            parameter.register_hook(clip)
+            parameter.register_post_accumulate_grad_hook(update)
+        encode = GradCache(encoder, CHUNK) if chunked else encoder
+        for _ in range(2):
+            (encode(batch()).square().sum() + encode(batch().flip(1)).sum()).backward()
+        return calls, [parameter.detach() for parameter in encoder.parameters()]
+
+    found, expected = trained(True), trained(False)
+    assert found[0] == expected[0] == [8, 8]
+    torch.testing.assert_close(found[1], expected[1], rtol=1e-12, atol=1e-12)
+
+
+def test_gradients_add_to_those_that_are_there_and_are_given_by_autograd_grad() -> None:
+    encoder, x = encoder_with(), batch()
+    expected = torch.autograd.grad(encoder(x).square().sum(), [*encoder.parameters()])
+    found = torch.autograd.grad(GradCache(encoder, CHUNK)(x).square().sum(), [*encoder.parameters()])
+    torch.testing.assert_close(found, expected, rtol=1e-12, atol=1e-12)
+    assert encoder[0].weight.grad is None
+    for _ in range(2):
+        GradCache(encoder, CHUNK)(x).square().sum().backward()
+    twice = [parameter.grad for parameter in encoder.parameters()]
+    torch.testing.assert_close(twice, [2 * each for each in expected], rtol=1e-12, atol=1e-12)
+
+
+def test_an_error_in_the_second_pass_leaves_gradients_and_hooks() -> None:
+    encoder, x, fired = encoder_with(), batch(), []
+    encoder[0].weight.register_post_accumulate_grad_hook(fired.append)
+    encoder(x).sum().backward()
+    before = encoder[0].weight.grad.clone()
+    value = GradCache(encoder, CHUNK)(x).sum()
+    x.zero_()
+    with pytest.raises(DataChanged):
+        value.backward()
+    torch.testing.assert_close(encoder[0].weight.grad, before, rtol=0, atol=0)
+    encoder(x).sum().backward()
+    assert len(fired) == 2

@@ -14,7 +14,7 @@ from torch.nn.functional import normalize
 
 from hardneg.auditing import audit
 from hardneg.auditing.files import AuditOptions, audit_files
-from hardneg.core.errors import ArgumentError, HardnegWarning
+from hardneg.core.errors import ArgumentError, HardnegWarning, forget_warnings
 from hardneg.mining import mine
 from hardneg.mining.alignment import Alignment, alignment_of
 from hardneg.mining.job import run
@@ -95,8 +95,6 @@ def test_mine_and_audit_warn_of_shifted_ids() -> None:
 
 
 def test_an_audit_notes_what_is_misaligned() -> None:
-    from hardneg.core.errors import forget_warnings
-
     queries, corpus = make_pairs()
     with pytest.warns(HardnegWarning, match="Are the ids aligned"):
         found = audit(queries, corpus=corpus, positives=torch.arange(1, 121), frontier=False, expressions="Uniform()")
@@ -122,6 +120,31 @@ def test_a_margin_below_the_lowest_of_several_positives_is_warned_of() -> None:
     ):
         hn.mine(hn.Keys(queries), hn.Keys(corpus), positives, "BelowPositive(relative=0.05)", 3)
     hn.mine(hn.Keys(queries), hn.Keys(corpus), positives, "Ring(0.01, 0.1)", 3)
+
+
+def test_a_margin_wider_than_the_similarities_of_the_model_is_warned_of(tmp_path: Path) -> None:
+    """As of models whose vectors share a direction: 5 % below the positives (.957) is below random documents (.925)."""
+    import hardneg as hn
+
+    queries, corpus = make_pairs()
+    ours, others = (normalize(each + 5.0 * torch.eye(16)[0], dim=-1) for each in (queries, corpus))
+    ours = normalize(ours + 0.3 * torch.randn(120, 16, generator=torch.Generator().manual_seed(1)) / 4, dim=-1)
+    keys = hn.Keys(ours), hn.Keys(others), torch.arange(120)
+    with pytest.warns(HardnegWarning, match=r"easier than random documents .mean similarity 0\.\d+ against 0\.\d+"):
+        hn.mine(*keys, "BelowPositive(relative=0.05)", 3)
+    hn.mine(*keys, "BelowPositive(absolute=0.0)", 3)
+    np.save(tmp_path / "q.npy", ours.numpy())
+    np.save(tmp_path / "d.npy", others.numpy())
+    write_judgements(tmp_path, [(i, i) for i in range(120)])
+    paths = {name: str(tmp_path / f"{name}.npy") for name in "qd"}
+    forget_warnings()
+    with pytest.warns(HardnegWarning, match="easier than random documents"):
+        run(
+            MineOptions(
+                paths["q"], str(tmp_path / "m.jsonl"), corpus_embeddings=paths["d"],
+                judgements=str(tmp_path / "j.csv"), format="ids",
+            )
+        )  # fmt: skip
 
 
 @pytest.fixture
@@ -173,7 +196,7 @@ def test_an_audit_takes_the_judgements_of_the_manifest(files: MineOptions, tmp_p
     run(replace(files, negatives="Rank(0, 20)"))
     found = audit_files(AuditOptions(files.out))
     assert found.judges == ("judgements",)
-    assert found.row("mined").false_negatives == 0.0  # every judged document was a positive of the miner
+    assert found.row("mined").judged_share == 0.0  # every judged document was a positive of the miner
     write_judgements(tmp_path, [(i, i) for i in range(119)])
     with pytest.raises(ValueError, match="judgements that were mined"):
         audit_files(AuditOptions(files.out))

@@ -1,6 +1,6 @@
-"""Flipped bits, kills and two processes on one output: the same bytes in the end, or an error that names the file.
+"""Damaged files, kills and two processes on one output: the same bytes in the end, or an error that names the file.
 
-``HARDNEG_FLIPS=300 HARDNEG_KILLS=30 pytest tests/mining/test_damage.py -s`` runs the full numbers.
+``HARDNEG_KILLS=30 pytest tests/mining/test_damage.py -s`` runs the full number of kills.
 """
 
 from __future__ import annotations
@@ -26,10 +26,13 @@ from hardneg.core.errors import FileError, HardnegError, HardnegWarning, InUse, 
 from hardneg.mining import encode
 from hardneg.mining.job import run
 from hardneg.mining.options import MineOptions
+from support.damage import KINDS as DAMAGES
+from support.damage import damage
 from support.forks import CONTEXT
 from support.mining_jobs import make_job
 
-FLIPS = int(os.environ.get("HARDNEG_FLIPS", "10"))
+SOME, ALL = 8, pytest.param(200, marks=pytest.mark.long)
+"""Damages: a sample, and all of the long tests."""
 KILLS = int(os.environ.get("HARDNEG_KILLS", "2"))
 QUIET = Settings(frontier=False)
 KINDS = {
@@ -37,12 +40,6 @@ KINDS = {
     "pieces": ("mined.jsonl.work", "*.npz"),
     "job": ("mined.jsonl.work", "job.json"),
 }
-
-
-def flip(path: Path, chance: random.Random) -> None:
-    content = bytearray(path.read_bytes())
-    content[chance.randrange(len(content))] ^= 1 << chance.randrange(8)
-    path.write_bytes(content)
 
 
 def heard(function: Any) -> tuple[Any, int]:
@@ -67,15 +64,16 @@ def half_done(tmp_path_factory: pytest.TempPathFactory) -> tuple[MineOptions, by
     return job, whole
 
 
+@pytest.mark.parametrize("times", [SOME, ALL])
 @pytest.mark.parametrize("kind", list(KINDS))
-def test_point_18_flipped_bits_of_a_job(
-    kind: str, half_done: tuple[MineOptions, bytes], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_damaged_files_of_a_job_are_made_again(
+    kind: str, times: int, half_done: tuple[MineOptions, bytes], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(encode, "_piece", 16)
     job, whole = half_done
     chance, found = random.Random(kind), Counter[str]()
     home = Path(job.out).parent
-    for number in range(FLIPS):
+    for number in range(times):
         folder = tmp_path / str(number)
         shutil.copytree(home, folder)
         (folder / "mined.jsonl").unlink()
@@ -87,13 +85,13 @@ def test_point_18_flipped_bits_of_a_job(
             shutil.rmtree(f"{here.out}.work")
             stop_before_output(here)
         files = sorted((folder / KINDS[kind][0]).glob(KINDS[kind][1]))
-        flip(chance.choice(files), chance)
+        what = damage(chance.choice(files), DAMAGES[number % len(DAMAGES)], chance)
         _, warned = heard(lambda here=here: run(here))
-        assert Path(here.out).read_bytes() == whole
+        assert Path(here.out).read_bytes() == whole, what
         found["made again with a warning" if warned else "the same without"] += 1
         shutil.rmtree(folder)
-    print(f"\n{kind}: {FLIPS} flips, {dict(found)}")
-    assert found["made again with a warning"] > FLIPS / 2
+    print(f"\n{kind}: {times} damages, {dict(found)}")
+    assert found["made again with a warning"] > times / 2
 
 
 def stop_before_output(job: MineOptions) -> None:
@@ -103,8 +101,9 @@ def stop_before_output(job: MineOptions) -> None:
             run(job)
 
 
+@pytest.mark.parametrize("times", [SOME, ALL])
 @pytest.mark.parametrize("kind", ["manifest", "output", "cache", "embeddings"])
-def test_point_18_flipped_bits_of_what_an_audit_reads(kind: str, tmp_path: Path) -> None:
+def test_damaged_files_that_an_audit_reads_are_found(kind: str, times: int, tmp_path: Path) -> None:
     """The same rows, a refusal that names the file, or a note that the embeddings are not there."""
     import numpy as np
 
@@ -126,25 +125,25 @@ def test_point_18_flipped_bits_of_what_an_audit_reads(kind: str, tmp_path: Path)
         "embeddings": [tmp_path / "q.npy", tmp_path / "d.npy"],
     }[kind]
     chance, found = random.Random(kind), Counter[str]()
-    for _ in range(FLIPS):
+    for number in range(times):
         path = chance.choice(files)
         before = path.read_bytes()
-        flip(path, chance)
+        what = damage(path, DAMAGES[number % len(DAMAGES)], chance)
         audited, refused = None, ""
         try:
             audited, _ = heard(lambda: audit_files(AuditOptions(job.out, settings=QUIET)))
         except HardnegError as error:
             refused = str(error)
         if audited is None:
-            assert path.name in refused
+            assert path.name in refused, what
             found["refused by name"] += 1
         else:
             same = (audited.rows, audited.mined) == (wanted.rows, wanted.mined)
-            assert same or (kind == "cache" and not audited.rows and "not in" in " ".join(audited.notes))
+            assert same or (kind == "cache" and not audited.rows and "not in" in " ".join(audited.notes)), what
             found["the same" if same else "without vectors, which is noted"] += 1
         path.write_bytes(before)
-    print(f"\naudit, {kind}: {FLIPS} flips, {dict(found)}")
-    assert found["the same"] < FLIPS / 2
+    print(f"\naudit, {kind}: {times} damages, {dict(found)}")
+    assert found["the same"] < times / 2
 
 
 def test_point_18_a_damaged_manifest_is_named_by_mine(tmp_path: Path) -> None:
@@ -168,6 +167,7 @@ def slow_job(folder: Path, name: str) -> MineOptions:
         corpus=str(folder / "corpus.jsonl"),
         out=str(folder / name),
         encoder="test_mine_resume:encode",
+        cache_key="1",
         negatives="Ring(0.0, 0.9) * Tilt(1.0)",
         draw="gumbel",
         k=4,

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import json
 import os
+import pickle
 import random
 import shutil
 import signal
+import subprocess
 import sys
+import tempfile
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -23,9 +26,10 @@ from typer.testing import CliRunner
 from hardneg.cli.app import app
 from hardneg.core.errors import ArgumentError, DataChanged, FileError, HardnegWarning, NotFinite
 from hardneg.mining import job as module
-from hardneg.mining.engines.base import PartDone, Work
+from hardneg.mining.engines.base import ClusterLost, PartDone, Work, WorkerLost
 from hardneg.mining.engines.local import Local
 from hardneg.mining.engines.parts import Part
+from hardneg.mining.engines.ray import Ray
 from hardneg.mining.job import run
 from hardneg.mining.options import MineOptions
 from hardneg.mining.pieces import Files
@@ -266,6 +270,15 @@ def slow_encode(texts: list[str]) -> np.ndarray:
     return np.stack([np.random.default_rng(len(text) * 31 + ord(text[-1])).standard_normal(8) for text in texts])
 
 
+def test_ray_names_a_task_that_kills_its_workers(cluster: Any) -> None:
+    done: list[int] = []
+    work = Work(kill_at_2, range(4), lambda task: False, done.append, lambda task: f"block {task}")
+    with pytest.warns(HardnegWarning, match="lost"), pytest.raises(WorkerLost) as raised:
+        Ray().map(work)
+    assert (raised.value.piece, raised.value.tries) == ("block 2", 3)
+    assert 2 not in done
+
+
 def test_ray_goes_on_when_a_raylet_is_killed(
     files: MineOptions, cluster: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -281,6 +294,7 @@ def test_ray_goes_on_when_a_raylet_is_killed(
         corpus=str(tmp_path / "corpus.jsonl"),
         out=str(tmp_path / "texts.jsonl"),
         encoder="test_engines:slow_encode",
+        cache_key="1",
         format="ids",
         query_block=8,
         shards=12,
@@ -302,3 +316,138 @@ def _kill_when(cluster: Any, folder: Path, pieces: int) -> None:
     while time.monotonic() < until and len(list(folder.glob("*.npy"))) < pieces:
         time.sleep(0.02)
     cluster.remove_node(random.Random(0).choice(cluster.raylets), allow_graceful=False)
+
+
+RAYLET = """
+import sys, threading, time
+import psutil
+from hardneg.mining.engines.base import ClusterLost, Work
+from hardneg.mining.engines.ray import Ray
+
+def kill(number):
+    if number == 0:
+        raylets = [one for one in psutil.Process().children(recursive=True) if "raylet" in one.name()]
+        assert raylets
+        for raylet in raylets:
+            raylet.kill()
+
+if __name__ == "__main__":
+    try:
+        Ray(workers=1).map(Work(time.sleep, [0, 600], lambda task: False, kill))
+    except ClusterLost as error:
+        print(error)
+"""
+
+
+@pytest.mark.long
+@pytest.mark.skipif(os.name == "nt", reason="signals of POSIX")
+def test_a_dead_raylet_of_this_process_is_a_lost_cluster(tmp_path: Path) -> None:
+    pytest.importorskip("ray", reason="needs the extra 'ray'")
+    (tmp_path / "job.py").write_text(RAYLET)
+    environment = {name: value for name, value in os.environ.items() if name != "RAY_ADDRESS"}
+    with (
+        tempfile.TemporaryDirectory() as folder
+    ):  # short, since sockets are made in it; no other cluster is found there
+        environment["RAY_TMPDIR"] = folder
+        command = [sys.executable, str(tmp_path / "job.py")]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=120, env=environment)
+    assert (done.returncode, "raylet" in done.stdout) == (0, True), done.stderr
+
+
+def test_a_cluster_that_cannot_be_joined_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    ray = pytest.importorskip("ray", reason="needs the extra 'ray'")
+
+    def refuse(**how: Any) -> None:
+        raise ConnectionError("no cluster there")
+
+    monkeypatch.setattr(ray, "is_initialized", lambda: False)
+    monkeypatch.setattr(ray, "init", refuse)
+    with pytest.raises(ClusterLost, match="example:6379"):
+        Ray("example:6379").map(Work(kill_at_2, [0], lambda task: False, lambda task: None))
+
+
+WORKERS = """
+import os, sys, time
+from pathlib import Path
+from hardneg.mining.engines.base import Work
+from hardneg.mining.engines.local import Local
+
+def sleep(task):
+    Path(sys.argv[1], str(os.getpid())).touch()
+    time.sleep(600)
+
+if __name__ == "__main__":
+    try:
+        Local(2).map(Work(sleep, range(4), lambda task: False, lambda task: None))
+    except KeyboardInterrupt:
+        sys.exit(130)
+"""
+
+
+@pytest.fixture
+def busy(tmp_path: Path) -> Iterator[tuple[subprocess.Popen[str], list[int]]]:
+    """A process whose two workers are at work, in a group of their own, and the numbers of the workers."""
+    (tmp_path / "job.py").write_text(WORKERS)
+    pids = tmp_path / "pids"
+    pids.mkdir()
+    process = subprocess.Popen(
+        [sys.executable, str(tmp_path / "job.py"), str(pids)],
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
+    )
+    until = time.monotonic() + 120
+    while len(list(pids.iterdir())) < 2 and time.monotonic() < until:
+        assert process.poll() is None, process.communicate()
+        time.sleep(0.05)
+    workers = [int(path.name) for path in pids.iterdir()]
+    yield process, workers
+    for pid in (process.pid, *workers):
+        with suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+    process.communicate()
+
+
+def alive(pids: list[int], patience: float = 30.0) -> list[int]:
+    """Those of the processes that still run when the patience is over."""
+    psutil = pytest.importorskip("psutil", reason="needs the extra train")
+    until = time.monotonic() + patience
+    while True:
+        running = [pid for pid in pids if psutil.pid_exists(pid) and psutil.Process(pid).status() != "zombie"]
+        if not running or time.monotonic() > until:
+            return running
+        time.sleep(0.05)
+
+
+@pytest.mark.skipif(os.name == "nt", reason="signals of POSIX")
+def test_workers_end_when_their_parent_is_killed(busy: tuple[subprocess.Popen[str], list[int]]) -> None:
+    process, workers = busy
+    process.kill()
+    assert process.wait() == -signal.SIGKILL
+    assert alive(workers) == []
+
+
+@pytest.mark.skipif(os.name == "nt", reason="signals of POSIX")
+@pytest.mark.parametrize("group", [True, False], ids=["the group", "the parent alone"])
+def test_ctrl_c_ends_busy_workers_without_a_traceback(
+    group: bool, busy: tuple[subprocess.Popen[str], list[int]]
+) -> None:
+    process, workers = busy
+    os.killpg(process.pid, signal.SIGINT) if group else process.send_signal(signal.SIGINT)
+    _, reported = process.communicate(timeout=30)
+    assert (process.returncode, reported) == (130, "")
+    assert alive(workers) == []
+
+
+def kill_at_2(task: int) -> None:
+    if task == 2:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+def test_a_task_that_kills_its_workers_is_named() -> None:
+    work = Work(kill_at_2, range(4), lambda task: False, lambda task: None, lambda task: f"block {task}")
+    with pytest.warns(HardnegWarning, match="killed"), pytest.raises(WorkerLost, match="block") as raised:
+        Local(2).map(work)
+    assert raised.value.tries == 3
+    assert isinstance(pickle.loads(pickle.dumps(raised.value)), WorkerLost)

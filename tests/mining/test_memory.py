@@ -183,7 +183,7 @@ def test_an_estimate_counts_the_file_of_all_pieces(texts: MineOptions, monkeypat
     monkeypatch.setattr(encode_module, "_in_memory", 1)
     assert estimate(texts).disk_bytes - plain.disk_bytes == 200 * 8 * 4
     run(texts)
-    written = sum(file.stat().st_size for file in Path(f"{texts.out}.embeddings").glob("*.npy"))
+    written = sum(file.stat().st_size for file in Path(f"{texts.out}.embeddings").rglob("*.npy"))
     assert written >= 2 * 200 * 8 * 4
 
 

@@ -160,6 +160,32 @@ def test_none_in_a_dataset_is_named_with_its_row_and_a_fix() -> None:
     assert all(word in str(error.value.fix) for word in ("filter", "'positive'"))
 
 
+def test_none_instead_of_queries_or_a_data_set_is_named() -> None:
+    for options in ({}, {"model": encode}):
+        with pytest.raises(ArgumentError) as error:
+            hn.mine(None, **options)
+        assert error.value.got == "None"
+        assert error.value.fix
+
+
+def test_a_fraction_among_positives_is_named_with_a_fix(tmp_path: Path) -> None:
+    rows: list[dict[str, Any]] = [{"anchor": a, "positive": p} for a, p in zip(ANCHORS, POSITIVES, strict=True)]
+    rows[3]["positive"] = 7.5
+    queries = write_lines(tmp_path / "pairs.jsonl", rows)
+    with pytest.raises(ArgumentError) as error:
+        run(MineOptions(queries, out=str(tmp_path / "mined.jsonl"), encoder="support.mining_jobs:encode"))
+    assert "7.5" in str(error.value.got)
+    assert error.value.fix
+
+
+def test_a_series_of_texts_is_a_corpus() -> None:
+    pandas = pytest.importorskip("pandas", reason="comes with the extra 'text'")
+    options: dict[str, Any] = {"model": encode, "k": 2, "verbose": False}
+    more = ["another text", "and one more"]
+    found = hn.mine(_pairs(), corpus=pandas.Series(more), **options)
+    assert found.to_dict() == hn.mine(_pairs(), corpus=more, **options).to_dict()
+
+
 def test_data_frames_are_data_sets_and_vectors() -> None:
     datasets = pytest.importorskip("datasets", reason="needs the extra 'text'")
     pandas = pytest.importorskip("pandas", reason="comes with the extra 'text'")

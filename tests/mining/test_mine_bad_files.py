@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 
 from hardneg.core.errors import ArgumentError
-from hardneg.mining.explain import TOO_FEW, Explanation
-from hardneg.mining.job import _no_negatives, run
+from hardneg.mining.explain import TOO_FEW, Explanation, no_negatives
+from hardneg.mining.job import run
 from hardneg.mining.options import Columns, MineOptions
 from support.mining_jobs import make_rows, write_lines
 
@@ -139,11 +139,11 @@ def test_other_broken_files(job: MineOptions, tmp_path: Path) -> None:
 @pytest.mark.parametrize(("looked_at", "said"), [(24_690_000, "12,345,000 candidates"), (5, "2.5 candidates")])
 def test_the_number_of_candidates_is_written_out(job: MineOptions, looked_at: int, said: str) -> None:
     explanation = Explanation((), (), queries=2, looked_at=looked_at, why={"1. Uniform()": 2})
-    assert f"a query has {said}, of which Uniform() leaves too few" in str(_no_negatives(job, explanation))
+    assert f"a query has {said}, of which Uniform() leaves too few" in str(no_negatives(explanation, job.format))
 
 
 def test_a_corpus_without_candidates_has_a_fix_of_its_own(job: MineOptions) -> None:
-    error = _no_negatives(job, Explanation((), (), queries=1, why={TOO_FEW: 1}))
+    error = no_negatives(Explanation((), (), queries=1, why={TOO_FEW: 1}), job.format)
     assert error.fix == "give more documents with corpus"
 
 

@@ -12,6 +12,7 @@ import torch
 
 import hardneg as hn
 from hardneg.core.errors import ArgumentError, UnknownName
+from hardneg.mining.explain import NoNegatives
 from support.libraries import part_of_sentence_transformers
 
 datasets = pytest.importorskip("datasets", reason="needs the extra 'text'")
@@ -88,6 +89,15 @@ def test_the_negatives_are_those_of_sentence_transformers(
                     np.testing.assert_allclose(first, second, atol=1e-6)
                 else:
                     assert list(ours[name]) == list(theirs[name]), (kind, name)
+
+
+@pytest.mark.parametrize("output_format", ["triplet", "n-tuple"])
+def test_a_rule_that_leaves_no_negative_raises_with_a_fix(output_format: str, model: Any, pairs: Any) -> None:
+    options: dict[str, Any] = {"negatives": "Threshold(0.99999)", "k": 3, "output_format": output_format}
+    with pytest.raises(NoNegatives) as error:
+        hn.mine(pairs, model=model, verbose=False, **options)
+    assert error.value.fix
+    assert "Threshold" in str(error.value.got)
 
 
 @pytest.mark.filterwarnings("ignore:The negatives are easier")

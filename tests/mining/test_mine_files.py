@@ -34,9 +34,9 @@ def test_an_encoder_of_a_file(job: MineOptions, tmp_path: Path, monkeypatch: pyt
     own = replace(job, encoder="own.py:encode", out=str(tmp_path / "own.jsonl"))
     run(own)
     assert lines(own.out) == lines(job.out)
-    first = encoder_of_function("own.py:encode").key
+    first = encoder_of_function("own.py:encode", "1").key
     (tmp_path / "own.py").write_text(source + "# changed\n")
-    assert encoder_of_function("own.py:encode").key != first
+    assert encoder_of_function("own.py:encode", "1").key != first
     assert "own" not in sys.modules, "a file has a name of its own"
     (tmp_path / "own.py").write_text("import beside\nencode = beside.encode\n")
     with pytest.raises(ArgumentError, match=r"own\.py to be importable.*beside"):

@@ -7,12 +7,12 @@ from typing import Any
 
 import pytest
 
-from hardneg.mining.judgements import numbered_both, read_judgements
+from hardneg.mining.judgements import numbered_both, read_grades
 
 
 def judged(path: Path, text: str, who: str = "mine") -> list[tuple[str, str]]:
     path.write_text(text, encoding="utf-8")
-    return read_judgements(str(path), who)
+    return [(query, document) for grade, query, document in read_grades(str(path), who) if grade > 0]
 
 
 @pytest.mark.parametrize("grade", ["score", "relevance", "rel", "grade", "judgement", "label"])

@@ -16,6 +16,7 @@ from hardneg.auditing.files import AuditOptions, audit_files
 from hardneg.cli.app import app
 from hardneg.core.errors import ArgumentError, HardnegWarning, NoFile
 from hardneg.io.tables import read_table
+from hardneg.mining.encode import encoders_of_model
 from hardneg.mining.estimate import estimate
 from hardneg.mining.job import run
 from hardneg.mining.options import MineOptions
@@ -205,6 +206,30 @@ def test_a_guide_filters_and_prompts_and_dtypes_have_their_own_vectors(job: Mine
     assert any(each.shape == prompted.shape and np.allclose(each, prompted) for each in new)
     run(plain)
     assert len(list(pieces.glob("*.npy"))) == len(known) + 2
+
+
+def test_the_name_of_a_prompt_of_the_model_stands_for_that_prompt(
+    job: MineOptions, static: str, tmp_path: Path
+) -> None:
+    import sentence_transformers as st
+
+    folder = str(tmp_path / "prompted")
+    prompts = {"search": "cat cat ", "query": "fish ", "document": "dog "}
+    st.SentenceTransformer(static, device="cpu", prompts=prompts).save_pretrained(folder)
+    encoders = [
+        encoders_of_model(folder, 8, "cpu", prompts=(given, None))[0] for given in ("search", "cat cat ", None, "fish ")
+    ]
+    named, text, default, fish = (torch.from_numpy(each.encode(["sun moon"])) for each in encoders)
+    assert torch.equal(named, text)
+    assert torch.equal(default, fish)
+    assert encoders[0].key == encoders[1].key
+    with pytest.warns(HardnegWarning, match="Its prompts are .*search"):
+        encoders_of_model(folder, 8, "cpu", prompts=("serach", None))
+    options = replace(job, encoder=None, model=folder, device="cpu", scores=True)
+    run(replace(options, query_prompt="search"))
+    found = lines(job.out)
+    run(replace(options, query_prompt="cat cat "))
+    assert found == lines(job.out)
 
 
 OWN = """

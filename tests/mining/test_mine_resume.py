@@ -61,6 +61,7 @@ def job(tmp_path: Path) -> MineOptions:
         corpus=str(tmp_path / "corpus.jsonl"),
         out=str(tmp_path / "mined.jsonl"),
         encoder="test_mine_resume:encode",
+        cache_key="1",
         negatives="BelowPositive(absolute=-0.5) * Ring(0.0, 0.9) * Tilt(1.0)",
         draw="gumbel",
         k=4,

@@ -428,10 +428,10 @@ def test_a_changed_function_is_known_by_its_source(
     names = []
     for factor in (2.0, 3.0):
         (tmp_path / "where_it_is_named.py").write_text(f"{imports}bound = partial(borrowed, factor={factor})\n")
-        names.append(encoder_of_function(f"where_it_is_named:{function}").key)
+        names.append(encoder_of_function(f"where_it_is_named:{function}", "1").key)
     with (tmp_path / "where_it_is.py").open("a") as file:
         file.write("# changed\n")
-    names.append(encoder_of_function(f"where_it_is_named:{function}").key)
+    names.append(encoder_of_function(f"where_it_is_named:{function}", "1").key)
     assert len(set(names)) == 3
 
 

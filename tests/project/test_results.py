@@ -56,24 +56,72 @@ def verdict(against: str, points: float, half_width: float | None) -> dict[str, 
     return {"arm": ARM, "against": against, "difference": points / 100.0, "half_width": width}
 
 
+KNN = ([0.30, 0.31, 0.30], [0.32, 0.33, 0.32], [0.305, 0.34, 0.35])
+"""Of the control; 2 points above it in every seed; above it by 3 points on average, but 0.5 in one seed."""
+
+
 @pytest.mark.parametrize(
-    ("gain", "over_control", "expected"),
+    ("gain", "over_control", "tuned", "knn", "expected"),
     [
-        ((3.0, 1.0), (2.5, 1.0), "holds"),
-        ((3.0, 1.0), (0.2, 0.5), "vanishes when tuned"),
-        ((3.0, 1.0), (0.8, 0.9), "not decided at this budget"),
-        ((0.4, 0.5), (0.2, 0.5), "does not hold"),  # below what matters with its whole interval
-        ((0.7, 0.2), (0.2, 0.5), "does not hold"),  # beyond noise, and too small to matter
-        ((1.5, 1.6), (0.2, 0.5), "not decided at this budget"),
-        ((3.0, None), (0.2, 0.5), "not decided at this budget"),  # too few seeds
+        ((3.0, 1.0), (2.5, 1.0), True, KNN[0], "holds"),
+        ((3.0, 1.0), (0.2, 0.5), True, KNN[0], "vanishes when tuned"),
+        ((3.0, 1.0), (0.2, 0.5), False, KNN[0], "vanishes at the matched temperature"),
+        ((3.0, 1.0), (0.2, 0.5), False, KNN[1], "depends on the measure"),
+        ((3.0, 1.0), (0.2, 0.5), False, KNN[2], "vanishes at the matched temperature"),
+        ((3.0, 1.0), (0.8, 0.9), True, KNN[1], "not decided at this budget"),
+        ((0.4, 0.5), (0.2, 0.5), True, KNN[0], "does not hold"),  # below what matters with its whole interval
+        ((0.7, 0.2), (0.2, 0.5), True, KNN[0], "does not hold"),  # beyond noise, and too small to matter
+        ((1.5, 1.6), (0.2, 0.5), True, KNN[0], "not decided at this budget"),
+        ((3.0, None), (0.2, 0.5), True, KNN[0], "not decided at this budget"),  # too few seeds
     ],
 )
 def test_claims_are_judged_by_the_rule(
-    gain: tuple[float, float | None], over_control: tuple[float, float], expected: str, results: ModuleType
+    gain: tuple[float, float | None],
+    over_control: tuple[float, float],
+    tuned: bool,
+    knn: list[float],
+    expected: str,
+    results: ModuleType,
 ) -> None:
-    found = {"verdicts": [verdict(BASELINE, *gain), verdict(CONTROL, *over_control)]}
+    found = {
+        "verdicts": [verdict(BASELINE, *gain), verdict(CONTROL, *over_control)],
+        "tries": {ARM: [[0.5, 0.4]]} if tuned else None,
+        "metric": "linear",
+        "measures": {ARM: {"linear": [0.5] * 3, "knn": knn}, CONTROL: {"linear": [0.4] * 3, "knn": KNN[0]}},
+    }
     claim = {"claim": "HCL gains", "paper": "+3", "arm": ARM, "against": BASELINE, "control": CONTROL}
-    assert results.judged(claim, 1.0, found).verdict == expected
+    judged = results.judged(claim, 1.0, found)
+    assert judged.verdict == expected
+    assert ("200-NN +2.00 in every seed" in judged.here) == (expected == "depends on the measure")
+
+
+def test_nothing_vanishes_when_tuned_where_nothing_was_tuned(results: ModuleType) -> None:
+    for study in yaml.safe_load((STUDIES / "studies.yaml").read_text()):
+        result = results.read(study["name"])
+        if "claims" in study and result is not None and not result.get("tries"):
+            verdicts = [results.judged(claim, study["smallest_effect"], result).verdict for claim in study["claims"]]
+            assert "vanishes when tuned" not in verdicts
+
+
+def test_squared_gradients_are_judged_by_their_interval(results: ModuleType) -> None:
+    measured = sys.modules["results_measured"]
+    same = np.array([200.0, 200.0, 200.0, 200.0, 200.0])
+    found = {
+        spread: measured._lower_gradient({"open": "open"}, measured._times(same * spread, np.ones(5))).verdict
+        for spread in (1.0, 0.1)
+    }
+    assert found == {1.0: "holds", 0.1: "does not hold"}
+    wide = np.array([1.0, 1e5, 10.0, 1e4, 100.0])
+    assert measured._lower_gradient({"open": "open"}, measured._times(wide, np.ones(5))).verdict == "open"
+
+
+def test_the_premise_of_the_ring_is_that_of_its_experiment(results: ModuleType) -> None:
+    pytest.importorskip("matplotlib", reason="the experiment plots")
+    import ring_mutual_information  # of experiments
+
+    result = results.read("ring_mutual_information")
+    assert result["premise"] == pytest.approx(ring_mutual_information.premises(result["options"]["points"]), abs=0.005)
+    assert {result["premise"][w] for w in ("0", "10", "25")} == {0.0}
 
 
 def test_a_loss_is_the_gain_of_the_other_arm(results: ModuleType) -> None:
@@ -105,6 +153,20 @@ def test_the_readme_has_the_findings_of_the_studies(results: ModuleType) -> None
     hcl, control = (difference(found, arm, plain)[0] for arm in arms)
     assert f"HCL gains {hcl:.1f} points over SimCLR at the paper's temperature" in words
     assert f"SimCLR at HCL's effective temperature gains {control:.1f};" in words
+    measures = [found["measures"][arm] for arm in arms]
+    knn, nearest = (100 * (np.array(measures[0][name]) - np.array(measures[1][name])) for name in ("knn", "1nn"))
+    assert f"in every seed (200-NN {knn.mean():+.2f}, 1-NN {nearest.mean():+.2f})" in words
+    assert min(*knn, *nearest) > 0
+    apart = difference(
+        results.read("../demo_text"),
+        "pairs(temperature=0.1, dim=128, negatives='Tilt(1.0)')",
+        "pairs(temperature=0.05, dim=128)",
+    )
+    assert f"{apart[0]:+.1f} points in the text demo" in words
+    for kind in ("static", "pretrained"):
+        after = results.read("../simcse")["encoders"][kind]["after"]
+        tilted, matched = (after[name]["sts"]["mean"] for name in ("tilt alone", "temperature 0.025"))
+        assert f"{tilted:.1f} against {matched:.1f}" in words
 
 
 def test_the_frontier_has_rules_and_planners_in_one_picture(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

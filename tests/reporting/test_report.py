@@ -13,10 +13,13 @@ import numpy as np
 import pytest
 import torch
 
+from hardneg.core.errors import HardnegWarning
 from hardneg.io.outputs import sealed_page
 from hardneg.reporting import histograms as histograms_module
 from hardneg.reporting import write_report
 from hardneg.reporting.histograms import separation
+from hardneg.training.records import text_of
+from hardneg.training.runs import Run
 from support.html_page import Page
 from support.reports import ACCURACY, ARMS, NUM_TEST, make_comparison, make_data, make_run, read
 
@@ -149,11 +152,11 @@ def test_curves_that_never_change_are_named_and_not_drawn(compared: Page) -> Non
 
 def test_the_four_losses_of_hscl_are_drawn_where_a_run_has_them(tmp_path: Path) -> None:
     make_run(tmp_path / "run", "hscl()", 0, make_data(tmp_path))
-    records = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
+    records = Run(tmp_path / "run").metrics()
     for i, record in enumerate(records):
         record |= {"loss_ucl": 4.2 - 0.1 * i, "loss_scl": 3.8 - 0.1 * i, "loss_h_ucl": 5.0, "loss_h_scl": 3.9 - 0.1 * i}
         record["assumption"] = 0.9 + 0.02 * i
-    (tmp_path / "run" / "metrics.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records))
+    (tmp_path / "run" / "metrics.jsonl").write_text(text_of(records))
     page = read(write_report(tmp_path / "run"))
     names = [attributes.get("aria-label") or "" for tag, attributes in page.tags if tag == "svg"]
     drawn = [name.partition(" over training")[0] for name in names if "over training" in name]
@@ -196,7 +199,8 @@ def test_histograms_say_how_well_classes_are_apart_in_each_seed(tmp_path: Path) 
         shares.append(share_by_loops(features, labels))
     (tmp_path / "runs" / "arm1-seed1" / "embeddings.npz").unlink()
     (tmp_path / "runs" / "arm1-seed0" / "embeddings.npz").write_text("damaged")
-    words = read(write_report(tmp_path)).words
+    with pytest.warns(HardnegWarning, match=r"arm1-seed0.embeddings\.npz.* damaged"):
+        words = read(write_report(tmp_path)).words
     assert 0.5 < shares[1] + 0.1 < shares[0] < 0.98
     assert f"than an other-class pair {50 * sum(shares):.1f} % of the time." in words
     assert words.count("than an other-class pair") == 1, "what has no embeddings has no such figure"

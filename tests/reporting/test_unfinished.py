@@ -17,6 +17,7 @@ from hardneg.comparing.arms import parse_arm
 from hardneg.comparing.runs import run_of
 from hardneg.pages.thumbnails import thumbnail
 from hardneg.reporting import write_report
+from hardneg.training.records import text_of
 from hardneg.training.runs import Run
 from support.reports import ARMS, make_comparison, make_data, make_run, read
 
@@ -144,15 +145,14 @@ def test_a_finished_seed_is_not_mixed_with_one_that_is_under_way(tmp_path: Path)
     (tmp_path / "comparison.json").unlink()
     for seed in (0, 1):
         (tmp_path / "runs" / f"arm0-seed{seed}" / "result.json").unlink()
-        (tmp_path / "runs" / f"arm0-seed{seed}" / "metrics.jsonl").write_text('{"step": 20, "hardness": 0.9}\n')
+        (tmp_path / "runs" / f"arm0-seed{seed}" / "metrics.jsonl").write_text(text_of([{"step": 20, "hardness": 0.9}]))
     head, first, _ = read(write_report(tmp_path)).cells["results"]
     assert (first[head.index("hardness")], first[head.index("steps")]) == ("0.100", "50")
 
 
 def with_records(run: Path, number: int) -> None:
     """The run as if it had recorded so often."""
-    lines = (run / "metrics.jsonl").read_text().splitlines()
-    (run / "metrics.jsonl").write_text("\n".join(lines[-number:]) + "\n")
+    (run / "metrics.jsonl").write_text(text_of(Run(run).metrics()[-number:]))
 
 
 def test_one_record_is_no_curve(tmp_path: Path) -> None:
@@ -183,10 +183,10 @@ def test_a_run_without_negatives_and_its_warnings_are_reported(tmp_path: Path) -
 def test_not_a_number_is_left_out(tmp_path: Path) -> None:
     run = tmp_path / "run"
     result = make_run(run, ARMS[0], 0, make_data(tmp_path))
-    records = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    records = Run(run).metrics()
     for record in records:
         record["false_negatives"] = None
-    (run / "metrics.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records))
+    (run / "metrics.jsonl").write_text(text_of(records))
     (run / "result.json").write_text(json.dumps(result | {"final": records[-1]}))
     written = write_report(run)
     head, line = read(written).cells["results"]

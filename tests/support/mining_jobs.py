@@ -55,6 +55,7 @@ def make_job(folder: Path) -> MineOptions:
         corpus=write_lines(folder / "corpus.jsonl", corpus),
         out=str(folder / "mined.jsonl"),
         encoder="support.mining_jobs:encode",
+        cache_key="1",
         negatives="BelowPositive(relative=0.02)",
         k=3,
         format="ids",

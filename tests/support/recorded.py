@@ -15,7 +15,7 @@ WAITS = {"_local_scalar_dense", "nonzero", "masked_select", "_unique2", "unique_
 
 
 class Recorded(TorchDispatchMode):
-    """``capture`` of hardneg.kernels.replayed, but for state: what is written while recording is taken back."""
+    """``capture`` of hardneg.kernels.cuda_graphs, but for state: what is written while recording is taken back."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -19,6 +19,7 @@ from hardneg.comparing.request import Comparison
 from hardneg.comparing.verdict import answer, rows_of, sentences, temperature_notes, verdicts_of
 from hardneg.reporting import write_report
 from hardneg.training.data.images import load
+from hardneg.training.records import text_of
 from hardneg.training.trained import fingerprint
 from support.html_page import Page
 
@@ -81,7 +82,7 @@ def make_run(
         }
         for i in range(1, 6)
     ]  # fmt: skip
-    (path / "metrics.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records))
+    (path / "metrics.jsonl").write_text(text_of(records))
     labels = torch.arange(NUM_TEST) % 4
     features = torch.eye(4)[labels] + 0.1 * torch.randn(NUM_TEST, 4, generator=torch.Generator().manual_seed(seed))
     np.savez(path / "embeddings.npz", train_x=features, train_y=labels, test_x=features, test_y=labels)

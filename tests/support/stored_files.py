@@ -53,7 +53,7 @@ def make_stored(folder: Path) -> Path:
     vectors = {"query_embeddings": str(mined / "q.npy"), "corpus_embeddings": str(mined / "d.npy")}
     how = {"negatives": "Rank(1, 40)", "k": 4, **tables}
     mine_files(MineOptions(out=str(mined / "mined.jsonl"), **how, **vectors))
-    mine_files(MineOptions(out=str(mined / "coded.jsonl"), encoder="support.mining_jobs:encode", **how))
+    mine_files(MineOptions(out=str(mined / "coded.jsonl"), encoder="support.mining_jobs:encode", cache_key="1", **how))
     (folder / "precious").mkdir()
     (folder / "precious" / "file").write_text("precious")
     return folder

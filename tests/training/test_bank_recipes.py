@@ -424,6 +424,14 @@ def test_texts_are_trained_against_a_bank_and_a_cache(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("recipe", MAKERS)
+def test_what_is_remembered_of_images_is_out_of_reach_of_the_optimiser(recipe: str) -> None:
+    """No weight decay, and no momentum, moves the state of an image that no batch has visited."""
+    method, _ = made(recipe)
+    assert any(SIZE in each.shape for each in method.buffers()) or recipe == "negative-cache"
+    assert not any(SIZE in each.shape for each in method.parameters())
+
+
+@pytest.mark.parametrize("recipe", MAKERS)
 def test_each_is_an_arm_of_its_name(recipe: str) -> None:
     arm = parse_arm(f"{recipe}(temperature=0.1)")
     assert (arm.recipe, arm.complete().temperature) == (recipe, 0.1)

@@ -10,8 +10,11 @@ from typing import Any
 
 import pytest
 
-from hardneg.core.errors import HardnegWarning, forget_warnings
+from hardneg.comparing import Comparison, compare
+from hardneg.core.errors import HardnegWarning, MissingExtra, forget_warnings
 from hardneg.training import boards
+from hardneg.training.options import RECIPES
+from hardneg.training.recipes import run_recipe
 from hardneg.training.runs import Run
 
 MODULE = "torch.utils.tensorboard"
@@ -156,3 +159,16 @@ def test_wandb_that_is_wanted_and_not_installed_is_named(tmp_path: Path, monkeyp
     monkeypatch.setenv("WANDB_PROJECT", "negatives")
     with pytest.raises(ImportError, match=r"pip install 'hardneg\[wandb\]'"):
         Run(tmp_path).log(step=20, loss=5.0)
+
+
+def test_wandb_that_is_wanted_and_not_installed_stops_before_anything_is_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "wandb", None)
+    monkeypatch.setenv("WANDB_PROJECT", "negatives")
+    out = tmp_path / "out"
+    with pytest.raises(MissingExtra, match="WANDB_PROJECT"):
+        run_recipe("simclr", RECIPES["simclr"](data="npz:nowhere.npz"), out)
+    with pytest.raises(MissingExtra, match="WANDB_PROJECT"):
+        compare(Comparison(("simclr()", "hcl()"), 2, {"data": "npz:nowhere.npz"}), out)
+    assert not out.exists()

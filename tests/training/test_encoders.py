@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import sys
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 import torch
 from torch import nn
 
+from hardneg.core.errors import ArgumentError
 from hardneg.training.augmentation.augment import TINY
 from hardneg.training.data.images import load
 from hardneg.training.encoders import (
@@ -19,6 +21,7 @@ from hardneg.training.encoders import (
     embed,
     has_batch_statistics,
 )
+from support.libraries import library
 
 
 def num_parameters(module: nn.Module) -> int:
@@ -184,3 +187,33 @@ def test_a_module_that_gives_no_vectors_is_reported_before_training() -> None:
     with pytest.raises(ValueError, match=r"got \(2, 4, 6, 6\) for 2 images " + fix.format("Conv2d")):
         check_embeds(nn.Conv2d(1, 4, 3), images, TINY.plain)
     check_embeds(Encoder(WithMaps(), 4), images, TINY.plain)
+
+
+class OfPatches(nn.Module):
+    """As timm's VisionTransformer: it asserts that images have its size."""
+
+    num_features = 4
+
+    def forward(self, images: torch.Tensor) -> torch.Tensor:
+        assert images.shape[-1] == 224, f"Input height ({images.shape[-2]}) doesn't match model (224)."
+        return images.mean((2, 3)).repeat(1, 4)
+
+
+def test_a_model_of_a_library_for_images_of_another_size_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    timm = SimpleNamespace(create_model=lambda name, **options: OfPatches())
+    monkeypatch.setitem(sys.modules, "timm", timm)
+    encoder = build_encoder("timm:vit_tiny_patch16_224", 1, seed=0)
+    images = load("digits", "test").images
+    for module in (encoder, nn.Sequential(encoder)):  # some recipes have parts around it
+        with pytest.raises(ArgumentError, match=r"8 x 8 pixels.*vit_tiny_patch16_224.*--data folder:PATH@224"):
+            check_embeds(module, images, TINY.plain)
+
+
+def test_a_transformer_of_images_of_another_size_is_named(tmp_path: Path) -> None:
+    transformers = library("transformers")
+    sizes = {"hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 8}
+    config = transformers.ViTConfig(**sizes, image_size=32, patch_size=16, num_channels=1)
+    transformers.ViTModel(config).save_pretrained(tmp_path / "vit")
+    encoder = build_encoder(f"hf:{tmp_path / 'vit'}", 1, seed=0)
+    with pytest.raises(ArgumentError, match="8 x 8 pixels"):
+        check_embeds(encoder, load("digits", "test").images, TINY.plain)

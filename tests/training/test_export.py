@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import sys
 from pathlib import Path
 from types import SimpleNamespace
@@ -16,9 +17,10 @@ import hardneg as hn
 import hardneg.comparing.runs
 from hardneg.cli.app import app
 from hardneg.comparing import Comparison, compare
-from hardneg.core.errors import ArgumentError
+from hardneg.core.errors import ArgumentError, Damaged
 from hardneg.io.embeddings import load_embeddings, load_evaluated
 from hardneg.training.augmentation.augment import TINY
+from hardneg.training.augmentation.transforms import from_transform
 from hardneg.training.data.images import load
 from hardneg.training.encoders import Represent, auto_encoder, build_encoder, embed
 from hardneg.training.evaluation.transfer import transfer
@@ -66,7 +68,12 @@ class TestLoading:
         assert not encoder.training
         expected = load_embeddings(trained / "embeddings.npz")[2]
         images = load(data, "test").images
-        assert torch.equal(embed(encoder, images, TINY.plain), expected)
+        for given in (images, images.float() / 255.0):  # as users have them
+            torch.testing.assert_close(encoder.features(given), expected)  # type: ignore[operator]
+        with pytest.raises(ArgumentError, match="normalise=False"):
+            encoder(TINY.plain(images))
+        raw = hn.load_encoder(trained, normalise=False)
+        assert torch.equal(embed(raw, images, TINY.plain), expected)
 
     def test_the_best_weights_are_those_of_the_monitor(self, trained: Path) -> None:
         saved = torch.load(trained / "checkpoint.best.pt")["method"]
@@ -75,9 +82,29 @@ class TestLoading:
 
     def test_the_encoder_of_moco_v3_is_behind_a_predictor(self, data: str, tmp_path: Path) -> None:
         run("moco", tmp_path / "run", short(data, epochs=1, version="v3"))
-        encoder = hn.load_encoder(tmp_path / "run")
+        encoder = hn.load_encoder(tmp_path / "run", normalise=False)
         expected = load_embeddings(tmp_path / "run" / "embeddings.npz")[2]
         assert torch.equal(embed(encoder, load(data, "test").images, TINY.plain), expected)
+
+    def test_the_scale_of_views_of_a_callable_is_measured(self, data: str, tmp_path: Path) -> None:
+        flip = from_transform(lambda image: image.flip(-1) if torch.rand(()) < 0.5 else image, lambda x: x / 127.5 - 1)
+        run("simclr", tmp_path / "run", short(data, epochs=1), views=flip)
+        expected = load_embeddings(tmp_path / "run" / "embeddings.npz")[2]
+        found: Any = hn.load_encoder(tmp_path / "run")
+        torch.testing.assert_close(found.features(load(data, "test").images), expected, atol=1e-4, rtol=1e-4)
+
+    def test_views_that_are_no_mean_and_std_are_refused(self, data: str, tmp_path: Path) -> None:
+        path = tmp_path / "run"
+        own = from_transform(lambda image: image.flip(-1) if torch.rand(()) < 0.5 else image, lambda x: (x / 255) ** 3)
+        run("simclr", path, short(data, epochs=1), views=own)
+        with pytest.raises(ArgumentError, match="normalise=False"):
+            hn.load_encoder(path)
+        with pytest.raises(ArgumentError, match="--no-normalise"):
+            export(path, "safetensors")
+        assert export(path, "safetensors", normalise=False).exists()
+        expected = load_embeddings(path / "embeddings.npz")[2]
+        found = hn.load_encoder(path, normalise=False)
+        assert torch.equal(embed(found, load(data, "test").images, lambda x: (x / 255) ** 3), expected)
 
     def test_what_is_not_there_is_named(self, data: str, tmp_path: Path, trained: Path) -> None:
         run("simclr", tmp_path / "run", short(data, epochs=1))
@@ -128,6 +155,9 @@ def test_a_run_of_a_resnet_is_exported(data: str, tmp_path: Path) -> None:
         state = torch.load(tmp_path / "run" / f"{kind}.pth", weights_only=True)
         assert set(state) == names_of_resnet18()
         assert torch.equal(state["layer2.0.conv1.weight"], encoder.backbone.layers[2].residual[0].weight)
+        beside = json.loads((tmp_path / "run" / f"{kind}.pth.json").read_text())
+        assert (beside["mean"], beside["std"]) == ([0.5], [0.25])
+        assert "mean, std = [0.5], [0.25]" in done.output
     assert "timm.create_model('resnet18', num_classes=0)" in how_to_load(tmp_path / "run", "timm", tmp_path)
 
 
@@ -139,6 +169,7 @@ def test_safetensors_have_all_weights_and_the_options(trained: Path, tmp_path: P
         assert set(file.keys()) == set(expected)
         assert all(torch.equal(file.get_tensor(name), value) for name, value in expected.items())
         assert json.loads(file.metadata()["options"])["dim"] == 32
+        assert json.loads(file.metadata()["normalisation"]) == {"mean": [0.5], "std": [0.25]}
 
 
 def test_formats_that_do_not_fit_are_named(trained: Path) -> None:
@@ -200,6 +231,20 @@ def test_model_folders_that_may_run_code_are_refused(
             hn.load_encoder(trained)
 
 
+@pytest.mark.parametrize(("number", "kind"), [(10**399, Damaged), (10**20, ArgumentError)])
+def test_a_config_with_an_endless_number_is_refused(
+    number: int, kind: type[Exception], trained: Path, tmp_path: Path
+) -> None:
+    shutil.copytree(trained, tmp_path / "run")
+    path = tmp_path / "run" / "config.json"
+    config = json.loads(path.read_text())
+    del config["checksum"]
+    config["options"]["dim"] = number
+    path.write_text(json.dumps(config))
+    with pytest.raises(kind, match=r"dim|config\.json"):
+        hn.load_encoder(tmp_path / "run")
+
+
 @pytest.mark.parametrize("recipe", ["infograph", "quick-thoughts", "cmc"])
 def test_encoders_of_two_parts_are_loaded(recipe: str, tmp_path: Path) -> None:
     make = {"infograph": graph_file, "quick-thoughts": text_file, "cmc": few_digits}[recipe]
@@ -208,8 +253,11 @@ def test_encoders_of_two_parts_are_loaded(recipe: str, tmp_path: Path) -> None:
     run(recipe, tmp_path / "run", options)
     expected = load_evaluated(tmp_path / "run" / "embeddings.npz")[0]
     wanted = RECIPES[recipe](**options)
-    found = Represent(hn.load_encoder(tmp_path / "run")).items(splits(wanted).test.prepared(wanted))
+    found = Represent(hn.load_encoder(tmp_path / "run", normalise=False)).items(splits(wanted).test.prepared(wanted))
     torch.testing.assert_close(found, expected)
+    if recipe == "cmc":
+        encoder: Any = hn.load_encoder(tmp_path / "run")
+        torch.testing.assert_close(encoder.features(splits(wanted).test.images), expected, atol=1e-4, rtol=1e-4)
     with pytest.raises(ArgumentError, match=r"got (gin|TwoTowers|Aspects); use --format safetensors"):
         export(tmp_path / "run", "torchvision")
 
@@ -288,7 +336,7 @@ class TestOwnEncoders:
         run("simclr", tmp_path / "run", short(data, epochs=1, encoder=f"{file}:build"))
         with pytest.raises(ValueError, match="pass run_code=True if you trust it"):
             hn.load_encoder(tmp_path / "run")
-        encoder: Any = hn.load_encoder(tmp_path / "run", run_code=True)
+        encoder: Any = hn.load_encoder(tmp_path / "run", run_code=True, normalise=False)
         assert encoder.feature_dim == 24
         expected = load_embeddings(tmp_path / "run" / "embeddings.npz")[2]
         assert torch.equal(embed(encoder, load(data, "test").images, TINY.plain), expected)

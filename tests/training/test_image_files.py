@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from hardneg.core.errors import HardnegWarning, forget_warnings
+from hardneg.core.errors import ArgumentError, HardnegWarning, forget_warnings
 from hardneg.training.data.images import load, load_splits
 from support.image_folders import random_images, write_folder
 
@@ -113,6 +113,45 @@ class TestFolders:
         write_folder(tmp_path, {"cat": 2})
         with pytest.raises(ValueError, match="got 4 beside the class folders"):
             load(f"folder:{tmp_path}")
+
+    def test_tiny_imagenet_as_downloaded(self, tmp_path: Path) -> None:
+        """Its test images have no classes, in a folder that is no class; those of val are in a table."""
+        for name, count in (("n01", 4), ("n02", 4)):
+            write_folder(tmp_path / "train" / name, {"images": count})
+            (tmp_path / "train" / name / f"{name}_boxes.txt").write_text("x\t0\t0\t9\t9\n")
+        write_folder(tmp_path / "test", {"images": 6})
+        write_folder(tmp_path / "val", {"images": 3})
+        rows = [f"{i:03}.png\t{name}\t0\t0\t9\t9" for i, name in enumerate(("n02", "n01", "n02"))]
+        (tmp_path / "val" / "val_annotations.txt").write_text("\n".join(rows) + "\n")
+        forget_warnings()
+        with pytest.warns(HardnegWarning, match="no classes, so those in .*val are evaluated on") as reported:
+            train, test = load_splits(f"folder:{tmp_path}")
+        assert len(reported) == 1
+        assert train.classes == test.classes == ("n01", "n02")
+        assert (train.labels.tolist(), test.labels.tolist()) == ([0] * 4 + [1] * 4, [1, 0, 1])  # type: ignore[union-attr]
+        assert test.ids.tolist() == [8, 9, 10]
+        (tmp_path / "val" / "val_annotations.txt").write_text("\n".join(rows[:2]))
+        with pytest.raises(ArgumentError, match=r"1 without one, such as 002.png"):
+            load(f"folder:{tmp_path}", "test")
+
+    @pytest.mark.parametrize("below", ["images", "."])
+    def test_a_test_folder_without_classes_has_no_labels(self, below: str, tmp_path: Path) -> None:
+        write_folder(tmp_path / "train", {"cat": 3, "dog": 3})
+        write_folder(tmp_path / "test", {below: 4})
+        train, test = load_splits(f"folder:{tmp_path}")
+        assert (train.classes, train.num_labels()) == (("cat", "dog"), 2)
+        assert test.labels is None
+        assert len(test) == len(load(f"folder:{tmp_path}", "test")) == 4
+
+    @pytest.mark.parametrize("below", [".", "photos"])
+    def test_images_that_cannot_be_evaluated_are_all_trained_on(self, below: str, tmp_path: Path) -> None:
+        """Of no class, or of one: no accuracy needs images that are held out."""
+        write_folder(tmp_path, {below: 10})
+        train, test = load_splits(f"folder:{tmp_path}")
+        assert len(train) == len(load(f"folder:{tmp_path}", "train")) == 10
+        assert len(test) == 2
+        write_folder(tmp_path / "labelled", {"cat": 5, "dog": 5})
+        assert len(load(f"folder:{tmp_path / 'labelled'}", "train")) == 8
 
     def test_hidden_files_and_folders_below_the_root_are_skipped(self, tmp_path: Path) -> None:
         root = tmp_path / ".cache" / "mine"  # what is hidden above the root does not matter

@@ -121,7 +121,7 @@ def test_retrieval_improves_over_the_start_in_both_directions(table: str, tmp_pa
         assert result[way] == recall["@1"] <= recall["@5"] <= recall["@10"]
     encoder: Any = hn.load_encoder(tmp_path / "run")
     index = torch.arange(len(found.test))
-    images = Represent(encoder)(prepared.test.plain(index))
+    images = encoder(Sided(first=found.test.pictures.images[found.test.picture_of[index]]))  # which it normalises
     places = torch.unique(found.test.documents, return_inverse=True)[1]
     right = (ranks(images, encoder.encode(found.test.captions.texts), places) == 0).double().mean()
     assert float(right) == result["image_to_text"]

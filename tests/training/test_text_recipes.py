@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import json
 import sys
 from pathlib import Path
 from types import SimpleNamespace
@@ -27,6 +28,7 @@ from hardneg.training.data.texts import halves
 from hardneg.training.data.tokens import Tokens, hashed_subwords, tokenizer_for, view_keys
 from hardneg.training.evaluation.benchmarks import Benchmark, read_benchmark, spearman_parts
 from hardneg.training.evaluation.transfer import transfer
+from hardneg.training.export import load_encoder
 from hardneg.training.method import Batch, Method
 from hardneg.training.options import RECIPES
 from hardneg.training.recipes.clip import CLIP
@@ -35,6 +37,7 @@ from hardneg.training.recipes.quick_thoughts import QuickThoughts
 from hardneg.training.recipes.simcse import SimCSE
 from hardneg.training.runs import Run
 from hardneg.training.setup import splits
+from hardneg.training.text_encoders import text_encoder
 from support.html_page import Page
 from support.texts import image_text_table, pair_table, sts_file, text_file, text_table, vector_file
 from support.training_ranks import on_two_ranks, run_job
@@ -272,6 +275,38 @@ def test_texts_are_cut_at_what_the_model_takes(monkeypatch: pytest.MonkeyPatch) 
     library = SimpleNamespace(AutoTokenizer=SimpleNamespace(from_pretrained=lambda path: Short()))
     monkeypatch.setitem(sys.modules, "transformers", library)
     assert tokenizer_for("hf:no such model, cut at three")(["a b c d e"]) == [[1, 1, 1]]
+
+
+@pytest.mark.parametrize("inside", ["", "0_StaticEmbedding"])
+def test_static_models_are_trained_with_their_own_tokens(inside: str, tmp_path: Path) -> None:
+    """The tokenizer adds special tokens, which StaticEmbedding leaves out."""
+    library = pytest.importorskip("sentence_transformers", reason="needs the extra text")
+    from tokenizers import Tokenizer, models, pre_tokenizers, processors
+
+    from support.libraries import part_of_sentence_transformers
+    from support.tiny_bert import texts
+
+    words = Tokenizer(models.WordLevel({"[CLS]": 64} | {f"w{i}": i for i in range(64)}, unk_token="w0"))
+    words.pre_tokenizer = pre_tokenizers.Whitespace()
+    words.post_processor = processors.TemplateProcessing(single="[CLS] $A", special_tokens=[("[CLS]", 64)])
+    static = part_of_sentence_transformers("modules").StaticEmbedding(words, embedding_dim=8)
+    folder = tmp_path / "model"
+    library.SentenceTransformer(modules=[static], device="cpu").save(str(folder))
+    own = json.loads((folder / "modules.json").read_text())
+    here = folder / own[0]["path"]
+    (folder / inside).mkdir(exist_ok=True)
+    for path in [*here.glob("tokenizer.json"), *here.glob("model.safetensors")]:
+        path.rename(folder / inside / path.name)
+    (folder / "modules.json").write_text(json.dumps([own[0] | {"path": inside}]))
+    some = texts(60, 0)
+    (tmp_path / "data.txt").write_text("\n".join(some))
+    options = short(f"text:{tmp_path / 'data.txt'}", encoder=f"st:{folder}", epochs=1, encode_chunk=8)
+    before = library.SentenceTransformer(str(folder), device="cpu").encode(some, convert_to_tensor=True)
+    torch.testing.assert_close(text_encoder(f"st:{folder}").encode(some), before)
+    run("simcse", tmp_path / "run", options)
+    after = load_encoder(tmp_path / "run", run_code=True).encode(some)
+    assert after.isfinite().all()
+    assert not torch.allclose(after, before)
 
 
 @pytest.mark.parametrize("kind", ["st", "hf"])

@@ -16,10 +16,11 @@ from hardneg.training.data.images import load
 from hardneg.training.loop import train
 from hardneg.training.options import RECIPES
 from hardneg.training.recipes.simclr import SimCLR
+from hardneg.training.recipes.supervised import Supervised
 from hardneg.training.records import final_of, has_collapsed
 from hardneg.training.runs import Run
 from hardneg.training.trained import fingerprint
-from support.training_runs import options_of, run
+from support.training_runs import options_of, run, short
 
 pytest.importorskip("accelerate", reason="training needs the extra train")
 
@@ -104,6 +105,33 @@ def test_point_12_a_collapsed_run_warns_and_is_marked(data: str, whole: Path, tm
     good = Run(whole).result()
     assert good is not None
     assert good["collapsed"] is False
+
+
+@pytest.mark.parametrize(
+    ("recipe", "spread", "collapsed"), [("simclr", 0.03, True), ("supervised", 0.03, False), ("supervised", 0.0, True)]
+)
+def test_classes_that_begin_close_together_have_not_collapsed(
+    recipe: str, spread: float, collapsed: bool, data: str, tmp_path: Path
+) -> None:
+    """As SupCon's in its first steps: their similarity is 0.999, from which the loss recovers."""
+
+    def close(*what: Any) -> Any:
+        method = {"simclr": SimCLR, "supervised": Supervised}[recipe](*what)
+        head: Any = method.encoder.head
+        head.append(torch.nn.BatchNorm1d(32))
+        torch.nn.init.constant_(head[-1].weight, spread)
+        torch.nn.init.ones_(head[-1].bias)
+        for weights in method.encoder.parameters():
+            weights.requires_grad_(False)
+        head[-1].bias.requires_grad_(True)
+        return method
+
+    options = RECIPES[recipe](**short(data, epochs=1, learning_rate=0.0))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", HardnegWarning)
+        result = train(recipe, close, options, tmp_path / "close", quiet=True)
+    assert 0.998 < result["final"]["uniform_hardness"] < 1.001
+    assert result["collapsed"] is collapsed
 
 
 def test_point_12_hardness_and_false_negatives_are_means(whole: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import warnings
 from itertools import pairwise
 from pathlib import Path
 from types import SimpleNamespace
@@ -15,10 +16,11 @@ from hardneg.batching.planners import base
 from hardneg.batching.refresh import Refresh
 from hardneg.batching.sampler import PlannedBatchSampler
 from hardneg.batching.spec import parse_batches
+from hardneg.core.errors import HardnegWarning
 from hardneg.training.freshness import Freshness
 from hardneg.training.options import RECIPES
 from hardneg.training.runs import Run
-from support.training_runs import STEPS, few_digits, run, short
+from support.training_runs import STEPS, few_digits, interrupted, run, short
 
 pytest.importorskip("accelerate", reason="training needs the extra train")
 
@@ -82,6 +84,40 @@ def test_training_refreshes_then(refreshed_at: list[int], tmp_path: Path) -> Non
     state = Run(tmp_path / "run").load()
     assert state is not None
     assert state["refreshed"] == refreshed_at[-1]
+
+
+@pytest.mark.parametrize("batches", ["proximity(coverage='free', num_candidates=60, num_neighbours=8, refresh=10)"])
+@pytest.mark.parametrize("warmup", [0, 1])
+def test_free_batches_train_on_all_items(batches: str, warmup: int, tmp_path: Path) -> None:
+    data, batches = few_digits(tmp_path / "digits.npz"), batches.replace(")", f", warmup={warmup})")
+    options = short(data, epochs=3, batch_size=36, batches=batches, log_every=100)  # 32 are left out of an epoch
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", HardnegWarning)
+        whole = run("simclr", tmp_path / "whole", options)
+    assert whole["share_seen"] > 0.95
+    with interrupted(11):
+        run("simclr", tmp_path / "stopped", options)
+    assert run("simclr", tmp_path / "stopped", options, resume=True)["share_seen"] == whole["share_seen"]
+
+
+def test_items_that_are_never_in_a_batch_are_warned_of(tmp_path: Path) -> None:
+    options = short(few_digits(tmp_path / "digits.npz"), epochs=4, batch_size=120, batches="consecutive()")
+    with pytest.warns(HardnegWarning, match=r"75.0% of the 320 images .* in 3 epochs"):
+        assert run("simclr", tmp_path / "run", options)["share_seen"] == 0.75
+
+
+def test_an_item_without_a_vector_stands_for_a_random_other(tmp_path: Path) -> None:
+    sampler: Any = SimpleNamespace(planner=parse_batches("knn()").planner, num_instances=40)
+    fresh = Freshness(sampler, parse_batches("knn()"), 100, lambda: torch.zeros(0), seed=0)
+    fresh.harvested = torch.nn.functional.normalize(torch.randn(40, 4), dim=1)
+    assert fresh.known(5) is fresh.harvested
+    fresh.harvested[:3] = 0.0
+    found = fresh.known(5)
+    assert torch.equal(found[3:], fresh.harvested[3:])
+    assert all((fresh.harvested[3:] == row).all(1).any() for row in found[:3])
+    assert torch.equal(found, fresh.known(5))
+    assert not torch.equal(found, fresh.known(6))
+    assert not fresh.harvested[:3].any()
 
 
 def test_vectors_are_hashed_once_for_all_pieces_of_a_plan(monkeypatch: pytest.MonkeyPatch) -> None:

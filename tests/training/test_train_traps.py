@@ -176,7 +176,7 @@ def test_any_module_is_an_encoder_and_a_wrong_one_is_reported_at_once(data: str,
 
 def test_a_queue_that_is_still_empty_knows_labels(data: str, tmp_path: Path) -> None:
     """MoCo with negatives of other labels, from its first step on."""
-    result = run("moco", tmp_path / "run", short(data, negatives="OtherLabel() * Tilt(1.0)"))
+    result = run("moco", tmp_path / "run", short(data, queue=4096, negatives="OtherLabel() * Tilt(1.0)"))
     assert result["final"]["false_negatives"] == 0.0
     assert result["final"]["effective_number"] > 100
 

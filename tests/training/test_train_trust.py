@@ -90,8 +90,8 @@ def refused_or(content: Callable[[], Any], file: Path) -> Any:
 
 def test_point_18_the_end_of_the_last_record_counts(whole: Path, tmp_path: Path) -> None:
     """Half a last line is a killed writer's; a changed one is damage, also if its end was hit."""
-    lines = Run(whole).metrics_path.read_bytes().splitlines(keepends=True)[-2:]
-    expected, file, size = Run(whole).metrics()[-2:], tmp_path / "metrics.jsonl", 8 * sum(map(len, lines))
+    lines = Run(whole).metrics_path.read_bytes().splitlines(keepends=True)[:2]
+    expected, file, size = Run(whole).metrics()[:2], tmp_path / "metrics.jsonl", 8 * sum(map(len, lines))
     for bit in [*range(size - 5 * 8, size), *range(size - 8 * len(lines[-1]), size, 41)]:
         file.write_bytes(b"".join(lines))
         flip(file, bit)
@@ -101,18 +101,46 @@ def test_point_18_the_end_of_the_last_record_counts(whole: Path, tmp_path: Path)
     assert Run(tmp_path).metrics() == expected[:-1]
 
 
-def test_files_without_checksums_are_read(data: str, begun: Path, whole: Path) -> None:
-    """Without checksums, without a previous checkpoint, and without a record of what was trained."""
-    state = Run(begun).load()
-    torch.save(state, begun / NEWEST)
-    (begun / PREVIOUS).unlink()
+def test_a_config_without_checksum_and_record_of_what_was_trained_is_read(data: str, begun: Path, whole: Path) -> None:
     config = Run(begun).config()
     del config["trained"]
     (begun / "config.json").write_text(json.dumps(config))
-    records = Run(begun).metrics()
-    Run(begun).metrics_path.write_text("".join(json.dumps(record) + "\n" for record in records))
     run("simclr", begun, options_of(data), resume=True)
     assert_same(everything(begun), everything(whole))
+
+
+def test_a_checkpoint_without_its_checksum_is_damaged(data: str, begun: Path) -> None:
+    state = Run(begun).load()
+    torch.save(state, begun / NEWEST)
+    (begun / PREVIOUS).unlink()
+    with pytest.raises(Damaged) as refused:
+        run("simclr", begun, options_of(data), resume=True)
+    assert refused.value.path == begun / NEWEST
+
+
+@pytest.mark.parametrize("name", ["whole", "begun"])
+@pytest.mark.parametrize("keep", [lambda n: [*range(n - 1)], lambda n: [*range(1, n)], lambda n: [0, *range(2, n)]])
+def test_lost_records_are_damage(
+    name: str, keep: Callable[[int], list[int]], data: str, request: pytest.FixtureRequest, tmp_path: Path
+) -> None:
+    """The last, the first or one between, of a finished run and of one that is resumed."""
+    shutil.copytree(request.getfixturevalue(name), tmp_path / "run")
+    file = Run(tmp_path / "run").metrics_path
+    lines = file.read_text().splitlines(keepends=True)
+    assert len(lines) > 2
+    file.write_text("".join(lines[number] for number in keep(len(lines))))
+    with pytest.raises(Damaged) as refused:
+        Run(tmp_path / "run").metrics() if name == "whole" else run(
+            "simclr", tmp_path / "run", options_of(data), resume=True
+        )
+    assert refused.value.path == file
+
+
+def test_a_run_whose_records_were_deleted_resumes_with_a_warning(data: str, begun: Path, whole: Path) -> None:
+    Run(begun).metrics_path.unlink()
+    with pytest.warns(HardnegWarning, match="metrics.jsonl is missing"):
+        run("simclr", begun, options_of(data), resume=True)
+    assert 0 < len(Run(begun).metrics()) < len(Run(whole).metrics())
 
 
 @pytest.mark.parametrize(

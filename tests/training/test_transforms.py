@@ -187,3 +187,36 @@ def test_the_description_of_views_has_no_addresses() -> None:
     assert described(from_transform(noisy)) == "AnyViews(call=PerImage(transform=<function noisy>), shown=None)"
     assert "\n" not in described(from_transform(nn.Sequential(Normalize(), Normalize())))
     assert described(as_augmentation(lambda *what: what)).startswith("AnyViews(call=<function ")  # type: ignore[arg-type,return-value]
+
+
+class OfItsOwn:
+    """Draws from a generator of its own, as albumentations does from 1.4.19 on."""
+
+    def __init__(self, kind: str, probability: float = 1.0) -> None:
+        self.kind, self.probability = kind, probability
+        self.set_random_seed(137)
+
+    def set_random_seed(self, seed: int) -> None:
+        self.draws = np.random.default_rng(seed) if self.kind == "numpy" else random.Random(seed)
+
+    def __call__(self, image: Tensor) -> Tensor:
+        return image * self.draws.random() if self.draws.random() < self.probability else image
+
+
+@pytest.mark.parametrize("kind", ["numpy", "random"])
+@pytest.mark.parametrize("probability", [1.0, 0.1])
+def test_a_transform_with_a_generator_of_its_own_is_refused(kind: str, probability: float) -> None:
+    images, ids = one_image(16)
+    for transform in (OfItsOwn(kind, probability), Compose(noisy, OfItsOwn(kind, probability))):
+        with pytest.raises(ArgumentError, match="set_random_seed"):
+            from_transform(transform).views(images, ids, 0, 0)
+
+
+@pytest.mark.parametrize("kind", ["numpy", "random"])
+def test_a_transform_with_a_generator_of_its_own_is_seeded_by_what_is_given(kind: str) -> None:
+    images, ids = one_image(16)
+    transform = OfItsOwn(kind)
+    views = from_transform(transform, seed=transform.set_random_seed)
+    first, second = views.views(images, ids, 3, 5)
+    assert distinct(torch.cat([first, second])) == 32
+    assert torch.equal(views.views(images[4:6], ids[4:6], 3, 5)[1], second[4:6])

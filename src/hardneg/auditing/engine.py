@@ -36,6 +36,8 @@ def audit(
     corpus: Given | Keys = None,
     positives: Positives | str | None = None,
     judgements: Positives | None = None,
+    judged_negatives: Positives | None = None,
+    held_out_judgements: Positives | None = None,
     labels: Tag | None = None,
     groups: Tag | None = None,
     mined: Mined | Annotated[Tensor, "q k"] | str | Path | None = None,
@@ -61,7 +63,11 @@ def audit(
     positives: vectors of a second view [a, d]; ids of candidates as in ``mine``; ``"label"``: one row of the same
         label stands in; None: the first judgement of each query, or no positive.
     labels, groups, judgements: what false negatives are known by. Labels and groups of a corpus are those of its Keys
-        (``labels``, ``clusters``); judgements are relevant ids for each query as in ``mine``, the best first.
+        (``labels``, ``clusters``); judgements are relevant ids for each query as in ``mine``, the best first. What is
+        not judged is unknown, so that judgements give lower bounds, and rules are neither compared nor suggested by
+        them. judged_negatives: ids that are judged and not relevant.
+    held_out_judgements: relevant ids that mining has not seen. They give the rate of false negatives: pairs that are
+        not among them count as true negatives, and queries without one are left out.
     mined: negatives of each query, as ``mine`` gives them or as ids [q, k]; or the path of a mined file, which then
         needs nothing else (see docs/guides/audit.md).
     model, encoder, cache: of the texts of a mined file whose embeddings are missing: a sentence-transformers model,
@@ -98,8 +104,18 @@ def audit(
     if embeddings is None:
         raise ArgumentError("audit", "embeddings, or the path of a mined file as mined=...", "neither")
     with as_audit_errors(), torch.no_grad():
-        known = {"positives": positives, "judgements": judgements, "labels": labels, "groups": groups}
-        subject = make_subject(embeddings, corpus, **known, normalize=normalize, seed=seed)  # type: ignore[arg-type]
+        subject = make_subject(
+            embeddings,
+            corpus,
+            positives=positives,
+            judgements=judgements,
+            judged_negatives=judged_negatives,
+            held_out_judgements=held_out_judgements,
+            labels=labels,
+            groups=groups,
+            normalize=normalize,
+            seed=seed,
+        )
         listed = None if mined is None else listed_rows(subject, mined)
         found = audit_subject(subject, rules, settings, listed=listed, progress=progress)
         return found if listed is None else replace(found, mined=find_in_rows(subject, listed))

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from hardneg.auditing.inputs import (
     WHO,
+    Judged,
     check_columns_found,
     is_run,
     judged_lists,
@@ -109,11 +110,16 @@ def load_subject(options: AuditOptions, kind: str) -> Subject:
     tags = others.get("labels"), others.get("groups")
     keys = None if beside is None else Keys(candidates.vectors, labels=tags[0], clusters=tags[1])
     assert anchors.vectors is not None
+    judged, held_out = (
+        _judged(path, anchors, candidates) for path in (options.judgements, options.held_out_judgements)
+    )
     subject = make_subject(
         anchors.vectors,
         keys,
         positives=_own_positives(options, anchors.vectors),
-        judgements=_judged(options.judgements, anchors, candidates),
+        judgements=judged and judged.relevant,
+        judged_negatives=judged and judged.irrelevant,
+        held_out_judgements=held_out and held_out.relevant,
         **own,
         normalize=options.similarity != "dot",
         seed=options.settings.seed,
@@ -132,13 +138,13 @@ def _tags(options: AuditOptions, anchors: Side, beside: Side | None) -> tuple[di
         elif first is not None and getattr(beside, word) is not None:
             sizes = len(anchors), len(beside)
             own[word], others[word] = numbered_both(word, first, getattr(beside, word), sizes, WHO)
-    if beside is not None and options.judgements is None and not own:
+    if beside is not None and options.judgements is None and options.held_out_judgements is None and not own:
         what = "judgements (query id, document id) for queries and a corpus, or labels or groups of both"
         raise ArgumentError(WHO, what, "none", "give --judgements, or --label-column")
     return own, others
 
 
-def _judged(path: str | None, anchors: Side, candidates: Side) -> list[list[int]] | None:
+def _judged(path: str | None, anchors: Side, candidates: Side) -> Judged | None:
     if path is None:
         return None
     return judged_lists(path, rows_by_name(anchors.ids), rows_by_name(candidates.ids), len(anchors))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -16,7 +16,7 @@ from hardneg.io.arrays import names_in_npz, read_npy, read_npz
 from hardneg.io.embeddings import SPLIT_NAMES, load_embeddings
 from hardneg.io.tables import aligned, open_text, read_table, read_vectors, suffix_of, vector_suffixes
 from hardneg.mining.cells import RowNumbers
-from hardneg.mining.judgements import read_judgements
+from hardneg.mining.judgements import read_grades
 from hardneg.mining.problem import Side, side_of_table
 
 WHO = "audit"
@@ -123,14 +123,21 @@ def rows_by_name(ids: Sequence[Any]) -> Mapping[str, int]:
     return rows
 
 
-def judged_lists(path: str, queries: Mapping[str, int], documents: Mapping[str, int], size: int) -> list[list[int]]:
+class Judged(NamedTuple):
+    """The rows of the corpus that are judged relevant to each query, the best first, and those judged irrelevant."""
+
+    relevant: list[list[int]]
+    irrelevant: list[list[int]]
+
+
+def judged_lists(path: str, queries: Mapping[str, int], documents: Mapping[str, int], size: int) -> Judged:
     """The judged rows of each query; pairs of other queries, or of documents that are not there, do not count."""
-    judged = read_judgements(path, WHO)
-    lists: list[list[int]] = [[] for _ in range(size)]
-    for query, document in judged:
+    judged = read_grades(path, WHO)
+    lists = Judged([[] for _ in range(size)], [[] for _ in range(size)])
+    for grade, query, document in judged:
         if query in queries and document in documents:
-            lists[queries[query]].append(documents[document])
-    if not any(lists):
+            (lists.relevant if grade > 0 else lists.irrelevant)[queries[query]].append(documents[document])
+    if not any(lists.relevant):
         what = "judgements of these queries and documents"
         fix = "check the ids (without ids, rows are numbered from 0)"
         raise ArgumentError(WHO, what, f"{len(judged)} pairs of which none match", fix)

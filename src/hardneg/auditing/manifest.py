@@ -57,6 +57,7 @@ def mine_options(manifest: dict[str, Any], folder: Path) -> tuple[MineOptions, t
     return replace(
         mined,
         **paths,
+        positive_label=label if isinstance(label := recorded.get("positive_label"), str) else None,
         embedding_column=column if isinstance(column, str) else None,
         missing_positives="drop" if recorded.get("missing_positives") == "drop" else "error",
         search="bm25" if recorded.get("search") == "bm25" else "exact",

@@ -24,7 +24,7 @@ from hardneg.core.types import NEVER, Scores
 NUM_HUBS = 10
 EVEN_SHARE = 0.1  # of an even choice's weight: from there on an item counts as someone's negative
 _piece = 2048
-_sums = ("similarity", "false", "near", "effective", "attracted", "temperature", "clamped")
+_sums = ("similarity", "false", "judged", "near", "effective", "attracted", "temperature", "clamped")
 
 
 @dataclass(frozen=True, eq=False)
@@ -35,8 +35,9 @@ class Chunk:
     scores: Scores
     similarity: Annotated[Tensor, "b n"]
     false: Annotated[Tensor, "b n"] | None
+    judged: Annotated[Tensor, "b n"] | None  # whether a judge knows if it is false; None: all, or there is no judge
     known: Annotated[Tensor, "b"]
-    measures: Annotated[Tensor, "b n 3"]  # similarity, whether near, whether false: one product with q means all three
+    measures: Annotated[Tensor, "b n k"]  # similarity, whether near, false, judged: one product with q means all
     num_valid: Annotated[Tensor, "b"]
     diagnosed: bool
 
@@ -48,9 +49,12 @@ class Chunk:
         measures = torch.stack([similarity, met.near.to(similarity)], dim=-1)
         if false is not None:
             measures = torch.cat([measures, false[..., None].to(measures)], dim=-1)
+        judged = None if false is None or subject.all_judged else subject.known_pairs(rows, false)
+        if judged is not None:
+            measures = torch.cat([measures, judged[..., None].to(measures)], dim=-1)
         # A listed negative may be no valid candidate; an even choice is then one of all.
         count = scores.num_valid().clamp(min=1)
-        return cls(rows, scores, similarity, false, subject.is_known(rows), measures, count, diagnosed)
+        return cls(rows, scores, similarity, false, judged, subject.is_known(rows), measures, count, diagnosed)
 
 
 @dataclass
@@ -79,6 +83,8 @@ class Tally:
         self._keep("near", means[:, 1], some)
         if chunk.false is not None:
             self._keep("false", means[:, 2], some & chunk.known)
+        if chunk.judged is not None:
+            self._keep("judged", means[:, 3], some & chunk.known)
         self._keep("effective", 1.0 / square, some)
         self._count_items(q, chunk)
         self.squares += float(square.double().sum())
@@ -102,6 +108,9 @@ class Tally:
 
     def row(self, subject: Subject, size: int) -> Row:
         similarity, false = self._mean("similarity", size), self._mean("false", size)
+        judged = 1.0 if subject.all_judged else self._mean("judged", size)[0]
+        if judged == 0.0:  # no negative of this rule is judged, so that nothing is known
+            false = math.nan, math.nan
         return Row(
             self.rule.name,
             self.rule.kind,
@@ -118,6 +127,7 @@ class Tally:
             self.empty / self.anchors,
             hubs_of(self.mass, subject),
             self.rule.reads(subject.judges),
+            judged_share=math.nan if not self.values["false"] else judged,
         )
 
     def _mean(self, name: str, size: int) -> tuple[float, float]:

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from hardneg.auditing.findings import as_rows, find
-from hardneg.auditing.inputs import WHO, judged_lists, side_of
+from hardneg.auditing.inputs import WHO, Judged, judged_lists, side_of
 from hardneg.auditing.lists import Lists, read_lists
 from hardneg.auditing.manifest import manifest_beside, mine_options, similarity_of, whole_number
 from hardneg.auditing.options import AuditOptions
@@ -64,14 +64,18 @@ def audit_mined(
     kept = lists.only([i for i, name in enumerate(lists.queries) if name in where])
     queries, corpus = origin.queries, origin.corpus
     if corpus is None or queries is None or corpus.vectors is None or queries.vectors is None:
-        return _lists_only(options, found, (*origin.notes, *_without_vectors(origin, kept, where, row_of)))
+        notes = _without_vectors(origin, kept, where, row_of, options.held_out_judgements)
+        return _lists_only(options, found, (*origin.notes, *notes))
     rows = [where[name] for name in kept.queries]
     positives = [[row_of[name] for name in own if name in row_of] for own in kept.positives]
+    judged, held_out = (_judged(path, origin, rows) for path in (origin.judgements, options.held_out_judgements))
     subject = make_subject(
         queries.vectors[rows],
         Keys(corpus.vectors),
         positives=positives if any(positives) else None,
-        judgements=_judged(origin, rows),
+        judgements=judged and judged.relevant,
+        judged_negatives=judged and judged.irrelevant,
+        held_out_judgements=held_out and held_out.relevant,
         normalize=options.similarity != "dot",
         seed=options.settings.seed,
     )
@@ -106,29 +110,43 @@ def _texts_of(side: Side | None, rows: dict[Any, int]) -> dict[Any, str]:
     return {} if texts is None else {name: texts[row] for name, row in rows.items()}
 
 
-def _judged(origin: Origin, rows: Sequence[int]) -> list[list[int]] | None:
-    """The rows of the corpus that are judged relevant to these rows of the queries."""
-    if origin.judgements is None or origin.queries is None or origin.corpus is None:
+def _judged(path: str | None, origin: Origin, rows: Sequence[int]) -> Judged | None:
+    """The rows of the corpus that the judgements of this file are of, for these rows of the queries."""
+    if path is None or origin.queries is None or origin.corpus is None:
         return None
     # By id, or by the number of the row where there are none.
     places = {str(origin.queries.ids[row]): place for place, row in enumerate(rows)}
     documents = {str(name): row for row, name in enumerate(origin.corpus.ids)}
-    return judged_lists(origin.judgements, places, documents, len(rows))
+    return judged_lists(path, places, documents, len(rows))
 
 
-def _without_vectors(origin: Origin, lists: Lists, where: dict[Any, int], row_of: dict[Any, int]) -> Iterable[str]:
+def _without_vectors(
+    origin: Origin, lists: Lists, where: dict[Any, int], row_of: dict[Any, int], held_out: str | None
+) -> Iterable[str]:
     """What is known, and what is not: judgements go by ids alone."""
-    judged = _judged(origin, [where[name] for name in lists.queries])
+    rows = [where[name] for name in lists.queries]
+    judged = _judged(held_out or origin.judgements, origin, rows)
     if judged is None:
         yield "The vectors are not available, so how similar and how false the negatives are is not known."
     else:
         yield "The vectors are not available, so how similar the negatives are is not known."
-        pairs = ((name, own) for own, names in zip(judged, lists.negatives, strict=True) for name in names)
-        known = [(row_of[name], own) for name, own in pairs if name in row_of]
-        false = sum(row in own for row, own in known)
-        share = false / max(len(known), 1)
-        yield f"{false} of {len(known)} negatives ({share:.1%}) are judged relevant to their query."
+        yield _by_judgements(lists, judged, row_of, held_out=held_out is not None)
     yield "Give --model, --encoder, or embeddings of queries and corpus for more."
+
+
+def _by_judgements(lists: Lists, judged: Judged, row_of: dict[Any, int], *, held_out: bool) -> str:
+    """How many negatives are judged relevant to their query and, unless they were held out, how many are judged."""
+    each = zip(lists.negatives, judged.relevant, judged.irrelevant, strict=True)
+    chosen = [one for one in each if one[1] or not held_out]
+    known = [(row_of[name], own, others) for names, own, others in chosen for name in names if name in row_of]
+    false = sum(row in own for row, own, _ in known)
+    share = f"{false} of {len(known)} negatives ({false / max(len(known), 1):.1%}) are judged relevant to their query"
+    if held_out:
+        return f"{share}, by the held-out judgements of {len(chosen):,} queries."
+    seen = sum(row in own or row in others for row, own, others in known)
+    if not seen:
+        return f"None of {len(known)} negatives is judged: how many are false is not known."
+    return f"At least {share}; {seen} are judged at all ({seen / max(len(known), 1):.1%})."
 
 
 def _given_origin(options: AuditOptions, lists: Lists, encoding: Encoding) -> Origin:
@@ -149,7 +167,8 @@ def _given_origin(options: AuditOptions, lists: Lists, encoding: Encoding) -> Or
 
 def _encoded(options: AuditOptions, origin: Origin, encoding: Encoding) -> Origin:
     """Vectors of texts that have none, by the model or function that the options name."""
-    encoders = load_encoders(MineOptions("", "", model=options.model, encoder=options.encoder))
+    how: dict[str, Any] = {"model": options.model, "encoder": options.encoder, "cache_key": options.cache_key}
+    encoders = load_encoders(MineOptions("", "", **how))
     encoder_of = dict(zip(("queries", "corpus"), encoders, strict=True))
     for what, side in origin.without_vectors():
         done = encoding(f"encoding {what}", len(side))

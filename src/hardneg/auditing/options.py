@@ -28,6 +28,9 @@ class AuditOptions:
     group_column: str | None = option(None, "Column or array of groups.", KNOWN)
     positives: str | None = option(None, "Embeddings of a second view, or 'label': a row of the same label.", KNOWN)
     judgements: str | None = option(None, "Table of query id, document id, score (qrels).", KNOWN)
+    held_out_judgements: str | None = option(
+        None, "Judgements that mining has not seen: they give a rate of false negatives.", KNOWN
+    )
     queries: str | None = option(None, "Table with the ids (and texts) of the queries.", MINED)
     query_embeddings: str | None = option(None, "Of a mined file's queries.", MINED)
     corpus: str | None = option(None, "Table with the ids (and texts) of the documents.", MINED)
@@ -39,6 +42,7 @@ class AuditOptions:
     model: str | None = option(None, "sentence-transformers model for texts without embeddings.", MINED)
     encoder: str | None = option(None, "module:function or file.py:function, from texts to vectors, instead.", MINED)
     cache: str | None = option(None, "Folder of embeddings; default INPUT.embeddings.", MINED)
+    cache_key: str | None = option(None, "As in mine: version of the --encoder.", MINED)
     imports: tuple[str, ...] = option((), "Python file with distributions of yours; repeat it.", RULES, "--import")
     similarity: str | None = option(None, "cosine or dot; that of a mined file's manifest, else cosine.", LOOK)
     split: str | None = option(None, "train or test, of a run; else test.", LOOK)
@@ -57,7 +61,10 @@ class AuditOptions:
 
     def reads(self) -> list[Path]:
         """Every file and folder that the options name as input."""
-        names = ("labels", "groups", "judgements", "queries", "query_embeddings", "corpus", "corpus_embeddings")
+        names = (
+            "labels", "groups", "judgements", "held_out_judgements", "queries", "query_embeddings", "corpus",
+            "corpus_embeddings",
+        )  # fmt: skip
         given = [getattr(self, name) for name in names] + [self.positives if self.positives != "label" else None]
         run = Path(self.input) / "embeddings.npz"
         return [run if run.exists() else Path(self.input), *(Path(path) for path in given if path is not None)]
@@ -73,17 +80,18 @@ class AuditOptions:
 
 
 _always = {"input", "expressions", "settings", "columns", "similarity", "imports"}
-_judges = {"labels", "groups", "label_column", "group_column", "judgements"}
+_judged = {"judgements", "held_out_judgements"}
+_judges = {"labels", "groups", "label_column", "group_column", *_judged}
 _of_queries = {"queries", "query_column", "query_id_column", "embedding_column"}
 _of_corpus = {"corpus", "corpus_embeddings", "corpus_column", "corpus_id_column"}
-_encoders = {"model", "encoder", "cache"}
+_encoders = {"model", "encoder", "cache", "cache_key"}
 _reads: dict[str, set[str]] = {
     "a run": {*_judges, "positives", "split"},
     "embeddings": {*_judges, *_of_queries, "positives"},
-    "embeddings beside a corpus": {*_of_queries, *_of_corpus, "judgements", "label_column", "group_column"},
-    "a mined file": {*_of_queries, *_of_corpus, "query_embeddings", "judgements", *_encoders},
-    "a mined file of which no queries or corpus are named": {"judgements"},
-    "a mined file and its manifest": {"judgements", *_encoders},
+    "embeddings beside a corpus": {*_of_queries, *_of_corpus, *_judged, "label_column", "group_column"},
+    "a mined file": {*_of_queries, *_of_corpus, "query_embeddings", *_judged, *_encoders},
+    "a mined file of which no queries or corpus are named": _judged,
+    "a mined file and its manifest": {*_judged, *_encoders},
 }
 
 

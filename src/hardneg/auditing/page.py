@@ -52,7 +52,7 @@ def audit_page(audit: Audit) -> str:
 def _question(audit: Audit) -> tuple[str, str]:
     """What the page answers, and of what."""
     name = Path(str(audit.provenance.get("input", ""))).name
-    question = "How hard and how false" if audit.judges else "How hard"
+    question = "How hard and how false" if audit.has_rates else "How hard"
     return f"{question} are the negatives of", name or "these embeddings"
 
 
@@ -81,7 +81,7 @@ def _spots(audit: Audit) -> list[Spot]:
             row.kind in ("given", "mined"),
         )
         for i, row in enumerate(audit.rows, 1)
-        if not math.isnan(row.similarity) and not math.isnan(row.false_negatives)
+        if row.is_rate and not math.isnan(row.similarity) and not math.isnan(row.false_negatives)
     ]
 
 

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from hardneg.auditing.subject import Subject
 from hardneg.auditing.tags import numbered, unlike
-from hardneg.core.errors import ArgumentError, argument_error
+from hardneg.core.errors import ArgumentError, argument_error, spelled
 from hardneg.core.tensors import unit, widened
 from hardneg.core.types import Given, Keys, Names, as_vectors
 from hardneg.mining.checks import check_vectors
@@ -36,6 +36,8 @@ def make_subject(
     *,
     positives: Positives | str | None = None,
     judgements: Positives | None = None,
+    judged_negatives: Positives | None = None,
+    held_out_judgements: Positives | None = None,
     labels: Tag | None = None,
     groups: Tag | None = None,
     normalize: bool = True,
@@ -68,7 +70,8 @@ def make_subject(
         names=None if names is None else tuple(names),
     )
     ids = None if corpus is None and not isinstance(embeddings, Keys) else candidates.ids
-    return _with_positives(subject, _read(positives, names), _read(judgements, names), ids, seed)
+    subject = _with_positives(subject, _read(positives, names), _read(judgements, names), ids, seed)
+    return _with_judged(subject, _read(judged_negatives, names), _read(held_out_judgements, names), ids)
 
 
 def _read(given: Any, names: Names | None) -> Any:
@@ -107,6 +110,34 @@ def _with_positives(
         raise argument_error("audit", 'positives as vectors, ids or "label"', "positives", positives)
     pairs = _same_label(subject, seed) if isinstance(positives, str) else pairs_of(positives)
     return replace(subject, pairs=pairs.to(device))
+
+
+def _with_judged(
+    subject: Subject, irrelevant: Positives | None, held_out: Positives | None, ids: Tensor | None
+) -> Subject:
+    """Further judged pairs: irrelevant ones, and relevant ones that are no positives, which give a rate."""
+    size, device = len(subject.anchors), subject.anchors.device
+    if irrelevant is None and held_out is None:
+        return subject
+    rows_of = RowsOf(ids, len(subject.candidates))
+    if irrelevant is not None:
+        subject = replace(subject, irrelevant=read_positives(irrelevant, size, rows_of).to(device))
+    if held_out is None:
+        return subject
+    given = read_positives(held_out, size, rows_of)
+    query, row = given.of(torch.arange(size))
+    if subject.pairs is not None:
+        own, positive = subject.pairs.to(torch.device("cpu")).of(torch.arange(size))
+        width = len(subject.candidates)
+        new = ~torch.isin(query * width + row, own * width + positive)
+        query, row = query[new], row[new]
+    if not len(row):
+        what = f"relevant pairs that are no positives as {spelled('audit', 'held_out_judgements')}"
+        got = f"{len(given.rows)} of which all are positives"
+        fix = "hold some judgements out before mining, or give those of another source"
+        raise ArgumentError("audit", what, got, fix)
+    kept = as_pairs(query, row, size)
+    return replace(subject, held_out=kept.to(device), known_rows=kept.count().nonzero()[:, 0])
 
 
 def _flat_first(judgements: Positives, size: int) -> list[list[Any]]:

@@ -36,7 +36,7 @@ class Row:
     """Mean plain similarity of the negatives under q, and its standard error over the anchors looked at."""
     similarity_error: float
     false_negatives: float
-    """Mean share of q on candidates known to be false, and its standard error."""
+    """Mean share of q on candidates known to be false, and its standard error; NaN where no negative is judged."""
     false_negatives_error: float
     effective_number: float
     near_duplicates: float
@@ -58,6 +58,19 @@ class Row:
     """Whether the rule itself reads the labels or groups that false negatives are known by: it has none by design."""
     on_frontier: bool = False
     """Whether no other rule has negatives as similar with fewer false ones; rules that read the judge are excluded."""
+    judged_share: float = math.nan
+    """Mean share of q on candidates of which a judge says whether they are false; NaN without a judge."""
+
+    @property
+    def is_rate(self) -> bool:
+        """Whether ``false_negatives`` is the rate; otherwise it is a lower bound, since some pairs are not judged."""
+        return self.judged_share > 1.0 - 1e-6
+
+    @property
+    def most_false(self) -> float:
+        """The share if all that is not judged were false."""
+        known = 0.0 if math.isnan(self.false_negatives) else self.false_negatives
+        return known + max(0.0, 1.0 - self.judged_share)
 
 
 @dataclass(frozen=True)
@@ -179,6 +192,11 @@ class Audit:
     provenance: dict[str, Any] = field(default_factory=dict)
 
     @property
+    def has_rates(self) -> bool:
+        """Whether the share of false negatives of some rule is a rate, and not a lower bound or unknown."""
+        return any(row.is_rate for row in self.rows)
+
+    @property
     def exact(self) -> bool:
         """Whether every anchor was looked at; if not, figures are estimates from a sample."""
         return self.num_anchors == self.num_anchors_in_all
@@ -237,11 +255,11 @@ def with_frontier(rows: Sequence[Row]) -> tuple[Row, ...]:
             and other.false_negatives <= row.false_negatives
             and (other.similarity > row.similarity or other.false_negatives < row.false_negatives or before < place)
             for before, other in enumerate(rows)
-            if not other.reads_judge
+            if other.is_rate and not other.reads_judge
         )
 
     def placed(row: Row) -> bool:
         known = not math.isnan(row.similarity) and not math.isnan(row.false_negatives)
-        return known and not row.reads_judge
+        return known and row.is_rate and not row.reads_judge
 
     return tuple(replace(row, on_frontier=placed(row) and not beaten(i, row)) for i, row in enumerate(rows))

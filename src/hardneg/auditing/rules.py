@@ -49,8 +49,9 @@ class NamedRule:
 
     def reads(self, judges: Sequence[str]) -> bool:
         """Whether a factor uses what false negatives are known by."""
-        known_by = {"labels": "labels", "clusters": "groups", "ids": "judgements"}
-        return self.negatives is not None and any(known_by.get(what) in judges for what in self.negatives.reads())
+        known_by = {"labels": ["labels"], "clusters": ["groups"], "ids": ["judgements", "held-out judgements"]}
+        reads = () if self.negatives is None else self.negatives.reads()
+        return any(judge in judges for what in reads for judge in known_by.get(what, ()))
 
     def log_weights(self, scores: Scores, anchors: Annotated[Tensor, "b"]) -> LogWeights:
         if self.negatives is not None:

@@ -7,15 +7,17 @@ import math
 from markupsafe import Markup
 
 from hardneg.auditing.result import Audit, Row
-from hardneg.auditing.terminal import count, number, percent, times, with_error
+from hardneg.auditing.terminal import count, false_and_judged, number, percent, times
 
 
 def lead(audit: Audit) -> Markup:
     """The answer in two or three sentences."""
     if not audit.rows:
         return Markup("The lists of this file were looked at; without the vectors it is not known how hard they are.")
-    known = [row for row in audit.rows if not math.isnan(row.false_negatives)]
+    known = [row for row in audit.rows if row.is_rate and not math.isnan(row.false_negatives)]
     random = f"A random candidate has similarity {number(audit.random_similarity)}"
+    if not known and audit.judges:
+        return Markup(f"{random}. How many negatives are false is not known: too few pairs are judged.")
     if not known:
         return Markup(f"{random}. Which negatives are false is not known, only how hard they are.")
     even = next((row for row in known if row.expression == "Uniform()"), None)
@@ -54,8 +56,9 @@ def sentence_of(row: Row, audit: Audit) -> Markup:
     parts = [
         f"negatives of similarity {number(row.similarity)} against {number(audit.random_similarity)} of random ones"
     ]
-    if not math.isnan(row.false_negatives):
-        parts.append(f"{with_error(row.false_negatives, row.false_negatives_error)} of them known to be false")
+    if not math.isnan(row.judged_share):
+        share = false_and_judged(row)
+        parts.append(f"{share} of them known to be false" if row.is_rate else f"false ones: {share}")
     parts.append(f"as concentrated as {count(row.effective_number)} equal negatives")
     if row.near_duplicates > 0.001:
         parts.append(f"{percent(row.near_duplicates)} near-duplicates")

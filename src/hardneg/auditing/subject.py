@@ -1,13 +1,14 @@
 """Who is compared with whom: anchors, candidates, positives, and what is known to be a false negative.
 
 A candidate is known to be false if it has the anchor's label or group, or is judged relevant to it. Positives and
-rows with the anchor's own id are never candidates.
+rows with the anchor's own id are never candidates. Whether a candidate is false that no judge knows is unknown.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Annotated, Any, NamedTuple
 
 import torch
@@ -18,6 +19,8 @@ from hardneg.core.types import Scores, Tags, other_id
 from hardneg.mining.meeting import is_copy
 from hardneg.mining.pairs import Pairs
 from hardneg.search.nearest import Corpus
+
+_labels = ("labels", "clusters")
 
 
 class Compared(NamedTuple):
@@ -41,7 +44,9 @@ class Subject:
     candidate_tags: Tags
     views: Annotated[Tensor, "a d"] | None = None
     pairs: Pairs | None = None
-    judged: Pairs | None = None
+    judged: Pairs | None = None  # relevant ones
+    irrelevant: Pairs | None = None  # judged, and not relevant
+    held_out: Pairs | None = None  # relevant ones that mining has not seen; other pairs are taken to be irrelevant
     known_rows: Annotated[Tensor, "m"] | None = None  # anchors that may be looked at; None: all
     unit: bool = True
     source: str = "pool"
@@ -56,7 +61,18 @@ class Subject:
         """What false negatives are known by."""
         known = {"labels": "labels", "groups": "clusters"}
         found = [word for word, tag in known.items() if self.both(tag)]
-        return (*found, *(["judgements"] if self.judged is not None else []))
+        found += ["judgements"] if self.judged is not None else []
+        return (*found, *(["held-out judgements"] if self.held_out is not None else []))
+
+    @cached_property
+    def all_judged(self) -> bool:
+        """Whether a judge knows every pair, so that shares of false negatives are rates and not lower bounds."""
+        if self.held_out is not None:
+            return True
+        known = self.is_known(torch.arange(len(self.anchors), device=self.anchors.device))  # the others do not count
+        tags = [(getattr(self.anchor_tags, name), getattr(self.candidate_tags, name)) for name in _labels]
+        given = [(one, two) for one, two in tags if one is not None and two is not None]
+        return any(bool((one[known] >= 0).all() and (two >= 0).all()) for one, two in given)
 
     def rows(self) -> Annotated[Tensor, "m"]:
         """The anchors that may be looked at."""
@@ -111,11 +127,24 @@ class Subject:
             false |= scores.same_label("audit")
         if self.both("clusters"):
             false |= scores.same_cluster("audit")
-        if self.judged is not None:
-            false[self.judged.of(rows)] = True
-            if self.pairs is not None:
-                false[self.pairs.of(rows)] = True
+        given = [pairs for pairs in (self.judged, self.held_out) if pairs is not None]
+        for pairs in (*given, *([self.pairs] if given and self.pairs is not None else [])):
+            false[pairs.of(rows)] = True
         return false
+
+    def known_pairs(self, rows: Annotated[Tensor, "b"], false: Annotated[Tensor, "b n"]) -> Annotated[Tensor, "b n"]:
+        """Candidates of which a judge says whether they are false."""
+        if self.all_judged:
+            return torch.ones_like(false)
+        known = false.clone()
+        for name in _labels:
+            if self.both(name):
+                anchors, candidates = getattr(self.anchor_tags, name)[rows], getattr(self.candidate_tags, name)
+                some = [(tag >= 0).view(len(tag), -1).any(1) for tag in (anchors, candidates)]
+                known |= some[0][:, None] & some[1][None]
+        if self.irrelevant is not None:
+            known[self.irrelevant.of(rows)] = True
+        return known
 
     def is_known(self, rows: Annotated[Tensor, "b"]) -> Annotated[Tensor, "b"]:
         """Anchors about which any judge says something: an unlabelled one has no known false negatives."""
@@ -123,7 +152,7 @@ class Subject:
         for word, tag in (("labels", self.anchor_tags.labels), ("clusters", self.anchor_tags.clusters)):
             if self.both(word) and tag is not None:
                 known |= (tag[rows] >= 0).view(len(rows), -1).any(1)
-        return known | True if self.judged is not None else known
+        return known | True if self.judged is not None or self.held_out is not None else known
 
     def _directions(self, rows: Annotated[Tensor, "b"]) -> list[tuple[Tensor, Tensor]]:
         """(places, vectors at unit length) of the positives; no place is twice among those of one pair."""

@@ -1,5 +1,7 @@
 """The hardest rules that stay at or below a wanted share of false negatives, on the anchors looked at.
 
+What is not judged counts as false here: no rule is suggested because nobody has looked at its negatives.
+
 Every row of scores is sorted once; rings, margins and rank windows are then windows of it, and tilts are weights over
 it, so that whole grids are searched in one pass. What is found is measured again as the expression it is.
 
@@ -108,12 +110,11 @@ class SortedRows:
     """Candidates of each anchor from the closest to the farthest, with running counts of the false ones."""
 
     def __init__(self, chunk: Chunk) -> None:
-        assert chunk.false is not None
         scores = chunk.scores
         hidden = scores.candidates.masked_fill(~scores.valid, NEVER)
         self.descending, order = hidden.sort(dim=1, descending=True, stable=True)
         self.count = scores.num_valid()
-        self.false = _running((chunk.false & scores.valid).gather(1, order))
+        self.false = _running((_may_be_false(chunk) & scores.valid).gather(1, order))
         self.similarity = _running(chunk.similarity.masked_fill(~scores.valid, 0.0).gather(1, order))
 
     def means(self, start: Annotated[Tensor, "b g"], stop: Annotated[Tensor, "b g"]) -> tuple[Tensor, Tensor]:
@@ -124,6 +125,11 @@ class SortedRows:
             (run.gather(1, high) - run.gather(1, low)) / number for run in (self.false, self.similarity)
         )
         return false, similarity
+
+
+def _may_be_false(chunk: Chunk) -> Annotated[Tensor, "b n"]:
+    assert chunk.false is not None
+    return chunk.false if chunk.judged is None else chunk.false | ~chunk.judged
 
 
 def _running(values: Tensor) -> Tensor:
@@ -158,10 +164,9 @@ def _pairs_of_fractions() -> list[tuple[int, int]]:
 
 def _tilted(chunk: Chunk, temperature: float) -> tuple[Tensor, Tensor]:
     """E_q of falseness and similarity for every strength of a tilt: [b, g] each, from the strongest."""
-    assert chunk.false is not None
     valid, scores = chunk.scores.valid, chunk.scores.candidates
     above = (scores - scores.masked_fill(~valid, NEVER).amax(1, keepdim=True)).masked_fill(~valid, NEVER)
-    parts = torch.stack([valid.to(scores), (chunk.false & valid).to(scores), chunk.similarity * valid], dim=-1)
+    parts = torch.stack([valid.to(scores), (_may_be_false(chunk) & valid).to(scores), chunk.similarity * valid], dim=-1)
     found = []
     for strength in STRENGTHS:
         sums = torch.bmm((beta_of(strength, temperature) * above).exp()[:, None], parts)[:, 0]
@@ -181,7 +186,7 @@ def suggestions(
     for family, texts in allowed.items():
         for text in texts[:_tries]:  # where rounding puts one just above the limit, the next is easier
             row = known.get(repr(parse(text))) or measure([_rule(text)])[0]
-            if row.false_negatives <= search.wanted:
+            if row.most_false <= search.wanted:
                 found.append(_suggestion(family, row, search))
                 rows.append(replace(row, kind="suggested"))
                 break
@@ -198,7 +203,9 @@ def _none(family: Family, search: GridSearch) -> Suggestion:
     wanted = f"{100 * search.wanted:.4g} %"
     lowest = min((value for value in search.curve(family.name)[0] if not math.isnan(value)), default=math.nan)
     text = f"None: the least false member of the grid has {100 * lowest:.2f} %, above the limit of {wanted}."
-    if lowest <= search.wanted:
+    if search.subject.judges and not search.subject.all_judged:
+        text = f"None: too few pairs are judged to know that any member of the grid has at most {wanted}."
+    elif lowest <= search.wanted:
         text = f"None: those members of the grid that come closest to the limit of {wanted} lie above it by rounding."
     elif math.isnan(lowest):
         text = "None: no member of the grid leaves an anchor a negative."

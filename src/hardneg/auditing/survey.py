@@ -75,7 +75,7 @@ def audit_subject(
         seed=settings.seed,
         random_similarity=_mean(found.random),
         positive_similarity=_mean(found.own),
-        notes=(*_notes(subject), *_misaligned(subject, table, _mean(found.random))),
+        notes=(*_notes(subject, found.rows), *_misaligned(subject, table, _mean(found.random))),
         similarities=found.pairs.found(),
     )
 
@@ -94,7 +94,7 @@ def _checked_rules(
     known = {"positives": subject.has_positives, "labels": subject.both("labels"), "groups": subject.both("clusters")}
     check_rules(rules, **known)
     if settings.wanted_false_negatives is not None and not subject.judges:
-        what = "labels, groups or judgements to suggest rules at a share of false negatives"
+        what = "labels, groups or held-out judgements to suggest rules at a share of false negatives"
         raise ArgumentError("audit", what, "none")
     return rules
 
@@ -208,7 +208,7 @@ def _source_of_positives(subject: Subject) -> str:
     return "none" if subject.pairs is None else "rows of the candidates"
 
 
-def _notes(subject: Subject) -> tuple[str, ...]:
+def _notes(subject: Subject, rows: Sequence[Row]) -> tuple[str, ...]:
     notes = []
     if not subject.judges:
         notes.append("No labels, groups or judgements: which negatives are false is not known.")
@@ -216,10 +216,25 @@ def _notes(subject: Subject) -> tuple[str, ...]:
         notes.append("No positives: BelowPositive and the clamped share need them and are left out.")
     left = len(subject.anchors) - len(subject.rows())
     if left:
-        notes.append(f"Queries without a judgement, which are left out: {left:,}.")
+        kind = "judgement" if subject.held_out is None else "held-out judgement"
+        notes.append(f"Queries without a {kind}, which are left out: {left:,}.")
     labels = subject.anchor_tags.labels
     if labels is not None and bool((labels < 0).any()):
         notes.append(f"{int((labels < 0).sum()):,} anchors have no label and do not count for false negatives.")
-    if "judgements" in subject.judges:
-        notes.append("Judgements are incomplete: pairs without a judgement do not count as false negatives.")
+    if subject.held_out is not None:
+        notes.append("Pairs that are not among the held-out judgements count as true negatives.")
+    elif subject.judges and not subject.all_judged:
+        notes.append(_unknown(rows))
     return tuple(notes)
+
+
+def _unknown(rows: Sequence[Row]) -> str:
+    """What a partial judge leaves open, and what would answer it."""
+    shares = [row.judged_share for row in rows if not math.isnan(row.judged_share)]
+    most = max(shares, default=0.0)
+    known = f"at most {100 * most:.2g} % of the negatives of a rule are" if most else "no negative is"
+    held_out = spelled("audit", "held_out_judgements")
+    return (
+        f"How many negatives are false is not known: {known} judged. Shares are lower bounds, and no rule is suggested "
+        f"on them; a rate takes labels, or {held_out}: relevant pairs that mining has not seen."
+    )

@@ -11,6 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from hardneg.auditing.result import Audit, MinedFindings, Row
+from hardneg.io.terminal import Terminal
 
 ABSENT = "n/a"
 
@@ -31,6 +32,27 @@ def percent(value: float, digits: int = 2) -> str:
     return f"{100 * value:.{digits}f} %"
 
 
+def false_share(row: Row) -> str:
+    """The share of false negatives: a rate, a lower bound, or unknown."""
+    if row.judged_share == 0.0:
+        return "unknown"
+    share = with_error(row.false_negatives, row.false_negatives_error)
+    if row.is_rate or math.isnan(row.false_negatives):
+        return share
+    return f"at least {share}" if row.false_negatives else "at least 0 %"
+
+
+def judged_share(row: Row) -> str:
+    """The share of negatives that are judged, where not all are."""
+    return ABSENT if row.is_rate else percent(row.judged_share, 0)
+
+
+def false_and_judged(row: Row) -> str:
+    """Both in words: "at least 0 %, judged share 3 %"."""
+    judged = judged_share(row)
+    return false_share(row) if judged == ABSENT else f"{false_share(row)}, judged share {judged}"
+
+
 def with_error(share: float, error: float) -> str:
     """The share and, of a sample, its standard error."""
     if math.isnan(share) or math.isnan(error) or error == 0:
@@ -44,7 +66,8 @@ def times(value: float) -> str:
 
 COLUMNS: dict[str, Callable[[Row], str]] = {
     "similarity": lambda row: number(row.similarity),
-    "false negatives": lambda row: with_error(row.false_negatives, row.false_negatives_error),
+    "false negatives": false_share,
+    "judged share": judged_share,
     "effective number": lambda row: count(row.effective_number),
     "near-duplicates": lambda row: percent(row.near_duplicates),
     "hubness": lambda row: times(row.hubness),
@@ -58,7 +81,7 @@ COLUMNS: dict[str, Callable[[Row], str]] = {
 
 
 def as_text(audit: Audit, width: int = 200) -> str:
-    console = Console(width=width, no_color=True, highlight=False)
+    console = Terminal(width=width, no_color=True, highlight=False)
     with console.capture() as capture:
         show(audit, console)
     return capture.get()
@@ -66,7 +89,7 @@ def as_text(audit: Audit, width: int = 200) -> str:
 
 def show(audit: Audit, console: Console | None = None) -> None:
     """Prints the table, what was suggested and what was found in a mined file."""
-    console = console or Console()
+    console = console or Terminal()
     if audit.rows:
         table, left_out = _rows(audit, console.width)
         console.print(table)
@@ -105,7 +128,7 @@ def _rows(audit: Audit, width: int) -> tuple[Table, list[str]]:
     """As many columns as the terminal has room for, the most informative first; and the columns left out."""
     names = [("* " if row.on_frontier else "  ") + row.expression for row in audit.rows]
     first = min(max(len(name) for name in names), max(30, width - 48))
-    title = "Hardness against falseness; * no other rule beats it in both" if audit.judges else "Hardness"
+    title = "Hardness against falseness; * no other rule beats it in both" if audit.has_rates else "Hardness"
     table = Table(title=title, title_justify="left", padding=(0, 1))
     table.add_column("expression", width=first)
     room = width - first - 4

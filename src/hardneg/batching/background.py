@@ -23,16 +23,24 @@ from torch import Tensor
 from hardneg.batching.graph import ProximityGraph
 from hardneg.batching.plan import Plan
 from hardneg.batching.planners.base import Epoch, Planner
+from hardneg.io.processes import python
 
 _memory = "/dev/shm"  # files that are never written to a disk, where there are such
+
+# Ctrl-C reaches all processes of a terminal; this one ends with its pipe, and not with a traceback.
+_SERVE = """
+import signal
+signal.signal(signal.SIGINT, signal.SIG_IGN)
+from hardneg.batching.background import serve
+serve()
+"""
 
 
 class PlanningProcess:
     """``segment`` blocks without holding the interpreter: call it from a thread."""
 
     def __init__(self) -> None:
-        command = [sys.executable, "-c", "from hardneg.batching.background import serve; serve()"]
-        self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+        self._process = subprocess.Popen(python("-c", _SERVE), stdin=subprocess.PIPE, stdout=subprocess.PIPE)
         self._folder = tempfile.TemporaryDirectory(dir=_memory if Path(_memory).is_dir() else None)
         self._close = weakref.finalize(self, _end, self._process, self._folder)
 
@@ -40,6 +48,7 @@ class PlanningProcess:
         """The plan with ``count`` more batches; raises ``OSError`` or ``EOFError`` if the process is gone."""
         assert self._process.stdin is not None
         assert self._process.stdout is not None
+        pickle.dump(sys.path, self._process.stdin)  # a planner of the user's is imported from where it is here
         shared = SharedGraph(self._folder.name, tuple(graph.neighbours.shape), graph.digest)
         for here, there in zip((graph.neighbours, graph.similarities), shared.tensors("w+"), strict=True):
             there.copy_(here)
@@ -87,6 +96,7 @@ def serve() -> None:
     torch.set_num_threads(1)
     while True:
         try:
+            sys.path[:] = pickle.load(jobs)
             job = pickle.load(jobs)
         except EOFError:  # the training process is gone
             return

@@ -40,10 +40,10 @@ class PlannedBatchSampler(BatchSampler):
     under Accelerate and the HF Trainer, which split batches themselves: give those the global batch size and
     ``split_batches=True``.
 
-    ``coverage``: "once" (each instance once an epoch) or "free" (batches ignore each other); as many batches as a plain
-    epoch either way. ``warmup_epochs`` are uniform. Schedules of the planner run over ``total_epochs``. ``plan_file``
-    is rewritten whenever a segment is planned, so that a killed run finds its plan there. Without ``set_epoch``, each
-    full pass is followed by the next epoch.
+    ``coverage``: "once" (each instance once an epoch) or "free" (batches ignore each other, after a first epoch and
+    a warm-up that cover everything); as many batches as a plain epoch either way. ``warmup_epochs`` are uniform.
+    Schedules of the planner run over ``total_epochs``. ``plan_file`` is rewritten whenever a segment is planned, so
+    that a killed run finds its plan there. Without ``set_epoch``, each full pass is followed by the next epoch.
 
     ``ahead`` plans only so many batches of a segment at a time, between the steps of a GPU that has work queued, where
     a whole segment would keep it waiting. What is not planned yet cannot be saved with the plan: it is for runs that
@@ -87,14 +87,15 @@ class PlannedBatchSampler(BatchSampler):
             if plan_file is not None:
                 raise argument_error(type(self).__name__, "no plan_file with ahead", "ahead", ahead)
         size = batch_size * self.num_replicas
-        self._epoch_rules = Epoch(num_instances, size, coverage, drop_last, guard, seed, self.num_replicas)
+        self._rules = Epoch(num_instances, size, coverage, drop_last, guard, seed, self.num_replicas)
+        self._covering_rules = replace(self._rules, coverage="once")
         self.planner, self.num_instances = planner, num_instances
         self.batch_size, self.drop_last = batch_size, drop_last
-        self.seed, self.segment, self.ahead = self._epoch_rules.seed, segment, ahead
+        self.seed, self.segment, self.ahead = self._rules.seed, segment, ahead
         self.warmup_epochs, self.total_epochs, self.plan_file = warmup_epochs, total_epochs, plan_file
         self.sampler = self  # Lightning calls set_epoch on batch_sampler.sampler only
         self.epoch, self._position, self._passed = 0, 0, False
-        self._plan, self._resumed = self._epoch_rules.empty_plan(0), None
+        self._plan, self._resumed = self._rules.empty_plan(0), None
         self._prepared: tuple[Any, Any, Any] = (None, None, None)
         self._planned: tuple[Plan, Any, Plan] | None = None
         self._data: Any = None
@@ -106,8 +107,9 @@ class PlannedBatchSampler(BatchSampler):
             return
         self.num_replicas, self.rank = _ranks(type(self).__name__, num_replicas, rank)
         size = self.batch_size * num_replicas
-        self._epoch_rules = replace(self._epoch_rules, batch_size=size, num_replicas=num_replicas)
-        self._plan, self._resumed = self._epoch_rules.empty_plan(self.epoch), None
+        self._rules = replace(self._rules, batch_size=size, num_replicas=num_replicas)
+        self._covering_rules = replace(self._rules, coverage="once")
+        self._plan, self._resumed = self._rules.empty_plan(self.epoch), None
         self._prepared = (None, None, None)  # of batches of another size
 
     @property
@@ -137,7 +139,7 @@ class PlannedBatchSampler(BatchSampler):
 
     @plan.setter
     def plan(self, plan: Plan) -> None:
-        mine = self._epoch_rules.empty_plan(plan.epoch)
+        mine = self._rules.empty_plan(plan.epoch)
         for name in ("num_instances", "batch_size", "num_batches", "seed"):
             wanted, got = getattr(mine, name), getattr(plan, name)
             if got != wanted:
@@ -164,18 +166,22 @@ class PlannedBatchSampler(BatchSampler):
 
     def __len__(self) -> int:
         """The number of batches of every epoch, on every rank."""
-        return len(self._epoch_rules.sizes)
+        return len(self._rules.sizes)
 
     def __iter__(self) -> PlanIterator:
         if self._passed:
             self.set_epoch(self.epoch + 1)
         return PlanIterator(self, self.epoch, self._position)
 
+    def _rules_of(self, epoch: int) -> Epoch:
+        """Batches ignore each other only once every instance was in one, and so has a vector to be planned from."""
+        return self._covering_rules if epoch < max(1, self.warmup_epochs) else self._rules
+
     def _begun(self, epoch: int) -> Plan:
         """The plan of an epoch before its first pass: empty, or as far as the resumed plan goes."""
         if self._resumed is not None and self._resumed.epoch == epoch:
             return self._resumed
-        return self._epoch_rules.empty_plan(epoch)
+        return self._rules.empty_plan(epoch)
 
     def _source(self, epoch: int) -> Source:
         """What the next segment is planned from: the data as it is now.
@@ -185,14 +191,14 @@ class PlannedBatchSampler(BatchSampler):
         planner, data = self._planner_for(epoch)
         known_planner, known_data, prepared = self._prepared
         if known_data is not data or known_planner is not type(planner):
-            prepared = planner.prepared(data, self._epoch_rules.batch_size, self.seed)
+            prepared = planner.prepared(data, self._rules.batch_size, self.seed)
             self._prepared = (type(planner), data, prepared)
         return planner, data, prepared
 
     def _continued(self, plan: Plan, filler: Filler, source: Source) -> Plan:
         """The plan with one more segment, or with a piece of it."""
         count = min(self.segment - len(plan) % self.segment, len(self) - len(plan), self.ahead or len(self))
-        return self._kept(self._epoch_rules.extended(plan, filler, *source, count))
+        return self._kept(self._rules_of(plan.epoch).extended(plan, filler, *source, count))
 
     def _kept(self, plan: Plan) -> Plan:
         if self.plan_file is not None and self.rank == 0:
@@ -202,11 +208,11 @@ class PlannedBatchSampler(BatchSampler):
 
     def plan_next(self, graph: ProximityGraph, process: PlanningProcess) -> None:
         """Plans the next segment from a graph that is about to become the data; for the thread that made it."""
-        before = self._plan if len(self._plan) < len(self) else self._epoch_rules.empty_plan(self._plan.epoch + 1)
+        before = self._plan if len(self._plan) < len(self) else self._rules.empty_plan(self._plan.epoch + 1)
         planner, _ = self._planner_for(before.epoch, graph)
         if planner.needs == "graph" and len(before) % self.segment == 0:
             count = min(self.segment, len(self) - len(before))
-            self._planned = before, graph, process.segment(self._epoch_rules, before, planner, graph, count)
+            self._planned = before, graph, process.segment(self._rules_of(before.epoch), before, planner, graph, count)
 
     def _from_process(self, plan: Plan) -> Plan | None:
         """The plan with its next segment, if the planning process made it from this plan and the data as it is now."""
@@ -338,7 +344,7 @@ class PlanIterator(Iterator[list[int]]):
                 self._plan, self._filler, self._source = planned, None, None
             else:
                 if self._filler is None:
-                    self._filler = sampler._epoch_rules.filler(self._plan)
+                    self._filler = sampler._rules_of(self._plan.epoch).filler(self._plan)
                 if self._source is None or self._position % sampler.segment == 0:
                     self._source = sampler._source(self._plan.epoch)
                 self._plan = sampler._continued(self._plan, self._filler, self._source)

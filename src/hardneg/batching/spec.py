@@ -68,8 +68,10 @@ def proximity(
 ) -> BatchSpec:
     """ProSampler: walks with restart over a proximity graph; the paper's values, but each image once an epoch.
 
-    ``coverage="free"`` is the paper's sampler: batches ignore each other and are harder. ``kind`` is "walk" (with
-    restart), "random" (without), "bfs" or "dfs": Table 12. ``steps="similarity"`` walks in proportion to the edges.
+    ``coverage="free"`` lets batches overlap, as the paper's do, which makes them harder; the first epoch and the
+    warm-up still cover everything. The authors' code also draws candidates with replacement and makes about three
+    times as many batches in an epoch. ``kind`` is "walk" (with restart), "random" (without), "bfs" or "dfs": Table 12.
+    ``steps="similarity"`` walks in proportion to the edges.
     """
     kind = paper_kinds.get(kind, kind)
     if kind not in kinds:

@@ -14,6 +14,7 @@ from hardneg.cli.flags import Command, verb
 from hardneg.cli.mine import mine
 from hardneg.cli.options import EvaluateOptions, ExplainOptions, ExportOptions, ReportOptions
 from hardneg.cli.train import train_app
+from hardneg.io.processes import make_children_safe
 
 app = typer.Typer(
     help="hardneg chooses the negatives in contrastive learning.\n\n"
@@ -97,7 +98,8 @@ def export(options: ExportOptions) -> None:
     from hardneg.training.export import export as write
     from hardneg.training.export import how_to_load
 
-    path = write(options.run, options.format, options.out, options.weights, run_code=options.run_code)
+    more = {"run_code": options.run_code, "normalise": options.normalise}
+    path = write(options.run, options.format, options.out, options.weights, **more)
     typer.echo(f"{printable(path)}\n{how_to_load(options.run, options.format, path)}")
 
 
@@ -121,4 +123,6 @@ def report(options: ReportOptions) -> None:
 
 
 def main() -> None:
-    app()
+    """Run the command; no Python process that it starts imports from the current folder."""
+    make_children_safe()
+    app(prog_name="hardneg")

@@ -35,6 +35,8 @@ def audit(ctx: typer.Context, config: Path | None, out: str, overwrite: bool, **
 
       hardneg audit mined.parquet   (what it was mined from is read from its manifest)
 
+      hardneg audit mined.parquet --held-out-judgements qrels.tsv   (a rate of false negatives)
+
       hardneg audit theirs.jsonl --queries queries.jsonl --corpus corpus.jsonl --corpus-column title+text
     """
     flags = flags_of(AuditOptions)
@@ -78,17 +80,17 @@ def _audit(options: AuditOptions) -> Audit:
 
 
 def _show(found: Audit, options: AuditOptions, out: str, overwrite: bool) -> None:
-    from rich.console import Console
     from rich.text import Text
 
     from hardneg.auditing.terminal import show
     from hardneg.io.files import locked
+    from hardneg.io.terminal import Terminal
 
-    console = Console()
-    show(found, console)
     folder = Path(out)
     folder.mkdir(parents=True, exist_ok=True)
     with locked(folder / ".lock", "audit", patience=60.0, remove=True):  # both files are of one audit
         _check_out(out, options, overwrite)
         files = (found.write_json(folder / "audit.json"), found.write_html(folder / "audit.html"))
+    console = Terminal()  # after the files are there: whoever reads may leave early, as `head` does
+    show(found, console)
     console.print(Text(f"{files[1]} and {files[0]}"))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import traceback
 import warnings
 from collections import Counter
@@ -29,6 +30,8 @@ def errors_for_people(advice: str = "", flags: Mapping[str, Mapping[str, str]] |
         _say(_with_place(error))
         raise typer.Exit(2) from None
     except OSError as error:
+        if isinstance(error, BrokenPipeError) and _reader_is_gone():
+            raise  # as of `| head`: click ends without a word
         _say(str(error))
         raise typer.Exit(1) from None
     except MemoryError:
@@ -37,6 +40,15 @@ def errors_for_people(advice: str = "", flags: Mapping[str, Mapping[str, str]] |
     except KeyboardInterrupt:
         _say(f"Stopped. {advice}".strip())
         raise typer.Exit(130) from None
+
+
+def _reader_is_gone() -> bool:
+    """Whether it is the output that cannot be written to, and not the pipe of a worker."""
+    try:
+        sys.stdout.flush()
+    except BrokenPipeError:
+        return True
+    return False
 
 
 def _with_place(error: Exception) -> str:
@@ -66,8 +78,13 @@ def read_yaml(path: Path) -> dict[str, Any]:
         )
     try:
         text = path.read_text(encoding="utf-8")
-        values = yaml.safe_load(text) or {}
-        if not isinstance(values, dict):
+        alias = next((event for event in yaml.parse(text) if isinstance(event, yaml.AliasEvent)), None)
+        # A few lines of aliases to aliases stand for billions of values, which the first repr would write out.
+        values = {} if alias is not None else yaml.safe_load(text) or {}
+        if alias is not None:
+            name, line = printable(alias.anchor, 40), alias.start_mark.line + 1
+            got = f"which has the alias *{name} in line {line}: write the value there"
+        elif not isinstance(values, dict):
             got = f"which holds a {type(values).__name__}"
         elif twice := _twice(str(name.value) for name, _ in (yaml.compose(text).value if values else ())):
             got = f"which has {printable(twice)} twice"

@@ -5,18 +5,18 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 
-from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
 from hardneg.core.errors import check_range
 from hardneg.core.schedules import Schedule, registered_schedules
 from hardneg.core.text import printable, summary
+from hardneg.io.terminal import Terminal
 from hardneg.negatives import Negatives, parse, registered_negatives
 
 
 def list_grammar() -> None:
-    console = Console()
+    console = Terminal()
     console.print(_table("Distributions, joined by *", registered_negatives()))
     console.print(_table("Schedules, wherever a number stands", registered_schedules()))
 
@@ -24,7 +24,7 @@ def list_grammar() -> None:
 def explain_expression(text: str, temperature: float) -> None:
     check_range("explain", "--temperature", temperature, 1e-6, math.inf, open_high=True)
     negatives = parse(text)
-    console = Console()
+    console = Terminal()
     table = Table(title=Text(printable(repr(negatives))), title_justify="left")
     table.add_column("factor")
     table.add_column("what it does")
@@ -51,9 +51,9 @@ def _remarks(negatives: Negatives, begin: Negatives, end: Negatives, temperature
         shown = effective[0] if betas[0] == betas[1] else " to ".join(effective)
         detached = all(factor.slope_detached for factor in negatives.factors)
         remarks.append(
-            f"A tilt is a temperature in disguise: at temperature {temperature:g} this repels like temperature {shown}"
+            f"At temperature {temperature:g} this tilt shares out its repulsion like temperature {shown}"
             + ("." if detached else ", before the gradient through the weights is counted.")
-            + f" Compare it with an untilted run at {shown}."
+            + f" The results may differ: compare it with an untilted run at {shown}."
         )
     if negatives.schedules():
         remarks.append(f"At the start of training: {begin!r}. At the end: {end!r}.")

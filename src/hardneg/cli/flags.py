@@ -15,7 +15,7 @@ from hardneg.cli.errors import errors_for_people, given, read_yaml
 from hardneg.core.errors import ArgumentError, UnknownName, located
 from hardneg.core.options import flag_of
 from hardneg.training.options.base import TrainOptions
-from hardneg.training.options.values import Scheduled, allowed, called, check_option, from_text
+from hardneg.training.options.values import Scheduled, allowed, called, check_option, from_text, unless_none
 
 Options = TypeVar("Options")
 
@@ -199,8 +199,8 @@ def _parameter_of(name: str, kind: Any, default: Any, rules: dict[str, Any]) -> 
     if "argument" in rules:
         annotation = Annotated[kind, typer.Argument(help=rules["help"])]
         return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation)
-    if kind == Scheduled:
-        kind, default = str, str(default)
+    if unless_none(kind) == Scheduled:
+        kind, default = (str | None, None) if default is None else (str, str(default))
     flags = rules["flags"] or ((f"--{name.replace('_', '-')}",) if kind is bool and default is False else ())
     return parameter(name, kind, default, *flags, help=_help(rules), rich_help_panel=rules["panel"])
 

@@ -75,24 +75,26 @@ def _mine(options: MineOptions, explain: bool) -> None:
 
 
 def _print_steps(explanation: Explanation) -> None:
-    from rich.console import Console
     from rich.table import Table
     from rich.text import Text
+
+    from hardneg.io.terminal import Terminal
 
     steps = Table(title=f"{explanation.looked_at:,} candidates looked at", title_justify="left")
     for name in ("step", "removed", "queries short because of it"):
         steps.add_column(name, justify="left" if name == "step" else "right")
     for step, gone, short in explanation.rows():
         steps.add_row(Text(step), f"{gone:,}", f"{short:,}")
-    Console().print(steps)
+    Terminal().print(steps)
 
 
 def _print_summary(summary: Summary, options: MineOptions, explain: bool) -> None:
-    from rich.console import Console
     from rich.table import Table
     from rich.text import Text
 
-    console = Console()
+    from hardneg.io.terminal import Terminal
+
+    console = Terminal()
     if explain:
         _print_steps(summary.explanation)
     similarities = Table(title="similarity", title_justify="left")

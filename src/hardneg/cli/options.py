@@ -62,6 +62,12 @@ class ExportOptions:
     out: str | None = option(None, "The file or folder; by default in the run directory.")
     weights: str = option("last", "Those of the end, or those that the monitor found best.", among=WEIGHTS)
     run_code: bool = option(False, "Run code that the run names as its encoder: a Python file, a model folder.")
+    normalise: bool = option(
+        True,
+        "Write mean and std of the images with the weights; raises if they are not known.",
+        None,
+        "--normalise/--no-normalise",
+    )
 
 
 @dataclass(frozen=True)

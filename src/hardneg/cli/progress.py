@@ -12,10 +12,11 @@ Bars = Callable[[str, int], Callable[[int], None]]
 
 @contextmanager
 def progress_bars() -> Iterator[Bars]:
-    from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 
-    console = Console()
+    from hardneg.io.terminal import Terminal
+
+    console = Terminal()
     if not console.is_terminal or os.environ.get("RANK", "0") != "0":
         yield lambda what, steps: lambda done: None  # rich 13.0 ends even a disabled bar with an empty line
         return

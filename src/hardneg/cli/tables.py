@@ -13,6 +13,7 @@ from hardneg.comparing.comparing import carry_out, prepare
 from hardneg.comparing.progress import Watcher
 from hardneg.comparing.request import Comparison, letter_of, why_no_accuracy
 from hardneg.core.text import counted, printable
+from hardneg.io.terminal import Terminal
 from hardneg.training.evaluation.measures import measure, measures_in, unit_of
 
 SEES_LABELS = "sees the labels of the training {}s"
@@ -26,7 +27,7 @@ def compare_and_show(comparison: Comparison, out: str, jobs: int | None, allow_o
     from hardneg.reporting import write_report
 
     prepared = prepare(comparison, out, jobs, allow_other_data)  # before the bar, so that errors stand alone
-    console = Console()
+    console = Terminal()
     with Progress(console=console) as progress:
         tuned = len(comparison.tune[1]) if comparison.tune else 0
         runs = len(comparison.arms) * (comparison.seeds + tuned)
@@ -116,7 +117,7 @@ def show_evaluation(result: dict[str, Any]) -> None:
     for name in ("alignment", "uniformity", "steps", "seconds"):
         if name in result:
             table.add_row(name, f"{result[name]:.4g}")
-    console = Console()
+    console = Terminal()
     console.print(table)
     if not accuracies:
         console.print(Text(printable(f"There is no accuracy: {why_no_accuracy(result)}.")))
@@ -124,7 +125,7 @@ def show_evaluation(result: dict[str, Any]) -> None:
 
 def show_text_evaluations(found: dict[str, Any]) -> None:
     """Spearman's correlations, retrieval and accuracies, each times 100."""
-    console = Console()
+    console = Terminal()
     if "sts" in found:
         table = Table("STS, Spearman x 100", "all", "mean", "pairs", title_justify="left")
         for task, one in found["sts"]["tasks"].items():

@@ -32,9 +32,9 @@ EXAMPLES: dict[str, list[str]] = {
         '--negatives "OtherLabel() * Tilt(1.0)"   (a tilt)',
     ],
     "moco": [
-        "--data cifar10 --queue 65536 --momentum 0.999 --epochs 200",
+        "--data cifar10 --version v2 --epochs 200",
         '--negatives "Ring(0.1, linear(1.0, 0.1), True)"   (Ring)',
-        "--version v3 --batch-size 1024 --momentum 0.99",
+        "--version v3 --batch-size 1024",
     ],
     "simcse": [
         "--data text:sentences.txt --evaluate-with sts:sts.tsv",
@@ -57,12 +57,12 @@ EXAMPLES: dict[str, list[str]] = {
     "isogclr": ["--data cifar10 --rho 0.3 --epochs 100"],
     "emc2": ["--data cifar10 --batch-size 128 --burn-in 0.5 --epochs 100"],
     "instance": [
-        "--data cifar10 --num-draws 4096 --temperature 0.07",
+        "--data cifar10 --epochs 200",
         '--data digits --negatives "Ring(0.1, 0.5)"   (IRing)',
         '--negatives "SameCluster()" --clusters 20 --warmup 5',
     ],
     "cmc": [
-        "--data cifar10 --num-draws 4096 --temperature 0.07",
+        "--data cifar10 --num-draws 4096",
         '--data cifar10 --negatives "Ring(0.1, 0.5)"   (CMCRing)',
     ],
     "local-aggregation": [

@@ -179,6 +179,9 @@ def _reader(
         needed = {n: x for n, x in options_of(*values, **own).items() if n in parameters or x != known.get(n)}
         chosen = needed | {one: value for one, value in options.items() if one in known or one not in own}
         _check_options(name, signature, [*dict.fromkeys([*parameters, *known])], chosen)
+        # What the paper leaves to the version of its recipe, which common options may set as well.
+        left = {n for n, one in parameters.items() if one.default is None and n not in given}
+        chosen = {one: value for one, value in chosen.items() if one not in left}
         chosen = {one: repr(value) if isinstance(value, Schedule) else value for one, value in chosen.items()}
         usual = {one: value for one, value in chosen.items() if one in parameters and one not in given}
         defining = tuple(one for one in chosen if one not in parameters and one not in options)

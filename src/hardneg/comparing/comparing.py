@@ -22,6 +22,7 @@ from hardneg.comparing.verdict import Verdict, answer, rows_of, sentences, tempe
 from hardneg.core.errors import HardnegError
 from hardneg.io.files import output_folder, run_again, write_json
 from hardneg.io.provenance import environment
+from hardneg.training.boards import check_boards
 from hardneg.training.evaluation.measures import measure, measures_in
 from hardneg.training.trained import count_in, noun_in
 
@@ -66,6 +67,7 @@ def prepare(
     comparison: Comparison, out: str | Path, jobs: int | None = None, allow_other_data: bool = False
 ) -> Prepared:
     """Raises for what cannot be compared, before anything is trained or shown."""
+    check_boards()
     arms = [parse_arm(text).under(comparison.common) for text in comparison.arms]
     out = output_folder(out)
     data, metric = check_arms(arms, comparison)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import subprocess
-import sys
 import threading
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
@@ -12,6 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from hardneg.core.errors import optional
+from hardneg.io.processes import python
 from hardneg.training.runs import Memory, Run
 
 FILLED = 0.9
@@ -131,7 +131,7 @@ def num_cores() -> int:
 def _gpus() -> list[Place]:
     """Queried in a separate process, since CUDA keeps some memory in the process that queries it."""
     query = "import torch; print(*(torch.cuda.mem_get_info(i)[0] for i in range(torch.cuda.device_count())))"
-    answer = subprocess.run([sys.executable, "-c", query], capture_output=True, text=True)
+    answer = subprocess.run(python("-c", query), capture_output=True, text=True)
     if answer.returncode:
         why = (answer.stderr.strip().splitlines() or ["no output"])[-1]
         raise OSError(f"compare needs GPUs that say what they have free, got {why!r}; use --option device=cpu.")

@@ -8,7 +8,6 @@ import os
 import re
 import signal
 import subprocess
-import sys
 from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
 from dataclasses import dataclass, replace
 from itertools import count
@@ -23,6 +22,7 @@ from hardneg.comparing.memory import ChildPipes, Machine, NotBegun, num_cores, t
 from hardneg.comparing.progress import Watcher
 from hardneg.comparing.request import SHARED
 from hardneg.core.errors import HardnegError, warn_once
+from hardneg.io.processes import python, safe_environment
 from hardneg.training.options import RECIPES, TrainOptions
 from hardneg.training.runs import DATA_CHANGED, DIVERGED, LEAVES_WITH_STDIN, NO_MEMORY, NO_ROOM, Run
 
@@ -205,10 +205,10 @@ def in_a_process(
     recipe: str, options: TrainOptions, run: Run, environ: dict[str, str], *, allow_other_data: bool = False
 ) -> dict[str, Any]:
     """A run in a process of its own; where the environment names a pipe, it ends when that is closed."""
-    command = [sys.executable, "-m", "hardneg.training.recipes", recipe, str(run.path), json.dumps(options.as_dict())]
+    command = python("-m", "hardneg.training.recipes", recipe, str(run.path), json.dumps(options.as_dict()))
     command += ["--allow-other-data"] * allow_other_data
     pipe = int(environ.get(LEAVES_WITH_STDIN, subprocess.DEVNULL))
-    answer = subprocess.run(command, env={**os.environ, **environ}, stdin=pipe, capture_output=True, text=True)
+    answer = subprocess.run(command, env=safe_environment(environ), stdin=pipe, capture_output=True, text=True)
     result = run.result()
     if answer.returncode or result is None:
         failure = _failures.get(answer.returncode, RunFailed)

@@ -32,7 +32,8 @@ class Diagnosis:
     attracted: PerAnchor
     """Share of the negatives that the loss pulls closer instead of pushing away."""
     effective_temperature: PerAnchor
-    """Temperature / (1 + beta), beta being the slope of the log-weights over the scores."""
+    """Temperature / (1 + beta), beta being the slope of the log-weights over the scores; NaN where beta is -1 or less,
+    so that easy negatives weigh more than any temperature would have them."""
     clamped: Annotated[Tensor, "b p"]
     """Where the debiased mean was floored."""
     real_pairs: Annotated[Tensor, "b p"]
@@ -97,7 +98,7 @@ def diagnose(scores: Scores, log_w: LogWeights, *, tau_plus: float | Tensor = 0.
             effective_number=_where(some, 1.0 / q.square().sum(-1)),
             false_negatives=_where(some, _false_share(scores, q)),
             attracted=_where(some, ((repulsion < 0) & supported).sum(-1) / count),
-            effective_temperature=_where(some, _flat(scores.temperature) / (1.0 + slope)),
+            effective_temperature=_where(some & (slope > -1.0), _flat(scores.temperature) / (1.0 + slope)),
             clamped=pairs & debiased(log_mean, scores.positives, tau_plus, scores.temperature)[1]
             if corrects(tau_plus)
             else torch.zeros_like(pairs),

@@ -24,6 +24,12 @@ from hardneg.core.pairing import Pairing
 from hardneg.core.types import Keys
 from hardneg.core.views import NUMBERED
 
+_DTYPES = (
+    torch.float32, torch.float64, torch.float16, torch.bfloat16,
+    torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8, torch.bool,
+)  # fmt: skip
+"""Of vectors and tags, in an order that is the same on every rank."""
+
 
 def several_ranks() -> bool:
     return dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1
@@ -144,16 +150,29 @@ class _GatherRows(torch.autograd.Function):
 
 def _sizes(keys: Keys) -> list[int]:
     """The number of rows of each rank. Raises on all of them where they differ in more: the collectives would hang."""
-    tags = [0 if tag is None else tag.ndim for tag in (keys.ids, keys.labels, keys.clusters)]
-    mine = torch.tensor([len(keys.vectors), keys.dim, *tags], device=keys.vectors.device)
+    tags = (keys.ids, keys.labels, keys.clusters)
+    shapes = [len(keys.vectors), keys.dim, *(0 if tag is None else tag.ndim for tag in tags)]
+    kinds = [_number_of(None if one is None else one.dtype) for one in (keys.vectors, *tags)]
+    mine = torch.tensor([*shapes, *kinds], device=keys.vectors.device)
     of_ranks = [torch.zeros_like(mine) for _ in range(dist.get_world_size())]
     dist.all_gather(of_ranks, mine)
     (sizes, *others) = zip(*(each.tolist() for each in of_ranks), strict=True)
-    for name, values in zip(("features", "ids", "labels", "clusters"), others, strict=True):
+    names = ("features", "ids", "labels", "clusters")
+    for name, values in zip(names, others[:4], strict=True):
         if len(set(values)) > 1:
             got = f"{values}" if name == "features" else f"{[bool(value) for value in values]}"
             raise ArgumentError("gather", f"the same {name} on every rank", f"{name}={got}", "give all ranks the same")
+    for name, values in zip(("vectors", *names[1:]), others[4:], strict=True):
+        if len(set(values)) > 1:
+            got = ", ".join(str((*_DTYPES, "another")[value]).removeprefix("torch.") for value in values)
+            fix = "give all ranks the same precision, for example by autocast on every rank"
+            raise ArgumentError("gather", f"the same dtype of {name} on every rank", got, fix)
     return list(sizes)
+
+
+def _number_of(dtype: torch.dtype | None) -> int:
+    """The same on every rank."""
+    return _DTYPES.index(dtype) if dtype in _DTYPES else len(_DTYPES)
 
 
 def _apart(keys: Keys, begin: int, given: bool) -> Keys:

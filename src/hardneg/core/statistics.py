@@ -198,8 +198,9 @@ def dense_statistics(
     safe, found = log_w.masked_fill(none, 0.0), {"support": support}
     for name, statistic in declared.items():
         value = support if type(statistic) is Support else statistic.dense(scores, safe)
-        fill = fill_empty and statistic.empty is not None
-        found[name] = value.masked_fill(none, statistic.empty) if fill else value
+        if fill_empty and statistic.empty is not None:
+            value = value.masked_fill(none, statistic.empty)
+        found[name] = value
     return found
 
 

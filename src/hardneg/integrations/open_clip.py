@@ -6,6 +6,7 @@ loss(**model(images, texts), output_dict=True)["contrastive_loss"]
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -13,6 +14,7 @@ from torch import Tensor, nn
 
 from hardneg.core.distributed import several_ranks
 from hardneg.core.errors import argument_error
+from hardneg.core.objectives import Sigmoid
 from hardneg.integrations.ranks import distinct_ids, of_all_ranks
 from hardneg.losses.contrastive import ContrastiveLoss
 from hardneg.negatives import Negatives, Uniform
@@ -54,9 +56,12 @@ class NegativesLoss(nn.Module):
     ) -> Tensor | dict[str, Tensor]:
         """Features are of unit norm, as the models give them. Rows with equal ``ids`` are never negatives.
 
-        A bias on all logits cancels in a softmax: it is not read, and its gradient is 0.
+        ``logit_bias`` is the bias of ``objective="sigmoid"``, in place of one given with it. In a softmax a bias on all
+        logits cancels: no other objective reads it, and its gradient is 0.
         """
         temperature = 1.0 / torch.as_tensor(logit_scale)
+        if logit_bias is not None and isinstance(self.loss._objective, Sigmoid):
+            self.loss._objective = replace(self.loss._objective, bias=logit_bias)
         gathers = self.gather and several_ranks()
         own = distinct_ids(image_features) if gathers and ids is None else ids
 

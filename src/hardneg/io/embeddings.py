@@ -35,7 +35,7 @@ def load_evaluated(path: Path) -> tuple[Features, Labels | None]:
     """The test split of a saved file, with its labels if there are any; the file may have no train split."""
     if not path.is_file() or "train_x" in names_in_npz("load_embeddings", path):
         return load_embeddings(path)[2:]
-    check_seal(path, "load_embeddings", AGAIN)
+    check_seal(path, "load_embeddings", AGAIN, required=False)  # users write such files too; a zip shows a lost end
     advice = {name: _ADVICE[name] for name in ("test_x", "test_y")}
     found = read_arrays("load_embeddings", path, advice, needed=("test_x",))
     labels = plain_labels("load_embeddings", found["test_y"], f"test_y of {path}") if "test_y" in found else None
@@ -51,7 +51,7 @@ def read_embeddings(path: Path) -> tuple[tuple[Features, Labels, Features, Label
     """The split, and the names of its classes where its labels are text."""
     who = "load_embeddings"
     if path.is_file():
-        check_seal(path, who, AGAIN)
+        check_seal(path, who, AGAIN, required=False)
     found = read_arrays(who, path, _ADVICE, needed=SPLIT_NAMES)
     for name in ("train_x", "test_x"):
         if found[name].dtype.kind not in "biuf":

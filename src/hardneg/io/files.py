@@ -119,13 +119,18 @@ def parse_json(text: str | bytes) -> Any:
     ``write_json`` writes none of them, so they are damage.
     """
     try:
-        return json.loads(text, parse_constant=_not_json, parse_float=_finite)
+        return json.loads(text, parse_constant=_not_json, parse_float=_finite, parse_int=_whole)
     except RecursionError:
         raise ValueError("it is nested too deeply") from None
 
 
 def _finite(text: str) -> float:
     return float(text) if math.isfinite(float(text)) else _not_json(text)
+
+
+def _whole(text: str) -> int:
+    """An int within the range of a float, on which arithmetic with floats raises no OverflowError."""
+    return int(text) if math.isfinite(float(text)) else int(_not_json(text))
 
 
 def _not_json(text: str) -> Any:

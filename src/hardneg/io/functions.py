@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
+import os
 import re
 import sys
 from collections.abc import Callable, Iterator
@@ -26,7 +27,10 @@ def names_a_file(text: str) -> bool:
 
 
 def load_function(text: str, who: str) -> Callable[..., Any]:
-    """The function; the current folder counts. Only for what a person has named: the module is run."""
+    """The function. Only for what a person has named: the file or module is run.
+
+    A module that is not installed is looked for in the current folder.
+    """
     place, _, name = text.rpartition(":")
     if not place or not name:
         raise ArgumentError(who, "a function as 'file.py:function' or 'module:function'", repr(text))
@@ -65,8 +69,9 @@ def run_file(path: Path, who: str, what: str = "a Python file that exists") -> M
 
 
 def _of_name(place: str, text: str, who: str) -> ModuleType:
-    if "" not in sys.path:
-        sys.path.insert(0, "")
+    if not _is_known(place):
+        # At the end, as in run_file: nothing that lies there hides a module of Python or an installed one.
+        sys.path.append(os.getcwd())
     try:
         module = importlib.import_module(place)
     except ImportError as error:
@@ -76,6 +81,12 @@ def _of_name(place: str, text: str, who: str) -> ModuleType:
         return module
     vars(module).setdefault("_digest", digest_of(path))
     return _as_written(module, path, who)
+
+
+def _is_known(place: str) -> bool:
+    """Whether the module, or the package that it is part of, is found without the current folder."""
+    package = place.partition(".")[0]
+    return package in sys.modules or not package or importlib.util.find_spec(package) is not None
 
 
 def _as_written(module: ModuleType, path: Path, who: str) -> ModuleType:

@@ -1,8 +1,9 @@
 """Stored files that carry their own checksum, so that damage is found when they are read.
 
 Binary files (checkpoints, arrays) end with a line ``hardneg-sha256:<digest of all bytes before it>``: readers of .pt,
-.npz and .npy files ignore what follows their content. JSON objects carry ``"checksum"``, and each line of a .jsonl file
-is such an object. A file without a checksum passes.
+.npz and .npy files ignore what follows their content. A file of such a kind without that line is damaged: its end was
+lost. JSON objects carry ``"checksum"``, and each line of a .jsonl file is such an object; a JSON file whose end was
+lost cannot be parsed, so one without a checksum is read as it is.
 """
 
 from __future__ import annotations
@@ -42,15 +43,19 @@ def digest_of(path: Path, length: int | None = None) -> str:
     return found.hexdigest()
 
 
-def check_seal(path: Path, who: str, fix: str) -> None:
-    """Raises ``Damaged`` if the file's content does not have the checksum at its end."""
+def check_seal(path: Path, who: str, fix: str, *, required: bool = True) -> None:
+    """Raises ``Damaged`` if the file does not end with the checksum of its content.
+
+    ``required=False``: for a kind of file that others write too, whose own format must reveal a lost end.
+    """
     size = path.stat().st_size
-    if size < _length:
-        return
     with path.open("rb") as file:
-        file.seek(size - _length)
+        file.seek(max(0, size - _length))
         end = file.read()
-    if end.startswith(_mark) and end[len(_mark) : -1].decode("ascii", "replace") != digest_of(path, size - _length):
+    if not (end.startswith(_mark) and end.endswith(b"\n")):
+        if required:
+            raise Damaged(who, "an undamaged file", path, got="the checksum at its end is missing", fix=fix)
+    elif end[len(_mark) : -1].decode("ascii", "replace") != digest_of(path, size - _length):
         raise Damaged(who, "an undamaged file", path, got="its checksum differs", fix=fix)
 
 

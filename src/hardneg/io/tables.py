@@ -219,7 +219,7 @@ def column_of_vectors(values: list[Any], where: str | Path, who: str = "mine") -
 
 
 def _checked(array: Any, where: str | Path, who: str) -> Tensor:
-    if array.ndim != 2 or array.dtype.kind != "f":
+    if array.ndim != 2 or array.shape[1] == 0 or array.dtype.kind != "f":  # [n, 0] may declare any n
         raise ArgumentError(who, f"embeddings [n, d] of floats in {where}", f"shape {array.shape} {array.dtype}")
     return as_vectors(array)
 

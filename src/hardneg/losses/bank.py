@@ -23,6 +23,7 @@ from torch.utils.checkpoint import checkpoint
 from hardneg.core.errors import argument_error, check_range
 from hardneg.core.objectives import info_nce, reduce
 from hardneg.core.pairing import not_infinite
+from hardneg.core.published import BANK_TEMPERATURE, CMC_DRAWS, INSTANCE_DRAWS
 from hardneg.core.scoring import score
 from hardneg.core.tensors import widened
 from hardneg.core.types import NEVER, Keys, LogWeights, PairLosses, Scores, Tags, other_id
@@ -183,8 +184,8 @@ class InstanceDiscrimination(nn.Module):
         self,
         num_instances: int,
         dim: int,
-        num_draws: int = 4096,
-        temperature: float = 0.07,
+        num_draws: int = INSTANCE_DRAWS,
+        temperature: float = BANK_TEMPERATURE,
         momentum: float = 0.5,
         objective: str = "nce",
         **options: float,
@@ -207,8 +208,8 @@ class CMC(nn.Module):
         self,
         num_instances: int,
         dim: int,
-        num_draws: int = 16384,
-        temperature: float = 0.07,
+        num_draws: int = CMC_DRAWS,
+        temperature: float = BANK_TEMPERATURE,
         momentum: float = 0.5,
         objective: str = "nce",
         **options: float,

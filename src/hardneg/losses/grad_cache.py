@@ -14,9 +14,10 @@ from typing import Annotated, Any, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from hardneg.core.errors import ArgumentError, check_count, warn_once
+from hardneg.core.errors import ArgumentError, DataChanged, check_count, warn_once
 
 Encoded = Annotated[Tensor, "b d"]
 
@@ -41,9 +42,12 @@ class GradCache:
     chunk_size: rows that are encoded at once. A batch that is no larger is encoded once, as usual.
 
     Any loss, autocast, gradient scaling and DistributedDataParallel (gradients are averaged once, after the last chunk)
-    work as without it. The gradients arrive in ``.grad`` by ``loss.backward()``; ``torch.autograd.grad`` by the weights
-    raises. torch's random numbers are replayed, on the CPU and on the devices of the weights; those of other
-    generators are not.
+    work as without it, as do hooks of the weights, which get the gradient of all chunks at once. With
+    DistributedDataParallel and FSDP, hooks get that of each chunk, and ``torch.autograd.grad`` by the weights raises.
+
+    Each chunk is encoded again in the mode (train or eval) of the first time, with the same random numbers of torch, on
+    the CPU and on the devices of the weights; those of other generators are not replayed. Weights, inputs and buffers
+    must not change before the backward pass, which raises ``DataChanged`` if they did.
 
     Exact for encoders without batch statistics. BatchNorm takes the statistics of each chunk and warns; its running
     statistics are updated the first time that a chunk is encoded.
@@ -79,30 +83,69 @@ class GradCache:
         if any(tensor.requires_grad for tensor in _tensors((inputs, named))):
             fix = "detach them, or make what computes them a part of the encoder"
             raise ArgumentError("GradCache", "inputs without a gradient of their own", "requires_grad=True", fix)
-        vectors: Tensor = _Twice.apply(chunks, torch.zeros((), requires_grad=True))  # type: ignore[no-untyped-call]
+        weights = [] if chunks.first.collects else [each for each in chunks.first.weights if each.requires_grad]
+        differentiable: list[Tensor] = [*weights] or [torch.zeros((), requires_grad=True)]
+        vectors: Tensor = _Twice.apply(chunks, *differentiable)  # type: ignore[no-untyped-call]
         return vectors
 
 
 class _Twice(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, chunks: _Chunks, differentiable: Tensor) -> Tensor:
-        """``differentiable`` has no other use than to make the result so."""
-        ctx.chunks = chunks
-        return chunks.encoded()
+    """Encode without a graph; in the backward pass, encode again and return the gradients of the weights.
+
+    The weights are arguments, so that autograd adds the gradients of all calls and hands them over once. Modules that
+    collect gradients themselves have a placeholder instead, and their gradients arrive chunk by chunk.
+    """
 
     @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[None, None]:
-        ctx.chunks.encode_again(gradients[0])
-        return None, None
+    def forward(ctx: Any, chunks: _Chunks, *weights: Tensor) -> Tensor:
+        ctx.chunks, ctx.weights = chunks, [each for each in weights if isinstance(each, nn.Parameter)]
+        vectors = chunks.encoded()
+        chunks.first.ended()
+        return vectors
+
+    @staticmethod
+    @once_differentiable  # type: ignore[untyped-decorator]
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
+        with _set_aside(ctx.weights) as collected:
+            ctx.chunks.encode_again(gradients[0])
+        return (None, *(collected or [None]))
+
+
+def _collects_gradients(module: nn.Module) -> bool:
+    """True for DistributedDataParallel, FSDP and DeepSpeed, which wait for the gradients in hooks of their own."""
+    names = ("no_sync", "set_requires_gradient_sync")
+    return any(hasattr(part, name) for part in module.modules() for name in names)
+
+
+@contextmanager
+def _set_aside(weights: list[nn.Parameter]) -> Iterator[list[Tensor | None]]:
+    """Collect the gradients of the block in the list, without hooks; ``.grad`` is as before afterwards."""
+    collected: list[Tensor | None] = []
+    before = [weight.grad for weight in weights]
+    every = [each for weight in weights for each in (weight._backward_hooks, weight._post_accumulate_grad_hooks)]
+    hooks = [(each, dict(each)) for each in every if each]
+    for weight in weights:
+        weight.grad = None
+    for each, _ in hooks:
+        each.clear()  # in place, since handles and the engine hold this dict
+    try:
+        yield collected
+        collected += [weight.grad for weight in weights]
+    finally:
+        for weight, gradient in zip(weights, before, strict=True):
+            weight.grad = gradient
+        for each, kept in hooks:
+            each.update(kept)
 
 
 class _Chunks:
     """The chunks of one batch, and how each was encoded."""
 
     def __init__(self, cache: GradCache, inputs: tuple[Any, Any], rows: int) -> None:
-        self.cache, self.inputs = cache, inputs
+        self.cache, self.inputs = cache, _mapped(inputs, lambda leaf: leaf)  # containers may be filled anew
         self.rows = [slice(low, min(low + cache.chunk_size, rows)) for low in range(0, rows, cache.chunk_size)]
-        tensors = [*cache.module.parameters(), *_tensors(inputs)]
+        self.first = _FirstPass(cache.module, _tensors(self.inputs))
+        tensors = [*cache.module.parameters(), *self.first.inputs]
         self.devices = list({tensor.device for tensor in tensors if tensor.device.type not in ("cpu", "meta")})
         types = {"cpu", *(device.type for device in self.devices)}
         self.precision = [(kind, torch.is_autocast_enabled(kind), torch.get_autocast_dtype(kind)) for kind in types]
@@ -118,15 +161,16 @@ class _Chunks:
 
     @torch.enable_grad()
     def encode_again(self, gradient: Encoded) -> None:
-        with _random_kept(self.devices), _statistics_kept(self.cache.module):
+        with self.first.modes(), _random_kept(self.devices), _statistics_kept(self.cache.module):
             for rows, states in zip(self.rows, self.random, strict=True):
+                self.first.check()
                 _set_random_states(self.devices, states)
                 last = rows is self.rows[-1]
                 with nullcontext() if last else getattr(self.cache.module, "no_sync", nullcontext)():
                     torch.autograd.backward(self._of(rows), gradient[rows])
 
     def _of(self, rows: slice) -> Encoded:
-        inputs, named = _cut(self.inputs, rows)
+        inputs, named = _mapped(self.inputs, lambda leaf: _cut(leaf, rows))
         with ExitStack() as precision:
             for kind, enabled, dtype in self.precision:
                 precision.enter_context(torch.autocast(kind, dtype=dtype, enabled=enabled))
@@ -138,6 +182,67 @@ class _Chunks:
             got = f"{tuple(vectors.shape)}" if isinstance(vectors, Tensor) else type(vectors).__name__
             raise ArgumentError("GradCache", "an encoder that gives a vector for each row", f"{got} for {rows}")
         return vectors
+
+
+class _FirstPass:
+    """What the chunks were first encoded with, to be the same when they are encoded again."""
+
+    def __init__(self, module: nn.Module, inputs: list[Tensor]) -> None:
+        self.module, self.inputs = module, inputs
+        self.collects = _collects_gradients(module)  # FSDP replaces the weights while it encodes
+        self.weights = list(module.parameters())
+        self.versions = [*map(_version, inputs)], [*map(_version, self.weights)]
+        self.training = {part: part.training for part in module.modules()}
+        self.buffers = {name: (buffer, _version(buffer)) for name, buffer in module.named_buffers()}
+        self.copies: dict[str, Tensor] = {}
+
+    def ended(self) -> None:
+        """Keep the buffers, except those that the encoder writes itself, such as running statistics and counters."""
+        unchanged = [name for name, (buffer, version) in self.buffers.items() if _version(buffer) == version]
+        self.copies = {name: self.buffers[name][0].clone() for name in unchanged}
+
+    def check(self) -> None:
+        """Raise if inputs, weights or buffers have changed since the first pass."""
+        inputs, weights = self.versions
+        if inputs != [*map(_version, self.inputs)]:
+            raise _changed(
+                "inputs",
+                "some that were overwritten",
+                "call backward() first, and do not overwrite them in the encoder",
+            )
+        replaced = [*map(id, self.module.parameters())] != [*map(id, self.weights)]
+        if (replaced and not self.collects) or weights != [*map(_version, self.weights)]:
+            raise _changed("weights", "some that were changed", "call backward() before optimizer.step()")
+        for name, now in self.module.named_buffers():
+            before, version = self.buffers.get(name, (now, None))
+            untouched = now is before and _version(now) == version
+            if name in self.copies and not untouched and not torch.equal(now, self.copies[name]):
+                raise _changed("buffers", f"{name!r} with other values", "call backward() before you change them")
+
+    @contextmanager
+    def modes(self) -> Iterator[None]:
+        """All parts in the mode, train or eval, of the first pass."""
+        now = {part: part.training for part in self.training}
+        _set_modes(self.training)
+        try:
+            yield
+        finally:
+            _set_modes(now)
+
+
+def _set_modes(training: dict[nn.Module, bool]) -> None:
+    for part, mode in training.items():
+        if part.training != mode:
+            part.training = mode
+
+
+def _changed(name: str, got: str, fix: str) -> DataChanged:
+    return DataChanged("GradCache", f"the same {name} in the forward and the backward pass", got, fix)
+
+
+def _version(tensor: Tensor) -> int | None:
+    """The number of times that a tensor was written to; tensors of the inference mode do not count."""
+    return None if tensor.is_inference() else tensor._version
 
 
 @contextmanager
@@ -185,7 +290,14 @@ def _leaves(value: Any) -> list[Any]:
 
 
 def _tensors(value: Any) -> list[Tensor]:
-    return [leaf for leaf in _leaves(value) if isinstance(leaf, Tensor)]
+    """The tensors among the leaves, and those in objects with rows, such as packed graphs."""
+    leaves = _leaves(value)
+    inside = [
+        _leaves(getattr(leaf, "__dict__", {}))
+        for leaf in leaves
+        if isinstance(leaf, Rows) and not isinstance(leaf, Tensor)
+    ]
+    return [leaf for part in (leaves, *inside) for leaf in part if isinstance(leaf, Tensor)]
 
 
 def _num_rows(inputs: tuple[Any, Any]) -> int:
@@ -196,17 +308,22 @@ def _num_rows(inputs: tuple[Any, Any]) -> int:
     return sizes.pop()
 
 
-def _cut(value: Any, rows: slice) -> Any:
-    if isinstance(value, Tensor):
-        return value[rows] if value.ndim else value
+def _cut(leaf: Any, rows: slice) -> Any:
+    if isinstance(leaf, Tensor):
+        return leaf[rows] if leaf.ndim else leaf
+    return leaf[rows] if isinstance(leaf, Rows) else leaf
+
+
+def _mapped(value: Any, change: Callable[[Any], Any]) -> Any:
+    """Nested dicts, lists and tuples with other leaves."""
     if isinstance(value, MutableMapping):  # of its own type: a BatchEncoding is read by its attributes
         part = copy(value)
-        part.update({name: _cut(each, rows) for name, each in value.items()})
+        part.update({name: _mapped(each, change) for name, each in value.items()})
         return part
     if isinstance(value, Mapping):
-        return {name: _cut(part, rows) for name, part in value.items()}
+        return {name: _mapped(part, change) for name, part in value.items()}
     if isinstance(value, tuple) and hasattr(value, "_fields"):
-        return type(value)(*(_cut(part, rows) for part in value))
+        return type(value)(*(_mapped(part, change) for part in value))
     if isinstance(value, (list, tuple)):
-        return type(value)(_cut(part, rows) for part in value)
-    return value[rows] if isinstance(value, Rows) else value
+        return type(value)(_mapped(part, change) for part in value)
+    return change(value)

@@ -14,7 +14,9 @@ from hardneg.losses.contrastive import ContrastiveLoss
 class IndividualTemperatures(nn.Module):
     """A loss whose temperature is looked up by id: ``loss(z1, z2, ids=ids)``.
 
-    The temperatures are a parameter, clamped to [low, high] where they are used.
+    The temperatures are a parameter, clamped to [low, high] where they are used. In a training loop of your own, give
+    them to the optimiser in a group with ``weight_decay=0.0``, as ``hardneg train isogclr`` does: decay would change
+    the temperatures of instances that no batch contains.
 
     >>> loss = IndividualTemperatures(ContrastiveLoss(objective="isogclr"), num_instances=100)
     >>> z1, z2 = torch.randn(2, 8, 4)

@@ -110,16 +110,23 @@ def sentence(found: Alignment) -> str:
 def warn_of_easy_negatives(
     found: Alignment, negatives: Negatives, draw: str, scores: Annotated[Tensor, "m"], several: bool
 ) -> None:
-    """Warns where a margin below the lowest of several positives leaves only what is easier than random documents."""
+    """Warns where a margin below the positives leaves only what is easier than random documents.
+
+    Of several positives one may be far; of one, a relative margin may be wider than the similarities of a model are.
+    """
     margin = next((factor for factor in negatives.factors if _looks_at_positives(factor)), None)
-    if margin is None or draw != "top" or not several or not found.known or found.lost or not len(scores):
+    if margin is None or draw != "top" or not found.known or found.lost or not len(scores):
         return
     mean = float(scores.double().mean())
     if mean < found.random:
+        why = f"is too wide a margin below the positives (mean similarity {found.positive:.3f})"
+        fix = "Use a smaller margin"
+        if several:
+            why, fix = "compares with the lowest-scored of several positives", "Keep only the best positives of a query"
         message = (
             f"The negatives are easier than random documents (mean similarity {mean:.3f} against {found.random:.3f}): "
-            f"{margin!r} compares with the lowest-scored of several positives. Keep only the best positives of a "
-            f"query, or use {spelled('mine', 'near_positive')} or a ring, such as Ring(0.01, 0.1), instead of it."
+            f"{margin!r} {why}. {fix}, or use {spelled('mine', 'near_positive')} or a ring, such as Ring(0.01, 0.1), "
+            "instead of it."
         )
         warn_once(f"alignment: {message}", message)
 

@@ -1,10 +1,11 @@
 """What an encoder is and what it encodes, by content: the names of the embeddings that are kept.
 
 - A model: the bytes of its files; of one from a hub, its parameters, tokenizer, structure, prompts and settings.
-- A function: the source of its module or file and of every module of the user's that this one imports, the files and
-  saved models that these name in plain strings, arguments bound to it, the parameters of modules and arrays that it
-  reads from its globals, and what it declares: ``function.cache_key`` (anything with a steady repr, or a function that
-  gives it) and ``function.cache_files`` (paths).
+- A function: what the user declares (``--cache-key``, ``function.cache_key``, which is anything with a steady repr or a
+  function that gives it, or ``function.cache_files``, paths), and the source of its file and of every module of the
+  user's that this one imports. Its weights can be anywhere (a dict, an object, a default argument, the environment), so
+  a function for which nothing is declared has no key, and nothing that it gives is reused. The same holds for a model
+  with modules of the user's own.
 - An item: its text or, where the text is the path of a file, the name and the bytes of that file.
 
 Installed packages are not looked into: declare their version where it matters.
@@ -22,10 +23,8 @@ import sysconfig
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from types import CodeType
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -33,7 +32,7 @@ from hardneg.io.functions import module_of
 from hardneg.io.sealed import digest_of
 
 _installed = tuple(os.path.realpath(path) for path in (*sysconfig.get_paths().values(), str(Path(__file__).parents[1])))
-_model_files = ("modules.json", "config.json")  # of a folder that holds a saved model
+_of_hub = "transformers_modules."  # the code that comes with a model of a hub
 _settings = ("prompts", "default_prompt_name", "truncate_dim", "max_seq_length")  # its repr need not have them
 
 
@@ -45,39 +44,48 @@ def digest_of_path(path: Path) -> str:
     return _hashed(*((file.relative_to(path).as_posix(), digest_of(file)) for file in files))
 
 
-def key_of_model(path: str, model: Any) -> str:
-    """What changes when the vectors of a sentence-transformers model do; ``path`` is empty for one made in memory."""
+def key_of_model(path: str, model: Any, declared: str | None = None) -> str | None:
+    """A key that changes when the vectors of a sentence-transformers model do; None if that cannot be known.
+
+    Args:
+        path: The folder or name of the model; empty for one made in memory.
+        model: The model itself.
+        declared: The key that the user gives it, needed for a model with modules of the user's own.
+    """
+    own = {type(part).__module__ for part in model.modules() if _file_of(type(part).__module__) is not None}
+    if declared is None and any(not module.startswith(_of_hub) for module in own):
+        return None
+    sources = [(module, source.digest) for module, source in sorted(_sources([*own]).items())]
     if path and Path(path).exists():
-        return _hashed("files", digest_of_path(Path(path)))
+        return _hashed("files", digest_of_path(Path(path)), sources, declared)
     tokenizer: Any = getattr(model, "tokenizer", None)
     backend: Any = getattr(tokenizer, "backend_tokenizer", tokenizer)
     words = backend.to_str() if hasattr(backend, "to_str") else repr(tokenizer)
     settings = [getattr(model, name, None) for name in _settings]
-    return _hashed(_state(model), repr(model), words, *settings)
+    return _hashed(_state(model), repr(model), words, *settings, sources, declared)
 
 
-def key_of_function(text: str, function: Any) -> str:
-    """What changes when the function that ``load_function`` finds does, as far as that can be seen or is declared."""
-    found: list[Any] = [text]
-    bound: list[Any] = []
-    declared = function
-    while isinstance(function, functools.partial):
-        bound += [*function.args, *function.keywords.values()]
-        found.append((len(function.args), sorted(function.keywords)))
-        function = function.func
-    written = getattr(function, "__module__", None) or type(function).__module__
-    sources = _sources([module_of(text), written])
-    found += [(module, source.digest) for module, source in sorted(sources.items())]
-    bound += [getattr(function, "__self__", None), *_globals_of(function)]
-    found += [value for value in (_value(one) for one in bound) if value is not None]
-    if callable(getattr(function, "state_dict", None)):
-        found.append(_state(function))
-    found += [(path.name, digest_of_path(path)) for path in _named_files(sources, bound)]
-    for one in (declared, function):
-        key = getattr(one, "cache_key", None)
-        found.append(repr(key() if callable(key) else key))
-        found += [digest_of_path(Path(path)) for path in getattr(one, "cache_files", ())]
-    return _hashed(*found)
+def key_of_function(text: str, function: Any, declared: str | None = None) -> str | None:
+    """A key that changes when what is declared of a function or its source does; None if nothing is declared.
+
+    Args:
+        text: Its name, as ``load_function`` takes it; empty for one made in memory.
+        function: The function itself, or any other callable.
+        declared: The key that the user gives it.
+    """
+    inner = function
+    while isinstance(inner, functools.partial):
+        inner = inner.func
+    keys = [getattr(one, "cache_key", None) for one in (function, inner)]
+    files = [path for one in (function, inner) for path in getattr(one, "cache_files", ())]
+    if declared is None and not files and keys == [None, None]:
+        return None
+    name = text or getattr(inner, "__qualname__", type(inner).__qualname__)
+    written = getattr(inner, "__module__", None) or type(inner).__module__
+    sources = _sources([*([module_of(text)] if text else []), written])
+    values = [repr(key() if callable(key) else key) for key in keys]
+    digests = [digest_of_path(Path(path)) for path in files]
+    return _hashed(name, declared, values, digests, [(each, found.digest) for each, found in sorted(sources.items())])
 
 
 def keys_of_items(texts: list[str]) -> list[Any]:
@@ -110,46 +118,11 @@ def _bytes(value: Tensor) -> Any:
     return value.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data if value.numel() else b""
 
 
-def _value(one: Any) -> Any:
-    """A value that a function depends on, by its content; None for what has no steady content."""
-    if isinstance(one, torch.nn.Module):
-        return _state(one)
-    if isinstance(one, Tensor):
-        return str(one.dtype), tuple(one.shape), hashlib.sha256(_bytes(one)).hexdigest()
-    if isinstance(one, np.ndarray) and not one.dtype.hasobject:
-        return str(one.dtype), one.shape, hashlib.sha256(np.ascontiguousarray(one).data).hexdigest()
-    return repr(one) if isinstance(one, (str, bytes, int, float)) else None
-
-
-def _globals_of(function: Any, seen: set[int] | None = None) -> Iterator[Any]:
-    """The values that the code of a function, and of functions of the user's that it calls, names among its globals
-    and finds in its closure."""
-    seen = set() if seen is None else seen
-    code = getattr(function, "__code__", None)
-    if code is None or id(code) in seen or _file_of(function.__module__ or "") is None:
-        return
-    seen.add(id(code))
-    known = function.__globals__
-    for value in [*(known[name] for name in sorted(_names(code)) if name in known), *_closure(function)]:
-        yield value
-        yield from _globals_of(value, seen)
-
-
-def _closure(function: Any) -> list[Any]:
-    names = zip(function.__code__.co_freevars, function.__closure__ or (), strict=True)
-    return [cell.cell_contents for name, cell in names if name != function.__name__]
-
-
-def _names(code: CodeType) -> set[str]:
-    inner = [_names(const) for const in code.co_consts if isinstance(const, CodeType)]
-    return set(code.co_names).union(*inner)
-
-
 @dataclass(frozen=True)
 class _Source:
     path: Path
     digest: str
-    nodes: list[ast.AST]
+    imports: list[ast.Import | ast.ImportFrom]
 
 
 def _sources(modules: list[str]) -> dict[str, _Source]:
@@ -184,37 +157,19 @@ def _file_of(module: str) -> Path | None:
 
 def _imports(module: str, source: _Source) -> Iterator[str]:
     package = module if source.path.name == "__init__.py" else module.rpartition(".")[0]
-    for node in source.nodes:
+    for node in source.imports:
         if isinstance(node, ast.Import):
             yield from (one.name for one in node.names)
-        elif isinstance(node, ast.ImportFrom):
+        else:
             above = package.split(".")[: len(package.split(".")) - node.level + 1] if node.level else []
             base = ".".join([*(part for part in above if part), *([node.module] if node.module else [])])
             yield base
             yield from (f"{base}.{one.name}" for one in node.names)
 
 
-def _nodes(source: bytes) -> list[ast.AST]:
-    """The imports and constants of a module."""
+def _nodes(source: bytes) -> list[ast.Import | ast.ImportFrom]:
+    """The imports of a module."""
     try:
-        found = ast.walk(ast.parse(source))
-        return [node for node in found if isinstance(node, (ast.Import, ast.ImportFrom, ast.Constant))]
+        return [node for node in ast.walk(ast.parse(source)) if isinstance(node, ast.Import | ast.ImportFrom)]
     except (SyntaxError, ValueError, RecursionError):  # it is not what Python has imported
         return []
-
-
-def _named_files(sources: dict[str, _Source], bound: list[Any]) -> list[Path]:
-    """Files, and folders of saved models, whose paths occur in the sources or among the bound arguments."""
-    texts = {(Path(), one) for one in bound if isinstance(one, str)}
-    for source in sources.values():
-        constants = {node.value for node in source.nodes if isinstance(node, ast.Constant)}
-        texts |= {(place, one) for one in constants if isinstance(one, str) for place in (Path(), source.path.parent)}
-    found = {place / text for place, text in texts if 0 < len(text) < 1024 and "\0" not in text and "\n" not in text}
-    return sorted({path.resolve() for path in found if _is_weights(path)})
-
-
-def _is_weights(path: Path) -> bool:
-    try:
-        return path.is_file() or (path.is_dir() and any((path / name).is_file() for name in _model_files))
-    except OSError:  # a text that is no path
-        return False

@@ -24,7 +24,9 @@ def as_list(value: Any, name: str, row: int) -> list[Any]:
     values = [int_if_whole(one) for one in (value if isinstance(value, (list, tuple)) else [value])]
     for one in values:
         if isinstance(one, bool) or not isinstance(one, (str, int)):
-            raise ArgumentError("mine", "positives that are ids or texts", f"{one!r} in column {name!r}, row {row}")
+            got = f"{one!r} in column {name!r}, row {row}"
+            fix = "write the id or text of a document, or leave the row out"
+            raise ArgumentError("mine", "positives that are ids or texts", got, fix)
         _check_unicode(one, name, row, "mine")
     return values
 

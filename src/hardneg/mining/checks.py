@@ -22,6 +22,7 @@ from hardneg.core.tensors import check_device, is_zero
 from hardneg.core.types import Keys
 from hardneg.io.functions import load_function
 from hardneg.io.outputs import check_output
+from hardneg.mining.cache_key import key_of_function
 from hardneg.mining.fusion import check_quotas, named_source
 from hardneg.mining.imports import load_imports
 from hardneg.mining.options import MineOptions, given_inputs, inputs, manifest_of
@@ -141,7 +142,8 @@ def retriever_names(options: MineOptions) -> tuple[str, ...]:
 def check_reads(options: MineOptions, negatives: Negatives) -> None:
     """Raises for what the expression needs and the options do not give, and for second opinions that are not read."""
     veto = options.cross_encoder is not None and options.cross_encoder_use == "veto"
-    has = {"labels": options.columns.label is not None, "clusters": False, "guide": options.guide is not None or veto}
+    labels = options.columns.label is not None and options.positive_label is None  # else of pairs
+    has = {"labels": labels, "clusters": False, "guide": options.guide is not None or veto}
     fixes = {
         "labels": f"give {spelled('mine', 'label_column')}, a column of both tables",
         "clusters": "use labels and OtherLabel(), or hn.mine with Keys(clusters=...)",
@@ -181,6 +183,16 @@ def _check_models(options: MineOptions) -> None:
     for _, path in map(split_name, options.runs):
         if not Path(path).is_file():
             raise NoFile("mine", "a TREC run file that exists", path)
+
+
+def check_parts(options: MineOptions) -> None:
+    """Raises for a function whose results the parts of a job could not share."""
+    if options.part is None and not options.merge:
+        return
+    for name in (options.encoder, options.rescore):
+        if name is not None and key_of_function(name, load_function(name, "mine"), options.cache_key) is None:
+            fix = f"give {spelled('mine', 'cache_key')}, the same to each"
+            raise ArgumentError("mine", f"a key for {name}, by which parts share its results", "none", fix)
 
 
 def check_options(options: MineOptions) -> None:

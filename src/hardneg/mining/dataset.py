@@ -13,7 +13,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from rich.console import Console
 from rich.text import Text
 from torch import Tensor
 
@@ -22,14 +21,17 @@ from hardneg.core.tensors import unit
 from hardneg.core.text import counted
 from hardneg.core.types import Keys
 from hardneg.io.functions import loading_model
-from hardneg.mining.cache_key import key_of_model
-from hardneg.mining.encode import Encode, Encoder, embed, vectors_of
+from hardneg.io.pair_labels import LABELS, SCORES, label_column, split_by_label
+from hardneg.io.terminal import Terminal
+from hardneg.mining.cache_key import key_of_function, key_of_model
+from hardneg.mining.encode import Encode, Encoder, embed, vectors_of, warn_not_reused
 from hardneg.mining.engine import mine
 from hardneg.mining.engines.ranks import Ranks
+from hardneg.mining.explain import no_negatives
 from hardneg.mining.options import TEMPERATURE
-from hardneg.mining.output import Layout, Result, columns_of
+from hardneg.mining.output import Layout, Result, columns_of, has_rows, with_judged_negatives
 from hardneg.mining.pair_scores import PairScorer, pair_scorer
-from hardneg.mining.problem import Problem, Side, build_problem, texts_of
+from hardneg.mining.problem import Documents, Problem, Side, build_problem, check_no_label_ignored, texts_of
 from hardneg.mining.search import Search
 from hardneg.mining.st_names import translate
 from hardneg.negatives import Negatives, parse
@@ -67,6 +69,9 @@ def mine_dataset(
     corpus: Sequence[str] | None = None,
     anchor_column_name: str | None = None,
     positive_column_name: str | None = None,
+    label_column_name: str | None = None,
+    positive_label: Any = None,
+    judged_negatives: bool = False,
     temperature: float = TEMPERATURE,
     near_positive: float | None = None,
     near_negative: float | None = None,
@@ -81,6 +86,7 @@ def mine_dataset(
     corpus_prompt_name: str | None = None,
     batch_size: int = 32,
     cache_folder: str | None = None,
+    cache_key: str | None = None,
     verbose: bool = True,
     **named: Any,
 ) -> Any:
@@ -90,9 +96,14 @@ def mine_dataset(
         ``by="guide"``. cross_encoder: a CrossEncoder, its path, or a function of (query, document) pairs; it rescores
         the nearest candidates, and its scores replace the similarities.
     corpus: further documents; the positives always belong to it. Equal texts are one query or one document.
+    positive_label: label of the rows that are positives, such as 1, in ``label_column_name`` (else a column of a usual
+        name). The documents of the others are in the corpus, and with ``judged_negatives`` they are the first negatives
+        of their query. Without it, a column that may hold such labels is an error.
     negatives, k, draw: as in ``mine``; or instead of them range_min, range_max, max_score, min_score, absolute_margin,
         relative_margin, num_negatives and sampling_strategy of sentence-transformers. Both together raise.
     cache_folder: where embeddings are kept, by content.
+    cache_key: a version for a function as model, without which its embeddings are not kept: change it whenever the
+        function gives other vectors.
 
     Without options these are the 3 nearest that are no positive, as there. Two things differ: a document that is the
     text of the query itself is never its negative, and a query is short only if the corpus is.
@@ -101,12 +112,15 @@ def mine_dataset(
         raise ArgumentError("mine", "a model for the texts of a data set", "model=None", "pass model=...")
     dataset = as_dataset(dataset, "mine")
     names = _columns(dataset, anchor_column_name, positive_column_name)
-    problem = _problem(dataset, names, corpus)
+    given = _documents(dataset, names, label_column_name, positive_label)
+    problem = _problem(dataset, names, corpus, given)
+    if judged_negatives and not problem.judged_negatives:
+        raise ArgumentError("mine", "pairs of another label for judged_negatives", "none", "give positive_label=...")
     sides = texts_of(problem.queries, "mine"), texts_of(problem.corpus, "mine")
-    texts = Texts(sides, batch_size, cache_folder)
+    texts = Texts(sides, batch_size, cache_folder, cache_key)
     rule = translate(named, negatives, k, draw, max(map(len, problem.positives)))
     expression = parse(rule.negatives) if isinstance(rule.negatives, str) else rule.negatives
-    console, number = Console(quiet=not verbose), counted(len(problem.own), "query", "queries")
+    console, number = Terminal(quiet=not verbose), counted(len(problem.own), "query", "queries")
     console.print(Text(f"mining {counted(rule.k, 'negative')} of {number}: {expression!r}, draw {rule.draw!r}"))
     vectors = texts.embedded(model, (query_prompt, query_prompt_name), (corpus_prompt, corpus_prompt_name))
     rescore = None if cross_encoder is None else PairScorer(pair_scorer(cross_encoder, batch_size), *sides)
@@ -125,12 +139,18 @@ def mine_dataset(
         rescore=rescore,
         guide=None if guide is None else texts.embedded(guide),
     )
+    arrays = (mined.rows.numpy(), mined.scores.numpy(), _positive_scores(problem, vectors, rescore))
+    result = Result(problem, *arrays, mined.found_by.numpy(), mined.retrievers)
+    if judged_negatives:
+        result = with_judged_negatives(result, lambda query, row: _pair_scores(vectors, rescore, query, row))
+        mined.explanation.short_after(torch.from_numpy(result.rows))
     if mined.explanation.short:
         short = f"{mined.explanation.short:,} of {number} have fewer than {rule.k} negatives"
         console.print(Text(f"{short}: {mined.explanation.reason()}"))
-    arrays = (mined.rows.numpy(), mined.scores.numpy(), _positive_scores(problem, vectors, rescore))
-    result = Result(problem, *arrays, mined.found_by.numpy(), mined.retrievers)
-    table = columns_of(result, Layout(output_format, *names, scores=output_scores))
+    layout = Layout(output_format, *names, scores=output_scores)
+    if not has_rows(result, layout):
+        raise no_negatives(mined.explanation, output_format)
+    table = columns_of(result, layout)
     return optional("datasets", "mine(dataset, ...)", extra="text").Dataset.from_dict(table)
 
 
@@ -145,7 +165,23 @@ def _columns(dataset: Any, anchor: str | None, positive: str | None) -> tuple[st
     return anchor or known[0], positive or known[1]
 
 
-def _problem(dataset: Any, names: tuple[str, str], corpus: Sequence[str] | None) -> Problem:
+def _documents(dataset: Any, names: tuple[str, str], column: str | None, label: Any) -> Documents | None:
+    """The documents of each row by its label; None where no label is wanted and none is there."""
+    if label is None and column is not None:
+        raise argument_error("mine", "positive_label for the column of labels", "label_column_name", column)
+    if label is None:
+        known = [name for name in dataset.column_names if name in (*LABELS, *SCORES, names[1])]
+        fix = "or mine a data set without the column: dataset.remove_columns(...)"
+        check_no_label_ignored("mine", {name: list(dataset[name]) for name in known}, names, names[1], fix)
+        return None
+    name = label_column(dataset.column_names, column, "mine", "label_column_name")
+    rows = [[one] for one in dataset[names[1]]]
+    return Documents(*split_by_label(rows, list(dataset[name]), label, "mine", "positive_label"))
+
+
+def _problem(
+    dataset: Any, names: tuple[str, str], corpus: Sequence[str] | None, given: Documents | None = None
+) -> Problem:
     """Queries, documents and positives; documents in the order of sentence-transformers."""
     anchors, positives = (list(dataset[name]) for name in names)
     for name, column in zip(names, (anchors, positives), strict=True):
@@ -156,13 +192,14 @@ def _problem(dataset: Any, names: tuple[str, str], corpus: Sequence[str] | None)
                 fix = f"leave such rows out: dataset.filter(lambda row: (row[{name!r}] or '').strip())"
             got = f"{name}={value!r} in row {wrong[0]} ({counted(len(wrong), 'such row')} in all)"
             raise ArgumentError("mine", "texts in every row", got, fix)
-    others = list(corpus or ())
+    others = [] if corpus is None else list(corpus)
     odd = [one for one in others if not isinstance(one, str)]
     if odd or isinstance(corpus, str):
         raise argument_error("mine", "a list of texts as corpus", "corpus", odd[:1] or corpus)
     documents = list(dict.fromkeys([*others, *positives]))
     first, second = (Side(list(range(len(texts))), texts, named=False) for texts in (anchors, documents))
-    return build_problem(first, second, [[one] for one in positives])
+    own = [[one] for one in positives] if given is None else given.positives
+    return build_problem(first, second, own, irrelevant=None if given is None else given.irrelevant)
 
 
 Prompt = tuple[str | None, str | None]
@@ -176,6 +213,7 @@ class Texts:
     sides: tuple[list[str], list[str]]
     batch_size: int
     cache: str | None
+    cache_key: str | None
 
     def embedded(self, model: Any, *prompts: Prompt) -> tuple[Tensor, Tensor]:
         """Vectors of unit length of the queries and of the documents, each with its prompt."""
@@ -190,11 +228,12 @@ class Texts:
         encode = _encode(model, side, prompt, self.batch_size)
         if self.cache is None:
             return unit(torch.from_numpy(vectors_of(encode, self.sides[side])))
-        if not hasattr(model, "state_dict"):
-            fix = "keep its vectors yourself"
-            raise ArgumentError("mine", "a SentenceTransformer for cache_folder", "a function", fix)
-        key = f"{key_of_model('', model)} {side} {prompt!r}"
-        return unit(embed(self.sides[side], Encoder(key, encode), Path(self.cache), Ranks()))
+        key_of: Any = key_of_model if hasattr(model, "encode") and hasattr(model, "state_dict") else key_of_function
+        key = key_of("", model, self.cache_key)
+        if key is None:
+            warn_not_reused(f"what {getattr(model, '__qualname__', type(model).__qualname__)} gives")
+        encoder = Encoder(key and f"{key} {side} {prompt!r}", encode)
+        return unit(embed(self.sides[side], encoder, Path(self.cache), Ranks()))
 
 
 def _encode(model: Any, side: int, prompt: Prompt, size: int) -> Encode:
@@ -221,6 +260,8 @@ def _positive_scores(problem: Problem, vectors: tuple[Tensor, Tensor], rescore: 
     count = torch.tensor([len(rows) for rows in problem.positives])
     query = torch.repeat_interleave(torch.arange(len(count)), count)
     rows = torch.tensor([row for own in problem.positives for row in own])
-    if rescore is not None:
-        return rescore(query, rows).numpy()
-    return (vectors[0][query] * vectors[1][rows]).sum(-1).numpy()
+    return _pair_scores(vectors, rescore, query, rows).numpy()
+
+
+def _pair_scores(vectors: tuple[Tensor, Tensor], rescore: PairScorer | None, query: Tensor, rows: Tensor) -> Tensor:
+    return rescore(query, rows) if rescore is not None else (vectors[0][query] * vectors[1][rows]).sum(-1)

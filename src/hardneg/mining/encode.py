@@ -10,8 +10,11 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import re
+import shutil
 import time
 import uuid
+import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -22,7 +25,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from hardneg.core.errors import ArgumentError, Damaged, optional
+from hardneg.core.errors import ArgumentError, Damaged, MiningWarning, optional, spelled, warn_once
 from hardneg.io.arrays import Array, read_npy
 from hardneg.io.files import check_free, read_json, run_again, write_atomically, write_json
 from hardneg.io.functions import in_any_folder, load_function, loading_model
@@ -36,16 +39,21 @@ Piece = tuple[Path, list[str]]
 _piece, _sample = 4096, 64  # texts: of a piece at most, and of the first
 _seconds = 15.0  # of a piece, so that one of longer texts than the first still takes less than 30
 _in_memory = 1 << 30
+_single = re.compile(r"(run-[0-9a-f]{16})-[0-9a-f]{32}")
+"""Keys of one run, and the folder of its vectors."""
 
 
 @dataclass(frozen=True)
 class Encoder:
-    """A function from texts to vectors and a key that changes when the function does.
+    """A function from texts to vectors.
 
-    ``load`` makes it again in another process.
+    Attributes:
+        key: Changes when the function does; None if that cannot be known, so that its vectors are not reused.
+        encode: The function.
+        load: Makes the encoder again in another process.
     """
 
-    key: str
+    key: str | None
     encode: Encode
     load: Callable[[], Encoder] | None = None
 
@@ -65,9 +73,34 @@ def _loaded(load: Callable[[], Encoder]) -> Encoder:
     return _of_this_process[name]
 
 
-def encoder_of_function(text: str) -> Encoder:
+def encoder_of_function(text: str, cache_key: str | None = None) -> Encoder:
     function = load_function(text, "mine")
-    return Encoder(key_of_function(text, function), function, partial(encoder_of_function, in_any_folder(text)))
+    load = partial(encoder_of_function, in_any_folder(text), cache_key)
+    return Encoder(key_of_function(text, function, cache_key), function, load)
+
+
+def key_of_run(out: str | Path, cache: Path, engine: Engine) -> str:
+    """A key for one run of a job, whose vectors no later run reuses; those of the run before are deleted.
+
+    They stay until then, since an audit of the output reads them by the key in its manifest.
+    """
+    place = f"run-{_digest(str(Path(out).resolve()))[:16]}"
+    if engine.first:
+        shutil.rmtree(cache / place, ignore_errors=True)
+    return engine.agree(f"{place}-{uuid.uuid4().hex}")
+
+
+def _folder_of(key: str, cache: Path) -> Path:
+    """The folder of the vectors of a key: those of one run lie in a folder of their own."""
+    found = _single.fullmatch(key)  # in full: a key can come from the manifest of a stranger
+    return cache.absolute() / found[1] if found else cache.absolute()
+
+
+def warn_not_reused(what: str) -> None:
+    """Notes that results of a function are computed in every run."""
+    fix = f"give {spelled('mine', 'cache_key')} to keep its results, and change it whenever the results change"
+    note = f"{what} is computed anew in every run, because nothing tells whether it is the same as before: {fix}."
+    warnings.warn(MiningWarning(note, "not cached"), stacklevel=3)
 
 
 def encoders_of_model(
@@ -78,6 +111,7 @@ def encoders_of_model(
     revision: str | None = None,
     dtype: str | None = None,
     prompts: tuple[str | None, str | None] = (None, None),
+    cache_key: str | None = None,
 ) -> tuple[Encoder, Encoder]:
     """How a sentence-transformers model encodes queries and documents, with its own prompts for each or those given."""
     SentenceTransformer = optional("sentence_transformers", "--model", extra="text").SentenceTransformer  # noqa: N806
@@ -85,20 +119,29 @@ def encoders_of_model(
         model = SentenceTransformer(path, device=device, revision=revision)
     if dtype is not None:
         model = model.to(getattr(torch, dtype))
-    key = key_of_model(path, model) + (f" {dtype}" if dtype else "")
-
-    how = {"revision": revision, "dtype": dtype, "prompts": prompts}
+    key = key_of_model(path, model, cache_key)
+    how = {"revision": revision, "dtype": dtype, "prompts": prompts, "cache_key": cache_key}
     place = str(Path(path).absolute()) if Path(path).exists() else path
 
     def encoder(which: int, side: str) -> Encoder:
-        encode, prompt = getattr(model, f"encode_{side}", model.encode), prompts[which]
+        encode, prompt = getattr(model, f"encode_{side}", model.encode), _prompt_of(model, prompts[which])
         more = {} if prompt is None else {"prompt": prompt}
         options = {"batch_size": batch_size, "show_progress_bar": False, "convert_to_numpy": True, **more}
-        name = f"{key} {side}" + (f" {prompt!r}" if more else "")
+        name = key and f"{key}{f' {dtype}' if dtype else ''} {side}" + (f" {prompt!r}" if more else "")
         again = partial(_encoder_of_model, which, place, batch_size, device, **how)
         return Encoder(name, lambda texts: encode(texts, **options), again)
 
     return encoder(0, "query"), encoder(1, "document")
+
+
+def _prompt_of(model: Any, given: str | None) -> str | None:
+    """The prompt of the model that has this name, or the text that was given."""
+    known = getattr(model, "prompts", None) or {}
+    if given is not None and given not in known and known and given.isidentifier():
+        names = ", ".join(known)
+        text = f"The model has no prompt {given!r}, so that this text is put before each text. Its prompts are {names}."
+        warn_once(f"unknown prompt: {given}", text)
+    return given if given is None else known.get(given, given)
 
 
 def _encoder_of_model(which: int, *given: Any, **options: Any) -> Encoder:
@@ -112,12 +155,22 @@ def embed(
     engine: Engine,
     progress: Callable[[int], None] = lambda done: None,
 ) -> Tensor:
-    """Embeddings of the texts from the cache, encoding what is not there, wherever the engine does it."""
-    cache = cache.absolute()  # for processes that run elsewhere
+    """Embeddings of the texts from the cache, encoding what is not there, wherever the engine does it.
+
+    Those of an encoder without a key are kept in memory only.
+    """
+    if encoder.key is None:
+        progress(0)
+        parts = [vectors_of(encoder.encode, list(texts[low : low + _piece])) for low in range(0, len(texts), _piece)]
+        progress(len(texts))
+        return torch.from_numpy(np.concatenate(parts))
+    cache = _folder_of(encoder.key, cache)  # absolute, for processes that run elsewhere
     cache.mkdir(parents=True, exist_ok=True)
-    pieces = _pieces(texts, encoder.key, cache, *_piece_sizes(texts, encoder, cache))
+    pieces = _pieces(texts, encoder.key, cache, *_piece_sizes(texts, encoder, encoder.key, cache))
     _check_disk(pieces, encoder)
-    engine.map(Work(partial(_encode_piece, encoder), pieces, _is_encoded, lambda piece: progress(len(piece[1]))))
+    work = partial(_encode_piece, encoder)
+    name = lambda piece: f"the embeddings {piece[0].name}"  # noqa: E731
+    engine.map(Work(work, pieces, _is_encoded, lambda piece: progress(len(piece[1])), name))
     whole = _whole(pieces)
     if whole is not None:
         join = partial(_join_pieces, [path for path, _ in pieces])
@@ -150,12 +203,12 @@ def fits_in_memory(vectors: int) -> bool:
     return vectors < _in_memory
 
 
-def _piece_sizes(texts: Sequence[str], encoder: Encoder, cache: Path) -> tuple[int, int]:
+def _piece_sizes(texts: Sequence[str], encoder: Encoder, key: str, cache: Path) -> tuple[int, int]:
     """Texts of the first piece and of the others: measured by the first, and kept, since a rerun needs the same."""
-    path = _size_file(texts, encoder.key, cache)
+    path = _size_file(texts, key, cache)
     if not path.exists():
         size = min(_sample, _piece)
-        first = _pieces(texts, encoder.key, cache, size, size)[0]
+        first = _pieces(texts, key, cache, size, size)[0]
         encoder.encode(first[1][:1])  # loads what it loads at its first call
         begin = time.perf_counter()
         _encode_piece(encoder, first)
@@ -227,6 +280,7 @@ def _vectors(pieces: list[Piece]) -> Tensor:
 
 def cached(texts: Sequence[str], key: str, cache: Path) -> Tensor | None:
     """Embeddings that an encoder of this key has left in the cache; None unless all are there and undamaged."""
+    cache = _folder_of(key, cache)
     size = _size_file(texts, key, cache)
     if not size.exists():
         return None

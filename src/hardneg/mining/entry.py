@@ -61,6 +61,9 @@ def mine(queries: Any, *given: Any, **options: Any) -> Any:
     """
     if is_dataset(queries):
         return mine_dataset(queries, *given, **options)
+    if queries is None:
+        fix = "check what was loaded: pass the vectors of the queries, or the data set with model=..."
+        raise ArgumentError("mine", "vectors of queries or a data set", "None", fix)
     if isinstance(queries, str | Path):
         fix = "read it first, such as by datasets.load_dataset, or use `hardneg mine` for files"
         raise ArgumentError("mine", "vectors or a data set", repr(str(queries)), fix)

@@ -133,7 +133,10 @@ def _random_rows(number: int, dim: int) -> Tensor:
 def _sample(problem: Problem) -> Problem:
     some = slice(0, min(_queries, len(problem.queries)))
     queries = problem.queries.only(list(range(some.stop)))
-    return replace(problem, queries=queries, positives=problem.positives[some], own=problem.own[some])
+    judged = problem.judged_negatives[some]
+    return replace(
+        problem, queries=queries, positives=problem.positives[some], own=problem.own[some], judged_negatives=judged
+    )
 
 
 def _peak(miner: Miner, queries: int) -> int | None:

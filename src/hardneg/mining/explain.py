@@ -10,7 +10,7 @@ from typing import Annotated, Any
 import torch
 from torch import Tensor
 
-from hardneg.core.errors import ArgumentError
+from hardneg.core.errors import ArgumentError, spelled, written
 from hardneg.negatives import Negatives
 
 TOO_FEW = "too few candidates"
@@ -54,6 +54,10 @@ class Explanation:
         reasons = (TOO_FEW, *self.steps)
         self._explain(Counter(reasons[place] for place in first.tolist()))
 
+    def short_after(self, rows: Annotated[Tensor, "q k"]) -> None:
+        """Counts again which queries are short, of lists that were filled with documents judged irrelevant."""
+        self.short, self.empty = int((rows < 0).any(1).sum()), int((rows < 0).all(1).sum())
+
     def _explain(self, why: Mapping[str, int]) -> None:
         self.why = dict(Counter(self.why) + Counter(why))
 
@@ -85,3 +89,23 @@ class NoNegatives(ArgumentError):
     """No query has enough negatives to be written; ``explanation`` counts what each factor removed."""
 
     explanation: Explanation
+
+
+def no_negatives(explanation: Explanation, format: str, candidates: int | None = None) -> NoNegatives:
+    """What was there on average, what took it away, and what to change.
+
+    candidates: of each retriever, where the lists of retrievers are what was chosen from.
+    """
+    looked_at = f"{explanation.looked_at / max(explanation.queries, 1):,.1f}".removesuffix(".0")
+    cause = explanation.cause()
+    few = "which are too few" if cause == TOO_FEW else f"of which {cause} leaves too few"
+    got = f"none of {explanation.queries:,} queries with enough: a query has {looked_at} candidates, {few}"
+    fix = f"use a smaller {spelled('mine', 'k')} or an easier rule"
+    if not explanation.looked_at:
+        fix = f"give more documents with {spelled('mine', 'corpus')}"
+    elif candidates is not None:
+        given = written("mine", "candidates", candidates)
+        fix = f"{fix}, or raise {given}, the best of each retriever; BM25 gives only those that share a word"
+    error = NoNegatives("mine", f"negatives to write as {format}", got, fix)
+    error.explanation = explanation
+    return error

@@ -20,16 +20,24 @@ from hardneg.io.outputs import same_file
 from hardneg.io.tables import Table, aligned, column_of_vectors, holds_vectors, read_table, read_vectors
 from hardneg.mining.cells import checked_ids
 from hardneg.mining.checks import check_directions, quotas_of, rule_of
-from hardneg.mining.encode import Encoder, cached, embed, encoder_of_function, encoders_of_model
+from hardneg.mining.encode import (
+    Encoder,
+    cached,
+    embed,
+    encoder_of_function,
+    encoders_of_model,
+    key_of_run,
+    warn_not_reused,
+)
 from hardneg.mining.engine import Miner
 from hardneg.mining.engines.base import Engine
 from hardneg.mining.engines.ranks import device_of_rank
-from hardneg.mining.judgements import numbered_both, read_judgements
+from hardneg.mining.judgements import numbered_both, read_grades
 from hardneg.mining.lexical import Lexical
 from hardneg.mining.meeting import Rescore
 from hardneg.mining.options import MineOptions
 from hardneg.mining.pair_scores import PairScorer, pair_scorer
-from hardneg.mining.problem import Problem, Side, build_problem, positive_column, side_of_table, texts_of
+from hardneg.mining.problem import Problem, Side, build_problem, documents_of_table, side_of_table, texts_of
 from hardneg.mining.runs import Run, read_run, split_name
 from hardneg.mining.search import Retriever, Search
 
@@ -53,15 +61,33 @@ def load_problem(options: MineOptions) -> Problem:
     same = _are_the_same(options)
     corpus = _corpus(options, queries, same)
     needed = options.judgements is None
-    positives = None if table is None else positive_column(table, options.columns.positive, needed)
+    given = None if table is None else documents_of_table(table, options.columns, needed, options.positive_label)
     if table is None and needed:
         fix = f"give {spelled('mine', 'judgements')}, a table of both ids"
         raise ArgumentError("mine", "judgements (query id, document id) with embeddings only", "none", fix)
-    judged = [] if options.judgements is None else read_judgements(options.judgements)
+    grades = [] if options.judgements is None else read_grades(options.judgements)
+    judged = [(query, document) for grade, query, document in grades if grade > 0]
+    irrelevant = [(query, document) for grade, query, document in grades if grade <= 0]
     drop = options.missing_positives == "drop"
     if table is None and corpus is not None and corpus.texts is None:
         same = same or (queries.own_ids and corpus.own_ids)
-    return build_problem(queries, corpus, positives, judged, same=same, drop_missing=drop)
+    problem = build_problem(
+        queries,
+        corpus,
+        None if given is None else given.positives,
+        judged,
+        irrelevant=None if given is None else given.irrelevant,
+        judged_irrelevant=irrelevant if options.judged_negatives else (),
+        same=same,
+        drop_missing=drop,
+    )
+    if given is not None:
+        problem.counts["pairs_without_label"] = given.unlabelled
+    if options.judged_negatives and not problem.judged_negatives:
+        fix = f"give {spelled('mine', 'positive_label')}, or {spelled('mine', 'judgements')} with grades of 0"
+        what = f"documents judged irrelevant to a query for {spelled('mine', 'judged_negatives')}"
+        raise ArgumentError("mine", what, "none", fix)
+    return problem
 
 
 def _corpus(options: MineOptions, queries: Side, same: bool) -> Side | None:
@@ -110,7 +136,8 @@ def _side(table: Table | None, path: str, vectors_path: str | None, options: Min
             return Side(range(len(vectors)), None, vectors)
         return Side(checked_ids(ids, "ids", kind, "mine"), None, vectors, own_ids=True)
     text, identity = (columns.query, columns.query_id) if kind == "queries" else (columns.corpus, columns.corpus_id)
-    side = side_of_table(table, text, identity, columns.label, kind)
+    label = columns.label if options.positive_label is None else None  # else of pairs
+    side = side_of_table(table, text, identity, label, kind)
     if vectors_path is not None:
         vectors, ids = read_vectors(vectors_path, options.embedding_column)
         side.vectors = aligned(vectors, ids, side.ids, kind, vectors_path, skipped=_empty(side))
@@ -151,20 +178,24 @@ def embeddings(
     """Vectors of the queries and of the corpus, given or encoded, and those of the guide.
 
     ``known``: keys of encoders by which vectors are in the cache, so that no encoder is loaded.
+    Vectors of an encoder without a key are encoded again in each run, and kept for its own processes only.
     """
     sides = (problem.queries, problem.corpus)
     if options.search == "bm25":  # nothing is compared by vectors; one number stands for each
         return Embedded((torch.ones(len(sides[0]), 1), torch.ones(len(sides[1]), 1)))
     cache = Path(options.cache) if options.cache else Path(f"{options.out}.embeddings")
     keys = dict(known or {})
+    key_of_this_run = once(partial(key_of_run, options.out, cache, engine))
 
     def encoded(number: int, name: str, load: Callable[[], tuple[Encoder, Encoder]], who: str) -> Tensor:
         texts = texts_of(sides[number], who)
         if name in keys and (vectors := cached(texts, keys[name], cache)) is not None:
             return vectors
         encoder = load()[number]
-        keys[name] = encoder.key
-        return embed(texts, encoder, cache, engine, progress(f"encoding {name}", len(texts)))
+        if encoder.key is None and not known:
+            warn_not_reused(f"what {options.encoder or options.model} gives for the {name}")
+        keys[name] = keys.get(name) or encoder.key or key_of_this_run()
+        return embed(texts, replace(encoder, key=keys[name]), cache, engine, progress(f"encoding {name}", len(texts)))
 
     found, load = [], once(partial(load_encoders, options))
     for number, (side, name) in enumerate(zip(sides, ("queries", "corpus"), strict=True)):
@@ -189,9 +220,10 @@ def load_encoders(options: MineOptions) -> tuple[Encoder, Encoder]:
             revision=options.revision,
             dtype=options.dtype,
             prompts=(options.query_prompt, options.corpus_prompt),
+            cache_key=options.cache_key,
         )
     if options.encoder is not None:
-        encoder = encoder_of_function(options.encoder)
+        encoder = encoder_of_function(options.encoder, options.cache_key)
         return encoder, encoder
     fix = "if the tables have a column of embeddings, name it with --embedding-column"
     raise ArgumentError("mine", "embeddings, a --model or an --encoder for the texts", "none", fix)
@@ -199,7 +231,8 @@ def load_encoders(options: MineOptions) -> tuple[Encoder, Encoder]:
 
 def load_guide(options: MineOptions) -> tuple[Encoder, Encoder]:
     assert options.guide is not None
-    return encoders_of_model(options.guide, options.batch_size, options.device or device_of_rank())
+    device = options.device or device_of_rank()
+    return encoders_of_model(options.guide, options.batch_size, device, cache_key=options.cache_key)
 
 
 def make_miner(options: MineOptions, problem: Problem, embedded: Embedded) -> Miner:

@@ -27,19 +27,19 @@ from hardneg.io.provenance import environment
 from hardneg.mining.alignment import warn_of_alignment, warn_of_easy_negatives
 from hardneg.mining.beir import from_beir
 from hardneg.mining.cache_key import digest_of_path
-from hardneg.mining.checks import check_options, expression_of, is_listed, retriever_names
+from hardneg.mining.checks import check_options, check_parts, expression_of, is_listed, retriever_names
 from hardneg.mining.engine import Mined, Miner
 from hardneg.mining.engines import engine_of
 from hardneg.mining.engines.base import Engine, PartDone, Work
 from hardneg.mining.engines.local import Local
 from hardneg.mining.estimate import check_disk, check_disk_before
-from hardneg.mining.explain import TOO_FEW, Explanation, NoNegatives
+from hardneg.mining.explain import Explanation, no_negatives
 from hardneg.mining.fingerprint import check_unchanged, digest, fingerprint, stamps_of
 from hardneg.mining.imports import load_imports
 from hardneg.mining.inputs import Embedded, Progress, embeddings, load_problem, make_miner, quiet
 from hardneg.mining.manifest import describe_inputs, is_of, read_manifest
 from hardneg.mining.options import MineOptions, inputs, manifest_of
-from hardneg.mining.output import Layout, Result, has_rows, recover, write_output
+from hardneg.mining.output import Layout, Result, has_rows, recover, with_judged_negatives, write_output
 from hardneg.mining.pair_scores import with_teacher
 from hardneg.mining.pieces import Files
 from hardneg.mining.problem import Problem
@@ -72,6 +72,7 @@ def run(options: MineOptions, progress: Progress = quiet) -> Summary | None:
     check_options(options)
     check_work_folder(options.out)
     engine = engine_of(options)
+    check_parts(options)
     try:
         with _alone(options, engine):
             summary = _run(options, engine, progress)
@@ -109,7 +110,7 @@ def _run(options: MineOptions, engine: Engine, progress: Progress) -> Summary | 
         problem.alignment = miner.alignment()
         warn_of_alignment(problem.alignment)
     check_disk(miner, Path(options.out).absolute().parent)
-    wanted = fingerprint(options, stamps, embedded, miner)
+    wanted = fingerprint(options, stamps, embedded, miner, engine)
     store = Files(_work_folder(options, wanted, engine), digest(wanted))
     context = Context(_absolute(options), tuple(embedded.keys.items()), str(store.folder.absolute()), store.job)
     _here[context] = Stages(miner, store)
@@ -118,7 +119,8 @@ def _run(options: MineOptions, engine: Engine, progress: Progress) -> Summary | 
         done = progress(_names[stage.kind], stage.pieces)
         tasks = [(stage, piece) for piece in range(stage.pieces)]
         is_done = lambda task: store.has(task[0].name, task[1])  # noqa: E731
-        engine.map(Work(partial(compute, context), tasks, is_done, lambda task: done(1)))
+        name = lambda task: f"piece {task[1]} of {stage.pieces} of {_names[stage.kind]!r}"  # noqa: E731
+        engine.map(Work(partial(compute, context), tasks, is_done, lambda task: done(1), name))
 
     try:
         mined = miner.joined(chosen_pieces(miner, store, run_stage))
@@ -285,13 +287,18 @@ def _finish(
     sources: dict[str, Any],
 ) -> Summary:
     """Makes the output and its manifest in the work folder, then puts both in place."""
-    result, explanation = _result(problem, miner, mined), mined.explanation
+    result, explanation, device = _result(problem, miner, mined), mined.explanation, miner.meeting.device
     anchor = options.columns.query if options.columns.query and "+" not in options.columns.query else "anchor"
     layout = Layout(options.format, anchor, options.columns.positive or "positive", options.scores, options.ids)
+    if options.judged_negatives:
+        result = with_judged_negatives(
+            result, lambda query, row: miner.meeting.pair_scores(query.to(device), row.to(device))
+        )
+        explanation.short_after(torch.from_numpy(result.rows))
     result = with_teacher(result, miner.meeting)
     if not has_rows(result, layout):
         shutil.rmtree(work)  # its blocks are of no use to another rule or format
-        raise _no_negatives(options, explanation)
+        raise no_negatives(explanation, options.format, options.candidates if is_listed(options) else None)
     out = Path(options.out)
     staged = work / f"output{out.suffix.lower() if out.suffix.lower() in ('.parquet', '.jsonl') else ''}"
     if staged.is_dir():  # of a run that was killed here
@@ -321,23 +328,6 @@ def _finish(
     swap_in(staged, out)
     os.replace(work / "manifest.json", manifest_of(out))
     return Summary(counts, explanation, statistics, written, manifest_of(out), mined.recall)
-
-
-def _no_negatives(options: MineOptions, explanation: Explanation) -> NoNegatives:
-    """What was there on average, what took it away, and what to change."""
-    looked_at = f"{explanation.looked_at / max(explanation.queries, 1):,.1f}".removesuffix(".0")
-    cause = explanation.cause()
-    few = "which are too few" if cause == TOO_FEW else f"of which {cause} leaves too few"
-    got = f"none of {explanation.queries:,} queries with enough: a query has {looked_at} candidates, {few}"
-    fix = f"use a smaller {spelled('mine', 'k')} or an easier rule"
-    if not explanation.looked_at:
-        fix = f"give more documents with {spelled('mine', 'corpus')}"
-    elif is_listed(options):
-        given = written("mine", "candidates", options.candidates)
-        fix = f"{fix}, or raise {given}, the best of each retriever; BM25 gives only those that share a word"
-    error = NoNegatives("mine", f"negatives to write as {options.format}", got, fix)
-    error.explanation = explanation
-    return error
 
 
 def _statistics(result: Result, miner: Miner) -> dict[str, dict[str, float]]:

@@ -25,11 +25,6 @@ _documents = (
 _grades = ("score", "relevance", "rel", "grade", "judgement", "judgment", "label")
 
 
-def read_judgements(path: str, who: str = "mine") -> list[tuple[str, str]]:
-    """(query id, document id) of the pairs judged above 0, the best grade first; ids as text."""
-    return [(query, document) for grade, query, document in read_grades(path, who) if grade > 0]
-
-
 def read_grades(path: str, who: str = "mine") -> list[tuple[float, str, str]]:
     """(grade, query id, document id) of all judged pairs, the best grade first; ids as text.
 

@@ -25,22 +25,18 @@ def describe_inputs(options: MineOptions) -> dict[str, dict[str, Any]]:
             "bytes": path.stat().st_size if path.is_file() else None,
             "sha256": digest_of_path(path),
         }
-        for name, path in {**given_inputs(options), **_others(options)}.items()
+        for name, path in paths_read(options).items()
         if path.exists()
     }
 
 
-def _others(options: MineOptions) -> dict[str, Path]:
-    """Runs, imported files and second models in folders: recorded by their content, never read from a manifest."""
+def paths_read(options: MineOptions) -> dict[str, Path]:
+    """What a job reads, by name; runs, imported files and second models are never read from a manifest."""
     given = {f"run {name}": path for name, path in map(split_name, options.runs)}
     given |= {f"import {number}": path for number, path in enumerate(options.imports, 1)}
     models = {"guide": options.guide, "cross-encoder": options.cross_encoder}
     given |= {name: path for name, path in models.items() if path is not None and Path(path).exists()}
-    return {name: Path(path) for name, path in given.items()}
-
-
-def digests_of_others(options: MineOptions) -> dict[str, str]:
-    return {name: digest_of_path(path) for name, path in _others(options).items()}
+    return {**given_inputs(options), **{name: Path(path) for name, path in given.items()}}
 
 
 def read_manifest(path: Path, who: str) -> dict[str, Any]:

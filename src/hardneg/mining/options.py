@@ -36,7 +36,7 @@ class Columns:
     positive: str | None = option(None, "Positives of a query: ids or texts, one or a list.", INPUT)
     corpus: str | None = option(None, "Text of a document; 'title+text' joins.", INPUT)
     corpus_id: str | None = option(None, "Id of a document.", INPUT)
-    label: str | None = option(None, "Labels in both tables, for OtherLabel().", INPUT)
+    label: str | None = option(None, "Labels in both tables, for OtherLabel(); or of pairs.", INPUT)
 
 
 @dataclass(frozen=True)
@@ -47,16 +47,21 @@ class MineOptions:
     out: str = option(REQUIRED, ".parquet, .jsonl, or a folder for datasets.", None, "--out", "-o")
     corpus: str | None = option(None, "Documents; none: the positives.", INPUT)
     judgements: str | None = option(None, "Table of query id, document id, score (qrels).", INPUT)
+    positive_label: str | None = option(None, "Label of the pairs that are positives, such as 1.", INPUT)
+    judged_negatives: bool = option(
+        False, "Documents labelled or graded otherwise come first among the negatives.", RULE, "--judged-negatives"
+    )
     query_embeddings: str | None = option(None, ".npy .npz .safetensors .parquet", INPUT)
     corpus_embeddings: str | None = option(None, "The same, of the documents.", INPUT)
     embedding_column: str | None = option(None, "Column or array that holds embeddings.", INPUT)
     columns: Columns = field(default_factory=Columns, metadata=part("{}_column"))
     model: str | None = option(None, "sentence-transformers model.", INPUT)
     encoder: str | None = option(None, "module:function or file.py:function, from texts to vectors.", INPUT)
-    query_prompt: str | None = option(None, "Before each query, for --model; else that of the model.", INPUT)
-    corpus_prompt: str | None = option(None, "Before each document.", INPUT)
+    query_prompt: str | None = option(None, "Text before each query, or a name among the prompts of --model.", INPUT)
+    corpus_prompt: str | None = option(None, "The same of each document.", INPUT)
     revision: str | None = option(None, "Of the --model: a branch, tag or commit of the hub.", INPUT)
     dtype: str | None = option(None, "Of the --model: float32, float16 or bfloat16.", INPUT)
+    cache_key: str | None = option(None, "Version of your functions; needed to reuse their results.", RUN)
     batch_size: int = option(64, "Texts encoded at a time.", INPUT, low=1)
     negatives: str = option("BelowPositive(relative=0.05)", "Expression of the grammar.", RULE, "--negatives", "-n")
     k: int = option(5, "Negatives of a query.", RULE, "-k", low=1)

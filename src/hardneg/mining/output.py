@@ -16,14 +16,16 @@ from __future__ import annotations
 import json
 import os
 import shutil
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
 from hardneg.core.errors import FileError, check_among, optional
 from hardneg.io.files import disk_failure, run_again, write_atomically
@@ -49,6 +51,37 @@ class Result:
     found_by: NDArray[np.int64]  # [q, k], bits
     retrievers: tuple[str, ...]
     teacher: tuple[NDArray[Any], NDArray[Any]] | None = None  # scores of a cross-encoder: [q, k], [m]
+
+
+JUDGED = "judged"
+"""Among the retrievers: documents that are judged irrelevant to the query."""
+
+
+def with_judged_negatives(result: Result, score: Callable[[Tensor, Tensor], Tensor]) -> Result:
+    """The result with the documents judged irrelevant first, the most similar first, and then those that were mined.
+
+    score: of pairs (query [m], row [m]). Lists keep their length: what is judged replaces the last mined ones.
+    """
+    k, bit = result.rows.shape[1], 1 << len(result.retrievers)
+    rows, scores, found_by = result.rows.copy(), result.scores.copy(), result.found_by.copy()
+    for query, judged in enumerate(result.problem.judged_negatives):
+        if not judged:
+            continue
+        values = score(torch.full((len(judged),), query), torch.tensor(judged)).to(torch.float64).cpu().numpy()
+        order = np.argsort(-values, kind="stable")[:k]
+        own = np.array(judged)[order]
+        rest = np.flatnonzero((result.rows[query] >= 0) & ~np.isin(result.rows[query], judged))[: k - len(own)]
+        by = [result.found_by[query][result.rows[query] == row].sum() | bit for row in own]
+        for target, first, mined, empty in (
+            (rows, own, result.rows, -1),
+            (scores, values[order], result.scores, -np.inf),
+            (found_by, by, result.found_by, 0),
+        ):
+            target[query] = empty
+            target[query, : len(own)] = first
+            target[query, len(own) : len(own) + len(rest)] = mined[query, rest]
+    names = (*result.retrievers, JUDGED)
+    return replace(result, rows=rows, scores=scores, found_by=found_by, retrievers=names)
 
 
 @dataclass(frozen=True)

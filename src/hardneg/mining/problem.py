@@ -7,6 +7,7 @@
 - A document with the text of the query itself is never its negative.
 - Empty texts are left out; positives that point to them are not in the corpus, an error unless those are dropped.
 - A string where positives are meant is one positive, never a list of characters; one that writes out a list is refused.
+- Rows of another label than the one wanted are no positives; their documents are in the corpus, judged irrelevant.
 - Positives are ids or texts of the corpus; where some of the texts are not there, they are added to it.
 - Queries that are left without a positive are left out.
 """
@@ -22,9 +23,11 @@ import torch
 from torch import Tensor
 
 from hardneg.core.errors import ArgumentError, spelled, warn_once, written
+from hardneg.io.pair_labels import ignored_label, label_column, split_by_label
 from hardneg.io.tables import Table
 from hardneg.mining.alignment import Alignment
 from hardneg.mining.cells import RowNumbers, as_list, checked_ids, checked_texts, key_of, of_one_kind, row_in
+from hardneg.mining.options import Columns
 
 _query_ids = ("id", "_id", "query_id", "query-id", "qid", "queryid")
 _query_texts = ("query", "anchor", "question", "text", "sentence1", "image")
@@ -75,6 +78,7 @@ class Problem:
     positives: list[list[int]]
     own: list[int]
     counts: dict[str, int] = field(default_factory=dict)
+    judged_negatives: list[list[int]] = field(default_factory=list)  # of each query, or of none
     alignment: Alignment | None = None  # of the positives, once there are vectors
 
 
@@ -97,8 +101,45 @@ def side_of_table(
     )
 
 
-def positive_column(table: Table, given: str | None, needed: bool) -> list[list[Any]] | None:
-    """The positives of each row as lists; a single value is one positive."""
+@dataclass(frozen=True)
+class Documents:
+    """Of each row of the queries its positives, the documents judged irrelevant, and how many pairs have no label."""
+
+    positives: list[list[Any]]
+    irrelevant: list[list[Any]]
+    unlabelled: int = 0
+
+
+def documents_of_table(table: Table, columns: Columns, needed: bool, label: Any = None) -> Documents | None:
+    """The documents of each row as lists; a single value is one. Those of another label than this are no positives."""
+    name = positive_name(table, columns.positive, needed)
+    if name is None:
+        return None
+    rows = [as_list(value, name, row) for row, value in enumerate(table[name])]
+    if label is None:
+        used = (name, columns.label, columns.query_id, *(columns.query or "").split("+"))
+        check_no_label_ignored("mine", table, used, name)
+        return Documents(rows, [[] for _ in rows])
+    option = spelled("mine", "positive_label")
+    column = label_column(table, columns.label, "mine", spelled("mine", "label_column"))
+    return Documents(*split_by_label(rows, table[column], label, "mine", option))
+
+
+def check_no_label_ignored(
+    who: str, table: Mapping[str, Sequence[Any]], used: Sequence[str | None], positives: str, otherwise: str = ""
+) -> None:
+    """Raises where a column that nothing reads may say that some pairs are no positives."""
+    ignored = ignored_label(table, used, positives)
+    if ignored is not None:
+        some = list(dict.fromkeys(str(value) for value in table[ignored]))[:4]
+        otherwise = otherwise or f"or {spelled(who, 'label_column')} if it is a class, or leave the column out"
+        fix = f"give {spelled(who, 'positive_label')}, the label of the positives, {otherwise}"
+        got = f"a column {ignored!r} ({', '.join(some)}), which is not read"
+        raise ArgumentError(who, "to know which pairs are positives", got, fix)
+
+
+def positive_name(table: Table, given: str | None, needed: bool) -> str | None:
+    """The column of positives: as named, or the first of a usual name."""
     name = given or next((name for name in _positives if name in table), None)
     if name is None or name not in table:
         if given or needed:
@@ -106,7 +147,7 @@ def positive_column(table: Table, given: str | None, needed: bool) -> list[list[
             what = f"a column of positives ({given or ', '.join(_positives)})"
             raise ArgumentError("mine", what, str(sorted(table)), fix)
         return None
-    return [as_list(value, name, row) for row, value in enumerate(table[name])]
+    return name
 
 
 def build_problem(
@@ -115,34 +156,48 @@ def build_problem(
     positives: Sequence[list[Any]] | None,
     judged: Sequence[tuple[Any, Any]] = (),
     *,
+    irrelevant: Sequence[list[Any]] | None = None,
+    judged_irrelevant: Sequence[tuple[Any, Any]] = (),
     same: bool = False,
     drop_missing: bool = False,
 ) -> Problem:
     """Puts queries, corpus and positives together.
 
     positives: ids of documents or their texts, for each row of the queries; judged: (query id, document id) pairs.
-    Without a corpus the positives' texts are the corpus. ``same``: the queries are the corpus, row by row.
+    irrelevant, judged_irrelevant: the same of documents that are judged irrelevant, which are verified negatives.
+    Without a corpus the texts of the rows are the corpus. ``same``: the queries are the corpus, row by row.
     drop_missing: whether a positive that is nowhere in the corpus is left out and counted, or an error.
     """
     counts: dict[str, int] = {}
     given = [list(each) for each in positives] if positives is not None else [[] for _ in queries.ids]
+    others = [list(each) for each in irrelevant] if irrelevant is not None else [[] for _ in given]
+    both = [own + more for own, more in zip(given, others, strict=True)]
     if corpus is None:
         if positives is None:
             raise ArgumentError("mine", "a corpus, or a column of positives to be the corpus", "neither")
-        corpus = _positives_as_corpus(given)
+        corpus = _positives_as_corpus(both)
     documents, row_of = _documents(corpus, counts)
     row_of_positive = row_of
-    if not same and any(given):
-        documents, row_of_positive = _positives_by(given, documents, row_of, corpus, counts)
-    if judged and not (queries.named and corpus.named):
+    if not same and any(both):
+        documents, row_of_positive = _positives_by(both, documents, row_of, corpus, counts)
+    if (judged or judged_irrelevant) and not (queries.named and corpus.named):
         without = "the queries without" if not queries.named else "the corpus without"
         fix = f"name it with {spelled('mine', 'corpus_id_column' if queries.named else 'query_id_column')}"
         raise ArgumentError("mine", "ids of queries and corpus for judged pairs", f"{without} a column of ids", fix)
     groups, first = _group_queries(queries, counts)
     rows: list[list[int]] = [[] for _ in first]
+    false: list[list[int]] = [[] for _ in first]
     missing, unknown = [], []
-    place_of = {key_of(identity): place for place, identity in enumerate(queries.ids)} if judged else {}
+    by_id = judged or judged_irrelevant
+    place_of = {key_of(identity): place for place, identity in enumerate(queries.ids)} if by_id else {}
     names = queries.ids if queries.named else range(len(queries))
+    for place, one, known in chain(
+        ((place, one, row_of_positive) for place, own in enumerate(others) for one in own),
+        ((row_in(place_of, query), one, row_of) for query, one in judged_irrelevant),
+    ):
+        row = row_in(known, one)
+        if row >= 0 and place >= 0 and groups[place] >= 0:
+            false[groups[place]].append(row)
     for place, query, one, known in chain(
         ((place, names[place], one, row_of_positive) for place, own in enumerate(given) for one in own),
         ((row_in(place_of, query), query, one, row_of) for query, one in judged),
@@ -159,7 +214,7 @@ def build_problem(
     if missing and not drop_missing:
         raise _missing(missing, corpus)
     counts["positives_not_in_corpus"] = len(missing)
-    return _finished(queries, documents, rows, first, row_of if same else None, counts)
+    return _finished(queries, documents, (rows, false), first, row_of if same else None, counts)
 
 
 def _missing(missing: list[tuple[Any, Any]], corpus: Side) -> ArgumentError:
@@ -204,9 +259,16 @@ def _warn_of_unknown(unknown: list[Any], judged: int) -> None:
 
 
 def _finished(
-    queries: Side, documents: Side, rows: list[list[int]], first: list[int], same: Mapping[str, int] | None, counts: Any
+    queries: Side,
+    documents: Side,
+    judged: tuple[list[list[int]], list[list[int]]],
+    first: list[int],
+    same: Mapping[str, int] | None,
+    counts: Any,
 ) -> Problem:
+    rows, false = judged
     counts["queries_of_the_same_text"] = _share_positives(queries, first, rows)
+    _share_positives(queries, first, false)
     kept = [group for group, own in enumerate(rows) if own]
     counts["queries_without_positive"] = len(first) - len(kept)
     if not kept:
@@ -220,7 +282,13 @@ def _finished(
         where = {text: row for row, text in enumerate(documents.texts)}
         own = [where.get(text, -1) for text in kept_queries.texts]
     counts.update(queries=len(kept), corpus=len(documents), queries_that_are_documents=sum(row >= 0 for row in own))
-    return Problem(kept_queries, documents, [list(dict.fromkeys(rows[group])) for group in kept], own, counts)
+    positives = [list(dict.fromkeys(rows[group])) for group in kept]
+    verified = [
+        [row for row in dict.fromkeys(false[group]) if row != itself and row not in rows[group]]
+        for group, itself in zip(kept, own, strict=True)
+    ]
+    counts["judged_negatives"] = sum(map(len, verified))
+    return Problem(kept_queries, documents, positives, own, counts, verified if any(verified) else [])
 
 
 def _share_positives(queries: Side, first: list[int], rows: list[list[int]]) -> int:

@@ -10,7 +10,8 @@ import torch
 from markupsafe import Markup
 from torch.nn.functional import normalize
 
-from hardneg.io.embeddings import Features, Labels, load_embeddings
+from hardneg.core.errors import warn_once
+from hardneg.io.embeddings import Features, Labels, load_evaluated
 from hardneg.pages.charts.histogram import Shares, histogram_chart
 from hardneg.reporting.story import ArmRuns, Story, known
 from hardneg.training.evaluation.pairs import above_diagonal
@@ -92,11 +93,15 @@ def separation_of(arm: ArmRuns) -> float | None:
 
 
 def _of_file(file: Path) -> float | None:
-    try:
-        _, _, features, labels = load_embeddings(file)
-    except (OSError, ValueError):
+    """None without a file or labels; without those of a damaged file the mean is of other seeds, so that it warns."""
+    if not file.is_file():
         return None
-    return separation(features, labels)
+    try:
+        features, labels = load_evaluated(file)
+    except (OSError, ValueError) as error:
+        warn_once(f"damaged embeddings: {file}", f"How well classes are apart leaves out a run: {error}")
+        return None
+    return None if labels is None else separation(features, labels)
 
 
 def separation(x: Features, y: Labels) -> float | None:

@@ -35,6 +35,7 @@ TRAINED = {
     "encoder": {"name": TEXT, "class": TEXT, "parameters": WHOLE, "initial_weights": TEXT},
     "views": TEXT,
     "weight_decay": NUMBER,
+    "normalisation": {"mean": [NUMBER], "std": [NUMBER]},
     "data": {"*": _split},
     "earlier_data": [{"*": _split}],
 }

@@ -16,12 +16,18 @@ from typing import Any, NamedTuple
 
 from hardneg.core.errors import optional, warn_once
 
+WHERE = "WANDB_PROJECT"
 Figures = dict[str, float]
 
 
 class Board(NamedTuple):
     show: Callable[[Figures, int], None]  # the figures of a step
     close: Callable[[], None]
+
+
+def check_boards() -> None:
+    """Raise for a board that is wanted and not installed, before hours of training rather than at the first record."""
+    _wandb()
 
 
 def show_on_boards(path: Path, step: int, figures: dict[str, Any]) -> None:
@@ -68,14 +74,17 @@ def _writer() -> Any:
 
 def wandb(path: Path, step: int) -> Board | None:
     """A run of W&B under the name of the directory; a resumed one continues it."""
-    project = os.environ.get("WANDB_PROJECT")
-    if not project:
+    if (library := _wandb()) is None:
         return None
-    library = optional("wandb", "WANDB_PROJECT", extra="wandb")
     own = hashlib.blake2b(str(path.resolve()).encode(), digest_size=8).hexdigest()
     name = f"{path.parent.name}/{path.name}" if path.parent.name else path.name
-    run = library.init(project=project, name=name, id=own, dir=str(path), resume="allow")
+    run = library.init(project=os.environ[WHERE], name=name, id=own, dir=str(path), resume="allow")
     return Board(lambda figures, step: run.log(figures, step=step), run.finish)
+
+
+def _wandb() -> Any:
+    """The library if WANDB_PROJECT is set."""
+    return optional("wandb", f"{WHERE}, which is set,", extra="wandb") if os.environ.get(WHERE) else None
 
 
 BOARDS: list[Callable[[Path, int], Board | None]] = [tensorboard, wandb]

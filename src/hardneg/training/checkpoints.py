@@ -19,8 +19,10 @@ from hardneg.io.sealed import check_seal, sealing
 NEWEST, PREVIOUS, BEST = "checkpoint.pt", "checkpoint.previous.pt", "checkpoint.best.pt"
 PARTS = {
     "of", "step", "epoch", "epoch_seconds", "method", "optimizer", "harvested", "refreshed", "planned_from", "plan",
-    "rng",
+    "rng", "records",
 }  # fmt: skip
+RECORDS = "records"
+"""The number of lines of metrics.jsonl, in a checkpoint and in result.json."""
 FIX = "put back a copy of it, or delete it to train from the beginning"
 
 

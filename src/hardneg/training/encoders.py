@@ -24,7 +24,8 @@ from torch.nn.functional import relu
 
 from hardneg.batching.refresh import device_of, eval_mode
 from hardneg.core.errors import ArgumentError, UnknownName, argument_error
-from hardneg.training.outside import OUTSIDE, is_outside, outside_backbone
+from hardneg.training.normalisation import Normalise
+from hardneg.training.outside import OUTSIDE, is_outside, outside_backbone, refusals_of_outside
 
 Images = Annotated[Tensor, "b c h w"]
 Features = Annotated[Tensor, "b d"]
@@ -52,8 +53,10 @@ class Encoder(nn.Module):
         self.backbone = backbone
         self.feature_dim = feature_dim
         self.head = nn.Identity() if head is None else head
+        self.normalise: Normalise | None = None  # of an encoder that takes images in [0, 1], as ``load_encoder`` gives
 
     def features(self, images: Images) -> Features:
+        images = images if self.normalise is None else self.normalise(images)
         features: Tensor = self.backbone(images)
         if features.ndim != 2 or features.shape[1] != self.feature_dim:
             got = tuple(features.shape)
@@ -167,8 +170,11 @@ class Represent:
 def check_embeds(encoder: nn.Module, rows: Any, prepare: Callable[[Any], Any], noun: str = "image") -> None:
     """Raises unless ``embed`` would get a vector for each row; tries two of them, before anything is trained."""
     some = rows[:2]
+    names = [str(part.name) for part in encoder.modules() if isinstance(part, Encoder)]
     with torch.no_grad(), eval_mode(encoder):
-        found = features_of(encoder)(prepare(some.to(device_of(encoder))))
+        inputs = prepare(some.to(device_of(encoder)))
+        with refusals_of_outside(names, inputs):
+            found = features_of(encoder)(inputs)
     if not isinstance(found, Tensor) or found.ndim != 2 or len(found) != len(some):
         got = f"{tuple(found.shape)}" if isinstance(found, Tensor) else type(found).__name__
         raise ArgumentError(

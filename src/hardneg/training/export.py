@@ -19,7 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from hardneg.core.errors import ArgumentError, FileError, NoFile, optional
-from hardneg.io.files import write_atomically
+from hardneg.io.files import write_atomically, write_json
 from hardneg.io.functions import names_a_file
 from hardneg.training.checkpoints import read_state
 from hardneg.training.data.inputs import TwoTowers
@@ -27,6 +27,7 @@ from hardneg.training.data.items import Items
 from hardneg.training.data.kinds import kind_of
 from hardneg.training.encoders import ResNetBackbone
 from hardneg.training.evaluation.texts import TextEncoder, of_function, sentence_transformer
+from hardneg.training.normalisation import Normalise, Scale
 from hardneg.training.options import RECIPES, CMCOptions, InfoGraphOptions, QuickThoughtsOptions, TrainOptions
 from hardneg.training.runs import Run
 from hardneg.training.text_encoders import Pretrained
@@ -36,10 +37,14 @@ PREFIXES = ("encoder.", "encoder.encoder.")
 """Where the encoder is in the state of a method; MoCo v3 has a predictor behind it."""
 
 
-def load_encoder(run: str | Path, weights: str = "last", *, run_code: bool = False) -> nn.Module:
+def load_encoder(
+    run: str | Path, weights: str = "last", *, run_code: bool = False, normalise: bool = True
+) -> nn.Module:
     """The trained encoder of a run, in evaluation mode on the CPU; ``.features(inputs)`` are what was evaluated.
 
-    One of texts also has ``.encode(texts)``, which gives the features of a list of strings.
+    One of texts also has ``.encode(texts)``, which gives the features of a list of strings. One of images takes them
+    as uint8 or with values in [0, 1], and normalises them as in training; with ``normalise=False`` it takes what the
+    views of training give. A run with views of its own, of which mean and std are not known, needs that.
 
     ``weights="best"`` are those that the monitor found best. An encoder or data from a Python file that the run names
     are run again only with ``run_code=True``, and so are model folders that may hold code (``may_run_code``).
@@ -56,9 +61,25 @@ def load_encoder(run: str | Path, weights: str = "last", *, run_code: bool = Fal
         raise ArgumentError("load_encoder", "an encoder that runs no code", got, fix)
     state = _state(disk, weights)
     record = (config.get("trained") or {}).get("data", {}).get("train", {})
+    scale = scale_in(config, "load_encoder") if normalise else None
     encoder = _rebuilt(kind_of(options.data, may_run=run_code), record, options)
     _load(encoder, state, disk.path)
+    if scale is not None:
+        of_images: Any = encoder.first if isinstance(encoder, TwoTowers) else encoder
+        of_images.normalise = Normalise(**scale)
     return encoder.eval()
+
+
+def scale_in(config: dict[str, Any], who: str) -> Scale | None:
+    """The mean and std of the images that a run was trained on, or None if it was trained on something else."""
+    trained = config.get("trained") or {}
+    if scale := trained.get("normalisation"):
+        return dict(scale)
+    if "shape" not in trained.get("data", {}).get("train", {}):  # which is recorded of images
+        return None
+    got = f"a run with the views {str(trained.get('views'))[:80]}, of which mean and std are not known"
+    fix = "pass normalise=False (--no-normalise) and prepare the images as in training"
+    raise ArgumentError(who, "to know how images were normalised", got, fix)
 
 
 def may_run_code(encoder: str) -> bool:
@@ -97,14 +118,22 @@ def options_of(run: Run) -> TrainOptions:
 
 
 def export(run: str | Path, format: str, out: str | Path | None = None, weights: str = "last", *,
-           run_code: bool = False) -> Path:  # fmt: skip
-    """Writes the encoder of a run in this format, by default into the run directory; returns where."""
+           run_code: bool = False, normalise: bool = True) -> Path:  # fmt: skip
+    """Writes the encoder of a run in this format, by default into the run directory; returns where.
+
+    An encoder of images takes values (x - mean) / std of x in [0, 1]: mean and std are in the metadata of safetensors,
+    and beside the other formats in a file of the same name with ``.json`` behind it. If they are not known, the export
+    raises unless ``normalise`` is False.
+    """
     if format not in FORMATS:
         raise ArgumentError("export", f"a format among {', '.join(FORMATS)}", repr(format))
     name, write = FORMATS[format]
-    encoder = load_encoder(run, weights, run_code=run_code)
+    scale = scale_in(Run(Path(run)).whole_config(), "export") if normalise else None
+    encoder = load_encoder(run, weights, run_code=run_code, normalise=False)
     path = Path(run) / name if out is None else Path(out)
     write(encoder, path, Run(Path(run)))
+    if scale is not None and format != "safetensors":  # which has metadata
+        write_json(Path(f"{path}.json"), {"input": "(x - mean) / std of images x in [0, 1]", **scale})
     return path
 
 
@@ -112,9 +141,10 @@ def how_to_load(run: str | Path, format: str, path: Path) -> str:
     """The lines of Python that read an export."""
     if format == "sentence-transformers":
         return f"model = SentenceTransformer({str(path)!r})"
+    scale = (Run(Path(run)).whole_config().get("trained") or {}).get("normalisation")
     if format == "safetensors":
-        return f"weights = safetensors.torch.load_file({str(path)!r})"
-    encoder = load_encoder(run)
+        return "\n".join([f"weights = safetensors.torch.load_file({str(path)!r})", *_scaled(scale)])
+    encoder = load_encoder(run, normalise=False)
     name = re.sub(r"^\w+:|-imagenet$", "", str(getattr(encoder, "name", "resnet18")))
     made = f"timm.create_model({name!r}, num_classes=0)" if format == "timm" else f"torchvision.models.{name}()"
     lines = [f"model = {made}"]
@@ -124,7 +154,16 @@ def how_to_load(run: str | Path, format: str, path: Path) -> str:
         lines += [f"model.conv1 = torch.nn.Conv2d({channels}, 64, 3, 1, 1, bias=False)"]
         lines += ["model.maxpool = torch.nn.Identity()"]
     lines += ["model.fc = torch.nn.Identity()"] * (format == "torchvision")
-    return "\n".join([*lines, f"model.load_state_dict(torch.load({str(path)!r}), strict=True)"])
+    return "\n".join([*lines, f"model.load_state_dict(torch.load({str(path)!r}), strict=True)", *_scaled(scale)])
+
+
+def _scaled(scale: Scale | None) -> list[str]:
+    """The lines that normalise the inputs of an exported encoder of images."""
+    if not scale:
+        return []
+    mean, std = ([round(value, 6) for value in scale[name]] for name in ("mean", "std"))
+    inputs = "(images - torch.tensor(mean)[:, None, None]) / torch.tensor(std)[:, None, None]"
+    return [f"mean, std = {mean}, {std}", f"inputs = {inputs}  # of images in [0, 1]"]
 
 
 def resnet_names(backbone: ResNetBackbone) -> dict[str, Tensor]:
@@ -169,6 +208,8 @@ def _write_safetensors(encoder: nn.Module, path: Path, run: Run) -> None:
     library = optional("safetensors.torch", "safetensors", extra="text")
     config = run.whole_config()
     about = {"recipe": config["recipe"], "options": json.dumps(config["options"]), "format": "pt"}
+    if scale := (config.get("trained") or {}).get("normalisation"):
+        about["normalisation"] = json.dumps(scale)
     content = library.save({name: value.contiguous() for name, value in encoder.state_dict().items()}, metadata=about)
     write_atomically(path, lambda file: file.write(content))
 

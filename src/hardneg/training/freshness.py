@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -48,6 +49,20 @@ class Freshness:
         first = self.refreshed is None and step == max(1, self.spec.warmup) * len(self.sampler) < self.total
         if first or (epoch >= self.spec.warmup and self.is_due(step, epoch)):
             self._plan_anew(step)
+
+    def known(self, step: int) -> Tensor:
+        """The harvested vectors; an item without one has that of a random other, as whose neighbour it can be drawn.
+
+        Such items are those that a dropped last batch would have held. With vectors of 0 no planner would find them.
+        """
+        missing = ~self.harvested.any(1)
+        if not missing.any() or missing.all():
+            return self.harvested
+        here, there = (torch.nonzero(rows)[:, 0] for rows in (~missing, missing))
+        drawn = np.random.default_rng([self.refresh.seed, 4, step]).integers(len(here), size=len(there))
+        vectors = self.harvested.clone()
+        vectors[there] = vectors[here[torch.from_numpy(drawn).to(here.device)]]
+        return vectors
 
     def is_due(self, step: int, epoch: int) -> bool:
         """Shortly before the segment of the plan that begins nearest to ``refresh`` steps after the last one.

@@ -57,6 +57,9 @@ from hardneg.training.trained import data_record, encoder_record
 if TYPE_CHECKING:
     from accelerate import Accelerator
 
+SEEN_AFTER, SEEN_SHARE = 3, 0.95
+"""After so many epochs fewer items seen are warned of; of uniform batches the dropped last one differs each time."""
+
 
 def train(
     recipe: str,
@@ -140,12 +143,13 @@ class Loop:
         self.fresh = Freshness(self.sampler, spec, self.total, self._vectors, options.seed)
         self.adaptive = self._adaptive()
         self.epoch_loss = torch.zeros((), device=accelerator.device)
+        self.seen = torch.zeros(len(data), dtype=torch.bool)  # which items were ever in a batch
         self.step, self.epoch, self.saved = 0, 0, 0
         self.epoch_seconds: list[float] = []
         self.begun_seconds = 0.0  # of an epoch that was saved in its middle
         self._restore()
         if accelerator.is_main_process:
-            run.record_trained(encoder, data.described(), data.decay(options), seen)
+            run.record_trained(encoder, data.described(), data.decay(options), seen, self.data.scale())
         check_agreed(accelerator, self.step)
 
     def _prepare(self) -> Updates:
@@ -192,6 +196,10 @@ class Loop:
         if self.step == 0:
             self.fresh.before_training()
         silent, batch_size = quiet or not self.accelerator.is_main_process, self.options.batch_size
+        if not silent and (chosen := self.method.chosen()):
+            print(
+                f"From the {len(self.data):,} {self.data.noun}s: {', '.join(f'{k} {n:,}' for k, n in chosen.items())}."
+            )
         with progress_bar(silent, self.total, self.step, batch_size, noun=self.data.noun) as show:
             for epoch in range(self.epoch, self.options.epochs):
                 self.begun = time.perf_counter() - self.begun_seconds
@@ -201,6 +209,7 @@ class Loop:
                 if self.accelerator.device.type == "cuda":
                     torch.cuda.synchronize(self.accelerator.device)
                 self.epoch = epoch + 1
+                self._count_seen()
                 self.epoch_seconds.append(round(time.perf_counter() - self.begun, 4))
                 self.begun_seconds = 0.0
                 if self.epoch == 1 and self.accelerator.is_main_process:
@@ -208,6 +217,24 @@ class Loop:
                 self._look()
                 if self.epoch % self.options.save_every == 0 or self.epoch == self.options.epochs:
                     self._save()
+
+    def _count_seen(self) -> None:
+        """Marks the items of the epoch that has ended; its plan has the batches of all ranks."""
+        for batch in self.sampler.plan:
+            self.seen[torch.from_numpy(batch)] = True
+        if self.epoch == SEEN_AFTER and self.share_seen < SEEN_SHARE and self.accelerator.is_main_process:
+            noun = self.data.noun
+            warnings.warn(
+                f"Only {self.share_seen:.1%} of the {len(self.data)} {noun}s were in a batch in {SEEN_AFTER} epochs: "
+                f'the others are not trained on. Use coverage="once" in --batches, or a smaller --batch-size if the '
+                f"last, incomplete batch holds the same {noun}s in every epoch.",
+                HardnegWarning,
+                stacklevel=2,
+            )
+
+    @property
+    def share_seen(self) -> float:
+        return float(self.seen.double().mean())
 
     def _batches(self, epoch: int) -> Iterator[Tensor]:
         self.sampler.set_epoch(epoch)
@@ -253,7 +280,7 @@ class Loop:
     def _vectors(self) -> Tensor:
         """What the ranks plan from, the same on all of them."""
         if not self.spec.encode:
-            return self.fresh.harvested
+            return self.fresh.known(self.step)
         vectors = normalize(Represent(self.method.encoder).items(self.data), dim=-1)
         if self.accelerator.num_processes > 1:  # batch statistics that are not synchronised differ between ranks
             torch.distributed.broadcast(vectors, src=0)
@@ -291,7 +318,7 @@ class Loop:
     def evaluate(self, splits: Splits, views: Views | Augmentation | None = None) -> dict[str, Any]:
         """The figures of the trained encoder, and its embeddings beside them; the first rank's work."""
         records = [record for record in self.disk.metrics() if "loss" in record]
-        figures: dict[str, Any] = {}
+        figures: dict[str, Any] = {"share_seen": self.share_seen}
         if records:
             figures["final"] = final_of(records)
             figures["collapsed"] = self._warn_if_collapsed(figures["final"])
@@ -306,7 +333,7 @@ class Loop:
         return figures | found.figures
 
     def _warn_if_collapsed(self, final: dict[str, Any]) -> bool:
-        if collapsed := has_collapsed(final):
+        if collapsed := has_collapsed(final, self.method.collapsed_similarity):
             warnings.warn(
                 f"The run in {self.disk.path} has collapsed: its embeddings are almost one (two of them have a mean "
                 f"similarity of {final['uniform_hardness']:.3f}) and its loss of {final['loss']:.3f} is that of a "
@@ -331,6 +358,7 @@ class Loop:
                 "method": self.method.state_dict(),
                 "optimizer": self.optimizer.state_dict(),
                 **self.fresh.state(),
+                "seen": self.seen,
                 "plan": self.sampler.plan.state() if in_the_middle else None,
                 "epoch_loss": self.epoch_loss,
                 "begun_seconds": time.perf_counter() - self.begun if in_the_middle else 0.0,
@@ -343,13 +371,15 @@ class Loop:
     def _restore(self) -> None:
         state = self.disk.load(self.accelerator.device)
         if self.accelerator.is_main_process:
-            self.disk.forget_after(state["step"] if state else 0)
+            self.disk.forget_after(*(state["step"], state["records"]) if state else (0, 0))
         if state is None:
             return
         self.step, self.epoch, self.epoch_seconds = state["step"], state["epoch"], state["epoch_seconds"]
         self._load_method(state["method"])
         self.optimizer.load_state_dict(state["optimizer"])
         self.fresh.restore(state)
+        if len(state["seen"]) == len(self.seen):  # not of other data
+            self.seen = state["seen"].cpu()
         if state["plan"] is not None:
             self.sampler.resume(Plan.from_state(state["plan"]), self.step - self.epoch * len(self.sampler))
             self.epoch_loss, self.begun_seconds = state["epoch_loss"], state["begun_seconds"]

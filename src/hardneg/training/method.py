@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 from torch import Tensor, nn
 
@@ -13,6 +13,7 @@ from hardneg.core.diagnose import Diagnosis
 from hardneg.core.types import Keys
 from hardneg.training.data.inputs import Inputs
 from hardneg.training.data.items import Items, Mined
+from hardneg.training.records import COLLAPSED_SIMILARITY
 
 Encode = Callable[[Inputs], Tensor]
 
@@ -47,9 +48,16 @@ class Method(nn.Module, ABC):
     keys: Keys
     """Unit vectors of the last global batch."""
 
+    collapsed_similarity: ClassVar[float] = COLLAPSED_SIMILARITY
+    """The mean similarity of candidates from which a run may have collapsed."""
+
     def recorded_encoder(self) -> nn.Module:
         """The part of the encoder that a run records, so that methods can be compared by it."""
         return self.encoder
+
+    def chosen(self) -> dict[str, int]:
+        """What the recipe has worked out from the data for options that were not given; printed when a run begins."""
+        return {}
 
     def prepare(self, how: Callable[[nn.Module], Encode]) -> None:
         """Applies ``how`` to encoders beside the trained one, so that they are called as it is: compiled, in chunks."""

@@ -9,7 +9,8 @@ file.py:function   function(in_channels) gives a module of [b, c, h, w] -> [b, d
 from __future__ import annotations
 
 import importlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from functools import partial
 from typing import Annotated, Any
 
@@ -34,6 +35,28 @@ def outside_backbone(name: str, in_channels: int, size: int = 32) -> Backbone:
         return _of_function(name, in_channels, size)
     kind, _, rest = name.partition(":")
     return _sources[kind](rest, in_channels)
+
+
+@contextmanager
+def refusals_of_outside(names: Sequence[str], inputs: Any) -> Iterator[None]:
+    """Makes one error of what a model of a library raises about images, such as a vision transformer about their size.
+
+    Args:
+        names: Names of the encoders inside. The errors of a user's own function pass, with their line.
+        inputs: The images, or the images with their texts.
+    """
+    try:
+        yield
+    except (AssertionError, ValueError, RuntimeError) as error:
+        name = next((one for one in names if is_outside(one) and not names_a_file(one)), None)
+        images = getattr(inputs, "first", inputs)
+        if name is None or not isinstance(images, Tensor) or isinstance(error, torch.OutOfMemoryError):
+            raise
+        height, width = images.shape[-2:]
+        reason = " ".join(str(error).split()) or type(error).__name__
+        fix = "use a model for images of this size, or data that are made larger: --data folder:PATH@224"
+        what = f"a model for images of {height} x {width} pixels"
+        raise ArgumentError(WHO, what, f"{name} ({reason})", fix) from error
 
 
 def _library(module: str, name: str) -> Any:

@@ -12,12 +12,15 @@ run/
   result.json      written last: its presence says that the run is finished
   events.out...    the records for TensorBoard, if it is installed
 
-Each file carries its checksum, which is verified when it is read; one without is read as it is.
+Each file carries its checksum, which is verified when it is read. The lines of metrics.jsonl are numbered, and
+result.json and the checkpoint hold how many there are.
 """
 
 from __future__ import annotations
 
 import json
+import os
+import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -26,14 +29,14 @@ from typing import Any, NamedTuple
 
 import torch
 
-from hardneg.core.errors import Damaged, FileError
+from hardneg.core.errors import Damaged, FileError, HardnegWarning
 from hardneg.core.text import printable
 from hardneg.io.files import disk_failure, locked, read_json, write_atomically, write_json
 from hardneg.io.provenance import environment
 from hardneg.training.boards import leave_boards, show_on_boards
-from hardneg.training.checkpoints import Checkpoints
+from hardneg.training.checkpoints import RECORDS, Checkpoints
 from hardneg.training.evaluation.measures import MEASURES
-from hardneg.training.records import line_of, read_records
+from hardneg.training.records import count_lines, line_of, read_records, text_of
 from hardneg.training.trained import check_same_data, check_same_encoder, is_record
 
 CONFIG_FIX = "put back a copy of it, or use another --out"
@@ -189,10 +192,18 @@ class Run:
         if trained := self.whole_config().get("trained"):
             check_same_encoder(trained["encoder"], now)
 
-    def record_trained(self, encoder: dict[str, Any], views: str, weight_decay: float, data: dict[str, Any]) -> None:
+    def record_trained(
+        self,
+        encoder: dict[str, Any],
+        views: str,
+        weight_decay: float,
+        data: dict[str, Any],
+        scale: dict[str, list[float]] | None = None,
+    ) -> None:
         """Puts what is trained into config.json, once; of other data than before, both stay on record."""
         config = self.config()
         now: dict[str, Any] = {"encoder": encoder, "views": views, "weight_decay": weight_decay, "data": data}
+        now |= {} if scale is None else {"normalisation": scale}
         trained = config.get("trained") or now
         if trained["data"] != data:
             trained = {**trained, "data": data, "earlier_data": [*trained.get("earlier_data", []), trained["data"]]}
@@ -214,7 +225,7 @@ class Run:
 
     def finish(self, result: dict[str, Any]) -> None:
         trained = self.config().get("trained") if self.config_path.exists() else None
-        write_json(self.result_path, {**result, "trained": trained})
+        write_json(self.result_path, {**result, "trained": trained, RECORDS: count_lines(self.metrics_path)})
         figures = {name: result[name] for name in (*MEASURES, *BESIDE) if name in result}
         show_on_boards(self.path, result.get("steps", 0), figures)
         leave_boards(self.path)
@@ -253,25 +264,35 @@ class Run:
     def log(self, **record: Any) -> None:
         try:
             with self.metrics_path.open("a") as file:
-                file.write(line_of(record))
+                file.write(line_of(record, count_lines(self.metrics_path)))
         except OSError as error:
             raise disk_failure(self.metrics_path, error, "make room, then use --resume") from error
         show_on_boards(self.path, record.get("step", 0), record)
 
     def metrics(self) -> list[dict[str, Any]]:
         """The records; None where a question had no answer, such as the share of false negatives without labels."""
-        return read_records(self.metrics_path)
+        written = (self.result() or {}).get(RECORDS)
+        return read_records(self.metrics_path, written if isinstance(written, int) else 0)
 
-    def forget_after(self, step: int) -> None:
-        """Drops the records that a resumed run will write again."""
+    def forget_after(self, step: int, written: int = 0) -> None:
+        """Drops the records that a resumed run will write again; raises if one of the ``written`` before is lost."""
         leave_boards(self.path)
-        kept = [record for record in self.metrics() if record.get("step", 0) <= step]
-        text = "".join(line_of(record) for record in kept)
-        write_atomically(self.metrics_path, lambda file: file.write(text.encode()))
+        if written and not self.metrics_path.exists():
+            text = f"{self.metrics_path} is missing: the records of the first {step} steps are lost."
+            warnings.warn(HardnegWarning(text, "lost records"), stacklevel=2)
+            written = 0
+        kept = [record for record in read_records(self.metrics_path, written) if record.get("step", 0) <= step]
+        write_atomically(self.metrics_path, lambda file: file.write(text_of(kept).encode()))
 
     def save(self, state: dict[str, Any]) -> None:
         """Replaces the checkpoint; it names its run, so that one copied from elsewhere is refused."""
-        self.checkpoints.save(state | {"of": self._identity()})
+        self._sync_records()
+        self.checkpoints.save(state | {"of": self._identity(), RECORDS: count_lines(self.metrics_path)})
+
+    def _sync_records(self) -> None:
+        """Writes the records to the disk: a checkpoint that outlives a power failure counts on them."""
+        with suppress(FileNotFoundError), self.metrics_path.open("rb+") as file:
+            os.fsync(file.fileno())
 
     def save_best(self, state: dict[str, Any]) -> None:
         self.checkpoints.save_best(state | {"of": self._identity()})

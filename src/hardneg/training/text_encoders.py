@@ -2,7 +2,7 @@
 
     text_encoder("auto", dim=256)         hashed subwords, their weighted mean and one hidden layer
     text_encoder("hf:PATH")               a model of transformers, the mean over its tokens
-    text_encoder("st:PATH")               a sentence-transformers model with a transformer inside
+    text_encoder("st:PATH")               a sentence-transformers model with a transformer or StaticEmbedding inside
 
 The dropout of the small one is a function of the key of each view (data/tokens.py), so that ranks, chunks and resumed
 runs see the same; that of the others is torch's.
@@ -137,12 +137,15 @@ class Pretrained(nn.Module):
         else:
             self.model = optional("transformers", f"hf:{path}", extra="text").AutoModel.from_pretrained(path)
             self.feature_dim = int(self.model.config.hidden_size)
+        self.static = kind == "st" and isinstance(getattr(self.model[0], "embedding", None), nn.EmbeddingBag)
         self.model.float()  # files may hold half precision, in which small steps of training are lost
         self.kind = kind
 
     def forward(self, tokens: Tokens) -> Features:
         mask = tokens.mask.long()
         features = {"input_ids": tokens.rows, "attention_mask": mask}
+        if self.static:
+            features = {"input_ids": tokens.rows[tokens.mask], "offsets": tokens.lengths.cumsum(0) - tokens.lengths}
         if self.kind == "st":
             found: Tensor = self.model(features)["sentence_embedding"]
             return found

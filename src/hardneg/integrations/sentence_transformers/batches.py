@@ -194,6 +194,8 @@ class HardBatches(LossCallback):
         devices = [torch.cuda.current_device()] if torch.cuda.is_available() else []
         with torch.random.fork_rng(devices), eval_mode(model), torch.no_grad():
             vectors = self._encoder(prompt, args, model)(texts[low:high])
+        if isinstance(vectors, Tensor) and vectors.layout != torch.strided:  # of a SparseEncoder
+            vectors = vectors.to_dense()
         return gather(Keys(unit(Keys(vectors).vectors.to(args.device)).clone())).vectors
 
     def _encoder(self, prompt: str | None, args: Any, model: Any) -> Encode:

@@ -5,6 +5,7 @@ It needs neither library: trainers call its methods by their names.
 
 from __future__ import annotations
 
+import hashlib
 import json
 import math
 from collections.abc import Iterator, Mapping
@@ -14,7 +15,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from hardneg.core.errors import DataChanged, NoFile
+from hardneg.core.errors import Damaged, DataChanged, NoFile
 from hardneg.io.files import read_json, write_atomically, write_json
 from hardneg.io.sealed import check_seal, sealing
 
@@ -23,18 +24,22 @@ _fix = "resume from a checkpoint that has it, or begin again in another output f
 _named = "for a checkpoint of another folder set resume_from_checkpoint in the training arguments, too"
 _elsewhere = f"{_fix}; {_named}"
 _not_own = ("model", "guide")
+_block = 4096  # rows of a data set that are digested at once
 AnyLoss = nn.Module | Mapping[str, nn.Module]
 
 
 class LossCallback:
     """Advances the schedules of a loss, adds diagnostics of its negatives to the logs, and keeps its state.
 
-    The state (queue, chains, schedules) goes to ``checkpoint-N/hardneg/``, one file per rank; resuming without it
-    raises. ``loss`` may be wrapped (MatryoshkaLoss), or one for each data set.
+    The state (queue, chains, schedules) goes to ``checkpoint-N/hardneg/``, one file per rank; resuming without it, or
+    with a ``datasets.Dataset`` that has other values in its columns, raises. ``loss`` may be wrapped (MatryoshkaLoss),
+    or one for each data set.
     """
 
     def __init__(self, loss: AnyLoss | None = None) -> None:
         self.losses = {"": loss} if isinstance(loss, nn.Module) else dict(loss or {})
+        self.data: list[dict[str, str]] | None = None
+        """A digest of each column of each training set; None if their rows are not those of tables."""
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("on_"):  # an event that is of no interest here
@@ -42,6 +47,7 @@ class LossCallback:
         raise AttributeError(name)
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **more: Any) -> None:
+        self.data = _digests(getattr(more.get("train_dataloader"), "dataset", None))
         if state.global_step:
             folder = checkpoint_of(args, state)
             _check_history(type(self).__name__, folder.parent, state)
@@ -79,7 +85,8 @@ class LossCallback:
         states = {name: own_state(loss) for name, loss in self.losses.items()}
         write_atomically(folder / f"loss-{rank}.pt", sealing(lambda file: torch.save(states, file)), _fix)
         if rank == 0:
-            write_json(folder / "record.json", {"world_size": args.world_size, **self.record(folder)}, _fix)
+            found = {"world_size": args.world_size, "data": self.data, **self.record(folder)}
+            write_json(folder / "record.json", found, _fix)
 
     def load(self, folder: Path, args: Any) -> None:
         who, kept, own = type(self).__name__, folder / "record.json", folder / f"loss-{args.process_index}.pt"
@@ -90,8 +97,10 @@ class LossCallback:
         if record["world_size"] != args.world_size:
             what, got = f"{record['world_size']} processes, as the interrupted run had", str(args.world_size)
             raise DataChanged(who, what, got, "resume with as many")
-        check_seal(own, who, _fix)
-        states = torch.load(own, map_location="cpu", weights_only=True)
+        if record["data"] != self.data:
+            got = _difference(record["data"], self.data)
+            raise DataChanged(who, "the training set of the interrupted run", got, "resume with it, or begin again")
+        states = _read_states(own, who)
         if set(states) != set(self.losses):
             raise DataChanged(who, f"losses named {sorted(states)}", str(sorted(self.losses)))
         for name, loss in self.losses.items():
@@ -119,11 +128,57 @@ def own_state(loss: nn.Module) -> dict[str, Any]:
 
 
 def load_own_state(loss: nn.Module, state: dict[str, Any]) -> None:
-    missing, unknown = loss.load_state_dict(state, strict=False)
+    try:
+        missing, unknown = loss.load_state_dict(state, strict=False)
+    except RuntimeError as error:  # such as a queue of another capacity
+        fix = "resume with the sizes of the interrupted run"
+        raise DataChanged(type(loss).__name__, "the state of the same loss", _sentence(error), fix) from None
     missing = [name for name in missing if _is_own(name)]
     if missing or unknown:
         got = f"a state with {unknown[:3]} and without {missing[:3]}"
         raise DataChanged(type(loss).__name__, "the state of the same loss", got, "resume with the loss of the run")
+
+
+def _digests(dataset: Any) -> list[dict[str, str]] | None:
+    """A digest of each column that is not binary, in each part of a data set; None unless all are tables."""
+    parts = getattr(dataset, "datasets", [dataset])  # of a ConcatDataset
+    if not all(hasattr(part, "with_format") and hasattr(part, "__len__") for part in parts):
+        return None
+    return [_digests_of_columns(part.with_format("arrow")) for part in parts]  # without transforms
+
+
+def _digests_of_columns(table: Any) -> dict[str, str]:
+    found = {name: hashlib.blake2b(digest_size=8) for name in table.column_names}
+    for low in range(0, len(table), _block):
+        rows = table[low : low + _block]
+        for name, column in zip(rows.column_names, rows.columns, strict=True):
+            if not any(kind in str(column.type) for kind in ("binary", "struct")):  # images and sound may be huge
+                found[name].update(repr(column.to_pylist()).encode())
+    return {name: digest.hexdigest() for name, digest in found.items()}
+
+
+def _difference(before: list[dict[str, str]] | None, now: list[dict[str, str]] | None) -> str:
+    if before is None or now is None or len(before) != len(now):
+        counts = ["one that is not a table" if each is None else f"{len(each)} parts" for each in (before, now)]
+        return f"{counts[1]} instead of {counts[0]}"
+    pairs = zip(before, now, strict=True)
+    names = {name for one, two in pairs for name in one | two if one.get(name) != two.get(name)}
+    return f"other values in {', '.join(sorted(names)) or 'its columns'}"
+
+
+def _sentence(error: Exception) -> str:
+    return " ".join(str(error).split()).partition(": ")[2] or str(error)
+
+
+def _read_states(path: Path, who: str) -> dict[str, Any]:
+    check_seal(path, who, _fix)
+    try:
+        states = torch.load(path, map_location="cpu", weights_only=True)
+    except Exception as error:  # torch raises whatever the bytes of a damaged file lead it to
+        raise Damaged(who, "the state of a loss", path, got="torch cannot read it", fix=_fix) from error
+    if not isinstance(states, dict):
+        raise Damaged(who, "the state of a loss", path, got="it holds something else", fix=_fix)
+    return states
 
 
 def checkpoint_of(args: Any, state: Any) -> Path:

@@ -111,15 +111,15 @@ class _Table:
             fix = "load it without streaming, or train without ids"
             raise ArgumentError("with_ids", "a datasets.Dataset of known length", type(dataset).__name__, fix)
         names = list(dataset.column_names)
-        if {"positive_ids", "document_id"} & set(names):  # the formats "ids" and "labeled-pair" of hardneg mine
+        if {"positive_ids", "document_id"} & set(names) or _is_labeled_list(dataset, names):
             fix = "mine with --format triplet or n-tuple; --ids adds the ids"
             raise ArgumentError("with_ids", "triplets or n-tuples of texts", f"columns {names}", fix)
         if group is None and "label" in names:
             group = "label"
         unread = [name for name in names if name in _labels and name != group]
         if unread:
-            fix = "remove it, or name the group's column: with_ids(..., group=...)"
-            raise ArgumentError("with_ids", "the column label for the ids", f"columns {names}", fix)
+            fix = f"remove it: dataset.remove_columns({unread!r}), or name a column of groups: with_ids(..., group=...)"
+            raise ArgumentError("with_ids", "the column label for the ids", f"the column {unread[0]!r}", fix)
         if group is not None and group not in names:
             raise argument_error("with_ids", f"a column among {names}", "group", group)
         self.dataset, self.groups = dataset, None if group is None else _whole_numbers(list(dataset[group]), group)
@@ -127,6 +127,8 @@ class _Table:
         self.names = [name for name in names if name != group and name not in given]
         if len(self.names) < 2:
             raise ArgumentError("with_ids", "columns anchor, positive, ...", f"columns {self.names}")
+        if group == "label" and self.groups is not None:
+            _check_groups(self.groups, dataset[self.names[0]])
         self.dropped = given if group is None else [group, *given]
         self.texts: list[list[str]] = []
         self.added: dict[str, list[str]] = {}
@@ -175,6 +177,28 @@ class _Table:
         for name, column in self.added.items():
             dataset = dataset.add_column(name, column)
         return dataset.add_column("label", [list(row) for row in zip(groups, *ids, strict=True)])
+
+
+def _is_labeled_list(dataset: Any, names: list[str]) -> bool:
+    """Whether rows are of the format "labeled-list" of hardneg mine; "ids" and "labeled-pair" show in their names."""
+    found = "positive" in names and {"labels", "scores"} & set(names) and len(dataset)
+    return bool(found) and isinstance(dataset[0]["positive"], (list, tuple))
+
+
+def _check_groups(groups: list[int], anchors: Iterable[Any]) -> None:
+    """Raise if a column ``label`` says which pairs are positive, as in labeled pairs; warn if it may."""
+    if not set(groups) <= {0, 1} or 0 not in groups:
+        return
+    of_anchor: dict[Any, int] = {}
+    fix = "keep the rows with label 1 and remove the column, or mine with --format triplet"
+    if any(of_anchor.setdefault(str(anchor), group) != group for anchor, group in zip(anchors, groups, strict=True)):
+        raise ArgumentError("with_ids", "a column label of groups", "labels 0 and 1 of the same anchor", fix)
+    if 1 in groups:
+        warn_once(
+            "with_ids.labels",
+            "with_ids reads the column label, which holds 0 and 1 only, as the group of each row. If 0 means that the "
+            f"two texts do not match, {fix}: all rows are trained on as positives.",
+        )
 
 
 def _text(value: Any, name: str, needed: bool = False) -> str:

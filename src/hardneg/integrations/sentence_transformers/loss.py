@@ -9,6 +9,7 @@ Columns are anchor, positive, negative_1 ...; two lines of a script change:
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from typing import Annotated, Any
 
 import torch
@@ -40,9 +41,10 @@ class NegativesLoss(nn.Module):
 
     The candidates of an anchor are its own explicit negatives, of the source "mined", and the positives and negatives
     of all other rows, of the source "batch": ``From("mined")`` keeps the first, ``Tilt(5.0, source="mined")`` weighs
-    them. With the ids of ``with_ids`` a document that is the positive of an anchor in any row of the batch is never
-    its negative, whoever's text it is, and missing negatives (``""``) are left out. Without ids, a column ``label``
-    of whole numbers is the group of an anchor and its positive, for ``OtherLabel()``.
+    them; a data set without explicit negatives has none of this source. With the ids of ``with_ids`` a document that
+    is the positive of an anchor in any row of the batch is never its negative, whoever's text it is, and missing
+    negatives (``""``) are left out. Without ids, a column ``label`` of whole numbers is the group of an anchor and its
+    positive, for ``OtherLabel()``.
 
     temperature: 1 / scale of sentence-transformers. tau_plus, num_negatives, objective and impl are those of
         ContrastiveLoss; schedules advance with the callbacks ``HardBatches`` or ``LossCallback``. An objective
@@ -76,6 +78,7 @@ class NegativesLoss(nn.Module):
         impl: str = "auto",
     ) -> None:
         super().__init__()
+        _check_model(model)
         for name, value, known in (
             ("similarity", similarity, ("cosine", "dot")),
             ("positives", positives, ("row", "group")),
@@ -105,6 +108,8 @@ class NegativesLoss(nn.Module):
             negatives, temperature, tau_plus, "pool", num_negatives=num_negatives, impl=impl,
             objective="info_nce" if isinstance(objective, _global) else objective,
         )  # fmt: skip
+        if any(getattr(factor, "source", None) == "mined" for factor in self.negatives.factors):
+            self.meeting = replace(self.meeting, by_source=True)
         self.watch = False
         """Whether the next batch is kept, detached, for ``diagnosis()``."""
         self._seen: list[Met] = []
@@ -131,9 +136,12 @@ class NegativesLoss(nn.Module):
         columns, rows = self._columns(embeddings), read_rows(labels, len(embeddings), embeddings[0])
         if self.whole_data is not None:
             return self._of_whole_data(columns, rows)
+        training = torch.is_grad_enabled() and self.training
+        if training and len(columns) == 2 and any(each.only_source == "mined" for each in self.negatives.factors):
+            fix = 'add a column of negatives, from "hardneg mine" or FreshNegatives, or train without From("mined")'
+            raise ArgumentError("NegativesLoss", 'explicit negatives for From("mined")', "two columns", fix)
         met = self.meet(columns, rows, guide)
         losses = [self.contrast.of(pairing, first) for pairing, first in met]
-        training = torch.is_grad_enabled() and self.training
         if self.watch and training:
             self._seen, self.watch = [Met(_detached(pairing), first) for pairing, first in met], False
         if self.queue is not None and training and columns[1].shape[1] == self.queue.dim:
@@ -227,6 +235,16 @@ class NegativesLoss(nn.Module):
             "directions": self.meeting.directions,
             "partition_mode": "joint" if self.meeting.joint else "per_direction",
         }
+
+
+def _check_model(model: nn.Module) -> None:
+    """Raise for a CrossEncoder, which scores pairs of texts and has no vectors."""
+    if any(kind.__name__ == "CrossEncoder" for kind in type(model).__mro__):
+        fix = (
+            "use MultipleNegativesRankingLoss or LambdaLoss of sentence_transformers.cross_encoder.losses, with "
+            "negatives of hardneg mine --format triplet or labeled-list"
+        )
+        raise ArgumentError("NegativesLoss", "a model that gives a vector for each text", "a CrossEncoder", fix)
 
 
 def _embedded(model: nn.Module, features: list[dict[str, Tensor]]) -> list[Tensor]:

@@ -79,6 +79,8 @@ class Meeting:
     joint: bool = True
     across: bool = False
     by_group: bool = False
+    by_source: bool = False
+    """Whether the negatives look for the source "mined", which then is there without explicit negatives, too."""
 
     def __post_init__(self) -> None:
         known, given = set(DIRECTIONS), set(self.directions)
@@ -95,7 +97,7 @@ class Meeting:
     def __call__(self, columns: Columns, rows: Rows, temperature: float | Tensor, more: Sequence[Keys]) -> list[Met]:
         """A pairing for each direction, or one for all of them; ``more`` are documents from outside of the batch."""
         tagged = self.across or len(columns) > 2 or len(self.directions) > 1
-        batch = _Batch(columns, rows, self.across, tagged, self.by_group)
+        batch = _Batch(columns, rows, self.across, tagged, self.by_group, self.by_source)
         met = [self._forward(batch, temperature, more)]
         if not self.joint and "doc_to_query" in self.directions:
             met.append(self._backward(batch, temperature))
@@ -144,7 +146,9 @@ class Meeting:
 class _Batch:
     """The texts of a batch as keys, of which all vectors are ``ready`` to be compared."""
 
-    def __init__(self, columns: Columns, rows: Rows, across: bool, tagged: bool, by_group: bool) -> None:
+    def __init__(
+        self, columns: Columns, rows: Rows, across: bool, tagged: bool, by_group: bool, by_source: bool
+    ) -> None:
         queries, *documents = columns
         self.rows, self.tagged, self.share = rows, tagged and rows.have_ids, gather if across else _same
         ids = rows.owner if rows.anchors is None else rows.anchors
@@ -153,7 +157,7 @@ class _Batch:
         # OtherRows knows an anchor's own positive; by group, it is not to be its positive twice either.
         self.positives = Keys(documents[0], self.first if by_group else None)
         self.documents = [self.share(self._document(each, i)) for i, each in enumerate(documents)]
-        self.own = [self._explicit(documents[1:])] if len(documents) > 1 else []
+        self.own = [self._explicit(documents[1:], queries)] if len(documents) > 1 or by_source else []
         self.known = None if rows.queries is None else self._known(rows.queries * MOST)
 
     @property
@@ -189,11 +193,13 @@ class _Batch:
         group = None if rows.group is None else rows.group if place == 0 else torch.full_like(rows.group, NONE)
         return Keys(vectors, ids, group, self._tags(rows.queries), source="batch")
 
-    def _explicit(self, documents: Columns) -> Keys:
+    def _explicit(self, documents: Columns, queries: Tensor) -> Keys:
         """The negatives of each anchor as candidates of its own; in the shared ones its row is left out."""
-        rows, own = self.rows, torch.stack(list(documents), dim=1)  # [b, k, d]
+        rows = self.rows
+        own = torch.stack(list(documents), dim=1) if documents else queries.new_empty(len(queries), 0, queries.shape[1])
         nobody = torch.full(own.shape[:2], NONE, device=own.device)
-        ids = torch.stack(rows.documents[1:], dim=1) if rows.have_ids else torch.full_like(nobody, _nobody)
+        known = rows.have_ids and documents
+        ids = torch.stack(rows.documents[1:], dim=1) if known else torch.full_like(nobody, _nobody)
         return Keys(own, ids, None if rows.group is None else nobody, self._tags(None, nobody), source="mined")
 
     def _tags(self, partner: Tensor | None, owner: Tensor | None = None) -> Tensor | None:

@@ -6,14 +6,23 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
+from hardneg.core.errors import HardnegError
+
+TRIES = 3
+"""How often a task is run whose worker process is killed: a machine may fail once, a task that kills always does."""
+
 
 class Work(NamedTuple):
-    """A function and the tasks to call it with; both can be pickled, and what a task computes it leaves in a file."""
+    """A function and the tasks to call it with; both can be pickled, and what a task computes it leaves in a file.
+
+    ``name`` is how an error names a task.
+    """
 
     function: Callable[[Any], None]
     tasks: Sequence[Any]
     is_done: Callable[[Any], bool]
     done: Callable[[Any], None]
+    name: Callable[[Any], str] = str
 
     def left(self) -> list[Any]:
         """The tasks that are not done; calls ``done`` for the others."""
@@ -40,8 +49,30 @@ class Engine(ABC):
     def wait(self) -> None:  # noqa: B027 - most engines share nothing
         """Waits for the other processes that share this engine, if there are any."""
 
+    def agree(self, value: str) -> str:
+        """The value that the first of the processes that share this engine gives."""
+        return value
+
     def leave(self) -> None:  # noqa: B027 - most engines start nothing
         """Ends what the engine has started and the end of this process would not."""
+
+
+class WorkerLost(HardnegError, OSError):
+    """The process that worked on ``piece`` was killed in each of ``tries`` attempts."""
+
+    def __init__(self, piece: str, tries: int, why: str = "") -> None:
+        self.piece, self.tries, self.why = piece, tries, why
+        fix = "find out what kills it, such as too little memory, and run the command again: finished pieces are kept"
+        super().__init__("mine", "workers that finish their pieces", piece, fix)
+        self.args = (piece, tries, why)
+
+    def _sentence(self) -> str:
+        why = f" ({self.why})" if self.why else ""
+        return f"mine: the worker process of {self.piece} was killed {self.tries} times{why}{self._then()}."
+
+
+class ClusterLost(HardnegError, OSError):
+    """The Ray cluster cannot be reached, or is gone while pieces are left."""
 
 
 class PartDone(Exception):

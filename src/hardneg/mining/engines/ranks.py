@@ -30,6 +30,13 @@ class Ranks(Engine):
         if self.size > 1:
             torch.distributed.barrier()
 
+    def agree(self, value: str) -> str:
+        if self.size == 1:
+            return value
+        values = [value]
+        torch.distributed.broadcast_object_list(values, src=0)
+        return values[0]
+
     def leave(self) -> None:
         if self.size > 1 and torch.distributed.is_initialized():
             torch.distributed.destroy_process_group()

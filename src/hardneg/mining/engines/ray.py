@@ -3,20 +3,29 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+import pickle
+import sys
+from collections import Counter
+from contextlib import chdir
 from dataclasses import dataclass
 from typing import Any
 
-from hardneg.core.errors import optional
-from hardneg.mining.engines.base import Engine, Work
+from hardneg.core.errors import optional, warn_once
+from hardneg.io.processes import safe_children
+from hardneg.mining.engines.base import TRIES, ClusterLost, Engine, Work, WorkerLost
+
+PATIENCE = 10.0
+"""Seconds without a finished task after which the cluster is checked: Ray waits for ever for a raylet that is gone."""
+
+_fix = "start the cluster again, then run the same command again: finished pieces are kept"
 
 
 @dataclass(frozen=True)
 class Ray(Engine):
     """A cluster at ``address``, the one that this process has joined, or one that is started here.
 
-    A task that is lost with its machine runs again on another, as often as needed; one that raises ends the job. A
-    cluster that was started here ends with this process.
+    A task that is lost with its worker or its machine runs again, ``TRIES`` times at most; one that raises ends the
+    job. A cluster that was started here ends with this process.
     """
 
     address: str | None = None
@@ -24,29 +33,79 @@ class Ray(Engine):
 
     def map(self, work: Work) -> None:
         ray = optional("ray", "--engine ray", extra="ray")
+        if not (left := work.left()):
+            return
         if not ray.is_initialized():
-            address = self.address or os.environ.get("RAY_ADDRESS")
-            here = {} if address else {"num_cpus": self.workers or None, "include_dashboard": False}
-            ray.init(address=address, log_to_driver=False, **here)
-        call = ray.remote(max_retries=-1, num_cpus=1)(_call)
-        running = {call.remote(work.function, task): task for task in work.left()}
+            self._join(ray)
+        # Retries of Ray's own would be silent, and those of a task that was out of memory without an end.
+        call = ray.remote(max_retries=0, num_cpus=1)(_call)
+        # As bytes, so that what they name is imported when the path of the worker is set.
+        job = pickle.dumps(work.function), os.getcwd(), os.getcwd() in sys.path
+        tries: Counter[int] = Counter()
+        running = {call.remote(*job, task): number for number, task in enumerate(left)}
         while running:
-            (ready,), _ = ray.wait(list(running), num_returns=1)
-            task = running.pop(ready)
-            _result(ray, ready)
-            work.done(task)
+            ended, _ = ray.wait(list(running), num_returns=1, timeout=PATIENCE)
+            if not ended:
+                _check_raylet(ray)
+                continue
+            ready = ended[0]
+            number = running.pop(ready)
+            tries[number] += 1
+            if (why := _lost(ray, ready)) is None:
+                work.done(left[number])
+                continue
+            if tries[number] == TRIES:
+                raise WorkerLost(work.name(left[number]), TRIES, why)
+            warn_once("worker killed", f"A worker process was lost ({why}); its task is run again.")
+            running[call.remote(*job, left[number])] = number
+
+    def _join(self, ray: Any) -> None:
+        address = self.address or os.environ.get("RAY_ADDRESS")
+        here = {} if address else {"num_cpus": self.workers or None, "include_dashboard": False}
+        try:
+            # Ray lets its workers import from the current folder of this process first: they get one without modules.
+            with chdir(os.path.abspath(os.sep)), safe_children():
+                ray.init(address=address, log_to_driver=False, **here)
+        except (OSError, RuntimeError, ValueError, ray.exceptions.RayError) as error:
+            where = f"at {address}" if address else "that is started here"
+            raise ClusterLost(
+                "mine", f"a Ray cluster {where}", _first_line(error), "check that it runs (ray status)"
+            ) from error
 
 
-def _call(function: Callable[[Any], None], task: Any) -> None:
+def _call(function: bytes, folder: str, imports_from_it: bool, task: Any) -> None:
+    """Runs a task where the process that gave it is, if this machine has that folder."""
     import torch
 
     torch.set_num_threads(1)
-    function(task)
+    if os.path.isdir(folder):
+        os.chdir(folder)
+    if imports_from_it and folder not in sys.path:
+        sys.path.append(folder)
+    pickle.loads(function)(task)
 
 
-def _result(ray: Any, ready: Any) -> None:
-    """Raises what the task raised, as if it had run here."""
+def _lost(ray: Any, ready: Any) -> str | None:
+    """How the worker of a task was lost; None if it ended. Raises what the task raised, as if it had run here."""
+    errors = ray.exceptions
     try:
         ray.get(ready)
-    except ray.exceptions.RayTaskError as error:
+    except errors.RayTaskError as error:
         raise error.cause from error
+    except (errors.LocalRayletDiedError, errors.RaySystemError, errors.RuntimeEnvSetupError) as error:
+        raise ClusterLost("mine", "a Ray cluster that keeps running", _first_line(error), _fix) from error
+    except errors.RayError as error:
+        return _first_line(error)
+    return None
+
+
+def _check_raylet(ray: Any) -> None:
+    """Raise if the raylet of this machine, which finds places for the tasks, is gone."""
+    own = ray.get_runtime_context().get_node_id()
+    if any(node["NodeID"] == own and not node["Alive"] for node in ray.nodes()):
+        raise ClusterLost("mine", "a Ray cluster that keeps running", "one whose local raylet died", _fix)
+
+
+def _first_line(error: Exception) -> str:
+    line = next(iter(str(error).strip().splitlines()), "") or type(error).__name__
+    return line.rstrip(".")

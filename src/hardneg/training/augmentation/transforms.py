@@ -23,11 +23,18 @@ PROBES, DRAWS = 16, 256
 deterministic in one of 200,000 cases."""
 
 
-def from_transform(transform: Transform, plain: Callable[[Images], Images] | None = None) -> AnyViews:
+def from_transform(
+    transform: Transform,
+    plain: Callable[[Images], Images] | None = None,
+    *,
+    seed: Callable[[int], object] | None = None,
+) -> AnyViews:
     """Views from any callable on one float image [c, h, w] in [0, 1].
 
     It may draw from torch, NumPy's global generator and ``random``: all are seeded from (seed, epoch, id, view) for
-    each call, so that a view is the same in every batch, and set back afterwards.
+    each call, so that a view is the same in every batch, and set back afterwards. A transform with a generator of its
+    own, as those of albumentations from 1.4.19 on, needs ``seed``, which is called with a whole number below 2**32
+    before each call: ``seed=compose.set_random_seed``. Without it, the first batch raises.
 
     Evaluation sees ``plain`` of the uint8 images [b, c, h, w]. Without it, it sees the steps of the transform that are
     not random (of a ``Compose`` or ``nn.Sequential``, one by one), such as a Normalize at its end; a run stops if that
@@ -42,7 +49,7 @@ def from_transform(transform: Transform, plain: Callable[[Images], Images] | Non
     """
     if not callable(transform):
         raise argument_error("from_transform", "a callable on one float image [c, h, w]", "transform", transform)
-    return AnyViews(PerImage(transform), plain)
+    return AnyViews(PerImage(transform, seed), plain)
 
 
 @dataclass(frozen=True)
@@ -50,11 +57,16 @@ class PerImage:
     """The views of a transform of one image, and its steps that are not random."""
 
     transform: Transform
+    seed: Callable[[int], object] | None = field(default=None, repr=False)
     _kept: list[Transform] | None = field(default=None, init=False, repr=False, compare=False)
+    _repeats: bool = field(default=False, init=False, repr=False, compare=False)
 
     def __call__(self, images: Images, ids: Ids, epoch: int, seed: int) -> tuple[Images, Images]:
         _to(self.transform, images.device)
         with _random_state_kept(images.device):
+            if not self._repeats:
+                self._check_repeats(as_unit(images[:PROBES]))
+                object.__setattr__(self, "_repeats", True)
             first, second = (self._view(images, ids, view, epoch, seed) for view in range(2))
         return first, second
 
@@ -63,9 +75,28 @@ class PerImage:
         seeds = ((words[0] << 24) + words[1]).tolist()
         made = []
         for image, word in zip(as_unit(images), seeds, strict=True):
-            _seed_all(word, images.device)
-            made.append(_applied(self.transform, image))
+            made.append(self._seeded(image, word))
         return _stacked(made)
+
+    def _seeded(self, image: Tensor, word: int) -> Tensor:
+        _seed_all(word, image.device)
+        if self.seed is not None:
+            self.seed(word % 2**32)
+        return _applied(self.transform, image)
+
+    def _check_repeats(self, probes: Images) -> None:
+        """Raises unless the transform gives the same view again for the same seed."""
+        for word in range(max(1, DRAWS // (2 * len(probes)))):
+            for image in probes:
+                first, second = self._seeded(image, word), self._seeded(image, word)
+                if first.shape != second.shape or not torch.allclose(first, second, equal_nan=True):
+                    raise ArgumentError(
+                        "from_transform",
+                        "a transform that gives the same view for the same seed",
+                        "two views of one image, since it draws from a generator of its own",
+                        fix="draw from torch, numpy.random or random; or pass what seeds it, such as "
+                        "from_transform(transform, seed=compose.set_random_seed) for albumentations",
+                    )
 
     def less_randomness(self, images: Images) -> Images:
         """What the steps that are not random make of the images."""

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from torch import Tensor
 
-from hardneg.core.errors import ArgumentError, NoFile, argument_error, optional, warn_once
+from hardneg.core.errors import ArgumentError, FileError, NoFile, argument_error, optional, warn_once
 from hardneg.io.arrays import Array, known_labels, read_arrays, says_none
 
 
@@ -61,33 +61,69 @@ def read_folder(folder: Path, split: str, size: int | None) -> Found:
     if not folder.is_dir():
         raise NoFile("data", "a folder of images", folder, "where there is none")
     train = folder / "train"
-    names = ("test", "val", "valid", "validation")
-    test = next((folder / name for name in names if (folder / name).is_dir()), None)
-    if not train.is_dir() or test is None:
+    tests = [folder / name for name in ("test", "val", "valid", "validation") if (folder / name).is_dir()]
+    if not train.is_dir() or not tests:
         whole = train if train.is_dir() else folder
         return Found(_folder_parts([whole], folder, size)[whole])
-    parts = _folder_parts([train, test], folder, size, left_out={"train": test, "test": train}.get(split))
+    test = _test_folder(train, tests)
+    left_out, unlabelled = {"train": test, "test": train}.get(split), None if _has_classes(test, train) else test
+    parts = _folder_parts([train, test], folder, size, left_out, unlabelled)
     return Found(parts.get(train), parts.get(test), num_train=len(image_files(train)))
 
 
-def _folder_parts(places: list[Path], folder: Path, size: int | None, left_out: Path | None = None) -> dict[Path, Part]:
-    """The splits in these places, but for one of them, with the classes of all."""
-    classes = sorted({name for place in places for name in _class_names(place)})
-    listed = {place: _classes_of_files(place, classes) for place in places if place != left_out}
+def _test_folder(train: Path, tests: list[Path]) -> Path:
+    """The first one with classes; the test images of a competition have none, and its validation images do."""
+    chosen = next((place for place in tests if _has_classes(place, train)), tests[0])
+    if chosen != tests[0]:
+        warn_once(
+            f"image_files.test.{tests[0]}",
+            f"The images in {tests[0]} have no classes, so those in {chosen} are evaluated on.",
+        )
+    return chosen
+
+
+def _has_classes(place: Path, train: Path) -> bool:
+    """False for images without class folders, or in a single one that is no class of training, such as ``images``."""
+    known, names = set(_class_names(train)), _class_names(place)
+    return not known or len(names) > 1 or not known.isdisjoint(names)
+
+
+def _folder_parts(
+    places: list[Path], folder: Path, size: int | None, left_out: Path | None = None, unlabelled: Path | None = None
+) -> dict[Path, Part]:
+    """The splits in these places, but for one of them, with the classes of all but the unlabelled one."""
+    classes = sorted({name for place in places if place != unlabelled for name in _class_names(place)})
+    listed = {
+        place: _classes_of_files(place, [] if place == unlabelled else classes) for place in places if place != left_out
+    }
     decoded = decoded_images([path for files in listed.values() for path in files], folder, size)
     known = [name for name in classes if not says_none(name)]
     parts = {}
     for place, files in listed.items():
         images = same_shape([decoded.pop(path) for path in files], [str(path) for path in files])
         _warn_if_dark(images, place)
-        labels = known_labels(np.array([*files.values()]), f"the class folders of {place}") if classes else None
+        of_files = np.array([*files.values()])
+        labels = known_labels(of_files, f"the class folders of {place}") if classes and place != unlabelled else None
         numbers = None if labels is None else np.array([known.index(name) for name in labels])
         parts[place] = Part(images, numbers, known)
     return parts
 
 
 def _class_names(folder: Path) -> list[str]:
+    if (table := _annotations(folder)) is not None:
+        return sorted(set(table.values()))
     return sorted(p.name for p in folder.iterdir() if p.is_dir() and not p.name.startswith("."))
+
+
+def _annotations(folder: Path) -> dict[str, str] | None:
+    """The class of each file by its name, from a table such as Tiny-ImageNet's ``val/val_annotations.txt``, if any."""
+    path = folder / f"{folder.name}_annotations.txt"
+    if not path.is_file():
+        return None
+    rows = [line.split("\t") for line in path.read_text(encoding="utf-8", errors="replace").splitlines() if line]
+    if any(len(row) < 2 for row in rows):
+        raise FileError("data", "a file name and a class in each line, with a tab between them", path)
+    return {name: label for name, label, *_ in rows}
 
 
 def image_files(folder: Path) -> list[Path]:
@@ -101,6 +137,11 @@ def _classes_of_files(folder: Path, classes: list[str]) -> dict[Path, str]:
     files = image_files(folder)
     if not files:
         raise NoFile("data", f"images ({', '.join(sorted(_SUFFIXES))})", folder, "where there are none")
+    if classes and (table := _annotations(folder)) is not None:
+        if missing := [path.name for path in files if path.name not in table]:
+            got = f"{len(missing)} without one, such as {missing[0]}"
+            raise ArgumentError("data", f"a class for every image in {folder.name}_annotations.txt", got)
+        return {path: table[path.name] for path in files}
     found = {path: path.relative_to(folder).parts[0] for path in files}
     loose = sum(name not in classes for name in found.values())
     if classes and loose:

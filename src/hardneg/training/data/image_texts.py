@@ -36,6 +36,7 @@ from hardneg.training.data.texts import Texts, shortened
 from hardneg.training.encoders import Represent, check_encoder
 from hardneg.training.evaluation.measures import register_measure
 from hardneg.training.evaluation.pairs import alignment, directions
+from hardneg.training.normalisation import Scale
 from hardneg.training.options import TrainOptions
 from hardneg.training.text_encoders import check_text_encoder, encoded_texts, text_encoder
 
@@ -123,6 +124,9 @@ class ImageTexts(Items, prefix="imagetext", form="imagetext:TABLE"):
 
     def described(self) -> str:
         return self.pictures.described()
+
+    def scale(self) -> Scale:
+        return self.pictures.scale()
 
     def check_views(self, options: TrainOptions) -> None:
         self.pictures.check_views(options)

@@ -8,7 +8,10 @@
     load("npz:images.npz")                  arrays images and labels; test_images and test_labels if there are
     load("hf:uoft-cs/cifar10")              a data set of the Hugging Face hub or its cache, through `datasets`
 
-Ids are unique over both splits. Where a data set has no test split, a fixed fifth of it is one, stratified by label.
+Ids are unique over both splits. Where a data set has no test split, a fixed fifth of it is one, stratified by label;
+without labels, or of one class, there is nothing to evaluate and the train split has this fifth as well.
+A folder's test split is test/ or val/, the first whose images have classes: class folders, or the table
+``val/val_annotations.txt`` as Tiny-ImageNet has it.
 Images have 8 bits: grey ones of 16 bits are scaled, those of more are refused; what is transparent is seen on white.
 Labels are whole numbers or text; one below 0 says that there is none: every image of a split has one, or none has.
 ``load_splits`` reads both splits at once.
@@ -46,6 +49,7 @@ from hardneg.training.data.named import NAMED
 from hardneg.training.encoders import Encoder, Represent, auto_encoder, build_encoder, check_encoder
 from hardneg.training.evaluation.embeddings import evaluate_embeddings
 from hardneg.training.evaluation.pairs import alignment
+from hardneg.training.normalisation import Scale, scale_of
 from hardneg.training.options import TrainOptions
 
 SPLITS = ("train", "test", "all")
@@ -137,6 +141,9 @@ class ImageData(Items):
         augment: Augmentation = self._prepared(self.augment)
         return augment.plain(self.images[index])
 
+    def scale(self) -> Scale:
+        return scale_of(self._prepared(self.augment), self.images[:PROBED])
+
     def check_views(self, options: TrainOptions) -> None:
         some = slice(min(options.batch_size, PROBED))
         check_plain(self._prepared(self.augment), self.images[some], self.ids[some], options.seed)
@@ -211,8 +218,7 @@ def load(name: str, split: str = "train", root: str | Path | None = None, *, siz
     found = _read(name, split, root, size)
     if found.num_train is not None or split == "all":
         return _chosen(name, found, split)
-    rest, held = _chosen(name, found, "all").held_out(TEST_SHARE, seed=0)
-    return rest if split == "train" else held
+    return _divided(_chosen(name, found, "all"))[split == "test"]
 
 
 def load_splits(name: str, root: str | Path | None = None) -> tuple[ImageData, ImageData]:
@@ -223,13 +229,19 @@ def load_splits(name: str, root: str | Path | None = None) -> tuple[ImageData, I
     """
     found = _read(name, "all", root, None)
     if found.num_train is None:
-        train, test = _chosen(name, found, "all").held_out(TEST_SHARE, seed=0)
+        train, test = _divided(_chosen(name, found, "all"))
     else:
         train, test = _chosen(name, found, "train"), _chosen(name, found, "test")
     _check_one_size(name, [train.images.shape[1:], test.images.shape[1:]])
     if train.labels is not None and test.labels is not None:
         warn_of_unseen_classes(train.labels, test.labels, test.classes)
     return train, test
+
+
+def _divided(whole: ImageData) -> tuple[ImageData, ImageData]:
+    """A train and a test split; where no accuracy can be measured, the train split is everything."""
+    rest, held = whole.held_out(TEST_SHARE, seed=0)
+    return (rest if whole.num_labels() > 1 else whole), held
 
 
 def _read(name: str, split: str, root: str | Path | None, size: int | None) -> Found:

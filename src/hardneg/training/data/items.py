@@ -179,6 +179,10 @@ class Items(ABC):
         """The views in one line, for the record of a run."""
         return f"{type(self).__name__}.views"
 
+    def scale(self) -> dict[str, list[float]] | None:
+        """The mean and std of the images that the encoder is trained on, if it is trained on images."""
+        return None
+
     def check_views(self, options: TrainOptions) -> None:  # noqa: B027
         """Raises if evaluation would see something else than a user's own views show."""
 

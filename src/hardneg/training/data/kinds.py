@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-from hardneg.core.errors import ArgumentError, UnknownName
+from hardneg.core.errors import ArgumentError, NoFile, UnknownName
 from hardneg.io.functions import module_of, run_file
 from hardneg.io.tables import suffix_of, table_suffixes
 from hardneg.training.data.graphs import GraphData as GraphData
@@ -37,6 +37,9 @@ def kind_of(name: str, *, may_run: bool = True) -> type[Items]:
     if name and prefix not in KINDS and (kinds := _kinds_of_path(Path(name))):
         fix = f"write {' or '.join(f'{kind}:{name}' for kind in kinds)}"
         raise ArgumentError("data", "the kind of data before a path", repr(name), fix)
+    if prefix not in KINDS and name.startswith(("/", ".", "~")):
+        fix = f"check the path, and write the kind of data before it, such as folder:{name}"
+        raise NoFile("data", "a file or folder that exists", name, "which is not there", fix)
     if prefix not in KINDS:
         raise UnknownName(name, forms(), usage=USAGE)
     return KINDS[prefix]

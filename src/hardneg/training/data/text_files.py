@@ -14,6 +14,7 @@ from torch import Tensor
 from hardneg.core.errors import ArgumentError, FileError, NoFile, UnknownName
 from hardneg.core.text import printable
 from hardneg.io.arrays import known_labels
+from hardneg.io.pair_labels import LABELS, ignored_label, mark_of
 from hardneg.io.tables import Table, open_text, suffix_of, table_suffixes
 
 GAP = 1_000_000
@@ -119,12 +120,36 @@ def usual_column(table: Table, path: Path) -> Sequence[str]:
     raise ArgumentError("data", what, f"columns {sorted(table)}", "name it: text:FILE[column]")
 
 
+def positive_rows(table: Table, first: str, second: str, wanted: Sequence[str], path: Path) -> Table:
+    """The rows with the label ``name=value``; without one, a column that may say which pairs are positives raises."""
+    if not wanted:
+        ignored = ignored_label({**table, second: column_in(table, second, path)}, (first, second), second)
+        if ignored is not None:
+            fix = f"write pairs:{path}[{first},{second},{ignored}=1], by the label of the positives, or leave it out"
+            got = f"a column {ignored!r} in {path}, which is not read"
+            raise ArgumentError("data", "to know which pairs are positives", got, fix)
+        return table
+    name, found, value = wanted[0].partition("=")
+    if not found:
+        raise ArgumentError("data", "the label of positives as column=value", repr(wanted[0]))
+    labels = column_in(table, name.strip(), path)
+    kept = [row for row, label in enumerate(labels) if mark_of(label) == mark_of(value)]
+    if not kept:
+        known = ", ".join(list(dict.fromkeys(map(str, labels)))[:5])
+        raise ArgumentError("data", f"pairs with {name.strip()}={value.strip()} in {path}", f"only {known}")
+    return {column: [values[row] for row in kept] for column, values in table.items()}
+
+
 def pair_columns(table: Table, path: Path) -> Sequence[str]:
     """The columns of the pairs where none are named: those of a usual name, or the only two of texts."""
     for pair in PAIR_COLUMNS:
         if all(name in table for name in pair):
             return pair
-    others = [name for name in table if not re.fullmatch(r"negative(_\d+)?|id|_id|scores?|labels?", name)]
+    others = [
+        name
+        for name in table
+        if not re.fullmatch(r"negative(_\d+)?|id|_id|scores?|labels?", name) and name not in LABELS
+    ]
     if len(others) == 2:
         return others
     raise ArgumentError("data", f"two columns of texts in {path}", f"columns {sorted(table)}", "name them: FILE[a,b]")

@@ -2,6 +2,7 @@
 
     pairs:faq.jsonl[question,answer]   columns of a table; ``negative`` or negative_1, negative_2 ... are mined
                                        negatives, as ``hardneg mine`` writes them
+    pairs:qqp.csv[a,b,is_duplicate=1]  only the rows with this label; a column that may hold one is not ignored
     pairs:story.txt                    consecutive lines; an empty line begins another document
 
 A candidate is a text, not a row: equal texts have one id, and so have second texts with the same first text, so that
@@ -19,7 +20,15 @@ from torch import Tensor
 from hardneg.core.errors import ArgumentError
 from hardneg.io.tables import read_table
 from hardneg.training.data.items import Mined, Shown
-from hardneg.training.data.text_files import is_table, negatives_in, pair_columns, read_lines, split_columns, texts_in
+from hardneg.training.data.text_files import (
+    is_table,
+    negatives_in,
+    pair_columns,
+    positive_rows,
+    read_lines,
+    split_columns,
+    texts_in,
+)
 from hardneg.training.data.texts import OfTexts, shortened
 from hardneg.training.data.tokens import Ragged, Tokenizer, Tokens
 from hardneg.training.options import TrainOptions
@@ -40,7 +49,11 @@ class TextPairs(OfTexts, prefix="pairs", form="pairs:FILE"):
     mined_ids: dict[str, int] = field(default_factory=dict, repr=False)
     tokens: tuple[Ragged, ...] | None = field(default=None, repr=False)  # of firsts, seconds, negatives
     tokenizer: Tokenizer | None = field(default=None, repr=False)
-    columns: ClassVar[tuple[int, int, str]] = (2, 2, "pairs:FILE or pairs:TABLE[first,second]")
+    columns: ClassVar[tuple[int, int, str]] = (
+        2,
+        3,
+        "pairs:FILE or pairs:TABLE[first,second] or pairs:TABLE[first,second,label=1]",
+    )
 
     @classmethod
     def read(cls, path: str, options: TrainOptions) -> TextPairs:
@@ -48,7 +61,8 @@ class TextPairs(OfTexts, prefix="pairs", form="pairs:FILE"):
         negatives: list[list[str]] = []
         if is_table(file):
             table = read_table(file, "data")
-            first, second = columns or pair_columns(table, file)
+            first, second = columns[:2] or pair_columns(table, file)
+            table = positive_rows(table, first, second, columns[2:], file)
             firsts, seconds = texts_in(table, first, file), texts_in(table, second, file)
             negatives = negatives_in(table, file)
         else:

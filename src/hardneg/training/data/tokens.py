@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+import json
 import re
 import zlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
+from pathlib import Path
 from typing import Annotated, Any
 
 import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from hardneg.core.errors import ArgumentError, optional
+from hardneg.core.errors import ArgumentError, MissingExtra, optional
 from hardneg.core.keyed import splitmix
 
 MOST_TOKENS = 256
@@ -117,7 +119,12 @@ def tokenizer_for(encoder: str) -> Tokenizer:
 def _pretrained(kind: str, path: str) -> Tokenizer:
     tokenizer = optional("transformers", f"{kind}:{path}", extra="text").AutoTokenizer
     try:
+        if kind == "st" and (static := _static_file(Path(path))) is not None:
+            own = optional("tokenizers", f"{kind}:{path}", extra="text").Tokenizer.from_file(str(static))
+            return lambda texts: [one.ids for one in own.encode_batch(list(texts), add_special_tokens=False)]
         found: Any = tokenizer.from_pretrained(path)
+    except MissingExtra:
+        raise
     except Exception as error:  # whatever the hub, its cache and damaged files lead to
         reason = (str(error).strip() or type(error).__name__).splitlines()[0]
         raise ArgumentError("train", "a model with a tokenizer", f"{kind}:{path} ({reason})") from error
@@ -129,3 +136,11 @@ def _pretrained(kind: str, path: str) -> Tokenizer:
         return rows
 
     return tokens
+
+
+def _static_file(folder: Path) -> Path | None:
+    """The tokenizer file of a sentence-transformers model with a StaticEmbedding, which adds no special tokens."""
+    path = folder / "modules.json"
+    modules = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else []
+    found = [folder / one["path"] for one in modules[:1] if one["type"].endswith("StaticEmbedding")]
+    return found[0] / "tokenizer.json" if found else None

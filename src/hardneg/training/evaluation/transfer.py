@@ -31,7 +31,8 @@ def transfer(
     options = replace(
         options, data=data, data_root=data_root, evaluate_on="test", evaluate_with=None, compile=False
     )  # a benchmark of the run says nothing of this data
-    encoder = load_encoder(run, weights, run_code=run_code)  # refuses code before anything of the run is read
+    # Refuses code before anything of the run is read; the views of the data normalise.
+    encoder = load_encoder(run, weights, run_code=run_code, normalise=False)
     device = "cuda" if torch.cuda.is_available() and options.device != "cpu" else "cpu"
     splits = Splits(*(part and part.prepared(options).to(device) for part in kind.splits(options)))
     splits.train.check_like((disk.config().get("trained") or {}).get("data", {}).get("train", {}))

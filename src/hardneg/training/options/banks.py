@@ -7,6 +7,7 @@ from typing import ClassVar
 
 from hardneg.core.errors import ArgumentError
 from hardneg.core.options import option
+from hardneg.core.published import BANK_TEMPERATURE, CMC_DRAWS, INSTANCE_DRAWS
 from hardneg.training.options.base import NEGATIVES, TEMPERATURE, TrainOptions, check_fixed
 
 
@@ -14,7 +15,7 @@ from hardneg.training.options.base import NEGATIVES, TEMPERATURE, TrainOptions, 
 class BankOptions(TrainOptions):
     """What the recipes with a memory bank share: one vector per image, which follows the encoder."""
 
-    temperature: float | str = option(0.2, TEMPERATURE, NEGATIVES, low=1e-4)
+    temperature: float | str = option(BANK_TEMPERATURE, TEMPERATURE, NEGATIVES, low=1e-4)
     momentum: float = option(0.5, "Share of the old in the bank's vectors.", NEGATIVES, low=0.0, high=0.999)
     clusters: int = option(0, "Clusters of the bank by k-means, for SameCluster(); 0: none.", NEGATIVES, low=0)
     cluster_runs: int = option(1, "Clusterings from different starts.", NEGATIVES, low=1)
@@ -44,8 +45,14 @@ class InstanceOptions(BankOptions):
         NEGATIVES,
         among=("auto", "nce", "softmax"),
     )
-    num_draws: int = option(256, "Negatives that each image draws from the bank.", NEGATIVES, low=1)
+    num_draws: int | None = option(
+        None,
+        "Negatives that each image draws from the bank; by default 4096 (cmc 16384), but at most as many as images.",
+        NEGATIVES,
+        low=1,
+    )
     recipe: ClassVar[str] = "instance"
+    published_draws: ClassVar[int] = INSTANCE_DRAWS
 
     @property
     def binary(self) -> bool:
@@ -67,6 +74,7 @@ class CMCOptions(InstanceOptions):
     """Lightness against colour of each image: two encoders, two memory banks, crossed: CMC, CMCRing."""
 
     recipe: ClassVar[str] = "cmc"
+    published_draws: ClassVar[int] = CMC_DRAWS
     needs: ClassVar[str] = "pixels"
 
 
@@ -96,7 +104,7 @@ class LocalAggregationOptions(BankOptions):
 class NegativeCacheOptions(TrainOptions):
     """Negatives drawn from a cache of old embeddings by Gumbel-max, then encoded afresh: the negative cache."""
 
-    temperature: float | str = option(0.2, TEMPERATURE, NEGATIVES, low=1e-4)
+    temperature: float | str = option(BANK_TEMPERATURE, TEMPERATURE, NEGATIVES, low=1e-4)
     cache: int = option(4096, "Embeddings in the cache.", NEGATIVES, low=1)
     cache_refresh: float = option(
         0.02, "Share of the cache, the oldest, that is encoded again in each step.", NEGATIVES, low=0.0, high=1.0

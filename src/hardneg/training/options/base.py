@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 from hardneg.core.errors import ArgumentError
 from hardneg.core.options import make_plain, option
 from hardneg.core.schedules import Schedule
-from hardneg.training.options.values import Scheduled, check_option, kinds_of
+from hardneg.training.options.values import Scheduled, check_option, kinds_of, unless_none
 
 TEMPERATURE = 'Similarities are divided by this; a number or a schedule such as "linear(0.5, 0.1)".'
 DATA, NEGATIVES, TRAINING, RUN = "Data and encoder", "Negatives", "Training", "The run"
@@ -93,7 +93,7 @@ class TrainOptions:
         kinds = kinds_of(type(self))  # type: ignore[arg-type]  # a class can be hashed
         for one in fields(self):
             value = getattr(self, one.name)
-            if isinstance(value, Schedule) or (kinds[one.name] == Scheduled and isinstance(value, str)):
+            if isinstance(value, Schedule) or (unless_none(kinds[one.name]) == Scheduled and isinstance(value, str)):
                 value = "".join(str(value).split()).replace(",", ", ")  # one spelling, also in files
                 object.__setattr__(self, one.name, value)
             check_option("train", one.name, value, kinds[one.name], one.metadata)

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from hardneg.core.errors import ArgumentError
 from hardneg.core.options import option
+from hardneg.core.published import MOCO
 from hardneg.training.options.base import (
     GENERATE,
     NEGATIVES,
@@ -53,20 +54,39 @@ class SupervisedOptions(SimCLROptions):
 
 @dataclass(frozen=True)
 class MoCoOptions(TrainOptions):
-    """A momentum encoder: v2 against a queue of its keys (MoCo, Ring), v3 against the keys of the batch."""
+    """A momentum encoder: v1 and v2 against a queue of its keys (MoCo, Ring), v3 against the keys of the batch."""
 
-    temperature: float | str = option(0.2, TEMPERATURE, NEGATIVES, low=1e-4)
+    temperature: float | str | None = option(  # type: ignore[assignment]  # None stands for a number until __init__ ends
+        None, f"{TEMPERATURE} By default 0.07 in v1 and 0.2 in v2 and v3.", NEGATIVES, low=1e-4
+    )
     objective: str = option("info_nce", OBJECTIVE, NEGATIVES)
     generate: str | None = option(None, GENERATE, NEGATIVES)
-    version: str = option("v2", "v2 (queue) or v3 (batch, symmetric, predictor).", NEGATIVES, among=("v2", "v3"))
-    queue: int = option(4096, "Keys in the queue (v2).", NEGATIVES, low=1)
-    momentum: float = option(
-        0.99, "Of the momentum encoder; v3 takes it to 1 by a cosine.", TRAINING, low=0.0, high=1.0
+    version: str = option(
+        "v1",
+        "v1 (queue), v2 (the same with its own values) or v3 (batch, symmetric, predictor).",
+        NEGATIVES,
+        among=tuple(MOCO),
     )
+    queue: int | None = option(
+        None, "Keys in the queue (v1, v2); by default 65536, but at most half of the data.", NEGATIVES, low=1
+    )
+    momentum: float | None = option(
+        None,
+        "Of the momentum encoder; by default 0.999, in v3 0.99, which goes to 1 by a cosine.",
+        TRAINING,
+        low=0.0,
+        high=1.0,
+    )
+
+    def __post_init__(self) -> None:
+        for name, value in MOCO[self.version]._asdict().items() if self.version in MOCO else ():
+            if getattr(self, name) is None:
+                object.__setattr__(self, name, value)
+        super().__post_init__()
 
     @property
     def sources(self) -> tuple[str, ...]:  # type: ignore[override]  # by an option
-        return ("queue",) if self.version == "v2" else ("batch",)
+        return ("batch",) if self.version == "v3" else ("queue",)
 
 
 @dataclass(frozen=True)

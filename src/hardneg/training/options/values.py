@@ -4,15 +4,20 @@ from __future__ import annotations
 
 import math
 import re
-from functools import cache
+from functools import cache, reduce
+from operator import or_
 from types import NoneType
 from typing import Any, get_args, get_type_hints
 
 from hardneg.core.errors import ArgumentError
 from hardneg.core.options import flag_of
+from hardneg.core.text import printable
 
 Scheduled = float | str
 """A number, or the text of a schedule such as "linear(0.5, 0.1)"."""
+
+
+_largest = 2**63 - 1  # of the whole numbers that torch takes
 
 
 @cache
@@ -35,8 +40,10 @@ def check_option(who: str, name: str, value: Any, kind: Any, rules: Any) -> None
 def check_bounds(who: str, name: str, value: float, rules: Any, got: str | None = None) -> None:
     """Raises unless a number is within what its option allows; ``got`` where the number is a part of what was given."""
     low, high = rules["low"], rules["high"]
+    if high is None and isinstance(value, int) and value > _largest:
+        high = _largest
     if not low <= value <= (math.inf if high is None else high) or value == math.inf:
-        raise ArgumentError(who, f"{flag_of(name, rules)} {allowed(low, high)}", got or repr(value))
+        raise ArgumentError(who, f"{flag_of(name, rules)} {allowed(low, high)}", got or printable(repr(value), 80))
 
 
 def allowed(low: float, high: float | None) -> str:
@@ -50,7 +57,7 @@ def shown(bound: float) -> str:
 
 def from_text(kind: Any, value: Any) -> Any:
     """A value of a YAML file as a flag would have read it: YAML takes 1e-3 for a word and no for False."""
-    kind = _unless_none(kind)
+    kind = unless_none(kind)
     if isinstance(value, str) and kind in (int, float, Scheduled):
         try:
             return int(value) if kind is int else float(value)
@@ -60,6 +67,9 @@ def from_text(kind: Any, value: Any) -> Any:
 
 
 def _is(kind: Any, value: Any) -> bool:
+    if value is None:
+        return NoneType in get_args(kind)
+    kind = unless_none(kind)
     if kind == Scheduled and isinstance(value, str):
         return re.fullmatch(r"\w+\(.*\)", value.strip(), re.DOTALL) is not None
     if get_args(kind):
@@ -70,12 +80,12 @@ def _is(kind: Any, value: Any) -> bool:
 
 
 def called(kind: Any) -> str:
-    kind = _unless_none(kind)
+    kind = unless_none(kind)
     names = {int: "a whole number", float: "a number", bool: "true or false"}
     return 'a number or a schedule such as "linear(0.5, 0.1)"' if kind == Scheduled else names.get(kind, "text")
 
 
-def _unless_none(kind: Any) -> Any:
+def unless_none(kind: Any) -> Any:
     """The kind of a value that is given, where None stands for one that is not."""
-    rest = [one for one in get_args(kind) if one is not NoneType]
-    return rest[0] if len(rest) == 1 else kind
+    parts = get_args(kind)
+    return reduce(or_, (one for one in parts if one is not NoneType)) if NoneType in parts else kind

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from hardneg.core.errors import ArgumentError
+from hardneg.training.boards import check_boards
 from hardneg.training.loop import train
 from hardneg.training.options import RECIPES, TrainOptions
 
@@ -38,6 +39,7 @@ def run_recipe(recipe: str, options: TrainOptions, out: str | Path, **how: Any) 
     if not isinstance(options, RECIPES[recipe]):
         got, fix = type(options).__name__, f"use RECIPES[{recipe!r}] of hardneg.training.options"
         raise ArgumentError("train", f"{RECIPES[recipe].__name__} for {recipe}", got, fix)
+    check_boards()
     module, _, name = METHODS[recipe].partition(".")
     build = getattr(importlib.import_module(f"{__name__}.{module}"), name)
     return train(recipe, build, options, out, **how)

@@ -19,6 +19,7 @@ from hardneg.training.augmentation.views import Augmentation
 from hardneg.training.data.images import ImageData
 from hardneg.training.data.items import Items
 from hardneg.training.encoders import features_of
+from hardneg.training.normalisation import Normalise
 from hardneg.training.options import CMCOptions, InstanceOptions, TrainOptions
 from hardneg.training.recipes.instance import Instance
 
@@ -48,6 +49,7 @@ class Aspects(nn.Module):
         super().__init__()
         self.name = getattr(first, "name", None)
         self.first, self.second = first, second
+        self.normalise: Normalise | None = None  # as in ``Encoder``
         self.register_buffer("low", torch.zeros(channels, 1, 1))
         self.register_buffer("high", torch.ones(channels, 1, 1))
 
@@ -68,12 +70,16 @@ class Aspects(nn.Module):
             raise ArgumentError("cmc", "views in which white is brighter than black", f"--augment {augment!r}")
 
     def forward(self, images: Tensor) -> Tensor:
-        first, second = aspects_of((images - self.low) / (self.high - self.low))
+        first, second = self._aspects(images)
         return torch.cat([self.first(first), self.second(second)], dim=1)
 
     def features(self, images: Tensor) -> Tensor:
-        both = zip((self.first, self.second), aspects_of((images - self.low) / (self.high - self.low)), strict=True)
+        both = zip((self.first, self.second), self._aspects(images), strict=True)
         return torch.cat([normalize(features_of(encoder)(aspect), dim=-1) for encoder, aspect in both], dim=1)
+
+    def _aspects(self, images: Tensor) -> tuple[Tensor, Tensor]:
+        images = images if self.normalise is None else self.normalise(images)
+        return aspects_of((images - self.low) / (self.high - self.low))
 
 
 def aspects_of(images: Tensor) -> tuple[Tensor, Tensor]:

@@ -117,14 +117,19 @@ class Instance(BankMethod):
         self.encoder = self.encoder_for(options, data)
         if self.clusters is not None:
             self.clusters.assignments.zero_()  # all are one until the first clusters: SameCluster() is then uniform
-        self.num_draws, self.uniform = options.num_draws, self.of_bank.negatives == Uniform()
+        self.num_draws = options.num_draws or min(options.published_draws, len(data))
+        self.draws_chosen = options.num_draws is None
+        self.uniform = self.of_bank.negatives == Uniform()
         objective = "nce" if options.binary else "softmax"
         self.contrasts = nn.ModuleList(
-            [BankContrast(len(data), options.num_draws, self.temperature, objective) for _ in self.banks]
+            [BankContrast(len(data), self.num_draws, self.temperature, objective) for _ in self.banks]
         )
 
     def encoder_for(self, options: InstanceOptions, data: Items) -> nn.Module:
         return data.encoder(options)
+
+    def chosen(self) -> dict[str, int]:
+        return {"num_draws": self.num_draws} if self.draws_chosen else {}
 
     def of_views(self, views: Views) -> Tensor:
         pairs = zip(self.contrasts, views, reversed(self.banks), strict=True)

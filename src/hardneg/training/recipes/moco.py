@@ -1,8 +1,9 @@
-"""MoCo with any negatives: v2 (He et al. 2020) against a queue of momentum keys, v3 (2021) against those of the batch.
+"""MoCo with any negatives: v1 and v2 (He et al. 2020) against a queue of momentum keys, v3 (2021) those of the batch.
 
-Ring is v2 with ``negatives="Ring(0.1, outer=linear(1.0, 0.1), dynamic_inner=True)"``. The queue starts empty, and an
-older key of the anchor's own image is never its negative. Under several ranks every rank pushes the same gathered keys.
-The shuffling of batches for BatchNorm is left out: use synchronised or no batch statistics.
+v1 and v2 differ in their temperature here: head and views are those of ``--encoder`` and ``--augment``. Ring is v1 with
+``negatives="Ring(0.1, outer=linear(1.0, 0.1), dynamic_inner=True)"``. The queue starts empty, and an older key of the
+anchor's own image is never its negative. Under several ranks every rank pushes the same gathered keys. The shuffling of
+batches for BatchNorm is left out: use synchronised or no batch statistics.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from torch import Tensor, nn
 from torch.nn.functional import normalize
 
 from hardneg.core.distributed import gather
+from hardneg.core.published import QUEUE
 from hardneg.core.schedules import cosine, value_of
 from hardneg.core.types import Keys
 from hardneg.state.momentum import MomentumEncoder
@@ -28,13 +30,20 @@ from hardneg.training.setup import loss_for
 
 
 class MoCoV2(Method):
+    """v1 and v2."""
+
     def __init__(self, options: MoCoOptions, data: Items, total: int) -> None:
         super().__init__()
         self.encoder = data.encoder(options)
+        assert options.momentum is not None
         self.slow = MomentumEncoder(self.encoder, options.momentum)
         self.encode_keys: Encode = self.slow.__call__
-        self.queue = Queue(options.queue, options.dim)
+        self.queue = Queue(options.queue or max(1, min(QUEUE, len(data) // 2)), options.dim)
+        self.queue_given = options.queue is not None
         self.loss = loss_for(options)
+
+    def chosen(self) -> dict[str, int]:
+        return {} if self.queue_given else {"queue": self.queue.capacity}
 
     def prepare(self, how: Callable[[nn.Module], Encode]) -> None:
         self.encode_keys = how(self.slow)
@@ -59,6 +68,8 @@ class MoCoV3(Method):
         super().__init__()
         encoder = data.encoder(options)
         self.encoder: Predicted = Predicted(encoder, options.dim)
+        assert options.momentum is not None
+        assert options.temperature is not None
         self.slow = MomentumEncoder(encoder, cosine(options.momentum, 1.0), total)
         self.encode_keys: Encode = self.slow.__call__
         self.temperature = number_of(options.temperature)

@@ -20,10 +20,12 @@ from hardneg.negatives import OtherLabel, Uniform, assumption_1
 from hardneg.training.data.items import Items
 from hardneg.training.options import SupervisedOptions
 from hardneg.training.recipes.simclr import SimCLR
+from hardneg.training.records import COLLAPSED_WITH_LABELS
 
 
 class Supervised(SimCLR):
     arguments: ClassVar[dict[str, Any]] = {"positives": "label"}
+    collapsed_similarity: ClassVar[float] = COLLAPSED_WITH_LABELS
 
     def __init__(self, options: SupervisedOptions, data: Items, total: int) -> None:
         data.labelled("supervised")

@@ -1,12 +1,11 @@
-"""One flipped bit in a stored file: the same result, or an error that names the file. Never another result.
+"""A damaged file: the same result, or an error that names the file. Never another result.
 
-Two flips of each kind by default; HARDNEG_FLIPS=300 gives that many in all.
+Files of mining are in tests/mining/test_damage.py.
 """
 
 from __future__ import annotations
 
 import json
-import os
 import shutil
 import warnings
 from collections.abc import Callable, Iterator
@@ -20,12 +19,15 @@ import pytest
 import torch
 from typer.testing import CliRunner, Result
 
+import hardneg as hn
 from hardneg.batching.graph import ProximityGraph, build_graph
 from hardneg.batching.plan import Plan
 from hardneg.batching.planners import Proximity
 from hardneg.cli.app import app
 from hardneg.core.errors import HardnegError, HardnegWarning, forget_warnings
+from hardneg.training.runs import Run
 from support.comparisons import here
+from support.damage import KINDS, damage
 from support.stored_files import commands, make_stored
 from support.training_runs import everything
 
@@ -39,6 +41,10 @@ def stored(tmp_path_factory: pytest.TempPathFactory) -> Path:
     graph = build_graph(vectors, 5, 20, torch.Generator().manual_seed(0))
     graph.save(folder / "graph.npz")
     Proximity(num_neighbours=5).plan(graph, 10, torch.Generator().manual_seed(0)).save(folder / "plan.npz")
+    run = Run(folder / "run")
+    run.warn("2 images are odd.")
+    run.save_best({"step": 1, "epoch": 1, "monitor": 0.5, "method": run.load()["method"]})
+    assert not CliRunner().invoke(app, ["audit", str(folder / "run"), "--out", str(folder / "audited")]).exit_code
     return folder
 
 
@@ -85,6 +91,23 @@ def load(kind: type[ProximityGraph] | type[Plan], name: str) -> Callable[[Path, 
         return Answer(str({one: _plain(value) for one, value in parts.items()}), "")
 
     return answer
+
+
+def loaded(weights: str) -> Callable[[Path, Path], Answer]:
+    def answer(at: Path, stored: Path) -> Answer:
+        try:
+            found = hn.load_encoder(at / "run", weights)
+        except HardnegError as error:
+            return Answer(None, str(error))
+        return Answer(str({name: _plain(value) for name, value in found.state_dict().items()}), "")
+
+    return answer
+
+
+def audited_again(at: Path, stored: Path) -> Answer:
+    """The audit of a run, over the files of an earlier one, which it replaces only if they are its own."""
+    done = CliRunner().invoke(app, ["audit", str(at / "run"), "--out", str(at / "audited")])
+    return Answer(None if done.exit_code else "replaced", done.stderr)
 
 
 def _plain(value: Any) -> Any:
@@ -135,6 +158,20 @@ FILES: dict[str, tuple[str, Callable[[Path, Path], Answer]]] = {
     "result in a report": ("run/result.json", REPORT),
     "metrics in a report": ("run/metrics.jsonl", REPORT),
     "memory": ("run/memory.json", REPORT),
+    "warnings": ("run/warnings.json", REPORT),
+    "best checkpoint": ("run/checkpoint.best.pt", loaded("best")),
+    "checkpoint of an encoder": ("run/checkpoint.pt", loaded("last")),
+    "metrics of a finished run": ("run/metrics.jsonl", AGAIN),
+    "metrics in a comparison": ("compare/runs/*/metrics.jsonl", OF_ALL),
+    "embeddings in a comparison": ("compare/runs/*/embeddings.npz", OF_ALL),
+    "audit that is replaced": ("audited/audit.json", audited_again),
+    "page of an audit that is replaced": ("audited/audit.html", audited_again),
+    "mined file": ("mined/mined.jsonl", ask("audit mined", audited)),
+    "manifest": ("mined/mined.jsonl.manifest.json", ask("audit mined", audited)),
+    "queries of a mined file": ("mined/q.jsonl", ask("audit mined", audited)),
+    "vectors of a mined file": ("mined/?.npy", ask("audit mined", audited)),
+    "cached vectors of a mined file": ("mined/coded.jsonl.embeddings/*.npy", ask("audit coded", audited)),
+    "sizes of cached vectors": ("mined/coded.jsonl.embeddings/*.json", ask("audit coded", audited)),
     "comparison": ("compare/comparison.json", OF_ALL),
     "result in a comparison": ("compare/runs/*/result.json", ask("compare", compared)),
     "config in a comparison": ("compare/runs/*/config.json", ask("compare", compared)),
@@ -142,33 +179,30 @@ FILES: dict[str, tuple[str, Callable[[Path, Path], Answer]]] = {
     "plan": ("plan.npz", load(Plan, "plan.npz")),
     "graph": ("graph.npz", load(ProximityGraph, "graph.npz")),
 }
-EACH = max(1, round(int(os.environ.get("HARDNEG_FLIPS", 2 * len(FILES))) / len(FILES)))
+GRID = 200
+"""Damages of each kind over all files in the long test."""
 
 
-def one_flip(name: str, number: int, stored: Path, folder: Path, whole: Any) -> str | None:
-    """What is wrong with the answer to this flip, or None."""
+def one_damage(name: str, kind: str, number: int, stored: Path, folder: Path, whole: Any) -> str | None:
+    """What is wrong with the answer to this damage, or None."""
     pattern, answer = FILES[name]
-    at = folder / f"flip{number}"
+    at = folder / "damaged"
     _copy(stored, at)
-    random = Random(f"{name} {number}")
+    random = Random(f"{name} {kind} {number}")
     path = random.choice(sorted(at.glob(pattern)))
-    content = bytearray(path.read_bytes())
-    bit = random.randrange(8 * len(content))
-    content[bit // 8] ^= 1 << bit % 8
-    path.write_bytes(content)
-    what = f"bit {bit % 8} of byte {bit // 8} of {len(content)} of {path.name}"
+    what = f"{name} {number}, {damage(path, kind, random)}"
     forget_warnings()
     try:
         found = answer(at, stored)
     except Exception as error:
-        return f"{name} {number}, {what}: traceback {type(error).__name__}: {str(error)[:200]}"
+        return f"{what}: traceback {type(error).__name__}: {str(error)[:200]}"
     finally:
         shutil.rmtree(at)
     words = found.words.replace("\n", "") + (found.result if isinstance(found.result, str) else "")
     if found.result == whole or (path.name in words and (found.result is None or "damaged" in words)):
         return None
-    kind = "refused without its name" if found.result is None else "another result, in silence"
-    return f"{name} {number}, {what}: {kind}: {found.words[-300:]!r}"
+    how = "refused without its name" if found.result is None else "another result, in silence"
+    return f"{what}: {how}: {found.words[-300:]!r}"
 
 
 def _copy(stored: Path, at: Path) -> None:
@@ -176,14 +210,31 @@ def _copy(stored: Path, at: Path) -> None:
     (at / "out").mkdir()
 
 
-@pytest.mark.parametrize("name", FILES)
-def test_point_18_a_flipped_bit_is_harmless_or_refused_by_name(name: str, stored: Path, tmp_path: Path) -> None:
-    whole = []
-    for number in range(2):  # two answers to the same files are the same, else a flip would show nothing
-        _copy(stored, tmp_path / f"flip{number}")
-        whole.append(FILES[name][1](tmp_path / f"flip{number}", stored))
-        assert whole[number].result == whole[0].result is not None, whole[number].words
-        shutil.rmtree(tmp_path / f"flip{number}")
-    found = [one_flip(name, number, stored, tmp_path, whole[0].result) for number in range(EACH)]
+def answered(name: str, stored: Path, folder: Path) -> Any:
+    """The answer to the files as they are."""
+    _copy(stored, folder / "whole")
+    found = FILES[name][1](folder / "whole", stored)
+    shutil.rmtree(folder / "whole")
+    assert found.result is not None, found.words
+    return found.result
+
+
+def check(name: str, damages: list[tuple[str, int]], stored: Path, folder: Path) -> None:
+    whole = answered(name, stored, folder)
+    assert answered(name, stored, folder) == whole, "two answers to the same files differ, so that damage shows nothing"
+    found = [one_damage(name, kind, number, stored, folder, whole) for kind, number in damages]
     if problems := [one for one in found if one is not None]:
         pytest.fail("\n".join(problems), pytrace=False)
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_a_damaged_file_is_harmless_or_refused_by_name(name: str, stored: Path, tmp_path: Path) -> None:
+    first = list(FILES).index(name)  # two of the kinds; the next file has the others
+    check(name, [(KINDS[(2 * first + i) % len(KINDS)], 0) for i in range(2)], stored, tmp_path)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("name", FILES)
+def test_every_damage_is_harmless_or_refused_by_name(name: str, stored: Path, tmp_path: Path) -> None:
+    each = -(-GRID // len(FILES))
+    check(name, [(kind, number) for kind in KINDS for number in range(1, 1 + each)], stored, tmp_path)

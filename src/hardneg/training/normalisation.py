@@ -1,0 +1,67 @@
+"""The scale of the images that an encoder was trained on, which goes with the encoder wherever it is used."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import torch
+from torch import Tensor, nn
+
+from hardneg.core.errors import ArgumentError
+from hardneg.training.augmentation.augment import Augment
+from hardneg.training.augmentation.views import Augmentation, as_unit
+
+Scale = dict[str, list[float]]
+"""``mean`` and ``std`` of each channel, of values in [0, 1]; empty if evaluation sees anything but (x - mean) / std."""
+
+MARGIN = 1e-3
+"""Interpolation may leave [0, 1] by this much."""
+
+
+class Normalise(nn.Module):
+    """(x - mean) / std of images in [0, 1] or uint8 [b, c, h, w]; raises for images that are on another scale.
+
+    >>> Normalise([0.5], [0.25])(torch.full((1, 1, 1, 1), 255, dtype=torch.uint8)).item()
+    2.0
+    """
+
+    mean: Tensor
+    std: Tensor
+
+    def __init__(self, mean: list[float], std: list[float]) -> None:
+        super().__init__()
+        # Not among the weights: state dicts have the same names with and without it.
+        for name, values in (("mean", mean), ("std", std)):
+            self.register_buffer(name, torch.tensor(values)[:, None, None], persistent=False)
+
+    def forward(self, images: Annotated[Tensor, "b c h w"]) -> Annotated[Tensor, "b c h w"]:
+        if images.dtype == torch.uint8:
+            images = as_unit(images)
+        elif not torch.compiler.is_compiling() and images.numel():
+            low, high = (float(end) for end in images.detach().aminmax())
+            if not (low >= -MARGIN and high <= 1.0 + MARGIN):
+                raise ArgumentError(
+                    "load_encoder",
+                    "images as uint8 or with values in [0, 1], which the encoder normalises itself",
+                    f"values from {low:.3g} to {high:.3g}",
+                    "pass the images as they are, or load the encoder with normalise=False",
+                )
+        return (images - self.mean) / self.std
+
+
+def scale_of(augment: Augmentation, images: Annotated[Tensor, "b c h w"]) -> Scale:
+    """The mean and std with which evaluation sees these uint8 images; measured if the views are of a callable."""
+    channels = images.shape[1]
+    if isinstance(augment, Augment):
+        return {"mean": list(augment.mean or (0.0,) * channels), "std": list(augment.std or (1.0,) * channels)}
+    plain = augment.plain(images)
+    if plain.shape != images.shape:
+        return {}
+    before, after = (part.double().transpose(0, 1).flatten(1) for part in (as_unit(images), plain))  # [c, b * h * w]
+    apart = before - before.mean(1, keepdim=True)
+    slope = (apart * after).sum(1) / apart.square().sum(1)
+    intercept = after.mean(1) - slope * before.mean(1)
+    fitted = slope[:, None] * before + intercept[:, None]
+    if not bool((slope > 0).all()) or not torch.allclose(fitted, after, rtol=1e-4, atol=1e-4):
+        return {}
+    return {"mean": (-intercept / slope).tolist(), "std": (1.0 / slope).tolist()}
