@@ -124,7 +124,7 @@ def test_attraction_temperature_and_clamping_are_those_of_diagnose(expression: s
 def test_chunks_and_float32_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     z, views, labels = make_data()
     whole = audit(z, positives=views, labels=labels, temperature=TEMPERATURE, tau_plus=0.05)
-    monkeypatch.setattr("hardneg.auditing.survey._chunk", 3 * N)
+    monkeypatch.setattr("hardneg.auditing.sampling._chunk", 3 * N)
     parts = audit(z, positives=views, labels=labels, temperature=TEMPERATURE, tau_plus=0.05)
     assert len(whole.rows) == len(parts.rows) > 15
     for one, other in zip(whole.rows, parts.rows, strict=True):

@@ -77,7 +77,7 @@ def test_memory_decides_how_often_the_corpus_is_read(
     np.save(tmp_path / "corpus.npy", vectors(500, 1).numpy())
     corpus = torch.from_numpy(np.load(tmp_path / "corpus.npy", mmap_mode="r+"))
     read = on_disk(monkeypatch, block)
-    monkeypatch.setattr("hardneg.auditing.survey._chunk", 500 * 3)
+    monkeypatch.setattr("hardneg.auditing.sampling._chunk", 500 * 3)
     memory = (
         (5 * 500 + 12 * min(block, 250)) * anchors / 2**30
     )  # a similarity and a copy of each, and products of a block

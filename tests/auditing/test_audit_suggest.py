@@ -14,10 +14,10 @@ from torch import Tensor
 from torch.nn.functional import normalize
 
 from hardneg.auditing import Audit, audit
-from hardneg.auditing.prepare import make_subject
+from hardneg.auditing.prepare import make_audited_pairs
+from hardneg.auditing.sampling import chunks, sampled_anchors
 from hardneg.auditing.settings import Settings
 from hardneg.auditing.suggest import FRACTIONS, MARGINS, STRENGTHS, Family, GridSearch, _none, beta_of, families
-from hardneg.auditing.survey import chunks, sampled_anchors
 from hardneg.core.types import Keys
 from hardneg.mining.engine import mine
 from hardneg.mining.options import MineOptions
@@ -56,9 +56,9 @@ def suggested(data: tuple[Tensor, Tensor, Tensor], wanted: float) -> Audit:
 def test_the_grid_is_what_the_expressions_do(name: str, data: tuple[Tensor, Tensor, Tensor]) -> None:
     z, views, labels = data
     settings = Settings(TEMPERATURE)
-    subject = make_subject(z, None, positives=views, labels=labels)
-    search = GridSearch(subject, 0.1, TEMPERATURE)
-    for chunk in chunks(subject, sampled_anchors(subject, settings), settings):
+    pairs = make_audited_pairs(z, None, positives=views, labels=labels)
+    search = GridSearch(pairs, 0.1, TEMPERATURE)
+    for chunk in chunks(pairs, sampled_anchors(pairs, settings), settings):
         search.add(chunk)
     texts, curve = family(name).texts, search.curve(name)[0]
     some = list(range(0, len(texts), 7))
@@ -164,7 +164,7 @@ def test_the_order_of_a_family_and_what_rounding_does() -> None:
             size = len(family(name, 1.0).texts)
             return [0.1] * 5 + [0.9] + [0.1] * (size - 6), [0.0] * size
 
-    search = Flat(make_subject(make_unit_vectors(4, 3), None), 0.2, 1.0)
+    search = Flat(make_audited_pairs(make_unit_vectors(4, 3), None), 0.2, 1.0)
     tilts = search.allowed(family("Tilt", 1.0))
     assert tilts[0] == f"Tilt({beta_of(STRENGTHS[0], 1.0)})"
     assert f"Tilt({beta_of(STRENGTHS[5], 1.0)})" not in tilts

@@ -10,16 +10,16 @@ from typing import Annotated, Any
 import torch
 from torch import Tensor
 
+from hardneg.auditing.audited_pairs import AuditedPairs
 from hardneg.auditing.dataset import read_dataset
 from hardneg.auditing.files import as_audit_errors, audit_files
 from hardneg.auditing.findings import find_in_rows
 from hardneg.auditing.options import AuditOptions
-from hardneg.auditing.prepare import make_subject
+from hardneg.auditing.prepare import make_audited_pairs
 from hardneg.auditing.result import Audit
 from hardneg.auditing.rules import Expressions, given_rules
+from hardneg.auditing.sampling import audit_pairs
 from hardneg.auditing.settings import Settings
-from hardneg.auditing.subject import Subject
-from hardneg.auditing.survey import audit_subject
 from hardneg.core.errors import ArgumentError
 from hardneg.core.types import Given, Keys
 from hardneg.mining.dataset import is_dataset
@@ -104,7 +104,7 @@ def audit(
     if embeddings is None:
         raise ArgumentError("audit", "embeddings, or the path of a mined file as mined=...", "neither")
     with as_audit_errors(), torch.no_grad():
-        subject = make_subject(
+        audited = make_audited_pairs(
             embeddings,
             corpus,
             positives=positives,
@@ -116,23 +116,23 @@ def audit(
             normalize=normalize,
             seed=seed,
         )
-        listed = None if mined is None else listed_rows(subject, mined)
-        found = audit_subject(subject, rules, settings, listed=listed, progress=progress)
-        return found if listed is None else replace(found, mined=find_in_rows(subject, listed))
+        listed = None if mined is None else listed_rows(audited, mined)
+        found = audit_pairs(audited, rules, settings, listed=listed, progress=progress)
+        return found if listed is None else replace(found, mined=find_in_rows(audited, listed))
 
 
-def listed_rows(subject: Subject, mined: Mined | Tensor) -> Annotated[Tensor, "a k"]:
+def listed_rows(audited: AuditedPairs, mined: Mined | Tensor) -> Annotated[Tensor, "a k"]:
     """The negatives of each anchor as rows of the candidates, -1 where short."""
     if isinstance(mined, Mined):
         rows = mined.rows
     else:
-        ids, mined = subject.candidate_tags.ids, numbered_ids(mined, None)
+        ids, mined = audited.candidate_tags.ids, numbered_ids(mined, None)
         if not isinstance(mined, Tensor) or mined.ndim != 2 or mined.is_floating_point():
             got = f"{tuple(mined.shape)} of {mined.dtype}" if isinstance(mined, Tensor) else type(mined).__name__
             raise ArgumentError("audit", "what hn.mine returned, or whole numbers as ids [q, k], as mined", got)
-        rows = RowsOf(ids, len(subject.candidates))(mined.cpu().flatten()).view(mined.shape)
+        rows = RowsOf(ids, len(audited.candidates))(mined.cpu().flatten()).view(mined.shape)
         if bool(((rows < 0) & (mined.cpu() != -1)).any()):
             raise ArgumentError("audit", "mined ids that are in the corpus (or -1 where short)", "others")
-    if len(rows) != len(subject.anchors):
-        raise ArgumentError("audit", f"mined negatives of {len(subject.anchors)} anchors", str(len(rows)))
+    if len(rows) != len(audited.anchors):
+        raise ArgumentError("audit", f"mined negatives of {len(audited.anchors)} anchors", str(len(rows)))
     return rows

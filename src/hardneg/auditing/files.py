@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from hardneg.auditing.audited_pairs import AuditedPairs
 from hardneg.auditing.inputs import (
     WHO,
     Judged,
@@ -26,11 +27,10 @@ from hardneg.auditing.lists import is_mined
 from hardneg.auditing.mined import audit_mined
 from hardneg.auditing.options import AuditOptions as AuditOptions
 from hardneg.auditing.options import check_read
-from hardneg.auditing.prepare import make_subject
+from hardneg.auditing.prepare import make_audited_pairs
 from hardneg.auditing.result import Audit
 from hardneg.auditing.rules import given_rules
-from hardneg.auditing.subject import Subject
-from hardneg.auditing.survey import audit_subject
+from hardneg.auditing.sampling import audit_pairs
 from hardneg.core.errors import ArgumentError, HardnegError, NoFile
 from hardneg.core.types import Keys
 from hardneg.io.provenance import environment
@@ -66,8 +66,8 @@ def audit_files(options: AuditOptions, progress: Progress | None = None, encodin
         if kind == "mined":
             found = audit_mined(options, progress, encoding)
         else:
-            subject = load_subject(options, kind)
-            found = audit_subject(subject, given_rules(options.expressions), options.settings, progress=progress)
+            audited = load_audited_pairs(options, kind)
+            found = audit_pairs(audited, given_rules(options.expressions), options.settings, progress=progress)
     return replace(found, provenance={**environment(), "input": options.input, "kind": kind})
 
 
@@ -94,7 +94,7 @@ def kind_of(options: AuditOptions) -> str:
     raise ArgumentError("audit", str(what), f"{path} with columns {names}")
 
 
-def load_subject(options: AuditOptions, kind: str) -> Subject:
+def load_audited_pairs(options: AuditOptions, kind: str) -> AuditedPairs:
     """Embeddings with what is known of them; a corpus beside them if there is one."""
     if kind == "run":
         vectors, known = split_of_run(Path(options.input), options.split or "test")
@@ -113,7 +113,7 @@ def load_subject(options: AuditOptions, kind: str) -> Subject:
     judged, held_out = (
         _judged(path, anchors, candidates) for path in (options.judgements, options.held_out_judgements)
     )
-    subject = make_subject(
+    audited = make_audited_pairs(
         anchors.vectors,
         keys,
         positives=_own_positives(options, anchors.vectors),
@@ -124,7 +124,7 @@ def load_subject(options: AuditOptions, kind: str) -> Subject:
         normalize=options.similarity != "dot",
         seed=options.settings.seed,
     )
-    return replace(subject, names=tuple(candidates.ids) if candidates.named else None)
+    return replace(audited, names=tuple(candidates.ids) if candidates.named else None)
 
 
 def _tags(options: AuditOptions, anchors: Side, beside: Side | None) -> tuple[dict[str, Any], dict[str, Tensor]]:

@@ -9,10 +9,10 @@ from typing import Annotated, Any
 import torch
 from torch import Tensor
 
+from hardneg.auditing.audited_pairs import AuditedPairs
 from hardneg.auditing.lists import Lists
 from hardneg.auditing.measure import NUM_HUBS
 from hardneg.auditing.result import Example, Hub, MinedFindings
-from hardneg.auditing.subject import Subject
 from hardneg.core.tensors import unit
 
 _same_vector = 1.0 - 1e-6  # the cosine of a vector with itself, after rounding
@@ -117,15 +117,15 @@ def _hubs(count: Counter[Any], num_documents: int | None) -> tuple[Hub, ...]:
     return tuple(Hub(name, number / total, number / total * size) for name, number in count.most_common(NUM_HUBS))
 
 
-def find_in_rows(subject: Subject, listed: Annotated[Tensor, "q k"]) -> MinedFindings:
+def find_in_rows(audited: AuditedPairs, listed: Annotated[Tensor, "q k"]) -> MinedFindings:
     """Looks at lists in memory: rows of the candidates, under the names these have."""
     own: list[list[int]] = [[] for _ in range(len(listed))]
-    if subject.pairs is not None:
-        everyone = torch.arange(len(listed), device=subject.pairs.rows.device)
-        for query, row in zip(*(each.tolist() for each in subject.pairs.of(everyone)), strict=True):
+    if audited.pairs is not None:
+        everyone = torch.arange(len(listed), device=audited.pairs.rows.device)
+        for query, row in zip(*(each.tolist() for each in audited.pairs.of(everyone)), strict=True):
             own[query].append(row)
     rows = [[row for row in each if row >= 0] for each in listed.tolist()]
-    name = {row: subject.name_of(row) for each in (*own, *rows) for row in each}
+    name = {row: audited.name_of(row) for each in (*own, *rows) for row in each}
     lists = Lists(
         list(range(len(rows))),
         [[name[row] for row in each] for each in own],
@@ -137,8 +137,8 @@ def find_in_rows(subject: Subject, listed: Annotated[Tensor, "q k"]) -> MinedFin
     return find(
         lists,
         row_of=row_of,
-        vectors=subject.candidates.vectors,
-        num_documents=len(subject.candidates),
+        vectors=audited.candidates.vectors,
+        num_documents=len(audited.candidates),
         queries_without=sum(not each for each in rows),
     )
 

@@ -14,9 +14,9 @@ from typing import Annotated
 import torch
 from torch import Tensor
 
+from hardneg.auditing.audited_pairs import AuditedPairs, Compared
 from hardneg.auditing.result import Hub, Row
 from hardneg.auditing.rules import NamedRule
-from hardneg.auditing.subject import Compared, Subject
 from hardneg.core.diagnose import diagnose
 from hardneg.core.objectives import debiased, log_expect_exp
 from hardneg.core.types import NEVER, Scores
@@ -42,19 +42,19 @@ class Chunk:
     diagnosed: bool
 
     @classmethod
-    def of(cls, subject: Subject, met: Compared, temperature: float, diagnosed: bool = False) -> Chunk:
-        rows, scores = met.rows, subject.scores(met, temperature)
-        false = subject.known_false(rows, scores) if subject.judges else None
+    def of(cls, audited: AuditedPairs, met: Compared, temperature: float, diagnosed: bool = False) -> Chunk:
+        rows, scores = met.rows, audited.scores(met, temperature)
+        false = audited.known_false(rows, scores) if audited.judges else None
         similarity = scores.candidates * temperature
         measures = torch.stack([similarity, met.near.to(similarity)], dim=-1)
         if false is not None:
             measures = torch.cat([measures, false[..., None].to(measures)], dim=-1)
-        judged = None if false is None or subject.all_judged else subject.known_pairs(rows, false)
+        judged = None if false is None or audited.all_judged else audited.known_pairs(rows, false)
         if judged is not None:
             measures = torch.cat([measures, judged[..., None].to(measures)], dim=-1)
         # A listed negative may be no valid candidate; an even choice is then one of all.
         count = scores.num_valid().clamp(min=1)
-        return cls(rows, scores, similarity, false, judged, subject.is_known(rows), measures, count, diagnosed)
+        return cls(rows, scores, similarity, false, judged, audited.is_known(rows), measures, count, diagnosed)
 
 
 @dataclass
@@ -106,9 +106,9 @@ class Tally:
         self.mass += q.sum(0)
         self.reached |= (q * (chunk.num_valid[:, None] / EVEN_SHARE)).amax(0) >= 1.0
 
-    def row(self, subject: Subject, size: int) -> Row:
+    def row(self, audited: AuditedPairs, size: int) -> Row:
         similarity, false = self._mean("similarity", size), self._mean("false", size)
-        judged = 1.0 if subject.all_judged else self._mean("judged", size)[0]
+        judged = 1.0 if audited.all_judged else self._mean("judged", size)[0]
         if judged == 0.0:  # no negative of this rule is judged, so that nothing is known
             false = math.nan, math.nan
         return Row(
@@ -125,8 +125,8 @@ class Tally:
             self._mean("attracted", size)[0],
             self._mean("temperature", size)[0],
             self.empty / self.anchors,
-            hubs_of(self.mass, subject),
-            self.rule.reads(subject.judges),
+            hubs_of(self.mass, audited),
+            self.rule.reads(audited.judges),
             judged_share=math.nan if not self.values["false"] else judged,
         )
 
@@ -164,14 +164,14 @@ def _expected(q: Annotated[Tensor, "b n"], measures: Annotated[Tensor, "b n k"])
     return total / mass.clamp(min=0.5)
 
 
-def hubs_of(mass: Annotated[Tensor, "n"], subject: Subject) -> tuple[Hub, ...]:
+def hubs_of(mass: Annotated[Tensor, "n"], audited: AuditedPairs) -> tuple[Hub, ...]:
     """The items chosen most, with their share of all choices and how many times that of an even choice it is."""
     total = float(mass.sum())
     if not total:
         return ()
     top = mass.topk(min(NUM_HUBS, len(mass)))
     return tuple(
-        Hub(subject.name_of(row), value / total, value / total * len(mass))
+        Hub(audited.name_of(row), value / total, value / total * len(mass))
         for row, value in zip(top.indices.tolist(), top.values.tolist(), strict=True)
         if value > 0
     )

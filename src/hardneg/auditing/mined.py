@@ -16,11 +16,11 @@ from hardneg.auditing.inputs import WHO, Judged, judged_lists, side_of
 from hardneg.auditing.lists import Lists, read_lists
 from hardneg.auditing.manifest import manifest_beside, mine_options, similarity_of, whole_number
 from hardneg.auditing.options import AuditOptions
-from hardneg.auditing.prepare import make_subject
+from hardneg.auditing.prepare import make_audited_pairs
 from hardneg.auditing.result import Audit, MinedFindings
 from hardneg.auditing.rules import given_rules
 from hardneg.auditing.samples import samples_of
-from hardneg.auditing.survey import audit_subject
+from hardneg.auditing.sampling import audit_pairs
 from hardneg.core.errors import ArgumentError, DataChanged, argument_error
 from hardneg.core.types import Keys
 from hardneg.mining.encode import cached, embed
@@ -69,7 +69,7 @@ def audit_mined(
     rows = [where[name] for name in kept.queries]
     positives = [[row_of[name] for name in own if name in row_of] for own in kept.positives]
     judged, held_out = (_judged(path, origin, rows) for path in (origin.judgements, options.held_out_judgements))
-    subject = make_subject(
+    pairs = make_audited_pairs(
         queries.vectors[rows],
         Keys(corpus.vectors),
         positives=positives if any(positives) else None,
@@ -82,7 +82,7 @@ def audit_mined(
     names = tuple(corpus.ids if corpus.named or corpus.texts is None else corpus.texts)
     given = given_rules(options.expressions)
     listed = as_rows(kept, row_of)
-    audited = audit_subject(replace(subject, names=names), given, options.settings, listed=listed, progress=progress)
+    audited = audit_pairs(replace(pairs, names=names), given, options.settings, listed=listed, progress=progress)
     return replace(audited, mined=found, notes=(*audited.notes, *origin.notes, *_lost(lists, where, row_of)))
 
 

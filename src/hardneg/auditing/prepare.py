@@ -1,4 +1,4 @@
-"""Checks the input of an audit and prepares the subject that is measured.
+"""Checks the input of an audit and prepares the audited that is measured.
 
 What the positive of an anchor is:
 
@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from hardneg.auditing.subject import Subject
+from hardneg.auditing.audited_pairs import AuditedPairs
 from hardneg.auditing.tags import numbered, unlike
 from hardneg.core.errors import ArgumentError, argument_error, spelled
 from hardneg.core.tensors import unit, widened
@@ -30,7 +30,7 @@ from hardneg.search.nearest import Corpus
 _in_memory, _block = 1 << 28, 1 << 16  # bytes of vectors, and rows of a block of larger ones
 
 
-def make_subject(
+def make_audited_pairs(
     embeddings: Given | Keys,
     corpus: Given | Keys,
     *,
@@ -42,7 +42,7 @@ def make_subject(
     groups: Tag | None = None,
     normalize: bool = True,
     seed: int = 0,
-) -> Subject:
+) -> AuditedPairs:
     """Checks all input and combines it."""
     anchors = _keys("embeddings", embeddings, labels, groups, beside=corpus is not None)
     if corpus is None and len(anchors) == 1:
@@ -60,7 +60,7 @@ def make_subject(
     wide = torch.promote_types(anchors.vectors.dtype, candidates.vectors.dtype)
     own = _compared("embeddings", anchors.vectors, normalize, wide)
     others = own if corpus is None else _compared("corpus", candidates.vectors, normalize, wide)
-    subject = Subject(
+    audited = AuditedPairs(
         own,
         others,
         anchors.tags,
@@ -70,8 +70,8 @@ def make_subject(
         names=None if names is None else tuple(names),
     )
     ids = None if corpus is None and not isinstance(embeddings, Keys) else candidates.ids
-    subject = _with_positives(subject, _read(positives, names), _read(judgements, names), ids, seed)
-    return _with_judged(subject, _read(judged_negatives, names), _read(held_out_judgements, names), ids)
+    audited = _with_positives(audited, _read(positives, names), _read(judgements, names), ids, seed)
+    return _with_judged(audited, _read(judged_negatives, names), _read(held_out_judgements, names), ids)
 
 
 def _read(given: Any, names: Names | None) -> Any:
@@ -84,51 +84,55 @@ def _read(given: Any, names: Names | None) -> Any:
 
 
 def _with_positives(
-    subject: Subject, positives: Positives | str | None, judgements: Positives | None, ids: Tensor | None, seed: int
-) -> Subject:
-    size, device = len(subject.anchors), subject.anchors.device
+    audited: AuditedPairs,
+    positives: Positives | str | None,
+    judgements: Positives | None,
+    ids: Tensor | None,
+    seed: int,
+) -> AuditedPairs:
+    size, device = len(audited.anchors), audited.anchors.device
 
     def pairs_of(given: Positives) -> Pairs:
-        return read_positives(given, size, RowsOf(ids, len(subject.candidates)))
+        return read_positives(given, size, RowsOf(ids, len(audited.candidates)))
 
     if judgements is not None:
         judged = pairs_of(judgements)
         some = judged.count().nonzero()[:, 0]
         if not len(some):
             raise ArgumentError("audit", "at least one judged document", "judgements of none")
-        subject = replace(subject, judged=judged.to(device), known_rows=some)
+        audited = replace(audited, judged=judged.to(device), known_rows=some)
         positives = _flat_first(judgements, size) if positives is None else positives
     if positives is None:
-        return subject
+        return audited
     if isinstance(positives, Tensor) and positives.is_floating_point():
-        shape = subject.anchors.vectors.shape
+        shape = audited.anchors.vectors.shape
         if positives.shape != shape:
             what = f"a second view {tuple(shape)} as positives"
             raise argument_error("audit", what, "positives", tuple(positives.shape))
-        return replace(subject, views=_prepared("positives", positives, subject.unit, subject.anchors.dtype))
+        return replace(audited, views=_prepared("positives", positives, audited.unit, audited.anchors.dtype))
     if isinstance(positives, str) and positives != "label":
         raise argument_error("audit", 'positives as vectors, ids or "label"', "positives", positives)
-    pairs = _same_label(subject, seed) if isinstance(positives, str) else pairs_of(positives)
-    return replace(subject, pairs=pairs.to(device))
+    pairs = _same_label(audited, seed) if isinstance(positives, str) else pairs_of(positives)
+    return replace(audited, pairs=pairs.to(device))
 
 
 def _with_judged(
-    subject: Subject, irrelevant: Positives | None, held_out: Positives | None, ids: Tensor | None
-) -> Subject:
+    audited: AuditedPairs, irrelevant: Positives | None, held_out: Positives | None, ids: Tensor | None
+) -> AuditedPairs:
     """Further judged pairs: irrelevant ones, and relevant ones that are no positives, which give a rate."""
-    size, device = len(subject.anchors), subject.anchors.device
+    size, device = len(audited.anchors), audited.anchors.device
     if irrelevant is None and held_out is None:
-        return subject
-    rows_of = RowsOf(ids, len(subject.candidates))
+        return audited
+    rows_of = RowsOf(ids, len(audited.candidates))
     if irrelevant is not None:
-        subject = replace(subject, irrelevant=read_positives(irrelevant, size, rows_of).to(device))
+        audited = replace(audited, irrelevant=read_positives(irrelevant, size, rows_of).to(device))
     if held_out is None:
-        return subject
+        return audited
     given = read_positives(held_out, size, rows_of)
     query, row = given.of(torch.arange(size))
-    if subject.pairs is not None:
-        own, positive = subject.pairs.to(torch.device("cpu")).of(torch.arange(size))
-        width = len(subject.candidates)
+    if audited.pairs is not None:
+        own, positive = audited.pairs.to(torch.device("cpu")).of(torch.arange(size))
+        width = len(audited.candidates)
         new = ~torch.isin(query * width + row, own * width + positive)
         query, row = query[new], row[new]
     if not len(row):
@@ -137,7 +141,7 @@ def _with_judged(
         fix = "hold some judgements out before mining, or give those of another source"
         raise ArgumentError("audit", what, got, fix)
     kept = as_pairs(query, row, size)
-    return replace(subject, held_out=kept.to(device), known_rows=kept.count().nonzero()[:, 0])
+    return replace(audited, held_out=kept.to(device), known_rows=kept.count().nonzero()[:, 0])
 
 
 def _flat_first(judgements: Positives, size: int) -> list[list[Any]]:
@@ -147,9 +151,9 @@ def _flat_first(judgements: Positives, size: int) -> list[list[Any]]:
     return [each[:1] for each in real]
 
 
-def _same_label(subject: Subject, seed: int) -> Pairs:
+def _same_label(audited: AuditedPairs, seed: int) -> Pairs:
     """One other row of the same label for each anchor that has one, drawn with the seed."""
-    tags = (subject.anchor_tags, subject.candidate_tags)
+    tags = (audited.anchor_tags, audited.candidate_tags)
     if any(each.labels is None for each in tags):
         raise ArgumentError("audit", 'labels of anchors and candidates for positives="label"', "none")
     own, labels = (each.labels.cpu() for each in tags if each.labels is not None)

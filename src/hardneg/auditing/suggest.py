@@ -21,10 +21,10 @@ from typing import Annotated
 import torch
 from torch import Tensor
 
+from hardneg.auditing.audited_pairs import AuditedPairs
 from hardneg.auditing.measure import Chunk
 from hardneg.auditing.result import Row, Suggestion
 from hardneg.auditing.rules import NamedRule
-from hardneg.auditing.subject import Subject
 from hardneg.core.types import NEVER
 from hardneg.negatives import parse
 from hardneg.negatives.windows import ROUNDING
@@ -76,14 +76,14 @@ class GridSearch:
     """Per family and member of its grid, sums of the false share and of the similarity over the anchors that it leaves
     a negative, and how many these are."""
 
-    subject: Subject
+    audited: AuditedPairs
     wanted: float
     temperature: float
     sums: dict[str, Annotated[Tensor, "3 g"]] = field(default_factory=dict)
 
     def add(self, chunk: Chunk) -> None:
         window = SortedRows(chunk)
-        for name, start, stop in _windows(window, chunk, self.subject.has_positives):
+        for name, start, stop in _windows(window, chunk, self.audited.has_positives):
             self._keep(name, *window.means(start, stop), chunk.known)
         self._keep("Tilt", *_tilted(chunk, self.temperature), chunk.known)
 
@@ -180,7 +180,7 @@ def suggestions(
 ) -> tuple[list[Suggestion], list[Row]]:
     """The best member of every family, measured as the expression it is, and those rows."""
     found, rows = [], []
-    grids = families(search.temperature, search.subject.has_positives)
+    grids = families(search.temperature, search.audited.has_positives)
     allowed = {family: search.allowed(family) for family in grids}
     known = {row.expression: row for row in measure([_rule(texts[0]) for texts in allowed.values() if texts])}
     for family, texts in allowed.items():
@@ -203,7 +203,7 @@ def _none(family: Family, search: GridSearch) -> Suggestion:
     wanted = f"{100 * search.wanted:.4g} %"
     lowest = min((value for value in search.curve(family.name)[0] if not math.isnan(value)), default=math.nan)
     text = f"None: the least false member of the grid has {100 * lowest:.2f} %, above the limit of {wanted}."
-    if search.subject.judges and not search.subject.all_judged:
+    if search.audited.judges and not search.audited.all_judged:
         text = f"None: too few pairs are judged to know that any member of the grid has at most {wanted}."
     elif lowest <= search.wanted:
         text = f"None: those members of the grid that come closest to the limit of {wanted} lie above it by rounding."

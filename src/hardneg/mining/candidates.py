@@ -11,10 +11,10 @@ from torch import Tensor
 from hardneg.core.bounds import Bounds
 from hardneg.core.keyed import uniform_of_pairs
 from hardneg.core.types import NEVER
+from hardneg.mining.corpus_scores import CorpusScorer, PairGuide
 from hardneg.mining.edges import COUNT_BYTES, is_wide
 from hardneg.mining.filters import Ceilings, Filters, bounds_of
 from hardneg.mining.fusion import Quotas, check_quotas, compacted, fused_key, named_source, source_number
-from hardneg.mining.meeting import Meeting, PairGuide
 from hardneg.mining.search import Retriever, Search
 from hardneg.mining.search_depth import can_sweep, check_depth, check_lists, may_remove, reach_of
 from hardneg.mining.select import Candidates, Rule
@@ -30,11 +30,11 @@ _recalled = 64  # queries by which the recall of an approximate search is measur
 class Finder:
     """Finds candidates, takes out what can never be a negative, and scores the rest."""
 
-    def __init__(self, meeting: Meeting, rule: Rule, search: Search) -> None:
-        self.meeting, self.rule, self.search = meeting, rule, search
-        self.device, self.corpus = meeting.device, meeting.corpus
+    def __init__(self, scorer: CorpusScorer, rule: Rule, search: Search) -> None:
+        self.scorer, self.rule, self.search = scorer, rule, search
+        self.device, self.corpus = scorer.device, scorer.corpus
         self.reach = reach_of(rule.negatives, rule.k, rule.draw)
-        near = () if search.kind == "also" else (meeting.source,)
+        near = () if search.kind == "also" else (scorer.source,)
         self.retrievers = (*near, *(other.name for other in search.also))
         by_faiss = search.kind in ("flat", "ivf", "hnsw")
         check_depth(rule.negatives, rule.k, rule.draw, search.kind, search.shards, listed=self.listed)
@@ -42,14 +42,14 @@ class Finder:
             sizes = search.candidates, len(self.retrievers), len(self.corpus)
             check_lists("Search", rule.negatives, rule.k, rule.draw, *sizes)
         check_quotas(search.quotas, rule.k, rule.draw, self.retrievers)
-        sizes = len(meeting.queries), len(self.corpus), meeting.queries.dim
+        sizes = len(scorer.queries), len(self.corpus), scorer.queries.dim
         self.shards = self.corpus.shards(search.shards_for(*sizes, self.device) if self.searched else 1)
         self.index = FaissIndex(self.corpus, search.kind, search.num_probes) if by_faiss else None
 
     @property
     def listed(self) -> bool:
         """Whether candidates are fixed lists (a union of retrievers, rescored) instead of the whole corpus."""
-        return bool(self.search.also) or self.meeting.rescore is not None or isinstance(self.meeting.guide, PairGuide)
+        return bool(self.search.also) or self.scorer.rescore is not None or isinstance(self.scorer.guide, PairGuide)
 
     @property
     def swept(self) -> bool:
@@ -95,13 +95,13 @@ class Finder:
     @property
     def filters(self) -> bool:
         """Whether anything could be taken out while searching."""
-        some = any(may_remove(factor) for factor in self.leading) or self.meeting.near_positive is not None
+        some = any(may_remove(factor) for factor in self.leading) or self.scorer.near_positive is not None
         return some and self.index is None
 
     def block(self, size: int | None) -> int:
         """Queries of one block."""
         width = len(self.corpus) if size is None else size * (1 + len(self.search.also))
-        return max(1, min(self.meeting.query_block, self.meeting.most_scores // max(width, 1)))
+        return max(1, min(self.scorer.query_block, self.scorer.most_scores // max(width, 1)))
 
     def at_once(self, size: int | None, shards: int = 1) -> int:
         """Queries whose lists, of so many shards, and vectors are held while a shard is searched."""
@@ -110,7 +110,7 @@ class Finder:
     def query_bytes(self, size: int | None, shards: int = 1) -> int:
         """What a query takes while a shard is searched: lists and counts, and its vector as given and as compared."""
         longest = min(size or 0, max(high - low for low, high in self.shards))
-        return shards * (self.piece_bytes(longest) + COUNT_BYTES * self.num_wide) + 8 * self.meeting.queries.dim
+        return shards * (self.piece_bytes(longest) + COUNT_BYTES * self.num_wide) + 8 * self.scorer.queries.dim
 
     def piece_bytes(self, size: int | None) -> int:
         """The list of a query in one shard."""
@@ -131,20 +131,20 @@ class Finder:
         if self.swept:
             assert bounds is not None
             drawn = (lambda low, high: self._uniforms(query, low, high)) if self.rule.draw == "gumbel" else None
-            keep = Filters(self.meeting, query, self.rule.negatives.factors, bounds, drawn)
+            keep = Filters(self.scorer, query, self.rule.negatives.factors, bounds, drawn)
         elif filtered and (forms := self.ceilings()) is not None:
-            keep = Ceilings(self.meeting, query, forms)
+            keep = Ceilings(self.scorer, query, forms)
         elif filtered:
-            own = bounds_of(self.meeting, query, self.leading)
-            keep = Filters(self.meeting, query, self.leading, own, judged_again=True)
-        excluded = self.meeting.excluded.of(query)
-        return RunningNearest(self.corpus, self.meeting.model.raw(query), size, excluded, keep, largest_on(self.device))
+            own = bounds_of(self.scorer, query, self.leading)
+            keep = Filters(self.scorer, query, self.leading, own, judged_again=True)
+        excluded = self.scorer.excluded.of(query)
+        return RunningNearest(self.corpus, self.scorer.model.raw(query), size, excluded, keep, largest_on(self.device))
 
     def ceilings(self) -> list[ClosedForm] | None:
         """The forms of the leading factors, if all that they remove is what scores above a ceiling."""
         forms = [factor.closed_form() if may_remove(factor) else ClosedForm() for factor in self.leading]
         known = [form for form in forms if form is not None and form.cut_from_above]
-        return known if len(known) == len(forms) and self.meeting.near_positive is None else None
+        return known if len(known) == len(forms) and self.scorer.near_positive is None else None
 
     def _uniforms(self, query: Tensor, low: int, high: int) -> Tensor:
         rows = torch.arange(low, high, device=self.device).expand(len(query), -1)
@@ -168,8 +168,8 @@ class Finder:
             assert seen is not None
             return Candidates(None, values, rows, query, self._is_all(rows), left=seen[:, 1:]), seen
         valid = rows >= 0
-        after = valid & ~self.meeting.near_positive_listed(query, rows)
-        scores = self.meeting.listed_scores(query, values.masked_fill(~valid, 0.0), after, rows)
+        after = valid & ~self.scorer.near_positive_listed(query, rows)
+        scores = self.scorer.listed_scores(query, values.masked_fill(~valid, 0.0), after, rows)
         seen = _counts(valid, after) if seen is None else seen
         return Candidates(scores, values, rows, query, self._is_all(rows)), seen
 
@@ -179,7 +179,7 @@ class Finder:
         rows = candidates.row_numbers().gather(1, slot).masked_fill(none, -1)
         if candidates.rows is None:  # products of blocks, whose last digits depend on the blocks
             query = candidates.query.repeat_interleave(rows.shape[1])
-            scores = self.meeting.model.pairs(query, rows.flatten()).view(rows.shape).masked_fill(none, NEVER)
+            scores = self.scorer.model.pairs(query, rows.flatten()).view(rows.shape).masked_fill(none, NEVER)
         else:
             scores = candidates.similarity.gather(1, slot).masked_fill(none, NEVER)
         found_by = (~none).long()
@@ -194,13 +194,13 @@ class Finder:
 
     def recall(self) -> float | None:
         """The share of the nearest that an approximate index finds, for some queries; None of an exact search."""
-        if self.search.kind not in ("ivf", "hnsw") or not len(self.meeting.queries):
+        if self.search.kind not in ("ivf", "hnsw") or not len(self.scorer.queries):
             return None
-        number = len(self.meeting.queries)
+        number = len(self.scorer.queries)
         query = torch.linspace(0, number - 1, min(_recalled, number), device=self.device).long()
         size, _ = next(self.attempts(False))
         assert size is not None
-        exact = RunningNearest(self.corpus, self.meeting.model.raw(query), size, self.meeting.excluded.of(query))
+        exact = RunningNearest(self.corpus, self.scorer.model.raw(query), size, self.scorer.excluded.of(query))
         for low, high in self.corpus.blocks():
             exact.add(Documents.of(self.corpus, low, high))
         right, found = exact.found().rows, self._by_index(query, size).rows
@@ -210,19 +210,19 @@ class Finder:
     def _by_index(self, query: Tensor, size: int) -> Nearest:
         """The lists of FAISS, scored and ordered as those of the exact search."""
         assert self.index is not None
-        rows = self.index.nearest(self.meeting.model.of(query), size, self.meeting.excluded.of(query)).rows
-        values = self.meeting.model.pairs(query.repeat_interleave(rows.shape[1]), rows.flatten()).view(rows.shape)
+        rows = self.index.nearest(self.scorer.model.of(query), size, self.scorer.excluded.of(query)).rows
+        values = self.scorer.model.pairs(query.repeat_interleave(rows.shape[1]), rows.flatten()).view(rows.shape)
         key, rows = in_order(values.masked_fill(rows < 0, NEVER), rows)
         return Nearest(key, rows, key)
 
     def _whole_rows(self, query: Tensor) -> tuple[Candidates, Tensor]:
-        meeting, blocks = self.meeting, self.corpus.blocks()
-        vectors, excluded = meeting.model.of(query), meeting.excluded.of(query)
+        scorer, blocks = self.scorer, self.corpus.blocks()
+        vectors, excluded = scorer.model.of(query), scorer.excluded.of(query)
         similarity = torch.cat([self.corpus.scores(vectors, excluded, low, high) for low, high in blocks], 1)
         valid = similarity != NEVER
-        near = [meeting.near_positive_block(query, low, high) for low, high in blocks]
+        near = [scorer.near_positive_block(query, low, high) for low, high in blocks]
         after = valid & ~torch.cat([each.expand(len(query), -1) for each in near], 1)
-        scores = meeting.block_scores(query, similarity.masked_fill(~valid, 0.0), after, 0, len(self.corpus))
+        scores = scorer.block_scores(query, similarity.masked_fill(~valid, 0.0), after, 0, len(self.corpus))
         return Candidates(scores, similarity, None, query, _all(query), ordered=False), _counts(valid, after)
 
     def _listed(self, query: Tensor, size: int, found: Nearest | None) -> tuple[Candidates, Tensor]:
@@ -238,9 +238,9 @@ class Finder:
         codes = torch.cat([torch.full_like(lists[i], i) for i in order], 1).gather(1, column)
         place, column = valid.nonzero().unbind(1)
         similarity = torch.full(rows.shape, NEVER, dtype=torch.float64, device=self.device)
-        similarity[place, column] = self.meeting.pair_scores(query[place], rows[place, column])
-        after = valid & ~self.meeting.near_positive_listed(query, rows)
-        scores = self.meeting.listed_scores(query, similarity.masked_fill(~valid, 0.0), after, rows)
+        similarity[place, column] = self.scorer.pair_scores(query[place], rows[place, column])
+        after = valid & ~self.scorer.near_positive_listed(query, rows)
+        scores = self.scorer.listed_scores(query, similarity.masked_fill(~valid, 0.0), after, rows)
         scores = scores.changed(source=codes, source_names=self.retrievers)
         key, quotas = self._fused(lists, rows, source)
         candidates = Candidates(scores, similarity, rows, query, _all(query), False, tuple(lists), key, quotas)
@@ -251,14 +251,14 @@ class Finder:
         for those of a retriever that stand in for similarities where there are no vectors."""
         number = {name: source_number(name, self.retrievers) for name, _ in self.search.quotas}
         quotas = tuple((fused_key([lists[number[name]]], rows), count) for name, count in self.search.quotas)
-        stands_in = getattr(self.meeting.rescore, "__self__", None) in self.search.also
-        rescored = self.meeting.rescore is not None and not stands_in
+        stands_in = getattr(self.scorer.rescore, "__self__", None) in self.search.also
+        rescored = self.scorer.rescore is not None and not stands_in
         if rescored or (source is None and (len(lists) == 1 or self.search.fusion != "rrf")):
             return None, quotas
         return fused_key(lists if source is None else [lists[source]], rows), quotas
 
     def _other(self, retriever: Retriever, query: Tensor, size: int) -> Tensor:
-        place, banned = self.meeting.excluded.of(query)
+        place, banned = self.scorer.excluded.of(query)
         n, most = len(self.corpus), int(torch.bincount(place).max()) if len(place) else 0
         rows = torch.nn.functional.pad(retriever(query.cpu(), size + most).to(self.device), (0, 1), value=-1)
         taken = torch.isin(torch.arange(len(query), device=self.device)[:, None] * n + rows, place * n + banned)

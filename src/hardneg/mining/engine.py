@@ -26,8 +26,8 @@ from hardneg.mining.alignment import (
 )
 from hardneg.mining.candidates import Finder
 from hardneg.mining.checks import check_inputs, check_vectors
+from hardneg.mining.corpus_scores import CorpusScorer, Rescore
 from hardneg.mining.explain import Explanation
-from hardneg.mining.meeting import Meeting, Rescore
 from hardneg.mining.pairs import Positives
 from hardneg.mining.search import Search
 from hardneg.mining.select import Rule, select
@@ -112,10 +112,10 @@ def mine(
     miner = Miner(queries, corpus, positives, rule, temperature, near_positive, search, rescore, guide)
     alignment = miner.alignment()
     warn_of_alignment(alignment)
-    warn_of_missing_positives(miner.meeting.positives, rule.negatives)
+    warn_of_missing_positives(miner.scorer.positives, rule.negatives)
     mined = miner.joined(miner.mined(progress))
     if rescore is None:
-        several = bool((miner.meeting.positives.count() > 1).any())
+        several = bool((miner.scorer.positives.count() > 1).any())
         warn_of_easy_negatives(alignment, rule.negatives, draw, mined.scores[mined.rows >= 0], several)
     return mined
 
@@ -137,8 +137,8 @@ class Miner:
     ) -> None:
         check_inputs(queries, corpus, rule, temperature, near_positive)
         self.rule, self.search = rule, search
-        self.meeting = Meeting(queries, corpus, positives, temperature, near_positive, search, rescore, guide)
-        self.finder = Finder(self.meeting, rule, search)
+        self.scorer = CorpusScorer(queries, corpus, positives, temperature, near_positive, search, rescore, guide)
+        self.finder = Finder(self.scorer, rule, search)
         if not self.finder.searched:  # else checked when it is read
             check_vectors("corpus", corpus.vectors, search.cosine)
 
@@ -158,35 +158,35 @@ class Miner:
 
     def joined(self, pieces: Iterable[Piece]) -> Mined:
         """The blocks as one, with the ids of the corpus."""
-        shape = len(self.meeting.queries), self.rule.k
+        shape = len(self.scorer.queries), self.rule.k
         rows, found_by = torch.full(shape, -1), torch.zeros(shape, dtype=torch.long)
-        scores = torch.full(shape, NEVER, dtype=self.meeting.corpus.dtype)
-        explanation = Explanation.of(self.rule.negatives, self.meeting.near_positive, self.rule.near_negative)
+        scores = torch.full(shape, NEVER, dtype=self.scorer.corpus.dtype)
+        explanation = Explanation.of(self.rule.negatives, self.scorer.near_positive, self.rule.near_negative)
         for piece in pieces:
             one = {name: torch.from_numpy(piece[name][piece["decided"]]) for name in piece if name != "decided"}
             query = one["query"]
             rows[query], scores[query], found_by[query] = one["rows"], one["scores"], one["found_by"]
             explanation.count(one["left"], one["removed"], (one["rows"] >= 0).sum(1), self.rule.k)
-        ids, retrievers = self.meeting.ids_of(rows), self.finder.retrievers
+        ids, retrievers = self.scorer.ids_of(rows), self.finder.retrievers
         return Mined(ids, scores, rows, found_by, retrievers, explanation, self.finder.recall())
 
     def alignment(self) -> Alignment:
         """How close the positives are beside random documents."""
-        meeting = self.meeting
-        return alignment_of(meeting.queries.vectors, meeting.keys.vectors, meeting.positives, cosine=self.search.cosine)
+        scorer = self.scorer
+        return alignment_of(scorer.queries.vectors, scorer.keys.vectors, scorer.positives, cosine=self.search.cosine)
 
     @property
     def bfloat16(self) -> bool:
         """Whether tensor cores screen the products, with the same result."""
         if self.search.precision != "auto":
             return self.search.precision == "bfloat16"
-        return self.meeting.device.type == "cuda" and runs_in_triton(self.meeting.device)
+        return self.scorer.device.type == "cuda" and runs_in_triton(self.scorer.device)
 
     @property
     def short_rows(self) -> bool:
         """Whether whole rows of a block of queries fit into memory, where bounds need them."""
-        finder, n = self.finder, len(self.meeting.corpus)
-        return len(finder.shards) == 1 and n * finder.block(self.rule.k) <= self.meeting.most_scores
+        finder, n = self.finder, len(self.scorer.corpus)
+        return len(finder.shards) == 1 and n * finder.block(self.rule.k) <= self.scorer.most_scores
 
     def needs_filters(self) -> bool:
         """Whether filters go into the first search: those that cost nothing there, or those that more than a quarter
@@ -194,13 +194,13 @@ class Miner:
 
         The share is judged by a part of a large corpus, in which a list is shorter by as much.
         """
-        finder, corpus = self.finder, self.meeting.corpus
+        finder, corpus = self.finder, self.scorer.corpus
         attempts = list(finder.attempts(False))
-        if finder.swept or len(attempts) == 1 or not attempts[1][1] or not len(self.meeting.queries):
+        if finder.swept or len(attempts) == 1 or not attempts[1][1] or not len(self.scorer.queries):
             return False
         if finder.ceilings() is not None and not self.bfloat16:
             return True  # at no cost, and the corpus is read once
-        query = torch.arange(min(_pilot, len(self.meeting.queries)), device=self.meeting.device)
+        query = torch.arange(min(_pilot, len(self.scorer.queries)), device=self.scorer.device)
         low, high = 0, min(_pilot_rows, len(corpus))
         share = high / len(corpus)
         size, wanted = (max(1, round(number * share)) for number in (attempts[0][0] or 1, finder.reach.size or 1))
@@ -209,10 +209,10 @@ class Miner:
             running.add(Documents.of(corpus, *part))
         candidates, _ = finder.candidates(query, size, running.found(), None)
         if high == len(corpus):
-            return float((~select(candidates, self.rule, self.meeting.directions).decided).float().mean()) > 0.25
+            return float((~select(candidates, self.rule, self.scorer.directions).decided).float().mean()) > 0.25
         assert candidates.scores is not None
         left = torch.ones_like(candidates.scores.valid)
         for factor in finder.leading:
             left &= factor.log_weights(candidates.scores) != NEVER
-        self.meeting.forget()
+        self.scorer.forget()
         return float(((left & candidates.scores.valid).sum(1) < wanted).float().mean()) > 0.25

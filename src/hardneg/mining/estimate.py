@@ -85,7 +85,7 @@ def piece_bytes(miner: Miner, queries: int) -> int:
     """
     finder, k = miner.finder, miner.rule.k
     size, _ = next(iter(finder.attempts(False)))
-    corpus, dim = miner.meeting.corpus, miner.meeting.queries.dim
+    corpus, dim = miner.scorer.corpus, miner.scorer.queries.dim
     shards = len(corpus.shards(miner.search.shards_for(queries, len(corpus), dim, corpus.device)))
     searched = finder.piece_bytes(size) * finder.searched
     if finder.num_wide and (shards > 1 or not miner.short_rows):
@@ -95,7 +95,7 @@ def piece_bytes(miner: Miner, queries: int) -> int:
 
 def check_disk(miner: Miner, folder: Path) -> None:
     """Raises before the search where the disk has no room for it."""
-    _check_pieces(folder, piece_bytes(miner, len(miner.meeting.queries)))
+    _check_pieces(folder, piece_bytes(miner, len(miner.scorer.queries)))
 
 
 def check_disk_before(options: MineOptions, problem: Problem, folder: Path) -> None:

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from hardneg.core.bounds import Bounds, TileAndMask, find_bounds
 from hardneg.core.types import NEVER
-from hardneg.mining.meeting import Meeting, Model
+from hardneg.mining.corpus_scores import CorpusScorer, Model
 from hardneg.negatives import Negatives
 from hardneg.negatives.closed import ClosedForm
 from hardneg.search.draws import gumbel_keys
@@ -26,27 +26,27 @@ Uniforms = Callable[[int, int], Annotated[Tensor, "b m"]]
 class CorpusRows:
     """Some queries against a part of the corpus, as tiles for the sweep: the same tiles at each call."""
 
-    meeting: Meeting
+    scorer: CorpusScorer
     query: Annotated[Tensor, "b"]
     part: Part
 
     def tiles(self) -> Iterator[TileAndMask]:
-        meeting, query = self.meeting, self.query
-        vectors, excluded = meeting.model.of(query), meeting.excluded.of(query)
-        for low, high in meeting.corpus.blocks(self.part):
-            similarity = meeting.corpus.scores(vectors, excluded, low, high)
-            valid = (similarity != NEVER) & ~meeting.near_positive_block(query, low, high)
-            yield meeting.tile(query, similarity, low, high), valid
+        scorer, query = self.scorer, self.query
+        vectors, excluded = scorer.model.of(query), scorer.excluded.of(query)
+        for low, high in scorer.corpus.blocks(self.part):
+            similarity = scorer.corpus.scores(vectors, excluded, low, high)
+            valid = (similarity != NEVER) & ~scorer.near_positive_block(query, low, high)
+            yield scorer.tile(query, similarity, low, high), valid
 
     def positives(self) -> Iterator[TileAndMask]:
-        yield self.meeting.positive_tile(self.query)
+        yield self.scorer.positive_tile(self.query)
 
 
 def bounds_of(
-    meeting: Meeting, query: Annotated[Tensor, "b"], factors: Sequence[Negatives], part: Part | None = None
+    scorer: CorpusScorer, query: Annotated[Tensor, "b"], factors: Sequence[Negatives], part: Part | None = None
 ) -> list[Bounds]:
     """The bounds of each factor for these queries, over a part of the corpus or, without one, the positives alone."""
-    return find_bounds(factors, [CorpusRows(meeting, query, part or (0, 0))])[0]
+    return find_bounds(factors, [CorpusRows(scorer, query, part or (0, 0))])[0]
 
 
 class Filters:
@@ -59,7 +59,7 @@ class Filters:
 
     def __init__(
         self,
-        meeting: Meeting,
+        scorer: CorpusScorer,
         query: Annotated[Tensor, "b"],
         factors: Sequence[Negatives],
         bounds: Sequence[Bounds],
@@ -67,22 +67,22 @@ class Filters:
         *,
         judged_again: bool = False,
     ) -> None:
-        self.meeting, self.query, self.factors, self.bounds = meeting, query, factors, bounds
+        self.scorer, self.query, self.factors, self.bounds = scorer, query, factors, bounds
         self.uniforms, self.drawn, self.judged_again = uniforms, uniforms is not None, judged_again
-        self.seen = torch.zeros(len(query), 2 + len(factors), dtype=torch.long, device=meeting.device)
+        self.seen = torch.zeros(len(query), 2 + len(factors), dtype=torch.long, device=scorer.device)
 
     def __call__(
         self, similarity: Annotated[Tensor, "b m"], low: int, high: int, slack: Annotated[Tensor, "b 1"]
     ) -> Annotated[Tensor, "b m"]:
         met = similarity != NEVER
-        valid = met & ~self.meeting.near_positive_block(self.query, low, high)
+        valid = met & ~self.scorer.near_positive_block(self.query, low, high)
         log_w, left = self._weighed(similarity, valid, low, high)
         self.seen += torch.stack([met.sum(1), *left], 1)
         if self.uniforms is not None:
             return gumbel_keys(log_w, self.uniforms(low, high))
         kept = log_w != NEVER
         if self.judged_again:
-            by, guide = slack.to(similarity.dtype), self.meeting.guide
+            by, guide = slack.to(similarity.dtype), self.scorer.guide
             wide = guide.slack(self.query, low, high).to(similarity.dtype) if isinstance(guide, Model) else None
             for moved in (similarity - by, similarity + by):
                 for other in (None,) if wide is None else (-wide, wide):
@@ -93,7 +93,7 @@ class Filters:
         self, similarity: Tensor, valid: Tensor, low: int, high: int, moved: Annotated[Tensor, "b 1"] | None = None
     ) -> tuple[Tensor, list[Tensor]]:
         """The log-weights, and how many the guard and each factor left. The guide's are ``moved`` by as much."""
-        tile = self.meeting.tile(self.query, similarity, low, high)
+        tile = self.scorer.tile(self.query, similarity, low, high)
         if moved is not None and tile.guide is not None:
             tile.guide = tile.guide + moved
         log_w, left = torch.where(valid, 0.0, NEVER).to(similarity.dtype), [valid.sum(1)]
@@ -113,17 +113,17 @@ class Ceilings:
 
     drawn = False
 
-    def __init__(self, meeting: Meeting, query: Annotated[Tensor, "b"], forms: Sequence[ClosedForm]) -> None:
-        positives, real = meeting.positive_scores(query)
+    def __init__(self, scorer: CorpusScorer, query: Annotated[Tensor, "b"], forms: Sequence[ClosedForm]) -> None:
+        positives, real = scorer.positive_scores(query)
         lowest = positives.masked_fill(~real, torch.inf).amin(1, keepdim=True)
         above = [lowest.new_full((len(query), 1), torch.inf)]
         for form in forms:
             ceiling = form.ceiling(lowest)
             above.append(above[-1] if ceiling is None else torch.minimum(above[-1], ceiling))
         self.ceilings = above[1:]
-        pairs = torch.unique(torch.stack(meeting.excluded.of(query)), dim=1)
+        pairs = torch.unique(torch.stack(scorer.excluded.of(query)), dim=1)
         self.place, self.row = pairs[0], pairs[1]
-        self.seen = torch.zeros(len(query), 2 + len(forms), dtype=torch.long, device=meeting.device)
+        self.seen = torch.zeros(len(query), 2 + len(forms), dtype=torch.long, device=scorer.device)
 
     def __call__(
         self, similarity: Annotated[Tensor, "b m"], low: int, high: int, slack: Annotated[Tensor, "b 1"]

@@ -35,9 +35,9 @@ def fingerprint(
         "inputs": stamps,
         "encoder": embedded.keys,
         "rescore": None if options.rescore is None else _key_of_rescore(options, options.rescore, engine),
-        "blocks": [miner.meeting.query_block, miner.meeting.corpus.block, len(miner.finder.shards)],
-        "memory": miner.search.memory_on(miner.meeting.device),
-        "device": miner.meeting.device.type,
+        "blocks": [miner.scorer.query_block, miner.scorer.corpus.block, len(miner.finder.shards)],
+        "memory": miner.search.memory_on(miner.scorer.device),
+        "device": miner.scorer.device.type,
         "version": __version__,
     }
 

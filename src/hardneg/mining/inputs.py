@@ -20,6 +20,7 @@ from hardneg.io.outputs import same_file
 from hardneg.io.tables import Table, aligned, column_of_vectors, holds_vectors, read_table, read_vectors
 from hardneg.mining.cells import checked_ids
 from hardneg.mining.checks import check_directions, quotas_of, rule_of
+from hardneg.mining.corpus_scores import Rescore
 from hardneg.mining.encode import (
     Encoder,
     cached,
@@ -34,7 +35,6 @@ from hardneg.mining.engines.base import Engine
 from hardneg.mining.engines.ranks import device_of_rank
 from hardneg.mining.judgements import numbered_both, read_grades
 from hardneg.mining.lexical import Lexical
-from hardneg.mining.meeting import Rescore
 from hardneg.mining.options import MineOptions
 from hardneg.mining.pair_scores import PairScorer, pair_scorer
 from hardneg.mining.problem import Problem, Side, build_problem, documents_of_table, side_of_table, texts_of

@@ -269,9 +269,9 @@ def _read_job(path: Path) -> Any:
 def _result(problem: Problem, miner: Miner, mined: Mined) -> Result:
     # The pairs of the miner are sorted by row within a query; the problem's positives follow.
     problem.positives = [sorted(rows) for rows in problem.positives]
-    query = torch.arange(len(problem.queries), device=miner.meeting.device)
-    place, rows = miner.meeting.positives.of(query)
-    positives = miner.meeting.pair_scores(query[place], rows).to(mined.scores.dtype).cpu().numpy()
+    query = torch.arange(len(problem.queries), device=miner.scorer.device)
+    place, rows = miner.scorer.positives.of(query)
+    positives = miner.scorer.pair_scores(query[place], rows).to(mined.scores.dtype).cpu().numpy()
     return Result(
         problem, mined.rows.numpy(), mined.scores.numpy(), positives, mined.found_by.numpy(), mined.retrievers
     )
@@ -287,15 +287,15 @@ def _finish(
     sources: dict[str, Any],
 ) -> Summary:
     """Makes the output and its manifest in the work folder, then puts both in place."""
-    result, explanation, device = _result(problem, miner, mined), mined.explanation, miner.meeting.device
+    result, explanation, device = _result(problem, miner, mined), mined.explanation, miner.scorer.device
     anchor = options.columns.query if options.columns.query and "+" not in options.columns.query else "anchor"
     layout = Layout(options.format, anchor, options.columns.positive or "positive", options.scores, options.ids)
     if options.judged_negatives:
         result = with_judged_negatives(
-            result, lambda query, row: miner.meeting.pair_scores(query.to(device), row.to(device))
+            result, lambda query, row: miner.scorer.pair_scores(query.to(device), row.to(device))
         )
         explanation.short_after(torch.from_numpy(result.rows))
-    result = with_teacher(result, miner.meeting)
+    result = with_teacher(result, miner.scorer)
     if not has_rows(result, layout):
         shutil.rmtree(work)  # its blocks are of no use to another rule or format
         raise no_negatives(explanation, options.format, options.candidates if is_listed(options) else None)
@@ -306,7 +306,7 @@ def _finish(
     written = write_output(staged, result, layout)
     counts = {**problem.counts, "negatives": int((result.rows >= 0).sum()), "rows_written": written}
     statistics = _statistics(result, miner)
-    if problem.alignment is not None and miner.meeting.rescore is None:
+    if problem.alignment is not None and miner.scorer.rescore is None:
         several = any(len(rows) > 1 for rows in problem.positives)
         chosen = torch.from_numpy(result.scores[result.rows >= 0])
         warn_of_easy_negatives(problem.alignment, expression_of(options), options.draw, chosen, several)
@@ -334,9 +334,9 @@ def _statistics(result: Result, miner: Miner) -> dict[str, dict[str, float]]:
     """Similarities of positives, chosen negatives and random documents."""
     random = torch.Generator().manual_seed(0)
     query = torch.randint(0, len(result.rows), (1000,), generator=random)
-    rows = torch.randint(0, len(miner.meeting.corpus), (1000,), generator=random)
-    device = miner.meeting.device
-    drawn = miner.meeting.pair_scores(query.to(device), rows.to(device)).cpu().numpy()
+    rows = torch.randint(0, len(miner.scorer.corpus), (1000,), generator=random)
+    device = miner.scorer.device
+    drawn = miner.scorer.pair_scores(query.to(device), rows.to(device)).cpu().numpy()
     groups = {"positives": result.positive_scores, "negatives": result.scores[result.rows >= 0], "random": drawn}
     out = {}
     for name, values in groups.items():

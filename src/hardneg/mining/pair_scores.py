@@ -12,7 +12,7 @@ from torch import Tensor
 
 from hardneg.core.errors import check_callable, optional
 from hardneg.io.functions import loading_model
-from hardneg.mining.meeting import Meeting, PairGuide
+from hardneg.mining.corpus_scores import CorpusScorer, PairGuide
 from hardneg.mining.output import Result
 
 OfPairs = Callable[[list[tuple[str, str]]], Any]
@@ -45,17 +45,17 @@ class PairScorer:
         return torch.as_tensor(np.asarray(self.score(pairs), dtype=np.float32)) if pairs else torch.zeros(0)
 
 
-def with_teacher(result: Result, meeting: Meeting) -> Result:
+def with_teacher(result: Result, scorer: CorpusScorer) -> Result:
     """The result with the cross-encoder's scores of the chosen pairs, for distillation."""
-    if getattr(meeting.rescore, "teaches", False):
+    if getattr(scorer.rescore, "teaches", False):
         return replace(result, teacher=(result.scores, result.positive_scores))
-    if not isinstance(meeting.guide, PairGuide):
+    if not isinstance(scorer.guide, PairGuide):
         return result
     query, column = (torch.from_numpy(each) for each in (result.rows >= 0).nonzero())
     scores = np.full(result.rows.shape, -np.inf, dtype=np.float32)
-    found = meeting.guide.pairs(query, torch.from_numpy(result.rows)[query, column])
+    found = scorer.guide.pairs(query, torch.from_numpy(result.rows)[query, column])
     scores[query.numpy(), column.numpy()] = found.cpu().numpy()
     count = torch.tensor([len(rows) for rows in result.problem.positives])
     owner = torch.repeat_interleave(torch.arange(len(count)), count)
-    own = meeting.guide.pairs(owner, torch.tensor([row for rows in result.problem.positives for row in rows]))
+    own = scorer.guide.pairs(owner, torch.tensor([row for rows in result.problem.positives for row in rows]))
     return replace(result, teacher=(scores, own.cpu().numpy()))

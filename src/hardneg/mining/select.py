@@ -12,8 +12,8 @@ from torch import Tensor
 from hardneg.core.errors import check_counts, check_kind, check_seed
 from hardneg.core.keyed import uniform_of_pairs
 from hardneg.core.types import NEVER, Scores
+from hardneg.mining.corpus_scores import is_copy
 from hardneg.mining.fusion import Quotas, by_quotas, compacted
-from hardneg.mining.meeting import is_copy
 from hardneg.mining.search_depth import depths_of, ends_here
 from hardneg.negatives import Negatives
 from hardneg.search.draws import draw_at, gumbel_order

@@ -25,9 +25,9 @@ from torch import Tensor
 from hardneg.core.bounds import Bound, Bounds, State, Window, finish, left_by, reduce_rows
 from hardneg.io.arrays import Array
 from hardneg.mining.checks import check_vectors
+from hardneg.mining.corpus_scores import Model
 from hardneg.mining.edges import Edges, count_bytes, finished, is_wide, narrowed, start_edges
 from hardneg.mining.filters import CorpusRows, bounds_of
-from hardneg.mining.meeting import Model
 from hardneg.mining.select import Selection, select
 from hardneg.search.exact import GROUP, Documents, runs_in_triton
 from hardneg.search.nearest import Nearest, merged
@@ -87,7 +87,7 @@ def chosen_pieces(miner: Miner, store: Store, run: Run) -> Iterator[Piece]:
     if not store.has("pilot", 0):
         store.write("pilot", 0, {"filter_first": np.array(miner.needs_filters())})
     filter_first = bool(store.read("pilot", 0)["filter_first"])
-    pending = np.arange(len(miner.meeting.queries))
+    pending = np.arange(len(miner.scorer.queries))
     held = len(miner.finder.shards) if store.in_memory else 1  # shards whose lists are in memory
     for number, (size, filtered) in enumerate(miner.finder.attempts(filter_first)):
         undecided = [pending[:0]]
@@ -151,7 +151,7 @@ class Stages:
 
     def __init__(self, miner: Miner, store: Store) -> None:
         self.miner, self.store = miner, store
-        self.meeting, self.finder, self.corpus = miner.meeting, miner.finder, miner.meeting.corpus
+        self.scorer, self.finder, self.corpus = miner.scorer, miner.finder, miner.scorer.corpus
         self.factors = miner.rule.negatives.factors
 
     def perform(self, stage: Stage, piece: int) -> Piece:
@@ -160,11 +160,11 @@ class Stages:
                 stage.kind
             ](stage, piece)
         finally:
-            self.meeting.forget()
+            self.scorer.forget()
 
     def _blocks(self, stage: Stage) -> tuple[Tensor, ...]:
         query = torch.from_numpy(self.store.read(replace(stage, kind="queries", factor=0, level=0).name, 0)["query"])
-        return torch.split(query.to(self.meeting.device), self.finder.block(stage.size)) if len(query) else ()
+        return torch.split(query.to(self.scorer.device), self.finder.block(stage.size)) if len(query) else ()
 
     def _lists(self, stage: Stage, shard: int) -> Piece:
         assert stage.size is not None
@@ -193,7 +193,7 @@ class Stages:
     def _documents(self, stage: Stage, shard: int) -> list[tuple[int, int]]:
         """The blocks of a shard: larger ones where the kernel writes one number for a group of documents."""
         low, high = self.finder.shards[shard]
-        by_groups = self.miner.bfloat16 and runs_in_triton(self.meeting.device) and not stage.filtered
+        by_groups = self.miner.bfloat16 and runs_in_triton(self.scorer.device) and not stage.filtered
         step = self.corpus.block * (GROUP if by_groups else 1)
         return [(one, min(one + step, high)) for one in range(low, high, step)]
 
@@ -201,7 +201,7 @@ class Stages:
         query = self._blocks(stage)[block]
         found, seen = self._found(stage, block) if self.finder.searched else (None, None)
         candidates, counts = self.finder.candidates(query, stage.size, found, seen)
-        chosen = select(candidates, self.miner.rule, self.meeting.directions)
+        chosen = select(candidates, self.miner.rule, self.scorer.directions)
         rows, scores, found_by = self.finder.outcome(candidates, chosen.slots)
         left, removed = steps(counts, chosen)
         columns = (query, rows, scores, found_by, chosen.decided, left, removed)
@@ -224,7 +224,7 @@ class Stages:
         return best, sum(counts[1:], counts[0]) if counts else None
 
     def _tensor(self, array: Array) -> Tensor:
-        return torch.from_numpy(array).to(self.meeting.device)
+        return torch.from_numpy(array).to(self.scorer.device)
 
     def _bounds(self, stage: Stage, shard: int) -> Piece:
         """States of the bounds of one factor; of a wide window, how many candidates have each next byte."""
@@ -237,7 +237,7 @@ class Stages:
                 bounds, edges = known[b]
                 if stage.level and not edges:
                     continue
-                ((tile, mask),) = CorpusRows(self.meeting, query, part).tiles()
+                ((tile, mask),) = CorpusRows(self.scorer, query, part).tiles()
                 mask = left_by(self.factors[:i], bounds[:i])(tile, mask)
                 for name, bound in declared.items():
                     if is_wide(bound):
@@ -258,7 +258,7 @@ class Stages:
         """The bounds of the factors up to this one; ``open`` where a wide window needs another pass."""
         query = self._blocks(stage)[block]
         if self.miner.short_rows:
-            bounds = bounds_of(self.meeting, query, self.factors, (0, len(self.corpus)))
+            bounds = bounds_of(self.scorer, query, self.factors, (0, len(self.corpus)))
             return _packed(bounds, {})
         i = stage.factor
         bounds, edges = self._known(stage, block, query, i)
@@ -266,7 +266,7 @@ class Stages:
         shards = self._states(stage, block)
         states = reduce(lambda a, b: {name: _merged(declared[name], a[name], b[name]) for name in a}, shards)
         if not stage.level:
-            own = reduce_rows(declared, CorpusRows(self.meeting, query, (0, 0)), left_by((), ()))
+            own = reduce_rows(declared, CorpusRows(self.scorer, query, (0, 0)), left_by((), ()))
             bounds.append(finish({n: b for n, b in declared.items() if not is_wide(b)}, {**states, **own}))
             edges = {name: start_edges(b, bounds[i]) for name, b in declared.items() if is_wide(b)}
         still_open = {}
@@ -297,12 +297,12 @@ class Stages:
         bounds: list[Bounds] = []
         edges: dict[str, Edges] = {}
         if stage.before is not None:
-            bounds, edges = _unpacked(self.store.read(stage.before, block), self.meeting.device)
+            bounds, edges = _unpacked(self.store.read(stage.before, block), self.scorer.device)
         # The others are without bounds, or with bounds of the positives.
-        return bounds + bounds_of(self.meeting, query, self.factors[len(bounds) : number]), edges
+        return bounds + bounds_of(self.scorer, query, self.factors[len(bounds) : number]), edges
 
     def _dtype(self, window: Window) -> torch.dtype:
-        guide = self.meeting.guide
+        guide = self.scorer.guide
         return guide.corpus.dtype if window.by == "guide" and isinstance(guide, Model) else self.corpus.dtype
 
 

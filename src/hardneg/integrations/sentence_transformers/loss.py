@@ -25,7 +25,7 @@ from hardneg.core.tensors import unit, widened
 from hardneg.core.types import Keys
 from hardneg.integrations.sentence_transformers.guide import Guide
 from hardneg.integrations.sentence_transformers.ids import Rows, read_rows
-from hardneg.integrations.sentence_transformers.meeting import Columns, Meeting, Met
+from hardneg.integrations.sentence_transformers.pairings import BuiltPairing, Columns, PairingBuilder
 from hardneg.losses.contrastive import ContrastiveLoss, Temperature
 from hardneg.losses.global_softmax import EMC2, SogCLR
 from hardneg.negatives import Negatives, Uniform
@@ -93,14 +93,14 @@ class NegativesLoss(nn.Module):
             raise argument_error("NegativesLoss", what, "queue", queue)
         self.model, self.queue, self.similarity = model, queue, similarity
         self.guide = None if guide is None else Guide(guide, model)
-        self.meeting = Meeting(
+        self.builder = PairingBuilder(
             tuple(directions), partition_mode == "joint", gather_across_devices, positives == "group"
         )
         self.whole_data = objective if isinstance(objective, _global) else None
         if self.whole_data is not None and (queue is not None or guide is not None or self.whole_data.views != "cross"):
             what = f"{type(objective).__name__}(..., views='cross') without queue and guide"
             raise argument_error("NegativesLoss", what, "objective", objective)
-        usual = self.meeting == Meeting() and repr(negatives) in ("'Uniform()'", "Uniform()") and tau_plus == 0.0
+        usual = self.builder == PairingBuilder() and repr(negatives) in ("'Uniform()'", "Uniform()") and tau_plus == 0.0
         if self.whole_data is not None and not usual:
             what = "negatives, positives, directions, tau_plus and gather_across_devices as they are by default"
             raise argument_error("NegativesLoss", f"{what} with an objective over all data", "objective", objective)
@@ -109,10 +109,10 @@ class NegativesLoss(nn.Module):
             objective="info_nce" if isinstance(objective, _global) else objective,
         )  # fmt: skip
         if any(getattr(factor, "source", None) == "mined" for factor in self.negatives.factors):
-            self.meeting = replace(self.meeting, by_source=True)
+            self.builder = replace(self.builder, by_source=True)
         self.watch = False
         """Whether the next batch is kept, detached, for ``diagnosis()``."""
-        self._seen: list[Met] = []
+        self._seen: list[BuiltPairing] = []
 
     @property
     def negatives(self) -> Negatives:
@@ -140,22 +140,25 @@ class NegativesLoss(nn.Module):
         if training and len(columns) == 2 and any(each.only_source == "mined" for each in self.negatives.factors):
             fix = 'add a column of negatives, from "hardneg mine" or FreshNegatives, or train without From("mined")'
             raise ArgumentError("NegativesLoss", 'explicit negatives for From("mined")', "two columns", fix)
-        met = self.meet(columns, rows, guide)
-        losses = [self.contrast.of(pairing, first) for pairing, first in met]
+        built = self.pairings(columns, rows, guide)
+        losses = [self.contrast.of(pairing, first) for pairing, first in built]
         if self.watch and training:
-            self._seen, self.watch = [Met(_detached(pairing), first) for pairing, first in met], False
+            self._seen, self.watch = [BuiltPairing(_detached(pairing), first) for pairing, first in built], False
         if self.queue is not None and training and columns[1].shape[1] == self.queue.dim:
             self._push(columns[1], rows)
         return losses[0] if len(losses) == 1 else torch.stack(losses).mean()
 
-    def meet(self, columns: Columns, rows: Rows, guide: Columns | None = None) -> list[Met]:
+    def pairings(self, columns: Columns, rows: Rows, guide: Columns | None = None) -> list[BuiltPairing]:
         """Who meets whom: a pairing for each direction, or one for all."""
         temperature = self.contrast.temperature_now()
-        met = self.meeting(columns, rows, temperature, self._queued(columns[0].shape[1], rows))
+        built = self.builder(columns, rows, temperature, self._queued(columns[0].shape[1], rows))
         if guide is None:
-            return met
-        judged = self.meeting([unit(each) for each in guide], rows, 1.0, [])
-        return [Met(mine.pairing.guided(other.pairing), mine.first) for mine, other in zip(met, judged, strict=True)]
+            return built
+        judged = self.builder([unit(each) for each in guide], rows, 1.0, [])
+        return [
+            BuiltPairing(mine.pairing.guided(other.pairing), mine.first)
+            for mine, other in zip(built, judged, strict=True)
+        ]
 
     def diagnosis(self) -> Diagnosis | None:
         """How hard and how false the negatives of the watched batch were; None if there was none."""
@@ -206,7 +209,7 @@ class NegativesLoss(nn.Module):
     def _push(self, documents: Tensor, rows: Rows) -> None:
         assert self.queue is not None
         keys = Keys(documents.detach(), rows.documents[0] if rows.have_ids else None, rows.group)
-        self.queue.push(gather(keys) if self.meeting.across else keys)
+        self.queue.push(gather(keys) if self.builder.across else keys)
 
     def _of_whole_data(self, columns: Columns, rows: Rows) -> Tensor:
         name = type(self.whole_data).__name__
@@ -228,12 +231,12 @@ class NegativesLoss(nn.Module):
             **{name: _shown(getattr(contrast, name)) for name in ("temperature", "tau_plus", "num_negatives")},
             "objective": repr(objective),
             "similarity": self.similarity,
-            "positives": "group" if self.meeting.by_group else "row",
+            "positives": "group" if self.builder.by_group else "row",
             "queue": None if self.queue is None else self.queue.capacity,
             "guide": None if self.guide is None else repr(self.guide),
-            "gather_across_devices": self.meeting.across,
-            "directions": self.meeting.directions,
-            "partition_mode": "joint" if self.meeting.joint else "per_direction",
+            "gather_across_devices": self.builder.across,
+            "directions": self.builder.directions,
+            "partition_mode": "joint" if self.builder.joint else "per_direction",
         }
 
 

@@ -1,4 +1,10 @@
-"""Queries against a corpus: products, positives and tags of any pair, as scores and as tiles, never all at once."""
+"""Scores of queries with a corpus: blocks of products screen, single pairs in float64 decide.
+
+Mining cannot use ``core.pairing.Pairing`` for this. A Pairing computes a similarity once, in the precision of its
+vectors; here every product is only a bound, and the similarity that decides is computed again for each pair by itself
+(``search/exact.py``), so that results do not depend on blocks, shards or devices. The corpus may be a memory map that
+is never whole in memory. What a distribution sees is the same: ``Scores`` and ``Tile``.
+"""
 
 from __future__ import annotations
 
@@ -60,18 +66,18 @@ class Model:
 class PairGuide:
     """A second opinion on pairs one by one, such as a cross-encoder's; there is none on whole blocks."""
 
-    def __init__(self, score: Rescore, meeting: Meeting) -> None:
-        self.score, self.meeting = score, meeting
+    def __init__(self, score: Rescore, scorer: CorpusScorer) -> None:
+        self.score, self.scorer = score, scorer
 
     def pairs(self, query: Annotated[Tensor, "m"], rows: Annotated[Tensor, "m"]) -> Annotated[Tensor, "m"]:
-        return self.meeting.checked(self.score, query, rows)
+        return self.scorer.checked(self.score, query, rows)
 
     def block(self, query: Tensor, low: int, high: int) -> Tensor:
         raise AssertionError("A guide of pairs scores lists of candidates only.")
 
 
-class Meeting:
-    """Who meets whom: queries, documents, positives, and pairs that never meet."""
+class CorpusScorer:
+    """Queries, a corpus, their positives and excluded pairs: scores of blocks and of lists, as ``Scores`` and tiles."""
 
     def __init__(
         self,

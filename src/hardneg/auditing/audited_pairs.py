@@ -16,7 +16,7 @@ from torch import Tensor
 
 from hardneg.core.tensors import unit
 from hardneg.core.types import Scores, Tags, other_id
-from hardneg.mining.meeting import is_copy
+from hardneg.mining.corpus_scores import is_copy
 from hardneg.mining.pairs import Pairs
 from hardneg.search.nearest import Corpus
 
@@ -35,8 +35,11 @@ class Compared(NamedTuple):
 
 
 @dataclass(frozen=True, eq=False)
-class Subject:
-    """What is audited; positives are second views, or pairs of anchor and candidate row."""
+class AuditedPairs:
+    """The anchors, candidates, positives and judgements of an audit; positives are second views or pairs of rows.
+
+    Not a ``core.pairing.Pairing``: candidates may be read from disk block by block, and some anchors are sampled.
+    """
 
     anchors: Corpus
     candidates: Corpus  # one block in memory, or blocks that are read where they are

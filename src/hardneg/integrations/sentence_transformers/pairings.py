@@ -64,7 +64,7 @@ class OtherRows(Mask):
         return "OtherRows()"
 
 
-class Met(NamedTuple):
+class BuiltPairing(NamedTuple):
     """A pairing, and the factor that takes out what ids say; None without ids, where rows are known by their owner."""
 
     pairing: Pairing
@@ -72,7 +72,7 @@ class Met(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Meeting:
+class PairingBuilder:
     """The blocks of the denominator; the options are those of NegativesLoss."""
 
     directions: tuple[str, ...] = ("query_to_doc",)
@@ -94,16 +94,18 @@ class Meeting:
             what = "positives='row' with several directions in one denominator"
             raise argument_error("NegativesLoss", what, "directions", self.directions)
 
-    def __call__(self, columns: Columns, rows: Rows, temperature: float | Tensor, more: Sequence[Keys]) -> list[Met]:
+    def __call__(
+        self, columns: Columns, rows: Rows, temperature: float | Tensor, more: Sequence[Keys]
+    ) -> list[BuiltPairing]:
         """A pairing for each direction, or one for all of them; ``more`` are documents from outside of the batch."""
         tagged = self.across or len(columns) > 2 or len(self.directions) > 1
         batch = _Batch(columns, rows, self.across, tagged, self.by_group, self.by_source)
-        met = [self._forward(batch, temperature, more)]
+        built = [self._forward(batch, temperature, more)]
         if not self.joint and "doc_to_query" in self.directions:
-            met.append(self._backward(batch, temperature))
-        return met
+            built.append(self._backward(batch, temperature))
+        return built
 
-    def _forward(self, batch: _Batch, temperature: float | Tensor, more: Sequence[Keys]) -> Met:
+    def _forward(self, batch: _Batch, temperature: float | Tensor, more: Sequence[Keys]) -> BuiltPairing:
         parts = [*batch.documents, *batch.own, *map(batch.outside, more)]
         extra = set(self.directions) - {"query_to_doc"} if self.joint else set()
         if not extra:
@@ -125,7 +127,7 @@ class Meeting:
         positives = _moved(batch.positives.changed(ids=batch.first), wide, 0)
         return self._met(batch, anchors, positives, tuple(parts), temperature)
 
-    def _backward(self, batch: _Batch, temperature: float | Tensor) -> Met:
+    def _backward(self, batch: _Batch, temperature: float | Tensor) -> BuiltPairing:
         """Documents as anchors, queries as their candidates."""
         queries, documents = batch.anchors, batch.positives
         anchors = queries.changed(vectors=documents.vectors, ids=queries.ids if batch.first is None else batch.first)
@@ -135,12 +137,12 @@ class Meeting:
 
     def _met(
         self, batch: _Batch, anchors: Keys, positives: Keys, parts: tuple[Keys, ...], temperature: float | Tensor
-    ) -> Met:
+    ) -> BuiltPairing:
         first = 0 if self.across else 1  # the positives are the first candidates, unless they are gathered
         pairing = Pairing(
             anchors, positives, parts, temperature, label_positives=self.by_group, num_views=first, ready=True
         )
-        return Met(pairing, batch.known)
+        return BuiltPairing(pairing, batch.known)
 
 
 class _Batch:

@@ -15,12 +15,12 @@ from typing import Annotated
 import torch
 from torch import Tensor
 
+from hardneg.auditing.audited_pairs import AuditedPairs
 from hardneg.auditing.measure import Chunk, Tally
 from hardneg.auditing.result import Audit, Row, Suggestion, with_frontier
 from hardneg.auditing.rules import NamedRule, check_rules, default_rules, thresholds
 from hardneg.auditing.samples import PairCounts
 from hardneg.auditing.settings import Settings
-from hardneg.auditing.subject import Subject
 from hardneg.auditing.suggest import GridSearch, suggestions
 from hardneg.core.errors import ArgumentError, spelled, warn_once
 from hardneg.mining.alignment import Alignment, alignment_of, sentence
@@ -33,8 +33,8 @@ _least_diagnosed = 16
 _for_thresholds = 1 << 22
 
 
-def audit_subject(
-    subject: Subject,
+def audit_pairs(
+    audited: AuditedPairs,
     given: Sequence[NamedRule],
     settings: Settings,
     *,
@@ -42,8 +42,8 @@ def audit_subject(
     progress: Callable[[int, int], None] | None = None,
 ) -> Audit:
     """The audit of what was put together, with the lists of a mined file as one more rule."""
-    rows = sampled_anchors(subject, settings)
-    rules = _checked_rules(subject, given, settings, listed, rows)
+    rows = sampled_anchors(audited, settings)
+    rules = _checked_rules(audited, given, settings, listed, rows)
     wanted = settings.wanted_false_negatives
     total = len(rows) * (1 if wanted is None else 2)
 
@@ -51,23 +51,23 @@ def audit_subject(
         if progress is not None:
             progress(done, total)
 
-    found = measured(subject, rules, rows, settings, report)
+    found = measured(audited, rules, rows, settings, report)
     # On few candidates a default rule may leave no anchor a negative; this is not reported.
     table = [row for row in found.rows if row.kind != "default" or row.without_negatives < 1]
     ideas: list[Suggestion] = []
     if wanted is not None:
-        ideas, extra = _suggested(subject, rows, settings, report)
+        ideas, extra = _suggested(audited, rows, settings, report)
         names = {row.expression for row in table}
         table += [row for row in extra if row.expression not in names]
     return Audit(
         rows=with_frontier(table),
         suggestions=tuple(ideas),
         num_anchors=len(rows),
-        num_anchors_in_all=len(subject.rows()),
-        num_candidates=len(subject.candidates),
+        num_anchors_in_all=len(audited.rows()),
+        num_candidates=len(audited.candidates),
         num_diagnosed=found.diagnosed,
-        judges=subject.judges,
-        positives=_source_of_positives(subject),
+        judges=audited.judges,
+        positives=_source_of_positives(audited),
         temperature=settings.temperature,
         tau_plus=settings.tau_plus,
         near_duplicate=settings.near_duplicate,
@@ -75,56 +75,56 @@ def audit_subject(
         seed=settings.seed,
         random_similarity=_mean(found.random),
         positive_similarity=_mean(found.own),
-        notes=(*_notes(subject, found.rows), *_misaligned(subject, table, _mean(found.random))),
+        notes=(*_notes(audited, found.rows), *_misaligned(audited, table, _mean(found.random))),
         similarities=found.pairs.found(),
     )
 
 
 def _checked_rules(
-    subject: Subject, given: Sequence[NamedRule], settings: Settings, listed: Tensor | None, rows: Tensor
+    audited: AuditedPairs, given: Sequence[NamedRule], settings: Settings, listed: Tensor | None, rows: Tensor
 ) -> list[NamedRule]:
     """The lists, the rules given and the default ones, none of which lacks anything."""
     rules = [*([] if listed is None else [NamedRule("mined", "mined", listed=listed)]), *given]
     if settings.frontier:
-        some = rows[: min(64, max(1, _for_thresholds // len(subject.candidates)))]
-        rules += default_rules(subject.has_positives, thresholds(subject.scores(subject.compared(some), 1.0)), rules)
+        some = rows[: min(64, max(1, _for_thresholds // len(audited.candidates)))]
+        rules += default_rules(audited.has_positives, thresholds(audited.scores(audited.compared(some), 1.0)), rules)
     if not rules:
         fix = f"give {spelled('audit', 'expressions')}, or leave the frontier on"
         raise ArgumentError("audit", "at least one expression", "none and no frontier", fix)
-    known = {"positives": subject.has_positives, "labels": subject.both("labels"), "groups": subject.both("clusters")}
+    known = {"positives": audited.has_positives, "labels": audited.both("labels"), "groups": audited.both("clusters")}
     check_rules(rules, **known)
-    if settings.wanted_false_negatives is not None and not subject.judges:
+    if settings.wanted_false_negatives is not None and not audited.judges:
         what = "labels, groups or held-out judgements to suggest rules at a share of false negatives"
         raise ArgumentError("audit", what, "none")
     return rules
 
 
 def _suggested(
-    subject: Subject, rows: Tensor, settings: Settings, report: Callable[[int], None]
+    audited: AuditedPairs, rows: Tensor, settings: Settings, report: Callable[[int], None]
 ) -> tuple[list[Suggestion], list[Row]]:
     assert settings.wanted_false_negatives is not None
-    search = GridSearch(subject, settings.wanted_false_negatives, settings.temperature)
-    for chunk in chunks(subject, rows, settings):
+    search = GridSearch(audited, settings.wanted_false_negatives, settings.temperature)
+    for chunk in chunks(audited, rows, settings):
         search.add(chunk)
         report(len(chunk.rows))
-    return suggestions(search, lambda rules: measured(subject, rules, rows, settings).rows)
+    return suggestions(search, lambda rules: measured(audited, rules, rows, settings).rows)
 
 
-def sampled_anchors(subject: Subject, settings: Settings) -> Annotated[Tensor, "m"]:
+def sampled_anchors(audited: AuditedPairs, settings: Settings) -> Annotated[Tensor, "m"]:
     """Anchors without replacement, in the order in which they were drawn."""
-    rows = subject.rows()
+    rows = audited.rows()
     order = torch.randperm(len(rows), generator=torch.Generator().manual_seed(settings.seed))
-    return rows[order[: settings.num_anchors]].to(subject.anchors.device)
+    return rows[order[: settings.num_anchors]].to(audited.anchors.device)
 
 
-def chunks(subject: Subject, rows: Tensor, settings: Settings) -> Iterator[Chunk]:
+def chunks(audited: AuditedPairs, rows: Tensor, settings: Settings) -> Iterator[Chunk]:
     """Anchors whose similarities are looked at together; candidates on disk are read once for as many as fit."""
-    number = len(subject.candidates)
+    number = len(audited.candidates)
     size, seen = max(1, _chunk // number), 0
-    for some in rows.split(max(size, _held(subject.candidates, settings.memory))):  # type: ignore[no-untyped-call]
-        for met in subject.compared(some, settings.near_duplicate).split(size):
+    for some in rows.split(max(size, _held(audited.candidates, settings.memory))):  # type: ignore[no-untyped-call]
+        for met in audited.compared(some, settings.near_duplicate).split(size):
             first = seen < max(_least_diagnosed, _diagnosed // number)
-            yield Chunk.of(subject, met, settings.temperature, first)
+            yield Chunk.of(audited, met, settings.temperature, first)
             seen += len(met.rows)
 
 
@@ -147,16 +147,16 @@ class Measured:
 
 
 def measured(
-    subject: Subject,
+    audited: AuditedPairs,
     rules: Sequence[NamedRule],
     rows: Tensor,
     settings: Settings,
     report: Callable[[int], None] = lambda done: None,
 ) -> Measured:
-    none = torch.zeros(len(subject.candidates), dtype=torch.float64, device=subject.anchors.device)
+    none = torch.zeros(len(audited.candidates), dtype=torch.float64, device=audited.anchors.device)
     tallies = [Tally(rule, none.clone(), none.bool()) for rule in rules]
     found = Measured()
-    for chunk in chunks(subject, rows, settings):
+    for chunk in chunks(audited, rows, settings):
         for tally in tallies:
             tally.add(chunk, settings.tau_plus)
         scores = chunk.scores
@@ -166,7 +166,7 @@ def measured(
         found.diagnosed += len(chunk.rows) if chunk.diagnosed else 0
         found.pairs.add_chunk(chunk, settings.temperature)
         report(len(chunk.rows))
-    found.rows = [tally.row(subject, len(subject.rows())) for tally in tallies]
+    found.rows = [tally.row(audited, len(audited.rows())) for tally in tallies]
     return found
 
 
@@ -174,9 +174,9 @@ def _mean(values: list[float]) -> float:
     return math.fsum(values) / len(values) if values else math.nan
 
 
-def _misaligned(subject: Subject, rows: Sequence[Row], random: float) -> Iterator[str]:
+def _misaligned(audited: AuditedPairs, rows: Sequence[Row], random: float) -> Iterator[str]:
     """Positives, or negatives of a mined file, that are no closer than random ones; also as warnings."""
-    found = _alignment(subject)
+    found = _alignment(audited)
     if found is None:
         return
     if found.lost:
@@ -192,38 +192,38 @@ def _misaligned(subject: Subject, rows: Sequence[Row], random: float) -> Iterato
         yield text
 
 
-def _alignment(subject: Subject) -> Alignment | None:
-    if subject.views is not None:
-        rows = torch.arange(len(subject.anchors))
+def _alignment(audited: AuditedPairs) -> Alignment | None:
+    if audited.views is not None:
+        rows = torch.arange(len(audited.anchors))
         pairs = as_pairs(rows, rows, len(rows))
-        return alignment_of(subject.anchors.vectors, subject.views, pairs, cosine=subject.unit)
-    if subject.pairs is None:
+        return alignment_of(audited.anchors.vectors, audited.views, pairs, cosine=audited.unit)
+    if audited.pairs is None:
         return None
-    return alignment_of(subject.anchors.vectors, subject.candidates.vectors, subject.pairs, cosine=subject.unit)
+    return alignment_of(audited.anchors.vectors, audited.candidates.vectors, audited.pairs, cosine=audited.unit)
 
 
-def _source_of_positives(subject: Subject) -> str:
-    if subject.views is not None:
+def _source_of_positives(audited: AuditedPairs) -> str:
+    if audited.views is not None:
         return "a second view of each anchor"
-    return "none" if subject.pairs is None else "rows of the candidates"
+    return "none" if audited.pairs is None else "rows of the candidates"
 
 
-def _notes(subject: Subject, rows: Sequence[Row]) -> tuple[str, ...]:
+def _notes(audited: AuditedPairs, rows: Sequence[Row]) -> tuple[str, ...]:
     notes = []
-    if not subject.judges:
+    if not audited.judges:
         notes.append("No labels, groups or judgements: which negatives are false is not known.")
-    if not subject.has_positives:
+    if not audited.has_positives:
         notes.append("No positives: BelowPositive and the clamped share need them and are left out.")
-    left = len(subject.anchors) - len(subject.rows())
+    left = len(audited.anchors) - len(audited.rows())
     if left:
-        kind = "judgement" if subject.held_out is None else "held-out judgement"
+        kind = "judgement" if audited.held_out is None else "held-out judgement"
         notes.append(f"Queries without a {kind}, which are left out: {left:,}.")
-    labels = subject.anchor_tags.labels
+    labels = audited.anchor_tags.labels
     if labels is not None and bool((labels < 0).any()):
         notes.append(f"{int((labels < 0).sum()):,} anchors have no label and do not count for false negatives.")
-    if subject.held_out is not None:
+    if audited.held_out is not None:
         notes.append("Pairs that are not among the held-out judgements count as true negatives.")
-    elif subject.judges and not subject.all_judged:
+    elif audited.judges and not audited.all_judged:
         notes.append(_unknown(rows))
     return tuple(notes)
 
