@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import shutil
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -133,8 +134,7 @@ def test_held_out_judgements_that_mining_has_seen_are_refused(mined: MineOptions
 
 @pytest.mark.parametrize("given", ["judgements", "held_out_judgements"])
 def test_without_vectors_the_lists_say_what_is_judged(given: str, mined: MineOptions, tmp_path: Path) -> None:
-    for path in Path(f"{mined.out}.embeddings").iterdir():
-        path.unlink()
+    shutil.rmtree(f"{mined.out}.embeddings")
     options = AuditOptions(mined.out, settings=Settings(frontier=False))
     notes = " ".join(audit_files(options).notes)
     assert "how many are false is not known" in notes

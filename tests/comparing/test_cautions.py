@@ -194,7 +194,7 @@ def test_warnings_of_the_runs_are_reported_once_for_each_arm(
     def process(command: list[str], **how: Any) -> Any:
         if command[0] == "git":
             return subprocess.CompletedProcess(command, 0, "", "")
-        path, options = command[4:]
+        path, options = command[-2:]
         run, wanted = Run(Path(path)), json.loads(options)
         finish(run, result(0.5, 100))
         run.warn(f"{wanted['seed'] + 7} classes are unseen.", "unseen")

@@ -237,17 +237,15 @@ def mined(case: Case) -> list[list[int]]:
 def mined_from_files(case: Case, folder: Path) -> list[list[int]]:
     """The same by `hardneg mine`: tables and embeddings in, ids out."""
     names = [f"d{row}" for row in range(DOCUMENTS)]
-    queries = [
-        {
-            "id": f"q{i}",
-            "query": f"text {i}",
-            "positive": [names[row] for row in rows],
-            "label": int(case.queries.labels[i]),
-        }
+    queries: list[dict[str, Any]] = [
+        {"id": f"q{i}", "query": f"text {i}", "positive": [names[row] for row in rows]}
         for i, rows in enumerate(case.positives)
     ]
-    labels = case.corpus.labels.tolist()
-    corpus = [{"id": name, "text": f"document {name}", "label": labels[row]} for row, name in enumerate(names)]
+    corpus: list[dict[str, Any]] = [{"id": name, "text": f"document {name}"} for name in names]
+    if "OtherLabel" in case.text():  # a column of labels that nothing reads is refused
+        for rows, labels in ((queries, case.queries.labels), (corpus, case.corpus.labels)):
+            for row, label in zip(rows, labels.tolist(), strict=True):
+                row["label"] = label
     for which, rows, keys in (("queries", queries, case.queries), ("corpus", corpus, case.corpus)):
         (folder / f"{which}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
         np.save(folder / f"{which}.npy", keys.vectors.numpy())
